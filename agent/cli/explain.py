@@ -1,9 +1,11 @@
 """Explain which nodes have room for a pod, which one it gets and why, and what has to change where
 it gets none.
 
-POD is the name of a pod, or a file (.yaml, .yml, .json) with a pod or a workload. The cluster is in
-the files of --objects, as `kubectl get -o yaml` writes them: nodes, pods -A,
-noderesourcetopologies, devices, and, if they exist, reservations and poddisruptionbudgets.
+POD is the name of a pod, or a file (.yaml, .yml, .json) with a pod or a workload. The scheduler is
+asked through the API server, with the rights of the caller: --kubeconfig, else $KUBECONFIG,
+~/.kube/config, or the service account of the pod. With --objects the cluster is in files instead,
+as `kubectl get -o yaml` writes them: nodes, pods -A, noderesourcetopologies, devices, and, if they
+exist, reservations and poddisruptionbudgets.
 
 Exit code 0: the pod gets a node; 1: it gets none; 2: it can't be explained.
 """
@@ -11,16 +13,19 @@ Exit code 0: the pod gets a node; 1: it gets none; 2: it can't be explained.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from agent.cli import options
 from agent.kube import documents
 from agent.kube.documents import DocumentError
+from agent.kube.errors import StoreError
 from agent.kube.objects import Object, ObjectKey
+from agent.kube.transport import ResponseLimits
 from agent.model import explanation
-from agent.model.apiobjects import ApiPod
+from agent.model.apiobjects import from_object
 from agent.model.cpu.policies import Strategy
 from agent.model.explanation import Explanation, Explanations
 from agent.model.objects import ObjectError
@@ -31,6 +36,8 @@ from agent.view import format
 
 SETTINGS = ExplainSettings
 _FILES = (".yaml", ".yml", ".json")
+_LIMITS = ResponseLimits(read_seconds=30.0)
+"""An explanation takes up to 8 s, and no byte of it comes before."""
 
 
 class ExplainError(RuntimeError):
@@ -62,8 +69,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         settings = options.load(arguments, SETTINGS)
-        found = _offline(arguments, settings)
-    except (SettingsError, ExplainError, DocumentError, ObjectError, OSError) as error:
+        found = (_offline if arguments.objects else _online)(arguments, settings)
+    except (
+        SettingsError,
+        ExplainError,
+        DocumentError,
+        ObjectError,
+        StoreError,
+        OSError,
+    ) as error:
         return options.fail(error, 2)
     try:
         _write(found, arguments.output)
@@ -75,6 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _write(found: Sequence[Explanation], output: str) -> None:
     if output == "json":
         print(explanation.encode(Explanations(tuple(found))).decode(), flush=True)
+        return
+    if not found:
+        print("No pod would have to move.", flush=True)
         return
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
     print(
@@ -88,8 +105,6 @@ def _offline(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequen
     from agent.scheduler.explain.explainer import Explainer
     from agent.scheduler.explain.saved import SavedCluster
 
-    if not arguments.objects:
-        raise ExplainError("--objects: a folder or file with saved objects is missing")
     agents = process.agent_selector(settings)
     args = process.scheduler_args(settings.scheduler_args_file)
     rules = process.allocator_rules(args, Strategy(settings.gpu_shares))
@@ -97,31 +112,80 @@ def _offline(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequen
     for problem in saved.problems:
         print(f"topolet: {problem}", file=sys.stderr)
     drained = arguments.what_if_drained
-    for name in drained:
-        if saved.cluster.node(name) is None:
-            raise ExplainError(f"node {name} is not among the saved objects")
-    pods = _pods(arguments, saved.pods)
+
+    def read(name: str) -> Object:
+        pod = saved.pods.get(ObjectKey(arguments.namespace, name))
+        if pod is None:
+            raise ExplainError(f"pod {arguments.namespace}/{name} is not among the saved objects")
+        return pod
+
     explainer = Explainer(saved.cluster, settings.scheduler_name, budgets=saved.budgets, names=True)
-    return explainer.explain_all(pods, drained)
+    if unknown := explainer.unknown(drained):
+        raise ExplainError(f"node {unknown[0]} is not among the saved objects")
+    pods = _pods(arguments, read, lambda node: list(saved.pods.values()))
+    return explainer.explain_all(map(from_object, pods), drained)
 
 
-def _pods(arguments: argparse.Namespace, saved: dict[ObjectKey, Object]) -> list[ApiPod]:
-    """The pods to explain."""
-    from agent.scheduler.explain.saved import drained_pods, saved_pod
+def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequence[Explanation]:
+    """Raises ExplainError, DocumentError, ObjectError, OSError and StoreError."""
+    from agent.kube import auth, kinds
+    from agent.kube.transport import Transport
+    from agent.scheduler.explain import endpoint
+
+    kubeconfig = settings.kubeconfig or _usual_kubeconfig()
+    access = auth.access(kubeconfig, settings.service_account_dir)
+    transport = Transport(access, user_agent="topolet-explain", limits=_LIMITS)
+
+    def read(name: str) -> Object:
+        path = kinds.pod_path(arguments.namespace, name)
+        return {"kind": "Pod", **documents.from_json(transport.get(path))}
+
+    def on_node(node: str) -> list[Object]:
+        query = {"fieldSelector": f"spec.nodeName={node}"}
+        path = kinds.path("", "v1", kinds.POD.plural)
+        items = documents.from_json(transport.get(path, query)).get("items") or []
+        return [{"kind": "Pod", **each} for each in items]
+
+    try:
+        pods = _pods(arguments, read, on_node)
+        if not pods:
+            return ()
+        return endpoint.asked(
+            transport,
+            settings.scheduler_namespace,
+            settings.scheduler_service,
+            pods,
+            arguments.what_if_drained,
+        )
+    finally:
+        transport.close()
+
+
+def _usual_kubeconfig() -> str:
+    """As for kubectl; "" if there is none."""
+    path = os.environ.get("KUBECONFIG", "").partition(os.pathsep)[0]
+    usual = os.path.expanduser("~/.kube/config")
+    return path or (usual if os.path.exists(usual) else "")
+
+
+def _pods(
+    arguments: argparse.Namespace,
+    read: Callable[[str], Object],
+    on_node: Callable[[str], Iterable[Object]],
+) -> list[Object]:
+    """The pods to explain. `read` returns the pod of that name, `on_node` the pods of a node."""
+    from agent.scheduler.explain.saved import drained_pods, pod_object
 
     namespace, new = arguments.namespace, arguments.what_if
     if arguments.pod is None:
         if not arguments.what_if_drained:
             raise ExplainError("POD is missing")
         return [
-            saved_pod(each, namespace, new=True)
+            pod_object(each, namespace, new=True)
             for node in arguments.what_if_drained
-            for each in drained_pods(saved.values(), node)
+            for each in drained_pods(on_node(node), node)
         ]
     if arguments.pod.endswith(_FILES):
         found = documents.saved_objects(arguments.pod)
-        return [saved_pod(each, namespace, new=new) for each in found]
-    pod = saved.get(ObjectKey(namespace, arguments.pod))
-    if pod is None:
-        raise ExplainError(f"pod {namespace}/{arguments.pod} is not among the saved objects")
-    return [saved_pod(pod, namespace, new=new)]
+        return [pod_object(each, namespace, new=new) for each in found]
+    return [pod_object(read(arguments.pod), namespace, new=new)]

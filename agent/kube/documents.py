@@ -103,6 +103,17 @@ def _items(path: str, document: Any) -> Iterator[dict[str, Any]]:
         yield {"kind": kind, **item}
 
 
+def from_json(content: bytes) -> dict[str, Any]:
+    """An object that an API server sent. Raises DocumentError."""
+    try:
+        return _object.decode(content)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise DocumentError(f"is not a JSON object: {error}") from error
+
+
+_object: Final = msgspec.json.Decoder(dict[str, Any])
+
+
 def as_json(found: object) -> bytes:
     """The JSON of plain values. Raises DocumentError for values that JSON does not have."""
     try:

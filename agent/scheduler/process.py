@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Final
@@ -19,6 +20,7 @@ from agent.http.server import HttpServer, ServerLimits
 from agent.kube import auth, documents
 from agent.kube.auth import Access
 from agent.kube.documents import DocumentError
+from agent.kube.events import Recorder
 from agent.kube.listwatch import ListWatch
 from agent.kube.transport import Reachability, ResponseLimits, Transport
 from agent.model.cpu.policies import Strategy
@@ -27,6 +29,8 @@ from agent.model.settings import plugin_args
 from agent.model.settings.options import SettingsError
 from agent.model.settings.plugin_args import Rules, SchedulerArgs
 from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings, split_names
+from agent.scheduler.explain import endpoint
+from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.extender import extender
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.handlers import ExtenderHandlers, QueueingExtender
@@ -48,6 +52,7 @@ from agent.scheduler.state.pod_patches import ClaimConditions, Corrections
 from agent.scheduler.state.pods_api import BindingApi
 from agent.scheduler.state.records import AgentSelector
 from agent.scheduler.state.watches import Watches, stale, watch_pace
+from agent.scheduler.unschedulable.events import NoRoomEvents
 from agent.scheduler.unschedulable.queue import UnschedulableQueue
 from agent.scheduler.unschedulable.retry import Retry, unschedulable_pods
 from agent.telemetry.schedulermetrics import SchedulerValues
@@ -62,6 +67,9 @@ RETRY_SECONDS: Final = 0.5
 """Interval of the retries of unschedulable pods."""
 EVICT_SECONDS: Final = 1.0
 """Interval of the evictions for unschedulable pods."""
+EVENT_SECONDS: Final = 2.0
+"""Interval of the search for waiting pods that need an Event."""
+CONTROLLER: Final = "topolet.io/scheduler"
 BIND_SECONDS: Final = 3.5
 READ_LIMITS: Final = ResponseLimits(connect_seconds=0.5, read_seconds=0.5, whole_seconds=0.5)
 """A Binding and the read of its outcome take less than kube-scheduler waits (`httpTimeout`), so
@@ -83,7 +91,14 @@ LIMITS: Final = ServerLimits(
     threads=64,
 )
 PAGE_LIMITS: Final = ServerLimits(
-    ConnectionLimits(connections=48, reserved=16, each_peer=16), threads=3
+    ConnectionLimits(
+        connections=48,
+        reserved=16,
+        each_peer=16,
+        body_bytes=endpoint.BODY_BYTES,
+        bodies_bytes=4 * endpoint.BODY_BYTES,
+    ),
+    threads=3,
 )
 
 _PAGES: Final = ("/healthz", "/readyz", "/metrics")
@@ -149,7 +164,7 @@ def run(settings: SchedulerSettings) -> None:
     ended = threading.Event()
     with Faults(ended.set), ExitStack() as closing:
         parts = _Parts(settings, args, access, closing)
-        listening = servers(settings, parts.routes)
+        listening = servers(settings, parts.routes, parts.explain)
         with Ending(ended.set), ExitStack() as open_servers:
             for each in listening:
                 each.start()
@@ -278,6 +293,19 @@ class _Parts:
                 | {disruption_budgets.PLURAL: self._budgets.age_seconds},
             )
         )
+        explainer = Explainer(
+            cluster,
+            settings.scheduler_name,
+            budgets=budgets,
+            nominated=lambda info: queue.nominated_for_others(
+                info.pod.uid, info.pod_request.priority, time.monotonic(), info.group
+            ),
+        )
+        self.explain = endpoint.route(explainer, self._gate.reason)
+        recorder = Recorder(transport(), CONTROLLER, candidate.identity, "Scheduling")
+        closing.callback(recorder.close)
+        no_room = NoRoomEvents(queue, explainer, recorder, self._leads)
+        self._periodic.append(Periodic("events", EVENT_SECONDS, no_room.step))
         self.routes: dict[str, Route] = extender.routes(
             queueing,
             self._gate.reason,
@@ -338,7 +366,9 @@ class _Parts:
         )
 
 
-def servers(settings: SchedulerSettings, routes: Mapping[str, Route]) -> list[HttpServer]:
+def servers(
+    settings: SchedulerSettings, routes: Mapping[str, Route], explain: Route | None = None
+) -> list[HttpServer]:
     """Returns the extender's server as the first one. Raises CertificateError and SettingsError."""
     certificate = None
     if settings.tls_certificate_file:
@@ -354,5 +384,7 @@ def servers(settings: SchedulerSettings, routes: Mapping[str, Route]) -> list[Ht
     found = [HttpServer(settings.extender_address, routes, LIMITS, node, certificate, names)]
     if settings.scheduler_http:
         pages = {path: routes[path] for path in _PAGES}
+        if explain is not None and settings.explain:
+            pages[endpoint.PATH] = explain
         found.append(HttpServer(settings.scheduler_http, pages, PAGE_LIMITS, node))
     return found

@@ -57,7 +57,7 @@ def note(found: Explanation) -> str:
     if (left := len(by_summary) - _MOST_SUMMARIES) > 0:
         texts.append(count(left, "further reason"))
     nodes = len(found.nodes) + found.nodes_left_out
-    return f"0 of {count(nodes, 'node')} have room. " + " ".join(f"{each}." for each in texts)
+    return f"No room on {count(nodes, 'node')}. " + " ".join(f"{each}." for each in texts)
 
 
 def _headline(found: Explanation) -> str:

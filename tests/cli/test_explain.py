@@ -112,6 +112,11 @@ def test_what_if_a_node_is_drained(tmp_path: Path, capsys: pytest.CaptureFixture
     assert all(each["drained"] == ["c"] for each in found)
 
 
+def test_a_drained_node_without_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--what-if-drained=c", saved(tmp_path), NAME]) == 0
+    assert capsys.readouterr().out == "No pod would have to move.\n"
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

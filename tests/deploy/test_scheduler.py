@@ -11,7 +11,7 @@ import yaml
 
 from agent.cli import options
 from agent.cli import scheduler as scheduler_command
-from agent.model.settings.scheduler import SchedulerSettings
+from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings
 from agent.scheduler import process
 from agent.scheduler.extender import extender
 from agent.scheduler.leader import label
@@ -57,6 +57,27 @@ def configuration() -> Object:
     return found
 
 
+def test_callers_of_explain_reach_the_pages_of_the_leader_and_nothing_else() -> None:
+    defaults = ExplainSettings()
+    name, _, port_name = defaults.scheduler_service.partition(":")
+    service = of_kind("Service")[name]
+    assert service["metadata"]["namespace"] == defaults.scheduler_namespace
+    port = next(each for each in service["spec"]["ports"] if each["name"] == port_name)
+    assert settings().scheduler_http.endswith(f":{port['port']}")
+    role = of_kind("Role")["topolet-explain"]
+    assert role["metadata"]["namespace"] == defaults.scheduler_namespace
+    assert role["rules"] == [
+        {
+            "apiGroups": [""],
+            "resources": ["services/proxy"],
+            "resourceNames": [defaults.scheduler_service],
+            "verbs": ["create"],
+        }
+    ]
+    bindings = of_kind("RoleBinding").values()
+    assert all(each["roleRef"]["name"] != "topolet-explain" for each in bindings)
+
+
 def test_kube_schedulers_extender_url_is_that_of_the_extender() -> None:
     (configured,) = configuration()["extenders"]
     url = urllib.parse.urlsplit(configured["urlPrefix"])
@@ -65,7 +86,7 @@ def test_kube_schedulers_extender_url_is_that_of_the_extender() -> None:
     name, namespace, _ = url.hostname.split(".")
     service = of_kind("Service")[name]
     assert service["metadata"]["namespace"] == namespace
-    (port,) = service["spec"]["ports"]
+    port = next(each for each in service["spec"]["ports"] if each["name"] == "extender")
     assert port["port"] == url.port
     template = of_kind("Deployment")["topolet-scheduler"]["spec"]["template"]
     leader = {label.LABEL: label.VALUE}
@@ -189,6 +210,7 @@ def test_the_schedulers_role_has_exactly_the_used_verbs() -> None:
         ("policy", "poddisruptionbudgets"): {"list", "watch"},
         ("", "pods/binding"): {"create"},
         ("", "pods/status"): {"patch"},
+        ("events.k8s.io", "events"): {"create", "patch"},
     }
     assert rules("topolet-scheduler-evict") == {
         ("", "pods/eviction"): {"create"},

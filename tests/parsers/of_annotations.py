@@ -37,10 +37,13 @@ from agent.model.pod import annotations, batch, qos
 from agent.model.pod.annotations import AnnotationError
 from agent.model.quantities import QuantityError
 from agent.scheduler import webhook
+from agent.scheduler.explain import endpoint
+from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.extender import extender
 from agent.scheduler.leader import election
 from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.state import koordinator_reservations, records
+from agent.scheduler.state.cluster import SchedulerCache
 from agent.view import explanation as words
 from tests.parsers import mutations
 from tests.parsers.target import Target
@@ -842,6 +845,15 @@ def _requests() -> Iterator[Target]:
         ("AdmissionReview: ",),
     )
     yield Target(
+        "request for explanations",
+        lambda body: _EXPLAINER.explain_all(*endpoint.decode_request(body)),
+        of_json,
+        (_json({"pods": [_POD], "drained": ["n"]}),),
+        ("scheduler.explain.endpoint:decode_request",),
+        (BadRequestError,),
+        ("explain: ",),
+    )
+    yield Target(
         "explanations",
         lambda text: words.draw(explanation.decode(text).explanations[0]),
         of_json,
@@ -851,6 +863,7 @@ def _requests() -> Iterator[Target]:
     )
 
 
+_EXPLAINER: Final = Explainer(SchedulerCache(), "s")
 _EXPLANATIONS: Final = {
     "schemaVersion": 1,
     "explanations": [

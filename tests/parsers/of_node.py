@@ -45,6 +45,7 @@ from agent.kubelet.configuration import ConfigurationError
 from agent.kubelet.podresources import FieldError
 from agent.kubelet.statefile import StateFileError
 from agent.model import notice, notifications, snapshot, wire
+from agent.model.apiobjects import from_object
 from agent.model.devices import device_files, visibility
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.devices.holding import HoldingSource, ReportedDevices
@@ -949,10 +950,11 @@ def _from_store(path: str) -> object:
 
 def _from_saved(path: str) -> object:
     found = list(documents.saved_objects(path))
+    documents.from_json(documents.text(path))
     of_cluster = saved.SavedCluster(found, AgentSelector(), AllocatorRules())
     moved = list(saved.drained_pods(of_cluster.pods.values(), "n"))
-    pods = [saved.saved_pod(each, "ns", new=number % 2 == 0) for number, each in enumerate(found)]
-    return pods, len(moved)
+    pods = (saved.pod_object(each, "ns", new=number % 2 == 0) for number, each in enumerate(found))
+    return list(map(from_object, pods)), len(moved)
 
 
 _TREE: Final = {

@@ -36,5 +36,5 @@ def test_the_note_of_an_event_stays_the_same_while_amounts_change() -> None:
         return explanation.note(Explanation("ns/p", nodes=nodes))
 
     assert note(1) == note(2)
-    assert note(1).startswith("0 of 3 nodes have room. 3 nodes: cpu: not enough free CPUs; change ")
+    assert note(1).startswith("No room on 3 nodes. 3 nodes: cpu: not enough free CPUs; change ")
     assert note(1).endswith("; change Node: its pods, or Pod ns/p: requests.")

@@ -107,6 +107,13 @@ class SchedulerSettings(Options, frozen=True):
             "for clients without a certificate; empty: none"
         ),
     ] = "127.0.0.1:9329"
+    explain: Annotated[
+        bool,
+        msgspec.Meta(
+            description="scheduler: answers `topolet explain` on scheduler-http: which nodes have "
+            "room for a pod, without names of other pods"
+        ),
+    ] = True
     node_addresses: NodeAddresses = NODE_ADDRESSES
     scheduler_name: SchedulerName = SCHEDULER_NAME
     scheduler_args_file: SchedulerArgsFile = ""
@@ -188,6 +195,18 @@ class ExplainSettings(Options, frozen=True):
     """`topolet explain`. The options of the scheduler have its names, so that its file can be
     given."""
 
+    kubeconfig: Kubeconfig = KUBECONFIG
+    service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
+    scheduler_namespace: Annotated[
+        str, msgspec.Meta(min_length=1, description="explain: namespace of the scheduler's Service")
+    ] = "topolet-system"
+    scheduler_service: Annotated[
+        str,
+        msgspec.Meta(
+            pattern="^[a-z0-9-]+(:[a-z0-9-]+)?$",
+            description="explain: NAME:PORT of the Service that has the scheduler's scheduler-http",
+        ),
+    ] = "topolet-scheduler:http"
     scheduler_name: SchedulerName = SCHEDULER_NAME
     scheduler_args_file: SchedulerArgsFile = ""
     gpu_shares: GpuShares = GPU_SHARES

@@ -9,6 +9,7 @@ affinity, volumes, ...) may reject a node that has room here.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -19,7 +20,7 @@ from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
 from agent.allocate.numa.hint import ids
-from agent.model.apiobjects import ApiPod, GroupError
+from agent.model.apiobjects import ApiPod, GroupError, PodGroup
 from agent.model.explanation import (
     BoundFacts,
     Cause,
@@ -59,6 +60,8 @@ MAX_EVICTION_NODES: Final = 16
 _EVICTION_TRIALS: Final = 100
 # As the cache of results: the lock is free for binds and watches between two nodes.
 _PAUSE_SECONDS: Final = 0.00005
+# Not the parts that are reserved for a group of that name, which may be another user's.
+_PLACEHOLDERS: Final = PodGroup("", "", 0)
 _GROUP_FIELD: Final = "metadata.annotations[topolet.io/group]"
 
 
@@ -83,19 +86,32 @@ class Explainer:
         self._nominated = nominated
 
     def explain_all(
-        self, pods: Iterable[ApiPod], drained: Sequence[str] = ()
+        self,
+        pods: Iterable[ApiPod],
+        drained: Sequence[str] = (),
+        *,
+        until: float = math.inf,
     ) -> tuple[Explanation, ...]:
-        """Each pod in turn, on the room that the pods before it leave. No pod gets a drained
-        node."""
+        """Each pod in turn, on the room that the pods before it leave. No pod gets a drained node.
+        `until`: nodes that are not looked at before that time of the monotonic clock are left
+        out."""
         copies: dict[str, NodeAllocator] = {}
-        return tuple(self._explain(pod, drained, copies) for pod in pods)
+        return tuple(self._explain(pod, drained, copies, until) for pod in pods)
 
-    def explain_request(self, info: PodInfo) -> Explanation:
-        """A pod of this scheduler that was read before."""
-        return self._of_info(info, self._scheduler, (), {})
+    def explain_waiting(self, info: PodInfo, *, until: float) -> Explanation:
+        """A pod that this scheduler has read before, and rejected."""
+        return self._of_info(info, self._scheduler, (), {}, until)
+
+    def unknown(self, nodes: Iterable[str]) -> list[str]:
+        """Those of the nodes that do not exist."""
+        return [each for each in nodes if self._cluster.node(each) is None]
 
     def _explain(
-        self, pod: ApiPod, drained: Sequence[str], copies: dict[str, NodeAllocator]
+        self,
+        pod: ApiPod,
+        drained: Sequence[str],
+        copies: dict[str, NodeAllocator],
+        until: float,
     ) -> Explanation:
         try:
             info = pod_info(pod, self._cluster.device_resources())
@@ -103,7 +119,7 @@ class Explainer:
             objects = (ObjectField("Pod", pod.title, "metadata.annotations, or its requests"),)
             cause = Cause(INVALID, str(error), str(error), objects=objects)
             return Explanation(pod.title, pod.scheduler, causes=(cause,), drained=tuple(drained))
-        return self._of_info(info, pod.scheduler, drained, copies)
+        return self._of_info(info, pod.scheduler, drained, copies, until)
 
     def _of_info(
         self,
@@ -111,12 +127,15 @@ class Explainer:
         scheduler: str,
         drained: Sequence[str],
         copies: dict[str, NodeAllocator],
+        until: float,
     ) -> Explanation:
         group = self._group(info)
         verdicts, granted = [], {}
         names = self._node_names()
         nominated = self._nominated(info)
         for name in names[:MAX_NODES]:
+            if time.monotonic() > until:
+                break
             verdict, offer = self._on_node(info, group, name, drained, nominated, copies)
             verdicts.append(verdict)
             if offer is not None:
@@ -126,7 +145,7 @@ class Explainer:
         if winner:
             self._commit(winner, granted[winner], copies)
         elif not copies and (group is None or group.known):
-            verdicts = self._with_evictions(info, verdicts)
+            verdicts = self._with_evictions(info, verdicts, until)
         own = self._own_causes(info, scheduler, group, winner)
         return Explanation(
             info.pod.title,
@@ -139,7 +158,7 @@ class Explainer:
             self._bound(info),
             winner,
             tuple(verdicts),
-            max(0, len(names) - MAX_NODES),
+            len(names) - len(verdicts),
             tuple(drained),
         )
 
@@ -206,7 +225,7 @@ class Explainer:
         if of_node:
             return NodeVerdict(name, of_node, resolvable=True), None
         if info.group is not None and missing > 1:
-            whole = allocator.offer_all(parts(info.group, request, missing))
+            whole = allocator.offer_all(parts(_PLACEHOLDERS, request, missing))
             if isinstance(whole, Refused):
                 text = f"no room for all {missing} members that have no node: {whole.text()}"
                 objects = (
@@ -278,11 +297,14 @@ class Explainer:
             nodes = tuple(sorted(allocation.amounts))
             return BoundFacts(pod.node, str(allocation.cpus), nodes, by_type)
 
-    def _with_evictions(self, info: PodInfo, verdicts: Sequence[NodeVerdict]) -> list[NodeVerdict]:
+    def _with_evictions(
+        self, info: PodInfo, verdicts: Sequence[NodeVerdict], until: float
+    ) -> list[NodeVerdict]:
         """Adds the pods whose eviction would make room, on the first nodes where that may help."""
         found, tried = [], 0
         for each in verdicts:
-            if each.resolvable and tried < MAX_EVICTION_NODES and info.pod_request.preempts:
+            late = tried >= MAX_EVICTION_NODES or time.monotonic() > until
+            if each.resolvable and info.pod_request.preempts and not late:
                 tried += 1
                 each = self._with_eviction(info, each)
             found.append(each)
@@ -363,13 +385,14 @@ def _refused(
 def _facts(granted: Granted) -> OfferFacts:
     offer, allocation = granted.offer, granted.device_allocation
     by_type = allocation.devices if allocation is not None else {}
+    order = tuple(map(int, granted.order))
     devices = {kind: tuple(each.minor for each in chosen) for kind, chosen in by_type.items()}
     if offer is None:
-        return OfferFacts(granted.score, granted.order, devices=devices)
+        return OfferFacts(granted.score, order, devices=devices)
     why, merged = offer.why, offer.why.merged
     return OfferFacts(
         granted.score,
-        granted.order,
+        order,
         str(offer.allocation.cpus),
         offer.allocation.amounts,
         devices,

@@ -10,7 +10,6 @@ from agent.kube import documents, kinds
 from agent.kube.documents import DocumentError
 from agent.kube.objects import Change, ChangeKind, Object, ObjectKey
 from agent.model import apiobjects, objects
-from agent.model.apiobjects import ApiPod
 from agent.model.objects import ObjectError
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.scheduler.preemption import disruption_budgets
@@ -73,9 +72,9 @@ class SavedCluster:
             changed([Change(ChangeKind.ADDED, _key(each), value)])
 
 
-def saved_pod(found: Object, namespace: str, *, new: bool) -> ApiPod:
+def pod_object(found: Object, namespace: str, *, new: bool) -> Object:
     """A pod, or the pod that a workload would create. `new`: as it would be before it is placed.
-    Requests that are not set are the limits, as the API server sets them. Raises ObjectError."""
+    Requests that are not set are the limits, as the API server sets them."""
     template = _mapping(found.get("spec")).get("template")
     if found.get("kind") != kinds.POD.name and isinstance(template, dict):
         of_workload = _mapping(found.get("metadata"))
@@ -86,7 +85,7 @@ def saved_pod(found: Object, namespace: str, *, new: bool) -> ApiPod:
     if new:
         body = _unplaced(body)
     body["spec"] = _with_requests(_mapping(body.get("spec")))
-    return apiobjects.from_object(_with_uid(body))
+    return _with_uid(body)
 
 
 def drained_pods(pods: Iterable[Object], node: str) -> Iterator[Object]:

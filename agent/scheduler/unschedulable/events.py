@@ -1,0 +1,89 @@
+"""Events of pods that no node has room for: the reasons and the objects to change, in words.
+
+kube-scheduler's own Event counts the nodes of each reason. This one says what can be changed. A pod
+gets it when it has waited LASTING_SECONDS, and again every AGAIN_SECONDS; its text has no amounts,
+so that the API server has one Event for it while the reasons stay the same. Explanations take a
+small part of the process's time only: after each there is a pause of PAUSES times its duration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from agent.kube.events import Regarding
+from agent.model.explanation import Explanation
+from agent.scheduler.state.pod_info import PodInfo, PodName
+from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue
+from agent.view import explanation
+
+NO_NODE_HAS_ROOM: Final = "NoNodeHasRoom"
+LASTING_SECONDS: Final = 10.0
+AGAIN_SECONDS: Final = 600.0
+MAX_PER_STEP: Final = 20
+EXPLAIN_SECONDS: Final = 2.0
+PAUSES: Final = 20.0
+
+
+class EventRecording(Protocol):
+    """Delivers Events."""
+
+    def record(self, regarding: Regarding, reason: str, note: str) -> None: ...
+
+
+class WaitingPodExplainer(Protocol):
+    """What an `Explainer` does for waiting pods."""
+
+    def explain_waiting(self, info: PodInfo, *, until: float) -> Explanation: ...
+
+
+class NoRoomEvents:
+    """One thread calls `step`. `leading` returns whether this process leads; only the leader
+    records Events."""
+
+    def __init__(
+        self,
+        queue: UnschedulableQueue,
+        explainer: WaitingPodExplainer,
+        recorder: EventRecording,
+        leading: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = queue
+        self._explainer = explainer
+        self._recorder = recorder
+        self._leading = leading
+        self._clock = clock
+        self._due: dict[str, float] = {}
+        self._not_before = 0.0
+
+    def step(self) -> None:
+        """Explains pods that are due, the most important first. Never raises."""
+        if not self._leading():
+            self._due.clear()
+            return
+        pods = self._queue.pods()
+        self._due = {each.uid: self._due.get(each.uid, 0.0) for each in pods}
+        explained = 0
+        for each in pods:
+            now = self._clock()
+            if now < self._not_before or explained == MAX_PER_STEP:
+                return
+            if now - each.since >= LASTING_SECONDS and now >= self._due[each.uid]:
+                self._explain(each, now)
+                explained += 1
+
+    def _explain(self, queued: QueuedPod, now: float) -> None:
+        self._due[queued.uid] = now + AGAIN_SECONDS
+        if queued.requirements is None:
+            return
+        name = PodName(queued.namespace, queued.name, queued.uid)
+        info = PodInfo(name, queued.requirements.pod_request, queued.group)
+        found = self._explainer.explain_waiting(info, until=time.monotonic() + EXPLAIN_SECONDS)
+        self._not_before = now + (self._clock() - now) * (1 + PAUSES)
+        # With a winner, kube-scheduler has reasons of its own, or the room is new.
+        if not found.winner and not found.nodes_left_out:
+            regarding = Regarding(queued.namespace, queued.name, queued.uid)
+            self._recorder.record(regarding, NO_NODE_HAS_ROOM, explanation.note(found))

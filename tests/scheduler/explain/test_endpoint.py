@@ -1,0 +1,174 @@
+"""The answer of the scheduler's port, and what it does not tell."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.http.peers import NodeAddresses
+from agent.http.requests import BadRequestError
+from agent.http.server import HttpServer
+from agent.kube.auth import FileAccess
+from agent.kube.errors import RejectedError, ServerError
+from agent.kube.transport import Transport
+from agent.model import explanation
+from agent.model.apiobjects import GROUP_ANNOTATION
+from agent.model.objects import LabelSelector
+from agent.model.settings.scheduler import SchedulerSettings
+from agent.scheduler import process
+from agent.scheduler.explain import endpoint
+from agent.scheduler.explain.explainer import Explainer
+from agent.scheduler.preemption.disruption_budgets import Budget
+from tests.fixtures.fleet import SMALL, owner
+from tests.scheduler.explain.scenes import SCHEDULER, Scene
+
+SECRET = "hidden"
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """A node full of another user's pods, which a budget protects."""
+    it = Scene(a=SMALL)
+    for number in range(4):
+        body = owner(8, 4).pod(f"{SECRET}-{number}", node="a")
+        body["metadata"]["namespace"] = SECRET
+        body["metadata"]["labels"]["app"] = SECRET
+        body["metadata"]["annotations"] |= {
+            "scheduling.koordinator.sh/resource-status": json.dumps(
+                {"cpuset": f"{number * 8}-{number * 8 + 7}"}
+            ),
+            GROUP_ANNOTATION: f"{SECRET}/5",
+        }
+        body["spec"]["priority"] = 1
+        it.tell(body)
+    it.protect(SECRET, SECRET, Budget(SECRET, SECRET, LabelSelector({"app": SECRET}), 0))
+    return it
+
+
+def served(scene: Scene, unavailable: str | None = None) -> HttpServer:
+    explainer = Explainer(scene.cluster, SCHEDULER, budgets=scene.budgets)
+    routes = {endpoint.PATH: endpoint.route(explainer, lambda: unavailable)}
+    server = HttpServer("127.0.0.1:0", routes, process.PAGE_LIMITS, NodeAddresses(frozenset()))
+    server.start()
+    return server
+
+
+@pytest.fixture
+def client(scene: Scene) -> Iterator[Transport]:
+    """Reaches the port in the place of the API server's proxy."""
+    server = served(scene)
+    yield Transport(FileAccess(f"http://127.0.0.1:{server.port}"))
+    server.close()
+
+
+def ask(transport: Transport, *pods: Any, drained: tuple[str, ...] = ()) -> bytes:
+    return transport.create(endpoint.PATH, {"pods": list(pods), "drained": list(drained)})
+
+
+def test_no_answer_names_other_pods(client: Transport) -> None:
+    found = ask(client, owner(8, 4).pod("p"))
+    (told,) = explanation.decode(found).explanations
+    assert told.nodes[0].eviction is not None
+    assert told.nodes[0].eviction.protected == 1
+    assert SECRET.encode() not in found
+
+
+def test_a_group_of_others_is_not_told(client: Transport) -> None:
+    """Whoever may read a member knows its uid."""
+    stranger = owner(8, 4).pod("p")
+    stranger["metadata"]["namespace"] = SECRET
+    stranger["metadata"]["annotations"][GROUP_ANNOTATION] = f"{SECRET}/5"
+    member = json.loads(json.dumps(stranger))
+    member["metadata"]["uid"] = f"uid-{SECRET}-0"
+    (told,) = explanation.decode(ask(client, stranger)).explanations
+    assert told.group is not None
+    assert (told.group.placed, told.group.node) == (0, "")
+    (told,) = explanation.decode(ask(client, member)).explanations
+    assert told.group is not None
+    assert (told.group.placed, told.group.node) == (4, "a")
+
+
+def test_nodes_that_do_not_exist_cannot_be_drained(client: Transport) -> None:
+    with pytest.raises(RejectedError, match="drained: node z does not exist"):
+        ask(client, owner(8, 4).pod("p"), drained=("z",))
+    ask(client, owner(8, 4).pod("p"), drained=("a",))
+
+
+def test_a_process_that_does_not_know_the_cluster_says_so(scene: Scene) -> None:
+    server = served(scene, "another replica leads")
+    with pytest.raises(ServerError, match="another replica leads"):
+        ask(Transport(FileAccess(f"http://127.0.0.1:{server.port}")), owner(8, 4).pod("p"))
+    server.close()
+
+
+def test_one_explanation_at_a_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(*_: Any, **__: Any) -> tuple[explanation.Explanation, ...]:
+        entered.set()
+        assert leave.wait(30)
+        return ()
+
+    monkeypatch.setattr(Explainer, "explain_all", slow)
+    server = served(scene)
+    transport = Transport(FileAccess(f"http://127.0.0.1:{server.port}"))
+    first = threading.Thread(target=ask, args=(transport, owner(8, 4).pod("p")))
+    first.start()
+    assert entered.wait(30)
+    with pytest.raises(ServerError, match="another explanation is being made"):
+        ask(transport, owner(8, 4).pod("p"))
+    leave.set()
+    first.join()
+    ask(transport, owner(8, 4).pod("p"))
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"pods": []},
+        {"pods": [owner(8, 4).pod("p")] * (endpoint.MAX_PODS + 1)},
+        {"pods": [owner(8, 4).pod("p")], "drained": ["n"] * (endpoint.MAX_DRAINED + 1)},
+        {"pods": [owner(8, 4).pod("p")], "drained": ["n" * 300]},
+        {"pods": [{"metadata": {"name": "p"}}]},
+        {"pods": 5},
+    ],
+)
+def test_a_request_beyond_the_bounds_is_refused(body: Any) -> None:
+    with pytest.raises(BadRequestError, match="explain: "):
+        endpoint.decode_request(json.dumps(body).encode())
+
+
+def test_a_body_that_is_too_long_is_refused(client: Transport) -> None:
+    host, _, port = client.access.server.removeprefix("http://").partition(":")
+    connection = http.client.HTTPConnection(host, int(port))
+    headers = {"Content-Type": "application/json", "Content-Length": str(endpoint.BODY_BYTES + 1)}
+    connection.request("POST", endpoint.PATH, headers=headers)
+    assert connection.getresponse().status == 413
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_path_is_on_the_port_for_pages_only(scene: Scene, on: bool) -> None:
+    explain = endpoint.route(Explainer(scene.cluster, SCHEDULER), lambda: None)
+    settings = SchedulerSettings(
+        extender_address="127.0.0.1:0",
+        scheduler_http="127.0.0.1:0",
+        tls_certificate_file="",
+        explain=on,
+    )
+    routes = dict.fromkeys(("/healthz", "/readyz", "/metrics"), explain)
+    of_verbs, of_pages = process.servers(settings, routes, explain)
+    statuses = []
+    for server in (of_verbs, of_pages):
+        server.start()
+        connection = http.client.HTTPConnection("127.0.0.1", server.port)
+        connection.request("GET", endpoint.PATH)
+        statuses.append(connection.getresponse().status)
+        connection.close()
+        server.close()
+    assert statuses == [404, 405 if on else 404]

@@ -1,0 +1,106 @@
+"""An explanation agrees with what the scheduler does."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from agent.model.apiobjects import GROUP_ANNOTATION, from_object
+from agent.scheduler.explain import causes as codes
+from agent.scheduler.explain import explainer
+from agent.scheduler.explain.explainer import Explainer
+from agent.scheduler.extender.handlers import best_node
+from agent.scheduler.state.cluster import RequirementsCheck
+from agent.scheduler.state.pod_info import Feasible, PodInfo, PodRequirements, pod_info
+from tests.fixtures import fleet
+from tests.fixtures.fleet import CARDS, EIGHT, SINGLE, SMALL, owner
+from tests.scheduler.explain.scenes import SCHEDULER, Scene, causes
+
+KINDS = fleet.kinds()
+NODES = ["a", "b", "c", "d"]
+
+
+@pytest.fixture(scope="module")
+def used() -> Scene:
+    """One node of each model, half of whose CPUs are owned."""
+    scene = Scene(a=SMALL, b=SINGLE, c=CARDS, d=EIGHT)
+    for name in NODES:
+        for number, numa_node in enumerate((0, 0, 1)):
+            first = scene.cpus(name, numa_node, 12).split(",")
+            cpus = ",".join(first[number * 4 : number * 4 + 4])
+            scene.run(owner(4, 8), f"{name}-{number}", name, cpus)
+    return scene
+
+
+@pytest.mark.parametrize("number", range(len(KINDS)))
+def test_a_node_has_room_if_the_filter_returns_it(used: Scene, number: int) -> None:
+    body = KINDS[number].pod("p")
+    found = used.explained(body)
+    info = pod_info(from_object(body), used.cluster.device_resources())
+    check = RequirementsCheck(used.cluster, PodRequirements(info.pod_request))
+    results = [check.run(name) for name in NODES]
+    for verdict, result in zip(found.nodes, results, strict=True):
+        only_sums = {each.code for each in verdict.causes} == {codes.NODE_RESOURCES}
+        # The sums of a Node are kube-scheduler's.
+        assert isinstance(result, Feasible) == (verdict.offer is not None or only_sums)
+        assert bool(verdict.causes) == (verdict.offer is None)
+        assert all(each.objects and each.message and each.summary for each in verdict.causes)
+    if not any(codes.NODE_RESOURCES in causes(found, name) for name in NODES):
+        assert found.winner == (best_node(NODES, results) or "")
+
+
+def test_explaining_changes_nothing(used: Scene) -> None:
+    before = used.cluster.changed_since(0)
+    held = {each.name: dict(each.allocator.holdings) for each in used.cluster.nodes()}
+    used.explain(*(owner(8, 8).pod(f"p{each}") for each in range(4)), drained=("a",))
+    assert used.cluster.changed_since(0) == before
+    assert held == {each.name: dict(each.allocator.holdings) for each in used.cluster.nodes()}
+
+
+def test_pods_get_their_room_one_after_the_other() -> None:
+    scene = Scene(a=SMALL)
+    found = scene.explain(*(owner(20, 8).pod(f"p{each}") for each in range(2)))
+    assert [each.winner for each in found] == ["a", ""]
+
+
+def test_nodes_beyond_the_time_are_counted() -> None:
+    scene = Scene(a=SMALL, b=SMALL)
+    pod = from_object(owner(4, 4).pod("p"))
+    (found,) = Explainer(scene.cluster, SCHEDULER).explain_all([pod], until=time.monotonic() - 1)
+    assert (found.nodes, found.nodes_left_out, found.winner) == ((), 2, "")
+
+
+def test_a_nominated_node_is_kept_for_its_pod() -> None:
+    scene = Scene(a=SMALL)
+
+    def nominated(info: PodInfo) -> frozenset[str]:
+        return frozenset({"a"})
+
+    explaining = Explainer(scene.cluster, SCHEDULER, nominated=nominated)
+    (found,) = explaining.explain_all([from_object(owner(4, 4).pod("p"))])
+    assert list(causes(found)) == [explainer.NOMINATED]
+
+
+def test_an_invalid_pod_is_explained_without_nodes() -> None:
+    scene = Scene(a=SMALL)
+    pod = owner(4, 4).pod("p")
+    pod["metadata"]["annotations"][GROUP_ANNOTATION] = "no size"
+    found = scene.explained(pod)
+    assert [each.code for each in found.causes] == [explainer.INVALID]
+    assert GROUP_ANNOTATION in found.causes[0].message
+    assert found.nodes == ()
+
+
+def test_a_member_of_a_group_goes_to_the_node_of_the_others() -> None:
+    scene = Scene(a=SMALL, b=SMALL)
+    scene.run(owner(4, 4), "m0", "a", "0-3", **{GROUP_ANNOTATION: "g/2"})
+    member = owner(4, 4).pod("m1")
+    member["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
+    scene.tell(member)
+    found = scene.explained(member)
+    assert found.winner == "a"
+    assert list(causes(found, "b")) == [explainer.GROUP_ELSEWHERE]
+    member["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
+    scene.tell(member)
+    assert [each.code for each in scene.explained(member).causes] == [explainer.GROUP_SIZE]
