@@ -35,7 +35,7 @@ class Shortage(msgspec.Struct, frozen=True):
     """
 
     reason: Reason
-    asked: int
+    requested: int
     free: int
     fitting: int
     node: int | None = None
@@ -246,9 +246,9 @@ def _fitting(layout: Layout, free: int, preferred: int, request: CpuRequest) -> 
     return free, preferred
 
 
-def _shortage(asked: int, free: int, fitting: int, node: int | None = None) -> Shortage:
-    reason = Reason.BIND_POLICY_UNMET if asked <= free.bit_count() else Reason.NOT_ENOUGH_CPUS
-    return Shortage(reason, asked, free.bit_count(), fitting.bit_count(), node)
+def _shortage(requested: int, free: int, fitting: int, node: int | None = None) -> Shortage:
+    reason = Reason.BIND_POLICY_UNMET if requested <= free.bit_count() else Reason.NOT_ENOUGH_CPUS
+    return Shortage(reason, requested, free.bit_count(), fitting.bit_count(), node)
 
 
 def _distinct(steps: Iterable[AllocationStep]) -> tuple[AllocationStep, ...]:

@@ -364,13 +364,13 @@ def _copied(amounts: Amounts) -> Amounts:
     return {node: dict(of_node) for node, of_node in amounts.items()}
 
 
-def split_evenly(asked: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
+def split_evenly(requested: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
     """Splits as equally as availability and whole `unit`s permit; a remainder goes to the nodes
-    that have most. Nodes that get nothing are left out; a sum below `asked` is a shortage.
+    that have most. Nodes that get nothing are left out; a sum below `requested` is a shortage.
     Koordinator's rule (tryBestToDistributeEvenly): the node with the least first, each at most its
     share of the rest."""
     shares: dict[int, int] = {}
-    missing = asked // unit
+    missing = requested // unit
     ordered = sorted(available, key=lambda node: (available[node], node))
     for index, node in enumerate(ordered):
         share = min(available[node] // unit, missing // (len(ordered) - index))
@@ -380,11 +380,11 @@ def split_evenly(asked: int, available: Mapping[int, int], unit: int = 1) -> dic
     return shares
 
 
-def split_packed(asked: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
+def split_packed(requested: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
     """The node with the most first, each gives all that it has: the fewest nodes that hold the
     amount."""
     shares: dict[int, int] = {}
-    missing = asked // unit
+    missing = requested // unit
     for node in sorted(available, key=lambda node: (-available[node], node)):
         share = min(available[node] // unit, missing)
         if share > 0:

@@ -160,8 +160,8 @@ def _with_pod(
     capacity: dict[str, int],
     used: dict[str, int],
 ) -> int:
-    for name, asked in request.requests.items():
-        used[name] = used.get(name, 0) + _paid(options, allocation, name, asked)
+    for name, requested in request.requests.items():
+        used[name] = used.get(name, 0) + _paid(options, allocation, name, requested)
     return utilization_score(
         args.node.type, weights_that_count(args.node.weights, request.requests), capacity, used
     )

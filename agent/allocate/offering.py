@@ -159,10 +159,12 @@ def unavailable(
     available = account.available()
     counted = {name for amounts in available.values() for name in amounts}
     for node, amounts in allocation.amounts.items():
-        for name, asked in amounts.items():
+        for name, requested in amounts.items():
             if name not in counted:
                 continue
-            amount = options.amplified(asked) if name == "cpu" and allocation.cpus else asked
+            amount = (
+                options.amplified(requested) if name == "cpu" and allocation.cpus else requested
+            )
             left = available.get(node, {}).get(name, 0)
             if amount > left:
                 return f"NUMA node {node} has {left} of {amount} {name} left"
@@ -196,10 +198,10 @@ def _unfit(
     if bind and cpu_milli % 1000:
         return Rejection(Reason.CPU_NOT_INTEGER, "cpu", cpu_milli)
     if options.cpu_ratio > 1 and options.cpu_milli is not None:
-        asked = options.amplified(cpu_milli) if bind else cpu_milli
+        requested = options.amplified(cpu_milli) if bind else cpu_milli
         left = options.cpu_milli - account.cpu_milli
-        if asked > max(0, left):
-            return Rejection(Reason.AMPLIFIED_CPU, "cpu", asked, left)
+        if requested > max(0, left):
+            return Rejection(Reason.AMPLIFIED_CPU, "cpu", requested, left)
     if bind is None:
         return None
     if options.layout is None:
@@ -275,10 +277,10 @@ def burst_nodes(
         )
 
     def _missing(*nodes: int) -> Iterator[tuple[str, int, int]]:
-        for name, asked in memory.items():
+        for name, requested in memory.items():
             have = sum(free_memory[name].get(each, 0) for each in nodes)
-            if have < asked:
-                yield name, asked, have
+            if have < requested:
+                yield name, requested, have
 
     fitting = [node for node in pools if fit(node)]
     if fitting:
@@ -296,8 +298,8 @@ def burst_nodes(
     left = sum(available[node] for node in pools)
     if left < request_milli:
         return Rejection(Reason.NUMA_INSUFFICIENT, "cpu", request_milli, left, tuple(pools))
-    name, asked, have = next(_missing(*pools))
-    return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, have, tuple(pools))
+    name, requested, have = next(_missing(*pools))
+    return Rejection(Reason.NUMA_INSUFFICIENT, name, requested, have, tuple(pools))
 
 
 class _Aligned(msgspec.Struct, frozen=True):

@@ -180,10 +180,10 @@ def bind(
     A node's policy binds every pod that requests CPU, except BE pods, which run on the rest. On ARM
     the default is FullPCPUs, even if another one is configured (fine-grained CPU orchestration
     proposal)."""
-    asked = spec.required or spec.preferred
-    source = PolicySource.DEFAULT if asked is BindPolicy.DEFAULT else PolicySource.POD
+    requested = spec.required or spec.preferred
+    source = PolicySource.DEFAULT if requested is BindPolicy.DEFAULT else PolicySource.POD
     configured = BindPolicy.FULL_PCPUS if node.arm else profile.bind
-    policy = configured if asked is BindPolicy.DEFAULT else asked
+    policy = configured if requested is BindPolicy.DEFAULT else requested
     owns = owner and policy in _BINDING
     forced = BindPolicy.FULL_PCPUS if node.full_pcpus_only else node.bind_label
     if forced and qos is not QoS.BE:

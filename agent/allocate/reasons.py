@@ -61,13 +61,13 @@ UNRESOLVABLE: Final = frozenset(
 
 
 class Rejection(msgspec.Struct, frozen=True):
-    """`asked` and `available` in the resource's unit (`cpu` in milli-CPU). `nodes`: the NUMA nodes
-    that lack the amount, empty for the whole machine. `detail`: what conflicts with the pod, such
-    as the node's policy."""
+    """`requested` and `available` in the resource's unit (`cpu` in milli-CPU). `nodes`: the NUMA
+    nodes that lack the amount, empty for the whole machine. `detail`: what conflicts with the pod,
+    such as the node's policy."""
 
     reason: Reason
     resource: str = ""
-    asked: int | None = None
+    requested: int | None = None
     available: int | None = None
     nodes: tuple[int, ...] = ()
     detail: str = ""

@@ -182,19 +182,19 @@ class Trials:
         amounts = [held.get(name, 0) for held in self.available.values()]
         return sum(amounts) if together else max(amounts, default=0)
 
-    def split(self, name: str, asked: int, room: dict[int, int]) -> dict[int, int]:
+    def split(self, name: str, requested: int, room: dict[int, int]) -> dict[int, int]:
         """Splits an amount over NUMA nodes with this available amount each."""
         evenly = self._policies.strategy is Strategy.DISTRIBUTE_EVENLY
         way = split_packed if self._options.profile.packed and not evenly else split_evenly
-        return way(asked, room, self.unit(name))
+        return way(requested, room, self.unit(name))
 
     @cached_property
     def bound_memory(self) -> dict[str, int]:
         """The requested memory and hugepages that will be bound to NUMA nodes which report them."""
         if not self._options.binds_memory:
             return {}
-        asked = memory_of(self._ask.requests)
-        return {name: amount for name, amount in asked.items() if name in self._known}
+        requested = memory_of(self._ask.requests)
+        return {name: amount for name, amount in requested.items() if name in self._known}
 
     def left_of(self, name: str, nodes: Collection[int]) -> dict[int, int]:
         """The available amounts of a resource on these NUMA nodes."""
@@ -203,10 +203,10 @@ class Trials:
     def with_memory(self, nodes: Collection[int]) -> Amounts | Rejection:
         """The memory that will be bound to these NUMA nodes, on which the pod has CPUs."""
         amounts: Amounts = {}
-        for name, asked in self.bound_memory.items():
-            shares = self.split(name, asked, self.left_of(name, nodes))
-            if (given := sum(shares.values())) < asked:
-                return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, given, tuple(nodes))
+        for name, requested in self.bound_memory.items():
+            shares = self.split(name, requested, self.left_of(name, nodes))
+            if (given := sum(shares.values())) < requested:
+                return Rejection(Reason.NUMA_INSUFFICIENT, name, requested, given, tuple(nodes))
             for node, share in shares.items():
                 amounts.setdefault(node, {})[name] = share
         return amounts
@@ -278,10 +278,10 @@ class Trials:
         ):
             return None
         known = [name for name in self._ask.requests if name in self._known]
-        asked = [(name, self._ask.requests[name], self.unit(name)) for name in known]
-        if any(amount % unit for _, amount, unit in asked):
+        requested = [(name, self._ask.requests[name], self.unit(name)) for name in known]
+        if any(amount % unit for _, amount, unit in requested):
             return None
-        return [(name, amount // unit, unit) for name, amount, unit in asked]
+        return [(name, amount // unit, unit) for name, amount, unit in requested]
 
     @cached_property
     def _scores(self) -> MaskScores:
@@ -301,7 +301,9 @@ class Trials:
         limit = 0 if self._policies.bind else self._ask.burst_milli
         amounts: Amounts = {}
         # CPU comes first: memory that will be bound follows it.
-        for name, asked in sorted(self._ask.requests.items(), key=lambda each: each[0] != "cpu"):
+        for name, requested in sorted(
+            self._ask.requests.items(), key=lambda each: each[0] != "cpu"
+        ):
             if name not in self._known:
                 continue
             room = self.left_of(name, nodes)
@@ -314,11 +316,13 @@ class Trials:
                 pool = sum(self.pools.get(node, 0) for node in chosen)
                 if pool < limit:
                     return Rejection(Reason.NO_POOL_FITS, name, limit, pool, tuple(sorted(nodes)))
-                shares = burst_amounts(asked, chosen, room)
+                shares = burst_amounts(requested, chosen, room)
             else:
-                shares = self.split(name, asked, room)
-            if (given := sum(shares.values())) < asked:
-                return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, given, tuple(sorted(nodes)))
+                shares = self.split(name, requested, room)
+            if (given := sum(shares.values())) < requested:
+                return Rejection(
+                    Reason.NUMA_INSUFFICIENT, name, requested, given, tuple(sorted(nodes))
+                )
             for node, share in shares.items():
                 amounts.setdefault(node, {})[name] = share
         return amounts
@@ -336,8 +340,8 @@ class Trials:
                 if share:
                     shares[node] = share
         if (given := sum(shares.values())) < request.count:
-            asked, where = 1000 * request.count, tuple(sorted(nodes))
-            return Rejection(Reason.NOT_ENOUGH_CPUS, "cpu", asked, 1000 * given, where)
+            requested, where = 1000 * request.count, tuple(sorted(nodes))
+            return Rejection(Reason.NOT_ENOUGH_CPUS, "cpu", requested, 1000 * given, where)
         return shares
 
     def _bound(self, amounts: Amounts, shares: dict[int, int]) -> Allotment | Rejection:
@@ -414,7 +418,7 @@ def _rejection(shortage: Shortage) -> Rejection:
     nodes = () if shortage.node is None else (shortage.node,)
     unmet = shortage.reason is Reason.BIND_POLICY_UNMET
     have = shortage.fitting if unmet else shortage.free
-    return Rejection(shortage.reason, "cpu", 1000 * shortage.asked, 1000 * have, nodes)
+    return Rejection(shortage.reason, "cpu", 1000 * shortage.requested, 1000 * have, nodes)
 
 
 def burst_amounts(

@@ -131,15 +131,15 @@ def _lines(result: FileResult) -> Iterator[str]:
 
 def _pictured(first: Disagreement, indent: str) -> Iterator[str]:
     question = _json({key: value for key, value in first.case.items() if key != "expect"})
-    answers = first.case.get("expect"), first.ours
-    expect, ours = (_json(answer, sort_keys=True) for answer in answers)  # equal: equal texts
-    pairs = enumerate(zip(expect, ours, strict=False))
-    differ_at = next((place for place, (theirs, mine) in pairs if theirs != mine), 0)
-    cut = max(map(len, (question, expect, ours))) > _LONGEST
+    answers = first.case.get("expect"), first.actual
+    expect, actual = (_json(answer, sort_keys=True) for answer in answers)  # equal: equal texts
+    pairs = enumerate(zip(expect, actual, strict=False))
+    differ_at = next((place for place, (expected, got) in pairs if expected != got), 0)
+    cut = max(map(len, (question, expect, actual))) > _LONGEST
     yield f"{indent}first: line {first.line}{' (--output json shows all of it)' if cut else ''}"
     yield f"{indent}case   {_part(question, 0)}"
     yield f"{indent}expect {_part(expect, differ_at)}"
-    yield f"{indent}ours   {_part(ours, differ_at)}"
+    yield f"{indent}ours   {_part(actual, differ_at)}"
 
 
 def _part(text: str, place: int) -> str:

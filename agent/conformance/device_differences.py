@@ -57,13 +57,13 @@ class _Answers(msgspec.Struct, frozen=True):
     """The allocations of both systems by device type; None for an error."""
 
     theirs: dict[str, Any] | None
-    ours: dict[str, Any] | None
+    actual: dict[str, Any] | None
 
     def minors(self, kind: str) -> tuple[list[int], list[int]]:
         """Koordinator's and Topolet's minors."""
-        both = [(each or {}).get(kind, ()) for each in (self.theirs, self.ours)]
-        theirs, ours = ([one["minor"] for one in each] for each in both)
-        return theirs, ours
+        both = [(each or {}).get(kind, ()) for each in (self.theirs, self.actual)]
+        theirs, actual = ([one["minor"] for one in each] for each in both)
+        return theirs, actual
 
 
 def _core_of_several(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
@@ -101,23 +101,23 @@ def _partition_order(request: DeviceRequest, needs: dict[str, Need], answers: _A
     if gpus is None or gpus.request.shared:
         return False
     table = gpus.node.inventory.partitions.table or {}
-    theirs, ours = answers.minors(GPU)
+    theirs, actual = answers.minors(GPU)
     sets = {each.minors: each for each in table.get(gpus.request.count, ())}
-    named = [sets.get(tuple(minors)) for minors in (theirs, ours) if minors]
+    named = [sets.get(tuple(minors)) for minors in (theirs, actual) if minors]
     several = any(
         len({each.score for each in group}) > 1
         for size, group in table.items()
         if size >= gpus.request.count
     )
-    return several and all(each is not None for each in named) and theirs != ours
+    return several and all(each is not None for each in named) and theirs != actual
 
 
 def _shares_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     gpus = needs.get(GPU)
-    theirs, ours = answers.minors(GPU)
-    if gpus is None or not gpus.request.shared or len(theirs) != 1 or len(ours) != 1:
+    theirs, actual = answers.minors(GPU)
+    if gpus is None or not gpus.request.shared or len(theirs) != 1 or len(actual) != 1:
         return False
-    return gpus.candidates.score_of(ours[0]) > gpus.candidates.score_of(theirs[0])
+    return gpus.candidates.score_of(actual[0]) > gpus.candidates.score_of(theirs[0])
 
 
 def _shares_in_scope(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
@@ -152,9 +152,9 @@ def _as_many_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: _
     if joint is None or joint.scope is not JointScope.PREFERRED:
         return False
     for kind, each in needs.items():
-        theirs, ours = answers.minors(kind)
-        if theirs != ours and not (
-            len(theirs) > each.request.count == len(ours) and theirs[: len(ours)] == ours
+        theirs, actual = answers.minors(kind)
+        if theirs != actual and not (
+            len(theirs) > each.request.count == len(actual) and theirs[: len(actual)] == actual
         ):
             return False
     return True
@@ -189,7 +189,7 @@ def _unfit_take_turns(request: DeviceRequest, needs: dict[str, Need], answers: _
 
 def _functions_by_number(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     wanted = any(each.hint and each.hint.vf_selector is not None for each in needs.values())
-    same = all(theirs == ours for theirs, ours in map(answers.minors, needs))
+    same = all(theirs == actual for theirs, actual in map(answers.minors, needs))
     return wanted and same
 
 
@@ -314,16 +314,16 @@ _NODE_SCORE: Final = Difference(
 DIFFERENCES: Final = (*(each for each, _ in _TESTS), UNEVEN_SHARES, _NODE_SCORE)
 
 
-def declared(question: DeviceCase, theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
+def declared(question: DeviceCase, theirs: dict[str, Any], actual: dict[str, Any]) -> str | None:
     """The name of the difference, None if there is none. If both systems chose the same devices,
     Koordinator's score must be the one that its rule yields."""
     request = question.request
     if isinstance(request, RequestFault):
         return UNEVEN_SHARES.name if request is RequestFault.UNEVEN else None
     needs = _needs(question, request)
-    if theirs.get("allocation") == ours.get("allocation"):
+    if theirs.get("allocation") == actual.get("allocation"):
         return _NODE_SCORE.name if theirs["score"] == _of_one(question, needs) else None
-    answers = _Answers(theirs.get("allocation"), ours.get("allocation"))
+    answers = _Answers(theirs.get("allocation"), actual.get("allocation"))
     return next((each.name for each, test in _TESTS if test(request, needs, answers)), None)
 
 

@@ -78,12 +78,12 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class CaseVerdict(msgspec.Struct, frozen=True):
-    """`ours`: Topolet's answer in the form of the case's `expect`. `declared`: the name of a
-    Difference, set only if `ours` differs and the case satisfies the predicate of the
+    """`actual`: Topolet's answer in the form of the case's `expect`. `declared`: the name of a
+    Difference, set only if `actual` differs and the case satisfies the predicate of the
     Difference."""
 
     agrees: bool
-    ours: Any
+    actual: Any
     declared: str | None = None
 
 
@@ -177,11 +177,11 @@ class UnknownKindError(FileError):
 
 
 class Disagreement(msgspec.Struct, frozen=True):
-    """`ours`: Topolet's answer in the form of the case's `expect`."""
+    """`actual`: Topolet's answer in the form of the case's `expect`."""
 
     line: int
     case: Case
-    ours: Any
+    actual: Any = msgspec.field(name="ours")
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -242,7 +242,7 @@ def judge(path: str, known: Sequence[CaseKind] = KINDS) -> FileResult:
             declared[verdict.declared] += 1
         else:
             disagree += 1
-            first = first or Disagreement(line, case, verdict.ours)
+            first = first or Disagreement(line, case, verdict.actual)
     if kind is None:
         raise FileError(path, "has no case")
     return FileResult(

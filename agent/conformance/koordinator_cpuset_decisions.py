@@ -116,27 +116,27 @@ def _judge_container(case: dict[str, Any]) -> CaseVerdict:
     )
     answer = cpuset.create(request, snapshot, ())
     wanted = snapshot.pods.get(pod.uid) if snapshot else None
-    ours = _ours(answer, lifts_pod=wanted is not None and wanted.exclusive)
+    actual = _ours(answer, lifts_pod=wanted is not None and wanted.exclusive)
     quotas = ("cfsQuota", "podCFSQuota")
-    if "cpuset" not in expect or any(ours[key] != expect[key] for key in quotas):
-        return CaseVerdict(False, ours)
-    return _compared(case, pod, nodes, reported or _Reported(), ours)
+    if "cpuset" not in expect or any(actual[key] != expect[key] for key in quotas):
+        return CaseVerdict(False, actual)
+    return _compared(case, pod, nodes, reported or _Reported(), actual)
 
 
 def _judge_host_application(case: dict[str, Any]) -> CaseVerdict:
     expect = case["expect"]
-    ours: dict[str, Any] = {"cpuset": None}
+    actual: dict[str, Any] = {"cpuset": None}
     try:
         reported = _reported(case.get("nrt"))
         if reported is not None:
-            ours["cpuset"] = str(host_application_cpus(case["qos"], reported.ls)) or None
+            actual["cpuset"] = str(host_application_cpus(case["qos"], reported.ls)) or None
     except AnnotationError as error:
         return CaseVerdict("ruleError" in expect, {"ruleError": str(error)})
     except ValueError as error:
         return CaseVerdict("error" in expect, {"error": str(error)})
     if "cpuset" not in expect:
-        return CaseVerdict(False, ours)
-    return _joined(ours, expect["cpuset"] or "") or CaseVerdict(False, ours)
+        return CaseVerdict(False, actual)
+    return _joined(actual, expect["cpuset"] or "") or CaseVerdict(False, actual)
 
 
 def _announcement(case: dict[str, Any]) -> PodAnnounced:
@@ -215,26 +215,28 @@ def _compared(
     pod: Pod,
     nodes: tuple[int, ...],
     reported: _Reported,
-    ours: dict[str, Any],
+    actual: dict[str, Any],
 ) -> CaseVerdict:
     theirs = case["expect"]["cpuset"] or ""
-    place = CpuSet.parse(ours["cpuset"] or "")
+    place = CpuSet.parse(actual["cpuset"] or "")
     pools = reported.be if pool_class(pod) is QoS.BE else reported.ls
     left_alone = not _answers(case, pod, nodes, reported)
-    if not theirs and not place and "wait" not in ours:
-        return CaseVerdict(True, ours)
+    if not theirs and not place and "wait" not in actual:
+        return CaseVerdict(True, actual)
     if left_alone and not theirs and place and place == _pool(pools, nodes):
-        return CaseVerdict(True, ours)
-    if _cpus(theirs) and (same := _joined(ours, theirs)):
+        return CaseVerdict(True, actual)
+    if _cpus(theirs) and (same := _joined(actual, theirs)):
         return same
     everywhere = (reported.system if pod.qos is QoS.SYSTEM else EMPTY) or pool_cpus(pools)
     if not _cpus(theirs) and not pool_cpus(_narrow(pools, nodes)) and place == everywhere:
-        return CaseVerdict(False, ours, _EMPTY_POOL.name)
+        return CaseVerdict(False, actual, _EMPTY_POOL.name)
     by_label = case.get("qos") == QoS.BE and pod.kube_class != "besteffort"
     pools_of_be = _narrow(reported.be, nodes) if case.get("beCPUManager") else reported.ls
     on_theirs = bool(nodes) and _cpus(theirs) == pool_cpus(pools_of_be)
     on_ls = place == _pool(reported.ls, nodes)
-    return CaseVerdict(False, ours, _BE_BY_LABEL.name if by_label and on_theirs and on_ls else None)
+    return CaseVerdict(
+        False, actual, _BE_BY_LABEL.name if by_label and on_theirs and on_ls else None
+    )
 
 
 def _answers(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _Reported) -> bool:
@@ -245,12 +247,12 @@ def _answers(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _
     return bool(bound or by_class or not to_others)
 
 
-def _joined(ours: dict[str, Any], theirs: str) -> CaseVerdict | None:
+def _joined(actual: dict[str, Any], theirs: str) -> CaseVerdict | None:
     """The verdict if the CPUs are the same, else None."""
-    if _cpus(theirs) != _cpus(ours["cpuset"] or ""):
+    if _cpus(theirs) != _cpus(actual["cpuset"] or ""):
         return None
     stray = "" in theirs.split(",") and theirs != ""
-    return CaseVerdict(not stray, ours, _STRAY_COMMA.name if stray else None)
+    return CaseVerdict(not stray, actual, _STRAY_COMMA.name if stray else None)
 
 
 def _pool(pools: tuple[Pool, ...], nodes: tuple[int, ...]) -> CpuSet:

@@ -63,10 +63,10 @@ from agent.model.quantities import Quantity, milli, whole
 
 def judge_request(case: dict[str, Any]) -> CaseVerdict:
     """Compares every field; errors are compared by their kind."""
-    ours = _requested(case, _total(case["pod"]))
-    if ours == case["expect"]:
-        return CaseVerdict(True, ours)
-    return CaseVerdict(False, ours, _declared_request(case, ours))
+    actual = _requested(case, _total(case["pod"]))
+    if actual == case["expect"]:
+        return CaseVerdict(True, actual)
+    return CaseVerdict(False, actual, _declared_request(case, actual))
 
 
 def _requested(case: dict[str, Any], total: Mapping[str, int]) -> dict[str, Any]:
@@ -124,25 +124,25 @@ def _rounded_total(pod: dict[str, Any]) -> dict[str, int]:
     return {name: -(-amount // 1000) for name, amount in _total(pod, milli).items()}
 
 
-def _declared_request(case: dict[str, Any], ours: dict[str, Any]) -> str | None:
+def _declared_request(case: dict[str, Any], actual: dict[str, Any]) -> str | None:
     """The difference, None if one of the differing types has no declared reason."""
     theirs: dict[str, Any] = case["expect"]
     if _requested(case, _rounded_total(case["pod"])) == theirs:
         return FRACTIONS_ADD_UP.name
-    if ours.get("error") == RequestFault.UNEVEN:
+    if actual.get("error") == RequestFault.UNEVEN:
         total = theirs.get(GPU, {}).get("total", {})
         return UNEVEN_SHARES.name if _uneven(total) else None
-    if theirs.keys() != ours.keys() or "error" in theirs:
+    if theirs.keys() != actual.keys() or "error" in theirs:
         return None
-    differing = [kind for kind in theirs if theirs[kind] != ours[kind]]
-    reasons = [_reason(case, kind, theirs[kind], ours[kind]) for kind in differing]
+    differing = [kind for kind in theirs if theirs[kind] != actual[kind]]
+    reasons = [_reason(case, kind, theirs[kind], actual[kind]) for kind in differing]
     return next(iter(reasons)) if all(reasons) else None
 
 
 def _reason(
-    case: dict[str, Any], kind: str, theirs: dict[str, Any], ours: dict[str, Any]
+    case: dict[str, Any], kind: str, theirs: dict[str, Any], actual: dict[str, Any]
 ) -> str | None:
-    if theirs["total"] != ours["total"]:
+    if theirs["total"] != actual["total"]:
         return None
     if kind == GPU:
         several = theirs.get("per", {}).get(GPU_CORE, 0) > FULL
@@ -171,12 +171,12 @@ def judge_allocation(case: dict[str, Any]) -> CaseVerdict:
     """Any error agrees with any error. Choices agree if all devices, their amounts, their
     functions, the order and the score are the same."""
     question = _question(case)
-    ours = _allocation(question)
+    actual = _allocation(question)
     theirs: dict[str, Any] = case["expect"]
-    both_fail = "error" in theirs and "error" in ours
-    if both_fail or theirs == ours:
-        return CaseVerdict(True, ours)
-    return CaseVerdict(False, ours, declared(question, theirs, ours))
+    both_fail = "error" in theirs and "error" in actual
+    if both_fail or theirs == actual:
+        return CaseVerdict(True, actual)
+    return CaseVerdict(False, actual, declared(question, theirs, actual))
 
 
 def _question(case: dict[str, Any]) -> DeviceCase:

@@ -95,16 +95,16 @@ def judge_node(case: dict[str, Any]) -> CaseVerdict:
     text and stage. Allocations and policies are compared by value. The declared difference is the
     rule under which Topolet gives Koordinator's answer; if several rules are needed together, the
     first."""
-    ours = _answer(case)
+    actual = _answer(case)
     theirs = _value(case["expect"])
-    if _value(ours) == theirs:
-        return CaseVerdict(True, ours)
+    if _value(actual) == theirs:
+        return CaseVerdict(True, actual)
     applying = [quirk for quirk in QUIRKS if quirk.applies(case)]
     for count in range(1, _MAX_QUIRKS + 1):
         for some in combinations(applying, count):
             if _value(_answer(case, some)) == theirs:
-                return CaseVerdict(False, ours, some[0].difference.name)
-    return CaseVerdict(False, ours)
+                return CaseVerdict(False, actual, some[0].difference.name)
+    return CaseVerdict(False, actual)
 
 
 def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, Any]:
@@ -317,11 +317,11 @@ def judge_take_cpus(case: dict[str, Any]) -> CaseVerdict:
     expected = case["expect"]
     if not isinstance(answer, Taken):
         return CaseVerdict("error" in expected, {"error": answer.reason.value})
-    ours = CpuSet.from_int(answer.cpus)
-    if ours == CpuSet.parse(expected.get("cpuset", "")):
-        return CaseVerdict("cpuset" in expected, {"cpuset": str(ours)})
+    actual = CpuSet.from_int(answer.cpus)
+    if actual == CpuSet.parse(expected.get("cpuset", "")):
+        return CaseVerdict("cpuset" in expected, {"cpuset": str(actual)})
     declared = MORE_THAN_ASKED.name if _more_than_asked(case) else None
-    return CaseVerdict(False, {"cpuset": str(ours)}, declared)
+    return CaseVerdict(False, {"cpuset": str(actual)}, declared)
 
 
 def _more_than_asked(case: dict[str, Any]) -> bool:

@@ -64,7 +64,7 @@ def judge(case: dict[str, Any]) -> CaseVerdict:
         return verdict
     koordinator = _judged(_annotations_first(case), reserved=False)
     if koordinator.agrees or koordinator.declared:
-        return CaseVerdict(False, verdict.ours, KUBELET_DECIDES.name)
+        return CaseVerdict(False, verdict.actual, KUBELET_DECIDES.name)
     return verdict
 
 
@@ -96,13 +96,13 @@ def _judged(case: dict[str, Any], *, reserved: bool = True) -> CaseVerdict:
         pool_rules = msgspec.structs.replace(pool_rules, reserved=EMPTY)
     decision = decide(topology, pods, kubelet, owned_before, {}, pool_rules)
     values = report_values("node", ReportInput(topology, decision, pods, kubelet, configured))
-    ours = _reported(report.build(values).topology)
+    actual = _reported(report.build(values).topology)
     expect = case["expect"]
-    differing = {key for key in expect if _value(key, ours[key]) != _value(key, expect[key])}
+    differing = {key for key in expect if _value(key, actual[key]) != _value(key, expect[key])}
     if not differing:
-        return CaseVerdict(True, ours)
-    twice = differing <= {"ls", "be"} and _claimed_twice(pods, decision, ours, expect)
-    return CaseVerdict(False, ours, CLAIMED_TWICE.name if twice else None)
+        return CaseVerdict(True, actual)
+    twice = differing <= {"ls", "be"} and _claimed_twice(pods, decision, actual, expect)
+    return CaseVerdict(False, actual, CLAIMED_TWICE.name if twice else None)
 
 
 def _pod(pod: dict[str, Any], checkpoint: dict[str, Any]) -> Pod:
@@ -201,7 +201,7 @@ def _reservation(reported: Any) -> NodeReservation:
 
 
 def _claimed_twice(
-    pods: tuple[Pod, ...], decision: Decision, ours: dict[str, Any], expect: dict[str, Any]
+    pods: tuple[Pod, ...], decision: Decision, actual: dict[str, Any], expect: dict[str, Any]
 ) -> bool:
     """Whether Koordinator's pools are Topolet's pools without the CPUs of the claims that Topolet
     refuses because they overlap."""
@@ -212,7 +212,7 @@ def _claimed_twice(
         if pod.uid in refused and (cpus := _claimed_cpus(pod)) & owned:
             claimed[pod.qos] = claimed.get(pod.qos, EMPTY) | cpus
     lost = {"ls": union(claimed.values()), "be": claimed.get(QoS.LSE, EMPTY)}
-    return bool(claimed) and all(_all(expect[key]) == _all(ours[key]) - lost[key] for key in lost)
+    return bool(claimed) and all(_all(expect[key]) == _all(actual[key]) - lost[key] for key in lost)
 
 
 def _claimed_cpus(pod: Pod) -> CpuSet:

@@ -86,15 +86,15 @@ def judge_take_cpus(case: dict[str, Any]) -> CaseVerdict:
     except NotEnoughCpusError as error:
         refused = "error" in expect or "hang" in expect or "panic" in expect
         return CaseVerdict(refused, {"error": str(error)})
-    ours = {"cpuset": str(CpuSet.from_int(taken))}
+    actual = {"cpuset": str(CpuSet.from_int(taken))}
     if "hang" in expect or "panic" in expect:
-        return CaseVerdict(taken.bit_count() == case["need"] and not taken & ~free, ours)
-    if ours == expect:
-        return CaseVerdict(True, ours)
+        return CaseVerdict(taken.bit_count() == case["need"] and not taken & ~free, actual)
+    if actual == expect:
+        return CaseVerdict(True, actual)
     theirs = CpuSet.parse(expect.get("cpuset", "")).mask
     quirk = case.get("quirk") == _SHARED_SLICE.name and options.distribute_cpus_across_numa
     declared = quirk and _overwritten(layout, free, taken, theirs)
-    return CaseVerdict(False, ours, _SHARED_SLICE.name if declared else None)
+    return CaseVerdict(False, actual, _SHARED_SLICE.name if declared else None)
 
 
 def judge_static_policy(case: dict[str, Any]) -> CaseVerdict:
@@ -157,7 +157,7 @@ class _Run:
         self,
         pod: PodCpu,
         step: dict[str, Any],
-        ours: dict[str, Any],
+        actual: dict[str, Any],
         theirs: dict[str, Any],
     ) -> Difference | None:
         """The declared difference that explains the kubelet's answer to this step, None if there is
@@ -170,27 +170,27 @@ class _Run:
                 return _HANDED_OUT_TWICE
         if "hints" in theirs:
             twice = before.reusable_by(pod.uid) & self._policy.available(before)
-            return _REUSABLE_TWICE if twice and _offers_more(ours, theirs) else None
+            return _REUSABLE_TWICE if twice and _offers_more(actual, theirs) else None
         if "error" in theirs or not theirs.get("cpuset"):
             return None
         given = CpuSet.parse(theirs["cpuset"]).mask
         layout, options = self._policy.layout, self._policy.options
-        refused = ours.get("error")
+        refused = actual.get("error")
         if refused == RefusalReason.DEFAULT_EMPTIED.value and not theirs["default"]:
             return _SHARED_EMPTIED
         halves = options.full_pcpus_only and layout.expand(layout.whole(given)) != given
         if halves and refused in (None, RefusalReason.NOT_ENOUGH_CORES.value):
             return HALF_CORES
-        mine = CpuSet.parse(ours["cpuset"] or "").mask
+        mine = CpuSet.parse(actual["cpuset"] or "").mask
         free = self._policy.available(before) | before.reusable_by(pod.uid)
         if options.distribute_cpus_across_numa and _overwritten(layout, free, mine, given):
             return _SHARED_SLICE
         return None
 
 
-def _offers_more(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+def _offers_more(actual: dict[str, Any], theirs: dict[str, Any]) -> bool:
     """Whether the kubelet has all of Topolet's hints, and possibly more."""
-    return bool(theirs["hints"]) and all(hint in theirs["hints"] for hint in ours["hints"])
+    return bool(theirs["hints"]) and all(hint in theirs["hints"] for hint in actual["hints"])
 
 
 def _answer(
@@ -216,11 +216,11 @@ def _answer(
     return state, {**answer, "default": _text(state.default)}
 
 
-def _same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+def _same(actual: dict[str, Any], theirs: dict[str, Any]) -> bool:
     if "error" in theirs:
-        same_cpus = ours.get("cpuset") == theirs.get("cpuset")
-        return "error" in ours and same_cpus and ours["default"] == theirs["default"]
-    return ours == theirs
+        same_cpus = actual.get("cpuset") == theirs.get("cpuset")
+        return "error" in actual and same_cpus and actual["default"] == theirs["default"]
+    return actual == theirs
 
 
 def _policy(case: dict[str, Any]) -> StaticPolicy:
@@ -268,16 +268,16 @@ def _hints(hints: tuple[TopologyHint, ...] | None) -> list[dict[str, Any]] | Non
     ]
 
 
-def _overwritten(layout: Layout, free: int, ours: int, theirs: int) -> bool:
+def _overwritten(layout: Layout, free: int, actual: int, theirs: int) -> bool:
     """Whether both take the same number of free CPUs from the same number of NUMA nodes, at least
     four, and Topolet's choice leaves the nodes at least as even."""
-    nodes = len(layout.node_ids(ours))
+    nodes = len(layout.node_ids(actual))
     return (
         nodes >= _FEWEST_NODES
         and nodes == len(layout.node_ids(theirs))
-        and ours.bit_count() == theirs.bit_count()
+        and actual.bit_count() == theirs.bit_count()
         and not theirs & ~free
-        and _squares(layout, free & ~ours) <= _squares(layout, free & ~theirs)
+        and _squares(layout, free & ~actual) <= _squares(layout, free & ~theirs)
     )
 
 
@@ -305,8 +305,8 @@ def judge_state_file(case: dict[str, Any]) -> CaseVerdict:
             state = device_checkpoint.decode(raw)
         case name:
             raise ValueError(f"file {name!r} is not known")
-    ours = {"checksum": state.checked.value, "problems": list(state.problems)}
-    return CaseVerdict(state.checked is Checked.VERIFIED and not state.problems, ours)
+    actual = {"checksum": state.checked.value, "problems": list(state.problems)}
+    return CaseVerdict(state.checked is Checked.VERIFIED and not state.problems, actual)
 
 
 def _content(case: dict[str, Any]) -> str:

@@ -61,7 +61,7 @@ def judge_koordinator(case: dict[str, Any]) -> CaseVerdict:
         NumaExclusive(exclusive) if exclusive else None,
         {node: NodeStatus(status) for node, status in zip(nodes, case["status"], strict=True)},
     )
-    ours = {
+    actual = {
         "mask": _ids(merged.mask),
         "preferred": merged.preferred,
         "unsatisfied": merged.unsatisfied,
@@ -69,7 +69,7 @@ def judge_koordinator(case: dict[str, Any]) -> CaseVerdict:
         "admit": merged.admit,
     }
     expect = case["expect"]
-    return CaseVerdict("panic" in expect or ours == expect, ours)
+    return CaseVerdict("panic" in expect or actual == expect, actual)
 
 
 def judge_kubelet(case: dict[str, Any]) -> CaseVerdict:
@@ -77,13 +77,13 @@ def judge_kubelet(case: dict[str, Any]) -> CaseVerdict:
     merged = kubelet_merge(
         _providers(case["hints"]), case["numaNodes"], _POLICIES[case["policy"]], _distances(case)
     )
-    ours = {
+    actual = {
         "admit": merged.admit,
         "mask": _ids(merged.mask),
         "preferred": merged.preferred,
     }
     expect = case["expect"]
-    return CaseVerdict("panic" in expect or ours == expect, ours)
+    return CaseVerdict("panic" in expect or actual == expect, actual)
 
 
 def _distances(case: dict[str, Any]) -> Distances | None:

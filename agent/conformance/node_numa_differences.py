@@ -395,16 +395,16 @@ class KoordinatorTrials(Trials):
         found = self.on_nodes(nodes)
         return found if isinstance(found, Rejection) else None
 
-    def split(self, name: str, asked: int, room: dict[int, int]) -> dict[int, int]:
+    def split(self, name: str, requested: int, room: dict[int, int]) -> dict[int, int]:
         order = sorted(room, key=lambda node: (room[node], node))
         if self._by_position:
             order = _insertion_sorted(sorted(room), self.available, name)
         unit, shares = self.unit(name), {}
         for index, node in enumerate(order):
-            share = min(room[node], asked // unit // (len(order) - index) * unit)
+            share = min(room[node], requested // unit // (len(order) - index) * unit)
             if share > 0:
                 shares[node] = share
-                asked -= share
+                requested -= share
         return shares
 
 

@@ -102,7 +102,7 @@ def judge(case: dict[str, Any]) -> CaseVerdict:
         return verdict
     unread = _judge({**case, "nrt": {**case["nrt"], "topologyPolicies": None}})
     explained = unread.agrees or unread.declared is not None
-    return CaseVerdict(False, verdict.ours, SPELLINGS.name if explained else None)
+    return CaseVerdict(False, verdict.actual, SPELLINGS.name if explained else None)
 
 
 def _spelled(case: dict[str, Any]) -> bool:
@@ -114,23 +114,23 @@ def _judge(case: dict[str, Any]) -> CaseVerdict:
     question = _Question(case)
     found = by_zones(question.node, question.pod)
     expect = case["expect"]
-    ours = {
+    actual = {
         **_fit(found),
         "score": {name: question.score(question.pod, name) for name in expect["score"]},
     }
     why = {
         question.why_score(name, theirs)
         for name, theirs in expect["score"].items()
-        if theirs not in (_PANIC, ours["score"][name])
+        if theirs not in (_PANIC, actual["score"][name])
     }
     if _fit(found) != {key: value for key, value in expect.items() if key != "score"}:
         why.add(question.why_fit(found, expect))
     if not why:
-        return CaseVerdict(True, ours)
+        return CaseVerdict(True, actual)
     declared = None
     if None not in why:
         declared = next(each for each in reversed(DIFFERENCES) if each in why).name
-    return CaseVerdict(False, ours, declared)
+    return CaseVerdict(False, actual, declared)
 
 
 class _Question:

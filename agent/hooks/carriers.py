@@ -78,7 +78,7 @@ class Carried(msgspec.Struct, frozen=True):
 
     def names(self) -> Iterator[str]:
         """The names of GPUs, without their kind, from every carrier but device nodes. A text that
-        is no CDI name is the name of a GPU."""
+        is not a CDI name counts as the name of a GPU."""
         return _gpu_names(self._listed())
 
     def names_of_pod(self) -> Iterator[str]:
@@ -170,8 +170,8 @@ def names_all(value: str) -> bool:
 
 
 def is_understood(name: str) -> bool:
-    """Whether `refers` tells for every GPU if the name, without its kind, means it. NVIDIA's
-    runtime may read another name as any GPU."""
+    """Whether `refers` can decide for every GPU whether the name, without its kind, means it.
+    NVIDIA's runtime may take another name for any GPU."""
     return _UNDERSTOOD.fullmatch(name) is not None
 
 

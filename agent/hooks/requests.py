@@ -296,7 +296,7 @@ class Outcomes:
         return False
 
     def strictest(self, hook: str, *classes: str) -> str:
-        """Of the classes that a call belongs to the one whose policy fails it, else the first."""
+        """The first class of a call whose policy fails the call, else its first class."""
         return next((each for each in classes if self._policies.fails(hook, each)), classes[0])
 
     def refused(self, hook: str, class_: str | None, reason: str, detail: str) -> None:

@@ -229,7 +229,7 @@ def _refuse_names_of_others(
 
 
 def _meant(name: str, held: Sequence[NodeDevice]) -> list[str]:
-    """The devices that the name means; for an instance that is not known its card."""
+    """The devices that the name means; the card of an instance that is not known."""
     found = [each.uuid for each in held if carriers.refers(name, each.uuid, each.index)]
     card = "" if found else carriers.card_of(name)
     return _meant(card, held) if card else found
@@ -326,7 +326,7 @@ def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") 
 
 
 def _in_list(names: Sequence[str], gpus: Sequence[VisibleGpu]) -> list[str]:
-    """Of a list of CDI names those of other devices, with the GPUs in place of the first GPU."""
+    """The CDI names of other devices in the list, with the GPUs in place of the first GPU."""
     kinds = {name: visibility.kind_and_name(name)[0] for name in names if carriers.names_gpu(name)}
     first = next((name for name, kind in kinds.items() if kind), None)
     kind = kinds[first] if first is not None else ""

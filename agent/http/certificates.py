@@ -133,7 +133,7 @@ class TlsStream:
             return 0
 
     def end_sending(self) -> None:
-        """What is received after it is not decrypted, and of no use."""
+        """Bytes that are received after this are not decrypted: the reader must ignore them."""
         with contextlib.suppress(OSError):
             self._socket.unwrap()  # sends the end, and does not wait for the client's
         self._socket.shutdown(socket.SHUT_WR)

@@ -88,7 +88,7 @@ class PlainStream:
 
 
 class ConnectionOwner(Protocol):
-    """What a connection tells the listener that has accepted it."""
+    """The listener that accepted a connection, as far as the connection calls it."""
 
     limits: ConnectionLimits
     loop: Loop

@@ -149,8 +149,8 @@ class HttpListener:
             self._begin(accepted, address[0])
 
     def _refused(self, error: OSError) -> None:
-        """The system has nothing left for the connection that waits, and would report it without
-        end."""
+        """The system lacks descriptors or memory for the waiting connection, and would report it at
+        every poll."""
         victim = self._places.shed() if error.errno in _OUT_OF_DESCRIPTORS else None
         if victim is not None:
             self._close_for(victim)

@@ -21,7 +21,7 @@ from agent.model.settings.options import SettingsError
 _IPV6_NETWORK_BYTES: Final = 8
 _IPV4_IN_IPV6: Final = bytes(10) + b"\xff\xff"
 _IPV6_LOOPBACK: Final = bytes(15) + b"\x01"
-_MOST_ROUTES_BYTES: Final = 1 << 16
+_MAX_ROUTES_BYTES: Final = 1 << 16
 _NET: Final = "/proc/self/net"
 
 
@@ -102,6 +102,6 @@ def _is_loopback(packed: bytes) -> bool:
 def _read(path: str) -> str:
     try:
         with open(path, "rb") as file:
-            return file.read(_MOST_ROUTES_BYTES).decode("ascii", "replace")
+            return file.read(_MAX_ROUTES_BYTES).decode("ascii", "replace")
     except OSError:
         return ""

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 _HEAD_END: Final = b"\r\n\r\n"
-_MOST_HEADERS: Final = 64
+_MAX_HEADERS: Final = 64
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]{1,16}) ([!-~]+) HTTP/([0-9]\.[0-9])")
 # Blanks around a value are stripped later: a pattern for them takes cubic time for many of them.
 _HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00-\x08\x0a-\x1f\x7f]*)")
@@ -86,8 +86,8 @@ def parse_head(head: bytes) -> RequestHead:
     method, target, version = words.groups()
     if not version.startswith(b"1."):
         raise BadRequestError("only HTTP/1.1 is served", 505)
-    if len(lines) > _MOST_HEADERS:
-        raise BadRequestError(f"more than {_MOST_HEADERS} headers", 431)
+    if len(lines) > _MAX_HEADERS:
+        raise BadRequestError(f"more than {_MAX_HEADERS} headers", 431)
     headers: dict[bytes, bytes] = {}
     for each in lines:
         pair = _HEADER.fullmatch(each)

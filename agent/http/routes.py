@@ -40,7 +40,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 def dispatch(routes: Mapping[str, Route], request: HttpRequest) -> Reply:
     """Returns the reply of the request's route, or an error if there is none. A fault of the route
-    is logged, and its reply is 500: one request ends no other."""
+    is logged, and its reply is 500: it does not affect other requests."""
     route = routes.get(request.path)
     if route is None:
         return text_reply(404, f"no such path; the paths are {', '.join(sorted(routes))}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agent.http.certificates import CertificateFiles  # loads ssl
 
 _RESERVED_THREADS: Final = 1
-"""For requests from the node, so that probes wait for no other client's requests."""
+"""For requests from the node, so that probes do not wait for requests of other clients."""
 
 
 class HttpListenError(RuntimeError):

@@ -30,7 +30,7 @@ from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
 from agent.proto import koordinator_hooks_pb2 as pb
 
 SETTABLE: Final = DeviceFields(frozenset({"environment"}))
-"""Of a container's devices."""
+"""The fields of a container's devices that a response can change."""
 
 
 class ContainerRef(msgspec.Struct, frozen=True):

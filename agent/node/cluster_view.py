@@ -94,7 +94,7 @@ class ClusterView:
             )
         self.news = threading.Event()
         self._watches = ClusterWatches(objects, node_name, self._changed)
-        metrics.cluster_troubles.set_function(lambda: len(self.troubles()))
+        metrics.cluster_problems.set_function(lambda: len(self.problems()))
         metrics.follow(self._watches.ages_seconds)
 
     def now(self) -> ClusterState:
@@ -105,9 +105,9 @@ class ClusterView:
         """Whether anything was written; an outbox writes later. Raises StoreError without one."""
         return self._outbox.put(report) if self._outbox is not None else self._deliver(report)
 
-    def troubles(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[str, ...]:
         """Why watches and deliveries fail at present."""
-        found = self._watches.troubles()
+        found = self._watches.problems()
         if self._outbox is not None and self._outbox.problem.text:
             found += (self._outbox.problem.text,)
         return found
@@ -183,7 +183,7 @@ class ClusterWatches:
         with self._lock:
             return ClusterState(self._node, vouched(self._pods, self._node), self._pods_listed)
 
-    def troubles(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[str, ...]:
         """The reasons why watches fail at present."""
         watches = self._node_watch, self._pods_watch
         return tuple(each.problem for each in watches if each.problem is not None)

@@ -159,10 +159,10 @@ class _Agent:
         self._hierarchy_root = hierarchy.path
         self.metrics = AgentMetrics()
         self.health = Health(settings.period_seconds)
-        by_source = self.metrics.source_troubles.labels
+        by_source = self.metrics.source_problems.labels
         self.sources = Sources(lambda name, number: by_source(name).set(number))
-        if lock_trouble := visibility_policy.isolation.trouble:
-            self.sources.report(SourceName.LOCK_FOLDER, [lock_trouble])
+        if lock_problem := visibility_policy.isolation.problem:
+            self.sources.report(SourceName.LOCK_FOLDER, [lock_problem])
         self.notification_socket = NotificationSocket(str(state / "doorbell.sock"))
         closing.callback(self.notification_socket.close)
         wake = self.notification_socket.wake

@@ -65,14 +65,14 @@ def prepare(by: VisibilityPolicy) -> VisibilityPolicy:
     if not by.isolation.library:
         return by
     os.makedirs(folder, mode=0o755, exist_ok=True)
-    trouble = _lock_folder_trouble(folder)
-    if not trouble:
+    problem = _lock_folder_problem(folder)
+    if not problem:
         os.chmod(folder, 0o1777)
-    isolation = msgspec.structs.replace(by.isolation, trouble=trouble)
+    isolation = msgspec.structs.replace(by.isolation, problem=problem)
     return msgspec.structs.replace(by, isolation=isolation)
 
 
-def _lock_folder_trouble(folder: str) -> str:
+def _lock_folder_problem(folder: str) -> str:
     if os.stat(folder).st_dev == os.stat(os.path.dirname(folder)).st_dev:
         return f"{folder} is not a file system of its own"
     found = os.statvfs(folder)

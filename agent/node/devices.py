@@ -197,7 +197,7 @@ class DeviceView:
         asked, wrong = _release(node)
         health = self._gpus.observe(expected, release=asked)
         cards = [card.gpu for card in health.cards]
-        allocations, troubles = given(pods)
+        allocations, problems = given(pods)
         self._log_foreign(pods, allocations)
         made = device_list(
             DiscoveredDevices(
@@ -243,7 +243,7 @@ class DeviceView:
                 *plugged.problems,
                 *wrong,
                 *lacking,
-                *troubles,
+                *problems,
                 *found.problems,
                 *refused,
             )

@@ -33,7 +33,7 @@ class ObservedContainer(msgspec.Struct, frozen=True):
     """One running container and its CPUs by each source; None when a source has none. `claimed`:
     its pod's annotation; `kubelet`: the kubelet's checkpoint; `wanted`: the agent's snapshot;
     `group`: the effective cpuset of its cgroup; `processes`: the union of its processes'
-    affinities. `trouble`: why the agent does not honor the pod's claim, or why the annotation
+    affinities. `problem`: why the agent does not honor the pod's claim, or why the annotation
     can't be read."""
 
     pod_uid: str
@@ -44,7 +44,7 @@ class ObservedContainer(msgspec.Struct, frozen=True):
     wanted: CpuSet | None = None
     group: CpuSet | None = None
     processes: CpuSet | None = None
-    trouble: str = ""
+    problem: str = msgspec.field(default="", name="trouble")
 
 
 class DriftKind(enum.StrEnum):
@@ -123,8 +123,8 @@ def _of_container(seen: ObservedContainer, owners: Sequence[Owner]) -> list[Find
         found.append(Finding(kind, seen.title, texts[0], texts[1], detail))
 
     own = next((owner.cpus for owner in owners if owner.uid == seen.pod_uid), None)
-    if seen.trouble:
-        add(DriftKind.CLAIM, seen.claimed, seen.group, seen.trouble)
+    if seen.problem:
+        add(DriftKind.CLAIM, seen.claimed, seen.group, seen.problem)
     elif seen.claimed and own is None:
         add(DriftKind.CLAIM_UNSEEN, seen.claimed, seen.group)
     elif seen.claimed and own is not None and seen.claimed != own:
@@ -163,7 +163,7 @@ def _seen(
 ) -> ObservedContainer:
     of_pod = snapshot.pods.get(pod.uid) if snapshot else None
     wanted = of_pod.of(container.name) if of_pod else NOTHING
-    claimed, trouble = _claim(pod, of_pod)
+    claimed, problem = _claim(pod, of_pod)
     group = in_group = None
     if container.group is not None:
         try:
@@ -172,7 +172,7 @@ def _seen(
             allowed = [processes.allowed_cpus(hierarchy.proc, pid) for pid in pids]
             in_group = union(CpuSet.parse(cpus) for cpus in allowed if cpus is not None)
         except CgroupError as error:
-            trouble = trouble or str(error)
+            problem = problem or str(error)
     return ObservedContainer(
         pod_uid=pod.uid,
         title=f"{pod.title} {container.name}",
@@ -182,7 +182,7 @@ def _seen(
         wanted=None if wanted.cpuset is None else CpuSet.parse(wanted.cpuset),
         group=group,
         processes=in_group or None,
-        trouble=trouble,
+        problem=problem,
     )
 
 

@@ -203,7 +203,7 @@ class Enforcement:
         return outcome
 
     def _update_runtime(self, runtime: RuntimeState, decision: Decision) -> None:
-        """Queues an update for running containers of which the runtime stores other values."""
+        """Queues an update for each running container whose values in the runtime differ."""
         if self._updater is None:
             return
         groups = {each.id: each.group for each in _containers(runtime) if each.group is not None}

@@ -135,26 +135,26 @@ class KubeletConfigurationView:
         kubelet = self._in_force(status)
         if kubelet is None:
             return node
-        trouble = ""
+        problem = ""
         try:
             node = with_kubelet(node, kubelet, topology)
         except ConfigurationError as error:
-            trouble = str(error)
-        self._sources.report(SourceName.KUBELET_RESERVATION, (trouble,) if trouble else ())
+            problem = str(error)
+        self._sources.report(SourceName.KUBELET_RESERVATION, (problem,) if problem else ())
         return node
 
     def read(self) -> None:
         """Reads the configuration once."""
         reading = read(self._settings, self._own_group)
-        troubles = dict(reading.troubles)
+        by_source = dict(reading.problems)
         refused = None
         if reading.whole is not None:
             try:
                 check_combination(self._settings, reading.whole)
             except CombinationError as error:
                 refused = error
-        troubles[SourceName.KUBELET_COMBINATION] = (str(refused),) if refused else ()
-        for source, problems in troubles.items():
+        by_source[SourceName.KUBELET_COMBINATION] = (str(refused),) if refused else ()
+        for source, problems in by_source.items():
             self._sources.report(source, problems)
         news = (reading.whole, reading.argv, reading.content) != (
             self._reading.whole,
@@ -193,7 +193,7 @@ _K3S_DROP_INS = "agent/etc/kubelet.conf.d"
 class Reading(msgspec.Struct, frozen=True):
     """`whole`: the configuration, None when a part of it could not be read; then `argv` and
     `content` hold the known parts of the command line and the files. `memory_policy`: the memory
-    manager's, from its state, "" when unknown. `troubles`: by source, for every source that was
+    manager's, from its state, "" when unknown. `problems`: by source, for every source that was
     read."""
 
     whole: KubeletConfiguration | None = None
@@ -201,15 +201,15 @@ class Reading(msgspec.Struct, frozen=True):
     content: Mapping[str, Any] = {}
     source: str = ""
     memory_policy: str = ""
-    troubles: Mapping[SourceName, tuple[str, ...]] = {}
+    problems: Mapping[SourceName, tuple[str, ...]] = {}
 
 
 class _Files:
-    """Reads the kubelet's files below `root` and collects `troubles`."""
+    """Reads the kubelet's files below `root` and collects `problems`."""
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self.troubles: list[str] = []
+        self.problems: list[str] = []
         self.names: list[str] = []
 
     def path(self, path: str) -> str:
@@ -227,7 +227,7 @@ class _Files:
         if content is None:
             return {}
         if not isinstance(content, dict):
-            self.troubles.append(f"{path}: its content must be an object")
+            self.problems.append(f"{path}: its content must be an object")
             return {}
         return content
 
@@ -241,18 +241,18 @@ class _Files:
             with os.scandir(self.path(folder)) as found:
                 return sorted((each.name, each.is_dir(follow_symlinks=False)) for each in found)
         except (OSError, ValueError) as error:
-            self.troubles.append(f"{folder}: {_reason(error)}")
+            self.problems.append(f"{folder}: {_reason(error)}")
             return []
 
     def _read(self, path: str, read: Callable[[str], Any], *, of_root: bool = True) -> Any:
         self.names.append(path)
         if not path.startswith("/"):
-            self.troubles.append(f"{path}: is relative to the kubelet's own folder")
+            self.problems.append(f"{path}: is relative to the kubelet's own folder")
             return None
         try:
             return read(self.path(path) if of_root else path)
         except (OSError, ValueError) as error:
-            self.troubles.append(f"{path}: {_reason(error)}")
+            self.problems.append(f"{path}: {_reason(error)}")
             return None
 
 
@@ -264,8 +264,8 @@ def _reason(error: Exception) -> str:
 def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Reading:
     """Reads the first available source: the kubelet's /configz, the declared file, or the command
     line and the files of its process. `own_group`: the root of the agent's cgroup namespace."""
-    troubles: dict[SourceName, tuple[str, ...]] = dict.fromkeys(_SOURCES, ())
-    memory_policy = _memory_policy(settings, troubles)
+    problems: dict[SourceName, tuple[str, ...]] = dict.fromkeys(_SOURCES, ())
+    memory_policy = _memory_policy(settings, problems)
     if settings.kubelet_configz:
         try:
             answer = configuration.read_configz(
@@ -275,15 +275,15 @@ def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Readin
                 settings.kubelet_dir,
             )
             if answer is not None:
-                return Reading(answer, memory_policy=memory_policy, troubles=troubles)
+                return Reading(answer, memory_policy=memory_policy, problems=problems)
         except ConfigurationError as error:
-            troubles[SourceName.KUBELET_CONFIGZ] = (str(error),)
+            problems[SourceName.KUBELET_CONFIGZ] = (str(error),)
     found = find(os.path.join(settings.root, "proc"), own_group())
     kubelet = found.of_folder(settings.root, settings.kubelet_dir)
-    troubles[SourceName.KUBELET_PROCESS] = () if kubelet else _unclear(found)
+    problems[SourceName.KUBELET_PROCESS] = () if kubelet else _unclear(found)
     files = _Files(settings.root)
     reading = _of_files(settings, kubelet, files)
-    unread = tuple(f"{kubelet.title}: {each}" if kubelet else each for each in files.troubles)
+    unread = tuple(f"{kubelet.title}: {each}" if kubelet else each for each in files.problems)
     whole = None
     if not unread:
         try:
@@ -292,9 +292,9 @@ def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Readin
             unread = (str(error),)
     if kubelet is None:
         whole = None  # the kubelet's flags, which are not known, override the declared file
-    troubles[SourceName.KUBELET_CONFIG] = unread
+    problems[SourceName.KUBELET_CONFIG] = unread
     return msgspec.structs.replace(
-        reading, whole=whole, memory_policy=memory_policy, troubles=troubles
+        reading, whole=whole, memory_policy=memory_policy, problems=problems
     )
 
 
@@ -329,7 +329,7 @@ def _arguments(kubelet: KubeletProcess, files: _Files) -> list[str]:
     argv = kubelet_process.own_arguments(kubelet.argv)
     named = flags(kubelet.argv)
     if kubelet_process.hides_flags(kubelet.argv):
-        files.troubles.append("it hides its flags: --kubelet-configz reads them from the kubelet")
+        files.problems.append("it hides its flags: --kubelet-configz reads them from the kubelet")
     if kubelet.program == kubelet_process.KUBELITE:
         if path := named.get(kubelet_process.KUBELITE_ARGS_FLAG):
             argv[1:1] = kubelet_process.arguments_of_file(files.text(path))
@@ -342,7 +342,7 @@ def _arguments(kubelet: KubeletProcess, files: _Files) -> list[str]:
 
 def _k3s_arguments(path: str, files: _Files) -> list[str]:
     if not files.sees(path):
-        files.troubles.append(f"{path}: its folder is not mounted in the agent's container")
+        files.problems.append(f"{path}: its folder is not mounted in the agent's container")
         return []
     folder = f"{path}.d"
     paths = [path] if os.path.lexists(files.path(path)) else []
@@ -355,7 +355,7 @@ def _k3s_arguments(path: str, files: _Files) -> list[str]:
     try:
         return kubelet_process.arguments_of_k3s([files.object(each) for each in paths], path)
     except ConfigurationError as error:
-        files.troubles.append(str(error))
+        files.problems.append(str(error))
         return []
 
 
@@ -420,11 +420,11 @@ def inferred(
         return configuration.of_object(known, source)
 
 
-def _memory_policy(settings: AgentSettings, troubles: dict[SourceName, tuple[str, ...]]) -> str:
+def _memory_policy(settings: AgentSettings, problems: dict[SourceName, tuple[str, ...]]) -> str:
     path = os.path.join(settings.kubelet_dir, memory_manager_state.FILE_NAME)
     try:
         state = memory_manager_state.read(path)
     except StateFileError as error:
-        troubles[SourceName.MEMORY_MANAGER_STATE] = (str(error),)
+        problems[SourceName.MEMORY_MANAGER_STATE] = (str(error),)
         return ""
     return "" if state == memory_manager_state.MemoryManagerState() else state.policy

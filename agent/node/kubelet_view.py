@@ -139,7 +139,7 @@ class PodResourcesView:
         self._answer_seconds = answer_seconds
         self._answer: PodResourcesAnswer | None = None
         self._sources = sources or Sources()
-        self._troubles: dict[tuple[type[PodResourcesError], str], str] = {}
+        self._problems: dict[tuple[type[PodResourcesError], str], str] = {}
         """The first error of each kind since the last valid answer: the texts may differ each
         time."""
         self._asking = Periodic("pod-resources", period_seconds, self._poll, least_seconds)
@@ -168,7 +168,7 @@ class PodResourcesView:
             return
         last, self._answer = self._answer, answer
         self._report(
-            {key: text for key, text in self._troubles.items() if key[0] is NotServedError}
+            {key: text for key, text in self._problems.items() if key[0] is NotServedError}
         )
         differs = last is None or last.pods != answer.pods or last.allocatable != answer.allocatable
         if differs and self._changed is not None:
@@ -182,13 +182,13 @@ class PodResourcesView:
             return None
 
     def _failed(self, error: PodResourcesError) -> None:
-        self._report({(type(error), error.method): str(error)} | self._troubles)
+        self._report({(type(error), error.method): str(error)} | self._problems)
 
-    def _report(self, troubles: dict[tuple[type[PodResourcesError], str], str]) -> None:
-        self._troubles = troubles
+    def _report(self, problems: dict[tuple[type[PodResourcesError], str], str]) -> None:
+        self._problems = problems
         # Without any answer there may be no kubelet, or one without this API.
         level = logging.INFO if self._answer is None else logging.WARNING
-        self._sources.report(SourceName.POD_RESOURCES, troubles.values(), level)
+        self._sources.report(SourceName.POD_RESOURCES, problems.values(), level)
 
 
 class PodResourcesState(msgspec.Struct, frozen=True):

@@ -58,11 +58,11 @@ class NodeObject:
         fails."""
         if self._read != (topology, node):
             self._read = topology, node
-            annotated, troubles = from_annotations(self._last, node.annotations, topology)
+            annotated, problems = from_annotations(self._last, node.annotations, topology)
             self._last = msgspec.structs.replace(
                 annotated, bind_memory=NUMA_MEMORY_POLICY in node.labels
             )
-            self.faults = (*sorted(troubles), *label_faults(node.labels))
+            self.faults = (*sorted(problems), *label_faults(node.labels))
             self._sources.report(
                 SourceName.NODE_OBJECT, (f"node {self._name}: {each}" for each in self.faults)
             )
@@ -76,26 +76,26 @@ def from_annotations(
     value in `last`. When an amount of CPU is reserved, the configuration names the CPUs, and none
     when the machine has fewer."""
     system, reservation = last.system_qos, last.reservation
-    troubles = []
+    problems = []
     try:
         system = _system(annotations)
     except AnnotationError as error:
-        troubles.append(str(error))
+        problems.append(str(error))
     try:
         reservation = asked = _reservation(annotations)
         cpus = reserved_cpus(layouts.of(topology.cpus), asked)
         reservation = msgspec.structs.replace(asked, reserved_cpus=str(cpus))
     except AnnotationError as error:
-        troubles.append(str(error))
+        problems.append(str(error))
     ratio = last.cpu_normalization_ratio
     try:
         ratio = cpu_normalization_ratio(annotations)
     except AnnotationError as error:
-        troubles.append(str(error))
+        problems.append(str(error))
     configuration = msgspec.structs.replace(
         last, system_qos=system, reservation=reservation, cpu_normalization_ratio=ratio
     )
-    return configuration, frozenset(troubles)
+    return configuration, frozenset(problems)
 
 
 def with_kubelet(

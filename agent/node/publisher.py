@@ -138,8 +138,8 @@ class Publisher:
         except FileNotFoundError:
             return None
         except (OSError, snapshots.SnapshotError) as error:
-            trouble = f"the last snapshot can't be read, generations start again: {error}"
-            self._sources.report(SourceName.SNAPSHOT, (trouble,))
+            problem = f"the last snapshot can't be read, generations start again: {error}"
+            self._sources.report(SourceName.SNAPSHOT, (problem,))
             return None
 
 

@@ -69,7 +69,7 @@ class Containers:
         expected.append(cpuset)
 
     def requested(self, container_id: str, asked: RequestedResources) -> None:
-        """The runtime was asked for these values; an unreported container stays unknown."""
+        """The runtime was requested to set these values; an unreported container stays unknown."""
         before = self._present.get(container_id)
         if before is not None and before.requested != asked:
             self.version += 1

@@ -274,7 +274,7 @@ class PluginLink:
         self._connection.update(container_id, changes, self._update_seconds, done)
 
     def close(self) -> None:
-        """Ends the session and begins no other."""
+        """Ends the session, and does not begin another one."""
         self._closing = True
         if self._retry is not None:
             self._retry.cancel()

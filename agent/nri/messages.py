@@ -31,7 +31,7 @@ from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
 from agent.proto import nri_pb2 as pb
 
 SETTABLE: Final = DeviceFields(frozenset(FIELDS) - {"removed_cdi_devices"}, numbers=True)
-"""The CDI devices of a request are part of the container before a plugin is asked."""
+"""The CDI devices of a request are part of the container before a plugin is called."""
 
 _CHARACTER: Final = "c"
 

@@ -30,7 +30,7 @@ from agent.proto import nri_pb2 as pb
 
 SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 _DEFAULT_TIMEOUT_SECONDS: Final = 2.0
-"""Of the runtime, for each of its calls; runtimes before NRI 0.9 do not send it."""
+"""The runtime's timeout for each of its calls; runtimes before NRI 0.9 do not send it."""
 # None has a number above 11: NRI before 0.10 refuses those (pkg/adaptation/plugin.go, configure).
 _EVENTS: Final = {
     "RunPodSandbox": pb.RUN_POD_SANDBOX,
@@ -46,7 +46,7 @@ _MAX_HELD: Final = 1_024
 _MAX_HELD_BYTES: Final = 40 << 20
 """Held calls and their requests: a runtime makes one call at a time."""
 _MAX_REPORTED_BYTES: Final = 32 << 20
-"""Of the kept fields of all pods and containers of a node."""
+"""The maximum size of the kept fields of all pods and containers of a node."""
 _LONGEST_NAME: Final = 100
 _FIRST_WITHOUT_DEADLOCK: Final = (0, 12, 1)
 _VERSION: Final = re.compile(r"v?([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 class PluginCall:
     """One request for a container, from its first try to its answer. `budget_seconds`: how long the
-    answer may be Wait, from `started` (monotonic seconds) on. Of a container to create: `mounted`:
+    answer may be Wait, from `started` (monotonic seconds) on. For a container to create: `mounted`:
     whether it mounts a path, `carried` reads the devices that it names. `state` is the plugin's."""
 
     __slots__ = ("budget_seconds", "carried", "container", "mounted", "request", "started", "state")
@@ -201,7 +201,7 @@ class PluginService:
             self._guarded("abandoned", partial(self._plugin.abandoned, call))
 
     def _released(self) -> list[tuple[PluginCall, Incoming]]:
-        """The held calls, which are not held any more."""
+        """Returns the held calls, and no longer holds them."""
         held, self._held = self._held, []
         self._held_bytes = 0
         self._stats.held_now -= len(held)
@@ -239,7 +239,7 @@ class PluginService:
         self._reported_bytes += sum(each.ByteSize() for each in (*pods_, *containers_))
         if self._reported_bytes > _MAX_REPORTED_BYTES:
             self._pods, self._containers, self._reported_bytes = {}, [], 0
-            most = f"{_MAX_REPORTED_BYTES} bytes are the most"
+            most = f"{_MAX_REPORTED_BYTES} bytes are the maximum"
             incoming.refuse(Code.RESOURCE_EXHAUSTED, f"too many pods and containers: {most}")
             return
         self._pods |= {each.id: each for each in pods_}

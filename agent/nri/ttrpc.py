@@ -211,7 +211,7 @@ def encode(message: Message) -> bytes:
     a payload that its reader would not take."""
     size = len(message.payload)
     if size > _LARGEST_PAYLOAD_BYTES:
-        raise MuxError(f"a message of {size} bytes: {_LARGEST_PAYLOAD_BYTES} are the most")
+        raise MuxError(f"a message of {size} bytes: {_LARGEST_PAYLOAD_BYTES} are the maximum")
     header = _FRAME.pack(message.connection, _HEADER.size) + _HEADER.pack(
         size, message.stream, message.kind, message.flags
     )

@@ -83,7 +83,7 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
         server.drain()
         loop.run_on(lambda: not server.connections, settings.drain_seconds)
         if server.connections:
-            log.warning("ends with %d connections whose calls go on", server.connections)
+            log.warning("ends while calls are in progress on %d connections", server.connections)
     if pages is not None:
         pages.close()
     server.close()

@@ -161,7 +161,7 @@ class HookedCalls:
             _, length = prefix
             if length > self._limits.body_bytes:
                 self._stats.passed_oversize += 1
-                most = f"{self._limits.body_bytes} are the most"
+                most = f"{self._limits.body_bytes} are the maximum"
                 self._unhooked(stream, "oversize", f"a message of {length} bytes: {most}")
                 return
             stream.size_bytes = stream.needs_bytes = grpc.PREFIX_BYTES + length

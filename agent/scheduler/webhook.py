@@ -142,7 +142,7 @@ def encode(uid: str, verdict: AdmissionVerdict) -> bytes:
 
 
 def scheduled(request: AdmissionRequest, scheduler: str) -> AdmissionVerdict:
-    """Gives a new pod that names a GPU, and neither a scheduler nor a node, this scheduler."""
+    """Sets the scheduler of a new pod that names a GPU but neither a scheduler nor a node."""
     spec = request.object.spec if request.object else None
     if not request.creates_pod or spec is None or spec.node_name:
         return AdmissionVerdict()

@@ -224,12 +224,12 @@ class AgentMetrics:
             ["result"],
             registry=registry,
         )
-        self.cluster_troubles = Gauge(
+        self.cluster_problems = Gauge(
             "topolet_cluster_troubles",
             "Pods, Nodes and reports that can't be read or written now.",
             registry=registry,
         )
-        self.source_troubles = Gauge(
+        self.source_problems = Gauge(
             "topolet_source_troubles",
             "Failures of an optional source; the log has the reasons.",
             ["source"],

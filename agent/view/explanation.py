@@ -18,8 +18,8 @@ from agent.model.explanation import (
 )
 from agent.view.format import count
 
-_MOST_OBJECTS: Final = 3
-_MOST_SUMMARIES: Final = 4
+_MAX_OBJECTS: Final = 3
+_MAX_SUMMARIES: Final = 4
 BEYOND: Final = (
     "Looked at: Topolet's rules and the sums of each Node. kube-scheduler's other plugins (taints, "
     "affinity, volumes, ...) may also reject a node."
@@ -50,11 +50,11 @@ def note(found: Explanation) -> str:
     firsts = [each.causes[0] for each in found.nodes if each.causes]
     by_summary = Counter(each.summary for each in firsts)
     objects = {each.summary: each.objects for each in reversed(firsts)}
-    for summary, number in by_summary.most_common(_MOST_SUMMARIES):
+    for summary, number in by_summary.most_common(_MAX_SUMMARIES):
         several = number > 1
         placed = tuple(_of_any(each) if several else each for each in objects[summary])
         texts.append(f"{count(number, 'node')}: {_said(summary, placed)}")
-    if (left := len(by_summary) - _MOST_SUMMARIES) > 0:
+    if (left := len(by_summary) - _MAX_SUMMARIES) > 0:
         texts.append(count(left, "further reason"))
     nodes = len(found.nodes) + found.nodes_left_out
     return f"No room on {count(nodes, 'node')}. " + " ".join(f"{each}." for each in texts)
@@ -136,7 +136,7 @@ def _said(summary: str, objects: Sequence[ObjectField]) -> str:
 
 
 def _places(objects: Iterable[ObjectField]) -> str:
-    return ", or ".join(map(_place, list(objects)[:_MOST_OBJECTS]))
+    return ", or ".join(map(_place, list(objects)[:_MAX_OBJECTS]))
 
 
 def _place(where: ObjectField) -> str:

@@ -409,8 +409,8 @@ def test_exactly_the_requested_number_of_free_cpus_or_a_shortage(data: st.DataOb
     enough = request.count <= (fits if request.required else free).bit_count()
     alike = len(layout.sizes) == 1 and request.count % layout.threads == 0
     if isinstance(answer, Shortage):
-        assert (answer.asked, answer.free) == (request.count, free.bit_count())
-        assert (answer.reason is Reason.NOT_ENOUGH_CPUS) == (answer.asked > answer.free)
+        assert (answer.requested, answer.free) == (request.count, free.bit_count())
+        assert (answer.reason is Reason.NOT_ENOUGH_CPUS) == (answer.requested > answer.free)
         assert not enough or (request.required and request.bind is FULL and not alike)
         return
     assert enough

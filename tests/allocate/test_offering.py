@@ -54,7 +54,7 @@ def declined(node: TopologyOptions, request: ResourceRequest, *held: PodAllocati
 
 
 def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
-    return [(each.reason, each.resource, each.asked, each.available) for each in got.rejections]
+    return [(each.reason, each.resource, each.requested, each.available) for each in got.rejections]
 
 
 @pytest.mark.parametrize(

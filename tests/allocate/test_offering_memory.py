@@ -62,7 +62,7 @@ def test_two_large_pods_are_not_on_one_numa_node(policy: NumaPolicy) -> None:
     assert (str(second.cpus), memory(second.amounts)) == ("8-9", {1: 15})
     third = offering.offer(options, account, owner(2, 3, "c"))
     assert isinstance(third, Declined)
-    assert ("memory", 3 * GIB) in {(each.resource, each.asked) for each in third.rejections}
+    assert ("memory", 3 * GIB) in {(each.resource, each.requested) for each in third.rejections}
     assert str(placed(options, account, owner(2, 1, "d")).allocation.cpus) == "2-3"
 
 

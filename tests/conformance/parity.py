@@ -23,7 +23,7 @@ def judge(case: dict[str, Any]) -> CaseVerdict:
     if not agrees and even:
         value = case["number"]["value"]
         declared = "zero" if value == 0 else "negative" if value < 0 else None
-    return CaseVerdict(agrees=agrees, ours=even, declared=declared)
+    return CaseVerdict(agrees=agrees, actual=even, declared=declared)
 
 
 JUDGES = {"parity": Judge(judge, DIFFERENCES)}

@@ -31,7 +31,7 @@ def test_counts(tmp_path: Path) -> None:
         ("zero", 1),
         ("negative", 2),
     ]
-    assert result.first == Disagreement(3, WRONG, ours=True)
+    assert result.first == Disagreement(3, WRONG, actual=True)
     assert not result.passes
 
 

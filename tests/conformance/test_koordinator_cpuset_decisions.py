@@ -124,7 +124,7 @@ TWICE = [
 def test_claims_that_overlap(ls: Any, declared: str | None) -> None:
     verdict = pools({"ls": ls}, pods=TWICE)
     assert verdict.declared == declared
-    assert verdict.ours["ls"] == [{"socket": 0, "node": 1, "cpuset": "2"}]
+    assert verdict.actual["ls"] == [{"socket": 0, "node": 1, "cpuset": "2"}]
 
 
 def test_claims_that_do_not_overlap_are_not_a_declared_difference() -> None:
@@ -193,7 +193,7 @@ def test_cpus_that_another_part_of_koordinator_chooses_are_on_the_pool(
 ) -> None:
     verdict = hook(None, **other)
     assert verdict.agrees
-    assert verdict.ours["cpuset"] == ours
+    assert verdict.actual["cpuset"] == ours
 
 
 def test_an_error_agrees_with_a_refusal_of_the_same_input() -> None:
@@ -205,7 +205,7 @@ def test_an_error_agrees_with_a_refusal_of_the_same_input() -> None:
     for nrt in ({"ls": "bad"}, {"ls": {"cpuset": "x"}}, {"systemQOS": {"cpuset": "x"}}):
         verdict = judge({**HOOK, "nrt": {**HOOK["nrt"], **nrt}, "expect": unreadable})
         assert verdict.agrees
-        assert "annotation node.koordinator.sh/" in verdict.ours["ruleError"]
+        assert "annotation node.koordinator.sh/" in verdict.actual["ruleError"]
     assert not judge({**HOOK, "expect": unreadable}).agrees
 
 
@@ -258,7 +258,7 @@ def test_declared(
 ) -> None:
     verdict = hook(cpuset, **other)
     assert (verdict.agrees, verdict.declared) == (False, declared)
-    assert verdict.ours["cpuset"] == ours
+    assert verdict.actual["cpuset"] == ours
 
 
 @pytest.mark.parametrize(
@@ -299,15 +299,15 @@ def test_claim_next_to_a_static_kubelets_checkpoint_is_a_declared_difference() -
     assigned."""
     verdict = pools(checkpoint={"a": {"c0": "2"}, "gone": {"c0": "3"}})
     assert verdict.declared == "kubelet-decides"
-    assert verdict.ours["podAllocs"][0] == {
+    assert verdict.actual["podAllocs"][0] == {
         "namespace": "default",
         "name": "pod-a",
         "uid": "a",
         "cpuset": "2",
         "managedByKubelet": True,
     }
-    assert [each["cpuset"] for each in verdict.ours["ls"]] == ["0-1"]
-    assert [each["cpuset"] for each in verdict.ours["be"]] == ["0-1", "2"]
+    assert [each["cpuset"] for each in verdict.actual["ls"]] == ["0-1"]
+    assert [each["cpuset"] for each in verdict.actual["be"]] == ["0-1", "2"]
 
 
 def test_other_differences_with_a_static_kubelet_are_disagreements() -> None:

@@ -100,7 +100,7 @@ def test_fractions_that_are_added_before_they_are_rounded_are_declared() -> None
     both = case(half, [card(0)], {"error": "combination"}, initContainers=[sidecar])
     verdict = judge_request(both)
     assert verdict.declared == FRACTIONS_ADD_UP.name
-    assert (verdict.ours["gpu"]["count"], verdict.ours["gpu"]["per"]) == (
+    assert (verdict.actual["gpu"]["count"], verdict.actual["gpu"]["per"]) == (
         16,
         {CORE: 25, RATIO: 100},
     )

@@ -116,7 +116,7 @@ def placed(score: int, cpuset: str = "", parts: list[Json] | None = None, **spec
 )
 def test_agreement(case_: Json) -> None:
     verdict = judge_node(case_)
-    assert verdict.agrees, verdict.ours
+    assert verdict.agrees, verdict.actual
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ PATHS = [
 @pytest.mark.parametrize(("case_", "name"), PATHS)
 def test_declared(case_: Json, name: str) -> None:
     verdict = judge_node(case_)
-    assert (verdict.agrees, verdict.declared) == (False, name), verdict.ours
+    assert (verdict.agrees, verdict.declared) == (False, name), verdict.actual
 
 
 @pytest.mark.parametrize(("case_", "name"), PATHS)

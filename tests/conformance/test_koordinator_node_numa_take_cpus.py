@@ -27,19 +27,21 @@ def judged(**other: Any) -> CaseVerdict:
 
 
 def test_agreement() -> None:
-    assert judged() == CaseVerdict(agrees=True, ours={"cpuset": "2-4"})
-    assert judged(preferred="6-7") == CaseVerdict(agrees=False, ours={"cpuset": "2,6-7"})
+    assert judged() == CaseVerdict(agrees=True, actual={"cpuset": "2-4"})
+    assert judged(preferred="6-7") == CaseVerdict(agrees=False, actual={"cpuset": "2,6-7"})
     assert judged(need=8, expect={"error": "too few"}) == CaseVerdict(
-        agrees=True, ours={"error": "not-enough-cpus"}
+        agrees=True, actual={"error": "not-enough-cpus"}
     )
 
 
 def test_an_answer_and_an_error_disagree_both_ways() -> None:
-    assert judged(expect={"error": "too few"}) == CaseVerdict(agrees=False, ours={"cpuset": "2-4"})
-    assert judged(need=0, expect={"error": "none"}) == CaseVerdict(
-        agrees=False, ours={"cpuset": ""}
+    assert judged(expect={"error": "too few"}) == CaseVerdict(
+        agrees=False, actual={"cpuset": "2-4"}
     )
-    assert judged(need=8) == CaseVerdict(agrees=False, ours={"error": "not-enough-cpus"})
+    assert judged(need=0, expect={"error": "none"}) == CaseVerdict(
+        agrees=False, actual={"cpuset": ""}
+    )
+    assert judged(need=8) == CaseVerdict(agrees=False, actual={"error": "not-enough-cpus"})
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_a_case(case: dict[str, Any]) -> None:
 )
 def test_an_unverified_file_disagrees(case: dict[str, Any], ours: dict[str, Any]) -> None:
     verdict = judge_state_file(case)
-    assert (verdict.agrees, verdict.ours, verdict.declared) == (False, ours, None)
+    assert (verdict.agrees, verdict.actual, verdict.declared) == (False, ours, None)
 
 
 @pytest.mark.parametrize(

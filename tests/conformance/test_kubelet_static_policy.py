@@ -145,7 +145,7 @@ EMPTIED = case(
 )
 def test_agreement(agreed: dict[str, Any]) -> None:
     verdict = judge_static_policy(agreed)
-    assert verdict.agrees, verdict.ours
+    assert verdict.agrees, verdict.actual
 
 
 @pytest.mark.parametrize(

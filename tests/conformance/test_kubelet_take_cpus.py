@@ -34,7 +34,7 @@ def judged(case: dict[str, Any], **other: Any) -> CaseVerdict:
 
 
 def test_agreement() -> None:
-    assert judge_take_cpus(CASE) == CaseVerdict(agrees=True, ours={"cpuset": "1-2,9-10"})
+    assert judge_take_cpus(CASE) == CaseVerdict(agrees=True, actual={"cpuset": "1-2,9-10"})
     assert judged(CASE, expect={"cpuset": "1-4"}) == CaseVerdict(False, {"cpuset": "1-2,9-10"})
 
 

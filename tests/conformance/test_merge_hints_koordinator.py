@@ -40,7 +40,7 @@ def test_another_answer_disagrees_and_topolets_is_reported() -> None:
     verdict = judge_koordinator(CASE | {"expect": CASE["expect"] | {"score": 9}})
     assert not verdict.agrees
     assert verdict.declared is None
-    assert verdict.ours == CASE["expect"]
+    assert verdict.actual == CASE["expect"]
 
 
 def test_a_panic_agrees_with_an_answer_on_ids_with_gaps() -> None:
@@ -48,7 +48,7 @@ def test_a_panic_agrees_with_an_answer_on_ids_with_gaps() -> None:
         CASE | {"numaNodes": [0, 5], "hints": [], "expect": {"panic": True}}
     )
     assert verdict.agrees
-    assert verdict.ours["mask"] == [0, 5]
+    assert verdict.actual["mask"] == [0, 5]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_another_answer_disagrees_and_topolets_is_reported() -> None:
     verdict = judge_kubelet(CASE | {"expect": CASE["expect"] | {"mask": [0, 2]}})
     assert not verdict.agrees
     assert verdict.declared is None
-    assert verdict.ours == CASE["expect"]
+    assert verdict.actual == CASE["expect"]
 
 
 def test_a_panic_agrees_with_an_answer_on_ids_with_gaps() -> None:

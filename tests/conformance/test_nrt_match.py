@@ -98,7 +98,7 @@ def test_sidecars_are_declared_if_they_cause_the_difference(attributes: dict[str
     side = container("3", always=True)
     verdict = judge(case([container("3")], [side], fits(), attributes))
     assert verdict.declared == SIDECARS.name
-    assert verdict.ours["fit"] is False
+    assert verdict.actual["fit"] is False
     plain = container("3")
     assert judge(case([container("3")], [plain], fits(), attributes)).agrees
     alone = judge(case([container("5")], [side], fits(), attributes))
@@ -119,7 +119,7 @@ def test_requests_for_resources_outside_the_zones_are_declared() -> None:
     licence = {"ephemeral-storage": "1Gi"}
     verdict = judge(case([container("2", **licence)], [], fits(LeastNUMANodes=0)))
     assert verdict.declared == NOT_OF_ZONES.name
-    assert verdict.ours["score"] == {"LeastNUMANodes": 94}
+    assert verdict.actual["score"] == {"LeastNUMANodes": 94}
     verdict = judge(case([container("2", **licence)], [], fits(LeastNUMANodes=88)))
     assert verdict.declared is None
 
@@ -140,7 +140,7 @@ def test_negative_scores_are_declared() -> None:
         three["nrt"]["zones"].append(zone)
     three["expect"] |= {"fit": False, "reason": "cannot align container"}
     verdict = judge(three)
-    assert verdict.ours["score"] == {"LeastNUMANodes": 0}
+    assert verdict.actual["score"] == {"LeastNUMANodes": 0}
     assert verdict.declared == BELOW_NOTHING.name
     two = case([container("2")], [], fits(LeastNUMANodes=-1))
     assert judge(two).declared is None
@@ -151,7 +151,7 @@ def test_a_policy_that_the_plugin_does_not_read_is_declared(word: str) -> None:
     spelled = case([container("5")], [], fits(LeastNUMANodes=0), {})
     spelled["nrt"]["topologyPolicies"] = [word]
     verdict = judge(spelled)
-    assert verdict.ours == {
+    assert verdict.actual == {
         "fit": False,
         "reason": "cannot align container",
         "score": {"LeastNUMANodes": 0},
@@ -189,7 +189,7 @@ def test_numa_ids_that_are_taken_for_positions_are_declared() -> None:
     """The plugin subtracts the first container from NUMA node 3, which is at position 2, so that
     NUMA node 2 holds both containers. The kubelet gives NUMA nodes by their ids."""
     verdict = judge(gaps(94))
-    assert verdict.ours["score"] == {"LeastNUMANodes": 82}
+    assert verdict.actual["score"] == {"LeastNUMANodes": 82}
     assert verdict.declared == BY_POSITION.name
     assert judge(gaps(82)).agrees
     assert judge(gaps(88)).declared is None
@@ -209,7 +209,7 @@ def test_a_case_that_differs_twice_counts_as_not_listed() -> None:
     zone = {"name": "node-1", "type": "Node", "available": {"cpu": "2", "memory": "8Gi"}}
     two["nrt"]["zones"].append(zone)
     verdict = judge(two)
-    assert (verdict.ours["fit"], verdict.ours["score"]) == (False, {"LeastNUMANodes": 82})
+    assert (verdict.actual["fit"], verdict.actual["score"]) == (False, {"LeastNUMANodes": 82})
     assert verdict.declared == INIT_ENDS.name
     two["expect"]["score"]["LeastNUMANodes"] = 82
     assert judge(two).declared == SIDECARS.name

@@ -38,6 +38,6 @@ def outcomes(name: str, judge: Callable[[dict[str, Any]], CaseVerdict]) -> Count
     counted: Counter[str | None] = Counter()
     for case in vectors(name):
         verdict = judge(case)
-        assert verdict.agrees or verdict.declared, (case, verdict.ours)
+        assert verdict.agrees or verdict.declared, (case, verdict.actual)
         counted[verdict.declared] += 1
     return counted

@@ -122,7 +122,7 @@ def test_a_failure_is_reported_and_changes_nothing(
     path.write_text("{")
     eventually(
         "the failure is reported",
-        lambda: any("Pod ns/a" in each for each in assignments.troubles()),
+        lambda: any("Pod ns/a" in each for each in assignments.problems()),
     )
     assert list(assignments.now().pods) == ["a"]
 

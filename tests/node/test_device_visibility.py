@@ -156,13 +156,13 @@ from agent.model.settings.agent import AgentSettings
 from agent.node.device_visibility import policy, prepare
 settings = AgentSettings(hami_core_library="/opt/vgpu.so", state_dir=sys.argv[1])
 isolation = prepare(policy(settings)).isolation
-print(oct(os.stat(isolation.lock_folder).st_mode & 0o7777), isolation.trouble)
+print(oct(os.stat(isolation.lock_folder).st_mode & 0o7777), isolation.problem)
 ' "$2"
 """
 
 
 @pytest.mark.parametrize(
-    ("mounted", "mode", "trouble"),
+    ("mounted", "mode", "problem"),
     [
         ("size=1M,nr_inodes=1024", "0o1777", ""),
         ("", "0o755", "is not a file system of its own"),
@@ -172,7 +172,7 @@ print(oct(os.stat(isolation.lock_folder).st_mode & 0o7777), isolation.trouble)
     ],
 )
 def test_no_pod_fills_the_state_folder_by_its_lock_folder(
-    tmp_path: Path, mounted: str, mode: str, trouble: str
+    tmp_path: Path, mounted: str, mode: str, problem: str
 ) -> None:
     words = ["unshare", "-rm", "sh", "-ec", _IN_A_MOUNT_NAMESPACE, "sh"]
     done = subprocess.run(
@@ -183,8 +183,8 @@ def test_no_pod_fills_the_state_folder_by_its_lock_folder(
     )
     found_mode, _, found = done.stdout.strip().partition(" ")
     assert found_mode == mode
-    assert found.endswith(trouble)
-    assert bool(found) == bool(trouble)
+    assert found.endswith(problem)
+    assert bool(found) == bool(problem)
 
 
 def test_a_node_without_the_library_has_no_lock_folder(tmp_path: Path) -> None:

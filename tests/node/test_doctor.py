@@ -11,10 +11,10 @@ LSE = Owner("lse", "ns/lse", QoS.LSE, "2-3")
 LSR = Owner("lsr", "ns/lsr", QoS.LSR, "4-5")
 
 
-def seen(uid: str, qos: QoS = QoS.LS, trouble: str = "", **cpus: str) -> ObservedContainer:
+def seen(uid: str, qos: QoS = QoS.LS, problem: str = "", **cpus: str) -> ObservedContainer:
     """By default without drift."""
     sets = {name: CpuSet.parse(text) for name, text in cpus.items()}
-    return ObservedContainer(uid, f"ns/{uid} main", qos, trouble=trouble, **sets)
+    return ObservedContainer(uid, f"ns/{uid} main", qos, problem=problem, **sets)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_no_drift(container: ObservedContainer) -> None:
         (seen("g", kubelet="6-7", group="0-7"), DriftKind.KUBELET, "6-7", "0-7", ""),
         (seen("new", claimed="0", group="0"), DriftKind.CLAIM_UNSEEN, "0", "0", ""),
         (
-            seen("bad", trouble="CPUs 9 do not exist", wanted="0", group="0"),
+            seen("bad", problem="CPUs 9 do not exist", wanted="0", group="0"),
             DriftKind.CLAIM,
             "",
             "0",

@@ -24,7 +24,7 @@ def read(root: Path, **settings: Any) -> Reading:
 
 
 def whole(reading: Reading) -> KubeletConfiguration:
-    assert not any(reading.troubles.values()), reading.troubles
+    assert not any(reading.problems.values()), reading.problems
     assert reading.whole is not None
     return reading.whole
 
@@ -49,7 +49,7 @@ def test_no_kubelet_runs(tmp_path: Path) -> None:
     process(tmp_path, 6, "kubelet", "--config=/nonexistent", groups=POD)
     reading = read(tmp_path)
     assert reading.whole is None
-    assert not any(reading.troubles.values())
+    assert not any(reading.problems.values())
 
 
 def fifo(root: Path) -> None:
@@ -84,16 +84,16 @@ def test_an_unreadable_file_is_reported_with_its_path(
         put(tmp_path, "/etc/kubelet.yaml", content)
     reading = read(tmp_path)
     assert reading.whole is None
-    (trouble,) = reading.troubles[SourceName.KUBELET_CONFIG]
-    assert re.match("kubelet 70[,:] /etc/kubelet.yaml: ", trouble)
-    assert reason in trouble
+    (problem,) = reading.problems[SourceName.KUBELET_CONFIG]
+    assert re.match("kubelet 70[,:] /etc/kubelet.yaml: ", problem)
+    assert reason in problem
     assert reading.argv == ("kubelet", "--config", "/etc/kubelet.yaml", "--reserved-cpus=1")
 
 
 def test_a_relative_path_is_not_guessed(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet", "--config=kubelet.yaml")
-    (trouble,) = read(tmp_path).troubles[SourceName.KUBELET_CONFIG]
-    assert "is relative" in trouble
+    (problem,) = read(tmp_path).problems[SourceName.KUBELET_CONFIG]
+    assert "is relative" in problem
 
 
 def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_drop_ins_that_cannot_be_read_make_the_configuration_unknown(tmp_path: P
     reading = read(tmp_path)
     assert reading.whole is None
     assert reading.content["cpuManagerPolicy"] == "static"
-    (trouble,) = reading.troubles[SourceName.KUBELET_CONFIG]
-    assert "/opt/k.d: No such file or directory" in trouble
+    (problem,) = reading.problems[SourceName.KUBELET_CONFIG]
+    assert "/opt/k.d: No such file or directory" in problem
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,14 @@ def test_a_declared_file_counts_in_part_if_the_process_is_unknown(tmp_path: Path
     process(tmp_path, 71, "kubelet")
     reading = read(tmp_path, kubelet_config=str(tmp_path / "mine.json"))
     assert reading.whole is None
-    assert "several run" in reading.troubles[SourceName.KUBELET_PROCESS][0]
-    assert reading.troubles[SourceName.KUBELET_CONFIG] == ()
+    assert "several run" in reading.problems[SourceName.KUBELET_PROCESS][0]
+    assert reading.problems[SourceName.KUBELET_CONFIG] == ()
     found = inferred(reading, "", CpuSet(), strict=False)
     assert found is not None
     assert found.static
     put(tmp_path, "/mine.json", json.dumps({"cpuManagerPolicy": 1}))
     reading = read(tmp_path, kubelet_config=str(tmp_path / "mine.json"))
-    assert "cpuManagerPolicy" in reading.troubles[SourceName.KUBELET_CONFIG][0]
+    assert "cpuManagerPolicy" in reading.problems[SourceName.KUBELET_CONFIG][0]
 
 
 def test_configz_is_preferred(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_configz_is_preferred(tmp_path: Path) -> None:
     reading = read(tmp_path, kubelet_configz=url)
     assert reading.whole is not None
     assert str(reading.whole.reserved_cpus) == "1"
-    assert url in reading.troubles[SourceName.KUBELET_CONFIGZ][0]
+    assert url in reading.problems[SourceName.KUBELET_CONFIGZ][0]
 
 
 def test_a_missing_token_is_reported_for_configz(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_missing_token_is_reported_for_configz(tmp_path: Path) -> None:
     reading = read(
         tmp_path, kubelet_configz="https://127.0.0.1:1/configz", kubelet_token_file="/nowhere/token"
     )
-    assert "/nowhere/token" in reading.troubles[SourceName.KUBELET_CONFIGZ][0]
+    assert "/nowhere/token" in reading.problems[SourceName.KUBELET_CONFIGZ][0]
     assert reading.whole is not None
 
 
@@ -196,8 +196,8 @@ def test_kubelet_within_k3s(tmp_path: Path) -> None:
 
 def test_files_of_k3s(tmp_path: Path) -> None:
     process(tmp_path, 9, "k3s", "agent", name="k3s-agent")
-    (trouble,) = read(tmp_path).troubles[SourceName.KUBELET_CONFIG]
-    assert "/etc/rancher/k3s/config.yaml: its folder is not mounted in" in trouble
+    (problem,) = read(tmp_path).problems[SourceName.KUBELET_CONFIG]
+    assert "/etc/rancher/k3s/config.yaml: its folder is not mounted in" in problem
     (tmp_path / "etc").mkdir()
     assert not whole(read(tmp_path)).static
     put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: cpu-manager-policy=static")
@@ -213,11 +213,11 @@ def test_files_of_k3s(tmp_path: Path) -> None:
     put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: 1")
     reading = read(tmp_path)
     assert reading.whole is None
-    assert "kubelet-arg: must be a list" in reading.troubles[SourceName.KUBELET_CONFIG][0]
+    assert "kubelet-arg: must be a list" in reading.problems[SourceName.KUBELET_CONFIG][0]
     for content in ("[]", "x"):
         put(tmp_path, "/etc/rancher/k3s/config.yaml", content)
-        (trouble,) = read(tmp_path).troubles[SourceName.KUBELET_CONFIG]
-        assert trouble.endswith("/k3s/config.yaml: its content must be an object")
+        (problem,) = read(tmp_path).problems[SourceName.KUBELET_CONFIG]
+        assert problem.endswith("/k3s/config.yaml: its content must be an object")
 
 
 def test_k3s_reads_only_yaml_files_in_its_folder(tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_k3s_that_hides_its_flags(tmp_path: Path) -> None:
     put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: cpu-manager-policy=static")
     reading = read(tmp_path)
     assert reading.whole is None
-    (trouble,) = reading.troubles[SourceName.KUBELET_CONFIG]
-    assert trouble.startswith("k3s 9: it hides its flags")
+    (problem,) = reading.problems[SourceName.KUBELET_CONFIG]
+    assert problem.startswith("k3s 9: it hides its flags")
     found = inferred(reading, "", CpuSet.parse("1"), strict=False)
     assert found is not None
     assert (found.static, str(found.reserved_cpus)) == (True, "1")
@@ -247,8 +247,8 @@ def test_k3s_that_hides_its_flags(tmp_path: Path) -> None:
 def test_an_invalid_path_is_reported(tmp_path: Path, flag: str) -> None:
     process(tmp_path, 9, "kubelite", "--kubelet-args-file=/args")
     put(tmp_path, "/args", f"--{flag}=/a\0b\n")
-    (trouble,) = read(tmp_path).troubles[SourceName.KUBELET_CONFIG]
-    assert trouble == "kubelite 9: /a\0b: embedded null byte"
+    (problem,) = read(tmp_path).problems[SourceName.KUBELET_CONFIG]
+    assert problem == "kubelite 9: /a\0b: embedded null byte"
 
 
 def test_the_file_of_a_kubelite(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ def test_each_failure_is_logged_once_and_counted_until_it_ends(
     caplog.set_level(logging.INFO)
     counted: list[tuple[str, int]] = []
     sources = Sources(lambda name, number: counted.append((name, number)))
-    for troubles in ((), ("a",), ("a",), ("a", "b"), ("b",), (), (), ("a",)):
-        sources.report(SourceName.JOURNAL, troubles)
+    for problems in ((), ("a",), ("a",), ("a", "b"), ("b",), (), (), ("a",)):
+        sources.report(SourceName.JOURNAL, problems)
     assert caplog.messages == [
         "journal: a",
         "journal: b",

@@ -114,7 +114,7 @@ def test_sizes_beyond_the_protocol_are_errors(sent: bytes, error: str) -> None:
 def test_the_largest_message_passes_and_a_larger_one_does_not() -> None:
     largest = Message(1, 1, ttrpc.REQUEST, 0, bytes(4 << 20))
     assert list(Demux((1, 2)).feed(ttrpc.encode(largest))) == [largest]
-    with pytest.raises(MuxError, match="4194305 bytes: 4194304 are the most"):
+    with pytest.raises(MuxError, match="4194305 bytes: 4194304 are the maximum"):
         ttrpc.encode(largest._replace(payload=bytes((4 << 20) + 1)))
 
 

@@ -33,7 +33,7 @@ _MAX_NAMES: Final = 1024
 
 
 class Carriers(msgspec.Struct, frozen=True):
-    """`cdi_devices`: those with which the kubelet asked for the container; `annotations`: those of
+    """`cdi_devices`: those with which the kubelet requested the container; `annotations`: those of
     the container's spec, where a runtime may put the pod's. `mounts`: paths in the container;
     `nodes`: paths on the host. A privileged container has all nodes, so they do not show which
     devices it got."""

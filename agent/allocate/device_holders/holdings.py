@@ -250,16 +250,16 @@ def given(pods: Iterable[Pod]) -> tuple[dict[str, AllocatedDevices], tuple[str, 
     """The devices that schedulers allocated, by pod uid, and errors for annotations that can't be
     read."""
     found: dict[str, AllocatedDevices] = {}
-    troubles = []
+    problems = []
     for pod in pods:
         try:
             of_pod = device_allocation.allocated_devices(pod.annotations)
         except AnnotationError as error:
-            troubles.append(f"pod {pod.title}: {error}")
+            problems.append(f"pod {pod.title}: {error}")
             continue
         if any(of_pod.values()):
             found[pod.uid] = {kind: devices for kind, devices in of_pod.items() if devices}
-    return found, tuple(troubles)
+    return found, tuple(problems)
 
 
 def had_twice(

@@ -222,8 +222,8 @@ def node_score(
             allowed = list(members(mask))
             total = summed(fleet.weighed, (fleet.totals[minor] for minor in allowed))
             free = summed(fleet.weighed, (stock.free[minor] for minor in allowed))
-        asked = summed(fleet.weighed, (each.resources for each in chosen))
-        points += device_score(fleet.weighed, asked, total, free, strategy)
+        requested = summed(fleet.weighed, (each.resources for each in chosen))
+        points += device_score(fleet.weighed, requested, total, free, strategy)
     return points
 
 

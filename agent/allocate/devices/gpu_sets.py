@@ -101,14 +101,14 @@ class BandwidthTable:
 
     def best(self, free: int, count: int) -> int | None:
         """A mask of `count` of the GPUs in the mask `free`, None if there are fewer."""
-        asked = free, count
-        answer = self._answers.get(asked)
+        requested = free, count
+        answer = self._answers.get(requested)
         if answer is None:
             if not 0 < count <= free.bit_count() or free >> self._count:
                 return None
             if len(self._answers) >= _REMEMBERED:
                 self._answers.clear()
-            answer = self._answers[asked] = self._best(free, count)
+            answer = self._answers[requested] = self._best(free, count)
         return answer
 
     def prepare(self, count: int) -> None:

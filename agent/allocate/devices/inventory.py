@@ -220,12 +220,12 @@ def _less(total: Mapping[str, int], held: Mapping[str, int]) -> Amounts:
 
 def device_score(
     weighed: Iterable[str],
-    asked: Mapping[str, int],
+    requested: Mapping[str, int],
     total: Mapping[str, int],
     free: Mapping[str, int],
     strategy: Strategy,
 ) -> int:
-    """The score of devices with these summed amounts, after `asked` is allocated too."""
+    """The score of devices with these summed amounts, after `requested` is allocated too."""
     found = present = 0
     most = strategy is Strategy.MOST_ALLOCATED
     for name in weighed:
@@ -233,7 +233,7 @@ def device_score(
         if capacity <= 0:
             continue
         present += 1
-        used = capacity - free.get(name, 0) + asked.get(name, 0)
+        used = capacity - free.get(name, 0) + requested.get(name, 0)
         found += points(most, capacity, used)
     return found // present if present else 0
 

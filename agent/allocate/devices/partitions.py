@@ -77,14 +77,14 @@ def feasible(
     that have the best available score; a restricted pod accepts only the best score of the
     table."""
     sets = table.get(count, ())
-    asked = spec.bandwidth if spec else None
+    requested = spec.bandwidth if spec else None
     found: list[Partition] = []
     for each in sets:
         if (found or (spec and spec.restricted)) and each.score != (found or sets)[0].score:
             break
         if each.mask & ~available or not all(each.mask & group for group in groups):
             continue
-        if asked is None or (each.bandwidth is not None and each.bandwidth >= asked):
+        if requested is None or (each.bandwidth is not None and each.bandwidth >= requested):
             found.append(each)
     return tuple(found)
 

@@ -62,8 +62,8 @@ class RequestError(ValueError):
     """A request that no node can serve; `resources` are those of the device type at fault."""
 
     def __init__(self, reason: RequestFault, resources: Mapping[str, int]) -> None:
-        asked = ", ".join(f"{name}: {amount}" for name, amount in sorted(resources.items()))
-        super().__init__(f"{_SAID[reason]}: {asked}")
+        requested = ", ".join(f"{name}: {amount}" for name, amount in sorted(resources.items()))
+        super().__init__(f"{_SAID[reason]}: {requested}")
         self.reason = reason
 
 
@@ -142,13 +142,13 @@ def device_request(
 ) -> DeviceRequest | None:
     """Reads the pod's total requests; None if it requests no device. `listed`: see `names`. Raises
     RequestError, AnnotationError."""
-    asked = type_requests(amounts)
+    requested = type_requests(amounts)
     others = {
         name: amounts[name] for name in sorted(names(amounts, listed) - _NAMES) if amounts[name] > 0
     }
-    if not asked and not others:
+    if not requested and not others:
         return None
-    return DeviceRequest(asked, device_preferences(annotations), others)
+    return DeviceRequest(requested, device_preferences(annotations), others)
 
 
 def type_requests(amounts: Mapping[str, int]) -> dict[str, TypeRequest]:
@@ -207,34 +207,34 @@ def filled(per: Mapping[str, int], capacity: Mapping[str, int]) -> dict[str, int
     return given
 
 
-def _translated(asked: dict[str, int]) -> dict[str, int]:
+def _translated(requested: dict[str, int]) -> dict[str, int]:
     """Raises RequestError."""
-    if not _is_unit(asked.get(GPU, 0)):
-        raise RequestError(RequestFault.UNIT, asked)
-    if not _allowed(asked):
-        raise RequestError(RequestFault.COMBINATION, asked)
-    match _RULES[frozenset(asked)]:
+    if not _is_unit(requested.get(GPU, 0)):
+        raise RequestError(RequestFault.UNIT, requested)
+    if not _allowed(requested):
+        raise RequestError(RequestFault.COMBINATION, requested)
+    match _RULES[frozenset(requested)]:
         case _Rule.CARDS:
-            (cards,) = asked.values()
+            (cards,) = requested.values()
             return dict.fromkeys((GPU_CORE, GPU_MEMORY_RATIO), cards * FULL)
         case _Rule.GPU:
-            return dict.fromkeys((GPU_CORE, GPU_MEMORY_RATIO), asked[GPU])
+            return dict.fromkeys((GPU_CORE, GPU_MEMORY_RATIO), requested[GPU])
         case _:
-            return asked
+            return requested
 
 
-def _allowed(asked: dict[str, int]) -> bool:
-    parts = [asked[name] for name in (GPU_CORE, GPU_MEMORY_RATIO) if name in asked]
-    match _RULES.get(frozenset(asked)):
+def _allowed(requested: dict[str, int]) -> bool:
+    parts = [requested[name] for name in (GPU_CORE, GPU_MEMORY_RATIO) if name in requested]
+    match _RULES.get(frozenset(requested)):
         case _Rule.CARDS | _Rule.GPU:
             return True
         case _Rule.PERCENT:
             return all(map(_is_unit, parts))
         case _Rule.SHARED:
-            cards = asked[GPU_SHARED]
+            cards = requested[GPU_SHARED]
             return all(part % cards == 0 and part // cards <= FULL for part in parts)
         case _Rule.NPU_SHARED:
-            return asked[GPU_SHARED] == 1 and asked.get(NPU_DVPP, 0) <= FULL
+            return requested[GPU_SHARED] == 1 and requested.get(NPU_DVPP, 0) <= FULL
         case None:
             return False
 

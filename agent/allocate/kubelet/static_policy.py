@@ -139,8 +139,8 @@ def exclusive_cpus(pod: PodCpu, container: ContainerCpu) -> int | SharedReason:
 
 def cpus_of(pod: PodCpu, container: ContainerCpu) -> int:
     """The number of exclusive CPUs of a container, 0 if it has none."""
-    asked = exclusive_cpus(pod, container)
-    return asked if isinstance(asked, int) else 0
+    requested = exclusive_cpus(pod, container)
+    return requested if isinstance(requested, int) else 0
 
 
 def pod_cpus(pod: PodCpu) -> int:
@@ -148,11 +148,11 @@ def pod_cpus(pod: PodCpu) -> int:
     together with the sidecars before it, the containers together with all sidecars."""
     sidecars = most = 0
     for container in pod.init:
-        asked = cpus_of(pod, container)
+        requested = cpus_of(pod, container)
         if container.sidecar:
-            sidecars += asked
+            sidecars += requested
         else:
-            most = max(most, sidecars + asked)
+            most = max(most, sidecars + requested)
     return max(most, sidecars + sum(cpus_of(pod, each) for each in pod.containers))
 
 

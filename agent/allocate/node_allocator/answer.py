@@ -209,8 +209,8 @@ def text_of(why: Why) -> str:
         return f"{why.type}: {_TEXTS[why.cause]}"
     summary = summary_of(why)
     more = [why.detail] if why.detail else []
-    if why.asked is not None:
-        more.append(f"requested {_amount(why.resource, why.asked)}")
+    if why.requested is not None:
+        more.append(f"requested {_amount(why.resource, why.requested)}")
     if why.available is not None:
         more.append(f"available {_amount(why.resource, why.available)}")
     if why.nodes:

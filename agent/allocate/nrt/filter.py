@@ -65,7 +65,7 @@ class Misfit(msgspec.Struct, frozen=True):
     kind: PartKind
     name: str
     resource: str
-    asked: int
+    requested: int
     available: int | None = None
     nodes: tuple[int, ...] = ()
     count: int = 1
@@ -94,23 +94,23 @@ class Misfit(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         """A message for people."""
-        asked = self._asked()
+        requested = self._asked()
         match self.cause:
             case MisfitCause.NOT_ON_NODE:
-                return f"{asked}the node has none"
+                return f"{requested}the node has none"
             case MisfitCause.NOT_IN_ZONES:
-                return f"{asked}the NodeResourceTopology reports none in any zone"
+                return f"{requested}the NodeResourceTopology reports none in any zone"
             case MisfitCause.ZONES_TOGETHER:
                 there = "all NUMA nodes together have"
-                return f"{asked}{there} {_amount(self.resource, self.available or 0)} left"
+                return f"{requested}{there} {_amount(self.resource, self.available or 0)} left"
             case MisfitCause.NO_PREFERRED_HOLDS:
                 left = _amount(self.resource, self.available or 0)
-                return f"{asked}{_PREFERRED} {self._sets()}: at most {left} left there"
+                return f"{requested}{_PREFERRED} {self._sets()}: at most {left} left there"
             case MisfitCause.SIZES_DIFFER:
-                return f"{asked}{_PREFERRED} {self._sets()} for it, and more for the rest"
+                return f"{requested}{_PREFERRED} {self._sets()} for it, and more for the rest"
         several = len(self.nodes) > 1
         there = f"NUMA node{'s' if several else ''} {', '.join(map(str, self.nodes))}"
-        there = f"{asked}{there} {'have' if several else 'has'}"
+        there = f"{requested}{there} {'have' if several else 'has'}"
         if self.available is None:
             return f"{there} none"
         left = _amount(self.resource, self.available)
@@ -121,7 +121,7 @@ class Misfit(msgspec.Struct, frozen=True):
 
     def _asked(self) -> str:
         who = f"{self.kind} {self.name}".rstrip()
-        return f"{who} requests {_amount(self.resource, self.asked)} {self.resource}: "
+        return f"{who} requests {_amount(self.resource, self.requested)} {self.resource}: "
 
 
 _LASTING: Final = (MisfitCause.NOT_ON_NODE, MisfitCause.NOT_IN_ZONES, MisfitCause.SIZES_DIFFER)
@@ -162,7 +162,7 @@ def _aligned(node: ZonedNode, pod: ZonedPod) -> ZoneFit | Misfit:
         if zone is not None and part.kind is not PartKind.INIT and place < last:
             if available is node.available:
                 available = {name: dict(there) for name, there in available.items()}
-            for each in part.asked:
+            for each in part.requested:
                 there = available.get(each.resource)
                 if each.held and there is not None:
                     there[zone] -= each.amount
@@ -171,7 +171,7 @@ def _aligned(node: ZonedNode, pod: ZonedPod) -> ZoneFit | Misfit:
 
 def _zone(node: ZonedNode, available: _Available, part: PodPart) -> int | Misfit | None:
     zones = node.zones
-    for each in part.asked:
+    for each in part.requested:
         resource = each.resource
         there = available.get(resource)
         if resource not in node.resources:
@@ -193,7 +193,7 @@ def _zone(node: ZonedNode, available: _Available, part: PodPart) -> int | Misfit
 
 def _together(node: ZonedNode, whole: PodPart) -> Misfit | None:
     """Under `restricted` a pod may use several NUMA nodes, but not more than all nodes have."""
-    for each in whole.asked:
+    for each in whole.requested:
         total = node.together.get(each.resource)
         if each.held and total is not None and total < each.amount:
             return Misfit(
@@ -216,11 +216,11 @@ def preferred_misfit(node: ZonedNode, pod: ZonedPod) -> Misfit | None:
     available = {name: dict(node.available.get(name, {})) for name in node.hinted}
     reusable: dict[str, tuple[int, int]] = {}
     for part in parts_of(node, pod):
-        asked = part.hinted(node.hinted)
-        mask = _preferred_mask(node, available, part, asked, reusable)
+        requested = part.hinted(node.hinted)
+        mask = _preferred_mask(node, available, part, requested, reusable)
         if isinstance(mask, Misfit):
             return mask
-        for name, amount in asked.items():
+        for name, amount in requested.items():
             before, left = reusable.get(name, _NONE)
             if part.kind is not PartKind.INIT:
                 _take(available[name], node.hinted[name], mask, amount)
@@ -239,21 +239,21 @@ def _preferred_mask(
     node: ZonedNode,
     available: _Available,
     part: PodPart,
-    asked: Mapping[str, int],
+    requested: Mapping[str, int],
     reusable: Mapping[str, tuple[int, int]],
 ) -> int | Misfit:
     """0 for a part without hints, and if a machine with very many NUMA nodes has too many sets of
     that size to look at."""
-    sizes = _sizes(node, asked)
+    sizes = _sizes(node, requested)
     count = max(sizes.values(), default=0)
     if not count or comb(len(node.zones), count) * len(node.zones) > _MAX_STEPS:
         return 0
     for name, size in sizes.items():
         if size != count:
             cause = MisfitCause.SIZES_DIFFER
-            return Misfit(cause, part.kind, part.name, name, asked[name], count=size)
+            return Misfit(cause, part.kind, part.name, name, requested[name], count=size)
     masks = [of_nodes(some) for some in combinations(node.zones, count)]
-    for name, amount in asked.items():
+    for name, amount in requested.items():
         there = available[name]
         left = {mask: sum(there.get(zone, 0) for zone in ids(mask)) for mask in masks}
         needed, _ = reusable.get(name, _NONE)
@@ -264,14 +264,14 @@ def _preferred_mask(
     return min(masks)
 
 
-def _sizes(node: ZonedNode, asked: Mapping[str, int]) -> dict[str, int]:
+def _sizes(node: ZonedNode, requested: Mapping[str, int]) -> dict[str, int]:
     """By resource, the fewest NUMA nodes that have the amount while the machine is empty; memory
     and huge pages are counted together, on machines of usual size."""
     sizes = {
         name: min(fewest_nodes((amount, tuple(node.hinted[name].items()))), len(node.zones))
-        for name, amount in asked.items()
+        for name, amount in requested.items()
     }
-    memory = {name: amount for name, amount in asked.items() if of_memory(name)}
+    memory = {name: amount for name, amount in requested.items() if of_memory(name)}
     if len(memory) > 1 and len(node.zones) <= _USUAL_NODES:
         least = max(sizes[name] for name in memory)
         enough = (

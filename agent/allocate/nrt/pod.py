@@ -45,13 +45,13 @@ class PodPart(msgspec.Struct, frozen=True):
     kind: PartKind
     name: str
     requests: dict[str, int]
-    asked: tuple[RequestedAmount, ...]
+    requested: tuple[RequestedAmount, ...]
     exclusive_milli: int = 0
 
     @property
     def taken(self) -> dict[str, int]:
         """The amounts that the part takes from its NUMA node."""
-        return {each.resource: each.amount for each in self.asked if each.held}
+        return {each.resource: each.amount for each in self.requested if each.held}
 
     def hinted(self, resources: Container[str]) -> dict[str, int]:
         """The amounts of these resources for which the kubelet gives hints."""
@@ -151,7 +151,7 @@ def exclusive(pod: ZonedPod, reported: Container[str]) -> bool:
         else pod.aligned and _own(each.resource, each.amount)
         for part in pod.parts
         if part.kind is not PartKind.INIT
-        for each in part.asked
+        for each in part.requested
     )
 
 

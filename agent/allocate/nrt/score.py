@@ -76,25 +76,25 @@ def least_numa_nodes(
     available: dict[str, dict[int, int]] = node.available
     count, closest = 0, True
     for part in parts_of(node, pod):
-        asked = {name: n for name, n in part.requests.items() if name in node.available}
-        if not any(asked.values()):
+        requested = {name: n for name, n in part.requests.items() if name in node.available}
+        if not any(requested.values()):
             continue
-        found = spread(node, available, asked)
+        found = spread(node, available, requested)
         if found is None:
             return 0
         count = max(count, len(found.zones))
         closest = closest and found.closest
         if part.kind is not PartKind.INIT:
-            available = _without(available, tuple(map(gives, found.zones)), asked)
+            available = _without(available, tuple(map(gives, found.zones)), requested)
     return _count_score(count, closest, node.max_numa_nodes) if count else _BEST
 
 
 def _without(
-    available: dict[str, dict[int, int]], zones: tuple[int, ...], asked: Mapping[str, int]
+    available: dict[str, dict[int, int]], zones: tuple[int, ...], requested: Mapping[str, int]
 ) -> dict[str, dict[int, int]]:
     """The first NUMA node gives all that it has, and the next one the rest."""
     rest = dict(available)
-    for resource, amount in asked.items():
+    for resource, amount in requested.items():
         there = dict(available[resource])
         for zone in zones:
             part = min(amount, there.get(zone, 0))
@@ -118,16 +118,17 @@ class Spread(msgspec.Struct, frozen=True):
     closest: bool
 
 
-def spread(node: ZonedNode, available: _Available, asked: Mapping[str, int]) -> Spread | None:
+def spread(node: ZonedNode, available: _Available, requested: Mapping[str, int]) -> Spread | None:
     """The fewest NUMA nodes that hold the request together; among these the closest set, then the
     first. Only zones that report all requested resources count, also for a request of 0."""
-    needed = {name: amount for name, amount in asked.items() if amount}
+    needed = {name: amount for name, amount in requested.items() if amount}
     rows = [[available[name].get(zone, 0) for zone in node.zones] for name in needed]
     needs = list(needed.values())
     useful = [
         place
         for place, zone in enumerate(node.zones)
-        if any(row[place] > 0 for row in rows) and all(zone in available[name] for name in asked)
+        if any(row[place] > 0 for row in rows)
+        and all(zone in available[name] for name in requested)
     ]
     search = _Search(rows, needs, node.distances, useful)
     for count in range(1, len(useful) + 1):
@@ -199,21 +200,21 @@ def _closest(distances: _Distances, count: int) -> int:
     return found[0] if found is not None else 0
 
 
-def _least_allocated(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
+def _least_allocated(requested: _Amounts, left: _Amounts, weights: _Amounts) -> int:
     """The mean of the free parts. Amounts in milli-CPU and units; weights are 1 by default."""
-    return _mean(asked, left, weights, lambda amount, there: there - amount)
+    return _mean(requested, left, weights, lambda amount, there: there - amount)
 
 
-def _most_allocated(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
+def _most_allocated(requested: _Amounts, left: _Amounts, weights: _Amounts) -> int:
     """The mean of the used parts."""
-    return _mean(asked, left, weights, lambda amount, there: amount)
+    return _mean(requested, left, weights, lambda amount, there: amount)
 
 
-def _balanced_allocation(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
+def _balanced_allocation(requested: _Amounts, left: _Amounts, weights: _Amounts) -> int:
     """The closer the used parts of all resources are to each other, the better; weights do not
     count."""
     parts = []
-    for name, amount in asked.items():
+    for name, amount in requested.items():
         there = left.get(name, 0)
         part = Fraction(_whole(name, amount), _whole(name, there)) if there else Fraction(1)
         if part > 1:
@@ -227,10 +228,10 @@ def _balanced_allocation(asked: _Amounts, left: _Amounts, weights: _Amounts) -> 
 
 
 def _mean(
-    asked: _Amounts, left: _Amounts, weights: _Amounts, part: Callable[[int, int], int]
+    requested: _Amounts, left: _Amounts, weights: _Amounts, part: Callable[[int, int], int]
 ) -> int:
     total = weight_sum = 0
-    for name, amount in asked.items():
+    for name, amount in requested.items():
         weight = weights.get(name) or 1
         there = left.get(name, 0)
         if there and amount <= there:

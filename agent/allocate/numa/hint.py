@@ -118,13 +118,13 @@ def resource_hints(
     holders = {resource: sum(node for node, _ in held) for resource, held in free.items()}
     found: dict[str, list[TopologyHint]] = {resource: [] for resource in wanted}
     fewest = dict.fromkeys(wanted, 0)
-    asked = [(needed, free[resource]) for resource, needed in wanted.items()]
+    requested = [(needed, free[resource]) for resource, needed in wanted.items()]
     agreed = 0
-    for mask in _candidates(holders.values(), max(map(fewest_nodes, asked), default=1)):
+    for mask in _candidates(holders.values(), max(map(fewest_nodes, requested), default=1)):
         size = mask.bit_count()
         if (narrowest and agreed and size > agreed) or (widest and size > widest):
             break
-        if not _enough(mask, asked) or not fits(mask):
+        if not _enough(mask, requested) or not fits(mask):
             continue
         worth = score(mask)
         preferring = 0
@@ -144,8 +144,8 @@ def resource_hints(
     return {resource: tuple(held) for resource, held in found.items()}
 
 
-def _enough(mask: int, asked: Sequence[tuple[int, Sequence[tuple[int, int]]]]) -> bool:
-    for needed, free in asked:
+def _enough(mask: int, requested: Sequence[tuple[int, Sequence[tuple[int, int]]]]) -> bool:
+    for needed, free in requested:
         for node, amount in free:
             if mask & node:
                 needed -= amount
@@ -154,10 +154,10 @@ def _enough(mask: int, asked: Sequence[tuple[int, Sequence[tuple[int, int]]]]) -
     return True
 
 
-def fewest_nodes(asked: tuple[int, Sequence[tuple[int, int]]]) -> int:
+def fewest_nodes(requested: tuple[int, Sequence[tuple[int, int]]]) -> int:
     """The fewest nodes that have enough of a resource: the amount, and that of each node. One more
     than there are if all together do not have enough."""
-    missing, free = asked
+    missing, free = requested
     count = 1
     for amount in sorted((amount for _, amount in free), reverse=True):
         missing -= amount

@@ -18,7 +18,7 @@ from agent.allocate.rebind.placed_pods import Measures
 from agent.model.cpu.cpuset import lowest, members
 from agent.model.cpu.policies import ExclusivePolicy
 
-MOST_PODS: Final = 8
+MAX_PODS: Final = 8
 """With more pods that may move, the sets of pods are too many."""
 BUDGET: Final = 20_000
 """Places that are tried at most."""
@@ -35,7 +35,7 @@ class _Candidate(msgspec.Struct, frozen=True, order=True):
 def best(arrangement: Arrangement, most_moves: int) -> None:
     """Changes the places in `arrangement` if others are better, or as good with fewer moves."""
     pods = [index for index in range(len(arrangement.pods)) if arrangement.movable(index)]
-    if len(pods) <= MOST_PODS:
+    if len(pods) <= MAX_PODS:
         _Search(arrangement, pods, most_moves).run()
 
 

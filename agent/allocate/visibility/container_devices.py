@@ -126,11 +126,11 @@ class _Room:
 
 class Isolation(msgspec.Struct, frozen=True):
     """Paths on the host. `library`: HAMi-core, "" if there is none; `lock_folder`: the folder of
-    its locks, which all its users may write to; `trouble`: why it can't be used."""
+    its locks, which all its users may write to; `problem`: why it can't be used."""
 
     library: str = ""
     lock_folder: str = ""
-    trouble: str = ""
+    problem: str = ""
 
 
 NO_ISOLATION: Final = Isolation()
@@ -154,8 +154,8 @@ def isolated(
         return visible
     if not isolation.library:
         return Visibility(refused="its pod requests HAMi-core, which this node does not have")
-    if isolation.trouble:
-        return Visibility(refused=f"its pod requests HAMi-core, and {isolation.trouble}")
+    if isolation.problem:
+        return Visibility(refused=f"its pod requests HAMi-core, and {isolation.problem}")
     if not all(each.get(GPU_MEMORY) for each in parts):
         return Visibility(
             refused="its pod requests HAMi-core, and its part of the memory is unknown"

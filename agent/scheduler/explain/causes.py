@@ -79,7 +79,7 @@ def cause_of(why: Why, allocator: NodeAllocator, request: PodRequest) -> Cause:
             text,
             summary,
             why.resource,
-            why.asked,
+            why.requested,
             why.available,
             why.nodes,
             tuple(_object(each, node, pod) for each in _misfit_objects(why)),
@@ -89,7 +89,7 @@ def cause_of(why: Why, allocator: NodeAllocator, request: PodRequest) -> Cause:
         text,
         summary,
         why.resource,
-        why.asked,
+        why.requested,
         why.available,
         why.nodes,
         tuple(_object(each, node, pod) for each in _rejection_objects(why, allocator)),
@@ -147,21 +147,21 @@ def _device_cause(why: DeviceRefusal, allocator: NodeAllocator, request: PodRequ
     node, places = allocator.properties.name, _DEVICE_OBJECTS[why.cause]
     text, summary, code = text_of(why), summary_of(why), f"device-{why.cause}"
     devices = request.devices
-    asked = devices.requests.get(why.type) if devices else None
-    free = _free(allocator, why.type, asked.per) if asked else None
+    requested = devices.requests.get(why.type) if devices else None
+    free = _free(allocator, why.type, requested.per) if requested else None
     joint = devices.preferences.joint if devices else None
-    if joint is not None and asked and free is not None and free >= asked.count:
+    if joint is not None and requested and free is not None and free >= requested.count:
         code, places = FULL_SWITCH, _DEVICE_OBJECTS[DeviceCause.JOINT]
         summary = f"{why.type}: not enough are free under the switches of the other devices"
-        text = f"{summary} (requested {asked.count}, free on the whole node {free})"
-    elif why.cause is DeviceCause.INSUFFICIENT and asked and free is not None:
-        text = f"{summary} (requested {asked.count}, available {free})"
+        text = f"{summary} (requested {requested.count}, free on the whole node {free})"
+    elif why.cause is DeviceCause.INSUFFICIENT and requested and free is not None:
+        text = f"{summary} (requested {requested.count}, available {free})"
     return Cause(
         code,
         text,
         summary,
         why.type,
-        asked.count if asked else None,
+        requested.count if requested else None,
         free,
         objects=tuple(_object(each, node, request.title) for each in places),
     )

@@ -75,7 +75,7 @@ class Leadership(Protocol):
     def continues(self) -> bool: ...
 
     @property
-    def trouble(self) -> str | None: ...
+    def lease_problem(self) -> str | None: ...
 
 
 class AlwaysLeader:
@@ -85,7 +85,7 @@ class AlwaysLeader:
     term = 1
     holder = ""
     continues = True
-    trouble: str | None = None
+    lease_problem: str | None = None
 
 
 class Leader:
@@ -150,7 +150,7 @@ class Leader:
         return holder if holder and holder != self.identity else ""
 
     @property
-    def trouble(self) -> str | None:
+    def lease_problem(self) -> str | None:
         """Why the Lease could be neither read nor written for its duration; None if it could."""
         if self._clocks.monotonic() - self._answered_at < self._times.lease_seconds:
             return None

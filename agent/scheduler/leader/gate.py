@@ -68,7 +68,7 @@ class LeaderGate:
         if self._label is None or self._leader.leading:
             reason = self.reason()
         else:
-            reason = self._unknown() or self._leader.trouble
+            reason = self._unknown() or self._leader.lease_problem
         return reason or (self._label.unready() if self._label is not None else None)
 
     def begin(self) -> None:

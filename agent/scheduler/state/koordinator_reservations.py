@@ -34,7 +34,7 @@ class ReservationRecord(msgspec.Struct, frozen=True):
 
 
 class ReservedPart(msgspec.Struct, frozen=True):
-    """What a Reservation holds on a node beside its pods; None: nothing."""
+    """What a Reservation holds on a node besides its pods; None: nothing."""
 
     node: str
     uid: str

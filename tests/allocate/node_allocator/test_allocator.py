@@ -87,7 +87,7 @@ def test_pods_that_an_older_koordinator_bound_to_pools_are_not_overcommitted() -
     ]
     (reason,) = refusal(place, pod("more", {"cpu": 2}, "LS")).reasons
     assert isinstance(reason, Rejection)
-    assert (reason.resource, reason.asked, reason.available) == ("cpu", 2000, 1000)
+    assert (reason.resource, reason.requested, reason.available) == ("cpu", 2000, 1000)
     assert granted(place, pod("last", {"cpu": 1}, "LS"))
     place.release("old")
     assert granted(place, pod("more", {"cpu": 6}, "LS"))

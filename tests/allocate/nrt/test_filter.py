@@ -154,7 +154,7 @@ def test_the_reason_counts_numa_nodes_that_have_the_other_resources() -> None:
 def test_under_restricted_all_numa_nodes_together_must_suffice() -> None:
     there = node(TWO, "restricted")
     found = misfit(filter(there, pod(small(6), small(7))))
-    assert (found.cause, found.asked, found.available) == (
+    assert (found.cause, found.requested, found.available) == (
         MisfitCause.ZONES_TOGETHER,
         13 * CPU,
         12 * CPU,

@@ -41,8 +41,8 @@ enum {
 };
 #endif
 
-#define MOST_CARDS 32
-#define MOST_INSTANCES 8
+#define MAX_CARDS 32
+#define MAX_INSTANCES 8
 
 struct nvmlDevice_st {
     char name[32];
@@ -54,7 +54,7 @@ struct nvmlEventSet_st {
     long offset;
 };
 
-static struct nvmlDevice_st cards[MOST_CARDS], instances[MOST_CARDS][MOST_INSTANCES];
+static struct nvmlDevice_st cards[MAX_CARDS], instances[MAX_CARDS][MAX_INSTANCES];
 static char *facts;
 static struct stat seen;
 static int initialized;
@@ -170,10 +170,10 @@ nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
     nvmlReturn_t fault = pause_and_return(__func__);
     if (!fault) fault = (nvmlReturn_t)number("init", NVML_SUCCESS);
     if (fault) return fault;
-    for (int card = 0; card < MOST_CARDS; card++) {
+    for (int card = 0; card < MAX_CARDS; card++) {
         cards[card].card = card;
         snprintf(cards[card].name, sizeof cards[card].name, "gpu.%d", card);
-        for (int each = 0; each < MOST_INSTANCES; each++) {
+        for (int each = 0; each < MAX_INSTANCES; each++) {
             struct nvmlDevice_st *instance = &instances[card][each];
             instance->card = card;
             instance->parent = &cards[card];
@@ -389,7 +389,7 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current,
 nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index,
                                                  nvmlDevice_t *to) {
     ENTER(device);
-    if (index >= MOST_INSTANCES || !of(&instances[device->card][index], "uuid"))
+    if (index >= MAX_INSTANCES || !of(&instances[device->card][index], "uuid"))
         return NVML_ERROR_NOT_FOUND;
     *to = &instances[device->card][index];
     return NVML_SUCCESS;

@@ -259,13 +259,13 @@ def test_a_candidate_that_cannot_read_the_lease_has_trouble(server: Server, leas
     second.step(0)
     leases.trouble = 403
     second.step(2)
-    assert second.leader.trouble is None, "one answer may fail"
+    assert second.leader.lease_problem is None, "one answer may fail"
     second.step(15)
-    assert second.leader.trouble is not None
-    assert second.leader.trouble.startswith("lease n/l: ")
+    assert second.leader.lease_problem is not None
+    assert second.leader.lease_problem.startswith("lease n/l: ")
     leases.trouble = None
     second.step(17)
-    assert second.leader.trouble is None
+    assert second.leader.lease_problem is None
 
 
 def test_an_invalid_lease_is_named(server: Server, leases: Leases) -> None:

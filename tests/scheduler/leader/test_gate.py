@@ -16,7 +16,7 @@ class Leader:
     term = 0
     holder = ""
     continues = True
-    trouble: str | None = None
+    lease_problem: str | None = None
 
 
 class State:
@@ -263,7 +263,7 @@ def test_with_a_label_a_standby_is_ready_when_it_knows_the_cluster(
     state.out_of_touch = "the watch of pods has been out of touch for 31 s"
     assert gate.unready() == state.out_of_touch
     state.out_of_touch = None
-    leader.trouble = "lease n/l: 403"
+    leader.lease_problem = "lease n/l: 403"
     assert gate.unready() == "lease n/l: 403"
     leader.leading = True
     assert gate.unready() == gate.reason()
