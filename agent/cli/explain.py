@@ -94,9 +94,8 @@ def _write(found: Sequence[Explanation], output: str) -> None:
         print("No pod would have to move.", flush=True)
         return
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
-    print(
-        format.encodable("\n".join(words.draw(each, width) for each in found)), end="", flush=True
-    )
+    text = words.draw(found[0], width) if len(found) == 1 else words.overview(found, width)
+    print(format.encodable(text), end="", flush=True)
 
 
 def _offline(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequence[Explanation]:

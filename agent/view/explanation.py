@@ -16,7 +16,7 @@ from agent.model.explanation import (
     ObjectField,
     OfferFacts,
 )
-from agent.view.format import count
+from agent.view.format import count, table
 
 _MAX_OBJECTS: Final = 3
 _MAX_SUMMARIES: Final = 4
@@ -41,6 +41,23 @@ def draw(found: Explanation, width: int = 100) -> str:
         lines += ["", f"{count(found.nodes_left_out, 'node')} not looked at."]
     lines += ["", *_wrapped(BEYOND, width)]
     return "\n".join(lines) + "\n"
+
+
+def overview(found: Sequence[Explanation], width: int = 100) -> str:
+    """One line for each pod: the node that it gets, with its CPUs there, or the most frequent
+    reason why it gets none."""
+    rows = [("POD", "NODE", "CPUS", "REASON"), *map(_row, found)]
+    return "\n".join(table(rows, width)) + "\n"
+
+
+def _row(found: Explanation) -> tuple[str, str, str, str]:
+    for verdict in found.nodes:
+        if verdict.node == found.winner and verdict.offer is not None:
+            return found.pod, found.winner, verdict.offer.cpus or "-", ""
+    reasons = [each.causes[0].summary for each in found.nodes if each.causes]
+    own = [each.summary for each in found.causes]
+    (reason, _), *_ = Counter([*own, *reasons]).most_common(1) or [("no node", 0)]
+    return found.pod, "-", "-", reason
 
 
 def note(found: Explanation) -> str:

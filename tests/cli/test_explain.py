@@ -110,6 +110,12 @@ def test_what_if_a_node_is_drained(tmp_path: Path, capsys: pytest.CaptureFixture
     assert sorted(filter(None, winners)) == ["a"] * 4 + ["b"] * 4
     assert [each["pod"] for each in found if not each["winner"]] == ["default/p8"]
     assert all(each["drained"] == ["c"] for each in found)
+    assert main(["explain", "--what-if-drained=c", objects, NAME]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["POD", "NODE", "CPUS", "REASON"]
+    assert lines[1].split() == ["default/p0", "a", "0-3,16-19"]
+    assert lines[9].split(maxsplit=3)[:3] == ["default/p8", "-", "-"]
+    assert "the NUMA nodes do not have enough" in lines[9]
 
 
 def test_a_drained_node_without_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

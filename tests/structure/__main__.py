@@ -21,7 +21,7 @@ _LIMITS = {
     "duplicate_classes": 0,
     "constructor_arguments": 10,
     "citations": 0,
-    "code_lines": 46_517,
+    "code_lines": 46_527,
 }
 _MEANINGS = {
     "modules": "modules",
