@@ -189,6 +189,14 @@ def return_large_blocks() -> None:
     _mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
+def let_others_finish() -> None:
+    """This thread and those that start later do not preempt the process that wakes them (sched(7),
+    SCHED_BATCH): a notification would otherwise delay its sender by the work that it causes. They
+    still get their share of a busy CPU. Does nothing where a filter of system calls forbids it."""
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def _mallopt(parameter: int, value: int) -> None:
     import ctypes  # only for daemons that call this
 

@@ -17,7 +17,7 @@ from agent.cgroup.journal import Journal
 from agent.cgroup.names import own_root
 from agent.cri.client import Cri
 from agent.discover.cpus import TopologyView
-from agent.host.daemon import Ending, one_arena, return_large_blocks
+from agent.host.daemon import Ending, let_others_finish, one_arena, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.locks import Lock
 from agent.http.limits import ConnectionLimits
@@ -97,6 +97,7 @@ def run(
     state folder is removed."""
     one_arena()
     return_large_blocks()
+    let_others_finish()
     exclude = excluded(settings)
     node_local.check_kubelet(settings)
     node = node_addresses(settings.node_addresses)

@@ -1,7 +1,8 @@
 """The agent alone, on real containers, without a frontend."""
 
-import pathlib
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -164,7 +165,7 @@ def test_second_agent_is_refused(node: TestNode) -> None:
 def test_objects_are_yaml_files_that_a_person_can_read(node: TestNode) -> None:
     node.start_agent()
     run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    folder = pathlib.Path(node.state, "objects")
+    folder = Path(node.state, "objects")
     file = folder / "noderesourcetopology/node-a.yaml"
 
     def pools() -> str:
@@ -252,3 +253,10 @@ def test_pod_whose_sandbox_shows_another_limit_than_its_request_shares_the_pool(
     equal = runs("equal", 100_000)
     eventually("the other owns its CPU", lambda: node.cpus(equal) == "1")
     eventually("it has the rest", lambda: node.cpus(unequal) == "0")
+
+
+def test_agent_does_not_preempt_the_process_that_notifies_it(node: TestNode) -> None:
+    node.start_agent()
+    threads = [int(each.name) for each in Path(f"/proc/{node.agent_pid}/task").iterdir()]
+    assert len(threads) > 1
+    assert {os.sched_getscheduler(each) for each in threads} == {os.SCHED_BATCH}
