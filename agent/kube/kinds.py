@@ -36,6 +36,7 @@ TOPOLOGY: Final = Kind(
 )
 DEVICE: Final = Kind("Device", "scheduling.koordinator.sh", ("v1alpha1",), "devices")
 RESERVATION: Final = Kind("Reservation", DEVICE.group, DEVICE.versions, "reservations")
+REBIND: Final = Kind("RebindResource", DEVICE.group, DEVICE.versions, "rebindresources")
 
 _KINDS = {each.name: each for each in (NODE, TOPOLOGY, DEVICE)}
 

@@ -44,6 +44,8 @@ from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
 from agent.scheduler.preemption.evictor import Evictor
 from agent.scheduler.preemption.preemption import Preemption
 from agent.scheduler.preemption.victim_selection import NodeSnapshots
+from agent.scheduler.rebind.controller import RebindHours, RebindRequests, Rebinds
+from agent.scheduler.rebind.planning import RebindRules
 from agent.scheduler.state.binder import Binder, ReservationExpiry
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
@@ -63,6 +65,8 @@ EXPIRY_SECONDS: Final = 1.0
 """Interval of the expiry of reservations."""
 CORRECTION_SECONDS: Final = 1.0
 """Interval of the corrections of resource-status, and of the conditions of refused claims."""
+REBIND_SECONDS: Final = 1.0
+"""Interval of the steps of rebinds."""
 RETRY_SECONDS: Final = 0.5
 """Interval of the retries of unschedulable pods."""
 EVICT_SECONDS: Final = 1.0
@@ -150,6 +154,11 @@ def agent_labels(text: str) -> dict[str, str]:
     return labels
 
 
+def rebind_rules(settings: SchedulerSettings) -> RebindRules:
+    excluded = split_names(settings.rebind_excluded_namespaces)
+    return RebindRules(excluded, settings.rebind_max_pods or None)
+
+
 def agent_selector(settings: SchedulerSettings | ExplainSettings) -> AgentSelector:
     """Raises SettingsError."""
     return AgentSelector(agent_labels(settings.agent_selector), settings.agent_namespace)
@@ -233,11 +242,13 @@ class _Parts:
         evictor = None
         if settings.evict:
             evictor = Evictor(writing, NodeSnapshots(cluster), queue, budgets, self._leads)
+        rebind_requests = RebindRequests(cluster)
         self._watches = Watches(
             transport(),
             cluster,
             agents,
             pods_changed=queue.pods_changed,
+            rebinds_changed=rebind_requests.changed,
             stale_seconds=self._stale_seconds,
         )
         bindings = BindingApi(binding, reading, candidate.sent)
@@ -264,6 +275,15 @@ class _Parts:
             self._periodic.append(Periodic("evict", EVICT_SECONDS, evictor.step))
         self._periodic.append(Periodic("corrections", CORRECTION_SECONDS, corrections.step))
         self._periodic.append(Periodic("conditions", CORRECTION_SECONDS, conditions.step))
+        rebinds = Rebinds(
+            transport(),
+            cluster,
+            rebind_requests,
+            lambda: self._bind_unavailable() is None,
+            rebind_rules(settings),
+            RebindHours.parsed(settings.rebind_hours),
+        )
+        self._periodic.append(Periodic("rebinds", REBIND_SECONDS, rebinds.step))
         binder = Binder(cluster, groups, bindings, pod_infos, self._bind_unavailable)
         handlers = ExtenderHandlers(
             cluster,

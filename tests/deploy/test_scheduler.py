@@ -207,6 +207,8 @@ def test_the_schedulers_role_has_exactly_the_used_verbs() -> None:
         ("topology.node.k8s.io", "noderesourcetopologies"): {"list", "watch"},
         ("scheduling.koordinator.sh", "devices"): {"list", "watch"},
         ("scheduling.koordinator.sh", "reservations"): {"list", "watch"},
+        ("scheduling.koordinator.sh", "rebindresources"): {"list", "watch"},
+        ("scheduling.koordinator.sh", "rebindresources/status"): {"patch"},
         ("policy", "poddisruptionbudgets"): {"list", "watch"},
         ("", "pods/binding"): {"create"},
         ("", "pods/status"): {"patch"},

@@ -1034,6 +1034,7 @@ def test_a_rebind_is_requested_once(cluster: Cluster) -> None:
     }
     made = cluster.api.apply(body)
     assert made["spec"]["deadlineInSeconds"] == 600
+    assert made["status"]["phase"] == "Unknown", "no controller has taken it"
     body["spec"] = {"nodeName": "node-2", "rebindAction": "RebindCPU"}
     with pytest.raises(RefusedError, match="is immutable"):
         cluster.api.apply(body)

@@ -23,6 +23,9 @@ NUMA_TOPOLOGY_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 SHARED_CONTAINERS = "topolet.io/shared-containers"
 """Topolet's annotation: names of containers, separated by commas, that do not run on the CPUs that
 their pod owns."""
+REBIND = "topolet.io/rebind"
+"""Topolet's annotation: with REBIND_NEVER no rebind of its node moves the pod."""
+REBIND_NEVER = "never"
 
 EXTENDED_RESOURCE_SPEC = "node.koordinator.sh/extended-resource-spec"
 DEVICE_ALLOCATED = "scheduling.koordinator.sh/device-allocated"

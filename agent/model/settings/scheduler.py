@@ -143,6 +143,28 @@ class SchedulerSettings(Options, frozen=True):
             "not, since CPU is free on the node, but not as the pod needs it"
         ),
     ] = False
+    rebind_max_pods: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            description="scheduler: how many pods one RebindResource moves at most; 0: any number",
+        ),
+    ] = 0
+    rebind_hours: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$",
+            description="scheduler: HH:MM-HH:MM in UTC, the time of the day in which pods begin to "
+            "be moved for a RebindResource; it may go over midnight; empty: always",
+        ),
+    ] = ""
+    rebind_excluded_namespaces: Annotated[
+        str,
+        msgspec.Meta(
+            description="scheduler: namespaces whose pods no RebindResource moves, separated by "
+            "commas"
+        ),
+    ] = ""
     lease_namespace: Annotated[
         str, msgspec.Meta(min_length=1, description="scheduler: namespace of the leader's Lease")
     ] = "topolet-system"

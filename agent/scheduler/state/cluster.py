@@ -134,6 +134,26 @@ class SchedulerCache:
                 return "the node is not known"
             return state.ineligibility(pod_request.needs, agents=self.agents)
 
+    def lock_node(self, name: str, reason: str) -> None:
+        """The node takes no further pods that need CPUs or devices, for this reason; "" ends it."""
+        with self.lock:
+            state = self._state(name)
+            if state.lock_reason != reason:
+                state.lock_reason = reason
+                self._mark_changed(state)
+            self._remove_if_empty(state)
+
+    def lacks_agent(self, name: str) -> bool:
+        """Whether the node needs a Ready agent and has none."""
+        with self.lock:
+            state = self._states.get(name)
+            return self.agents and (state is None or not state.agent_ready)
+
+    def binding(self, name: str) -> bool:
+        """Whether a pod has a reservation on the node that no watch has reported as bound."""
+        with self.lock:
+            return any(each.node == name for each in self._reservations.values())
+
     def device_resources(self) -> frozenset[str]:
         """Those that the Device objects of all nodes list."""
         with self.lock:

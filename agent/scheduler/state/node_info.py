@@ -80,7 +80,8 @@ class CpuMismatch(msgspec.Struct, frozen=True):
 class NodeInfo:
     """Mutable; one thread at a time. `node` is None until the Node is reported, which may be after
     its pods. `foreign_bound_at`: when a watch last reported a pod on the node that this process did
-    not bind; None if it never did."""
+    not bind; None if it never did. `lock_reason`: why the node takes no pods that need CPUs or
+    devices now, "" if it does."""
 
     __slots__ = (
         "_agents",
@@ -95,6 +96,7 @@ class NodeInfo:
         "_rules",
         "devices",
         "foreign_bound_at",
+        "lock_reason",
         "name",
         "node",
         "topology",
@@ -109,6 +111,7 @@ class NodeInfo:
         self.topology: NodeTopology | Unreadable | None = None
         self.devices: DeviceObject | Unreadable | None = None
         self.foreign_bound_at: float | None = None
+        self.lock_reason = ""
         self._pods = pods
         self._rules = rules or AllocatorRules()
         self._agents: dict[str, bool] = {}
@@ -215,6 +218,7 @@ class NodeInfo:
         objects = (self.node, self.topology, self.devices)
         return (
             objects == (None, None, None)
+            and not self.lock_reason
             and not self._agents
             and not self._allocator.holdings
             and self._report_freshness.empty
@@ -251,6 +255,8 @@ class NodeInfo:
     def ineligibility(self, needs: Needs, *, agents: bool) -> str | None:
         """Returns why no such pod can be placed here even when the node is empty; None if it can.
         `agents`: a node must have an agent to give CPUs or devices."""
+        if self.lock_reason and (needs or self._allocator.properties.binds_all):
+            return self.lock_reason
         key = needs.value
         if key not in self._ineligibilities:
             lack = self.lack(needs, agents=agents)

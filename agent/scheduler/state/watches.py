@@ -18,6 +18,8 @@ from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Change, Changed, ChangeKind, Read
 from agent.kube.schedule import WatchPace
 from agent.kube.transport import Transport
+from agent.model import rebind_resource
+from agent.model.rebind_resource import RebindRequest
 from agent.scheduler.state import koordinator_reservations, records
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.records import AgentSelector, PodRecord
@@ -135,11 +137,13 @@ class Watches:
         *,
         stale_seconds: float,
         pods_changed: Changed[PodRecord] | None = None,
+        rebinds_changed: Changed[RebindRequest] | None = None,
         pace: WatchPace | None = None,
         check_seconds: float | None = None,
     ) -> None:
         """`stale_seconds` is the time that each watch may be out of touch with the API server.
-        `pods_changed` is called after the cluster was updated."""
+        `pods_changed` is called after the cluster was updated. Without `rebinds_changed`
+        RebindResources are not watched."""
         pace = pace or watch_pace(stale_seconds)
         self._stale_seconds = stale_seconds
         discovery = Discovery(transport)
@@ -182,6 +186,12 @@ class Watches:
                 pace,
             ),
         )
+        if rebinds_changed is not None:
+            read_rebind = rebind_resource.decode
+            rebinds = KindWatch(
+                transport, discovery, kinds.REBIND, read_rebind, rebinds_changed, pace
+            )
+            self._kinds = (*self._kinds, rebinds)
         self._core: dict[str, ListWatch[Any]] = {
             kinds.POD.plural: self._pods,
             kinds.NODE.plural: self._nodes,

@@ -1,0 +1,162 @@
+"""RebindResource (fine-grained CPU orchestration proposal): a request to place the pods of one node
+again, and what became of it. Topolet adds the fields `dryRun` and `maxPods` to the spec, and the
+plan to the status."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from agent.model.objects import ObjectIdentity, decoded
+
+KIND: Final = "RebindResource"
+GROUP: Final = "scheduling.koordinator.sh"
+DEADLINE_SECONDS: Final = 600
+"""The proposal's DefaultDeadlineInSeconds."""
+
+
+class RebindPhase(enum.StrEnum):
+    """PENDING: it waits or is in progress. UNKNOWN: nobody has taken it, or it could be neither
+    completed nor undone."""
+
+    PENDING = "Pending"
+    SUCCEED = "Succeed"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+class StatusMove(msgspec.Struct, frozen=True):
+    """One rewrite of a pod's resource-status; `pod`: namespace/name. `source` and `target` are
+    texts of that annotation."""
+
+    uid: str
+    pod: str
+    source: str = msgspec.field(name="from")
+    target: str = msgspec.field(name="to")
+
+
+class StatusMeasures(msgspec.Struct, frozen=True):
+    """See `allocate.rebind.placed_pods.Measures`."""
+
+    numa_crossings: int = msgspec.field(default=0, name="numaCrossings")
+    broken_cores: int = msgspec.field(default=0, name="brokenCores")
+    used_cores: int = msgspec.field(default=0, name="usedCores")
+    used_numa_nodes: int = msgspec.field(default=0, name="usedNUMANodes")
+
+
+class StatusPlan(msgspec.Struct, frozen=True, rename="camel"):
+    """`started_at`: when it was written, RFC 3339; the deadline counts from then. `undoing`: the
+    moves are undone, for the reason of the status."""
+
+    started_at: str = ""
+    undoing: bool = False
+    before: StatusMeasures = StatusMeasures()
+    after: StatusMeasures = StatusMeasures()
+    moves: tuple[StatusMove, ...] = ()
+
+
+class RebindStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """Without `update_timestamp` nobody has taken the object: the rest is the default of its
+    definition."""
+
+    phase: RebindPhase = RebindPhase.UNKNOWN
+    reason: str = ""
+    update_timestamp: str = ""
+    plan: StatusPlan | None = None
+
+    @property
+    def taken(self) -> bool:
+        return bool(self.update_timestamp)
+
+    @property
+    def ended(self) -> bool:
+        return self.taken and self.phase is not RebindPhase.PENDING
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether pods may have moved: the node takes no further pods until it is decided."""
+        return self.taken and self.phase is RebindPhase.PENDING and self.plan is not None
+
+
+class RebindRequest(msgspec.Struct, frozen=True):
+    """`most_pods` None: no limit. `created_at`: RFC 3339."""
+
+    name: str
+    uid: str
+    node: str
+    resource_version: str = ""
+    created_at: str = ""
+    deadline_seconds: int = DEADLINE_SECONDS
+    dry_run: bool = False
+    most_pods: int | None = None
+    status: RebindStatus = RebindStatus()
+
+
+def decode(text: bytes) -> RebindRequest:
+    """Raises ObjectError."""
+    raw = decoded(text, KIND, _decoder)
+    metadata, spec = raw.metadata, raw.spec
+    return RebindRequest(
+        metadata.name,
+        metadata.uid,
+        spec.node_name,
+        metadata.resource_version,
+        metadata.creation_timestamp,
+        spec.deadline_in_seconds or DEADLINE_SECONDS,
+        spec.dry_run,
+        spec.max_pods,
+        raw.status or RebindStatus(),
+    )
+
+
+def status_body(request: RebindRequest, status: RebindStatus) -> dict[str, Any]:
+    """A merge patch of the status, only for this version of the object. A plan that the status does
+    not have is removed."""
+    body: Mapping[str, Any] = msgspec.to_builtins(status)
+    return {
+        "metadata": {"uid": request.uid, "resourceVersion": request.resource_version},
+        "status": dict(body),
+    }
+
+
+def time_text(unix_seconds: float) -> str:
+    """RFC 3339, in whole seconds."""
+    at = datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC)
+    return at.strftime(_FORMAT)
+
+
+def unix_seconds(text: str) -> float | None:
+    """None for a text that `time_text` does not write."""
+    try:
+        at = datetime.datetime.strptime(text, _FORMAT)
+    except ValueError:
+        return None
+    return at.replace(tzinfo=datetime.UTC).timestamp()
+
+
+_FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
+
+
+class _Metadata(ObjectIdentity, frozen=True, rename="camel"):
+    resource_version: str = ""
+    creation_timestamp: str = ""
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str
+    deadline_in_seconds: int | None = None
+    dry_run: bool = False
+    max_pods: int | None = None
+
+
+class _Object(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+    spec: _Spec
+    status: RebindStatus | None = None
+
+
+_decoder: Final = msgspec.json.Decoder(_Object)

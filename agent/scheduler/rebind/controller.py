@@ -1,0 +1,303 @@
+"""Serves RebindResource objects: one rebind of a node at a time, one write in each step.
+
+While a rebind has a plan that is not completed, its node takes no further pods that need CPUs or
+devices. The plan is in the status before the first pod is written, and every write of a pod or of
+the status is only for the version that the step has read."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.kube import kinds, wire
+from agent.kube.auth import AccessError
+from agent.kube.errors import ConflictError, KubeError, NotFoundError
+from agent.kube.kinds import pod_path
+from agent.kube.objects import Change, ChangeKind
+from agent.kube.transport import Query, Transport, segment
+from agent.model import apiobjects
+from agent.model.apiobjects import ApiPod
+from agent.model.objects import ObjectError
+from agent.model.pod.annotations import (
+    RESOURCE_STATUS,
+    AnnotationError,
+    resource_status,
+    with_allocation,
+)
+from agent.model.rebind_resource import (
+    RebindPhase,
+    RebindRequest,
+    RebindStatus,
+    StatusPlan,
+    status_body,
+    time_text,
+    unix_seconds,
+)
+from agent.scheduler.rebind.planning import RebindRules, first_status, pod_now, status_of
+from agent.scheduler.rebind.progress import PodNow, Rewrite, next_step
+from agent.scheduler.state.cluster import SchedulerCache
+
+log = logging.getLogger(__name__)
+
+MOST_WRITES: Final = 50
+"""Writes of one step at most."""
+MAX_REASON: Final = 1024
+
+
+class RebindHours(msgspec.Struct, frozen=True):
+    """The hours of the day (UTC) in which rebinds may begin, in minutes since midnight; equal ends:
+    always. `begin` > `end`: over midnight."""
+
+    begin: int = 0
+    end: int = 0
+
+    @classmethod
+    def parsed(cls, text: str) -> RebindHours:
+        """`HH:MM-HH:MM`; "": always."""
+        if not text:
+            return cls()
+        begin, end = (int(each[:2]) * 60 + int(each[3:]) for each in text.split("-"))
+        return cls(begin, end)
+
+    def contain(self, unix_seconds_: float) -> bool:
+        minute = int(unix_seconds_ // 60) % (24 * 60)
+        if self.begin <= self.end:
+            return self.begin == self.end or self.begin <= minute < self.end
+        return minute >= self.begin or minute < self.end
+
+
+class RebindRequests:
+    """The objects by name, as a watch reports them. A node is locked while a rebind of it is in
+    progress, as soon as the watch reports that, and while the controller holds it. Safe for many
+    threads."""
+
+    def __init__(self, cluster: SchedulerCache) -> None:
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._requests: dict[str, RebindRequest] = {}
+        self._held: dict[str, str] = {}
+
+    def changed(self, changes: Sequence[Change[RebindRequest]]) -> None:
+        """Applies the events of the watch."""
+        for change in changes:
+            with self._lock:
+                before = self._requests.pop(change.key.name, None)
+                if change.kind is not ChangeKind.DELETED:
+                    self._requests[change.key.name] = change.value
+                elif self._held.get(change.value.node) == change.key.name:
+                    del self._held[change.value.node]
+                for node in {each.node for each in (before, change.value) if each is not None}:
+                    self._update(node)
+
+    def all(self) -> list[RebindRequest]:
+        """The oldest first."""
+        with self._lock:
+            return self._sorted()
+
+    def hold(self, request: RebindRequest) -> None:
+        """Locks the node of the request until `release`."""
+        with self._lock:
+            self._held[request.node] = request.name
+            self._update(request.node)
+
+    def release(self, node: str) -> None:
+        """The node stays locked while the watch reports a rebind in progress."""
+        with self._lock:
+            if self._held.pop(node, None) is not None:
+                self._update(node)
+
+    def release_all(self) -> None:
+        for node in tuple(self._held):
+            self.release(node)
+
+    def _sorted(self) -> list[RebindRequest]:
+        return sorted(self._requests.values(), key=lambda each: (each.created_at, each.name))
+
+    def _update(self, node: str) -> None:
+        active = (
+            each.name for each in self._sorted() if each.node == node and each.status.in_progress
+        )
+        name = self._held.get(node) or next(active, "")
+        reason = f"RebindResource {name} moves pods of the node" if name else ""
+        self._cluster.lock_node(node, reason)
+
+
+class Rebinds:
+    """One thread calls `step`. `leading` returns whether this process leads; only the leader
+    writes. `clock` returns seconds since 1970, since other processes read its times."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        cluster: SchedulerCache,
+        requests: RebindRequests,
+        leading: Callable[[], bool],
+        rules: RebindRules,
+        hours: RebindHours,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._transport = transport
+        self._cluster = cluster
+        self._requests = requests
+        self._leading = leading
+        self._rules = rules
+        self._hours = hours
+        self._clock = clock
+        self._versions: dict[str, str] = {}
+
+    def step(self) -> None:
+        """One step of the first rebind of each node. Never raises."""
+        if not self._leading():
+            self._requests.release_all()
+            self._versions.clear()
+            return
+        busy: set[str] = set()
+        requests = [each for each in self._requests.all() if not each.status.ended]
+        # A rebind in progress comes before older ones that wait.
+        for request in sorted(requests, key=lambda each: not each.status.in_progress):
+            try:
+                if request.node in busy and request.status.in_progress:
+                    continue
+                if request.node in busy:
+                    self._wait(request, "waits for another RebindResource of the node")
+                else:
+                    busy.add(request.node)
+                    self._serve(request)
+            except ConflictError as error:
+                log.info("RebindResource %s: read again: %s", request.name, error)
+            except NotFoundError:
+                log.info("RebindResource %s or a pod of its node no longer exists", request.name)
+            except (KubeError, AccessError, ObjectError, AnnotationError) as error:
+                log.warning("RebindResource %s: %s", request.name, error)
+
+    def _serve(self, request: RebindRequest) -> None:
+        if self._versions.get(request.name) == request.resource_version:
+            return  # the watch has not reported the last write yet
+        status = request.status
+        if not status.in_progress or status.plan is None:
+            self._begin(request)
+            return
+        self._requests.hold(request)
+        for _ in range(MOST_WRITES):
+            if not self._advance(request, status, status.plan):
+                return
+
+    # before the plan
+    def _begin(self, request: RebindRequest) -> None:
+        if reason := self._obstacle(request.node):
+            self._write(request, RebindStatus(RebindPhase.FAILED, reason))
+            return
+        if not request.dry_run and not self._hours.contain(self._clock()):
+            self._wait(request, "waits for the hours of rebind-hours")
+            return
+        if request.dry_run:
+            self._write(request, self._first_status(request))
+            return
+        self._requests.hold(request)
+        status: RebindStatus | None = None
+        try:
+            if self._cluster.binding(request.node):
+                self._wait(request, "waits for pods that are being bound to the node")
+            else:
+                status = self._first_status(request)
+                self._write(request, status)
+        finally:
+            # Nothing was moved yet. If the status was written nevertheless, the watch locks again.
+            if status is None or status.phase is not RebindPhase.PENDING:
+                self._requests.release(request.node)
+
+    def _obstacle(self, name: str) -> str:
+        """Why no rebind can be served on the node, "" if one can."""
+        if self._cluster.node(name) is None:
+            return f"node {name} does not exist"
+        if self._cluster.lacks_agent(name):
+            return f"no agent of Topolet is Ready on node {name}, which would move its pods"
+        return ""
+
+    def _first_status(self, request: RebindRequest) -> RebindStatus:
+        pods = self._pods(request.node)
+        with self._cluster.lock:
+            node = self._cluster.node(request.node)
+            if node is None:
+                return RebindStatus(RebindPhase.FAILED, f"node {request.node} does not exist")
+            properties = node.allocator.properties
+            held = [each for each in node.allocator.holdings.values() if each.reservation]
+        return first_status(request, properties, pods, held, self._rules, self._clock())
+
+    def _wait(self, request: RebindRequest, reason: str) -> None:
+        if request.status.reason != reason or not request.status.taken:
+            self._write(request, RebindStatus(RebindPhase.PENDING, reason))
+
+    # with a plan
+    def _advance(self, request: RebindRequest, status: RebindStatus, plan: StatusPlan) -> bool:
+        """Whether a pod was written, so that there may be more to do at once."""
+        pods = self._pods(request.node)
+        started = unix_seconds(plan.started_at)
+        overdue = started is None or self._clock() >= started + request.deadline_seconds
+        now = {pod.uid: pod_now(pod) for pod in pods}
+        step = next_step(status, plan, now, overdue=overdue)
+        if isinstance(step, Rewrite):
+            pod = next(each for each in pods if each.uid == step.pod.uid)
+            self._rewrite(pod, step.status)
+            return True
+        ends = step.status.phase is not RebindPhase.PENDING
+        if ends and not self._cached(request.node, now):
+            return False
+        self._write(request, step.status)
+        if ends:
+            self._requests.release(request.node)
+        return False
+
+    def _cached(self, name: str, now: Mapping[str, PodNow]) -> bool:
+        """Whether the watch has reported the pods' allocations, which the next pods of the node are
+        placed by."""
+        with self._cluster.lock:
+            node = self._cluster.node(name)
+            holdings = node.allocator.holdings if node is not None else {}
+            return all(
+                uid in holdings and status_of(holdings[uid].allocation) == pod.status
+                for uid, pod in now.items()
+            )
+
+    def _rewrite(self, pod: ApiPod, status: str) -> None:
+        """Raises ConflictError if the pod was written meanwhile."""
+        wanted = resource_status({RESOURCE_STATUS: status})
+        text = pod.annotations.get(RESOURCE_STATUS, "")
+        metadata = {
+            "uid": pod.uid,
+            "resourceVersion": pod.resource_version,
+            "annotations": {
+                RESOURCE_STATUS: with_allocation(text, wanted.cpus(), wanted.amounts())
+            },
+        }
+        self._transport.merge(pod_path(pod.namespace, pod.name), {"metadata": metadata})
+        log.info("pod %s is moved: %s is now %s", pod.title, RESOURCE_STATUS, status)
+
+    def _pods(self, node: str) -> list[ApiPod]:
+        """The pods of the node that are not terminal. Raises ObjectError for one that can't be
+        read: its CPUs would count as free."""
+        select: Query = {"fieldSelector": f"spec.nodeName={node}"}
+        path = kinds.path("", "v1", kinds.POD.plural)
+        found = wire.listed(path, select, self._transport.get, _pod).found
+        return [pod for pod in found if not pod.terminal]
+
+    def _write(self, request: RebindRequest, status: RebindStatus) -> None:
+        now = time_text(self._clock())
+        reason = status.reason[:MAX_REASON]
+        written = msgspec.structs.replace(status, reason=reason, update_timestamp=now)
+        path = kinds.path(kinds.REBIND.group, kinds.REBIND.versions[0], kinds.REBIND.plural)
+        self._transport.merge(
+            f"{path}/{segment(request.name)}/status", status_body(request, written)
+        )
+        self._versions[request.name] = request.resource_version
+        log.info("RebindResource %s: %s: %s", request.name, status.phase, reason)
+
+
+def _pod(raw: msgspec.Raw) -> ApiPod:
+    return apiobjects.decode(bytes(raw))

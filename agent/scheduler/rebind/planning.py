@@ -1,0 +1,122 @@
+"""The first status of a rebind: its plan, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from agent.allocate.node_allocation import PodAllocation, TopologyOptions
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
+from agent.allocate.node_allocator.pod_request import PodRequestError, request_of
+from agent.allocate.node_allocator.properties import NodeProperties
+from agent.allocate.rebind.of_allocator import moved_allocation, placed_node
+from agent.allocate.rebind.placed_pods import Measures
+from agent.allocate.rebind.planner import NoPlan, PodMove, plan
+from agent.allocate.resource_request import ResourceRequest
+from agent.model import bounds
+from agent.model.apiobjects import ApiPod
+from agent.model.pod.annotations import REBIND, REBIND_NEVER, status_text
+from agent.model.rebind_resource import (
+    RebindPhase,
+    RebindRequest,
+    RebindStatus,
+    StatusMeasures,
+    StatusMove,
+    StatusPlan,
+    time_text,
+)
+from agent.scheduler.rebind.progress import PodNow
+
+
+class RebindRules(msgspec.Struct, frozen=True):
+    """`excluded`: namespaces whose pods are never moved. `most_pods`: how many pods one rebind may
+    move, None: all."""
+
+    excluded: frozenset[str] = frozenset()
+    most_pods: int | None = None
+
+
+def pod_now(pod: ApiPod) -> PodNow:
+    """The pod with its allocation."""
+    held = holding_of(pod).allocation
+    return PodNow(pod.uid, pod.title, status_of(held), held.cpus, pod.resource_version)
+
+
+def first_status(
+    request: RebindRequest,
+    properties: NodeProperties,
+    pods: Sequence[ApiPod],
+    reservations: Iterable[AssignedPod],
+    rules: RebindRules,
+    now: float,
+) -> RebindStatus:
+    """`pods`: those of the node that are not terminal. `reservations`: what Reservations hold
+    there. `now`: seconds since 1970."""
+    allocator = NodeAllocator(properties, [*map(holding_of, pods), *reservations])
+    fixed = {pod.uid: why for pod in pods if (why := _why_fixed(pod, rules))}
+    node = placed_node(allocator, _requests(pods), fixed)
+    if isinstance(node, NoPlan):
+        return RebindStatus(RebindPhase.FAILED, _text(node))
+    limits = [each for each in (request.most_pods, rules.most_pods) if each is not None]
+    found = plan(node, min(limits, default=None))
+    if isinstance(found, NoPlan):
+        return RebindStatus(RebindPhase.SUCCEED, _text(found))
+    moves = _moves(properties.cpus, allocator, found.moves)
+    written = StatusPlan(
+        time_text(now), before=_shown(found.before), after=_shown(found.after), moves=moves
+    )
+    if request.dry_run:
+        reason = f"dry run; pods to move: {len(found.uids)}"
+        return RebindStatus(RebindPhase.SUCCEED, reason, plan=written)
+    return RebindStatus(RebindPhase.PENDING, f"pods to move: {len(found.uids)}", plan=written)
+
+
+def _requests(pods: Iterable[ApiPod]) -> dict[str, ResourceRequest]:
+    """By uid, without pods whose request can't be read: these are not moved."""
+    found = {}
+    for pod in pods:
+        try:
+            found[pod.uid] = request_of(pod).resources
+        except PodRequestError:
+            continue
+    return found
+
+
+def _why_fixed(pod: ApiPod, rules: RebindRules) -> str:
+    if pod.mirror:
+        return "it is a static pod"
+    if pod.deleted:
+        return "it is being deleted"
+    if pod.annotations.get(REBIND) == REBIND_NEVER:
+        return f"its annotation {REBIND} is {REBIND_NEVER}"
+    if pod.namespace in rules.excluded:
+        return f"namespace {pod.namespace} is in rebind-excluded-namespaces"
+    return ""
+
+
+def _moves(
+    options: TopologyOptions | None, allocator: NodeAllocator, moves: Iterable[PodMove]
+) -> tuple[StatusMove, ...]:
+    now = {uid: each.allocation for uid, each in allocator.holdings.items()}
+    found = []
+    for move in moves:
+        before = now[move.uid]
+        after = moved_allocation(options or TopologyOptions(None), before, move.target)
+        found.append(StatusMove(move.uid, move.title, status_of(before), status_of(after)))
+        now[move.uid] = after
+    return tuple(found)
+
+
+def status_of(allocation: PodAllocation) -> str:
+    """The annotation resource-status of the allocation, as plans have it."""
+    return status_text(allocation.cpus, allocation.amounts)
+
+
+def _shown(measures: Measures) -> StatusMeasures:
+    return StatusMeasures(*msgspec.structs.astuple(measures))
+
+
+def _text(found: NoPlan) -> str:
+    return bounds.reason("; ".join(found.reasons))

@@ -1,0 +1,86 @@
+"""RebindResource as the API server has it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agent.model.objects import ObjectError
+from agent.model.rebind_resource import (
+    RebindPhase,
+    RebindStatus,
+    StatusMeasures,
+    StatusMove,
+    StatusPlan,
+    decode,
+    status_body,
+    time_text,
+    unix_seconds,
+)
+
+
+def body(**more: Any) -> bytes:
+    return json.dumps(
+        {
+            "metadata": {"name": "r", "uid": "u", "resourceVersion": "7"},
+            "spec": {"nodeName": "n", "rebindAction": "RebindCPU"},
+            **more,
+        }
+    ).encode()
+
+
+def test_the_deadline_of_the_proposal_and_no_limit() -> None:
+    read = decode(body())
+    assert (read.node, read.deadline_seconds, read.dry_run, read.most_pods) == (
+        "n",
+        600,
+        False,
+        None,
+    )
+    assert not read.status.taken
+
+
+def test_own_fields() -> None:
+    spec = {"nodeName": "n", "deadlineInSeconds": 5, "dryRun": True, "maxPods": 3}
+    read = decode(body(spec=spec))
+    assert (read.deadline_seconds, read.dry_run, read.most_pods) == (5, True, 3)
+
+
+def test_a_status_reads_back() -> None:
+    plan = StatusPlan(
+        "2026-01-01T00:00:00Z",
+        True,
+        StatusMeasures(1, 2, 3, 4),
+        StatusMeasures(0, 1, 2, 3),
+        (StatusMove("u", "ns/p", "{}", '{"cpuset":"1"}'),),
+    )
+    status = RebindStatus(RebindPhase.PENDING, "pods to move: 1", "2026-01-01T00:00:01Z", plan)
+    patch = status_body(decode(body()), status)
+    assert patch["metadata"] == {"uid": "u", "resourceVersion": "7"}
+    assert patch["status"]["plan"]["before"]["usedNUMANodes"] == 4
+    assert decode(body(status=patch["status"])).status == status
+    assert status.in_progress
+
+
+def test_a_patch_without_a_plan_removes_it() -> None:
+    patch = status_body(decode(body()), RebindStatus(RebindPhase.FAILED, "why", "now"))
+    assert patch["status"]["plan"] is None
+
+
+def test_the_default_of_the_definition_is_not_taken() -> None:
+    default = {"phase": "Unknown", "reason": "no controller has taken it"}
+    assert not decode(body(status=default)).status.ended
+
+
+@pytest.mark.parametrize("faulty", [{"spec": {}}, {"spec": {"nodeName": 1}}, {"metadata": {}}])
+def test_a_faulty_object(faulty: dict[str, Any]) -> None:
+    with pytest.raises(ObjectError):
+        decode(body(**faulty))
+
+
+def test_times() -> None:
+    assert time_text(0) == "1970-01-01T00:00:00Z"
+    assert unix_seconds(time_text(1_767_268_800)) == 1_767_268_800
+    assert unix_seconds("yesterday") is None

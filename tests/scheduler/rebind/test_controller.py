@@ -1,0 +1,289 @@
+"""The controller of RebindResource against an API server that refuses and loses writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.allocate.node_allocator.answer import Granted
+from agent.kube.objects import Change, ChangeKind, ObjectKey
+from agent.scheduler.rebind.controller import RebindHours
+from agent.scheduler.rebind.planning import RebindRules
+from agent.scheduler.state.cluster import SchedulerCache
+from tests.kube.hostile import Server
+from tests.scheduler import objects
+from tests.scheduler.rebind.world import World
+
+OLD = {"a": "0,4", "b": "1,5", "c": "2-3", "d": "6"}
+NEW = {"a": "4-5", "b": "0-1", "c": "2-3", "d": "6"}
+"""Pod a goes to CPUs 4 and 7 in between."""
+
+
+@pytest.fixture
+def world(server: Server) -> Iterator[World]:
+    it = World(server)
+    yield it
+    it.transport.close()
+
+
+def fragmented(world: World) -> None:
+    for name, cpus in OLD.items():
+        world.owner(name, cpus, count=2 if name == "c" else 0)
+
+
+def bindable(cluster: SchedulerCache) -> str | None:
+    """Why a pod that needs a CPU of its own can't be placed on the node."""
+    return cluster.eligible("n1", objects.pod_request({"cpu": "1"}, "LSR"))
+
+
+def test_a_fragmented_node_is_mended(world: World) -> None:
+    fragmented(world)
+    world.rebind()
+    shown = world.finish()
+    assert (shown["phase"], shown["reason"]) == ("Succeed", "pods moved: 2")
+    assert shown["updateTimestamp"] == "2026-01-01T12:00:00Z"
+    assert world.cpus() == NEW
+    assert world.patches == ["r", "a", "b", "a", "r"], "the plan is written before the first pod"
+    plan = shown["plan"]
+    assert (plan["before"]["numaCrossings"], plan["after"]["numaCrossings"]) == (2, 0)
+    assert [(each["pod"], json.loads(each["to"])["cpuset"]) for each in plan["moves"]] == [
+        ("ns/a", "4,7"),
+        ("ns/b", "0-1"),
+        ("ns/a", "4-5"),
+    ]
+
+
+def test_a_dry_run_writes_the_plan_alone(world: World) -> None:
+    fragmented(world)
+    world.rebind(dryRun=True)
+    shown = world.finish()
+    assert (shown["phase"], shown["reason"]) == ("Succeed", "dry run; pods to move: 2")
+    assert len(shown["plan"]["moves"]) == 3
+    assert (world.cpus(), world.patches) == (OLD, ["r"])
+
+
+def test_the_node_takes_no_pods_until_the_end(world: World) -> None:
+    fragmented(world)
+    world.rebind()
+    locked: list[str | None] = []
+    world.after_write = lambda: locked.append(bindable(world.cluster))
+    world.step()
+    assert bindable(world.cluster) == "RebindResource r moves pods of the node"
+    assert world.cluster.eligible("n1", objects.pod_request({"cpu": "1"})) is None
+    world.finish()
+    assert locked == ["RebindResource r moves pods of the node"] * 5
+    assert bindable(world.cluster) is None
+
+
+def test_a_new_process_locks_the_node_before_its_first_step(world: World) -> None:
+    fragmented(world)
+    world.rebind()
+    world.step()
+    world.requests.release_all()
+    world.cluster.lock_node("n1", "")
+    world.start()
+    assert bindable(world.cluster) == "RebindResource r moves pods of the node"
+
+
+@pytest.mark.parametrize("fault", ["refused", "lost"])
+@pytest.mark.parametrize("number", range(5))
+def test_killed_at_every_write_it_ends_in_the_new_state(
+    world: World, number: int, fault: str
+) -> None:
+    fragmented(world)
+    world.rebind()
+    if fault == "lost":
+        world.lose = {number}
+    else:
+        world.refuse = {number: 500}
+    world.until_write(number)
+    world.start()
+    assert world.finish()["phase"] == "Succeed"
+    assert world.cpus() == NEW
+
+
+@pytest.mark.parametrize("number", range(1, 4))
+def test_stopped_at_every_write_it_ends_in_the_old_state_after_the_deadline(
+    world: World, number: int
+) -> None:
+    fragmented(world)
+    world.rebind(deadlineInSeconds=60)
+    world.refuse = {number: 503}
+    world.until_write(number)
+    world.now += 61
+    world.start()
+    shown = world.finish()
+    assert (shown["phase"], shown["reason"]) == ("Failed", "undone: the deadline has passed")
+    assert world.cpus() == OLD
+
+
+def test_a_pod_that_changed_after_the_read_is_read_again(world: World) -> None:
+    fragmented(world)
+    world.rebind()
+    world.step()
+    world.refuse = {1: 409}
+    world.step()
+    assert world.cpus() == OLD
+    world.finish()
+    assert world.cpus() == NEW
+
+
+def test_a_process_that_does_not_lead_writes_nothing(world: World) -> None:
+    fragmented(world)
+    world.rebind()
+    world.leading = False
+    world.step()
+    assert world.writes == 0
+
+
+def test_the_end_waits_until_the_watch_has_reported_the_pods(world: World) -> None:
+    fragmented(world)
+    world.rebind()
+    world.step()
+    rebinds, world.rebinds = world.rebinds, world.rebinds
+    world.report()
+    world.controller.step()
+    assert world.cpus() == NEW
+    assert world.shown()["phase"] == "Pending", "the watch shows the old CPUs of the pods"
+    assert bindable(world.cluster)
+    world.step()
+    assert rebinds["r"]["status"]["phase"] == "Succeed"
+
+
+OBSTACLES: dict[str, tuple[str, str, str]] = {
+    "no node": ("n2", "Failed", "node n2 does not exist"),
+    "no agent": (
+        "n1",
+        "Failed",
+        "no agent of Topolet is Ready on node n1, which would move its pods",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OBSTACLES)
+def test_a_node_that_nobody_serves(world: World, case: str) -> None:
+    node, phase, reason = OBSTACLES[case]
+    if case == "no agent":
+        gone = objects.agent("n1")
+        world.cluster.pods_changed([objects.of_pod(gone, ChangeKind.DELETED)])
+    fragmented(world)
+    world.rebind(node=node)
+    shown = world.finish()
+    assert (shown["phase"], shown["reason"]) == (phase, reason)
+    assert world.cpus() == OLD
+
+
+def test_nothing_to_move(world: World) -> None:
+    world.owner("a", "0-1", count=2)
+    world.rebind()
+    shown = world.finish()
+    assert (shown["phase"], shown["reason"]) == ("Succeed", "no pods could be placed better")
+    assert "plan" not in shown
+    assert bindable(world.cluster) is None
+
+
+FIXED: dict[str, tuple[dict[str, Any], RebindRules, str]] = {
+    "annotation": (
+        {"annotations": {"topolet.io/rebind": "never"}},
+        RebindRules(),
+        "its annotation topolet.io/rebind is never",
+    ),
+    "namespace": (
+        {"namespace": "db"},
+        RebindRules(frozenset({"db"})),
+        "namespace db is in rebind-excluded-namespaces",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FIXED)
+def test_a_pod_that_is_never_moved(world: World, case: str) -> None:
+    more, rules, reason = FIXED[case]
+    world.rules = rules
+    world.owner("a", "0,2", **more)
+    world.rebind()
+    world.start()
+    shown = world.finish()
+    title = f"{more.get('namespace', 'ns')}/a"
+    assert shown["reason"] == f"pod {title} is not moved: {reason}"
+    assert world.cpus() == {"a": "0,2"}
+
+
+@pytest.mark.parametrize(("of_request", "of_rules"), [(1, None), (None, 1), (5, 1)])
+def test_no_more_pods_are_moved_than_permitted(
+    world: World, of_request: int | None, of_rules: int | None
+) -> None:
+    world.rules = RebindRules(most_pods=of_rules)
+    world.owner("a", "0,2")
+    world.owner("b", "4,6")
+    world.rebind(**({"maxPods": of_request} if of_request else {}))
+    world.start()
+    assert world.finish()["reason"] == "pods moved: 1"
+
+
+def test_a_rebind_waits_for_its_hours(world: World) -> None:
+    world.hours = RebindHours.parsed("22:00-06:00")
+    fragmented(world)
+    world.rebind()
+    world.start()
+    for _ in range(3):
+        world.step()
+    shown = world.shown()
+    assert (shown["phase"], shown["reason"]) == ("Pending", "waits for the hours of rebind-hours")
+    assert world.writes == 1, "the same status is written once"
+    world.now += 10.5 * 3600
+    assert world.finish()["phase"] == "Succeed"
+
+
+@pytest.mark.parametrize(
+    ("text", "hour", "within"),
+    [
+        ("", 12, True),
+        ("22:00-06:00", 23, True),
+        ("22:00-06:00", 6, False),
+        ("08:30-17:00", 8, False),
+    ],
+)
+def test_hours(text: str, hour: int, within: bool) -> None:
+    assert RebindHours.parsed(text).contain(hour * 3600.0) is within
+
+
+def test_a_node_has_one_rebind_at_a_time(world: World) -> None:
+    fragmented(world)
+    world.rebind("r")
+    world.rebind("s")
+    world.step()
+    assert world.shown("s")["reason"] == "waits for another RebindResource of the node"
+    world.finish("r")
+    assert world.finish("s")["reason"].startswith("no ")
+    assert world.cpus() == NEW
+
+
+def test_a_rebind_waits_for_pods_that_are_being_bound(world: World) -> None:
+    fragmented(world)
+    node = world.cluster.node("n1")
+    assert node is not None
+    world.report()
+    granted = node.allocator.offer(objects.pod_request({"cpu": "1"}, "LSR"))
+    assert isinstance(granted, Granted)
+    world.cluster.reserve("n1", granted)
+    world.rebind()
+    world.step()
+    assert world.shown()["reason"] == "waits for pods that are being bound to the node"
+    world.cluster.release(granted.uid)
+    assert world.finish()["phase"] == "Succeed"
+
+
+def test_a_deleted_rebind_unlocks_the_node(world: World) -> None:
+    fragmented(world)
+    world.rebind()
+    world.step()
+    world.report()
+    (request,) = world.requests.all()
+    world.requests.changed([Change(ChangeKind.DELETED, ObjectKey("", "r"), request)])
+    world.rebinds.clear()
+    world.controller.step()
+    assert bindable(world.cluster) is None

@@ -1,0 +1,171 @@
+"""A node of eight CPUs in two NUMA nodes, its pods and RebindResources on an API server, and the
+controller. Nothing is reported to the controller before `report`, as by watches that lag."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from agent.kube.auth import FileAccess
+from agent.kube.objects import Change, ChangeKind, ObjectKey
+from agent.kube.transport import ResponseLimits, Transport
+from agent.model import rebind_resource
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.scheduler.rebind.controller import RebindHours, RebindRequests, Rebinds
+from agent.scheduler.rebind.planning import RebindRules
+from agent.scheduler.state.cluster import SchedulerCache
+from tests.kube.hostile import Request, Server, reply, status
+from tests.scheduler import objects
+
+Object = dict[str, Any]
+NOON = 1_767_268_800.0
+"""2026-01-01T12:00:00Z."""
+
+
+class World:
+    """`refuse`: the answer to a write instead of its effect, by the number of the write; `lose`:
+    the numbers of writes that take effect but are answered with an error."""
+
+    def __init__(self, server: Server) -> None:
+        self.pods: dict[str, Object] = {}
+        self.rebinds: dict[str, Object] = {}
+        self.now = NOON
+        self.leading = True
+        self.writes = 0
+        self.patches: list[str] = []
+        self.refuse: dict[int, int] = {}
+        self.lose: set[int] = set()
+        self.after_write: Callable[[], None] = lambda: None
+        self._version = 0
+        self._reported: set[str] = set()
+        self.cluster = SchedulerCache()
+        self.cluster.nodes_changed([objects.of_node(objects.node("n1"))])
+        self.cluster.topologies_changed([objects.of_topology(objects.topology("n1"))])
+        self.cluster.pods_changed([objects.of_pod(objects.agent("n1"))])
+        limits = ResponseLimits(connect_seconds=2, read_seconds=5, whole_seconds=5)
+        self.transport = Transport(FileAccess(server.url), limits=limits)
+        self.rules = RebindRules()
+        self.hours = RebindHours()
+        self.start()
+        server.answer = self._answer
+
+    def start(self) -> None:
+        """A new process, whose watches have reported everything."""
+        self.requests = RebindRequests(self.cluster)
+        self.report()
+        self.controller = Rebinds(
+            self.transport,
+            self.cluster,
+            self.requests,
+            lambda: self.leading,
+            self.rules,
+            self.hours,
+            clock=lambda: self.now,
+        )
+
+    def owner(self, name: str, cpus: str, count: int = 0, **more: Any) -> Object:
+        """An LSR pod that owns these CPUs."""
+        labels = {"koordinator.sh/qosClass": "LSR"}
+        requests = {"cpu": str(count or len(cpus.split(",")))}
+        body = objects.pod(
+            name, "n1", uid=name, cpus=cpus, labels=labels, requests=requests, **more
+        )
+        self.pods[name] = self._stamped(body)
+        return body
+
+    def rebind(self, name: str = "r", node: str = "n1", **spec: Any) -> Object:
+        body = {
+            "metadata": {"name": name, "uid": name, "creationTimestamp": "2026-01-01T11:00:00Z"},
+            "spec": {"nodeName": node, "rebindAction": "RebindCPU", **spec},
+            "status": {"phase": "Unknown", "reason": "no controller has taken it"},
+        }
+        self.rebinds[name] = self._stamped(body)
+        return body
+
+    def report(self) -> None:
+        """The watches report the present objects."""
+        for body in self.pods.values():
+            self.cluster.pods_changed([objects.of_pod(body)])
+        for name in self._reported - self.pods.keys():
+            gone = objects.pod(name, "n1", uid=name)
+            self.cluster.pods_changed([objects.of_pod(gone, ChangeKind.DELETED)])
+        self._reported = set(self.pods)
+        for name, body in self.rebinds.items():
+            read = rebind_resource.decode(json.dumps(body).encode())
+            self.requests.changed([Change(ChangeKind.MODIFIED, ObjectKey("", name), read)])
+
+    def step(self) -> None:
+        """What the watches report, and one step."""
+        self.report()
+        self.controller.step()
+
+    def until_write(self, number: int) -> None:
+        """Steps until that many writes were tried before the last one."""
+        for _ in range(30):
+            if self.writes > number:
+                return
+            self.step()
+        raise AssertionError(f"there is no write {number}: {self.shown()}")
+
+    def finish(self, name: str = "r", steps: int = 30) -> Object:
+        """The status in the end."""
+        for _ in range(steps):
+            self.step()
+            shown = self.shown(name)
+            if shown.get("updateTimestamp") and shown["phase"] != "Pending":
+                self.report()
+                return shown
+        raise AssertionError(f"RebindResource {name} does not end: {self.shown(name)}")
+
+    def shown(self, name: str = "r") -> Object:
+        found: Object = self.rebinds[name]["status"]
+        return found
+
+    def cpus(self) -> dict[str, str]:
+        """By pod."""
+        return {
+            name: json.loads(body["metadata"]["annotations"][RESOURCE_STATUS]).get("cpuset", "")
+            for name, body in self.pods.items()
+        }
+
+    def _stamped(self, body: Object) -> Object:
+        self._version += 1
+        body["metadata"]["resourceVersion"] = str(self._version)
+        return body
+
+    def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
+        if request.method == "GET":
+            selector = request.query.get("fieldSelector", "")
+            node = selector.removeprefix("spec.nodeName=")
+            items = [body for body in self.pods.values() if body["spec"]["nodeName"] == node]
+            return reply(connection, 200, {"metadata": {"resourceVersion": "1"}, "items": items})
+        number = self.writes
+        self.writes += 1
+        if code := self.refuse.get(number):
+            return reply(connection, code, status(code, "Refused"))
+        patch = json.loads(request.body)
+        parts = request.path.split("/")
+        plural, name = parts[-3:-1] if parts[-1] == "status" else parts[-2:]
+        found = (self.rebinds if plural == "rebindresources" else self.pods).get(name)
+        if found is None:
+            return reply(connection, 404, status(404, "NotFound"))
+        metadata = found["metadata"]
+        asked = patch["metadata"]
+        if (asked["uid"], asked["resourceVersion"]) != (
+            metadata["uid"],
+            metadata["resourceVersion"],
+        ):
+            return reply(connection, 409, status(409, "Conflict"))
+        if plural == "rebindresources":
+            merged = found["status"] | patch["status"]
+            found["status"] = {key: value for key, value in merged.items() if value is not None}
+        else:
+            metadata["annotations"] |= asked["annotations"]
+        self._stamped(found)
+        self.patches.append(name)
+        self.after_write()
+        if number in self.lose:
+            return reply(connection, 500, status(500, "InternalError"))
+        return reply(connection, 200, found)
