@@ -15,7 +15,7 @@ from agent.http.requests import BadRequestError
 from agent.kube import cluster, errors, kinds, transport, wire
 from agent.kube.errors import MalformedError
 from agent.kube.transport import Query, Transport
-from agent.model import apiobjects, explanation, quantities
+from agent.model import apiobjects, explanation, quantities, rebind_resource
 from agent.model.apiobjects import GroupError
 from agent.model.bounds import JsonError
 from agent.model.cpu import policies
@@ -99,7 +99,9 @@ def _status(texts: Mapping[str, str]) -> object:
         status.pool_shares(3_000),
         status.amounts(),
     )
-    annotations.with_cpus(texts[annotations.RESOURCE_STATUS], CpuSet((1, 2)), {1: 0, 2: 1})
+    text = texts[annotations.RESOURCE_STATUS]
+    annotations.with_cpus(text, CpuSet((1, 2)), {1: 0, 2: 1})
+    annotations.with_allocation(text, CpuSet((1, 2)), {0: {"cpu": 2_000}})
     return found
 
 
@@ -135,6 +137,7 @@ _TEXTS: Final[list[tuple[str, Read, tuple[str, ...], tuple[str, ...]]]] = [
         (
             "model.pod.annotations:resource_status",
             "model.pod.annotations:with_cpus",
+            "model.pod.annotations:with_allocation",
             "model.pod.annotations:decoded",
         ),
     ),
@@ -634,6 +637,23 @@ def _objects() -> Iterator[Target]:
         ("scheduler.preemption.disruption_budgets:read",),
         (ObjectError,),
         ("PodDisruptionBudget ",),
+    )
+    yield Target(
+        "RebindResource",
+        rebind_resource.decode,
+        of_json,
+        (
+            _json(
+                {
+                    "metadata": {"name": "r", "uid": "u", "resourceVersion": "1"},
+                    "spec": {"nodeName": "n", "deadlineInSeconds": 60, "maxPods": 3},
+                    "status": {"phase": "Pending", "updateTimestamp": "2026-01-02T03:04:05Z"},
+                }
+            ),
+        ),
+        ("model.rebind_resource:decode",),
+        (ObjectError,),
+        ("RebindResource ",),
     )
     yield Target(
         "Lease",
