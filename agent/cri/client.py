@@ -8,6 +8,8 @@ because plugins in the runtime change it.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Final, TypeVar
 
 import msgspec
@@ -29,7 +31,18 @@ from agent.rpc.grpc import RpcError
 Reply = TypeVar("Reply", bound=Message)
 MAX_REPLY_BYTES: Final = 16 << 20
 """A kubelet takes no larger reply either (maxMsgSize in cri-client/pkg/remote_runtime.go)."""
-_ITEMS: Final = 1  # of ListPodSandboxResponse
+_ITEMS: Final = 1  # of ListPodSandboxResponse and ListContainersResponse
+_INFO: Final = 2  # of PodSandboxStatusResponse and ContainerStatusResponse
+_KEY, _VALUE = 1, 2  # of an entry of a map
+_MAX_ITEMS: Final = 1 << 14
+"""Of a list: no more of a kilobyte each fit into a reply."""
+_MAX_ITEM_BYTES: Final = 2 << 20  # all metadata that the API server accepts of a pod
+_MAX_INFO_ENTRIES: Final = 64
+MAX_INFO_BYTES: Final = 4 << 20
+"""Twice the largest environment with a stack of 8 MiB (execve(2)): request and spec have it."""
+_MAX_INFO_VALUES: Final = 1 << 17  # each may take a hundred bytes
+_MAX_PATH_BYTES: Final = 4 << 10
+_STRINGS: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 _STATES = {
     pb.CONTAINER_CREATED: ContainerState.CREATED,
     pb.CONTAINER_RUNNING: ContainerState.RUNNING,
@@ -93,44 +106,32 @@ class Cri:
         return f"{reply.runtime_name} {reply.runtime_version}"
 
     def sandboxes(self) -> list[Sandbox]:
-        """All sandboxes, ready or not. Decodes one at a time: together they hold all annotations of
-        all pods, and each Sandbox keeps few of them."""
+        """All sandboxes, ready or not. Each keeps few of its annotations."""
         raw = self._reply("ListPodSandbox", pb.ListPodSandboxRequest())
         try:
-            return [
-                _sandbox(pb.PodSandbox.FromString(payload))
-                for payload in wire.payloads(raw, _ITEMS)
-            ]
+            return [_sandbox(pb.PodSandbox.FromString(each)) for each in _items(raw)]
         except (DecodeError, wire.WireError) as error:
             raise _unreadable("ListPodSandbox", pb.ListPodSandboxResponse, error) from None
 
     def containers(self) -> list[RuntimeContainer]:
         """All whose state is known, ended ones too until they are removed."""
-        reply = self.call("ListContainers", pb.ListContainersRequest(), pb.ListContainersResponse)
-        return [
-            RuntimeContainer(
-                each.id,
-                each.pod_sandbox_id,
-                each.metadata.name,
-                _STATES[each.state],
-                each.created_at,
-            )
-            for each in reply.containers
-            if each.state in _STATES
-        ]
+        raw = self._reply("ListContainers", pb.ListContainersRequest())
+        try:
+            listed = map(pb.Container.FromString, _items(raw))
+            return [_container(each) for each in listed if each.state in _STATES]
+        except (DecodeError, wire.WireError) as error:
+            raise _unreadable("ListContainers", pb.ListContainersResponse, error) from None
 
     def sandbox_placement(self, sandbox_id: str) -> Placement:
         """Reads the runtime's verbose status; fields that it does not have stay empty."""
         request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
-        return _placement(
-            dict(self.call("PodSandboxStatus", request, pb.PodSandboxStatusResponse).info)
-        )
+        return _placement(self._verbose("PodSandboxStatus", request, pb.PodSandboxStatusResponse))
 
     def container_placement(self, container_id: str, *, carriers: bool = False) -> Placement:
         """As sandbox_placement."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
-        info = dict(self.call("ContainerStatus", request, pb.ContainerStatusResponse).info)
-        shows = device_carriers(info.get("info", "")) if carriers else None
+        info = self._verbose("ContainerStatus", request, pb.ContainerStatusResponse)
+        shows = device_carriers(info) if carriers else None
         return msgspec.structs.replace(_placement(info), carriers=shows)
 
     def update(self, container_id: str, wanted: Wanted) -> None:
@@ -163,6 +164,13 @@ class Cri:
         """Closes the connection; a later call opens it again."""
         self._channel.close()
 
+    def _verbose(self, method: str, request: Message, reply: type[Message]) -> str:
+        """The JSON of a verbose status, "" without one. Nothing else of the reply is decoded."""
+        try:
+            return _info_of(self._reply(method, request))
+        except wire.WireError as error:
+            raise _unreadable(method, reply, error) from None
+
     def _reply(self, method: str, request: Message) -> bytes:
         path = f"/runtime.v1.RuntimeService/{method}"
         return self._channel.call(path, request.SerializeToString(), self._timeout_seconds)
@@ -170,6 +178,39 @@ class Cri:
 
 def _unreadable(method: str, reply: type[Message], error: Exception) -> RpcError:
     return RpcError(Code.INTERNAL, f"{method}: cannot read a {reply.__name__}: {error}")
+
+
+def _items(raw: bytes) -> Iterator[bytes]:
+    """The encoded items of a list, to be decoded one at a time: a decoded one may take a hundred
+    times as much. Raises WireError."""
+    for number, each in enumerate(wire.payloads(raw, _ITEMS)):
+        if number >= _MAX_ITEMS or len(each) > _MAX_ITEM_BYTES:
+            raise wire.WireError(
+                f"more than {_MAX_ITEMS} items, or one of more than {_MAX_ITEM_BYTES} bytes"
+            )
+        yield each
+
+
+def _info_of(raw: bytes) -> str:
+    """Raises WireError."""
+    info = ""
+    for number, (field, kind, payload) in enumerate(wire.fields(raw)):
+        if number >= _MAX_INFO_ENTRIES:
+            raise wire.WireError(f"more than {_MAX_INFO_ENTRIES} fields")
+        if (field, kind) != (_INFO, wire.BYTES):
+            continue
+        if len(payload) > MAX_INFO_BYTES:
+            raise wire.WireError(f"info has more than {MAX_INFO_BYTES} bytes")
+        if wire.text(payload, _KEY) == "info":
+            info = wire.text(payload, _VALUE)
+    if info.count(",") > _MAX_INFO_VALUES < _STRINGS.sub("", info).count(","):
+        raise wire.WireError(f"info has more than {_MAX_INFO_VALUES} values")
+    return info
+
+
+def _container(each: pb.Container) -> RuntimeContainer:
+    name, state = each.metadata.name, _STATES[each.state]
+    return RuntimeContainer(each.id, each.pod_sandbox_id, name, state, each.created_at)
 
 
 def _sandbox(each: pb.PodSandbox) -> Sandbox:
@@ -224,26 +265,24 @@ class _Linux(msgspec.Struct, rename={"cgroups_path": "cgroupsPath"}):
     resources: _Resources | None = None
 
 
-class _Spec(msgspec.Struct):
-    linux: _Linux | None = None
-
-
-class _Config(msgspec.Struct):
+class _Part(msgspec.Struct):
     linux: _Linux | None = None
 
 
 class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
     pid: int = 0
-    config: _Config | None = None
-    spec: _Spec | None = None
+    config: _Part | None = None
+    spec: _Part | None = None
 
 
 _info_decoder = msgspec.json.Decoder(_Info)
 
 
-def _placement(info: dict[str, str]) -> Placement:
+def _placement(info: str) -> Placement:
+    """Empty where `info` can't be read, or has a text that is no path or list of CPUs: the agent
+    keeps these of each container."""
     try:
-        found = bounds.decode(_info_decoder, info.get("info", "{}"))
+        found = bounds.decode(_info_decoder, info or "{}")
     except bounds.JsonError:
         return Placement()
     spec = found.spec.linux if found.spec and found.spec.linux else _Linux()
@@ -251,6 +290,9 @@ def _placement(info: dict[str, str]) -> Placement:
     resources = spec.resources or _Resources()
     cpu, memory = resources.cpu or _Cpu(), resources.memory or _Memory()
     asked = config.resources or _Resources()
+    texts = (config.cgroup_parent, spec.cgroups_path, cpu.cpus, cpu.mems)
+    if any(len(each) > _MAX_PATH_BYTES for each in texts):
+        return Placement()
     return Placement(
         found.pid,
         config.cgroup_parent,

@@ -148,7 +148,7 @@ class TopologyView:
             return b""
 
 
-_MEM_TOTAL = re.compile(rb"MemTotal:\s*([0-9]+)\s*kB")
+_MEM_TOTAL = re.compile(rb"MemTotal:\s*([0-9]{1,20})\s*kB")
 
 
 def _numa_nodes(tree: Tree, cpus: CpuSet) -> tuple[NumaNode, ...]:
@@ -241,9 +241,9 @@ def _distances(
 _MACHINE_POOLS = "sys/kernel/mm/hugepages"
 
 _POOL = re.compile(r"hugepages-([0-9]{1,12})kB")
-_TOTAL = re.compile(rb"HugePages_Total:\s*([0-9]+)")
-_FREE = re.compile(rb"HugePages_Free:\s*([0-9]+)")
-_SIZE = re.compile(rb"Hugepagesize:\s*([0-9]+)\s*kB")
+_TOTAL = re.compile(rb"HugePages_Total:\s*([0-9]{1,20})\b")
+_FREE = re.compile(rb"HugePages_Free:\s*([0-9]{1,20})\b")
+_SIZE = re.compile(rb"Hugepagesize:\s*([0-9]{1,20})\s*kB")
 
 
 def _pools_of_folder(tree: Tree, folder: str) -> tuple[HugePages, ...]:

@@ -110,7 +110,7 @@ class ConnectionOwner(Protocol):
         """A request is complete; `respond` is to be called once."""
         ...
 
-    def certifies(self, names: frozenset[str] | None) -> bool:
+    def certifies(self, connection: HttpConnection, names: frozenset[str] | None) -> bool:
         """Whether a client with a certificate of these names has shown an accepted one."""
         ...
 
@@ -214,7 +214,7 @@ class HttpConnection:
         if waits_for:
             self._watch(waits_for)
             return
-        self._certified = self._owner.certifies(self._stream.names)
+        self._certified = self._owner.certifies(self, self._stream.names)
         if self._stream.names is not None and not self._certified:
             self._refuse(text_reply(403, "the client certificate has no accepted name"))
             return

@@ -34,15 +34,24 @@ class ConnectionPhase(enum.IntEnum):
     CLOSING = enum.auto()
 
 
+PAGES_EACH_SECOND: Final = 5.0
+"""New connections of one address, of which each asks for a page."""
+HANDSHAKES_EACH_SECOND: Final = 100.0
+"""TLS handshakes of one address that shows no accepted certificate: a tenth of the loop's time with
+RSA keys."""
+
+
 class ConnectionLimits(msgspec.Struct, frozen=True):
     """`connections`: in all, of which `reserved` are for the node's own addresses; `each_peer`: of
-    one other address. `idle_seconds`: between two requests, 0 for one request a connection. The
+    one other address, and `new_each_second`: how many of these it may open, 0 for any number.
+    `idle_seconds`: between two requests, 0 for one request a connection. The
     other times are of one phase each. `bodies_bytes`: of all requests together that have no reply
     yet."""
 
     connections: int
     reserved: int
     each_peer: int
+    new_each_second: float = 0.0
     hello_seconds: float = 5.0
     head_seconds: float = 5.0
     body_seconds: float = 5.0
@@ -195,6 +204,44 @@ class Places(Generic[Key]):
             raise FullError("all connections are busy")
         self.remove(oldest[1])
         return oldest[1]
+
+
+class NewConnections:
+    """How often each peer may open a connection: `each_peer` at once, and then `new_each_second`. A
+    connection costs a handshake or a page, which take the loop a thousand times as long as to close
+    it at once."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def admit(self, peer: str, now: float) -> bool:
+        """Whether the peer may open one more now."""
+        if not self._limits.new_each_second:
+            return True
+        left = self._of(peer, now)
+        self._put(peer, left - 1 if left >= 1 else left, now)
+        return left >= 1
+
+    def certified(self, peer: str, now: float) -> None:
+        """The peer's connection does not count: it has shown an accepted certificate."""
+        if self._limits.new_each_second:
+            self._put(peer, self._of(peer, now) + 1, now)
+
+    def _of(self, peer: str, now: float) -> float:
+        most = float(self._limits.each_peer)
+        left, since = self._left.get(peer, (most, now))
+        return min(most, left + (now - since) * self._limits.new_each_second)
+
+    def _put(self, peer: str, left: float, now: float) -> None:
+        self._left[peer] = left, now
+        self._left.move_to_end(peer)
+        if len(self._left) > _MAX_PEERS:
+            self._left.popitem(last=False)
+
+
+_MAX_PEERS: Final = 4096
+"""The one that connected longest ago is forgotten first."""
 
 
 class FullError(RuntimeError):

@@ -17,7 +17,14 @@ from typing import Final
 from agent.host.log_once import CountedWarnings
 from agent.host.loop import READ, Loop, Timer
 from agent.http.connection import ByteStream, HttpConnection, PlainStream
-from agent.http.limits import ConnectionLimits, ConnectionPhase, FullError, Places
+from agent.http.limits import (
+    PAGES_EACH_SECOND,
+    ConnectionLimits,
+    ConnectionPhase,
+    FullError,
+    NewConnections,
+    Places,
+)
 from agent.http.peers import NodeAddresses, peer_name
 from agent.http.routes import HttpRequest, Route, dispatch
 
@@ -27,6 +34,8 @@ _PAUSE_SECONDS: Final = 1.0
 """Pause before the next accept when no descriptor is left and no connection is idle."""
 _ACCEPTS: Final = 8
 """Of one event."""
+_REFUSALS: Final = 256
+"""Of one event: the connections of others wait behind those of a peer that opens too many."""
 _BACKLOG: Final = 1024
 _BODY_READ_BYTES: Final = 64 << 10
 _LOG_SECONDS: Final = 60.0
@@ -67,6 +76,7 @@ class HttpListener:
         self._stream = stream
         self._clients = clients
         self._places: Places[HttpConnection] = Places(limits)
+        self._new = NewConnections(limits)
         self._check: Timer | None = None
         self._resume: Timer | None = None
         host, _ = address
@@ -122,12 +132,14 @@ class HttpListener:
     def crowded(self) -> bool:
         return self._places.crowded()
 
-    def certifies(self, names: frozenset[str] | None) -> bool:
+    def certifies(self, connection: HttpConnection, names: frozenset[str] | None) -> bool:
         if names is None:
             return False
         if self._clients and self._clients.isdisjoint(names):
             log.warning("client certificate refused: names %s", ", ".join(sorted(names)))
             return False
+        if not connection.local:
+            self._new.certified(connection.peer, time.monotonic())
         return True
 
     def ended(self, connection: HttpConnection) -> None:
@@ -138,7 +150,8 @@ class HttpListener:
         self.loop.register(self._socket.fileno(), READ, self._accept)
 
     def _accept(self, events: int) -> None:
-        for _ in range(_ACCEPTS):
+        begun = 0
+        for _ in range(_REFUSALS):
             try:
                 accepted, address = self._socket.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -146,7 +159,9 @@ class HttpListener:
             except OSError as error:
                 self._refused(error)
                 return
-            self._begin(accepted, address[0])
+            begun += self._begin(accepted, address[0])
+            if begun >= _ACCEPTS:
+                return
 
     def _refused(self, error: OSError) -> None:
         """The system lacks descriptors or memory for the waiting connection, and would report it at
@@ -159,26 +174,33 @@ class HttpListener:
         self.loop.unregister(self._socket.fileno())
         self._resume = self.loop.after(_PAUSE_SECONDS, self._accept_again)
 
-    def _begin(self, accepted: socket.socket, peer: str) -> None:
+    def _begin(self, accepted: socket.socket, peer: str) -> bool:
+        """False if the connection is refused, which takes no time."""
+        now = time.monotonic()
         try:
+            local = self._node.local(peer, accepted.getsockname()[0])
+            if not local and not self._new.admit(peer_name(peer), now):
+                accepted.close()
+                self._warn("often", "connections of %s are refused: it opens too many", peer)
+                return False
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            local = self._node.local(peer, accepted.getsockname()[0])
             stream = self._stream(accepted)
         except OSError:
             accepted.close()
-            return
+            return False
         connection = HttpConnection(self, stream, peer_name(peer), local)
         try:
-            victim = self._places.admit(connection, connection.peer, local, time.monotonic())
+            victim = self._places.admit(connection, connection.peer, local, now)
         except FullError:
             stream.close()
             self._warn("full", "a connection of %s is refused: all others are busy", peer)
-            return
+            return False
         if victim is not None:
             self._close_for(victim)
-        self._check_at(time.monotonic() + self.limits.hello_seconds)
+        self._check_at(now + self.limits.hello_seconds)
         connection.start()
+        return True
 
     def _close_for(self, victim: HttpConnection) -> None:
         victim.close()
@@ -203,7 +225,9 @@ class HttpListener:
         self._check = self.loop.at(max(when, soon), self._check_times)
 
 
-PAGE_LIMITS: Final = ConnectionLimits(connections=24, reserved=8, each_peer=8)
+PAGE_LIMITS: Final = ConnectionLimits(
+    connections=24, reserved=8, each_peer=8, new_each_second=PAGES_EACH_SECOND
+)
 
 
 class PageListener(HttpListener):

@@ -20,7 +20,7 @@ from agent.discover.cpus import TopologyView
 from agent.host.daemon import Ending, let_others_finish, one_arena, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.locks import Lock
-from agent.http.limits import ConnectionLimits
+from agent.http.limits import PAGES_EACH_SECOND, ConnectionLimits
 from agent.http.peers import node_addresses
 from agent.http.requests import Reply
 from agent.http.routes import METRICS, Route
@@ -62,7 +62,8 @@ log = logging.getLogger(__name__)
 
 OPEN_FILES = 16_384
 HTTP_LIMITS: Final = ServerLimits(
-    ConnectionLimits(connections=96, reserved=16, each_peer=24), threads=0
+    ConnectionLimits(connections=96, reserved=16, each_peer=24, new_each_second=PAGES_EACH_SECOND),
+    threads=0,
 )
 
 

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Final
 
+import msgspec
+
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.host.daemon import Ending, Faults, Periodic, one_arena
 from agent.http.certificates import CertificateFiles
-from agent.http.limits import ConnectionLimits
+from agent.http.limits import HANDSHAKES_EACH_SECOND, PAGES_EACH_SECOND, ConnectionLimits
 from agent.http.peers import node_addresses
 from agent.http.routes import Route
 from agent.http.server import HttpServer, ServerLimits
@@ -99,6 +101,7 @@ PAGE_LIMITS: Final = ServerLimits(
         connections=48,
         reserved=16,
         each_peer=16,
+        new_each_second=PAGES_EACH_SECOND,
         body_bytes=endpoint.BODY_BYTES,
         bodies_bytes=4 * endpoint.BODY_BYTES,
     ),
@@ -401,7 +404,15 @@ def servers(
     if names and not settings.client_ca_file:
         raise SettingsError("client-names: requires client-ca-file")
     node = node_addresses(settings.node_addresses)
-    found = [HttpServer(settings.extender_address, routes, LIMITS, node, certificate, names)]
+    limits = LIMITS
+    if settings.client_ca_file:
+        # Without certificates kube-scheduler can't be told from others; it opens a connection for
+        # each Binding that it sends in parallel.
+        connections = msgspec.structs.replace(
+            LIMITS.connections, new_each_second=HANDSHAKES_EACH_SECOND
+        )
+        limits = msgspec.structs.replace(LIMITS, connections=connections)
+    found = [HttpServer(settings.extender_address, routes, limits, node, certificate, names)]
     if settings.scheduler_http:
         pages = {path: routes[path] for path in _PAGES}
         if explain is not None and settings.explain:

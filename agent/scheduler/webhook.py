@@ -23,7 +23,7 @@ import msgspec
 
 from agent.host.daemon import Ending
 from agent.http.certificates import CertificateFiles
-from agent.http.limits import ConnectionLimits
+from agent.http.limits import HANDSHAKES_EACH_SECOND, ConnectionLimits
 from agent.http.peers import node_addresses
 from agent.http.requests import BadRequestError, Reply
 from agent.http.routes import Route, text_reply
@@ -295,6 +295,7 @@ LIMITS: Final = ServerLimits(
         connections=256,
         reserved=32,
         each_peer=96,
+        new_each_second=HANDSHAKES_EACH_SECOND,
         idle_seconds=120.0,
         head_bytes=16 << 10,
         body_bytes=4 << 20,

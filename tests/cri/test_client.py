@@ -8,7 +8,8 @@ import pytest
 from google.protobuf.message import Message
 
 from agent.allocate.device_holders.grants import Carriers
-from agent.cri.client import Cri, Reply, device_carriers
+from agent.cri.client import Cri, device_carriers
+from agent.proto import cri_pb2 as pb
 
 CONTAINERD = {
     "pid": 77,
@@ -99,9 +100,9 @@ class Answering(Cri):
         super().__init__("/nowhere")
         self._info = json.dumps(info)
 
-    def call(self, method: str, request: Message, reply: type[Reply]) -> Reply:
+    def _reply(self, method: str, request: Message) -> bytes:
         assert method == "PodSandboxStatus"
-        return reply(info={"info": self._info})
+        return pb.PodSandboxStatusResponse(info={"info": self._info}).SerializeToString()
 
 
 @pytest.mark.parametrize(

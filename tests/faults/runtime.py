@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 
@@ -28,7 +28,9 @@ class PlayedRuntime(grpc.GenericRpcHandler):
 
     `environment`: of every container, as NAME=VALUE. `hanging`: names of methods, and ids of
     containers and sandboxes, that get no answer until `relent`; `asked`: those of them that were
-    called. `put_in_force`: what an update does to the group of a running container.
+    called. `replies`: by method, messages in place of the right ones. `event`: what
+    GetContainerEvents sends without end, if it is not empty. `put_in_force`: what an update does to
+    the group of a running container.
     """
 
     def __init__(self, path: Path, put_in_force: Callable[[str, CpuSet], None]) -> None:
@@ -38,6 +40,8 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         self.containers: dict[str, RuntimeContainer] = {}
         self.placements: dict[str, Placement] = {}
         self.environment: tuple[str, ...] = ()
+        self.replies: dict[str, bytes] = {}
+        self.event = b""
         self.hanging: frozenset[str] = frozenset()
         self.asked: list[str] = []
         self._relented = threading.Event()
@@ -54,6 +58,7 @@ class PlayedRuntime(grpc.GenericRpcHandler):
 
     def relent(self) -> None:
         self.hanging = frozenset()
+        self.event = b""
         self._relented.set()
 
     def close(self) -> None:
@@ -77,14 +82,23 @@ class PlayedRuntime(grpc.GenericRpcHandler):
             "ContainerStatus": self._container_status,
             "UpdateContainerResources": self._update,
         }.get(method)
-        if answer is None:
+        if method == "GetContainerEvents" and self.event:
+            return grpc.unary_stream_rpc_method_handler(self._events)
+        if answer is None and method not in self.replies:
             return None
 
         def call(request: bytes, context: grpc.ServicerContext) -> bytes:
             self._wait_if(method)
+            if method in self.replies:
+                return self.replies[method]
+            assert answer is not None
             return answer(request, context)
 
         return grpc.unary_unary_rpc_method_handler(call)
+
+    def _events(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        while self.event and context.is_active():
+            yield self.event
 
     def _wait_if(self, what: str) -> None:
         if what in self.hanging:

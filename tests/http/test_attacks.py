@@ -170,9 +170,11 @@ def routes(held: Held) -> dict[str, Route]:
 
 
 def threaded(
-    held: Held, certificate: CertificateFiles | None = None
+    held: Held,
+    certificate: CertificateFiles | None = None,
+    connections: ConnectionLimits = LIMITS,
 ) -> tuple[int, Callable[[], None]]:
-    limits = ServerLimits(LIMITS, threads=4, stop_seconds=0.1)
+    limits = ServerLimits(connections, threads=4, stop_seconds=0.1)
     server = HttpServer("0.0.0.0:0", routes(held), limits, OneNode(), certificate)
     server.start()
     return server.port, server.close
@@ -187,9 +189,9 @@ def unthreaded(held: Held) -> tuple[int, Callable[[], None]]:
     return server.port, server.close
 
 
-def paged(held: Held) -> tuple[int, Callable[[], None]]:
+def paged(held: Held, connections: ConnectionLimits = LIMITS) -> tuple[int, Callable[[], None]]:
     loop = Loop()
-    limits = msgspec.structs.replace(LIMITS, idle_seconds=0.0, body_bytes=0, bodies_bytes=0)
+    limits = msgspec.structs.replace(connections, idle_seconds=0.0, body_bytes=0, bodies_bytes=0)
     server = PageListener(loop, ("0.0.0.0", 0), routes(held), OneNode(), limits)
     thread = threading.Thread(target=loop.run)
     thread.start()
@@ -309,6 +311,45 @@ def test_clients_without_a_certificate_do_not_keep_out_the_extenders_own(
                 assert kept.sock is first, "the connection of an answered client was closed"
                 eventually("a new connection is answered", served(port, OTHER, trust))
                 eventually("the node is answered", served(port, NODE, trust))
+    finally:
+        close()
+
+
+SELDOM = msgspec.structs.replace(LIMITS, new_each_second=1e-6)
+ATTEMPTS = 3 * LIMITS.each_peer
+
+
+def test_a_neighbour_makes_the_server_compute_few_handshakes(
+    held: Held, authority: Authority
+) -> None:
+    """Whole ones, one after the other. Who shows an accepted certificate makes any number."""
+    authority.client("kube-scheduler")
+    folder = authority.folder
+    trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    files = CertificateFiles(
+        *(str(folder / each) for each in ("server.crt", "server.key", "ca.crt")),
+        client_optional=True,
+    )
+    port, close = threaded(held, files, SELDOM)
+    try:
+        answered = sum(served(port, ATTACKERS[0], trust)() for _ in range(ATTEMPTS))
+        assert answered == SELDOM.each_peer
+        assert status(port, OTHER, trust) == 200
+        assert [status(port, NODE, trust) for _ in range(ATTEMPTS)] == [200] * ATTEMPTS
+        shown = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+        shown.load_cert_chain(folder / "kube-scheduler.crt", folder / "kube-scheduler.key")
+        assert [status(port, OTHER, shown) for _ in range(ATTEMPTS)] == [200] * ATTEMPTS
+    finally:
+        close()
+
+
+def test_a_neighbour_makes_the_server_build_few_pages(held: Held) -> None:
+    port, close = paged(held, SELDOM)
+    try:
+        answered = sum(served(port, ATTACKERS[0])() for _ in range(ATTEMPTS))
+        assert answered == SELDOM.each_peer
+        assert status(port, OTHER) == 200
+        assert [status(port, NODE) for _ in range(ATTEMPTS)] == [200] * ATTEMPTS
     finally:
         close()
 

@@ -15,7 +15,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from agent.http.limits import ConnectionLimits, ConnectionPhase, FullError, Places, Turns
+from agent.http.limits import (
+    ConnectionLimits,
+    ConnectionPhase,
+    FullError,
+    NewConnections,
+    Places,
+    Turns,
+)
 
 LIMITS = ConnectionLimits(
     connections=6, reserved=2, each_peer=3, body_bytes=100, bodies_bytes=150, idle_seconds=60.0
@@ -239,3 +246,37 @@ def test_many_requests_of_one_peer_do_not_delay_the_first_of_another() -> None:
     assert turns.take() is None, "the last thread is reserved"
     turns.put("kubelet", True, "probe")
     assert turns.take() == ("probe", True)
+
+
+RATE = ConnectionLimits(connections=6, reserved=2, each_peer=3, new_each_second=2.0)
+
+
+@given(st.lists(st.tuples(PEERS, st.floats(0, 1)), max_size=200))
+def test_a_peer_opens_no_more_connections_than_its_rate_allows(
+    attempts: list[tuple[str, float]],
+) -> None:
+    new, now = NewConnections(RATE), 0.0
+    admitted: Counter[str] = Counter()
+    for peer, seconds in attempts:
+        now += seconds
+        admitted[peer] += new.admit(peer, now)
+        assert admitted[peer] <= RATE.each_peer + now * RATE.new_each_second + 1e-6
+
+
+def test_a_peer_that_waits_may_open_connections_again() -> None:
+    new = NewConnections(RATE)
+    assert [new.admit("a", 0.0) for _ in range(4)] == [True, True, True, False]
+    assert new.admit("b", 0.0)
+    assert [new.admit("a", 1.0) for _ in range(3)] == [True, True, False]
+
+
+def test_connections_with_an_accepted_certificate_do_not_count() -> None:
+    new = NewConnections(RATE)
+    for _ in range(100):
+        assert new.admit("a", 0.0)
+        new.certified("a", 0.0)
+
+
+def test_without_a_rate_a_peer_opens_any_number_of_connections() -> None:
+    new = NewConnections(LIMITS)
+    assert all(new.admit("a", 0.0) for _ in range(1_000))

@@ -253,7 +253,7 @@ def _info(text: str) -> object:
     carried = client.device_carriers(text)
     found = grants.of_carriers("u", "c", carried)
     return (
-        client._placement({"info": text}),
+        client._placement(text),
         carried,
         [holder_names.meaning(each, _HOLDERS) for each in found],
     )
@@ -283,8 +283,7 @@ def _runtime() -> Iterator[Target]:
     yield Target(
         "ListPodSandboxResponse",
         lambda raw: [
-            client._sandbox(cri_pb2.PodSandbox.FromString(each))
-            for each in wire.payloads(raw, client._ITEMS)
+            client._sandbox(cri_pb2.PodSandbox.FromString(each)) for each in client._items(raw)
         ],
         mutations.of_message,
         (bytes(listed.SerializeToString()),),

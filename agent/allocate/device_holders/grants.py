@@ -30,6 +30,8 @@ _CPUSET_PREFIX: Final = "DRA_CPUSET_"
 CPU_DRIVER: Final = "dra.cpu"
 _MAX_NAMES: Final = 1024
 """More names than a node has devices; runtimes do not create containers with unknown devices."""
+_MAX_CHARACTERS: Final = 64 << 10
+"""Of all names of a container from one source, which are kept as long as it runs."""
 
 
 class Carriers(msgspec.Struct, frozen=True):
@@ -58,7 +60,7 @@ def of_carriers(
         (answer or HoldingSource.ENVIRONMENT, _named(carriers)),
     )
     for source, names in carried:
-        for resource, name in islice(dict.fromkeys(names), _MAX_NAMES):
+        for resource, name in _bounded(dict.fromkeys(names)):
             named.setdefault((source, resource), []).append(name)
     written = answer or HoldingSource.ENVIRONMENT
     claims = (
@@ -73,13 +75,23 @@ def of_carriers(
         ),
         *(
             ReportedDevices(uid, container, CPU_DRIVER, (value,), written, claim)
-            for claim, value in islice(claims, _MAX_NAMES)
+            for claim, value in _bounded(claims)
         ),
     ]
     if carriers.nodes and not carriers.privileged:
-        nodes = tuple(each for each in carriers.nodes if each.startswith("/dev/"))
+        named_nodes = (("", each) for each in carriers.nodes if each.startswith("/dev/"))
+        nodes = tuple(each for _, each in _bounded(named_nodes))
         found.append(ReportedDevices(uid, container, "", nodes, HoldingSource.NODE))
     return tuple(found)
+
+
+def _bounded(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    left = _MAX_CHARACTERS
+    for each in islice(pairs, _MAX_NAMES):
+        left -= len(each[0]) + len(each[1])
+        if left < 0:
+            return
+        yield each
 
 
 def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,175 @@
+"""The memory of a real agent whose runtime answers with valid messages of the largest size."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.cri.client import MAX_INFO_BYTES, MAX_REPLY_BYTES
+from agent.proto import cri_pb2 as pb
+from tests.faults.node import PlayedNode, large_machine
+from tests.faults.test_runtime import page
+from tests.fixtures.ports import free_port
+from tests.waiting import eventually
+
+LIMIT_BYTES = 128 << 20
+"""As in deploy/base/daemonset.yaml."""
+ROOM_BYTES = 64 << 10
+"""For what surrounds a value in a reply."""
+CONTAINERS = 8
+
+
+def _reply(message: bytes) -> bytes:
+    return message * ((MAX_REPLY_BYTES - ROOM_BYTES) // len(message))
+
+
+def _many_sandboxes(node: PlayedNode) -> None:
+    node.runtime.replies["ListPodSandbox"] = _reply(b"\x0a\x00")
+
+
+def _many_containers(node: PlayedNode) -> None:
+    node.runtime.replies["ListContainers"] = _reply(b"\x0a\x00")
+
+
+def _many_labels(node: PlayedNode) -> None:
+    """Ten items with as many as the agent reads of one."""
+    labels = {f"{number:x}": "" for number in range(130_000)}
+    sandboxes = [pb.PodSandbox(id=f"s{number}", labels=labels) for number in range(10)]
+    containers = [
+        pb.Container(id=f"c{number}", pod_sandbox_id=f"s{number}", labels=labels)
+        for number in range(10)
+    ]
+    node.runtime.replies["ListPodSandbox"] = pb.ListPodSandboxResponse(
+        items=sandboxes
+    ).SerializeToString()
+    node.runtime.replies["ListContainers"] = pb.ListContainersResponse(
+        containers=containers
+    ).SerializeToString()
+
+
+def _status(text: str) -> bytes:
+    return pb.ContainerStatusResponse(info={"info": text}).SerializeToString()
+
+
+def _many_in_a_status(node: PlayedNode) -> None:
+    for name in ("ContainerStatus", "PodSandboxStatus"):
+        node.runtime.replies[name] = _reply(b"\x12\x00")
+
+
+def _list_in_info(item: str, *path: str) -> Callable[[PlayedNode], None]:
+    """The verbose status of each container has one list of as many items as it may hold."""
+
+    def attack(node: PlayedNode) -> None:
+        count = (MAX_INFO_BYTES - ROOM_BYTES) // (len(item) + 1)
+        text = f"[{','.join([item] * count)}]"
+        for key in reversed(path):
+            text = f"{json.dumps({key: 0})[:-2]}{text}}}"
+        for name in ("ContainerStatus", "PodSandboxStatus"):
+            node.runtime.replies[name] = _status(text)
+
+    attack.__name__ = "_".join(path)
+    return attack
+
+
+def _long_text_in_info(*path: str) -> Callable[[PlayedNode], None]:
+    """The verbose status of each container has one text of its largest size."""
+
+    def attack(node: PlayedNode) -> None:
+        value: object = "a" * (MAX_INFO_BYTES - ROOM_BYTES)
+        for key in reversed(path):
+            value = {key: value}
+        for name in ("ContainerStatus", "PodSandboxStatus"):
+            node.runtime.replies[name] = _status(json.dumps(value))
+
+    attack.__name__ = "_".join(path)
+    return attack
+
+
+def _longest_info(node: PlayedNode) -> None:
+    for name in ("ContainerStatus", "PodSandboxStatus"):
+        node.runtime.replies[name] = _status("a" * (MAX_REPLY_BYTES - ROOM_BYTES))
+
+
+def _long_variable(node: PlayedNode) -> None:
+    names = ",".join(f"GPU-{number}" + "a" * 1_000 for number in range(3_500))
+    text = json.dumps({"runtimeSpec": {"process": {"env": [f"NVIDIA_VISIBLE_DEVICES={names}"]}}})
+    node.runtime.replies["ContainerStatus"] = _status(text)
+
+
+def _many_nodes(node: PlayedNode) -> None:
+    devices = [{"path": f"/dev/{number}{'a' * 100}"} for number in range(30_000)]
+    text = json.dumps({"runtimeSpec": {"linux": {"devices": devices}}})
+    node.runtime.replies["ContainerStatus"] = _status(text)
+
+
+def _endless_events(node: PlayedNode) -> None:
+    node.runtime.replies["Version"] = pb.VersionResponse(
+        runtime_name="containerd", runtime_version="2.1.0"
+    ).SerializeToString()
+    node.runtime.event = b"\x0a\x00" * 4_000_000
+
+
+ATTACKS = (
+    _many_sandboxes,
+    _many_containers,
+    _many_labels,
+    _many_in_a_status,
+    _longest_info,
+    _list_in_info("{}", "config", "envs"),
+    _list_in_info('"a=bcd"', "runtimeSpec", "process", "env"),
+    _list_in_info("{}", "runtimeSpec", "mounts"),
+    _long_text_in_info("runtimeSpec", "linux", "cgroupsPath"),
+    _long_text_in_info("runtimeSpec", "linux", "resources", "cpu", "cpus"),
+    _long_text_in_info("config", "linux", "cgroup_parent"),
+    _long_text_in_info("config", "annotations", "cdi.k8s.io/a"),
+    _long_variable,
+    _many_nodes,
+    _endless_events,
+)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[PlayedNode]:
+    played = large_machine(tmp_path, 1)
+    for _ in range(CONTAINERS):
+        played.create(played.add("LS"), starts=True)
+    yield played
+    played.close()
+
+
+def _peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=[each.__name__.lstrip("_") for each in ATTACKS])
+def test_no_answers_of_a_runtime_fill_the_agents_memory(
+    node: PlayedNode, tmp_path: Path, attack: Callable[[PlayedNode], None]
+) -> None:
+    """The agent reads the devices of containers too. It goes on with passes."""
+    attack(node)
+    port = free_port()
+    words = [*node.agent_words, f"--http=127.0.0.1:{port}", "--period-seconds=0.1"]
+    with (tmp_path / "log").open("wb") as log:
+        agent = subprocess.Popen([sys.executable, "-m", "agent", *words], stdout=log, stderr=log)
+
+    def passes() -> float:
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in page(port, "metrics")[1].splitlines()
+            if line.startswith("topolet_looks_total")
+        )
+
+    try:
+        eventually("its passes go on", lambda: agent.poll() is not None or passes() >= 2)
+        assert agent.poll() is None, (tmp_path / "log").read_text()
+        assert _peak_bytes(agent.pid) < LIMIT_BYTES
+    finally:
+        agent.kill()
+        agent.wait()
