@@ -22,6 +22,7 @@ LIMIT_BYTES = 128 << 20
 ROOM_BYTES = 64 << 10
 """For what surrounds a value in a reply."""
 CONTAINERS = 8
+PATIENCE_SECONDS = 120.0
 
 
 def _reply(message: bytes) -> bytes:
@@ -167,7 +168,9 @@ def test_no_answers_of_a_runtime_fill_the_agents_memory(
         )
 
     try:
-        eventually("its passes go on", lambda: agent.poll() is not None or passes() >= 2)
+        eventually(
+            "its passes go on", lambda: agent.poll() is not None or passes() >= 2, PATIENCE_SECONDS
+        )
         assert agent.poll() is None, (tmp_path / "log").read_text()
         assert _peak_bytes(agent.pid) < LIMIT_BYTES
     finally:
