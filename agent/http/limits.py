@@ -229,7 +229,7 @@ class NewConnections:
             self._put(peer, self._of(peer, now) + 1, now)
 
     def _of(self, peer: str, now: float) -> float:
-        most = float(self._limits.each_peer)
+        most: float = self._limits.each_peer
         left, since = self._left.get(peer, (most, now))
         return min(most, left + (now - since) * self._limits.new_each_second)
 
