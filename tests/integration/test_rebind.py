@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from agent.kube.errors import NotFoundError
+from agent.model.nrt.node_annotations import CPU_TOPOLOGY
 from tests.deploy.manifests import objects
 from tests.fixtures import trees
 from tests.fixtures.pods import run_pod
@@ -30,6 +32,7 @@ PATIENCE_SECONDS = 60.0
 STATUS = "scheduling.koordinator.sh/resource-status"
 QOS = "koordinator.sh/qosClass"
 REBINDS = "/apis/scheduling.koordinator.sh/v1alpha1/rebindresources"
+TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/"
 BOTH = {
     "numaNodeResources": [
         {"node": 0, "resources": {"cpu": "200m"}},
@@ -66,7 +69,16 @@ class Mended:
         root = trees.write(str(node.folder / "machine"), trees.machine(2, 1, 1, 1, 1))
         (Path(root) / "proc").mkdir(exist_ok=True)
         account.start_agent(node, f"--root={root}", f"--node-name={name}")
+        # The scheduler plans by this report.
+        eventually("the CPUs are reported", self.reported, PATIENCE_SECONDS)
         self.until(a="0-1", b="0-1")
+
+    def reported(self) -> bool:
+        try:
+            found = json.loads(self.api.admin.get(TOPOLOGY + self.name))
+        except NotFoundError:
+            return False
+        return CPU_TOPOLOGY in found["metadata"].get("annotations", {})
 
     def until(self, **cpus: str) -> None:
         eventually(f"on {cpus}", lambda: self.cpus() == cpus, PATIENCE_SECONDS)
