@@ -12,6 +12,7 @@ zonefilter.py.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -57,11 +58,17 @@ QUICK: Final = Amount(pods=5000, kinds=5, rounds=24, burst=80, grown=())
 
 
 class Connection:
-    """One open connection, at little cost for the caller."""
+    """One connection, at little cost for the caller. The first request opens it: the server soon
+    closes one without a request."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._port = port
+
+    @functools.cached_property
+    def _socket(self) -> socket.socket:
+        opened = socket.create_connection(("127.0.0.1", self._port))
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return opened
 
     def post(self, path: str, body: bytes) -> bytes:
         """Returns the body of the answer. Raises RuntimeError for another status than 200."""

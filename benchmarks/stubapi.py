@@ -185,8 +185,11 @@ class Server:
         with self._lock:
             self._version += 1
             line = _event(kind, _versioned(pod, self._version))
-            for connection in self._watching:
-                _chunk(connection, line)
+            for connection in tuple(self._watching):
+                try:
+                    _chunk(connection, line)
+                except OSError:  # the client has closed it
+                    self._watching.remove(connection)
 
 
 def _read(reader: BinaryIO) -> tuple[str, str, bytes] | None:
