@@ -149,7 +149,7 @@ def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequenc
         pods = _pods(arguments, read, on_node)
         if not pods:
             return ()
-        return endpoint.asked(
+        return endpoint.request_explanations(
             transport,
             settings.scheduler_namespace,
             settings.scheduler_service,

@@ -83,7 +83,7 @@ class RebindStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RebindRequest(msgspec.Struct, frozen=True):
-    """`most_pods` None: no limit. `created_at`: RFC 3339."""
+    """`max_pods` None: no limit. `created_at`: RFC 3339."""
 
     name: str
     uid: str
@@ -92,7 +92,7 @@ class RebindRequest(msgspec.Struct, frozen=True):
     created_at: str = ""
     deadline_seconds: int = DEADLINE_SECONDS
     dry_run: bool = False
-    most_pods: int | None = None
+    max_pods: int | None = None
     status: RebindStatus = RebindStatus()
 
 

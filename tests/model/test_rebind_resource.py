@@ -33,7 +33,7 @@ def body(**more: Any) -> bytes:
 
 def test_the_deadline_of_the_proposal_and_no_limit() -> None:
     read = decode(body())
-    assert (read.node, read.deadline_seconds, read.dry_run, read.most_pods) == (
+    assert (read.node, read.deadline_seconds, read.dry_run, read.max_pods) == (
         "n",
         600,
         False,
@@ -45,7 +45,7 @@ def test_the_deadline_of_the_proposal_and_no_limit() -> None:
 def test_own_fields() -> None:
     spec = {"nodeName": "n", "deadlineInSeconds": 5, "dryRun": True, "maxPods": 3}
     read = decode(body(spec=spec))
-    assert (read.deadline_seconds, read.dry_run, read.most_pods) == (5, True, 3)
+    assert (read.deadline_seconds, read.dry_run, read.max_pods) == (5, True, 3)
 
 
 def test_a_status_reads_back() -> None:

@@ -90,7 +90,7 @@ def route(explainer: PodExplainer, unavailable: Callable[[], str | None]) -> Rou
     return Route("POST", handle)
 
 
-def asked(
+def request_explanations(
     transport: Transport,
     namespace: str,
     service: str,

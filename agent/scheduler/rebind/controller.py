@@ -44,7 +44,7 @@ from agent.scheduler.state.cluster import SchedulerCache
 
 log = logging.getLogger(__name__)
 
-MOST_WRITES: Final = 50
+MAX_WRITES: Final = 50
 """Writes of one step at most."""
 MAX_REASON: Final = 1024
 
@@ -184,7 +184,7 @@ class Rebinds:
             self._begin(request)
             return
         self._requests.hold(request)
-        for _ in range(MOST_WRITES):
+        for _ in range(MAX_WRITES):
             if not self._advance(request, status, status.plan):
                 return
 

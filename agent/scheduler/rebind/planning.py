@@ -31,11 +31,11 @@ from agent.scheduler.rebind.progress import PodNow
 
 
 class RebindRules(msgspec.Struct, frozen=True):
-    """`excluded`: namespaces whose pods are never moved. `most_pods`: how many pods one rebind may
+    """`excluded`: namespaces whose pods are never moved. `max_pods`: how many pods one rebind may
     move, None: all."""
 
     excluded: frozenset[str] = frozenset()
-    most_pods: int | None = None
+    max_pods: int | None = None
 
 
 def pod_now(pod: ApiPod) -> PodNow:
@@ -59,7 +59,7 @@ def first_status(
     node = placed_node(allocator, _requests(pods), fixed)
     if isinstance(node, NoPlan):
         return RebindStatus(RebindPhase.FAILED, _text(node))
-    limits = [each for each in (request.most_pods, rules.most_pods) if each is not None]
+    limits = [each for each in (request.max_pods, rules.max_pods) if each is not None]
     found = plan(node, min(limits, default=None))
     if isinstance(found, NoPlan):
         return RebindStatus(RebindPhase.SUCCEED, _text(found))

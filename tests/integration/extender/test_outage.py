@@ -39,6 +39,7 @@ RESOURCES = (
     "nodes",
     "noderesourcetopologies",
     "devices",
+    "rebindresources",
     "reservations",
     "poddisruptionbudgets",
 )

@@ -216,7 +216,7 @@ def test_a_pod_that_is_never_moved(world: World, case: str) -> None:
 def test_no_more_pods_are_moved_than_permitted(
     world: World, of_request: int | None, of_rules: int | None
 ) -> None:
-    world.rules = RebindRules(most_pods=of_rules)
+    world.rules = RebindRules(max_pods=of_rules)
     world.owner("a", "0,2")
     world.owner("b", "4,6")
     world.rebind(**({"maxPods": of_request} if of_request else {}))
