@@ -18,6 +18,8 @@ REASONS = {
     "discover.gpureport": "NVML's samples have the wall clock's time",
     "kube.events": "the time of an Event",
     "scheduler.leader.election": "the times in a Lease, which no candidate compares with its clock",
+    "scheduler.rebind.controller": "the beginning of a plan, which the next leader reads, and the "
+    "hours of the day in which rebinds may begin",
     "scheduler.state.pods_api": "the time of a condition",
 }
 

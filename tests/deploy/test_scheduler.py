@@ -64,7 +64,7 @@ def test_callers_of_explain_reach_the_pages_of_the_leader_and_nothing_else() -> 
     assert service["metadata"]["namespace"] == defaults.scheduler_namespace
     port = next(each for each in service["spec"]["ports"] if each["name"] == port_name)
     assert settings().scheduler_http.endswith(f":{port['port']}")
-    role = of_kind("Role")["topolet-explain"]
+    role = of_kind("Role")["topolet-scheduler-explain"]
     assert role["metadata"]["namespace"] == defaults.scheduler_namespace
     assert role["rules"] == [
         {
@@ -75,7 +75,7 @@ def test_callers_of_explain_reach_the_pages_of_the_leader_and_nothing_else() -> 
         }
     ]
     bindings = of_kind("RoleBinding").values()
-    assert all(each["roleRef"]["name"] != "topolet-explain" for each in bindings)
+    assert all(each["roleRef"]["name"] != "topolet-scheduler-explain" for each in bindings)
 
 
 def test_kube_schedulers_extender_url_is_that_of_the_extender() -> None:

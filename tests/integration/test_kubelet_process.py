@@ -177,7 +177,7 @@ def test_the_kubelet_is_found_among_all_of_them(impostors: Impostors, kubelet: K
     assert it.pid == kubelet.pid
     settings = AgentSettings(kubelet_dir=str(kubelet.root))
     reading = kubelet_configuration.read(settings, lambda: "/")
-    assert not any(reading.troubles.values()), reading.troubles
+    assert not any(reading.problems.values()), reading.problems
     assert reading.whole is not None
     assert (reading.whole.static, reading.whole.reserved_cpus) == (True, kubelet.reserved)
     assert reading.whole.source == f"kubelet {kubelet.pid}, {kubelet.folder / 'config.json'}"

@@ -99,7 +99,7 @@ class Place:
 def _role() -> dict[str, Any]:
     """The role of callers in the overlay."""
     found = (each for each in manifests("overlays/scheduler") if each["kind"] == "Role")
-    return next(each for each in found if each["metadata"]["name"] == "topolet-explain")
+    return next(each for each in found if each["metadata"]["name"] == "topolet-scheduler-explain")
 
 
 ROLE = _role()
