@@ -10,7 +10,6 @@ CPUs after the plan than before, of the pods that were badly placed (base).
 
 from __future__ import annotations
 
-import random
 import statistics
 import sys
 import time
@@ -20,14 +19,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from common import Row, alone, arguments, compared, percentile, report
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from agent.allocate import layout
-from agent.allocate.layout import Layout
 from agent.allocate.rebind.arrangement import Arrangement
 from agent.allocate.rebind.exhaustive_search import lower_bound
-from agent.allocate.rebind.placed_pods import PlacedNode, PlacedPod
+from agent.allocate.rebind.placed_pods import PlacedNode
 from agent.allocate.rebind.planner import RebindPlan, plan
 from agent.conformance.machines import cpus
-from agent.model.cpu.cpuset import CpuSet, members
+from tests.allocate.rebind.nodes import fragmented
 
 SHAPE = (2, 4, 16, 2)
 """Sockets, NUMA nodes per socket, cores per node, threads per core."""
@@ -37,35 +37,9 @@ PODS = 250
 MEASURES = ("numa_crossings", "broken_cores", "used_cores", "used_numa_nodes")
 
 
-def fragmented(machine: Layout, owners: int, free: int, seed: int) -> PlacedNode:
-    """Owners with all CPUs except the free ones, and pods that share CPUs, half of them of two NUMA
-    nodes; all at random."""
-    rng = random.Random(seed)
-    order = list(members(machine.cpus))
-    rng.shuffle(order)
-    counts = [1] * owners
-    for _ in range(len(order) - free - owners):
-        counts[rng.randrange(owners)] += 1
-    pods = []
-    for number, count in enumerate(counts):
-        name = f"owner-{number:03}"
-        pods.append(PlacedPod(name, f"default/{name}", CpuSet(order[:count]).mask))
-        del order[:count]
-    ids = [area.id for area in machine.nodes]
-    for number in range(PODS - owners):
-        amounts = {rng.choice(ids): 20}
-        if number % 2:
-            amounts[rng.choice(ids)] = 20
-        name = f"sharer-{number:03}"
-        place = sum(1 << id_ for id_ in amounts)
-        pods.append(PlacedPod(name, f"default/{name}", place, amounts))
-    rooms = {area.id: {"cpu": 1000 * area.cpus.bit_count()} for area in machine.nodes}
-    return PlacedNode(machine, machine.cpus, tuple(pods), rooms)
-
-
 def rows(owners: int, free: int, seeds: int, calls: int) -> list[Row]:
     machine = layout.of(cpus(SHAPE, "interleaved"))
-    nodes = [fragmented(machine, owners, free, seed) for seed in range(seeds)]
+    nodes = [fragmented(machine, owners, free, seed, PODS - owners) for seed in range(seeds)]
     took = [cpu_ms(node) for node in nodes for _ in range(calls)]
     found = [
         {**alone(f"plan_{owners}", statistics.median(took), "ms"), "p99": percentile(took, 99)}

@@ -279,8 +279,8 @@ _info_decoder = msgspec.json.Decoder(_Info)
 
 
 def _placement(info: str) -> Placement:
-    """Empty where `info` can't be read, or has a text that is no path or list of CPUs: the agent
-    keeps these of each container."""
+    """Empty if `info` can't be read, or if a path or a list of CPUs in it is too long: the agent
+    keeps these texts for each container."""
     try:
         found = bounds.decode(_info_decoder, info or "{}")
     except bounds.JsonError:

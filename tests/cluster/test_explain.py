@@ -28,7 +28,7 @@ _NO_NODE = 'PYTHONPATH=$1 "$2" -m agent explain "$3" --kubeconfig="$4"; test $? 
 
 
 def told(cluster: Cluster, pod: str) -> str:
-    """What the administrator is told about the pod, on one line."""
+    """The words of the explanation for the administrator, on one line."""
     config = cluster.control.config("admin")
     words = ("sh", "-c", _NO_NODE, "sh", ROOT, sys.executable, pod, config)
     return " ".join(cluster.control.world.run(*words).split())

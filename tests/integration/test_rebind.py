@@ -41,7 +41,7 @@ BOTH = {
 }
 MANIFESTS = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role")
 NO_AGENT_PODS = "--agent-selector="
-"""The agent of this test is no pod."""
+"""The agent of this test does not run in a pod."""
 
 
 class Mended:

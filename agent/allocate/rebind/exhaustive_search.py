@@ -32,18 +32,18 @@ class _Candidate(msgspec.Struct, frozen=True, order=True):
     places: tuple[int, ...]
 
 
-def best(arrangement: Arrangement, most_moves: int) -> None:
+def best(arrangement: Arrangement, max_moves: int) -> None:
     """Changes the places in `arrangement` if others are better, or as good with fewer moves."""
     pods = [index for index in range(len(arrangement.pods)) if arrangement.movable(index)]
     if len(pods) <= MAX_PODS:
-        _Search(arrangement, pods, most_moves).run()
+        _Search(arrangement, pods, max_moves).run()
 
 
 class _Search:
-    def __init__(self, arrangement: Arrangement, pods: list[int], most_moves: int) -> None:
+    def __init__(self, arrangement: Arrangement, pods: list[int], max_moves: int) -> None:
         self._arrangement = arrangement
         self._pods = pods
-        self._most_moves = min(most_moves, len(pods))
+        self._max_moves = min(max_moves, len(pods))
         self._left = BUDGET
         self._best = self._now()
         self._bound = lower_bound(arrangement)
@@ -55,7 +55,7 @@ class _Search:
         for index, place in enumerate(arrangement.places):
             if not place:
                 arrangement.put(index, arrangement.pods[index].place)
-        for count in range(1, self._most_moves + 1):
+        for count in range(1, self._max_moves + 1):
             if self._best.measures == self._bound and count >= self._best.moves:
                 break
             for chosen in combinations(self._pods, count):

@@ -18,9 +18,9 @@ PARTNERS: Final = 6
 """The pods that are tried to make room for one pod."""
 
 
-def improve(arrangement: Arrangement, most_moves: int) -> None:
+def improve(arrangement: Arrangement, max_moves: int) -> None:
     """Improves the places in `arrangement`."""
-    search = _Search(arrangement, most_moves)
+    search = _Search(arrangement, max_moves)
     while search.once():
         pass
     search.place_all_again()
@@ -28,9 +28,9 @@ def improve(arrangement: Arrangement, most_moves: int) -> None:
 
 
 class _Search:
-    def __init__(self, arrangement: Arrangement, most_moves: int) -> None:
+    def __init__(self, arrangement: Arrangement, max_moves: int) -> None:
         self._arrangement = arrangement
-        self._most_moves = most_moves
+        self._max_moves = max_moves
         self._trials = TRIALS
 
     def once(self) -> bool:
@@ -98,7 +98,7 @@ class _Search:
         return (
             measures < now
             and measures.no_worse_than(arrangement.before)
-            and len(arrangement.moved()) <= self._most_moves
+            and len(arrangement.moved()) <= self._max_moves
         )
 
     def _single(self, index: int) -> bool:
@@ -177,7 +177,7 @@ class _Search:
             if missing > 0:
                 larger = [each for each in sizes if each[0] >= missing and each[1] not in leaving]
                 leaving += [larger[-1][1]] if larger else []
-            if leaving and len(leaving) < self._most_moves:
+            if leaving and len(leaving) < self._max_moves:
                 yield leaving
 
     def _beside_free_threads(self) -> list[int]:
@@ -205,7 +205,7 @@ class _Search:
                 for index, place in enumerate(arrangement.places)
                 if (place & cpus if arrangement.pods[index].owner else place >> id_ & 1)
             ]
-            if here and all(map(arrangement.movable, here)) and len(here) <= self._most_moves:
+            if here and all(map(arrangement.movable, here)) and len(here) <= self._max_moves:
                 groups.append((len(here), id_, here))
         for _, id_, here in sorted(groups):
             here.sort(key=lambda index: (-arrangement.wanted(index), index))

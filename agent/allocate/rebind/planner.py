@@ -51,10 +51,10 @@ class NoPlan(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...]
 
 
-def plan(node: PlacedNode, most_moves: int | None = None) -> RebindPlan | NoPlan:
-    """`most_moves`: how many pods may move, None: all. The same input gives the same plan."""
+def plan(node: PlacedNode, max_moves: int | None = None) -> RebindPlan | NoPlan:
+    """`max_moves`: how many pods may move, None: all. The same input gives the same plan."""
     arrangement = Arrangement(node)
-    limit = len(node.pods) if most_moves is None else most_moves
+    limit = len(node.pods) if max_moves is None else max_moves
     if node.pods and limit < 1:
         return NoPlan(("no pod may move now",))
     local_search.improve(arrangement, limit)

@@ -73,26 +73,20 @@ def cause_of(why: Why, allocator: NodeAllocator, request: PodRequest) -> Cause:
         return missing_cause(why, node, pod)
     if isinstance(why, DeviceRefusal):
         return _device_cause(why, allocator, request)
+    code: str
     if isinstance(why, Misfit):
-        return Cause(
-            why.cause,
-            text,
-            summary,
-            why.resource,
-            why.requested,
-            why.available,
-            why.nodes,
-            tuple(_object(each, node, pod) for each in _misfit_objects(why)),
-        )
+        code, places = why.cause, _misfit_objects(why)
+    else:
+        code, places = why.reason, _rejection_objects(why, allocator)
     return Cause(
-        why.reason,
+        code,
         text,
         summary,
         why.resource,
         why.requested,
         why.available,
         why.nodes,
-        tuple(_object(each, node, pod) for each in _rejection_objects(why, allocator)),
+        tuple(_object(each, node, pod) for each in places),
     )
 
 
@@ -105,8 +99,7 @@ def missing_cause(why: Missing, node: str, pod: str) -> Cause:
 def node_resource_causes(
     allocator: NodeAllocator, request: PodRequest, pods: int = 1
 ) -> Iterator[Cause]:
-    """The resources of which the whole node has too little left (kube-scheduler,
-    NodeResourcesFit)."""
+    """One for each resource that the node lacks as a whole (kube-scheduler, NodeResourcesFit)."""
     node, allocatable = allocator.properties.name, allocator.properties.allocatable
     own = allocator.holdings.get(request.uid)
     there = sum(not each.reservation for each in allocator.holdings.values()) - (own is not None)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.answer import Granted, Missing, MissingCause, Refused
 from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
 from agent.allocate.numa.hint import ids
 from agent.model.apiobjects import ApiPod, GroupError, PodGroup
@@ -198,15 +198,13 @@ class Explainer:
             return _refused(name, GROUP_ELSEWHERE, text, "Pod", info.pod.title, _GROUP_FIELD), None
         with self._cluster.lock:
             state = self._cluster.node(name)
-            allocator = copies.get(name) or (state.allocator if state is not None else None)
-            if state is None or allocator is None:
-                text = "the node was deleted meanwhile"
-                return _refused(name, DRAINED, text, "Node", name), None
+            if state is None:
+                gone = Missing("the node was deleted", MissingCause.NODE_UNKNOWN)
+                return NodeVerdict(name, (causes.missing_cause(gone, name, info.pod.title),)), None
             lack = state.lack(info.pod_request.needs, agents=self._cluster.agents)
-            if lack is not None:
-                cause = causes.missing_cause(lack, name, info.pod.title)
-                return NodeVerdict(name, (cause,)), None
-            return self._offer(allocator, info, group)
+            if lack is None:
+                return self._offer(copies.get(name, state.allocator), info, group)
+            return NodeVerdict(name, (causes.missing_cause(lack, name, info.pod.title),)), None
 
     def _offer(
         self, allocator: NodeAllocator, info: PodInfo, group: GroupFacts | None

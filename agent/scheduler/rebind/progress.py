@@ -1,5 +1,5 @@
 """The next step of a rebind whose plan is in the status of its object, from the status and the
-present allocations of the node's pods. It is pure: whoever takes over decides the same.
+present allocations of the node's pods. It is pure, so that the next leader decides the same.
 
 The moves are made in their order, each only while the CPUs of its target have no other owner. They
 are undone, in the reverse order, when the deadline has passed, when another client changed the

@@ -177,14 +177,14 @@ class Rules:
         yield from extend(0, frozenset())
 
 
-def best(node: PlacedNode, most_moves: int | None = None) -> tuple[Measures, int]:
+def best(node: PlacedNode, max_moves: int | None = None) -> tuple[Measures, int]:
     """The best measures, and the fewest moved pods that reach them."""
     rules = Rules(node)
     before = rules.measures(rules.start)
     found = (before, 0)
     for places in rules.all_places():
         moves = sum(1 for i, place in enumerate(places) if place != rules.start[i])
-        if most_moves is not None and moves > most_moves:
+        if max_moves is not None and moves > max_moves:
             continue
         measures = rules.measures(places)
         if (measures, moves) < found and measures.no_worse_than(before) and rules.allowed(places):

@@ -107,7 +107,7 @@ class World:
             if self.writes > number:
                 return
             self.step()
-        raise AssertionError(f"there is no write {number}: {self.shown()}")
+        raise AssertionError(f"write {number} does not happen: {self.shown()}")
 
     def finish(self, name: str = "r", steps: int = 30) -> Object:
         """The status in the end."""
