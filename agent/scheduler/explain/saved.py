@@ -30,29 +30,28 @@ class SavedCluster:
     ) -> None:
         self.cluster = SchedulerCache(agents=bool(agents.labels), rules=rules)
         self.budgets = Budgets()
-        self.pods: dict[ObjectKey, Object] = {}
         self.problems: list[str] = []
         by_kind: dict[str, list[Object]] = {}
         for each in saved:
             by_kind.setdefault(each["kind"], []).append(each)
         # In the order of their start, before the reports that count them.
         pods = sorted(map(_with_uid, by_kind.get(kinds.POD.name, [])), key=_started_at)
-        self.pods = {_key(each, "default"): each for each in pods}
+        self.pods: dict[ObjectKey, Object] = {_key(each, "default"): each for each in pods}
         cluster, devices = self.cluster, by_kind.get(kinds.DEVICE.name, [])
-        self._tell(by_kind.get(kinds.NODE.name, []), records.node, cluster.nodes_changed)
-        self._tell(pods, records.pods(agents), cluster.pods_changed)
+        self._add(by_kind.get(kinds.NODE.name, []), records.node, cluster.nodes_changed)
+        self._add(pods, records.pods(agents), cluster.pods_changed)
         reports = by_kind.get(kinds.TOPOLOGY.name, [])
-        self._tell(reports, records.topology, cluster.topologies_changed)
-        self._tell(devices, records.devices, cluster.devices_changed)
-        self._tell(
+        self._add(reports, records.topology, cluster.topologies_changed)
+        self._add(devices, records.devices, cluster.devices_changed)
+        self._add(
             by_kind.get(kinds.RESERVATION.name, []),
             koordinator_reservations.reservation,
             cluster.koordinator_reservations_changed,
         )
         budgets = by_kind.get(disruption_budgets.KIND, [])
-        self._tell(budgets, disruption_budgets.read, self.budgets.changed)
+        self._add(budgets, disruption_budgets.read, self.budgets.changed)
 
-    def _tell(
+    def _add(
         self,
         saved: Iterable[Object],
         read: Callable[[bytes], Any],
