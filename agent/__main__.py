@@ -1,8 +1,91 @@
-"""`python -m agent` is the command `topolet`."""
+"""The command `topolet`, also `python -m agent`. Each subcommand is a thin module of `agent.cli`,
+imported only when it is called.
 
+A subcommand's module has `add_arguments(parser)` and `run(arguments) -> exit code`; dashes in its
+name are underscores; the options of its process are `SETTINGS`. A daemon lists its flags without a
+value in `SWITCHES`: flags in their full form are then read without argparse, which would keep a
+megabyte of the daemon's memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
 import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from agent.cli.main import main
+from agent.cli import options
+
+if TYPE_CHECKING:
+    import argparse
+
+COMMANDS = {
+    "topology": "draw the machine: sockets, NUMA nodes, caches, cores, memory, distances",
+    "agent": "run the node agent: discover, keep pools and cgroups correct, report",
+    "proxy": "run the CRI proxy in front of the container runtime",
+    "nri": "run the NRI plugin in the container runtime, in the proxy's place",
+    "webhook": "run the admission webhook that restricts who may bind pods with GPUs",
+    "scheduler": "run the extender of kube-scheduler, which chooses nodes, CPUs and devices",
+    "explain": "explain which nodes have room for a pod, and what to change if none has",
+    "conformance": "compare topolet's decisions with vector files of the systems it replaces",
+    "doctor": "compare the CPUs that containers should have with those that they have",
+    "kubelet-state": "show the kubelet's state files, or write a scheduler's CPUs into them",
+    "restore": "restore every cgroup value that the agent changed",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; returns its exit code (2 for wrong usage)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] not in COMMANDS:
+        return _usage(words)
+    module = importlib.import_module(f"agent.cli.{words[0].replace('-', '_')}")
+    arguments: object = None
+    if hasattr(module, "SWITCHES"):
+        arguments = options.plain(words[1:], module.SETTINGS, module.SWITCHES)
+    if arguments is None:
+        arguments = _parsed(module, words)
+        # The parser refers to itself; without this a daemon would keep its memory for long.
+        gc.collect()
+    code: int = module.run(arguments)
+    return code
+
+
+def _parsed(module: ModuleType, words: Sequence[str]) -> object:
+    parser = _parser(prog=f"topolet {words[0]}", description=module.__doc__)
+    module.add_arguments(parser)
+    return parser.parse_args(words[1:])
+
+
+def _usage(words: Sequence[str]) -> int:
+    import argparse
+
+    lines = [f"  {name:<13} {text}" for name, text in COMMANDS.items()]
+    parser = _parser(
+        prog="topolet",
+        usage="topolet COMMAND [OPTIONS]   (topolet COMMAND --help lists the options)",
+        description="Node resource agent for Kubernetes.",
+        epilog="commands:\n" + "\n".join(lines),
+    )
+    parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), help=argparse.SUPPRESS)
+    parser.parse_args(words[:1])
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _parser(
+    prog: str, description: str | None, usage: str | None = None, epilog: str | None = None
+) -> argparse.ArgumentParser:
+    import argparse
+
+    def help_formatter(prog: str) -> argparse.HelpFormatter:
+        """Of fixed width: argparse imports shutil, with modules for archives, to find it out."""
+        return argparse.RawDescriptionHelpFormatter(prog, width=100)
+
+    return argparse.ArgumentParser(prog, usage, description, epilog, formatter_class=help_formatter)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,7 +9,7 @@ import sys
 
 import msgspec
 
-from agent.cli.main import COMMANDS
+from agent.__main__ import COMMANDS
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.frontends import NriSettings, ProxySettings

@@ -18,9 +18,9 @@ import msgspec
 from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.policies_in_force import PROFILES, Profile, in_force
 from agent.allocate.reasons import Rejection
-from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.score import spread, utilization_score, weights_that_count
 from agent.model.cpu.policies import NODE_STRATEGIES, NUMA_STRATEGIES, NumaPolicy, Strategy
+from agent.model.pod.resource_request import ResourceRequest
 from agent.model.settings.plugin_args import Measure, Rules, SchedulerArgs
 
 

@@ -31,7 +31,6 @@ from agent.allocate.numa.hint import MergeCause, Merged, Provider, TopologyHint,
 from agent.allocate.packing import AllocationStep, CpuExclusivity
 from agent.allocate.policies_in_force import InForce, PolicyInForce, in_force
 from agent.allocate.reasons import Reason, Rejection
-from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.score import HIGHEST
 from agent.allocate.trials import (
     Allotment,
@@ -47,6 +46,7 @@ from agent.model.cpu.policies import (
     NumaPolicy,
     Strategy,
 )
+from agent.model.pod.resource_request import ResourceRequest
 
 
 class NumaCandidate(msgspec.Struct, frozen=True):

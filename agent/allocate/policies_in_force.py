@@ -22,7 +22,6 @@ from typing import Final, TypeVar
 import msgspec
 
 from agent.allocate.reasons import Reason, Rejection
-from agent.allocate.resource_request import FollowedPolicies, ResourceRequest
 from agent.model.cpu.policies import (
     BIND_LABEL,
     BIND_VALUES,
@@ -44,6 +43,7 @@ from agent.model.pod.annotations import (
     ResourceSpec,
 )
 from agent.model.pod.qos import QoS
+from agent.model.pod.resource_request import FollowedPolicies, ResourceRequest
 
 ARCHITECTURE_LABEL = "kubernetes.io/arch"
 

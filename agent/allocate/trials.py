@@ -41,9 +41,9 @@ from agent.allocate.numa.hint import ids, subsets
 from agent.allocate.packing import AllocationStep, CpuExclusivity, CpuRequest, Terms
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
-from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.score import MaskScores
 from agent.model.cpu.policies import BindPolicy, Strategy
+from agent.model.pod.resource_request import ResourceRequest
 
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 _WEIGHTS: Final = {"cpu": 1, "memory": 1}

@@ -28,7 +28,6 @@ from agent.allocate.devices.request import (
     type_requests,
 )
 from agent.allocate.numa.hint import of_nodes
-from agent.allocate.resource_request import InitRequests, pod_total
 from agent.conformance.device_differences import (
     CORE_OF_SEVERAL,
     DIFFERENCES,
@@ -58,6 +57,7 @@ from agent.model.devices.device_allocation import (
 from agent.model.devices.device_object import GPU_PARTITIONS, Device
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_SHARED
 from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.resource_request import InitRequests, pod_total
 from agent.model.quantities import Quantity, milli, whole
 
 

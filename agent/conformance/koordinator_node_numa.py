@@ -32,7 +32,6 @@ from agent.allocate.offering import Declined
 from agent.allocate.packing import CpuRequest
 from agent.allocate.policies_in_force import PROFILES, InForce, in_force
 from agent.allocate.reasons import UNRESOLVABLE, Rejection
-from agent.allocate.resource_request import ResourceRequest, resource_request
 from agent.allocate.trials import Trials
 from agent.conformance import machines
 from agent.conformance.files import CaseVerdict, Difference, Judge
@@ -67,6 +66,7 @@ from agent.model.pod.annotations import (
     resource_status,
 )
 from agent.model.pod.qos import QoS
+from agent.model.pod.resource_request import ResourceRequest, resource_request
 from agent.model.quantities import milli, whole
 from agent.model.settings.plugin_args import Rules, defaults
 

@@ -17,7 +17,6 @@ from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOpti
 from agent.allocate.packing import CpuExclusivity
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Rejection
-from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.trials import Trials
 from agent.conformance.files import Difference
 from agent.model.cpu.policies import (
@@ -27,6 +26,7 @@ from agent.model.cpu.policies import (
     BindPolicy,
     NumaPolicy,
 )
+from agent.model.pod.resource_request import ResourceRequest
 
 Case = Mapping[str, Any]
 

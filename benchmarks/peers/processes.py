@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # it, it imports it: a megabyte that an installation does not have.
 START = (
     "import sys; sys.modules['typing_extensions'] = None; "
-    "from agent.cli.main import main; sys.exit(main())"
+    "from agent.__main__ import main; sys.exit(main())"
 )
 OURS = [
     *(sys.executable, "-c", START),

@@ -13,8 +13,8 @@ from agent.allocate import node_score
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.node_score import ScoreInput, WholeNode, by_count, profile
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
-from agent.allocate.resource_request import ResourceRequest
 from agent.model.cpu.policies import NODE_STRATEGIES, BindPolicy, NumaPolicy, Strategy
+from agent.model.pod.resource_request import ResourceRequest
 from agent.model.settings.plugin_args import Rules, decode, defaults
 from tests.allocate.nodes import GIB, claim, facts, owner, sharer
 

@@ -16,7 +16,6 @@ from agent.allocate.policies_in_force import (
     Profile,
 )
 from agent.allocate.reasons import Reason
-from agent.allocate.resource_request import ResourceRequest
 from agent.conformance import machines
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
@@ -31,6 +30,7 @@ from agent.model.pod.annotations import (
     ResourceSpec,
 )
 from agent.model.pod.qos import QoS
+from agent.model.pod.resource_request import ResourceRequest
 from tests.allocate.nodes import GIB, allocated, claim, facts, owner, sharer
 
 SPREAD = BindPolicy.SPREAD_BY_PCPUS

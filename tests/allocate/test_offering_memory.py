@@ -13,7 +13,6 @@ from agent.allocate.numa.hint import ids, subsets
 from agent.allocate.offering import Declined, Offer
 from agent.allocate.policies_in_force import NodePolicies
 from agent.allocate.reasons import Reason, Rejection
-from agent.allocate.resource_request import ResourceRequest
 from agent.model.cpu.policies import (
     NUMA_STRATEGIES,
     BindPolicy,
@@ -24,6 +23,7 @@ from agent.model.cpu.policies import (
 from agent.model.pod.annotations import (
     ResourceSpec,
 )
+from agent.model.pod.resource_request import ResourceRequest
 from tests.allocate.nodes import GIB, allocated, claim, facts, owner, sharer
 
 BURST = ResourceSpec(BindPolicy.CONSTRAINED_BURST)

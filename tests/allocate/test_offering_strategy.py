@@ -12,8 +12,8 @@ from agent.allocate.node_allocation import Amounts, PodAllocation, TopologyOptio
 from agent.allocate.numa.hint import ids
 from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import NodePolicies, PolicySource
-from agent.allocate.resource_request import ResourceRequest
 from agent.model.cpu.policies import NUMA_STRATEGIES, NumaPolicy, Strategy
+from agent.model.pod.resource_request import ResourceRequest
 from agent.model.settings.plugin_args import decode
 from tests.allocate.nodes import GIB, allocated, claim, facts, owner, sharer
 

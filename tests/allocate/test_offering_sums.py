@@ -13,7 +13,6 @@ from agent.allocate import layout, offering
 from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
 from agent.allocate.offering import Declined
 from agent.allocate.policies_in_force import NodePolicies, Profile
-from agent.allocate.resource_request import ResourceRequest
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
     NUMA_STRATEGIES,
@@ -24,6 +23,7 @@ from agent.model.pod.annotations import (
     ResourceSpec,
 )
 from agent.model.pod.qos import QoS
+from agent.model.pod.resource_request import ResourceRequest
 from tests.allocate.machines import MACHINES
 
 MEMORY = 10

@@ -9,7 +9,6 @@ from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
 from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import in_force
 from agent.allocate.reasons import Rejection
-from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.trials import Trials
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
@@ -19,6 +18,7 @@ from agent.model.cpu.topology import Cpu
 from agent.model.pod.annotations import (
     ResourceSpec,
 )
+from agent.model.pod.resource_request import ResourceRequest
 from tests.allocate.nodes import owner
 from tests.allocate.test_offering_sums import nodes, owners, sharers
 

@@ -14,7 +14,7 @@ def agent(
 ) -> subprocess.CompletedProcess[str]:
     """`topolet agent` in its own process, between two lines of Python."""
     words = ["agent", "--standalone", f"--state-dir={folder}", "--http=", *flags]
-    code = f"import sys\n{first}\nfrom agent.cli.main import main\ncode = main({words!r})\n{last}\n"
+    code = f"import sys\n{first}\nfrom agent.__main__ import main\ncode = main({words!r})\n{last}\n"
     return subprocess.run(
         [sys.executable, "-c", f"{code}sys.exit(code)"],
         capture_output=True,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.cli.main import main
+from agent.__main__ import main
 from agent.model.pod.annotations import RESOURCE_STATUS
 from tests.fixtures import fleet
 from tests.fixtures.fleet import CARDS, SMALL, carder, owner

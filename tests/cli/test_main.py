@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.__main__ import COMMANDS
 from agent.cli import options, proxy
-from agent.cli.main import COMMANDS
 
 
 def python(*words: str) -> subprocess.CompletedProcess[str]:
@@ -100,9 +100,9 @@ LOADED = "import sys\n{}\nprint(*sys.modules)"
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [
-        ("import agent.cli.main, agent.cli.proxy, agent.proxy.daemon", HEAVY | ONLY_AT_TIMES),
+        ("import agent.__main__, agent.cli.proxy, agent.proxy.daemon", HEAVY | ONLY_AT_TIMES),
         (
-            "from agent.cli.main import main\ntry: main(['proxy', '--help'])\n"
+            "from agent.__main__ import main\ntry: main(['proxy', '--help'])\n"
             "except SystemExit: import agent.cli.proxy",
             HEAVY,
         ),

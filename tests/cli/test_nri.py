@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.main import main
+from agent.__main__ import main
 from agent.host import locks
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.__main__ import main
 from agent.cgroup import values, writer
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
-from agent.cli.main import main
 from agent.host import locks
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.snapshot import CgroupLimits

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.cli.main import main
+from agent.__main__ import main
 from agent.model.pod.annotations import RESOURCE_STATUS
 from tests.faults.conftest import Around
 from tests.faults.launcher import Launcher

@@ -15,7 +15,7 @@ import pytest
 from agent.model.cpu.cpuset import CpuSet
 from tests.fixtures.trees import CPU, machine, offline, write
 
-MAIN = "import sys; from agent.cli.main import main; sys.exit(main())"
+MAIN = "import sys; from agent.__main__ import main; sys.exit(main())"
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

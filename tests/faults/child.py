@@ -21,10 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agent.__main__ import main as topolet
 from agent.cgroup.hierarchy import CPUS
 from agent.cli import agent as _agent  # noqa: F401 - imported once, here
 from agent.cli import restore as _restore  # noqa: F401
-from agent.cli.main import main as topolet
 from agent.host.kernel_events import Inotify, Uevents
 from tests.faults.board import Board
 from tests.faults.cgroups import effective, padded

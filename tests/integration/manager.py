@@ -15,7 +15,7 @@ _BOOT = """
 import os, sys
 os.dup2(int(sys.argv.pop(1)), 3)
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
-from agent.cli.main import main
+from agent.__main__ import main
 sys.exit(main())
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.main import COMMANDS
+from agent.__main__ import COMMANDS
 from tests.deploy.manifests import of_kind
 from tests.fixtures.ports import free_port
 from tests.integration.apiserver.certificates import Authority

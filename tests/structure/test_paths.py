@@ -16,8 +16,8 @@ from tests.scheduler.extender.test_handlers import NODES, Scene
 from tests.structure.paths import entered
 
 CREATE_CONTAINER = 8
-FILTER_OF_THE_FIRST = 20
-FILTER_OF_THE_NEXT = 10
+FILTER_OF_THE_FIRST = 19
+FILTER_OF_THE_NEXT = 9
 
 
 def test_a_lambda_enters_no_module() -> None:

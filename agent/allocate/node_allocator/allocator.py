@@ -40,12 +40,12 @@ from agent.allocate.node_score import ScoreInput, WholeNode
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.offering import Declined, Offer
 from agent.allocate.reasons import Reason
-from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.trials import Price
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_allocation import DeviceAmounts, DevicePreferences
 from agent.model.devices.device_object import DeviceType
 from agent.model.nrt.node_status import DOMAIN
+from agent.model.pod.resource_request import ResourceRequest
 
 
 class StaleOfferError(Exception):

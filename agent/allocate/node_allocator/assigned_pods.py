@@ -11,7 +11,6 @@ import msgspec
 
 from agent.allocate.devices.inventory import Inventory, NodeDevices, node_devices
 from agent.allocate.node_allocation import PodAllocation, memory_of, pod_allocation
-from agent.allocate.resource_request import pod_requests
 from agent.model.apiobjects import ApiPod
 from agent.model.devices.device_allocation import (
     DeviceAmounts,
@@ -28,6 +27,7 @@ from agent.model.pod.annotations import (
     AnnotationError,
     resource_status,
 )
+from agent.model.pod.resource_request import pod_requests
 
 
 class AssignedPod(msgspec.Struct, frozen=True, gc=False):

@@ -12,13 +12,6 @@ from agent.allocate.devices.request import DeviceRequest, RequestError, device_r
 from agent.allocate.kubelet.static_policy import unserved
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.nrt.pod import NOT_ZONED, ZonedPod, foreign, kube_class_of, zoned_pod
-from agent.allocate.resource_request import (
-    FollowedPolicies,
-    ResourceRequest,
-    pod_cpu_limit_milli,
-    pod_requests,
-    resource_request,
-)
 from agent.model.apiobjects import ApiPod, unequal_cpu
 from agent.model.cpu.policies import BindPolicy, NumaPolicy
 from agent.model.devices.device_allocation import (
@@ -35,6 +28,13 @@ from agent.model.pod.annotations import (
     AnnotationError,
 )
 from agent.model.pod.qos import CPU_OWNERS, PRIORITY_CLASS_LABEL, QOS_LABEL, QoS, qos_of
+from agent.model.pod.resource_request import (
+    FollowedPolicies,
+    ResourceRequest,
+    pod_cpu_limit_milli,
+    pod_requests,
+    resource_request,
+)
 
 
 class PodRequestError(ValueError):

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.resource_request import InitRequests, pod_total
 from agent.model.apiobjects import ApiPod
 from agent.model.pod.qos import KubeClass
+from agent.model.pod.resource_request import InitRequests, pod_total
 
 _HUGEPAGES: Final = "hugepages-"
 _COMPUTE: Final = ("cpu", "memory")

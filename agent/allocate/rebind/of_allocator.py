@@ -18,9 +18,9 @@ from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.policies_in_force import InForce, in_force
 from agent.allocate.rebind.placed_pods import PlacedNode, PlacedPod
 from agent.allocate.rebind.planner import NoPlan, PodPlace
-from agent.allocate.resource_request import ResourceRequest
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy
+from agent.model.pod.resource_request import ResourceRequest
 
 _CPU = "cpu"
 

@@ -14,10 +14,10 @@ from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.rebind.of_allocator import moved_allocation, placed_node
 from agent.allocate.rebind.placed_pods import Measures
 from agent.allocate.rebind.planner import NoPlan, PodMove, plan
-from agent.allocate.resource_request import ResourceRequest
 from agent.model import bounds
 from agent.model.apiobjects import ApiPod
 from agent.model.pod.annotations import REBIND, REBIND_NEVER, status_text
+from agent.model.pod.resource_request import ResourceRequest
 from agent.model.rebind_resource import (
     RebindPhase,
     RebindRequest,

@@ -19,10 +19,10 @@ from agent.allocate.kubelet.static_policy import (
 )
 from agent.allocate.layout import of
 from agent.allocate.nrt.pod import kube_class_of
-from agent.allocate.resource_request import pod_requests
 from agent.conformance.machines import cpus
 from agent.model.apiobjects import from_object
 from agent.model.cpu.policies import NumaPolicy
+from agent.model.pod.resource_request import pod_requests
 from tests.allocate.kubelet.nodes import pod
 
 LAYOUT = of(cpus([2, 1, 2, 2], "adjacent", 2))

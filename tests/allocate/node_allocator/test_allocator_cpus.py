@@ -13,10 +13,10 @@ from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
-from agent.allocate.resource_request import ResourceRequest
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import ExclusivePolicy, NumaPolicy
 from agent.model.pod.annotations import RESOURCE_SPEC
+from agent.model.pod.resource_request import ResourceRequest
 from tests.allocate.nodes import allocated, claim, facts, owner, sharer
 
 NODE = facts()

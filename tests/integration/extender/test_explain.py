@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.cli.main import main
+from agent.__main__ import main
 from agent.http.peers import NodeAddresses
 from agent.http.server import HttpServer
 from agent.kube.errors import KubeError

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.resource_request import InitRequests, pod_total
+from agent.model.pod.resource_request import InitRequests, pod_total
 
 
 @pytest.mark.parametrize(
