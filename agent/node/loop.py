@@ -26,7 +26,7 @@ from agent.node.kubelet_configuration import KubeletConfigurationView
 from agent.node.kubelet_view import PodResourcesView
 from agent.node.notifications import NotificationSocket
 from agent.node.reconcile import ReconcileError, Reconciler
-from agent.node.triggers import Trigger, Triggers
+from agent.node.triggers import COLLECT_SECONDS, Trigger, Triggers
 from agent.rpc.grpc import RpcError
 from agent.telemetry.metrics import AgentMetrics
 
@@ -128,7 +128,7 @@ class PassLoop:
         socket = self._socket
         next_pass = pause_seconds = 0.0
         while not self._stopping:
-            received = socket.wait(next_pass - time.monotonic(), pause_seconds)
+            received = socket.wait(next_pass - time.monotonic(), pause_seconds, COLLECT_SECONDS)
             self._reconciler.notified(received)
             began = time.monotonic()
             triggers = self._triggers.take() | ({Trigger.NOTIFICATION} if received else set())

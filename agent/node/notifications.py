@@ -59,13 +59,15 @@ class NotificationSocket:
         self._poll.register(self._woken, select.POLLIN)
 
     def wait(
-        self, timeout_seconds: float, cooldown_seconds: float = 0.0
+        self, timeout_seconds: float, cooldown_seconds: float = 0.0, collect_seconds: float = 0.0
     ) -> list[Notification | SessionEnded]:
         """Waits for a notification, `wake` or the timeout, and returns the received notifications,
-        then the ends of sessions that announced something. During the first `cooldown_seconds` only
-        a notification ends the wait."""
-        if not self._notified.poll(cooldown_seconds * 1000):
-            self._poll.poll(max(timeout_seconds - cooldown_seconds, 0) * 1000)
+        then the ends of sessions that announced something. During the first `cooldown_seconds`, and
+        for `collect_seconds` after another event, only a notification ends the wait."""
+        if not self._notified.poll(cooldown_seconds * 1000) and self._poll.poll(
+            max(timeout_seconds - cooldown_seconds, 0) * 1000
+        ):
+            self._notified.poll(collect_seconds * 1000)
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
         received: list[Notification | SessionEnded] = []

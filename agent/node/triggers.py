@@ -37,6 +37,10 @@ FIRST_PAUSE_SECONDS: Final = 0.02
 LEAST_COOLDOWN_SECONDS: Final = 0.1
 """With a runtime that has events. The start of a pod makes some twenty events in half a second, and
 every pass calls the runtime that is starting the pod (`benchmarks/podstart.py`)."""
+COLLECT_SECONDS: Final = 0.02
+"""How long a pass waits for a notification after another event. The cluster reports a bound pod,
+and the kubelet creates its cgroup, 10 to 20 ms before it calls RunPodSandbox: one pass
+handles them together."""
 
 SUBSYSTEMS: Final = frozenset({"pci", "infiniband", "fpga_region", "fpga", "dfl", "drm"})
 """Subsystems whose uevents report devices. `pci`: functions that are plugged in or out, virtual

@@ -121,6 +121,18 @@ def test_only_a_notification_ends_the_cooldown(
     assert ears.wait(60, 0.01) == [], "received after the pause"
 
 
+def test_wait_collects_the_notification_that_follows_another_event(
+    ears: NotificationSocket, notifier: Notifier
+) -> None:
+    ears.wake()
+    notification = threading.Timer(0.2, lambda: notifier.notify(SnapshotRequest()))
+    notification.start()
+    assert ears.wait(60, collect_seconds=60) == [SnapshotRequest()]
+    notification.join()
+    ears.wake()
+    assert ears.wait(60, collect_seconds=0.01) == [], "ends also without one"
+
+
 def test_agent_that_is_away_and_returns(path: str, notifier: Notifier) -> None:
     notifier.notify(SnapshotRequest())
     first = NotificationSocket(path)
