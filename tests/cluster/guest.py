@@ -107,7 +107,7 @@ def _boot(cluster: Cluster) -> Machine:
             eventually("the guest is ready", _ready(cluster, output), _BOOT_SECONDS)
             break
         except AssertionError:
-            if last or output.exists():
+            if last or output.exists() or world.ended("guest") is None:
                 raise
     machine = Machine(share / "port.sock", share / "logs", {"PATH": world.path})
     machine.run("true")
