@@ -46,7 +46,7 @@ class Cluster:
         return self.control.kubectl(*words, stdin=stdin)
 
     def apply(self, folder: str) -> None:
-        """Applies a kustomization below deploy/, as in the README."""
+        """Applies a kustomization below deploy/, as in docs/install.md."""
         self.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(DEPLOY / folder))
 
     def delete(self, folder: str) -> None:

@@ -599,8 +599,8 @@ def test_before_1_36_only_the_mutating_policy_is_missing(overlay: str, tmp_path:
     assert kustomized_folder(folder, tmp_path) == left
 
 
-def test_the_kustomization_of_the_readme_adds_an_account(tmp_path: Path) -> None:
-    page = (ROOT / "README.md").read_text()
+def test_the_kustomization_of_the_installation_adds_an_account(tmp_path: Path) -> None:
+    page = (ROOT / "docs/install.md").read_text()
     (example,) = re.findall(r"```yaml\n(.*?kind: Kustomization.*?)```", page, re.DOTALL)
     folder = tmp_path / "mine"
     folder.mkdir()

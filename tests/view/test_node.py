@@ -46,7 +46,7 @@ def test_owner_whose_cpus_are_all_offline_shares() -> None:
     assert "shared; claim refused: CPUs 2 are offline" in row
 
 
-def test_picture_of_two_sockets_and_every_kind_of_pod() -> None:
+def two_sockets_and_every_kind_of_pod() -> str:
     topology = machine(2, 4)
     decision = decided(
         topology,
@@ -58,9 +58,12 @@ def test_picture_of_two_sockets_and_every_kind_of_pod() -> None:
         pod("g", kube_class="guaranteed"),
         kubelet=KubeletCpus(True, {"g": CpuSet([7])}, {"g": {"main": CpuSet([7])}}),
     )
-    shown = draw(topology, snapshot(decision, lsr="a container of pod ns/ls still holds CPUs 5"))
+    return draw(topology, snapshot(decision, lsr="a container of pod ns/ls still holds CPUs 5"))
+
+
+def test_picture_of_two_sockets_and_every_kind_of_pod() -> None:
     assert (
-        shown
+        two_sockets_and_every_kind_of_pod()
         == """\
 8 CPUs · 8 cores · 2 sockets · 2 NUMA nodes · 2 GiB
 

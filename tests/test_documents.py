@@ -1,0 +1,209 @@
+"""README.md and docs/: links lead somewhere, commands and options exist, and the pictures are those
+of our tools."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.__main__ import COMMANDS
+from agent.cli import options
+from agent.model.settings.agent import AgentSettings
+from tests.view import test_node
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NARROW = {
+    "README.md": ROOT,
+    **dict.fromkeys(
+        (
+            "annotations.md",
+            "architecture.md",
+            "benchmarks.md",
+            "coexistence.md",
+            "concepts.md",
+            "configuration.md",
+            "install.md",
+            "migration.md",
+            "troubleshooting.md",
+        ),
+        ROOT / "docs",
+    ),
+}
+"""Pages whose text, without tables and commands, has lines of at most 120 characters."""
+README_LINES = 60
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+TARGET = re.compile(r"^([\w-]+):", re.MULTILINE)
+
+
+def names(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a language, with continued lines joined."""
+    found = BLOCK.findall(page.read_text())
+    return [text.replace("\\\n", " ") for kind, text in found if kind == language]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings in links, as GitHub makes them."""
+    text = BLOCK.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+def commands(program: str) -> Iterator[tuple[str, list[str]]]:
+    """By page, the words of each command in blocks of shell and in `code` that call the program."""
+    for page in PAGES:
+        lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+        text = BLOCK.sub("", page.read_text())
+        lines += re.findall(rf"`({program} [^`]+)`", text)
+        for line in lines:
+            for part in re.split(r"&&|\||;|\s--\s(?=topolet)|\s#\s", line):
+                words = shlex.split(part.strip().removesuffix("&").replace("'", '"'), comments=True)
+                if words and words[0] == program:
+                    yield names(page), words[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    missing = []
+    for link in LINK.findall(BLOCK.sub("", page.read_text())):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            missing.append(link)
+    assert missing == []
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    linked = set(LINK.findall((ROOT / "README.md").read_text()))
+    assert {names(page) for page in PAGES[1:]} <= {link.partition("#")[0] for link in linked} | {
+        "docs/testing.md"
+    }
+
+
+def test_the_readme_is_one_screen() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_text_has_lines_of_at_most_120_characters(name: str) -> None:
+    text = BLOCK.sub("", (NARROW[name] / name).read_text())
+    assert [
+        line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")
+    ] == []
+
+
+def test_commands_of_topolet_exist_with_their_options() -> None:
+    """Each command in a document is read by the parser of its subcommand."""
+    wrong = []
+    read = 0
+    for page, words in commands("topolet"):
+        if words[0] not in COMMANDS:
+            wrong.append((page, words))
+            continue
+        module = importlib.import_module(f"agent.cli.{words[0].replace('-', '_')}")
+        parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+        module.add_arguments(parser)
+        flags = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", parser.format_help()))
+        unknown = [
+            each for each in words[1:] if each[0] == "-" and each.partition("=")[0] not in flags
+        ]
+        read += 1
+        if unknown:
+            wrong.append((page, [words[0], *unknown]))
+    assert wrong == []
+    assert read > 30
+
+
+def test_folders_that_kubectl_applies_exist() -> None:
+    missing, read = [], 0
+    for page, words in commands("kubectl"):
+        for flag, value in itertools.pairwise(words):
+            if flag in ("-k", "-f") and value.startswith("deploy/"):
+                read += 1
+                if not (ROOT / value).exists():
+                    missing.append((page, value))
+    assert missing == []
+    assert read > 3
+
+
+def test_targets_of_make_exist() -> None:
+    targets = set(TARGET.findall((ROOT / "Makefile").read_text()))
+    found = [(page, words[0]) for page, words in commands("make")]
+    assert {word for _, word in found} <= targets
+    assert found
+
+
+def test_benchmarks_that_documents_name_exist() -> None:
+    found = [
+        word
+        for page in PAGES
+        for word in re.findall(r"`python (benchmarks/\w+\.py)`", page.read_text())
+    ]
+    assert all((ROOT / each).is_file() for each in found)
+    assert found
+
+
+def test_metrics_and_reasons_of_events_exist() -> None:
+    source = "\n".join(each.read_text() for each in (ROOT / "agent").rglob("*.py"))
+    wrong = []
+    for page in PAGES:
+        for name in re.findall(r"`(topolet_[a-z_]+)", page.read_text()):
+            base = name.removesuffix("_total")
+            short = re.sub(r"^topolet_(proxy|nri)_", "", base)
+            if f'"{base}"' not in source and (short == base or f'"{short}"' not in source):
+                wrong.append((names(page), name))
+    assert wrong == []
+    for reason in re.findall(r"Event `(\w+)`", (ROOT / "docs/troubleshooting.md").read_text()):
+        assert f'"{reason}"' in source, reason
+
+
+def test_settings_in_toml_are_accepted(tmp_path: Path) -> None:
+    read = 0
+    for page in PAGES:
+        for block in blocks(page, "toml"):
+            if "plugins" not in block:  # those of runtimes
+                file = tmp_path / "config.toml"
+                file.write_text(block)
+                options.load(argparse.Namespace(config=str(file)), AgentSettings)
+                read += 1
+    assert read
+
+
+def test_the_picture_of_the_concepts_is_drawn_by_our_tool() -> None:
+    picture = next(text for text in blocks(ROOT / "docs/concepts.md", "") if "Owners" in text)
+    assert picture == test_node.two_sockets_and_every_kind_of_pod()
+
+
+def test_the_comparison_with_koordinator_is_as_printed() -> None:
+    """`topolet conformance FILE`, run as the page of differences shows it."""
+    (block,) = (
+        text for text in blocks(ROOT / "docs/compatibility.md", "") if "$ topolet conf" in text
+    )
+    command, *lines = block.splitlines()
+    done = subprocess.run(
+        [sys.executable, "-m", "agent", *shlex.split(command)[2:]],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=ROOT,
+    )
+    shown = done.stdout.splitlines()
+    for line in lines:
+        assert any(each.startswith(line.removesuffix(" (...)")) for each in shown), line
