@@ -3,9 +3,10 @@ it gets none.
 
 POD is the name of a pod, or a file (.yaml, .yml, .json) with a pod or a workload. The scheduler is
 asked through the API server, with the rights of the caller: --kubeconfig, else $KUBECONFIG,
-~/.kube/config, or the service account of the pod. With --objects the cluster is in files instead,
-as `kubectl get -o yaml` writes them: nodes, pods -A, noderesourcetopologies, devices, and, if they
-exist, reservations and poddisruptionbudgets.
+~/.kube/config, or the service account of the pod. Other pods and PodDisruptionBudgets are named
+if the caller may list them, of all namespaces or of the namespace of the pod. With --objects the
+cluster is in files instead, as `kubectl get -o yaml` writes them: nodes, pods -A,
+noderesourcetopologies, devices, and, if they exist, reservations and poddisruptionbudgets.
 
 Exit code 0: the pod gets a node; 1: it gets none; 2: it can't be explained.
 """
@@ -101,7 +102,7 @@ def _write(found: Sequence[Explanation], output: str) -> None:
 def _offline(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequence[Explanation]:
     """Raises ExplainError, SettingsError, DocumentError, ObjectError and OSError."""
     from agent.scheduler import process
-    from agent.scheduler.explain.explainer import Explainer
+    from agent.scheduler.explain.explainer import Explainer, by_title
     from agent.scheduler.explain.saved import SavedCluster
 
     agents = process.agent_selector(settings)
@@ -118,11 +119,11 @@ def _offline(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequen
             raise ExplainError(f"pod {arguments.namespace}/{name} is not among the saved objects")
         return pod
 
-    explainer = Explainer(saved.cluster, settings.scheduler_name, budgets=saved.budgets, names=True)
+    explainer = Explainer(saved.cluster, settings.scheduler_name, budgets=saved.budgets)
     if unknown := explainer.unknown(drained):
         raise ExplainError(f"node {unknown[0]} is not among the saved objects")
     pods = _pods(arguments, read, lambda node: list(saved.pods.values()))
-    return explainer.explain_all(map(from_object, pods), drained)
+    return explainer.explain_all(map(from_object, pods), drained, name=by_title)
 
 
 def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequence[Explanation]:

@@ -6,13 +6,15 @@ its meaning or goes; new fields and codes may appear within one version."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
-from agent.model import bounds
-
 SCHEMA_VERSION: Final = 1
+
+NameOf = Callable[[str, str], str]
+"""What the reader is told of another pod, or of a budget, by its uid and title; "" is nothing."""
 
 
 class _Value(msgspec.Struct, frozen=True, rename="camel"):
@@ -80,11 +82,12 @@ class OfferFacts(_Value, frozen=True):
 
 class EvictionFacts(_Value, frozen=True):
     """Pods of lower priority whose eviction makes room. `protected`: how many of them their
-    PodDisruptionBudgets do not allow to be evicted. `victims` and `budgets`: titles, empty where
-    the reader may not see them."""
+    PodDisruptionBudgets do not allow to be evicted; `protecting`: how many budgets these are.
+    `victims` and `budgets`: the titles of those that the reader may read."""
 
     pods: int
     protected: int = 0
+    protecting: int = 0
     victims: tuple[str, ...] = ()
     budgets: tuple[str, ...] = ()
 
@@ -150,13 +153,27 @@ class Explanations(_Value, frozen=True):
     schema_version: int = SCHEMA_VERSION
 
 
-_decoder: Final = msgspec.json.Decoder(Explanations)
-
-
-def decode(text: bytes) -> Explanations:
-    """Reads the scheduler's answer. Raises JsonError."""
-    return bounds.decode(_decoder, text)
-
-
 def encode(found: Explanations) -> bytes:
     return msgspec.json.encode(found)
+
+
+def renamed(found: Explanation, name: Callable[[str], str]) -> Explanation:
+    """With other names of objects, victims and budgets; `name` returns "" for one that is left
+    out. Of objects that have no name then, equal ones count once."""
+
+    def cause(each: Cause) -> Cause:
+        objects = (msgspec.structs.replace(at, name=name(at.name)) for at in each.objects)
+        return msgspec.structs.replace(each, objects=tuple(dict.fromkeys(objects)))
+
+    def titles(each: Iterable[str]) -> tuple[str, ...]:
+        return tuple(filter(None, map(name, each)))
+
+    def verdict(each: NodeVerdict) -> NodeVerdict:
+        eviction = each.eviction
+        if eviction is not None:
+            named = {"victims": titles(eviction.victims), "budgets": titles(eviction.budgets)}
+            eviction = msgspec.structs.replace(eviction, **named)
+        causes = tuple(map(cause, each.causes))
+        return msgspec.structs.replace(each, causes=causes, eviction=eviction)
+
+    return msgspec.structs.replace(found, nodes=tuple(map(verdict, found.nodes)))

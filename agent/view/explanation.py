@@ -137,7 +137,9 @@ def _offer_lines(node: str, offer: OfferFacts, wins: bool, width: int) -> list[s
 def _eviction(eviction: EvictionFacts) -> str:
     text = f"The eviction of {count(eviction.pods, 'pod')} of lower priority would make room"
     if eviction.victims:
-        text = f"{text}: {', '.join(eviction.victims)}"
+        others = eviction.pods - len(eviction.victims)
+        listed = (*eviction.victims, *([count(others, "other")] if others else []))
+        text = f"{text}: {', '.join(listed)}"
     return f"{text}."
 
 

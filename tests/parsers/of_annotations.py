@@ -15,7 +15,7 @@ from agent.http.requests import BadRequestError
 from agent.kube import cluster, errors, kinds, transport, wire
 from agent.kube.errors import MalformedError
 from agent.kube.transport import Query, Transport
-from agent.model import apiobjects, explanation, quantities, rebind_resource
+from agent.model import apiobjects, quantities, rebind_resource
 from agent.model.apiobjects import GroupError
 from agent.model.bounds import JsonError
 from agent.model.cpu import policies
@@ -875,17 +875,26 @@ def _requests() -> Iterator[Target]:
     )
     yield Target(
         "explanations",
-        lambda text: words.draw(explanation.decode(text).explanations[0]),
+        lambda text: words.draw(endpoint.named(endpoint.decode_answer(text), {})[0]),
         of_json,
         (_json(_EXPLANATIONS),),
-        ("model.explanation:decode",),
+        ("scheduler.explain.endpoint:decode_answer",),
         (JsonError, IndexError),
+    )
+    yield Target(
+        "list of objects for their names",
+        endpoint.decode_titles,
+        of_json,
+        (_json({"items": [{"metadata": {"name": "n", "namespace": "ns", "uid": "u"}}]}),),
+        ("scheduler.explain.endpoint:decode_titles",),
+        (JsonError,),
     )
 
 
 _EXPLAINER: Final = Explainer(SchedulerCache(), "s")
 _EXPLANATIONS: Final = {
     "schemaVersion": 1,
+    "salt": "a0",
     "explanations": [
         {
             "pod": "ns/p",

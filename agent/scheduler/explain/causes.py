@@ -177,22 +177,22 @@ def _held_by_plugin(
     why: DeviceRefusal, allocator: NodeAllocator, title: PodTitle
 ) -> Iterator[Cause]:
     """The devices that pods have from their device plugin, without an allocation of a scheduler."""
-    node, holders, minors = allocator.properties.name, [], set()
+    node, holders, minors, count = allocator.properties.name, set[str](), set[int](), 0
     for uid, held in allocator.properties.imported.items():
         own = allocator.holdings.get(uid)
         given = own.devices if own is not None else {}
         of_pod = {at[1] for at in held.devices if at[0] == why.type and at not in given}
         if of_pod:
             minors |= of_pod
-            holders.append(title(uid))
+            holders.add(title(uid))
+            count += 1
     if minors:
         summary = f"device plugins gave {why.type} devices to pods without a scheduler's allocation"
         listed = ",".join(map(str, sorted(minors)))
-        named = sorted(filter(None, holders))
-        pods = tuple(ObjectField("Pod", each, "spec.schedulerName") for each in named)
+        pods = tuple(ObjectField("Pod", each, "spec.schedulerName") for each in sorted(holders))
         yield Cause(
             HELD_BY_PLUGIN,
-            f"{summary}: {why.type} {listed}",
+            f"{summary}: {why.type} {listed} (pods: {count})",
             summary,
             why.type,
             None,

@@ -5,35 +5,48 @@ answer shows no more than the user knows: the request has the pods themselves, w
 read, and the answer names no other pod and no PodDisruptionBudget. What the scheduler knows of one
 pod (its node, its group) counts only for a pod with the uid of that one, which only readers of the
 pod know. One explanation is made at a time, within EXPLAIN_SECONDS.
+
+In the place of a name the answer has a reference: a hash of the object's uid with a salt of this
+answer. The client lists the pods and budgets that its user may list, and so finds the names of
+these, and of no others: a uid has 122 random bits.
 """
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from agent.http.requests import BadRequestError, Reply
 from agent.http.routes import Route, text_reply
-from agent.kube.errors import MalformedError
+from agent.kube import kinds
+from agent.kube.errors import ForbiddenError, MalformedError
 from agent.kube.transport import Transport, segment
 from agent.model import apiobjects, bounds, explanation
 from agent.model.apiobjects import ApiPod, PodObject
 from agent.model.bounds import JsonError
-from agent.model.explanation import Explanation, Explanations
-from agent.model.objects import ObjectError
+from agent.model.explanation import SCHEMA_VERSION, Explanation, NameOf, NodeVerdict
+from agent.model.objects import ObjectError, ObjectIdentity
+from agent.scheduler.preemption import disruption_budgets
 
 PATH: Final = "/explain"
 BODY_BYTES: Final = 4 << 20
 MAX_PODS: Final = 256
 """Pods of one request: those of a node that is drained."""
 MAX_DRAINED: Final = 64
+_SALT_BYTES: Final = 16
 EXPLAIN_SECONDS: Final = 8.0
 """Time for one request. Nodes that it does not reach are counted and not looked at."""
+MAX_NAMED_NODES: Final = 16
+"""Nodes whose pods the client lists for their names."""
 _LONGEST_NAME: Final = 253
+_REFERENCE: Final = "#"
+"""Begins a reference, and no name of an object."""
 
 
 class _Request(msgspec.Struct, frozen=True, rename="camel"):
@@ -41,7 +54,25 @@ class _Request(msgspec.Struct, frozen=True, rename="camel"):
     drained: tuple[str, ...] = ()
 
 
+class Answer(msgspec.Struct, frozen=True, rename="camel"):
+    """`salt`: of its references, in hexadecimal digits."""
+
+    explanations: tuple[Explanation, ...]
+    salt: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+
+class _Item(msgspec.Struct, frozen=True):
+    metadata: ObjectIdentity
+
+
+class _Listed(msgspec.Struct, frozen=True):
+    items: tuple[_Item, ...] | None = ()
+
+
 _requests: Final = msgspec.json.Decoder(_Request)
+_answers: Final = msgspec.json.Decoder(Answer)
+_lists: Final = msgspec.json.Decoder(_Listed)
 
 
 def decode_request(body: bytes) -> tuple[tuple[ApiPod, ...], tuple[str, ...]]:
@@ -64,7 +95,12 @@ class PodExplainer(Protocol):
     def unknown(self, nodes: Iterable[str]) -> list[str]: ...
 
     def explain_all(
-        self, pods: Iterable[ApiPod], drained: Sequence[str] = (), *, until: float = ...
+        self,
+        pods: Iterable[ApiPod],
+        drained: Sequence[str] = (),
+        *,
+        until: float = ...,
+        name: NameOf = ...,
     ) -> tuple[Explanation, ...]: ...
 
 
@@ -81,11 +117,15 @@ def route(explainer: PodExplainer, unavailable: Callable[[], str | None]) -> Rou
         if not busy.acquire(blocking=False):
             return text_reply(503, "another explanation is being made: try again")
         try:
-            until = time.monotonic() + EXPLAIN_SECONDS
-            found = explainer.explain_all(pods, drained, until=until)
+            until, salt = time.monotonic() + EXPLAIN_SECONDS, secrets.token_hex(_SALT_BYTES)
+
+            def name(uid: str, title: str) -> str:
+                return reference(salt, uid)
+
+            found = explainer.explain_all(pods, drained, until=until, name=name)
         finally:
             busy.release()
-        return Reply(200, explanation.encode(Explanations(found)))
+        return Reply(200, msgspec.json.encode(Answer(found, salt)))
 
     return Route("POST", handle)
 
@@ -97,11 +137,91 @@ def request_explanations(
     pods: Sequence[dict[str, Any]],
     drained: Sequence[str],
 ) -> tuple[Explanation, ...]:
-    """The scheduler's explanations of these pods, through the API server. `service`: NAME:PORT of
-    the Service in that namespace. Raises KubeError."""
+    """The scheduler's explanations of these pods, through the API server, with the names of the
+    pods and budgets that the caller may list. `service`: NAME:PORT of the Service in that
+    namespace. Raises KubeError."""
     proxy = f"/api/v1/namespaces/{segment(namespace)}/services/{service}/proxy{PATH}"
     text = transport.create(proxy, {"pods": list(pods), "drained": list(drained)})
     try:
-        return explanation.decode(text).explanations
+        answer = decode_answer(text)
     except JsonError as error:
         raise MalformedError(f"POST {proxy}: {error}") from error
+    asked = dict.fromkeys(str(each["metadata"].get("namespace", "")) for each in pods)
+    return named(answer, dict(_titles(transport, answer, tuple(asked))))
+
+
+def decode_answer(text: bytes) -> Answer:
+    """Raises JsonError."""
+    return bounds.decode(_answers, text)
+
+
+def reference(salt: str, uid: str) -> str:
+    """Stands for an object. Who may read the object knows its uid, and nobody else."""
+    keyed = hashlib.blake2b(uid.encode(), key=salt.encode()[:64], digest_size=16)
+    return f"{_REFERENCE}{keyed.hexdigest()}"
+
+
+def named(answer: Answer, titles: Mapping[str, str]) -> tuple[Explanation, ...]:
+    """The explanations with titles in the place of references, and without those that have none.
+    `titles`: by uid."""
+    known = {reference(answer.salt, uid): title for uid, title in titles.items()}
+
+    def name(each: str) -> str:
+        return known.get(each, "") if each.startswith(_REFERENCE) else each
+
+    return tuple(explanation.renamed(each, name) for each in answer.explanations)
+
+
+def _titles(
+    transport: Transport, answer: Answer, namespaces: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """The uids and titles of pods and budgets to which the references may lead."""
+    verdicts = [of_node for each in answer.explanations for of_node in each.nodes]
+    nodes = dict.fromkeys(each.node for each in verdicts if _has_references(each))
+    for node in list(nodes)[:MAX_NAMED_NODES]:
+        query = {"fieldSelector": f"spec.nodeName={node}"}
+        yield from _listed(transport, kinds.path("", "v1"), kinds.POD.plural, namespaces, query)
+    if any(each.eviction is not None and each.eviction.budgets for each in verdicts):
+        base = kinds.path("policy", "v1")
+        yield from _listed(transport, base, disruption_budgets.PLURAL, namespaces, {})
+
+
+def _has_references(verdict: NodeVerdict) -> bool:
+    named = (at.name for each in verdict.causes for at in each.objects)
+    return verdict.eviction is not None or any(each.startswith(_REFERENCE) for each in named)
+
+
+def _listed(
+    transport: Transport,
+    base: str,
+    plural: str,
+    namespaces: Sequence[str],
+    query: Mapping[str, str],
+) -> Iterator[tuple[str, str]]:
+    """The uids and titles of the objects that the caller may list: of all namespaces, else of each
+    of these."""
+    try:
+        yield from _items(transport, f"{base}/{plural}", query)
+        return
+    except ForbiddenError:
+        pass  # a role of a namespace is the usual case
+    for namespace in namespaces:
+        try:
+            yield from _items(transport, f"{base}/namespaces/{segment(namespace)}/{plural}", query)
+        except ForbiddenError:
+            continue
+
+
+def _items(
+    transport: Transport, path: str, query: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
+    try:
+        return decode_titles(transport.get(path, query))
+    except JsonError as error:
+        raise MalformedError(f"GET {path}: {error}") from error
+
+
+def decode_titles(text: bytes) -> tuple[tuple[str, str], ...]:
+    """The uids and titles of the objects in a list. Raises JsonError."""
+    found = (each.metadata for each in bounds.decode(_lists, text).items or ())
+    return tuple((each.uid, f"{each.namespace}/{each.name}") for each in found)

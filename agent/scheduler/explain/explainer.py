@@ -27,6 +27,7 @@ from agent.model.explanation import (
     EvictionFacts,
     Explanation,
     GroupFacts,
+    NameOf,
     NodeVerdict,
     NumaTrial,
     ObjectField,
@@ -35,7 +36,7 @@ from agent.model.explanation import (
 )
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler.explain import causes
-from agent.scheduler.preemption.disruption_budgets import Budgets
+from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
 from agent.scheduler.preemption.victim_selection import NodeSnapshots, select_victims
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_info import PodInfo, parts, pod_info
@@ -65,10 +66,28 @@ _PLACEHOLDERS: Final = PodGroup("", "", 0)
 _GROUP_FIELD: Final = "metadata.annotations[topolet.io/group]"
 
 
+def by_title(uid: str, title: str) -> str:
+    """For a reader who may see everything."""
+    return title
+
+
+def unnamed(uid: str, title: str) -> str:
+    """For a reader of whom nothing is known."""
+    return ""
+
+
+class _Question(msgspec.Struct, frozen=True):
+    """`drained`: nodes that no pod gets. `copies`: the nodes with the pods before this one."""
+
+    drained: tuple[str, ...] = ()
+    until: float = math.inf
+    name: NameOf = unnamed
+    copies: dict[str, NodeAllocator] = {}
+
+
 class Explainer:
     """Safe for many threads. `scheduler`: the name in `spec.schedulerName` of the pods that Topolet
-    places. `names`: whether the reader may see the names of all pods and budgets. `nominated`: the
-    nodes that are kept for other pods."""
+    places. `nominated`: the nodes that are kept for other pods."""
 
     def __init__(
         self,
@@ -76,13 +95,11 @@ class Explainer:
         scheduler: str,
         *,
         budgets: Budgets | None = None,
-        names: bool = False,
         nominated: Callable[[PodInfo], frozenset[str]] = lambda info: frozenset(),
     ) -> None:
         self._cluster = cluster
         self._scheduler = scheduler
         self._budgets = budgets or Budgets()
-        self._names = names
         self._nominated = nominated
 
     def explain_all(
@@ -91,61 +108,49 @@ class Explainer:
         drained: Sequence[str] = (),
         *,
         until: float = math.inf,
+        name: NameOf = unnamed,
     ) -> tuple[Explanation, ...]:
         """Each pod in turn, on the room that the pods before it leave. No pod gets a drained node.
         `until`: nodes that are not looked at before that time of the monotonic clock are left
         out."""
-        copies: dict[str, NodeAllocator] = {}
-        return tuple(self._explain(pod, drained, copies, until) for pod in pods)
+        question = _Question(tuple(drained), until, name)
+        return tuple(self._explain(pod, question) for pod in pods)
 
     def explain_waiting(self, info: PodInfo, *, until: float) -> Explanation:
         """A pod that this scheduler has read before, and rejected."""
-        return self._of_info(info, self._scheduler, (), {}, until)
+        return self._of_info(info, self._scheduler, _Question(until=until))
 
     def unknown(self, nodes: Iterable[str]) -> list[str]:
         """Those of the nodes that do not exist."""
         return [each for each in nodes if self._cluster.node(each) is None]
 
-    def _explain(
-        self,
-        pod: ApiPod,
-        drained: Sequence[str],
-        copies: dict[str, NodeAllocator],
-        until: float,
-    ) -> Explanation:
+    def _explain(self, pod: ApiPod, question: _Question) -> Explanation:
         try:
             info = pod_info(pod, self._cluster.device_resources())
         except (PodRequestError, GroupError) as error:
             objects = (ObjectField("Pod", pod.title, "metadata.annotations, or its requests"),)
             cause = Cause(INVALID, str(error), str(error), objects=objects)
-            return Explanation(pod.title, pod.scheduler, causes=(cause,), drained=tuple(drained))
-        return self._of_info(info, pod.scheduler, drained, copies, until)
+            return Explanation(pod.title, pod.scheduler, causes=(cause,), drained=question.drained)
+        return self._of_info(info, pod.scheduler, question)
 
-    def _of_info(
-        self,
-        info: PodInfo,
-        scheduler: str,
-        drained: Sequence[str],
-        copies: dict[str, NodeAllocator],
-        until: float,
-    ) -> Explanation:
+    def _of_info(self, info: PodInfo, scheduler: str, question: _Question) -> Explanation:
         group = self._group(info)
         verdicts, granted = [], {}
         names = self._node_names()
         nominated = self._nominated(info)
         for name in names[:MAX_NODES]:
-            if time.monotonic() > until:
+            if time.monotonic() > question.until:
                 break
-            verdict, offer = self._on_node(info, group, name, drained, nominated, copies)
+            verdict, offer = self._on_node(info, group, name, nominated, question)
             verdicts.append(verdict)
             if offer is not None:
                 granted[name] = offer
             time.sleep(_PAUSE_SECONDS)
         winner = min(granted, key=lambda name: _rank(granted[name], name), default="")
         if winner:
-            self._commit(winner, granted[winner], copies)
-        elif not copies and (group is None or group.known):
-            verdicts = self._with_evictions(info, verdicts, until)
+            self._commit(winner, granted[winner], question.copies)
+        elif not question.copies and (group is None or group.known):
+            verdicts = self._with_evictions(info, verdicts, question)
         own = self._own_causes(info, scheduler, group, winner)
         return Explanation(
             info.pod.title,
@@ -159,7 +164,7 @@ class Explainer:
             winner,
             tuple(verdicts),
             len(names) - len(verdicts),
-            tuple(drained),
+            question.drained,
         )
 
     def _node_names(self) -> list[str]:
@@ -184,11 +189,10 @@ class Explainer:
         info: PodInfo,
         group: GroupFacts | None,
         name: str,
-        drained: Sequence[str],
         nominated: frozenset[str],
-        copies: dict[str, NodeAllocator],
+        question: _Question,
     ) -> tuple[NodeVerdict, Granted | None]:
-        if name in drained:
+        if name in question.drained:
             return _refused(name, DRAINED, "the node counts as drained", "Node", name), None
         if name in nominated:
             text = "the node is nominated for a more important pod"
@@ -203,14 +207,20 @@ class Explainer:
                 return NodeVerdict(name, (causes.missing_cause(gone, name, info.pod.title),)), None
             lack = state.lack(info.pod_request.needs, agents=self._cluster.agents)
             if lack is None:
-                return self._offer(copies.get(name, state.allocator), info, group)
+                allocator = question.copies.get(name, state.allocator)
+                return self._offer(allocator, info, group, question.name)
             return NodeVerdict(name, (causes.missing_cause(lack, name, info.pod.title),)), None
 
     def _offer(
-        self, allocator: NodeAllocator, info: PodInfo, group: GroupFacts | None
+        self, allocator: NodeAllocator, info: PodInfo, group: GroupFacts | None, name_of: NameOf
     ) -> tuple[NodeVerdict, Granted | None]:
         """The caller holds the lock."""
         name, request = allocator.properties.name, info.pod_request
+
+        def title(uid: str) -> str:
+            pod = self._cluster.pod(uid)
+            return name_of(uid, pod.title) if pod is not None else ""
+
         missing = 1 if group is None else max(1, group.size - group.placed)
         if info.group is not None and group is not None and group.known:
             # The room that is reserved for the group is free for the group.
@@ -218,7 +228,7 @@ class Explainer:
         of_node = tuple(causes.node_resource_causes(allocator, request, missing))
         found = allocator.offer(request)
         if isinstance(found, Refused):
-            of_offer = causes.causes_of(found, allocator, request, self._title)
+            of_offer = causes.causes_of(found, allocator, request, title)
             return NodeVerdict(name, (*of_offer, *of_node), not found.unresolvable), None
         if of_node:
             return NodeVerdict(name, of_node, resolvable=True), None
@@ -296,19 +306,19 @@ class Explainer:
             return BoundFacts(pod.node, str(allocation.cpus), nodes, by_type)
 
     def _with_evictions(
-        self, info: PodInfo, verdicts: Sequence[NodeVerdict], until: float
+        self, info: PodInfo, verdicts: Sequence[NodeVerdict], question: _Question
     ) -> list[NodeVerdict]:
         """Adds the pods whose eviction would make room, on the first nodes where that may help."""
         found, tried = [], 0
         for each in verdicts:
-            late = tried >= MAX_EVICTION_NODES or time.monotonic() > until
+            late = tried >= MAX_EVICTION_NODES or time.monotonic() > question.until
             if each.resolvable and info.pod_request.preempts and not late:
                 tried += 1
-                each = self._with_eviction(info, each)
+                each = self._with_eviction(info, each, question.name)
             found.append(each)
         return found
 
-    def _with_eviction(self, info: PodInfo, verdict: NodeVerdict) -> NodeVerdict:
+    def _with_eviction(self, info: PodInfo, verdict: NodeVerdict, name: NameOf) -> NodeVerdict:
         snapshot = NodeSnapshots(self._cluster).take(verdict.node, info.pod_request, info.group)
         if snapshot is None:
             return verdict
@@ -322,31 +332,24 @@ class Explainer:
         )
         if chosen is None:
             return verdict
-        budgets = {
-            budget.title: budget
-            for each in chosen.victims
-            for budget in self._budgets.covering(each.namespace, each.name, each.labels)
-        }
-        full = tuple(sorted(title for title, each in budgets.items() if each.allowed < 1))
-        victims = tuple(each.title for each in chosen.victims)
+        covering: dict[str, list[Budget]] = {}
+        for each in chosen.victims:
+            for budget in self._budgets.covering(each.namespace, each.name, each.labels):
+                covering.setdefault(budget.title, []).append(budget)
+        full = [each[0] for each in covering.values() if len(each) > each[0].allowed]
+        budgets = [name(each.uid, each.title) for each in full]
+        victims = [name(each.uid, each.title) for each in chosen.victims]
         facts = EvictionFacts(
             len(victims),
             chosen.violations,
-            victims if self._names else (),
-            full if self._names else (),
+            len(full),
+            tuple(filter(None, victims)),
+            tuple(filter(None, budgets)),
         )
         found = verdict.causes
         if chosen.violations:
-            named = [("PodDisruptionBudget", each, "spec") for each in facts.budgets]
-            named = named or [("PodDisruptionBudget", "", "spec")]
-            text = f"PodDisruptionBudgets protect {chosen.violations} of the {len(victims)} pods"
-            text = f"{text} whose eviction would make room"
-            found = (*found, _cause(BUDGET_PROTECTS, text, *named))
+            found = (*found, _protected(facts, budgets))
         return msgspec.structs.replace(verdict, causes=found, eviction=facts)
-
-    def _title(self, uid: str) -> str:
-        pod = self._cluster.pod(uid) if self._names else None
-        return pod.title if pod is not None else ""
 
 
 def _rank(granted: Granted, node: str) -> tuple[Any, ...]:
@@ -368,6 +371,15 @@ def _group_causes(group: GroupFacts, info: PodInfo, winner: str) -> list[Cause]:
             text = f"{text}; {group.size - group.known} members do not exist"
         return [_cause(GROUP_WAITS, text, where)]
     return []
+
+
+def _protected(facts: EvictionFacts, budgets: Iterable[str]) -> Cause:
+    number = facts.protecting
+    said = f"{number} PodDisruptionBudget{'s protect' if number != 1 else ' protects'}"
+    text = f"{said} {facts.protected} of the {facts.pods} pods whose eviction would make room"
+    summary = "PodDisruptionBudgets protect pods whose eviction would make room"
+    objects = (ObjectField("PodDisruptionBudget", each, "spec") for each in budgets)
+    return Cause(BUDGET_PROTECTS, text, summary, objects=tuple(dict.fromkeys(objects)))
 
 
 def _cause(code: str, text: str, *places: tuple[str, str, str]) -> Cause:

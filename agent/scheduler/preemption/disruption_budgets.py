@@ -25,6 +25,7 @@ class Budget(msgspec.Struct, frozen=True):
     selector: LabelSelector | None = None
     allowed: int = 0
     disrupted: frozenset[str] = frozenset()
+    uid: str = ""
 
     @property
     def title(self) -> str:
@@ -49,6 +50,7 @@ def read(text: bytes) -> Budget:
         raw.spec.selector,
         raw.status.disruptions_allowed,
         frozenset(raw.status.disrupted_pods or ()),
+        raw.metadata.uid,
     )
 
 

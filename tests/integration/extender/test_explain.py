@@ -15,9 +15,12 @@ from agent.__main__ import main
 from agent.http.peers import NodeAddresses
 from agent.http.server import HttpServer
 from agent.kube.errors import KubeError
+from agent.model.objects import LabelSelector
+from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler import process
 from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.explainer import Explainer
+from agent.scheduler.preemption.disruption_budgets import Budget
 from tests.deploy.manifests import objects as manifests
 from tests.fixtures.fleet import CARDS, SMALL, owner
 from tests.integration.apiserver.server import ApiServer
@@ -25,6 +28,11 @@ from tests.scheduler.explain.scenes import SCHEDULER, Scene
 from tests.waiting import eventually
 
 _numbers = itertools.count(1)
+LISTING = {
+    "apiGroups": ["", "policy"],
+    "resources": ["pods", "poddisruptionbudgets"],
+    "verbs": ["list"],
+}
 
 
 def _address() -> str:
@@ -39,10 +47,11 @@ def _address() -> str:
 
 
 class Place:
-    """A namespace with the scheduler's Service and a pod, and the accounts of callers in it."""
+    """A namespace with the scheduler's Service and a pod, and the accounts of callers in it.
+    `scene`: what the scheduler knows."""
 
-    def __init__(self, api: ApiServer, folder: Path, port: int) -> None:
-        self.api, self.folder = api, folder
+    def __init__(self, api: ApiServer, folder: Path, port: int, scene: Scene) -> None:
+        self.api, self.folder, self.scene = api, folder, scene
         self.name = f"explain-{next(_numbers)}"
         api.namespace(self.name)
         path = f"/api/v1/namespaces/{self.name}"
@@ -59,7 +68,11 @@ class Place:
         subsets = [{"addresses": [{"ip": address, "targetRef": target}], "ports": ports}]
         of_service = {"metadata": {"name": "topolet-scheduler"}, "subsets": subsets}
         api.create(f"{path}/endpoints", of_service)
-        body = owner(40, 8).pod("p")
+        self.create_waiting("p", 40)
+
+    def create_waiting(self, name: str, cpus: int) -> None:
+        """A pod without a node that wants so many CPUs of its own."""
+        body = owner(cpus, 8).pod(name)
         body["metadata"] = {
             key: value
             for key, value in body["metadata"].items()
@@ -67,15 +80,41 @@ class Place:
         }
         body["spec"]["automountServiceAccountToken"] = False
         del body["spec"]["nodeName"], body["spec"]["priority"], body["status"]
-        api.create(f"{path}/pods", body)
+        self.api.create(f"/api/v1/namespaces/{self.name}/pods", body)
 
-    def caller(self, name: str, *, pods: bool, proxy: bool) -> str:
-        """The option with the kubeconfig of an account with these rights."""
+    def create_victim(self, namespace: str, name: str, cpus: str) -> None:
+        """A pod of node c with these CPUs that a budget with its name protects."""
+        path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+        spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": name}}}
+        made = self.api.create(path, {"metadata": {"name": name}, "spec": spec})
+        selector, uid = LabelSelector({"app": name}), made["metadata"]["uid"]
+        self.scene.protect(namespace, name, Budget(namespace, name, selector, uid=uid))
+        made = self.api.pod(namespace, name, "c", labels={"app": name})
+        body = owner(8, 8).pod(name, node="c", uid=made["metadata"]["uid"])
+        body["metadata"]["namespace"] = namespace
+        body["metadata"]["labels"]["app"] = name
+        body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
+        body["spec"]["priority"] = -1
+        self.scene.tell(body)
+
+    def may_list(self, account: str) -> None:
+        """Lets an account list the pods and budgets of the namespace."""
+        rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{self.name}"
+        self.api.create(f"{rbac}/roles", {"metadata": {"name": account}, "rules": [LISTING]})
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account}
+        subject = {"kind": "ServiceAccount", "name": account, "namespace": self.name}
+        bound = {"metadata": {"name": account}, "roleRef": role, "subjects": [subject]}
+        self.api.create(f"{rbac}/rolebindings", bound)
+
+    def caller(self, name: str, *, pods: bool, proxy: bool, lists: bool = False) -> str:
+        """The option with the kubeconfig of an account with these rights everywhere."""
         rules = []
         if pods:
             rules.append({"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]})
         if proxy:
             rules += ROLE["rules"]
+        if lists:
+            rules.append(LISTING)
         self.api.account(self.name, name, rules)
         user = {"token": self.api.token(self.name, name)}
         cluster = {
@@ -108,12 +147,13 @@ ROLE = _role()
 @pytest.fixture
 def place(apiserver: ApiServer, tmp_path: Path) -> Iterator[Place]:
     scene = Scene(a=SMALL, c=CARDS)
-    explain = endpoint.route(Explainer(scene.cluster, SCHEDULER), lambda: None)
+    explainer = Explainer(scene.cluster, SCHEDULER, budgets=scene.budgets)
+    explain = endpoint.route(explainer, lambda: None)
     server = HttpServer(
         "0.0.0.0:0", {endpoint.PATH: explain}, process.PAGE_LIMITS, NodeAddresses(frozenset())
     )
     server.start()
-    it = Place(apiserver, tmp_path, server.port)
+    it = Place(apiserver, tmp_path, server.port, scene)
     path = f"/api/v1/namespaces/{it.name}/services/topolet-scheduler:http/proxy/"
 
     def proxied() -> bool:
@@ -155,3 +195,48 @@ def test_a_caller_without_the_role_does_not_reach_the_scheduler(
 ) -> None:
     assert place.explain("p", place.caller("stranger", pods=True, proxy=False)) == 2
     assert "create services/proxy" in capsys.readouterr().err
+
+
+def test_victims_and_budgets_are_named_for_callers_who_may_read_them(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One may list the namespace of the pod, another none, and the third all."""
+    other = f"{place.name}-other"
+    place.api.namespace(other)
+    place.api.create(
+        f"/api/v1/namespaces/{other}/serviceaccounts", {"metadata": {"name": "default"}}
+    )
+    place.create_victim(place.name, "near", "0-59")
+    place.create_victim(other, "far", "60-95")
+    place.create_waiting("q", 70)
+    reader = place.caller("reader", pods=True, proxy=True)
+    place.may_list("reader")
+    blind = place.caller("blind", pods=True, proxy=True)
+
+    assert place.explain("q", reader) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    said = "The eviction of 2 pods of lower priority would make room"
+    assert f"{said}: {place.name}/near, 1 other." in told
+    assert "2 PodDisruptionBudgets protect 2 of the 2 pods whose eviction would make room" in told
+    assert f"PodDisruptionBudget {place.name}/near: spec" in told
+    assert "PodDisruptionBudget: spec" in told
+    assert "far" not in told
+
+    assert place.explain("q", blind) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"{said}. " in told
+    assert "2 PodDisruptionBudgets protect 2 of the 2 pods" in told
+    assert "near" not in told
+    assert "far" not in told
+
+    assert place.explain("q", blind, "-o", "json") == 1
+    text = capsys.readouterr().out
+    assert "#" not in text
+    assert "far" not in text
+    everywhere = place.caller("everywhere", pods=True, proxy=True, lists=True)
+    assert place.explain("q", everywhere, "-o", "json") == 1
+    (found,) = json.loads(capsys.readouterr().out)["explanations"]
+    (eviction,) = (each["eviction"] for each in found["nodes"] if each["eviction"])
+    assert (eviction["pods"], eviction["protecting"]) == (2, 2)
+    both = {f"{place.name}/near", f"{other}/far"}
+    assert set(eviction["victims"]) == set(eviction["budgets"]) == both

@@ -10,7 +10,7 @@ from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import from_object
 from agent.model.explanation import Cause, Explanation
 from agent.model.pod.annotations import RESOURCE_STATUS
-from agent.scheduler.explain.explainer import Explainer
+from agent.scheduler.explain.explainer import Explainer, by_title, unnamed
 from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
 from agent.scheduler.state import records
 from agent.scheduler.state.cluster import SchedulerCache
@@ -75,8 +75,9 @@ class Scene:
     def explain(
         self, *bodies: Object, drained: Sequence[str] = (), names: bool = True
     ) -> tuple[Explanation, ...]:
-        explainer = Explainer(self.cluster, SCHEDULER, budgets=self.budgets, names=names)
-        return explainer.explain_all(map(from_object, bodies), drained)
+        explainer = Explainer(self.cluster, SCHEDULER, budgets=self.budgets)
+        name = by_title if names else unnamed
+        return explainer.explain_all(map(from_object, bodies), drained, name=name)
 
     def explained(self, body: Object) -> Explanation:
         return self.explain(body)[0]

@@ -16,15 +16,17 @@ from agent.http.server import HttpServer
 from agent.kube.auth import FileAccess
 from agent.kube.errors import RejectedError, ServerError
 from agent.kube.transport import Transport
-from agent.model import explanation
 from agent.model.apiobjects import GROUP_ANNOTATION
+from agent.model.devices.holding import GPU_CHECKPOINTS
+from agent.model.explanation import Explanation
 from agent.model.objects import LabelSelector
 from agent.model.settings.scheduler import SchedulerSettings
 from agent.scheduler import process
 from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.preemption.disruption_budgets import Budget
-from tests.fixtures.fleet import SMALL, owner
+from agent.view import explanation as words
+from tests.fixtures.fleet import CARDS, SMALL, carder, owner, plain
 from tests.scheduler.explain.scenes import SCHEDULER, Scene
 
 SECRET = "hidden"
@@ -46,7 +48,8 @@ def scene() -> Scene:
         }
         body["spec"]["priority"] = 1
         it.tell(body)
-    it.protect(SECRET, SECRET, Budget(SECRET, SECRET, LabelSelector({"app": SECRET}), 0))
+    selector = LabelSelector({"app": SECRET})
+    it.protect(SECRET, SECRET, Budget(SECRET, SECRET, selector, 0, uid=f"uid-{SECRET}"))
     return it
 
 
@@ -72,10 +75,68 @@ def ask(transport: Transport, *pods: Any, drained: tuple[str, ...] = ()) -> byte
 
 def test_no_answer_names_other_pods(client: Transport) -> None:
     found = ask(client, owner(8, 4).pod("p"))
-    (told,) = explanation.decode(found).explanations
+    (told,) = endpoint.decode_answer(found).explanations
     assert told.nodes[0].eviction is not None
     assert told.nodes[0].eviction.protected == 1
     assert SECRET.encode() not in found
+
+
+def test_a_reference_leads_a_reader_of_the_object_to_its_name(client: Transport) -> None:
+    """Nothing else: the references of two answers are different."""
+    first, second = (endpoint.decode_answer(ask(client, owner(16, 4).pod("p"))) for _ in range(2))
+    uids = {f"uid-{SECRET}-{number}": f"{SECRET}/{SECRET}-{number}" for number in range(4)}
+    (blind,) = endpoint.named(first, {"uid-p": "default/p"})
+    (reader,) = endpoint.named(first, uids | {f"uid-{SECRET}": f"{SECRET}/{SECRET}"})
+    hidden, shown = blind.nodes[0].eviction, reader.nodes[0].eviction
+    assert hidden is not None
+    assert shown is not None
+    assert (hidden.pods, hidden.protecting, hidden.victims, hidden.budgets) == (2, 1, (), ())
+    assert len(set(shown.victims)) == 2
+    assert set(shown.victims) < set(uids.values())
+    assert shown.budgets == (f"{SECRET}/{SECRET}",)
+    assert "change PodDisruptionBudget: spec" in words.draw(blind)
+    assert f"change PodDisruptionBudget {SECRET}/{SECRET}: spec" in words.draw(reader)
+    (of_other,) = endpoint.named(endpoint.Answer(second.explanations, first.salt), uids)
+    assert of_other.nodes[0].eviction is not None
+    assert of_other.nodes[0].eviction.victims == ()
+
+
+def test_a_victim_that_the_caller_may_not_read_is_counted(client: Transport) -> None:
+    answer = endpoint.decode_answer(ask(client, owner(16, 4).pod("p")))
+    (everything,) = endpoint.named(
+        answer, {f"uid-{SECRET}-{number}": str(number) for number in range(4)}
+    )
+    assert everything.nodes[0].eviction is not None
+    one, _ = everything.nodes[0].eviction.victims
+    (told,) = endpoint.named(answer, {f"uid-{SECRET}-{one}": "shop/known"})
+    said = "The eviction of 2 pods of lower priority would make room: shop/known, 1 other."
+    assert said in " ".join(words.draw(told).split())
+
+
+def test_a_pod_with_cards_of_a_plugin_is_named_for_its_readers() -> None:
+    scene = Scene(a=CARDS)
+    body = scene.objects["a"].devices("a")
+    held = {"containerName": "c", "resourceName": "nvidia.com/gpu"}
+    given = [
+        {**held, "podUID": f"uid-plugged-{minor}", "deviceIDs": [f"a-GPU-{minor}"]}
+        for minor in range(8)
+    ]
+    body["metadata"]["annotations"] = {GPU_CHECKPOINTS: json.dumps(given)}
+    scene.devices(body)
+    for minor in range(8):
+        scene.run(plain("1", "1Gi"), f"plugged-{minor}", "a")
+    server = served(scene)
+    transport = Transport(FileAccess(f"http://127.0.0.1:{server.port}"))
+    answer = endpoint.decode_answer(ask(transport, carder(1).pod("p")))
+    server.close()
+    (told,) = endpoint.named(answer, {"uid-plugged-3": "default/plugged-3"})
+    (cause,) = (
+        each
+        for each in told.nodes[0].causes
+        if each.resource == "gpu" and each.objects[0].field == "spec.schedulerName"
+    )
+    assert sorted(each.name for each in cause.objects) == ["", "a", "default/plugged-3"]
+    assert cause.message.endswith(": gpu 0,1,2,3,4,5,6,7 (pods: 8)")
 
 
 def test_a_group_of_others_is_not_told(client: Transport) -> None:
@@ -85,10 +146,10 @@ def test_a_group_of_others_is_not_told(client: Transport) -> None:
     stranger["metadata"]["annotations"][GROUP_ANNOTATION] = f"{SECRET}/5"
     member = json.loads(json.dumps(stranger))
     member["metadata"]["uid"] = f"uid-{SECRET}-0"
-    (told,) = explanation.decode(ask(client, stranger)).explanations
+    (told,) = endpoint.decode_answer(ask(client, stranger)).explanations
     assert told.group is not None
     assert (told.group.placed, told.group.node) == (0, "")
-    (told,) = explanation.decode(ask(client, member)).explanations
+    (told,) = endpoint.decode_answer(ask(client, member)).explanations
     assert told.group is not None
     assert (told.group.placed, told.group.node) == (4, "a")
 
@@ -109,7 +170,7 @@ def test_a_process_that_does_not_know_the_cluster_says_so(scene: Scene) -> None:
 def test_one_explanation_at_a_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, leave = threading.Event(), threading.Event()
 
-    def slow(*_: Any, **__: Any) -> tuple[explanation.Explanation, ...]:
+    def slow(*_: Any, **__: Any) -> tuple[Explanation, ...]:
         entered.set()
         assert leave.wait(30)
         return ()

@@ -13,7 +13,7 @@ from agent.model.nrt.node_annotations import (
     REFUSED_CLAIMS,
 )
 from agent.model.objects import LabelSelector
-from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.scheduler.explain import causes as codes
 from agent.scheduler.explain import explainer
 from agent.scheduler.preemption.disruption_budgets import Budget
@@ -118,11 +118,30 @@ def test_a_budget_that_protects() -> None:
     found = scene.explained(pod)
     assert explainer.BUDGET_PROTECTS in causes(found)
     told = scene.told(pod)
-    assert "PodDisruptionBudgets protect 1 of the 1 pods whose eviction would make room" in told
+    said = "1 PodDisruptionBudget protects 1 of the 1 pods whose eviction would make room"
+    assert said in told
     assert "PodDisruptionBudget default/db: spec" in told
     hidden = scene.explain(pod, names=False)[0]
     assert "default/db" not in repr(hidden)
     assert "default/kept" not in repr(hidden)
+
+
+def test_a_budget_that_allows_fewer_evictions_than_needed_protects() -> None:
+    """It has one disruption left, and room takes two."""
+    scene = Scene(a=SMALL)
+    for number in range(2):
+        body = owner(16, 4).pod(f"kept-{number}", node="a")
+        body["metadata"]["labels"]["app"] = "db"
+        body["spec"]["priority"] = 9000
+        body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps(
+            {"cpuset": f"{number * 16}-{number * 16 + 15}"}
+        )
+        scene.tell(body)
+    scene.protect("default", "db", Budget("default", "db", LabelSelector({"app": "db"}), 1))
+    (verdict,) = scene.explained(owner(20, 4).pod("p")).nodes
+    assert verdict.eviction is not None
+    assert (verdict.eviction.pods, verdict.eviction.protected) == (2, 1)
+    assert verdict.eviction.budgets == ("default/db",)
 
 
 def test_an_owner_on_reserved_cpus() -> None:
