@@ -39,6 +39,9 @@ PAGES_EACH_SECOND: Final = 5.0
 HANDSHAKES_EACH_SECOND: Final = 100.0
 """TLS handshakes of one address that shows no accepted certificate: a tenth of the loop's time with
 RSA keys."""
+UNCERTIFIED_EACH_SECOND: Final = 400.0
+"""New connections of one address to a server that asks for no certificate, so that its own client
+has this limit too: more than a kube-scheduler binds pods a second, with a connection for each."""
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True):

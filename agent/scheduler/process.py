@@ -15,7 +15,12 @@ import msgspec
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.host.daemon import Ending, Faults, Periodic, one_arena
 from agent.http.certificates import CertificateFiles
-from agent.http.limits import HANDSHAKES_EACH_SECOND, PAGES_EACH_SECOND, ConnectionLimits
+from agent.http.limits import (
+    HANDSHAKES_EACH_SECOND,
+    PAGES_EACH_SECOND,
+    UNCERTIFIED_EACH_SECOND,
+    ConnectionLimits,
+)
 from agent.http.peers import node_addresses
 from agent.http.routes import Route
 from agent.http.server import HttpServer, ServerLimits
@@ -88,6 +93,7 @@ LIMITS: Final = ServerLimits(
         connections=320,
         reserved=64,
         each_peer=192,
+        new_each_second=UNCERTIFIED_EACH_SECOND,
         reply_seconds=5.0,
         idle_seconds=120.0,
         head_bytes=64 << 10,
@@ -389,6 +395,16 @@ class _Parts:
         )
 
 
+def extender_limits(settings: SchedulerSettings) -> ServerLimits:
+    """With a client CA, kube-scheduler's connections do not count."""
+    if not settings.client_ca_file:
+        return LIMITS
+    connections = msgspec.structs.replace(
+        LIMITS.connections, new_each_second=HANDSHAKES_EACH_SECOND
+    )
+    return msgspec.structs.replace(LIMITS, connections=connections)
+
+
 def servers(
     settings: SchedulerSettings, routes: Mapping[str, Route], explain: Route | None = None
 ) -> list[HttpServer]:
@@ -404,14 +420,7 @@ def servers(
     if names and not settings.client_ca_file:
         raise SettingsError("client-names: requires client-ca-file")
     node = node_addresses(settings.node_addresses)
-    limits = LIMITS
-    if settings.client_ca_file:
-        # Without certificates kube-scheduler can't be told from others; it opens a connection for
-        # each Binding that it sends in parallel.
-        connections = msgspec.structs.replace(
-            LIMITS.connections, new_each_second=HANDSHAKES_EACH_SECOND
-        )
-        limits = msgspec.structs.replace(LIMITS, connections=connections)
+    limits = extender_limits(settings)
     found = [HttpServer(settings.extender_address, routes, limits, node, certificate, names)]
     if settings.scheduler_http:
         pages = {path: routes[path] for path in _PAGES}

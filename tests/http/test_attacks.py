@@ -344,6 +344,32 @@ def test_a_neighbour_makes_the_server_compute_few_handshakes(
         close()
 
 
+def test_a_neighbour_of_a_server_without_a_client_ca_makes_it_compute_few_handshakes(
+    held: Held, authority: Authority
+) -> None:
+    """All clients have the same limit, each by its address."""
+    folder = authority.folder
+    trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    files = CertificateFiles(str(folder / "server.crt"), str(folder / "server.key"))
+    port, close = threaded(held, files, SELDOM)
+    try:
+        kept = http.client.HTTPSConnection(
+            NODE, port, timeout=DEADLINE_SECONDS, source_address=(OTHER, 0), context=trust
+        )
+        with contextlib.closing(kept):
+            for _ in range(SELDOM.each_peer):
+                assert served(port, ATTACKERS[0], trust)()
+            for _ in range(ATTEMPTS):
+                assert not served(port, ATTACKERS[0], trust)()
+                kept.request("GET", "/healthz")
+                assert kept.getresponse().read() == b"ok\n"
+            for _ in range(SELDOM.each_peer - 1):
+                assert status(port, OTHER, trust) == 200
+        assert [status(port, NODE, trust) for _ in range(ATTEMPTS)] == [200] * ATTEMPTS
+    finally:
+        close()
+
+
 def test_a_neighbour_makes_the_server_build_few_pages(held: Held) -> None:
     port, close = paged(held, SELDOM)
     try:

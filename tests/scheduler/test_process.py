@@ -15,6 +15,7 @@ import pytest
 
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.host.daemon import FaultError
+from agent.http.limits import HANDSHAKES_EACH_SECOND, UNCERTIFIED_EACH_SECOND
 from agent.http.peers import NodeAddresses
 from agent.http.server import HttpServer
 from agent.kube.auth import FileAccess
@@ -157,6 +158,15 @@ def test_inconsistent_settings(changes: dict[str, str], message: str) -> None:
     pages = dict.fromkeys(("/healthz", "/readyz", "/metrics"))
     with pytest.raises(SettingsError, match=message):
         process.servers(settings, pages)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("client_ca", ["", "/ca.crt"])
+def test_an_address_opens_a_limited_number_of_connections_to_the_extender(client_ca: str) -> None:
+    """Without a client CA kube-scheduler has the limit too."""
+    settings = SchedulerSettings(client_ca_file=client_ca)
+    each_second = process.extender_limits(settings).connections.new_each_second
+    assert each_second == (HANDSHAKES_EACH_SECOND if client_ca else UNCERTIFIED_EACH_SECOND)
+    assert 0 < HANDSHAKES_EACH_SECOND < UNCERTIFIED_EACH_SECOND
 
 
 def post(port: int, verb: str, body: object) -> Any:
