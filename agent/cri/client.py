@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from sys import getsizeof
 from typing import Final, TypeVar
 
 import msgspec
@@ -29,19 +30,23 @@ from agent.rpc.channel import Channel
 from agent.rpc.grpc import RpcError
 
 Reply = TypeVar("Reply", bound=Message)
+Listed = TypeVar("Listed", bound=msgspec.Struct)
 MAX_REPLY_BYTES: Final = 16 << 20
 """A kubelet takes no larger reply either (maxMsgSize in cri-client/pkg/remote_runtime.go)."""
 _ITEMS: Final = 1  # of ListPodSandboxResponse and ListContainersResponse
 _INFO: Final = 2  # of PodSandboxStatusResponse and ContainerStatusResponse
 _KEY, _VALUE = 1, 2  # of an entry of a map
-_MAX_ITEMS: Final = 1 << 14
-"""Of a list: no more of a kilobyte each fit into a reply."""
+MAX_ITEMS: Final = 1 << 13
+"""Of a list: as many as 500 pods of 8 containers have with one ended container for each."""
 _MAX_ITEM_BYTES: Final = 2 << 20  # all metadata that the API server accepts of a pod
+MAX_NAMES_BYTES: Final = 4 << 20
+"""Of all ids and names of a list in memory, where one character may make a whole text four times as
+large; those of a container take 300 bytes, of a sandbox 450."""
 _MAX_INFO_ENTRIES: Final = 64
 MAX_INFO_BYTES: Final = 4 << 20
 """Twice the largest environment with a stack of 8 MiB (execve(2)): request and spec have it."""
 _MAX_INFO_VALUES: Final = 1 << 17  # each may take a hundred bytes
-_MAX_PATH_BYTES: Final = 4 << 10
+MAX_PATH_BYTES: Final = 4 << 10
 _STRINGS: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 _STATES = {
     pb.CONTAINER_CREATED: ContainerState.CREATED,
@@ -109,7 +114,7 @@ class Cri:
         """All sandboxes, ready or not. Each keeps few of its annotations."""
         raw = self._reply("ListPodSandbox", pb.ListPodSandboxRequest())
         try:
-            return [_sandbox(pb.PodSandbox.FromString(each)) for each in _items(raw)]
+            return _within_room(_sandbox(pb.PodSandbox.FromString(each)) for each in _items(raw))
         except (DecodeError, wire.WireError) as error:
             raise _unreadable("ListPodSandbox", pb.ListPodSandboxResponse, error) from None
 
@@ -118,7 +123,7 @@ class Cri:
         raw = self._reply("ListContainers", pb.ListContainersRequest())
         try:
             listed = map(pb.Container.FromString, _items(raw))
-            return [_container(each) for each in listed if each.state in _STATES]
+            return _within_room(_container(each) for each in listed if each.state in _STATES)
         except (DecodeError, wire.WireError) as error:
             raise _unreadable("ListContainers", pb.ListContainersResponse, error) from None
 
@@ -184,28 +189,39 @@ def _items(raw: bytes) -> Iterator[bytes]:
     """The encoded items of a list, to be decoded one at a time: a decoded one may take a hundred
     times as much. Raises WireError."""
     for number, each in enumerate(wire.payloads(raw, _ITEMS)):
-        if number >= _MAX_ITEMS or len(each) > _MAX_ITEM_BYTES:
+        if number >= MAX_ITEMS or len(each) > _MAX_ITEM_BYTES:
             raise wire.WireError(
-                f"more than {_MAX_ITEMS} items, or one of more than {_MAX_ITEM_BYTES} bytes"
+                f"more than {MAX_ITEMS} items, or one of more than {_MAX_ITEM_BYTES} bytes"
             )
         yield each
 
 
 def _info_of(raw: bytes) -> str:
-    """Raises WireError."""
+    """Raises WireError, and RpcError for a status beyond its limits, as for a reply beyond them."""
     info = ""
     for number, (field, kind, payload) in enumerate(wire.fields(raw)):
         if number >= _MAX_INFO_ENTRIES:
-            raise wire.WireError(f"more than {_MAX_INFO_ENTRIES} fields")
+            raise RpcError(Code.RESOURCE_EXHAUSTED, f"more than {_MAX_INFO_ENTRIES} fields")
         if (field, kind) != (_INFO, wire.BYTES):
             continue
         if len(payload) > MAX_INFO_BYTES:
-            raise wire.WireError(f"info has more than {MAX_INFO_BYTES} bytes")
+            raise RpcError(Code.RESOURCE_EXHAUSTED, f"info has more than {MAX_INFO_BYTES} bytes")
         if wire.text(payload, _KEY) == "info":
             info = wire.text(payload, _VALUE)
     if info.count(",") > _MAX_INFO_VALUES < _STRINGS.sub("", info).count(","):
-        raise wire.WireError(f"info has more than {_MAX_INFO_VALUES} values")
+        raise RpcError(Code.RESOURCE_EXHAUSTED, f"info has more than {_MAX_INFO_VALUES} values")
     return info
+
+
+def _within_room(listed: Iterator[Listed]) -> list[Listed]:
+    """Raises WireError."""
+    kept, left = [], MAX_NAMES_BYTES
+    for each in listed:
+        left -= sum(getsizeof(one) for one in msgspec.structs.astuple(each) if isinstance(one, str))
+        if left < 0:
+            raise wire.WireError(f"ids and names take more than {MAX_NAMES_BYTES} bytes")
+        kept.append(each)
+    return kept
 
 
 def _container(each: pb.Container) -> RuntimeContainer:
@@ -291,7 +307,7 @@ def _placement(info: str) -> Placement:
     cpu, memory = resources.cpu or _Cpu(), resources.memory or _Memory()
     asked = config.resources or _Resources()
     texts = (config.cgroup_parent, spec.cgroups_path, cpu.cpus, cpu.mems)
-    if any(len(each) > _MAX_PATH_BYTES for each in texts):
+    if any(len(each) > MAX_PATH_BYTES for each in texts):
         return Placement()
     return Placement(
         found.pid,
@@ -346,21 +362,20 @@ class _Process(msgspec.Struct):
     env: list[str] | None = None
 
 
-class _Mount(msgspec.Struct):
+class _Place(msgspec.Struct):
+    """`destination`: of a mount, `path`: of a device node."""
+
     destination: str = ""
-
-
-class _Node(msgspec.Struct):
     path: str = ""
 
 
 class _CarriedLinux(msgspec.Struct):
-    devices: list[_Node] | None = None
+    devices: list[_Place] | None = None
 
 
 class _CarriedSpec(msgspec.Struct):
     process: _Process | None = None
-    mounts: list[_Mount] | None = None
+    mounts: list[_Place] | None = None
     annotations: dict[str, str] | None = None
     linux: _CarriedLinux | None = None
 

@@ -52,8 +52,14 @@ def excess(text: str, most_bytes: int) -> str:
 
 def kept(texts: Mapping[str, str], bounds: Mapping[str, int]) -> dict[str, str]:
     """The texts that `bounds` names, each cut to one character more than its bound: a text that is
-    too long stays too long, so that its reader refuses it."""
-    return {key: texts[key][: most + 1] for key, most in bounds.items() if key in texts}
+    too long stays too long, so that its reader refuses it. Of a text with other characters than
+    ASCII's each byte is one character: one character would make the whole text four times as
+    large, and no value of these has any."""
+    return {key: _narrow(texts[key])[: most + 1] for key, most in bounds.items() if key in texts}
+
+
+def _narrow(text: str) -> str:
+    return text if text.isascii() else text.encode(errors="replace").decode("latin-1")
 
 
 def reason(text: str) -> str:

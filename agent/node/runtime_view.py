@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from sys import getsizeof
+from typing import Any, Final
 
 import msgspec
 
@@ -14,7 +15,7 @@ from agent.allocate.device_holders import grants
 from agent.cgroup import names
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri, Placement, RuntimeContainer, Sandbox
-from agent.model.devices.holding import ReportedDevices
+from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.pod.pods import Container, ContainerState, EndedContainer, Pod
 from agent.model.pod.qos import kube_class
 from agent.model.snapshot import Patterns, excludes
@@ -56,6 +57,10 @@ _VIRTUAL = "kata"
 
 _SKIP_SECONDS = 60.0
 """How long a container whose inspection timed out is not inspected again."""
+_MAX_STATUS_BYTES: Final = 6 << 20
+"""Of all paths and CPUs that are kept of statuses; those of a container take half a kilobyte."""
+_MAX_GRANT_BYTES: Final = 8 << 20
+"""Of all names of devices that containers show."""
 
 
 class RuntimeState(msgspec.Struct, frozen=True):
@@ -96,10 +101,13 @@ class RuntimeView:
         self._groups: dict[str, str] = {}
         self._unanswered: set[str] = set()
         self._skipped_until: dict[str, float] = {}  # by id, the end on the monotonic clock
+        self._too_large: dict[str, ContainerState | None] = {}  # by id, the state at that time
+        self._status_texts = _Texts("paths and CPUs", _MAX_STATUS_BYTES)
+        self._grant_texts = _Texts("names of devices", _MAX_GRANT_BYTES)
         self._late = False
 
     def observe(self) -> RuntimeState:
-        """Raises RpcError when the runtime does not answer."""
+        """Raises RpcError when the runtime does not answer, or reports more than fits."""
         self._late = False
         sandboxes = self._cri.sandboxes()
         containers = self._cri.containers()
@@ -134,6 +142,7 @@ class RuntimeView:
     def changed(self, container_id: str) -> None:
         """The container's request has changed."""
         self._stale.add(container_id)
+        self._too_large.pop(container_id, None)
 
     def _container(
         self, each: RuntimeContainer, starts_with: dict[str, Placement], uid: str
@@ -145,11 +154,12 @@ class RuntimeView:
         unread = self._grants is not None and uid != "" and each.id not in self._grants
         if each.state is ContainerState.CREATED or group is None or stale or unread:
             ask = partial(self._cri.container_placement, carriers=unread)
-            placement = self._inspect(each.id, ask)
+            placement = self._inspect(each.id, ask, each.state)
             if placement is None:
                 return None
             if self._grants is not None and placement.carriers is not None:
-                self._grants[each.id] = grants.of_carriers(uid, each.name, placement.carriers)
+                self._grants[each.id] = self._grants_of(each, uid, placement.carriers)
+                placement = msgspec.structs.replace(placement, carriers=None)
             starts_with[each.id] = placement
             if each.id not in self._unanswered:
                 self._shares[each.id] = placement.resources.shares
@@ -189,7 +199,7 @@ class RuntimeView:
             if each.state is not ContainerState.ENDED:
                 continue
             placement = self._ended.get(each.id) or self._inspect(
-                each.id, self._cri.container_placement
+                each.id, self._cri.container_placement, each.state
             )
             if placement is None:
                 continue
@@ -251,16 +261,32 @@ class RuntimeView:
     def _placement(self, sandbox_id: str) -> Placement:
         placement = self._sandboxes.get(sandbox_id)
         if placement is None:
-            placement = self._inspect(sandbox_id, self._cri.sandbox_placement)
+            placement = self._inspect(sandbox_id, self._cri.sandbox_placement, None)
             if placement is None or sandbox_id in self._unanswered:
                 return Placement()
             self._sandboxes[sandbox_id] = placement
         return placement
 
-    def _inspect(self, which: str, ask: Callable[[str], Placement]) -> Placement | None:
+    def _grants_of(
+        self, each: RuntimeContainer, uid: str, carriers: grants.Carriers
+    ) -> tuple[ReportedDevices, ...]:
+        """Without those in the environment, which prove nothing, where the names of other
+        containers have used half of the room: the container's author writes them."""
+        found = grants.of_carriers(uid, each.name, carriers)
+        if self._grant_texts.total_bytes + _text_bytes(_names(found)) > _MAX_GRANT_BYTES // 2:
+            found = tuple(one for one in found if one.source is not HoldingSource.ENVIRONMENT)
+        self._grant_texts.hold(each.id, _names(found))
+        return found
+
+    def _inspect(
+        self, which: str, ask: Callable[[str], Placement], state: ContainerState | None
+    ) -> Placement | None:
         """None when it does not exist any more; an empty placement when the runtime can't inspect
-        this one only, for example because its shim died or hangs. Raises RpcError when the runtime
-        does not answer: at the second timeout of a pass."""
+        this one only, for example because its shim died or hangs, or when its status is too large.
+        `state`: of a container; with another one, the status may have another size. Raises RpcError
+        when the runtime does not answer: at the second timeout of a pass."""
+        if which in self._too_large and self._too_large[which] is state:
+            return Placement()
         if time.monotonic() < self._skipped_until.get(which, 0.0):
             return Placement()
         try:
@@ -274,11 +300,17 @@ class RuntimeView:
                 raise
             if error.code == Code.NOT_FOUND:
                 return None
+            if error.code == Code.RESOURCE_EXHAUSTED:
+                self._too_large[which] = state
             if which not in self._unanswered:
                 self._unanswered.add(which)
                 log.error("the runtime can't inspect %s: %s", which, error)
             return Placement()
         self._unanswered.discard(which)
+        self._too_large.pop(which, None)
+        ran = placement.resources
+        texts = (placement.cgroup_parent, placement.cgroups_path, ran.cpuset, ran.mems)
+        self._status_texts.hold(which, texts)
         return placement
 
     def _forget(self, sandboxes: set[str], containers: set[str]) -> None:
@@ -290,8 +322,44 @@ class RuntimeView:
         _keep(self._grants or {}, containers)
         self._stale &= containers
         self._unanswered &= sandboxes | containers
+        _keep(self._too_large, sandboxes | containers)
+        self._status_texts.keep(sandboxes | containers)
+        self._grant_texts.keep(containers)
         for gone in self._skipped_until.keys() - sandboxes - containers:
             del self._skipped_until[gone]
+
+
+class _Texts:
+    """The bytes in memory of texts that are kept of containers and sandboxes, by id."""
+
+    def __init__(self, what: str, most_bytes: int) -> None:
+        self.total_bytes = 0
+        self._what = what
+        self._most_bytes = most_bytes
+        self._bytes: dict[str, int] = {}
+
+    def hold(self, which: str, texts: Iterable[str]) -> None:
+        """In place of its former texts. Raises RpcError if all together have too many bytes."""
+        size = _text_bytes(texts)
+        self.total_bytes += size - self._bytes.get(which, 0)
+        self._bytes[which] = size
+        if self.total_bytes > self._most_bytes:
+            text = f"{self._what} of all containers take more than {self._most_bytes} bytes"
+            raise RpcError(Code.RESOURCE_EXHAUSTED, text)
+
+    def keep(self, present: set[str]) -> None:
+        _keep(self._bytes, present)
+        self.total_bytes = sum(self._bytes.values())
+
+
+def _text_bytes(texts: Iterable[str]) -> int:
+    """A wide character makes all of its text wide."""
+    return sum(map(getsizeof, texts))
+
+
+def _names(found: Iterable[ReportedDevices]) -> Iterator[str]:
+    for each in found:
+        yield from (each.resource, each.claim, *each.names)
 
 
 def _keep(known: dict[str, Any], present: set[str]) -> None:

@@ -8,8 +8,16 @@ import pytest
 from google.protobuf.message import Message
 
 from agent.allocate.device_holders.grants import Carriers
-from agent.cri.client import Cri, device_carriers
+from agent.cri.client import (
+    MAX_INFO_BYTES,
+    MAX_ITEMS,
+    MAX_NAMES_BYTES,
+    Cri,
+    device_carriers,
+)
+from agent.model.verdict import Code
 from agent.proto import cri_pb2 as pb
+from agent.rpc.grpc import RpcError
 
 CONTAINERD = {
     "pid": 77,
@@ -94,11 +102,11 @@ def test_a_runtime_without_verbose_status(text: str) -> None:
 
 
 class Answering(Cri):
-    """A runtime with one sandbox, whose verbose status has this `info`."""
+    """A runtime with one sandbox, whose verbose status has this text under `info`."""
 
-    def __init__(self, info: object) -> None:
+    def __init__(self, info: str) -> None:
         super().__init__("/nowhere")
-        self._info = json.dumps(info)
+        self._info = info
 
     def _reply(self, method: str, request: Message) -> bytes:
         assert method == "PodSandboxStatus"
@@ -121,7 +129,7 @@ class Answering(Cri):
 def test_a_sandbox_of_containerd_shows_the_sums_of_its_pod(resources: object, unequal: str) -> None:
     linux = {"cgroup_parent": "/kubepods/podp", "resources": resources}
     spec = {"linux": {"cgroupsPath": "/kubepods/podp/s", "resources": {"cpu": {"shares": 2}}}}
-    found = Answering({"pid": 7, "config": {"linux": linux}, "runtimeSpec": spec})
+    found = Answering(json.dumps({"pid": 7, "config": {"linux": linux}, "runtimeSpec": spec}))
     placement = found.sandbox_placement("s")
     assert (placement.cgroup_parent, placement.resources.shares) == ("/kubepods/podp", 2)
     assert placement.unequal == unequal
@@ -137,5 +145,51 @@ def test_a_sandbox_of_containerd_shows_the_sums_of_its_pod(resources: object, un
 def test_huge_pages_of_a_container(requested: object, spec: object) -> None:
     config = {"linux": {"resources": {"hugepage_limits": requested}}}
     runtime_spec = {"linux": {"resources": {"hugepageLimits": spec}}}
-    found = Answering({"config": config, "runtimeSpec": runtime_spec})
+    found = Answering(json.dumps({"config": config, "runtimeSpec": runtime_spec}))
     assert found.sandbox_placement("s").hugepages == {2 << 20: 4 << 20}
+
+
+@pytest.mark.parametrize("text", ["a" * (MAX_INFO_BYTES + 1), "[" + "1," * (1 << 18) + "1]"])
+def test_a_status_beyond_its_limits_is_told_from_a_failed_call(text: str) -> None:
+    runtime = Answering(text)
+    with pytest.raises(RpcError, match="more than") as raised:
+        runtime.sandbox_placement("s")
+    assert raised.value.code == Code.RESOURCE_EXHAUSTED
+
+
+class Listing(Cri):
+    """A runtime that lists so many sandboxes and containers, whose ids and names are one text."""
+
+    def __init__(self, count: int, text: str) -> None:
+        super().__init__("/nowhere")
+        self._count, self._text = count, text
+
+    def _reply(self, method: str, request: Message) -> bytes:
+        if method == "ListPodSandbox":
+            pod = pb.PodSandboxMetadata(name=self._text, uid=self._text, namespace=self._text)
+            sandbox = pb.PodSandbox(id=self._text, metadata=pod)
+            return pb.ListPodSandboxResponse(items=[sandbox] * self._count).SerializeToString()
+        named = pb.ContainerMetadata(name=self._text)
+        container = pb.Container(id=self._text, pod_sandbox_id=self._text, metadata=named)
+        return pb.ListContainersResponse(containers=[container] * self._count).SerializeToString()
+
+
+def test_as_many_containers_as_a_node_has_are_read() -> None:
+    runtime = Listing(MAX_ITEMS, "a" * 40)
+    assert len(runtime.sandboxes()) == len(runtime.containers()) == MAX_ITEMS
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (MAX_ITEMS + 1, "a"),
+        (MAX_ITEMS, "a" * (MAX_NAMES_BYTES // MAX_ITEMS)),
+        # Python keeps all characters of a text in the size of its widest one.
+        (MAX_ITEMS, "\U0001f600" + "a" * (MAX_NAMES_BYTES // MAX_ITEMS // 4)),
+    ],
+)
+def test_a_list_of_more_than_a_node_has_is_refused(count: int, text: str) -> None:
+    runtime = Listing(count, text)
+    for lists in (runtime.sandboxes, runtime.containers):
+        with pytest.raises(RpcError, match="more than"):
+            lists()

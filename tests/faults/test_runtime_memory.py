@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cri.client import MAX_INFO_BYTES, MAX_REPLY_BYTES
+from agent.cri.client import MAX_INFO_BYTES, MAX_ITEMS, MAX_PATH_BYTES, MAX_REPLY_BYTES
 from agent.proto import cri_pb2 as pb
 from tests.faults.node import PlayedNode, large_machine
 from tests.faults.test_runtime import page
@@ -51,6 +51,47 @@ def _many_labels(node: PlayedNode) -> None:
     node.runtime.replies["ListContainers"] = pb.ListContainersResponse(
         containers=containers
     ).SerializeToString()
+
+
+def _listed(node: PlayedNode, count: int, name: str) -> None:
+    """Each container in a sandbox of its own; all their names end with `name`."""
+    sandboxes, containers = pb.ListPodSandboxResponse(), pb.ListContainersResponse()
+    for number in range(count):
+        text = f"{number:x}{name}"
+        pod = pb.PodSandboxMetadata(name=text, uid=text, namespace=text)
+        sandboxes.items.add(id=text, metadata=pod, state=pb.SANDBOX_READY)
+        containers.containers.add(
+            id=text,
+            pod_sandbox_id=text,
+            metadata=pb.ContainerMetadata(name=text),
+            state=pb.CONTAINER_CREATED,
+        )
+    node.runtime.replies["ListPodSandbox"] = sandboxes.SerializeToString()
+    node.runtime.replies["ListContainers"] = containers.SerializeToString()
+
+
+def _longest_names(node: PlayedNode) -> None:
+    _listed(node, MAX_ITEMS, "a" * 200)
+
+
+def _widest_names(node: PlayedNode) -> None:
+    """Python keeps all characters of a text in the size of its widest one."""
+    _listed(node, MAX_ITEMS, "\U0001f600" + "a" * 200)
+
+
+def _longest_paths(node: PlayedNode) -> None:
+    """Of as many containers as fit into the list."""
+    _listed(node, MAX_ITEMS, "a")
+    path = "/" + "a" * (MAX_PATH_BYTES - 2)
+    cpu = {"cpus": path, "mems": path}
+    text = json.dumps(
+        {
+            "config": {"linux": {"cgroup_parent": path}},
+            "runtimeSpec": {"linux": {"cgroupsPath": path, "resources": {"cpu": cpu}}},
+        }
+    )
+    for name in ("ContainerStatus", "PodSandboxStatus"):
+        node.runtime.replies[name] = _status(text)
 
 
 def _status(text: str) -> bytes:
@@ -119,6 +160,9 @@ ATTACKS = (
     _many_sandboxes,
     _many_containers,
     _many_labels,
+    _longest_names,
+    _widest_names,
+    _longest_paths,
     _many_in_a_status,
     _longest_info,
     _list_in_info("{}", "config", "envs"),

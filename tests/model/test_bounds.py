@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -248,3 +249,9 @@ def test_stored_metadata_is_bounded_and_stays_too_long_for_its_reader() -> None:
         assert refusal(key, read, text) == f"has more than {most} bytes"
     whole = {key: "x" * most for key, most in ANNOTATIONS.items()}
     assert pod_metadata({}, whole).annotations == whole
+
+
+def test_a_wide_character_makes_no_stored_text_wide() -> None:
+    texts = {key: "\U0001f600" + "x" * (most - 4) for key, most in ANNOTATIONS.items()}
+    for key, text in pod_metadata({}, texts).annotations.items():
+        assert sys.getsizeof(text) < ANNOTATIONS[key] + 200

@@ -208,3 +208,95 @@ def test_devices_of_a_container_are_requested_again_without_an_answer(world: Wor
     assert observer.observe().grants == ()
     del world.runtime.failing[container.id]
     assert [each.names for each in observer.observe().grants] == [("GPU-1",)]
+
+
+@pytest.mark.parametrize("state", [ContainerState.CREATED, ContainerState.RUNNING])
+def test_a_status_that_is_too_large_is_asked_for_and_reported_once(
+    world: World, caplog: pytest.LogCaptureFixture, state: ContainerState
+) -> None:
+    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
+    observer = RuntimeView(world.runtime, locator, requests=True, grants=True)
+    container = world.container(world.sandbox("p"), state=state)
+    world.runtime.failing[container.id] = Code.RESOURCE_EXHAUSTED
+    for _ in range(3):
+        running = state is ContainerState.RUNNING
+        group = f"/kubepods/burstable/podp/{container.id}" if running else None
+        assert groups(pods(observer)["p"]) == {container.id: group}
+    assert world.runtime.statuses[container.id] == 1
+    assert len([each for each in caplog.records if container.id in each.getMessage()]) == 1
+
+
+def test_a_status_that_was_too_large_is_asked_for_after_a_change(world: World) -> None:
+    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
+    observer = RuntimeView(world.runtime, locator, grants=True)
+    container = world.container(world.sandbox("p"), state=ContainerState.CREATED)
+    variable = (("NVIDIA_VISIBLE_DEVICES", "GPU-1"),)
+    world.runtime.carriers[container.id] = Carriers(environment=variable)
+    world.runtime.failing[container.id] = Code.RESOURCE_EXHAUSTED
+    observer.observe()
+    world.runtime.listed_containers[0] = msgspec.structs.replace(
+        container, state=ContainerState.RUNNING
+    )
+    observer.observe()
+    assert world.runtime.statuses[container.id] == 2
+    world.runtime.failing.clear()
+    assert observer.observe().grants == ()
+    observer.changed(container.id)
+    assert [each.names for each in observer.observe().grants] == [("GPU-1",)]
+
+
+def test_a_sandbox_whose_status_is_too_large_is_asked_for_once(
+    world: World, observer: RuntimeView
+) -> None:
+    pod = world.sandbox("p")
+    world.container(pod)
+    world.runtime.failing[pod.id] = Code.RESOURCE_EXHAUSTED
+    for _ in range(3):
+        assert pods(observer)["p"].kube_class == "burstable"
+    assert world.runtime.statuses[pod.id] == 1
+
+
+def test_texts_of_all_statuses_are_bounded(world: World, observer: RuntimeView) -> None:
+    """The text of a status is bounded, and a runtime may list thousands of containers."""
+    pod = world.sandbox("p")
+    for number in range(1_000):
+        container = world.container(pod, f"c{number}", state=ContainerState.CREATED)
+        place = world.runtime.placements[container.id]
+        wide = "\U0001f600" + "a" * 2_000
+        world.runtime.placements[container.id] = msgspec.structs.replace(place, cgroups_path=wide)
+    for _ in range(2):
+        with pytest.raises(RpcError, match="paths and CPUs of all containers"):
+            observer.observe()
+    del world.runtime.listed_containers[100:]
+    assert len(pods(observer)["p"].containers) == 100
+
+
+def test_names_in_environments_of_many_containers_are_left_out_and_others_are_kept(
+    world: World,
+) -> None:
+    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
+    observer = RuntimeView(world.runtime, locator, grants=True)
+    pod = world.sandbox("p")
+    names = ",".join(f"GPU-{number}" + "a" * 60 for number in range(900))
+    for number in range(100):
+        container = world.container(pod, f"c{number}")
+        world.runtime.carriers[container.id] = Carriers(
+            environment=(("NVIDIA_VISIBLE_DEVICES", names),),
+            cdi_devices=(f"nvidia.com/gpu=GPU-{number}",),
+        )
+    found = observer.observe().grants
+    by_runtime = [each.names for each in found if each.source is HoldingSource.CONTAINER]
+    assert len(by_runtime) == 100
+    assert 0 < len(found) - len(by_runtime) < 100
+
+
+def test_names_of_devices_in_requests_are_bounded(world: World) -> None:
+    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
+    observer = RuntimeView(world.runtime, locator, grants=True)
+    pod = world.sandbox("p")
+    names = tuple(f"nvidia.com/gpu=GPU-{number}" + "a" * 60 for number in range(700))
+    for number in range(200):
+        container = world.container(pod, f"c{number}")
+        world.runtime.carriers[container.id] = Carriers(cdi_devices=names)
+    with pytest.raises(RpcError, match="names of devices of all containers"):
+        observer.observe()

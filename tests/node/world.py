@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def with_resources(placement: Placement, **changes: Any) -> Placement:
 class ListedRuntime(Cri):
     """Replaces a runtime for answers that a real one cannot be brought to give: `failing` by
     container or sandbox id, `placements` and `carriers` the verbose statuses of the others, `asked`
-    the ids whose carriers were requested."""
+    the ids whose carriers were requested. `statuses`
+    counts the requested statuses by id."""
 
     def __init__(self) -> None:
         super().__init__("/nowhere")
@@ -79,6 +81,7 @@ class ListedRuntime(Cri):
         self.updates: dict[str, str] = {}
         self.carriers: dict[str, Carriers] = {}
         self.asked: list[str] = []
+        self.statuses: Counter[str] = Counter()
 
     def sandboxes(self) -> list[Sandbox]:
         return self.listed_sandboxes
@@ -101,6 +104,7 @@ class ListedRuntime(Cri):
         self.updates[container_id] = wanted.cpuset or ""
 
     def _placement(self, which: str) -> Placement:
+        self.statuses[which] += 1
         if which in self.failing:
             raise RpcError(self.failing[which], "as the test wants")
         return self.placements[which]

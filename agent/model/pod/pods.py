@@ -100,6 +100,7 @@ def pod_uid(uid: str, namespace: str, name: str) -> str:
 
 
 LABELS: Final = (QOS_LABEL, GPU_ISOLATION_PROVIDER)
+_MAX_LABEL_CHARACTERS: Final = 63  # of a value that the API server accepts
 ANNOTATIONS: Final = {
     RESOURCE_STATUS: bounds.POD_TEXT_BYTES,
     SHARED_CONTAINERS: bounds.POD_VALUE_BYTES,
@@ -127,7 +128,7 @@ def pod_metadata(
 ) -> PodMetadata:
     """The metadata of a pod that decisions use."""
     return PodMetadata(
-        {key: labels[key] for key in LABELS if key in labels},
+        {key: labels[key][: _MAX_LABEL_CHARACTERS + 1] for key in LABELS if key in labels},
         bounds.kept(annotations, ANNOTATIONS),
         unequal,
         batch_excess,
