@@ -305,7 +305,7 @@ def _placement(info: str) -> Placement:
     config = found.config.linux if found.config and found.config.linux else _Linux()
     resources = spec.resources or _Resources()
     cpu, memory = resources.cpu or _Cpu(), resources.memory or _Memory()
-    asked = config.resources or _Resources()
+    configured = config.resources or _Resources()
     texts = (config.cgroup_parent, spec.cgroups_path, cpu.cpus, cpu.mems)
     if any(len(each) > MAX_PATH_BYTES for each in texts):
         return Placement()
@@ -317,9 +317,11 @@ def _placement(info: str) -> Placement:
         # Without the hugetlb controller the spec has no limits.
         hugepages=hugepages(
             (each.size_in_spec or each.page_size, each.limit)
-            for each in resources.hugepages_in_spec or asked.hugepage_limits or ()
+            for each in resources.hugepages_in_spec or configured.hugepage_limits or ()
         ),
-        unequal=unequal_resources(asked.cpu_shares, asked.cpu_quota, asked.cpu_period),
+        unequal=unequal_resources(
+            configured.cpu_shares, configured.cpu_quota, configured.cpu_period
+        ),
     )
 
 
@@ -400,9 +402,9 @@ def device_carriers(info: str) -> Carriers:
     spec = found.spec or _CarriedSpec()
     linux, process = spec.linux or _CarriedLinux(), spec.process or _Process()
     security = (config.linux or _RequestedLinux()).security_context or _Security()
-    asked = config.devices or ()
+    configured = config.devices or ()
     # When a container has its node at another path, only the request names the host's node.
-    moved = {each.container_path for each in asked if each.container_path != each.host_path}
+    moved = {each.container_path for each in configured if each.container_path != each.host_path}
     environment = [(each.key, each.value) for each in config.envs or ()]
     for each in process.env or ():
         key, _, value = each.partition("=")
@@ -425,7 +427,7 @@ def device_carriers(info: str) -> Carriers:
         )
     ]
     nodes = [
-        *(device.host_path for device in asked),
+        *(device.host_path for device in configured),
         *(node.path for node in linux.devices or () if node.path not in moved),
     ]
     return Carriers(

@@ -92,20 +92,20 @@ class InventoryReader:
         )
 
     def _gpu(self, index: int, handle: Any, uuid: str, bus: str) -> Gpu:
-        ask, know = self._nvml.maybe, self._nvml.known
+        query, know = self._nvml.maybe, self._nvml.known
         mig = know("nvmlDeviceGetMigMode", handle)
         memory = know("nvmlDeviceGetMemoryInfo", handle)
         current, pending = (None, None) if mig is None else (mig[0] == 1, mig[1] == 1)
-        capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
+        capability = query("nvmlDeviceGetCudaComputeCapability", handle)
         return Gpu(
             uuid,
             index,
             bus,
-            ask("nvmlDeviceGetName", handle) or "",
+            query("nvmlDeviceGetName", handle) or "",
             know("nvmlDeviceGetMinorNumber", handle),
             None if memory is None else int(memory.total),
-            ask("nvmlDeviceGetSerial", handle),
-            ask("nvmlDeviceGetModuleId", handle),
+            query("nvmlDeviceGetSerial", handle),
+            query("nvmlDeviceGetModuleId", handle),
             None if capability is None else (capability[0], capability[1]),
             current,
             pending,
@@ -118,22 +118,22 @@ class InventoryReader:
             (place, self._nvml.maybe("nvmlDeviceGetMigDeviceHandleByIndex", handle, place))
             for place in range(most)
         )
-        told = (self._instance(place, each) for place, each in found if each is not None)
-        return tuple(each for each in told if each is not None)
+        answered = (self._instance(place, each) for place, each in found if each is not None)
+        return tuple(each for each in answered if each is not None)
 
     def _instance(self, index: int, handle: Any) -> MigInstance | None:
         """None for an instance that is being removed."""
-        ask = self._nvml.maybe
-        uuid = ask("nvmlDeviceGetUUID", handle)
-        gpu_instance = ask("nvmlDeviceGetGpuInstanceId", handle)
+        query = self._nvml.maybe
+        uuid = query("nvmlDeviceGetUUID", handle)
+        gpu_instance = query("nvmlDeviceGetGpuInstanceId", handle)
         if uuid is None or gpu_instance is None:
             return None
-        attributes = ask("nvmlDeviceGetAttributes_v2", handle)
+        attributes = query("nvmlDeviceGetAttributes_v2", handle)
         slices = None
         if attributes is not None:
             slices = (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount)
-        compute_instance = ask("nvmlDeviceGetComputeInstanceId", handle)
-        memory = ask("nvmlDeviceGetMemoryInfo", handle)
+        compute_instance = query("nvmlDeviceGetComputeInstanceId", handle)
+        memory = query("nvmlDeviceGetMemoryInfo", handle)
         total = None if memory is None else int(memory.total)
         return MigInstance(uuid, gpu_instance, compute_instance, slices, total, index)
 
@@ -243,25 +243,25 @@ def readings(
 
 
 def _reading(nvml: Nvml, uuid: str, handle: Any) -> GpuReading:
-    ask = nvml.maybe
-    rates = ask("nvmlDeviceGetUtilizationRates", handle)
-    rows = ask("nvmlDeviceGetRemappedRows", handle)
+    query = nvml.maybe
+    rates = query("nvmlDeviceGetUtilizationRates", handle)
+    rows = query("nvmlDeviceGetRemappedRows", handle)
     # Cards before Ampere retire pages; later ones remap rows.
-    pages = ask("nvmlDeviceGetRetiredPagesPendingStatus", handle) if rows is None else None
+    pages = query("nvmlDeviceGetRetiredPagesPendingStatus", handle) if rows is None else None
     return GpuReading(
         uuid,
         _used(nvml, handle),
         None if rates is None else rates.gpu,
         None if rates is None else rates.memory,
-        ask("nvmlDeviceGetClockInfo", handle, _SM),
-        ask("nvmlDeviceGetMaxClockInfo", handle, _SM),
-        ask("nvmlDeviceGetClockInfo", handle, _MEMORY),
-        ask("nvmlDeviceGetMaxClockInfo", handle, _MEMORY),
-        ask("nvmlDeviceGetTemperature", handle, 0),
-        ask("nvmlDeviceGetPowerUsage", handle),
-        ask("nvmlDeviceGetTotalEnergyConsumption", handle),
-        ask("nvmlDeviceGetTotalEccErrors", handle, _CORRECTED, _SINCE_LOAD),
-        ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_LOAD),
+        query("nvmlDeviceGetClockInfo", handle, _SM),
+        query("nvmlDeviceGetMaxClockInfo", handle, _SM),
+        query("nvmlDeviceGetClockInfo", handle, _MEMORY),
+        query("nvmlDeviceGetMaxClockInfo", handle, _MEMORY),
+        query("nvmlDeviceGetTemperature", handle, 0),
+        query("nvmlDeviceGetPowerUsage", handle),
+        query("nvmlDeviceGetTotalEnergyConsumption", handle),
+        query("nvmlDeviceGetTotalEccErrors", handle, _CORRECTED, _SINCE_LOAD),
+        query("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_LOAD),
         None if rows is None else RemappedRows(rows[0], rows[1], rows[2] != 0, rows[3] != 0),
         None if pages is None else pages != 0,
         _recovery_action(nvml, handle),
@@ -291,9 +291,9 @@ def _processes(nvml: Nvml, handle: Any) -> tuple[GpuProcess, ...] | None:
     since = time.time_ns() // 1000 - _SAMPLED_MICROSECONDS
     samples = nvml.maybe("nvmlDeviceGetProcessUtilization", handle, since) or ()
     used = {sample.pid: sample for sample in samples}
-    told = [(each, True) for each in graphics or ()] + [(each, False) for each in compute or ()]
+    answered = [(each, True) for each in graphics or ()] + [(each, False) for each in compute or ()]
     found = {}
-    for each, graphic in told:
+    for each, graphic in answered:
         sample = used.get(each.pid)
         instance = each.gpuInstanceId
         found[each.pid, instance] = GpuProcess(

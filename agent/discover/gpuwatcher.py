@@ -289,14 +289,14 @@ class GpuWatcher:
                 due = reported + self._timing.period
 
     def _add_events(self, session: GpuSession) -> bool:
-        heard, session.events = session.events, []
-        if heard:
+        events, session.events = session.events, []
+        if events:
             with self._lock:
                 before = self._open().events
                 # A failing card can repeat one event thousands of times.
-                self._pending.append(GpuNews(tuple(dict.fromkeys([*before, *heard])), None))
+                self._pending.append(GpuNews(tuple(dict.fromkeys([*before, *events])), None))
             self._news()
-        return bool(heard)
+        return bool(events)
 
     def _add(self, report: GpuReport) -> None:
         with self._lock:

@@ -94,9 +94,9 @@ class PciLocality:
         local = (local or CpuSet()) & self._online
         if local == self._online:
             local = CpuSet()
-        told = self._reader.integer(f"{path}/numa_node")
-        if told is not None and told in self._cpus:
-            return self._nearest[told], local
+        node = self._reader.integer(f"{path}/numa_node")
+        if node is not None and node in self._cpus:
+            return self._nearest[node], local
         around = [node for node, cpus in self._cpus.items() if local and local <= cpus]
         return (around[0] if around else -1), local
 

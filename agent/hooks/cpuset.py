@@ -246,12 +246,12 @@ def _changed(value: Value | None, present: Value) -> Value | None:
 
 def _without_owned(requested: str, snapshot: Snapshot) -> Answer:
     try:
-        asked = CpuSet.parse(requested)
+        cpus = CpuSet.parse(requested)
     except ValueError:
         return Keep()
     # The kubelet requests the CPUs that it assigned for their containers only.
-    free = asked - union(owner.claimed for owner in snapshot.owners if not owner.kubelet)
-    return Override(Wanted(str(free))) if free != asked else Keep()
+    free = cpus - union(owner.claimed for owner in snapshot.owners if not owner.kubelet)
+    return Override(Wanted(str(free))) if free != cpus else Keep()
 
 
 def _share(

@@ -195,10 +195,10 @@ def unallocated(
     denied = node.unasked == "deny" and _ALL in map(str.lower, names)
     if denied and any(map(carriers.names_all, carried.names_of_pod())):
         raise TakenError("an annotation of its pod names all GPUs")
-    asks = bool(names or carried.environment) or any(
+    names_devices = bool(names or carried.environment) or any(
         carriers.is_card_node(each.host_path) for each in carried.nodes
     )
-    return rewritten(carried, ()) if denied or not asks else UNCHANGED
+    return rewritten(carried, ()) if denied or not names_devices else UNCHANGED
 
 
 def _refuse_names_of_others(
@@ -253,17 +253,17 @@ def _refuse_nodes_of_others(
     """Raises TakenError for a device node, or a card of a claim, of another pod, and for a CDI name
     that may give any card. A card's own node gives no access to its instances, which have nodes of
     their own; of a folder a runtime takes every node."""
-    asked = {each.host_path: each.host_path for each in carried.nodes if each not in removed}
-    asked |= {path: name for name, path in carried.claimed()}
-    for device in _others(node, uid) if asked else ():
-        if device.is_gpu and (name := asked.get("")) is not None:
+    paths = {each.host_path: each.host_path for each in carried.nodes if each not in removed}
+    paths |= {path: name for name, path in carried.claimed()}
+    for device in _others(node, uid) if paths else ():
+        if device.is_gpu and (name := paths.get("")) is not None:
             raise TakenError(
                 f"{name[:_LONGEST]} of its request may be {device.uuid}, another pod's"
             )
         parts = (each for each in node.held if device.uuid in (each.uuid, each.card))
         for path in chain.from_iterable(each.nodes for each in parts):
             for place in _with_folders(path):
-                if (name := asked.get(place)) is not None:
+                if (name := paths.get(place)) is not None:
                     raise TakenError(f"{name} of its request is {device.uuid}, another pod's")
 
 

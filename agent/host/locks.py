@@ -106,8 +106,8 @@ def has_ended(state_dir: str, session: FrontendSession) -> bool:
     try:
         if os.fstat(descriptor).st_ino != session.inode:
             return False
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, session.byte, 1, 0)
-        found = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
+        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, session.byte, 1, 0)
+        found = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, query))
     except (OSError, struct.error):
         return False
     finally:

@@ -105,7 +105,7 @@ class HookServer:
                     "topolet_hook_server_calls_total",
                     "counter",
                     "Calls of koord-runtime-proxy, by hook.",
-                    {(hook,): service.asked[hook] for hook in service.hooks},
+                    {(hook,): service.calls[hook] for hook in service.hooks},
                     ("hook",),
                 ),
                 Metric(

@@ -81,7 +81,7 @@ class RuntimeHookCall:
 
 
 class HookService:
-    """`asked` counts calls by hook; `held` are those that wait now."""
+    """`calls` counts calls by hook; `held` are those that wait now."""
 
     def __init__(self, hooks: KoordinatorHooks) -> None:
         self._hooks = hooks
@@ -95,7 +95,7 @@ class HookService:
             "PostStartContainer": self._exists,
             "PostStopContainer": self._stopped,
         }
-        self.asked: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.held = 0
 
@@ -110,7 +110,7 @@ class HookService:
         budget = None if remaining is None else max(remaining - _MARGIN_SECONDS, 0.0)
         call = RuntimeHookCall(time.monotonic(), budget)
         with self._lock:
-            self.asked[hook] += 1
+            self.calls[hook] += 1
         try:
             return self._answers[hook](message, call, caller)
         except DecodeError as error:
@@ -171,22 +171,24 @@ class HookService:
         request: pb.ContainerResourceHookRequest,
         call: RuntimeHookCall,
         caller: Caller,
-        ask: Callable[[], Verdict],
+        decide: Callable[[], Verdict],
     ) -> bytes | Refuse:
-        answer = self._answered(call, caller, ask)
+        answer = self._answered(call, caller, decide)
         if isinstance(answer, Changes):
             return messages.response(request, answer).SerializeToString()
         assert isinstance(answer, Refuse)
         return answer
 
     def _answered(
-        self, call: RuntimeHookCall, caller: Caller, ask: Callable[[], Verdict]
+        self, call: RuntimeHookCall, caller: Caller, decide: Callable[[], Verdict]
     ) -> Verdict:
         with self._lock:
-            answer = ask()
-        return self._held(call, caller, ask) if isinstance(answer, Wait) else answer
+            answer = decide()
+        return self._held(call, caller, decide) if isinstance(answer, Wait) else answer
 
-    def _held(self, call: RuntimeHookCall, caller: Caller, ask: Callable[[], Verdict]) -> Verdict:
+    def _held(
+        self, call: RuntimeHookCall, caller: Caller, decide: Callable[[], Verdict]
+    ) -> Verdict:
         with self._lock:
             self.held += 1
         try:
@@ -197,7 +199,7 @@ class HookService:
                     if not caller.is_active():
                         self._hooks.abandoned(call)
                         return Refuse(Code.CANCELLED, "the caller cancelled the call")
-                    answer = ask()
+                    answer = decide()
             return answer
         finally:
             with self._lock:

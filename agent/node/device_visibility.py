@@ -85,18 +85,18 @@ def _lock_folder_problem(folder: str) -> str:
 
 def visibility(
     pods: Iterable[Pod],
-    asked: Iterable[ApiPod],
+    api_pods: Iterable[ApiPod],
     files: DeviceFiles,
     existing: Iterable[DeviceHolding] = (),
     by: VisibilityPolicy = VisibilityPolicy(),  # noqa: B008  a frozen value
     before: Holders = MappingProxyType({}),
 ) -> DeviceVisibility:
-    """`asked`: the pods whose requests are known; `existing`: devices that pods hold without an
+    """`api_pods`: the pods whose requests are known; `existing`: devices that pods hold without an
     allocation of a scheduler; `before`: the holders at the last call. Of two pods that claim one
     device, the one that held it gets it, then the one whose containers exist, then the older one.
     On a node without GPUs none is hidden."""
     ordered = sorted(pods, key=lambda pod: (not pod.containers, pod.created_at, pod.uid))
-    known = in_api(ordered, asked)
+    known = in_api(ordered, api_pods)
     decided = pod_visibility(
         [
             DevicePod(
@@ -147,8 +147,8 @@ class DeviceVisibilityView:
             return DeviceState(), UNDECIDED
         if published is not None:
             cache.store_devices(self._devices.state, self._devices.files)
-        asked = cluster.pods.values()
-        decided = visibility(pods, asked, state.files, state.existing, self._policy, before)
+        api_pods = cluster.pods.values()
+        decided = visibility(pods, api_pods, state.files, state.existing, self._policy, before)
         return state, decided
 
 

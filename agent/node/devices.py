@@ -194,8 +194,8 @@ class DeviceView:
         expected = nvidia_cards(plugged.functions)
         if not self._begun and (plugged.rdma.devices or plugged.fpgas.devices or expected):
             return None
-        asked, wrong = _release(node)
-        health = self._gpus.observe(expected, release=asked)
+        release, wrong = _release(node)
+        health = self._gpus.observe(expected, release=release)
         cards = [card.gpu for card in health.cards]
         allocations, problems = given(pods)
         self._log_foreign(pods, allocations)

@@ -141,8 +141,8 @@ class Enforcement:
         sandboxes = sandbox_cpusets(runtime.pods, decision)
         outcome = writer.apply(self._hierarchy, self._journal, sandboxes)
         limits = wanted_limits(runtime.pods, decision)
-        asked = {group: self._as_migrated(each) for group, each in limits.items()}
-        others = values.apply(self._controllers, self._journal, asked)
+        migrated = {group: self._as_migrated(each) for group, each in limits.items()}
+        others = values.apply(self._controllers, self._journal, migrated)
         titles = {
             group: title
             for pod in runtime.pods

@@ -99,8 +99,8 @@ class KubeletConfigurationView:
         return self._known
 
     def start(self) -> None:
-        """Reads the configuration now, every PERIOD_SECONDS, and soon after `ask`. Returns after
-        the first read or FIRST_SECONDS. Raises CombinationError when it contradicts the
+        """Reads the configuration now, every PERIOD_SECONDS, and soon after `refresh`. Returns
+        after the first read or FIRST_SECONDS. Raises CombinationError when it contradicts the
         settings."""
         self._reader.start()
         self._was_read.wait(FIRST_SECONDS)
@@ -109,7 +109,7 @@ class KubeletConfigurationView:
             raise self._refused
         log.info("kubelet: %s", self._reading.source or "no configuration was read")
 
-    def ask(self) -> None:
+    def refresh(self) -> None:
         """Reads the configuration soon: the kubelet may have restarted."""
         self._reader.hurry()
 

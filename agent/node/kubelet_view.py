@@ -109,16 +109,16 @@ class KubeletView:
 
 
 class PodResourcesAnswer(msgspec.Struct, frozen=True):
-    """`allocatable` None: the kubelet does not serve it. `asked_at`: on the monotonic clock, in
+    """`allocatable` None: the kubelet does not serve it. `called_at`: on the monotonic clock, in
     seconds; later events may be missing."""
 
     pods: tuple[PodResources, ...]
     allocatable: Allocatable | None
-    asked_at: float
+    called_at: float
 
 
 class PodResourcesView:
-    """Polls every `period_seconds`, and `least_seconds` after the last poll when `ask` is called.
+    """Polls every `period_seconds`, and after `refresh`, `least_seconds` after the last poll.
 
     `last_answer` never waits: None before the first answer, then the last valid one, also while no
     kubelet answers: its pods keep their resources. `changed` is called on the thread after an
@@ -150,7 +150,7 @@ class PodResourcesView:
         """The last valid answer."""
         return self._answer
 
-    def ask(self) -> None:
+    def refresh(self) -> None:
         """Polls soon, after an event."""
         self._asking.hurry()
 
@@ -160,9 +160,9 @@ class PodResourcesView:
         self._client.close()
 
     def _poll(self) -> None:
-        asked_at = time.monotonic()
+        called_at = time.monotonic()
         try:
-            answer = PodResourcesAnswer(self._client.pods(), self._allocatable(), asked_at)
+            answer = PodResourcesAnswer(self._client.pods(), self._allocatable(), called_at)
         except PodResourcesError as error:
             self._failed(error)
             return

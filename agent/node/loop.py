@@ -148,9 +148,9 @@ class PassLoop:
         if self._devices is not None and Trigger.HOTPLUG in triggers:
             self._devices.rescan()
         if triggers & _PODS_CHANGED:
-            self._pod_resources.ask()
+            self._pod_resources.refresh()
         if self._reload_requested or Trigger.KUBELET in triggers:
-            self._kubelet_configuration.ask()
+            self._kubelet_configuration.refresh()
         if self._reload_requested:
             self._reload_requested = False
             self._settings = reloaded(self._settings, self._read_again, self._reconciler)

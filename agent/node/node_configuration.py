@@ -82,9 +82,9 @@ def from_annotations(
     except AnnotationError as error:
         problems.append(str(error))
     try:
-        reservation = asked = _reservation(annotations)
-        cpus = reserved_cpus(layouts.of(topology.cpus), asked)
-        reservation = msgspec.structs.replace(asked, reserved_cpus=str(cpus))
+        reservation = declared = _reservation(annotations)
+        cpus = reserved_cpus(layouts.of(topology.cpus), declared)
+        reservation = msgspec.structs.replace(declared, reserved_cpus=str(cpus))
     except AnnotationError as error:
         problems.append(str(error))
     ratio = last.cpu_normalization_ratio

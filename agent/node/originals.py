@@ -53,9 +53,9 @@ class OriginalValues:
         """A frontend let the runtime create a container with replaced values."""
         self._replaced[notification.container_id] = notification
 
-    def resized(self, container_id: str, asked: RequestedResources) -> None:
+    def resized(self, container_id: str, requested: RequestedResources) -> None:
         """A frontend forwarded an update of a container that requested these values."""
-        self._resized[container_id] = asked
+        self._resized[container_id] = requested
 
     def restore_excluded(self, unmanaged: tuple[Container, ...]) -> list[str]:
         """Restores the original values of containers that are excluded. Returns the failures."""
@@ -100,9 +100,9 @@ class OriginalValues:
         ]
         others += [
             one
-            for each, asked in self._resized.items()
+            for each, requested in self._resized.items()
             if (group := groups.get(each))
-            for one in _resized(self._controllers, group, asked)
+            for one in _resized(self._controllers, group, requested)
         ]
         # When a container was created and updated since the last pass, the update counts.
         others = list({(one.group, one.file): one for one in others}.values())
@@ -213,15 +213,15 @@ def _replaced(controllers: Controllers, group: str, created: Created) -> tuple[O
     """The originals of the files whose value differs; none when the group can't be read. Values
     that the request omits are those of runtimes: no limit, and the minimum shares. A value that the
     frontend passed on unchanged has no original."""
-    asked = created.requested
+    requested = created.requested
     try:
-        mems: CpuSet | None = CpuSet.parse(asked.mems)
+        mems: CpuSet | None = CpuSet.parse(requested.mems)
     except CpuSetError:
         mems = None
     original = CgroupLimits(
-        quota_microseconds=asked.quota_microseconds or UNLIMITED,
-        shares=asked.shares or LEAST_SHARES,
-        memory_limit_bytes=asked.memory_limit_bytes or UNLIMITED,
+        quota_microseconds=requested.quota_microseconds or UNLIMITED,
+        shares=requested.shares or LEAST_SHARES,
+        memory_limit_bytes=requested.memory_limit_bytes or UNLIMITED,
         mems=mems,
     )
     original = msgspec.structs.replace(original, **dict.fromkeys(created.kept))
@@ -229,10 +229,10 @@ def _replaced(controllers: Controllers, group: str, created: Created) -> tuple[O
 
 
 def _resized(
-    controllers: Controllers, group: str, asked: RequestedResources
+    controllers: Controllers, group: str, requested: RequestedResources
 ) -> tuple[OriginalValue, ...]:
     """As `_replaced`, for the quota alone, which the agent lifts: an update omits what stays."""
-    quota = asked.quota_microseconds or None
+    quota = requested.quota_microseconds or None
     return _values(controllers, group, CgroupLimits(quota_microseconds=quota))
 
 

@@ -153,8 +153,8 @@ class RuntimeView:
         stale = self._requests and (each.id in self._stale or each.id not in self._shares)
         unread = self._grants is not None and uid != "" and each.id not in self._grants
         if each.state is ContainerState.CREATED or group is None or stale or unread:
-            ask = partial(self._cri.container_placement, carriers=unread)
-            placement = self._inspect(each.id, ask, each.state)
+            read = partial(self._cri.container_placement, carriers=unread)
+            placement = self._inspect(each.id, read, each.state)
             if placement is None:
                 return None
             if self._grants is not None and placement.carriers is not None:
@@ -279,7 +279,7 @@ class RuntimeView:
         return found
 
     def _inspect(
-        self, which: str, ask: Callable[[str], Placement], state: ContainerState | None
+        self, which: str, read: Callable[[str], Placement], state: ContainerState | None
     ) -> Placement | None:
         """None when it does not exist any more; an empty placement when the runtime can't inspect
         this one only, for example because its shim died or hangs, or when its status is too large.
@@ -290,7 +290,7 @@ class RuntimeView:
         if time.monotonic() < self._skipped_until.get(which, 0.0):
             return Placement()
         try:
-            placement = ask(which)
+            placement = read(which)
         except RpcError as error:
             alone = error.code == Code.DEADLINE_EXCEEDED and not self._late
             if error.code == Code.DEADLINE_EXCEEDED:

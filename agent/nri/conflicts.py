@@ -22,7 +22,7 @@ from agent.host.log_once import CountedWarnings
 _BOTH: Final = re.compile(r'plugins "([^"]+)" and "([^"]+)" both tried to set (\w+)')
 _PARENTS: Final = "of its parent"
 _LOG_AGAIN_SECONDS: Final = 60.0
-_ASK_AGAIN_SECONDS: Final = 10.0
+_LOOK_UP_SECONDS: Final = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Conflicts:
         self._others = others
         self._warnings = CountedWarnings(log, _LOG_AGAIN_SECONDS)
         self._names = ""
-        self._asked_at = -_ASK_AGAIN_SECONDS
+        self._looked_up_at = -_LOOK_UP_SECONDS
 
     def error(self, title: str, text: str) -> None:
         """The runtime refused a change of a container."""
@@ -77,8 +77,8 @@ class Conflicts:
 
     def _suspects(self) -> str:
         now = time.monotonic()
-        if now - self._asked_at >= _ASK_AGAIN_SECONDS:
-            self._asked_at = now
+        if now - self._looked_up_at >= _LOOK_UP_SECONDS:
+            self._looked_up_at = now
             self._names = ", ".join(self._others())
         return self._names
 

@@ -68,13 +68,13 @@ class Containers:
         expected = self._expected.setdefault(container_id, deque(maxlen=_EXPECTED_CPUSETS))
         expected.append(cpuset)
 
-    def requested(self, container_id: str, asked: RequestedResources) -> None:
+    def requested(self, container_id: str, values: RequestedResources) -> None:
         """The runtime was requested to set these values; an unreported container stays unknown."""
         before = self._present.get(container_id)
-        if before is not None and before.requested != asked:
+        if before is not None and before.requested != values:
             self.version += 1
-            self._present[container_id] = msgspec.structs.replace(before, requested=asked)
-            self.expect(container_id, asked.cpuset)
+            self._present[container_id] = msgspec.structs.replace(before, requested=values)
+            self.expect(container_id, values.cpuset)
 
     def drop(self, container_id: str) -> None:
         """The container ended."""
@@ -174,13 +174,13 @@ class Updater:
 
     def _send(self, container: NriContainer, changes: Changes, snapshot: Snapshot) -> None:
         wanted = snapshot.containers[container.id]
-        asked = changes.over(container.requested)
+        values = changes.over(container.requested)
         # Whatever is changed, the runtime writes all values that it stores.
-        cpus = requested_cpus(asked.cpuset)
+        cpus = requested_cpus(values.cpuset)
         title = f"container {container.title}"
         grant = self._grants.open(CpuGrant(container.pod_uid, title, cpus, wanted))
         self._under_way = self._updated = True
-        self._containers.expect(container.id, asked.cpuset)
+        self._containers.expect(container.id, values.cpuset)
 
         def done(error: RpcError | None) -> None:
             self._under_way = False

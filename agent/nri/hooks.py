@@ -148,8 +148,8 @@ class NriHooks:
 
     def _check(self, container: NriContainer) -> None:
         """Whether another writer changed the container's CPUs."""
-        if (asked := self._containers.changed_by_others(container)) is not None:
-            self._conflicts.changed(container.title, asked, container.requested.cpuset)
+        if (expected := self._containers.changed_by_others(container)) is not None:
+            self._conflicts.changed(container.title, expected, container.requested.cpuset)
 
     def _waiting(self, call: PluginCall, hook: str) -> Waiting:
         return Waiting(call.started, min(self._deadlines.of(hook), call.budget_seconds))

@@ -210,16 +210,16 @@ class PluginService:
     def _set_up(self, incoming: Incoming) -> None:
         """Raises DecodeError."""
         if incoming.method == "Configure":
-            asked = pb.ConfigureRequest.FromString(incoming.payload)
-            timeout = asked.request_timeout / 1000 or _DEFAULT_TIMEOUT_SECONDS
+            configure = pb.ConfigureRequest.FromString(incoming.payload)
+            timeout = configure.request_timeout / 1000 or _DEFAULT_TIMEOUT_SECONDS
             timeout = min(max(timeout, 0.0), _LONGEST_TIMEOUT_SECONDS)
             self._budget_seconds = timeout / 2
-            self.accepts_updates = _accepts_updates(asked.NRI_version)
+            self.accepts_updates = _accepts_updates(configure.NRI_version)
             log.info(
                 "%s %s configures the plugin (NRI %s, %g s for a call)",
-                asked.runtime_name[:_LONGEST_NAME],
-                asked.runtime_version[:_LONGEST_NAME],
-                asked.NRI_version[:_LONGEST_NAME] or "before 0.12",
+                configure.runtime_name[:_LONGEST_NAME],
+                configure.runtime_version[:_LONGEST_NAME],
+                configure.NRI_version[:_LONGEST_NAME] or "before 0.12",
                 timeout,
             )
             incoming.answer(pb.ConfigureResponse(events=_MASK).SerializeToString())

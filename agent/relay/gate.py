@@ -138,11 +138,11 @@ class GuardedGate:
         """Forward or Refuse for a call that can't be hooked."""
         result: tuple[GateVerdict, bytes] = FORWARD, b""
 
-        def ask() -> None:
+        def call_gate() -> None:
             nonlocal result
             result = _encoded(self._gate.unhooked(call, reason, detail))
 
-        self._guard(call.path, ask)
+        self._guard(call.path, call_gate)
         return result
 
     def untracked(self, path: bytes, reason: str, detail: str) -> bytes | None:
@@ -161,9 +161,9 @@ class GuardedGate:
     def abandoned(self, call: Call) -> None:
         self._guard(call.path, lambda: self._gate.abandoned(call))
 
-    def _guard(self, path: bytes, ask: Callable[[], None]) -> None:
+    def _guard(self, path: bytes, call_gate: Callable[[], None]) -> None:
         try:
-            ask()
+            call_gate()
         except Exception as error:  # noqa: BLE001  the one guard around a hook
             self._fault(path, error)
 

@@ -214,11 +214,11 @@ def test_view_outlives_the_kubelet(kubelet: Kubelet) -> None:
                     (each.containers[0].cpus for each in pods if each.name == name), CpuSet()
                 )
 
-            view.ask()
+            view.refresh()
             eventually("the view has it", cpus, SECONDS)
             first = cpus()
             kubelet.kill()
-            view.ask()
+            view.refresh()
             assert cpus() == first
             kubelet.start()
             before = view.last_answer()

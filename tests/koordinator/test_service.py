@@ -91,7 +91,7 @@ def test_every_hook_that_can_be_registered_is_answered() -> None:
     assert set(service.hooks) == set(server.HOOKS)
     for hook in service.hooks:
         assert isinstance(service.answer(hook, b"", Caller()), bytes)
-    assert service.asked == dict.fromkeys(server.HOOKS, 1)
+    assert service.calls == dict.fromkeys(server.HOOKS, 1)
 
 
 @pytest.mark.parametrize("hook", server.HOOKS)

@@ -74,7 +74,7 @@ def test_answer_is_kept_across_the_kubelets_restart(
         with serving(path, kubelet):
             eventually("the kubelet has answered", watched.view.last_answer)
             assert watched.last().allocatable == Allocatable(CpuSet([1]))
-        first = watched.last().asked_at
+        first = watched.last().called_at
         eventually("its absence is logged", lambda: "WARNING" in levels(caplog))
         assert watched.names() == ["a"]
         again = Kubelet()
@@ -82,7 +82,7 @@ def test_answer_is_kept_across_the_kubelets_restart(
         again.has(pb.PodResources(namespace="ns", name="b"))
         with serving(path, again):
             eventually("the next one has answered", lambda: watched.names() == ["b"])
-            assert watched.last().asked_at > first
+            assert watched.last().called_at > first
     assert watched.happened == 2
 
 
@@ -134,7 +134,7 @@ def test_failure_is_logged_once_and_leaves_the_last_answer(
             assert watched.names() == ["a"]
             kubelet.answers["List"] = good
             before = time.monotonic()
-            eventually("it answers again", lambda before=before: watched.last().asked_at > before)
+            eventually("it answers again", lambda before=before: watched.last().called_at > before)
     assert levels(caplog) == ["WARNING", "WARNING"], "once each time"
     assert all(f"{path}: List: " in each for each in caplog.messages)
 
@@ -171,7 +171,7 @@ def test_request_polls_before_the_period_ends(path: Path, kubelet: Kubelet) -> N
     with serving(path, kubelet), watching(path, period_seconds=1000.0) as watched:
         eventually("the kubelet has answered", watched.view.last_answer)
         kubelet.has()
-        watched.view.ask()
+        watched.view.refresh()
         eventually("it was called again", lambda: watched.last().pods == ())
 
 
@@ -179,7 +179,7 @@ def test_without_a_socket_no_thread_is_started(caplog: pytest.LogCaptureFixture)
     threads = threading.active_count()
     with watching("") as watched:
         assert threading.active_count() == threads
-        watched.view.ask()
+        watched.view.refresh()
         assert watched.view.last_answer() is None
     assert not caplog.records
 

@@ -56,9 +56,9 @@ def allocate(
     devices are preferred; None: the lowest minors."""
     wanted = request.preferences
     needs: dict[str, Need] = {}
-    for kind, ask in request.requests.items():
+    for kind, type_request in request.requests.items():
         hint = wanted.hints.get(kind)
-        found = need_of(node, kind, ask, hint, wanted.partition, numa, strategy)
+        found = need_of(node, kind, type_request, hint, wanted.partition, numa, strategy)
         if isinstance(found, DeviceCause):
             return DeviceRefusal(kind, found)
         needs[kind] = found

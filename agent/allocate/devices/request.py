@@ -177,21 +177,21 @@ def names(resources: Iterable[str], listed: Container[str] = ()) -> frozenset[st
     )
 
 
-def hinted(ask: TypeRequest, hint: DeviceHint | None, matching: int) -> TypeRequest:
+def hinted(wanted: TypeRequest, hint: DeviceHint | None, matching: int) -> TypeRequest:
     """The request for devices other than GPUs after a pod's hint is applied; `matching`: the number
     of healthy devices that the hint selects. A request for several devices is not changed. A number
     of devices is the same in all resources of the request (see `need.typed`)."""
-    if hint is None or ask.count > 1:
-        return ask
+    if hint is None or wanted.count > 1:
+        return wanted
     match hint.strategy:
         case DeviceAllocateStrategy.ONE:
-            return ask
+            return wanted
         case DeviceAllocateStrategy.APPLY_FOR_ALL:
-            return msgspec.structs.replace(ask, count=matching)
+            return msgspec.structs.replace(wanted, count=matching)
         case DeviceAllocateStrategy.REQUESTS_AS_COUNT:
             alone = hint.exclusion is Exclusion.DEVICE_LEVEL
-            per = {name: ask.whole.get(name, FULL) if alone else 1 for name in ask.total}
-            return msgspec.structs.replace(ask, count=max(ask.total.values()), per=per)
+            per = {name: wanted.whole.get(name, FULL) if alone else 1 for name in wanted.total}
+            return msgspec.structs.replace(wanted, count=max(wanted.total.values()), per=per)
 
 
 def filled(per: Mapping[str, int], capacity: Mapping[str, int]) -> dict[str, int]:

@@ -223,10 +223,10 @@ def held_devices(
     own: dict[str, DeviceAmounts] = {}
     for uid, held in holdings.items():
         if held.devices or held.functions:
-            told, of_pod = _numbered(held, inventory)
+            numbered, of_pod = _numbered(held, inventory)
             own[uid] = {
                 at: each if any(each.values()) or at in of_pod else _all_of(inventory, at)
-                for at, each in told.items()
+                for at, each in numbered.items()
             }
             devices.append(own[uid])
             functions.append(of_pod)

@@ -192,10 +192,10 @@ def _imported(device: DeviceObject, faults: list[str]) -> dict[str, Imported]:
         return {}
     if not reported:
         return {}
-    told = resolve_holdings(reported, keys(device.devices), {}, None)
-    faults.extend(f"Device {device.name}: {problem}" for problem in told.problems)
+    resolved = resolve_holdings(reported, keys(device.devices), {}, None)
+    faults.extend(f"Device {device.name}: {problem}" for problem in resolved.problems)
     by_pod: dict[str, list[Held]] = {}
-    for each in told.holdings:
+    for each in resolved.holdings:
         by_pod.setdefault(each.uid, []).append(each)
     return {
         uid: Imported(taken(held, device.devices), functions_taken(held, device.devices))

@@ -65,10 +65,10 @@ class Zones:
         node counts stays in its report. `cpus`: their NUMA nodes."""
         other = Zones(self._report)
         other._since = {uid: each for uid, each in self._since.items() if uid not in uids}
-        other._reported = told = self._reported
+        other._reported = reported = self._reported
         counted = [_zones_of(each, cpus) for each in allocations if each.uid not in self._since]
-        if self._report and told and any(counted):
-            other._reported = with_freed(told, self._report.empty, counted)
+        if self._report and reported and any(counted):
+            other._reported = with_freed(reported, self._report.empty, counted)
         return other
 
     def restricts(self, uid: str, pod: ZonedPod) -> ZonesLack | None:
@@ -114,13 +114,13 @@ class Zones:
 
     def _beside(self, uid: str) -> ZonedNode | None:
         """The amounts that all pods but this one leave free; None: unknown."""
-        told = self._reported
-        if told is None or not self._since:
-            return told
+        reported = self._reported
+        if reported is None or not self._since:
+            return reported
         if uid in self._since:
-            return without(told, [each for key, each in self._since.items() if key != uid])
+            return without(reported, [each for key, each in self._since.items() if key != uid])
         if self._left is None:
-            self._left = without(told, self._since.values())
+            self._left = without(reported, self._since.values())
         return self._left
 
 
