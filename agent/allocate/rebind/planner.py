@@ -1,4 +1,8 @@
-"""The plan: which pods move where, in which steps, and what it gains."""
+"""The plan: which pods move where, in which steps, and what it gains.
+
+Between two steps no CPU has two owners, and every owner has as many CPUs as before. A pod whose new
+CPUs are free moves at once. Otherwise a pod takes the free part of its new CPUs. Where pods wait
+for each other's CPUs, one of them first goes to free CPUs that nobody is about to take."""
 
 from __future__ import annotations
 
@@ -9,8 +13,7 @@ import msgspec
 from agent.allocate.rebind import exhaustive_search, local_search
 from agent.allocate.rebind.arrangement import Arrangement
 from agent.allocate.rebind.placed_pods import Measures, PlacedNode
-from agent.allocate.rebind.steps import ordered
-from agent.model.cpu.cpuset import EMPTY, CpuSet, members
+from agent.model.cpu.cpuset import EMPTY, CpuSet, lowest, members
 
 
 class PodPlace(msgspec.Struct, frozen=True):
@@ -86,7 +89,7 @@ def _moves(arrangement: Arrangement) -> tuple[PodMove, ...] | None:
     held = 0
     for cpus in now.values():
         held |= cpus
-    steps = ordered(now, wanted, arrangement.node.assignable & ~held)
+    steps = _ordered(now, wanted, arrangement.node.assignable & ~held)
     if steps is None:
         return None
     found = []
@@ -120,3 +123,54 @@ def _pod_place(arrangement: Arrangement, index: int, place: int) -> PodPlace:
     if place != pod.place:
         milli = dict.fromkeys(members(place), sum(milli.values()))
     return PodPlace(cpu_milli=dict(milli), memory=memory)
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """The pod with this index has the CPUs of the mask after the step."""
+
+    pod: int
+    cpus: int
+
+
+def _ordered(now: Mapping[int, int], wanted: Mapping[int, int], free: int) -> list[_Step] | None:
+    """The steps from `now` to `wanted`, masks by pod; `free`: the CPUs that pods may have and no
+    pod has. None if pods wait for each other and no CPU is free."""
+    places = {pod: cpus for pod, cpus in now.items() if wanted[pod] != cpus}
+    targets = {pod: wanted[pod] for pod in places}
+    steps: list[_Step] = []
+
+    def go(pod: int, cpus: int) -> None:
+        nonlocal free
+        free = (free | places[pod]) & ~cpus
+        places[pod] = cpus
+        steps.append(_Step(pod, cpus))
+        if cpus == targets[pod]:
+            del places[pod], targets[pod]
+
+    while places:
+        ready = [pod for pod in places if not targets[pod] & ~places[pod] & ~free]
+        if ready:
+            go(ready[0], targets[ready[0]])
+            continue
+        part = [pod for pod in places if targets[pod] & ~places[pod] & free]
+        if part:
+            pod = part[0]
+            here = targets[pod] & ~places[pod] & free
+            go(pod, places[pod] & ~lowest(places[pod] & ~targets[pod], here.bit_count()) | here)
+            continue
+        pod, leaves = _in_the_way(places, targets)
+        count = min(leaves.bit_count(), free.bit_count())
+        if not count:
+            return None
+        go(pod, places[pod] & ~lowest(leaves, count) | lowest(free, count))
+    return steps
+
+
+def _in_the_way(places: Mapping[int, int], targets: Mapping[int, int]) -> tuple[int, int]:
+    """The pod that has most of the CPUs that others wait for, and these CPUs."""
+    awaited = 0
+    for pod, cpus in targets.items():
+        awaited |= cpus & ~places[pod]
+    found = [(places[pod] & ~targets[pod] & awaited, pod) for pod in places]
+    leaves, pod = max(found, key=lambda each: (each[0].bit_count(), -each[1]))
+    return pod, leaves
