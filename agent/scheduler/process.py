@@ -320,6 +320,7 @@ class _Parts:
                 misreported=corrections.open,
                 watch_ages_seconds=self._watches.ages_seconds
                 | {disruption_budgets.PLURAL: self._budgets.age_seconds},
+                rebinds=rebinds.values,
             )
         )
         explainer = Explainer(

@@ -14,12 +14,31 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 _SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
 )  # fmt: skip
+
+
+class RebindValues(msgspec.Struct, frozen=True):
+    """`ended`: RebindResources by phase. `plans`: those of which pods began to be moved. `made`,
+    `undone`: writes of pods' annotations. `finished`: the plans that ended, which took
+    `seconds` together. `locked`: nodes that take no pods that need CPUs or devices now."""
+
+    ended: Mapping[str, int] = {}
+    plans: int = 0
+    made: int = 0
+    undone: int = 0
+    finished: int = 0
+    seconds: float = 0.0
+    locked: int = 0
 
 
 class SchedulerValues(msgspec.Struct, frozen=True):
@@ -39,6 +58,7 @@ class SchedulerValues(msgspec.Struct, frozen=True):
     uncorrected: int = 0
     misreported: int = 0
     watch_ages_seconds: Mapping[str, float] = {}
+    rebinds: RebindValues = RebindValues()
 
 
 class SchedulerMetrics:
@@ -84,7 +104,7 @@ class _Read(Collector):
     def __init__(self, read: Callable[[], SchedulerValues]) -> None:
         self._read = read
 
-    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         values = self._read()
         return [
             _watch_ages(values),
@@ -120,7 +140,43 @@ class _Read(Collector):
                 "Pods whose resource-status names other CPUs than their kubelet assigned.",
                 values.misreported,
             ),
+            *_rebinds(values.rebinds),
         ]
+
+
+def _rebinds(values: RebindValues) -> list[Metric]:
+    ended = CounterMetricFamily(
+        "topolet_scheduler_rebinds", "RebindResources that ended, by phase.", labels=["phase"]
+    )
+    for phase, count in values.ended.items():
+        ended.add_metric([phase], count)
+    moves = CounterMetricFamily(
+        "topolet_scheduler_rebind_moves",
+        "Writes of resource-status for RebindResources, by whether they undo a move.",
+        labels=["kind"],
+    )
+    moves.add_metric(["made"], values.made)
+    moves.add_metric(["undone"], values.undone)
+    return [
+        ended,
+        CounterMetricFamily(
+            "topolet_scheduler_rebind_plans",
+            "RebindResources of which pods began to be moved.",
+            values.plans,
+        ),
+        moves,
+        SummaryMetricFamily(
+            "topolet_scheduler_rebind_seconds",
+            "Time from the plan of a RebindResource to its end.",
+            values.finished,
+            values.seconds,
+        ),
+        GaugeMetricFamily(
+            "topolet_scheduler_rebind_locked_nodes",
+            "Nodes that take no pods that need CPUs or devices while pods are moved.",
+            values.locked,
+        ),
+    ]
 
 
 def _corrections(values: SchedulerValues) -> CounterMetricFamily:

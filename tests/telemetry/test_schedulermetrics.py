@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from agent.telemetry.schedulermetrics import SchedulerMetrics, SchedulerValues
+from agent.telemetry.schedulermetrics import RebindValues, SchedulerMetrics, SchedulerValues
 
 
 def lines(metrics: SchedulerMetrics) -> set[str]:
@@ -41,6 +41,7 @@ def test_facts_are_read_for_every_page() -> None:
         uncorrected=8,
         misreported=9,
         watch_ages_seconds={"pods": 1.5, "nodes": 0.5},
+        rebinds=RebindValues({"Succeed": 1}, 2, 3, 4, 5, 6.5, 7),
     )
     assert lines(metrics) >= {
         "topolet_scheduler_deciding 1.0",
@@ -52,6 +53,13 @@ def test_facts_are_read_for_every_page() -> None:
         'topolet_scheduler_corrections_total{result="written"} 6.0',
         'topolet_scheduler_corrections_total{result="failed"} 8.0',
         "topolet_scheduler_misreported_pods 9.0",
+        'topolet_scheduler_rebinds_total{phase="Succeed"} 1.0',
+        "topolet_scheduler_rebind_plans_total 2.0",
+        'topolet_scheduler_rebind_moves_total{kind="made"} 3.0',
+        'topolet_scheduler_rebind_moves_total{kind="undone"} 4.0',
+        "topolet_scheduler_rebind_seconds_count 5.0",
+        "topolet_scheduler_rebind_seconds_sum 6.5",
+        "topolet_scheduler_rebind_locked_nodes 7.0",
         'topolet_scheduler_watch_age_seconds{resource="pods"} 1.5',
         'topolet_scheduler_watch_age_seconds{resource="nodes"} 0.5',
     }

@@ -41,12 +41,14 @@ from agent.model.rebind_resource import (
 from agent.scheduler.rebind.planning import RebindRules, first_status, pod_now, status_of
 from agent.scheduler.rebind.progress import PodNow, Rewrite, next_step
 from agent.scheduler.state.cluster import SchedulerCache
+from agent.telemetry.schedulermetrics import RebindValues
 
 log = logging.getLogger(__name__)
 
 MAX_WRITES: Final = 50
 """Writes of one step at most."""
 MAX_REASON: Final = 1024
+_ENDS: Final = (RebindPhase.SUCCEED, RebindPhase.FAILED, RebindPhase.UNKNOWN)
 
 
 class RebindHours(msgspec.Struct, frozen=True):
@@ -81,6 +83,12 @@ class RebindRequests:
         self._lock = threading.Lock()
         self._requests: dict[str, RebindRequest] = {}
         self._held: dict[str, str] = {}
+        self._locked: set[str] = set()
+
+    @property
+    def locked(self) -> int:
+        """The number of locked nodes."""
+        return len(self._locked)
 
     def changed(self, changes: Sequence[Change[RebindRequest]]) -> None:
         """Applies the events of the watch."""
@@ -124,6 +132,7 @@ class RebindRequests:
         )
         name = self._held.get(node) or next(active, "")
         reason = f"RebindResource {name} moves pods of the node" if name else ""
+        (self._locked.add if name else self._locked.discard)(node)
         self._cluster.lock_node(node, reason)
 
 
@@ -150,6 +159,22 @@ class Rebinds:
         self._hours = hours
         self._clock = clock
         self._versions: dict[str, str] = {}
+        self._ended: dict[str, int] = dict.fromkeys(_ENDS, 0)
+        self._plans = self._made = self._undone = self._finished = 0
+        self._seconds = 0.0
+
+    @property
+    def values(self) -> RebindValues:
+        """Counted since the start of the process."""
+        return RebindValues(
+            dict(self._ended),
+            plans=self._plans,
+            made=self._made,
+            undone=self._undone,
+            finished=self._finished,
+            seconds=self._seconds,
+            locked=self._requests.locked,
+        )
 
     def step(self) -> None:
         """One step of the first rebind of each node. Never raises."""
@@ -207,6 +232,8 @@ class Rebinds:
             else:
                 status = self._first_status(request)
                 self._write(request, status)
+                if status.plan is not None:
+                    self._plans += 1
         finally:
             # Nothing was moved yet. If the status was written nevertheless, the watch locks again.
             if status is None or status.phase is not RebindPhase.PENDING:
@@ -245,6 +272,8 @@ class Rebinds:
         if isinstance(step, Rewrite):
             pod = next(each for each in pods if each.uid == step.pod.uid)
             self._rewrite(pod, step.status)
+            self._undone += plan.undoing
+            self._made += not plan.undoing
             return True
         ends = step.status.phase is not RebindPhase.PENDING
         if ends and not self._cached(request.node, now):
@@ -252,6 +281,9 @@ class Rebinds:
         self._write(request, step.status)
         if ends:
             self._requests.release(request.node)
+            if started is not None:
+                self._finished += 1
+                self._seconds += max(0.0, self._clock() - started)
         return False
 
     def _cached(self, name: str, now: Mapping[str, PodNow]) -> bool:
@@ -296,6 +328,8 @@ class Rebinds:
             f"{path}/{segment(request.name)}/status", status_body(request, written)
         )
         self._versions[request.name] = request.resource_version
+        if status.phase in _ENDS:
+            self._ended[status.phase] += 1
         log.info("RebindResource %s: %s: %s", request.name, status.phase, reason)
 
 

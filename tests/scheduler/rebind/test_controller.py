@@ -56,6 +56,27 @@ def test_a_fragmented_node_is_mended(world: World) -> None:
     ]
 
 
+def test_what_became_of_rebinds_is_counted(world: World) -> None:
+    fragmented(world)
+    world.rebind("dry", dryRun=True)
+    world.finish("dry")
+    assert world.controller.values.plans == 0
+    world.rebind("undone", deadlineInSeconds=60)
+    world.refuse = {world.writes + 2: 503}
+    world.until_write(world.writes + 2)
+    assert world.controller.values.locked == 1
+    world.now += 61
+    world.finish("undone")
+    world.rebind("moved")
+    world.step()
+    world.now += 4
+    world.finish("moved")
+    values = world.controller.values
+    assert values.ended == {"Succeed": 2, "Failed": 1, "Unknown": 0}
+    assert (values.plans, values.made, values.undone) == (2, 4, 1)
+    assert (values.finished, values.seconds, values.locked) == (2, 65, 0)
+
+
 def test_a_dry_run_writes_the_plan_alone(world: World) -> None:
     fragmented(world)
     world.rebind(dryRun=True)
