@@ -29,6 +29,7 @@ COMMANDS = {
     "webhook": "run the admission webhook that restricts who may bind pods with GPUs",
     "scheduler": "run the extender of kube-scheduler, which chooses nodes, CPUs and devices",
     "explain": "explain which nodes have room for a pod, and what to change if none has",
+    "rebind": "move pods of a node to better CPUs, or show what that would improve",
     "conformance": "compare topolet's decisions with vector files of the systems it replaces",
     "doctor": "compare the CPUs that containers should have with those that they have",
     "kubelet-state": "show the kubelet's state files, or write a scheduler's CPUs into them",

@@ -14,7 +14,6 @@ Exit code 0: the pod gets a node; 1: it gets none; 2: it can't be explained.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -132,7 +131,7 @@ def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequenc
     from agent.kube.transport import Transport
     from agent.scheduler.explain import endpoint
 
-    kubeconfig = settings.kubeconfig or _usual_kubeconfig()
+    kubeconfig = settings.kubeconfig or options.usual_kubeconfig()
     access = auth.access(kubeconfig, settings.service_account_dir)
     transport = Transport(access, user_agent="topolet-explain", limits=_LIMITS)
 
@@ -159,13 +158,6 @@ def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequenc
         )
     finally:
         transport.close()
-
-
-def _usual_kubeconfig() -> str:
-    """As for kubectl; "" if there is none."""
-    path = os.environ.get("KUBECONFIG", "").partition(os.pathsep)[0]
-    usual = os.path.expanduser("~/.kube/config")
-    return path or (usual if os.path.exists(usual) else "")
 
 
 def _pods(

@@ -3,6 +3,7 @@ which overrides the file. One file may hold the options of all processes."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -98,6 +99,13 @@ def _read(path: str) -> dict[str, Any]:
             return tomllib.load(file)
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: {error}") from error
+
+
+def usual_kubeconfig() -> str:
+    """As for kubectl; "" if there is none."""
+    path = os.environ.get("KUBECONFIG", "").partition(os.pathsep)[0]
+    usual = os.path.expanduser("~/.kube/config")
+    return path or (usual if os.path.exists(usual) else "")
 
 
 def fail(error: Exception, code: int = 1) -> int:

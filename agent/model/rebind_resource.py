@@ -113,6 +113,25 @@ def decode(text: bytes) -> RebindRequest:
     )
 
 
+def new(
+    node: str,
+    *,
+    dry_run: bool = False,
+    max_pods: int | None = None,
+    deadline_seconds: int | None = None,
+) -> dict[str, Any]:
+    """An object of which the API server completes the name."""
+    spec: dict[str, Any] = {"nodeName": node, "rebindAction": _ACTION}
+    if dry_run:
+        spec["dryRun"] = True
+    if max_pods is not None:
+        spec["maxPods"] = max_pods
+    if deadline_seconds is not None:
+        spec["deadlineInSeconds"] = deadline_seconds
+    metadata = {"generateName": f"{node}-"}
+    return {"apiVersion": f"{GROUP}/v1alpha1", "kind": KIND, "metadata": metadata, "spec": spec}
+
+
 def status_body(request: RebindRequest, status: RebindStatus) -> dict[str, Any]:
     """A merge patch of the status, only for this version of the object. A plan that the status does
     not have is removed."""
@@ -138,6 +157,7 @@ def unix_seconds(text: str) -> float | None:
     return at.replace(tzinfo=datetime.UTC).timestamp()
 
 
+_ACTION: Final = "RebindCPU"
 _FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 

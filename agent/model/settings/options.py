@@ -89,6 +89,13 @@ LOG_LEVEL: Final = "info"
 Kind = TypeVar("Kind", bound=Options)
 
 
+class CallerSettings(Options, frozen=True):
+    """Commands that only ask the API server, with the rights of their caller."""
+
+    kubeconfig: Kubeconfig = KUBECONFIG
+    service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
+
+
 def parse(raw: Mapping[str, Any], kind: type[Kind]) -> Kind:
     """Raises SettingsError that names the option."""
     try:

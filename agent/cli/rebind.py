@@ -1,0 +1,121 @@
+"""Move pods of a node to better CPUs: create a RebindResource, and show its plan.
+
+The leading scheduler makes the plan: which pods move where, and what that improves. The object is
+created with the rights of the caller: --kubeconfig, else $KUBECONFIG, ~/.kube/config, or the
+service account of the pod. It stays; `kubectl delete rebindresource NAME` deletes it, not before
+its end.
+
+Exit code 0: the plan is made, or with --wait, or --dry-run, it ended well; 1: it failed, or no
+scheduler has taken it; 2: it can't be requested.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+from agent.cli import options
+from agent.kube.errors import StoreError
+from agent.model import rebind_resource
+from agent.model.objects import ObjectError
+from agent.model.rebind_resource import RebindPhase, RebindRequest
+from agent.model.settings.options import CallerSettings, SettingsError
+from agent.view import format
+from agent.view import rebind as words
+
+SETTINGS = CallerSettings
+POLL_SECONDS: Final = 0.5
+UNTAKEN_SECONDS: Final = 150.0
+"""By then the agent of the node has written that no scheduler takes it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("node", metavar="NODE", help="name of the node")
+    parser.add_argument("--dry-run", action="store_true", help="only the plan; moves no pod")
+    parser.add_argument("--max-pods", type=_positive, metavar="N", help="move at most N pods")
+    parser.add_argument(
+        "--deadline-seconds",
+        type=_positive,
+        metavar="SECONDS",
+        help="undo the moves if they take longer (600)",
+    )
+    parser.add_argument("--wait", action="store_true", help="wait until the pods are moved")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    options.add_arguments(parser, SETTINGS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        settings = options.load(arguments, SETTINGS)
+        found, text = _requested(arguments, settings)
+    except (SettingsError, ObjectError, StoreError, OSError) as error:
+        return options.fail(error, 2)
+    if arguments.output == "text":
+        width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+        text = format.encodable(words.draw(found, width))
+    try:
+        print(text, end="", flush=True)
+    except OSError as error:
+        return format.unwritten("rebind", error)
+    status = found.status
+    return 0 if status.taken and status.phase in (RebindPhase.SUCCEED, RebindPhase.PENDING) else 1
+
+
+def _requested(
+    arguments: argparse.Namespace, settings: CallerSettings
+) -> tuple[RebindRequest, str]:
+    """The object and its JSON. Raises StoreError and ObjectError."""
+    from agent.kube import auth, kinds
+    from agent.kube.transport import Transport
+
+    access = auth.access(
+        settings.kubeconfig or options.usual_kubeconfig(), settings.service_account_dir
+    )
+    transport = Transport(access, user_agent="topolet-rebind")
+    kind = kinds.REBIND
+    path = kinds.path(kind.group, kind.versions[0], kind.plural)
+    try:
+        body = rebind_resource.new(
+            arguments.node,
+            dry_run=arguments.dry_run,
+            max_pods=arguments.max_pods,
+            deadline_seconds=arguments.deadline_seconds,
+        )
+        made = rebind_resource.decode(transport.create(path, body))
+        path = kinds.path(kind.group, kind.versions[0], kind.plural, made.name)
+        print(f"RebindResource {made.name} is created", file=sys.stderr, flush=True)
+        text = followed(lambda: transport.get(path), wait=arguments.wait or arguments.dry_run)
+        return rebind_resource.decode(text), text.decode() + "\n"
+    finally:
+        transport.close()
+
+
+def followed(
+    read: Callable[[], bytes],
+    *,
+    wait: bool,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> bytes:
+    """The JSON of the object when it has ended, or without `wait` when a scheduler has taken it, or
+    when none did in time."""
+    until = clock() + UNTAKEN_SECONDS
+    while True:
+        text = read()
+        status = rebind_resource.decode(text).status
+        if status.ended or (status.taken and not wait):
+            return text
+        if not status.taken and clock() >= until:
+            return text
+        pause(POLL_SECONDS)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number

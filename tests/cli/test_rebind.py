@@ -1,0 +1,136 @@
+"""`topolet rebind` against an API server whose objects a scheduler changes."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.__main__ import main
+from agent.cli import rebind
+from tests.kube.hostile import Request, Server, reply, status
+from tests.kube.hostile import server as server
+
+Object = dict[str, Any]
+TAKEN = "2026-01-01T12:00:00Z"
+PLAN: Object = {
+    "moves": [
+        {"uid": "u", "pod": "ns/a", "from": '{"cpuset":"0,4"}', "to": '{"cpuset":"4-5"}'},
+    ],
+    "before": {"numaCrossings": 1},
+    "after": {"numaCrossings": 0},
+}
+UNTAKEN: Object = {"phase": "Unknown", "reason": "no controller has taken it"}
+PLANNED: Object = {
+    "phase": "Pending",
+    "reason": "pods to move: 1",
+    "updateTimestamp": TAKEN,
+    "plan": PLAN,
+}
+MOVED: Object = PLANNED | {"phase": "Succeed", "reason": "pods moved: 1"}
+FAILED: Object = {"phase": "Failed", "reason": "NoController: nobody", "updateTimestamp": TAKEN}
+
+
+class World:
+    """`shown`: the statuses that the object has, one after the other; the last one stays."""
+
+    def __init__(self, server: Server, config: Path) -> None:
+        self.shown: list[Object] = [UNTAKEN, PLANNED, MOVED]
+        self.specs: list[Object] = []
+        self.refuse = 0
+        self.config = f"--kubeconfig={config}"
+        server.answer = self._answer
+        named = {"name": "it"}
+        made = {
+            "current-context": "it",
+            "clusters": [{**named, "cluster": {"server": server.url}}],
+            "users": [{**named, "user": {"token": "t"}}],
+            "contexts": [{**named, "context": {"cluster": "it", "user": "it"}}],
+        }
+        config.write_text(json.dumps(made))
+
+    def run(self, *words: str) -> int:
+        return main(["rebind", "n", self.config, *words])
+
+    def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
+        if self.refuse:
+            return reply(connection, self.refuse, status(self.refuse, "Forbidden"))
+        if request.method == "POST":
+            body = json.loads(request.body)
+            assert body["metadata"] == {"generateName": "n-"}
+            self.specs.append(body["spec"])
+        shown = self.shown.pop(0) if len(self.shown) > 1 else self.shown[0]
+        metadata = {"name": "n-x7k2p", "uid": "u", "resourceVersion": "1"}
+        spec = {"nodeName": "n", "rebindAction": "RebindCPU"}
+        return reply(connection, 200, {"metadata": metadata, "spec": spec, "status": shown})
+
+
+@pytest.fixture
+def world(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(rebind, "POLL_SECONDS", 0.0)
+    return World(server, tmp_path / "kubeconfig")
+
+
+def test_the_plan_is_shown_when_it_is_made(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert world.run() == 0
+    printed = capsys.readouterr()
+    assert "RebindResource n-x7k2p of node n: Pending: pods to move: 1" in printed.out
+    assert "ns/a  0,4   4-5" in printed.out
+    assert printed.err == "RebindResource n-x7k2p is created\n"
+    assert world.specs == [{"nodeName": "n", "rebindAction": "RebindCPU"}]
+
+
+def test_with_wait_the_end_is_shown(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert world.run("--wait", "--max-pods=3", "--deadline-seconds=60") == 0
+    assert "Succeed: pods moved: 1" in capsys.readouterr().out
+    assert (world.specs[0]["maxPods"], world.specs[0]["deadlineInSeconds"]) == (3, 60)
+
+
+def test_a_dry_run_waits_for_its_plan(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert world.run("--dry-run", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["status"]["plan"] == PLAN
+    assert world.specs[0]["dryRun"] is True
+
+
+def test_a_rebind_that_failed_has_another_exit_code(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.shown = [UNTAKEN, FAILED]
+    assert world.run() == 1
+    assert "Failed: NoController: nobody" in capsys.readouterr().out
+
+
+def test_an_object_that_nobody_takes_is_shown_after_a_time() -> None:
+    body = {
+        "metadata": {"name": "r", "uid": "u"},
+        "spec": {"nodeName": "n", "rebindAction": "RebindCPU"},
+        "status": UNTAKEN,
+    }
+    seconds = [0.0]
+
+    def pause(_: float) -> None:
+        seconds[0] += 10
+
+    text = json.dumps(body).encode()
+    found = rebind.followed(lambda: text, wait=True, clock=lambda: seconds[0], pause=pause)
+    assert (found, seconds[0]) == (text, rebind.UNTAKEN_SECONDS)
+
+
+def test_a_caller_without_the_right_gets_the_servers_reason(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.refuse = 403
+    assert world.run() == 2
+    assert "403" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--max-pods=0"], ["--deadline-seconds=x"]])
+def test_a_wrong_number_is_refused(world: World, words: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        world.run(*words)
+    assert not world.specs
