@@ -15,6 +15,7 @@ REASONS = {
     "node.reconcile": "the age of an announced pod, beside the runtime's times of other pods, also "
     "of the wall clock: an owner that has its CPUs keeps them from an older pod",
     "node.devices": "the time of a condition, as the API has it",
+    "node.unserved_rebinds": "the time of a status, as the API has it",
     "discover.gpureport": "NVML's samples have the wall clock's time",
     "kube.events": "the time of an Event",
     "scheduler.leader.election": "the times in a Lease, which no candidate compares with its clock",

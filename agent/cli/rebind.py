@@ -29,7 +29,7 @@ from agent.view import rebind as words
 
 SETTINGS = CallerSettings
 POLL_SECONDS: Final = 0.5
-UNTAKEN_SECONDS: Final = 150.0
+UNTAKEN_SECONDS: Final = 300.0
 """By then the agent of the node has written that no scheduler takes it."""
 
 

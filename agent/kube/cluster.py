@@ -16,13 +16,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.kube import events, kinds
+from agent.kube import events, kinds, wire
 from agent.kube.errors import ConflictError, MalformedError, NotFoundError
 from agent.kube.kinds import Discovery, Kind, kind_named
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Changed, Object, Read
 from agent.kube.schedule import spread
-from agent.kube.transport import FIELD_MANAGER, Transport
+from agent.kube.transport import FIELD_MANAGER, Query, Transport
 from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.devices import device_object
@@ -116,6 +116,18 @@ class Cluster:
 
     def watch_node(self, name: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
         return self._watch(kinds.NODE, f"metadata.name={name}", read, changed)
+
+    def of_node(self, kind: Kind, node_name: str, take: Callable[[msgspec.Raw], T]) -> list[T]:
+        """The objects whose `spec.nodeName` is the node, each read by `take`, as the server's cache
+        has them. Raises KubeError and AccessError."""
+        path = kinds.path(kind.group, kind.versions[0], kind.plural)
+        select: Query = {"fieldSelector": f"spec.nodeName={node_name}"}
+        return wire.listed(path, select, self._transport.get, take, from_cache=True).found
+
+    def merge_status(self, kind: Kind, name: str, body: Object) -> None:
+        """A merge patch of the status. Raises KubeError and AccessError."""
+        path = kinds.path(kind.group, kind.versions[0], kind.plural, name)
+        self._transport.merge(f"{path}/status", body)
 
     def _watch(self, kind: Kind, fields: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
         return ListWatch(

@@ -17,6 +17,7 @@ import msgspec
 
 from agent.allocate.present import metadata_by_uid, vouched
 from agent.host import files
+from agent.host.daemon import Periodic
 from agent.kube import auth
 from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
@@ -36,8 +37,10 @@ from agent.model.nrt.report import Report
 from agent.model.objects import ObjectError
 from agent.model.pod.pods import PodMetadata, pod_metadata
 from agent.model.settings.agent import AgentSettings
+from agent.node import unserved_rebinds
 from agent.node.outbox import Outbox, ReportPace, deliver
 from agent.node.sources import SourceName, Sources
+from agent.node.unserved_rebinds import UnservedRebinds
 from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)
@@ -48,6 +51,9 @@ EVENT_ACTION: Final = "AssignCPUs"
 LIMITS: Final = ResponseLimits(body_bytes=12 << 20, line_bytes=12 << 20)
 """A pod may take 1.5 MB in etcd, and several times that as JSON. The node's pods are then listed in
 small pages."""
+
+CLOSE_SECONDS: Final = 2.0
+"""How long the end of the agent waits for a request about RebindResources."""
 
 
 class ClusterState(msgspec.Struct, frozen=True):
@@ -83,7 +89,10 @@ class ClusterView:
         if pace is not None:
             self._outbox = Outbox(self._deliver, metrics, pace, first=self._read_devices)
         self.events: Recorder | None = None
+        self._rebinds: Periodic | None = None
         if isinstance(objects, Cluster):
+            rebinds = UnservedRebinds(objects, node_name)
+            self._rebinds = Periodic("rebinds", unserved_rebinds.PERIOD_SECONDS, rebinds.step)
             if self._outbox is not None:
                 objects.reachability.listen(self._outbox.server_available)
             results = metrics.events
@@ -117,9 +126,13 @@ class ClusterView:
         if self._outbox is None:
             self._read_devices()
         self._watches.start()
+        if self._rebinds is not None:
+            self._rebinds.start()
 
     def close(self) -> None:
         self._watches.stop()
+        if self._rebinds is not None:
+            self._rebinds.stop(CLOSE_SECONDS)
         if self.events is not None:
             self.events.close()
         if self._outbox is not None:

@@ -252,13 +252,15 @@ def test_the_agents_role_has_exactly_the_used_verbs() -> None:
         ("", "nodes/status"): {"patch"},
         ("topology.node.k8s.io", "noderesourcetopologies"): own,
         ("scheduling.koordinator.sh", "devices"): own,
+        ("scheduling.koordinator.sh", "rebindresources"): {"list"},
+        ("scheduling.koordinator.sh", "rebindresources/status"): {"patch"},
         ("events.k8s.io", "events"): {"create", "patch"},
     }
 
 
 def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
-    """Every resource that its role lets it change is in the policy, except Events, which no
-    decision reads."""
+    """Every resource that its role lets it change is in a policy, except Events, which no decision
+    reads."""
     rules = of_kind("ClusterRole")["topolet-agent"]["rules"]
     changed = {
         (group, resource)
@@ -267,15 +269,18 @@ def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
         for resource in rule["resources"]
         if {"create", "patch", "update", "delete"} & set(rule["verbs"])
     }
-    policy = of_kind("ValidatingAdmissionPolicy")["topolet-own-node"]["spec"]
+    found = of_kind("ValidatingAdmissionPolicy")
+    policies = [found[name]["spec"] for name in ("topolet-own-node", "topolet-own-rebinds")]
     held = {
         (group, resource)
+        for policy in policies
         for rule in policy["matchConstraints"]["resourceRules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
     assert changed - {("events.k8s.io", "events")} == held
-    assert policy["matchConditions"][0]["expression"].endswith(f"'{AGENT}'")
+    for policy in policies:
+        assert policy["matchConditions"][0]["expression"].endswith(f"'{AGENT}'")
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from agent.allocate.present import vouched
+from agent.kube.cluster import Cluster as KubeCluster
 from agent.kube.cluster import patch, same_version
+from agent.kube.transport import Transport
 from agent.model.apiobjects import ApiNode, from_object
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device, DeviceTopology
@@ -22,6 +24,7 @@ from agent.model.nrt.report import MANAGER
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC
 from agent.model.pod.qos import QOS_LABEL
+from agent.node.unserved_rebinds import UNTAKEN_SECONDS, UnservedRebinds
 from agent.scheduler.leader.label import LABEL
 from tests.deploy.api import Api, RefusedError, Who, path_of
 from tests.deploy.manifests import AGENT, SCHEDULER, kustomized_folder, objects, of_kind
@@ -44,6 +47,7 @@ AGENT_1 = Who(AGENT, "system:serviceaccounts", "node-1")
 UNBOUND = Who(AGENT, "system:serviceaccounts")
 KUBELET = Who("system:node:node-1", "system:nodes")
 NOBODY = Who("bob", "")
+NOON = "2026-01-01T12:00:00Z"
 
 
 def pod(
@@ -111,6 +115,18 @@ class Cluster:
         path = f"/api/v1/namespaces/topolet-system/pods/{body['metadata']['name']}?dryRun=All"
         return self.api.request("PATCH", path, body, who, "application/merge-patch+json")
 
+    def fail_rebind(
+        self, node: str, who: Who = AGENT_1, name: str = "untaken", **status: Any
+    ) -> Object:
+        """An agent writes that a RebindResource failed, which nobody has taken by default."""
+        body: Object = {"metadata": {"name": f"{name}-{node}"}}
+        body |= {"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "RebindResource"}
+        self.api.apply({**body, "spec": {"nodeName": node, "rebindAction": "RebindCPU"}})
+        path = f"{path_of(body)}/status?dryRun=All"
+        wanted = {"phase": "Failed", "reason": "r", "updateTimestamp": NOON, **status}
+        media = "application/merge-patch+json"
+        return self.api.request("PATCH", path, {"status": wanted}, who, media)
+
     def change_pod(self, body: Object, who: Who, subresource: str = "") -> Object:
         path = f"/api/v1/namespaces/default/pods/held{subresource}?dryRun=All"
         return self.api.request("PATCH", path, body, who, "application/merge-patch+json")
@@ -160,6 +176,11 @@ def _in_force(cluster: Cluster) -> bool:
         own = False
     except RefusedError:
         own = True
+    try:
+        cluster.fail_rebind("node-2")
+        own = False
+    except RefusedError:
+        pass
     return (
         own
         and _refuses(cluster, pod(annotations=CPUS), ALICE)
@@ -219,6 +240,10 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
     "topolet-own-objects": (
         lambda it: it.api.apply(finalized("a.b/c"), AGENT_1, "topolet"),
         lambda it: it.api.apply(finalized(), AGENT_1, "topolet"),
+    ),
+    "topolet-own-rebinds": (
+        lambda it: it.fail_rebind("node-2"),
+        lambda it: it.fail_rebind("node-1"),
     ),
     "topolet-scheduler-pods": (
         lambda it: it.change_pod(leads("held"), OURS_IN_POD),
@@ -825,6 +850,7 @@ def test_only_configured_accounts_bind_pods_with_gpus(cluster: Cluster) -> None:
         ("GET", "/api/v1/namespaces/default/pods/held"),
         ("DELETE", "/api/v1/namespaces/default/pods/held"),
         ("GET", "/api/v1/nodes/node-1/proxy/metrics"),
+        ("DELETE", "/apis/scheduling.koordinator.sh/v1alpha1/rebindresources/untaken-node-1"),
     ],
 )
 def test_the_agent_has_no_other_permissions(cluster: Cluster, method: str, path: str) -> None:
@@ -840,6 +866,7 @@ def test_the_agent_has_no_other_permissions(cluster: Cluster, method: str, path:
         "/api/v1/nodes/node-1",
         "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies",
         "/apis/scheduling.koordinator.sh/v1alpha1/devices",
+        "/apis/scheduling.koordinator.sh/v1alpha1/rebindresources?fieldSelector=spec.nodeName%3Dnode-1",
     ],
 )
 def test_the_agent_reads_what_it_needs(cluster: Cluster, path: str) -> None:
@@ -1041,3 +1068,49 @@ def test_a_rebind_is_requested_once(cluster: Cluster) -> None:
     body["spec"] = {"nodeName": "node-1", "rebindAction": "Dance"}
     with pytest.raises(RefusedError, match="Unsupported value"):
         cluster.api.apply(body)
+
+
+def test_an_agent_writes_only_that_an_untaken_rebind_of_its_node_failed(cluster: Cluster) -> None:
+    assert cluster.fail_rebind("node-1")["status"]["phase"] == "Failed"
+    assert cluster.fail_rebind("node-2", ALICE)["status"]["phase"] == "Failed"
+    with pytest.raises(RefusedError, match="untaken-node-2 does not belong to node node-1"):
+        cluster.fail_rebind("node-2")
+    with pytest.raises(RefusedError, match="is not bound to a node"):
+        cluster.fail_rebind("node-1", UNBOUND)
+    for status in ({"phase": "Pending"}, {"plan": {"startedAt": NOON}}):
+        with pytest.raises(RefusedError, match="may only write that a RebindResource failed"):
+            cluster.fail_rebind("node-1", **status)
+    taken = "/apis/scheduling.koordinator.sh/v1alpha1/rebindresources/taken-node-1/status"
+    cluster.fail_rebind("node-1", name="taken")
+    status = {"status": {"phase": "Pending", "updateTimestamp": NOON}}
+    cluster.api.request("PATCH", taken, status, None, "application/merge-patch+json")
+    with pytest.raises(RefusedError, match="that nobody has taken"):
+        cluster.fail_rebind("node-1", name="taken")
+
+
+def test_an_agent_fails_a_rebind_that_nobody_takes(cluster: Cluster) -> None:
+    """With its role, its policies and a token of its pod."""
+    server, namespace = cluster.server, "topolet-system"
+    server.pod(namespace, "agent-1", "node-1", "topolet-agent")
+    token = server.folder / "agent-1.token"
+    token.write_text(server.token(namespace, "topolet-agent", "agent-1"))
+    path = "/apis/scheduling.koordinator.sh/v1alpha1/rebindresources"
+    for name, where in (("unserved", "node-1"), ("elsewhere", "node-2")):
+        spec = {"nodeName": where, "rebindAction": "RebindCPU"}
+        body = {"kind": "RebindResource", "metadata": {"name": name}, "spec": spec}
+        server.create(path, {"apiVersion": "scheduling.koordinator.sh/v1alpha1", **body})
+    transport = Transport(server.access(str(token)))
+    seconds = [0.0]
+    agent = UnservedRebinds(KubeCluster(transport, "node-1"), "node-1", clock=lambda: seconds[0])
+    for _ in range(3):
+        agent.step()
+        seconds[0] += UNTAKEN_SECONDS
+    transport.close()
+    shown = {
+        name: json.loads(server.admin.get(f"{path}/{name}"))["status"]
+        for name in ("unserved", "elsewhere")
+    }
+    assert shown["unserved"]["phase"] == "Failed"
+    assert shown["unserved"]["reason"].startswith("NoController: no scheduler of Topolet")
+    assert "updateTimestamp" in shown["unserved"]
+    assert shown["elsewhere"]["phase"] == "Unknown"

@@ -13,7 +13,7 @@ from tests.structure.figures import Figures, measure
 _PACKAGE = Path(__file__).resolve().parents[2] / "agent"
 _GENERATED = frozenset({"proto"})
 _LIMITS = {
-    "modules": 285,
+    "modules": 286,
     "short_modules": 20,
     "largest_module": 446,
     "single_importer": 50,
@@ -21,7 +21,7 @@ _LIMITS = {
     "duplicate_classes": 0,
     "constructor_arguments": 10,
     "citations": 0,
-    "code_lines": 47_370,
+    "code_lines": 47_700,
 }
 _MEANINGS = {
     "modules": "modules",
