@@ -6,6 +6,11 @@ base.
 The other rows compare a measure after the plan (ours) with the bound that no places can be below
 (base); the bounds of the measures need not be possible together. `moves_N`: pods that own other
 CPUs after the plan than before, of the pods that were badly placed (base).
+
+`local_*_N` compare the node-local policy `dynamic`, one move in each decision until it moves no
+more (ours), with a plan (base), on nodes of 64 CPUs in four NUMA nodes with 16 containers and N
+free CPUs: moves, measures afterwards, and milliseconds of CPU time of the longest computation at
+once.
 """
 
 from __future__ import annotations
@@ -15,6 +20,8 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from common import Row, alone, arguments, compared, percentile, report
@@ -22,11 +29,14 @@ from common import Row, alone, arguments, compared, percentile, report
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent.allocate import layout
+from agent.allocate.node_local.claim import LocalPolicy, LocalRequest, LocalRules, Sharing
+from agent.allocate.node_local.policy import decide
 from agent.allocate.rebind.arrangement import Arrangement
 from agent.allocate.rebind.exhaustive_search import lower_bound
-from agent.allocate.rebind.placed_pods import PlacedNode
+from agent.allocate.rebind.placed_pods import Measures, PlacedNode
 from agent.allocate.rebind.planner import RebindPlan, plan
 from agent.conformance.machines import cpus
+from agent.model.cpu.cpuset import CpuSet
 from tests.allocate.rebind.nodes import fragmented
 
 SHAPE = (2, 4, 16, 2)
@@ -34,6 +44,7 @@ SHAPE = (2, 4, 16, 2)
 CASES = {200: 16, 100: 64, 60: 32, 30: 100}
 """Free CPUs by the number of pods that own CPUs."""
 PODS = 250
+LOCAL_SHAPE, LOCAL_PODS, LOCAL_FREE = (4, 1, 8, 2), 16, (8, 3)
 MEASURES = ("numa_crossings", "broken_cores", "used_cores", "used_numa_nodes")
 
 
@@ -61,6 +72,49 @@ def rows(owners: int, free: int, seeds: int, calls: int) -> list[Row]:
     return found
 
 
+def local_rows(free: int, seeds: int) -> list[Row]:
+    machine = layout.of(cpus(LOCAL_SHAPE, "adjacent"))
+    sums = {name: [0.0, 0.0] for name in ("moves", "numa_crossings", "broken_cores", "ms")}
+    for seed in range(seeds):
+        node = fragmented(machine, LOCAL_PODS, free, seed)
+        start = time.process_time_ns()
+        planned = plan(node)
+        if not isinstance(planned, RebindPlan):
+            raise SystemExit("no plan for a fragmented node")
+        plan_ms = (time.process_time_ns() - start) / 1e6
+        moves, ends, local_ms = moved_locally(node)
+        pairs = {"moves": (moves, len(planned.moves)), "ms": (local_ms, plan_ms)}
+        for name in ("numa_crossings", "broken_cores"):
+            pairs[name] = getattr(ends, name), getattr(planned.after, name)
+        for name, pair in pairs.items():
+            sums[name] = [one + other for one, other in zip(sums[name], pair, strict=True)]
+    return [
+        compared(f"local_{name}_{free}", ours + 1, base + 1, "plan + 1", "sum + 1")
+        for name, (ours, base) in sums.items()
+    ]
+
+
+def moved_locally(node: PlacedNode) -> tuple[int, Measures, float]:
+    """The moves, the measures at the end, and the longest decision in milliseconds."""
+    rules = LocalRules(LocalPolicy.DYNAMIC, node.layout)
+    owned = {pod.uid: CpuSet.from_int(pod.place) for pod in node.pods}
+    moves, longest = 0, 0.0
+    while True:
+        claims = [
+            LocalRequest(uid, "c", number, len(mine), held=mine, owned=mine)
+            for number, (uid, mine) in enumerate(owned.items())
+        ]
+        start = time.process_time_ns()
+        decision = decide(rules, claims, Sharing())
+        longest = max(longest, (time.process_time_ns() - start) / 1e6)
+        owned = {each.uid: decision.answers[each.key].cpus for each in claims}
+        moves += len(decision.moves)
+        if not decision.again:
+            break
+    pods = (msgspec.structs.replace(pod, place=owned[pod.uid].mask) for pod in node.pods)
+    return moves, Arrangement(msgspec.structs.replace(node, pods=tuple(pods))).before, longest
+
+
 def cpu_ms(node: PlacedNode) -> float:
     start = time.process_time_ns()
     plan(node)
@@ -77,6 +131,7 @@ def main() -> None:
     options = arguments(__doc__)
     seeds, calls = (2, 3) if options.quick else (8, 8)
     found = [row for owners, free in CASES.items() for row in rows(owners, free, seeds, calls)]
+    found += [row for free in LOCAL_FREE for row in local_rows(free, 5 * seeds)]
     report(found, options.output)
 
 
