@@ -153,6 +153,7 @@ def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequenc
             transport,
             settings.scheduler_namespace,
             settings.scheduler_service,
+            settings.lease_name,
             pods,
             arguments.what_if_drained,
         )

@@ -331,8 +331,10 @@ class _Parts:
                 info.pod.uid, info.pod_request.priority, time.monotonic(), info.group
             ),
         )
-        self.explain = endpoint.route(explainer, self._gate.reason)
-        recorder = Recorder(transport(), CONTROLLER, candidate.identity, "Scheduling")
+        identity = candidate.identity
+        holder = identity if self._leader is not None else ""
+        self.explain = endpoint.route(explainer, self._gate.reason, holder)
+        recorder = Recorder(transport(), CONTROLLER, election.host_of(identity), "Scheduling")
         closing.callback(recorder.close)
         no_room = NoRoomEvents(queue, explainer, recorder, self._leads)
         self._periodic.append(Periodic("events", EVENT_SECONDS, no_room.step))

@@ -72,8 +72,15 @@ def test_callers_of_explain_reach_the_pages_of_the_leader_and_nothing_else() -> 
             "resources": ["services/proxy"],
             "resourceNames": [defaults.scheduler_service],
             "verbs": ["create"],
-        }
+        },
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "resourceNames": [settings().lease_name],
+            "verbs": ["get"],
+        },
     ]
+    assert settings().lease_name == defaults.lease_name
     bindings = of_kind("RoleBinding").values()
     assert all(each["roleRef"]["name"] != "topolet-scheduler-explain" for each in bindings)
 

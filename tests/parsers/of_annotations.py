@@ -866,9 +866,9 @@ def _requests() -> Iterator[Target]:
     )
     yield Target(
         "request for explanations",
-        lambda body: _EXPLAINER.explain_all(*endpoint.decode_request(body)),
+        lambda body: _EXPLAINER.explain_all(*endpoint.decode_request(body)[:2]),
         of_json,
-        (_json({"pods": [_POD], "drained": ["n"]}),),
+        (_json({"pods": [_POD], "drained": ["n"], "leaseHolder": "h"}),),
         ("scheduler.explain.endpoint:decode_request",),
         (BadRequestError,),
         ("explain: ",),

@@ -62,6 +62,14 @@ GpuShares = Annotated[
     ),
 ]
 GPU_SHARES: Final = "MostAllocated"
+LeaseName = Annotated[
+    str,
+    msgspec.Meta(
+        description="scheduler: name of the leader's Lease; only its holder decides; empty: "
+        "there is only one scheduler"
+    ),
+]
+LEASE_NAME: Final = "topolet-scheduler"
 AgentLabels = Annotated[
     str,
     msgspec.Meta(
@@ -168,13 +176,7 @@ class SchedulerSettings(Options, frozen=True):
     lease_namespace: Annotated[
         str, msgspec.Meta(min_length=1, description="scheduler: namespace of the leader's Lease")
     ] = "topolet-system"
-    lease_name: Annotated[
-        str,
-        msgspec.Meta(
-            description="scheduler: name of the leader's Lease; only its holder decides; empty: "
-            "there is only one scheduler"
-        ),
-    ] = "topolet-scheduler"
+    lease_name: LeaseName = LEASE_NAME
     lease_seconds: Annotated[
         int,
         msgspec.Meta(
@@ -229,6 +231,7 @@ class ExplainSettings(Options, frozen=True):
             description="explain: NAME:PORT of the Service that has the scheduler's scheduler-http",
         ),
     ] = "topolet-scheduler:http"
+    lease_name: LeaseName = LEASE_NAME
     scheduler_name: SchedulerName = SCHEDULER_NAME
     scheduler_args_file: SchedulerArgsFile = ""
     gpu_shares: GpuShares = GPU_SHARES

@@ -6,6 +6,10 @@ read, and the answer names no other pod and no PodDisruptionBudget. What the sch
 pod (its node, its group) counts only for a pod with the uid of that one, which only readers of the
 pod know. One explanation is made at a time, within EXPLAIN_SECONDS.
 
+A pod may reach the port itself, which has no credentials of callers. So a request has to name the
+holder of the leader's Lease, which has 122 random bits: it comes from somebody whom the API server
+lets read the Lease. Nothing else shows the holder to others.
+
 In the place of a name the answer has a reference: a hash of the object's uid with a salt of this
 answer. The client lists the pods and budgets that its user may list, and so finds the names of
 these, and of no others: a uid has 122 random bits.
@@ -14,24 +18,26 @@ these, and of no others: a uid has 122 random bits.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from agent.http.requests import BadRequestError, Reply
 from agent.http.routes import Route, text_reply
 from agent.kube import kinds
-from agent.kube.errors import ForbiddenError, MalformedError
+from agent.kube.errors import ForbiddenError, MalformedError, NotFoundError
 from agent.kube.transport import Transport, segment
 from agent.model import apiobjects, bounds, explanation
 from agent.model.apiobjects import ApiPod, PodObject
 from agent.model.bounds import JsonError
 from agent.model.explanation import SCHEMA_VERSION, Explanation, NameOf, NodeVerdict
 from agent.model.objects import ObjectError, ObjectIdentity
+from agent.scheduler.leader import election
 from agent.scheduler.preemption import disruption_budgets
 
 PATH: Final = "/explain"
@@ -52,6 +58,15 @@ _REFERENCE: Final = "#"
 class _Request(msgspec.Struct, frozen=True, rename="camel"):
     pods: tuple[PodObject, ...]
     drained: tuple[str, ...] = ()
+    lease_holder: str = ""
+
+
+class Request(NamedTuple):
+    """`lease_holder`: the holder of the leader's Lease that the client has read."""
+
+    pods: tuple[ApiPod, ...]
+    drained: tuple[str, ...]
+    lease_holder: str
 
 
 class Answer(msgspec.Struct, frozen=True, rename="camel"):
@@ -75,8 +90,8 @@ _answers: Final = msgspec.json.Decoder(Answer)
 _lists: Final = msgspec.json.Decoder(_Listed)
 
 
-def decode_request(body: bytes) -> tuple[tuple[ApiPod, ...], tuple[str, ...]]:
-    """The pods, and the drained nodes. Raises BadRequestError, which names the field."""
+def decode_request(body: bytes) -> Request:
+    """Raises BadRequestError, which names the field."""
     try:
         raw = bounds.decode(_requests, body)
         pods = tuple(map(apiobjects.value, raw.pods))
@@ -86,7 +101,7 @@ def decode_request(body: bytes) -> tuple[tuple[ApiPod, ...], tuple[str, ...]]:
         raise BadRequestError(f"explain: pods: {len(pods)} are not 1 to {MAX_PODS}")
     if len(raw.drained) > MAX_DRAINED or any(len(each) > _LONGEST_NAME for each in raw.drained):
         raise BadRequestError(f"explain: drained: not up to {MAX_DRAINED} names of nodes")
-    return pods, raw.drained
+    return Request(pods, raw.drained, raw.lease_holder)
 
 
 class PodExplainer(Protocol):
@@ -104,12 +119,18 @@ class PodExplainer(Protocol):
     ) -> tuple[Explanation, ...]: ...
 
 
-def route(explainer: PodExplainer, unavailable: Callable[[], str | None]) -> Route:
-    """`unavailable`: why this process does not know the cluster now, None if it does."""
+def route(
+    explainer: PodExplainer, unavailable: Callable[[], str | None], lease_holder: str
+) -> Route:
+    """`unavailable`: why this process does not know the cluster now, None if it does.
+    `lease_holder`: its name in the leader's Lease, "" without a Lease: all callers are answered."""
+    expected = lease_holder.encode()
     busy = threading.Lock()
 
     def handle(body: bytes) -> Reply:
-        pods, drained = decode_request(body)
+        pods, drained, named_holder = decode_request(body)
+        if expected and not hmac.compare_digest(named_holder.encode(), expected):
+            return text_reply(403, "the request does not name the holder of the leader's Lease")
         if (reason := unavailable()) is not None:
             return text_reply(503, reason)
         if unknown := explainer.unknown(drained):
@@ -134,20 +155,33 @@ def request_explanations(
     transport: Transport,
     namespace: str,
     service: str,
+    lease: str,
     pods: Sequence[dict[str, Any]],
     drained: Sequence[str],
 ) -> tuple[Explanation, ...]:
     """The scheduler's explanations of these pods, through the API server, with the names of the
-    pods and budgets that the caller may list. `service`: NAME:PORT of the Service in that
-    namespace. Raises KubeError."""
+    pods and budgets that the caller may list. `service`, `lease`: NAME:PORT of the Service, and the
+    name of the leader's Lease, in that namespace. Raises KubeError."""
     proxy = f"/api/v1/namespaces/{segment(namespace)}/services/{service}/proxy{PATH}"
-    text = transport.create(proxy, {"pods": list(pods), "drained": list(drained)})
+    holder = _lease_holder(transport, namespace, lease)
+    body = {"pods": list(pods), "drained": list(drained), "leaseHolder": holder}
+    text = transport.create(proxy, body)
     try:
         answer = decode_answer(text)
     except JsonError as error:
         raise MalformedError(f"POST {proxy}: {error}") from error
     asked = dict.fromkeys(str(each["metadata"].get("namespace", "")) for each in pods)
     return named(answer, dict(_titles(transport, answer, tuple(asked))))
+
+
+def _lease_holder(transport: Transport, namespace: str, name: str) -> str:
+    """Empty if there is no such Lease: the scheduler may have none."""
+    if not name:
+        return ""
+    try:
+        return election.read_holder(transport, namespace, name)
+    except NotFoundError:
+        return ""
 
 
 def decode_answer(text: bytes) -> Answer:

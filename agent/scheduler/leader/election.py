@@ -17,7 +17,13 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from agent.host.log_once import Problem
-from agent.kube.errors import ConflictError, NotFoundError, RejectedError, StoreError
+from agent.kube.errors import (
+    ConflictError,
+    MalformedError,
+    NotFoundError,
+    RejectedError,
+    StoreError,
+)
 from agent.kube.transport import ResponseLimits, Transport, segment
 from agent.model.objects import ObjectError, converted, decoded
 
@@ -145,9 +151,10 @@ class Leader:
 
     @property
     def holder(self) -> str:
-        """The other candidate that held the Lease when it was read last, empty for none."""
+        """The host of the other candidate that held the Lease when it was read last, empty for
+        none."""
         holder = self._observed.spec.holder_identity if self._observed else None
-        return holder if holder and holder != self.identity else ""
+        return host_of(holder) if holder and holder != self.identity else ""
 
     @property
     def lease_problem(self) -> str | None:
@@ -343,6 +350,21 @@ def _new_lease(namespace: str, name: str, spec: _LeaseSpec) -> _Object:
 def _with_spec(found: _Object, spec: _LeaseSpec) -> _Object:
     """The same object, at the same resourceVersion, with the fields of `spec`."""
     return {**found, "spec": {**(found.get("spec") or {}), **msgspec.to_builtins(spec)}}
+
+
+def host_of(identity: str) -> str:
+    """The part of a candidate's identity that others may know: `lease_dir` puts a random part after
+    it, by which readers of the Lease are known."""
+    return identity.partition("_")[0]
+
+
+def read_holder(transport: Transport, namespace: str, name: str) -> str:
+    """The identity of a Lease's holder, "" if it has none. Raises KubeError."""
+    path = f"{_BASE}/{segment(namespace)}/leases/{segment(name)}"
+    try:
+        return _spec_of(_decoded(transport.get(path))).holder_identity or ""
+    except ObjectError as error:
+        raise MalformedError(f"GET {path}: {error}") from error
 
 
 def _decoded(text: bytes) -> _Object:

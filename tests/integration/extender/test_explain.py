@@ -28,6 +28,7 @@ from tests.scheduler.explain.scenes import SCHEDULER, Scene
 from tests.waiting import eventually
 
 _numbers = itertools.count(1)
+HOLDER = "pod_0b0a2f0e"
 LISTING = {
     "apiGroups": ["", "policy"],
     "resources": ["pods", "poddisruptionbudgets"],
@@ -68,6 +69,9 @@ class Place:
         subsets = [{"addresses": [{"ip": address, "targetRef": target}], "ports": ports}]
         of_service = {"metadata": {"name": "topolet-scheduler"}, "subsets": subsets}
         api.create(f"{path}/endpoints", of_service)
+        leases = f"/apis/coordination.k8s.io/v1/namespaces/{self.name}/leases"
+        spec = {"holderIdentity": HOLDER}
+        api.create(leases, {"metadata": {"name": "topolet-scheduler"}, "spec": spec})
         self.create_waiting("p", 40)
 
     def create_waiting(self, name: str, cpus: int) -> None:
@@ -148,7 +152,7 @@ ROLE = _role()
 def place(apiserver: ApiServer, tmp_path: Path) -> Iterator[Place]:
     scene = Scene(a=SMALL, c=CARDS)
     explainer = Explainer(scene.cluster, SCHEDULER, budgets=scene.budgets)
-    explain = endpoint.route(explainer, lambda: None)
+    explain = endpoint.route(explainer, lambda: None, HOLDER)
     server = HttpServer(
         "0.0.0.0:0", {endpoint.PATH: explain}, process.PAGE_LIMITS, NodeAddresses(frozenset())
     )
@@ -194,7 +198,18 @@ def test_a_caller_without_the_role_does_not_reach_the_scheduler(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert place.explain("p", place.caller("stranger", pods=True, proxy=False)) == 2
+    assert "get leases" in capsys.readouterr().err
+    assert place.explain("p", "--lease-name=", place.caller("other", pods=True, proxy=False)) == 2
     assert "create services/proxy" in capsys.readouterr().err
+
+
+def test_a_caller_who_does_not_read_the_lease_gets_none(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a pod that reaches the port itself."""
+    allowed = place.caller("allowed", pods=True, proxy=True)
+    assert place.explain("p", "--lease-name=", allowed) == 2
+    assert "holder of the leader's Lease" in capsys.readouterr().err
 
 
 def test_victims_and_budgets_are_named_for_callers_who_may_read_them(

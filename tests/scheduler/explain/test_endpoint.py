@@ -14,7 +14,7 @@ from agent.http.peers import NodeAddresses
 from agent.http.requests import BadRequestError
 from agent.http.server import HttpServer
 from agent.kube.auth import FileAccess
-from agent.kube.errors import RejectedError, ServerError
+from agent.kube.errors import KubeError, RejectedError, ServerError
 from agent.kube.transport import Transport
 from agent.model.apiobjects import GROUP_ANNOTATION
 from agent.model.devices.holding import GPU_CHECKPOINTS
@@ -30,6 +30,7 @@ from tests.fixtures.fleet import CARDS, SMALL, carder, owner, plain
 from tests.scheduler.explain.scenes import SCHEDULER, Scene
 
 SECRET = "hidden"
+HOLDER = "pod_0b0a2f0e"
 
 
 @pytest.fixture
@@ -53,9 +54,9 @@ def scene() -> Scene:
     return it
 
 
-def served(scene: Scene, unavailable: str | None = None) -> HttpServer:
+def served(scene: Scene, unavailable: str | None = None, lease_holder: str = HOLDER) -> HttpServer:
     explainer = Explainer(scene.cluster, SCHEDULER, budgets=scene.budgets)
-    routes = {endpoint.PATH: endpoint.route(explainer, lambda: unavailable)}
+    routes = {endpoint.PATH: endpoint.route(explainer, lambda: unavailable, lease_holder)}
     server = HttpServer("127.0.0.1:0", routes, process.PAGE_LIMITS, NodeAddresses(frozenset()))
     server.start()
     return server
@@ -69,8 +70,11 @@ def client(scene: Scene) -> Iterator[Transport]:
     server.close()
 
 
-def ask(transport: Transport, *pods: Any, drained: tuple[str, ...] = ()) -> bytes:
-    return transport.create(endpoint.PATH, {"pods": list(pods), "drained": list(drained)})
+def ask(
+    transport: Transport, *pods: Any, drained: tuple[str, ...] = (), lease_holder: str = HOLDER
+) -> bytes:
+    body = {"pods": list(pods), "drained": list(drained), "leaseHolder": lease_holder}
+    return transport.create(endpoint.PATH, body)
 
 
 def test_no_answer_names_other_pods(client: Transport) -> None:
@@ -167,6 +171,21 @@ def test_a_process_that_does_not_know_the_cluster_says_so(scene: Scene) -> None:
     server.close()
 
 
+@pytest.mark.parametrize("named", ["", "pod", HOLDER[:-1], f"{HOLDER}0", "\u00e9"])
+def test_a_neighbour_who_may_not_read_the_lease_gets_no_explanation(
+    client: Transport, named: str
+) -> None:
+    """The answer has the names of nodes and what is free on them."""
+    with pytest.raises(KubeError, match="holder of the leader's Lease"):
+        ask(client, owner(8, 4).pod("p"), lease_holder=named)
+
+
+def test_without_a_lease_all_callers_are_answered(scene: Scene) -> None:
+    server = served(scene, lease_holder="")
+    ask(Transport(FileAccess(f"http://127.0.0.1:{server.port}")), owner(8, 4).pod("p"))
+    server.close()
+
+
 def test_one_explanation_at_a_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, leave = threading.Event(), threading.Event()
 
@@ -215,7 +234,7 @@ def test_a_body_that_is_too_long_is_refused(client: Transport) -> None:
 
 @pytest.mark.parametrize("on", [True, False])
 def test_the_path_is_on_the_port_for_pages_only(scene: Scene, on: bool) -> None:
-    explain = endpoint.route(Explainer(scene.cluster, SCHEDULER), lambda: None)
+    explain = endpoint.route(Explainer(scene.cluster, SCHEDULER), lambda: None, "")
     settings = SchedulerSettings(
         extender_address="127.0.0.1:0",
         scheduler_http="127.0.0.1:0",

@@ -352,3 +352,15 @@ def test_the_thread_renews_the_lease_and_ends_with_the_leader(
     assert not it.leading
     assert leases.spec["holderIdentity"] == ""
     assert not [each for each in threading.enumerate() if each.name == "lease l"]
+
+
+def test_the_holder_of_a_lease_is_read_whole_and_told_without_its_random_part(
+    server: Server, leases: Leases
+) -> None:
+    first, second = Machine(server, "pod-a_0b0a"), Machine(server, "pod-b_9c1d")
+    first.step(0)
+    second.step(0)
+    assert second.leader.holder == "pod-a"
+    transport = Transport(FileAccess(server.url))
+    assert election.read_holder(transport, "n", "l") == "pod-a_0b0a"
+    transport.close()
