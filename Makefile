@@ -32,7 +32,7 @@ API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
 	bind evictor gpulinks outage scheduler_process scheduler_state))
 
 .PHONY: run check test test-all test-fuzz test-api-servers test-cluster plan-tests prepare-tests \
-	all-suites fuzz api-servers audit lint clean
+	all-suites fuzz api-servers audit lint lock release clean
 
 run: $(VENV)/.run
 	@demo/prepare run
@@ -94,10 +94,29 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy -p demo -p tests.fixtures
+	$(BIN)/mypy deploy/release.py
 	$(BIN)/lint-imports
 	$(BIN)/python protos/regenerate.py --check
 	$(BIN)/python docs/reference.py --check
 	$(BIN)/python -m tests.structure
+
+# The packages of the image, and those that build the wheel, with hashes.
+LOCKED = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
+	--upgrade --python-version 3.11
+
+BUILD_REQUIRES = import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
+
+lock: $(VENV)/.lock
+	@{ echo "# make lock writes it: the packages of the image, for every machine." && \
+		$(LOCKED) --extra hookserver pyproject.toml; } >.lock && mv .lock deploy/image/requirements.txt
+	@{ echo "# make lock writes it: what builds Topolet's wheel." && \
+		$(BIN)/python -c '$(BUILD_REQUIRES)' | $(LOCKED) -; } >.lock && mv .lock deploy/image/build-requirements.txt
+
+# Wheel, image for amd64 and arm64, chart, SBOM, provenance and checksums, in dist/.
+# Options: make release RELEASE="--no-image"
+release: $(VENV)/.run
+	$(BIN)/python deploy/release.py $(RELEASE)
 
 clean:
 	rm -rf $(VENV) var
@@ -117,6 +136,10 @@ $(VENV)/.test: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/.audit: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,audit]'
+	@touch $@
+
+$(VENV)/.lock: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[lock]'
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/bin/python pyproject.toml

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,9 @@ from tests import tools
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy" / "image" / "Dockerfile"
+LOCKS = [DOCKERFILE.parent / f"{each}requirements.txt" for each in ("", "build-")]
 SUITE, PYTHON = "bookworm", "3.11"
+MACHINES = ("x86_64", "aarch64")
 PACKAGES = ("ca-certificates", "python3", "python3-pip", "python3-venv")
 BASE = "topolet-test-base"
 _FETCH_SECONDS = 500
@@ -141,7 +142,8 @@ def built(folder: Path) -> Iterator[Image]:
 def digest() -> str:
     """A digest of its inputs except the base."""
     found = hashlib.sha256()
-    sources = [DOCKERFILE, *(ROOT / each for each in ("pyproject.toml", "README.md", "LICENSE"))]
+    named = ("pyproject.toml", "README.md", "LICENSE")
+    sources = [DOCKERFILE, *LOCKS, *(ROOT / each for each in named)]
     sources += sorted((ROOT / "agent").rglob("*"))
     for file in sources:
         if file.is_file() and "__pycache__" not in file.parts:
@@ -157,8 +159,9 @@ def write_archive(path: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _tagged() -> Iterator[tuple[_Builder, str]]:
-    """Builds it from this checkout, under its own name while that is needed."""
+def building() -> Iterator[tuple[_Builder, list[str]]]:
+    """The builder with a base, and the options with which a build finds the wheels. Skips the test
+    if a part is not available."""
     lacking = [each for each in _PROGRAMS if shutil.which(each) is None]
     if os.getuid() != 0 or lacking:
         pytest.skip(f"needs root and {', '.join(lacking)} (apt-get install {' '.join(lacking)})")
@@ -172,18 +175,31 @@ def _tagged() -> Iterator[tuple[_Builder, str]]:
             wheels = _wheels(cache)
         except (OSError, subprocess.SubprocessError) as error:
             pytest.skip(f"no base for the image: {error}")
-    name = f"localhost/topolet-test-{uuid.uuid4().hex[:8]}"
     with tempfile.TemporaryDirectory() as folder:
         pip = Path(folder, "pip.conf")
         pip.write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+        yield (
+            builder,
+            [
+                "--isolation=chroot",
+                "--pull-never",
+                "--layers=false",
+                f"--signature-policy={cache / 'policy.json'}",
+                f"--volume={wheels}:/wheels:ro",
+                f"--volume={pip}:/etc/pip.conf:ro",
+            ],
+        )
+
+
+@contextlib.contextmanager
+def _tagged() -> Iterator[tuple[_Builder, str]]:
+    """Builds it from this checkout, under its own name while that is needed."""
+    name = f"localhost/topolet-test-{uuid.uuid4().hex[:8]}"
+    with building() as (builder, options):
         builder.run(
             "bud",
-            "--isolation=chroot",
-            "--pull-never",
-            "--layers=false",
+            *options,
             f"--build-arg=BASE=localhost/{BASE}",
-            f"--volume={wheels}:/wheels:ro",
-            f"--volume={pip}:/etc/pip.conf:ro",
             f"--tag={name}",
             f"--file={DOCKERFILE}",
             str(ROOT),
@@ -203,20 +219,22 @@ class _Builder:
         self._policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
         (cache / "registries.conf").write_text("unqualified-search-registries = []\n")
 
+    @property
+    def store(self) -> list[str]:
+        """The options that every command has."""
+        return [
+            f"--root={self._cache / 'storage'}",
+            f"--runroot={self._cache / 'run'}",
+            "--storage-driver=overlay",
+        ]
+
     def run(self, command: str, *words: str) -> str:
         """Its standard output. Raises CalledProcessError."""
         policy = f"--signature-policy={self._policy}"
-        if command in ("bud", "from", "commit", "push"):
+        if command in ("from", "commit", "push"):
             words = (policy, *words)
         done = subprocess.run(
-            [
-                "buildah",
-                f"--root={self._cache / 'storage'}",
-                f"--runroot={self._cache / 'run'}",
-                "--storage-driver=overlay",
-                command,
-                *words,
-            ],
+            ["buildah", *self.store, command, *words],
             capture_output=True,
             text=True,
             check=False,
@@ -248,28 +266,39 @@ class _Builder:
         self.run("commit", "--quiet", "--rm", container, BASE)
         shutil.rmtree(root)
 
+    def make_bases(self) -> str:
+        """A list of bases for both machines, whose one for arm64 has the programs of the other:
+        they are not run."""
+        name = f"localhost/{BASE}-machines"
+        if name not in self.run("images", "--format={{.Name}}").split():
+            container = self.run("from", "--pull-never", f"localhost/{BASE}")
+            self.run("config", "--arch=arm64", container)
+            self.run("commit", "--quiet", "--rm", container, f"{BASE}-arm64")
+            self.run("manifest", "create", name)
+            for each in (BASE, f"{BASE}-arm64"):
+                self.run("manifest", "add", name, f"containers-storage:localhost/{each}")
+        return name
+
 
 def _wheels(cache: Path) -> Path:
-    """The dependencies in pyproject.toml, for the Python of the base."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [
-        *project["build-system"]["requires"],
-        *project["project"]["dependencies"],
-        *project["project"]["optional-dependencies"]["hookserver"],
-    ]
-    digest = hashlib.sha256("\n".join(sorted(wanted)).encode()).hexdigest()[:8]
+    """The locked packages, for the Python of the base and for both machines."""
+    digest = hashlib.sha256(b"".join(each.read_bytes() for each in LOCKS)).hexdigest()[:8]
     ready = cache / f"wheels-{digest}"
     if not ready.exists():
         unfinished = cache / "wheels.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "pip", "download", "-q", "--dest", str(unfinished)),
-                *("--only-binary=:all:", f"--python-version={PYTHON}", *wanted),
-            ],
-            check=True,
-            capture_output=True,
-            timeout=_FETCH_SECONDS,
-        )
+        for machine in MACHINES:
+            subprocess.run(
+                [
+                    *(sys.executable, "-m", "pip", "download", "-q", "--dest", str(unfinished)),
+                    *("--only-binary=:all:", "--require-hashes", f"--python-version={PYTHON}"),
+                    *(f"--platform=manylinux_2_{minor}_{machine}" for minor in (28, 17)),
+                    f"--platform=manylinux2014_{machine}",
+                    *(f"--requirement={each}" for each in LOCKS),
+                ],
+                check=True,
+                capture_output=True,
+                timeout=_FETCH_SECONDS,
+            )
         unfinished.rename(ready)
     return ready

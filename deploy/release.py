@@ -1,0 +1,334 @@
+"""What is published of a version, in one folder: wheel, image, chart, SBOM, provenance, checksums.
+
+    python deploy/release.py [--output dist] [--platform linux/amd64] [--base IMAGE]
+
+The image is an OCI archive with one image for each platform, built by buildah; nothing of another
+machine is executed. Its size and the time of its start are printed. The chart is packed if
+deploy/chart exists. Where buildah is missing, or a base can't be pulled, the command fails and
+writes nothing: --no-image makes the other parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import tomllib
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+IMAGE: Final = ROOT / "deploy" / "image"
+CHART: Final = ROOT / "deploy" / "chart"
+PLATFORMS: Final = ("linux/amd64", "linux/arm64")
+STARTS: Final = 3
+_MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+_PINNED: Final = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
+_HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+_BASE: Final = re.compile(r"^ARG BASE=(\S+)$", re.MULTILINE)
+
+
+class ReleaseError(RuntimeError):
+    """A part can't be made; the message says which and why."""
+
+
+class Package(NamedTuple):
+    """`kind`: pypi or deb. `sha256`: of each file that may be installed."""
+
+    kind: str
+    name: str
+    version: str
+    sha256: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        folder = "debian/" if self.kind == "deb" else ""
+        return f"pkg:{self.kind}/{folder}{self.name}@{self.version}"
+
+
+def version() -> str:
+    """Of the project."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def base() -> str:
+    """The base of the image, by digest."""
+    found = _BASE.search((IMAGE / "Dockerfile").read_text())
+    if found is None:
+        raise ReleaseError("deploy/image/Dockerfile: no ARG BASE")
+    return found[1]
+
+
+def locked(lock: str) -> list[Package]:
+    """The packages of a lock file of pip."""
+    starts = list(_PINNED.finditer(lock))
+    ends = [*(each.start() for each in starts[1:]), len(lock)]
+    return [
+        Package("pypi", each[1].lower(), each[2], tuple(_HASH.findall(lock[each.end() : end])))
+        for each, end in zip(starts, ends, strict=True)
+    ]
+
+
+def of_debian(status: str) -> list[Package]:
+    """The installed packages in dpkg's file `status`."""
+    found = []
+    for entry in status.split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Version|Status): (.*)$", entry, re.MULTILINE))
+        if fields.get("Status", "").endswith(" installed"):
+            found.append(Package("deb", fields["Package"], fields["Version"]))
+    return found
+
+
+def sbom(number: str, packages: Iterable[Package]) -> dict[str, Any]:
+    """In CycloneDX's format. The serial number depends on nothing else than the contents."""
+    components = [
+        {
+            "type": "library",
+            "name": each.name,
+            "version": each.version,
+            "purl": each.url,
+            "bom-ref": each.url,
+        }
+        # A lock has the hashes of the files for all machines: no component has all of them.
+        | ({"properties": [{"name": "sha256", "value": one} for one in each.sha256]}
+           if each.sha256 else {})
+        for each in sorted(set(packages))
+    ]  # fmt: skip
+    own = {"type": "application", "name": "topolet", "version": number}
+    own["purl"] = own["bom-ref"] = f"pkg:pypi/topolet@{number}"
+    contents = json.dumps(components).encode()
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "serialNumber": f"urn:uuid:{uuid.UUID(bytes=hashlib.sha256(contents).digest()[:16])}",
+        "version": 1,
+        "metadata": {"component": own},
+        "components": components,
+        "dependencies": [
+            {"ref": own["bom-ref"], "dependsOn": [each["bom-ref"] for each in components]}
+        ],
+    }
+
+
+def provenance(
+    files: Iterable[Path], commit: str, used_base: str, *, dirty: bool
+) -> dict[str, Any]:
+    """An in-toto statement with SLSA's predicate: what the files were made of. Not signed. `dirty`:
+    the commit is not all of it."""
+    materials = [{"uri": f"git+{commit}", "digest": {"gitCommit": commit}}]
+    name, _, digest = used_base.partition("@sha256:")
+    if digest:
+        materials.append({"uri": f"pkg:docker/{name}", "digest": {"sha256": digest}})
+    for lock in sorted(IMAGE.glob("*requirements.txt")):
+        uri = str(lock.relative_to(ROOT))
+        materials.append({"uri": uri, "digest": {"sha256": sha256(lock)}})
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": each.name, "digest": {"sha256": sha256(each)}} for each in files],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": {
+                "buildType": "deploy/release.py",
+                "externalParameters": {"base": used_base, "uncommittedChanges": dirty},
+                "resolvedDependencies": materials,
+            },
+            "runDetails": {"builder": {"id": "deploy/release.py"}},
+        },
+    }
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def checksums(files: Iterable[Path]) -> str:
+    """As `sha256sum --check` reads it."""
+    return "".join(f"{sha256(each)}  {each.name}\n" for each in sorted(files))
+
+
+def pack_chart(chart: Path, folder: Path) -> Path:
+    """The chart as `helm package` makes it: the same files give the same bytes."""
+    text = (chart / "Chart.yaml").read_text()
+    fields = dict(re.findall(r"^(name|version): *\"?([^\s\"#]+)", text, re.MULTILINE))
+    if fields.keys() != {"name", "version"}:
+        raise ReleaseError(f"{chart / 'Chart.yaml'}: name or version is missing")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for file in sorted(chart.rglob("*")):
+            if file.is_file() and not file.name.startswith("."):
+                entry = tarfile.TarInfo(f"{fields['name']}/{file.relative_to(chart)}")
+                entry.size, entry.mode = file.stat().st_size, 0o644
+                with file.open("rb") as opened:
+                    archive.addfile(entry, opened)
+    written = folder / f"{fields['name']}-{fields['version']}.tgz"
+    written.write_bytes(gzip.compress(packed.getvalue(), mtime=0))
+    return written
+
+
+def wheel(folder: Path) -> Path:
+    words = ("--no-deps", "--quiet", "--disable-pip-version-check", f"--wheel-dir={folder}")
+    _run([sys.executable, "-m", "pip", "wheel", *words, str(ROOT)])
+    (made,) = folder.glob("topolet-*.whl")
+    return made
+
+
+class Builder:
+    """buildah. `words`: further options of all its commands, of `building` those of the build."""
+
+    def __init__(self, words: Sequence[str] = (), building: Sequence[str] = ()) -> None:
+        self._words, self._building = words, building
+        if shutil.which("buildah") is None:
+            raise ReleaseError("buildah is missing (apt-get install buildah)")
+
+    def build(self, name: str, platforms: Sequence[str], used_base: str, archive: Path) -> None:
+        """Writes an OCI archive with the images of all platforms."""
+        labels = {"version": version(), "revision": revision(), "base.name": used_base}
+        self._call("manifest", "create", name)
+        for platform in platforms:
+            self._call(
+                "bud",
+                *self._building,
+                f"--platform={platform}",
+                f"--build-arg=BASE={used_base}",
+                # buildah sets it itself only where it builds for several platforms.
+                f"--build-arg=TARGETARCH={_architecture(platform)}",
+                *(f"--label=org.opencontainers.image.{key}={text}" for key, text in labels.items()),
+                f"--tag={_tag(name, platform)}",
+                f"--file={IMAGE / 'Dockerfile'}",
+                str(ROOT),
+            )
+            self._call("manifest", "add", name, f"containers-storage:{_tag(name, platform)}")
+        self._call("manifest", "push", "--all", "--quiet", name, f"oci-archive:{archive}")
+
+    def inspect(self, name: str, platform: str) -> tuple[list[Package], str]:
+        """Debian's packages of the image for a platform, this machine's, and a line with its size
+        and the shortest time of some starts."""
+        container = self._call("from", "--pull-never", _tag(name, platform))
+        try:
+            root = Path(self._call("mount", container))
+            size = sum(each.lstat().st_size for each in root.rglob("*") if not each.is_symlink())
+            took = []
+            for _ in range(STARTS):
+                start = time.perf_counter()
+                self._call("run", "--isolation=chroot", container, "--", "topolet", "--help")
+                took.append(time.perf_counter() - start)
+            status = root / "var/lib/dpkg/status"
+            packages = of_debian(status.read_text()) if status.exists() else []
+        finally:
+            self._call("rm", container)
+        return packages, f"{size / 1e6:.0f} MB unpacked, topolet --help in {min(took):.2f} s"
+
+    def remove(self, name: str, platforms: Sequence[str]) -> None:
+        """What a build of that name has left in buildah's store; nothing else."""
+        for words in (["manifest", "rm", name], *(["rmi", _tag(name, one)] for one in platforms)):
+            with contextlib.suppress(ReleaseError):
+                self._call(*words)
+
+    def _call(self, *words: str) -> str:
+        return _run(["buildah", *self._words, *words])
+
+
+def _tag(name: str, platform: str) -> str:
+    return f"{name}-{_architecture(platform)}"
+
+
+def _architecture(platform: str) -> str:
+    return platform.rpartition("/")[2]
+
+
+def own_platform() -> str:
+    """Of this machine."""
+    machine = os.uname().machine
+    return f"linux/{_MACHINES.get(machine, machine)}"
+
+
+def revision() -> str:
+    return _run(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
+
+
+def _run(words: Sequence[str]) -> str:
+    """Its standard output. Raises ReleaseError."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = f"{done.stdout}\n{done.stderr}".strip().splitlines()
+        raise ReleaseError("\n".join([f"{words[0]} has failed:", *lines[-15:]]))
+    return done.stdout.strip()
+
+
+def release(
+    folder: Path, *, builder: Builder | None, platforms: Sequence[str], used_base: str
+) -> list[Path]:
+    """Makes all parts in an empty folder. Without a builder there is no image. Raises
+    ReleaseError."""
+    number = version()
+    files = [wheel(folder)]
+    packages = locked((IMAGE / "requirements.txt").read_text())
+    if builder is not None:
+        name, own = f"localhost/topolet-release-{uuid.uuid4().hex[:8]}", own_platform()
+        archive = folder / f"topolet-{number}-image.tar"
+        try:
+            builder.build(name, platforms, used_base, archive)
+            of_base, line = builder.inspect(name, own) if own in platforms else ([], "not started")
+        finally:
+            builder.remove(name, platforms)
+        files.append(archive)
+        packages += of_base
+        print(f"image for {', '.join(platforms)}: archive {archive.stat().st_size / 1e6:.0f} MB, "
+              f"{line}")  # fmt: skip
+    if CHART.exists():
+        files.append(pack_chart(CHART, folder))
+    bill = folder / f"topolet-{number}.cdx.json"
+    bill.write_text(json.dumps(sbom(number, packages), indent=1) + "\n")
+    files.append(bill)
+    statement = folder / f"topolet-{number}.provenance.json"
+    dirty = bool(_run(["git", "-C", str(ROOT), "status", "--porcelain"]))
+    made_of = provenance(files, revision(), used_base, dirty=dirty)
+    statement.write_text(json.dumps(made_of, indent=1) + "\n")
+    files.append(statement)
+    (folder / "SHA256SUMS").write_text(checksums(files))
+    return [*files, folder / "SHA256SUMS"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=ROOT / "dist")
+    parser.add_argument("--platform", action="append", choices=PLATFORMS)
+    parser.add_argument("--base", help="another base of the image than the Dockerfile's")
+    parser.add_argument("--no-image", action="store_true")
+    options = parser.parse_args()
+    try:
+        used_base = options.base or base()
+        builder = None if options.no_image else Builder()
+        with tempfile.TemporaryDirectory() as folder:
+            files = release(
+                Path(folder),
+                builder=builder,
+                platforms=options.platform or PLATFORMS,
+                used_base=used_base,
+            )
+            os.makedirs(options.output, exist_ok=True)
+            for each in files:
+                shutil.move(each, options.output / each.name)
+    except (ReleaseError, OSError) as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 1
+    print((options.output / "SHA256SUMS").read_text(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

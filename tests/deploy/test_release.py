@@ -1,0 +1,145 @@
+"""Parts of a release; the image is built in tests/integration/test_release.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy import release
+from deploy.release import IMAGE, ROOT, Package, ReleaseError
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCKS = {
+    "requirements.txt": [
+        *PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"]["hookserver"],
+    ],
+    "build-requirements.txt": PROJECT["build-system"]["requires"],
+}
+
+
+def number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_the_lock_has_each_dependency_within_its_range_and_with_hashes(name: str) -> None:
+    """`make lock` after a change of pyproject.toml."""
+    locked = {each.name: each for each in release.locked((IMAGE / name).read_text())}
+    assert all(each.sha256 for each in locked.values())
+    for wanted in LOCKS[name]:
+        package, _, bounds = wanted.partition(">=")
+        least, _, beyond = bounds.partition(",<")
+        found = number(locked[package.lower()].version)
+        assert number(least) <= found < number(beyond), f"{wanted}: {locked[package.lower()]}"
+
+
+def test_base_is_pinned_by_digest() -> None:
+    name, _, digest = release.base().partition("@sha256:")
+    assert name.startswith("python:3.")
+    assert len(bytes.fromhex(digest)) == 32
+
+
+def test_every_install_in_the_image_is_of_hashes_or_of_the_built_wheel() -> None:
+    text = (IMAGE / "Dockerfile").read_text().replace("\\\n", " ")
+    installs = [each for each in text.split("&&") if " install " in each]
+    assert len(installs) == 3
+    assert all("--require-hashes" in each or "--no-index --no-deps" in each for each in installs)
+
+
+def chart(folder: Path) -> Path:
+    made = folder / "chart"
+    (made / "templates").mkdir(parents=True)
+    (made / "Chart.yaml").write_text('apiVersion: v2\nname: topolet\nversion: "0.1.0" # x\n')
+    (made / "templates" / "a.yaml").write_text("a: 1\n")
+    (made / ".helmignore").write_text("x\n")
+    return made
+
+
+def test_a_chart_is_packed_to_the_same_bytes_each_time(tmp_path: Path) -> None:
+    packed = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        made = release.pack_chart(chart(tmp_path / name), tmp_path / name)
+        assert made.name == "topolet-0.1.0.tgz"
+        packed.append(made)
+    assert packed[0].read_bytes() == packed[1].read_bytes()
+    with tarfile.open(packed[0]) as archive:
+        assert archive.getnames() == ["topolet/Chart.yaml", "topolet/templates/a.yaml"]
+        (tmp_path / "one" / "chart" / "Chart.yaml").write_text("name: topolet\n")
+    with pytest.raises(ReleaseError, match="version is missing"):
+        release.pack_chart(tmp_path / "one" / "chart", tmp_path)
+
+
+STATUS = """Package: libc6
+Status: install ok installed
+Version: 2.36-9+deb12u10
+Description: x
+ Version: of another line
+
+Package: gone
+Status: deinstall ok config-files
+Version: 1
+"""
+
+
+def test_the_bill_of_materials_has_the_packages_of_python_and_debian() -> None:
+    packages = [*release.of_debian(STATUS), Package("pypi", "msgspec", "0.22.0", ("ab",))]
+    bill = release.sbom("1.2.3", packages)
+    urls = [each["purl"] for each in bill["components"]]
+    assert urls == ["pkg:deb/debian/libc6@2.36-9+deb12u10", "pkg:pypi/msgspec@0.22.0"]
+    assert bill["metadata"]["component"]["purl"] == "pkg:pypi/topolet@1.2.3"
+    assert bill == release.sbom("1.2.3", reversed(packages))
+    other = release.sbom("1.2.3", packages[:1])
+    assert other["serialNumber"] != bill["serialNumber"]
+
+
+@pytest.mark.parametrize("dirty", [False, True])
+def test_the_provenance_names_each_file_and_what_it_was_made_of(
+    tmp_path: Path, dirty: bool
+) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"x")
+    digest = hashlib.sha256(b"x").hexdigest()
+    found = release.provenance([file], "c" * 40, f"python:3@sha256:{'d' * 64}", dirty=dirty)
+    assert found["subject"] == [{"name": "a", "digest": {"sha256": digest}}]
+    definition = found["predicate"]["buildDefinition"]
+    assert definition["externalParameters"]["uncommittedChanges"] is dirty
+    digests = [each["digest"] for each in definition["resolvedDependencies"]]
+    assert {"gitCommit": "c" * 40} in digests
+    assert {"sha256": "d" * 64} in digests
+    assert {"sha256": release.sha256(IMAGE / "requirements.txt")} in digests
+
+
+def test_without_an_image_the_other_parts_are_made(tmp_path: Path) -> None:
+    files = release.release(tmp_path, builder=None, platforms=(), used_base=release.base())
+    words = ["sha256sum", "--check", "--quiet", "--strict", "SHA256SUMS"]
+    subprocess.run(words, cwd=tmp_path, check=True)
+    assert {each.name for each in files} == {each.name for each in tmp_path.iterdir()}
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        assert "agent/py.typed" in opened.namelist()
+    bill = json.loads((tmp_path / f"topolet-{release.version()}.cdx.json").read_text())
+    assert bill["bomFormat"] == "CycloneDX"
+
+
+@pytest.mark.parametrize("file", [".github/workflows/ci.yaml", ".gitlab-ci.yml"])
+def test_workflows_run_what_ci_runs(file: str) -> None:
+    text = (ROOT / file).read_text()
+    assert yaml.safe_load(text)
+    assert "bash .ci/run" in text
+
+
+def test_programs_of_pre_commit_are_those_of_the_linters() -> None:
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    lint = (ROOT / "Makefile").read_text().replace("$(BIN)", ".venv/bin")
+    assert all(each["entry"] in lint for each in local["hooks"])
