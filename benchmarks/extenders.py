@@ -1,6 +1,7 @@
-"""Server processes for the benchmark of the scheduler. `python -m benchmarks.extenders PORT API`
-serves the verbs as `topolet scheduler` does, over plain HTTP, with the API server at the port API.
-Without API it serves bare exchanges: it answers every request with the last body of /answer."""
+"""Server processes for the benchmark of the scheduler. `python -m benchmarks.extenders PORT API
+PAGES` serves the verbs as `topolet scheduler` does, over plain HTTP, with the API server at the
+port API, and pages and explanations at the port PAGES. Without API it serves bare exchanges: it
+answers every request with the last body of /answer."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ from agent.scheduler import process
 VERBS: Final = ("filter", "prioritize", "bind")
 
 
-def ours(api: int, port: int) -> None:
+def ours(api: int, port: int, pages: int) -> None:
     """Runs until SIGTERM, as in production except for the access to the API server."""
     auth.access = lambda *_: FileAccess(f"http://127.0.0.1:{api}")
     process.run(
         SchedulerSettings(
             extender_address=f"127.0.0.1:{port}",
             tls_certificate_file="",
-            scheduler_http="",
+            scheduler_http=f"127.0.0.1:{pages}",
             lease_name="",
         )
     )
@@ -56,7 +57,7 @@ def bare(port: int) -> None:
 def main() -> None:
     port = int(sys.argv[1])
     if len(sys.argv) > 2:
-        ours(int(sys.argv[2]), port)
+        ours(int(sys.argv[2]), port, int(sys.argv[3]))
     else:
         bare(port)
 

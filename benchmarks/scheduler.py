@@ -5,9 +5,11 @@ cluster in a second process; this process calls it over open connections. Every 
 pod. A pod is bound between any two calls, so that some nodes changed since the last call for a
 shape. `cold`: the first call of each shape, in addition to the warm ones. The steps of a case are
 the times of decoding, deciding and encoding, and the rest for HTTP. `passed_through`: the time of a
-verb for a pod that needs nothing of Topolet, in addition to the bare exchange. `growth_N`: all
-nodes of clusters of other sizes. The cases of single nodes are those of nodefilter.py and
-zonefilter.py.
+verb for a pod that needs nothing of Topolet, in addition to the bare exchange. `explaining_500`:
+500 candidates while an explanation for another client is in progress, compared with 500 candidates
+while none is, in turns. `explanation`: the time of one about all nodes; `explanation_no_room`: of
+one for a pod that no node has room for. `growth_N`: all nodes of clusters of other sizes. The cases
+of single nodes are those of nodefilter.py and zonefilter.py.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import functools
 import json
 import os
 import random
+import select
 import socket
 import statistics
 import subprocess
@@ -51,10 +54,11 @@ class Amount(msgspec.Struct, frozen=True):
     kinds: int = 60
     rounds: int = 240
     burst: int = 1000
+    explanations: int = 10
     grown: tuple[int, ...] = (500, 15_000)
 
 
-QUICK: Final = Amount(pods=5000, kinds=5, rounds=24, burst=80, grown=())
+QUICK: Final = Amount(pods=5000, kinds=5, rounds=24, burst=80, explanations=2, grown=())
 
 
 class Connection:
@@ -107,7 +111,9 @@ class Extender:
     """A process that serves the verbs."""
 
     def __init__(self, stack: ExitStack, *arguments: str) -> None:
-        self.port = free_port()
+        self.port, self.pages = free_port(), free_port()
+        if arguments:
+            arguments = (*arguments, str(self.pages))
         self.process = started(stack, "benchmarks.extenders", str(self.port), *arguments)
         self._wait()
         self.connection = Connection(self.port)
@@ -346,6 +352,62 @@ def passed_through(caller: Caller, candidates: int, rounds: int) -> Row:
     return row | dict(zip(VERBS, of_verbs, strict=True))
 
 
+class ExplainClient:
+    """A client in its own process, of one explanation at a time."""
+
+    def __init__(self, stack: ExitStack, pages: int) -> None:
+        self._process = started(stack, "benchmarks.explanations", str(pages))
+
+    def request(self, pod: str) -> None:
+        """`pod`: `room` or `none`, what the nodes have for it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{pod}\n")
+        self._process.stdin.flush()
+
+    def has_answer(self) -> bool:
+        return bool(select.select([self._process.stdout], [], [], 0)[0])
+
+    def milliseconds(self) -> float:
+        """Waits for the answer; returns the time that it took."""
+        assert self._process.stdout is not None
+        return float(self._process.stdout.readline())
+
+
+def explaining(caller: Caller, candidates: int, explanations: int) -> list[Row]:
+    """The times of explanations, and warm calls while one is in progress, compared with calls while
+    none is, in turns."""
+    times: dict[str, list[float]] = {"room": [], "none": []}
+    during: list[float] = []
+    without: list[float] = []
+    with ExitStack() as stack:
+        client = ExplainClient(stack, caller.ours.pages)
+        for _ in range(explanations):
+            for name, took in times.items():
+                client.request(name)
+                took.append(client.milliseconds())
+        for number in range(explanations):
+            client.request("none" if number % 2 else "room")
+            before = len(during)
+            while not client.has_answer():
+                during.append(caller.measured(candidates).ours)
+            client.milliseconds()
+            without += [caller.measured(candidates).ours for _ in range(len(during) - before)]
+    row = compared(
+        f"explaining_{candidates}",
+        statistics.median(during),
+        statistics.median(without),
+        "no explanation",
+        "ms",
+        p99=percentile(during, 99),
+        base_p99=percentile(without, 99),
+    )
+    return [
+        row,
+        alone("explanation", statistics.median(times["room"]), "ms"),
+        alone("explanation_no_room", statistics.median(times["none"]), "ms"),
+    ]
+
+
 def pods_per_second(
     stack: ExitStack, caller: Caller, candidates: int, pods: int, callers: int = 8
 ) -> float:
@@ -405,6 +467,7 @@ def rows(amount: Amount) -> list[Row]:
         found += verbs("filter_prioritize_500", caller, 500, amount.rounds, cold)
         found += verbs("filter_prioritize_5000", caller, amount.nodes, amount.rounds, cold_all)
         found.append(passed_through(caller, 500, amount.rounds))
+        found += explaining(caller, 500, amount.explanations)
         for candidates in (100, 500):
             pods_a_second = pods_per_second(stack, caller, candidates, amount.burst)
             case = "pods_per_second" if candidates == 100 else f"pods_per_second_{candidates}"

@@ -31,12 +31,24 @@ def cpu(cpu_milli: int) -> str:
     return f"{cpu_milli}m" if cpu_milli % 1000 else str(cpu_milli // 1000)
 
 
+def amount(resource: str, value: int) -> str:
+    """An amount of a resource for people: of `cpu` in milli-CPU, of memory in bytes."""
+    if resource == "cpu":
+        return cpu(value)
+    if "memory" not in resource and not resource.startswith("hugepages-"):
+        return str(value)
+    powers = (each for each in range(len(_BINARY), 0, -1) if value % 1024**each == 0)
+    power = next(powers, 0) if value else 0
+    return f"{value // 1024**power}{_BINARY[power - 1] if power else ''}"
+
+
 def page_bytes(size: str) -> int:
     """The size of huge pages as the kubelet writes it to a runtime: `2MB` are 2 MiB. Raises
     QuantityError."""
     return whole(f"{size.removesuffix('B')}i")
 
 
+_BINARY: Final = ("Ki", "Mi", "Gi", "Ti")
 _TEXT: Final = re.compile(
     r"([+-]?)(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d{1,2}))?",
     re.ASCII,

@@ -83,8 +83,11 @@ def _headline(found: Explanation) -> str:
     text = f"Pod {found.pod}"
     if found.drained:
         text = f"{text}, with {', '.join(found.drained)} drained"
+    if found.winner and with_room == 1:
+        others = f", of {nodes}" if nodes > 1 else ""
+        return f"{text}: only node {found.winner} has room{others}."
     if found.winner:
-        return f"{text}: node {found.winner} is the best of {with_room} of {count(nodes, 'node')}."
+        return f"{text}: node {found.winner} is the best of {with_room} with room, of {nodes}."
     if any(each.objects for each in found.causes) and not found.nodes:
         return f"{text}: no node was looked at."
     return f"{text}: none of {count(nodes, 'node')} has room."

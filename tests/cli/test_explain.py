@@ -56,7 +56,7 @@ def test_a_pod_from_the_saved_objects(tmp_path: Path, capsys: pytest.CaptureFixt
     objects = saved(tmp_path, owner(40, 8).pod("p"))
     assert main(["explain", "p", objects, NAME]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("Pod default/p: node c is the best of 1 of 3 nodes.\n")
+    assert told.startswith("Pod default/p: only node c has room, of 3.\n")
     assert "policies in force:" in told
     assert "a: no room" in told
 

@@ -59,3 +59,16 @@ def test_an_infinite_number_is_refused() -> None:
 @given(st.integers(0, 10**7))
 def test_a_printed_amount_of_cpu_reads_back(cpu_milli: int) -> None:
     assert quantities.milli(quantities.cpu(cpu_milli)) == cpu_milli
+
+
+@given(
+    st.sampled_from(["cpu", "memory", "hugepages-2Mi", "nvidia.com/gpu"]), st.integers(0, 1 << 50)
+)
+def test_a_printed_amount_reads_back(resource: str, amount: int) -> None:
+    text = quantities.amount(resource, amount)
+    assert (quantities.milli if resource == "cpu" else quantities.whole)(text) == amount
+
+
+def test_memory_is_printed_in_the_largest_unit_that_divides_it() -> None:
+    shown = [quantities.amount("memory", each) for each in (0, 1000, 1 << 10, 3 << 29, 4 << 30)]
+    assert shown == ["0", "1000", "1Ki", "1536Mi", "4Gi"]

@@ -24,7 +24,7 @@ def test_the_winner_comes_first_and_no_line_is_wider() -> None:
     nodes = (NodeVerdict("a", (FEW,)), NodeVerdict("b", offer=offer))
     told = explanation.draw(Explanation("ns/p", nodes=nodes, winner="b"), width=60)
     lines = told.splitlines()
-    assert lines[0] == "Pod ns/p: node b is the best of 1 of 2 nodes."
+    assert lines[0] == "Pod ns/p: only node b has room, of 2."
     assert lines[2].startswith("b: best, score 70, CPUs")
     assert all(len(each) <= 60 for each in lines if "0,2,4" not in each)
 

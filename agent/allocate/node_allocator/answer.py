@@ -21,7 +21,7 @@ from agent.model.bounds import JsonError
 from agent.model.cpu.policies import BindPolicy
 from agent.model.devices.device_allocation import DeviceAmounts, VirtualFunctions
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC
-from agent.model.quantities import cpu
+from agent.model.quantities import amount
 
 
 class Granted(msgspec.Struct, frozen=True):
@@ -210,9 +210,9 @@ def text_of(why: Why) -> str:
     summary = summary_of(why)
     more = [why.detail] if why.detail else []
     if why.requested is not None:
-        more.append(f"requested {_amount(why.resource, why.requested)}")
+        more.append(f"requested {amount(why.resource, why.requested)}")
     if why.available is not None:
-        more.append(f"available {_amount(why.resource, why.available)}")
+        more.append(f"available {amount(why.resource, why.available)}")
     if why.nodes:
         more.append(f"NUMA nodes {','.join(map(str, why.nodes))}")
     return f"{summary} ({', '.join(more)})" if more else summary
@@ -225,10 +225,6 @@ def summary_of(why: Why) -> str:
     if not isinstance(why, Rejection):
         return text_of(why)
     return f"{why.resource}: {_TEXTS[why.reason]}" if why.resource else _TEXTS[why.reason]
-
-
-def _amount(resource: str, amount: int) -> str:
-    return cpu(amount) if resource == "cpu" else str(amount)
 
 
 _spec: Final = msgspec.json.Decoder(dict[str, Any] | None)

@@ -101,10 +101,10 @@ class Misfit(msgspec.Struct, frozen=True):
             case MisfitCause.NOT_IN_ZONES:
                 return f"{requested}the NodeResourceTopology reports none in any zone"
             case MisfitCause.ZONES_TOGETHER:
-                there = "all NUMA nodes together have"
-                return f"{requested}{there} {_amount(self.resource, self.available or 0)} left"
+                left = quantities.amount(self.resource, self.available or 0)
+                return f"{requested}all NUMA nodes together have {left} left"
             case MisfitCause.NO_PREFERRED_HOLDS:
-                left = _amount(self.resource, self.available or 0)
+                left = quantities.amount(self.resource, self.available or 0)
                 return f"{requested}{_PREFERRED} {self._sets()}: at most {left} left there"
             case MisfitCause.SIZES_DIFFER:
                 return f"{requested}{_PREFERRED} {self._sets()} for it, and more for the rest"
@@ -113,7 +113,7 @@ class Misfit(msgspec.Struct, frozen=True):
         there = f"{requested}{there} {'have' if several else 'has'}"
         if self.available is None:
             return f"{there} none"
-        left = _amount(self.resource, self.available)
+        left = quantities.amount(self.resource, self.available)
         return f"{there} at most {left} left each" if several else f"{there} {left} left"
 
     def _sets(self) -> str:
@@ -121,15 +121,13 @@ class Misfit(msgspec.Struct, frozen=True):
 
     def _asked(self) -> str:
         who = f"{self.kind} {self.name}".rstrip()
-        return f"{who} requests {_amount(self.resource, self.requested)} {self.resource}: "
+        return (
+            f"{who} requests {quantities.amount(self.resource, self.requested)} {self.resource}: "
+        )
 
 
 _LASTING: Final = (MisfitCause.NOT_ON_NODE, MisfitCause.NOT_IN_ZONES, MisfitCause.SIZES_DIFFER)
 _PREFERRED: Final = "the kubelet's policy restricted prefers"
-
-
-def _amount(resource: str, amount: int) -> str:
-    return quantities.cpu(amount) if resource == "cpu" else str(amount)
 
 
 def parts_of(node: ZonedNode, pod: ZonedPod) -> tuple[PodPart, ...]:

@@ -20,6 +20,7 @@ from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.nrt.filter import Misfit, MisfitCause
 from agent.allocate.policies_in_force import PROFILES
 from agent.allocate.reasons import Reason, Rejection
+from agent.model import quantities
 from agent.model.cpu.cpuset import CpuSet, members
 from agent.model.cpu.policies import (
     BIND_LABEL,
@@ -55,14 +56,35 @@ def causes_of(
     refusal: Refused, allocator: NodeAllocator, request: PodRequest, title: PodTitle
 ) -> tuple[Cause, ...]:
     """The causes of a node's refusal, and what else explains them: cards that device plugins gave
-    away, and CPUs that the kubelet reserves."""
-    found = [cause_of(why, allocator, request) for why in refusal.reasons]
+    away, and CPUs that the kubelet reserves. These come first where they are all that lacks."""
+    found: list[Cause] = []
     for why in refusal.reasons:
+        if _has_enough(why, refusal):
+            continue
+        cause, held = cause_of(why, allocator, request), list[Cause]()
         if isinstance(why, DeviceRefusal) and why.cause in _FEW_DEVICES:
-            found += _held_by_plugin(why, allocator, title)
+            held = list(_held_by_plugin(why, allocator, title))
         elif isinstance(why, Rejection) and why.reason in _FEW_CPUS:
-            found += _reserved(why, allocator)
+            held = list(_reserved(why, allocator))
+        enough = (cause.available or 0) + sum(each.available or 0 for each in held)
+        first = cause.requested is not None and cause.requested <= enough
+        found += [*held, cause] if first else [cause, *held]
     return tuple(found)
+
+
+def _has_enough(why: Why, refusal: Refused) -> bool:
+    """Whether the NUMA nodes have enough of this resource, and only lack another one."""
+    return _unaligned(why) and any(_unaligned(each, short=True) for each in refusal.reasons)
+
+
+def _unaligned(why: Why, *, short: bool = False) -> bool:
+    return (
+        isinstance(why, Rejection)
+        and why.reason is Reason.NUMA_UNALIGNED
+        and why.requested is not None
+        and why.available is not None
+        and (why.requested > why.available) is short
+    )
 
 
 def cause_of(why: Why, allocator: NodeAllocator, request: PodRequest) -> Cause:
@@ -111,11 +133,11 @@ def node_resource_causes(
             taken -= own.requests.get(name, 0)
         left = max(0, allocatable.get(name, 0) - taken)
         if amount > left and (name in allocatable or name != "pods"):
-            unit = "milli-CPU" if name == "cpu" else name
-            summary = f"the Node has too little {unit} left"
+            summary = f"{name}: the Node has too little left"
+            amounts = f"requested {quantities.amount(name, amount)}"
             yield Cause(
                 NODE_RESOURCES,
-                f"{summary} (requested {amount}, available {left})",
+                f"{summary} ({amounts}, available {quantities.amount(name, left)})",
                 summary,
                 name,
                 amount,

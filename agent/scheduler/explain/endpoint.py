@@ -170,8 +170,8 @@ def request_explanations(
         answer = decode_answer(text)
     except JsonError as error:
         raise MalformedError(f"POST {proxy}: {error}") from error
-    asked = dict.fromkeys(str(each["metadata"].get("namespace", "")) for each in pods)
-    return named(answer, dict(_titles(transport, answer, tuple(asked))))
+    namespaces = dict.fromkeys(str(each["metadata"].get("namespace", "")) for each in pods)
+    return named(answer, dict(_titles(transport, answer, tuple(namespaces))))
 
 
 def _lease_holder(transport: Transport, namespace: str, name: str) -> str:

@@ -178,7 +178,7 @@ def test_a_caller_with_the_rights_gets_the_explanation(
     allowed = place.caller("allowed", pods=True, proxy=True)
     assert place.explain("p", allowed) == 0
     told = capsys.readouterr().out
-    assert told.startswith(f"Pod {place.name}/p: node c is the best of 1 of 2 nodes.\n")
+    assert told.startswith(f"Pod {place.name}/p: only node c has room, of 2.\n")
     assert place.explain("p", allowed, "--what-if-drained=c", "-o", "json") == 1
     (found,) = json.loads(capsys.readouterr().out)["explanations"]
     assert (found["drained"], found["winner"]) == (["c"], "")

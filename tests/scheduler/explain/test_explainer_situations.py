@@ -36,6 +36,8 @@ def test_no_numa_node_has_enough_cpus() -> None:
     assert "none of 1 node has room" in told
     assert "cpu: no NUMA nodes that the policy admits (requested 8, available" in told
     assert "Pod default/p: spec.containers[*].resources.requests, or Node a: its pods" in told
+    # The NUMA nodes have enough memory.
+    assert "memory" not in told
 
 
 def test_cards_held_by_a_device_plugin() -> None:
@@ -53,8 +55,11 @@ def test_cards_held_by_a_device_plugin() -> None:
     scene.devices(body)
     scene.run(plain("1", "1Gi"), "plugged", "a")
     pod = carder(1).pod("p")
-    cause = causes(scene.explained(pod))[codes.HELD_BY_PLUGIN]
-    assert cause.available == 8
+    by_code = causes(scene.explained(pod))
+    assert by_code[codes.HELD_BY_PLUGIN].available == 8
+    assert list(by_code) == [codes.HELD_BY_PLUGIN, "device-insufficient"]
+    more_than_all = causes(scene.explained(carder(9).pod("p")))
+    assert list(more_than_all)[:2] == ["device-insufficient", codes.HELD_BY_PLUGIN]
     told = scene.told(pod)
     assert "device plugins gave gpu devices to pods without a scheduler's allocation" in told
     assert "Pod default/plugged: spec.schedulerName" in told
@@ -167,7 +172,9 @@ def test_cpus_that_the_kubelet_reserves_are_missing() -> None:
     notes = body["metadata"].setdefault("annotations", {})
     notes[CPU_MANAGER_POLICY] = json.dumps({"policy": "none", "reservedCPUs": "0-3"})
     scene.topology(body)
-    cause = causes(scene.explained(owner(30, 4).pod("p")))[codes.RESERVED_CPUS]
+    by_code = causes(scene.explained(owner(30, 4).pod("p")))
+    assert next(iter(by_code)) == codes.RESERVED_CPUS
+    cause = by_code[codes.RESERVED_CPUS]
     assert cause.message.endswith(": 0-3")
     assert cause.objects[0].kind == "KubeletConfiguration"
 
