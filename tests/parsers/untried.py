@@ -48,6 +48,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "the administrator writes the options": (
         "cli.options:_read",
+        "cli.rebind:_positive",
         "model.devices.gpu_actions:_numbers",
         "model.devices.gpu_actions:parse",
         "model.settings.failure_policy:parse_deadlines",
