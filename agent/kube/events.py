@@ -52,11 +52,12 @@ class Regarding(NamedTuple):
 
 
 class EventKey(NamedTuple):
-    """The identity of one Event."""
+    """The identity of one Event. `normal`: it says what happened, and no fault."""
 
     regarding: Regarding
     reason: str
     note: str
+    normal: bool = False
 
     @property
     def namespace(self) -> str:
@@ -75,9 +76,9 @@ class _Series:
 
 
 class Recorder:
-    """Records warnings. Any thread may call `record`, which never blocks. `results` is called with
-    `written`, `failed` or `dropped` for each. The thread starts at the first Event, since most
-    nodes never have one."""
+    """Records warnings and normal Events; warnings are sent first. Any thread may call `record` and
+    `inform`, which never block. `results` is called with `written`, `failed` or `dropped` for each.
+    The thread starts at the first Event, since most nodes never have one."""
 
     def __init__(
         self,
@@ -107,10 +108,15 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def record(self, regarding: Regarding, reason: str, note: str) -> None:
-        """Records one occurrence, the first or another one."""
-        note = note.encode()[:MAX_NOTE].decode(errors="ignore")
+        """Records one occurrence of a warning, the first or another one."""
+        self._record(EventKey(regarding, reason, _cut(note)))
+
+    def inform(self, regarding: Regarding, reason: str, note: str) -> None:
+        """Records a normal Event."""
+        self._record(EventKey(regarding, reason, _cut(note), normal=True))
+
+    def _record(self, key: EventKey) -> None:
         with self._changed:
-            key = EventKey(regarding, reason, note)
             series = self._series.pop(key, None)
             if series is None and not self._room():
                 self._results("dropped")
@@ -185,7 +191,8 @@ class Recorder:
                     self._changed.wait(at - now)
                     continue
                 self._tokens -= 1
-                key, series = next(each for each in waiting if each[1].due <= now)
+                ready = [each for each in waiting if each[1].due <= now]
+                key, series = min(ready, key=lambda each: each[0].normal)
                 return key, series, series.count
             return None
 
@@ -220,11 +227,15 @@ class Recorder:
             "reportingController": self._controller,
             "reportingInstance": self._instance,
             "action": self._action,
-            "type": "Warning",
+            "type": "Normal" if key.normal else "Warning",
             "reason": key.reason,
             "note": key.note,
             "regarding": {**regarding, "uid": key.regarding.uid},
         }
+
+
+def _cut(note: str) -> str:
+    return note.encode()[:MAX_NOTE].decode(errors="ignore")
 
 
 def _name(key: EventKey) -> str:

@@ -182,6 +182,9 @@ INVALID_LABEL: Final = "InvalidLabel"
 INVALID_NODE: Final = "InvalidNodeConfiguration"
 LIMIT_REFUSED: Final = "LimitRefused"
 NO_CPUS_ALLOCATED: Final = "NoCPUsAllocated"
+CPUS_ASSIGNED: Final = "CPUsAssigned"
+CPUS_CHANGED: Final = "CPUsChanged"
+CPUS_RELEASED: Final = "CPUsReleased"
 AGAIN_SECONDS: Final = 1800.0
 """The API server keeps an Event for an hour: a lasting cause is recorded again."""
 PAUSE_SECONDS: Final = 60.0
@@ -195,6 +198,8 @@ class EventRecorder(Protocol):
     """Delivers Events."""
 
     def record(self, regarding: Regarding, reason: str, note: str) -> None: ...
+
+    def inform(self, regarding: Regarding, reason: str, note: str) -> None: ...
 
 
 class NodeFaults(NamedTuple):
@@ -234,6 +239,38 @@ class PodEvents:
         self._records = records
         self._clock = clock
         self._causes: dict[tuple[Regarding, str], _Cause] = {}
+        self._owned: dict[str, str] | None = None
+        self._changed: dict[str, float] = {}
+
+    def owners(self, owners: Iterable[Owner], known: Mapping[str, ApiPod]) -> None:
+        """Normal Events of pods that get CPUs of their own, get others, or lose them, once for each
+        change. A change has to last LASTING_SECONDS, as a pod has both sets of CPUs while it moves,
+        and one that ends loses its own. The owners at the agent's start are not new. `known`: the
+        API's pods."""
+        if self._records is None:
+            return
+        current = {each.uid: each.cpuset for each in owners}
+        if self._owned is None:
+            self._owned = current
+            return
+        uids = [
+            each for each in self._owned | current if self._owned.get(each) != current.get(each)
+        ]
+        self._changed = {uid: since for uid, since in self._changed.items() if uid in uids}
+        by_uid = {pod.runtime_uid: pod for pod in known.values()} if uids else {}
+        for uid in uids:
+            before, cpus = self._owned.get(uid, ""), current.get(uid, "")
+            since = self._changed.setdefault(uid, self._clock())
+            pod = by_uid.get(uid)
+            if pod is None or pod.terminal or pod.deleted:
+                if not cpus:
+                    del self._owned[uid]
+            elif not before or self._clock() - since >= LASTING_SECONDS:
+                about = Regarding(pod.namespace, pod.name, pod.uid)
+                self._records.inform(about, *_change(before, cpus))
+                self._owned[uid] = cpus
+                if not cpus:
+                    del self._owned[uid]
 
     def record(
         self,
@@ -280,6 +317,15 @@ class PodEvents:
                 cause = _Cause(cause.since, now, note)
             causes[key] = cause
         self._causes = causes
+
+
+def _change(before: str, cpus: str) -> tuple[str, str]:
+    """Reason and note."""
+    if not before:
+        return CPUS_ASSIGNED, f"owns CPUs {cpus}"
+    if not cpus:
+        return CPUS_RELEASED, f"owns no CPUs; it had {before}"
+    return CPUS_CHANGED, f"owns CPUs {cpus}; it had {before}"
 
 
 def _notes(

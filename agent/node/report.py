@@ -132,6 +132,7 @@ class Reporter:
             self._node_faults(moment),
             refused,
         )
+        self._pod_events.owners(decision.owners, moment.cluster.pods)
         if self._correct is not None:
             self._correct(moment.pods, moment.decision.pods, devices, visibility)
         self.changes.export(moment.decision)

@@ -108,6 +108,20 @@ def test_event_has_pod_reason_and_note(api: Api, recorder: Recorder, results: Re
     assert event["metadata"]["name"].startswith("p.")
 
 
+def test_a_normal_event_waits_for_warnings(
+    api: Api, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "REFILL_SECONDS", 0.2)
+    for number in range(events.BURST):
+        recorder.inform(POD, "CPUsAssigned", f"first {number}")
+    eventually("the burst is sent", lambda: len(api.events) == events.BURST)
+    recorder.inform(POD, "CPUsAssigned", "owns CPUs 0-1")
+    recorder.record(POD, "CPUClaimNotHonored", "why")
+    eventually("all are sent", lambda: len(api.events) == events.BURST + 2)
+    last = list(api.events.values())[-2:]
+    assert [each["type"] for each in last] == ["Warning", "Normal"]
+
+
 def test_event_of_a_node_is_in_the_default_namespace(
     server: Server, api: Api, recorder: Recorder, results: Results
 ) -> None:

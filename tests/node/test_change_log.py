@@ -13,9 +13,13 @@ from agent.model.apiobjects import ApiPod, Phase
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QoS
+from agent.model.snapshot import Owner
 from agent.node.change_log import (
     AGAIN_SECONDS,
     CLAIM_NOT_HONORED,
+    CPUS_ASSIGNED,
+    CPUS_CHANGED,
+    CPUS_RELEASED,
     INVALID_ANNOTATION,
     INVALID_LABEL,
     INVALID_NODE,
@@ -138,6 +142,16 @@ class Scene:
     def record(self, regarding: Regarding, reason: str, note: str) -> None:
         self.recorded.append((self.now, regarding.uid, reason, note))
 
+    def inform(self, regarding: Regarding, reason: str, note: str) -> None:
+        self.record(regarding, reason, note)
+
+    def owners(self, **cpus: str) -> list[tuple[str, str, str]]:
+        """The normal Events of a pass after which pods own these CPUs, by uid."""
+        before = len(self.recorded)
+        owners = [Owner(uid, f"ns/{uid}", QoS.LSE, each) for uid, each in cpus.items()]
+        self._events.owners(owners, self.known)
+        return [each[1:] for each in self.recorded[before:]]
+
     def passes(
         self,
         *,
@@ -238,3 +252,46 @@ def test_events_of_a_pod_and_reason_are_never_close_together(
     for each in times.values():
         gaps = [later - earlier for earlier, later in pairwise(each)]
         assert all(gap >= PAUSE_SECONDS for gap in gaps)
+
+
+def test_cpus_that_a_pod_gets_exchanges_and_loses_are_normal_events() -> None:
+    scene = Scene()
+    assert scene.owners(a="0-1") == []
+    assert scene.owners(a="0-1", b="2-3") == [("b", CPUS_ASSIGNED, "owns CPUs 2-3")]
+    assert scene.owners(a="0-1", b="2-5") == []
+    scene.now += LASTING_SECONDS - 1
+    assert scene.owners(a="0-1", b="4-5") == []
+    scene.now += 1
+    assert scene.owners(a="0-1", b="4-5") == [("b", CPUS_CHANGED, "owns CPUs 4-5; it had 2-3")]
+    assert scene.owners(b="4-5") == []
+    scene.now += LASTING_SECONDS
+    assert scene.owners(b="4-5") == [("a", CPUS_RELEASED, "owns no CPUs; it had 0-1")]
+    assert scene.owners(b="4-5") == []
+
+
+def test_a_short_change_of_cpus_is_no_event() -> None:
+    scene = Scene()
+    scene.owners(a="0-1")
+    scene.owners(a="0-3")
+    scene.now += LASTING_SECONDS - 1
+    assert scene.owners(a="0-1") == []
+    scene.now += LASTING_SECONDS
+    assert scene.owners(a="0-3") == []
+
+
+def test_the_end_of_an_owner_is_no_event() -> None:
+    scene = Scene(Phase.SUCCEEDED)
+    scene.owners(a="0-1", gone="2-3")
+    scene.now += LASTING_SECONDS
+    assert scene.owners() == []
+    scene.now += LASTING_SECONDS
+    assert scene.owners() == []
+
+
+def test_an_owner_that_the_api_has_late_gets_its_event_then() -> None:
+    scene = Scene()
+    scene.owners()
+    known, scene.known = scene.known, {}
+    assert scene.owners(a="0-1") == []
+    scene.known = known
+    assert scene.owners(a="0-1") == [("a", CPUS_ASSIGNED, "owns CPUs 0-1")]

@@ -125,13 +125,17 @@ class Objects:
 
 
 class Recorded:
-    """Records events."""
+    """Records events. `normal`: those that are no warnings."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Regarding, str, str]] = []
+        self.normal: list[tuple[Regarding, str, str]] = []
 
     def record(self, regarding: Regarding, reason: str, note: str) -> None:
         self.events.append((regarding, reason, note))
+
+    def inform(self, regarding: Regarding, reason: str, note: str) -> None:
+        self.normal.append((regarding, reason, note))
 
 
 class Kubelet:
