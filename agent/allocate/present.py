@@ -6,9 +6,9 @@ API count. Those of static pods come from the kubelet; their mirror pod in the A
 A mirror pod names the uid of another pod, and anybody who may create pods can write one. One that
 the Node controls is the kubelet's (Kubernetes: plugin/pkg/admission/noderestriction/admission.go,
 admitPodCreate, and deploy/policies/mirror-pods.yaml).
-A pod that ended or was deleted in the API keeps its resources while the runtime lists it; a pod
-that was assigned to this node counts before the runtime has it. Only the uid identifies a pod: two
-pods with one name are two pods."""
+A pod that ended or was deleted in the API keeps its resources while the runtime lists it, by what
+was known of it before; a pod that was assigned to this node counts before the runtime has it. Only
+the uid identifies a pod: two pods with one name are two pods."""
 
 from __future__ import annotations
 
@@ -39,21 +39,24 @@ def _by_kubelet(mirror: ApiPod, node: ApiNode | None) -> bool:
 
 
 def in_api(pods: Iterable[Pod], api_pods: Iterable[ApiPod]) -> dict[str, ApiPod]:
-    """By the runtime's uid, the API's objects of these pods: a mirror pod has their name too."""
+    """By the runtime's uid, the API's objects of these pods that have not ended: a mirror pod has
+    their name too."""
     names = {pod.uid: pod.title for pod in pods}
     return {
-        each.runtime_uid: each for each in api_pods if names.get(each.runtime_uid) == each.title
+        each.runtime_uid: each
+        for each in api_pods
+        if not each.terminal and names.get(each.runtime_uid) == each.title
     }
 
 
 def metadata_by_uid(pods: Iterable[ApiPod]) -> dict[str, PodMetadata]:
-    """By the runtime's uid, the metadata that the API server has."""
+    """By the runtime's uid, the metadata that the API server has of pods that have not ended."""
     return {
         pod.runtime_uid: pod_metadata(
             pod.labels, pod.annotations, unequal_cpu(pod), _batch_excess(pod)
         )
         for pod in pods
-        if not pod.mirror
+        if not pod.mirror and not pod.terminal
     }
 
 
@@ -67,7 +70,7 @@ def present(
     }
     for pod in api_pods:
         uid, named = pod.runtime_uid, _named(pod)
-        if uid in pods and pod.title != pods[uid].title:
+        if pod.terminal or (uid in pods and pod.title != pods[uid].title):
             continue
         if uid in pods:
             pods[uid] = msgspec.structs.replace(

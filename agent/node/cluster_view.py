@@ -367,14 +367,21 @@ _MIRROR_KEYS: Final = {CONFIG_MIRROR: 256, CONFIG_HASH: 256}
 def _pod_of_node(text: bytes) -> ApiPod:
     """The part of a pod of this node that the agent keeps, from an object's JSON: what
     `pod_metadata` keeps, the keys of a mirror pod, and MAX_CONTAINERS of its containers. Omits the
-    resource version, which changes with every write of the status. Raises ObjectError."""
+    resource version, which changes with every write of the status. Of a pod that has ended only the
+    name counts: a kubelet runs a bounded number of pods, and who may create pods can name this node
+    in any number of others, which the kubelet ends at once. Raises ObjectError."""
     pod = apiobjects.decode(text)
+    mirror = bounds.kept(pod.annotations, _MIRROR_KEYS)
+    if pod.terminal:
+        name = pod.uid, pod.namespace, pod.name, pod.node, pod.phase
+        owner = pod.controlling_node
+        return ApiPod(*name, {}, mirror, pod.kube_class, pod.created_at, controlling_node=owner)
     read = pod_metadata(pod.labels, pod.annotations)
     containers = pod.containers[: bounds.MAX_CONTAINERS]
     return msgspec.structs.replace(
         pod,
         labels=read.labels,
-        annotations=read.annotations | bounds.kept(pod.annotations, _MIRROR_KEYS),
+        annotations=read.annotations | mirror,
         containers=containers,
         init_containers=pod.init_containers[: bounds.MAX_CONTAINERS - len(containers)],
         resource_version="",

@@ -10,6 +10,7 @@ import yaml
 
 from agent.kube.store import EmbeddedStore
 from agent.model.apiobjects import Phase
+from agent.model.pod.pods import ANNOTATIONS
 from agent.model.pod.qos import QOS_LABEL
 from agent.node.cluster_view import ClusterWatches
 from tests.waiting import eventually
@@ -79,6 +80,27 @@ def test_pods_and_node_are_followed(
     eventually("the agent is notified", lambda: heard.times == times + 1)
     path.unlink()
     settled(assignments, lambda: not assignments.now().pods)
+
+
+def test_of_pods_that_have_ended_only_the_name_is_kept(
+    tmp_path: Path, assignments: ClusterWatches
+) -> None:
+    """A tenant names the node in any number of pods, which its kubelet ends at once."""
+    for name, phase in (("a", "Running"), ("b", "Failed"), ("c", "Succeeded")):
+        put(
+            tmp_path,
+            name,
+            labels={QOS_LABEL: "LSE"},
+            annotations=dict.fromkeys(ANNOTATIONS, "x" * 1_000),
+            status={"phase": phase},
+        )
+    assignments.start()
+    pods = assignments.now().pods
+    assert pods.keys() == {"a", "b", "c"}
+    assert (len(pods["a"].annotations), len(pods["a"].labels)) == (len(ANNOTATIONS), 1)
+    for name in "bc":
+        assert pods[name].terminal
+        assert (pods[name].annotations, pods[name].labels, pods[name].containers) == ({}, {}, ())
 
 
 def test_changes_of_unused_fields_do_not_wake_the_agent(

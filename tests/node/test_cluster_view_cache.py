@@ -107,6 +107,24 @@ def test_a_running_pod_keeps_its_cpus_whatever_the_cluster_reports(
     assert [each.cpuset for each in world.snapshot().owners] == ["1"]
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_claim_of_the_cluster_outlives_the_end_of_its_pod_there(
+    tmp_path: Path, restart: bool
+) -> None:
+    """The runtime may still have containers of a pod whose phase a controller has set."""
+    world = World(tmp_path)
+    own = world.container(world.sandbox("a", "LS"))
+    world.cluster_objects.pods = {"a": api_pod("a", "LSE", "2")}
+    agent = world.agent()
+    agent.reconcile()
+    group = f"kubepods/burstable/poda/{own.id}"
+    assert world.cpus(group) == "2"
+    agent = world.agent() if restart else agent
+    world.cluster_objects.pods = {"a": api_pod("a", phase="Failed")}
+    agent.reconcile()
+    assert world.cpus(group) == "2"
+
+
 def test_another_claim_in_the_cluster_counts_and_outlives_restart_and_deletion(
     tmp_path: Path,
 ) -> None:

@@ -21,7 +21,7 @@ _LIMITS = {
     "duplicate_classes": 0,
     "constructor_arguments": 10,
     "citations": 0,
-    "code_lines": 47_790,
+    "code_lines": 47_800,
 }
 _MEANINGS = {
     "modules": "modules",
