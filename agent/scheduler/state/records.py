@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from itertools import islice
 from sys import intern
 from typing import Final, Generic, TypeVar
 
@@ -118,6 +119,9 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 MAX_VALUES: Final = 4096
+MAX_LABELS: Final = 128
+"""Of a pod: an object of 1.5 MB may have thousands. A selector of a PodDisruptionBudget by another
+one does not match here, and the API server refuses the eviction."""
 
 
 class InternPool(Generic[T]):
@@ -172,7 +176,7 @@ def pods(agents: AgentSelector) -> Callable[[bytes], PodRecord]:
             intern(pod.node),
             _compact(assigned),
             ready,
-            _labels.of(interned(pod.labels)),
+            _labels.of(interned(dict(islice(pod.labels.items(), MAX_LABELS)))),
             pod.started_at,
             pod.deleted,
             pod.mirror,

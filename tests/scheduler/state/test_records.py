@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scheduler.state.records import InternPool, interned
+from agent.scheduler.state import records
+from agent.scheduler.state.records import MAX_LABELS, AgentSelector, InternPool, interned
+from tests.fixtures.fleet import plain
 
 TABLES = st.dictionaries(st.integers(0, 3), st.dictionaries(st.sampled_from("ab"), st.integers()))
 
@@ -45,3 +49,10 @@ def test_equal_strings_become_one() -> None:
     first, second = (interned({f"{name}-key": f"{name}-value"}) for name in ("a", "a"))
     assert first == second == {"a-key": "a-value"}
     assert first["a-key"] is second["a-key"]
+
+
+def test_labels_of_a_pod_are_bounded() -> None:
+    body = plain("1", "1Gi").pod("p", node="a")
+    body["metadata"]["labels"] = {f"{number:04}": "x" for number in range(2_000)}
+    record = records.pods(AgentSelector())(json.dumps(body).encode())
+    assert list(record.labels) == [f"{number:04}" for number in range(MAX_LABELS)]
