@@ -27,7 +27,7 @@ PARSERS := $(BIN)/python -m tests.parsers --count 100000 --seed $$$$
 # a kube-scheduler of the same version or a whole node.
 API_SERVERS := $(sort $(patsubst tests/tools/kube-apiserver-%,%,$(wildcard tests/tools/kube-apiserver-*)))
 API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
-	authorization cluster day deploy kube outage reinstall webhook)) \
+	authorization cluster day deploy helm kube outage reinstall webhook)) \
 	$(addprefix tests/integration/extender/test_, $(addsuffix .py, \
 	bind evictor gpulinks outage scheduler_process scheduler_state))
 
@@ -94,7 +94,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy -p demo -p tests.fixtures
-	$(BIN)/mypy deploy/release.py
+	$(BIN)/mypy deploy/release.py deploy/render.py
 	$(BIN)/lint-imports
 	$(BIN)/python protos/regenerate.py --check
 	$(BIN)/python docs/reference.py --check

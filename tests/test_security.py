@@ -34,6 +34,8 @@ def rows(section: str) -> list[list[str]]:
 
 def documents() -> Iterator[dict[str, Any]]:
     for path in sorted((ROOT / "deploy").rglob("*.yaml")):
+        if ROOT / "deploy/chart" in path.parents:
+            continue
         for each in yaml.safe_load_all(path.read_text()):
             if isinstance(each, dict):
                 yield each

@@ -35,7 +35,8 @@ EVERYTHING = ("overlays/webhook", "overlays/scheduler-evict")
 
 def listed(folder: str) -> list[Path]:
     """The files of a kustomization and of the folders it lists, in order."""
-    names = yaml.safe_load((DEPLOY / folder / "kustomization.yaml").read_text())["resources"]
+    described = yaml.safe_load((DEPLOY / folder / "kustomization.yaml").read_text())
+    names = [*described.get("resources", ()), *described.get("components", ())]
     paths = [(DEPLOY / folder / name).resolve() for name in names]
     return [
         file
@@ -157,9 +158,14 @@ def arguments(container: Object) -> list[str]:
 
 
 def pod_of(overlay: str) -> Object:
-    """The pod of the DaemonSet with the overlay's patch merged by name."""
+    """The pod of the DaemonSet that the overlay's component adds, or else of the agent's with the
+    component's patch merged by name."""
+    another = DEPLOY / "components" / overlay / "daemonset.yaml"
+    if another.exists():
+        of_its_own: Object = yaml.safe_load(another.read_text())["spec"]["template"]["spec"]
+        return of_its_own
     pod: Object = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
-    path = DEPLOY / "overlays" / overlay / "agent.yaml"
+    path = DEPLOY / "components" / overlay / "agent.yaml"
     if not path.exists():
         return pod
     merged: Object = _patched(pod, yaml.safe_load(path.read_text())["spec"]["template"]["spec"])

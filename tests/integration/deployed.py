@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 from agent.kube.errors import ForbiddenError
 from tests.deploy.api import Api, RefusedError
 from tests.deploy.manifests import DEPLOY, kustomization
+from tests.integration.apiserver.cluster import Kubectl
 from tests.integration.apiserver.server import ApiServer
 from tests.waiting import eventually
 
@@ -23,6 +26,31 @@ EVERYTHING_ALLOWED = [
 
 _NOT_YET = (404, 429)
 """Errors of a new kind: first it is unknown, then its storage is not ready."""
+
+GONE_SECONDS = 420.0
+"""The API server tries to remove a CustomResourceDefinition for a minute, and then once more after
+a pause (apiextensions-apiserver, pkg/controller/finalizer): two minutes were seen. Where its own
+update of the condition Terminating meets an older copy in its cache, it drops the deletion until it
+lists all definitions again, or until somebody else changes the definition."""
+
+_ATTEMPT_SECONDS = 60.0
+
+
+def delete(kubectl: Kubectl, *words: str) -> None:
+    """By `kubectl delete`. Changes each CustomResourceDefinition that stays for a minute, and waits
+    again."""
+    eventually(f"{' '.join(words)} is deleted", partial(_deleted, kubectl, *words), GONE_SECONDS)
+
+
+def _deleted(kubectl: Kubectl, *words: str) -> bool:
+    timeout = f"--timeout={_ATTEMPT_SECONDS:.0f}s"
+    ended = kubectl.attempt("delete", "--ignore-not-found", timeout, *words)
+    kept = re.findall(r"customresourcedefinitions/(\S+)", ended.stderr)
+    assert ended.returncode == 0 or kept, ended.stderr
+    for name in kept:
+        changed = f"deletion-tried={time.time():.0f}"
+        kubectl.attempt("annotate", "--overwrite", "crd", name, changed)
+    return ended.returncode == 0
 
 
 def administrator(server: ApiServer, name: str, timeout_seconds: float = 60.0) -> Api:

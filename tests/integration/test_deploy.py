@@ -137,6 +137,8 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
     api = deployed.administrator(apiserver, "deployer")
     made = Cluster(apiserver, api)
     deployed.apply(api, deployed.served(apiserver, objects("crds", "base", "policies")))
+    rebinds = objects("components/scheduler")
+    deployed.apply(api, [each for each in rebinds if each["kind"] == "CustomResourceDefinition"])
     for name in ("node-1", "node-2"):
         api.apply(node(name))
     gpu = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu"}}

@@ -39,13 +39,7 @@ ALICE = Who()
 KOORDINATOR = "system:serviceaccount:koordinator-system:koord-scheduler"
 
 NOT_FOUND = 404
-GONE_SECONDS = 420.0
-"""The API server tries to remove a CustomResourceDefinition for a minute, and then once more after
-a pause (apiextensions-apiserver, pkg/controller/finalizer): two minutes were seen. Where its own
-update of the condition Terminating meets an older copy in its cache, it drops the deletion until it
-lists all definitions again, or until somebody else changes the definition."""
-
-ATTEMPT_SECONDS = 60.0
+GONE_SECONDS = deployed.GONE_SECONDS
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -79,18 +73,7 @@ class Cluster:
         return ended.returncode == 0
 
     def delete(self, *words: str) -> None:
-        """Changes each CustomResourceDefinition that stays for a minute, and waits again."""
-        eventually(f"{' '.join(words)} is deleted", partial(self._deleted, *words), GONE_SECONDS)
-
-    def _deleted(self, *words: str) -> bool:
-        timeout = f"--timeout={ATTEMPT_SECONDS:.0f}s"
-        ended = self.kubectl.attempt("delete", "--ignore-not-found", timeout, *words)
-        kept = re.findall(r"customresourcedefinitions/(\S+)", ended.stderr)
-        assert ended.returncode == 0 or kept, ended.stderr
-        for name in kept:
-            changed = f"deletion-tried={time.time():.0f}"
-            self.kubectl.attempt("annotate", "--overwrite", "crd", name, changed)
-        return ended.returncode == 0
+        deployed.delete(self.kubectl, *words)
 
     def apply_each(self, bodies: list[Object]) -> None:
         """Without kubectl."""
@@ -230,6 +213,19 @@ def test_a_reinstalled_overlay_does_not_affect_pods(cluster: Cluster, watch: Bys
     cluster.apply(folder)
     cluster.in_force(OURS)
     watch.round()
+
+
+def test_definitions_that_others_use_stay(cluster: Cluster, watch: Bystanders) -> None:
+    """As docs/install.md removes Topolet."""
+    folder = cluster.folder("overlays/scheduler")
+    cluster.apply(folder)
+    cluster.delete("-k", str(folder), "-l", "topolet.io/shared!=true")
+    watch.round()
+    left = cluster.kubectl("get", "crd", "-o", "name").split()
+    assert [each.partition("/")[2] for each in left] == [
+        "devices.scheduling.koordinator.sh",
+        "noderesourcetopologies.topology.node.k8s.io",
+    ]
 
 
 def part(body: Object) -> str:

@@ -53,7 +53,7 @@ def test_a_bind_has_ended_before_another_may_start(lease_seconds: int) -> None:
 def test_a_bind_without_an_answer_of_the_api_server_ends_before_kube_schedulers_timeout() -> None:
     """It reports the reason to users then. After a Binding without an answer the pod is read, which
     may get no answer either."""
-    folder = Path(__file__).parents[2] / "deploy/overlays/scheduler"
+    folder = Path(__file__).parents[2] / "deploy/components/scheduler"
     patience = re.search(r"httpTimeout: (\d+)s", (folder / "configuration.yaml").read_text())
     assert patience is not None
     times = process.lease_times(SchedulerSettings().lease_seconds)

@@ -31,6 +31,7 @@ _MODULES = {
     "grpc-peer": "google.golang.org/grpc",
     "koord-runtime-proxy": "github.com/koordinator-sh/koordinator",
     "etcd": "go.etcd.io/etcd/server/v3",
+    "helm": "helm.sh/helm/v4",
     "kubernetes": "k8s.io/kubernetes",
     **dict.fromkeys(API_SERVERS.values(), "k8s.io/kubernetes"),
 }
@@ -59,6 +60,7 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "grpc-peer": (("install", *_FLAGS, "."),),
     "koord-runtime-proxy": (("install", *_FLAGS, "tool"),),
     "etcd": (("install", *_FLAGS, "."),),
+    "helm": (("install", *_FLAGS, "tool"),),
     "kubernetes": (("install", *_FLAGS, "tool"),),
     **dict.fromkeys(API_SERVERS.values(), (("install", *_FLAGS, "tool"),)),
 }

@@ -1,0 +1,221 @@
+{{- define "topolet.namespace" -}}
+{{ if .Values.kustomize }}$(TOPOLET_NAMESPACE){{ else }}{{ .Release.Namespace }}{{ end }}
+{{- end }}
+
+{{- define "topolet.schedulerName" -}}
+{{ if .Values.kustomize }}$(TOPOLET_SCHEDULER_NAME){{ else }}{{ .Values.scheduler.name }}{{ end }}
+{{- end }}
+
+{{/* What a policy about the requests of users does. Policies about Topolet's own accounts always refuse. */}}
+{{- define "topolet.actions" -}}
+{{ if eq .Values.policies.mode "warn" }}[Warn, Audit]{{ else }}[Deny]{{ end }}
+{{- end }}
+
+{{/* An image, of a dict with registry, repository, tag and digest, any of them empty. */}}
+{{- define "topolet.reference" -}}
+{{ with .registry }}{{ . }}/{{ end }}{{ .repository }}{{ with .tag }}:{{ . }}{{ end }}{{ with .digest }}@{{ . }}{{ end }}
+{{- end }}
+
+{{/* Topolet's image; of a dict with root and image, whose fields replace those of all pods. */}}
+{{- define "topolet.image" -}}
+{{ $image := mergeOverwrite (dict "tag" .root.Chart.AppVersion) (pick .root.Values.image "registry" "repository" "digest") -}}
+{{ with .root.Values.image.tag }}{{ $_ := set $image "tag" . }}{{ end -}}
+{{ with .image }}
+{{- if .tag }}{{ $_ := set $image "digest" "" }}{{ end -}}
+{{ $image = mergeOverwrite $image . }}
+{{- end -}}
+{{ include "topolet.reference" $image }}
+{{- end }}
+
+{{/* Without a registry nobody is asked for an image: it has to be on the node. */}}
+{{- define "topolet.pullPolicy" -}}
+{{ .Values.image.pullPolicy | default (ternary "IfNotPresent" "Never" (not (empty .Values.image.registry))) }}
+{{- end }}
+
+{{- define "topolet.pullSecrets" -}}
+{{ with .Values.image.pullSecrets }}
+      imagePullSecrets:
+{{- range . }}
+      - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The socket of a runtime, of its name or its path. */}}
+{{- define "topolet.socket" -}}
+{{ $sockets := dict
+  "containerd" "/run/containerd/containerd.sock"
+  "cri-o" "/run/crio/crio.sock"
+  "k3s" "/run/k3s/containerd/containerd.sock"
+  "rke2" "/run/k3s/containerd/containerd.sock"
+  "microk8s" "/var/snap/microk8s/common/run/containerd.sock" -}}
+{{ get $sockets . | default . }}
+{{- end }}
+
+{{/* The kubelet's folder on nodes of a runtime. */}}
+{{- define "topolet.kubeletDir" -}}
+{{ ternary "/var/snap/microk8s/common/var/lib/kubelet" "/var/lib/kubelet" (eq . "microk8s") }}
+{{- end }}
+
+{{/* The value of an option as a flag has it: numbers of YAML are floats here. */}}
+{{- define "topolet.option" -}}
+{{ if and (kindIs "float64" .) (eq (float64 (int64 .)) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
+{{- end }}
+
+{{/*
+The DaemonSets of the agent, as JSON: for each pool one, or two if it has a canary. A node belongs to the
+first pool whose label it has: the later ones exclude it.
+*/}}
+{{- define "topolet.pools" -}}
+{{ $found := list }}{{ $others := list }}{{ $names := dict }}
+{{- range .Values.pools }}
+{{- $pool := . }}
+{{- $name := .name | default "" }}
+{{- if hasKey $names (printf "pool %s" $name) }}{{ fail (printf "pools: two of them have the name %q" $name) }}{{ end }}
+{{- $_ := set $names (printf "pool %s" $name) true }}
+{{- if hasKey $names "every node" }}{{ fail (printf "pools: the pool %q comes after one without a nodeSelector, which has every other node" $name) }}{{ end }}
+{{- if not .nodeSelector }}{{ $_ := set $names "every node" true }}{{ end }}
+{{- $main := merge (dict "excluded" $others) (omit . "canary") }}
+{{- with .canary }}
+{{- $selector := mergeOverwrite (dict "topolet.io/canary" "true") ($pool.nodeSelector | default dict) }}
+{{- $settings := mergeOverwrite (deepCopy ($pool.settings | default dict)) (.settings | default dict) }}
+{{- $image := mergeOverwrite (deepCopy ($pool.image | default dict)) (.image | default dict) }}
+{{- $found = append $found (mergeOverwrite (deepCopy $main) (dict "canary" true "nodeSelector" $selector "settings" $settings "image" $image)) }}
+{{- $main = mergeOverwrite (deepCopy $main) (dict "excluded" (append $others (dict "key" "topolet.io/canary" "value" "true"))) }}
+{{- end }}
+{{- $found = append $found $main }}
+{{- range $key, $value := .nodeSelector }}{{ $others = append $others (dict "key" $key "value" $value) }}{{ end }}
+{{- end }}
+{{- dict "pools" $found | toJson }}
+{{- end }}
+
+{{/*
+Certificate and key of a server of ours, as JSON with tls.crt, tls.key and ca.crt in base64; of a dict with
+root and name. It is that of the Secret until three quarters of its time have passed, and one for all
+templates.
+*/}}
+{{- define "topolet.generated" -}}
+{{ $root := .root }}{{ $key := printf "generated-%s" .name }}
+{{- if not (hasKey $root.Values $key) }}
+{{- $stored := lookup "v1" "Secret" $root.Release.Namespace (printf "%s-tls" .name) | default dict }}
+{{- $until := dig "metadata" "annotations" "topolet.io/renew-after" "" $stored }}
+{{- if and $until (gt (toDate "2006-01-02" $until | unixEpoch | int64) (now | unixEpoch | int64)) }}
+{{- $_ := set $root.Values $key (dict "data" $stored.data "until" $until) }}
+{{- else }}
+{{- $days := int $root.Values.certificates.days }}
+{{- $host := printf "%s.%s.svc" .name $root.Release.Namespace }}
+{{- $ca := genCA (printf "%s-ca" .name) $days }}
+{{- $made := genSignedCert $host nil (list $host) $days $ca }}
+{{- $data := dict "tls.crt" (b64enc $made.Cert) "tls.key" (b64enc $made.Key) "ca.crt" (b64enc $ca.Cert) }}
+{{- $until = now | dateModify (printf "+%dh" (mul $days 18)) | date "2006-01-02" }}
+{{- $_ := set $root.Values $key (dict "data" $data "until" $until) }}
+{{- end }}
+{{- end }}
+{{- get $root.Values $key | toJson }}
+{{- end }}
+
+{{/* The Secret of a server, or what makes cert-manager write it; of a dict with root and name. */}}
+{{- define "topolet.certificate" -}}
+{{ $root := .root }}
+{{- if eq $root.Values.certificates.source "generate" }}
+{{- $made := include "topolet.generated" . | fromJson }}
+apiVersion: v1
+kind: Secret
+metadata:
+  name: {{ .name }}-tls
+  namespace: {{ $root.Release.Namespace }}
+  annotations:
+    # The first upgrade after this day makes another certificate.
+    topolet.io/renew-after: {{ $made.until | quote }}
+type: kubernetes.io/tls
+data:
+{{- range $file, $text := $made.data }}
+  {{ $file }}: {{ $text }}
+{{- end }}
+{{- else if eq $root.Values.certificates.source "cert-manager" }}
+{{- $host := printf "%s.%s.svc" .name $root.Release.Namespace }}
+{{- if not $root.Values.certificates.issuerRef }}
+apiVersion: cert-manager.io/v1
+kind: Issuer
+metadata:
+  name: {{ .name }}
+  namespace: {{ $root.Release.Namespace }}
+spec:
+  selfSigned: {}
+---
+{{- end }}
+apiVersion: cert-manager.io/v1
+kind: Certificate
+metadata:
+  name: {{ .name }}
+  namespace: {{ $root.Release.Namespace }}
+spec:
+  secretName: {{ .name }}-tls
+  commonName: {{ $host }}
+  dnsNames: [{{ $host }}]
+  usages: [digital signature, server auth, client auth]
+  issuerRef:
+    {{- $root.Values.certificates.issuerRef | default (dict "name" .name) | toYaml | nindent 4 }}
+{{- end }}
+{{- end }}
+
+{{/* The CA of the webhook for the API server, in base64; empty if somebody else writes it. */}}
+{{- define "topolet.caBundle" -}}
+{{ if .Values.kustomize }}{{ else if eq .Values.certificates.source "generate" -}}
+{{ $made := include "topolet.generated" (dict "root" . "name" "topolet-webhook") | fromJson -}}
+{{ get $made.data "ca.crt" }}
+{{- else if eq .Values.certificates.source "secret" -}}
+{{ $stored := lookup "v1" "Secret" .Release.Namespace "topolet-webhook-tls" | default dict -}}
+{{ .Values.webhook.caBundle | default (dig "data" "ca.crt" "" $stored) | default (dig "data" "tls.crt" "" $stored) }}
+{{- end }}
+{{- end }}
+
+{{/* Fields of our schema that another one does not have, each on a line; of a dict with ours, theirs, at. */}}
+{{- define "topolet.lacking" -}}
+{{ $theirs := .theirs }}{{ $at := .at }}
+{{- if not (get $theirs "x-kubernetes-preserve-unknown-fields") }}
+{{- range $name, $ours := (get .ours "properties" | default dict) }}
+{{- $field := printf "%s.%s" $at $name }}
+{{- if not (or (hasKey (get $theirs "properties" | default dict) $name) (eq $field ".metadata")) }}
+{{ $field }}
+{{- else if ne $field ".metadata" }}
+{{- include "topolet.lacking" (dict "ours" $ours "theirs" (get $theirs.properties $name) "at" $field) }}
+{{- end }}
+{{- end }}
+{{- if and (hasKey .ours "items") (hasKey $theirs "items") }}
+{{- include "topolet.lacking" (dict "ours" .ours.items "theirs" $theirs.items "at" (printf "%s[]" $at)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+What is to be done with a definition, as JSON: install, and if not, what the stored one lacks; of a dict with
+root and file. One that this release does not own is left as it is. It fails if no version of ours is served.
+*/}}
+{{- define "topolet.definition" -}}
+{{ $ours := .root.Files.Get .file | fromYaml }}{{ $root := .root }}
+{{- $name := $ours.metadata.name }}
+{{- $stored := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name | default dict }}
+{{- $notes := dig "metadata" "annotations" dict $stored }}
+{{- $owned := and (eq (get $notes "meta.helm.sh/release-name") $root.Release.Name) (eq (get $notes "meta.helm.sh/release-namespace") $root.Release.Namespace) }}
+{{- $owner := get $notes "meta.helm.sh/release-name" | default "no release of Helm" }}
+{{- $lacking := list }}
+{{- if and $stored (not $owned) (not (has $name $root.Values.crds.adopt)) }}
+{{- $served := dict }}
+{{- range $stored.spec.versions }}{{ if .served }}{{ $_ := set $served .name (dig "schema" "openAPIV3Schema" dict .) }}{{ end }}{{ end }}
+{{- $common := 0 }}
+{{- range $ours.spec.versions }}
+{{- if hasKey $served .name }}
+{{- $common = add1 $common }}
+{{- $fields := include "topolet.lacking" (dict "ours" .schema.openAPIV3Schema "theirs" (get $served .name) "at" "") | trim }}
+{{- if $fields }}{{ $lacking = concat $lacking (splitList "\n" $fields) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if not $common }}
+{{- fail (printf "CustomResourceDefinition %s: it exists, its owner is %s, and it serves none of the versions that Topolet uses (%s); update it with its owner, or name it in crds.adopt" $name $owner (join ", " (pluck "name" (index $ours.spec.versions 0)))) }}
+{{- end }}
+{{- dict "install" false "name" $name "owner" $owner "lacking" (uniq $lacking) | toJson }}
+{{- else }}
+{{- dict "install" true "name" $name "owner" $owner "lacking" list | toJson }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,56 @@
+"""Renders deploy/chart for tests."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import tools
+from tests.deploy.manifests import DEPLOY
+
+Object = dict[str, Any]
+
+CHART = DEPLOY / "chart"
+NAMESPACE = "topolet-system"
+
+
+def helm() -> Path:
+    """The program; without it the test is skipped."""
+    where = tools.built("helm")
+    if isinstance(where, str):
+        pytest.skip(where)
+    return where / "helm"
+
+
+def attempt(
+    home: Path, *words: str, values: Object | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Helm with its own files below `home`, and values for the chart."""
+    given = () if values is None else ("--values=-",)
+    return subprocess.run(
+        [str(helm()), *words, *given],
+        input=yaml.safe_dump(values),
+        capture_output=True,
+        check=False,
+        text=True,
+        env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
+    )
+
+
+def rendered(home: Path, values: Object, version: str = "1.36.0") -> list[Object]:
+    """The objects of the chart for an API server of that version, without a cluster."""
+    words = ("template", "topolet", str(CHART), f"--namespace={NAMESPACE}")
+    ended = attempt(home, *words, f"--kube-version={version}", values=values)
+    assert ended.returncode == 0, ended.stderr
+    return [each for each in yaml.safe_load_all(ended.stdout) if each]
+
+
+def refused(home: Path, values: Object) -> str:
+    """What Helm says to values that the chart does not take."""
+    ended = attempt(home, "template", "topolet", str(CHART), values=values)
+    assert ended.returncode
+    return ended.stderr

@@ -1,0 +1,463 @@
+"""The chart: what its values make, and that the manifests for kustomize come from it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import re
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.model.settings import options
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.scheduler import SchedulerSettings
+from tests.deploy.chart import CHART, NAMESPACE, attempt, helm, refused, rendered
+from tests.deploy.manifests import (
+    DEPLOY,
+    Object,
+    arguments,
+    kustomization,
+    kustomized,
+    kustomized_folder,
+)
+
+SECRET = {"certificates": {"source": "secret"}, "namespace": {"create": True}}
+"""As kustomize has it: certificates are made by hand, and the namespace is an object."""
+GPUS = {"name": "nvidia", "nodeSelector": {"nvidia.com/gpu.present": "true"}, "gpu": True}
+POOLS = {
+    "reconcile": [{}],
+    "proxy": [{"mode": "proxy"}],
+    "nri": [{"mode": "nri"}],
+    "nvidia": [GPUS, {}],
+    "cri-o": [{"mode": "proxy", "runtime": "cri-o"}],
+}
+KUBE_SCHEDULER = {"kubeScheduler": {"image": {"tag": "v1.36.3"}}}
+ALL_OVERLAYS: dict[str, Object] = {
+    **{name: {"pools": pools} for name, pools in POOLS.items()},
+    "scheduler": {"scheduler": {"enabled": True, **KUBE_SCHEDULER}},
+    "scheduler-evict": {"scheduler": {"enabled": True, "evict": True, **KUBE_SCHEDULER}},
+    "webhook": {"webhook": {"enabled": True}},
+}
+
+
+def by_name(bodies: list[Object]) -> dict[tuple[str, str], Any]:
+    """In a form in which the order of lists of objects does not count."""
+    return {(each["kind"], each["metadata"]["name"]): _unordered(each) for each in bodies}
+
+
+def _unordered(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _unordered(below) for key, below in value.items()}
+    if isinstance(value, list):
+        below = [_unordered(each) for each in value]
+        return sorted(below, key=yaml.safe_dump) if below and isinstance(below[0], dict) else below
+    return value
+
+
+def without_cert_manager(bodies: list[Object]) -> list[Object]:
+    """The manifests for kustomize have its annotation for all."""
+    for each in bodies:
+        annotations = each["metadata"].get("annotations", {})
+        if annotations.pop("cert-manager.io/inject-ca-from", None):
+            del each["metadata"]["annotations"]
+    return bodies
+
+
+def daemonsets(bodies: list[Object]) -> dict[str, Object]:
+    return {each["metadata"]["name"]: each for each in bodies if each["kind"] == "DaemonSet"}
+
+
+def pod(daemonset: Object) -> Object:
+    spec: Object = daemonset["spec"]["template"]["spec"]
+    return spec
+
+
+def agent(daemonset: Object) -> Object:
+    found: Object = next(each for each in pod(daemonset)["containers"] if each["name"] == "agent")
+    return found
+
+
+def test_the_manifests_for_kustomize_come_from_the_chart() -> None:
+    command = [sys.executable, str(DEPLOY / "render.py"), f"--helm={helm()}", "--check"]
+    ended = subprocess.run(command, capture_output=True, check=False, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("overlay", sorted(ALL_OVERLAYS))
+def test_an_overlay_is_the_chart_with_values(overlay: str, tmp_path: Path) -> None:
+    theirs = rendered(tmp_path, {**SECRET, **ALL_OVERLAYS[overlay]})
+    ours = without_cert_manager(kustomized(overlay, tmp_path))
+    assert by_name(ours) == by_name(theirs)
+
+
+def test_components_compose_as_values_do(tmp_path: Path) -> None:
+    """All of them that go together, on an older API server, with an image in a registry."""
+    components = (
+        "nvidia",
+        "nri",
+        "microk8s",
+        "kubelet-configz",
+        "scheduler",
+        "scheduler-evict",
+        "webhook",
+        "webhook-client-ca",
+        "before-1.36",
+        "pull",
+    )
+    image = {"name": "topolet", "newName": "registry.example.com/team/topolet"}
+    folder = kustomization(tmp_path, "overlays/reconcile", components, images=[image])
+    more = {"mode": "nri", "runtime": "microk8s"}
+    values = {
+        **SECRET,
+        "image": {"registry": "registry.example.com/team"},
+        "agent": {"kubeletConfigz": True},
+        "pools": [{**GPUS, **more}, more],
+        **ALL_OVERLAYS["scheduler-evict"],
+        "webhook": {"enabled": True, "clientCA": True},
+    }
+    ours = without_cert_manager(kustomized_folder(folder, tmp_path))
+    assert by_name(ours) == by_name(rendered(tmp_path, values, "1.35.0"))
+
+
+@pytest.mark.parametrize("component", ["k3s", "cri-o", "microk8s"])
+def test_a_runtime_has_a_component_and_a_value(component: str, tmp_path: Path) -> None:
+    folder = kustomization(tmp_path, "overlays/reconcile", (component,))
+    theirs = rendered(tmp_path, {**SECRET, "pools": [{"runtime": component}]})
+    assert by_name(kustomized_folder(folder, tmp_path)) == by_name(theirs)
+
+
+@pytest.mark.parametrize("values", [{}, *ALL_OVERLAYS.values()])
+def test_helm_finds_no_fault_in_the_chart(values: Object, tmp_path: Path) -> None:
+    ended = attempt(tmp_path, "lint", "--strict", str(CHART), values=values)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"policies": {"mode": "strict"}}, "/policies/mode"),
+        ({"pools": [{"mode": "both"}]}, "/pools/0/mode"),
+        ({"pools": [{"settings": {"no-option": 1}}]}, "'no-option' not allowed"),
+        ({"pools": [{"nodeSelector": {"a": "b", "c": "d"}}]}, "/pools/0/nodeSelector"),
+        ({"pools": [{"runtime": "docker"}]}, "/pools/0/runtime"),
+        ({"pools": [{}, {"name": "later"}]}, 'the pool "later" comes after one without'),
+        (
+            {"pools": [{"nodeSelector": {"a": "b"}}, {"nodeSelector": {"c": "d"}}]},
+            'two of them have the name ""',
+        ),
+        ({"image": {"digest": "latest"}}, "/image/digest"),
+        ({"imaje": {}}, "'imaje' not allowed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_values_that_make_no_sense_are_refused_by_their_names(
+    values: Object, message: str, tmp_path: Path
+) -> None:
+    assert message in refused(tmp_path, values)
+
+
+def documented(first: str) -> Object:
+    """The block of YAML in docs/install.md that begins with this key and no other block has."""
+    page = (DEPLOY.parent / "docs" / "install.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (found,) = (
+        each
+        for each in map(yaml.safe_load, blocks)
+        if first in each and "extraArgs" not in str(each)
+    )
+    body: Object = found
+    return body
+
+
+def test_the_documented_pools_are_values(tmp_path: Path) -> None:
+    found = daemonsets(rendered(tmp_path, documented("pools")))
+    assert set(found) == {
+        "topolet-agent",
+        "topolet-agent-edge",
+        "topolet-agent-gpu",
+        "topolet-agent-gpu-canary",
+    }
+
+
+def test_a_kube_scheduler_that_is_there_reaches_the_extender_without_names(tmp_path: Path) -> None:
+    """By the address, port and certificate that the document names, and with its verbs."""
+    values = documented("networkPolicy")
+    found = rendered(tmp_path, values)
+    names = {each["metadata"]["name"] for each in found}
+    assert not [name for name in names if "kube-scheduler" in name]
+    (service,) = (each for each in found if each["kind"] == "Service")
+    (extender,) = documented("extenders")["extenders"]
+    port = service["spec"]["ports"][0]["port"]
+    assert extender["urlPrefix"] == f"https://{service['spec']['clusterIP']}:{port}"
+    assert extender["tlsConfig"]["serverName"] == f"topolet-scheduler.{NAMESPACE}.svc"
+    policy = next(
+        each
+        for each in found
+        if each["metadata"]["name"] == "topolet-scheduler" and each["kind"] == "NetworkPolicy"
+    )
+    cidrs = [{"ipBlock": {"cidr": each}} for each in values["networkPolicy"]["schedulerCallers"]]
+    assert policy["spec"]["ingress"][0]["from"][1:] == cidrs
+    (ours,) = yaml.safe_load(_kube_scheduler(tmp_path))["extenders"]
+    different = {"urlPrefix", "tlsConfig"}
+    assert {key: ours[key] for key in set(ours) - different} == {
+        key: extender[key] for key in set(extender) - different
+    }
+
+
+def _kube_scheduler(home: Path) -> str:
+    """The configuration of the one that the chart brings."""
+    found = rendered(home, {"scheduler": {"enabled": True}})
+    (configured,) = (each for each in found if each["kind"] == "ConfigMap")
+    text: str = configured["data"]["kube-scheduler.yaml"]
+    return text
+
+
+NOT_SETTINGS = {
+    *("node-name", "root", "cgroup-root", "kubelet-dir", "pod-resources-socket"),
+    *("runtime-endpoint", "kubelet-configz", "kubelet-token-file", "http", "node-addresses"),
+    *("state-dir", "store-dir", "kubeconfig", "service-account-dir"),
+    *("extender-address", "scheduler-http", "scheduler-name", "tls-certificate-file"),
+    *("tls-key-file", "client-ca-file", "client-names", "agent-namespace", "lease-namespace"),
+    *("lease-name", "lease-dir", "leader-pod", "evict"),
+}
+"""Options that the templates set, or that mean nothing in a pod."""
+
+
+def test_the_schema_knows_all_options() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    known = schema["$defs"]["settings"], schema["properties"]["scheduler"]["properties"]["settings"]
+    fields = options.options(AgentSettings), options.options(SchedulerSettings)
+    for given, found in zip(known, fields, strict=True):
+        names = {each.encode_name for each in found}
+        assert set(given["properties"]) == names - NOT_SETTINGS
+
+
+def test_every_value_is_explained_and_known() -> None:
+    text = (CHART / "values.yaml").read_text()
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load(text)
+    assert set(schema["properties"]) == {*values, "global"}
+    for name in values:
+        line = text[: text.index(f"\n{name}:")].splitlines()[-1]
+        assert line.startswith("#") or name in ("networkPolicy",), name
+
+
+def test_a_node_belongs_to_one_pool(tmp_path: Path) -> None:
+    """By the pools' labels, in all their combinations."""
+    pools = [
+        {**GPUS, "canary": {"image": {"tag": "0.2.0"}}},
+        {"name": "edge", "nodeSelector": {"site": "edge"}},
+        {},
+    ]
+    found = daemonsets(rendered(tmp_path, {"pools": pools}))
+    assert set(found) == {
+        "topolet-agent",
+        "topolet-agent-edge",
+        "topolet-agent-nvidia",
+        "topolet-agent-nvidia-canary",
+    }
+    selectors = [yaml.safe_dump(each["spec"]["selector"]) for each in found.values()]
+    assert len(set(selectors)) == len(selectors)
+    gpus, edges, canaries = (
+        [{}, {"nvidia.com/gpu.present": "true"}],
+        [{}, {"site": "edge"}, {"site": "core"}],
+        [{}, {"topolet.io/canary": "true"}],
+    )
+    for labels in ({**a, **b, **c} for a in gpus for b in edges for c in canaries):
+        node = {"kubernetes.io/os": "linux", **labels}
+        (name,) = (name for name, each in found.items() if _runs_on(pod(each), node))
+        expected = "topolet-agent"
+        if "nvidia.com/gpu.present" in node:
+            expected += "-nvidia" + ("-canary" if "topolet.io/canary" in node else "")
+        elif node.get("site") == "edge":
+            expected += "-edge"
+        assert name == expected
+
+
+def _runs_on(spec: Object, labels: dict[str, str]) -> bool:
+    if not spec["nodeSelector"].items() <= labels.items():
+        return False
+    affinity = spec.get("affinity", {}).get("nodeAffinity", {})
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is None:
+        return True
+    (term,) = required["nodeSelectorTerms"]
+    return all(labels.get(each["key"]) not in each["values"] for each in term["matchExpressions"])
+
+
+def test_a_pool_has_its_own_settings_image_and_runtime_class(tmp_path: Path) -> None:
+    digest = "sha256:" + "a" * 64
+    pools = [
+        {
+            **GPUS,
+            "mode": "nri",
+            "settings": {"log-level": "debug", "period-seconds": 2, "bind-memory": True},
+            "canary": {"settings": {"log-level": "info"}, "image": {"tag": "0.2.0"}},
+        },
+        {"settings": {"full-pass-seconds": 0.5, "exclude": "kube-system, prod/db"}},
+    ]
+    image = {"registry": "registry.example.com/team", "digest": digest, "pullSecrets": ["mine"]}
+    found = daemonsets(rendered(tmp_path, {"pools": pools, "image": image}))
+    canary, cards, others = (
+        found[f"topolet-agent{each}"] for each in ("-nvidia-canary", "-nvidia", "")
+    )
+    assert pod(cards)["runtimeClassName"] == pod(canary)["runtimeClassName"] == "nvidia"
+    assert "runtimeClassName" not in pod(others)
+    names = [agent(each)["image"] for each in (canary, cards, others)]
+    ours = f"registry.example.com/team/topolet:0.1.0@{digest}"
+    assert names == ["registry.example.com/team/topolet:0.2.0", ours, ours]
+    assert [each["name"] for each in pod(others)["imagePullSecrets"]] == ["mine"]
+    for each, level in ((canary, "info"), (cards, "debug")):
+        flags = arguments(agent(each))
+        assert {f"--log-level={level}", "--period-seconds=2", "--bind-memory=true"} <= set(flags)
+        plugin = next(one for one in pod(each)["containers"] if one["name"] == "nri")
+        assert f"--log-level={level}" in plugin["args"]
+        assert "--period-seconds=2" not in plugin["args"]
+        assert plugin["image"] == agent(each)["image"]
+    flags = arguments(agent(others))
+    assert {"--full-pass-seconds=0.5", "--exclude=kube-system, prod/db"} <= set(flags)
+
+
+@pytest.mark.parametrize(
+    ("image", "policy"),
+    [({}, "Never"), ({"registry": "r"}, "IfNotPresent"), ({"pullPolicy": "Always"}, "Always")],
+)
+def test_without_a_registry_nobody_is_asked_for_an_image(
+    image: Object, policy: str, tmp_path: Path
+) -> None:
+    values = {"image": image, "scheduler": {"enabled": True}, "webhook": {"enabled": True}}
+    found = [
+        container
+        for each in rendered(tmp_path, values)
+        if each["kind"] in ("DaemonSet", "Deployment")
+        for container in pod(each)["containers"]
+        if not container["image"].startswith("registry.k8s.io/kube-scheduler:v1.36.0")
+    ]
+    assert {each["name"] for each in found} == {"agent", "scheduler", "webhook"}
+    assert {each["imagePullPolicy"] for each in found} == {policy}
+
+
+@pytest.mark.parametrize(("mode", "actions"), [("enforce", ["Deny"]), ("warn", ["Warn", "Audit"])])
+def test_policies_enforce_or_warn(mode: str, actions: list[str], tmp_path: Path) -> None:
+    """Those about accounts of Topolet always refuse."""
+    found = {
+        each["metadata"]["name"]: each["spec"]["validationActions"]
+        for each in rendered(tmp_path, {"policies": {"mode": mode}})
+        if each["kind"] == "ValidatingAdmissionPolicyBinding"
+    }
+    about_us = ("topolet-own-", "topolet-scheduler-pods")
+    users = {name for name in found if not name.startswith(about_us)} - {"topolet-schedulers"}
+    assert {tuple(found[name]) for name in users} == {tuple(actions)}
+    assert {tuple(found[name]) for name in set(found) - users} == {("Deny",), ("Warn",)}
+
+
+def test_without_policies_nothing_is_admitted_by_ours(tmp_path: Path) -> None:
+    found = rendered(tmp_path, {"policies": {"mode": "off"}})
+    assert not [each for each in found if "Admission" in each["kind"]]
+
+
+def test_accounts_of_values_are_in_the_policies(tmp_path: Path) -> None:
+    accounts = {"allocators": ["a", "b"], "binders": ["c"]}
+    found = rendered(tmp_path, {"policies": accounts, "webhook": {"enabled": True}})
+    texts = str(found)
+    for name in ("a", "b", "c"):
+        assert re.search(rf"\\n\s*{name}(\\n|''')", texts)
+
+
+@pytest.mark.parametrize("name", ["topolet-scheduler", "topolet-webhook"])
+def test_a_generated_certificate_is_for_the_service_and_for_clients(
+    name: str, tmp_path: Path
+) -> None:
+    values = {"scheduler": {"enabled": True}, "webhook": {"enabled": True}}
+    found = rendered(tmp_path, values)
+    secret = next(each for each in found if each["metadata"]["name"] == f"{name}-tls")
+    for file, text in secret["data"].items():
+        (tmp_path / file).write_bytes(base64.b64decode(text))
+    host = f"{name}.{NAMESPACE}.svc"
+    _shake_hands(tmp_path, host)
+    bundles = {
+        hook["clientConfig"]["caBundle"]
+        for each in found
+        if each["kind"].endswith("WebhookConfiguration")
+        for hook in each["webhooks"]
+    }
+    if name == "topolet-webhook":
+        assert bundles == {secret["data"]["ca.crt"]}
+
+
+def _shake_hands(folder: Path, host: str) -> None:
+    """Both ends have the certificate and verify that of the other, strictly."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    for each in (server, client):
+        each.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+        each.load_verify_locations(folder / "ca.crt")
+        each.verify_mode = ssl.CERT_REQUIRED
+        each.verify_flags |= ssl.VERIFY_X509_STRICT
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(down, up, server_hostname=host),
+        server.wrap_bio(up, down, server_side=True),
+    )
+    open_ends = list(ends)
+    while open_ends:
+        for end in list(open_ends):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+                open_ends.remove(end)
+    assert ends[1].getpeercert()
+
+
+def test_cert_manager_makes_the_certificates_where_it_is_asked_to(tmp_path: Path) -> None:
+    values: Object = {"scheduler": {"enabled": True}, "webhook": {"enabled": True}}
+    values["certificates"] = {"source": "cert-manager"}
+    found = rendered(tmp_path, values)
+    assert not [each for each in found if each["kind"] == "Secret"]
+    made = {each["spec"]["secretName"] for each in found if each["kind"] == "Certificate"}
+    assert made == {"topolet-scheduler-tls", "topolet-webhook-tls"}
+    assert len([each for each in found if each["kind"] == "Issuer"]) == len(made)
+    hooks = [each for each in found if each["kind"].endswith("WebhookConfiguration")]
+    for each in hooks:
+        annotations = each["metadata"]["annotations"]
+        assert annotations["cert-manager.io/inject-ca-from"] == f"{NAMESPACE}/topolet-webhook"
+    values["certificates"]["issuerRef"] = {"name": "mine", "kind": "ClusterIssuer"}
+    found = rendered(tmp_path, values)
+    assert not [each for each in found if each["kind"] == "Issuer"]
+    assert {
+        each["spec"]["issuerRef"]["name"] for each in found if each["kind"] == "Certificate"
+    } == {"mine"}
+
+
+def test_definitions_stay_and_can_be_left_out(tmp_path: Path) -> None:
+    kind = "CustomResourceDefinition"
+    for enabled, count in ((False, 2), (True, 3)):
+        found = rendered(tmp_path, {"scheduler": {"enabled": enabled}})
+        definitions = [each for each in found if each["kind"] == kind]
+        assert len(definitions) == count
+        for each in definitions:
+            assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    found = rendered(tmp_path, {"crds": {"install": False}})
+    assert kind not in {each["kind"] for each in found}
+
+
+def test_the_monitor_names_ports_that_pods_have(tmp_path: Path) -> None:
+    values: Object = {"pools": [{"mode": "nri"}], "scheduler": {"enabled": True}}
+    values["podMonitor"] = {"enabled": True, "labels": {"release": "prometheus"}}
+    found = rendered(tmp_path, values)
+    (monitor,) = (each for each in found if each["kind"] == "PodMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    watched = {each["port"] for each in monitor["spec"]["podMetricsEndpoints"]}
+    served = {
+        port["name"]
+        for each in found
+        if each["kind"] in ("DaemonSet", "Deployment")
+        for container in pod(each)["containers"]
+        for port in container["ports"]
+    }
+    assert watched == served - {"extender", "https"}

@@ -1,0 +1,285 @@
+"""The chart on a real API server: installed, upgraded from the manifests before it, rolled back and
+removed. Controllers of Kubernetes run; no Deployment's pods do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy import chart
+from tests.deploy.api import Api, RefusedError, Who
+from tests.integration import bystanders, deployed
+from tests.integration.apiserver import server as apiservers
+from tests.integration.apiserver.cluster import Kubectl, controllers, kubeconfig
+from tests.integration.apiserver.server import ApiServer
+from tests.waiting import eventually
+
+Object = dict[str, Any]
+
+EARLIER = Path(__file__).parents[1] / "data" / "deploy" / "release-before.yaml.gz"
+"""`kubectl kustomize` of the overlays scheduler and webhook of the release before the chart."""
+NAMESPACE = chart.NAMESPACE
+PLAIN = "plain"
+DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+DEVICES = "devices.scheduling.koordinator.sh"
+TOPOLOGIES = "noderesourcetopologies.topology.node.k8s.io"
+REBINDS = "rebindresources.scheduling.koordinator.sh"
+EVERYTHING: Object = {
+    "scheduler": {"enabled": True, "evict": True},
+    "webhook": {"enabled": True},
+    "pools": [
+        {"name": "cards", "nodeSelector": {"nvidia.com/gpu.present": "true"}, "gpu": True},
+        {"mode": "nri"},
+    ],
+}
+CPUS = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"0-3"}'}
+KINDS = (
+    "namespaces,serviceaccounts,configmaps,secrets,services,daemonsets,deployments,"
+    "poddisruptionbudgets,networkpolicies,roles,rolebindings,clusterroles,clusterrolebindings,"
+    "customresourcedefinitions,validatingadmissionpolicies,validatingadmissionpolicybindings,"
+    "validatingwebhookconfigurations,mutatingwebhookconfigurations,priorityclasses,jobs"
+)
+
+pytestmark = pytest.mark.timeout(900)
+
+
+class Cluster:
+    """A server with controllers, Helm and kubectl."""
+
+    def __init__(self, server: ApiServer, api: Api) -> None:
+        self.server = server
+        self.api = api
+        self.kubectl = Kubectl(server)
+        self._config = kubeconfig(server)
+        self.chart = _for_any_version(server.folder)
+
+    def helm(self, *words: str, values: Object | None = None) -> str:
+        ended = self.attempt(*words, values=values)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def attempt(
+        self, *words: str, values: Object | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        where = (f"--kubeconfig={self._config}", f"--namespace={NAMESPACE}")
+        return chart.attempt(self.server.folder, *words, *where, values=values)
+
+    def install(self, values: Object, *more: str) -> str:
+        """Or upgrades, as the documents say."""
+        words = ("upgrade", "--install", *more)
+        return self.helm(*words, "topolet", self.chart, values=values)
+
+    def uninstall(self) -> None:
+        self.helm("uninstall", "topolet", "--wait")
+
+    def objects(self) -> dict[str, Object]:
+        """All that exist of the kinds that the chart has, without what the server adds."""
+        kinds = KINDS
+        if deployed.changes_pods(self.server):
+            kinds += ",mutatingadmissionpolicies,mutatingadmissionpolicybindings"
+        listed = yaml.safe_load(self.kubectl("get", kinds, "-A", "-o", "json"))["items"]
+        return {_name(each): _content(each) for each in listed}
+
+    def definition(self, name: str) -> Object:
+        return self.api.request("GET", f"/{DEFINITIONS}/{name}")
+
+    def refuses(self) -> bool:
+        """Whether the policies refuse that anybody sets a pod's CPUs."""
+        body = bystanders.pod("claims")
+        body["metadata"]["annotations"] = CPUS
+        try:
+            self.api.request("POST", f"/api/v1/namespaces/{PLAIN}/pods?dryRun=All", body, Who())
+        except RefusedError as refused:
+            if "may not set" not in str(refused):
+                raise
+            return True
+        return False
+
+    def remove_definitions(self) -> None:
+        deployed.delete(self.kubectl, "crd", DEVICES, TOPOLOGIES, REBINDS)
+
+
+def _for_any_version(folder: Path) -> str:
+    """A copy of the chart: a kube-apiserver that is built from its module does not know its
+    version."""
+    copy = folder / "chart"
+    shutil.copytree(chart.CHART, copy)
+    file = copy / "Chart.yaml"
+    file.write_text(re.sub(r"^kubeVersion:.*\n", "", file.read_text(), flags=re.MULTILINE))
+    return str(copy)
+
+
+def _name(body: Object) -> str:
+    metadata = body["metadata"]
+    return f"{body['kind']}/{metadata.get('namespace', '')}/{metadata['name']}"
+
+
+def _content(body: Object) -> Object:
+    metadata = {
+        key: body["metadata"].get(key) or {} for key in ("labels", "annotations", "ownerReferences")
+    }
+    metadata["annotations"].pop("deprecated.daemonset.template.generation", None)
+    rest = {key: each for key, each in body.items() if key not in ("metadata", "status")}
+    if body["kind"] == "Service":
+        addresses = ("clusterIP", "clusterIPs")
+        rest["spec"] = {key: each for key, each in body["spec"].items() if key not in addresses}
+    return {"metadata": metadata, **rest}
+
+
+def is_of_a_release(name: str) -> bool:
+    """Whether Helm keeps a release in it."""
+    return name.startswith(f"Secret/{NAMESPACE}/sh.helm.release.")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    chart.helm()
+    with apiservers.running(tmp_path_factory.mktemp("helm")) as started:
+        api = deployed.administrator(started, "administrator")
+        started.create("/api/v1/namespaces", {"metadata": {"name": PLAIN}})
+        with controllers(started, "namespace-controller", "serviceaccount-controller"):
+            path = f"/api/v1/namespaces/{PLAIN}/serviceaccounts/default"
+            eventually("accounts are made", partial(deployed.there, api, path))
+            yield Cluster(started, api)
+
+
+@pytest.fixture
+def cluster(server: Cluster) -> Iterator[Cluster]:
+    """Without a release and definitions; its namespace exists, since Helm never removes it."""
+    server.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"
+    eventually("accounts are made", partial(deployed.there, server.api, path))
+    yield server
+    if "topolet" in server.helm("list", "--short"):
+        server.uninstall()
+    server.remove_definitions()
+
+
+def test_a_release_is_installed_rolled_back_and_removed_without_a_trace(cluster: Cluster) -> None:
+    before = cluster.objects()
+    cluster.install(EVERYTHING)
+    eventually("the policies are in force", cluster.refuses)
+    installed = cluster.objects()
+    new = {name for name in installed if name not in before}
+    assert not [name for name in before if installed[name] != before[name]]
+    rendered = {_name(each) for each in chart.rendered(cluster.server.folder, EVERYTHING)}
+    missing = {name.partition("/")[0] for name in rendered - new}
+    if deployed.changes_pods(cluster.server):
+        assert missing == set()
+    else:
+        assert missing == {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
+    cluster.install({"policies": {"mode": "warn"}})
+    eventually("the policies warn", lambda: not cluster.refuses())
+    fewer = cluster.objects()
+    assert f"Deployment/{NAMESPACE}/topolet-scheduler" not in fewer
+    assert f"CustomResourceDefinition//{REBINDS}" in fewer
+    cluster.helm("rollback", "topolet", "1")
+    eventually("the policies are in force again", cluster.refuses)
+    again = cluster.objects()
+    assert {each: again[each] for each in new if not is_of_a_release(each)} == {
+        each: installed[each] for each in new if not is_of_a_release(each)
+    }
+    cluster.uninstall()
+    left = {name for name in cluster.objects() if name not in before}
+    kept = {f"CustomResourceDefinition//{each}" for each in (DEVICES, TOPOLOGIES, REBINDS)}
+    assert left == kept
+    eventually("no policy is left", lambda: not cluster.refuses())
+
+
+def test_an_upgrade_keeps_the_certificates(cluster: Cluster) -> None:
+    values = {"scheduler": {"enabled": True}, "webhook": {"enabled": True}}
+    secrets = [f"Secret/{NAMESPACE}/topolet-{each}-tls" for each in ("scheduler", "webhook")]
+    cluster.install(values)
+    first = cluster.objects()
+    cluster.install(values)
+    second = cluster.objects()
+    assert [second[each] for each in secrets] == [first[each] for each in secrets]
+    past = {"metadata": {"annotations": {"topolet.io/renew-after": "2020-01-01"}}}
+    path = f"/api/v1/namespaces/{NAMESPACE}/secrets/topolet-webhook-tls"
+    kind = "application/merge-patch+json"
+    cluster.api.request("PATCH", path, past, media=kind)
+    cluster.install(values, "--force-conflicts")
+    third = cluster.objects()
+    assert third[secrets[0]] == first[secrets[0]]
+    assert third[secrets[1]]["data"] != first[secrets[1]]["data"]
+    hooks = third["ValidatingWebhookConfiguration//topolet-gpu-binders"]["webhooks"]
+    assert hooks[0]["clientConfig"]["caBundle"] == third[secrets[1]]["data"]["ca.crt"]
+
+
+def test_the_manifests_of_the_release_before_are_taken_over(cluster: Cluster) -> None:
+    """All objects of theirs that the chart has become the release's; nothing else of theirs is
+    left, and their definitions stay as they are."""
+    text = gzip.decompress(EARLIER.read_bytes()).decode()
+    earlier = deployed.served(cluster.server, yaml.safe_load_all(text))
+    deployed.apply(cluster.api, earlier)
+    eventually("the policies are in force", cluster.refuses)
+    definitions = [cluster.definition(each) for each in (DEVICES, TOPOLOGIES, REBINDS)]
+    values = {"scheduler": {"enabled": True}, "webhook": {"enabled": True}}
+    assert cluster.attempt(
+        *("upgrade", "--install", "topolet", cluster.chart), values=values
+    ).returncode, "it takes nothing over without being told"
+    cluster.install(values, "--take-ownership", "--force-conflicts")
+    assert cluster.refuses()
+    found = cluster.objects()
+    ours = {_name(each) for each in chart.rendered(cluster.server.folder, values)}
+    not_ours = {_name(each) for each in earlier} - ours
+    assert not_ours == {f"Namespace//{NAMESPACE}"}
+    for name in ours & set(found):
+        if not name.startswith("CustomResourceDefinition"):
+            labels = found[name]["metadata"]["labels"]
+            assert labels["app.kubernetes.io/managed-by"] == "Helm", name
+    again = [cluster.definition(each) for each in (DEVICES, TOPOLOGIES, REBINDS)]
+    assert [each["spec"] for each in again] == [each["spec"] for each in definitions]
+    cluster.uninstall()
+    left = {name for name in cluster.objects() if name.rpartition("/")[2].startswith("topolet")}
+    assert left == {f"Namespace//{NAMESPACE}"}
+    assert f"CustomResourceDefinition//{DEVICES}" in cluster.objects()
+
+
+def definition(name: str) -> Object:
+    """One of ours, as another release of Helm owns it."""
+    file = chart.CHART / "files" / "crds" / f"{name.partition('.')[0]}.yaml"
+    body: Object = yaml.safe_load(file.read_text())
+    body["metadata"]["labels"] = {"app.kubernetes.io/managed-by": "Helm"}
+    body["metadata"].setdefault("annotations", {}).update(
+        {"meta.helm.sh/release-name": "koordinator", "meta.helm.sh/release-namespace": "default"}
+    )
+    return body
+
+
+def test_a_definition_of_another_owner_is_left_and_checked(cluster: Cluster) -> None:
+    theirs = definition(DEVICES)
+    (version,) = theirs["spec"]["versions"]
+    device = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["devices"]
+    del device["items"]["properties"]["conditions"]
+    deployed.apply(cluster.api, [theirs])
+    before = cluster.definition(DEVICES)
+    said = " ".join(cluster.install({}).split())
+    assert f"{DEVICES} exists, and its owner is koordinator: it is left as it is." in said
+    assert "drops them: .spec.devices[].conditions" in said
+    assert TOPOLOGIES not in said
+    after = cluster.definition(DEVICES)
+    assert after["spec"] == before["spec"]
+    assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
+    cluster.uninstall()
+    assert cluster.definition(DEVICES)["spec"] == before["spec"]
+
+
+def test_a_definition_that_serves_no_version_of_ours_is_named(cluster: Cluster) -> None:
+    theirs = definition(DEVICES)
+    theirs["spec"]["versions"][0]["name"] = "v2"
+    deployed.apply(cluster.api, [theirs])
+    ended = cluster.attempt("install", "topolet", cluster.chart, values={})
+    assert ended.returncode
+    assert f"{DEVICES}: it exists, its owner is koordinator, and it serves none" in ended.stderr
+    assert json.loads(cluster.kubectl("get", "daemonsets", "-A", "-o", "json"))["items"] == []
