@@ -34,12 +34,17 @@ COMMANDS = {
     "doctor": "compare the CPUs that containers should have with those that they have",
     "kubelet-state": "show the kubelet's state files, or write a scheduler's CPUs into them",
     "restore": "restore every cgroup value that the agent changed",
+    "config": "check a file of options",
+    "completion": "print the completion of all commands for bash or zsh",
+    "man": "print the manual page topolet(1)",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns its exit code (2 for wrong usage)."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words == ["--version"]:
+        return _version()
     if not words or words[0] not in COMMANDS:
         return _usage(words)
     module = importlib.import_module(f"agent.cli.{words[0].replace('-', '_')}")
@@ -55,9 +60,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(module: ModuleType, words: Sequence[str]) -> object:
-    parser = _parser(prog=f"topolet {words[0]}", description=module.__doc__)
+    return parser_of(words[0], module).parse_args(words[1:])
+
+
+def parser_of(command: str, module: ModuleType) -> argparse.ArgumentParser:
+    """The parser of the arguments of a subcommand, whose module is given."""
+    prog = f"topolet {command}"
+    parser = _parser(prog, module.__doc__, getattr(module, "USAGE", f"{prog} [OPTIONS]"))
     module.add_arguments(parser)
-    return parser.parse_args(words[1:])
+    return parser
+
+
+def _version() -> int:
+    from importlib import metadata
+
+    print(f"topolet {metadata.version('topolet')}")
+    return 0
 
 
 def _usage(words: Sequence[str]) -> int:

@@ -13,10 +13,16 @@ from agent.host.locks import LockedError
 from agent.http.server import HttpListenError
 from agent.kube.errors import StoreError
 from agent.kubelet.configuration import ConfigurationError
+from agent.model.cpu.cpuset import CpuSet, CpuSetError
+from agent.model.devices import gpu_actions
+from agent.model.devices.gpu_actions import GpuActionError
+from agent.model.settings import failure_policy
 from agent.model.settings.agent import AgentSettings
-from agent.model.settings.options import SettingsError, socket_path
+from agent.model.settings.options import SettingsError, host_port, socket_path
 from agent.node import daemon
 from agent.node.daemon import Frontend
+from agent.node.loop import excluded
+from agent.node.node_local import static_options
 from agent.telemetry import logs
 
 if TYPE_CHECKING:
@@ -40,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         settings = options.load(arguments, SETTINGS)
+        check(settings)
     except SettingsError as error:
         return options.fail(error, 2)
     logs.start(settings.log_level)
@@ -62,6 +69,23 @@ def run(arguments: argparse.Namespace) -> int:
     ) as error:
         return options.fail(error)
     return 0
+
+
+def check(settings: AgentSettings) -> None:
+    """Checks the texts among the options, whatever switches them on. Raises SettingsError."""
+    failure_policy.failure_policies(settings)
+    static_options(settings.cpu_policy_options)
+    excluded(settings)
+    socket_path(settings.runtime_endpoint)
+    if settings.http:
+        host_port(settings.http)
+    try:
+        gpu_actions.parse(settings.gpu_actions)
+        CpuSet.parse(settings.reserved_cpus)
+    except GpuActionError as error:
+        raise SettingsError(f"gpu-actions: {error}") from None
+    except CpuSetError as error:
+        raise SettingsError(f"reserved-cpus: {error}") from None
 
 
 def _frontend(settings: AgentSettings) -> Frontend | None:

@@ -35,6 +35,8 @@ from agent.view.format import count
 VECTORS: Final = Path(__file__).resolve().parents[2] / "tests" / "data" / "vectors"
 """The folder of the vector files in a checkout."""
 
+USAGE = "topolet conformance [OPTIONS] [FILE...]"
+
 _COLUMNS = 100
 _LONGEST = 600
 """Most characters of a JSON value in the text output."""
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="*", metavar="FILE", help="vector file (default: those of the checkout)"
     )
-    parser.add_argument("--output", choices=("text", "json"), default="text")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
 
 
 def run(

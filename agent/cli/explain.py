@@ -34,6 +34,7 @@ from agent.model.settings.scheduler import ExplainSettings
 from agent.view import explanation as words
 from agent.view import format
 
+USAGE = "topolet explain [OPTIONS] [POD]"
 SETTINGS = ExplainSettings
 _FILES = (".yaml", ".yml", ".json")
 _LIMITS = ResponseLimits(read_seconds=30.0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,7 +61,7 @@ class StateFile(msgspec.Struct, frozen=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", choices=("text", "json"), default="text")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     parser.add_argument(
         "--write-kubelet-state",
         action="store_true",
@@ -90,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
         ) as error:
             return options.fail(error)
         lines, code = written(taken), 0
+    elif not os.path.isdir(settings.kubelet_dir):
+        return options.fail(SettingsError(f"kubelet-dir: {settings.kubelet_dir} does not exist"))
     else:
         shown = found = read(settings.kubelet_dir)
         lines, code = described(found), 0 if all(each.whole for each in found) else 1

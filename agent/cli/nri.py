@@ -29,10 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         settings = options.load(arguments, SETTINGS)
-        failure_policy.failure_policies(settings)
-        socket_path(settings.nri_socket)
-        if settings.nri_http:
-            host_port(settings.nri_http)
+        check(settings)
     except SettingsError as error:
         return options.fail(error, 2)
     logs.start(settings.log_level)
@@ -41,3 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     except (LockedError, LaunchError, OSError) as error:
         return options.fail(error)
     return 0
+
+
+def check(settings: NriSettings) -> None:
+    """Raises SettingsError."""
+    failure_policy.failure_policies(settings)
+    socket_path(settings.nri_socket)
+    if settings.nri_http:
+        host_port(settings.nri_http)

@@ -1,13 +1,14 @@
-"""Flags made from the options of a process: `--config FILE` (TOML), and one flag for each option,
-which overrides the file. One file may hold the options of all processes."""
+"""The options of a process, by rising precedence: their defaults, a TOML file (`--config FILE`),
+the variables `TOPOLET_OPTION` of the environment, and one flag for each option. One file may hold
+the options of all processes."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -17,19 +18,48 @@ from agent.model.settings.options import Kind, Options, SettingsError
 if TYPE_CHECKING:
     import argparse
 
+CONFIG: Final = "/etc/topolet/config.toml"
+"""The file of options without `--config` and TOPOLET_CONFIG, if it exists."""
+_VARIABLE: Final = "TOPOLET_"
+
+_GROUPS: Final = {
+    "API server": ("kubeconfig", "service_account_", "recheck_", "store_"),
+    "kubelet": ("kubelet_", "pod_resources_", "corrected_"),
+    "CPUs and memory": ("cpu_", "reserved_", "owners_", "be_on_", "bind_", "migrate_"),
+    "devices": ("devices", "gpu_", "gfd_", "withhold_", "unasked_", "hami_"),
+    "hooks": ("hold_", "hook_"),
+    "HTTP": (
+        *("http", "proxy_http", "nri_http", "scheduler_http", "extender_", "webhook_https"),
+        *("node_addresses", "tls_", "client_"),
+    ),
+    "expert": (
+        *("root", "cgroup_root", "period_", "full_pass_", "lease_", "leader_", "watch_"),
+        *("drain_", "group_"),
+    ),
+}
+"""The headings of the help, each with the beginnings of its options' names. All others are
+basic."""
+_BASIC: Final = "basic"
+_MAX_QUOTED: Final = 80
+
 
 def plain(
     words: Sequence[str], kind: type[Options], switches: Sequence[str] = ()
 ) -> SimpleNamespace | None:
     """The values that argparse would return for `--option VALUE` and `--option=VALUE` of these
-    options and `--config`, and for `--switch`, written in full; None for anything else."""
+    options and `--config`, `--no-option` of those that are true or false, and `--switch`, written
+    in full; None for anything else."""
     flags = {f"--{encoded}": name for name, encoded in _names(kind)} | {"--config": "config"}
+    negated = {f"--no-{encoded}": name for name, encoded in _names(kind) if _is_bool(kind, name)}
     given: dict[str, str | bool | None] = dict.fromkeys(flags.values())
     given |= dict.fromkeys(switches, False)
     rest = iter(words)
     for word in rest:
         if word.startswith("--") and word[2:] in switches:
             given[word[2:]] = True
+            continue
+        if word in negated:
+            given[negated[word]] = "false"
             continue
         flag, equals, value = word.partition("=")
         if flag not in flags:
@@ -42,26 +72,123 @@ def plain(
     return SimpleNamespace(**given)
 
 
+def _is_bool(kind: type[Options], name: str) -> bool:
+    return isinstance(getattr(kind(), name), bool)
+
+
 def add_arguments(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
-    """Adds `--config` and the options with their defaults in the help."""
-    parser.add_argument("--config", metavar="FILE", help="TOML file of options; flags override it")
+    """Adds `--config` and the options, by group, with their choices and defaults in the help.
+    `--option` alone, and `--no-option`, set an option that is true or false."""
+    import argparse
+
+    text = f"TOML file of options ({CONFIG} if it exists); variables {_VARIABLE}OPTION of the "
+    text += "environment override it, and flags both"
+    parser.add_argument("--config", metavar="FILE", help=text)
+    groups = {
+        name: parser.add_argument_group(f"{name} options")
+        for name in (_BASIC, *_GROUPS)
+        if any(group(field.name) == name for field in options.options(kind))
+    }
     for field in options.options(kind):
-        text = ""
-        if isinstance(field.type, msgspec.inspect.Metadata):
-            text = str((field.type.extra_json_schema or {}).get("description", ""))
-        parser.add_argument(
-            f"--{field.encode_name}", metavar=_metavar(field.name), help=f"{text} ({field.default})"
-        )
+        add, flag = groups[group(field.name)].add_argument, f"--{field.encode_name}"
+        text, unset = description(field), default(field)
+        if isinstance(field.default, bool):
+            no = f"--no-{field.encode_name}"
+            text = f"{text} ({unset}; {no}: false)"
+            add(flag, nargs="?", const="true", metavar="true|false", help=text)
+            add(
+                no,
+                dest=field.name,
+                action="store_const",
+                const="false",
+                help=argparse.SUPPRESS,
+            )
+        else:
+            choices = "|".join(options.choices(field.type))
+            add(flag, metavar=choices or _metavar(field.name), help=f"{text} ({unset})")
+
+
+def group(name: str) -> str:
+    """The heading under which the help lists an option."""
+    for heading, beginnings in _GROUPS.items():
+        if name.startswith(beginnings):
+            return heading
+    return _BASIC
+
+
+def description(field: msgspec.inspect.Field) -> str:
+    """What an option means."""
+    if isinstance(field.type, msgspec.inspect.Metadata):
+        return str((field.type.extra_json_schema or {}).get("description", ""))
+    return ""
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """An argument of a subcommand: its `flags`, none for a positional one; its `values` if they are
+    fixed; `metavar` empty for a flag without a value."""
+
+    flags: tuple[str, ...]
+    values: tuple[str, ...] = ()
+    metavar: str = ""
+    text: str = ""
+
+
+class Arguments:
+    """Takes the place of the parser in a subcommand's `add_arguments`, to list its arguments."""
+
+    def __init__(self) -> None:
+        self.found: list[Argument] = []
+
+    def add_argument(self, *names: str, **words: Any) -> None:
+        flags = tuple(each for each in names if each.startswith("-"))
+        choices, text = words.get("choices"), words.get("help") or ""
+        metavar = str(words.get("metavar") or (names[-1].strip("-").upper()))
+        if str(words.get("action", "store")).startswith("store_"):
+            metavar = ""
+        values = tuple(choices) if choices else ()
+        if not values and "|" in metavar:
+            values = tuple(metavar.split("|"))
+        hidden = text == "==SUPPRESS=="
+        self.found.append(Argument(flags, values, metavar, "" if hidden else text))
+
+    def add_argument_group(self, *_: object) -> Arguments:
+        return self
+
+    def add_mutually_exclusive_group(self, **_: object) -> Arguments:
+        return self
+
+
+def arguments_of(command: str) -> list[Argument]:
+    """The arguments of a subcommand."""
+    import importlib
+
+    found = Arguments()
+    importlib.import_module(f"agent.cli.{command.replace('-', '_')}").add_arguments(found)
+    return found.found
+
+
+def default(field: msgspec.inspect.Field) -> str:
+    """The default as it is written in a file."""
+    if field.default == "":
+        return "empty"
+    return str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
 
 
 def load(arguments: argparse.Namespace | SimpleNamespace, kind: type[Kind]) -> Kind:
-    """Raises SettingsError that names file and option."""
-    raw = _of_process(_read(arguments.config), kind) if arguments.config else {}
+    """Raises SettingsError that names the option as it was given: the file and its key, the
+    variable, or the flag."""
+    path = arguments.config or os.environ.get(f"{_VARIABLE}CONFIG", "")
+    if not path and os.path.exists(CONFIG):
+        path = CONFIG
+    raw = _of_process(read(path), kind, path) if path else {}
+    origins = {name: f"{path}: {name}" for name in raw}
     for name, encoded in _names(kind):
-        given = getattr(arguments, name, None)
-        if given is not None:
-            raw[encoded] = given
-    return options.parse(raw, kind)
+        variable = f"{_VARIABLE}{name.upper()}"
+        if (given := os.environ.get(variable)) is not None:
+            raw[encoded], origins[encoded] = given, variable
+        if (given := getattr(arguments, name, None)) is not None:
+            raw[encoded], origins[encoded] = given, f"--{encoded} {given!r:.{_MAX_QUOTED}}"
+    return options.parse(raw, kind, origins)
 
 
 def _names(kind: type[Options]) -> list[tuple[str, str]]:
@@ -69,35 +196,47 @@ def _names(kind: type[Options]) -> list[tuple[str, str]]:
     return list(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
 
 
-def _of_process(raw: dict[str, Any], kind: type[Options]) -> dict[str, Any]:
+def _of_process(raw: Mapping[str, Any], kind: type[Options], path: str) -> dict[str, Any]:
     """The options of this process. Those of other processes are checked. Raises SettingsError."""
     own = {name: value for name, value in raw.items() if name in kind.__struct_encode_fields__}
-    rest = raw.keys() - own.keys()
-    if not rest:
-        return own
+    if rest := {name: value for name, value in raw.items() if name not in own}:
+        check(rest, path)
+    return own
+
+
+def check(raw: Mapping[str, Any], path: str) -> None:
+    """Checks the options of a file, each as those of the processes that have it. Raises
+    SettingsError."""
     from agent.model.settings import agent, frontends, scheduler
 
-    for other in (
+    kinds: tuple[type[Options], ...] = (
         agent.AgentSettings,
         frontends.ProxySettings,
         frontends.NriSettings,
         scheduler.SchedulerSettings,
+        scheduler.ExplainSettings,
         scheduler.WebhookSettings,
-    ):
-        of_other = rest & set(other.__struct_encode_fields__)
-        options.parse({name: raw[name] for name in of_other}, other)
-        rest -= of_other
-    # An option that no process knows is reported as unknown to this one.
-    return own | {name: raw[name] for name in rest}
+    )
+    names = {name for kind in kinds for name in kind.__struct_encode_fields__}
+    for name in raw:
+        if name not in names:
+            raise SettingsError(f"{path}: {options.unknown(name, names)}")
+    origins = {name: f"{path}: {name}" for name in raw}
+    for kind in kinds:
+        of_kind = {name: raw[name] for name in kind.__struct_encode_fields__ if name in raw}
+        options.parse(of_kind, kind, origins)
 
 
-def _read(path: str) -> dict[str, Any]:
+def read(path: str) -> dict[str, Any]:
+    """The content of a file of options. Raises SettingsError that names the file."""
     import tomllib  # a megabyte that a proxy without a file does not need
 
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
         raise SettingsError(f"{path}: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from agent.telemetry import logs
 if TYPE_CHECKING:
     import argparse
 
+log = logging.getLogger(__name__)
+
 SETTINGS = ProxySettings
 SWITCHES = ()
 
@@ -27,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         settings = options.load(arguments, SETTINGS)
-        failure_policy.failure_policies(settings)
+        check(settings)
     except SettingsError as error:
         return options.fail(error, 2)
     logs.start(settings.log_level)
@@ -37,13 +40,13 @@ def run(arguments: argparse.Namespace) -> int:
         if listening is None:
             listener = _listen(settings)
             listening = listener.socket
-    except (ActivationError, ListenError, SettingsError, OSError) as error:
+    except (ActivationError, ListenError, OSError) as error:
         return options.fail(error)
     # A kubelet that connects now waits for the imports instead of failing.
     from agent.proxy import daemon
 
     try:
-        daemon.run(settings, listening)
+        daemon.run(settings, listening, listener.path if listener else listening.getsockname())
     except (LockedError, OSError) as error:
         return options.fail(error)
     finally:
@@ -52,11 +55,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _listen(settings: ProxySettings) -> Listener:
+def check(settings: ProxySettings) -> None:
+    """Raises SettingsError."""
+    failure_policy.failure_policies(settings)
     listen, runtime = socket_path(settings.listen), socket_path(settings.runtime_endpoint)
     if os.path.realpath(listen) == os.path.realpath(runtime):
         raise SettingsError(f"listen and runtime-endpoint are the same socket, {runtime}")
     if settings.proxy_http:
         host_port(settings.proxy_http)
-    os.makedirs(os.path.dirname(listen), mode=0o755, exist_ok=True)
+
+
+def _listen(settings: ProxySettings) -> Listener:
+    listen = socket_path(settings.listen)
+    folder = os.path.dirname(listen)
+    if not os.path.isdir(folder):
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        log.info("%s did not exist: the proxy created it for its socket", folder)
     return Listener(listen)

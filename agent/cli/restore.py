@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from agent.cgroup.hierarchy import CgroupError
@@ -22,7 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        restored = restore(options.load(arguments, SETTINGS))
+        settings = options.load(arguments, SETTINGS)
+        if not os.path.isdir(settings.state_dir):
+            print(f"{settings.state_dir} does not exist: there is nothing to restore")
+            return 0
+        restored = restore(settings)
     except SettingsError as error:
         return options.fail(error, 2)
     except (LockedError, CgroupError, OSError) as error:

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder that holds the machine's sys and proc (default: /)",
     )
-    parser.add_argument("--output", choices=("text", "json"), default="text")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     parser.add_argument(
         "--owners",
         action="store_true",
@@ -46,8 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the machine; returns 1 where it can't be read, 2 where the root is not a folder."""
+    """Prints the machine; returns 1 where it can't be read, 2 for wrong usage."""
     root: str = arguments.root
+    try:
+        settings = options.load(arguments, SETTINGS)
+    except SettingsError as error:
+        return options.fail(error, 2)
+    snapshot_path = os.path.join(settings.state_dir, "snapshot.json")
     if not os.path.isdir(root):
         print(f"topolet topology: --root {root}: no such folder", file=sys.stderr)
         return 2
@@ -60,15 +65,15 @@ def run(arguments: argparse.Namespace) -> int:
             json.dump(body(topology), sys.stdout, indent=1)
             print()
         elif arguments.watch:
-            _watch(topology, _snapshot_path(arguments))
+            _watch(topology, snapshot_path)
         elif arguments.owners:
-            print(format.encodable(owned(topology, _snapshot_path(arguments))), end="")
+            print(format.encodable(owned(topology, snapshot_path)), end="")
         else:
             print(format.encodable(machine.draw(topology, _width(), colour=_coloured())), end="")
         sys.stdout.flush()
     except OSError as error:
         return format.unwritten("topology", error)
-    except (DiscoveryError, SettingsError) as error:
+    except DiscoveryError as error:
         print(f"topolet topology: {error}", file=sys.stderr)
         return 1
     return 0
@@ -129,10 +134,6 @@ def _watch(topology: Topology, snapshot_path: str) -> None:
             lines = shutil.get_terminal_size((100, 24)).lines
             screen.show(format.encodable(owned(topology, snapshot_path, lines)), lines)
             time.sleep(_WATCH_SECONDS)
-
-
-def _snapshot_path(arguments: argparse.Namespace) -> str:
-    return os.path.join(options.load(arguments, SETTINGS).state_dir, "snapshot.json")
 
 
 def _width() -> int:

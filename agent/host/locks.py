@@ -35,14 +35,14 @@ class Lock:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = os.read(self._descriptor, 32).decode(errors="replace").strip()
+                holder = os.read(self._descriptor, 64).decode(errors="replace").split()
                 os.close(self._descriptor)
-                raise LockedError(f"{path} is locked by process {holder or 'unknown'}") from None
+                raise LockedError(f"{path} is locked by {_holder(holder)}") from None
             if self._still_there():
                 break
             os.close(self._descriptor)
         os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"{os.getpid()}\n".encode())
+        os.write(self._descriptor, f"{os.getpid()} {_pid_namespace()}\n".encode())
 
     def release(self) -> None:
         """Removes the file and unlocks it."""
@@ -56,6 +56,23 @@ class Lock:
             return os.fstat(self._descriptor).st_ino == os.stat(self._path).st_ino
         except FileNotFoundError:
             return False
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _holder(words: list[str]) -> str:
+    """The content of a lock's file in words: a pid is that of the holder's PID namespace."""
+    match words:
+        case [pid, namespace] if namespace != _pid_namespace():
+            return f"process {pid} of another container, or of the host ({namespace})"
+        case [pid, *_]:
+            return f"process {pid}"
+    return "an unknown process"
 
 
 class SharedLock:

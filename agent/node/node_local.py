@@ -213,7 +213,7 @@ def configured(settings: AgentSettings, machine: TopologyView) -> NodeLocalCpus:
         topology = machine.topology()
     except DiscoveryError as error:
         raise SettingsError(f"cpu-policy: {error}") from None
-    options = _options(settings.cpu_policy_options)
+    options = static_options(settings.cpu_policy_options)
     layout = layouts.of_topology(topology)
     try:
         check_options(options, layout, NumaPolicy.NONE)
@@ -264,7 +264,8 @@ def _static_kubelet_conflict(policy: str) -> str:
     )
 
 
-def _options(names: str) -> StaticOptions:
+def static_options(names: str) -> StaticOptions:
+    """The options of `cpu-policy-options`. Raises SettingsError."""
     known = {field.encode_name: field.name for field in msgspec.structs.fields(StaticOptions)}
     chosen = {}
     for each in names.split(","):

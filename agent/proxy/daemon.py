@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections import Counter
 from typing import Final
 
 from agent.hooks.admission import Admission
@@ -14,6 +15,7 @@ from agent.hooks.requests import DeviceFields, Outcomes
 from agent.host import locks
 from agent.host.daemon import Ending, ServiceManager, return_large_blocks
 from agent.host.files import boot_id
+from agent.host.log_once import CountedWarnings
 from agent.host.loop import Loop
 from agent.http.peers import node_addresses
 from agent.model.settings import failure_policy, options
@@ -36,13 +38,15 @@ _TOTAL_SECONDS: Final = (
 _SHARE_SECONDS: Final = (
     0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.05, 0.25, 0.5, 1, 5,
 )  # fmt: skip
+_UNREACHABLE_SECONDS: Final = 60.0
 _COUNTS: Final = Counts("topolet_proxy")
 
 
-def run(settings: ProxySettings, listening: socket.socket) -> None:
+def run(settings: ProxySettings, listening: socket.socket, served: str) -> None:
     """Runs until SIGTERM or SIGINT, and then until the calls in progress have ended, another signal
-    comes, or `drain-seconds` are over. The caller closes `listening`. Raises LockedError while an
-    NRI plugin runs, OSError when the state folder can't be written."""
+    comes, or `drain-seconds` are over. `served`: the path of `listening`, for the log. The caller
+    closes `listening`. Raises LockedError while an NRI plugin runs, OSError when the state folder
+    can't be written."""
     lock = locks.lock_for_relay(settings.state_dir)
     runtime = options.socket_path(settings.runtime_endpoint)
     pages_at = options.host_port(settings.proxy_http) if settings.proxy_http else None
@@ -56,6 +60,7 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
         snapshots, notifier, Grants(), policies, settings.state_dir, DeviceFields()
     )
     latencies = Latencies()
+    unreachable = Unreachable(runtime)
     server = RelayServer(
         loop,
         CpusetGate(admission, deadlines),
@@ -63,11 +68,13 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
         runtime,
         on_hook_error=_log_hook_error,
         on_fault=_log_fault,
+        on_unreachable=unreachable.report,
         observe=latencies.observe,
     )
     manager = ServiceManager(os.environ)
     with Ending(loop.stop):
-        log.info("proxy listens on %s for %s", listening.getsockname(), runtime)
+        log.info("proxy listens on %s for the runtime at %s", served, runtime)
+        unreachable.check()
         pages = serve_pages(
             loop,
             pages_at,
@@ -90,6 +97,24 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
     notifier.close()
     loop.close()
     lock.release()
+
+
+class Unreachable:
+    """Logs that the runtime does not answer, at most once a minute."""
+
+    def __init__(self, runtime: str) -> None:
+        self._runtime = runtime
+        self._warnings = CountedWarnings(log, _UNREACHABLE_SECONDS)
+        self._counts: Counter[tuple[str, ...]] = Counter()
+
+    def check(self) -> None:
+        """Reports a runtime whose socket does not exist, before a client calls it."""
+        if not os.path.exists(self._runtime):
+            self.report()
+
+    def report(self) -> None:
+        text = f"the runtime does not answer at {self._runtime}: calls end with UNAVAILABLE"
+        self._warnings.add(self._counts, (self._runtime,), text)
 
 
 def _log_hook_error(path: bytes, error: Exception) -> None:

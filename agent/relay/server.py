@@ -47,6 +47,7 @@ class RelayServer:
         *,
         on_hook_error: OnHookError | None = None,
         on_fault: Callable[[Exception], None] | None = None,
+        on_unreachable: Callable[[], None] | None = None,
         retry_seconds: float = RETRY_SECONDS,
         limits: RelayLimits | None = None,
         observe: Observe | None = None,
@@ -64,6 +65,7 @@ class RelayServer:
         self.budget = MemoryBudget(limits or RelayLimits())
         self._on_hook_error = on_hook_error or _ignore
         self._on_fault = on_fault or _ignore_fault
+        self._on_unreachable = on_unreachable
         self._retry_seconds = retry_seconds
         self._retry: Timer | None = None
         self._resume: Timer | None = None
@@ -121,7 +123,10 @@ class RelayServer:
 
     def _ended(self, pair: Pair, reached: bool) -> None:
         self._pairs.discard(pair)
-        self.unreachable += not reached
+        if not reached:
+            self.unreachable += 1
+            if self._on_unreachable is not None:
+                self._on_unreachable()
         if self._resume is None:
             self._listen_again()
 

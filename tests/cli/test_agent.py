@@ -63,8 +63,9 @@ def test_a_wrong_socket_for_corrected_pod_resources_is_named(
 
 
 def test_grpcio_is_loaded_only_for_the_hook_server(tmp_path: Path) -> None:
-    """Each command ends before the agent starts, because one of its options is wrong."""
-    wrong = "--exclude=///"
+    """Each command ends before the agent starts, because its state folder is a file."""
+    (tmp_path / "file").touch()
+    wrong = f"--state-dir={tmp_path}/file/state"
     loaded = "print('grpc' in sys.modules)"
     without = agent(tmp_path, wrong, last=loaded)
     with_door = agent(tmp_path, wrong, f"--hook-server-socket={tmp_path}/s", last=loaded)

@@ -47,7 +47,9 @@ logs.start("info")
 with socket.socket(socket.AF_UNIX) as listening:
     listening.bind(sys.argv[1] + "/cri.sock")
     listening.listen()
-    daemon.run(ProxySettings(state_dir=sys.argv[1], proxy_http=""), listening)
+    at = sys.argv[1] + "/cri.sock"
+    settings = ProxySettings(state_dir=sys.argv[1], runtime_endpoint=at, proxy_http="")
+    daemon.run(settings, listening, at)
     os.kill(os.getpid(), signal.SIGTERM)
 print("ended")
 """

@@ -224,6 +224,7 @@ class AgentSettings(DoctorSettings, frozen=True):
         str,
         msgspec.Meta(
             pattern=r"^([A-Za-z][A-Za-z0-9_.-]*/[A-Za-z][A-Za-z0-9_-]*)?$",
+            examples=["nvidia.com/gpu"],
             description="kind of the CDI devices, named by UUID (nvidia.com/gpu), through which a "
             "container gets GPUs if its request names none; empty: NVIDIA_VISIBLE_DEVICES",
         ),

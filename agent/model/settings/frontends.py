@@ -59,13 +59,16 @@ class NriSettings(Options, frozen=True):
     nri_name: Annotated[
         str,
         msgspec.Meta(
-            pattern=r"^[A-Za-z0-9_.+-]+$", description="name of the NRI plugin, for the runtime"
+            pattern=r"^[A-Za-z0-9_.+-]+$",
+            examples=["topolet"],
+            description="name of the NRI plugin, for the runtime",
         ),
     ] = "topolet"
     nri_index: Annotated[
         str,
         msgspec.Meta(
             pattern="^[0-9]{2}$",
+            examples=["10"],
             description="two digits: the runtime calls its plugins in this order",
         ),
     ] = "10"

@@ -3,8 +3,9 @@ bounds, default and description where it is declared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, TypeVar, get_type_hints
 
 import msgspec
 
@@ -80,11 +81,12 @@ NodeAddresses = Annotated[
 ]
 NODE_ADDRESSES: Final = ""
 LogLevel = Annotated[
-    str,
-    msgspec.Meta(pattern="^(debug|info|warning|error)$", description="lowest level to log"),
+    Literal["debug", "info", "warning", "error"],
+    msgspec.Meta(description="lowest level to log"),
 ]
-LOG_LEVEL: Final = "info"
+LOG_LEVEL: Final[Literal["info"]] = "info"
 
+_MAX_QUOTED: Final = 80
 
 Kind = TypeVar("Kind", bound=Options)
 
@@ -96,12 +98,71 @@ class CallerSettings(Options, frozen=True):
     service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
 
 
-def parse(raw: Mapping[str, Any], kind: type[Kind]) -> Kind:
-    """Raises SettingsError that names the option."""
+def parse(
+    raw: Mapping[str, Any], kind: type[Kind], origins: Mapping[str, str] = MappingProxyType({})
+) -> Kind:
+    """`origins`: by option, the words for it in an error: the flag with its value, the file and the
+    key, or the variable. Raises SettingsError with these words, or the option's name, and the
+    values that the option may have. It quotes no value itself, which may be a secret."""
     try:
         return msgspec.convert(raw, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"settings: {error}") from None
+        problem = _problem(raw, kind, origins) or f"settings: {error}"
+        raise SettingsError(problem) from None
+
+
+def _problem(raw: Mapping[str, Any], kind: type[Options], origins: Mapping[str, str]) -> str:
+    """The first option that does not exist or has a wrong value; empty if none is wrong by
+    itself."""
+    types = get_type_hints(kind, include_extras=True)
+    fields = {each.encode_name: each for each in options(kind)}
+    for name, value in raw.items():
+        if name not in fields:
+            return unknown(name, fields)
+        try:
+            msgspec.convert(value, types[fields[name].name], strict=False)
+        except msgspec.ValidationError:
+            return f"{origins.get(name, name)} is not {allowed(fields[name].type)}"
+    return ""
+
+
+def unknown(name: str, names: Iterable[str]) -> str:
+    """A sentence about an option that does not exist, with the most similar of the `names`."""
+    import difflib  # only for a message
+
+    near = difflib.get_close_matches(name, list(names), 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{name[:_MAX_QUOTED]}: this option does not exist{hint}"
+
+
+def choices(kind: msgspec.inspect.Type) -> tuple[str, ...]:
+    """The values of an option that has a fixed set of them."""
+    match kind:
+        case msgspec.inspect.Metadata():
+            return choices(kind.type)
+        case msgspec.inspect.EnumType():
+            return tuple(str(each.value) for each in kind.cls)
+        case msgspec.inspect.LiteralType():
+            return tuple(map(str, kind.values))
+        case msgspec.inspect.BoolType():
+            return ("true", "false")
+    return ()
+
+
+def allowed(kind: msgspec.inspect.Type) -> str:
+    """The values that an option may have, in words that follow "is not"."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        examples = (kind.extra_json_schema or {}).get("examples")
+        return f"a value like {examples[0]}" if examples else allowed(kind.type)
+    if values := choices(kind):
+        return " or ".join(values) if len(values) == 2 else f"one of {', '.join(values)}"
+    if isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType):
+        number = "a whole number" if isinstance(kind, msgspec.inspect.IntType) else "a number"
+        least = "" if kind.ge is None else f" of at least {kind.ge:g}"
+        least += "" if kind.gt is None else f" greater than {kind.gt:g}"
+        most = "" if kind.le is None else f" of at most {kind.le:g}"
+        return number + " and".join(each for each in (least, most) if each)
+    return "a text"
 
 
 def options(kind: type[Options]) -> tuple[msgspec.inspect.Field, ...]:

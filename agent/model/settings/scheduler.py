@@ -54,14 +54,13 @@ SchedulerArgsFile = Annotated[
     ),
 ]
 GpuShares = Annotated[
-    str,
+    Literal["MostAllocated", "LeastAllocated"],
     msgspec.Meta(
-        pattern="^(MostAllocated|LeastAllocated)$",
         description="scheduler: a part of a GPU comes from the card with the least left for "
         "parts, so that other cards stay whole (MostAllocated), or with the most",
     ),
 ]
-GPU_SHARES: Final = "MostAllocated"
+GPU_SHARES: Final[Literal["MostAllocated"]] = "MostAllocated"
 LeaseName = Annotated[
     str,
     msgspec.Meta(
@@ -162,6 +161,7 @@ class SchedulerSettings(Options, frozen=True):
         str,
         msgspec.Meta(
             pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$",
+            examples=["22:00-06:00"],
             description="scheduler: HH:MM-HH:MM in UTC, the time of the day in which pods begin to "
             "be moved for a RebindResource; it may go over midnight; empty: always",
         ),
@@ -228,6 +228,7 @@ class ExplainSettings(Options, frozen=True):
         str,
         msgspec.Meta(
             pattern="^[a-z0-9-]+(:[a-z0-9-]+)?$",
+            examples=["topolet-scheduler:http"],
             description="explain: NAME:PORT of the Service that has the scheduler's scheduler-http",
         ),
     ] = "topolet-scheduler:http"
