@@ -42,7 +42,8 @@ Amounts = dict[int, dict[str, int]]
 class TopologyOptions(msgspec.Struct, frozen=True):
     """`layout` None: the CPU topology is unknown. `zones`: what NodeResourceTopology calls
     allocatable. `reserved`: CPUs that no pod may own (kubelet, node reservation, system QoS,
-    assigned by the kubelet); `kubelet_reserved`: those of them that the profile may give to owners.
+    assigned by the kubelet); `kubelet_reserved`: those of them that the profile may give to owners;
+    `node_reserved`: those of the node reservation.
 
     `cpu_ratio`: the amplification ratio of CPU; bound CPUs count amplified. `cpu_milli`: the node's
     allocatable CPU after amplification, None unknown. `max_ref`: pods that may share a CPU.
@@ -56,6 +57,7 @@ class TopologyOptions(msgspec.Struct, frozen=True):
     zones: Amounts = {}
     reserved: CpuSet = EMPTY
     kubelet_reserved: CpuSet = EMPTY
+    node_reserved: CpuSet = EMPTY
     policies: NodePolicies = NodePolicies()
     profile: Profile = PROFILES["koordinator"]
     cpu_ratio: float = 1.0

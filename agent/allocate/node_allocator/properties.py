@@ -240,6 +240,7 @@ def topology_options(
         zones=_zones(topology, ratios),
         reserved=cpus.reserved,
         kubelet_reserved=cpus.kubelet_reserved,
+        node_reserved=cpus.node_reserved,
         policies=policies,
         profile=profile,
         cpu_ratio=ratios.get("cpu", 1.0),
@@ -255,6 +256,7 @@ class _Cpus(msgspec.Struct, frozen=True):
     layout: Layout | None = None
     reserved: CpuSet = EMPTY
     kubelet_reserved: CpuSet = EMPTY
+    node_reserved: CpuSet = EMPTY
     manager: CpuManager = CpuManager()
     settings: ReportedSettings = ReportedSettings()
 
@@ -268,7 +270,8 @@ def _cpus(topology: NodeTopology, claims: Mapping[str, CpuSet]) -> _Cpus:
     system = system_qos(notes)
     allocated = node_annotations.kubelet_allocated(notes)
     given = union(cpus - claims.get(uid, EMPTY) for uid, cpus in allocated.items())
-    reserved = given | node_reservation(notes).cpus()
+    of_node = node_reservation(notes).cpus()
+    reserved = given | of_node
     if system.cpuset_exclusive:
         reserved |= system.cpus()
     kubelets = manager.reserved()
@@ -276,6 +279,7 @@ def _cpus(topology: NodeTopology, claims: Mapping[str, CpuSet]) -> _Cpus:
         _layout(node_annotations.reported_cpus(topology)),
         reserved | kubelets,
         kubelets - reserved,
+        of_node,
         manager,
         reported_settings(notes),
     )

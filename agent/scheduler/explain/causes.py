@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal
 from agent.allocate.node_allocator.allocator import NodeAllocator
@@ -21,7 +21,7 @@ from agent.allocate.nrt.filter import Misfit, MisfitCause
 from agent.allocate.policies_in_force import PROFILES
 from agent.allocate.reasons import Reason, Rejection
 from agent.model import quantities
-from agent.model.cpu.cpuset import CpuSet, members
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
     BIND_LABEL,
     NUMA_LABEL,
@@ -31,7 +31,7 @@ from agent.model.cpu.policies import (
 from agent.model.devices.device_allocation import DEVICE_ALLOCATE_HINT, DEVICE_JOINT_ALLOCATE
 from agent.model.devices.device_object import GPU_PARTITIONS
 from agent.model.explanation import Cause, ObjectField
-from agent.model.nrt.node_annotations import AMPLIFICATION_RATIO
+from agent.model.nrt.node_annotations import AMPLIFICATION_RATIO, RESERVATION
 from agent.model.pod.annotations import (
     GPU_ISOLATION_PROVIDER,
     NUMA_TOPOLOGY_SPEC,
@@ -224,42 +224,37 @@ def _held_by_plugin(
 
 
 def _reserved(why: Rejection, allocator: NodeAllocator) -> Iterator[Cause]:
-    """The CPUs that the kubelet keeps from owners, if the pod lacks CPU."""
-    cpus = allocator.properties.cpus
-    if (
-        cpus is None
-        or why.resource != "cpu"
-        or cpus.owners_on_reserved
-        or not cpus.kubelet_reserved
-    ):
+    """The CPUs that are kept from owners, if the pod lacks CPU."""
+    if why.resource != "cpu":
         return
-    node, count = allocator.properties.name, len(cpus.kubelet_reserved)
-    summary = "the kubelet reserves CPUs, which no pod may own"
-    yield Cause(
-        RESERVED_CPUS,
-        f"{summary}: {cpus.kubelet_reserved}",
-        summary,
-        "cpu",
-        None,
-        count * 1000,
-        objects=reserved_objects(node),
-    )
+    for each in reservations(allocator):
+        summary = f"{each.who} reserves CPUs, which no pod may own"
+        text, amount = f"{summary}: {each.cpus}", len(each.cpus) * 1000
+        yield Cause(RESERVED_CPUS, text, summary, "cpu", None, amount, objects=each.objects)
 
 
-def reserved_objects(node: str) -> tuple[ObjectField, ...]:
-    """What decides whether pods may own the CPUs that a kubelet reserves."""
-    return (
-        ObjectField(KUBELET, node, "reservedSystemCPUs"),
-        ObjectField("DaemonSet", "topolet-agent", "the argument --owners-on-reserved"),
-    )
+class CpuReservation(NamedTuple):
+    """CPUs that no pod may own, who reserves them, and what decides about it."""
+
+    who: str
+    cpus: CpuSet
+    objects: tuple[ObjectField, ...]
 
 
-def reserved_by_kubelet(allocator: NodeAllocator, cpus: CpuSet) -> CpuSet:
-    """Those of the CPUs that the kubelet reserves and that the agent gives to no owner."""
-    options = allocator.properties.cpus
-    if options is None or options.owners_on_reserved:
-        return CpuSet()
-    return CpuSet(members(cpus.mask & options.kubelet_reserved.mask))
+def reservations(allocator: NodeAllocator) -> Iterator[CpuReservation]:
+    """Those of the node that have CPUs."""
+    cpus, node = allocator.properties.cpus, allocator.properties.name
+    if cpus is None:
+        return
+    if cpus.kubelet_reserved and not cpus.owners_on_reserved:
+        places = (
+            ObjectField(KUBELET, node, "reservedSystemCPUs"),
+            ObjectField("DaemonSet", "topolet-agent", "the argument --owners-on-reserved"),
+        )
+        yield CpuReservation("the kubelet", cpus.kubelet_reserved, places)
+    if cpus.node_reserved:
+        place = ObjectField("Node", node, f"metadata.annotations[{RESERVATION}]")
+        yield CpuReservation("the Node", cpus.node_reserved, (place,))
 
 
 _Place = tuple[str, str]

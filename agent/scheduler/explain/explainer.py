@@ -282,14 +282,17 @@ class Explainer:
             if not reason:
                 return ()
             claimed = pod.assigned.allocation.cpus
-            reserved = causes.reserved_by_kubelet(state.allocator, claimed)
+            reserved = [
+                each for each in causes.reservations(state.allocator) if each.cpus & claimed
+            ]
         field = f"metadata.annotations[{RESOURCE_STATUS}]"
-        objects: tuple[ObjectField, ...] = (ObjectField("Pod", info.pod.title, field),)
-        if reserved:
-            objects = (*causes.reserved_objects(pod.node), *objects)
+        of_pod = ObjectField("Pod", info.pod.title, field)
+        objects = (*(place for each in reserved for place in each.objects), of_pod)
         text = f"node {pod.node} refuses the claim of CPUs {claimed}: {reason}"
-        if reserved:
-            text = f"{text}; the kubelet reserves CPUs {reserved}"
+        if "reserved" not in reason:
+            text = "; ".join(
+                [text, *(f"{each.who} reserves CPUs {each.cpus}" for each in reserved)]
+            )
         summary = "its node refuses its claim of CPUs"
         return (Cause(CLAIM_REFUSED, text, summary, objects=objects),)
 

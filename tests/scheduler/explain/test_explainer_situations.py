@@ -11,6 +11,7 @@ from agent.model.nrt.node_annotations import (
     AMPLIFICATION_RATIO,
     CPU_MANAGER_POLICY,
     REFUSED_CLAIMS,
+    RESERVATION,
 )
 from agent.model.objects import LabelSelector
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
@@ -177,6 +178,24 @@ def test_cpus_that_the_kubelet_reserves_are_missing() -> None:
     cause = by_code[codes.RESERVED_CPUS]
     assert cause.message.endswith(": 0-3")
     assert cause.objects[0].kind == "KubeletConfiguration"
+
+
+def test_cpus_that_the_node_reserves_are_missing() -> None:
+    scene = Scene(a=SMALL)
+    body = scene.objects["a"].topology("a")
+    notes = body["metadata"].setdefault("annotations", {})
+    notes[RESERVATION] = json.dumps({"reservedCPUs": "0-1"})
+    refused = {"namespace": "default", "name": "p", "uid": "uid-p", "cpuset": "0-3"}
+    notes[REFUSED_CLAIMS] = json.dumps([{**refused, "reason": "CPUs 0-1 are reserved by the node"}])
+    scene.topology(body)
+    cause = causes(scene.explained(owner(32, 4).pod("q")))[codes.RESERVED_CPUS]
+    assert cause.message == "the Node reserves CPUs, which no pod may own: 0-1"
+    place = f"Node a: metadata.annotations[{RESERVATION}]"
+    assert f"which no pod may own: 0-1 change {place}" in scene.told(owner(32, 4).pod("q"))
+    scene.run(owner(4, 4), "p", "a", "0-3")
+    told = scene.told(owner(4, 4).pod("p", node="a"))
+    said = "node a refuses the claim of CPUs 0-3: CPUs 0-1 are reserved by the node change"
+    assert f"{said} {place}" in told
 
 
 def test_a_full_switch() -> None:
