@@ -32,7 +32,7 @@ API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
 	bind evictor gpulinks outage scheduler_process scheduler_state))
 
 .PHONY: run check test test-all test-fuzz test-api-servers test-cluster plan-tests prepare-tests \
-	all-suites fuzz api-servers audit lint lock release clean
+	all-suites fuzz api-servers audit lint lock manifests release clean
 
 run: $(VENV)/.run
 	@demo/prepare run
@@ -99,6 +99,11 @@ lint: $(VENV)/.lint
 	$(BIN)/python protos/regenerate.py --check
 	$(BIN)/python docs/reference.py --check
 	$(BIN)/python -m tests.structure
+
+# The manifests for kustomize, from deploy/chart, by Helm 4: make manifests HELM=PROGRAM
+HELM ?= helm
+manifests:
+	$(PYTHON) deploy/render.py --helm $(HELM)
 
 # The packages of the image, and those that build the wheel, with hashes.
 LOCKED = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \

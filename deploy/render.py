@@ -99,7 +99,7 @@ def main() -> int:
         if not arguments.check:
             file.write_text(text)
     if differ and arguments.check:
-        print(f"run python deploy/render.py: deploy/{', deploy/'.join(differ)}", file=sys.stderr)
+        print(f"run make manifests: deploy/{', deploy/'.join(differ)}", file=sys.stderr)
     return int(bool(differ) and arguments.check)
 
 
