@@ -14,7 +14,7 @@ import pytest
 from deploy import release
 from tests.integration.image import building
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 def blob(archive: Path, digest: str) -> bytes:
