@@ -33,7 +33,9 @@ COMMANDS = {
     "conformance": "compare topolet's decisions with vector files of the systems it replaces",
     "doctor": "compare the CPUs that containers should have with those that they have",
     "kubelet-state": "show the kubelet's state files, or write a scheduler's CPUs into them",
+    "install-proxy": "install the CRI proxy as a service of this host, for its kubelet",
     "restore": "restore every cgroup value that the agent changed",
+    "uninstall-node": "take back everything that Topolet changed on this node",
     "config": "check a file of options",
     "completion": "print the completion of all commands for bash or zsh",
     "man": "print the manual page topolet(1)",
@@ -81,7 +83,7 @@ def _version() -> int:
 def _usage(words: Sequence[str]) -> int:
     import argparse
 
-    lines = [f"  {name:<13} {text}" for name, text in COMMANDS.items()]
+    lines = [f"  {name:<15} {text}" for name, text in COMMANDS.items()]
     parser = _parser(
         prog="topolet",
         usage="topolet COMMAND [OPTIONS]   (topolet COMMAND --help lists the options)",

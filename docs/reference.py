@@ -12,7 +12,7 @@ import msgspec
 from agent.__main__ import COMMANDS
 from agent.cli import options as flags
 from agent.model.settings import options
-from agent.model.settings.agent import AgentSettings
+from agent.model.settings.agent import AgentSettings, UninstallSettings
 from agent.model.settings.frontends import NriSettings, ProxySettings
 from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings, WebhookSettings
 
@@ -33,6 +33,7 @@ def page() -> str:
         "`--no-option` false.",
     ]
     kinds = (
+        UninstallSettings,
         AgentSettings,
         ProxySettings,
         NriSettings,

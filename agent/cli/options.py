@@ -211,6 +211,7 @@ def check(raw: Mapping[str, Any], path: str) -> None:
 
     kinds: tuple[type[Options], ...] = (
         agent.AgentSettings,
+        agent.UninstallSettings,
         frontends.ProxySettings,
         frontends.NriSettings,
         scheduler.SchedulerSettings,

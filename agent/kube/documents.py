@@ -32,10 +32,14 @@ def text(path: str, most_bytes: int = MAX_BYTES) -> bytes:
 
 def read(path: str) -> Any:
     """Returns the plain values of a file with one document. Raises OSError and DocumentError."""
+    return parse(text(path))
+
+
+def parse(content: bytes | str) -> Any:
+    """The plain values of one document. Raises DocumentError."""
     import yaml  # takes a megabyte, which an agent without a kubelet saves
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    content = text(path)
     try:
         return yaml.load(content, loader)
     except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:

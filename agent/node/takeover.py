@@ -27,7 +27,7 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
-from agent.model.settings.agent import DoctorSettings
+from agent.model.settings.agent import DoctorSettings, RestoreSettings
 from agent.model.snapshot import NOTHING, Snapshot, SnapshotError
 from agent.node import kubelet_process, node_configuration
 from agent.node.runtime_view import CgroupLocator, RuntimeView
@@ -62,7 +62,7 @@ def take_over(settings: DoctorSettings) -> TakenOver:
         why = f"the kubelet's CPU manager policy is {before.policy}: it assigns no CPUs"
         return TakenOver(before, before, why)
     proc = os.path.join(settings.root, "proc")
-    own_group = _own_group(settings, proc)
+    own_group = own_group_of(settings, proc)
     _require_stopped(proc, own_group, settings.kubelet_dir)
     snapshot = _snapshot(Path(settings.state_dir) / "snapshot.json")
     pods = _pods(settings, proc)
@@ -202,7 +202,9 @@ def _snapshot(path: Path) -> Snapshot:
     return snapshot
 
 
-def _own_group(settings: DoctorSettings, proc: str) -> str | None:
+def own_group_of(settings: RestoreSettings, proc: str) -> str | None:
+    """The root of this process's cgroup namespace in the host's cgroups, None when unknown. Raises
+    CgroupError."""
     hierarchy = Hierarchy(settings.cgroup_root, proc)
     try:
         return own_root(hierarchy)

@@ -42,7 +42,7 @@ def test_help_lists_every_command_and_each_has_its_own_help() -> None:
     done = topolet("--help")
     assert done.returncode == 0
     for name, text in COMMANDS.items():
-        assert f"  {name:<13} {text}" in done.stdout
+        assert f"  {name:<15} {text}" in done.stdout
         own = topolet(name, "--help")
         assert (own.returncode, own.stderr) == (0, "")
         assert own.stdout.startswith(f"usage: topolet {name}")

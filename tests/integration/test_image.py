@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import ssl
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from agent.__main__ import COMMANDS
 from tests.deploy.manifests import of_kind
+from tests.fixtures.image import busybox
 from tests.fixtures.ports import free_port
 from tests.integration.apiserver.certificates import Authority
 from tests.integration.image import MACHINE, Image, Mount
@@ -86,6 +88,26 @@ def test_the_image_has_the_modules_of_all_modes(image: Image) -> None:
     good(image.run("/opt/topolet/bin/python3", "-c", "import grpc"))
     done = image.run("/opt/topolet/bin/python3", "-c", "import pytest")
     assert "No module named 'pytest'" in done.stderr
+
+
+def test_its_interpreter_runs_on_a_host_without_python(image: Image, tmp_path: Path) -> None:
+    """As `topolet install-proxy` copies it: with nothing of the image but the copy."""
+    host = Mount("/host", str(tmp_path), read_only=False)
+    code = "from agent.install import folder; folder.stage('/host/opt/topolet')"
+    good(image.run("/opt/topolet/bin/python3", "-c", code, mounts=[host]))
+    (tmp_path / "bin").mkdir()
+    binary = busybox()
+    assert binary is not None
+    shutil.copy(binary, tmp_path / "bin/sh")
+    for each in ("dirname", "readlink"):
+        (tmp_path / "bin" / each).symlink_to("sh")
+    for words in (("proxy", "--help"), ("install-proxy", "--help"), ("uninstall-node", "--help")):
+        command = ["chroot", str(tmp_path), "/opt/topolet/bin/topolet", *words]
+        done = subprocess.run(command, capture_output=True, check=False, text=True)
+        assert good(done).startswith(f"usage: topolet {words[0]} ")
+    sources = [each for each in (tmp_path / "opt").rglob("*.py") if "bin" not in each.parts]
+    assert len(sources) > 300
+    assert all(list((each.parent / "__pycache__").glob(f"{each.stem}.*")) for each in sources)
 
 
 def test_bytecode_exists_and_is_not_checked_against_its_source(image: Image) -> None:

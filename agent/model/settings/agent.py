@@ -47,6 +47,42 @@ class RestoreSettings(TopologySettings, frozen=True):
     )
 
 
+class InstallSettings(RestoreSettings, frozen=True):
+    """`topolet install-proxy`."""
+
+    runtime_endpoint: Annotated[
+        str, msgspec.Meta(description="the container runtime's CRI socket; empty: the kubelet's")
+    ] = ""
+    deadline_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            gt=0,
+            le=3600,
+            description="longest time that the proxy or the restarted kubelet may take to answer, "
+            "seconds",
+        ),
+    ] = 120.0
+    settle_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            ge=0, le=600, description="time that the kubelet has to run without a restart, seconds"
+        ),
+    ] = 10.0
+
+
+NodeName = Annotated[
+    str, msgspec.Meta(description="name of this node's objects; empty: the host name")
+]
+
+
+class UninstallSettings(InstallSettings, frozen=True):
+    """`topolet uninstall-node`."""
+
+    node_name: NodeName = ""
+    kubeconfig: Kubeconfig = KUBECONFIG
+    service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
+
+
 class DoctorSettings(RestoreSettings, frozen=True):
     """`topolet doctor` and `topolet kubelet-state`."""
 
@@ -58,9 +94,7 @@ class DoctorSettings(RestoreSettings, frozen=True):
 class AgentSettings(DoctorSettings, frozen=True):
     """`topolet agent`."""
 
-    node_name: Annotated[
-        str, msgspec.Meta(description="name of this node's objects; empty: the host name")
-    ] = ""
+    node_name: NodeName = ""
     store_dir: Annotated[
         str, msgspec.Meta(description="standalone: folder of the objects; empty: below state-dir")
     ] = ""

@@ -1,0 +1,90 @@
+"""Install the CRI proxy as a service of this host, and let its kubelet use it.
+
+Without the proxy's own interpreter on the host, it is copied from where this command runs, such as
+the image (with --root: the folder in which the container has the host's root). If a step fails, or
+a pod does not run as before, everything is taken back; after a kill the next run does that. Exit
+code 0: installed, or nothing to do; 1: everything is as before, or the message says what is not;
+2: wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from types import FrameType
+
+from agent.cgroup.hierarchy import CgroupError
+from agent.cli import options
+from agent.host.locks import LockedError
+from agent.install.checks import CheckError
+from agent.install.endpoint import EndpointError
+from agent.install.folder import FolderError
+from agent.install.installer import InstallError
+from agent.install.journal import InstallJournalError
+from agent.install.observe import ObservationError
+from agent.install.proxy import ProxyInstallation
+from agent.install.tree import TreeError
+from agent.kube.documents import DocumentError
+from agent.kubelet.configuration import ConfigurationError
+from agent.model.settings.agent import InstallSettings
+from agent.model.settings.options import SettingsError
+
+SETTINGS = InstallSettings
+
+ERRORS = (
+    LockedError,
+    CheckError,
+    EndpointError,
+    FolderError,
+    InstallError,
+    InstallJournalError,
+    ObservationError,
+    TreeError,
+    DocumentError,
+    ConfigurationError,
+    CgroupError,
+    OSError,
+)
+"""With which an installation, or its removal, ends."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="print the steps and do none")
+    parser.add_argument("--undo", action="store_true", help="take every change of this host back")
+    options.add_arguments(parser, SETTINGS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        installation = ProxyInstallation(options.load(arguments, SETTINGS), say)
+    except SettingsError as error:
+        return options.fail(error, 2)
+    ended_by_signal()
+    try:
+        if arguments.dry_run:
+            for line in installation.shown(remove=arguments.undo):
+                say(line)
+        elif arguments.undo:
+            say("removed" if installation.remove() else "nothing is installed")
+        else:
+            say("installed" if installation.install() else "nothing to do: the kubelet uses it")
+    except ERRORS as error:
+        return options.fail(error)
+    return 0
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def ended_by_signal() -> None:
+    """The first SIGTERM or SIGINT makes the current step fail, so that its run is taken back; later
+    ones are ignored."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        raise CheckError(f"ended by {signal.Signals(number).name}")
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, end)

@@ -1,0 +1,59 @@
+"""Take back everything that Topolet changed on this node. Stop the agent first.
+
+The kubelet's endpoint and the proxy, the values of cgroups, the labels and extended resources of
+the Node, Topolet's part of the NodeResourceTopology and the Device, and the files. What others
+wrote stays. It can be repeated. Exit code 0: nothing is left; 1: what is left is listed; 2: wrong
+usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from agent.cli import options
+from agent.cli.install_proxy import ended_by_signal, say
+from agent.install.proxy import ProxyInstallation
+from agent.install.uninstall import NodeRemoval
+from agent.kube import auth
+from agent.kube.auth import AccessError
+from agent.kube.cluster import Cluster
+from agent.kube.objects import Objects
+from agent.kube.transport import Transport
+from agent.model.settings.agent import UninstallSettings
+from agent.model.settings.options import SettingsError
+
+SETTINGS = UninstallSettings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--without-cluster",
+        action="store_true",
+        help="leave the objects of the cluster as they are",
+    )
+    options.add_arguments(parser, SETTINGS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        settings = options.load(arguments, SETTINGS)
+    except SettingsError as error:
+        return options.fail(error, 2)
+    ended_by_signal()
+    name = settings.node_name or os.uname().nodename
+    objects: Objects | str | None = None
+    if not arguments.without_cluster:
+        try:
+            access = auth.access(settings.kubeconfig, settings.service_account_dir)
+            objects = Cluster(Transport(access), name)
+        except AccessError as error:
+            objects = f"{error} (--without-cluster leaves them)"
+    removal = NodeRemoval(settings, name, objects, ProxyInstallation(settings, say), say)
+    if removal.run():
+        say(f"node {name}: nothing of Topolet is left")
+        return 0
+    for line in removal.left:
+        print(f"topolet: left on node {name}: {line}", file=sys.stderr)
+    return 1

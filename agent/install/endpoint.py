@@ -1,0 +1,244 @@
+"""Where a kubelet's runtime endpoint is set, and the texts with which it is another one.
+
+The flag --container-runtime-endpoint overrides the field containerRuntimeEndpoint of the
+KubeletConfiguration (since Kubernetes 1.27), which a drop-in overrides (--config-dir; kubelet:
+cmd/kubelet/app/server.go). kubeadm writes the flag into /var/lib/kubelet/kubeadm-flags.env, later
+versions the field. k3s and RKE2 make their kubelet's configuration themselves, and append the
+values of `kubelet-arg` as flags (docs.k3s.io, docs.rke2.io: Configuration File).
+
+Files of a distribution's package are not edited: a drop-in in /etc overrides them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from agent.install import unitfiles
+from agent.install.tree import ABSENT, FileState, TextFile
+from agent.install.unitfiles import Unit
+from agent.kube import documents
+from agent.kube.documents import DocumentError
+from agent.kubelet.configuration import flags
+from agent.model.settings.options import RUNTIME_ENDPOINT, STATE_DIR
+
+FLAG: Final = "container-runtime-endpoint"
+FIELD: Final = "containerRuntimeEndpoint"
+PROXY_ENDPOINT: Final = f"unix://{STATE_DIR}/cri.sock"
+K3S_ENDPOINT: Final = "unix:///run/k3s/containerd/containerd.sock"
+DROP_IN: Final = "99-topolet.conf"
+K3S_DROP_IN: Final = "99-topolet.yaml"
+_K3S_ARG: Final = "kubelet-arg"
+_SHELLS: Final = frozenset({"sh", "bash", "dash"})
+_GIVEN: Final = re.compile(rf"(--{FLAG}(?:=|[ \t]+))([\"']?)([^\s\"'\\]+)")
+_LINE: Final = re.compile(rf"^{FIELD}:.*$", re.MULTILINE)
+
+
+class EndpointError(ValueError):
+    """The endpoint can't be changed here; the message names the file, and what to do."""
+
+
+class FileChange(msgspec.Struct, frozen=True):
+    """A file of the host before and after."""
+
+    path: str
+    before: FileState
+    after: FileState
+
+
+class ObservedKubelet(msgspec.Struct, frozen=True):
+    """How this node's kubelet is started and configured.
+
+    `unit`: the systemd service that runs it. `argv`: the kubelet's own command line; of k3s, which
+    hides it, the flags in its files. `environment_files`: those of the unit that exist. `config`:
+    the file that --config names; `drop_ins`: those of --config-dir (`config_dir`) in the kubelet's
+    order. `k3s_files`: the configuration files of k3s or RKE2 in their order, below `k3s_folder`,
+    which is "" for other kubelets."""
+
+    unit: Unit
+    argv: tuple[str, ...]
+    environment_files: tuple[TextFile, ...] = ()
+    config: TextFile | None = None
+    config_dir: str = ""
+    drop_ins: tuple[TextFile, ...] = ()
+    k3s_folder: str = ""
+    k3s_files: tuple[TextFile, ...] = ()
+
+
+def configured(kubelet: ObservedKubelet) -> str:
+    """The endpoint that the kubelet uses. Raises EndpointError for a file that can't be read."""
+    given = flags(kubelet.argv).get(FLAG)
+    if given:
+        return _url(given)
+    found = None
+    for file in (kubelet.config, *kubelet.drop_ins):
+        if file is not None:
+            content = _object(file)
+            found = content.get(FIELD, found)
+    if isinstance(found, str) and found:
+        return _url(found)
+    return K3S_ENDPOINT if kubelet.k3s_folder else RUNTIME_ENDPOINT
+
+
+def changes(kubelet: ObservedKubelet, endpoint: str) -> tuple[FileChange, ...]:
+    """The files with which the kubelet uses this endpoint after a restart; none where it does.
+    Raises EndpointError."""
+    if configured(kubelet) == endpoint:
+        return ()
+    if kubelet.k3s_folder:
+        return (_k3s_change(kubelet, endpoint),)
+    if flags(kubelet.argv).get(FLAG):
+        return _flag_changes(kubelet, endpoint)
+    if kubelet.config_dir:
+        return (_drop_in_change(kubelet, endpoint),)
+    if kubelet.config is not None:
+        return (_config_change(kubelet.config, endpoint),)
+    return (_unit_change(kubelet.unit, endpoint, appended=True),)
+
+
+def taken_back(text: str, ours: str, former: str) -> str:
+    """A text that others changed meanwhile: where it names our endpoint, it names the former."""
+    return text.replace(ours, former)
+
+
+def _url(endpoint: str) -> str:
+    path = endpoint.removeprefix("unix://")
+    return f"unix://{path}" if path.startswith("/") else endpoint
+
+
+def _object(file: TextFile) -> Mapping[str, Any]:
+    try:
+        content = documents.parse(file.text)
+    except DocumentError as error:
+        raise EndpointError(f"{file.path}: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise EndpointError(f"{file.path}: its content must be an object")
+    return content
+
+
+def _with_flag(text: str, endpoint: str) -> str:
+    """Replaces the flag's value wherever it is given, except in comments."""
+    return "".join(
+        line
+        if line.lstrip().startswith(("#", ";"))
+        else _GIVEN.sub(lambda found: f"{found[1]}{found[2]}{endpoint}", line)
+        for line in text.splitlines(keepends=True)
+    )
+
+
+def _edited(file: TextFile, text: str) -> FileChange:
+    return FileChange(file.path, file.state, msgspec.structs.replace(file.state, text=text))
+
+
+def _flag_changes(kubelet: ObservedKubelet, endpoint: str) -> tuple[FileChange, ...]:
+    found = [
+        _edited(file, text)
+        for file in kubelet.environment_files
+        if (text := _with_flag(file.text, endpoint)) != file.text
+    ]
+    unit = kubelet.unit
+    in_unit = any(_GIVEN.search(value) for value in _started(unit))
+    if in_unit:
+        found.append(_unit_change(unit, endpoint))
+    if not found:
+        raise EndpointError(
+            f"{unit.name}: the kubelet has the flag --{FLAG}, but neither the unit nor a file that "
+            f"it names gives it: change it to {endpoint} where this kubelet is started"
+        )
+    return tuple(found)
+
+
+def _started(unit: Unit) -> Iterator[str]:
+    yield from unit.values("ExecStart")
+    yield from unit.environment.values()
+
+
+def _unit_change(unit: Unit, endpoint: str, *, appended: bool = False) -> FileChange:
+    """A drop-in with the changed values of the unit; `appended`: the flag is new."""
+    commands = unit.values("ExecStart")
+    if len(commands) != 1:
+        raise EndpointError(f"{unit.name}: has {len(commands)} values of ExecStart, not one")
+    command = _with_flag(commands[0], endpoint)
+    if appended:
+        program = (unitfiles.words(command) or [""])[0].rpartition("/")[2]
+        if program.lstrip("-@:+!") in _SHELLS:
+            raise EndpointError(
+                f"{unit.name}: a shell starts this kubelet: add --{FLAG}={endpoint} there"
+            )
+        command = f"{command} --{FLAG}={endpoint}"
+    lines = ["[Service]"]
+    if command != commands[0]:
+        lines += ["ExecStart=", f"ExecStart={command}"]
+    variables = {
+        name: _with_flag(value, endpoint)
+        for name, value in unit.environment.items()
+        if _GIVEN.search(value)
+    }
+    lines += [
+        f"Environment={unitfiles.quoted(f'{name}={value}')}" for name, value in variables.items()
+    ]
+    path = f"/etc/systemd/system/{unit.name}.d/{DROP_IN}"
+    before = next((file.state for file in unit.files if file.path == path), ABSENT)
+    written = TextFile(path, FileState("\n".join(lines) + "\n"))
+    after = unit.with_drop_in(written)
+    if after.values("ExecStart") != [command] or not variables.items() <= after.environment.items():
+        last = after.files[-1].path
+        raise EndpointError(f"{unit.name}: {last} overrides {path}: change --{FLAG} there")
+    return FileChange(path, before, written.state)
+
+
+def _drop_in_change(kubelet: ObservedKubelet, endpoint: str) -> FileChange:
+    path = f"{kubelet.config_dir}/{DROP_IN}"
+    text = (
+        "apiVersion: kubelet.config.k8s.io/v1beta1\n"
+        f"kind: KubeletConfiguration\n{FIELD}: {endpoint}\n"
+    )
+    before = next((file.state for file in kubelet.drop_ins if file.path == path), ABSENT)
+    later = [file.path for file in kubelet.drop_ins if file.path > path and FIELD in _object(file)]
+    if later:
+        raise EndpointError(f"{later[-1]}: overrides {path}: change {FIELD} there to {endpoint}")
+    return FileChange(path, before, FileState(text))
+
+
+def _config_change(config: TextFile, endpoint: str) -> FileChange:
+    """Edits one line, so that comments and order stay; JSON is written anew."""
+    content = _object(config)
+    wanted = {**content, FIELD: endpoint}
+    line = f"{FIELD}: {endpoint}"
+    if config.text.lstrip().startswith("{"):
+        text = json.dumps(wanted, indent=2) + "\n"
+    elif _LINE.search(config.text):
+        text = _LINE.sub(line, config.text)
+    else:
+        text = config.text.rstrip("\n") + f"\n{line}\n"
+    change = _edited(config, text)
+    try:
+        right = documents.parse(text) == wanted
+    except DocumentError:
+        right = False
+    if not right:
+        raise EndpointError(f"{config.path}: can't be edited safely: set {line} there")
+    return change
+
+
+def _k3s_change(kubelet: ObservedKubelet, endpoint: str) -> FileChange:
+    commands = kubelet.unit.values("ExecStart")
+    if any(f"--{_K3S_ARG}" in each for each in commands):
+        raise EndpointError(
+            f"{kubelet.unit.name}: gives --{_K3S_ARG} on the command line, which replaces those of "
+            f"files: add --{_K3S_ARG}={FLAG}={endpoint} there"
+        )
+    folder = f"{kubelet.k3s_folder}/config.yaml.d"
+    path = f"{folder}/{K3S_DROP_IN}"
+    for file in kubelet.k3s_files:
+        content = _object(file)
+        if file.path.startswith(f"{folder}/") and file.path > path and _K3S_ARG in content:
+            raise EndpointError(f"{file.path}: replaces the {_K3S_ARG} of {path}")
+    before = next((file.state for file in kubelet.k3s_files if file.path == path), ABSENT)
+    return FileChange(path, before, FileState(f"{_K3S_ARG}+:\n- {FLAG}={endpoint}\n"))

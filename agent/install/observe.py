@@ -1,0 +1,118 @@
+"""This node's kubelet as it is started and configured, read from its process and its files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from agent.host.processes import Process, ProcessGoneError, UnreadableError
+from agent.install import unitfiles
+from agent.install.endpoint import ObservedKubelet
+from agent.install.tree import HostTree, TextFile
+from agent.install.unitfiles import Unit
+from agent.kube import documents
+from agent.kubelet.configuration import flags
+from agent.node import kubelet_process
+from agent.node.kubelet_process import KubeletProcess
+
+_K3S: Final = {
+    "k3s.service": "/etc/rancher/k3s",
+    "k3s-agent.service": "/etc/rancher/k3s",
+    "rke2-server.service": "/etc/rancher/rke2",
+    "rke2-agent.service": "/etc/rancher/rke2",
+}
+"""The folder of the configuration of programs that start or contain a kubelet, by their service."""
+
+
+class ObservationError(ValueError):
+    """The kubelet can't be determined; the message says what to do."""
+
+
+def kubelet(tree: HostTree, own_group: str | None) -> ObservedKubelet:
+    """The node's running kubelet. `own_group`: the root of this process's
+    cgroup namespace. Raises ObservationError, TreeError, DocumentError, ConfigurationError,
+    OSError."""
+    proc = tree.path("/proc")
+    found = kubelet_process.find(proc, own_group)
+    if found.doubts:
+        raise ObservationError(f"the kubelet can't be determined: {found.doubts[0]}")
+    if len(found.kubelets) > 1:
+        several = ", ".join(each.title for each in found.kubelets)
+        raise ObservationError(f"several kubelets run: {several}")
+    if not found.kubelets:
+        raise ObservationError("no kubelet runs on this node: start it first")
+    (process,) = found.kubelets
+    if process.program == kubelet_process.KUBELITE:
+        raise ObservationError(
+            "MicroK8s contains this kubelet: change --container-runtime-endpoint in "
+            "/var/snap/microk8s/current/args/kubelet by hand, or use topolet nri"
+        )
+    return observed(tree, unitfiles.read(tree, _unit_of(proc, process)), process.argv)
+
+
+def observed(tree: HostTree, unit: Unit, argv: Sequence[str]) -> ObservedKubelet:
+    """`argv`: the command line of its process. Raises OSError, TreeError, DocumentError,
+    ConfigurationError."""
+    if folder := _K3S.get(unit.name):
+        files = _k3s_files(tree, folder)
+        contents = [documents.parse(file.text) or {} for file in files]
+        given = kubelet_process.arguments_of_k3s(contents, folder)
+        words = [argv[0] if argv else unit.name, *given]
+        return ObservedKubelet(unit, tuple(words), k3s_folder=folder, k3s_files=tuple(files))
+    named = flags(argv)
+    config = named.get("config", "")
+    config_dir = named.get("config-dir", "").rstrip("/")
+    return ObservedKubelet(
+        unit,
+        tuple(argv),
+        tuple(_environment_files(tree, unit)),
+        tree.file(config) if config.startswith("/") else None,
+        config_dir,
+        tuple(_drop_ins(tree, config_dir)) if config_dir else (),
+    )
+
+
+def _unit_of(proc: str, kubelet: KubeletProcess) -> str:
+    """The service of systemd that runs this process. Raises ObservationError."""
+    try:
+        with Process(proc, kubelet.pid) as process:
+            groups = process.groups()
+    except (ProcessGoneError, UnreadableError) as error:
+        raise ObservationError(f"{kubelet.title}: {error}") from error
+    group = groups.get("name=systemd") or groups.get("") or ""
+    for part in reversed(group.split("/")):
+        if part.endswith(".service"):
+            return part
+    raise ObservationError(
+        f"{kubelet.title} is not a service of systemd (its cgroup is {group or 'unknown'}): set "
+        "its runtime endpoint by hand, or use topolet nri"
+    )
+
+
+def _environment_files(tree: HostTree, unit: Unit) -> list[TextFile]:
+    paths = [each.removeprefix("-") for each in unit.values("EnvironmentFile")]
+    return [file for path in paths if path.startswith("/") and (file := tree.file(path))]
+
+
+def _drop_ins(tree: HostTree, folder: str) -> list[TextFile]:
+    """In the order of filepath.WalkDir."""
+    found: list[TextFile] = []
+    for name in tree.names(folder):
+        path = os.path.join(folder, name)
+        if tree.is_folder(path):
+            found += _drop_ins(tree, path)
+        elif name.endswith(".conf") and (file := tree.file(path)):
+            # By the path in the folder, which decides about the order.
+            found.append(TextFile(path, file.state))
+    return found
+
+
+def _k3s_files(tree: HostTree, folder: str) -> list[TextFile]:
+    paths = [f"{folder}/config.yaml"]
+    paths += [
+        f"{folder}/config.yaml.d/{name}"
+        for name in tree.names(f"{folder}/config.yaml.d")
+        if name.endswith((".yaml", ".yml"))
+    ]
+    return [TextFile(path, file.state) for path in paths if (file := tree.file(path))]

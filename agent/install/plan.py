@@ -1,0 +1,220 @@
+"""The steps that put the proxy between a kubelet and its runtime, and those back.
+
+In this order the kubelet finds a runtime at every moment, also if it restarts by itself: the proxy
+serves before a file of the kubelet names its socket, and is stopped only after the kubelet has left
+it. Restarts of a kubelet do not touch its containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.install import endpoint
+from agent.install.endpoint import PROXY_ENDPOINT, EndpointError, FileChange, ObservedKubelet
+from agent.install.tree import ABSENT, FileState
+from agent.install.unitfiles import Unit, words
+from agent.kubelet.configuration import flags
+
+FOLDER: Final = "/opt/topolet"
+CURRENT: Final = f"{FOLDER}/current"
+"""A link to the folder of the version that runs."""
+SERVICE: Final = "topolet-proxy.service"
+SOCKET: Final = "topolet-proxy.socket"
+_UNITS: Final = "/etc/systemd/system"
+SOCKET_FILE: Final = f"{_UNITS}/{SOCKET}"
+SERVICE_FILE: Final = f"{_UNITS}/{SERVICE}"
+SERVICE_DROP_IN: Final = f"{_UNITS}/{SERVICE}.d/10-install.conf"
+CRICTL: Final = "/etc/crictl.yaml"
+_WANTED: Final = {
+    f"{_UNITS}/sockets.target.wants/{SOCKET}": SOCKET_FILE,
+    f"{_UNITS}/multi-user.target.wants/{SERVICE}": SERVICE_FILE,
+}
+OWN_FILES: Final = (CURRENT, SOCKET_FILE, SERVICE_FILE, SERVICE_DROP_IN, *_WANTED, CRICTL)
+"""All other files that change are the kubelet's."""
+
+
+class CopyVersion(msgspec.Struct, frozen=True, tag=True):
+    """Copies interpreter and libraries to FOLDER/VERSION, unless they are there."""
+
+    version: str
+
+    def __str__(self) -> str:
+        return f"copy the interpreter and its libraries to {FOLDER}/{self.version}"
+
+
+class Put(msgspec.Struct, frozen=True, tag=True):
+    """Changes one file."""
+
+    change: FileChange
+
+    def __str__(self) -> str:
+        path, after = self.change.path, self.change.after
+        if after.absent:
+            return f"remove {path}"
+        if after.link is not None:
+            return f"link {path} to {after.link}"
+        return f"{'write' if self.change.before.absent else 'change'} {path}"
+
+
+class Systemctl(msgspec.Struct, frozen=True, tag=True):
+    """Runs `systemctl` with these arguments."""
+
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"systemctl {' '.join(self.words)}"
+
+
+class AwaitProxy(msgspec.Struct, frozen=True, tag=True):
+    """Waits until the runtime answers through the proxy."""
+
+    def __str__(self) -> str:
+        return f"wait until the runtime answers at {PROXY_ENDPOINT}"
+
+
+class AwaitKubelet(msgspec.Struct, frozen=True, tag=True):
+    """Waits until the kubelet runs, and compares the running containers with those before."""
+
+    unit: str
+    through_proxy: bool
+
+    def __str__(self) -> str:
+        how = "uses the proxy" if self.through_proxy else "runs"
+        return f"wait until {self.unit} {how}, and check that every container still runs"
+
+
+Step = CopyVersion | Put | Systemctl | AwaitProxy | AwaitKubelet
+_RELOAD: Final = Systemctl(("daemon-reload",))
+
+
+class ObservedNode(msgspec.Struct, frozen=True):
+    """`own`: the present OWN_FILES. `proxy`: the unit of a proxy that is there, `proxy_active`
+    whether it runs. `runtime`: the endpoint that an earlier installation noted, or ""."""
+
+    kubelet: ObservedKubelet
+    own: Mapping[str, FileState] = {}
+    proxy: Unit = Unit(SERVICE)
+    proxy_active: bool = False
+    runtime: str = ""
+
+
+def runtime_endpoint(node: ObservedNode) -> str:
+    """The runtime that is behind the proxy, or will be. Raises EndpointError."""
+    used = endpoint.configured(node.kubelet)
+    if used != PROXY_ENDPOINT:
+        return used
+    if node.runtime:
+        return node.runtime
+    for command in node.proxy.values("ExecStart"):
+        if found := flags(words(command)).get("runtime-endpoint"):
+            return found
+    raise EndpointError(
+        f"{node.kubelet.unit.name}: the kubelet uses {PROXY_ENDPOINT}, and nothing says which "
+        "runtime is behind it: name it with --runtime-endpoint"
+    )
+
+
+def install(
+    node: ObservedNode, version: str, runtime: str, units: Mapping[str, str]
+) -> tuple[Step, ...]:
+    """No steps where nothing is to be changed. `units`: the texts of SERVICE and SOCKET. Raises
+    EndpointError."""
+    if not runtime.startswith("unix:///"):
+        raise EndpointError(f"the runtime's endpoint {runtime!r} is not a unix socket")
+    own = [
+        FileChange(path, before, after)
+        for path, after in _own_files(version, runtime, units).items()
+        if (before := node.own.get(path, ABSENT)) != after
+        and not (path == CRICTL and not before.absent)
+    ]
+    kubelet = endpoint.changes(node.kubelet, PROXY_ENDPOINT)
+    if not own and not kubelet and node.proxy_active:
+        return ()
+    steps: list[Step] = [CopyVersion(version), *map(Put, own)]
+    if _of_systemd(own):
+        steps.append(_RELOAD)
+    if own or not node.proxy_active:
+        steps += [Systemctl(("start", SOCKET)), Systemctl(("restart", SERVICE))]
+    steps.append(AwaitProxy())
+    if kubelet:
+        steps += map(Put, kubelet)
+        steps += _restarted(node.kubelet.unit.name, kubelet, through_proxy=True)
+    else:
+        steps.append(AwaitKubelet(node.kubelet.unit.name, True))
+    return tuple(steps)
+
+
+def undo(
+    changes: Sequence[FileChange],
+    present: Mapping[str, FileState],
+    unit: str,
+    runtime: str,
+) -> tuple[Step, ...]:
+    """Takes these changes back, whichever of them were made. A file that others changed meanwhile
+    only loses our endpoint, and one of ours is removed."""
+    back = []
+    for change in reversed(changes):
+        now = present.get(change.path, ABSENT)
+        back.append(FileChange(change.path, now, former(change, now, runtime)))
+    kubelet = [each for each in back if each.path not in OWN_FILES]
+    own = [each for each in back if each.path in OWN_FILES]
+    steps: list[Step] = [Put(each) for each in kubelet if each.before != each.after]
+    if kubelet:
+        steps += _restarted(unit, kubelet, through_proxy=False)
+    leaves = any(each.path == SOCKET_FILE and each.after.absent for each in own)
+    if leaves and not present.get(SOCKET_FILE, ABSENT).absent:
+        steps.append(Systemctl(("stop", SOCKET, SERVICE)))
+    steps += [Put(each) for each in own if each.before != each.after]
+    if _of_systemd(own):
+        steps.append(_RELOAD)
+    if own and not leaves and not present.get(SERVICE_FILE, ABSENT).absent:
+        steps += [Systemctl(("restart", SERVICE)), AwaitProxy()]
+    return tuple(steps)
+
+
+def former(change: FileChange, now: FileState, runtime: str) -> FileState:
+    """What a changed file becomes when the change is taken back."""
+    if now in (change.before, change.after) or change.before.absent or change.path in OWN_FILES:
+        return change.before
+    if now.text is None:
+        return now
+    text = endpoint.taken_back(now.text, PROXY_ENDPOINT, runtime)
+    return msgspec.structs.replace(now, text=text)
+
+
+def merged(earlier: Iterable[FileChange], later: Iterable[FileChange]) -> tuple[FileChange, ...]:
+    """One change for each file, from before the first to after the last."""
+    found: dict[str, FileChange] = {}
+    for each in (*earlier, *later):
+        first = found.get(each.path, each)
+        found[each.path] = FileChange(each.path, first.before, each.after)
+    return tuple(each for each in found.values() if each.before != each.after)
+
+
+def _restarted(unit: str, changes: Sequence[FileChange], *, through_proxy: bool) -> Iterator[Step]:
+    if _of_systemd(changes):
+        yield _RELOAD
+    # A kubelet that failed too often is not started otherwise.
+    yield Systemctl(("reset-failed", unit))
+    yield Systemctl(("restart", unit))
+    yield AwaitKubelet(unit, through_proxy)
+
+
+def _of_systemd(changes: Iterable[FileChange]) -> bool:
+    return any(each.path.startswith(f"{_UNITS}/") for each in changes)
+
+
+def _own_files(version: str, runtime: str, units: Mapping[str, str]) -> dict[str, FileState]:
+    command = f"{CURRENT}/bin/topolet proxy --runtime-endpoint {runtime}"
+    return {
+        CURRENT: FileState(link=version),
+        SOCKET_FILE: FileState(units[SOCKET]),
+        SERVICE_FILE: FileState(units[SERVICE]),
+        SERVICE_DROP_IN: FileState(f"[Service]\nExecStart=\nExecStart={command}\n"),
+        **{path: FileState(link=target) for path, target in _WANTED.items()},
+        # crictl without a file tries several sockets. The runtime's own works without the proxy.
+        CRICTL: FileState(f"runtime-endpoint: {runtime}\nimage-endpoint: {runtime}\n"),
+    }

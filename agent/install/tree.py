@@ -1,0 +1,162 @@
+"""Files of a host below a root: read as values, and replaced atomically.
+
+The root may be the host's in a container. Absolute links of the host are followed below that root:
+`/var/run` is one on many distributions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from typing import Final
+
+import msgspec
+
+from agent.host import files
+
+_MAX_LINKS: Final = 40
+_MAX_BYTES: Final = 4 << 20
+
+
+class TreeError(ValueError):
+    """A file that can't be changed; the message names it."""
+
+
+class FileState(msgspec.Struct, frozen=True):
+    """A text file, or a symbolic link with its target; neither: there is no file."""
+
+    text: str | None = None
+    link: str | None = None
+    mode: int = 0o644
+    uid: int = 0
+    gid: int = 0
+
+    @property
+    def absent(self) -> bool:
+        return self.text is None and self.link is None
+
+
+ABSENT: Final = FileState()
+
+
+class TextFile(msgspec.Struct, frozen=True):
+    """A file of the host with its path there."""
+
+    path: str
+    state: FileState
+
+    @property
+    def text(self) -> str:
+        return self.state.text or ""
+
+
+class HostTree:
+    """Paths are the host's, absolute. Methods raise OSError, and TreeError where it is named."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/") or "/"
+
+    def path(self, path: str, *, follow: bool = True) -> str:
+        """The path for this process. `follow`: also a link in its last part. Raises TreeError for a
+        circle of links."""
+        found = self.root
+        todo = [part for part in reversed(path.split("/")) if part]
+        links = 0
+        while todo:
+            part = todo.pop()
+            if part == ".":
+                continue
+            if part == "..":
+                found = os.path.dirname(found) if found != self.root else found
+                continue
+            step = os.path.join(found, part)
+            target = _target(step) if todo or follow else None
+            if target is None:
+                found = step
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                raise TreeError(f"{path}: its links lead in a circle")
+            if target.startswith("/"):
+                found = self.root
+            todo += [each for each in reversed(target.split("/")) if each]
+        return found
+
+    def real(self, path: str) -> str:
+        """The host's path without links."""
+        found = self.path(path)
+        return found if self.root == "/" else found[len(self.root) :] or "/"
+
+    def state(self, path: str) -> FileState:
+        """What is at this path; a link is not followed. Raises TreeError for anything but a text
+        file or a link."""
+        place = self.path(path, follow=False)
+        try:
+            found = os.lstat(place)
+        except (FileNotFoundError, NotADirectoryError):
+            return ABSENT
+        if stat.S_ISLNK(found.st_mode):
+            return FileState(link=os.readlink(place))
+        if not stat.S_ISREG(found.st_mode):
+            raise TreeError(f"{path}: is not a regular file")
+        try:
+            text = files.read(place, _MAX_BYTES).decode()
+        except UnicodeDecodeError:
+            raise TreeError(f"{path}: is not UTF-8") from None
+        return FileState(text, None, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+
+    def file(self, path: str) -> TextFile | None:
+        """The text file that this path leads to, with its path without links; None for none."""
+        real = self.real(path)
+        state = self.state(real)
+        return None if state.text is None else TextFile(real, state)
+
+    def put(self, path: str, state: FileState) -> None:
+        """Makes the file so, atomically and durably, with the folders above it."""
+        place = self.path(path, follow=False)
+        if state.absent:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(place)
+            return
+        files.make_folders(os.path.dirname(place))
+        if state.link is not None:
+            temporary = f"{place}.topolet-new"
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            os.symlink(state.link, temporary)
+            os.rename(temporary, place)
+            return
+        files.replace(place, (state.text or "").encode(), durable=True, mode=state.mode)
+        if (os.geteuid(), os.getegid()) != (state.uid, state.gid):
+            os.chown(place, state.uid, state.gid)
+
+    def names(self, folder: str) -> list[str]:
+        """Sorted; none for an absent folder."""
+        try:
+            return sorted(os.listdir(self.path(folder)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def is_folder(self, path: str) -> bool:
+        return os.path.isdir(self.path(path))
+
+    def remove_folder(self, path: str) -> None:
+        """With everything in it; absent is fine."""
+        place = self.path(path, follow=False)
+        if os.path.isdir(place) and not os.path.islink(place):
+            shutil.rmtree(place)
+
+    def remove_empty(self, path: str) -> None:
+        """Removes a folder that holds nothing."""
+        with contextlib.suppress(OSError):
+            os.rmdir(self.path(path, follow=False))
+
+
+def _target(path: str) -> str | None:
+    """Of a symbolic link; None for anything else."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None

@@ -1,0 +1,93 @@
+"""What systemd reads of a unit: the fragment, then its drop-ins (systemd.unit(5))."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.install.tree import HostTree, TextFile
+
+FOLDERS: Final = (
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+)
+"""A file in an earlier folder hides one of the same name in a later one."""
+
+_CONTINUED: Final = re.compile(r"\\\n(?:[ \t]*[#;][^\n]*\n)*")
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """`files`: in the order in which systemd reads them; none where the unit is not known."""
+
+    name: str
+    files: tuple[TextFile, ...] = ()
+
+    def values(self, key: str) -> list[str]:
+        """The values of a list in [Service]; an empty value removes those before it."""
+        found: list[str] = []
+        for file in self.files:
+            for each, value in _assignments(file.text):
+                if each == key:
+                    found = [*found, value] if value else []
+        return found
+
+    @property
+    def environment(self) -> dict[str, str]:
+        pairs = (word.partition("=") for line in self.values("Environment") for word in words(line))
+        return {name: value for name, equals, value in pairs if equals}
+
+    def with_drop_in(self, file: TextFile) -> Unit:
+        """With this file among the drop-ins, by its name, in the place of one at the same path."""
+        fragment, *others = self.files
+        drop_ins = [each for each in others if each.path != file.path]
+        ordered = sorted([*drop_ins, file], key=lambda each: each.path.rpartition("/")[2])
+        return Unit(self.name, (fragment, *ordered))
+
+
+def words(line: str) -> list[str]:
+    """The words of a value, without their quotes; none of a value that can't be split."""
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return []
+
+
+def quoted(word: str) -> str:
+    """A word of a value."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def read(tree: HostTree, name: str) -> Unit:
+    """Raises OSError, TreeError."""
+    fragment = next((file for each in FOLDERS if (file := tree.file(f"{each}/{name}"))), None)
+    drop_ins: dict[str, TextFile] = {}
+    for folder in reversed(FOLDERS):
+        for entry in _drop_ins(tree, f"{folder}/{name}.d"):
+            if file := tree.file(f"{folder}/{name}.d/{entry}"):
+                drop_ins[entry] = file
+    files = [fragment] if fragment else []
+    return Unit(name, (*files, *(drop_ins[entry] for entry in sorted(drop_ins))))
+
+
+def _drop_ins(tree: HostTree, folder: str) -> Sequence[str]:
+    return [each for each in tree.names(folder) if each.endswith(".conf")]
+
+
+def _assignments(text: str) -> Iterator[tuple[str, str]]:
+    section = ""
+    for line in _CONTINUED.sub(" ", text).split("\n"):
+        line = line.strip()
+        if line.startswith("[") and line.endswith("]"):
+            section = line
+        elif section == "[Service]" and line[:1] not in ("", "#", ";"):
+            key, equals, value = line.partition("=")
+            if equals:
+                yield key.strip(), value.strip()

@@ -1,0 +1,102 @@
+"""`topolet uninstall-node` with a tree of plain files; tests/integration has it with an API server,
+and the removal of the proxy with systemd."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.__main__ import main
+from agent.cgroup import writer
+from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.journal import Journal
+from agent.host.locks import Lock
+from agent.model.cpu.cpuset import CpuSet
+
+GROUP = "/kubepods/besteffort/podx/box"
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    (tmp_path / "host/run").mkdir(parents=True)
+    for depth in range(5):
+        path = tmp_path / "cgroup/cpuset" / "/".join(GROUP.split("/")[1 : depth + 1])
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "cpuset.cpus").write_text("0-3\n")
+    state = tmp_path / "state"
+    for path, text in {
+        "snapshot.json": "{}",
+        "door.lock": "",
+        "containers/pod/box/cpus": "1",
+        "objects/noderesourcetopology/n.yaml": "",
+        "objects/node/n.yaml": "",
+    }.items():
+        (state / path).parent.mkdir(parents=True, exist_ok=True)
+        (state / path).write_text(text)
+    hierarchy = Hierarchy(str(tmp_path / "cgroup"))
+    assert writer.apply(hierarchy, Journal(state / "journal"), {GROUP: CpuSet([1])}).ok
+    return [
+        "uninstall-node",
+        "--without-cluster",
+        "--node-name=n",
+        f"--root={tmp_path}/host",
+        f"--state-dir={state}",
+        f"--cgroup-root={tmp_path}/cgroup",
+    ]
+
+
+def cpus(tmp_path: Path) -> str:
+    return (tmp_path / "cgroup/cpuset" / GROUP[1:] / "cpuset.cpus").read_text().strip()
+
+
+def test_nothing_is_left(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cpus(tmp_path) == "1"
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert said.out.endswith("node n: nothing of Topolet is left\n")
+    assert said.err == ""
+    assert cpus(tmp_path) == "0-3"
+    assert not (tmp_path / "state").exists()
+    assert list((tmp_path / "host/run").iterdir()) == []
+    assert main(words) == 0
+
+
+def test_what_others_put_there_stays(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = {"objects/pod/default/p.yaml", "containers/storage.json", "own/file"}
+    for each in mine:
+        (tmp_path / "state" / each).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "state" / each).write_text("")
+    assert main(words) == 0
+    assert "has files of others: containers, objects, own" in capsys.readouterr().out
+    state = tmp_path / "state"
+    assert {str(each.relative_to(state)) for each in state.rglob("*") if each.is_file()} == mine
+
+
+def test_while_an_agent_runs_the_journal_stays(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = Lock(str(tmp_path / "state/agent.lock"))
+    assert main(words) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[2] for line in lines] == ["cgroups", f"{tmp_path}/state"]
+    assert "agent.lock is locked by process" in lines[0]
+    assert cpus(tmp_path) == "1"
+    lock.release()
+    assert main(words) == 0
+    assert cpus(tmp_path) == "0-3"
+
+
+def test_without_credentials_the_objects_are_listed(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words.remove("--without-cluster")
+    words.append(f"--service-account-dir={tmp_path}/none")
+    assert main(words) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("topolet: left on node n: objects of the cluster: ")
+    assert cpus(tmp_path) == "0-3"

@@ -1,0 +1,226 @@
+"""Nodes as distributions configure them: the kubelet's command line, its unit and its files, and
+what a change of its endpoint changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.node.procfs import process
+
+CONTAINERD = "unix:///run/containerd/containerd.sock"
+PROXY = "unix:///run/topolet/cri.sock"
+CONFIG = "/var/lib/kubelet/config.yaml"
+UNIT = "/usr/lib/systemd/system/kubelet.service"
+KUBEADM = f"{UNIT}.d/10-kubeadm.conf"
+ENV = "/var/lib/kubelet/kubeadm-flags.env"
+DROP_IN = "/etc/systemd/system/kubelet.service.d/99-topolet.conf"
+
+
+class Kubelet(NamedTuple):
+    """`files` by path; a text that starts with `->` is a link. `changed`: by path, the whole text
+    afterwards. `argv`: of the running process, `argv_after`: with the changed files."""
+
+    name: str
+    argv: tuple[str, ...]
+    files: dict[str, str]
+    changed: dict[str, str]
+    runtime: str = CONTAINERD
+    unit: str = "kubelet.service"
+
+
+_KUBEADM_UNIT = """[Unit]
+Description=kubelet: The Kubernetes Node Agent
+
+[Service]
+ExecStart=/usr/bin/kubelet
+Restart=always
+"""
+_KUBEADM_DROP_IN = f"""# Note: This dropin only works with kubeadm and kubelet v1.11+
+[Service]
+Environment="KUBELET_KUBECONFIG_ARGS=--kubeconfig=/etc/kubernetes/kubelet.conf"
+Environment="KUBELET_CONFIG_ARGS=--config={CONFIG}"
+EnvironmentFile=-{ENV}
+# --container-runtime-endpoint=unix:///not/this/one
+EnvironmentFile=-/etc/default/kubelet
+ExecStart=
+ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS \\
+    $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
+"""
+_YAML = """apiVersion: kubelet.config.k8s.io/v1beta1
+# a comment of an administrator
+kind: KubeletConfiguration
+clusterDNS:
+- 10.96.0.10
+"""
+
+
+def _kubeadm(*flags: str) -> tuple[str, ...]:
+    return ("/usr/bin/kubelet", "--kubeconfig=/etc/kubernetes/kubelet.conf", *flags)
+
+
+KUBELETS = (
+    Kubelet(
+        "kubeadm 1.33, flag in its file",
+        _kubeadm(
+            f"--config={CONFIG}",
+            f"--container-runtime-endpoint={CONTAINERD}",
+            "--pod-infra-container-image=registry.k8s.io/pause:3.10",
+        ),
+        {
+            UNIT: _KUBEADM_UNIT,
+            KUBEADM: _KUBEADM_DROP_IN,
+            CONFIG: _YAML,
+            ENV: f'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint={CONTAINERD} '
+            '--pod-infra-container-image=registry.k8s.io/pause:3.10"\n',
+        },
+        {
+            ENV: f'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint={PROXY} '
+            '--pod-infra-container-image=registry.k8s.io/pause:3.10"\n'
+        },
+    ),
+    Kubelet(
+        "kubeadm 1.36, field in the file",
+        _kubeadm(f"--config={CONFIG}"),
+        {
+            UNIT: _KUBEADM_UNIT,
+            KUBEADM: _KUBEADM_DROP_IN,
+            CONFIG: f"{_YAML}containerRuntimeEndpoint: {CONTAINERD}\ncpuManagerPolicy: none\n",
+            ENV: 'KUBELET_KUBEADM_ARGS=""\n',
+        },
+        {CONFIG: f"{_YAML}containerRuntimeEndpoint: {PROXY}\ncpuManagerPolicy: none\n"},
+    ),
+    Kubelet(
+        "field with the former name of /run",
+        _kubeadm(f"--config={CONFIG}"),
+        {
+            UNIT: _KUBEADM_UNIT,
+            KUBEADM: _KUBEADM_DROP_IN,
+            CONFIG: f'{_YAML}containerRuntimeEndpoint: "/var/run/crio/crio.sock"\n',
+        },
+        {CONFIG: f"{_YAML}containerRuntimeEndpoint: {PROXY}\n"},
+        runtime="unix:///var/run/crio/crio.sock",
+    ),
+    Kubelet(
+        "nothing names the endpoint",
+        _kubeadm("--config", CONFIG),
+        {UNIT: _KUBEADM_UNIT, KUBEADM: _KUBEADM_DROP_IN, CONFIG: _YAML},
+        {CONFIG: f"{_YAML}containerRuntimeEndpoint: {PROXY}\n"},
+    ),
+    Kubelet(
+        "a file in JSON, as EKS has it",
+        ("/usr/bin/kubelet", "--config=/etc/kubernetes/kubelet/config.json"),
+        {
+            UNIT: "[Service]\nExecStart=/usr/bin/kubelet $ARGS\n",
+            "/etc/kubernetes/kubelet/config.json": '{"kind":"KubeletConfiguration","maxPods":29}',
+        },
+        {
+            "/etc/kubernetes/kubelet/config.json": '{\n  "kind": "KubeletConfiguration",\n'
+            f'  "maxPods": 29,\n  "containerRuntimeEndpoint": "{PROXY}"\n}}\n'
+        },
+    ),
+    Kubelet(
+        "a drop-in folder",
+        ("kubelet", f"--config={CONFIG}", "--config-dir=/etc/kubernetes/kubelet.conf.d"),
+        {
+            UNIT: "[Service]\nExecStart=/usr/bin/kubelet $ARGS\n",
+            CONFIG: f"{_YAML}containerRuntimeEndpoint: unix:///overridden\n",
+            "/etc/kubernetes/kubelet.conf.d/10-cri.conf": "kind: KubeletConfiguration\n"
+            f"containerRuntimeEndpoint: {CONTAINERD}\n",
+            "/etc/kubernetes/kubelet.conf.d/a.yaml": "containerRuntimeEndpoint: unix:///not/read\n",
+        },
+        {
+            "/etc/kubernetes/kubelet.conf.d/99-topolet.conf": "apiVersion: kubelet.config.k8s.io/"
+            f"v1beta1\nkind: KubeletConfiguration\ncontainerRuntimeEndpoint: {PROXY}\n"
+        },
+    ),
+    Kubelet(
+        "flag in the command of a unit of a package",
+        ("/usr/bin/kubelet", f"--container-runtime-endpoint={CONTAINERD}", "--v=2"),
+        {
+            UNIT: "[Service]\nExecStart=/usr/bin/kubelet \\\n"
+            f"  --container-runtime-endpoint={CONTAINERD} \\\n  --v=2\n",
+        },
+        {
+            DROP_IN: "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet    "
+            f"--container-runtime-endpoint={PROXY}    --v=2\n"
+        },
+    ),
+    Kubelet(
+        "flag in a variable of a unit",
+        ("/usr/bin/kubelet", "--container-runtime-endpoint", CONTAINERD),
+        {
+            UNIT: "[Service]\nExecStart=/usr/bin/kubelet $KUBELET_ARGS\n",
+            "/etc/systemd/system/kubelet.service.d/20-args.conf": "[Service]\n"
+            f'Environment="KUBELET_ARGS=--container-runtime-endpoint {CONTAINERD}" A=1\n',
+        },
+        {DROP_IN: f'[Service]\nEnvironment="KUBELET_ARGS=--container-runtime-endpoint {PROXY}"\n'},
+    ),
+    Kubelet(
+        "no file of its own, and no flag",
+        ("/usr/bin/kubelet", "--v=2"),
+        {UNIT: "[Service]\nExecStart=/usr/bin/kubelet --v=2\n"},
+        {
+            DROP_IN: "[Service]\nExecStart=\n"
+            f"ExecStart=/usr/bin/kubelet --v=2 --container-runtime-endpoint={PROXY}\n"
+        },
+    ),
+    Kubelet(
+        "files of RHEL behind links",
+        _kubeadm(f"--config={CONFIG}", f"--container-runtime-endpoint={CONTAINERD}"),
+        {
+            "/lib": "->/usr/lib",
+            UNIT: _KUBEADM_UNIT,
+            KUBEADM: _KUBEADM_DROP_IN.replace("/etc/default", "/etc/sysconfig"),
+            CONFIG: _YAML,
+            "/srv/kubelet": f"KUBELET_EXTRA_ARGS=--container-runtime-endpoint={CONTAINERD}\n",
+            "/etc/sysconfig/kubelet": "->/srv/kubelet",
+        },
+        {"/srv/kubelet": f"KUBELET_EXTRA_ARGS=--container-runtime-endpoint={PROXY}\n"},
+    ),
+    Kubelet(
+        "k3s, which hides its flags",
+        ("/usr/local/bin/k3s server",),
+        {
+            "/etc/systemd/system/k3s.service": "[Service]\nExecStart=/usr/local/bin/k3s \\\n"
+            "    server \\\n",
+            "/etc/rancher/k3s/config.yaml": "kubelet-arg:\n- max-pods=50\n",
+        },
+        {
+            "/etc/rancher/k3s/config.yaml.d/99-topolet.yaml": "kubelet-arg+:\n"
+            f"- container-runtime-endpoint={PROXY}\n"
+        },
+        runtime="unix:///run/k3s/containerd/containerd.sock",
+        unit="k3s.service",
+    ),
+    Kubelet(
+        "RKE2, whose kubelet is a process of its own",
+        ("kubelet", "--container-runtime-endpoint=unix:///run/k3s/containerd/containerd.sock"),
+        {"/usr/lib/systemd/system/rke2-agent.service": "[Service]\nExecStart=/bin/rke2 agent\n"},
+        {
+            "/etc/rancher/rke2/config.yaml.d/99-topolet.yaml": "kubelet-arg+:\n"
+            f"- container-runtime-endpoint={PROXY}\n"
+        },
+        runtime="unix:///run/k3s/containerd/containerd.sock",
+        unit="rke2-agent.service",
+    ),
+)
+
+
+def write(root: Path, it: Kubelet) -> None:
+    """The files and the process of this kubelet, on a host of systemd."""
+    (root / "run/systemd/system").mkdir(parents=True)
+    for path, text in sorted(it.files.items()):
+        place = root / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if text.startswith("->"):
+            place.symlink_to(text.removeprefix("->"))
+        else:
+            place.write_text(text)
+    run(root, it)
+
+
+def run(root: Path, it: Kubelet) -> None:
+    process(root, 1, "/sbin/init", groups="0::/init.scope\n")
+    name = "k3s-server" if it.unit.startswith("k3s") else None
+    process(root, 70, *it.argv, name=name, parent=1, groups=f"0::/system.slice/{it.unit}\n")

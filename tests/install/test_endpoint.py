@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.install import endpoint, observe
+from agent.install.endpoint import EndpointError
+from agent.install.observe import ObservationError
+from agent.install.tree import HostTree
+from tests.install.kubelets import (
+    CONFIG,
+    CONTAINERD,
+    DROP_IN,
+    KUBELETS,
+    PROXY,
+    UNIT,
+    Kubelet,
+    run,
+    write,
+)
+from tests.node.procfs import process
+
+TABLE = pytest.mark.parametrize("it", KUBELETS, ids=[each.name for each in KUBELETS])
+
+
+def observed(root: Path) -> endpoint.ObservedKubelet:
+    return observe.kubelet(HostTree(str(root)), "/")
+
+
+@TABLE
+def test_the_endpoint_of_a_kubelet(tmp_path: Path, it: Kubelet) -> None:
+    write(tmp_path, it)
+    assert endpoint.configured(observed(tmp_path)) == it.runtime
+
+
+@TABLE
+def test_what_a_new_endpoint_changes(tmp_path: Path, it: Kubelet) -> None:
+    write(tmp_path, it)
+    changes = endpoint.changes(observed(tmp_path), PROXY)
+    assert {each.path: each.after.text for each in changes} == it.changed
+
+
+@TABLE
+def test_with_the_changed_files_nothing_is_left_to_change(tmp_path: Path, it: Kubelet) -> None:
+    write(tmp_path, it)
+    tree = HostTree(str(tmp_path))
+    for change in endpoint.changes(observed(tmp_path), PROXY):
+        tree.put(change.path, change.after)
+    after = tuple(each.replace(it.runtime, PROXY) for each in it.argv)
+    if after == it.argv and "--container-runtime-endpoint" in "".join(it.changed.values()):
+        after = (*it.argv, f"--container-runtime-endpoint={PROXY}")
+    run(tmp_path, it._replace(argv=after))
+    assert endpoint.configured(observed(tmp_path)) == PROXY
+    assert endpoint.changes(observed(tmp_path), PROXY) == ()
+
+
+def refused(root: Path, argv: tuple[str, ...], files: dict[str, str], unit: str = "") -> str:
+    write(root, Kubelet("", argv, files, {}, unit=unit or "kubelet.service"))
+    with pytest.raises((EndpointError, ObservationError)) as error:
+        endpoint.changes(observed(root), PROXY)
+    return str(error.value)
+
+
+FLAG = f"--container-runtime-endpoint={CONTAINERD}"
+
+
+def test_a_flag_of_a_script_is_left_to_the_administrator(tmp_path: Path) -> None:
+    text = refused(tmp_path, ("kubelet", FLAG), {UNIT: "[Service]\nExecStart=/opt/start-it\n"})
+    assert "kubelet.service" in text
+    assert f"change it to {PROXY} where this kubelet is started" in text
+
+
+def test_a_shell_that_starts_the_kubelet_gets_no_flag_appended(tmp_path: Path) -> None:
+    unit = "[Service]\nExecStart=/bin/sh -c 'exec kubelet --v=2'\n"
+    assert "a shell starts this kubelet" in refused(tmp_path, ("kubelet", "--v=2"), {UNIT: unit})
+
+
+def test_a_later_drop_in_of_the_unit_is_named(tmp_path: Path) -> None:
+    last = "/etc/systemd/system/kubelet.service.d/99-zone.conf"
+    command = f"[Service]\nExecStart=\nExecStart=/usr/bin/kubelet {FLAG}\n"
+    files = {UNIT: "[Service]\nExecStart=/usr/bin/kubelet\n", last: command}
+    assert f"{last} overrides {DROP_IN}" in refused(tmp_path, ("kubelet", FLAG), files)
+
+
+def test_a_later_drop_in_of_the_configuration_is_named(tmp_path: Path) -> None:
+    last = "/etc/k/99-zone.conf"
+    files = {
+        UNIT: "[Service]\nExecStart=/usr/bin/kubelet\n",
+        last: f"containerRuntimeEndpoint: {CONTAINERD}\n",
+    }
+    assert f"{last}: overrides" in refused(tmp_path, ("kubelet", "--config-dir=/etc/k"), files)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &x {containerRuntimeEndpoint: unix:///a}\n--- \n",
+        "b: |\n  x\n ? containerRuntimeEndpoint\n",
+        "- a list\n",
+        "containerRuntimeEndpoint: >-\n  unix:///run/containerd/containerd.sock\n",
+    ],
+)
+def test_a_configuration_that_is_not_edited_safely_is_named(tmp_path: Path, text: str) -> None:
+    files = {UNIT: "[Service]\nExecStart=/usr/bin/kubelet\n", CONFIG: text}
+    assert refused(tmp_path, ("kubelet", f"--config={CONFIG}"), files).startswith(CONFIG)
+
+
+def test_kubelet_args_of_the_command_line_of_k3s_are_left_alone(tmp_path: Path) -> None:
+    unit = "[Service]\nExecStart=/usr/local/bin/k3s server --kubelet-arg=max-pods=5\n"
+    files = {"/etc/systemd/system/k3s.service": unit}
+    text = refused(tmp_path, ("/usr/local/bin/k3s server",), files, "k3s.service")
+    assert text.startswith("k3s.service: gives --kubelet-arg on the command line")
+
+
+@pytest.mark.parametrize(
+    ("groups", "part"),
+    [
+        ("0::/user.slice/user-0.slice/session-1.scope\n", "is not a service of systemd"),
+        ("1:name=systemd:/\n3:cpuset:/\n0::/\n", "is not a service of systemd"),
+    ],
+)
+def test_a_kubelet_that_systemd_did_not_start(tmp_path: Path, groups: str, part: str) -> None:
+    write(tmp_path, KUBELETS[0])
+    process(tmp_path, 70, *KUBELETS[0].argv, groups=groups)
+    with pytest.raises(ObservationError, match=part):
+        observed(tmp_path)
+
+
+def test_no_kubelet(tmp_path: Path) -> None:
+    process(tmp_path, 1, "/sbin/init")
+    with pytest.raises(ObservationError, match="no kubelet runs"):
+        observed(tmp_path)
+
+
+def test_two_kubelets(tmp_path: Path) -> None:
+    write(tmp_path, KUBELETS[0])
+    process(tmp_path, 71, "/usr/bin/kubelet", "--root-dir=/other")
+    with pytest.raises(ObservationError, match="several kubelets run: kubelet 70, kubelet 71"):
+        observed(tmp_path)

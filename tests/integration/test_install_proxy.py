@@ -1,0 +1,159 @@
+"""The proxy is installed for a running kubelet on a host of a real systemd, and removed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.machine import ProgramError
+from tests.fixtures import image
+from tests.integration import systemdhost
+from tests.integration.systemdhost import CONFIG, ENV, RUNTIME, UNITS, SystemdHost
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.timeout(600)
+FOLDERS = (UNITS, "/etc/crictl.yaml", "/opt", "/var/lib/topolet", CONFIG, ENV)
+QUICK = ("--settle-seconds=3", "--deadline-seconds=60")
+INSTALLED = "/opt/topolet/current/bin/topolet"
+BROKEN = f"{UNITS}/topolet-proxy.service.d/50-broken.conf"
+
+
+@pytest.fixture(scope="module", params=["containerd 1.6, by flag", "containerd 2, by file"])
+def host(request: pytest.FixtureRequest) -> Iterator[SystemdHost]:
+    with systemdhost.running(1 if "1.6" in request.param else 2) as host:
+        if "flag" in request.param:
+            host.start_kubelet(f"--container-runtime-endpoint={RUNTIME}")
+        else:
+            host.start_kubelet(containerRuntimeEndpoint=RUNTIME)
+        host.pod("first")
+        yield host
+
+
+@pytest.fixture
+def node(host: SystemdHost) -> Iterator[SystemdHost]:
+    """Before and after the test nothing is installed, and the containers are the same."""
+    files, pods = host.files(*FOLDERS), host.running()
+    assert "first" in pods
+    try:
+        yield host
+        host.topolet("install-proxy", "--undo", *QUICK)
+        assert host.files(*FOLDERS) == files
+        assert host.running() == pods
+        assert host.shown("kubelet.service", "ActiveState") == "active"
+    except BaseException:
+        print(host.logs())
+        raise
+
+
+def test_installed_and_removed(node: SystemdHost) -> None:
+    files, pods = node.files(*FOLDERS), node.running()
+    assert "restart kubelet.service" in node.topolet("install-proxy", "--dry-run", *QUICK)
+    assert node.files(*FOLDERS) == files
+    assert node.topolet("install-proxy", *QUICK).endswith("\ninstalled\n")
+    assert node.running() == pods
+    assert node.connections() > 0
+    assert node.topolet("install-proxy", *QUICK) == "nothing to do: the kubelet uses it\n"
+    nothing = node.topolet("install-proxy", *QUICK, program=INSTALLED)
+    assert nothing == "nothing to do: the kubelet uses it\n"
+    node.pod("second")
+    node.end("second")
+    undone = node.topolet("install-proxy", "--undo", *QUICK, program=INSTALLED)
+    assert undone.endswith("\nremoved\n")
+    assert node.connections() == 0
+    assert node.topolet("install-proxy", "--undo", *QUICK) == "nothing is installed\n"
+
+
+def test_the_host_needs_no_python_and_no_library(node: SystemdHost) -> None:
+    node.topolet("install-proxy", *QUICK)
+    script = """mkdir -p /run/empty/bin /run/empty/opt /run/empty/proc
+mount --bind /opt /run/empty/opt
+cp "$1" /run/empty/bin/sh
+ln -sf sh /run/empty/bin/readlink
+ln -sf sh /run/empty/bin/dirname
+chroot /run/empty "$2" proxy --help
+"""
+    busybox = image.busybox() or ""
+    text = node.run("unshare", "--mount", "sh", "-ec", script, "sh", busybox, INSTALLED)
+    assert text.startswith("usage: topolet proxy ")
+
+
+def test_by_the_root_of_the_host_in_a_container(node: SystemdHost) -> None:
+    script = """mkdir -p /run/outside
+mount --rbind / /run/outside
+cd "$1"
+PYTHONPATH="$1" exec "$2" -m agent install-proxy --root=/run/outside \
+    --cgroup-root=/run/outside/sys/fs/cgroup --settle-seconds=3
+"""
+    python = shutil.which("python3", path=f"{systemdhost.ROOT}/.venv/bin") or ""
+    words = ("sh", "-ec", script, "sh", systemdhost.ROOT, python)
+    assert node.run("unshare", "--mount", *words).endswith("\ninstalled\n")
+    assert node.connections() > 0
+
+
+def test_a_proxy_that_does_not_start_changes_nothing(node: SystemdHost) -> None:
+    files = node.files(*FOLDERS)
+    node.run("mkdir", "-p", f"{UNITS}/topolet-proxy.service.d")
+    node.write(BROKEN, "[Service]\nExecStart=\nExecStart=/bin/false\nType=simple\n")
+    with pytest.raises(ProgramError, match="everything is as before"):
+        node.topolet("install-proxy", "--deadline-seconds=5")
+    node.run("rm", "-r", f"{UNITS}/topolet-proxy.service.d")
+    assert node.files(*FOLDERS) == files
+
+
+def test_a_kubelet_that_does_not_reach_the_proxy_goes_back(node: SystemdHost) -> None:
+    """Its files name the proxy, but another drop-in overrides the command."""
+    files = node.files(*FOLDERS)
+    command = node.shown("kubelet.service", "ExecStart")
+    program = re.search(r"path=(\S+)", command)
+    assert program is not None
+    own = f"{UNITS}/kubelet.service.d/zz-own.conf"
+    text = "/var/lib/kubelet/other.yaml"
+    node.run("sh", "-ec", f"grep -v containerRuntimeEndpoint {CONFIG} >{text}")
+    before = f"[Service]\nExecStart=\nExecStart={program[1]} --config={text}\n"
+    node.write(own, before)  # takes effect with the next start only
+    with pytest.raises(ProgramError, match=r"nothing is connected to .*everything is as before"):
+        node.topolet("install-proxy", "--settle-seconds=1", "--deadline-seconds=8")
+    node.run("rm", own, text)
+    node.systemctl("daemon-reload")
+    node.systemctl("restart", "kubelet")
+    assert node.files(*FOLDERS) == files
+
+
+@pytest.mark.parametrize("step", ["copy the interpreter", "systemctl daemon-reload", "change /var"])
+def test_killed(node: SystemdHost, step: str) -> None:
+    """The next run takes everything back, and installs."""
+    node.begin("install", "install-proxy", *QUICK)
+    eventually(step, lambda: step in node.world.log("install"), systemdhost.START_SECONDS)
+    node.kill("install")
+    eventually(
+        "the kubelet runs",
+        lambda: node.shown("kubelet.service", "ActiveState") == "active",
+        systemdhost.START_SECONDS,
+    )
+    output = node.topolet("install-proxy", *QUICK)
+    assert output.startswith("an earlier run did not finish: its changes are taken back\n")
+    assert output.endswith("\ninstalled\n")
+
+
+def test_ended_by_sigterm(node: SystemdHost) -> None:
+    """As a pod that is deleted: it takes its changes back before it ends."""
+    files = node.files(*FOLDERS)
+    node.begin("ended", "install-proxy", "--settle-seconds=15")
+    reached = "wait until kubelet.service uses the proxy"
+    eventually(reached, lambda: reached in node.world.log("ended"), systemdhost.START_SECONDS)
+    node.kill("ended", "TERM")
+    eventually("it ends", lambda: node.world.ended("ended") is not None, systemdhost.START_SECONDS)
+    assert "ended by SIGTERM; everything is as before" in node.world.log("ended")
+    assert node.files(*FOLDERS) == files
+
+
+def test_the_units_are_valid_and_confined(node: SystemdHost) -> None:
+    node.topolet("install-proxy", *QUICK)
+    units = [f"{UNITS}/topolet-proxy.{each}" for each in ("socket", "service")]
+    assert node.run("systemd-analyze", "verify", *units) == ""
+    node.run("systemd-analyze", "security", "--offline=true", "--threshold=20", units[1])
+    assert node.shown("topolet-proxy.service", "CapabilityBoundingSet") == ""
+    assert node.shown("topolet-proxy.service", "NRestarts") == "0"

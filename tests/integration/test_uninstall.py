@@ -1,0 +1,151 @@
+"""What the agent wrote to a real API server is taken back, and nothing of others."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from agent.install.proxy import ProxyInstallation
+from agent.install.uninstall import NodeRemoval
+from agent.kube.cluster import Cluster
+from agent.kube.transport import Transport
+from agent.model.devices.device_object import Device
+from agent.model.nrt import report
+from agent.model.nrt.node_annotations import NodeConfiguration
+from agent.model.nrt.report import DeviceReport, ReportValues, Reserved
+from agent.model.settings.agent import UninstallSettings
+from agent.node.outbox import deliver
+from tests.builders import machine
+from tests.deploy.api import Api
+from tests.deploy.manifests import DEPLOY
+from tests.integration import deployed
+from tests.integration.apiserver.server import ApiServer
+
+MERGE = "application/merge-patch+json"
+GPU = Device("gpu", "GPU-0", 0, {"koordinator.sh/gpu-core": 100})
+KINDS = {
+    "Node": "/api/v1/nodes",
+    "NodeResourceTopology": "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies",
+    "Device": "/apis/scheduling.koordinator.sh/v1alpha1/devices",
+}
+_numbers = itertools.count(1)
+_OF_THE_SERVER = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid")
+
+
+class Place(NamedTuple):
+    """A node, and the API server as its agent and as an administrator use it."""
+
+    node: str
+    cluster: Cluster
+    api: Api
+
+    def change(self, kind: str, change: dict[str, Any], subresource: str = "") -> None:
+        """By another client."""
+        self.api.request("PATCH", f"{KINDS[kind]}/{self.node}{subresource}", change, media=MERGE)
+
+
+@pytest.fixture
+def place(apiserver: ApiServer) -> Iterator[Place]:
+    for name in ("noderesourcetopologies", "devices"):
+        apiserver.apply(yaml.safe_load((DEPLOY / "crds" / f"{name}.yaml").read_text()))
+    node = f"removed-{next(_numbers)}"
+    apiserver.node(node)
+    api = deployed.administrator(apiserver, f"administrator-of-{node}")
+    cluster = Cluster(apiserver.admin, node, spread_seconds=0, recheck_seconds=0)
+    made = Place(node, cluster, api)
+    status = {"capacity": {"example.com/fpga": "2"}, "allocatable": {"example.com/fpga": "2"}}
+    made.change("Node", {"metadata": {"labels": {"zone": "a"}}})
+    made.change("Node", {"status": status}, "/status")
+    yield made
+    for kind in KINDS:
+        cluster.delete(kind, node)
+
+
+def objects(place: Place) -> dict[str, Any]:
+    """Without what only the server writes."""
+    found = {kind: copy.deepcopy(place.cluster.get(kind, place.node)) for kind in KINDS}
+    for each in found.values():
+        for name in _OF_THE_SERVER:
+            if each is not None:
+                each["metadata"].pop(name, None)
+    return found
+
+
+def reported(place: Place) -> None:
+    """As the agent does."""
+    values = ReportValues(
+        place.node,
+        machine(1, 4),
+        (),
+        (),
+        (),
+        (),
+        Reserved(),
+        NodeConfiguration(),
+        DeviceReport((GPU,)),
+    )
+    deliver(place.cluster, report.build(values))
+
+
+def removal(node: str, cluster: Cluster, tmp_path: Path) -> NodeRemoval:
+    """On a host of which nothing else is there."""
+    settings = UninstallSettings(
+        root=str(tmp_path), state_dir=str(tmp_path / "state"), node_name=node
+    )
+    said: list[str] = []
+    installation = ProxyInstallation(settings, said.append)
+    (tmp_path / "run").mkdir(exist_ok=True)
+    return NodeRemoval(settings, node, cluster, installation, said.append)
+
+
+def test_objects_are_as_before(place: Place, tmp_path: Path) -> None:
+    before = objects(place)
+    reported(place)
+    written = objects(place)
+    assert written["Node"]["metadata"]["labels"]["topology.topolet.io/cpus"]
+    assert written["Node"]["status"]["capacity"]["koordinator.sh/gpu-core"] == "100"
+    assert written["NodeResourceTopology"]
+    assert written["Device"]
+    for _ in range(2):
+        it = removal(place.node, place.cluster, tmp_path)
+        assert it.run(), it.left
+        assert objects(place) == before
+
+
+def test_what_others_wrote_into_our_objects_stays(place: Place, tmp_path: Path) -> None:
+    reported(place)
+    place.change("NodeResourceTopology", {"metadata": {"annotations": {"example.com/a": "1"}}})
+    place.change("Device", {"metadata": {"labels": {"example.com/a": "1"}}})
+    place.change("Node", {"metadata": {"labels": {"topology.topolet.io/note": "mine"}}})
+    it = removal(place.node, place.cluster, tmp_path)
+    assert it.run(), it.left
+    after = objects(place)
+    assert after["NodeResourceTopology"]["metadata"]["annotations"] == {"example.com/a": "1"}
+    assert not after["NodeResourceTopology"].get("zones")
+    assert after["Device"]["metadata"]["labels"] == {"example.com/a": "1"}
+    assert not after["Device"]["spec"].get("devices")
+    labels = after["Node"]["metadata"]["labels"]
+    assert labels["topology.topolet.io/note"] == "mine"
+    assert "topology.topolet.io/cpus" not in labels
+
+
+def test_an_api_server_that_refuses_is_listed(
+    apiserver: ApiServer, place: Place, tmp_path: Path
+) -> None:
+    reported(place)
+    apiserver.account("kube-system", "nobody", [])
+    transport = Transport(apiserver.access(apiserver.token("kube-system", "nobody")))
+    it = removal(place.node, Cluster(transport, place.node), tmp_path)
+    assert not it.run()
+    assert [each.split(":")[0] for each in it.left] == [
+        "labels of the Node",
+        "extended resources of the Node",
+        "NodeResourceTopology",
+        "Device",
+    ]
