@@ -153,6 +153,7 @@ def test_helm_finds_no_fault_in_the_chart(values: Object, tmp_path: Path) -> Non
             'two of them have the name ""',
         ),
         ({"image": {"digest": "latest"}}, "/image/digest"),
+        ({"image": {"registry": "registry.example/"}}, "/image/registry"),
         ({"imaje": {}}, "'imaje' not allowed"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -323,6 +324,13 @@ def test_a_pool_has_its_own_settings_image_and_runtime_class(tmp_path: Path) -> 
         assert plugin["image"] == agent(each)["image"]
     flags = arguments(agent(others))
     assert {"--full-pass-seconds=0.5", "--exclude=kube-system, prod/db"} <= set(flags)
+
+
+def test_a_canary_with_a_tag_does_not_run_the_digest_of_its_pool(tmp_path: Path) -> None:
+    pool = {"image": {"digest": "sha256:" + "b" * 64}, "canary": {"image": {"tag": "0.2.0"}}}
+    found = daemonsets(rendered(tmp_path, {"pools": [pool]}))
+    assert agent(found["topolet-agent-canary"])["image"] == "topolet:0.2.0"
+    assert agent(found["topolet-agent"])["image"] == "topolet:0.1.0@sha256:" + "b" * 64
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,7 @@ first pool whose label it has: the later ones exclude it.
 {{- with .canary }}
 {{- $selector := mergeOverwrite (dict "topolet.io/canary" "true") ($pool.nodeSelector | default dict) }}
 {{- $settings := mergeOverwrite (deepCopy ($pool.settings | default dict)) (.settings | default dict) }}
-{{- $image := mergeOverwrite (deepCopy ($pool.image | default dict)) (.image | default dict) }}
-{{- $found = append $found (mergeOverwrite (deepCopy $main) (dict "canary" true "nodeSelector" $selector "settings" $settings "image" $image)) }}
+{{- $found = append $found (merge (dict "canary" true "nodeSelector" $selector "settings" $settings "image" (.image | default $pool.image)) (omit $main "nodeSelector" "settings" "image")) }}
 {{- $main = mergeOverwrite (deepCopy $main) (dict "excluded" (append $others (dict "key" "topolet.io/canary" "value" "true"))) }}
 {{- end }}
 {{- $found = append $found $main }}
