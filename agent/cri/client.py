@@ -36,10 +36,11 @@ MAX_REPLY_BYTES: Final = 16 << 20
 _ITEMS: Final = 1  # of ListPodSandboxResponse and ListContainersResponse
 _INFO: Final = 2  # of PodSandboxStatusResponse and ContainerStatusResponse
 _KEY, _VALUE = 1, 2  # of an entry of a map
-MAX_ITEMS: Final = 1 << 13
-"""Of a list: as many as 500 pods of 8 containers have with one ended container for each."""
+MAX_ITEMS: Final = 1 << 14
+"""Of a list: a cluster keeps 12,500 pods that have ended, maybe all on one node
+(kube-controller-manager: --terminated-pod-gc-threshold)."""
 _MAX_ITEM_BYTES: Final = 2 << 20  # all metadata that the API server accepts of a pod
-MAX_NAMES_BYTES: Final = 4 << 20
+MAX_NAMES_BYTES: Final = 8 << 20
 """Of all ids and names of a list in memory, where one character may make a whole text four times as
 large; those of a container take 300 bytes, of a sandbox 450."""
 _MAX_INFO_ENTRIES: Final = 64

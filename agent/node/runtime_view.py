@@ -57,7 +57,9 @@ _VIRTUAL = "kata"
 
 _SKIP_SECONDS = 60.0
 """How long a container whose inspection timed out is not inspected again."""
-_MAX_STATUS_BYTES: Final = 6 << 20
+MAX_LIVING: Final = 1 << 13
+"""Of containers that have not ended, and of ready sandboxes: 500 pods of 16 containers fit."""
+_MAX_STATUS_BYTES: Final = 10 << 20
 """Of all paths and CPUs that are kept of statuses; those of a container take half a kilobyte."""
 _MAX_GRANT_BYTES: Final = 8 << 20
 """Of all names of devices that containers show."""
@@ -114,6 +116,9 @@ class RuntimeView:
         self._forget({each.id for each in sandboxes}, {each.id for each in containers})
         self._reinspect_oldest()
         living = [each for each in containers if each.state is not ContainerState.ENDED]
+        if max(len(living), sum(each.ready for each in sandboxes)) > MAX_LIVING:
+            text = f"more than {MAX_LIVING} containers that have not ended, or ready sandboxes"
+            raise RpcError(Code.RESOURCE_EXHAUSTED, text)
         by_sandbox: dict[str, list[Container]] = {}
         starts_with: dict[str, Placement] = {}
         virtual = {each.id for each in sandboxes if each.handler.startswith(_VIRTUAL)}

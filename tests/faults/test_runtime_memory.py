@@ -53,21 +53,35 @@ def _many_labels(node: PlayedNode) -> None:
     ).SerializeToString()
 
 
-def _listed(node: PlayedNode, count: int, name: str) -> None:
+def _listed(
+    node: PlayedNode, count: int, name: str, ended: Callable[[int], bool] = lambda number: False
+) -> None:
     """Each container in a sandbox of its own; all their names end with `name`."""
     sandboxes, containers = pb.ListPodSandboxResponse(), pb.ListContainersResponse()
     for number in range(count):
         text = f"{number:x}{name}"
         pod = pb.PodSandboxMetadata(name=text, uid=text, namespace=text)
-        sandboxes.items.add(id=text, metadata=pod, state=pb.SANDBOX_READY)
+        over = ended(number)
+        ready = pb.SANDBOX_NOTREADY if over else pb.SANDBOX_READY
+        sandboxes.items.add(id=text, metadata=pod, state=ready)
         containers.containers.add(
             id=text,
             pod_sandbox_id=text,
             metadata=pb.ContainerMetadata(name=text),
-            state=pb.CONTAINER_CREATED,
+            state=pb.CONTAINER_EXITED if over else pb.CONTAINER_CREATED,
         )
     node.runtime.replies["ListPodSandbox"] = sandboxes.SerializeToString()
     node.runtime.replies["ListContainers"] = containers.SerializeToString()
+
+
+def _as_many_as_fit(node: PlayedNode) -> None:
+    """Half of the containers have ended, and half of the sandboxes are not ready."""
+    _listed(node, MAX_ITEMS, "a" * 28, ended=lambda number: number % 2 == 1)
+    path = "/kubepods/burstable/pod" + "a" * 100
+    spec = {"linux": {"cgroupsPath": path}}
+    text = json.dumps({"config": {"linux": {"cgroup_parent": path}}, "runtimeSpec": spec})
+    for name in ("ContainerStatus", "PodSandboxStatus"):
+        node.runtime.replies[name] = _status(text)
 
 
 def _longest_names(node: PlayedNode) -> None:
@@ -80,8 +94,8 @@ def _widest_names(node: PlayedNode) -> None:
 
 
 def _longest_paths(node: PlayedNode) -> None:
-    """Of as many containers as fit into the list."""
-    _listed(node, MAX_ITEMS, "a")
+    """Of as many containers as fit."""
+    _listed(node, MAX_ITEMS, "a", ended=lambda number: number % 2 == 1)
     path = "/" + "a" * (MAX_PATH_BYTES - 2)
     cpu = {"cpus": path, "mems": path}
     text = json.dumps(
@@ -193,7 +207,14 @@ def _peak_bytes(pid: int) -> int:
     return int(line.split()[1]) << 10
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=[each.__name__.lstrip("_") for each in ATTACKS])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        *(pytest.param(each, id=each.__name__.lstrip("_")) for each in ATTACKS),
+        # Two passes ask for 40,000 statuses.
+        pytest.param(_as_many_as_fit, id="as_many_as_fit", marks=pytest.mark.long),
+    ],
+)
 def test_no_answers_of_a_runtime_fill_the_agents_memory(
     node: PlayedNode, tmp_path: Path, attack: Callable[[PlayedNode], None]
 ) -> None:

@@ -13,7 +13,7 @@ from agent.cri.client import Placement
 from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.pod.pods import ContainerState, Pod
 from agent.model.verdict import Code
-from agent.node.runtime_view import CgroupLocator, RuntimeView
+from agent.node.runtime_view import MAX_LIVING, CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 from tests.node.world import World, with_resources
 
@@ -262,7 +262,7 @@ def test_texts_of_all_statuses_are_bounded(world: World, observer: RuntimeView) 
     for number in range(1_000):
         container = world.container(pod, f"c{number}", state=ContainerState.CREATED)
         place = world.runtime.placements[container.id]
-        wide = "\U0001f600" + "a" * 2_000
+        wide = "\U0001f600" + "a" * 3_000
         world.runtime.placements[container.id] = msgspec.structs.replace(place, cgroups_path=wide)
     for _ in range(2):
         with pytest.raises(RpcError, match="paths and CPUs of all containers"):
@@ -300,3 +300,20 @@ def test_names_of_devices_in_requests_are_bounded(world: World) -> None:
         world.runtime.carriers[container.id] = Carriers(cdi_devices=names)
     with pytest.raises(RpcError, match="names of devices of all containers"):
         observer.observe()
+
+
+def test_containers_that_have_not_ended_are_bounded(world: World, observer: RuntimeView) -> None:
+    """Those that have ended cost less, and a node may have thousands."""
+    pod = world.sandbox("p")
+    container = world.container(pod, state=ContainerState.CREATED)
+    place = world.runtime.placements[container.id]
+    numbers = range(MAX_LIVING + 1)
+    listed = [msgspec.structs.replace(container, id=f"c{number}") for number in numbers]
+    world.runtime.placements |= {each.id: place for each in listed}
+    world.runtime.listed_containers = listed
+    with pytest.raises(RpcError, match=f"more than {MAX_LIVING} containers"):
+        observer.observe()
+    world.runtime.listed_containers = [
+        msgspec.structs.replace(each, state=ContainerState.ENDED) for each in listed
+    ]
+    assert pods(observer)["p"].containers == ()
