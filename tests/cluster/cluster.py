@@ -274,6 +274,25 @@ class Cluster:
         for name, texts in followed.items():
             seen[name] = [text.strip() for each in texts.values() for text in each]
 
+    @contextlib.contextmanager
+    def moments(self, *names: str) -> Iterator[list[dict[str, CpuSet]]]:
+        """The CPUs that the pods, all on one node, had at one time during the block, by name and in
+        order; filled at its end."""
+        seen: list[dict[str, CpuSet]] = []
+        files = {name: self._cpuset_files(name, "main") for name in names}
+        node = next(iter(files.values()))[0]
+        of_path = {
+            path: name
+            for name, (_, patterns) in files.items()
+            for path in node.machine.read(*patterns)
+        }
+        with node.machine.moments(list(of_path)) as recorded:
+            yield seen
+        seen += [
+            {of_path[path]: CpuSet.parse(text.strip()) for path, text in each.items()}
+            for each in recorded
+        ]
+
     def _topology_annotation(self, node: str, key: str) -> Object:
         topology = self.get("noderesourcetopologies.topology.node.k8s.io", node)
         annotations = (topology or {}).get("metadata", {}).get("annotations", {})

@@ -29,30 +29,35 @@ _FOLLOW_SECONDS = 0.02
 
 class Follower:
     """Records each text that the files contain, in order, from the start of the follower to its
-    end."""
+    end, and the texts that all files contained at one time: two reads in a row found the same."""
 
     def __init__(self, patterns: list[str]) -> None:
         self._patterns = patterns
         self._seen: dict[str, list[str]] = {}
+        self._moments: list[dict[str, str]] = []
         self._end = threading.Event()
         self._round()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
-    def end(self) -> dict[str, list[str]]:
+    def end(self) -> Answer:
         self._end.set()
         self._thread.join()
-        return self._seen
+        return {"files": self._seen, "moments": self._moments}
 
     def _follow(self) -> None:
         while not self._end.wait(_FOLLOW_SECONDS):
             self._round()
 
     def _round(self) -> None:
-        for path, text in read(self._patterns).items():
-            texts = self._seen.setdefault(path, [])
-            if texts[-1:] != [text]:
-                texts.append(text)
+        first, again = read(self._patterns), read(self._patterns)
+        if first == again and self._moments[-1:] != [first]:
+            self._moments.append(first)
+        for found in (first, again):
+            for path, text in found.items():
+                texts = self._seen.setdefault(path, [])
+                if texts[-1:] != [text]:
+                    texts.append(text)
 
 
 class Inside:
@@ -129,7 +134,7 @@ class Inside:
         return {}
 
     def do_followed(self, name: str) -> Answer:
-        return {"files": self._followers.pop(name).end()}
+        return self._followers.pop(name).end()
 
 
 def read(patterns: list[str]) -> dict[str, str]:

@@ -109,13 +109,29 @@ class Machine:
     def following(self, patterns: Sequence[str]) -> Iterator[dict[str, list[str]]]:
         """Records each text that the files contain during the block, in order; filled at its
         end."""
-        name = uuid.uuid4().hex
         seen: dict[str, list[str]] = {}
+        with self._recording(patterns) as recorded:
+            yield seen
+        seen |= recorded["files"]
+
+    @contextlib.contextmanager
+    def moments(self, patterns: Sequence[str]) -> Iterator[list[dict[str, str]]]:
+        """Records the texts, by path, that all files contained at one time during the block, in
+        order; filled at its end."""
+        seen: list[dict[str, str]] = []
+        with self._recording(patterns) as recorded:
+            yield seen
+        seen += recorded["moments"]
+
+    @contextlib.contextmanager
+    def _recording(self, patterns: Sequence[str]) -> Iterator[dict[str, Any]]:
+        name = uuid.uuid4().hex
+        recorded: dict[str, Any] = {}
         self._ask("follow", name=name, patterns=list(patterns))
         try:
-            yield seen
+            yield recorded
         finally:
-            seen |= self._ask("followed", name=name)["files"]
+            recorded |= self._ask("followed", name=name)
 
     def _ask(self, verb: str, patience_seconds: float = 0.0, **words: Any) -> dict[str, Any]:
         line = json.dumps({"verb": verb, **words}).encode() + b"\n"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import pytest
 
-from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.pod.annotations import REBIND, REBIND_NEVER, RESOURCE_STATUS, status_text
 from tests.cluster.cluster import GUEST, Cluster
 from tests.cluster.pods import manifest
 from tests.vm.guest import NODES
@@ -44,3 +46,82 @@ def test_owner_gets_a_numa_node_and_releases_it(with_guest: Cluster) -> None:
     cluster.eventually(
         "the NUMA node is in the pool again", lambda: cluster.cpus("ls") == {"ls": shared}
     )
+
+
+def test_pods_exchange_cpus_and_no_cpu_has_two_owners(with_guest: Cluster) -> None:
+    """Two pods cross NUMA nodes by one CPU each. The only better places are those of each other,
+    and two CPUs are free: one pod goes to a free CPU first."""
+    cluster = with_guest
+    stays = {"annotations": {REBIND: REBIND_NEVER}}
+    cluster.create(
+        manifest("a", qos="LSR", cpu=4, **THERE),
+        manifest("b", qos="LSR", cpu=4, **THERE),
+        manifest("c", qos="LSR", cpu=4, **THERE, **stays),
+        manifest("d", qos="LSR", cpu=2, **THERE, **stays),
+        manifest("ls", qos="LS", cpu="100m", **THERE),
+    )
+    owners = ("a", "b", "c", "d")
+    cluster.wait_running(*owners, "ls")
+    held = {name: cluster.allocated(name) for name in owners}
+    assert all(str(held[name]) in NODES for name in ("a", "b", "c"))
+    spare = _first(CpuSet.parse("0-15") - union(held.values()))
+    of_a, of_b = _first(held["a"]), _first(held["b"])
+    crossing = {"a": held["a"] - of_a | of_b, "b": held["b"] - of_b | of_a}
+    with cluster.moments(*owners, "ls") as fragmenting:
+        _allocate(cluster, "a", held["a"] - of_a | spare)
+        _allocate(cluster, "b", crossing["b"])
+        _allocate(cluster, "a", crossing["a"])
+
+    with cluster.moments(*owners, "ls") as mending:
+        cluster.create(
+            {
+                "apiVersion": "scheduling.koordinator.sh/v1alpha1",
+                "kind": "RebindResource",
+                "metadata": {"name": "exchange"},
+                "spec": {"nodeName": GUEST, "rebindAction": "RebindCPU"},
+            }
+        )
+        cluster.eventually(
+            "the rebind has ended",
+            lambda: _exchange(cluster)["phase"] not in ("Unknown", "Pending"),
+        )
+        assert _exchange(cluster)["phase"] == "Succeed"
+        moved = {name: cluster.allocated(name) for name in owners}
+        cluster.eventually(
+            "the containers have moved",
+            lambda: all(cluster.cpus_of(name) == moved[name] for name in owners),
+        )
+    assert {str(moved["a"]), str(moved["b"])} == {str(held["a"]), str(held["b"])}
+    assert {name: moved[name] for name in ("c", "d")} == {name: held[name] for name in ("c", "d")}
+    plan = _exchange(cluster)["plan"]
+    assert [each["pod"] for each in plan["moves"]] in (
+        ["default/a", "default/b", "default/a"],
+        ["default/b", "default/a", "default/b"],
+    )
+    assert {name: mending[0][name] for name in ("a", "b")} == crossing
+    assert {name: mending[-1][name] for name in owners} == moved
+    assert len(fragmenting) > 3
+    for moment in (*fragmenting, *mending):
+        for one, other in combinations(moment, 2):
+            assert not moment[one] & moment[other], (moment, one, other)
+    assert cluster.agent_metric(GUEST, "topolet_cpu_overlaps_total") == 0
+
+
+def _first(cpus: CpuSet) -> CpuSet:
+    return CpuSet(sorted(cpus)[:1])
+
+
+def _allocate(cluster: Cluster, name: str, cpus: CpuSet) -> None:
+    """As the scheduler does, whose account alone may do it; returns when the pod has the CPUs."""
+    account = "--as=system:serviceaccount:topolet-system:topolet-scheduler"
+    text = f"{RESOURCE_STATUS}={status_text(cpus, {})}"
+    cluster.kubectl("annotate", "pod", name, "--overwrite", account, text)
+    cluster.eventually(f"{name} has {cpus}", lambda: cluster.cpus_of(name) == cpus)
+
+
+def _exchange(cluster: Cluster) -> dict[str, Any]:
+    """The status of the RebindResource."""
+    found = cluster.get("rebindresources.scheduling.koordinator.sh", "exchange")
+    assert found is not None
+    status: dict[str, Any] = found["status"]
+    return status

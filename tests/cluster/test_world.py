@@ -104,3 +104,15 @@ def test_every_value_that_a_file_takes_is_observed() -> None:
                 place.write("/run/topolet/new", text)
                 place.run("sh", "-c", "mv /run/topolet/new /run/topolet/value; sleep 0.2")
         assert seen == {"/run/topolet/value": ["1", "2", "1"]}
+
+
+def test_the_values_that_files_have_at_one_time_are_observed() -> None:
+    with world.made("") as place:
+        for name in ("a", "b"):
+            place.write(f"/run/topolet/{name}", "1")
+        with place.moments(["/run/topolet/?"]) as seen:
+            for name in ("a", "b"):
+                place.write("/run/topolet/new", "2")
+                place.run("sh", "-c", f"mv /run/topolet/new /run/topolet/{name}; sleep 0.2")
+        wanted = [("1", "1"), ("2", "1"), ("2", "2")]
+        assert [(each["/run/topolet/a"], each["/run/topolet/b"]) for each in seen] == wanted

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from agent.__main__ import main
 from agent.kube.errors import NotFoundError
 from agent.model.nrt.node_annotations import CPU_TOPOLOGY
+from agent.node.unserved_rebinds import PERIOD_SECONDS, UNTAKEN_SECONDS
 from tests.deploy.manifests import objects
 from tests.fixtures import trees
 from tests.fixtures.pods import run_pod
@@ -121,15 +123,23 @@ class Mended:
         return self.status(name)
 
 
-@pytest.fixture
-def config(apiserver: ApiServer, tmp_path: Path) -> Path:
-    """The scheduler's access, with the role of its overlay."""
+def access(apiserver: ApiServer, path: Path, url: str = "") -> None:
+    """Writes a kubeconfig with the account of the scheduler and the role of its overlay. `url`:
+    another way to the server."""
     for each in [*objects("crds"), *objects("overlays/scheduler")]:
         if each["kind"] in (*MANIFESTS, "RoleBinding", "CustomResourceDefinition"):
             apiserver.apply(each)
-    path = tmp_path / "kubeconfig"
     token = apiserver.token("topolet-system", "topolet-scheduler")
-    path.write_text(json.dumps(kubeconfig(apiserver, token)))
+    made = kubeconfig(apiserver, token)
+    if url:
+        made["clusters"] = [{"name": "it", "cluster": {"server": url}}]
+    path.write_text(json.dumps(made))
+
+
+@pytest.fixture
+def config(apiserver: ApiServer, tmp_path: Path) -> Path:
+    path = tmp_path / "kubeconfig"
+    access(apiserver, path)
     return path
 
 
@@ -139,8 +149,29 @@ def scheduler(config: Path, tmp_path: Path) -> Iterator[Scheduler]:
         yield it
 
 
+def operators_token(apiserver: ApiServer, namespace: str) -> str:
+    """Of an account with the role of the overlay for `topolet rebind`."""
+    accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    apiserver.create(accounts, {"metadata": {"name": "operator"}})
+    body: Object = {"metadata": {"name": f"rebind-{namespace}"}}
+    role = {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "ClusterRole",
+        "name": "topolet-rebind",
+    }
+    subject = {"kind": "ServiceAccount", "name": "operator", "namespace": namespace}
+    body |= {"roleRef": role, "subjects": [subject]}
+    apiserver.create("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", body)
+    return apiserver.token(namespace, "operator")
+
+
 def test_a_node_is_mended_while_its_containers_run(
-    apiserver: ApiServer, node: TestNode, config: Path, scheduler: Scheduler
+    apiserver: ApiServer,
+    node: TestNode,
+    config: Path,
+    scheduler: Scheduler,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     mended = Mended(apiserver, node, "mended", config)
     mended.rebind("untaken")
@@ -164,8 +195,11 @@ def test_a_node_is_mended_while_its_containers_run(
     assert mended.numa_nodes() == {"a": [0], "b": [0]}
     mended.until(a="0", b="0")
 
-    mended.rebind("again")
-    assert mended.ended("again")["reason"] == "no pods could be placed better"
+    # An operator without another right uses the command.
+    operator = tmp_path / "operator"
+    operator.write_text(json.dumps(kubeconfig(apiserver, operators_token(apiserver, mended.name))))
+    assert main(["rebind", mended.name, f"--kubeconfig={operator}", "--wait"]) == 0
+    assert "Succeed: no pods could be placed better" in capsys.readouterr().out
     mended.rebind("nowhere", nodeName="nowhere")
     shown = mended.ended("nowhere")
     assert (shown["phase"], shown["reason"]) == ("Failed", "node nowhere does not exist")
@@ -187,3 +221,16 @@ def test_a_scheduler_that_is_killed_is_followed_by_one_that_completes(
     assert shown["phase"] == "Succeed", (shown, scheduler.log())
     assert mended.numa_nodes() == {"a": [0], "b": [0]}
     mended.until(a="0", b="0")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_agent_of_the_node_says_that_no_scheduler_serves_it(
+    apiserver: ApiServer, node: TestNode, config: Path
+) -> None:
+    mended = Mended(apiserver, node, "unserved", config)
+    mended.rebind("unserved")
+    patience_seconds = 3 * (PERIOD_SECONDS + UNTAKEN_SECONDS)
+    eventually("failed", lambda: mended.status("unserved")["phase"] == "Failed", patience_seconds)
+    assert mended.status("unserved")["reason"].startswith("NoController: ")
+    mended.until(a="0-1", b="0-1")

@@ -1,0 +1,219 @@
+"""The scheduler's process is killed at every write of a RebindResource, on a real API server. It
+ends with the pods' old CPUs or with the new ones.
+
+Pods a and b exchange CPUs, and one of them has a free CPU in between. Five writes complete it: the
+plan, one pod, the other, the first one again, and the end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.rebind_resource import unix_seconds
+from tests.integration.apiserver.relay import KillingRelay, Moment, relaying
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.scheduling import Scheduler
+from tests.integration.test_rebind import NO_AGENT_PODS, QOS, REBINDS, STATUS, TOPOLOGY, access
+from tests.scheduler import objects
+from tests.waiting import eventually
+
+Object = dict[str, Any]
+
+PATIENCE_SECONDS = 60.0
+NAME = "exchange"
+PODS = f"/api/v1/namespaces/{NAME}/pods"
+NODE = "n-exchange"
+OLD = {"a": "0,4", "b": "1,5", "c": "2-3", "d": "6"}
+WRITES = 5
+DEADLINE_SECONDS = 5
+
+pytestmark = pytest.mark.timeout(900)
+
+
+class Exchange:
+    """The node and its pods on the API server."""
+
+    def __init__(self, api: ApiServer) -> None:
+        self.api = api
+        self.rebinds = 0
+        self.shared: list[Object] = []
+        """Moments at which a CPU had two owners."""
+        api.namespace(NAME)
+        api.account(NAME, "default", [])
+        api.node(NODE)
+        status = {"status": {"allocatable": {"cpu": "8", "memory": "32Gi", "pods": "110"}}}
+        api.admin.merge(f"/api/v1/nodes/{NODE}/status", status)
+        report = objects.topology(NODE)
+        report["apiVersion"] = "topology.node.k8s.io/v1alpha2"
+        api.admin.apply(TOPOLOGY + NODE, report)
+        for name, cpus in OLD.items():
+            self._pod(name, cpus)
+
+    def _pod(self, name: str, cpus: str) -> None:
+        amounts = {"cpu": str(len(CpuSet.parse(cpus))), "memory": "16Mi"}
+        wanted = {"requests": amounts, "limits": amounts}
+        metadata: Object = {"name": name, "labels": {QOS: "LSR"}}
+        metadata["annotations"] = {STATUS: json.dumps({"cpuset": cpus})}
+        spec: Object = {"nodeName": NODE, "automountServiceAccountToken": False}
+        spec["containers"] = [{"name": "c", "image": "none", "resources": wanted}]
+        self.api.create(PODS, {"metadata": metadata, "spec": spec})
+
+    def reset(self) -> None:
+        """The pods have their old CPUs."""
+        for name, cpus in OLD.items():
+            notes = {STATUS: json.dumps({"cpuset": cpus})}
+            self.api.admin.merge(f"{PODS}/{name}", {"metadata": {"annotations": notes}})
+
+    def cpus(self) -> dict[str, str]:
+        found = {}
+        for each in json.loads(self.api.admin.get(PODS))["items"]:
+            status = json.loads(each["metadata"]["annotations"][STATUS])
+            found[each["metadata"]["name"]] = status["cpuset"]
+        return found
+
+    def written(self) -> None:
+        cpus = {name: CpuSet.parse(text) for name, text in self.cpus().items()}
+        if any(cpus[one] & cpus[other] for one, other in combinations(cpus, 2)):
+            self.shared.append({name: str(each) for name, each in cpus.items()})
+
+    def rebind(self) -> str:
+        """The name of the new object."""
+        self.rebinds += 1
+        name = f"{NAME}-{self.rebinds}"
+        spec: Object = {"nodeName": NODE, "rebindAction": "RebindCPU"}
+        spec["deadlineInSeconds"] = DEADLINE_SECONDS
+        kind = {"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "RebindResource"}
+        self.api.create(REBINDS, {**kind, "metadata": {"name": name}, "spec": spec})
+        return name
+
+    def status(self, name: str) -> Object:
+        found: Object = json.loads(self.api.admin.get(f"{REBINDS}/{name}"))["status"]
+        return found
+
+    def new(self, name: str) -> dict[str, str]:
+        """The CPUs of the plan."""
+        moves = self.status(name)["plan"]["moves"]
+        assert len(moves) == 3
+        last = {each["pod"].partition("/")[2]: json.loads(each["to"])["cpuset"] for each in moves}
+        return OLD | last
+
+    def ended(self, name: str) -> str:
+        """Its phase in the end."""
+
+        def has_ended() -> bool:
+            shown = self.status(name)
+            return "updateTimestamp" in shown and shown["phase"] != "Pending"
+
+        eventually(f"{name} has ended", has_ended, PATIENCE_SECONDS)
+        return str(self.status(name)["phase"])
+
+    def until_overdue(self, name: str) -> None:
+        plan = self.status(name).get("plan")
+        if plan is None:
+            return
+        started = unix_seconds(plan["startedAt"])
+        assert started is not None
+        eventually(
+            "the deadline has passed",
+            lambda: time.time() > started + DEADLINE_SECONDS,
+            PATIENCE_SECONDS,
+        )
+
+
+class Killer:
+    """Starts and kills the scheduler."""
+
+    def __init__(self, relay: KillingRelay, scheduler: Scheduler) -> None:
+        self.relay = relay
+        self.scheduler = scheduler
+
+    def start(self) -> None:
+        """Without a lease: the next process leads at once."""
+        self.scheduler.start(NO_AGENT_PODS, "--lease-name=")
+
+    def start_to_be_killed(self, number: int, moment: Moment) -> None:
+        """Returns when it was killed at the write of that number."""
+        self.relay.arm(number, moment, lambda: self._kill())
+        self.start()
+        eventually(f"killed at write {number}", self.relay.killed.is_set, PATIENCE_SECONDS)
+
+    def _kill(self) -> None:
+        self.scheduler.end(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def exchange(apiserver: ApiServer) -> Exchange:
+    access(apiserver, apiserver.folder / "exchange.kubeconfig")
+    return Exchange(apiserver)
+
+
+@pytest.fixture
+def killer(apiserver: ApiServer, exchange: Exchange, tmp_path: Path) -> Iterator[Killer]:
+    exchange.shared.clear()
+    with relaying(apiserver, exchange.written) as relay:
+        path = tmp_path / "kubeconfig"
+        access(apiserver, path, relay.url)
+        with Scheduler(tmp_path, path) as scheduler:
+            yield Killer(relay, scheduler)
+    assert not exchange.shared, "a CPU had two owners"
+
+
+@pytest.mark.parametrize("moment", Moment)
+def test_killed_at_every_write_it_ends_in_the_new_state(
+    exchange: Exchange, killer: Killer, moment: Moment
+) -> None:
+    for number in range(WRITES):
+        exchange.reset()
+        name = exchange.rebind()
+        killer.start_to_be_killed(number, moment)
+        killer.start()
+        phase = exchange.ended(name)
+        killer.scheduler.end(signal.SIGKILL)
+        wanted = ("Succeed", exchange.new(name))
+        assert (phase, exchange.cpus()) == wanted, (number, killer.scheduler.log())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", Moment)
+def test_killed_at_every_write_and_overdue_it_ends_in_the_old_state(
+    exchange: Exchange, killer: Killer, moment: Moment
+) -> None:
+    """Write 3 is the last move: after it there is nothing to undo."""
+    for number in range(WRITES):
+        exchange.reset()
+        name = exchange.rebind()
+        killer.start_to_be_killed(number, moment)
+        exchange.until_overdue(name)
+        killer.start()
+        phase = exchange.ended(name)
+        killer.scheduler.end(signal.SIGKILL)
+        unplanned = number == 0 and moment is Moment.BEFORE
+        moved = number > 3 or (number == 3 and moment is Moment.AFTER)
+        wanted = ("Succeed", exchange.new(name)) if unplanned or moved else ("Failed", OLD)
+        assert (phase, exchange.cpus()) == wanted, (number, killer.scheduler.log())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", Moment)
+def test_killed_at_every_write_of_the_undoing_it_ends_in_the_old_state(
+    exchange: Exchange, killer: Killer, moment: Moment
+) -> None:
+    """Two moves are made; the decision to undo them, two moves and the end are written."""
+    for number in range(4):
+        exchange.reset()
+        name = exchange.rebind()
+        killer.start_to_be_killed(3, Moment.BEFORE)
+        exchange.until_overdue(name)
+        killer.start_to_be_killed(number, moment)
+        killer.start()
+        phase = exchange.ended(name)
+        killer.scheduler.end(signal.SIGKILL)
+        assert (phase, exchange.cpus()) == ("Failed", OLD), (number, killer.scheduler.log())
