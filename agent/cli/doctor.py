@@ -1,8 +1,9 @@
-"""Compare the CPUs that every container should have with those that it has, and list the drift.
+"""Find what is wrong with a node: first whether agent, proxy, runtime, cgroups and the kubelet's
+state can be used, then the CPUs that every container should have and those that it has.
 
 The columns are the pod's annotation, the kubelet's checkpoint, the agent's decision, the cgroup and
-the processes in it. The command changes nothing. Exit code 0: no drift; 1: drift; 2: the node can't
-be examined.
+the processes in it. The command changes nothing. Exit code 0: nothing is wrong; 1: there are
+findings; 2: wrong usage, or the containers can't be examined.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ import argparse
 import json
 import shutil
 import sys
+import textwrap
 from typing import Any
 
 import msgspec
 
-from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.settings.agent import DoctorSettings
 from agent.model.settings.options import SettingsError
 from agent.node import doctor
 from agent.node.doctor import Examination, Finding
-from agent.rpc.grpc import RpcError
 from agent.view import format
 from agent.view.format import count
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         examined = doctor.examine(options.load(arguments, SETTINGS))
-    except (SettingsError, CgroupError, RpcError) as error:
+    except SettingsError as error:
         return options.fail(error, 2)
     try:
         if arguments.output == "json":
@@ -50,12 +50,22 @@ def run(arguments: argparse.Namespace) -> int:
             print(format.encodable(described(examined, width)), end="", flush=True)
     except OSError as error:
         return format.unwritten("doctor", error)
-    return 1 if examined.findings else 0
+    if examined.seen is None:
+        return 2
+    return 1 if examined.node or examined.findings else 0
 
 
 def described(examined: Examination, width: int) -> str:
-    """A row for each container, then a line for each finding."""
-    lines = list(examined.remarks)
+    """What is wrong with the node, a row for each container, then a line for each of its
+    findings."""
+    lines = []
+    for problem in examined.node:
+        lines += [f"{problem.code}: {problem.text}", *_folded(f"  -> {problem.remedy}", width)]
+    if examined.node:
+        lines.append("")
+    if examined.seen is None:
+        lines.append(f"No container was examined, {count(len(examined.node), 'finding')}")
+        return "\n".join(lines) + "\n"
     wrong = {finding.container for finding in examined.findings}
     rows = [
         (
@@ -71,7 +81,8 @@ def described(examined: Examination, width: int) -> str:
     lines.append("")
     lines += [_sentence(finding) for finding in examined.findings]
     containers = count(len(examined.seen), "container")
-    lines.append(f"{containers}, {count(len(examined.findings), 'finding')}")
+    found = len(examined.node) + len(examined.findings)
+    lines.append(f"{containers}, {count(found, 'finding')}")
     return "\n".join(lines) + "\n"
 
 
@@ -85,6 +96,10 @@ def body(examined: Examination) -> dict[str, Any]:
 
     built: dict[str, Any] = msgspec.to_builtins(examined, enc_hook=listed)
     return built
+
+
+def _folded(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, 40), subsequent_indent="     ")
 
 
 def _cpus(cpus: CpuSet | None) -> str:

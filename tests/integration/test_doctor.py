@@ -1,7 +1,12 @@
 """`topolet doctor` with a real agent, a real runtime and the kernel's own files."""
 
 import json
+import os
+import signal
+import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tests.fixtures.pods import run_pod
@@ -19,11 +24,30 @@ def doctor(node: TestNode, *flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def findings(node: TestNode) -> list[dict[str, Any]]:
+def examined(node: TestNode) -> dict[str, Any]:
     done = doctor(node, "--output=json")
-    found: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
-    assert done.returncode == (1 if found else 0), done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (1 if found["findings"] or found["node"] else 0), done.stderr
+    assert all(each["remedy"] for each in found["node"])
     return found
+
+
+def findings(node: TestNode) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = examined(node)["findings"]
+    return found
+
+
+def codes(node: TestNode) -> list[str]:
+    return [each["code"] for each in examined(node)["node"]]
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_changed_cgroup_is_found_and_sets_the_exit_code(node: TestNode) -> None:
@@ -32,6 +56,7 @@ def test_a_changed_cgroup_is_found_and_sets_the_exit_code(node: TestNode) -> Non
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     eventually("all cpusets are correct", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
     eventually("the snapshot has it", lambda: not findings(node))
+    assert codes(node) == []
 
     node.stop_agent()
     pid = node.direct.container_placement(ls).pid
@@ -43,18 +68,62 @@ def test_a_changed_cgroup_is_found_and_sets_the_exit_code(node: TestNode) -> Non
     ]
     assert all(each["container"] == "default/ls main" for each in drifted)
     text = doctor(node).stdout
+    assert text.startswith("agent-absent: no agent uses the state folder ")
     assert "default/ls main: cgroup-differs, should be 0, is 0-1" in text
-    assert "2 containers, 2 findings" in text
+    assert "2 containers, 3 findings" in text
+
+
+def test_an_agent_that_is_stopped_is_the_first_finding(node: TestNode) -> None:
+    """Its snapshot knows no pod that came since: what looks like drift."""
+    node.start_agent()
+    run_pod(node.direct, node.spec("ls", "LS"))
+    eventually("the snapshot has it", lambda: examined(node)["seen"][0]["wanted"] == "0-1")
+    with stopped(node.agent_pid):
+        assert codes(node) == ["agent-does-not-answer"]
+        text = doctor(node).stdout
+    assert text.startswith("agent-does-not-answer: the agent has made no decision within 3 s\n")
+    eventually("it answers again", lambda: codes(node) == [])
 
 
 def test_doctor_without_an_agent_has_no_claims(node: TestNode) -> None:
     run_pod(node.direct, node.spec("lse", "LSE", "1"))
     (unseen,) = findings(node)
     assert (unseen["kind"], unseen["expected"]) == ("claim-not-seen-by-agent", "1")
-    assert "the agent's decisions can't be read" in doctor(node).stdout
+    assert codes(node) == ["agent-absent"]
 
 
-def test_a_missing_runtime_is_an_error_and_not_drift(node: TestNode) -> None:
+def test_files_and_sockets_that_cannot_be_used(node: TestNode) -> None:
+    node.start_agent()
+    node.stop_agent()
+    (node.state / "snapshot.json").write_text('{"generation":')
+    kubelet = node.folder / "kubelet"
+    kubelet.mkdir(exist_ok=True)
+    (kubelet / "cpu_manager_state").write_text("{")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(node.state / "cri.sock"))
+    assert codes(node) == [
+        "agent-absent",
+        "snapshot-unreadable",
+        "proxy-unavailable",
+        "kubelet-state-unreadable",
+    ]
+
+
+def test_a_missing_runtime_is_one_finding_and_not_drift(node: TestNode) -> None:
+    node.start_agent()
     done = doctor(node, "--runtime-endpoint=unix:///nowhere.sock")
+    assert (done.returncode, done.stderr) == (2, "")
+    first, remedy, *_ = done.stdout.splitlines()
+    assert first.startswith("runtime-unavailable: the container runtime does not answer: ")
+    assert first.endswith("/nowhere.sock: No such file or directory")
+    assert remedy.startswith("  -> start the container runtime")
+    assert "No container was examined, 1 finding" in done.stdout
+
+
+def test_cgroups_that_cannot_be_used(node: TestNode) -> None:
+    done = doctor(node, f"--cgroup-root={node.folder}", "--output=json")
     assert done.returncode == 2
-    assert "/nowhere.sock" in done.stderr
+    assert [each["code"] for each in json.loads(done.stdout)["node"]] == [
+        "cgroups-unusable",
+        "agent-absent",
+    ]
