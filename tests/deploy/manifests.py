@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,18 +144,26 @@ def kustomized_folder(folder: Path, home: Path) -> list[Object]:
 NODE_ADDRESS = "127.0.0.1"
 
 
+def environment(container: Object) -> dict[str, str]:
+    """The variables of a container that have a value, and those with the node's address, as the
+    kubelet makes them: a value may name variables before it."""
+    values: dict[str, str] = {}
+    for each in container.get("env", ()):
+        if "value" in each:
+            values[each["name"]] = _expanded(each["value"], values)
+        elif each["valueFrom"] == {"fieldRef": {"fieldPath": "status.hostIP"}}:
+            values[each["name"]] = NODE_ADDRESS
+    return values
+
+
 def arguments(container: Object) -> list[str]:
-    """Those of a container; variables with a value, and the node's address, are replaced, as the
-    kubelet does it."""
-    values = {
-        each["name"]: each.get("value", NODE_ADDRESS)
-        for each in container.get("env", ())
-        if "value" in each or each["valueFrom"] == {"fieldRef": {"fieldPath": "status.hostIP"}}
-    }
-    return [
-        re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], found[0]), each)
-        for each in container["args"]
-    ]
+    """Those of a container, with its variables in their places."""
+    values = environment(container)
+    return [_expanded(each, values) for each in container["args"]]
+
+
+def _expanded(text: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], found[0]), text)
 
 
 def pod_of(overlay: str) -> Object:

@@ -25,6 +25,7 @@ from agent.model.devices.device_object import (
 )
 from agent.model.nrt import resource_topology
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, OwnerReference, Version, Zone
+from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import socket_path
 from agent.scheduler import webhook
 from tests.deploy.manifests import (
@@ -37,6 +38,7 @@ from tests.deploy.manifests import (
     account,
     arguments,
     complaints,
+    environment,
     kustomization,
     kustomized,
     kustomized_folder,
@@ -324,13 +326,29 @@ def test_the_hosts_folders_have_their_paths_below_the_root() -> None:
     assert_paths(pod_of("reconcile"))
 
 
+def agent_settings(container: dict[str, Any]) -> AgentSettings:
+    """What the agent reads in its container."""
+    given = options.plain(arguments(container)[1:], agent_command.SETTINGS)
+    assert given is not None
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(container).items():
+            patch.setenv(name, value)
+        return options.load(given, agent_command.SETTINGS)
+
+
+def test_commands_need_no_options_in_the_agents_container() -> None:
+    """`kubectl exec ... topolet doctor` examines the host."""
+    container = next(each for each in pod_of("reconcile")["containers"] if each["name"] == "agent")
+    settings = agent_settings({**container, "args": ["agent"]})
+    assert (settings.root, settings.cgroup_root) == ("/host", "/host/sys/fs/cgroup")
+    assert settings.kubelet_dir == "/host/var/lib/kubelet"
+    assert settings.runtime_endpoint == "unix:///run/containerd/containerd.sock"
+
+
 def assert_paths(pod: dict[str, Any]) -> str:
     """The socket of the runtime."""
     container = next(each for each in pod["containers"] if each["name"] == "agent")
-    _, *flags = arguments(container)
-    given = options.plain(flags, agent_command.SETTINGS)
-    assert given is not None
-    settings = options.load(given, agent_command.SETTINGS)
+    settings = agent_settings(container)
     places = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
     mounts = {each["mountPath"]: places[each["name"]] for each in container["volumeMounts"]}
     for inside, outside in mounts.items():
@@ -354,13 +372,11 @@ def test_only_the_component_kubelet_configz_lets_the_agent_ask_kubelets(
     asking = kustomized_folder(made, tmp_path)
     for found, roles, url in (
         (kustomized(overlay, tmp_path), [], ""),
-        (asking, ["topolet-agent-configz"], "https://$(NODE_IP):10250/configz"),
+        (asking, ["topolet-agent-configz"], f"https://{NODE_ADDRESS}:10250/configz"),
     ):
         (pod,) = (each["spec"]["template"]["spec"] for each in found if each["kind"] == "DaemonSet")
         container = next(each for each in pod["containers"] if each["name"] == "agent")
-        given = options.plain(arguments(container)[1:], agent_command.SETTINGS)
-        assert given is not None
-        settings = options.load(given, agent_command.SETTINGS)
+        settings = agent_settings(container)
         assert settings.kubelet_configz == url
         assert bool(settings.kubelet_token_file) == bool(url)
         if url:

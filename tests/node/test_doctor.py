@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner
-from agent.node.doctor import DriftKind, Finding, ObservedContainer, findings
+from agent.node.doctor import (
+    REMEDIES,
+    DriftKind,
+    Finding,
+    NodeCode,
+    ObservedContainer,
+    findings,
+)
 
 LSE = Owner("lse", "ns/lse", QoS.LSE, "2-3")
 LSR = Owner("lsr", "ns/lsr", QoS.LSR, "4-5")
@@ -69,3 +78,10 @@ def test_drift(
 def test_the_kubelets_container_on_owned_cpus_gives_two_findings() -> None:
     got = findings([seen("g", kubelet="6-7", group="2-7")], [LSE, LSR])
     assert [each.kind for each in got] == [DriftKind.KUBELET, DriftKind.OVERLAP, DriftKind.OVERLAP]
+
+
+def test_every_finding_about_the_node_has_a_remedy_and_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+    assert set(REMEDIES) == set(NodeCode)
+    for code in NodeCode:
+        assert f"| `{code}` |" in page
