@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,9 @@ START_SECONDS = 300.0
 """For actions that take seconds on an idle machine, on the emulated one too."""
 
 _POLL_SECONDS = 0.1
+_ROOT = Path(__file__).resolve().parents[2]
+# The exit code 1 of the command says that the pod gets no node.
+_EXPLAIN = 'PYTHONPATH=$1 "$2" -m agent explain "$3" --kubeconfig="$4" || test $? = 1'
 _AGENT_PORT, _SCHEDULER_PORT = 9326, 9329
 
 
@@ -211,6 +215,12 @@ class Cluster:
         about = f"reason={reason},involvedObject.uid={pod['metadata']['uid']}"
         found = self.objects("events", f"--field-selector={about}")
         return [str(each.get("message", "")) for each in found]
+
+    def explained(self, name: str) -> str:
+        """The words of `topolet explain` about the pod for the administrator, on one line."""
+        config = self.control.config("admin")
+        words = ("sh", "-c", _EXPLAIN, "sh", _ROOT, sys.executable, name, config)
+        return " ".join(self.control.world.run(*words).split())
 
     def logs(self, name: str) -> str:
         """The log of the pod's container."""
