@@ -17,7 +17,7 @@ import pytest
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
 from tests.deploy.api import Api, Who
-from tests.deploy.manifests import SCHEDULER, arguments, objects, pod_of
+from tests.deploy.manifests import SCHEDULER, arguments, environment, objects, pod_of
 from tests.discover import fakenvml, gpumachines
 from tests.fixtures.pods import run_pod
 from tests.fixtures.ports import free_port
@@ -127,7 +127,7 @@ class Played:
                 *words,
                 f"{flag}=127.0.0.1:{self.ports[name]}",
             ],
-            env=self._environ,
+            env={**environment(container), **self._environ},
             mounts=[*mounts, *self._mounts],
             host_network=True,
         )
