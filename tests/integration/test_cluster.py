@@ -155,7 +155,7 @@ def test_pod_that_loses_its_cpus_to_a_static_kubelet_gets_an_event(
         found: list[dict[str, Any]] = json.loads(
             definitions.admin.get("/api/v1/namespaces/loses/events")
         )["items"]
-        return found
+        return [each for each in found if each["type"] == "Warning"]
 
     eventually("it is reported", told, PATIENCE_SECONDS)
     (event,) = told()
