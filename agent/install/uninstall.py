@@ -156,6 +156,11 @@ class NodeRemoval:
             return False
         if managers == {FIELD_MANAGER}:
             return objects.delete(kind, self._node_name)
+        if kind == resource_topology.KIND and not _zones_of_others(found):
+            raise CheckError(
+                "others wrote in it, and the API server takes none without zones: delete it if "
+                "nobody needs it"
+            )
         metadata = {"name": self._node_name}
         version = found["apiVersion"]
         return objects.apply({"apiVersion": version, "kind": kind, "metadata": metadata, **empty})
@@ -191,6 +196,11 @@ def _remove_files(top: str, pattern: str) -> None:
             os.unlink(os.path.join(folder, name))
         with contextlib.suppress(OSError):
             os.rmdir(folder)
+
+
+def _zones_of_others(found: dict[str, Any]) -> bool:
+    names = (each.get("name", "") for each in found.get("zones") or ())
+    return any(not resource_topology.is_own_entry(("zones",), name) for name in names)
 
 
 def _managers(found: dict[str, Any]) -> set[str | None]:

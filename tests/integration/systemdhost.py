@@ -163,8 +163,13 @@ class SystemdHost:
         binary = image.busybox()
         assert binary is not None
         image.write_archive(archive, binary)
-        self.world.run("cp", archive, "/run/busybox.tar")
-        self.run("ctr", "--namespace=k8s.io", "images", "import", "/run/busybox.tar")
+        self.add_image(archive)
+
+    def add_image(self, archive: Path) -> None:
+        """A docker-archive in the world's folder."""
+        self.world.run("mv", archive, "/run/image.tar")
+        self.run("ctr", "--namespace=k8s.io", "images", "import", "/run/image.tar")
+        self.world.run("rm", "/run/image.tar")
 
     def start_kubelet(self, flags: str = "", **configuration: Any) -> None:
         """As kubeadm starts it: `flags` in its file, `configuration` in the kubelet's."""
@@ -190,8 +195,8 @@ class SystemdHost:
         self.systemctl("daemon-reload")
         self.systemctl("start", "kubelet")
 
-    def pod(self, name: str) -> None:
-        """A static pod; returns when its container runs."""
+    def pod(self, name: str, **spec: Any) -> None:
+        """A static pod, with more fields of its spec; returns when its container runs."""
         body = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -200,6 +205,7 @@ class SystemdHost:
                 "hostNetwork": True,
                 "terminationGracePeriodSeconds": 0,
                 "containers": [{"name": name, "image": image.NAME, "imagePullPolicy": "Never"}],
+                **spec,
             },
         }
         self.write(f"/etc/kubernetes/manifests/{name}.json", json.dumps(body))

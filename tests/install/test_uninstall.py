@@ -1,0 +1,84 @@
+"""Which objects are deleted, and which lose only our part; tests/integration has a real server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.install.proxy import ProxyInstallation
+from agent.install.uninstall import NodeRemoval
+from agent.kube.objects import Object
+from agent.kube.store import EmbeddedStore
+from agent.model.settings.agent import UninstallSettings
+
+OURS, OTHERS = {"manager": "topolet"}, {"manager": "nfd-topology-updater"}
+TOPOLOGY = "NodeResourceTopology"
+
+
+class Server(EmbeddedStore):
+    """An API server that has one object."""
+
+    def __init__(self, folder: Path, kind: str, found: Object) -> None:
+        super().__init__(str(folder))
+        self._kind = kind
+        self._object = found
+        self.calls: list[Any] = []
+
+    def get(self, kind: str, name: str) -> Object | None:
+        return self._object if kind == self._kind else None
+
+    def apply(self, wanted: Object) -> bool:
+        self.calls.append({name: each for name, each in wanted.items() if name != "apiVersion"})
+        return True
+
+    def apply_status(self, wanted: Object) -> bool:
+        return True
+
+    def delete(self, kind: str, name: str) -> bool:
+        self.calls.append(f"delete {kind} {name}")
+        return True
+
+
+def removed(
+    tmp_path: Path, kind: str, *managers: object, **fields: Any
+) -> tuple[list[Any], list[str]]:
+    """The calls that change the object, and what is left."""
+    found = {"apiVersion": "g/v1", "metadata": {"managedFields": list(managers)}, **fields}
+    server = Server(tmp_path / "store", kind, found)
+    settings = UninstallSettings(root=str(tmp_path), state_dir=str(tmp_path / "none"))
+    (tmp_path / "run").mkdir()
+    removal = NodeRemoval(
+        settings, "n", server, ProxyInstallation(settings, lambda line: None), lambda line: None
+    )
+    removal.run()
+    return server.calls[1:], removal.left
+
+
+@pytest.mark.parametrize("kind", [TOPOLOGY, "Device"])
+def test_an_object_of_ours_alone_is_deleted(tmp_path: Path, kind: str) -> None:
+    assert removed(tmp_path, kind, OURS, OURS) == ([f"delete {kind} n"], [])
+
+
+@pytest.mark.parametrize("kind", [TOPOLOGY, "Device"])
+def test_an_object_of_others_stays(tmp_path: Path, kind: str) -> None:
+    assert removed(tmp_path, kind, OTHERS) == ([], [])
+
+
+def test_a_shared_topology_keeps_the_zones_of_others(tmp_path: Path) -> None:
+    zones = [{"name": "node-0"}, {"name": "example"}]
+    wanted = {"kind": TOPOLOGY, "metadata": {"name": "n"}, "zones": []}
+    assert removed(tmp_path, TOPOLOGY, OURS, OTHERS, zones=zones) == ([wanted], [])
+
+
+def test_a_shared_topology_without_zones_of_others_is_listed(tmp_path: Path) -> None:
+    calls, left = removed(tmp_path, TOPOLOGY, OURS, OTHERS, zones=[{"name": "node-0"}])
+    assert calls == []
+    (line,) = left
+    assert line.startswith("NodeResourceTopology: others wrote in it")
+
+
+def test_a_shared_device_keeps_the_devices_of_others(tmp_path: Path) -> None:
+    wanted = {"kind": "Device", "metadata": {"name": "n"}, "spec": {"devices": []}}
+    assert removed(tmp_path, "Device", OURS, OTHERS, spec={"devices": []}) == ([wanted], [])
