@@ -855,7 +855,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
         (
             "object of the embedded store",
             _from_store,
-            ("kube.store:_served", "kube.documents:read"),
+            ("kube.store:_served", "kube.documents:parse"),
             {"metadata": {"name": "n", "resourceVersion": "5"}, "spec": {"nodeName": "n"}},
             (DocumentError, StoreError),
         ),
