@@ -334,6 +334,24 @@ def test_a_canary_with_a_tag_does_not_run_the_digest_of_its_pool(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    "version", ["1.35.2", "1.35.2-eks-113cf36", "1.35.2+k3s1", "1.35.2-gke.100"]
+)
+def test_the_kube_scheduler_is_the_one_of_kubernetes_own_version(
+    version: str, tmp_path: Path
+) -> None:
+    """No registry has images of the versions of distributions."""
+    found = rendered(tmp_path, {"scheduler": {"enabled": True}}, version)
+    assert "MutatingAdmissionPolicy" not in {each["kind"] for each in found}
+    images = {
+        container["image"]
+        for each in found
+        if each["metadata"]["name"] == "topolet-kube-scheduler" and each["kind"] == "Deployment"
+        for container in pod(each)["containers"]
+    }
+    assert images == {"registry.k8s.io/kube-scheduler:v1.35.2"}
+
+
+@pytest.mark.parametrize(
     ("image", "policy"),
     [({}, "Never"), ({"registry": "r"}, "IfNotPresent"), ({"pullPolicy": "Always"}, "Always")],
 )

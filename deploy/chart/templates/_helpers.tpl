@@ -16,6 +16,11 @@
 {{ with .registry }}{{ . }}/{{ end }}{{ .repository }}{{ with .tag }}:{{ . }}{{ end }}{{ with .digest }}@{{ . }}{{ end }}
 {{- end }}
 
+{{/* Kubernetes' own version of the API server, without what a distribution adds (-eks-1, +k3s1); empty: it has none. */}}
+{{- define "topolet.version" -}}
+{{ regexFind "^v[0-9]+[.][0-9]+[.][0-9]+" .Capabilities.KubeVersion.Version }}
+{{- end }}
+
 {{/* Topolet's image; of a dict with root and image, whose fields replace those of all pods. */}}
 {{- define "topolet.image" -}}
 {{ $image := mergeOverwrite (dict "tag" .root.Chart.AppVersion) (pick .root.Values.image "registry" "repository" "digest") -}}
