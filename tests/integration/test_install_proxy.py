@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster.machine import ProgramError
 from tests.fixtures import image
+from tests.integration import image as built
 from tests.integration import systemdhost
 from tests.integration.systemdhost import CONFIG, ENV, RUNTIME, UNITS, SystemdHost
 from tests.waiting import eventually
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 FOLDERS = (UNITS, "/etc/crictl.yaml", "/opt", "/var/lib/topolet", CONFIG, ENV)
 QUICK = ("--settle-seconds=3", "--deadline-seconds=60")
 INSTALLED = "/opt/topolet/current/bin/topolet"
+OUR_IMAGE = "docker.io/library/topolet:installs-itself"
 BROKEN = f"{UNITS}/topolet-proxy.service.d/50-broken.conf"
 
 
@@ -91,6 +93,34 @@ PYTHONPATH="$1" exec "$2" -m agent install-proxy --root=/run/outside \
     words = ("sh", "-ec", script, "sh", systemdhost.ROOT, python)
     assert node.run("unshare", "--mount", *words).endswith("\ninstalled\n")
     assert node.connections() > 0
+
+
+def test_by_a_pod_of_the_image(node: SystemdHost) -> None:
+    """Not privileged, with a read-only root: it needs the host's root and SYS_CHROOT."""
+    archive = node.world.folder / "topolet.tar"
+    built.write_archive(archive, OUR_IMAGE)
+    node.add_image(archive)
+    security = {
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], "add": ["SYS_CHROOT", "DAC_OVERRIDE", "FOWNER", "CHOWN"]},
+    }
+    installer = {
+        "name": "install-proxy",
+        "image": OUR_IMAGE,
+        "imagePullPolicy": "Never",
+        "args": ["install-proxy", "--root=/host", "--cgroup-root=/host/sys/fs/cgroup", *QUICK],
+        "securityContext": security,
+        "volumeMounts": [{"name": "host", "mountPath": "/host"}],
+    }
+    host = {"name": "host", "hostPath": {"path": "/"}}
+    try:
+        node.pod("installer", hostPID=True, initContainers=[installer], volumes=[host])
+        assert node.connections() > 0
+        assert node.topolet("install-proxy", *QUICK, program=INSTALLED).startswith("nothing to do")
+    finally:
+        print(node.run("sh", "-c", "cat /var/log/pods/*/install-proxy/*.log"))
+    node.end("installer")
 
 
 def test_a_proxy_that_does_not_start_changes_nothing(node: SystemdHost) -> None:
