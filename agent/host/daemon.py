@@ -88,12 +88,13 @@ class Periodic:
         name: str,
         period_seconds: float,
         step: Callable[[], None],
-        least_seconds: float = 0.0,
+        settle_seconds: float = 0.0,
     ) -> None:
-        """The pause between two steps is at most `period_seconds`, and at least `least_seconds`,
-        also if `hurry` was called."""
+        """The pause between two steps is at most `period_seconds`. `hurry` shortens it, but to no
+        less than `settle_seconds` from that call and from the last step: one step follows the
+        events of one change."""
         self._period = period_seconds
-        self._least = least_seconds
+        self._settle = min(settle_seconds, period_seconds)
         self._step = step
         self._stopped = threading.Event()
         self._hurried = threading.Event()
@@ -118,10 +119,8 @@ class Periodic:
             self._hurried.clear()
             self._step()
             rest = seconds_to_boundary(time.monotonic(), self._period)
-            least = min(self._least, self._period)
-            if self._stopped.wait(least):
+            if self._hurried.wait(max(rest, self._settle)) and self._stopped.wait(self._settle):
                 return
-            self._hurried.wait(max(0.0, rest - least))
 
 
 class Ending:

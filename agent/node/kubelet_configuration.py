@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 60.0
 """A kubelet may start after the agent, or restart with another configuration."""
-LEAST_SECONDS: Final = 1.0
-"""The shortest interval of two reads: a kubelet with a static policy writes its state often."""
+SETTLE_SECONDS: Final = 1.0
+"""From an event to the read that it requests: a kubelet with a static policy writes its state
+often."""
 FIRST_SECONDS: Final = 15.0
 """The agent's start waits this long for the first read: the kubelet may hang."""
 
@@ -91,7 +92,7 @@ class KubeletConfigurationView:
         self._known = last
         self._refused: CombinationError | None = None
         self._was_read = threading.Event()
-        self._reader = Periodic("kubelet-configuration", PERIOD_SECONDS, self.read, LEAST_SECONDS)
+        self._reader = Periodic("kubelet-configuration", PERIOD_SECONDS, self.read, SETTLE_SECONDS)
 
     @property
     def known(self) -> KubeletConfiguration | None:

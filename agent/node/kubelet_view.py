@@ -43,8 +43,9 @@ log = logging.getLogger(__name__)
 
 
 PERIOD_SECONDS: Final = 10.0
-LEAST_SECONDS: Final = 1.0
-"""The shortest interval of two polls: all clients of a kubelet share its 100 calls a second."""
+SETTLE_SECONDS: Final = 1.0
+"""From an event to the poll that it requests: a poll at once would delay the start of the pod that
+caused it, and all clients of a kubelet share its 100 calls a second."""
 ANSWER_SECONDS: Final = 10.0
 """How long other clients wait for an answer (resource-topology-exporter: pkg/podres/client.go,
 DefaultTimeout)."""
@@ -118,7 +119,7 @@ class PodResourcesAnswer(msgspec.Struct, frozen=True):
 
 
 class PodResourcesView:
-    """Polls every `period_seconds`, and after `refresh`, `least_seconds` after the last poll.
+    """Polls every `period_seconds`, and `settle_seconds` after `refresh`.
 
     `last_answer` never waits: None before the first answer, then the last valid one, also while no
     kubelet answers: its pods keep their resources. `changed` is called on the thread after an
@@ -130,7 +131,7 @@ class PodResourcesView:
         socket_path: str,
         changed: Callable[[], None] | None = None,
         period_seconds: float = PERIOD_SECONDS,
-        least_seconds: float = LEAST_SECONDS,
+        settle_seconds: float = SETTLE_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
         sources: Sources | None = None,
     ) -> None:
@@ -142,7 +143,7 @@ class PodResourcesView:
         self._problems: dict[tuple[type[PodResourcesError], str], str] = {}
         """The first error of each kind since the last valid answer: the texts may differ each
         time."""
-        self._asking = Periodic("pod-resources", period_seconds, self._poll, least_seconds)
+        self._asking = Periodic("pod-resources", period_seconds, self._poll, settle_seconds)
         if socket_path:
             self._asking.start()
 
