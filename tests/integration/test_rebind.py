@@ -228,9 +228,11 @@ def test_a_scheduler_that_is_killed_is_followed_by_one_that_completes(
 def test_the_agent_of_the_node_says_that_no_scheduler_serves_it(
     apiserver: ApiServer, node: TestNode, config: Path
 ) -> None:
-    mended = Mended(apiserver, node, "unserved", config)
-    mended.rebind("unserved")
+    mended = Mended(apiserver, node, "alone", config)
+    mended.rebind("nobody-serves")
     patience_seconds = 3 * (PERIOD_SECONDS + UNTAKEN_SECONDS)
-    eventually("failed", lambda: mended.status("unserved")["phase"] == "Failed", patience_seconds)
-    assert mended.status("unserved")["reason"].startswith("NoController: ")
+    eventually(
+        "failed", lambda: mended.status("nobody-serves")["phase"] == "Failed", patience_seconds
+    )
+    assert mended.status("nobody-serves")["reason"].startswith("NoController: ")
     mended.until(a="0-1", b="0-1")

@@ -235,7 +235,16 @@ def part(body: Object) -> str:
         return str(kind)
     if kind.endswith(("AdmissionPolicy", "AdmissionPolicyBinding")):
         return str(kind).removeprefix("Validating").removeprefix("Mutating")
-    return next(each for each in ("policy", "agent", "scheduler", "webhook") if each in name)
+    return next(of for word, of in _PARTS_BY_WORD.items() if word in name)
+
+
+_PARTS_BY_WORD = {
+    "policy": "policy",
+    "agent": "agent",
+    "scheduler": "scheduler",
+    "webhook": "webhook",
+    "rebind": "scheduler",
+}
 
 
 @functools.cache
