@@ -272,7 +272,7 @@ def _run(words: Sequence[str]) -> str:
 def release(
     folder: Path, *, builder: Builder | None, platforms: Sequence[str], used_base: str
 ) -> list[Path]:
-    """Makes all parts in an empty folder. Without a builder there is no image. Raises
+    """Builds all parts into an empty folder; without `builder`, all but the image. Raises
     ReleaseError."""
     number = version()
     files = [wheel(folder)]

@@ -13,16 +13,14 @@ from agent.host.locks import LockedError
 from agent.http.server import HttpListenError
 from agent.kube.errors import StoreError
 from agent.kubelet.configuration import ConfigurationError
-from agent.model.cpu.cpuset import CpuSet, CpuSetError
-from agent.model.devices import gpu_actions
-from agent.model.devices.gpu_actions import GpuActionError
 from agent.model.settings import failure_policy
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError, host_port, socket_path
 from agent.node import daemon
 from agent.node.daemon import Frontend
+from agent.node.devices import configured_actions
 from agent.node.loop import excluded
-from agent.node.node_local import static_options
+from agent.node.node_local import named_reserved, static_options
 from agent.telemetry import logs
 
 if TYPE_CHECKING:
@@ -79,13 +77,8 @@ def check(settings: AgentSettings) -> None:
     socket_path(settings.runtime_endpoint)
     if settings.http:
         host_port(settings.http)
-    try:
-        gpu_actions.parse(settings.gpu_actions)
-        CpuSet.parse(settings.reserved_cpus)
-    except GpuActionError as error:
-        raise SettingsError(f"gpu-actions: {error}") from None
-    except CpuSetError as error:
-        raise SettingsError(f"reserved-cpus: {error}") from None
+    configured_actions(settings)
+    named_reserved(settings)
 
 
 def _frontend(settings: AgentSettings) -> Frontend | None:

@@ -13,39 +13,13 @@ import argparse
 import signal
 from types import FrameType
 
-from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options
-from agent.host.locks import LockedError
 from agent.install.checks import CheckError
-from agent.install.endpoint import EndpointError
-from agent.install.folder import FolderError
-from agent.install.installer import InstallError
-from agent.install.journal import InstallJournalError
-from agent.install.observe import ObservationError
-from agent.install.proxy import ProxyInstallation
-from agent.install.tree import TreeError
-from agent.kube.documents import DocumentError
-from agent.kubelet.configuration import ConfigurationError
+from agent.install.proxy import ERRORS, ProxyInstallation
 from agent.model.settings.agent import InstallSettings
 from agent.model.settings.options import SettingsError
 
 SETTINGS = InstallSettings
-
-ERRORS = (
-    LockedError,
-    CheckError,
-    EndpointError,
-    FolderError,
-    InstallError,
-    InstallJournalError,
-    ObservationError,
-    TreeError,
-    DocumentError,
-    ConfigurationError,
-    CgroupError,
-    OSError,
-)
-"""With which an installation, or its removal, ends."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -50,7 +50,11 @@ def plain(
     options and `--config`, `--no-option` of those that are true or false, and `--switch`, written
     in full; None for anything else."""
     flags = {f"--{encoded}": name for name, encoded in _names(kind)} | {"--config": "config"}
-    negated = {f"--no-{encoded}": name for name, encoded in _names(kind) if _is_bool(kind, name)}
+    negated = {
+        f"--no-{encoded}": name
+        for (name, encoded), unset in zip(_names(kind), kind.__struct_defaults__, strict=True)
+        if isinstance(unset, bool)
+    }
     given: dict[str, str | bool | None] = dict.fromkeys(flags.values())
     given |= dict.fromkeys(switches, False)
     rest = iter(words)
@@ -70,10 +74,6 @@ def plain(
                 return None
         given[flags[flag]] = value
     return SimpleNamespace(**given)
-
-
-def _is_bool(kind: type[Options], name: str) -> bool:
-    return isinstance(getattr(kind(), name), bool)
 
 
 def add_arguments(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
@@ -140,6 +140,8 @@ class Arguments:
         self.found: list[Argument] = []
 
     def add_argument(self, *names: str, **words: Any) -> None:
+        import argparse
+
         flags = tuple(each for each in names if each.startswith("-"))
         choices, text = words.get("choices"), words.get("help") or ""
         metavar = str(words.get("metavar") or (names[-1].strip("-").upper()))
@@ -148,8 +150,8 @@ class Arguments:
         values = tuple(choices) if choices else ()
         if not values and "|" in metavar:
             values = tuple(metavar.split("|"))
-        hidden = text == "==SUPPRESS=="
-        self.found.append(Argument(flags, values, metavar, "" if hidden else text))
+        text = "" if text == argparse.SUPPRESS else text
+        self.found.append(Argument(flags, values, metavar, text))
 
     def add_argument_group(self, *_: object) -> Arguments:
         return self

@@ -365,20 +365,21 @@ class _Process(msgspec.Struct):
     env: list[str] | None = None
 
 
-class _Place(msgspec.Struct):
-    """`destination`: of a mount, `path`: of a device node."""
-
+class _Mount(msgspec.Struct):
     destination: str = ""
+
+
+class _DeviceNode(msgspec.Struct):
     path: str = ""
 
 
 class _CarriedLinux(msgspec.Struct):
-    devices: list[_Place] | None = None
+    devices: list[_DeviceNode] | None = None
 
 
 class _CarriedSpec(msgspec.Struct):
     process: _Process | None = None
-    mounts: list[_Place] | None = None
+    mounts: list[_Mount] | None = None
     annotations: dict[str, str] | None = None
     linux: _CarriedLinux | None = None
 

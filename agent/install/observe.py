@@ -30,9 +30,8 @@ class ObservationError(ValueError):
 
 
 def kubelet(tree: HostTree, own_group: str | None) -> ObservedKubelet:
-    """The node's running kubelet. `own_group`: the root of this process's
-    cgroup namespace. Raises ObservationError, TreeError, DocumentError, ConfigurationError,
-    OSError."""
+    """The node's running kubelet. `own_group`: the root of this process's cgroup namespace. Raises
+    ObservationError, TreeError, DocumentError, ConfigurationError, OSError."""
     proc = tree.path("/proc")
     found = kubelet_process.find(proc, own_group)
     if found.doubts:

@@ -10,20 +10,31 @@ from typing import Final
 
 import msgspec
 
-from agent.host.locks import Lock
+from agent.cgroup.hierarchy import CgroupError
+from agent.host.locks import Lock, LockedError
 from agent.install import folder, journal, observe, plan, unitfiles
 from agent.install.checks import CheckError, Checks, HostCommand, host_command
-from agent.install.installer import Installer
-from agent.install.journal import InstallJournal
+from agent.install.endpoint import EndpointError
+from agent.install.folder import FolderError
+from agent.install.installer import Installer, InstallError
+from agent.install.journal import InstallJournal, InstallJournalError
 from agent.install.observe import ObservationError
 from agent.install.plan import ObservedNode, Put, Step
-from agent.install.tree import HostTree
+from agent.install.tree import HostTree, TreeError
+from agent.kube.documents import DocumentError
+from agent.kubelet.configuration import ConfigurationError
 from agent.model.settings.agent import InstallSettings
 from agent.node.takeover import own_group_of
 
 _LOCK: Final = "/run/topolet-install.lock"
 _UNITS: Final = Path(__file__).with_name("units")
 _RESTORECON: Final = "/usr/sbin/restorecon"
+ERRORS: Final = (
+    *(CheckError, EndpointError, FolderError, InstallError, InstallJournalError),
+    *(ObservationError, TreeError),
+    *(CgroupError, ConfigurationError, DocumentError, LockedError, OSError),
+)
+"""What an installation and its removal raise."""
 
 Say = Callable[[str], None]
 
@@ -37,8 +48,8 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class ProxyInstallation:
-    """On the host below `settings.root`. Methods raise what the modules of this package raise, and
-    LockedError while another one runs."""
+    """On the host below `settings.root`. Methods raise ERRORS: LockedError while another one
+    runs."""
 
     def __init__(
         self, settings: InstallSettings, say: Say, command: HostCommand | None = None

@@ -25,7 +25,7 @@ class TreeError(ValueError):
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """A text file, or a symbolic link with its target; neither: there is no file."""
+    """A text file or a symbolic link. Without `text` and `link`, the file does not exist."""
 
     text: str | None = None
     link: str | None = None

@@ -15,21 +15,12 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.cgroup.hierarchy import CgroupError
 from agent.cgroup.outcome import WriteState
-from agent.host.locks import LockedError
 from agent.install.checks import CheckError
-from agent.install.endpoint import EndpointError
-from agent.install.installer import InstallError
-from agent.install.journal import InstallJournalError
-from agent.install.observe import ObservationError
-from agent.install.proxy import ProxyInstallation, Say
-from agent.install.tree import TreeError
-from agent.kube.documents import DocumentError
+from agent.install.proxy import ERRORS, ProxyInstallation, Say
 from agent.kube.errors import StoreError
 from agent.kube.objects import Objects
 from agent.kube.transport import FIELD_MANAGER
-from agent.kubelet.configuration import ConfigurationError
 from agent.model.devices import device_object
 from agent.model.nrt import node_status, resource_topology
 from agent.model.settings.agent import UninstallSettings
@@ -54,11 +45,7 @@ _OWN_FOLDERS: Final = {
     "objects": "",
 }
 """Its folders, with the names of the files in and below them. People add pods to the objects."""
-_ERRORS: Final = (
-    *(CheckError, EndpointError, InstallError, InstallJournalError, ObservationError, TreeError),
-    *(DocumentError, ConfigurationError, LockedError, CgroupError, RpcError, SettingsError),
-    *(StoreError, OSError),
-)
+_ERRORS: Final = (*ERRORS, RpcError, SettingsError, StoreError)
 
 
 class NodeRemoval:

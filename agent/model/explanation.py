@@ -14,7 +14,8 @@ import msgspec
 SCHEMA_VERSION: Final = 1
 
 NameOf = Callable[[str, str], str]
-"""What the reader is told of another pod, or of a budget, by its uid and title; "" is nothing."""
+"""The name of another pod or a budget for the reader, by its uid and title; "" if the reader gets
+none."""
 
 
 class _Value(msgspec.Struct, frozen=True, rename="camel"):

@@ -120,7 +120,7 @@ def new(
     max_pods: int | None = None,
     deadline_seconds: int | None = None,
 ) -> dict[str, Any]:
-    """An object of which the API server completes the name."""
+    """An object without a name: the API server generates it (`generateName`)."""
     spec: dict[str, Any] = {"nodeName": node, "rebindAction": _ACTION}
     if dry_run:
         spec["dryRun"] = True

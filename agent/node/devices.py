@@ -328,6 +328,14 @@ class DeviceView:
         self._sources.report(SourceName.DEVICES, problems)
 
 
+def configured_actions(settings: AgentSettings) -> GpuActions:
+    """Raises SettingsError."""
+    try:
+        return gpu_actions.parse(settings.gpu_actions)
+    except GpuActionError as error:
+        raise SettingsError(f"gpu-actions: {error}") from None
+
+
 def device_view(
     settings: AgentSettings,
     wake: Callable[[], None],
@@ -337,10 +345,7 @@ def device_view(
 ) -> DeviceView | None:
     """The view that the settings configure; None when they switch devices off. Raises
     SettingsError."""
-    try:
-        actions = gpu_actions.parse(settings.gpu_actions)
-    except GpuActionError as error:
-        raise SettingsError(f"gpu-actions: {error}") from None
+    actions = configured_actions(settings)
     if not settings.devices:
         return None
 

@@ -96,7 +96,7 @@ class NodeCode(enum.StrEnum):
 
 REMEDIES: Final = {
     NodeCode.RUNTIME: "start the container runtime, or name its socket with --runtime-endpoint",
-    NodeCode.CGROUPS: "mount cgroups with a cpuset controller, or name the folder with "
+    NodeCode.CGROUPS: "mount cgroups with the cpuset controller, or name the folder with "
     "--cgroup-root",
     NodeCode.AGENT_ABSENT: "start the agent (kubectl -n topolet-system get pods -o wide); until "
     "then new containers get the CPUs of its last decisions. If it runs, name its --state-dir",

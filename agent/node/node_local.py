@@ -232,13 +232,18 @@ def _reserved(settings: AgentSettings, topology: Topology, layout: Layout) -> Cp
             return cpus_for(layout, settings.reserved_cpu_milli)
         except NotEnoughCpusError as error:
             raise SettingsError(f"reserved-cpu-milli: {error}") from None
-    try:
-        reserved = CpuSet.parse(settings.reserved_cpus)
-    except CpuSetError as error:
-        raise SettingsError(f"reserved-cpus: {error}") from None
+    reserved = named_reserved(settings)
     if missing := reserved - topology.online - topology.offline:
         raise SettingsError(f"reserved-cpus: CPUs {missing} do not exist")
     return reserved
+
+
+def named_reserved(settings: AgentSettings) -> CpuSet:
+    """The CPUs of `reserved-cpus`. Raises SettingsError."""
+    try:
+        return CpuSet.parse(settings.reserved_cpus)
+    except CpuSetError as error:
+        raise SettingsError(f"reserved-cpus: {error}") from None
 
 
 def check_kubelet(settings: AgentSettings) -> None:

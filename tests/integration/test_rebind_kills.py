@@ -145,6 +145,13 @@ class Killer:
         self.start()
         eventually(f"killed at write {number}", self.relay.killed.is_set, PATIENCE_SECONDS)
 
+    def end_of(self, exchange: Exchange, name: str) -> tuple[str, object]:
+        """Starts the scheduler again; the phase and the CPUs when the rebind has ended."""
+        self.start()
+        phase = exchange.ended(name)
+        self.scheduler.end(signal.SIGKILL)
+        return phase, exchange.cpus()
+
     def _kill(self) -> None:
         self.scheduler.end(signal.SIGKILL)
 
@@ -174,11 +181,8 @@ def test_killed_at_every_write_it_ends_in_the_new_state(
         exchange.reset()
         name = exchange.rebind()
         killer.start_to_be_killed(number, moment)
-        killer.start()
-        phase = exchange.ended(name)
-        killer.scheduler.end(signal.SIGKILL)
-        wanted = ("Succeed", exchange.new(name))
-        assert (phase, exchange.cpus()) == wanted, (number, killer.scheduler.log())
+        found, wanted = killer.end_of(exchange, name), ("Succeed", exchange.new(name))
+        assert found == wanted, (number, killer.scheduler.log())
 
 
 @pytest.mark.long
@@ -192,13 +196,11 @@ def test_killed_at_every_write_and_overdue_it_ends_in_the_old_state(
         name = exchange.rebind()
         killer.start_to_be_killed(number, moment)
         exchange.until_overdue(name)
-        killer.start()
-        phase = exchange.ended(name)
-        killer.scheduler.end(signal.SIGKILL)
+        found = killer.end_of(exchange, name)
         unplanned = number == 0 and moment is Moment.BEFORE
         moved = number > 3 or (number == 3 and moment is Moment.AFTER)
         wanted = ("Succeed", exchange.new(name)) if unplanned or moved else ("Failed", OLD)
-        assert (phase, exchange.cpus()) == wanted, (number, killer.scheduler.log())
+        assert found == wanted, (number, killer.scheduler.log())
 
 
 @pytest.mark.long
@@ -213,7 +215,5 @@ def test_killed_at_every_write_of_the_undoing_it_ends_in_the_old_state(
         killer.start_to_be_killed(3, Moment.BEFORE)
         exchange.until_overdue(name)
         killer.start_to_be_killed(number, moment)
-        killer.start()
-        phase = exchange.ended(name)
-        killer.scheduler.end(signal.SIGKILL)
-        assert (phase, exchange.cpus()) == ("Failed", OLD), (number, killer.scheduler.log())
+        found = killer.end_of(exchange, name)
+        assert found == ("Failed", OLD), (number, killer.scheduler.log())

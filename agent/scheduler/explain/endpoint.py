@@ -175,7 +175,7 @@ def request_explanations(
 
 
 def _lease_holder(transport: Transport, namespace: str, name: str) -> str:
-    """Empty if there is no such Lease: the scheduler may have none."""
+    """The holder of the Lease; empty if the Lease does not exist, as without leader election."""
     if not name:
         return ""
     try:
@@ -190,7 +190,7 @@ def decode_answer(text: bytes) -> Answer:
 
 
 def reference(salt: str, uid: str) -> str:
-    """Stands for an object. Who may read the object knows its uid, and nobody else."""
+    """A keyed hash of an object's uid. Only clients that may read the object know the uid."""
     keyed = hashlib.blake2b(uid.encode(), key=salt.encode()[:64], digest_size=16)
     return f"{_REFERENCE}{keyed.hexdigest()}"
 
