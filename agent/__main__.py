@@ -31,7 +31,7 @@ COMMANDS = {
     "explain": "explain which nodes have room for a pod, and what to change if none has",
     "rebind": "move pods of a node to better CPUs, or show what that would improve",
     "conformance": "compare topolet's decisions with vector files of the systems it replaces",
-    "doctor": "compare the CPUs that containers should have with those that they have",
+    "doctor": "find what is wrong with the node, and containers with other CPUs than decided",
     "kubelet-state": "show the kubelet's state files, or write a scheduler's CPUs into them",
     "install-proxy": "install the CRI proxy as a service of this host, for its kubelet",
     "restore": "restore every cgroup value that the agent changed",
@@ -90,6 +90,7 @@ def _usage(words: Sequence[str]) -> int:
         description="Node resource agent for Kubernetes.",
         epilog="commands:\n" + "\n".join(lines),
     )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), help=argparse.SUPPRESS)
     parser.parse_args(words[:1])
     parser.print_help(sys.stderr)
