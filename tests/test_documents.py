@@ -28,6 +28,7 @@ NARROW = {
         (
             "annotations.md",
             "architecture.md",
+            "audit.md",
             "benchmarks.md",
             "coexistence.md",
             "concepts.md",

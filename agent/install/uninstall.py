@@ -38,6 +38,7 @@ _OWN_STATE: Final = (
 )
 """The files that Topolet's processes make in the state folder."""
 _OWN_FOLDERS: Final = {
+    "audit": "*.jsonl",
     "containers": "cpus",
     "objects/device": "*.yaml",
     "objects/node": "*.yaml",

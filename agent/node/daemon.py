@@ -53,6 +53,7 @@ from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName, Sources
 from agent.node.triggers import Triggers
+from agent.telemetry.audit import Trail
 from agent.telemetry.metrics import AgentMetrics
 
 if TYPE_CHECKING:
@@ -194,6 +195,8 @@ class _Agent:
             closing.callback(self.corrected.close)
         cri = Cri(options.socket_path(settings.runtime_endpoint))
         closing.callback(cri.close)
+        trail = Trail(settings.state_dir, "agent", settings.audit_mebibytes << 20)
+        closing.callback(trail.close)
         locator = CgroupLocator(hierarchy)
         self.reconciler = Reconciler(
             topology,
@@ -214,6 +217,7 @@ class _Agent:
                 PodEvents(self.cluster.events),
                 self.corrected.update if self.corrected else None,
                 hierarchy.group_of,
+                trail.append,
             ),
             node_local_cpus,
             DeviceVisibilityView(self.devices, visibility_policy),

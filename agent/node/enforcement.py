@@ -4,7 +4,7 @@ restore the values that it stores of a container."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
 import msgspec
@@ -17,10 +17,12 @@ from agent.cgroup.journal import Journal
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.cri.client import Cri
+from agent.model.audit import WriteReason
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, Wanted, pool_cpus
+from agent.node.audit import Written
 from agent.node.node_local import CpuNotices
 from agent.node.originals import AnnouncedPods, OriginalValues
 from agent.node.runtime_updater import RuntimeUpdater, remembers
@@ -34,23 +36,26 @@ log = logging.getLogger(__name__)
 class Freed(msgspec.Struct, frozen=True):
     """The result of writing the cpusets of running containers and announced pods. `holds`: by
     container id, the CPUs that it runs on afterwards, or will start on; `titles`: announced pods by
-    group."""
+    group; `writes`: all of them, also of excluded containers."""
 
     outcomes: tuple[WriteOutcome, ...]
     holds: dict[str, CpuSet]
     failures: tuple[str, ...] = ()
     titles: Mapping[str, str] = {}
+    writes: tuple[Written, ...] = ()
 
 
 class Applied(msgspec.Struct, frozen=True):
     """What was written; `titles`: pod and container by group; `failures`: of other kinds.
-    `refused`: limits that pods' own cgroups do not accept; they are not in `failures`."""
+    `refused`: limits that pods' own cgroups do not accept; they are not in `failures`. `writes`:
+    those that `freed` does not have."""
 
     cpusets: tuple[WriteOutcome, ...]
     values: ValueOutcome
     titles: Mapping[str, str]
     failures: tuple[str, ...] = ()
     refused: tuple[RefusedLimit, ...] = ()
+    writes: tuple[Written, ...] = ()
 
 
 class Enforcement:
@@ -121,10 +126,11 @@ class Enforcement:
         groups = announced_groups(announced)
         narrowed, failures = self._announced.narrow(cpus_of_others(groups, decision))
         sandboxes = sandbox_cpusets(runtime.pods, decision)
-        placed, failed = self._announced.widen(sandboxes, narrowed)
+        placed, widened, failed = self._announced.widen(sandboxes, narrowed)
         failures += failed
         failures += self.originals.record(_containers(runtime))
-        failures += self.originals.restore_excluded(unmanaged)
+        excluded, failed = self.originals.restore_excluded(unmanaged)
+        failures += failed
         cpusets = {**wanted_cpusets(runtime.pods, decision), **narrowed}
         outcome = writer.apply(self._hierarchy, self._journal, cpusets)
         if pending or outcome.having(WriteState.WRITTEN):
@@ -133,7 +139,15 @@ class Enforcement:
         if self._notices is not None:
             failures += self._notices.write(decision, dynamic=dynamic)
         titles = {group: decision.pods[uid].title for group, uid in groups.items()}
-        return Freed((placed, outcome), holds, tuple(failures), titles)
+        of_announced, of_others = _parted(outcome, groups)
+        writes = (
+            Written(WriteReason.DECISION, placed),
+            Written(WriteReason.SANDBOX_MADE, widened),
+            excluded,
+            Written(WriteReason.DECISION, of_others),
+            Written(WriteReason.SANDBOX_ANNOUNCED, of_announced),
+        )
+        return Freed((placed, outcome), holds, tuple(failures), titles, writes)
 
     def apply(self, runtime: RuntimeState, decision: Decision, freed: Freed) -> Applied:
         """Writes the values that no container waits for (the cpusets of sandboxes and the limits),
@@ -163,7 +177,11 @@ class Enforcement:
         batch = {group for group, each in limits.items() if each.shares is not None}
         refused = find_refused_limits(runtime.pods, (*others.changes, *restored.changes), batch)
         self._update_runtime(runtime, decision)
-        return Applied((*freed.outcomes, outcome), others, titles, failures, refused)
+        writes = (
+            Written(WriteReason.DECISION, outcome, others),
+            Written(WriteReason.LIMIT_ENDED, values=restored),
+        )
+        return Applied((*freed.outcomes, outcome), others, titles, failures, refused, writes)
 
     def _as_migrated(self, limits: CgroupLimits) -> CgroupLimits:
         if limits.mems is None or self._migrate_memory:
@@ -290,6 +308,13 @@ class Enforcement:
                 where = of_container.cpuset
                 log.info("%s %s: will start on %s", pod.title, container.name, where)
         return after
+
+
+def _parted(outcome: WriteOutcome, groups: Collection[str]) -> tuple[WriteOutcome, WriteOutcome]:
+    """The outcome of these groups, and that of all others."""
+    of_groups = tuple(each for each in outcome.changes if each.group in groups)
+    others = tuple(each for each in outcome.changes if each.group not in groups)
+    return WriteOutcome(of_groups), msgspec.structs.replace(outcome, changes=others)
 
 
 def _containers(runtime: RuntimeState) -> Iterable[Container]:

@@ -26,12 +26,14 @@ from agent.cri.client import Cri
 from agent.host import locks
 from agent.host.locks import Lock, LockedError
 from agent.model import snapshot as snapshots
+from agent.model.audit import WriteReason
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError
 from agent.model.notifications import Created, RequestedResources
 from agent.model.pod.pods import Container, ContainerState
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
 from agent.model.snapshot import LEAST_SHARES, NOTHING, UNLIMITED, CgroupLimits, Wanted
+from agent.node.audit import Written
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 
@@ -57,9 +59,11 @@ class OriginalValues:
         """A frontend forwarded an update of a container that requested these values."""
         self._resized[container_id] = requested
 
-    def restore_excluded(self, unmanaged: tuple[Container, ...]) -> list[str]:
-        """Restores the original values of containers that are excluded. Returns the failures."""
+    def restore_excluded(self, unmanaged: tuple[Container, ...]) -> tuple[Written, list[str]]:
+        """Restores the original values of containers that are excluded. Returns also the
+        failures."""
         failures: list[str] = []
+        outcome, others = WriteOutcome(), ValueOutcome()
         groups = {each.group for each in unmanaged if each.group is not None}
         if cpusets := {group for group in groups if group in self._journal}:
             outcome = writer.restore(self._hierarchy, self._journal, only=cpusets)
@@ -79,7 +83,7 @@ class OriginalValues:
                 f"{each.group} {each.file}: {each.note}"
                 for each in others.having(WriteState.FAILED)
             )
-        return failures
+        return Written(WriteReason.EXCLUDED, outcome, others), failures
 
     def record(self, containers: Iterable[Container]) -> list[str]:
         """Records the values that a frontend replaced, for containers that have a cgroup now: a
@@ -185,12 +189,13 @@ class AnnouncedPods:
 
     def widen(
         self, sandboxes: Mapping[str, CpuSet], announced: Collection[str]
-    ) -> tuple[WriteOutcome, list[str]]:
+    ) -> tuple[WriteOutcome, WriteOutcome, list[str]]:
         """Gives the cgroups other than `announced` their original CPUs back, after the sandboxes in
-        them got theirs. Returns what was written to sandboxes, and the failures."""
+        them got theirs. Returns what was written to sandboxes, what to the others, and the
+        failures."""
         over = self._narrowed.difference(announced)
         if not over:
-            return WriteOutcome(), []
+            return WriteOutcome(), WriteOutcome(), []
         own = {group: cpus for group, cpus in sandboxes.items() if parent(group) in over}
         if self._hierarchy.version == 1:  # the sandbox began with a copy of its pod's CPUs
             of_pods = self._journal.originals
@@ -198,7 +203,7 @@ class AnnouncedPods:
             try:
                 self._journal.update(Original(each, of_pods[parent(each)].cpus) for each in own)
             except JournalError as error:
-                return WriteOutcome(), [str(error)]
+                return WriteOutcome(), WriteOutcome(), [str(error)]
         written = writer.apply(self._hierarchy, self._journal, own)
         back = writer.restore(self._hierarchy, self._journal, only=over)
         failed = {
@@ -206,7 +211,7 @@ class AnnouncedPods:
         }
         self._narrowed -= over - failed.keys()
         errors = [] if back.journal_error is None else [back.journal_error]
-        return written, [*failed.values(), *errors]
+        return written, back, [*failed.values(), *errors]
 
 
 def _replaced(controllers: Controllers, group: str, created: Created) -> tuple[OriginalValue, ...]:

@@ -46,6 +46,11 @@ class Publisher:
         """Also those of an earlier agent."""
 
     @property
+    def last(self) -> Snapshot | None:
+        """The last snapshot of this boot."""
+        return self._last if self._last and self._last.boot_id == self._boot_id else None
+
+    @property
     def generation(self) -> int:
         return self._last.generation if self._last else 0
 
@@ -67,12 +72,12 @@ class Publisher:
     @property
     def local_owners(self) -> dict[tuple[str, str], LocalOwner]:
         """By pod uid and container name, the decisions of the node-local policy."""
-        if self._last is None or self._last.boot_id != self._boot_id:
-            return {}
-        return {(each.uid, each.name): each for each in self._last.local_owners}
+        return {
+            (each.uid, each.name): each for each in (self.last.local_owners if self.last else ())
+        }
 
     def _owners(self) -> tuple[Owner, ...]:
-        return self._last.owners if self._last and self._last.boot_id == self._boot_id else ()
+        return self.last.owners if self.last else ()
 
     def publish(
         self,

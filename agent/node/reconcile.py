@@ -182,9 +182,12 @@ class Reconciler:
         seen = self._observe()
         node = self._resolve(seen)
         decision = self._decide(seen, node)
-        freed = self._make_room(seen, node, decision)
-        devices, visibility = self._publish(seen, node, decision, freed)
-        failures, refused = self._apply(seen, decision, freed)
+        try:
+            freed = self._make_room(seen, node, decision)
+            devices, visibility = self._publish(seen, node, decision, freed)
+            failures, refused = self._apply(seen, decision, freed)
+        finally:
+            self._reporter.audit.end(seen.managed.pods, decision.pods)
         self._report(seen, node, decision, freed, devices, visibility, refused)
         if failures:
             raise ReconcileError("; ".join(failures))
@@ -247,7 +250,7 @@ class Reconciler:
         return decision
 
     def _make_room(self, seen: Observation, node: Resolved, decision: Decision) -> Freed:
-        return self._enforcement.make_room(
+        freed = self._enforcement.make_room(
             seen.managed,
             seen.unmanaged,
             decision,
@@ -257,6 +260,8 @@ class Reconciler:
             dynamic=node.cpu_policy == "dynamic",
             announced=self._announced_groups(node.pods),
         )
+        self._reporter.audit.written(freed.writes)
+        return freed
 
     def _announced_groups(self, pods: tuple[Pod, ...]) -> dict[str, str]:
         """The cgroup_parent of announced pods by uid, without pods that have excluded containers,
@@ -280,6 +285,7 @@ class Reconciler:
             node.kubelet.grants,
             self._publisher.device_holders,
         )
+        before = self._publisher.last
         self._publisher.publish(
             decision,
             node.pods,
@@ -295,6 +301,7 @@ class Reconciler:
             announced=self._announced.cgroup_parents,
         )
         self._notified = False
+        self._reporter.audit.decided(before, self._publisher.last, decision.moves)
         self._reporter.metrics.snapshot_generation.set(self._publisher.generation)
         return devices, visibility
 
@@ -302,6 +309,7 @@ class Reconciler:
         self, seen: Observation, decision: Decision, freed: Freed
     ) -> tuple[list[str], tuple[RefusedLimit, ...]]:
         applied = self._enforcement.apply(seen.managed, decision, freed)
+        self._reporter.audit.written(applied.writes)
         failed = self._reporter.changes.written(applied.cpusets, applied.values, applied.titles)
         return [*freed.failures, *applied.failures, *failed], applied.refused
 

@@ -24,6 +24,7 @@ from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resour
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import label_faults
 from agent.model.snapshot import PodWanted
+from agent.node.audit import Append, PassAudit
 from agent.node.change_log import ChangeRecorder, NodeFaults, PodEvents
 from agent.node.cluster_view import ClusterState
 from agent.node.devices import DeviceState
@@ -90,10 +91,12 @@ class Reporter:
         pod_events: PodEvents | None = None,
         correct: UpdatePodResources | None = None,
         group_of: Callable[[int], str | None] = lambda pid: None,
+        append: Append = lambda records: None,
     ) -> None:
         """`correct` gets the input of corrected PodResources; without `pod_events` no Event is
-        recorded. `group_of`: the cgroup of a process."""
+        recorded. `group_of`: the cgroup of a process. `append`: to the audit trail."""
         self.metrics = metrics
+        self.audit = PassAudit(append)
         self.changes = ChangeRecorder(metrics)
         self._cluster = cluster
         self._pod_events = pod_events or PodEvents(None)

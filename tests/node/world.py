@@ -21,6 +21,7 @@ from agent.kube.store import EmbeddedStore
 from agent.model import apiobjects
 from agent.model import snapshot as snapshots
 from agent.model.apiobjects import ApiPod
+from agent.model.audit import Record
 from agent.model.notifications import RequestedResources
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.pods import ContainerState
@@ -28,6 +29,7 @@ from agent.model.pod.qos import QOS_LABEL
 from agent.model.settings.agent import AgentSettings
 from agent.model.snapshot import Snapshot, Wanted
 from agent.model.verdict import Code
+from agent.node.audit import Append
 from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterCache, ClusterState
 from agent.node.enforcement import Enforcement
@@ -160,6 +162,7 @@ def reconciler(
     local: NodeLocalCpus | None = None,
     metrics: AgentMetrics | None = None,
     pod_events: PodEvents | None = None,
+    append: Append = lambda records: None,
 ) -> Reconciler:
     """A reconciler of node `n` without devices, with its files in `state`."""
     return Reconciler(
@@ -179,6 +182,7 @@ def reconciler(
             ClusterReporter("n", lambda report: deliver(store, report)),
             metrics or AgentMetrics(),
             pod_events,
+            append=append,
         ),
         local,
     )
@@ -199,13 +203,14 @@ class World:
         self.kubelet.mkdir()
         self.runtime = ListedRuntime()
         self.metrics = AgentMetrics()
+        self.records: list[Record] = []
         self.root = trees.write(str(folder / "machine"), trees.machine(1, nodes, 1, cores, threads))
         (folder / "machine" / "proc").mkdir(exist_ok=True)
 
     def agent(
         self, local: NodeLocalCpus | None = None, pod_events: PodEvents | None = None
     ) -> Reconciler:
-        """With its own metrics, in `metrics`."""
+        """With its own metrics, in `metrics`; all append to `records`."""
         self.metrics = AgentMetrics()
         hierarchy = Hierarchy(str(self.cpuset.parent))
         controllers = Controllers(str(self.cpuset.parent), hierarchy.handles)
@@ -227,6 +232,7 @@ class World:
             local,
             self.metrics,
             pod_events,
+            self.records.extend,
         )
 
     def metric(self, name: str) -> float:

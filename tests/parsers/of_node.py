@@ -44,7 +44,7 @@ from agent.kubelet import (
 from agent.kubelet.configuration import ConfigurationError
 from agent.kubelet.podresources import FieldError
 from agent.kubelet.statefile import StateFileError
-from agent.model import notice, notifications, snapshot, wire
+from agent.model import audit, notice, notifications, snapshot, wire
 from agent.model.apiobjects import from_object
 from agent.model.devices import device_files, visibility
 from agent.model.devices.device_object import Device, DeviceTopology
@@ -902,6 +902,13 @@ def _own_files(folder: Path) -> Iterator[Target]:
         mutations.of_json_bytes,
         (notice.encode(notice.Notice("0-3", 1)),),
         ("model.notice:decode",),
+    )
+    yield Target(
+        "record of the audit trail",
+        audit.decode,
+        mutations.of_json_bytes,
+        (audit.encode(audit.Record(version=1, time=audit.stamp(0), pod="web", numa_node=1)),),
+        ("model.audit:decode",),
     )
     lines = (
         b'{"group": "/kubepods/a", "cpus": "0-3"}\n'

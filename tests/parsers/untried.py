@@ -24,6 +24,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "nri.ttrpc:Session.call",
         "scheduler.rebind.controller:RebindHours.contain",
         "rpc.grpc:timeout_value",
+        "telemetry.audit:Trail._open",
         "telemetry.logs:Logfmt.format",
         "telemetry.metrics:DeviceMetrics.collect",
         "telemetry.schedulermetrics:_Read.collect",
@@ -62,6 +63,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "it is part of the installed program, or only root of the node can write it": (
         "install.folder:_loader",
         "install.journal:read",
+        "telemetry.audit:_files",
     ),
     "NVIDIA's library or our child process answers": (
         "discover.gpuchild:EventReader.within",

@@ -8,6 +8,7 @@ import msgspec
 
 from agent.model.devices.visibility import Unasked
 from agent.model.settings.options import (
+    AUDIT_MEBIBYTES,
     HOLD_SECONDS,
     HOOK_DEADLINES,
     HOOK_FAILURE_POLICY,
@@ -17,6 +18,7 @@ from agent.model.settings.options import (
     RUNTIME_ENDPOINT,
     SERVICE_ACCOUNT_DIR,
     STATE_DIR,
+    AuditMebibytes,
     HoldSeconds,
     HookDeadlines,
     HookFailurePolicy,
@@ -45,6 +47,7 @@ class RestoreSettings(TopologySettings, frozen=True):
     cgroup_root: Annotated[str, msgspec.Meta(description="where cgroups are mounted")] = (
         "/sys/fs/cgroup"
     )
+    audit_mebibytes: AuditMebibytes = AUDIT_MEBIBYTES
 
 
 class InstallSettings(RestoreSettings, frozen=True):

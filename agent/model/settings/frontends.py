@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from agent.model.settings.options import (
+    AUDIT_MEBIBYTES,
     HOLD_SECONDS,
     HOOK_DEADLINES,
     HOOK_FAILURE_POLICY,
@@ -14,6 +15,7 @@ from agent.model.settings.options import (
     NODE_ADDRESSES,
     RUNTIME_ENDPOINT,
     STATE_DIR,
+    AuditMebibytes,
     HoldSeconds,
     HookDeadlines,
     HookFailurePolicy,
@@ -40,6 +42,7 @@ class ProxySettings(Options, frozen=True):
     hold_seconds: HoldSeconds = HOLD_SECONDS
     hook_deadlines: HookDeadlines = HOOK_DEADLINES
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY
+    audit_mebibytes: AuditMebibytes = AUDIT_MEBIBYTES
     drain_seconds: Annotated[
         float,
         msgspec.Meta(
@@ -87,4 +90,5 @@ class NriSettings(Options, frozen=True):
     hold_seconds: HoldSeconds = HOLD_SECONDS
     hook_deadlines: HookDeadlines = HOOK_DEADLINES
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY
+    audit_mebibytes: AuditMebibytes = AUDIT_MEBIBYTES
     log_level: LogLevel = LOG_LEVEL

@@ -80,6 +80,15 @@ NodeAddresses = Annotated[
     ),
 ]
 NODE_ADDRESSES: Final = ""
+AuditMebibytes = Annotated[
+    int,
+    msgspec.Meta(
+        ge=0,
+        le=1024,
+        description="most MiB of the audit trail of each process, in state-dir; 0: there is none",
+    ),
+]
+AUDIT_MEBIBYTES: Final = 4
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
     msgspec.Meta(description="lowest level to log"),

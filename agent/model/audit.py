@@ -1,0 +1,127 @@
+"""Records of the audit trail: each decision about a pod and each write of a cgroup, with its
+reason, as one JSON object a line.
+
+A reader accepts records of later versions: it ignores fields that it does not know, and `event` and
+`reason` are texts."""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import Final
+
+import msgspec
+
+from agent.model import bounds
+from agent.model.bounds import JsonError
+
+VERSION: Final = 1
+FOLDER: Final = "audit"
+"""Of the files, below the state folder."""
+
+
+class AuditEvent(enum.StrEnum):
+    """What happened. Of a process, of a pool, of a pod or container as the agent decided, of a
+    request that a frontend answered, and of a file of a cgroup."""
+
+    PROCESS_STARTED = "ProcessStarted"
+    RECORDS_LOST = "RecordsLost"
+    POOL_CHANGED = "PoolChanged"
+    POD_DECIDED = "PodDecided"
+    POD_ENDED = "PodEnded"
+    CPUS_ASSIGNED = "CPUsAssigned"
+    CPUS_CHANGED = "CPUsChanged"
+    CPUS_RELEASED = "CPUsReleased"
+    CPUS_MOVED = "CPUsMoved"
+    CPUS_IN_USE = "CPUsInUse"
+    CPUS_FREE = "CPUsFree"
+    CLAIM_NOT_HONORED = "CPUClaimNotHonored"
+    DEVICES_CHANGED = "DevicesChanged"
+    DEVICES_REFUSED = "DevicesRefused"
+    CONTAINER_ADMITTED = "ContainerAdmitted"
+    CONTAINER_REFUSED = "ContainerRefused"
+    UPDATE_ADMITTED = "UpdateAdmitted"
+    UPDATE_REFUSED = "UpdateRefused"
+    CGROUP_WRITTEN = "CgroupWritten"
+    CGROUP_WRITE_FAILED = "CgroupWriteFailed"
+    CGROUP_RESTORED = "CgroupRestored"
+
+
+class WriteReason(enum.StrEnum):
+    """Why a file of a cgroup was written. Other reasons are those of decisions."""
+
+    DECISION = "Decision"
+    CHANGED_BY_OTHER = "ChangedByOther"
+    SANDBOX_ANNOUNCED = "SandboxAnnounced"
+    SANDBOX_MADE = "SandboxMade"
+    RELATED_GROUP = "RelatedGroup"
+    EXCLUDED = "Excluded"
+    LIMIT_ENDED = "LimitEnded"
+    RESTORE = "Restore"
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`time`: see `stamp`; `process`: the subcommand. They and `version` are set when the record is
+    written. `field`: what changed (`cpus`, `devices`, the pool, or the file of the cgroup `group`)
+    from `before` to `after`, each None if unknown. `numa_node`: of a pool. `message`: a sentence
+    that adds the cause."""
+
+    version: int = 0
+    time: str = ""
+    process: str = ""
+    event: str = ""
+    namespace: str = ""
+    pod: str = ""
+    uid: str = ""
+    container: str = ""
+    field: str = ""
+    numa_node: int | None = None
+    group: str = ""
+    before: str | None = None
+    after: str | None = None
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def title(self) -> str:
+        """The pod, "" if the record is not about one."""
+        return f"{self.namespace}/{self.pod}" if self.pod else ""
+
+
+_decoder = msgspec.json.Decoder(Record)
+
+
+def of_pod(title: str, event: AuditEvent, *, uid: str = "", container: str = "") -> Record:
+    """A record about the pod with this title, `NAMESPACE/POD`."""
+    namespace, _, pod = title.partition("/")
+    return Record(event=event, namespace=namespace, pod=pod, uid=uid, container=container)
+
+
+def stamp(seconds: float) -> str:
+    """Seconds since 1970 as a time of RFC 3339 in UTC with microseconds, so that times compare as
+    texts."""
+    whole, fraction = divmod(round(seconds * 1e6), 1_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{fraction:06d}Z"
+
+
+def encode(record: Record) -> bytes:
+    """One line. Bytes of names that are not UTF-8 are replaced, and long messages cut."""
+    short = msgspec.structs.replace(record, message=bounds.reason(record.message))
+    try:
+        return msgspec.json.encode(short) + b"\n"
+    except UnicodeEncodeError:
+        texts = {
+            name: value.encode(errors="replace").decode()
+            for name, value in msgspec.structs.asdict(short).items()
+            if isinstance(value, str)
+        }
+        return msgspec.json.encode(msgspec.structs.replace(short, **texts)) + b"\n"
+
+
+def decode(line: bytes) -> Record | None:
+    """None for a line that is not a record, such as the torn one of a process that was killed."""
+    try:
+        record = bounds.decode(_decoder, line)
+    except JsonError:
+        return None
+    return record if record.version and record.time else None

@@ -1,0 +1,358 @@
+"""The agent's part of the audit trail: what a pass decided, by comparing two snapshots, and what it
+wrote. A pass appends its records together, at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from agent.allocate.node_local.claim import Move
+from agent.cgroup.limits import MAX, QUOTA
+from agent.cgroup.order import parent
+from agent.cgroup.outcome import GroupChange, ValueChange, ValueOutcome, WriteOutcome, WriteState
+from agent.model.audit import AuditEvent, Record, WriteReason, of_pod
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.visibility import Visibility
+from agent.model.pod.pods import Container, Pod
+from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+
+CPUSET: Final = "cpuset.cpus"
+Append = Callable[[Sequence[Record]], None]
+_NAMED: Final = 2
+_RESTORES: Final = (
+    WriteReason.SANDBOX_MADE,
+    WriteReason.EXCLUDED,
+    WriteReason.LIMIT_ENDED,
+    WriteReason.RESTORE,
+)
+
+
+class Written(NamedTuple):
+    """What a stage of a pass wrote for one reason."""
+
+    reason: WriteReason
+    cpusets: WriteOutcome = WriteOutcome()
+    values: ValueOutcome = ValueOutcome()
+
+
+class _Subject(NamedTuple):
+    """What has a cgroup. `container`: "" for the pod itself and its sandbox."""
+
+    title: str
+    uid: str = ""
+    container: str = ""
+    role: str = ""
+
+
+class PassAudit:
+    """Keeps what each file was last set to, to tell a new decision from a value that another
+    process has changed, and the failures, of which each is recorded once."""
+
+    def __init__(self, append: Append) -> None:
+        self._append = append
+        self._decisions: list[Record] = []
+        self._cause = ""
+        self._writes: list[Written] = []
+        self._set: dict[tuple[str, str], str] = {}
+        self._failed: frozenset[tuple[str, str, str]] = frozenset()
+
+    def decided(
+        self, before: Snapshot | None, after: Snapshot | None, moves: Iterable[Move]
+    ) -> None:
+        """The last snapshot of this boot before and after the pass published one."""
+        if after is not None and before is not after:
+            self._decisions = decisions(before, after, moves)
+            self._cause = cause(before, after)
+
+    def written(self, writes: Iterable[Written]) -> None:
+        self._writes += writes
+
+    def end(self, pods: Iterable[Pod], wanted: Mapping[str, PodWanted]) -> None:
+        """The pass has ended, maybe by an error. `pods`: those of the runtime; `wanted`: by uid."""
+        writes = [each for of in self._writes for each in _changes(of)]
+        records, self._decisions, self._writes = self._decisions, [], []
+        failed = {
+            (each.group, field, each.note or "")
+            for _, field, each in writes
+            if each.state is WriteState.FAILED
+        }
+        subjects: dict[str, _Subject] = {}
+        if any(each.state is WriteState.WRITTEN for _, _, each in writes) or failed - self._failed:
+            subjects = _subjects(pods, wanted)
+            self._set = {key: text for key, text in self._set.items() if key[0] in subjects}
+        for reason, field, each in writes:
+            if each.state is WriteState.WRITTEN or (
+                each.state is WriteState.FAILED
+                and (each.group, field, each.note or "") not in self._failed
+            ):
+                subject = subjects.get(each.group) or _of_group(each.group, wanted)
+                records.append(self._record(reason, field, each, subject))
+        self._failed = frozenset(failed)
+        self._append(records)
+        self._cause = ""
+
+    def _record(
+        self,
+        reason: WriteReason,
+        field: str,
+        change: GroupChange | ValueChange,
+        subject: _Subject | None,
+    ) -> Record:
+        record = write_record(reason, field, change)
+        if subject is not None:
+            record = msgspec.structs.replace(
+                record, **_about(subject), message=change.note or self._message(field, subject)
+            )
+        key = change.group, field
+        if change.state is WriteState.WRITTEN and reason is WriteReason.DECISION:
+            last = self._set.get(key)
+            if last is not None and change.old is not None and str(change.old) != last:
+                message = f"another process had set it to {change.old or 'nothing'}"
+                record = msgspec.structs.replace(
+                    record, reason=WriteReason.CHANGED_BY_OTHER, message=message
+                )
+            self._set[key] = str(change.new)
+        return record
+
+    def _message(self, field: str, subject: _Subject) -> str:
+        if field in (QUOTA, MAX):
+            return "a pod that owns CPUs has no CPU quota"
+        if field != CPUSET:
+            return ""
+        return "; ".join(each for each in (subject.role, self._cause) if each)
+
+
+def decisions(before: Snapshot | None, after: Snapshot, moves: Iterable[Move]) -> list[Record]:
+    """What differs between two snapshots: pools, pods, their CPUs and devices, and refusals."""
+    records = []
+    for kind in ("ls_pools", "be_pools"):
+        old = _by_node(getattr(before, kind) if before else ())
+        new = _by_node(getattr(after, kind))
+        text = cause(before, after)
+        records += [
+            Record(
+                event=AuditEvent.POOL_CHANGED,
+                field=kind.replace("_pools", "-pool"),
+                numa_node=node,
+                before=old.get(node),
+                after=new.get(node),
+                message=text,
+            )
+            for node in sorted(old | new)
+            if old.get(node) != new.get(node)
+        ]
+    known = before.pods if before else {}
+    if known != after.pods:
+        for uid in sorted(known.keys() | after.pods.keys()):
+            if known.get(uid) != after.pods.get(uid):
+                records += _of_pod(uid, known.get(uid), after.pods.get(uid))
+    records += _of_owners(before, after)
+    for move in moves:
+        of = after.pods.get(move.uid)
+        record = of_pod(
+            of.title if of else "", AuditEvent.CPUS_MOVED, uid=move.uid, container=move.name
+        )
+        name = "".join(each.capitalize() for each in move.reason.name.split("_"))
+        records.append(
+            msgspec.structs.replace(
+                record,
+                field="cpus",
+                before=str(move.source),
+                after=str(move.target),
+                reason=name,
+                message=move.reason.value,
+            )
+        )
+    return records
+
+
+def cause(before: Snapshot | None, after: Snapshot) -> str:
+    """The owners of CPUs that came, changed or went, as a sentence; "" for none."""
+    old, new = _owners(before), _owners(after)
+    texts = [
+        f"pod {owner.title} owns {f'CPUs {owner.claimed}' if uid in new else 'no CPUs any more'}"
+        for uid, owner in (old | new).items()
+        if uid not in old or uid not in new or old[uid].claimed != new[uid].claimed
+    ]
+    more = [f"{len(texts) - _NAMED} more owners changed"] if len(texts) > _NAMED else []
+    return ", ".join(texts[:_NAMED] + more)
+
+
+def write_record(reason: WriteReason, field: str, change: GroupChange | ValueChange) -> Record:
+    """Without its pod, which the group names."""
+    event = AuditEvent.CGROUP_WRITTEN
+    if change.state is WriteState.FAILED:
+        event = AuditEvent.CGROUP_WRITE_FAILED
+    elif reason in _RESTORES:
+        event = AuditEvent.CGROUP_RESTORED
+    return Record(
+        event=event,
+        field=field,
+        group=change.group,
+        before=None if change.old is None else str(change.old),
+        after=None if change.new is None else str(change.new),
+        reason=reason,
+        message=change.note or "",
+    )
+
+
+def write_records(written: Written) -> list[Record]:
+    """What was written or failed, without pods."""
+    return [
+        write_record(reason, field, each)
+        for reason, field, each in _changes(written)
+        if each.state in (WriteState.WRITTEN, WriteState.FAILED)
+    ]
+
+
+def _changes(
+    written: Written,
+) -> Iterator[tuple[WriteReason, str, GroupChange | ValueChange]]:
+    for change in written.cpusets.changes:
+        yield written.reason, CPUSET, change
+    for change in written.cpusets.others:
+        yield WriteReason.RELATED_GROUP, CPUSET, change
+    for value in written.values.changes:
+        yield written.reason, value.file, value
+
+
+def _subjects(pods: Iterable[Pod], wanted: Mapping[str, PodWanted]) -> dict[str, _Subject]:
+    found = {}
+    for pod in pods:
+        of_pod = wanted.get(pod.uid)
+        for each in (*pod.sandboxes, *pod.containers):
+            if each.group is not None:
+                found[parent(each.group)] = _Subject(pod.title, pod.uid)
+                found[each.group] = _Subject(pod.title, pod.uid, each.name, _role(of_pod, each))
+    return found
+
+
+def _of_group(group: str, wanted: Mapping[str, PodWanted]) -> _Subject | None:
+    """The pod whose uid the name of the group has: it has no container or sandbox there yet."""
+    plain = group.replace("-", "_")
+    for uid, pod in wanted.items():
+        if f"pod{uid.replace('-', '_')}" in plain:
+            return _Subject(pod.title, uid)
+    return None
+
+
+def _role(pod: PodWanted | None, container: Container) -> str:
+    if pod is None:
+        return ""
+    if not container.name:
+        return "the pod's sandbox"
+    wanted = pod.of(container.name)
+    if wanted.kubelet:
+        return "the kubelet assigned these CPUs"
+    if wanted.exclusive:
+        return "the pod owns these CPUs"
+    return f"a container of class {pod.qos.value} shares its pool"
+
+
+def _about(subject: _Subject) -> dict[str, str]:
+    namespace, _, name = subject.title.partition("/")
+    return {
+        "namespace": namespace,
+        "pod": name,
+        "uid": subject.uid,
+        "container": subject.container,
+    }
+
+
+def _by_node(pools: tuple[Pool, ...]) -> dict[int, str]:
+    return {pool.node: pool.cpuset for pool in pools}
+
+
+def _owners(snapshot: Snapshot | None) -> dict[str, Owner]:
+    return {each.uid: each for each in snapshot.owners} if snapshot else {}
+
+
+def _of_owners(before: Snapshot | None, after: Snapshot) -> list[Record]:
+    old, new = _owners(before), _owners(after)
+    if old == new:
+        return []
+    local = {each.uid for each in after.local_owners}
+    records = []
+    for uid, owner in sorted((old | new).items()):
+        had, has = (each[uid].claimed if uid in each else CpuSet() for each in (old, new))
+        if had == has:
+            continue
+        event = AuditEvent.CPUS_CHANGED if had and has else AuditEvent.CPUS_ASSIGNED
+        if not has:
+            event = AuditEvent.CPUS_RELEASED
+        reason = "Kubelet" if owner.kubelet else "CPUPolicy" if uid in local else "ResourceStatus"
+        records.append(
+            msgspec.structs.replace(
+                of_pod(owner.title, event, uid=uid),
+                field="cpus",
+                before=str(had),
+                after=str(has),
+                reason=reason if has else "",
+            )
+        )
+    return records
+
+
+def _of_pod(uid: str, before: PodWanted | None, after: PodWanted | None) -> Iterator[Record]:
+    """Each pod begins with one record and ends with one; between them, what changed."""
+    if after is None:
+        assert before is not None
+        yield of_pod(before.title, AuditEvent.POD_ENDED, uid=uid)
+        return
+    if before is None:
+        cpus = {each.cpuset for each in (after.each, *after.containers.values()) if each.cpuset}
+        record = of_pod(after.title, AuditEvent.POD_DECIDED, uid=uid)
+        yield msgspec.structs.replace(
+            record,
+            field="cpus",
+            after=str(CpuSet.parse(",".join(cpus))) if cpus else None,
+            message=f"class {after.qos.value}",
+        )
+    if after.refused and (before is None or before.refused != after.refused):
+        record = of_pod(after.title, AuditEvent.CLAIM_NOT_HONORED, uid=uid)
+        yield msgspec.structs.replace(record, message=after.refused)
+    old, new = _blocked(before), _blocked(after)
+    if old != new:
+        event = AuditEvent.CPUS_IN_USE if new else AuditEvent.CPUS_FREE
+        yield msgspec.structs.replace(of_pod(after.title, event, uid=uid), message=new)
+    for name in sorted(after.containers) or [""]:
+        yield from _of_devices(
+            of_pod(after.title, AuditEvent.DEVICES_CHANGED, uid=uid, container=name),
+            _of_container(before, name).visible if before else None,
+            _of_container(after, name).visible,
+        )
+
+
+def _of_container(pod: PodWanted, name: str) -> Wanted:
+    return pod.of(name) if name else pod.each
+
+
+def _blocked(pod: PodWanted | None) -> str:
+    if pod is None:
+        return ""
+    return next((each.blocked for each in (pod.each, *pod.containers.values()) if each.blocked), "")
+
+
+def _of_devices(
+    record: Record, before: Visibility | None, after: Visibility | None
+) -> Iterator[Record]:
+    """No values of the environment: they may be secrets."""
+    if after is None or before == after:
+        return
+    if after.refused and (before is None or before.refused != after.refused):
+        yield msgspec.structs.replace(
+            record, event=AuditEvent.DEVICES_REFUSED, message=after.refused
+        )
+    old, new = _devices(before), _devices(after)
+    if (old or "") != (new or ""):
+        yield msgspec.structs.replace(record, field="devices", before=old, after=new)
+
+
+def _devices(visible: Visibility | None) -> str | None:
+    """None: not decided."""
+    if visible is None:
+        return None
+    nodes = [node.path for of_type in visible.nodes.values() for node in of_type]
+    return ",".join([*(gpu.uuid for gpu in visible.gpus or ()), *nodes])

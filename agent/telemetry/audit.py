@@ -1,0 +1,197 @@
+"""The audit trail: what every process of Topolet changed or decided on a node, in files of JSON
+lines below the state folder.
+
+Each process appends to files of its own, `PROCESS.BEGIN.jsonl`; BEGIN is a time in seconds. A full
+file is never renamed: the next one is begun, and the oldest ones are removed. So a process may be
+killed at any moment, and two of one kind may append, as two proxies do while one drains. All
+records of one call are one write. A line that was cut short loses only itself: the next writer ends
+it. Nothing is flushed to the disk: what a process wrote survives its end, not that of the kernel.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from agent.host.log_once import Problem
+from agent.model import audit
+from agent.model.audit import AuditEvent, Record
+
+log = logging.getLogger(__name__)
+
+FILES: Final = 4
+"""The number of files of a process when they are full."""
+LONGEST_SECONDS: Final = 86_400.0
+"""A file of a quiet process is ended after this time."""
+KEPT_SECONDS: Final = 7 * 86_400.0
+"""A file is removed this time after its last record."""
+_SUFFIX: Final = ".jsonl"
+
+
+class _File(NamedTuple):
+    """`begin`: seconds since 1970."""
+
+    begin: int
+    process: str
+    path: str
+
+
+class Trail:
+    """Appends records of one process, from any thread. Never raises: a trail that can't be written
+    is logged once, and the number of lost records is recorded later."""
+
+    def __init__(
+        self,
+        state_dir: str,
+        process: str,
+        most_bytes: int,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`process`: without dots. `most_bytes`: of its files together; 0: nothing is written."""
+        self._folder = os.path.join(state_dir, audit.FOLDER)
+        self._process = process
+        self._most_bytes = most_bytes
+        self._file_bytes = most_bytes // FILES
+        self._now = now
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self._begin = 0
+        self._lost = 0
+        self._problem = Problem(log, "the audit trail can't be written: ")
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Writes the records, with the present time, in one write."""
+        if not records or not self._most_bytes:
+            return
+        now = self._now()
+        with self._lock:
+            if self._lost:
+                lost = Record(event=AuditEvent.RECORDS_LOST, after=str(self._lost))
+                records = (lost, *records)
+            text = b"".join(self._encoded(each, audit.stamp(now)) for each in records)
+            try:
+                self._write(text, now)
+            except OSError as error:
+                self._lost += len(records) - bool(self._lost)
+                self._close()
+                self._problem.report(f"{error.filename or self._folder}: {error.strerror}")
+                return
+            self._lost = 0
+            if self._problem.clear():
+                log.info("the audit trail can be written again")
+
+    def close(self) -> None:
+        """Ends; a later record opens the file again."""
+        with self._lock:
+            self._close()
+
+    def _encoded(self, record: Record, moment: str) -> bytes:
+        return audit.encode(
+            msgspec.structs.replace(
+                record, version=audit.VERSION, time=moment, process=self._process
+            )
+        )
+
+    def _write(self, text: bytes, now: float) -> None:
+        """Raises OSError."""
+        if self._descriptor is None:
+            self._open(now)
+        assert self._descriptor is not None
+        found = os.fstat(self._descriptor)
+        full = found.st_size and found.st_size + len(text) > self._file_bytes
+        if full or not found.st_nlink or now - self._begin > LONGEST_SECONDS:
+            self._close()
+            self._open(now, anew=True)
+            found = os.fstat(self._descriptor)
+        if found.st_size and os.pread(self._descriptor, 1, found.st_size - 1) != b"\n":
+            text = b"\n" + text
+        if os.write(self._descriptor, text) < len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._folder)
+
+    def _open(self, now: float, *, anew: bool = False) -> None:
+        """Opens the newest file, or the next one, and removes the oldest ones. Raises OSError."""
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        present = [each for each in _files(self._folder) if each.process == self._process]
+        if present and not anew:
+            path, begin = present[-1].path, present[-1].begin
+        else:
+            begin = max(int(now), present[-1].begin + 1 if present else 0)
+            path = os.path.join(self._folder, f"{self._process}.{begin}{_SUFFIX}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = os.open(path, flags, 0o600)
+        self._begin = begin
+        self._remove_old([each for each in present if each.path != path], now)
+
+    def _remove_old(self, others: Sequence[_File], now: float) -> None:
+        room = self._most_bytes - self._file_bytes
+        for each in reversed(others):
+            try:
+                found = os.stat(each.path)
+                room -= found.st_size
+                if room < 0 or now - found.st_mtime > KEPT_SECONDS:
+                    os.unlink(each.path)
+            except FileNotFoundError:
+                continue  # another process of this kind removed it
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class Found(NamedTuple):
+    """`records` by time. `unreadable`: the number of lines that are not records."""
+
+    records: list[Record]
+    unreadable: int
+
+
+def read(
+    state_dir: str, since: str = "", chosen: Callable[[Record], bool] = lambda record: True
+) -> Found:
+    """The chosen records of all processes from that time on (see `audit.stamp`). Raises OSError,
+    FileNotFoundError if there is no trail."""
+    records, unreadable = [], 0
+    for line in lines(state_dir, since):
+        record = audit.decode(line)
+        if record is None:
+            unreadable += 1
+        elif record.time >= since and chosen(record):
+            records.append(record)
+    records.sort(key=lambda each: each.time)
+    return Found(records, unreadable)
+
+
+def lines(state_dir: str, since: str = "") -> Iterator[bytes]:
+    """The lines of the files that were written after that time, one file after the other. Raises
+    as `read`."""
+    folder = os.path.join(state_dir, audit.FOLDER)
+    for each in _files(folder):
+        try:
+            file = open(each.path, "rb")  # noqa: SIM115
+        except FileNotFoundError:
+            continue  # removed meanwhile
+        with file:
+            if audit.stamp(os.fstat(file.fileno()).st_mtime) < since:
+                continue
+            for line in file:
+                # The last line may be in the middle of its write.
+                if line.endswith(b"\n") and line != b"\n":
+                    yield line
+
+
+def _files(folder: str) -> list[_File]:
+    """The oldest first. Raises OSError."""
+    found = []
+    for name in os.listdir(folder):
+        process, _, begin = name.removesuffix(_SUFFIX).partition(".")
+        if name.endswith(_SUFFIX) and begin.isdecimal() and begin.isascii():
+            found.append(_File(int(begin), process, os.path.join(folder, name)))
+    return sorted(found)

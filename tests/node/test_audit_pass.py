@@ -1,0 +1,214 @@
+"""What a pass records, with the agent on a cgroup v1 tree of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.allocate.node_local.claim import Move, MoveReason
+from agent.allocate.pools import decide
+from agent.allocate.reserved_cpus import KubeletCpus
+from agent.cgroup.outcome import GroupChange, ValueChange, ValueOutcome, WriteOutcome, WriteState
+from agent.model.audit import AuditEvent, Record, WriteReason
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.visibility import DeviceNode, Visibility, VisibleGpu
+from agent.model.notifications import PodAnnounced
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.node.audit import PassAudit, Written, cause, decisions
+from tests.builders import machine, pod, running
+from tests.node.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def lines(records: list[Record]) -> list[tuple[str, ...]]:
+    return [
+        (each.event, each.title, each.container, each.before or "", each.after or "", each.reason)
+        for each in records
+    ]
+
+
+def snapshot(**values: object) -> Snapshot:
+    pools = (Pool(0, 0, "0-3"),)
+    usual = {"ls_pools": pools, "be_pools": pools, "owners": (), "pods": {}, "containers": {}}
+    return Snapshot(1, 1, "boot", False, **{**usual, **values})  # type: ignore[arg-type]
+
+
+def test_an_owner_comes_and_goes(world: World) -> None:
+    world.container(world.sandbox("web", "LS"))
+    agent = world.agent()
+    agent.reconcile()
+    assert lines(world.records) == [
+        ("PoolChanged", "", "", "", "0-3", ""),
+        ("PoolChanged", "", "", "", "0-3", ""),
+        ("PodDecided", "ns/web", "", "", "0-3", ""),
+    ]
+    world.records.clear()
+    own = world.container(world.sandbox("own", "LSE", "1"))
+    agent.reconcile()
+    assert lines(world.records) == [
+        ("PoolChanged", "", "", "0-3", "0,2-3", ""),
+        ("PoolChanged", "", "", "0-3", "0,2-3", ""),
+        ("PodDecided", "ns/own", "", "", "1", ""),
+        ("CPUsAssigned", "ns/own", "", "", "1", "ResourceStatus"),
+        ("CgroupWritten", "ns/own", "main", "0-3", "1", "Decision"),
+        ("CgroupWritten", "ns/web", "main", "0-3", "0,2-3", "Decision"),
+    ]
+    moved = world.records[5]
+    assert moved.message == ("a container of class LS shares its pool; pod ns/own owns CPUs 1")
+    assert (moved.field, moved.group) == ("cpuset.cpus", "/kubepods/burstable/podweb/c-web-main")
+    assert (moved.uid, world.records[0].field, world.records[0].numa_node) == ("web", "ls-pool", 0)
+    world.records.clear()
+    agent.reconcile()
+    assert world.records == []
+    world.ends(own)
+    world.runtime.listed_sandboxes = world.runtime.listed_sandboxes[:1]
+    agent.reconcile()
+    assert ("CPUsReleased", "ns/own", "", "1", "", "") in lines(world.records)
+    assert ("PodEnded", "ns/own", "", "", "", "") in lines(world.records)
+    assert world.records[0].message == "pod ns/own owns no CPUs any more"
+
+
+def test_a_value_that_another_process_set_is_recorded_as_such(world: World) -> None:
+    world.container(world.sandbox("own", "LSE", "1"))
+    agent = world.agent()
+    agent.reconcile()
+    group = "kubepods/burstable/podown/c-own-main"
+    (world.cpuset / group / "cpuset.cpus").write_text("0-1\n")
+    world.records.clear()
+    agent.reconcile()
+    assert lines(world.records) == [
+        ("CgroupWritten", "ns/own", "main", "0-1", "1", "ChangedByOther")
+    ]
+    assert world.records[0].message == "another process had set it to 0-1"
+
+
+def test_a_restart_is_no_change(world: World) -> None:
+    world.container(world.sandbox("own", "LSE", "1"))
+    world.agent().reconcile()
+    world.records.clear()
+    world.agent().reconcile()
+    assert world.records == []
+
+
+def test_a_refused_claim(world: World) -> None:
+    world.container(world.sandbox("own", "LSE", "99"))
+    agent = world.agent()
+    agent.reconcile()
+    refused = [each for each in world.records if each.event == AuditEvent.CLAIM_NOT_HONORED]
+    assert [(each.title, "99" in each.message) for each in refused] == [("ns/own", True)]
+    agent.reconcile()
+    assert len([each for each in world.records if each in refused]) == 1
+
+
+def test_an_announced_pod(world: World) -> None:
+    """Its cgroup leaves the CPUs of others until its sandbox has its own."""
+    world.container(world.sandbox("own", "LSE", "1"))
+    agent = world.agent()
+    agent.reconcile()
+    world.records.clear()
+    world.group("kubepods/burstable/podnew")
+    parent = "/kubepods/burstable/podnew"
+    agent.notified([PodAnnounced("new", "ns", "new", {}, {}, parent)])
+    agent.reconcile()
+    written = [each for each in world.records if each.group == parent]
+    assert lines(written) == [("CgroupWritten", "ns/new", "", "0-3", "0,2-3", "SandboxAnnounced")]
+    world.records.clear()
+    world.sandbox("new", "LS")
+    agent.reconcile()
+    written = [each for each in world.records if each.group == parent]
+    assert lines(written) == [("CgroupRestored", "ns/new", "", "0,2-3", "0-3", "SandboxMade")]
+
+
+def test_an_excluded_pod(world: World) -> None:
+    world.container(world.sandbox("web", "LS"))
+    world.container(world.sandbox("own", "LSE", "1"))
+    agent = world.agent()
+    agent.reconcile()
+    world.records.clear()
+    agent.exclude = ("ns/web",)
+    agent.reconcile()
+    restored = [each for each in world.records if each.event == AuditEvent.CGROUP_RESTORED]
+    assert {each.reason for each in restored} == {"Excluded"}
+    assert {each.after for each in restored} >= {"0-3"}
+
+
+def test_a_pass_that_fails_records_what_it_wrote(world: World) -> None:
+    world.container(world.sandbox("own", "LSE", "1"))
+    agent = world.agent()
+    (world.state / "snapshot.json").mkdir()
+    with pytest.raises(OSError, match=r"snapshot\.json"):
+        agent.reconcile()
+    assert lines(world.records)[0][:2] == ("CgroupWritten", "ns/own")
+
+
+def test_a_failure_is_recorded_once() -> None:
+    records: list[Record] = []
+    audit = PassAudit(records.extend)
+    failed = GroupChange("/a", WriteState.FAILED, CpuSet([1]), None, "refused")
+    value = ValueChange("/a", "cpu.max", WriteState.FAILED, "1", None, "busy", refused=True)
+    for _ in range(3):
+        audit.written(
+            [Written(WriteReason.DECISION, WriteOutcome((failed,)), ValueOutcome((value,)))]
+        )
+        audit.end((), {})
+    assert [(each.event, each.field, each.message) for each in records] == [
+        ("CgroupWriteFailed", "cpuset.cpus", "refused"),
+        ("CgroupWriteFailed", "cpu.max", "busy"),
+    ]
+
+
+def test_moves_blocked_owners_and_devices() -> None:
+    gpu = Visibility((VisibleGpu("GPU-1"),), {"rdma": (DeviceNode("/dev/uverbs0"),)})
+    secret = Visibility((), environment=(("TOKEN", "secret"),), refused="GPU-1 is pod b's")
+    before = snapshot(pods={"a": PodWanted("ns/a", QoS.LSE, Wanted("1"), {"main": Wanted("1")})})
+    after = snapshot(
+        pods={
+            "a": PodWanted(
+                "ns/a",
+                QoS.LSE,
+                Wanted("1"),
+                {"main": Wanted("1", blocked="ns/b runs there", visible=gpu)},
+            ),
+            "c": PodWanted("ns/c", QoS.LS, Wanted("0", visible=secret)),
+        }
+    )
+    move = Move("a", "main", CpuSet([1]), CpuSet([2]), MoveReason.MAKE_ROOM)
+    found = decisions(before, after, [move])
+    assert lines(found) == [
+        ("CPUsInUse", "ns/a", "", "", "", ""),
+        ("DevicesChanged", "ns/a", "main", "", "GPU-1,/dev/uverbs0", ""),
+        ("PodDecided", "ns/c", "", "", "0", ""),
+        ("DevicesRefused", "ns/c", "", "", "", ""),
+        ("CPUsMoved", "ns/a", "main", "1", "2", "MakeRoom"),
+    ]
+    assert found[-1].message == "another container needs its CPUs more"
+    assert "secret" not in repr(found)
+    assert [each.event for each in decisions(after, before, [])] == [
+        AuditEvent.CPUS_FREE,
+        AuditEvent.POD_ENDED,
+    ]
+
+
+def test_the_cause_names_a_few_owners() -> None:
+    def owner(name: str, cpus: str = "1") -> Owner:
+        return Owner(name, f"ns/{name}", QoS.LSE, cpus)
+
+    many = snapshot(owners=tuple(owner(each) for each in "abcd"))
+    assert cause(None, many) == (
+        "pod ns/a owns CPUs 1, pod ns/b owns CPUs 1, 2 more owners changed"
+    )
+    assert cause(many, snapshot(owners=many.owners[:3])) == "pod ns/d owns no CPUs any more"
+    assert cause(many, many) == ""
+
+
+def test_the_same_snapshot_has_no_differences() -> None:
+    pods = tuple(pod(f"p{each}", "LS", containers=(running(f"c{each}"),)) for each in range(50))
+    made = decide(machine(), pods, KubeletCpus(), {}, {})
+    one = snapshot(pods=made.pods, owners=made.owners)
+    assert decisions(one, one, ()) == []
