@@ -94,7 +94,7 @@ class Admission:
 
     def pod_created(self, pod: PodAnnounced, *, made: bool) -> None:
         """The result of creating the sandbox."""
-        self._notifier.notify(SnapshotRequest() if made else PodFailed(pod.uid))
+        self._notifier.notify(SnapshotRequest(waits=False) if made else PodFailed(pod.uid))
 
     def create(self, creation: Creation, carried: Callable[[], Carried]) -> Verdict:
         """The answer to a request to create a container. The creation then counts as in progress
@@ -191,15 +191,15 @@ class Admission:
     def started(self, number: int) -> None:
         """The start has ended, with or without success."""
         if self._grants.started(number, self._snapshots.current()):
-            self._notifier.notify(SnapshotRequest())
+            self.report_change()
 
     def removed(self, container_id: str) -> None:
         """The container holds nothing any more."""
         self._grants.removed(container_id)
 
-    def request_snapshot(self) -> None:
-        """Asks the agent for a fresh snapshot, after a change that it has to see at once."""
-        self._notifier.notify(SnapshotRequest())
+    def report_change(self) -> None:
+        """Asks the agent for a pass after a change; no call waits for it."""
+        self._notifier.notify(SnapshotRequest(waits=False))
 
     def update(self, update: Update) -> Verdict:
         """The answer to a request to update a container."""

@@ -254,20 +254,20 @@ class KoordinatorHooks:
         """It was created, and is about to start or has started."""
         pending = self._in_progress.pop((container.pod_uid, container.name), None)
         if pending is None:
-            self._admission.request_snapshot()
+            self._admission.report_change()
         else:
             self._admission.created(pending.creation, container.container_id)
 
     def stopped(self, container: ContainerRef) -> None:
         """It ended."""
         self._admission.removed(container.container_id)
-        self._admission.request_snapshot()
+        self._admission.report_change()
 
     def pod_stopped(self, uid: str) -> None:
         """Its sandbox ended."""
         for key in [key for key in self._in_progress if key[0] == uid]:
             self._ended(*key)
-        self._admission.request_snapshot()
+        self._admission.report_change()
 
     def abandoned(self, call: RuntimeHookCall) -> None:
         """The caller of a held call gave up."""

@@ -83,8 +83,10 @@ class SessionEnded(msgspec.Struct, frozen=True, tag="session-ended"):
     session: tuple[int, int]
 
 
-class SnapshotRequest(msgspec.Struct, frozen=True, tag="look"):
-    """Something has changed, or a frontend waits for a new snapshot."""
+class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
+    """A frontend waits for a new snapshot, or (`waits` False) something has changed."""
+
+    waits: bool = True
 
 
 Notification = (
@@ -96,6 +98,15 @@ Notification = (
     | Resized
     | SnapshotRequest
 )
+
+
+def answers_a_call(notification: Notification | SessionEnded) -> bool:
+    """Whether a frontend may hold a call until the pass after this notification. A held call
+    notifies repeatedly, so that another notification, which only reports a change, may wait."""
+    if isinstance(notification, SnapshotRequest):
+        return notification.waits
+    return not isinstance(notification, Created | Resized)
+
 
 _decoder: msgspec.json.Decoder[Notification] = msgspec.json.Decoder(Notification)
 

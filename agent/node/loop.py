@@ -17,6 +17,7 @@ from agent.http.routes import text_reply
 from agent.kube.errors import StoreError
 from agent.kubelet.statefile import StateFileError
 from agent.model import snapshot
+from agent.model.notifications import answers_a_call
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
@@ -126,17 +127,25 @@ class PassLoop:
     def run(self) -> None:
         """Raises OSError when the state folder is removed."""
         socket = self._socket
-        next_pass = pause_seconds = 0.0
+        next_pass = cooled = 0.0
+        notified = False
         while not self._stopping:
-            received = socket.wait(next_pass - time.monotonic(), pause_seconds, COLLECT_SECONDS)
-            self._reconciler.notified(received)
             began = time.monotonic()
-            triggers = self._triggers.take() | ({Trigger.NOTIFICATION} if received else set())
+            received = socket.wait(next_pass - began, max(cooled - began, 0.0), COLLECT_SECONDS)
+            self._reconciler.notified(received)
+            notified |= bool(received)
+            began = time.monotonic()
+            if received and began < cooled and not any(map(answers_a_call, received)):
+                next_pass = min(next_pass, cooled)
+                continue
+            triggers = self._triggers.take() | ({Trigger.NOTIFICATION} if notified else set())
+            notified = False
             if not triggers and began >= next_pass:
                 triggers = {Trigger.CLOCK}
             self._prepare(triggers)
             next_pass = began + self._pass(triggers, began)
-            pause_seconds = self._triggers.cooldown(self._settings, time.monotonic() - began)
+            ended = time.monotonic()
+            cooled = ended + self._triggers.cooldown(self._settings, ended - began)
             if socket.lost():
                 folder = self._settings.state_dir
                 raise OSError(f"{folder} was removed or given to another agent")

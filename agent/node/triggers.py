@@ -37,6 +37,9 @@ FIRST_PAUSE_SECONDS: Final = 0.02
 LEAST_COOLDOWN_SECONDS: Final = 0.1
 """With a runtime that has events. The start of a pod makes some twenty events in half a second, and
 every pass calls the runtime that is starting the pod (`benchmarks/podstart.py`)."""
+FRONTEND_COOLDOWN_SECONDS: Final = 0.25
+"""The same for SETTLE_SECONDS after a notification of a frontend, whose calls already have their
+CPUs: the start of a pod takes 0.2 s."""
 COLLECT_SECONDS: Final = 0.02
 """How long a pass waits for a notification after another event. The cluster reports a bound pod,
 and the kubelet creates its cgroup, 10 to 20 ms before it calls RunPodSandbox: one pass
@@ -83,7 +86,8 @@ class Triggers:
         self._tree: CgroupWatch | None = None
         self._kubelet: CpuManagerStateWatch | None = None
         self._uevents: Uevents | None = None
-        self._last_event = -SETTLE_SECONDS
+        self._last_event = self._last_notification = -SETTLE_SECONDS
+        self._by_frontend = False
         with self._reported_if_missing(SourceName.CGROUP_WATCH):
             self._tree = CgroupWatch(hierarchy_root)
             notification_socket.also_wake_on(self._tree.fileno())
@@ -128,6 +132,9 @@ class Triggers:
             self._catch_up()
         if triggers & {Trigger.NOTIFICATION, Trigger.TREE, Trigger.RUNTIME}:
             self._last_event = began
+        if Trigger.NOTIFICATION in triggers:
+            self._last_notification = began
+        self._by_frontend = began - self._last_notification < SETTLE_SECONDS
         complete = self._tree is not None and self._tree.complete
         since = began - self._last_event
         settled = self._runtime.streaming or since >= SETTLE_SECONDS
@@ -138,9 +145,11 @@ class Triggers:
         return settings.period_seconds
 
     def cooldown(self, settings: AgentSettings, took_seconds: float) -> float:
-        """The seconds after a pass in which only a notification triggers another one, by the length
+        """The seconds after a pass in which only a held call triggers another one, by the length
         of the pass: endless cgroup changes keep the agent busy at most half of the time."""
-        least = LEAST_COOLDOWN_SECONDS if self._runtime.streaming else FIRST_PAUSE_SECONDS
+        least = FIRST_PAUSE_SECONDS
+        if self._runtime.streaming:
+            least = FRONTEND_COOLDOWN_SECONDS if self._by_frontend else LEAST_COOLDOWN_SECONDS
         return min(max(took_seconds, least), settings.period_seconds)
 
     def close(self) -> None:

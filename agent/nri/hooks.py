@@ -144,7 +144,7 @@ class NriHooks:
         self._changing.pop(container.id, None)
         self._containers.drop(container.id)
         self._admission.removed(container.id)
-        self._admission.request_snapshot()
+        self._admission.report_change()
 
     def _check(self, container: NriContainer) -> None:
         """Whether another writer changed the container's CPUs."""

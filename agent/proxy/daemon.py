@@ -83,7 +83,7 @@ def run(settings: ProxySettings, listening: socket.socket, served: str) -> None:
         )
         manager.keep_alive(loop)
         # The agent finds now that the session of a killed proxy has ended.
-        admission.request_snapshot()
+        admission.report_change()
         manager.ready()
         loop.run()
         manager.stopping()

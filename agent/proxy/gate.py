@@ -95,7 +95,7 @@ class CpusetGate:
             self._admission.started(call.state.number)
         elif isinstance(call.state, _Ending) and message is not None:
             self._admission.removed(call.state.removed)
-            self._admission.request_snapshot()
+            self._admission.report_change()
 
     def abandoned(self, call: Call) -> None:
         """A held call has no grant, but the agent may hold CPUs for it."""

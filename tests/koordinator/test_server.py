@@ -127,7 +127,7 @@ def test_a_started_container_is_reported_with_its_requested_resources(world: Wor
         512,
     )
     world.container("PostStartContainer", started)
-    assert world.notifications() == [SnapshotRequest()]
+    assert world.notifications() == [SnapshotRequest(waits=False)]
 
 
 def test_an_update_keeps_the_wanted_cpus(world: World) -> None:
@@ -181,7 +181,7 @@ def test_the_end_of_a_container_notifies_the_agent(world: World, hook: str) -> N
         world.container(hook, container("own", container_id="c-own"))
     else:
         world.sandbox(hook, "own")
-    assert world.notifications() == [SnapshotRequest()]
+    assert world.notifications() == [SnapshotRequest(waits=False)]
 
 
 def test_a_creation_waits_for_its_decision(patient: World) -> None:

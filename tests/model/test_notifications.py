@@ -26,7 +26,7 @@ sent = st.one_of(
         text,
         st.builds(RequestedResources, text, text, st.integers(0, 9), st.integers(-1, 9)),
     ),
-    st.just(SnapshotRequest()),
+    st.builds(SnapshotRequest, st.booleans()),
 )
 
 

@@ -40,6 +40,16 @@ def test_cooldown_is_as_long_as_the_pass_within_bounds(
     assert triggers.cooldown(SETTINGS, took) == seconds
 
 
+def test_while_a_frontend_notifies_other_events_wait_longer(triggers: Triggers) -> None:
+    triggers._runtime.streaming = True
+    triggers.pause(SETTINGS, True, {Trigger.NOTIFICATION}, NOW)
+    assert triggers.cooldown(SETTINGS, 0.001) == 0.25
+    triggers.pause(SETTINGS, True, {Trigger.TREE}, NOW + 4.9)
+    assert triggers.cooldown(SETTINGS, 0.001) == 0.25
+    triggers.pause(SETTINGS, True, {Trigger.TREE}, NOW + 5)
+    assert triggers.cooldown(SETTINGS, 0.001) == 0.1
+
+
 def test_without_an_event_a_full_pass_is_due_after_its_period(triggers: Triggers) -> None:
     assert triggers.pause(SETTINGS, True, {Trigger.CLOCK}, NOW) == 10.0
     assert triggers.pause(SETTINGS, False, {Trigger.CLOCK}, NOW) == 0.5

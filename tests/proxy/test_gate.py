@@ -59,7 +59,7 @@ def test_sandbox_is_announced_and_passes(exchange: Exchange) -> None:
     assert (notification.uid, notification.labels) == ("p", {QOS_LABEL: "LSE"})
     assert list(notification.annotations.values()) == ['{"cpuset": "1"}']
     exchange.gate.reply(call, pb.RunPodSandboxResponse(pod_sandbox_id="s").SerializeToString())
-    assert exchange.notifications() == [SnapshotRequest()]
+    assert exchange.notifications() == [SnapshotRequest(waits=False)]
 
 
 @pytest.mark.parametrize("reply", [None, b"", b"\xff garbage"])
@@ -482,7 +482,9 @@ def test_an_owner_waits_for_a_start_that_began_before_its_snapshot(
     assert exchange.create("own", "LSE", "1")[1] == Wait()
     exchange.notifications()
     exchange.gate.reply(starting, reply)
-    assert exchange.notifications() == [SnapshotRequest()], "the agent may have read it before"
+    assert exchange.notifications() == [SnapshotRequest(waits=False)], (
+        "the agent may have read it before"
+    )
     assert exchange.create("own", "LSE", "1")[1] == Wait()
     publish_pass(exchange, OWNED)
     assert given_cpus(exchange.create("own", "LSE", "1")[1]) == "1"
@@ -516,6 +518,6 @@ def test_a_removed_container_is_no_longer_waited_for(exchange: Exchange, removed
     assert verdict == FORWARD
     assert exchange.notifications() == []
     exchange.gate.reply(call, b"")
-    assert exchange.notifications() == [SnapshotRequest()]
+    assert exchange.notifications() == [SnapshotRequest(waits=False)]
     waits = exchange.create("own", "LSE", "1")[1] == Wait()
     assert waits is not removed

@@ -1,0 +1,107 @@
+"""The order of passes and notifications in the agent's loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.hooks.agent_client import Notifier
+from agent.model.notifications import (
+    Created,
+    Notification,
+    RequestedResources,
+    SessionEnded,
+    SnapshotRequest,
+)
+from agent.model.settings.agent import AgentSettings
+from agent.node.loop import Health, PassLoop
+from agent.node.notifications import NotificationSocket
+from agent.node.triggers import Triggers
+from agent.telemetry.metrics import AgentMetrics
+from tests.waiting import eventually
+
+CHANGE = SnapshotRequest(waits=False)
+CREATED = Created("c", RequestedResources())
+
+
+class PassCounter:
+    """A reconciler that only counts."""
+
+    again = False
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.notifications: list[Notification | SessionEnded] = []
+
+    def notified(self, notifications: Sequence[Notification | SessionEnded]) -> None:
+        self.notifications += notifications
+
+    def reconcile(self) -> None:
+        self.passes += 1
+
+
+class LoopTest:
+    """A loop in a thread, after its first pass: the cooldown has begun."""
+
+    def __init__(self, folder: Path, cooldown_seconds: float) -> None:
+        path = str(folder / "notifications")
+        settings = AgentSettings(state_dir=str(folder), period_seconds=3600.0)
+        self.reconciler = PassCounter()
+        self.notifier = Notifier(path)
+        self._socket = NotificationSocket(path)
+        self._triggers = Triggers(self._socket, str(folder), str(folder), str(folder / "none"))
+        self._triggers.cooldown = lambda *_: cooldown_seconds  # type: ignore[method-assign]
+        unused: Any = SimpleNamespace(refresh=lambda: None)
+        self._loop = PassLoop(
+            settings,
+            lambda: settings,
+            self._socket,
+            self._triggers,
+            self.reconciler,  # type: ignore[arg-type]
+            Health(1.0),
+            AgentMetrics(),
+            None,
+            unused,
+            unused,
+        )
+        self._thread = threading.Thread(target=self._loop.run)
+        self._thread.start()
+        eventually("the first pass", lambda: self.reconciler.passes)
+
+    def close(self) -> None:
+        self._loop.stop()
+        self.notifier.notify(SnapshotRequest())
+        self._thread.join()
+        self._triggers.close()
+        self._socket.close()
+        self.notifier.close()
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[LoopTest]:
+    it = LoopTest(tmp_path, 60.0)
+    yield it
+    it.close()
+
+
+def test_a_held_call_ends_the_cooldown_and_a_change_does_not(loop: LoopTest) -> None:
+    loop.notifier.notify(CHANGE)
+    loop.notifier.notify(CREATED)
+    eventually("both are read", lambda: len(loop.reconciler.notifications) == 2)
+    assert loop.reconciler.passes == 1
+    loop.notifier.notify(SnapshotRequest())
+    eventually("a pass for the call", lambda: loop.reconciler.passes == 2)
+    assert loop.reconciler.notifications == [CHANGE, CREATED, SnapshotRequest()]
+
+
+def test_a_change_has_a_pass_when_the_cooldown_ends(tmp_path: Path) -> None:
+    loop = LoopTest(tmp_path, 0.3)
+    loop.notifier.notify(CHANGE)
+    eventually("a pass for the change", lambda: loop.reconciler.passes > 1)
+    assert loop.reconciler.notifications == [CHANGE]
+    loop.close()
