@@ -1,1 +1,3 @@
 """Topolet: a node resource agent for Kubernetes."""
+
+VERSION = "0.1.0"

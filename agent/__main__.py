@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from agent import VERSION
 from agent.cli import options
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns its exit code (2 for wrong usage)."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words == ["--version"]:
-        return _version()
+        print(f"topolet {VERSION}")
+        return 0
     if not words or words[0] not in COMMANDS:
         return _usage(words)
     module = importlib.import_module(f"agent.cli.{words[0].replace('-', '_')}")
@@ -71,13 +73,6 @@ def parser_of(command: str, module: ModuleType) -> argparse.ArgumentParser:
     parser = _parser(prog, module.__doc__, getattr(module, "USAGE", f"{prog} [OPTIONS]"))
     module.add_arguments(parser)
     return parser
-
-
-def _version() -> int:
-    from importlib import metadata
-
-    print(f"topolet {metadata.version('topolet')}")
-    return 0
 
 
 def _usage(words: Sequence[str]) -> int:

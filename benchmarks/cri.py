@@ -212,7 +212,7 @@ def sandbox_rows(stage: Stage, runtime: Runtime, part: float) -> list[Row]:
     state = f"--state-dir={stage.folder / 'held.state'}"
     with agents.running(stage.folder / "agent", None, runtime.socket, state) as agent:
         runtime.run_owner()
-        owned = 'topolet_exclusive_cpus{pod="default/owner",qos="LSE"}'
+        owned = 'topolet_exclusive_cpus{namespace="default",pod="owner",qos_class="LSE"}'
         agent.until("giving the owner its CPU", lambda: agent.metric(owned))
         table = Measured(clients, held, max(6, int(40 * part)), run_sandbox).rows("run_pod_sandbox")
     return [row for row in table if row["case"] != "run_pod_sandbox_socat"]

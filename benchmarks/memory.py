@@ -87,7 +87,8 @@ def settled(agent: Agent, cluster: Cluster, asked: Callable[[], int]) -> float:
     agent.until("reading PodResources", lambda: asked() >= 3)
     agent.until("comparing", lambda: agent.metric('topolet_reports_total{result="unchanged"}') >= 5)
     agent.until(
-        "receiving events", lambda: agent.metric('topolet_wakes_total{source="runtime"}') > 0
+        "receiving events",
+        lambda: agent.metric('topolet_reconciliation_triggers_total{trigger="runtime"}') > 0,
     )
     if agent.has_mapped("grpc"):
         raise SystemExit("the agent has loaded grpcio")

@@ -76,7 +76,8 @@ print(json.dumps(total))
 # Prints the number of calls that the proxy has relayed.
 _CALLS = """import urllib.request
 page = urllib.request.urlopen("http://127.0.0.1:9327/metrics", timeout=5).read().decode()
-counts = [line for line in page.splitlines() if line.startswith("topolet_proxy_call_seconds_count")]
+name = "topolet_proxy_call_duration_seconds_count"
+counts = [line for line in page.splitlines() if line.startswith(name)]
 print(sum(float(line.rpartition(" ")[2]) for line in counts))
 """
 
@@ -151,7 +152,7 @@ def work_done(cluster: Cluster) -> dict[str, float]:
     calls = cluster.nodes[HOST].machine.run(sys.executable, "-c", _CALLS)
     return {
         "proxy_calls_at_rest": float(calls),
-        "agent_passes_at_rest": cluster.agent_metric(HOST, "topolet_looks_total"),
+        "agent_passes_at_rest": cluster.agent_metric(HOST, "topolet_reconciliations_total"),
     }
 
 

@@ -154,7 +154,7 @@ class Extender:
 
     def seconds(self, verb: str) -> float:
         """Returns the time that it has spent on all calls of the verb, from body to answer."""
-        return self.metric(f'topolet_scheduler_verb_seconds_sum{{verb="{verb}"}}')
+        return self.metric(f'topolet_scheduler_request_duration_seconds_sum{{verb="{verb}"}}')
 
     def rss_mb(self) -> float:
         statm = Path(f"/proc/{self.process.pid}/statm").read_text().split()
@@ -473,7 +473,7 @@ def rows(amount: Amount) -> list[Row]:
             case = "pods_per_second" if candidates == 100 else f"pods_per_second_{candidates}"
             found.append(alone(case, pods_a_second, "pods/s"))
         found.append(
-            alone("lost_races", ours.metric("topolet_scheduler_lost_races_total"), "binds")
+            alone("lost_races", ours.metric("topolet_scheduler_bind_conflicts_total"), "binds")
         )
         found.append(alone("rss_mb", ours.rss_mb(), "MB"))
     with ExitStack() as stack:

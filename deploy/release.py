@@ -24,7 +24,6 @@ import sys
 import tarfile
 import tempfile
 import time
-import tomllib
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -61,7 +60,10 @@ class Package(NamedTuple):
 
 def version() -> str:
     """Of the project."""
-    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+    found = re.search(r'^VERSION = "(.+)"$', (ROOT / "agent/__init__.py").read_text(), re.MULTILINE)
+    if found is None:
+        raise ReleaseError("agent/__init__.py: VERSION is missing")
+    return found[1]
 
 
 def base() -> str:

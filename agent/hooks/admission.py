@@ -38,16 +38,26 @@ from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.qos import QoS
 from agent.model.settings.failure_policy import CREATE, DEVICES, RUN, UPDATE, FailurePolicies
 from agent.model.snapshot import NOTHING, Snapshot, excludes
-from agent.model.verdict import Code, Refuse, Wait
+from agent.model.verdict import Code, FailureReason, Refuse, Wait
 
 if TYPE_CHECKING:
     from agent.hooks.carriers import Carried
 
 
 _UNDECIDED: Final = Visibility()
-_UNREAD: Final = frozenset({"oversize", "compressed", "irregular", "hook_error"})
+_UNREAD: Final = frozenset(
+    {
+        FailureReason.TOO_LARGE,
+        FailureReason.COMPRESSED,
+        FailureReason.MALFORMED,
+        FailureReason.INTERNAL_ERROR,
+    }
+)
 """Reasons that leave the content of a request unknown."""
-_CODES: Final = {"oversize": Code.RESOURCE_EXHAUSTED, "irregular": Code.INVALID_ARGUMENT}
+_CODES: Final[dict[str, Code]] = {
+    FailureReason.TOO_LARGE: Code.RESOURCE_EXHAUSTED,
+    FailureReason.MALFORMED: Code.INVALID_ARGUMENT,
+}
 
 
 class Admission:
@@ -89,7 +99,7 @@ class Admission:
             return Wait()
         qos = announced(pod, 0).qos
         detail = f"pod {pod.namespace}/{pod.name}: its cgroup may have CPUs of other pods"
-        self.outcomes.continued(RUN, qos, "late", detail)
+        self.outcomes.continued(RUN, qos, FailureReason.TIMEOUT, detail)
         return UNCHANGED
 
     def pod_created(self, pod: PodAnnounced, *, made: bool) -> None:
@@ -210,7 +220,7 @@ class Admission:
                 update.waiting.notify(self._notifier.notify, SnapshotRequest())
                 return Wait()
             waited = f"container {request.container_id}: {answer.reason}"
-            if self.outcomes.fails(UPDATE, None, "late", waited):
+            if self.outcomes.fails(UPDATE, None, FailureReason.TIMEOUT, waited):
                 return Refuse(Code.UNAVAILABLE, waited)
             answer = cpuset.without_owners(request, snapshot)
         return UNCHANGED if isinstance(answer, Wait) else cpuset.changes(request, answer)
@@ -261,12 +271,12 @@ class Admission:
         if snapshot is not None and cpuset.local_request(creation.request, snapshot):
             creation.qos = QoS.LSR
         waited = f"{creation.pod_title}: no CPUs after {creation.waiting.patience_seconds:g} s"
-        if self.outcomes.fails(CREATE, creation.qos, "late", f"{waited}: {reason}"):
+        if self.outcomes.fails(CREATE, creation.qos, FailureReason.TIMEOUT, f"{waited}: {reason}"):
             return Wait(f"{waited}: {reason}")
         answer = cpuset.fallback(creation.request, snapshot, grants)
         if isinstance(answer, Wait):
             answer = Wait(f"{waited}: {answer.reason}")
-            self.outcomes.refused(CREATE, creation.qos, "no_cpu", answer.reason)
+            self.outcomes.refused(CREATE, creation.qos, FailureReason.NO_CPU, answer.reason)
         return answer
 
     def _seen(self) -> Snapshot | None:

@@ -277,9 +277,8 @@ Key = tuple[str, ...]
 
 
 class Outcomes:
-    """Counts and logs outcomes. Reasons are few and fixed: `late`, `no_cpu`, `hook_error`,
-    `oversize`, `compressed`, `irregular`; of devices also `unhonoured`, `taken`, `door`,
-    `privileged`. A class is a QoS class or `devices`."""
+    """Counts and logs outcomes. The reasons are those of FailureReason. A class is a QoS
+    class or `devices`."""
 
     def __init__(self, policies: FailurePolicies) -> None:
         self._policies = policies

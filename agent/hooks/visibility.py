@@ -39,7 +39,7 @@ from agent.model.devices.visibility import (
     VisibleGpu,
 )
 from agent.model.settings.failure_policy import CREATE, DEVICES
-from agent.model.verdict import Wait
+from agent.model.verdict import FailureReason, Wait
 
 _ALL: Final = "all"
 _LONGEST: Final = 64
@@ -55,15 +55,15 @@ class UnhonouredError(ValueError):
     """The container can't have its allocation; the text is the explanation, `reason` a short
     name."""
 
-    reason = "unhonoured"
+    reason = FailureReason.NOT_HONORED
 
 
 class _LateError(UnhonouredError):
-    reason = "late"
+    reason = FailureReason.TIMEOUT
 
 
 class _FrontendError(UnhonouredError):
-    reason = "door"
+    reason = FailureReason.UNSUPPORTED
 
 
 class TakenError(ValueError):
@@ -92,7 +92,7 @@ def visible_devices(
             return _kept(creation, carried, node, settable)
     except TakenError as error:
         why = f"{title}: {error}"
-        outcomes.refused(CREATE, DEVICES, "taken", why)
+        outcomes.refused(CREATE, DEVICES, FailureReason.DEVICE_TAKEN, why)
         raise DeniedError(why) from None
 
 
@@ -112,7 +112,7 @@ def _decided(
     found = carried()
     if found.privileged and visible.gpus is not None:
         why = f"{creation.pod_title}: is privileged, and reaches every device"
-        outcomes.continued(CREATE, DEVICES, "privileged", why)
+        outcomes.continued(CREATE, DEVICES, FailureReason.PRIVILEGED, why)
     changes = device_changes(creation.request.pod.uid, found, visible, node)
     if lacking := beyond(changes, settable):
         raise _FrontendError(f"this frontend can't change {', '.join(lacking)}")

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One path. `handle` takes the body, empty unless the method is POST; a server with threads
+    """One path. A route for GET answers HEAD too, whose reply has no body. `handle` takes the body,
+    empty unless the method is POST; a server with threads
     calls it in several at once. It may raise BadRequestError. `certified`: the client must have
     shown a certificate that the server accepts."""
 
@@ -44,7 +45,8 @@ def dispatch(routes: Mapping[str, Route], request: HttpRequest) -> Reply:
     route = routes.get(request.path)
     if route is None:
         return text_reply(404, f"no such path; the paths are {', '.join(sorted(routes))}")
-    if request.method != route.method:
+    method = "GET" if request.method == "HEAD" else request.method
+    if method != route.method:
         refusal = text_reply(405, f"this path accepts {route.method} only")
         return msgspec.structs.replace(refusal, allow=route.method)
     if route.certified and not request.certified:
@@ -61,6 +63,11 @@ def dispatch(routes: Mapping[str, Route], request: HttpRequest) -> Reply:
     except Exception:  # the one guard around a route
         log.exception("the request %s failed", request.path)
         return text_reply(500, "an internal error")
+
+
+def readiness(problem: str) -> Reply:
+    """503 with the problem, 200 without one."""
+    return text_reply(503, problem) if problem else text_reply(200, "ok")
 
 
 def text_reply(status: int, text: str) -> Reply:

@@ -35,7 +35,8 @@ from agent.model.settings.options import SettingsError
 from agent.model.verdict import Refuse
 from agent.rpc.grpc import RpcError
 from agent.rpc.server import GrpcServer, Method
-from agent.telemetry.frontend_metrics import Metric, render
+from agent.telemetry.frontend_metrics import HookFailures, Metric, render, single
+from agent.telemetry.series import Declarations
 
 HOOKS: Final = (
     "PreRunPodSandbox",
@@ -55,6 +56,13 @@ _MAX_MESSAGE_BYTES: Final = 8 << 20
 _LOCK_SECONDS: Final = 3.0
 """How long a Topolet proxy or plugin may take to end."""
 _GRACE_SECONDS: Final = 2.0
+_HOOK_SERVER: Final = Declarations("topolet_hook_server")
+_CALLS: Final = _HOOK_SERVER.counter("calls", "Calls of koord-runtime-proxy, by hook.", "hook")
+_HOOK_ERRORS: Final = _HOOK_SERVER.counter("hook_errors", "Internal errors of a hook.", "hook")
+_HELD: Final = _HOOK_SERVER.gauge("waiting_calls", "Calls that wait for a decision.")
+_FAILURES: Final = HookFailures(_HOOK_SERVER)
+DECLARED: Final = _HOOK_SERVER.all
+"""All metrics of the hook server, which are on the agent's page."""
 
 log = logging.getLogger(__name__)
 
@@ -98,43 +106,13 @@ class HookServer:
 
     def page(self) -> str:
         """The metrics page."""
-        service, outcomes = self._service, self._outcomes
+        service = self._service
         return render(
             [
-                Metric(
-                    "topolet_hook_server_calls_total",
-                    "counter",
-                    "Calls of koord-runtime-proxy, by hook.",
-                    {(hook,): service.calls[hook] for hook in service.hooks},
-                    ("hook",),
-                ),
-                Metric(
-                    "topolet_hook_server_errors_total",
-                    "counter",
-                    "Internal errors of a hook.",
-                    {(hook,): service.errors[hook] for hook in service.hooks},
-                    ("hook",),
-                ),
-                Metric(
-                    "topolet_hook_server_held",
-                    "gauge",
-                    "Calls that wait for a decision now.",
-                    {(): service.held},
-                ),
-                Metric(
-                    "topolet_hook_server_failed_open_total",
-                    "counter",
-                    "Calls that continued although their hook failed, by reason.",
-                    dict(outcomes.failed_open),
-                    ("hook", "qos", "reason"),
-                ),
-                Metric(
-                    "topolet_hook_server_failed_total",
-                    "counter",
-                    "Calls that failed because their hook failed, by reason.",
-                    dict(outcomes.failed),
-                    ("hook", "qos", "reason"),
-                ),
+                Metric(_CALLS, {(hook,): service.calls[hook] for hook in service.hooks}),
+                Metric(_HOOK_ERRORS, {(hook,): service.errors[hook] for hook in service.hooks}),
+                single(_HELD, service.held),
+                *_FAILURES.values(self._outcomes),
             ]
         )
 

@@ -34,7 +34,7 @@ from agent.koordinator.messages import ContainerRef
 from agent.model.notifications import PodAnnounced
 from agent.model.settings import failure_policy
 from agent.model.settings.failure_policy import Deadlines
-from agent.model.verdict import Code, Refuse, Wait
+from agent.model.verdict import Code, FailureReason, Refuse, Wait
 from agent.proto import koordinator_hooks_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -114,12 +114,12 @@ class HookService:
         try:
             return self._answers[hook](message, call, caller)
         except DecodeError as error:
-            return self._unhooked(hook, call, "irregular", str(error))
+            return self._unhooked(hook, call, FailureReason.MALFORMED, str(error))
         except Exception as error:  # noqa: BLE001  the one guard around a hook
             log.error("the hook %s failed: %r", hook, error)
             with self._lock:
                 self.errors[hook] += 1
-            return self._unhooked(hook, call, "hook_error", repr(error))
+            return self._unhooked(hook, call, FailureReason.INTERNAL_ERROR, repr(error))
 
     def _unhooked(
         self, hook: str, call: RuntimeHookCall, reason: str, detail: str

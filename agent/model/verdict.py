@@ -43,3 +43,23 @@ class Refuse(NamedTuple):
 
     code: int
     message: str
+
+
+class FailureReason(enum.StrEnum):
+    """Why a hook could not decide, or refused, as metrics name it."""
+
+    TIMEOUT = "timeout"
+    NO_CPU = "no_cpu"
+    INTERNAL_ERROR = "internal_error"
+    TOO_LARGE = "too_large"
+    COMPRESSED = "compressed"
+    """The message can't be decompressed within the limit."""
+    MALFORMED = "malformed"
+    NOT_HONORED = "not_honored"
+    """The container can't have the devices allocated to it."""
+    DEVICE_TAKEN = "device_taken"
+    """The request names a device of another pod."""
+    UNSUPPORTED = "unsupported"
+    """The frontend can't change the fields that the devices need."""
+    PRIVILEGED = "privileged"
+    """The container sees every device."""

@@ -94,6 +94,7 @@ class ChangeRecorder:
                 "pod %s runs on CPUs %s of pod %s", overlap.title, overlap.cpus, overlap.owner
             )
         self._overlapping = frozenset(found)
+        self._metrics.overlapping.set(len({container for container, _ in found}))
 
     def export(self, decision: Decision) -> None:
         """Exports the decision as metrics."""
@@ -142,9 +143,7 @@ class ChangeRecorder:
             log.warning("pod %s: %s", now[key].title, now[key].text)
         self._refused_limits = frozenset(now)
         numbers = Counter((each.title, each.container, each.file) for each in limits)
-        self._metrics.refused_limits.clear()
-        for labels, number in numbers.items():
-            self._metrics.refused_limits.labels(*labels).set(number)
+        self._metrics.refused_limits(numbers)
 
     def written(
         self, outcomes: Sequence[WriteOutcome], others: ValueOutcome, titles: Mapping[str, str]

@@ -161,7 +161,8 @@ class _Agent:
         closing.callback(hierarchy.close)
         self._hierarchy_root = hierarchy.path
         self.metrics = AgentMetrics()
-        self.health = Health(settings.period_seconds)
+        health = self.health = Health(settings.period_seconds)
+        self.metrics.follow_passes(lambda: not health.problem(), health.snapshot_age_seconds)
         by_source = self.metrics.source_problems.labels
         self.sources = Sources(lambda name, number: by_source(name).set(number))
         if lock_problem := visibility_policy.isolation.problem:

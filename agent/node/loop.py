@@ -13,7 +13,7 @@ import msgspec
 
 from agent.discover.sysfs import DiscoveryError
 from agent.http.requests import Reply
-from agent.http.routes import text_reply
+from agent.http.routes import readiness, text_reply
 from agent.kube.errors import StoreError
 from agent.kubelet.statefile import StateFileError
 from agent.model import snapshot
@@ -68,6 +68,10 @@ class Health:
         """Whether the last pass ended otherwise: a lasting error is logged once."""
         return bool(error) and error != self._error
 
+    def snapshot_age_seconds(self) -> float | None:
+        """The time since a pass succeeded, None before the first one."""
+        return None if self._succeeded is None else time.monotonic() - self._succeeded
+
     def alive(self) -> Reply:
         """503 when passes have stopped."""
         silent = time.monotonic() - self._begun
@@ -75,14 +79,18 @@ class Health:
             return text_reply(503, f"no pass for {silent:.0f} s")
         return text_reply(200, "ok")
 
-    def ready(self) -> Reply:
-        """503 unless the last pass succeeded (so the runtime answers) and is recent."""
+    def problem(self) -> str:
+        """Empty if the last pass succeeded (so the runtime answers) and is recent."""
         if self._error:
-            return text_reply(503, f"{self._error}")
-        age = time.monotonic() - (self._succeeded or 0)
+            return self._error
+        age = self.snapshot_age_seconds() or 0.0
         if age > self._pause_seconds + self._patience_seconds:
-            return text_reply(503, f"the snapshot is {age:.0f} s old")
-        return text_reply(200, "ok")
+            return f"the snapshot is {age:.0f} s old"
+        return ""
+
+    def ready(self) -> Reply:
+        """503 while there is a problem."""
+        return readiness(self.problem())
 
 
 class PassLoop:
@@ -191,7 +199,7 @@ class PassLoop:
                 log.exception("the pass failed")
         else:
             self._metrics.pass_seconds.observe(time.monotonic() - start)
-        self._metrics.passes.labels("failed" if error else "ok").inc()
+        self._metrics.passes.labels("failed" if error else "succeeded").inc()
         self._health.end(error)
         return not error
 

@@ -56,13 +56,13 @@ _HOTPLUGGED: Final = frozenset({"cpu", "node"}) | SUBSYSTEMS
 class Trigger(enum.Enum):
     """What triggered a pass; the values are labels of a metric."""
 
-    NOTIFICATION = "ring"
-    TREE = "tree"
+    NOTIFICATION = "notification"
+    TREE = "cgroup"
     RUNTIME = "runtime"
     KUBELET = "kubelet"
     CLUSTER = "cluster"
-    HOTPLUG = "hotplug"
-    CLOCK = "clock"
+    HOTPLUG = "uevent"
+    CLOCK = "timer"
 
 
 class Triggers:

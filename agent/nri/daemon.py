@@ -28,12 +28,44 @@ from agent.nri.conflicts import Conflicts, connected_processes
 from agent.nri.containers import Containers, Updater
 from agent.nri.hooks import NriHooks
 from agent.nri.link import PluginLink
-from agent.telemetry.frontend_metrics import Counts, render, serve_pages
+from agent.telemetry.frontend_metrics import FrontendMetrics, Metric, render, serve_pages, single
+from agent.telemetry.series import BUILD_INFO, Declarations
 
 LOCK_SECONDS = 3.0
 """How long another Topolet plugin may take to end: the runtime waits 5 s for a registration."""
 _NAMES = ("NRI_PLUGIN_SOCKET", "NRI_PLUGIN_NAME", "NRI_PLUGIN_IDX")
-_COUNTS: Final = Counts("topolet_nri")
+_NRI: Final = Declarations("topolet_nri")
+_READY: Final = _NRI.gauge(
+    "ready", "1 while /readyz answers 200: the runtime calls the plugin for each container."
+)
+_SESSIONS: Final = _NRI.counter("sessions", "Sessions with the runtime that began.")
+_FAILED_SESSIONS: Final = _NRI.counter(
+    "failed_sessions", "Sessions that ended before the plugin did."
+)
+_CALLS: Final = _NRI.counter("calls", "Calls of the runtime, by method.", "method")
+_HOOK_ERRORS: Final = _NRI.counter("hook_errors", "Internal errors of a hook.", "method")
+_ADJUSTED: Final = _NRI.counter(
+    "adjusted_containers", "Containers whose creation or update was adjusted."
+)
+_REFUSED: Final = _NRI.counter("refused_calls", "Calls that were answered with an error.")
+_HELD: Final = _NRI.gauge("waiting_calls", "Calls that wait for the agent.")
+_SLOWEST: Final = _NRI.gauge("longest_call_seconds", "Time of the longest call so far.")
+_CONTAINERS: Final = _NRI.gauge("containers", "Containers that the runtime has.")
+_UPDATES: Final = _NRI.counter("updates", "Updates of containers after a new snapshot.")
+_FAILED_UPDATES: Final = _NRI.counter("failed_updates", "Updates that failed.")
+_UNVERIFIED: Final = _NRI.counter(
+    "unverified_updates",
+    "Updates that the runtime accepted, while a process still runs on other CPUs.",
+)
+_CONFLICTS: Final = _NRI.counter(
+    "conflicts",
+    "Signs of another writer of cpusets, by kind and possible writer.",
+    "kind",
+    "plugin",
+)
+_SHARED: Final = FrontendMetrics("nri", _NRI)
+DECLARED: Final = (*_NRI.all, BUILD_INFO)
+"""All metrics of the NRI plugin."""
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +111,7 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
             lambda: metrics_page(
                 link, admission.outcomes, updater, conflicts, containers, notifier, snapshots
             ),
+            lambda: unready(link),
         )
         manager.keep_alive(loop)
         link.start()
@@ -95,6 +128,12 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     lock.release()
 
 
+def unready(link: PluginLink) -> str:
+    """Why the plugin changes no container, empty if it is registered with a runtime that has told
+    its containers."""
+    return "" if link.ready else "the plugin is not registered with the runtime"
+
+
 def metrics_page(
     link: PluginLink,
     outcomes: Outcomes,
@@ -108,48 +147,21 @@ def metrics_page(
     stats = link.stats
     return render(
         [
-            _COUNTS.gauge(
-                "ready", "1 while the runtime calls the plugin for each container.", int(link.ready)
-            ),
-            _COUNTS.counter("sessions", "Sessions with the runtime that began.", link.sessions),
-            _COUNTS.counter(
-                "sessions_failed",
-                "Sessions that ended before the plugin did.",
-                link.failed_sessions,
-            ),
-            _COUNTS.counters(
-                "calls",
-                "Calls of the runtime.",
-                {(method,): number for method, number in stats.calls.items()},
-                ("method",),
-            ),
-            _COUNTS.counters(
-                "hook_errors",
-                "Internal errors of a hook.",
-                {(method,): number for method, number in stats.errors.items()},
-                ("method",),
-            ),
-            _COUNTS.counter(
-                "adjusted", "Containers whose creation or update was adjusted.", stats.adjusted
-            ),
-            _COUNTS.counter("refused", "Calls that were answered with an error.", stats.refused),
-            _COUNTS.gauge("held", "Calls that wait for the agent now.", stats.held_now),
-            _COUNTS.gauge("slowest_seconds", "The longest answer so far.", stats.slowest_seconds),
-            _COUNTS.gauge("containers", "Containers that the runtime has.", len(containers)),
-            _COUNTS.counter("updates", "Containers updated for the agent.", updater.updates),
-            _COUNTS.counter("updates_failed", "Updates that failed.", updater.failed),
-            _COUNTS.counter(
-                "updates_unverified",
-                "Updates that the runtime accepted, while a process still runs on other CPUs.",
-                updater.unverified,
-            ),
-            _COUNTS.counters(
-                "conflicts",
-                "Signs of another writer of cpusets, by kind and possible writer.",
-                conflicts.found,
-                ("kind", "plugin"),
-            ),
-            *_COUNTS.shared(outcomes, notifier, snapshots),
+            single(_READY, int(link.ready)),
+            single(_SESSIONS, link.sessions),
+            single(_FAILED_SESSIONS, link.failed_sessions),
+            Metric(_CALLS, {(method,): number for method, number in stats.calls.items()}),
+            Metric(_HOOK_ERRORS, {(method,): number for method, number in stats.errors.items()}),
+            single(_ADJUSTED, stats.adjusted),
+            single(_REFUSED, stats.refused),
+            single(_HELD, stats.held_now),
+            single(_SLOWEST, stats.slowest_seconds),
+            single(_CONTAINERS, len(containers)),
+            single(_UPDATES, updater.updates),
+            single(_FAILED_UPDATES, updater.failed),
+            single(_UNVERIFIED, updater.unverified),
+            Metric(_CONFLICTS, dict(conflicts.found)),
+            *_SHARED.values(outcomes, notifier, snapshots),
         ]
     )
 

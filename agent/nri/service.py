@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError, Message
 from agent.hooks.carriers import Carried
 from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateContainer, Verdict
 from agent.model.notifications import PodAnnounced
-from agent.model.verdict import Code, Refuse, Wait
+from agent.model.verdict import Code, FailureReason, Refuse, Wait
 from agent.nri import messages
 from agent.nri.messages import NriContainer
 from agent.nri.ttrpc import Incoming
@@ -192,7 +192,9 @@ class PluginService:
     def finish(self) -> None:
         """Ends every held call by its policy: the end of a session must not let them all pass."""
         for call, incoming in self._released():
-            refused = self._plugin.unhooked(incoming.method, call, "late", "the plugin ends")
+            refused = self._plugin.unhooked(
+                incoming.method, call, FailureReason.TIMEOUT, "the plugin ends"
+            )
             self._end(incoming, refused, b"")
 
     def close(self) -> None:
@@ -288,7 +290,7 @@ class PluginService:
         """Bytes that are not a message: calls about containers pass or fail by policy."""
         if incoming.method in ("CreateContainer", "UpdateContainer"):
             self._stats.errors[incoming.method] += 1
-            refused = self._plugin.unhooked(incoming.method, None, "irregular", detail)
+            refused = self._plugin.unhooked(incoming.method, None, FailureReason.MALFORMED, detail)
             self._end(incoming, refused, b"")
         else:
             incoming.refuse(Code.INVALID_ARGUMENT, f"{incoming.method[:100]}: {detail}")
@@ -300,10 +302,16 @@ class PluginService:
             self._stats.errors[incoming.method] += 1
             log.exception("the hook of %s failed", incoming.method)
             detail = f"{type(error).__name__}: {error}"
-            answer = self._plugin.unhooked(incoming.method, call, "hook_error", detail) or UNCHANGED
+            answer = (
+                self._plugin.unhooked(incoming.method, call, FailureReason.INTERNAL_ERROR, detail)
+                or UNCHANGED
+            )
         if isinstance(answer, Wait) and not self._has_room(incoming):
             detail = "other held requests leave no memory for this one"
-            answer = self._plugin.unhooked(incoming.method, call, "late", detail) or UNCHANGED
+            answer = (
+                self._plugin.unhooked(incoming.method, call, FailureReason.TIMEOUT, detail)
+                or UNCHANGED
+            )
         if isinstance(answer, Wait):
             self._held.append((call, incoming))
             self._held_bytes += len(incoming.payload)

@@ -23,13 +23,15 @@ from agent.model.settings.frontends import ProxySettings
 from agent.proxy.gate import CpusetGate
 from agent.relay.server import RelayServer
 from agent.telemetry.frontend_metrics import (
-    Counts,
+    FrontendMetrics,
     Histogram,
     Histograms,
     Metric,
     render,
     serve_pages,
+    single,
 )
+from agent.telemetry.series import BUILD_INFO, Declarations
 
 log = logging.getLogger(__name__)
 _TOTAL_SECONDS: Final = (
@@ -39,7 +41,39 @@ _SHARE_SECONDS: Final = (
     0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.05, 0.25, 0.5, 1, 5,
 )  # fmt: skip
 _UNREACHABLE_SECONDS: Final = 60.0
-_COUNTS: Final = Counts("topolet_proxy")
+_PROXY: Final = Declarations("topolet_proxy")
+_READY: Final = _PROXY.gauge("ready", "1 while /readyz answers 200, else 0.")
+_CONNECTIONS: Final = _PROXY.gauge("connections", "Open connections of clients.")
+_UNREACHABLE: Final = _PROXY.counter(
+    "runtime_unreachable", "Connections closed because the runtime did not answer."
+)
+_FAULTS: Final = _PROXY.counter("connection_errors", "Connections closed by an internal error.")
+_MALFORMED: Final = _PROXY.counter(
+    "malformed_connections", "Connections that did not speak HTTP/2."
+)
+_IN_FLIGHT: Final = _PROXY.gauge("calls_in_flight", "Calls in progress, by method.", "method")
+_CALL_SECONDS: Final = _PROXY.histogram(
+    "call_duration_seconds", "Time of a call from request to the end of the reply.", "method"
+)
+_OVERHEAD_SECONDS: Final = _PROXY.histogram(
+    "call_overhead_seconds",
+    "Part of a call's time that the proxy took, with the wait for the agent.",
+    "method",
+)
+_HOOKED: Final = _PROXY.counter("hooked_calls", "Calls that a hook handled.")
+_CHANGED: Final = _PROXY.counter("changed_calls", "Calls whose request was changed.")
+_REFUSED: Final = _PROXY.counter("refused_calls", "Calls that were answered with an error.")
+_HELD: Final = _PROXY.gauge("waiting_calls", "Calls that wait for the agent.")
+_HELD_BYTES: Final = _PROXY.gauge(
+    "reserved_bytes", "Memory reserved for the requests of calls in progress."
+)
+_NO_ROOM: Final = _PROXY.counter(
+    "memory_refused_calls", "Calls refused because other requests held all memory."
+)
+_HOOK_ERRORS: Final = _PROXY.counter("hook_errors", "Internal errors of a hook.")
+_SHARED: Final = FrontendMetrics("proxy", _PROXY)
+DECLARED: Final = (*_PROXY.all, BUILD_INFO)
+"""All metrics of the proxy."""
 
 
 def run(settings: ProxySettings, listening: socket.socket, served: str) -> None:
@@ -71,6 +105,10 @@ def run(settings: ProxySettings, listening: socket.socket, served: str) -> None:
         on_unreachable=unreachable.report,
         observe=latencies.observe,
     )
+
+    def problem() -> str:
+        return unready(runtime, accepting=server.accepting)
+
     manager = ServiceManager(os.environ)
     with Ending(loop.stop):
         log.info("proxy listens on %s for the runtime at %s", served, runtime)
@@ -79,7 +117,10 @@ def run(settings: ProxySettings, listening: socket.socket, served: str) -> None:
             loop,
             pages_at,
             node,
-            lambda: metrics_page(server, admission.outcomes, notifier, snapshots, latencies),
+            lambda: metrics_page(
+                server, admission.outcomes, notifier, snapshots, latencies, problem()
+            ),
+            problem,
         )
         manager.keep_alive(loop)
         # The agent finds now that the session of a killed proxy has ended.
@@ -97,6 +138,19 @@ def run(settings: ProxySettings, listening: socket.socket, served: str) -> None:
     notifier.close()
     loop.close()
     lock.release()
+
+
+def unready(runtime: str, *, accepting: bool) -> str:
+    """Why the proxy can't serve a kubelet, empty if it can. Does not wait for the runtime: a
+    runtime whose queue of connections has no room counts as one that does not answer."""
+    if not accepting:
+        return "the proxy accepts no connections"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(runtime)
+        except OSError as error:
+            return f"the runtime does not answer at {runtime}: {error.strerror}"
+    return ""
 
 
 class Unreachable:
@@ -131,42 +185,31 @@ def metrics_page(
     notifier: Notifier,
     snapshots: SnapshotFile,
     latencies: Latencies,
+    problem: str = "",
 ) -> str:
-    """All series, in base units."""
+    """All series, in base units. `problem`: why the proxy is not ready."""
     server.meter.settle()
     stats = server.stats
+    in_flight: dict[tuple[str, ...], float] = {
+        _method_label(path): number for path, number in server.meter.in_flight.items()
+    }
     return render(
         [
-            _COUNTS.gauge("connections", "Client connections open now.", server.connections),
-            _COUNTS.counter(
-                "unreachable",
-                "Connections closed because the runtime did not answer.",
-                server.unreachable,
-            ),
-            _COUNTS.counter("faults", "Connections closed by an internal error.", server.faults),
-            _COUNTS.counter("malformed", "Connections that did not speak HTTP/2.", stats.malformed),
-            Metric(
-                "topolet_proxy_in_flight",
-                "gauge",
-                "Calls in progress, by method.",
-                {_method_label(path): number for path, number in server.meter.in_flight.items()},
-                ("method",),
-            ),
+            single(_READY, int(not problem)),
+            single(_CONNECTIONS, server.connections),
+            single(_UNREACHABLE, server.unreachable),
+            single(_FAULTS, server.faults),
+            single(_MALFORMED, stats.malformed),
+            Metric(_IN_FLIGHT, in_flight),
             *latencies.metrics(),
-            _COUNTS.counter("hooked", "Calls that a hook handled.", stats.hooked),
-            _COUNTS.counter("rewritten", "Calls whose request was changed.", stats.replaced),
-            _COUNTS.counter("refused", "Calls that were answered with an error.", stats.refused),
-            _COUNTS.gauge("held", "Calls that wait for the agent now.", stats.held_now),
-            _COUNTS.gauge(
-                "held_bytes",
-                "Memory reserved for requests in progress.",
-                server.budget.reserved_bytes,
-            ),
-            _COUNTS.counter(
-                "no_room", "Calls refused because other requests held all memory.", stats.no_room
-            ),
-            _COUNTS.counter("hook_errors", "Internal errors of a hook.", stats.hook_errors),
-            *_COUNTS.shared(outcomes, notifier, snapshots),
+            single(_HOOKED, stats.hooked),
+            single(_CHANGED, stats.replaced),
+            single(_REFUSED, stats.refused),
+            single(_HELD, stats.held_now),
+            single(_HELD_BYTES, server.budget.reserved_bytes),
+            single(_NO_ROOM, stats.no_room),
+            single(_HOOK_ERRORS, stats.hook_errors),
+            *_SHARED.values(outcomes, notifier, snapshots),
         ]
     )
 
@@ -189,18 +232,8 @@ class Latencies:
 
     def metrics(self) -> tuple[Histograms, Histograms]:
         return (
-            Histograms(
-                "topolet_proxy_call_seconds",
-                "Calls from request to the end of the reply.",
-                _named(self._total),
-                ("method",),
-            ),
-            Histograms(
-                "topolet_proxy_share_seconds",
-                "Part of a call's time that the proxy took, with the wait for the agent.",
-                _named(self._share),
-                ("method",),
-            ),
+            Histograms(_CALL_SECONDS, _named(self._total)),
+            Histograms(_OVERHEAD_SECONDS, _named(self._share)),
         )
 
 

@@ -9,7 +9,7 @@ from agent.hooks import cri
 from agent.hooks.admission import Admission
 from agent.hooks.requests import Changes, Creation, SandboxCreation, Unread, Update, Waiting
 from agent.model.settings.failure_policy import CREATE, RUN, UPDATE, UPDATE_SANDBOX, Deadlines
-from agent.model.verdict import Refuse, Wait
+from agent.model.verdict import FailureReason, Refuse, Wait
 from agent.model.wire import WireError
 from agent.relay.gate import Call, Forward, GateVerdict, Replace
 
@@ -57,7 +57,7 @@ class CpusetGate:
         try:
             return self._request(call, message)
         except WireError as error:
-            return self.unhooked(call, "irregular", str(error))
+            return self.unhooked(call, FailureReason.MALFORMED, str(error))
 
     def _request(self, call: Call, message: bytes) -> GateVerdict:
         """Raises WireError for a message that can't be decoded."""

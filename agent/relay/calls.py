@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from agent.model.verdict import Code, Refuse, Wait
+from agent.model.verdict import Code, FailureReason, Refuse, Wait
 from agent.relay.flow_control import Credit, Lane, Uplink
 from agent.relay.gate import Call, Gate, GuardedGate, OnHookError, RelayStats, Replace
 from agent.relay.meter import Timing
@@ -41,11 +41,11 @@ class HookedCalls:
         """HEADERS of a hooked method; `ended`: no message follows."""
         if ended:
             self._stats.passed_irregular += 1
-            self._untracked(number, path, "irregular", "no message")
+            self._untracked(number, path, FailureReason.MALFORMED, "no message")
         elif len(self.streams) >= self._limits.streams:
             self._stats.passed_oversize += 1
             under_way = f"{len(self.streams)} hooked calls are in progress"
-            self._untracked(number, path, "oversize", under_way)
+            self._untracked(number, path, FailureReason.TOO_LARGE, under_way)
         else:
             window = self._credit.initial
             self.streams[number] = HeldStream(number, path, window, announced)
@@ -79,7 +79,7 @@ class HookedCalls:
         """The client ends its side with HEADERS. No gRPC call does, so it passes unhooked."""
         if stream.stage is Stage.COLLECTING and not stream.done:
             self._stats.passed_irregular += 1
-            if not self._goes_on(stream, "irregular", "trailers behind the message"):
+            if not self._goes_on(stream, FailureReason.MALFORMED, "trailers behind the message"):
                 self._remove(stream)
                 return
             self._pass_on(stream)
@@ -162,7 +162,9 @@ class HookedCalls:
             if length > self._limits.body_bytes:
                 self._stats.passed_oversize += 1
                 most = f"{self._limits.body_bytes} are the maximum"
-                self._unhooked(stream, "oversize", f"a message of {length} bytes: {most}")
+                self._unhooked(
+                    stream, FailureReason.TOO_LARGE, f"a message of {length} bytes: {most}"
+                )
                 return
             stream.size_bytes = stream.needs_bytes = grpc.PREFIX_BYTES + length
         missing = stream.size_bytes - len(stream.body)
@@ -206,7 +208,7 @@ class HookedCalls:
             message = grpc.gunzip(packed, size)
         except grpc.MessageError as error:
             self._stats.passed_compressed += 1
-            self._unhooked(stream, "compressed", str(error))
+            self._unhooked(stream, FailureReason.COMPRESSED, str(error))
             return
         self._complete(stream, message)
 
@@ -250,7 +252,7 @@ class HookedCalls:
 
     def _irregular(self, stream: HeldStream, detail: str) -> None:
         self._stats.passed_irregular += 1
-        self._unhooked(stream, "irregular", detail)
+        self._unhooked(stream, FailureReason.MALFORMED, detail)
 
     def _unhooked(self, stream: HeldStream, reason: str, detail: str) -> None:
         """A call that can't be hooked: it passes unchanged, or is refused."""

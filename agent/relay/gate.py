@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from agent.model.verdict import Refuse, Wait
+from agent.model.verdict import FailureReason, Refuse, Wait
 from agent.rpc import grpc
 
 
@@ -132,7 +132,7 @@ class GuardedGate:
             return _encoded(self._gate.request(call, message))
         except Exception as error:  # noqa: BLE001  the one guard around a hook
             self._fault(call.path, error)
-            return self.unhooked(call, "hook_error", repr(error))
+            return self.unhooked(call, FailureReason.INTERNAL_ERROR, repr(error))
 
     def unhooked(self, call: Call, reason: str, detail: str) -> tuple[GateVerdict, bytes]:
         """Forward or Refuse for a call that can't be hooked."""

@@ -83,6 +83,11 @@ class RelayServer:
         self._listen_again()
 
     @property
+    def accepting(self) -> bool:
+        """Whether it accepts connections: not while it drains."""
+        return self._listening
+
+    @property
     def connections(self) -> int:
         return len(self._pairs)
 

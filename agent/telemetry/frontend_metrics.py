@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from typing import Final
 
 import msgspec
 
@@ -20,23 +22,21 @@ from agent.host.loop import Loop
 from agent.http.listener import PageListener
 from agent.http.peers import NodeAddresses
 from agent.http.requests import Reply
-from agent.http.routes import METRICS, Route, text_reply
+from agent.http.routes import METRICS, Route, readiness, text_reply
+from agent.telemetry.series import BUILD_INFO, Declarations, Series, build_labels
 
 log = logging.getLogger(__name__)
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """`values`: by the values of `labels`, in their order; by () without labels."""
+    """`values`: by the values of the labels, in their order; by () without labels."""
 
-    name: str
-    kind: str
-    text: str
+    series: Series
     values: Mapping[tuple[str, ...], float]
-    labels: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         return [
-            _sample(self.name, self.labels, values, number)
+            _sample(self.series.name, self.series.labels, values, number)
             for values, number in sorted(self.values.items())
         ]
 
@@ -74,27 +74,30 @@ class Histogram:
 
 
 class Histograms(msgspec.Struct, frozen=True):
-    """One metric whose series are histograms, by the values of `labels`."""
+    """One metric whose values are histograms, by the values of the labels."""
 
-    name: str
-    text: str
-    series: Mapping[tuple[str, ...], Histogram]
-    labels: tuple[str, ...]
-    kind: str = "histogram"
+    series: Series
+    values: Mapping[tuple[str, ...], Histogram]
 
     def lines(self) -> list[str]:
         return [
             line
-            for values, histogram in sorted(self.series.items())
-            for line in histogram.lines(self.name, self.labels, values)
+            for values, histogram in sorted(self.values.items())
+            for line in histogram.lines(self.series.name, self.series.labels, values)
         ]
+
+
+def single(series: Series, value: float) -> Metric:
+    """A metric without labels."""
+    return Metric(series, {(): value})
 
 
 def render(metrics: Sequence[Metric | Histograms]) -> str:
     """The text of a scrape."""
     lines = []
     for metric in metrics:
-        lines += [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
+        series = metric.series
+        lines += [f"# HELP {series.name} {series.text}", f"# TYPE {series.name} {series.kind}"]
         lines += metric.lines()
     return "\n".join(lines) + "\n"
 
@@ -110,63 +113,69 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-_FAILURE_LABELS = ("hook", "qos", "reason")
+class FrontendMetrics:
+    """Declares and makes the metrics that each frontend has. `process`: the subcommand."""
 
+    def __init__(self, process: str, declared: Declarations) -> None:
+        self._process = process
+        self.hooks = HookFailures(declared)
+        self._sent = declared.counter("notifications", "Notifications sent to the agent.")
+        self._undelivered = declared.counter(
+            "notifications_undelivered", "Notifications that could not be delivered to the agent."
+        )
+        self._unreadable = declared.counter(
+            "snapshot_read_errors", "Invalid snapshots that were ignored."
+        )
+        self._generation = declared.gauge(
+            "snapshot_generation", "Number of the snapshot in force, 0 for none."
+        )
+        self._age = declared.gauge(
+            "snapshot_age_seconds",
+            "Time since the pass that wrote the snapshot in force began. It is written when "
+            "something changes.",
+        )
 
-class Counts(msgspec.Struct, frozen=True):
-    """Makes the metrics of one frontend. `prefix` begins their names, as `topolet_proxy`."""
-
-    prefix: str
-
-    def counter(self, name: str, text: str, value: float) -> Metric:
-        return self.counters(name, text, {(): value})
-
-    def counters(
-        self,
-        name: str,
-        text: str,
-        values: Mapping[tuple[str, ...], float],
-        labels: tuple[str, ...] = (),
-    ) -> Metric:
-        """`values` are by the values of the labels."""
-        return Metric(f"{self.prefix}_{name}_total", "counter", text, values, labels)
-
-    def gauge(self, name: str, text: str, value: float) -> Metric:
-        return Metric(f"{self.prefix}_{name}", "gauge", text, {(): value})
-
-    def shared(
+    def values(
         self, outcomes: Outcomes, notifier: Notifier, snapshots: SnapshotFile
     ) -> list[Metric]:
-        """The outcomes of failure policies, the notifications, the snapshot, and the memory of the
-        process."""
+        """With the memory of the process."""
         snapshot = snapshots.current()
+        age = (time.monotonic_ns() - snapshot.listed_at) / 1e9 if snapshot else None
         return [
-            self.counters(
-                "failed_open",
-                "Calls that continued although their hook failed, by reason.",
-                outcomes.failed_open,
-                _FAILURE_LABELS,
-            ),
-            self.counters(
-                "failed",
-                "Calls that failed because their hook failed, by reason.",
-                outcomes.failed,
-                _FAILURE_LABELS,
-            ),
-            self.counter("rings", "Datagrams to the agent.", notifier.sent),
-            self.counter("rings_undelivered", "Datagrams not delivered.", notifier.undelivered),
-            self.counter("snapshot_unreadable", "Invalid snapshots ignored.", snapshots.unreadable),
-            self.gauge(
-                "snapshot_generation",
-                "Generation of the snapshot in force, 0 for none.",
-                snapshot.generation if snapshot else 0,
-            ),
-            Metric(
-                "process_resident_memory_bytes",
-                "gauge",
-                "Resident memory size in bytes.",
-                {(): _resident_bytes()},
-            ),
+            *self.hooks.values(outcomes),
+            single(self._sent, notifier.sent),
+            single(self._undelivered, notifier.undelivered),
+            single(self._unreadable, snapshots.unreadable),
+            single(self._generation, snapshot.generation if snapshot else 0),
+            Metric(self._age, {} if age is None else {(): age}),
+            Metric(BUILD_INFO, {build_labels(self._process): 1}),
+            single(_RESIDENT, _resident_bytes()),
+        ]
+
+
+_RESIDENT: Final = Series(
+    "process_resident_memory_bytes", "gauge", "Resident memory size in bytes."
+)
+_FAILURE_LABELS: Final = ("hook", "qos_class", "reason")
+
+
+class HookFailures:
+    """The outcomes of failure policies."""
+
+    def __init__(self, declared: Declarations) -> None:
+        self._failed_open = declared.counter(
+            "failed_open",
+            "Calls that continued although their hook failed, by reason.",
+            *_FAILURE_LABELS,
+        )
+        self._failed = declared.counter(
+            "failed", "Calls that failed because their hook failed, by reason.", *_FAILURE_LABELS
+        )
+
+    def values(self, outcomes: Outcomes) -> list[Metric]:
+        return [
+            Metric(self._failed_open, dict(outcomes.failed_open)),
+            Metric(self._failed, dict(outcomes.failed)),
         ]
 
 
@@ -176,15 +185,20 @@ def _resident_bytes() -> int:
 
 
 def serve_pages(
-    loop: Loop, address: tuple[str, int] | None, node: NodeAddresses, page: Callable[[], str]
+    loop: Loop,
+    address: tuple[str, int] | None,
+    node: NodeAddresses,
+    page: Callable[[], str],
+    problem: Callable[[], str],
 ) -> PageListener | None:
     """Returns None without an address, and for a port in use: the process does its work without
-    metrics too."""
+    metrics too. `problem`: why the process does not do its work, empty if it does."""
     if address is None:
         return None
     routes = {
         "/metrics": Route("GET", lambda _: Reply(200, page().encode(), METRICS)),
         "/healthz": Route("GET", lambda _: text_reply(200, "ok")),
+        "/readyz": Route("GET", lambda _: readiness(problem())),
     }
     try:
         return PageListener(loop, address, routes, node)

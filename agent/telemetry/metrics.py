@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -13,9 +14,10 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from agent.model.cpu.cpuset import CpuSet
@@ -24,6 +26,189 @@ from agent.model.devices.gpu_users import GpuUse
 from agent.model.devices.gpus import GpuReading
 from agent.model.nrt.node_status import GPU_MEMORY
 from agent.model.snapshot import Owner, Pool
+from agent.telemetry.series import BUILD_INFO, Declarations, Series, build_labels
+
+_AGENT: Final = Declarations("topolet")
+_PASSES: Final = _AGENT.counter(
+    "reconciliations",
+    "Passes, by result: succeeded, failed.",
+    "result",
+)
+_PASS_SECONDS: Final = _AGENT.histogram(
+    "reconciliation_duration_seconds", "Time of a successful pass."
+)
+_TRIGGERS: Final = _AGENT.counter(
+    "reconciliation_triggers",
+    "Triggers of passes: notification, cgroup, runtime, kubelet, cluster, uevent, timer.",
+    "trigger",
+)
+_PAUSE_SECONDS: Final = _AGENT.gauge(
+    "reconciliation_interval_seconds", "Time from the last pass to the next one without an event."
+)
+_READY: Final = _AGENT.gauge("ready", "1 while /readyz answers 200, else 0.")
+_SNAPSHOT_GENERATION: Final = _AGENT.gauge("snapshot_generation", "Number of the last snapshot.")
+_SNAPSHOT_AGE: Final = _AGENT.gauge(
+    "snapshot_age_seconds", "Time since a successful pass wrote or confirmed the snapshot."
+)
+_NOTIFICATIONS: Final = _AGENT.counter(
+    "notifications", "Notifications that the frontends sent, by type.", "type"
+)
+_OVERLAPS: Final = _AGENT.counter(
+    "cpu_overlaps", "Times a container was found on CPUs of another pod whose containers run."
+)
+_OVERLAPPING: Final = _AGENT.gauge(
+    "overlapping_containers",
+    "Containers on CPUs of another pod whose containers run, by the last pass.",
+)
+_REFUSALS: Final = _AGENT.counter(
+    "claim_refusals", "CPU claims that were refused, each counted once."
+)
+_SHORT_OF_CPUS: Final = _AGENT.gauge(
+    "containers_short_of_cpus",
+    "Containers that have fewer CPUs of their own than the annotation of their pod, or the "
+    "kubelet's checkpoint, names.",
+)
+_DIFFERING_CPUS: Final = _AGENT.gauge(
+    "containers_with_other_cpus",
+    "Running containers whose CPUs in the kernel's files, after the last pass, are not those that "
+    "a source names: annotation (of the pod), checkpoint (of a static kubelet), decision (of the "
+    "agent).",
+    "source",
+)
+_WITHOUT_CPUS: Final = _AGENT.gauge(
+    "pods_without_allocated_cpus",
+    "LSE and LSR pods to which no scheduler allocated CPUs: they share a pool.",
+)
+_EVENTS: Final = _AGENT.counter(
+    "events",
+    "Events about pods, by result: written, failed, dropped (too many waited).",
+    "result",
+)
+_CGROUP_WRITES: Final = _AGENT.counter(
+    "cgroup_writes", "Values written to cgroups, by result: written, failed.", "result"
+)
+_REFUSED_LIMITS: Final = _AGENT.gauge(
+    "refused_limits",
+    "Limits of extended-resource-spec that the cgroup of a container does not take, or of a pod if "
+    "the container is empty: it uses more memory, or the group above allows less.",
+    "namespace",
+    "pod",
+    "container",
+    "file",
+)
+_WITHOUT_GROUP: Final = _AGENT.gauge(
+    "containers_without_cgroup", "Running containers whose cgroup can't be found."
+)
+_REPORTS: Final = _AGENT.counter(
+    "reports",
+    "Reports to the cluster, by result: written, unchanged (equal to the stored one), failed.",
+    "result",
+)
+_CLUSTER_PROBLEMS: Final = _AGENT.gauge(
+    "cluster_problems", "Pods, Nodes and reports that can't be read or written."
+)
+_SOURCE_PROBLEMS: Final = _AGENT.gauge(
+    "source_problems", "Problems of an optional source; the log has the reasons.", "source"
+)
+_WATCH_AGE: Final = _AGENT.gauge(
+    "watch_age_seconds",
+    "Time since a watch had an event, a bookmark or an answer of the API server, by resource.",
+    "resource",
+)
+_POOL_CPUS: Final = _AGENT.gauge("pool_cpus", "CPUs in a shared pool.", "pool", "numa_node")
+_EXCLUSIVE_CPUS: Final = _AGENT.gauge(
+    "exclusive_cpus", "CPUs that a pod owns.", "namespace", "pod", "qos_class"
+)
+_OFFLINE_CPUS: Final = _AGENT.gauge(
+    "exclusive_cpus_offline", "CPUs that a pod owns and that are offline.", "namespace", "pod"
+)
+_REFUSED_CLAIMS: Final = _AGENT.gauge(
+    "refused_claims",
+    "Pods whose CPU claim, or another annotation, is refused, by reason.",
+    "namespace",
+    "pod",
+    "annotation",
+    "reason",
+)
+_DEVICE_HEALTHY: Final = _AGENT.gauge(
+    "device_healthy", "1 for a healthy device, else 0.", "type", "id", "minor"
+)
+_GPU_MISSING: Final = _AGENT.gauge(
+    "gpu_missing", "1 for each GPU on the PCI bus that the driver does not list.", "pci_bus_id"
+)
+_GPU_DRIVER_FAULT: Final = _AGENT.gauge(
+    "gpu_driver_fault", "1 while the GPU driver can't be read, by reason.", "reason"
+)
+_GPU_LABELS: Final = ("uuid", "minor")
+_GPU_MEMORY: Final = _AGENT.gauge("gpu_memory_bytes", "Memory of a GPU.", *_GPU_LABELS)
+_READINGS: Final = (
+    (
+        _AGENT.gauge("gpu_memory_used_bytes", "Memory of a GPU in use.", *_GPU_LABELS),
+        "memory_used_bytes",
+        1.0,
+    ),
+    (
+        _AGENT.gauge(
+            "gpu_utilization_ratio", "Part of the time with a kernel running.", *_GPU_LABELS
+        ),
+        "gpu_percent",
+        0.01,
+    ),
+    (
+        _AGENT.gauge("gpu_temperature_celsius", "Temperature of a GPU.", *_GPU_LABELS),
+        "temperature_celsius",
+        1.0,
+    ),
+    (_AGENT.gauge("gpu_power_watts", "Power of a GPU.", *_GPU_LABELS), "power_milliwatts", 0.001),
+    (
+        _AGENT.gauge("gpu_sm_clock_hertz", "Clock of a GPU's multiprocessors.", *_GPU_LABELS),
+        "sm_mhz",
+        1e6,
+    ),
+    (
+        _AGENT.counter(
+            "gpu_ecc_errors", "Uncorrected ECC errors since the driver's start.", *_GPU_LABELS
+        ),
+        "ecc_uncorrected",
+        1.0,
+    ),
+)
+"""Name, field of a reading, and the factor that converts it to base units."""
+_CONTAINER_LABELS: Final = ("namespace", "pod", "container", "uuid")
+_CONTAINER_GPU_MEMORY: Final = _AGENT.gauge(
+    "container_gpu_memory_used_bytes",
+    "Memory of a GPU in use by a container; empty names: by no known container.",
+    *_CONTAINER_LABELS,
+)
+_CONTAINER_GPU_BUSY: Final = _AGENT.gauge(
+    "container_gpu_utilization_ratio",
+    "Part of the last second in which a container used the GPU.",
+    *_CONTAINER_LABELS,
+)
+DECLARED: Final = (*_AGENT.all, BUILD_INFO)
+"""All metrics of the agent."""
+
+
+def _counter(series: Series, registry: CollectorRegistry) -> Counter:
+    return Counter(series.name, series.text, series.labels, registry=registry)
+
+
+def _gauge(series: Series, registry: CollectorRegistry) -> Gauge:
+    return Gauge(series.name, series.text, series.labels, registry=registry)
+
+
+_Family = GaugeMetricFamily | CounterMetricFamily
+
+
+def _family(series: Series) -> _Family:
+    kind = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
+    return kind(series.name, series.text, labels=series.labels)
+
+
+def pod_labels(title: str) -> tuple[str, str]:
+    """Namespace and name, as kube-state-metrics has them."""
+    namespace, _, name = title.partition("/")
+    return namespace, name
 
 
 class DeviceMetrics(Collector):
@@ -49,10 +234,8 @@ class DeviceMetrics(Collector):
         self._devices, self._readings, self._users = devices, readings, users
         self._missing, self._fault = missing, fault
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        healthy = GaugeMetricFamily(
-            "topolet_device_healthy", "1: healthy, 0: not.", labels=["type", "id", "minor"]
-        )
+    def collect(self) -> Iterable[_Family]:
+        healthy = _family(_DEVICE_HEALTHY)
         for device in self._devices:
             labels = [device.type, device.uuid, str(device.minor)]
             healthy.add_metric(labels, int(device.healthy))
@@ -61,29 +244,19 @@ class DeviceMetrics(Collector):
             families += [*self._cards(), *self._used()]
         return families
 
-    def _faults(self) -> Iterable[GaugeMetricFamily]:
+    def _faults(self) -> Iterable[_Family]:
         if self._missing:
-            missing = GaugeMetricFamily(
-                "topolet_gpu_missing",
-                "1 for each GPU on the PCI bus that the driver has never listed.",
-                labels=["bus"],
-            )
+            missing = _family(_GPU_MISSING)
             for bus in self._missing:
                 missing.add_metric([bus], 1)
             yield missing
         if self._fault:
-            fault = GaugeMetricFamily(
-                "topolet_gpu_driver_fault",
-                "1 while the GPU driver can't be read, by reason.",
-                labels=["reason"],
-            )
+            fault = _family(_GPU_DRIVER_FAULT)
             fault.add_metric([self._fault], 1)
             yield fault
 
-    def _cards(self) -> Iterable[GaugeMetricFamily]:
-        total = GaugeMetricFamily(
-            "topolet_gpu_memory_bytes", "Memory of a GPU.", labels=["uuid", "minor"]
-        )
+    def _cards(self) -> Iterable[_Family]:
+        total = _family(_GPU_MEMORY)
         minors = {}
         for device in self._devices:
             if device.type == DeviceType.GPU:
@@ -91,28 +264,18 @@ class DeviceMetrics(Collector):
                 if (memory := device.resources.get(GPU_MEMORY)) is not None:
                     total.add_metric([device.uuid, str(device.minor)], memory)
         yield total
-        for name, text, field, scale in _READINGS:
-            family = GaugeMetricFamily(name, text, labels=["uuid", "minor"])
+        for series, field, scale in _READINGS:
+            family = _family(series)
             for reading in self._readings:
                 value = getattr(reading, field)
                 if value is not None and reading.uuid in minors:
                     family.add_metric([reading.uuid, minors[reading.uuid]], value * scale)
             yield family
 
-    def _used(self) -> Iterable[GaugeMetricFamily]:
-        labels = ["uuid", "pod", "container"]
-        memory = GaugeMetricFamily(
-            "topolet_gpu_container_memory_bytes",
-            "Memory of a GPU in use by a container; empty names: by no known container.",
-            labels=labels,
-        )
-        busy = GaugeMetricFamily(
-            "topolet_gpu_container_busy_ratio",
-            "Part of the last second in which a container used the GPU.",
-            labels=labels,
-        )
+    def _used(self) -> Iterable[_Family]:
+        memory, busy = _family(_CONTAINER_GPU_MEMORY), _family(_CONTAINER_GPU_BUSY)
         for each in self._users:
-            names = [each.uuid, each.pod, each.container]
+            names = [*pod_labels(each.pod), each.container, each.uuid]
             if each.memory_bytes is not None:
                 memory.add_metric(names, each.memory_bytes)
             if each.sm_percent is not None:
@@ -120,125 +283,57 @@ class DeviceMetrics(Collector):
         return memory, busy
 
 
-_READINGS = (
-    ("topolet_gpu_memory_used_bytes", "Memory in use.", "memory_used_bytes", 1.0),
-    ("topolet_gpu_busy_ratio", "Part of the time with a kernel running.", "gpu_percent", 0.01),
-    ("topolet_gpu_temperature_celsius", "Temperature of the GPU.", "temperature_celsius", 1.0),
-    ("topolet_gpu_power_watts", "Power that it draws.", "power_milliwatts", 0.001),
-    ("topolet_gpu_clock_hertz", "Clock of its processors.", "sm_mhz", 1e6),
-    ("topolet_gpu_ecc_errors", "Uncorrected since the driver's start.", "ecc_uncorrected", 1.0),
-)
-"""Name, help, field of a reading, and the factor that converts it to base units."""
-
-
 class AgentMetrics:
     """`render` gives the text format."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        self.passes = Counter(
-            "topolet_looks",
-            "Reconciliation passes, by result.",
-            ["result"],
-            registry=registry,
-        )
+        self.passes = _counter(_PASSES, registry)
         self.pass_seconds = Histogram(
-            "topolet_look_seconds",
-            "Time of a pass.",
+            _PASS_SECONDS.name,
+            _PASS_SECONDS.text,
             registry=registry,
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
         )
-        self.triggers = Counter(
-            "topolet_wakes",
-            "Triggers of passes: ring, tree, runtime, kubelet, cluster, hotplug, clock.",
-            ["source"],
-            registry=registry,
-        )
-        self.pause_seconds = Gauge(
-            "topolet_pause_seconds",
-            "Time from the last pass to the next one if no event occurs.",
-            registry=registry,
-        )
-        self.notifications = Counter(
-            "topolet_doorbell_rings", "Datagrams of the proxy.", ["kind"], registry=registry
-        )
-        self.overlaps = Counter(
-            "topolet_cpu_overlaps",
-            "Times a container was found on CPUs of another pod whose containers run.",
-            registry=registry,
-        )
-        self.refusals = Counter(
-            "topolet_claim_refusals",
-            "Claims that were refused, each counted once.",
-            registry=registry,
-        )
-        self.short_of_cpus = Gauge(
-            "topolet_containers_short_of_cpus",
-            "Containers that have fewer CPUs of their own than the annotation of their pod, or the "
-            "kubelet's checkpoint, names.",
-            registry=registry,
-        )
-        self.differing_cpus = Gauge(
-            "topolet_containers_with_other_cpus",
-            "Running containers whose CPUs in the kernel's files, after the last pass, are not "
-            "those that a source names: annotation (of the pod), checkpoint (of a static kubelet), "
-            "decision (of the agent).",
-            ["source"],
-            registry=registry,
-        )
-        self.without_cpus = Gauge(
-            "topolet_pods_without_allocated_cpus",
-            "LSE and LSR pods to which no scheduler allocated CPUs: they share a pool.",
-            registry=registry,
-        )
-        self.events = Counter(
-            "topolet_events",
-            "Events about pods, by result: written, failed, dropped (too many waited).",
-            ["result"],
-            registry=registry,
-        )
-        self.cgroup_writes = Counter(
-            "topolet_cgroup_writes", "Cpusets written, by result.", ["result"], registry=registry
-        )
-        self.refused_limits = Gauge(
-            "topolet_refused_limits",
-            "Limits of extended-resource-spec that the cgroup of a container does not take, or of "
-            "a pod if the container is empty: it uses more memory, or the group above allows less.",
-            ["pod", "container", "file"],
-            registry=registry,
-        )
-        self.containers_without_group = Gauge(
-            "topolet_unplaced_containers",
-            "Running containers whose cgroup can't be found.",
-            registry=registry,
-        )
-        self.snapshot_generation = Gauge(
-            "topolet_snapshot_generation", "Number of the last snapshot.", registry=registry
-        )
-        self.reports = Counter(
-            "topolet_reports",
-            "Reports to the cluster, by result: written, unchanged (equal to the stored one), "
-            "failed.",
-            ["result"],
-            registry=registry,
-        )
-        self.cluster_problems = Gauge(
-            "topolet_cluster_troubles",
-            "Pods, Nodes and reports that can't be read or written now.",
-            registry=registry,
-        )
-        self.source_problems = Gauge(
-            "topolet_source_troubles",
-            "Failures of an optional source; the log has the reasons.",
-            ["source"],
-            registry=registry,
-        )
+        self.triggers = _counter(_TRIGGERS, registry)
+        self.pause_seconds = _gauge(_PAUSE_SECONDS, registry)
+        self.notifications = _counter(_NOTIFICATIONS, registry)
+        self.overlaps = _counter(_OVERLAPS, registry)
+        self.overlapping = _gauge(_OVERLAPPING, registry)
+        self.refusals = _counter(_REFUSALS, registry)
+        self.short_of_cpus = _gauge(_SHORT_OF_CPUS, registry)
+        self.differing_cpus = _gauge(_DIFFERING_CPUS, registry)
+        self.without_cpus = _gauge(_WITHOUT_CPUS, registry)
+        self.events = _counter(_EVENTS, registry)
+        self.cgroup_writes = _counter(_CGROUP_WRITES, registry)
+        self.containers_without_group = _gauge(_WITHOUT_GROUP, registry)
+        self.snapshot_generation = _gauge(_SNAPSHOT_GENERATION, registry)
+        self.reports = _counter(_REPORTS, registry)
+        self.cluster_problems = _gauge(_CLUSTER_PROBLEMS, registry)
+        self.source_problems = _gauge(_SOURCE_PROBLEMS, registry)
+        _gauge(BUILD_INFO, registry).labels(*build_labels("agent")).set(1)
+        self._refused_limits = _gauge(_REFUSED_LIMITS, registry)
         self._decision = _DecisionMetrics()
         registry.register(self._decision)
         self.devices = DeviceMetrics()
         registry.register(self.devices)
+
+    def refused_limits(self, numbers: Mapping[tuple[str, str, str], int]) -> None:
+        """Exports these refused limits until the next call. `numbers`: by the title of the pod, the
+        container and the file."""
+        self._refused_limits.clear()
+        for (title, container, file), number in numbers.items():
+            self._refused_limits.labels(*pod_labels(title), container, file).set(number)
+
+    def follow_passes(
+        self, ready: Callable[[], bool], age_seconds: Callable[[], float | None]
+    ) -> None:
+        """Exports on every page whether the agent is ready, and the time since the last successful
+        pass. To be called once."""
+        self._registry.register(_Passes(ready, age_seconds))
 
     def decided(
         self,
@@ -264,16 +359,24 @@ class _Watches(Collector):
     def __init__(self, ages_seconds: Callable[[], Mapping[str, float]]) -> None:
         self._ages_seconds = ages_seconds
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        family = GaugeMetricFamily(
-            "topolet_watch_age_seconds",
-            "Time since a watch had an event, a bookmark or an answer of the API server, "
-            "by resource.",
-            labels=["resource"],
-        )
+    def collect(self) -> Iterable[_Family]:
+        family = _family(_WATCH_AGE)
         for resource, seconds in self._ages_seconds().items():
             family.add_metric([resource], seconds)
         return [family]
+
+
+class _Passes(Collector):
+    def __init__(self, ready: Callable[[], bool], age_seconds: Callable[[], float | None]) -> None:
+        self._ready = ready
+        self._age_seconds = age_seconds
+
+    def collect(self) -> Iterable[_Family]:
+        ready, age = _family(_READY), _family(_SNAPSHOT_AGE)
+        ready.add_metric((), int(self._ready()))
+        if (seconds := self._age_seconds()) is not None:
+            age.add_metric((), seconds)
+        return [ready, age]
 
 
 _Decision = tuple[
@@ -287,23 +390,9 @@ class _DecisionMetrics(Collector):
     def __init__(self) -> None:
         self.decision: _Decision = ({}, (), ())
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        pools = GaugeMetricFamily(
-            "topolet_pool_cpus", "CPUs in a shared pool.", labels=["pool", "node"]
-        )
-        owned = GaugeMetricFamily(
-            "topolet_exclusive_cpus", "CPUs that a pod owns.", labels=["pod", "qos"]
-        )
-        vanished = GaugeMetricFamily(
-            "topolet_owned_cpus_offline",
-            "CPUs that a pod owns and that are offline now.",
-            labels=["pod"],
-        )
-        refused = GaugeMetricFamily(
-            "topolet_refused_claims",
-            "Pods whose claim is refused now, by reason.",
-            labels=["pod", "annotation", "reason"],
-        )
+    def collect(self) -> Iterable[_Family]:
+        pools, owned = _family(_POOL_CPUS), _family(_EXCLUSIVE_CPUS)
+        vanished, refused = _family(_OFFLINE_CPUS), _family(_REFUSED_CLAIMS)
         by_pool, owners, refusals = self.decision
         for name, of_kind in by_pool.items():
             for pool in of_kind:
@@ -314,11 +403,11 @@ class _DecisionMetrics(Collector):
         for owner in owners:
             numbers[owner.title, owner.qos.value] += len(owner.cpus)
             offline[owner.title] += len(CpuSet.parse(owner.offline))
-        for labels, number in numbers.items():
-            owned.add_metric(labels, number)
+        for (title, qos_class), number in numbers.items():
+            owned.add_metric([*pod_labels(title), qos_class], number)
         for title, number in offline.items():
             if number:
-                vanished.add_metric([title], number)
-        for why, number in Counted(refusals).items():
-            refused.add_metric(why, number)
+                vanished.add_metric(pod_labels(title), number)
+        for (title, annotation, cause), number in Counted(refusals).items():
+            refused.add_metric([*pod_labels(title), annotation, cause], number)
         return [pools, owned, vanished, refused]

@@ -9,9 +9,11 @@ import msgspec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.core import (
@@ -22,9 +24,73 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from agent.telemetry.series import BUILD_INFO, Declarations, Series, build_labels
+
 _SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
 )  # fmt: skip
+
+
+_SCHEDULER: Final = Declarations("topolet_scheduler")
+_REQUEST_SECONDS: Final = _SCHEDULER.histogram(
+    "request_duration_seconds",
+    "Time of a request of kube-scheduler from its last byte to the complete answer, by verb.",
+    "verb",
+)
+_REQUESTS: Final = _SCHEDULER.counter(
+    "requests",
+    "Requests of kube-scheduler that were answered, by verb and result.",
+    "verb",
+    "result",
+)
+_LEADER: Final = _SCHEDULER.gauge(
+    "leader", "1 if this process is the leader and has listed the cluster, else 0."
+)
+_NODES: Final = _SCHEDULER.gauge("nodes", "Known nodes.")
+_BIND_CONFLICTS: Final = _SCHEDULER.counter(
+    "bind_conflicts", "Binds whose CPUs or devices other pods took after the filter."
+)
+_UNSCHEDULABLE: Final = _SCHEDULER.gauge(
+    "unschedulable_pods", "Pods for which the last filter found no node."
+)
+_RETRIES: Final = _SCHEDULER.counter(
+    "retries", "Retries of unschedulable pods after a node got room for them."
+)
+_EVICTIONS: Final = _SCHEDULER.counter(
+    "evictions", "Pods evicted to make room where only the extender rejected the node."
+)
+_STATUS_UPDATES: Final = _SCHEDULER.counter(
+    "resource_status_updates",
+    "Updates of resource-status with the CPUs that a kubelet assigned, by result: written, failed.",
+    "result",
+)
+_STATUS_MISMATCHES: Final = _SCHEDULER.gauge(
+    "resource_status_mismatches",
+    "Pods whose resource-status names other CPUs than their kubelet assigned.",
+)
+_REBINDS: Final = _SCHEDULER.counter("rebinds", "RebindResources that ended, by phase.", "phase")
+_REBIND_PLANS: Final = _SCHEDULER.counter(
+    "rebind_plans", "RebindResources of which pods began to be moved."
+)
+_REBIND_MOVES: Final = _SCHEDULER.counter(
+    "rebind_moves",
+    "Writes of resource-status for RebindResources, by kind: made, undone (undo a move).",
+    "kind",
+)
+_REBIND_SECONDS: Final = _SCHEDULER.summary(
+    "rebind_duration_seconds", "Time from the plan of a RebindResource to its end."
+)
+_LOCKED_NODES: Final = _SCHEDULER.gauge(
+    "rebind_locked_nodes",
+    "Nodes that take no pods that need CPUs or devices while pods are moved.",
+)
+_WATCH_AGE: Final = _SCHEDULER.gauge(
+    "watch_age_seconds",
+    "Time since a watch had an event, a bookmark or an answer of the API server, by resource.",
+    "resource",
+)
+DECLARED: Final = (*_SCHEDULER.all, BUILD_INFO)
+"""All metrics of the scheduler."""
 
 
 class RebindValues(msgspec.Struct, frozen=True):
@@ -66,22 +132,20 @@ class SchedulerMetrics:
 
     def __init__(self, verbs: Sequence[str], results: Sequence[str]) -> None:
         """Every series of `verbs` and `results` exists from the start."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         seconds = Histogram(
-            "topolet_scheduler_verb_seconds",
-            "Time of a verb from the last byte of the request to the complete answer.",
-            ["verb"],
+            _REQUEST_SECONDS.name,
+            _REQUEST_SECONDS.text,
+            _REQUEST_SECONDS.labels,
             registry=registry,
             buckets=_SECONDS,
         )
-        answers = Counter(
-            "topolet_scheduler_answers",
-            "Answers to kube-scheduler, by verb and result.",
-            ["verb", "result"],
-            registry=registry,
-        )
+        answers = Counter(_REQUESTS.name, _REQUESTS.text, _REQUESTS.labels, registry=registry)
+        build = Gauge(BUILD_INFO.name, BUILD_INFO.text, BUILD_INFO.labels, registry=registry)
+        build.labels(*build_labels("scheduler")).set(1)
         self._seconds = {verb: seconds.labels(verb) for verb in verbs}
         self._answers = {
             (verb, result): answers.labels(verb, result) for verb in verbs for result in results
@@ -107,95 +171,47 @@ class _Read(Collector):
     def collect(self) -> Iterable[Metric]:
         values = self._read()
         return [
-            _watch_ages(values),
-            GaugeMetricFamily(
-                "topolet_scheduler_deciding",
-                "1 if this process is the leader and has listed the cluster, else 0.",
-                int(values.deciding),
+            _gauge(_WATCH_AGE, {(each,): age for each, age in values.watch_ages_seconds.items()}),
+            _gauge(_LEADER, {(): int(values.deciding)}),
+            _gauge(_NODES, {(): values.nodes}),
+            _counter(_BIND_CONFLICTS, {(): values.lost_races}),
+            _gauge(_UNSCHEDULABLE, {(): values.waiting}),
+            _counter(_RETRIES, {(): values.retried}),
+            _counter(_EVICTIONS, {(): values.evicted}),
+            _counter(
+                _STATUS_UPDATES,
+                {("written",): values.corrected, ("failed",): values.uncorrected},
             ),
-            GaugeMetricFamily("topolet_scheduler_nodes", "Known nodes.", values.nodes),
-            CounterMetricFamily(
-                "topolet_scheduler_lost_races",
-                "Binds whose CPUs or devices other pods took after the filter.",
-                values.lost_races,
-            ),
-            GaugeMetricFamily(
-                "topolet_scheduler_waiting_pods",
-                "Pods for which the last filter found no node.",
-                values.waiting,
-            ),
-            CounterMetricFamily(
-                "topolet_scheduler_retries",
-                "Retries of unschedulable pods after a node got room for them.",
-                values.retried,
-            ),
-            CounterMetricFamily(
-                "topolet_scheduler_evictions",
-                "Pods evicted to make room where only the extender rejected the node.",
-                values.evicted,
-            ),
-            _corrections(values),
-            GaugeMetricFamily(
-                "topolet_scheduler_misreported_pods",
-                "Pods whose resource-status names other CPUs than their kubelet assigned.",
-                values.misreported,
-            ),
+            _gauge(_STATUS_MISMATCHES, {(): values.misreported}),
             *_rebinds(values.rebinds),
         ]
 
 
 def _rebinds(values: RebindValues) -> list[Metric]:
-    ended = CounterMetricFamily(
-        "topolet_scheduler_rebinds", "RebindResources that ended, by phase.", labels=["phase"]
-    )
-    for phase, count in values.ended.items():
-        ended.add_metric([phase], count)
-    moves = CounterMetricFamily(
-        "topolet_scheduler_rebind_moves",
-        "Writes of resource-status for RebindResources, by whether they undo a move.",
-        labels=["kind"],
-    )
-    moves.add_metric(["made"], values.made)
-    moves.add_metric(["undone"], values.undone)
     return [
-        ended,
-        CounterMetricFamily(
-            "topolet_scheduler_rebind_plans",
-            "RebindResources of which pods began to be moved.",
-            values.plans,
-        ),
-        moves,
+        _counter(_REBINDS, {(phase,): count for phase, count in values.ended.items()}),
+        _counter(_REBIND_PLANS, {(): values.plans}),
+        _counter(_REBIND_MOVES, {("made",): values.made, ("undone",): values.undone}),
         SummaryMetricFamily(
-            "topolet_scheduler_rebind_seconds",
-            "Time from the plan of a RebindResource to its end.",
-            values.finished,
-            values.seconds,
+            _REBIND_SECONDS.name, _REBIND_SECONDS.text, values.finished, values.seconds
         ),
-        GaugeMetricFamily(
-            "topolet_scheduler_rebind_locked_nodes",
-            "Nodes that take no pods that need CPUs or devices while pods are moved.",
-            values.locked,
-        ),
+        _gauge(_LOCKED_NODES, {(): values.locked}),
     ]
 
 
-def _corrections(values: SchedulerValues) -> CounterMetricFamily:
-    family = CounterMetricFamily(
-        "topolet_scheduler_corrections",
-        "Updates of resource-status with the CPUs that a kubelet assigned, by result.",
-        labels=["result"],
-    )
-    family.add_metric(["written"], values.corrected)
-    family.add_metric(["failed"], values.uncorrected)
+_Values = Mapping[tuple[str, ...], float]
+"""By the values of the labels."""
+
+
+def _counter(series: Series, values: _Values) -> CounterMetricFamily:
+    family = CounterMetricFamily(series.name, series.text, labels=series.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
     return family
 
 
-def _watch_ages(values: SchedulerValues) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(
-        "topolet_scheduler_watch_age_seconds",
-        "Time since a watch had an event, a bookmark or an answer of the API server, by resource.",
-        labels=["resource"],
-    )
-    for resource, seconds in values.watch_ages_seconds.items():
-        family.add_metric([resource], seconds)
+def _gauge(series: Series, values: _Values) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(series.name, series.text, labels=series.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
     return family

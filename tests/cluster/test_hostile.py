@@ -50,7 +50,7 @@ def test_pod_that_calls_itself_kubelet_changes_nothing(installed: Cluster) -> No
         cluster.wait_node_ready(HOST)
         cluster.wait_agent_ready(HOST)
     assert seen == {name: [cpus] for name, cpus in before.items()}
-    assert cluster.agent_metric(HOST, 'topolet_source_troubles{source="kubelet-process"}') == 0
+    assert cluster.agent_metric(HOST, 'topolet_source_problems{source="kubelet-process"}') == 0
     assert cluster.cpu_manager_policy(HOST) == "none"
     cluster.delete_pod("lse")
     cluster.eventually("the CPU is in the pool again", lambda: cluster.cpus("ls") == {"ls": BOTH})

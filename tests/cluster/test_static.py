@@ -26,7 +26,7 @@ RESERVED = CpuSet([0])
 THERE: dict[str, Any] = {"node": GUEST, "hostNetwork": True}
 """Plugins of a pod's network take seconds each there."""
 SPREAD = {RESOURCE_SPEC: json.dumps({"preferredCPUBindPolicy": "SpreadByPCPUs"})}
-WRITTEN = 'topolet_scheduler_corrections_total{result="written"}'
+WRITTEN = 'topolet_scheduler_resource_status_updates_total{result="written"}'
 
 
 @pytest.fixture

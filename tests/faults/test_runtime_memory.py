@@ -229,7 +229,7 @@ def test_no_answers_of_a_runtime_fill_the_agents_memory(
         return sum(
             float(line.rpartition(" ")[2])
             for line in page(port, "metrics")[1].splitlines()
-            if line.startswith("topolet_looks_total")
+            if line.startswith("topolet_reconciliations_total")
         )
 
     try:

@@ -98,7 +98,7 @@ def test_no_pod_gets_another_pods_card(policy: str, fixtures: pytest.FixtureRequ
         assert isinstance(verdict, Refuse)
         assert "pod ns/new" in verdict.message
         assert "GPU-other" in verdict.message
-    assert exchange.admission.outcomes.failed[CREATE, "devices", "taken"] == 2
+    assert exchange.admission.outcomes.failed[CREATE, "devices", "device_taken"] == 2
     assert not exchange.grants.all(exchange.admission._snapshots.current())[1:], (
         "what was refused holds nothing"
     )
@@ -108,7 +108,7 @@ def test_an_allocation_that_cannot_be_honoured_is_refused_with_its_pod(hasty: Ex
     _, verdict = hasty.ask(CREATE, request("lost", env="GPU-free"))
     assert isinstance(verdict, Refuse)
     assert verdict.message == "pod ns/lost: gpu 7 is not on this node"
-    assert hasty.admission.outcomes.failed == {(CREATE, "devices", "unhonoured"): 1}
+    assert hasty.admission.outcomes.failed == {(CREATE, "devices", "not_honored"): 1}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_policy_may_keep_the_plugins_choice_but_not_another_pods_card(
         assert isinstance(verdict, Refuse)
     else:
         assert seen(verdict, requested) == (left, [])
-    assert lenient.admission.outcomes.failed_open == {(CREATE, "devices", "unhonoured"): 1}
+    assert lenient.admission.outcomes.failed_open == {(CREATE, "devices", "not_honored"): 1}
 
 
 def test_an_allocated_pod_waits_until_the_agent_has_decided(tmp_path: Path) -> None:

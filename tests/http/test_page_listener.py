@@ -80,6 +80,13 @@ def test_page_and_length(served: Served) -> None:
     assert body == b"up 1\n"
 
 
+def test_head_is_a_get_without_the_body(served: Served) -> None:
+    head, _, body = served.ask(b"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"Content-Length: 5" in head
+    assert body == b""
+
+
 def test_a_page_larger_than_a_socket_buffer(served: Served) -> None:
     _, _, body = served.ask(b"GET /big HTTP/1.0\r\n\r\n").partition(b"\r\n\r\n")
     assert len(body) == 4_000_000

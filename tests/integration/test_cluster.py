@@ -80,7 +80,7 @@ def test_a_claim_that_changes_in_the_cluster_moves_a_running_container(
         place.start_agent(node)
         eventually(
             "the agent has made a pass",
-            lambda: node.metric('topolet_looks_total{result="ok"}') >= 2,
+            lambda: node.metric('topolet_reconciliations_total{result="succeeded"}') >= 2,
         )
         assert moved(), "a restart without a server decides as before"
     finally:
@@ -104,7 +104,7 @@ def test_an_agent_without_a_permission_reports_it_and_does_the_rest(
         PATIENCE_SECONDS,
     )
     # The log line is counted a moment after it was written.
-    eventually("counted", lambda: node.metric("topolet_cluster_troubles") == 1)
+    eventually("counted", lambda: node.metric("topolet_cluster_problems") == 1)
     labels = json.loads(place.api.admin.get("/api/v1/nodes/lacks"))["metadata"]["labels"]
     assert labels["topology.topolet.io/cpus"]
 
@@ -124,7 +124,7 @@ def test_the_agent_manages_the_node_without_a_server(node: TestNode) -> None:
     )
     eventually("pinned", lambda: (node.cpus(own), node.cpus(ls)) == ("1", "0"))
     eventually(
-        "it is reported", lambda: node.metric("topolet_cluster_troubles") >= 1, PATIENCE_SECONDS
+        "it is reported", lambda: node.metric("topolet_cluster_problems") >= 1, PATIENCE_SECONDS
     )
     node.stop_agent()
 

@@ -28,7 +28,7 @@ def agent_node(containerd2: Containerd) -> Iterator[TestNode]:
 
 
 def wakes(node: TestNode, source: str) -> float:
-    return node.metric(f'topolet_wakes_total{{source="{source}"}}')
+    return node.metric(f'topolet_reconciliation_triggers_total{{trigger="{source}"}}')
 
 
 def wait_for_event(node: TestNode) -> None:
@@ -36,11 +36,13 @@ def wait_for_event(node: TestNode) -> None:
     before = wakes(node, "runtime")
     remove_pod(node.direct, run_sandbox(node.direct, node.spec("heard")))
     eventually("the agent gets the event", lambda: wakes(node, "runtime") > before)
-    eventually("the agent rests", lambda: node.metric("topolet_pause_seconds") == 600)
+    eventually(
+        "the agent rests", lambda: node.metric("topolet_reconciliation_interval_seconds") == 600
+    )
 
 
 def test_a_start_is_followed_by_its_cpuset_without_a_periodic_pass(agent_node: TestNode) -> None:
-    before = {source: wakes(agent_node, source) for source in ("runtime", "clock")}
+    before = {source: wakes(agent_node, source) for source in ("runtime", "timer")}
     for name in ("first", "second", "third"):
         spec = agent_node.spec(name, "LSE", "1")
         sandbox = run_sandbox(agent_node.direct, spec)
@@ -50,7 +52,7 @@ def test_a_start_is_followed_by_its_cpuset_without_a_periodic_pass(agent_node: T
         eventually(f"{name} is on its CPU", lambda id=container: agent_node.cpus(id) == "1")
         remove_pod(agent_node.direct, sandbox)
     assert wakes(agent_node, "runtime") > before["runtime"]
-    assert wakes(agent_node, "clock") == before["clock"]
+    assert wakes(agent_node, "timer") == before["timer"]
 
 
 def test_events_of_a_restarted_runtime_are_received(agent_node: TestNode) -> None:

@@ -36,16 +36,22 @@ def test_use_memory_and_health_by_card_pod_and_container(node: TestNode) -> None
         found = [line.rpartition(" ")[2] for line in page if line.startswith(f"{name}{{{text}}} ")]
         return [float(each) for each in found] == [value]
 
-    where = {"uuid": first.uuid, "pod": "default/trainer", "container": "main"}
-    memory = "topolet_gpu_container_memory_bytes"
+    where = {
+        "uuid": first.uuid,
+        "namespace": "default",
+        "pod": "trainer",
+        "container": "main",
+    }
+    memory = "topolet_container_gpu_memory_used_bytes"
     eventually("the trainer's memory", lambda: has(memory, 300 * MIB, **where))
-    assert has("topolet_gpu_container_busy_ratio", 0.4, **where)
-    assert has(memory, 20 * MIB, uuid=first.uuid, pod="kube-system/monitor", container="main")
-    assert has(memory, 5 * MIB, uuid=first.uuid, pod="", container="")
+    assert has("topolet_container_gpu_utilization_ratio", 0.4, **where)
+    monitor = where | {"namespace": "kube-system", "pod": "monitor"}
+    assert has(memory, 20 * MIB, **monitor)
+    assert has(memory, 5 * MIB, uuid=first.uuid, namespace="", pod="", container="")
     card = {"uuid": first.uuid, "minor": str(first.minor)}
-    assert has("topolet_gpu_busy_ratio", 0.45, **card)
+    assert has("topolet_gpu_utilization_ratio", 0.45, **card)
     assert has("topolet_gpu_temperature_celsius", 34, **card)
-    assert has("topolet_gpu_busy_ratio", 0.3, uuid=second.uuid, minor=str(second.minor))
+    assert has("topolet_gpu_utilization_ratio", 0.3, uuid=second.uuid, minor=str(second.minor))
 
     device = {"type": "gpu", "id": first.uuid, "minor": str(first.minor)}
     assert has("topolet_device_healthy", 1, **device)

@@ -193,7 +193,7 @@ def test_an_agent_starts_with_them_and_assigns_no_cpus(
     (pool,) = [
         each
         for each in metrics.splitlines()
-        if each.startswith('topolet_pool_cpus{node="0",pool="ls"}')
+        if each.startswith('topolet_pool_cpus{numa_node="0",pool="ls"}')
     ]
     assert float(pool.rpartition(" ")[2]) == len(os.sched_getaffinity(0))
     assert "/nonexistent" not in node.log("agent")

@@ -191,7 +191,7 @@ def test_changes_of_the_agent_are_unsolicited_updates(plugged: PluggedNode) -> N
     assert plugged.node.direct.container_placement(ls).resources.cpuset == "1"
     eventually("it is counted", lambda: plugged.metric("topolet_nri_updates_total") == 1)
     plugged.publish(**{ls: "7"})
-    eventually("it was refused", lambda: plugged.metric("topolet_nri_updates_failed_total") == 1)
+    eventually("it was refused", lambda: plugged.metric("topolet_nri_failed_updates_total") == 1)
     assert plugged.node.cpus(ls) == "1"
     assert "the runtime refuses a change" in plugged.node.log("nri")
 
@@ -239,9 +239,9 @@ def test_a_plugin_that_was_stopped_recovers(
     plugged.signal(signal.SIGCONT)
     eventually("a new session", lambda: plugged.metric("topolet_nri_sessions_total") >= 2)
     eventually("ready again", lambda: plugged.metric("topolet_nri_ready") == 1)
-    calls = plugged.metric("topolet_nri_adjusted_total")
+    calls = plugged.metric("topolet_nri_adjusted_containers_total")
     create_container(node.direct, create_request(node.spec("p", "LS"), sandbox, "d"))
-    assert plugged.metric("topolet_nri_adjusted_total") == calls + 1
+    assert plugged.metric("topolet_nri_adjusted_containers_total") == calls + 1
 
 
 def test_an_owner_without_an_agent_is_refused_before_the_runtimes_timeout(

@@ -116,7 +116,7 @@ def test_invalid_claim_keeps_the_pool_and_is_reported(
         for line in node.get("/metrics")[1].splitlines()
         if line.startswith("topolet_refused_claims{")
     )
-    assert 'pod="default/bad"' in metric
+    assert 'namespace="default",pod="bad"' in metric
     assert RESOURCE_STATUS in metric
     assert reason not in metric, "a label has a cause, and no text of the annotation"
 

@@ -74,7 +74,8 @@ def test_a_sandbox_waits_until_its_pod_has_no_cpu_of_an_owner(world: World) -> N
     world.sandbox("PreRunPodSandbox", "late", "LS")
     waited = time.monotonic() - began
     assert waited >= SANDBOX_SECONDS
-    late = 'topolet_hook_server_failed_open_total{hook="RunPodSandbox",qos="LS",reason="late"}'
+    labels = 'hook="RunPodSandbox",qos_class="LS",reason="timeout"'
+    late = f"topolet_hook_server_failed_open_total{{{labels}}}"
     assert world.metric(late) == 1
     world.publish(msgspec.structs.replace(OWNED, announced=("a",)))
     world.sandbox("PreRunPodSandbox", "a", "LS")
@@ -146,7 +147,7 @@ def test_an_update_of_an_unknown_container_loses_owned_cpus(world: World) -> Non
     reply = world.container("PreUpdateContainerResources", unknown)
     assert reply.container_resources.cpuset_cpus == "0"
     assert world.metric(
-        'topolet_hook_server_failed_open_total{hook="UpdateContainerResources",qos="",reason="late"}'
+        'topolet_hook_server_failed_open_total{hook="UpdateContainerResources",qos_class="",reason="timeout"}'
     )
 
 
@@ -192,7 +193,7 @@ def test_a_creation_waits_for_its_decision(patient: World) -> None:
         target=lambda: replies.append(patient.container("PreCreateContainer", create, 60.0))
     )
     held.start()
-    eventually("it is held", lambda: patient.metric("topolet_hook_server_held") == 1)
+    eventually("it is held", lambda: patient.metric("topolet_hook_server_waiting_calls") == 1)
     assert any(
         isinstance(notification, PodAnnounced) and notification.uid == "new"
         for notification in patient.notifications()
@@ -227,9 +228,9 @@ def test_a_caller_that_cancels_leaves_nothing(patient: World) -> None:
         "/runtime.v1alpha1.RuntimeHookService/PreCreateContainerHook"
     )
     call = method.future(container("new", "LSE", "2").SerializeToString())
-    eventually("it is held", lambda: patient.metric("topolet_hook_server_held") == 1)
+    eventually("it is held", lambda: patient.metric("topolet_hook_server_waiting_calls") == 1)
     call.cancel()
-    eventually("it is dropped", lambda: patient.metric("topolet_hook_server_held") == 0)
+    eventually("it is dropped", lambda: patient.metric("topolet_hook_server_waiting_calls") == 0)
 
 
 def test_an_owner_waits_for_a_creation_on_its_cpus(
@@ -301,7 +302,7 @@ def test_a_hostile_annotation_does_not_crash_the_server(world: World, status: st
     request.pod_annotations[RESOURCE_STATUS] = status
     reply = world.container("PreCreateContainer", request)
     assert reply.container_resources.cpuset_cpus == "0,2-3"
-    assert world.metric('topolet_hook_server_errors_total{hook="PreCreateContainer"}') == 0
+    assert world.metric('topolet_hook_server_hook_errors_total{hook="PreCreateContainer"}') == 0
 
 
 def test_another_method_is_unimplemented(world: World) -> None:
@@ -344,7 +345,7 @@ def test_a_held_creation_ends_with_the_server(tmp_path: Path) -> None:
         "/runtime.v1alpha1.RuntimeHookService/PreCreateContainerHook"
     )
     call = method.future(container("new", "LSE", "2").SerializeToString())
-    eventually("it is held", lambda: world.metric("topolet_hook_server_held") == 1)
+    eventually("it is held", lambda: world.metric("topolet_hook_server_waiting_calls") == 1)
     world.close_frontend()
     assert isinstance(call.exception(timeout=30), grpc.RpcError)
     world.close()
@@ -384,5 +385,5 @@ def test_device_changes_that_the_protocol_cannot_express_are_refused(
     code, text = refused(error)
     assert code == grpc.StatusCode.UNAVAILABLE
     assert unsaid in text
-    line = 'topolet_hook_server_failed_total{hook="CreateContainer",qos="devices",reason="door"}'
-    assert world.metric(line) == 1
+    labels = 'hook="CreateContainer",qos_class="devices",reason="unsupported"'
+    assert world.metric(f"topolet_hook_server_failed_total{{{labels}}}") == 1

@@ -99,10 +99,10 @@ def test_a_fault_is_counted_and_answered_by_the_policy(hook: str) -> None:
     hooks = Hooks(faulty, fault)
     service = HookService(hooks)
     assert service.answer(hook, b"", Caller()) == b""
-    assert hooks.told == [(hook, "hook_error", 'RuntimeError("a hook\'s fault")')]
+    assert hooks.told == [(hook, "internal_error", 'RuntimeError("a hook\'s fault")')]
     assert service.errors == {hook: 1}
     refusing = HookService(Hooks(faulty, fault, lambda reason: Refuse(Code.INTERNAL, reason)))
-    assert refusing.answer(hook, b"", Caller()) == Refuse(Code.INTERNAL, "hook_error")
+    assert refusing.answer(hook, b"", Caller()) == Refuse(Code.INTERNAL, "internal_error")
 
 
 def test_a_fault_of_the_policy_passes() -> None:

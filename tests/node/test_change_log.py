@@ -47,7 +47,7 @@ def test_container_that_stays_without_a_cgroup_is_logged_once(
         caplog.clear()
         witness.without_cgroup(titles, now)
         lines = [each for each in caplog.records if each.levelno == logging.ERROR]
-        return len(lines), "topolet_unplaced_containers 1.0" in metrics.render()
+        return len(lines), "topolet_containers_without_cgroup 1.0" in metrics.render()
 
     assert logged({"a": "x main"}, 10.0) == (0, False)
     assert logged({"a": "x main"}, 10.5) == (0, False)
@@ -67,7 +67,9 @@ def test_owner_of_an_offline_cpu_is_logged_once(caplog: pytest.LogCaptureFixture
         decision = decide(topology, (owner,), KubeletCpus(), {"a": CpuSet([1, 2])}, {})
         witness.export(decision)
         witness.decided((owner,), decision, decision.owners, {})
-        assert ('topolet_owned_cpus_offline{pod="ns/a"} 1.0' in metrics.render()) == bool(offline)
+        assert (
+            'topolet_exclusive_cpus_offline{namespace="ns",pod="a"} 1.0' in metrics.render()
+        ) == bool(offline)
     errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert errors == ["pod ns/a: CPUs 2 of its own are offline"]
 
@@ -81,7 +83,7 @@ def test_owner_without_online_cpus_is_logged_with_the_consequence(
     recorder = ChangeRecorder(metrics)
     recorder.export(decision)
     recorder.decided(pods, decision, decision.owners, {})
-    assert 'topolet_owned_cpus_offline{pod="ns/a"} 2.0' in metrics.render()
+    assert 'topolet_exclusive_cpus_offline{namespace="ns",pod="a"} 2.0' in metrics.render()
     logged = "\n".join(each.getMessage() for each in caplog.records)
     assert "pod ns/a: CPUs 1-2 of its own are offline" in logged
     assert "pod ns/a keeps the pool" in logged

@@ -159,7 +159,7 @@ def test_a_limit_below_the_memory_in_use_is_the_trouble_of_its_pod_alone(
     )
     assert caplog.messages.count(f"pod ns/b: {text}") == 1
     assert events.events == [(Regarding("ns", "b", "b"), LIMIT_REFUSED, text)]
-    series = f'topolet_refused_limits{{container="main",file="{MEMORY}",pod="ns/b"}}'
+    series = f'topolet_refused_limits{{container="main",file="{MEMORY}",namespace="ns",pod="b"}}'
     assert world.metric(series) == 1
 
     world.limits(f"{parent}/c-b-main", USE, "0")
@@ -190,7 +190,9 @@ def test_a_pass_fails_for_the_machine_and_not_for_a_value_that_the_kernel_refuse
     agent = world.agent()
     if of_the_pod:
         agent.reconcile()
-        series = f'topolet_refused_limits{{container="main",file="{SHARES}",pod="ns/b"}}'
+        series = (
+            f'topolet_refused_limits{{container="main",file="{SHARES}",namespace="ns",pod="b"}}'
+        )
         assert world.metric(series) == 1
     else:
         with pytest.raises(ReconcileError, match=os.strerror(number)):

@@ -15,7 +15,9 @@ from tests.proxy.exchanges import BOOT, OWNED
 def test_every_series_is_readable_and_counts(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.publish(OWNED)
+    assert daemon.unready(world.link) == "the plugin is not registered with the runtime"
     world.runtime.set_up()
+    assert daemon.unready(world.link) == ""
     world.create(container("c", "p"), pod("p"))
     world.conflicts.error("ns/p", 'plugins "10-topolet" and "a"b" both tried to set CPUSetCPUs')
     world.conflicts.changed("ns/p", "1", "")
@@ -36,7 +38,7 @@ def test_every_series_is_readable_and_counts(tmp_path: Path) -> None:
     assert found["topolet_nri_ready",] == 1
     assert found["topolet_nri_sessions_total",] == 1
     assert found["topolet_nri_calls_total", "CreateContainer"] == 1
-    assert found["topolet_nri_adjusted_total",] == 1
+    assert found["topolet_nri_adjusted_containers_total",] == 1
     assert found["topolet_nri_containers",] == 1
     assert found["topolet_nri_snapshot_generation",] == OWNED.generation
     assert found["topolet_nri_conflicts_total", "changed", ""] == 1

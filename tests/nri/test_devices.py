@@ -50,7 +50,7 @@ def test_wrong_cdi_devices_are_refused_and_counted(world: World) -> None:
     assert status.code == Code.UNAVAILABLE
     assert "pod ns/own" in status.message
     assert "removed_cdi_devices" in status.message
-    assert world.admission.outcomes.failed == {("CreateContainer", "devices", "door"): 1}
+    assert world.admission.outcomes.failed == {("CreateContainer", "devices", "unsupported"): 1}
 
 
 def test_correct_cdi_devices_are_kept(world: World) -> None:

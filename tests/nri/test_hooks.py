@@ -412,6 +412,6 @@ def test_a_failing_hook_passes_by_policy_and_counts_as_a_grant(
     status = world.runtime.response(world.begin_create(container("o", "own"), OWN)).status
     assert status.message == "CreateContainer: pod ns/own: ValueError: broken"
     assert world.admission.outcomes.failed == {
-        ("CreateContainer", "LS", "hook_error"): 1,
-        ("CreateContainer", "LSE", "hook_error"): 1,
+        ("CreateContainer", "LS", "internal_error"): 1,
+        ("CreateContainer", "LSE", "internal_error"): 1,
     }

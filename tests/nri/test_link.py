@@ -333,7 +333,7 @@ def test_a_failing_handler_does_not_fail_the_container(
     assert set(up.link.stats.errors.values()) == {1}
     assert len(up.link.stats.errors) == 5
     assert "the hook of CreateContainer failed" in caplog.text
-    failure = ("CreateContainer", up.plugin.calls[0], "hook_error", "ValueError: ours")
+    failure = ("CreateContainer", up.plugin.calls[0], "internal_error", "ValueError: ours")
     assert up.plugin.unhooked_calls[0] == failure
 
 
@@ -345,7 +345,7 @@ def test_an_invalid_request_passes_or_fails_by_policy(up: World, method: str) ->
     up.plugin.refusal = Refuse(Code.INTERNAL, "by policy")
     up.runtime.send(1, 1_003, 1, bad.SerializeToString())
     assert up.runtime.response(1_003).status.message == "by policy"
-    assert [each[:3] for each in up.plugin.unhooked_calls] == [(method, None, "irregular")] * 2
+    assert [each[:3] for each in up.plugin.unhooked_calls] == [(method, None, "malformed")] * 2
 
 
 @pytest.mark.parametrize(

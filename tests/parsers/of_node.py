@@ -405,7 +405,7 @@ class _Plugin:
     def unhooked(
         self, method: str, call: PluginCall | None, reason: str, detail: str
     ) -> Refuse | None:
-        assert reason != "hook_error", detail
+        assert reason != "internal_error", detail
         return Refuse(Code.UNAVAILABLE, detail)
 
     def abandoned(self, call: PluginCall) -> None: ...

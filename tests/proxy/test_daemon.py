@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent import VERSION
 from agent.hooks.agent_client import SnapshotFile
 from agent.host.loop import Loop
 from agent.model.settings.failure_policy import CREATE
@@ -31,7 +33,9 @@ def test_the_metrics_page_counts_calls_and_failures(tmp_path: Path) -> None:
     text = daemon.metrics_page(
         server, exchange.admission.outcomes, exchange.notifier, snapshots, latencies
     )
+    assert server.accepting
     server.close()
+    assert not server.accepting
     loop.close()
     exchange.close()
     found = {
@@ -39,12 +43,26 @@ def test_the_metrics_page_counts_calls_and_failures(tmp_path: Path) -> None:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    assert found["topolet_proxy_failed_total", CREATE, "LSE", "late"] == 1
-    assert found["topolet_proxy_failed_open_total", CREATE, "LS", "late"] == 1
-    assert found["topolet_proxy_in_flight", "/r/Exec"] == 3
-    assert found["topolet_proxy_call_seconds_count", "/r/CreateContainer"] == 2
-    assert found["topolet_proxy_call_seconds_bucket", "+Inf", "/\\xff"] == 1
-    assert found["topolet_proxy_call_seconds_bucket", "/r/CreateContainer", "0.0025"] == 1
-    assert found["topolet_proxy_share_seconds_bucket", "/r/CreateContainer", "0.0001"] == 2
+    assert found["topolet_proxy_failed_total", CREATE, "LSE", "timeout"] == 1
+    assert found["topolet_proxy_failed_open_total", CREATE, "LS", "timeout"] == 1
+    assert found["topolet_proxy_calls_in_flight", "/r/Exec"] == 3
+    assert found["topolet_proxy_call_duration_seconds_count", "/r/CreateContainer"] == 2
+    assert found["topolet_proxy_call_duration_seconds_bucket", "+Inf", "/\\xff"] == 1
+    assert found["topolet_proxy_call_duration_seconds_bucket", "/r/CreateContainer", "0.0025"] == 1
+    assert found["topolet_proxy_call_overhead_seconds_bucket", "/r/CreateContainer", "0.0001"] == 2
     assert found["topolet_proxy_snapshot_generation",] == 1
+    assert found["topolet_proxy_snapshot_age_seconds",] >= 0
+    assert found["topolet_proxy_ready",] == 1
+    assert found["topolet_build_info", VERSION, "proxy"] == 1
     assert found["process_resident_memory_bytes",] > 1 << 20
+
+
+def test_a_proxy_is_ready_while_it_accepts_and_the_runtime_listens(tmp_path: Path) -> None:
+    runtime = str(tmp_path / "runtime.sock")
+    assert "the runtime does not answer" in daemon.unready(runtime, accepting=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(runtime)
+        assert "Connection refused" in daemon.unready(runtime, accepting=True), "it has died"
+        listening.listen()
+        assert daemon.unready(runtime, accepting=True) == ""
+        assert daemon.unready(runtime, accepting=False) == "the proxy accepts no connections"

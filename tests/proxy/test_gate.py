@@ -112,7 +112,7 @@ def test_sandbox_waits_for_at_most_50_ms(
     assert exchange.again(call) == Wait()
     moment += 0.002
     assert exchange.again(call) == FORWARD
-    assert exchange.admission.outcomes.failed_open == {(RUN, "LS", "late"): 1}
+    assert exchange.admission.outcomes.failed_open == {(RUN, "LS", "timeout"): 1}
     assert len(exchange.notifications()) == 1
 
 
@@ -203,14 +203,14 @@ def test_at_the_deadline_an_owner_is_refused_with_its_pod(
     assert exchange.again(call) == Refuse(
         Code.UNAVAILABLE, "pod ns/own: no CPUs after 60 s: the agent has written no snapshot"
     )
-    assert exchange.admission.outcomes.failed == {("CreateContainer", "LSE", "late"): 1}
+    assert exchange.admission.outcomes.failed == {("CreateContainer", "LSE", "timeout"): 1}
 
 
 def test_at_the_deadline_a_sharing_pod_with_a_claim_shares(hasty: Exchange) -> None:
     hasty.publish(OWNED)
     _, verdict = hasty.create("new", "LS", "2")
     assert given_cpus(verdict) == "0,2-3"
-    assert hasty.admission.outcomes.failed_open == {("CreateContainer", "LS", "late"): 1}
+    assert hasty.admission.outcomes.failed_open == {("CreateContainer", "LS", "timeout"): 1}
 
 
 def test_blocked_owner_is_refused_with_the_reason(hasty: Exchange) -> None:
@@ -315,7 +315,9 @@ def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus(
     assert isinstance(verdict, Replace)
     request = pb.UpdateContainerResourcesRequest.FromString(verdict.message)
     assert request.linux.cpuset_cpus == "0"
-    assert exchange.admission.outcomes.failed_open == {("UpdateContainerResources", "", "late"): 1}
+    assert exchange.admission.outcomes.failed_open == {
+        ("UpdateContainerResources", "", "timeout"): 1
+    }
 
 
 def test_absent_agent_is_counted(tmp_path: Path) -> None:
@@ -330,14 +332,14 @@ def test_an_invalid_protobuf_passes_by_policy(exchange: Exchange) -> None:
     for path in CpusetGate.methods:
         if METHODS[path] in (RUN, CREATE, UPDATE):
             assert exchange.gate.request(Call(path, 0.0), b"\xff garbage") == FORWARD
-            assert exchange.admission.outcomes.failed_open[METHODS[path], "", "irregular"]
+            assert exchange.admission.outcomes.failed_open[METHODS[path], "", "malformed"]
 
 
 UNREAD = {
-    "oversize": Code.RESOURCE_EXHAUSTED,
+    "too_large": Code.RESOURCE_EXHAUSTED,
     "compressed": Code.INTERNAL,
-    "irregular": Code.INVALID_ARGUMENT,
-    "hook_error": Code.INTERNAL,
+    "malformed": Code.INVALID_ARGUMENT,
+    "internal_error": Code.INTERNAL,
 }
 
 
@@ -368,7 +370,7 @@ def test_a_call_that_was_read_is_left_to_the_policy_with_owners_too(tmp_path: Pa
     """Its request was read."""
     lax = Exchange(tmp_path, policy="*=ignore")
     lax.publish(OWNED)
-    assert lax.gate.unhooked(Call(CREATE_PATH, 0.0), "late", "the proxy ends") == FORWARD
+    assert lax.gate.unhooked(Call(CREATE_PATH, 0.0), "timeout", "the proxy ends") == FORWARD
     lax.close()
 
 
@@ -413,7 +415,7 @@ def test_policy_may_allow_an_lse_pod_without_its_cpus(tmp_path: Path) -> None:
     lax.publish(OWNED)
     _, verdict = lax.create("new", "LSE", "2")
     assert given_cpus(verdict) == "0,2-3"
-    assert lax.admission.outcomes.failed_open == {(CREATE, "LSE", "late"): 1}
+    assert lax.admission.outcomes.failed_open == {(CREATE, "LSE", "timeout"): 1}
     lax.publish(msgspec.structs.replace(OWNED, ls_pools=(Pool(0, 0, "1"),)))
     _, verdict = lax.create("new", "LSE", "2")
     assert isinstance(verdict, Refuse), "not on the CPU of another, whatever the policy"
@@ -439,7 +441,7 @@ def test_owners_wait_for_a_creation_that_passed_unhooked(exchange: Exchange, rea
         stray, _ = exchange.create("p", "LS", "")
     else:
         stray = Call(CREATE_PATH, 0.0)
-    assert exchange.gate.unhooked(stray, "oversize", "9 bytes") == FORWARD
+    assert exchange.gate.unhooked(stray, "too_large", "9 bytes") == FORWARD
     exchange.publish(msgspec.structs.replace(OWNED, listed_at=0))
     assert exchange.create("own", "LSE", "1")[1] == Wait()
     exchange.created(stray, "c")
@@ -456,7 +458,7 @@ def test_an_unreadable_request_fails_by_policy(tmp_path: Path) -> None:
         Code.INTERNAL, "CreateContainer: a container whose request could not be read: not gzip"
     )
     other = Call(b"/runtime.v1.RuntimeService/StopContainer", 0.0)
-    assert strict.gate.unhooked(other, "irregular", "no message") == FORWARD
+    assert strict.gate.unhooked(other, "malformed", "no message") == FORWARD
     assert strict.admission.outcomes.failed == {(CREATE, "", "compressed"): 1}
     strict.close()
 

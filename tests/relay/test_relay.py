@@ -271,7 +271,7 @@ def test_a_broken_hook_lets_the_call_pass(
     assert wire.up() == opening(1, HOOKED) + last(1, MESSAGE)
     wire.upstream(trailers(1))
     assert wire.stats.hook_errors == len(wire.errors) == 1
-    assert (hooks.unhooked_for, hooks.replies) == (["hook_error"], [None])
+    assert (hooks.unhooked_for, hooks.replies) == (["internal_error"], [None])
 
 
 def test_a_reply_hook_that_raises_changes_nothing() -> None:
@@ -302,25 +302,27 @@ BOMB = gzip.compress(bytes(2_000_000))
 
 
 @pytest.mark.parametrize(
-    ("body", "counter"),
+    ("body", "counter", "reason"),
     [
-        (b"", "passed_irregular"),
-        (MESSAGE[:3], "passed_irregular"),
-        (MESSAGE[:-1], "passed_irregular"),
-        (MESSAGE + MESSAGE, "passed_irregular"),
-        (b"\2" + MESSAGE[1:], "passed_irregular"),
-        (b"\1" + MESSAGE[1:], "passed_compressed"),
-        (b"\1" + len(BOMB).to_bytes(4, "big") + BOMB, "passed_compressed"),
+        (b"", "passed_irregular", "malformed"),
+        (MESSAGE[:3], "passed_irregular", "malformed"),
+        (MESSAGE[:-1], "passed_irregular", "malformed"),
+        (MESSAGE + MESSAGE, "passed_irregular", "malformed"),
+        (b"\2" + MESSAGE[1:], "passed_irregular", "malformed"),
+        (b"\1" + MESSAGE[1:], "passed_compressed", "compressed"),
+        (b"\1" + len(BOMB).to_bytes(4, "big") + BOMB, "passed_compressed", "compressed"),
     ],
 )
-def test_a_request_that_is_not_one_message_passes_and_is_counted(body: bytes, counter: str) -> None:
+def test_a_request_that_is_not_one_message_passes_and_is_counted(
+    body: bytes, counter: str, reason: str
+) -> None:
     hooks = Hooks(Refuse(1, ""))
     wire = Wire(hooks, RelayLimits(body_bytes=1 << 20))
     wire.client(opening(1, HOOKED), last(1, body))
     assert wire.up() == opening(1, HOOKED) + last(1, body)
     assert (hooks.asked, getattr(wire.stats, counter)) == ([], 1)
     wire.upstream(data(1, MESSAGE), trailers(1))
-    assert (hooks.unhooked_for, hooks.replies) == ([counter.removeprefix("passed_")], [b"message"])
+    assert (hooks.unhooked_for, hooks.replies) == ([reason], [b"message"])
     wire.client(opening(3, HOOKED, frames.END_HEADERS | frames.END_STREAM))
     assert wire.up() == opening(3, HOOKED, frames.END_HEADERS | frames.END_STREAM)
 
@@ -336,7 +338,7 @@ NO = Refuse(13, "not to be looked into")
         (data(1, MESSAGE), RelayLimits(streams=0)),
         (data(1, MESSAGE) + trailers(1), RelayLimits()),
     ],
-    ids=["irregular", "oversize", "too many", "trailers"],
+    ids=["malformed", "too_large", "too many", "trailers"],
 )
 def test_a_call_that_may_not_pass_unhooked_is_answered_by_the_relay(
     client: bytes, limits: RelayLimits
@@ -365,7 +367,7 @@ def test_a_message_beyond_the_limit_is_tracked_to_its_end() -> None:
     wire.client(last(1, bytes(50)))
     assert hooks.replies == []
     wire.upstream(data(1, MESSAGE), trailers(1))
-    assert (hooks.unhooked_for, hooks.replies) == (["oversize"], [b"message"])
+    assert (hooks.unhooked_for, hooks.replies) == (["too_large"], [b"message"])
     assert not wire.relay._calls.streams
     assert frames.rst_stream(1, frames.CANCEL) not in wire.up()
 
@@ -426,7 +428,7 @@ def test_a_message_beyond_the_limit_is_refused_by_its_first_bytes() -> None:
     hooks.lets_pass = NO
     wire = Wire(hooks)
     wire.client(opening(1, HOOKED), data(1, grpc.prefix((16 << 20) + 1) + b"first"))
-    assert hooks.unhooked_for == ["oversize"]
+    assert hooks.unhooked_for == ["too_large"]
     assert (wire.stats.refused, wire.budget.reserved_bytes) == (1, 0)
     assert wire.up() == opening(1, HOOKED) + frames.rst_stream(1, frames.CANCEL)
 

@@ -2,7 +2,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as Theirs
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.telemetry.frontend_metrics import Histogram, Histograms, Metric, render
+from agent.telemetry.frontend_metrics import Histogram, Histograms, Metric, render, single
+from agent.telemetry.series import Series
 
 BOUNDS = (0.001, 0.25, 2.0)
 
@@ -15,9 +16,9 @@ def test_a_real_parser_reads_every_value_back() -> None:
     }
     text = render(
         [
-            Metric("a_total", "counter", "Things.", {(): 12345678901}),
-            Metric("b", "gauge", "A fraction.", {(): 0.25}),
-            Metric("c_total", "counter", "By reason.", reasons, ("reason", "of")),
+            single(Series("a_total", "counter", "Things."), 12345678901),
+            single(Series("b", "gauge", "A fraction."), 0.25),
+            Metric(Series("c_total", "counter", "By reason.", ("reason", "of")), reasons),
         ]
     )
     families = {each.name: each for each in text_string_to_metric_families(text)}
@@ -54,5 +55,5 @@ def test_a_histogram_is_written_as_by_the_official_client() -> None:
             if not each.name.endswith("_created")
         }
 
-    text = render([Histograms("h_seconds", "Time.", ours, ("method",))])
+    text = render([Histograms(Series("h_seconds", "histogram", "Time.", ("method",)), ours)])
     assert samples(text) == samples(generate_latest(registry).decode())

@@ -13,6 +13,8 @@ from agent.node.change_log import ChangeRecorder
 from agent.telemetry.metrics import AgentMetrics
 from tests.builders import machine, pod
 
+OWNER = {("namespace", "ns"), ("pod", "a"), ("qos_class", "LSE")}
+
 
 def samples(metrics: AgentMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     found = [
@@ -30,11 +32,11 @@ def test_a_decision_is_exported_until_the_next() -> None:
     owner, bad = pod("a", "LSE", "1"), pod("b", "LSE", "1,9", created_at=1)
     ChangeRecorder(metrics).export(decide(machine(2, 2), (owner, bad), KubeletCpus(), {}, {}))
     shown = samples(metrics)
-    assert shown["topolet_pool_cpus", frozenset({("pool", "ls"), ("node", "0")})] == 1
-    assert shown["topolet_pool_cpus", frozenset({("pool", "be"), ("node", "1")})] == 2
-    assert shown["topolet_exclusive_cpus", frozenset({("pod", "ns/a"), ("qos", "LSE")})] == 1
+    assert shown["topolet_pool_cpus", frozenset({("pool", "ls"), ("numa_node", "0")})] == 1
+    assert shown["topolet_pool_cpus", frozenset({("pool", "be"), ("numa_node", "1")})] == 2
+    assert shown["topolet_exclusive_cpus", frozenset(OWNER)] == 1
     (refused,) = [labels for name, labels in shown if name == "topolet_refused_claims"]
-    assert dict(refused)["pod"] == "ns/b"
+    assert (dict(refused)["namespace"], dict(refused)["pod"]) == ("ns", "b")
     assert dict(refused)["reason"] == "absent"
     ChangeRecorder(metrics).export(decide(machine(), (), KubeletCpus(), {}, {}))
     assert not [name for name, _ in samples(metrics) if name == "topolet_exclusive_cpus"]
@@ -64,7 +66,9 @@ def test_two_pods_with_one_name_make_one_series() -> None:
     metrics = AgentMetrics()
     ChangeRecorder(metrics).export(decide(machine(), pods, KubeletCpus(), {}, {}))
     shown = samples(metrics)
-    assert shown["topolet_exclusive_cpus", frozenset({("pod", "ns/web-0"), ("qos", "LSE")})] == 3
+    assert (
+        shown["topolet_exclusive_cpus", frozenset(OWNER - {("pod", "a")} | {("pod", "web-0")})] == 3
+    )
     assert [value for (name, _), value in shown.items() if name == "topolet_refused_claims"] == [2]
 
 
@@ -80,3 +84,22 @@ def test_ages_of_watches_are_read_for_every_page() -> None:
         ages["pods"] = age
         shown = samples(metrics)
         assert shown["topolet_watch_age_seconds", frozenset({("resource", "pods")})] == age
+
+
+def test_readiness_and_the_age_of_the_snapshot_are_read_for_every_page() -> None:
+    metrics = AgentMetrics()
+    state: list[tuple[bool, float | None]] = [(False, None)]
+    metrics.follow_passes(lambda: state[-1][0], lambda: state[-1][1])
+    shown = samples(metrics)
+    assert shown["topolet_ready", frozenset()] == 0
+    assert ("topolet_snapshot_age_seconds", frozenset()) not in shown
+    state.append((True, 1.5))
+    shown = samples(metrics)
+    assert shown["topolet_ready", frozenset()] == 1
+    assert shown["topolet_snapshot_age_seconds", frozenset()] == 1.5
+
+
+def test_no_series_tells_when_another_was_created() -> None:
+    metrics = AgentMetrics()
+    metrics.passes.labels("succeeded").inc()
+    assert not [name for name, _ in samples(metrics) if name.endswith("_created")]

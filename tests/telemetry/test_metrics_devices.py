@@ -15,18 +15,14 @@ def test_units_and_names() -> None:
     reading = GpuReading("GPU-1", gpu_percent=25, sm_mhz=1410, power_milliwatts=70_500)
     use = GpuUse("GPU-1", "ns/a", "main", 7, 50)
     metrics.devices.update((GPU, NIC), (reading, GpuReading("GPU-gone", gpu_percent=1)), (use,))
-    shown = {
-        name: value
-        for (name, _), value in samples(metrics).items()
-        if name.startswith("topolet_gpu")
-    }
+    shown = {name: value for (name, _), value in samples(metrics).items() if "gpu" in name}
     assert shown == {
         "topolet_gpu_memory_bytes": 80,
-        "topolet_gpu_busy_ratio": 0.25,
-        "topolet_gpu_clock_hertz": 1.41e9,
+        "topolet_gpu_utilization_ratio": 0.25,
+        "topolet_gpu_sm_clock_hertz": 1.41e9,
         "topolet_gpu_power_watts": 70.5,
-        "topolet_gpu_container_memory_bytes": 7,
-        "topolet_gpu_container_busy_ratio": 0.5,
+        "topolet_container_gpu_memory_used_bytes": 7,
+        "topolet_container_gpu_utilization_ratio": 0.5,
     }
     healthy = {
         dict(labels)["type"]: value
@@ -40,7 +36,7 @@ def test_cards_without_a_driver_have_series_too() -> None:
     metrics = AgentMetrics()
     metrics.devices.update((), (), (), ("0000:07:00.0",), "DriverMismatch")
     shown = {name: dict(labels) for (name, labels), _ in samples(metrics).items()}
-    assert shown["topolet_gpu_missing"] == {"bus": "0000:07:00.0"}
+    assert shown["topolet_gpu_missing"] == {"pci_bus_id": "0000:07:00.0"}
     assert shown["topolet_gpu_driver_fault"] == {"reason": "DriverMismatch"}
 
 

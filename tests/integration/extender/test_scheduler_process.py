@@ -425,8 +425,8 @@ def test_metrics_count_verbs(cluster: Cluster, scheduler: Scheduler) -> None:
     scheduled(scheduler, pod)
     page = scheduler.page("metrics")
     for verb in ("filter", "prioritize", "bind"):
-        assert f'topolet_scheduler_answers_total{{result="answered",verb="{verb}"}} 1.0' in page
-    assert "topolet_scheduler_deciding 1.0" in page
+        assert f'topolet_scheduler_requests_total{{result="answered",verb="{verb}"}} 1.0' in page
+    assert "topolet_scheduler_leader 1.0" in page
     found = re.search(r"^topolet_scheduler_nodes (\S+)$", page, re.MULTILINE)
     assert found is not None
     assert float(found[1]) >= len(NODES)

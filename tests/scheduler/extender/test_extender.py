@@ -69,12 +69,12 @@ class Page:
         return self.routes[f"/{verb}"].handle(b"" if body is None else text(body))
 
     def count(self, verb: str, result: str) -> float:
-        line = f'topolet_scheduler_answers_total{{result="{result}",verb="{verb}"}} '
+        line = f'topolet_scheduler_requests_total{{result="{result}",verb="{verb}"}} '
         (found,) = (each for each in self._lines() if each.startswith(line))
         return float(found.removeprefix(line))
 
     def timed(self, verb: str) -> float:
-        line = f'topolet_scheduler_verb_seconds_count{{verb="{verb}"}} '
+        line = f'topolet_scheduler_request_duration_seconds_count{{verb="{verb}"}} '
         (found,) = (each for each in self._lines() if each.startswith(line))
         return float(found.removeprefix(line))
 

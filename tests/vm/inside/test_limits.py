@@ -169,24 +169,28 @@ def check_cpus_that_go_offline(
             "the pool keeps the others", lambda: read(others[0], "cpuset.cpus") == "0-3,8-11,13-15"
         )
         follows("it is logged", lambda: "CPUs 5 of its own are offline" in node.log("agent"))
-        follows("counted", lambda: node.metric("topolet_owned_cpus_offline") == 1)
+        follows("counted", lambda: node.metric("topolet_exclusive_cpus_offline") == 1)
         follows("reported", lambda: [cpus_of_node(node, each) for each in (1, 3)] == ["3", "3"])
         follows("in the pool too", lambda: pool_of_node_3(node) == "13-15")
         follows("readiness does not change", lambda: node.get("/readyz")[0] == 200)
         restart(node)
-        follows("the next agent knows it", lambda: node.metric("topolet_owned_cpus_offline") == 1)
+        follows(
+            "the next agent knows it", lambda: node.metric("topolet_exclusive_cpus_offline") == 1
+        )
         assert read(own, "cpuset.cpus") == "4,6-7"
         assert read(others[0], "cpuset.cpus") == "0-3,8-11,13-15"
         switch("12", "1")
         switch("4,6-7", "0")
         follows("the owner shares", lambda: read(own, "cpuset.cpus") == "0-3,8-15")
         follows("it is logged", lambda: "CPUs 4-7 of its own are offline" in node.log("agent"))
-        follows("counted", lambda: node.metric("topolet_owned_cpus_offline") == 4)
+        follows("counted", lambda: node.metric("topolet_exclusive_cpus_offline") == 4)
         follows("its quota is restored", lambda: read(own, "cpu.max") == "50000 100000")
         follows("the runtime knows", lambda: remembered(node, app) == (50_000, "0-3,8-15"))
         assert read(own, "cpu.max") == "50000 100000"
         restart(node)
-        follows("the next agent knows it", lambda: node.metric("topolet_owned_cpus_offline") == 4)
+        follows(
+            "the next agent knows it", lambda: node.metric("topolet_exclusive_cpus_offline") == 4
+        )
         assert read(own, "cpuset.cpus") == "0-3,8-15"
     finally:
         switch("4-7,12", "1")
@@ -195,7 +199,7 @@ def check_cpus_that_go_offline(
     follows("with its memory", lambda: read(own, "cpuset.mems") == "1")
     follows("the pool too", lambda: read(others[0], "cpuset.cpus") == "0-3,8-15")
     follows("reported again", lambda: [cpus_of_node(node, each) for each in (1, 3)] == ["4", "4"])
-    follows("counted no more", lambda: node.metric("topolet_owned_cpus_offline") == 0)
+    follows("counted no more", lambda: node.metric("topolet_exclusive_cpus_offline") == 0)
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
 

@@ -81,7 +81,7 @@ def test_events_report_containers_before_the_full_pass(containerd: Containerd) -
         eventually("at rest", lambda: at_rest(node))
         sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
         eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0,2-15"))
-        assert 'topolet_wakes_total{source="tree"}' in node.get("/metrics")[1]
+        assert 'topolet_reconciliation_triggers_total{trigger="cgroup"}' in node.get("/metrics")[1]
         eventually("at rest again", lambda: at_rest(node))
         linux = pb.LinuxContainerResources(cpuset_cpus="0-1")
         request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
@@ -93,4 +93,4 @@ def test_events_report_containers_before_the_full_pass(containerd: Containerd) -
 
 def at_rest(node: TestNode) -> bool:
     """Whether only an event or its full pass makes the agent reconcile."""
-    return node.metric("topolet_pause_seconds") == 600
+    return node.metric("topolet_reconciliation_interval_seconds") == 600
