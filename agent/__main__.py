@@ -33,6 +33,8 @@ COMMANDS = {
     "rebind": "move pods of a node to better CPUs, or show what that would improve",
     "conformance": "compare topolet's decisions with vector files of the systems it replaces",
     "doctor": "find what is wrong with the node, and containers with other CPUs than decided",
+    "audit": "list what Topolet decided and changed on the node, with the reasons",
+    "history": "tell what happened to a pod on the node in the last day, and why",
     "kubelet-state": "show the kubelet's state files, or write a scheduler's CPUs into them",
     "install-proxy": "install the CRI proxy as a service of this host, for its kubelet",
     "restore": "restore every cgroup value that the agent changed",

@@ -18,6 +18,7 @@ REASONS = {
     "node.unserved_rebinds": "the time of a status, as the API has it",
     "install.checks": "the age of a container, beside the runtime's times",
     "discover.gpureport": "NVML's samples have the wall clock's time",
+    "cli.audit": "the beginning of a period that ends now",
     "telemetry.audit": "the time of a record, and the age of a file",
     "kube.events": "the time of an Event",
     "scheduler.leader.election": "the times in a Lease, which no candidate compares with its clock",

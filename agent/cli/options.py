@@ -250,6 +250,20 @@ def usual_kubeconfig() -> str:
     return path or (usual if os.path.exists(usual) else "")
 
 
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def duration_seconds(text: str) -> float:
+    """For argparse: seconds of `90s`, `30m`, `1h30m` or `2d`."""
+    import argparse
+    import re
+
+    parts = re.findall(r"(\d{1,6})([smhd])", text, re.ASCII)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise argparse.ArgumentTypeError(f"{text[:_MAX_QUOTED]!r} is not a time like 30m, 1h or 2d")
+    return float(sum(int(number) * _UNIT_SECONDS[unit] for number, unit in parts))
+
+
 def fail(error: Exception, code: int = 1) -> int:
     """Writes the error to standard error; returns the exit code."""
     print(f"topolet: {error}", file=sys.stderr)

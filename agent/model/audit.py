@@ -19,6 +19,9 @@ VERSION: Final = 1
 FOLDER: Final = "audit"
 """Of the files, below the state folder."""
 
+SANDBOX: Final = "the pod's sandbox"
+"""The beginning of the message of a write to a sandbox."""
+
 
 class AuditEvent(enum.StrEnum):
     """What happened. Of a process, of a pool, of a pod or container as the agent decided, of a

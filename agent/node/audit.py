@@ -12,7 +12,7 @@ from agent.allocate.node_local.claim import Move
 from agent.cgroup.limits import MAX, QUOTA
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import GroupChange, ValueChange, ValueOutcome, WriteOutcome, WriteState
-from agent.model.audit import AuditEvent, Record, WriteReason, of_pod
+from agent.model.audit import SANDBOX, AuditEvent, Record, WriteReason, of_pod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.visibility import Visibility
 from agent.model.pod.pods import Container, Pod
@@ -242,7 +242,7 @@ def _role(pod: PodWanted | None, container: Container) -> str:
     if pod is None:
         return ""
     if not container.name:
-        return "the pod's sandbox"
+        return SANDBOX
     wanted = pod.of(container.name)
     if wanted.kubelet:
         return "the kubelet assigned these CPUs"

@@ -146,7 +146,7 @@ class Trail:
             self._descriptor = None
 
 
-class Found(NamedTuple):
+class FoundRecords(NamedTuple):
     """`records` by time. `unreadable`: the number of lines that are not records."""
 
     records: list[Record]
@@ -155,7 +155,7 @@ class Found(NamedTuple):
 
 def read(
     state_dir: str, since: str = "", chosen: Callable[[Record], bool] = lambda record: True
-) -> Found:
+) -> FoundRecords:
     """The chosen records of all processes from that time on (see `audit.stamp`). Raises OSError,
     FileNotFoundError if there is no trail."""
     records, unreadable = [], 0
@@ -166,7 +166,7 @@ def read(
         elif record.time >= since and chosen(record):
             records.append(record)
     records.sort(key=lambda each: each.time)
-    return Found(records, unreadable)
+    return FoundRecords(records, unreadable)
 
 
 def lines(state_dir: str, since: str = "") -> Iterator[bytes]:

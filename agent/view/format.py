@@ -109,6 +109,14 @@ def flow(cells: Sequence[str], width: int) -> Lines:
     return [" ".join(cells[start : start + columns]) for start in range(0, len(cells), columns)]
 
 
+_CONTROLS = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), "?")
+
+
+def printable(text: str) -> str:
+    """Without control characters, which a terminal would obey: others choose the names."""
+    return text.translate(_CONTROLS)
+
+
 def unwritten(command: str, error: OSError) -> int:
     """The exit code: a reader that closes early (`head`) is not an error; a full disk is."""
     with open(os.devnull, "wb") as nowhere:  # for the rest that Python flushes at its exit

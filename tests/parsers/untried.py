@@ -49,6 +49,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "nri.daemon:launched",
     ),
     "the administrator writes the options": (
+        "cli.options:duration_seconds",
         "cli.options:read",
         "cli.rebind:_positive",
         "model.devices.gpu_actions:_numbers",

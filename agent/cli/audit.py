@@ -1,0 +1,101 @@
+"""List what Topolet decided and changed on this node, with the reasons: the audit trail of agent,
+proxy, NRI plugin and commands, newest last.
+
+The trail is in the state folder, for root alone. Exit code 0: it was read, also if it has no record
+of the pod; 1: there is no trail; 2: wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+
+import msgspec
+
+from agent.cli import options
+from agent.model import audit
+from agent.model.audit import Record
+from agent.model.settings.agent import TopologySettings
+from agent.model.settings.options import SettingsError
+from agent.telemetry.audit import FoundRecords, read
+from agent.view import format, history
+
+SETTINGS = TopologySettings
+VERSION = 1
+"""Of the JSON output."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pod", nargs="?", metavar="[NAMESPACE/]POD", help="only this pod")
+    add_choice(parser, since="24h")
+    parser.add_argument("--container", metavar="NAME", help="only containers of this name")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    options.add_arguments(parser, SETTINGS)
+
+
+def add_choice(parser: argparse.ArgumentParser, since: str) -> None:
+    """The arguments of `chosen`, without the pod."""
+    parser.add_argument(
+        "--since",
+        type=options.duration_seconds,
+        default=options.duration_seconds(since),
+        metavar="DURATION",
+        help=f"only this time until now, such as 30m, 1h or 2d ({since})",
+    )
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="only pods of this namespace")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        settings = options.load(arguments, SETTINGS)
+    except SettingsError as error:
+        return options.fail(error, 2)
+    try:
+        found = chosen(arguments, settings.state_dir, arguments.container or "")
+    except OSError as error:
+        return no_trail(error, settings.state_dir)
+    try:
+        if arguments.output == "json":
+            records = msgspec.to_builtins(found.records)
+            json.dump({"version": VERSION, "records": records}, sys.stdout, indent=1)
+            print(flush=True)
+        else:
+            width = shutil.get_terminal_size((200, 24)).columns if sys.stdout.isatty() else 1_000
+            text = history.drawn(found.records, width)
+            print(format.encodable(text), end="", flush=True)
+    except OSError as error:
+        return format.unwritten("audit", error)
+    return 0
+
+
+def chosen(arguments: argparse.Namespace, state_dir: str, container: str = "") -> FoundRecords:
+    """The records that the arguments name. Raises OSError."""
+    namespace, _, pod = (arguments.pod or "").rpartition("/")
+    namespace = arguments.namespace or namespace
+
+    def wanted(record: Record) -> bool:
+        return (
+            (not pod or record.pod == pod)
+            and (not namespace or record.namespace == namespace)
+            and (not container or record.container == container)
+        )
+
+    found = read(state_dir, audit.stamp(time.time() - arguments.since), wanted)
+    if found.unreadable:
+        lines = format.count(found.unreadable, "line")
+        print(f"topolet: {lines} of the audit trail can't be read", file=sys.stderr)
+    return found
+
+
+def no_trail(error: OSError, state_dir: str) -> int:
+    """The exit code."""
+    if isinstance(error, FileNotFoundError):
+        text = (
+            f"{state_dir} has no audit trail: no process of Topolet has written one here "
+            "(state-dir, audit-mebibytes)"
+        )
+        return options.fail(FileNotFoundError(text))
+    return options.fail(error)

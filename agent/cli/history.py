@@ -1,0 +1,53 @@
+"""Tell what happened to a pod on this node in the last day, and why: decisions about its CPUs and
+devices, moves and refusals, from the audit trail.
+
+The trail is in the state folder, for root alone. Exit code 0: the story is told; 1: there is no
+trail, or no record of the pod; 2: wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import msgspec
+
+from agent.cli import audit, options
+from agent.model.settings.agent import TopologySettings
+from agent.model.settings.options import SettingsError
+from agent.view import format, history
+
+SETTINGS = TopologySettings
+VERSION = 1
+"""Of the JSON output."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="name of the pod")
+    audit.add_choice(parser, since="24h")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    options.add_arguments(parser, SETTINGS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        settings = options.load(arguments, SETTINGS)
+    except SettingsError as error:
+        return options.fail(error, 2)
+    try:
+        found = history.chapters(audit.chosen(arguments, settings.state_dir).records)
+    except OSError as error:
+        return audit.no_trail(error, settings.state_dir)
+    if not found and arguments.output == "text":
+        return options.fail(LookupError(f"no record of pod {arguments.pod} in that time"))
+    try:
+        if arguments.output == "json":
+            pods = msgspec.to_builtins(found)
+            json.dump({"version": VERSION, "pods": pods}, sys.stdout, indent=1)
+            print(flush=True)
+        else:
+            print(format.encodable(history.told(found)), end="", flush=True)
+    except OSError as error:
+        return format.unwritten("history", error)
+    return 0 if found else 1

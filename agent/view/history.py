@@ -1,0 +1,206 @@
+"""Records of the audit trail for people: as a table, and the story of a pod in sentences."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Final
+
+import msgspec
+
+from agent.model.audit import SANDBOX, AuditEvent, Record, WriteReason
+from agent.view.format import printable, table
+
+_HEAD: Final = ("TIME", "PROCESS", "EVENT", "POD", "CONTAINER", "CHANGE", "WHY")
+
+
+def drawn(records: Iterable[Record], width: int, zone: datetime.tzinfo | None = None) -> str:
+    """A table, times with their zone: the local one if it is None."""
+    rows = [
+        (
+            local(each.time, zone).isoformat(" ", "milliseconds"),
+            each.process,
+            each.event,
+            printable(each.title) or _of_node(each),
+            printable(each.container),
+            printable(_change(each)),
+            printable(_why(each)),
+        )
+        for each in records
+    ]
+    return "\n".join(table([_HEAD, *rows], width)) + "\n" if rows else "No records.\n"
+
+
+def local(stamp: str, zone: datetime.tzinfo | None = None) -> datetime.datetime:
+    """The time of a record in a zone, the local one if it is None; the beginning of time for a text
+    that is none."""
+    try:
+        return datetime.datetime.fromisoformat(stamp).astimezone(zone)
+    except (ValueError, OverflowError):
+        return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class Chapter(msgspec.Struct, frozen=True):
+    """The story of one pod: each sentence with the time of its record."""
+
+    title: str
+    uid: str
+    sentences: tuple[tuple[str, str], ...]
+
+
+def chapters(records: Sequence[Record]) -> list[Chapter]:
+    """The stories of all pods in the records, in the order of their beginnings; records without a
+    uid belong to the pod of that name that is the latest then. `records`: by time."""
+    by_pod: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    latest: dict[str, str] = {}
+    for each in records:
+        if not each.pod:
+            continue
+        uid = each.uid or latest.get(each.title, "")
+        latest[each.title] = uid
+        story = by_pod.setdefault((each.title, uid), [])
+        text = sentence(each)
+        if not story or story[-1][1] != text:
+            story.append((each.time, text))
+    return [Chapter(title, uid, tuple(story)) for (title, uid), story in by_pod.items()]
+
+
+def told(found: Sequence[Chapter], zone: datetime.tzinfo | None = None) -> str:
+    """The chapters as text, with a heading for each day."""
+    lines = []
+    for chapter in found:
+        lines.append(printable(f"Pod {chapter.title}, uid {chapter.uid or 'unknown'}"))
+        days = groupby(chapter.sentences, key=lambda each: local(each[0], zone).date())
+        for day, sentences in days:
+            lines.append(f"  {day:%A, %Y-%m-%d}")
+            for stamp, text in sentences:
+                moment = local(stamp, zone)
+                lines.append(
+                    f"    {moment:%H:%M:%S}.{moment.microsecond // 1000:03}"
+                    f"{moment:%z}  {printable(text)}"
+                )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def sentence(record: Record) -> str:
+    """What happened, in plain words. An event of a later version has only its fields."""
+    tell = _SENTENCES.get(record.event)
+    text = tell(record) if tell else " ".join(filter(None, (record.event, _change(record))))
+    by = "" if record.process in ("agent", "") else f", by topolet {record.process}"
+    return f"{text[:1].upper()}{text[1:]}{by}."
+
+
+def _decided(record: Record) -> str:
+    where = f", on CPUs {record.after}" if record.after else ""
+    return f"the agent sees the pod for the first time: {record.message or 'no class'}{where}"
+
+
+_SOURCES: Final = {
+    "ResourceStatus": "as its annotation resource-status says",
+    "Kubelet": "as the kubelet assigned them",
+    "CPUPolicy": "by the node's own CPU policy",
+}
+
+
+def _source(record: Record) -> str:
+    text = _SOURCES.get(record.reason, record.reason)
+    return f", {text}" if text else ""
+
+
+def _written(record: Record) -> str:
+    why = record.message.removeprefix(SANDBOX).removeprefix("; ")
+    if record.reason == WriteReason.SANDBOX_ANNOUNCED:
+        why = "its sandbox must not start on CPUs of other pods"
+    if record.field == "cpuset.cpus":
+        text = f"{_whose(record)} moves to CPUs {record.after or 'of its parent'}{_before(record)}"
+    else:
+        text = (
+            f"the file {record.field} of {_whose(record)} becomes {record.after}{_before(record)}"
+        )
+    return f"{text}: {why}" if why else text
+
+
+def _whose(record: Record) -> str:
+    if record.container:
+        return f"container {record.container}"
+    return SANDBOX if record.message.startswith(SANDBOX) else "the pod's cgroup"
+
+
+def _before(record: Record) -> str:
+    return f" (before: {record.before})" if record.before else ""
+
+
+_RESTORED: Final[dict[str, str]] = {
+    WriteReason.SANDBOX_MADE: "its sandbox has CPUs of its own",
+    WriteReason.EXCLUDED: "it is excluded",
+    WriteReason.LIMIT_ENDED: "the limit does not apply any more",
+    WriteReason.RESTORE: "everything is restored",
+}
+
+
+def _restored(record: Record) -> str:
+    text = f"the file {record.field} of {_whose(record)} has its original value again"
+    value = f" ({record.after})" if record.after else ""
+    return f"{text}{value}: {_RESTORED.get(record.reason, record.reason)}"
+
+
+def _admitted(record: Record) -> str:
+    changes = f" with CPUs {record.after}" if record.field == "cpus" and record.after else ""
+    asked = f" (requested: {record.before})" if changes and record.before else ""
+    tail = f": {record.message}" if record.message else ""
+    return f"container {record.container} may be created{changes}{asked}{tail}"
+
+
+_SENTENCES: Final[dict[str, Callable[[Record], str]]] = {
+    AuditEvent.POD_DECIDED: _decided,
+    AuditEvent.POD_ENDED: lambda record: "the pod is gone",
+    AuditEvent.CPUS_ASSIGNED: lambda record: f"the pod owns CPUs {record.after}{_source(record)}",
+    AuditEvent.CPUS_CHANGED: lambda record: (
+        f"the pod owns CPUs {record.after} instead of {record.before}{_source(record)}"
+    ),
+    AuditEvent.CPUS_RELEASED: lambda record: f"the pod does not own CPUs {record.before} any more",
+    AuditEvent.CPUS_MOVED: lambda record: (
+        f"container {record.container} gets CPUs {record.after} instead of {record.before}: "
+        f"{record.message}"
+    ),
+    AuditEvent.CPUS_IN_USE: lambda record: (
+        f"its containers wait, because its CPUs are in use: {record.message}"
+    ),
+    AuditEvent.CPUS_FREE: lambda record: "its CPUs are free, so its containers may start",
+    AuditEvent.CLAIM_NOT_HONORED: lambda record: (
+        f"the pod does not get the CPUs that it claims: {record.message}"
+    ),
+    AuditEvent.DEVICES_CHANGED: lambda record: (
+        f"container {record.container or 'of the pod'} sees {record.after or 'no devices'}"
+        f"{_before(record)}"
+    ),
+    AuditEvent.DEVICES_REFUSED: lambda record: (
+        f"container {record.container or 'of the pod'} gets no devices: {record.message}"
+    ),
+    AuditEvent.CONTAINER_ADMITTED: _admitted,
+    AuditEvent.CONTAINER_REFUSED: lambda record: (
+        f"container {record.container} is not created: {record.message}"
+    ),
+    AuditEvent.CGROUP_WRITTEN: _written,
+    AuditEvent.CGROUP_RESTORED: _restored,
+    AuditEvent.CGROUP_WRITE_FAILED: lambda record: (
+        f"the file {record.field} of {_whose(record)} can't be set: {record.message}"
+    ),
+}
+
+
+def _of_node(record: Record) -> str:
+    return f"NUMA node {record.numa_node}" if record.numa_node is not None else ""
+
+
+def _change(record: Record) -> str:
+    if record.before is None and record.after is None:
+        return record.field
+    values = f"{record.before or '-'} -> {record.after or '-'}"
+    return f"{record.field} {values}" if record.field else values
+
+
+def _why(record: Record) -> str:
+    return ": ".join(each for each in (record.reason, record.message) if each)

@@ -1,0 +1,101 @@
+"""`topolet audit` and `topolet history` on files of the trail."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.__main__ import main
+from agent.model.audit import AuditEvent, Record
+from agent.telemetry.audit import Trail
+
+
+def write(state: Path, age_seconds: float, process: str, *records: Record) -> None:
+    now = time.time() - age_seconds
+    Trail(str(state), process, 1 << 20, lambda: now).append(records)
+
+
+def web(event: AuditEvent, **values: str) -> Record:
+    return Record(event=event, namespace="default", pod="web", uid="u", **values)
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Named by the environment, as in a pod."""
+    monkeypatch.setenv("TOPOLET_STATE_DIR", str(tmp_path))
+    write(tmp_path, 2 * 86_400, "agent", web(AuditEvent.POD_DECIDED, message="class LS, long ago"))
+    write(tmp_path, 7_200, "agent", web(AuditEvent.CPUS_ASSIGNED, after="2-3"))
+    write(tmp_path, 60, "proxy", web(AuditEvent.CONTAINER_ADMITTED, container="main"))
+    write(tmp_path, 30, "agent", Record(event="PodEnded", namespace="other", pod="web", uid="v"))
+    return tmp_path
+
+
+def output(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert main(words) == code
+    return capsys.readouterr().out
+
+
+def test_the_last_day_newest_last(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = output(capsys, "audit").splitlines()[1:]
+    assert [each.split()[3] for each in lines] == ["CPUsAssigned", "ContainerAdmitted", "PodEnded"]
+
+
+@pytest.mark.parametrize(
+    ("words", "events"),
+    [
+        (["default/web"], ["CPUsAssigned", "ContainerAdmitted"]),
+        (["web", "-n", "other"], ["PodEnded"]),
+        (["web", "--since=1h"], ["ContainerAdmitted", "PodEnded"]),
+        (["--since=3d"], ["PodDecided", "CPUsAssigned", "ContainerAdmitted", "PodEnded"]),
+        (["--container=main"], ["ContainerAdmitted"]),
+        (["absent"], []),
+    ],
+)
+def test_choices(
+    state: Path, capsys: pytest.CaptureFixture[str], words: list[str], events: list[str]
+) -> None:
+    found = json.loads(output(capsys, "audit", *words, "-o", "json"))
+    assert found["version"] == 1
+    assert [each["event"] for each in found["records"]] == events
+
+
+def test_a_history(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "history", "default/web")
+    assert text.startswith("Pod default/web, uid u\n")
+    assert "The pod owns CPUs 2-3." in text
+    assert "long ago" not in text
+    assert main(["history", "absent"]) == 1
+    assert capsys.readouterr().err == "topolet: no record of pod absent in that time\n"
+    found = json.loads(output(capsys, "history", "web", "-o", "json"))
+    assert [(each["title"], len(each["sentences"])) for each in found["pods"]] == [
+        ("default/web", 2),
+        ("other/web", 1),
+    ]
+
+
+def test_lines_that_are_no_records_are_counted(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = next((state / "audit").glob("proxy.*"))
+    path.write_bytes(path.read_bytes() + b"{torn\n")
+    assert main(["audit"]) == 0
+    read = capsys.readouterr()
+    assert read.err == "topolet: 1 line of the audit trail can't be read\n"
+    assert "ContainerAdmitted" in read.out
+
+
+def test_without_a_trail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["audit"], ["history", "web"]):
+        assert main([*words, f"--state-dir={tmp_path}"]) == 1
+        assert f"{tmp_path} has no audit trail" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("since", ["", "1", "h", "1w", "-1h", "1h x", "٣h"])
+def test_a_wrong_duration(since: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", f"--since={since}"])
+    assert ended.value.code == 2
+    assert "is not a time like 30m, 1h or 2d" in capsys.readouterr().err

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from agent.model import audit
+from agent.model.audit import AuditEvent, Record, WriteReason
+from agent.view.history import chapters, drawn, local, sentence, told
+
+BERLIN = datetime.timezone(datetime.timedelta(hours=2))
+DAY = 1_700_000_000
+
+
+def record(event: str, seconds: float = 0, /, **values: object) -> Record:
+    usual = {"namespace": "default", "pod": "web", "uid": "u", "process": "agent"}
+    return Record(1, audit.stamp(DAY + seconds), event=event, **{**usual, **values})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("event", list(AuditEvent))
+def test_each_event_has_a_sentence(event: AuditEvent) -> None:
+    text = sentence(record(event, field="cpus", before="0", after="1", message="why", reason="x"))
+    assert text[0].isupper()
+    assert text.endswith(".")
+    assert "None" not in text
+
+
+def test_sentences() -> None:
+    assert sentence(record("CPUsAssigned", after="2-3", reason="ResourceStatus")) == (
+        "The pod owns CPUs 2-3, as its annotation resource-status says."
+    )
+    moved = record(
+        "CgroupWritten",
+        field="cpuset.cpus",
+        before="0-3",
+        after="0-1",
+        container="main",
+        reason=WriteReason.DECISION,
+        message="a container of class LS shares its pool; pod default/own owns CPUs 2-3",
+    )
+    assert sentence(moved) == (
+        "Container main moves to CPUs 0-1 (before: 0-3): a container of class LS shares its pool; "
+        "pod default/own owns CPUs 2-3."
+    )
+    back = record(
+        "CgroupRestored", field="cpu.max", after="max 100000", reason="Restore", process="restore"
+    )
+    assert sentence(back) == (
+        "The file cpu.max of the pod's cgroup has its original value again (max 100000): "
+        "everything is restored, by topolet restore."
+    )
+    assert sentence(record("NewEvent", field="cpus", before="1", after="2")) == (
+        "NewEvent cpus 1 -> 2."
+    )
+
+
+def test_a_story_has_days_zones_and_no_repetition() -> None:
+    records = [
+        record("PodDecided", 0, after="0-3", message="class LS"),
+        record("CPUsInUse", 1, message="b runs there"),
+        record("CPUsInUse", 2, message="b runs there"),
+        record("CgroupWritten", 3, uid="", field="cpu.max", after="max", pod="web"),
+        record("PodEnded", 86_400),
+        record("PodDecided", 86_401, uid="v", message="class LS"),
+        record("PoolChanged", 86_402, namespace="", pod="", uid="", field="ls-pool"),
+    ]
+    found = chapters(records)
+    assert [(each.title, each.uid, len(each.sentences)) for each in found] == [
+        ("default/web", "u", 4),
+        ("default/web", "v", 1),
+    ]
+    assert told(found, BERLIN).splitlines()[:6] == [
+        "Pod default/web, uid u",
+        "  Wednesday, 2023-11-15",
+        "    00:13:20.000+0200  The agent sees the pod for the first time: class LS, on CPUs 0-3.",
+        "    00:13:21.000+0200  Its containers wait, because its CPUs are in use: b runs there.",
+        "    00:13:23.000+0200  The file cpu.max of the pod's cgroup becomes max.",
+        "  Thursday, 2023-11-16",
+    ]
+
+
+def test_the_table() -> None:
+    text = drawn(
+        [
+            record("PoolChanged", pod="", namespace="", field="ls-pool", numa_node=1, after="0"),
+            record("CgroupWritten", container="a\x1b[2J", field="cpuset.cpus", before="1"),
+        ],
+        200,
+        BERLIN,
+    )
+    head, pool, write = text.splitlines()
+    assert head.split() == ["TIME", "PROCESS", "EVENT", "POD", "CONTAINER", "CHANGE", "WHY"]
+    assert pool.startswith("2023-11-15 00:13:20.000+02:00  agent    PoolChanged    NUMA node 1")
+    assert "a?[2J" in write
+    assert "cpuset.cpus 1 -> -" in write
+    assert drawn([], 80) == "No records.\n"
+
+
+def test_a_time_that_can_not_be_read() -> None:
+    assert local("yesterday").year == 1970
