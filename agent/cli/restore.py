@@ -13,6 +13,7 @@ from agent.host.locks import LockedError
 from agent.model.settings.agent import RestoreSettings
 from agent.model.settings.options import SettingsError
 from agent.node.originals import restore
+from agent.telemetry.audit import Trail
 
 SETTINGS = RestoreSettings
 
@@ -27,7 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
         if not os.path.isdir(settings.state_dir):
             print(f"{settings.state_dir} does not exist: there is nothing to restore")
             return 0
-        restored = restore(settings)
+        trail = Trail(settings.state_dir, "restore", settings.audit_mebibytes << 20)
+        restored = restore(settings, trail.append)
     except SettingsError as error:
         return options.fail(error, 2)
     except (LockedError, CgroupError, OSError) as error:

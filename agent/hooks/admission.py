@@ -3,8 +3,10 @@ snapshot and the grants, and notifies the agent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from agent.hooks import cpuset
 from agent.hooks.agent_client import Notifier, SnapshotFile
@@ -24,6 +26,7 @@ from agent.hooks.requests import (
     joined,
 )
 from agent.model import notice
+from agent.model.audit import AuditEvent, Record
 from agent.model.devices.visibility import Visibility
 from agent.model.notifications import (
     ContainerAnnounced,
@@ -31,6 +34,7 @@ from agent.model.notifications import (
     Notification,
     PodAnnounced,
     PodFailed,
+    RequestedResources,
     Resized,
     SnapshotRequest,
 )
@@ -72,7 +76,10 @@ class Admission:
         policies: FailurePolicies,
         state_dir: str,
         settable: DeviceFields,
+        append: Callable[[Sequence[Record]], None] = lambda records: None,
     ) -> None:
+        """`append`: to the audit trail."""
+        self._append = append
         self._snapshots = snapshots
         self._notifier = notifier
         self._grants = grants
@@ -123,8 +130,10 @@ class Admission:
                 )
             creation.waiting.notify(self._notifier.notify, notification)
             return Wait()
+        waited = ""
         if isinstance(answer, Wait):
-            answer = self._fallback(creation, snapshot, grants, answer.reason)
+            waited = answer.reason
+            answer = self._fallback(creation, snapshot, grants, waited)
         if isinstance(answer, Wait):
             return self._refused(creation, answer.reason)
         shown = UNCHANGED
@@ -142,7 +151,10 @@ class Admission:
             except DeniedError as error:
                 return self._refused(creation, str(error))
         changes = self._granted(creation, answer, snapshot)
-        return changes if shown == UNCHANGED else joined(changes, shown)
+        if shown != UNCHANGED:
+            changes = joined(changes, shown)
+        self._append([_admitted(creation, changes, waited)])
+        return changes
 
     def unhooked(
         self, hook: str, creation: Creation | None, reason: str, detail: str
@@ -164,7 +176,9 @@ class Admission:
             why = f"{why}; it could take {owned}"
             self.outcomes.refused(hook, class_, reason, why)
         elif not self.outcomes.fails(hook, class_, reason, why):
+            self._append([_unread(hook, creation, reason, why, refused=False)])
             return Unread(self._grants.open(CpuGrant("", title, None))) if hook == CREATE else None
+        self._append([_unread(hook, creation, reason, why, refused=True)])
         return Refuse(_CODES.get(reason, Code.INTERNAL), f"{hook}: {why}")
 
     def created(self, creation: Creation | Unread, container_id: str) -> None:
@@ -221,9 +235,16 @@ class Admission:
                 return Wait()
             waited = f"container {request.container_id}: {answer.reason}"
             if self.outcomes.fails(UPDATE, None, FailureReason.TIMEOUT, waited):
+                record = _unread(UPDATE, None, FailureReason.TIMEOUT, waited, refused=True)
+                self._append([record])
                 return Refuse(Code.UNAVAILABLE, waited)
             answer = cpuset.without_owners(request, snapshot)
-        return UNCHANGED if isinstance(answer, Wait) else cpuset.changes(request, answer)
+        changes = UNCHANGED if isinstance(answer, Wait) else cpuset.changes(request, answer)
+        if changes != UNCHANGED:
+            record = Record(event=AuditEvent.UPDATE_ADMITTED)
+            about = f"container {request.container_id}"
+            self._append([_with_changes(record, request.requested, changes, about)])
+        return changes
 
     def updated(self, update: Update, *, may_be_ours: bool = False) -> None:
         """The runtime made the update. `may_be_ours`: the frontend also gets updates with the
@@ -258,6 +279,8 @@ class Admission:
     def _refused(self, creation: Creation, why: str) -> Refuse:
         if creation.announced:
             self._notifier.notify(creation.failed())
+        record = _of_creation(creation, AuditEvent.CONTAINER_REFUSED)
+        self._append([msgspec.structs.replace(record, message=why)])
         return Refuse(Code.UNAVAILABLE, why)
 
     def _fallback(
@@ -284,6 +307,50 @@ class Admission:
         if snapshot is not None:
             self._grants.seen(snapshot)
         return snapshot
+
+
+def _of_creation(creation: Creation, event: AuditEvent) -> Record:
+    pod = creation.request.pod
+    return Record(
+        event=event,
+        namespace=pod.namespace,
+        pod=pod.name,
+        uid=pod.uid,
+        container=creation.request.container_name,
+    )
+
+
+def _admitted(creation: Creation, changes: Changes, waited: str) -> Record:
+    """`waited`: for what, until the deadline."""
+    record = _of_creation(creation, AuditEvent.CONTAINER_ADMITTED)
+    record = _with_changes(record, creation.request.requested, changes, waited)
+    return msgspec.structs.replace(record, reason=FailureReason.TIMEOUT) if waited else record
+
+
+def _with_changes(
+    record: Record, requested: RequestedResources, changes: Changes, message: str
+) -> Record:
+    """The CPUs, and the names of all other changed fields: their values may be secrets."""
+    others = [name for name in changes.__struct_fields__[1:] if getattr(changes, name)]
+    also = f"also changed: {', '.join(others)}" if others else ""
+    return msgspec.structs.replace(
+        record,
+        field="cpus",
+        before=requested.cpuset,
+        after=requested.cpuset if changes.cpuset is None else changes.cpuset,
+        message="; ".join(each for each in (message, also) if each),
+    )
+
+
+def _unread(
+    hook: str, creation: Creation | None, reason: str, why: str, *, refused: bool
+) -> Record:
+    """`why` names the pod, or the container."""
+    event = AuditEvent.CONTAINER_REFUSED if refused else AuditEvent.CONTAINER_ADMITTED
+    if hook == UPDATE:
+        event = AuditEvent.UPDATE_REFUSED if refused else AuditEvent.UPDATE_ADMITTED
+    record = _of_creation(creation, event) if creation else Record(event=event)
+    return msgspec.structs.replace(record, reason=reason, message=f"{hook}: {why}")
 
 
 def decided_devices(

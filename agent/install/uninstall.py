@@ -27,6 +27,7 @@ from agent.model.settings.agent import UninstallSettings
 from agent.model.settings.options import RUNTIME_ENDPOINT, SettingsError
 from agent.node import originals
 from agent.rpc.grpc import RpcError
+from agent.telemetry.audit import Trail
 
 _OWN_STATE: Final = (
     "snapshot.json",
@@ -100,7 +101,8 @@ class NodeRemoval:
             return True
         settings = msgspec.structs.replace(self._settings, runtime_endpoint=runtime)
         with self._part("cgroups"):
-            restored = originals.restore(settings)
+            trail = Trail(settings.state_dir, "uninstall-node", settings.audit_mebibytes << 20)
+            restored = originals.restore(settings, trail.append)
             failed = [
                 f"{each.group}: {each.note}" for each in restored.outcome.having(WriteState.FAILED)
             ]

@@ -35,6 +35,7 @@ from agent.model.settings.options import SettingsError
 from agent.model.verdict import Refuse
 from agent.rpc.grpc import RpcError
 from agent.rpc.server import GrpcServer, Method
+from agent.telemetry.audit import Trail
 from agent.telemetry.frontend_metrics import HookFailures, Metric, render, single
 from agent.telemetry.series import Declarations
 
@@ -86,8 +87,15 @@ class HookServer:
         self._lock = locks.lock_for_hook_server(settings.state_dir, _LOCK_SECONDS)
         snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
         self._notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
+        trail = Trail(settings.state_dir, "hook-server", settings.audit_mebibytes << 20)
         admission = Admission(
-            snapshots, self._notifier, Grants(), policies, settings.state_dir, messages.SETTABLE
+            snapshots,
+            self._notifier,
+            Grants(),
+            policies,
+            settings.state_dir,
+            messages.SETTABLE,
+            trail.append,
         )
         self._outcomes = admission.outcomes
         self._service = HookService(KoordinatorHooks(admission, deadlines))

@@ -198,13 +198,16 @@ def write_record(reason: WriteReason, field: str, change: GroupChange | ValueCha
     )
 
 
-def write_records(written: Written) -> list[Record]:
-    """What was written or failed, without pods."""
-    return [
-        write_record(reason, field, each)
-        for reason, field, each in _changes(written)
-        if each.state in (WriteState.WRITTEN, WriteState.FAILED)
-    ]
+def write_records(written: Written, pods: Mapping[str, PodWanted]) -> list[Record]:
+    """What was written or failed, with the pods, by uid, whose groups these are."""
+    records = []
+    for reason, field, each in _changes(written):
+        if each.state in (WriteState.WRITTEN, WriteState.FAILED):
+            record = write_record(reason, field, each)
+            subject = _of_group(each.group, pods)
+            about = _about(subject) if subject else {}
+            records.append(msgspec.structs.replace(record, **about))
+    return records
 
 
 def _changes(

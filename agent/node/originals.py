@@ -32,8 +32,15 @@ from agent.model.notifications import Created, RequestedResources
 from agent.model.pod.pods import Container, ContainerState
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
-from agent.model.snapshot import LEAST_SHARES, NOTHING, UNLIMITED, CgroupLimits, Wanted
-from agent.node.audit import Written
+from agent.model.snapshot import (
+    LEAST_SHARES,
+    NOTHING,
+    UNLIMITED,
+    CgroupLimits,
+    Snapshot,
+    Wanted,
+)
+from agent.node.audit import Append, Written, write_records
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 
@@ -267,11 +274,12 @@ class Restored(msgspec.Struct, frozen=True):
     unchecked: str
 
 
-def restore(settings: RestoreSettings) -> Restored:
+def restore(settings: RestoreSettings, append: Append) -> Restored:
     """Updates the runtime with the original values of its containers, so that it does not write the
     agent's values again, and restores every journalled file. A container that the proxy created
     with CPUs of the agent's choice is not in the journal: it gets the CPUs of its parent. Then
-    removes the snapshot, so that the proxy rewrites no more requests. Raises LockedError while an
+    removes the snapshot, so that the proxy rewrites no more requests. `append`: to the audit trail.
+    Raises LockedError while an
     agent or an NRI plugin runs, CgroupError, OSError."""
     state = Path(settings.state_dir)
     lock = Lock(str(state / "agent.lock"))
@@ -287,8 +295,9 @@ def restore(settings: RestoreSettings) -> Restored:
     unchecked = ""
     chosen: dict[str, CpuSet] = {}
     cri = Cri(options.socket_path(settings.runtime_endpoint))
+    last = _last_snapshot(path)
     try:
-        managed = _managed(path, cri, hierarchy)
+        managed = _managed(last, cri, hierarchy) if last else []
     except RpcError as error:
         managed, unchecked = [], str(error)
     for container in managed:
@@ -306,6 +315,8 @@ def restore(settings: RestoreSettings) -> Restored:
     cri.close()
     outcome = writer.restore(hierarchy, journal, chosen)
     others = values.restore(controllers, journal)
+    written = Written(WriteReason.RESTORE, outcome, others)
+    append(write_records(written, last.pods if last else {}))
     hierarchy.close()
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
@@ -314,12 +325,15 @@ def restore(settings: RestoreSettings) -> Restored:
     return Restored(outcome, others, unchecked)
 
 
-def _managed(path: Path, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
-    """The containers for which the last snapshot has a cpuset."""
+def _last_snapshot(path: Path) -> Snapshot | None:
     try:
-        last = snapshots.decode(path.read_bytes())
+        return snapshots.decode(path.read_bytes())
     except (FileNotFoundError, snapshots.SnapshotError):
-        return []
+        return None
+
+
+def _managed(last: Snapshot, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
+    """The containers for which the last snapshot has a cpuset."""
     observed = RuntimeView(cri, CgroupLocator(hierarchy)).observe()
     return [
         container

@@ -28,6 +28,7 @@ from agent.nri.conflicts import Conflicts, connected_processes
 from agent.nri.containers import Containers, Updater
 from agent.nri.hooks import NriHooks
 from agent.nri.link import PluginLink
+from agent.telemetry.audit import Trail
 from agent.telemetry.frontend_metrics import FrontendMetrics, Metric, render, serve_pages, single
 from agent.telemetry.series import BUILD_INFO, Declarations
 
@@ -86,8 +87,15 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
     notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
     grants, containers = Grants(), Containers()
+    trail = Trail(settings.state_dir, "nri", settings.audit_mebibytes << 20)
     admission = Admission(
-        snapshots, notifier, grants, policies, settings.state_dir, messages.SETTABLE
+        snapshots,
+        notifier,
+        grants,
+        policies,
+        settings.state_dir,
+        messages.SETTABLE,
+        trail.append,
     )
     conflicts = Conflicts(f"{index}-{name}", lambda: connected_processes(path))
     hooks = NriHooks(admission, deadlines, snapshots, containers, conflicts)
@@ -124,6 +132,7 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     if pages is not None:
         pages.close()
     notifier.close()
+    trail.close()
     loop.close()
     lock.release()
 

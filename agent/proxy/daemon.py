@@ -22,6 +22,7 @@ from agent.model.settings import failure_policy, options
 from agent.model.settings.frontends import ProxySettings
 from agent.proxy.gate import CpusetGate
 from agent.relay.server import RelayServer
+from agent.telemetry.audit import Trail
 from agent.telemetry.frontend_metrics import (
     FrontendMetrics,
     Histogram,
@@ -90,8 +91,9 @@ def run(settings: ProxySettings, listening: socket.socket, served: str) -> None:
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
     notifier = Notifier(f"{settings.state_dir}/doorbell.sock", lock.session())
     policies, deadlines = failure_policy.failure_policies(settings)
+    trail = Trail(settings.state_dir, "proxy", settings.audit_mebibytes << 20)
     admission = Admission(
-        snapshots, notifier, Grants(), policies, settings.state_dir, DeviceFields()
+        snapshots, notifier, Grants(), policies, settings.state_dir, DeviceFields(), trail.append
     )
     latencies = Latencies()
     unreachable = Unreachable(runtime)
@@ -136,6 +138,7 @@ def run(settings: ProxySettings, listening: socket.socket, served: str) -> None:
         pages.close()
     server.close()
     notifier.close()
+    trail.close()
     loop.close()
     lock.release()
 

@@ -11,6 +11,7 @@ from agent.cgroup.journal import Journal
 from agent.host import locks
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.snapshot import CgroupLimits
+from agent.telemetry.audit import read
 
 GROUP = "/kubepods/besteffort/podx/box"
 FILES = {
@@ -54,6 +55,14 @@ def test_every_value_is_restored_after_a_crash(
     assert f"{GROUP} cpu.shares: 1024 -> 2\n" in output
     assert "1 cpusets restored, and 2 other values\n" in output
     assert there()[:2] == ["0-3", "2"]
+    records = read(str(state)).records
+    assert {(each.process, each.reason, each.event) for each in records} == {
+        ("restore", "Restore", "CgroupRestored")
+    }
+    assert [(each.field, each.before, each.after) for each in records][:2] == [
+        ("cpuset.cpus", "1", "0-3"),
+        ("cpu.shares", "1024", "2"),
+    ]
     assert main(words) == 0
     assert capsys.readouterr().out == "0 cpusets restored\n"
 

@@ -12,6 +12,7 @@ from agent.hooks.admission import Admission
 from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.hooks.requests import DeviceFields
+from agent.model.audit import Record
 from agent.model.devices.visibility import (
     DeviceNode,
     NodeDevice,
@@ -67,7 +68,8 @@ SHOWN = msgspec.structs.replace(
 
 
 class Exchange(PlayedAgent):
-    """A gate; `publish` acts as the agent; `notifications` are those that it receives."""
+    """A gate; `publish` acts as the agent; `notifications` are those that it receives; `records`:
+    for the audit trail."""
 
     def __init__(
         self, folder: Path, hold_seconds: float = 60.0, policy: str = USUAL.hook_failure_policy
@@ -76,6 +78,7 @@ class Exchange(PlayedAgent):
         super().__init__(self.path, folder / "bell")
         self.notifier = Notifier(str(folder / "bell"))
         self.grants = Grants()
+        self.records: list[Record] = []
         self.admission = Admission(
             SnapshotFile(str(self.path), BOOT),
             self.notifier,
@@ -83,6 +86,7 @@ class Exchange(PlayedAgent):
             failure_policy.parse_policies(policy),
             str(folder),
             DeviceFields(),
+            self.records.extend,
         )
         self.gate = CpusetGate(self.admission, Deadlines(hold_seconds))
         self._messages: dict[Call, bytes] = {}
