@@ -1,9 +1,12 @@
 """Find what is wrong with a node: first whether agent, proxy, runtime, cgroups and the kubelet's
-state can be used, then the CPUs that every container should have and those that it has.
+state can be used and who else sets the same values, then the CPUs, memory nodes and devices that
+every container should have and those that it has.
 
 The columns are the pod's annotation, the kubelet's checkpoint, the agent's decision, the cgroup and
-the processes in it. The command changes nothing. Exit code 0: nothing is wrong; 1: there are
-findings; 2: wrong usage, or the containers can't be examined.
+the processes in it. With NODE the command runs in the agent's pod on that node, by kubectl and with
+the caller's rights. --bundle also writes an archive of what a maintainer needs. The command changes
+nothing. Exit code 0: nothing is wrong, or warnings only; 1: there are findings; 2: wrong usage, or
+the containers can't be examined.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import json
 import shutil
 import sys
 import textwrap
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -22,11 +25,15 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.settings.agent import DoctorSettings
 from agent.model.settings.options import SettingsError
 from agent.node import doctor
-from agent.node.doctor import Examination, Finding
+from agent.node.doctor import Examination
+from agent.node.drift import Finding
+from agent.node.node_findings import NodeFinding
 from agent.view import format
 from agent.view.format import count
 
 SETTINGS = DoctorSettings
+SCHEMA_VERSION: Final = 1
+"""Of the JSON output: it changes when a field changes its meaning or goes."""
 
 _HEAD = ("CONTAINER", "QOS", "ANNOTATION", "KUBELET", "AGENT", "CGROUP", "PROCESSES", "")
 
@@ -52,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         return format.unwritten("doctor", error)
     if examined.seen is None:
         return 2
-    return 1 if examined.node or examined.findings else 0
+    return 1 if examined.errors else 0
 
 
 def described(examined: Examination, width: int) -> str:
@@ -60,9 +67,11 @@ def described(examined: Examination, width: int) -> str:
     findings."""
     lines = []
     for problem in examined.node:
-        lines += [f"{problem.code}: {problem.text}", *_folded(f"  -> {problem.remedy}", width)]
+        lines += [_heading(problem), *_folded(f"  -> {problem.remedy}", width)]
     if examined.node:
         lines.append("")
+    if known := [f"{name.replace('_', ' ')}: {value}" for name, value in _facts(examined)]:
+        lines += [*_folded(", ".join(known), width), ""]
     if examined.seen is None:
         lines.append(f"No container was examined, {count(len(examined.node), 'finding')}")
         return "\n".join(lines) + "\n"
@@ -79,7 +88,8 @@ def described(examined: Examination, width: int) -> str:
     ]
     lines += format.table([_HEAD, *rows], width) if rows else ["No containers run."]
     lines.append("")
-    lines += [_sentence(finding) for finding in examined.findings]
+    for finding in examined.findings:
+        lines += [_sentence(finding), *_folded(f"  -> {finding.remedy}", width)]
     containers = count(len(examined.seen), "container")
     found = len(examined.node) + len(examined.findings)
     lines.append(f"{containers}, {count(found, 'finding')}")
@@ -95,7 +105,20 @@ def body(examined: Examination) -> dict[str, Any]:
         raise NotImplementedError(type(value))
 
     built: dict[str, Any] = msgspec.to_builtins(examined, enc_hook=listed)
-    return built
+    for each, finding in zip(built["findings"], examined.findings, strict=True):
+        each["remedy"] = finding.remedy
+    return {"schema_version": SCHEMA_VERSION, **built}
+
+
+def _heading(problem: NodeFinding) -> str:
+    text = f"{problem.code}: {problem.text}"
+    return f"{text} (warning)" if problem.severity == "warning" else text
+
+
+def _facts(examined: Examination) -> list[tuple[str, str]]:
+    """Those that are known."""
+    pairs = msgspec.structs.asdict(examined.facts).items()
+    return [(name, value) for name, value in pairs if value]
 
 
 def _folded(text: str, width: int) -> list[str]:

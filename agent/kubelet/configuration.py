@@ -33,7 +33,8 @@ class KubeletConfiguration(msgspec.Struct, frozen=True):
     """`reserved_cpus`: reservedSystemCPUs; `reserved_milli`: the CPUs of kubeReserved and
     systemReserved together, which count without reservedSystemCPUs. Policies have the kubelet's
     names. `source`: for messages. `reserved_memory_bytes`: the memory that the static memory
-    manager reserves on each NUMA node."""
+    manager reserves on each NUMA node. `runtime_endpoint`: the container runtime's, "" for the
+    kubelet's default."""
 
     source: str
     cpu_manager_policy: str = "none"
@@ -47,6 +48,7 @@ class KubeletConfiguration(msgspec.Struct, frozen=True):
     reserved_milli: int = 0
     cgroup_driver: str = "cgroupfs"
     cgroup_root: str = ""
+    runtime_endpoint: str = ""
 
     @property
     def static(self) -> bool:
@@ -74,6 +76,7 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
     system_reserved: dict[str, Quantity] | None = None
     cgroup_driver: str | None = None
     cgroup_root: str | None = None
+    container_runtime_endpoint: str | None = None
 
 
 _NODE_DIGITS: Final = 9
@@ -97,6 +100,7 @@ _FLAGS: Final = {
     "system-reserved": "system_reserved",
     "cgroup-driver": "cgroup_driver",
     "cgroup-root": "cgroup_root",
+    "container-runtime-endpoint": "container_runtime_endpoint",
 }
 
 
@@ -127,6 +131,7 @@ def to_object(configuration: KubeletConfiguration) -> dict[str, Any]:
         "kubeReserved": {"cpu": f"{it.reserved_milli}m"},
         "cgroupDriver": it.cgroup_driver,
         "cgroupRoot": it.cgroup_root,
+        "containerRuntimeEndpoint": it.runtime_endpoint,
     }
     return {name: value for name, value in fields.items() if value}
 
@@ -215,6 +220,7 @@ def _values(written: _Object, source: str) -> KubeletConfiguration:
         + _cpu(written.system_reserved, "systemReserved", source),
         cgroup_driver=written.cgroup_driver or default.cgroup_driver,
         cgroup_root=written.cgroup_root or default.cgroup_root,
+        runtime_endpoint=written.container_runtime_endpoint or default.runtime_endpoint,
     )
 
 

@@ -1,19 +1,19 @@
-"""Examines a node from outside of its agent: first whether agent, proxy, runtime, cgroups and the
-kubelet's state can be used at all, then whether the annotation, the kubelet's checkpoint, the
-snapshot, the cgroup and the processes of each running container have drifted apart. Changes
-nothing; an agent that runs makes one pass.
+"""Examines a node from outside of its agent: first whether agent, proxy, runtime, cgroups, the
+kubelet and its state can be used at all and who else sets the same values, then whether the
+annotation, the kubelet's checkpoint, the snapshot, the cgroup and the processes of each running
+container have drifted apart. Changes nothing; an agent that runs makes one pass.
 """
 
 from __future__ import annotations
 
-import enum
+import contextlib
 import errno
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -21,101 +21,47 @@ from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri
 from agent.hooks.agent_client import Notifier
 from agent.host import processes
-from agent.kubelet.statefile import StateFileError
+from agent.host.processes import Process, ProcessGoneError, UnreadableError
+from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state, statefile
+from agent.kubelet.cpu_manager_state import CpuManagerState
+from agent.kubelet.device_checkpoint import DeviceCheckpoint
+from agent.kubelet.memory_manager_state import MemoryManagerState
+from agent.kubelet.statefile import Checked, StateFileError
 from agent.model import snapshot as snapshots
-from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import SnapshotRequest
-from agent.model.pod.annotations import AnnotationError, resource_status
-from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.pod.qos import QoS
+from agent.model.pod.pods import ContainerState
 from agent.model.settings import options
-from agent.model.settings.agent import DoctorSettings
-from agent.model.snapshot import NOTHING, Owner, PodWanted, Snapshot, SnapshotError
+from agent.model.settings.agent import AgentSettings, DoctorSettings
+from agent.model.snapshot import Owner, Snapshot, SnapshotError
+from agent.node import drift, kubelet_configuration, kubelet_process, node_findings
+from agent.node.drift import Finding, ObservedContainer
 from agent.node.kubelet_view import CpuManagerStateView
+from agent.node.node_findings import NodeCode, NodeFinding, ObservedKubelet
 from agent.node.runtime_view import CgroupLocator, RuntimeView
-from agent.node.violations import may_hold
+from agent.node.sources import SourceName
+from agent.node.takeover import own_group_of
 from agent.rpc.grpc import RpcError
 
 ANSWER_SECONDS: Final = 3.0
 """A pass takes milliseconds; one that waits for a busy runtime takes longer."""
 _PAUSE_SECONDS: Final = 0.02
+_State = TypeVar("_State", CpuManagerState, MemoryManagerState, DeviceCheckpoint)
 
 
-class ObservedContainer(msgspec.Struct, frozen=True):
-    """One running container and its CPUs by each source; None when a source has none. `claimed`:
-    its pod's annotation; `kubelet`: the kubelet's checkpoint; `wanted`: the agent's snapshot;
-    `group`: the effective cpuset of its cgroup; `processes`: the union of its processes'
-    affinities. `problem`: why the agent does not honor the pod's claim, or why the annotation
-    can't be read."""
+class Facts(msgspec.Struct, frozen=True):
+    """What a reader of findings needs to know of the node; "" for what is not known."""
 
-    pod_uid: str
-    title: str
-    qos: QoS
-    claimed: CpuSet | None = None
-    kubelet: CpuSet | None = None
-    wanted: CpuSet | None = None
-    group: CpuSet | None = None
-    processes: CpuSet | None = None
-    problem: str = msgspec.field(default="", name="trouble")
-
-
-class DriftKind(enum.StrEnum):
-    """The kinds of findings; scripts may rely on the values."""
-
-    CLAIM = "claim-not-honoured"
-    CLAIM_UNSEEN = "claim-not-seen-by-agent"
-    NO_GROUP = "no-cgroup"
-    GROUP = "cgroup-differs"
-    PROCESSES = "processes-outside-cgroup"
-    KUBELET = "kubelet-differs"
-    OVERLAP = "overlap"
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """`expected` and `found`: CPU lists, when there are two to compare; `detail`: an explanation,
-    such as the owner of the CPUs that overlap."""
-
-    kind: DriftKind
-    container: str
-    expected: str = ""
-    found: str = ""
-    detail: str = ""
-
-
-class NodeCode(enum.StrEnum):
-    """The kinds of findings about the node itself; scripts may rely on the values."""
-
-    RUNTIME = "runtime-unavailable"
-    CGROUPS = "cgroups-unusable"
-    AGENT_ABSENT = "agent-absent"
-    AGENT_HUNG = "agent-does-not-answer"
-    SNAPSHOT = "snapshot-unreadable"
-    PROXY = "proxy-unavailable"
-    KUBELET_STATE = "kubelet-state-unreadable"
-
-
-REMEDIES: Final = {
-    NodeCode.RUNTIME: "start the container runtime, or name its socket with --runtime-endpoint",
-    NodeCode.CGROUPS: "mount cgroups with the cpuset controller, or name the folder with "
-    "--cgroup-root",
-    NodeCode.AGENT_ABSENT: "start the agent (kubectl -n topolet-system get pods -o wide); until "
-    "then new containers get the CPUs of its last decisions. If it runs, name its --state-dir",
-    NodeCode.AGENT_HUNG: "read the agent's log, and restart it if its process is stopped or "
-    "waits for a disk or the runtime; containers keep their CPUs",
-    NodeCode.SNAPSHOT: "restart the agent: it writes the file again",
-    NodeCode.PROXY: "start the proxy (systemctl status topolet-proxy): a kubelet that uses this "
-    "socket can start no container",
-    NodeCode.KUBELET_STATE: "repair the file as the kubelet's documentation says, or drain the "
-    "node, stop the kubelet, remove the file and start it",
-}
-
-
-class NodeFinding(msgspec.Struct, frozen=True):
-    """What is wrong with the node itself, and what to do."""
-
-    code: NodeCode
-    text: str
-    remedy: str
+    runtime: str = ""
+    cgroup_version: str = ""
+    cgroup_driver: str = ""
+    kubelet: str = ""
+    cpu_manager_policy: str = ""
+    memory_manager_policy: str = ""
+    topology_manager_policy: str = ""
+    runtime_endpoint: str = ""
+    frontend: str = ""
+    kernel: str = ""
 
 
 class Examination(msgspec.Struct, frozen=True):
@@ -125,15 +71,21 @@ class Examination(msgspec.Struct, frozen=True):
     node: tuple[NodeFinding, ...]
     seen: tuple[ObservedContainer, ...] | None
     findings: tuple[Finding, ...]
+    facts: Facts = Facts()
+
+    @property
+    def errors(self) -> int:
+        """The findings that are no warnings."""
+        return len(self.findings) + sum(each.severity == "error" for each in self.node)
 
 
 def examine(settings: DoctorSettings) -> Examination:
     """Raises SettingsError."""
     wrong: dict[NodeCode, str] = {}
+    facts: dict[str, str] = {"kernel": os.uname().release}
     seen: tuple[ObservedContainer, ...] | None = None
     owners: tuple[Owner, ...] = ()
-    answer = _agent_answer(settings.state_dir)
-    if answer is not None:
+    if (answer := _agent_answer(settings.state_dir)) is not None:
         wrong[answer[0]] = answer[1]
     snapshot: Snapshot | None = None
     try:
@@ -143,43 +95,145 @@ def examine(settings: DoctorSettings) -> Examination:
         pass
     except (OSError, SnapshotError) as error:
         wrong[NodeCode.SNAPSHOT] = f"the agent's decisions can't be read: {error}"
-    if refused := _refused(os.path.join(settings.state_dir, "cri.sock")):
+    proxy, refused = _proxy(os.path.join(settings.state_dir, "cri.sock"))
+    if refused:
         wrong[NodeCode.PROXY] = refused
+    if limited := "; ".join(node_findings.not_permitted(_paths(settings))):
+        wrong[NodeCode.PERMISSIONS] = limited
+    proc = os.path.join(settings.root, "proc")
+    kubelet, unreadable = observed_kubelet(settings)
+    wrong |= node_findings.of_kubelet(kubelet, snapshot, proxy)
+    wrong |= node_findings.of_programs(_command_lines(proc), proxy=bool(proxy))
+    devices = snapshot.devices if snapshot else None
+    wrong |= node_findings.of_plugins(kubelet.registered, devices)
     given: dict[str, CpuSet] = {}
-    try:
+    with contextlib.suppress(StateFileError):
         given = CpuManagerStateView(settings.kubelet_dir).cpus().by_uid
-    except StateFileError as error:
-        wrong[NodeCode.KUBELET_STATE] = str(error)
+    if unreadable:
+        wrong[NodeCode.KUBELET_STATE] = "; ".join(unreadable)
+    facts |= _facts_of(kubelet) | {"frontend": "proxy" if proxy else ""}
     try:
-        seen = _containers(settings, snapshot, given)
+        hierarchy = Hierarchy(settings.cgroup_root, proc)
+        facts["cgroup_version"] = str(hierarchy.version)
+        seen, groups, facts["runtime"] = _containers(settings, snapshot, given, hierarchy)
+        wrong |= node_findings.of_groups(groups)
+        facts["cgroup_driver"] = node_findings.driver_of(groups)
     except RpcError as error:
         wrong[NodeCode.RUNTIME] = f"the container runtime does not answer: {error}"
     except CgroupError as error:
         wrong[NodeCode.CGROUPS] = str(error)
-    node = tuple(
-        NodeFinding(each, wrong[each], REMEDIES[each]) for each in NodeCode if each in wrong
+    found = drift.findings(seen or (), owners)
+    return Examination(node_findings.found(wrong), seen, found, Facts(**facts))
+
+
+def observed_kubelet(settings: DoctorSettings) -> tuple[ObservedKubelet, tuple[str, ...]]:
+    """The kubelet, and why its state files can't be read."""
+    proc = os.path.join(settings.root, "proc")
+    own_group: str | None = None
+    with contextlib.suppress(CgroupError):  # a finding of its own
+        own_group = own_group_of(settings, proc)
+    process = kubelet_process.find(proc, own_group).of_folder(settings.root, settings.kubelet_dir)
+    reader = AgentSettings(**msgspec.structs.asdict(settings))
+    reading = kubelet_configuration.read(reader, lambda: own_group)
+    unread = [
+        text
+        for source, texts in reading.problems.items()
+        if source is not SourceName.MEMORY_MANAGER_STATE
+        for text in texts
+    ]
+    problems: list[str] = []
+    folder = settings.kubelet_dir
+    cpus = _state(folder, cpu_manager_state.FILE_NAME, cpu_manager_state.decode, problems)
+    memory = _state(folder, memory_manager_state.FILE_NAME, memory_manager_state.decode, problems)
+    devices = _state(folder, device_checkpoint.FILE_NAME, device_checkpoint.decode, problems)
+    found = ObservedKubelet(
+        program=process.program if process else "",
+        configuration=reading.whole,
+        unread=tuple(unread),
+        cpu_state=cpus.policy if cpus else "",
+        memory_state=memory.policy if memory else "",
+        registered={each: len(ids) for each, ids in devices.registered.items()} if devices else {},
     )
-    return Examination(node, seen, findings(seen or (), owners))
+    return found, tuple(problems)
+
+
+def _state(
+    folder: str, name: str, decode: Callable[[bytes], _State], problems: list[str]
+) -> _State | None:
+    """The content of a state file, None without one; adds the reason if it can't be read."""
+    path = f"{folder}/{name}"
+    try:
+        raw = statefile.load(path)
+        state = None if raw is None else decode(raw)
+    except StateFileError as error:
+        problems.append(f"{path}: {error}")
+        return None
+    if state is not None and state.checked is Checked.MISMATCH:
+        problems.append(f"{path}: its checksum is wrong")
+    return state
+
+
+def _facts_of(kubelet: ObservedKubelet) -> dict[str, str]:
+    known = kubelet.configuration
+    if known is None:
+        return {"kubelet": kubelet.program}
+    return {
+        "kubelet": kubelet.program,
+        "cpu_manager_policy": known.cpu_manager_policy,
+        "memory_manager_policy": known.memory_manager_policy,
+        "topology_manager_policy": known.topology_manager_policy,
+        "runtime_endpoint": kubelet.runtime_endpoint or "",
+    }
+
+
+def _paths(settings: DoctorSettings) -> Iterator[tuple[str, int]]:
+    """What the agent has to use, and how."""
+    yield settings.state_dir, os.W_OK | os.X_OK
+    yield options.socket_path(settings.runtime_endpoint), os.W_OK
+    with contextlib.suppress(CgroupError):
+        path = Hierarchy(settings.cgroup_root).path
+        for name in ("kubepods", "kubepods.slice"):
+            yield f"{path}/{name}/cpuset.cpus", os.W_OK
+    yield settings.kubelet_dir, os.R_OK | os.X_OK
+
+
+def _command_lines(proc: str) -> Iterator[list[str]]:
+    """Of all processes that can be read."""
+    with contextlib.suppress(OSError):
+        for pid in processes.pids(proc):
+            with (
+                contextlib.suppress(ProcessGoneError, UnreadableError),
+                Process(proc, pid) as process,
+            ):
+                yield process.argv()
 
 
 def _containers(
-    settings: DoctorSettings, snapshot: Snapshot | None, given: dict[str, CpuSet]
-) -> tuple[ObservedContainer, ...]:
-    """The running containers, sorted by title. `given`: by pod uid, the CPUs of the kubelet's
-    checkpoint. Raises RpcError, CgroupError, SettingsError."""
-    hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
+    settings: DoctorSettings,
+    snapshot: Snapshot | None,
+    given: Mapping[str, CpuSet],
+    hierarchy: Hierarchy,
+) -> tuple[tuple[ObservedContainer, ...], list[str], str]:
+    """The running containers, sorted by title, their groups, and the runtime's name. `given`: by
+    pod uid, the CPUs of the kubelet's checkpoint. Raises RpcError, SettingsError."""
     cri = Cri(options.socket_path(settings.runtime_endpoint))
+    seen, groups = [], []
     try:
-        observed = RuntimeView(cri, CgroupLocator(hierarchy)).observe()
+        runtime = cri.version()
+        for pod in RuntimeView(cri, CgroupLocator(hierarchy)).observe().pods:
+            for container in pod.containers:
+                if container.state is not ContainerState.RUNNING or container.virtual:
+                    continue
+                carriers = None
+                of_pod = snapshot.pods.get(pod.uid) if snapshot else None
+                if of_pod is not None and of_pod.of(container.name).visible is not None:
+                    carriers = cri.container_placement(container.id, carriers=True).carriers
+                kubelets = given.get(pod.uid)
+                seen.append(drift.observed(pod, container, of_pod, kubelets, hierarchy, carriers))
+                groups += [container.group] if container.group else []
     finally:
         cri.close()
-    seen = [
-        _seen(pod, container, snapshot, given.get(pod.uid), hierarchy)
-        for pod in observed.pods
-        for container in pod.containers
-        if container.state is ContainerState.RUNNING and not container.virtual
-    ]
-    return tuple(sorted(seen, key=lambda each: each.title))
+    return tuple(sorted(seen, key=lambda each: each.title)), groups, runtime
 
 
 def _agent_answer(state_dir: str) -> tuple[NodeCode, str] | None:
@@ -205,92 +259,12 @@ def _agent_answer(state_dir: str) -> tuple[NodeCode, str] | None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _refused(path: str) -> str:
-    """Why a socket that exists accepts no connection; empty if it does, or does not exist."""
+def _proxy(path: str) -> tuple[str, str]:
+    """The socket, if somebody serves it, and why one that exists accepts no connection."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
         result = client.connect_ex(path)
-    if result in (0, errno.EAGAIN, errno.ENOENT):
-        return ""
-    return f"the proxy does not serve {path}: {os.strerror(result)}"
-
-
-def findings(seen: Sequence[ObservedContainer], owners: Sequence[Owner]) -> tuple[Finding, ...]:
-    """`owners` of the agent's snapshot, none without one."""
-    found: list[Finding] = []
-    for each in seen:
-        found += _of_container(each, owners)
-    return tuple(found)
-
-
-def _of_container(seen: ObservedContainer, owners: Sequence[Owner]) -> list[Finding]:
-    found: list[Finding] = []
-
-    def add(
-        kind: DriftKind, expected: CpuSet | None = None, got: CpuSet | None = None, detail: str = ""
-    ) -> None:
-        texts = ["" if cpus is None else str(cpus) for cpus in (expected, got)]
-        found.append(Finding(kind, seen.title, texts[0], texts[1], detail))
-
-    own = next((owner.cpus for owner in owners if owner.uid == seen.pod_uid), None)
-    if seen.problem:
-        add(DriftKind.CLAIM, seen.claimed, seen.group, seen.problem)
-    elif seen.claimed and own is None:
-        add(DriftKind.CLAIM_UNSEEN, seen.claimed, seen.group)
-    elif seen.claimed and own is not None and seen.claimed != own:
-        add(DriftKind.CLAIM, seen.claimed, own, f"CPUs {seen.claimed - own} are not online")
-    if seen.group is None:
-        add(DriftKind.NO_GROUP)
-        return found
-    wanted = seen.wanted
-    if wanted is None and seen.kubelet:
-        if seen.kubelet != seen.group:
-            add(DriftKind.KUBELET, seen.kubelet, seen.group)
-    elif wanted is not None and wanted != seen.group:
-        add(DriftKind.GROUP, wanted, seen.group)
-    if seen.processes is not None and not seen.processes <= seen.group:
-        add(DriftKind.PROCESSES, seen.group, seen.processes)
-    for owner in owners:
-        common = seen.group & owner.cpus
-        if common and not may_hold(seen.pod_uid, seen.qos, owner):
-            add(DriftKind.OVERLAP, None, common, f"{owner.title} owns them")
-    return found
-
-
-def _seen(
-    pod: Pod,
-    container: Container,
-    snapshot: Snapshot | None,
-    kubelet: CpuSet | None,
-    hierarchy: Hierarchy,
-) -> ObservedContainer:
-    of_pod = snapshot.pods.get(pod.uid) if snapshot else None
-    wanted = of_pod.of(container.name) if of_pod else NOTHING
-    claimed, problem = _claim(pod, of_pod)
-    group = in_group = None
-    if container.group is not None:
-        try:
-            group = hierarchy.effective_cpus(container.group)
-            pids = hierarchy.processes(container.group)
-            allowed = [processes.allowed_cpus(hierarchy.proc, pid) for pid in pids]
-            in_group = union(CpuSet.parse(cpus) for cpus in allowed if cpus is not None)
-        except CgroupError as error:
-            problem = problem or str(error)
-    return ObservedContainer(
-        pod_uid=pod.uid,
-        title=f"{pod.title} {container.name}",
-        qos=pod.qos,
-        claimed=claimed,
-        kubelet=kubelet,
-        wanted=None if wanted.cpuset is None else CpuSet.parse(wanted.cpuset),
-        group=group,
-        processes=in_group or None,
-        problem=problem,
-    )
-
-
-def _claim(pod: Pod, wanted: PodWanted | None) -> tuple[CpuSet | None, str]:
-    try:
-        claimed = resource_status(pod.annotations).cpus() or None
-    except AnnotationError as error:
-        return None, str(error)
-    return claimed, (wanted.refused or wanted.each.blocked) if wanted else ""
+    if result in (0, errno.EAGAIN):
+        return path, ""
+    if result == errno.ENOENT:
+        return "", ""
+    return "", f"the proxy does not serve {path}: {os.strerror(result)}"

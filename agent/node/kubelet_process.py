@@ -33,6 +33,8 @@ KUBELITE: Final = "kubelite"
 _NAMES: Final = (KUBELET, K3S, KUBELITE)
 DEFAULT_ROOT_DIR: Final = "/var/lib/kubelet"
 K3S_CONFIG: Final = "/etc/rancher/k3s/config.yaml"
+K3S_ENDPOINT: Final = "unix:///run/k3s/containerd/containerd.sock"
+"""The runtime that k3s starts for its kubelet."""
 KUBELITE_ARGS_FLAG: Final = "kubelet-args-file"
 
 _ARG: Final = "kubelet-arg"

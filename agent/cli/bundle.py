@@ -1,0 +1,217 @@
+"""The archive of `topolet doctor --bundle`: what a maintainer needs of a node, without secrets.
+
+Every file is made from decoded values, with the fields that Topolet knows: no environment, label or
+annotation of others gets into it. Text that has no such form (logs) loses what looks like a secret.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import http.client
+import io
+import json
+import os
+import platform
+import re
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from agent.cgroup.journal import Journal
+from agent.cli import kubelet_state, options, topology
+from agent.discover import cpus
+from agent.discover.sysfs import DiscoveryError
+from agent.host import processes
+from agent.host.processes import Process, ProcessGoneError, UnreadableError
+from agent.model import snapshot as snapshots
+from agent.model.settings.agent import AgentSettings, DoctorSettings
+from agent.model.settings.frontends import NriSettings, ProxySettings
+from agent.model.settings.options import SettingsError
+from agent.model.snapshot import SnapshotError
+
+MAX_FILE_BYTES: Final = 1 << 20
+"""Of one file; the beginning of a longer one is left out."""
+LOG_LINES: Final = 2000
+_LOGS: Final = "var/log/pods/*_topolet-*/*/*.log"
+_METRICS: Final = ("topolet_", "process_")
+_HTTP: Final = "127.0.0.1:9326"
+_HTTP_SECONDS: Final = 3.0
+_LEFT_OUT: Final = "<left out>"
+_SECRETS: Final = (
+    re.compile(r"-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|\Z)", re.DOTALL),
+    re.compile(r"\beyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?"),
+    re.compile(r"(?i)(?<=bearer )\S+|(?<=basic )[\w+/=]{8,}"),
+    re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),
+    re.compile(
+        r"(?i)(?<=[\w.-])?\b[\w.-]*(?:token|passw|secret|api-?_?key|credential)[\w.-]*"
+        r"[\"'\\]*\s*[=:]\s*[\"'\\]*[^\s\"',;&\\]+"
+    ),
+)
+_PROGRAMS: Final = {"agent": AgentSettings, "proxy": ProxySettings, "nri": NriSettings}
+
+
+def made(settings: DoctorSettings, examined: Mapping[str, Any], text: str, config: str) -> bytes:
+    """The archive (tar.gz). `examined` and `text`: the examination; `config`: the path of the file
+    of options, "" without one. What can't be read is in `unread.json` with the reason."""
+    files: dict[str, bytes] = {"doctor.json": _json(examined), "doctor.txt": text.encode()}
+    unread: dict[str, str] = {}
+    programs = list(_programs(os.path.join(settings.root, "proc")))
+    files["about.json"] = _json(
+        {
+            "schema_version": 1,
+            "topolet": metadata.version("topolet"),
+            "python": platform.python_version(),
+            "kernel": os.uname().release,
+            "machine": os.uname().machine,
+            "settings": msgspec.to_builtins(settings),
+            "programs": programs,
+        }
+    )
+    for name, read in (
+        ("config.json", lambda: _config(config)),
+        ("topology.json", lambda: topology.body(cpus.read(settings.root))),
+        ("snapshot.json", lambda: _snapshot(settings.state_dir)),
+        ("journal.json", lambda: _journal(settings.state_dir)),
+        ("kubelet-state.json", lambda: kubelet_state.body(kubelet_state.read(settings.kubelet_dir))),
+        ("metrics.json", lambda: _metrics(_address(programs))),
+    ):
+        try:
+            files[name] = _json(read())
+        except (OSError, ValueError, DiscoveryError, http.client.HTTPException) as error:
+            unread[name] = f"{type(error).__name__}: {redacted(str(error))}"
+    for path in sorted(glob.glob(os.path.join(settings.root, _LOGS)))[-4:]:
+        try:
+            log = Path(path).read_bytes()[-MAX_FILE_BYTES:].decode(errors="replace")
+            name = "-".join(Path(path).parts[-2:])
+            files[f"logs/{name}"] = redacted(log).encode()
+        except OSError as error:
+            unread[path] = str(error.strerror)
+    if unread:
+        files["unread.json"] = _json(unread)
+    return _packed(files)
+
+
+def extended(archive: bytes, logs: Mapping[str, str]) -> bytes:
+    """The archive with these logs too. Raises OSError, tarfile.TarError for what is no archive."""
+    files: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as packed:
+        for member in packed:
+            content = packed.extractfile(member)
+            if content is not None:
+                files[member.name.removeprefix(f"{_FOLDER}/")] = content.read(MAX_FILE_BYTES)
+    return _packed(files | {f"logs/{name}": redacted(text).encode() for name, text in logs.items()})
+
+
+def redacted(text: str) -> str:
+    """Without what looks like a secret: keys, tokens, passwords."""
+    for pattern in _SECRETS:
+        text = pattern.sub(_LEFT_OUT, text)
+    return text
+
+
+_FOLDER: Final = "topolet-doctor"
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w") as archive,
+    ):
+        for name, content in sorted(files.items()):
+            kept = content[-MAX_FILE_BYTES:]
+            member = tarfile.TarInfo(f"{_FOLDER}/{name}")
+            member.size = len(kept)
+            archive.addfile(member, io.BytesIO(kept))
+    return packed.getvalue()
+
+
+def _json(value: Any) -> bytes:
+    # A device plugin's answer has a container's environment, which may be secret.
+    return json.dumps(value, indent=1, default=lambda raw: f"{len(raw)} bytes").encode() + b"\n"
+
+
+def _config(path: str) -> dict[str, Any]:
+    """The options in the file that Topolet knows. Raises ValueError."""
+    if not path:
+        return {}
+    try:
+        raw = options.read(path)
+    except SettingsError as error:
+        raise ValueError(f"{path} can't be read") from error
+    return {name: value for name, value in raw.items() if name in _known()}
+
+
+def _known() -> set[str]:
+    return {name for kind in _PROGRAMS.values() for name in kind.__struct_encode_fields__}
+
+
+def _snapshot(state_dir: str) -> Any:
+    raw = (Path(state_dir) / "snapshot.json").read_bytes()
+    try:
+        return json.loads(snapshots.encode(snapshots.decode(raw)))
+    except SnapshotError:
+        # Its message may quote the text.
+        raise ValueError(f"{len(raw)} bytes that are no snapshot") from None
+
+
+def _journal(state_dir: str) -> Any:
+    journal = Journal(Path(state_dir) / "journal")
+    return {
+        "cpus": [msgspec.to_builtins(each) for each in journal.originals.values()],
+        "values": [msgspec.to_builtins(each) for each in journal.values.values()],
+    }
+
+
+def _programs(proc: str) -> Iterator[dict[str, Any]]:
+    """Topolet's processes, with the flags that are options."""
+    try:
+        pids = processes.pids(proc)
+    except OSError:
+        return
+    for pid in pids:
+        try:
+            with Process(proc, pid) as process:
+                argv = process.argv()
+        except (ProcessGoneError, UnreadableError):
+            continue
+        if command := command_of(argv):
+            names = {f"--{name}" for name in _PROGRAMS[command].__struct_encode_fields__}
+            flags = [each for each in argv if each.partition("=")[0] in names and "=" in each]
+            yield {"pid": pid, "command": command, "flags": flags}
+
+
+def command_of(argv: Sequence[str]) -> str:
+    """The subcommand of a process of Topolet, "" for other processes."""
+    for place, word in enumerate(argv[:3]):
+        after = argv[place + 1 : place + 3]
+        if os.path.basename(word) == "topolet" and after[:1]:
+            return after[0] if after[0] in _PROGRAMS else ""
+        if word == "-m" and after[:1] == ["agent"] and len(after) > 1:
+            return after[1] if after[1] in _PROGRAMS else ""
+    return ""
+
+
+def _address(programs: Sequence[Mapping[str, Any]]) -> str:
+    """Where this machine's agent serves its metrics."""
+    for each in programs:
+        for flag in each["flags"]:
+            if each["command"] == "agent" and flag.startswith("--http="):
+                return str(flag).partition("=")[2].replace("0.0.0.0", "127.0.0.1")
+    return _HTTP
+
+
+def _metrics(address: str) -> list[str]:
+    """The agent's series. Raises OSError, HTTPException, ValueError."""
+    connection = http.client.HTTPConnection(address, timeout=_HTTP_SECONDS)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read(MAX_FILE_BYTES).decode(errors="replace")
+    finally:
+        connection.close()
+    return [line for line in text.splitlines() if line.startswith(_METRICS)]

@@ -1,0 +1,187 @@
+"""Commands in the agent's pod on a node, from elsewhere: by the caller's kubectl, so with the
+caller's kubeconfig and rights (list pods, and create pods/exec, in the agent's namespace)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from agent.cli import options
+from agent.model.settings.options import Options
+
+_SELECTOR: Final = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
+_CONTAINER: Final = "agent"
+_NODE: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_REMOTE_CODE: Final = re.compile(r"^command terminated with exit code \d+\n?", re.MULTILINE)
+"""What kubectl adds on standard error after a command that fails."""
+_SECONDS: Final = 120.0
+
+
+class RemoteError(RuntimeError):
+    """The command can't run on that node; the message says what to do."""
+
+
+class Agent(msgspec.Struct, frozen=True):
+    """The agent's pod on a node. `kubectl`: the program with the caller's options."""
+
+    kubectl: tuple[str, ...]
+    namespace: str
+    pod: str
+    node: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds NODE, and where its agent is."""
+    parser.add_argument(
+        "node",
+        nargs="?",
+        metavar="NODE",
+        help="run the command in the agent's pod on that node, by kubectl",
+    )
+    parser.add_argument(
+        "-n",
+        "--namespace",
+        default="topolet-system",
+        help="with NODE: namespace of the agents (default: topolet-system)",
+    )
+    parser.add_argument("--context", metavar="NAME", help="with NODE: context of the kubeconfig")
+
+
+def find(arguments: argparse.Namespace) -> Agent:
+    """The running agent of the node. Raises RemoteError."""
+    node, namespace = arguments.node, arguments.namespace
+    if not _NODE.fullmatch(node):
+        raise RemoteError(f"NODE: {node!r:.80} is not the name of a Node")
+    program = shutil.which("kubectl")
+    if program is None:
+        raise RemoteError("NODE needs kubectl, which is not in PATH")
+    kubectl = (program, *([f"--context={arguments.context}"] if arguments.context else []))
+    words = ("get", "pods", "-n", namespace, "-l", _SELECTOR, "-o", "json")
+    listed = json.loads(_answer(kubectl, *words, f"--field-selector=spec.nodeName={node}"))
+    pods = [each for each in listed["items"] if "deletionTimestamp" not in each["metadata"]]
+    if not pods:
+        raise RemoteError(_absence(kubectl, node, namespace))
+    reasons = []
+    for pod in pods:
+        name = pod["metadata"]["name"]
+        if reason := not_running(pod):
+            reasons.append(f"pod {namespace}/{name}: {reason}")
+        else:
+            return Agent(kubectl, namespace, name, node)
+    raise RemoteError(
+        f"the agent of node {node} does not run: {'; '.join(reasons)}. Read kubectl -n "
+        f"{namespace} describe pod, and logs --previous, of it"
+    )
+
+
+def not_running(pod: dict[str, Any]) -> str:
+    """Why the agent's container does not run, "" if it does."""
+    status = pod.get("status", {})
+    for each in status.get("containerStatuses") or ():
+        if each.get("name") != _CONTAINER:
+            continue
+        for state in ("waiting", "terminated"):
+            if found := each.get("state", {}).get(state):
+                return f"{found.get('reason', state)} {found.get('message', '')}".strip()
+        return ""
+    return f"phase {status.get('phase', 'unknown')}"
+
+
+def _absence(kubectl: Sequence[str], node: str, namespace: str) -> str:
+    words = [*kubectl, "get", "node", node, "--ignore-not-found", "-o", "name"]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    if found.returncode == 0 and not found.stdout.strip():
+        return f"node {node} does not exist"
+    return (
+        f"no agent runs on node {node}: no pod with {_SELECTOR} in namespace {namespace}. Is it "
+        "installed in another one (-n), or does the DaemonSet select other nodes?"
+    )
+
+
+def words_of(
+    command: str, arguments: argparse.Namespace, kind: type[Options], *flags: str
+) -> list[str]:
+    """The command with the options that were given, and these flags."""
+    given = [
+        f"--{encoded}={value}"
+        for name, encoded in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+        if (value := getattr(arguments, name, None)) is not None
+    ]
+    return ["topolet", command, *flags, *given]
+
+
+def run(agent: Agent, words: Sequence[str], *, terminal: bool = False) -> int:
+    """Runs a command there, with its output here; returns its exit code, 2 if kubectl failed.
+    `terminal`: the command draws on the caller's terminal."""
+    exec_ = [*agent.kubectl, "exec", "-n", agent.namespace, agent.pod, "-c", _CONTAINER]
+    if terminal and sys.stdin.isatty() and sys.stdout.isatty():
+        return subprocess.run([*exec_, "-it", "--", *words], check=False).returncode
+    done = subprocess.run([*exec_, "--", *words], stderr=subprocess.PIPE, text=True, check=False)
+    return _code(done.returncode, done.stderr)
+
+
+def output(agent: Agent, words: Sequence[str]) -> tuple[int, bytes]:
+    """The exit code of a command there, as of `run`, and its standard output."""
+    exec_ = [*agent.kubectl, "exec", "-n", agent.namespace, agent.pod, "-c", _CONTAINER]
+    done = subprocess.run([*exec_, "--", *words], capture_output=True, check=False)
+    return _code(done.returncode, done.stderr.decode(errors="replace")), done.stdout
+
+
+def logs(agent: Agent, lines: int) -> dict[str, str]:
+    """By name, the last lines of the agent's log and of its predecessor's, if there are some."""
+    found = {}
+    for name, words in (("agent.log", ()), ("agent.previous.log", ("--previous",))):
+        command = [*agent.kubectl, "logs", "-n", agent.namespace, agent.pod, "-c", _CONTAINER]
+        done = subprocess.run(
+            [*command, f"--tail={lines}", *words],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
+        )
+        if done.returncode == 0:
+            found[name] = done.stdout
+    return found
+
+
+def _code(code: int, error: str) -> int:
+    """Writes what the command wrote on standard error."""
+    own, ended = _REMOTE_CODE.subn("", error)
+    sys.stderr.write(own)
+    return code if ended or code == 0 else 2
+
+
+def _answer(kubectl: Sequence[str], *words: str) -> str:
+    try:
+        done = subprocess.run(
+            [*kubectl, *words], capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise RemoteError(f"kubectl {words[0]} takes longer than {_SECONDS:g} s") from None
+    if done.returncode:
+        raise RemoteError(f"kubectl {words[0]} {words[1]}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def there(
+    command: str,
+    arguments: argparse.Namespace,
+    kind: type[Options],
+    *flags: str,
+    terminal: bool = False,
+) -> int:
+    """Runs the command on NODE; returns its exit code, 2 with the reason if it can't run."""
+    try:
+        agent = find(arguments)
+    except RemoteError as error:
+        return options.fail(error, 2)
+    return run(agent, words_of(command, arguments, kind, *flags), terminal=terminal)

@@ -1,0 +1,231 @@
+"""Drift of a running container: what its pod's annotation, the kubelet's checkpoint and the agent's
+snapshot say, and what its cgroup, its processes and the runtime's status have."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from agent.allocate.device_holders import grants
+from agent.allocate.device_holders.grants import Carriers
+from agent.cgroup.hierarchy import CgroupError, Hierarchy
+from agent.host import processes
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.devices.visibility import Visibility
+from agent.model.pod.annotations import AnnotationError, resource_status
+from agent.model.pod.pods import Container, Pod
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import NOTHING, Owner, PodWanted
+from agent.node.violations import may_hold
+
+_NVIDIA: Final = "nvidia.com/"
+
+
+class ObservedContainer(msgspec.Struct, frozen=True):
+    """One running container and its CPUs by each source; None when a source has none. `claimed`:
+    its pod's annotation; `kubelet`: the kubelet's checkpoint; `wanted`: the agent's snapshot;
+    `group`: the effective cpuset of its cgroup; `processes`: the union of its processes'
+    affinities. `problem`: why the agent does not honor the pod's claim, or why the annotation
+    can't be read. `wanted_mems` and `mems`: NUMA nodes by the snapshot and by the cgroup.
+    `devices_missing` and `devices_foreign`: the allocated devices that the container does not have,
+    and the GPUs that it has instead; `variables`: the names of variables with other values than
+    decided."""
+
+    pod_uid: str
+    title: str
+    qos: QoS
+    claimed: CpuSet | None = None
+    kubelet: CpuSet | None = None
+    wanted: CpuSet | None = None
+    group: CpuSet | None = None
+    processes: CpuSet | None = None
+    problem: str = msgspec.field(default="", name="trouble")
+    wanted_mems: CpuSet | None = None
+    mems: CpuSet | None = None
+    devices_missing: tuple[str, ...] = ()
+    devices_foreign: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+
+
+class DriftKind(enum.StrEnum):
+    """The kinds of findings; scripts may rely on the values."""
+
+    CLAIM = "claim-not-honoured"
+    CLAIM_UNSEEN = "claim-not-seen-by-agent"
+    NO_GROUP = "no-cgroup"
+    GROUP = "cgroup-differs"
+    PROCESSES = "processes-outside-cgroup"
+    KUBELET = "kubelet-differs"
+    OVERLAP = "overlap"
+    MEMORY_NODES = "memory-nodes-differ"
+    DEVICES = "devices-differ"
+    ENVIRONMENT = "environment-differs"
+
+
+DRIFT_REMEDIES: Final = {
+    DriftKind.CLAIM: "correct the pod's annotation or its limits, or delete the pod so that it is "
+    "scheduled anew",
+    DriftKind.CLAIM_UNSEEN: "is the agent Ready, and in the mode for clusters? Read its /readyz",
+    DriftKind.NO_GROUP: "restart the container: the runtime lists it, and the kernel has no group",
+    DriftKind.GROUP: "find who else writes cpusets (docs/coexistence.md), or read in the agent's "
+    "log why the kernel refuses",
+    DriftKind.PROCESSES: "restart the container, or do not set affinities outside of its CPUs",
+    DriftKind.KUBELET: "find who else writes cpusets (docs/coexistence.md), and restart the pod",
+    DriftKind.OVERLAP: "read in the agent's log why it can't move the container, or delete its pod",
+    DriftKind.MEMORY_NODES: "restart the container; with --migrate-memory the agent moves pages of "
+    "running containers",
+    DriftKind.DEVICES: "delete the pod so that it is created anew behind the proxy or the NRI "
+    "plugin (docs/devices.md)",
+    DriftKind.ENVIRONMENT: "delete the pod so that it is created anew behind the proxy or the NRI "
+    "plugin (docs/devices.md)",
+}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`expected` and `found`: CPU lists, when there are two to compare; `detail`: an explanation,
+    such as the owner of the CPUs that overlap."""
+
+    kind: DriftKind
+    container: str
+    expected: str = ""
+    found: str = ""
+    detail: str = ""
+
+    @property
+    def remedy(self) -> str:
+        return DRIFT_REMEDIES[self.kind]
+
+
+def findings(seen: Sequence[ObservedContainer], owners: Sequence[Owner]) -> tuple[Finding, ...]:
+    """`owners` of the agent's snapshot, none without one."""
+    found: list[Finding] = []
+    for each in seen:
+        found += _of_container(each, owners)
+    return tuple(found)
+
+
+def _of_container(seen: ObservedContainer, owners: Sequence[Owner]) -> list[Finding]:
+    found: list[Finding] = []
+
+    def add(
+        kind: DriftKind, expected: CpuSet | None = None, got: CpuSet | None = None, detail: str = ""
+    ) -> None:
+        texts = ["" if cpus is None else str(cpus) for cpus in (expected, got)]
+        found.append(Finding(kind, seen.title, texts[0], texts[1], detail))
+
+    own = next((owner.cpus for owner in owners if owner.uid == seen.pod_uid), None)
+    if seen.problem:
+        add(DriftKind.CLAIM, seen.claimed, seen.group, seen.problem)
+    elif seen.claimed and own is None:
+        add(DriftKind.CLAIM_UNSEEN, seen.claimed, seen.group)
+    elif seen.claimed and own is not None and seen.claimed != own:
+        add(DriftKind.CLAIM, seen.claimed, own, f"CPUs {seen.claimed - own} are not online")
+    if seen.group is None:
+        add(DriftKind.NO_GROUP)
+        return found
+    wanted = seen.wanted
+    if wanted is None and seen.kubelet:
+        if seen.kubelet != seen.group:
+            add(DriftKind.KUBELET, seen.kubelet, seen.group)
+    elif wanted is not None and wanted != seen.group:
+        add(DriftKind.GROUP, wanted, seen.group)
+    if seen.processes is not None and not seen.processes <= seen.group:
+        add(DriftKind.PROCESSES, seen.group, seen.processes)
+    for owner in owners:
+        common = seen.group & owner.cpus
+        if common and not may_hold(seen.pod_uid, seen.qos, owner):
+            add(DriftKind.OVERLAP, None, common, f"{owner.title} owns them")
+    if seen.wanted_mems and seen.mems is not None and seen.wanted_mems != seen.mems:
+        add(DriftKind.MEMORY_NODES, seen.wanted_mems, seen.mems)
+    if seen.devices_missing or seen.devices_foreign:
+        missing, foreign = map(", ".join, (seen.devices_missing, seen.devices_foreign))
+        found.append(Finding(DriftKind.DEVICES, seen.title, missing, foreign))
+    if seen.variables:
+        # Not the values: others may have put secrets there.
+        detail = f"not the decided value: {', '.join(seen.variables)}"
+        found.append(Finding(DriftKind.ENVIRONMENT, seen.title, detail=detail))
+    return found
+
+
+def device_drift(
+    visible: Visibility, carriers: Carriers
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The allocated devices that a container does not show, the GPUs that it shows instead, and the
+    variables with other values than decided."""
+    if visible.refused:
+        return (), (), ()
+    missing, foreign = [], []
+    gpus = visible.gpus or ()
+    if gpus:
+        shown = {
+            name
+            for each in grants.of_carriers("", "", carriers)
+            if not each.resource or each.resource.startswith(_NVIDIA)
+            for name in each.names
+            if not name.startswith("/")
+        }
+        own = {name for each in gpus for name in (each.uuid, each.index)}
+        missing = [each.uuid for each in gpus if not {each.uuid, each.index} & shown]
+        foreign = sorted(shown - own)
+    if not carriers.privileged:
+        nodes = set(carriers.nodes)
+        missing += [
+            each.path for kind in visible.nodes.values() for each in kind if each.path not in nodes
+        ]
+    environment = dict(carriers.environment)
+    variables = [name for name, value in visible.environment if environment.get(name) != value]
+    return tuple(missing), tuple(foreign), tuple(variables)
+
+
+def observed(
+    pod: Pod,
+    container: Container,
+    of_pod: PodWanted | None,
+    kubelet: CpuSet | None,
+    hierarchy: Hierarchy,
+    carriers: Carriers | None,
+) -> ObservedContainer:
+    """`of_pod`: the agent's decision, `kubelet`: the pod's CPUs in the kubelet's checkpoint.
+    `carriers`: what the container shows of its devices, None where none were decided."""
+    wanted = of_pod.of(container.name) if of_pod else NOTHING
+    claimed, problem = _claim(pod, of_pod)
+    group = in_group = mems = None
+    if container.group is not None:
+        try:
+            group = hierarchy.effective_cpus(container.group)
+            mems = hierarchy.effective_mems(container.group)
+            pids = hierarchy.processes(container.group)
+            allowed = [processes.allowed_cpus(hierarchy.proc, pid) for pid in pids]
+            in_group = union(CpuSet.parse(cpus) for cpus in allowed if cpus is not None)
+        except CgroupError as error:
+            problem = problem or str(error)
+    missing, foreign, variables = (
+        device_drift(wanted.visible, carriers) if wanted.visible and carriers else ((), (), ())
+    )
+    return ObservedContainer(
+        pod_uid=pod.uid,
+        title=f"{pod.title} {container.name}",
+        qos=pod.qos,
+        claimed=claimed,
+        kubelet=kubelet,
+        wanted=None if wanted.cpuset is None else CpuSet.parse(wanted.cpuset),
+        group=group,
+        processes=in_group or None,
+        problem=problem,
+        wanted_mems=wanted.limits.mems,
+        mems=mems,
+        devices_missing=missing,
+        devices_foreign=foreign,
+        variables=variables,
+    )
+
+
+def _claim(pod: Pod, wanted: PodWanted | None) -> tuple[CpuSet | None, str]:
+    try:
+        claimed = resource_status(pod.annotations).cpus() or None
+    except AnnotationError as error:
+        return None, str(error)
+    return claimed, (wanted.refused or wanted.each.blocked) if wanted else ""

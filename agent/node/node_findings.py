@@ -1,0 +1,272 @@
+"""What is wrong with a node itself: agent, proxy, runtime, cgroups, the kubelet and its state
+files, and other programs that set the same values. Values in, findings out."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.kubelet.configuration import KubeletConfiguration, flags
+from agent.model.devices.visibility import NodeVisibility
+from agent.model.settings.options import RUNTIME_ENDPOINT
+from agent.model.snapshot import Snapshot
+from agent.node.kubelet_process import K3S, K3S_ENDPOINT
+
+
+class NodeCode(enum.StrEnum):
+    """The kinds of findings about the node itself; scripts may rely on the values."""
+
+    RUNTIME = "runtime-unavailable"
+    CGROUPS = "cgroups-unusable"
+    AGENT_ABSENT = "agent-absent"
+    AGENT_HUNG = "agent-does-not-answer"
+    SNAPSHOT = "snapshot-unreadable"
+    PROXY = "proxy-unavailable"
+    BYPASSED = "kubelet-bypasses-proxy"
+    PERMISSIONS = "not-permitted"
+    KUBELET_ABSENT = "kubelet-absent"
+    KUBELET_STATE = "kubelet-state-unreadable"
+    KUBELET_POLICY = "kubelet-policy-differs"
+    AGENT_POLICY = "cpu-policy-conflict"
+    CGROUP_DRIVER = "cgroup-drivers-differ"
+    KOORDLET = "koordlet-competes"
+    PINNING = "other-program-sets-cpus"
+    KUBELET_CONFIGURATION = "kubelet-configuration-unreadable"
+    DRA_CPUS = "dra-driver-gives-cpus"
+    DEVICE_PLUGIN = "device-plugin-offers-devices"
+
+
+REMEDIES: Final = {
+    NodeCode.RUNTIME: "start the container runtime, or name its socket with --runtime-endpoint",
+    NodeCode.CGROUPS: "mount cgroups with the cpuset controller, or name the folder with "
+    "--cgroup-root",
+    NodeCode.AGENT_ABSENT: "start the agent (kubectl -n topolet-system get pods -o wide); until "
+    "then new containers get the CPUs of its last decisions. If it runs, name its --state-dir",
+    NodeCode.AGENT_HUNG: "read the agent's log, and restart it if its process is stopped or "
+    "waits for a disk or the runtime; containers keep their CPUs",
+    NodeCode.SNAPSHOT: "restart the agent: it writes the file again",
+    NodeCode.PROXY: "start the proxy (systemctl status topolet-proxy): a kubelet that uses this "
+    "socket can start no container",
+    NodeCode.BYPASSED: "run topolet install-proxy on the node, or set the kubelet's "
+    "containerRuntimeEndpoint to the proxy's socket and restart it",
+    NodeCode.PERMISSIONS: "run the agent as root with the mounts of its DaemonSet: cgroups and "
+    "the state folder writable, the runtime's socket reachable",
+    NodeCode.KUBELET_ABSENT: "start the kubelet (systemctl status kubelet), and read its log; if "
+    "its folder is another one, name it with --kubelet-dir",
+    NodeCode.KUBELET_STATE: "repair the file as the kubelet's documentation says, or drain the "
+    "node, stop the kubelet, remove the file and start it",
+    NodeCode.KUBELET_POLICY: "drain the node, stop the kubelet, remove the state file and start "
+    "the kubelet: it does not start with the state of another policy",
+    NodeCode.AGENT_POLICY: "set the agent's --cpu-policy to none, or the kubelet's "
+    "cpuManagerPolicy to none; if one of them has just changed, restart the agent",
+    NodeCode.CGROUP_DRIVER: "set the same driver in the kubelet (cgroupDriver) and the runtime "
+    "(containerd: SystemdCgroup; CRI-O: cgroup_manager), and restart both",
+    NodeCode.KOORDLET: "switch these gates off in koordlet (docs/coexistence.md)",
+    NodeCode.PINNING: "remove that program from the node, or Topolet: one program sets cpusets",
+    NodeCode.KUBELET_CONFIGURATION: "let the agent read it: --kubelet-configz, or --kubelet-config "
+    "(docs/kubelet.md)",
+    NodeCode.DRA_CPUS: "nothing, if pods shall claim CPUs by ResourceClaims too: those CPUs leave "
+    "the pools. Otherwise remove the driver",
+    NodeCode.DEVICE_PLUGIN: "nothing, if pods request these devices through Topolet's scheduler "
+    "only; else let no other scheduler place pods with them on this node (docs/devices.md)",
+}
+
+WARNINGS: Final = frozenset(
+    {NodeCode.KUBELET_CONFIGURATION, NodeCode.DRA_CPUS, NodeCode.DEVICE_PLUGIN}
+)
+"""What works, and may be unintended: it does not change the exit code."""
+
+
+class NodeFinding(msgspec.Struct, frozen=True):
+    """What is wrong with the node itself, and what to do. `severity`: error or warning."""
+
+    code: NodeCode
+    text: str
+    remedy: str
+    severity: str
+
+
+def found(wrong: Mapping[NodeCode, str]) -> tuple[NodeFinding, ...]:
+    """The findings in the order of their codes: the most serious first."""
+    return tuple(
+        NodeFinding(each, wrong[each], REMEDIES[each], "warning" if each in WARNINGS else "error")
+        for each in NodeCode
+        if each in wrong
+    )
+
+
+class ObservedKubelet(msgspec.Struct, frozen=True):
+    """The node's kubelet: its program, "" if none runs; its configuration, None if that can't be
+    read, for the reasons `unread`. `cpu_state` and `memory_state`: the policies in its state files,
+    "" without a file. `registered`: the number of devices of its plugins, by resource."""
+
+    program: str = ""
+    configuration: KubeletConfiguration | None = None
+    unread: tuple[str, ...] = ()
+    cpu_state: str = ""
+    memory_state: str = ""
+    registered: Mapping[str, int] = {}
+
+    @property
+    def runtime_endpoint(self) -> str | None:
+        """None if it is not known."""
+        if self.configuration is None:
+            return None
+        default = K3S_ENDPOINT if self.program == K3S else RUNTIME_ENDPOINT
+        return self.configuration.runtime_endpoint or default
+
+
+def of_kubelet(
+    kubelet: ObservedKubelet, snapshot: Snapshot | None, proxy: str
+) -> dict[NodeCode, str]:
+    """What is wrong between the kubelet, its state files and the agent's decisions. `proxy`: the
+    path of the socket that a proxy serves, "" without one."""
+    wrong: dict[NodeCode, str] = {}
+    if not kubelet.program:
+        if kubelet.cpu_state and not kubelet.unread:
+            wrong[NodeCode.KUBELET_ABSENT] = "no kubelet runs, and its state files exist"
+        elif kubelet.unread:
+            wrong[NodeCode.KUBELET_CONFIGURATION] = "; ".join(kubelet.unread)
+        return wrong
+    if kubelet.unread:
+        wrong[NodeCode.KUBELET_CONFIGURATION] = "; ".join(kubelet.unread)
+    configured = kubelet.configuration
+    if configured is None:
+        return wrong
+    differing = [
+        f"its {name} is {policy}, and its state file has the policy {state}"
+        for name, policy, state in (
+            ("cpuManagerPolicy", configured.cpu_manager_policy, kubelet.cpu_state),
+            ("memoryManagerPolicy", configured.memory_manager_policy, kubelet.memory_state),
+        )
+        if state and state != policy
+    ]
+    if differing:
+        wrong[NodeCode.KUBELET_POLICY] = f"the kubelet's configuration differs: {differing[0]}"
+    if snapshot is not None:
+        if snapshot.cpu_policy != "none" and configured.static:
+            wrong[NodeCode.AGENT_POLICY] = (
+                f"the agent's cpu-policy is {snapshot.cpu_policy}, and the kubelet's "
+                "cpuManagerPolicy is static: both give containers their own CPUs"
+            )
+        elif snapshot.kubelet_static and not configured.static:
+            wrong[NodeCode.AGENT_POLICY] = (
+                "the agent's decisions follow a kubelet with the policy static, and the kubelet's "
+                f"cpuManagerPolicy is {configured.cpu_manager_policy}"
+            )
+    endpoint = kubelet.runtime_endpoint
+    if proxy and endpoint is not None and _path(endpoint) != _path(proxy):
+        wrong[NodeCode.BYPASSED] = (
+            f"a proxy serves {proxy}, and the kubelet uses {endpoint}: no hook changes its requests"
+        )
+    return wrong
+
+
+def _path(endpoint: str) -> str:
+    path = os.path.normpath(endpoint.removeprefix("unix://"))
+    return path.removeprefix("/var") if path.startswith("/var/run/") else path
+
+
+def of_groups(groups: Iterable[str]) -> dict[NodeCode, str]:
+    """`groups` of running containers. A runtime with the driver cgroupfs takes a kubelet's path for
+    systemd (`slice:prefix:name`) as the name of a folder."""
+    for group in groups:
+        if ".slice:" in group:
+            text = f"{group} has a name for systemd, and the runtime's cgroup driver is cgroupfs"
+            return {NodeCode.CGROUP_DRIVER: text}
+    return {}
+
+
+def driver_of(groups: Sequence[str]) -> str:
+    """The cgroup driver with which containers were created, "" without any."""
+    if not groups:
+        return ""
+    return "systemd" if groups[0].endswith(".scope") else "cgroupfs"
+
+
+_KOORDLET_GATES: Final = {
+    "NodeTopologyReport": True,
+    "Accelerators": False,
+    "RDMADevices": False,
+    "BECPUManager": False,
+    "CPUSetAllocator": True,
+    "BatchResource": True,
+    "GPUEnvInject": False,
+    "RDMADeviceInject": False,
+}
+"""koordlet's gates for values that Topolet writes (docs/coexistence.md), and their defaults
+(pkg/features/koordlet_features.go, pkg/koordlet/runtimehooks/config.go)."""
+_GATE_FLAGS: Final = ("feature-gates", "runtime-hooks")
+_PINNING: Final = frozenset(
+    {
+        "nri-resource-policy-balloons",
+        "nri-resource-policy-topology-aware",
+        "nri-resource-policy-template",
+        "cri-resmgr",
+    }
+)
+_DRA_CPUS: Final = "dracpu"
+_NRI_INDEX: Final = re.compile(r"^\d\d-")
+"""A plugin that the runtime starts has its index before its name (NRI: pkg/api/plugin.go)."""
+
+
+def of_programs(command_lines: Iterable[Sequence[str]], *, proxy: bool) -> dict[NodeCode, str]:
+    """Running programs that set the same values. `proxy`: Topolet's proxy serves, and only one
+    program may rewrite a request."""
+    wrong: dict[NodeCode, str] = {}
+    for argv in command_lines:
+        program = _NRI_INDEX.sub("", os.path.basename(argv[0])) if argv else ""
+        if program == "koordlet":
+            if gates := koordlet_gates(argv):
+                wrong[NodeCode.KOORDLET] = f"koordlet runs with {', '.join(gates)}"
+        elif program == _DRA_CPUS:
+            wrong[NodeCode.DRA_CPUS] = "dra-driver-cpu runs: it gives containers CPUs of claims"
+        elif program in _PINNING or (proxy and program == "koord-runtime-proxy"):
+            wrong[NodeCode.PINNING] = f"{program} runs: it sets the CPUs of containers"
+    return wrong
+
+
+def koordlet_gates(argv: Sequence[str]) -> tuple[str, ...]:
+    """The gates of a koordlet that let it write what Topolet writes, sorted."""
+    given = flags(argv)
+    gates = dict(_KOORDLET_GATES)
+    for flag in _GATE_FLAGS:
+        for pair in given.get(flag, "").split(","):
+            name, _, value = pair.strip().partition("=")
+            if name in gates:
+                gates[name] = value.strip().lower() in ("true", "1", "t")
+    return tuple(sorted(name for name, on in gates.items() if on))
+
+
+_RESOURCES: Final = ("nvidia.com/",)
+
+
+def of_plugins(
+    registered: Mapping[str, int], devices: NodeVisibility | None
+) -> dict[NodeCode, str]:
+    """Devices that both a device plugin of the kubelet and a scheduler of Topolet may allocate.
+    `devices` None: the agent does not decide about devices."""
+    if devices is None or not any(each.is_gpu for each in devices.held):
+        return {}
+    offered = [
+        f"{name} ({number})"
+        for name, number in sorted(registered.items())
+        if number and name.startswith(_RESOURCES)
+    ]
+    if not offered:
+        return {}
+    text = f"a device plugin offers {', '.join(offered)}, which a scheduler allocates too"
+    return {NodeCode.DEVICE_PLUGIN: text}
+
+
+def not_permitted(paths: Iterable[tuple[str, int]]) -> Iterator[str]:
+    """The paths that exist and that this process may not use so (a mode of os.access)."""
+    for path, mode in paths:
+        if os.path.exists(path) and not os.access(path, mode):
+            verb = "write" if mode & os.W_OK else "read"
+            yield f"this process may not {verb} {path}"

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.allocate.device_holders.grants import Carriers
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.visibility import DeviceNode, Visibility, VisibleGpu
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import Owner
+from agent.node.drift import (
+    DRIFT_REMEDIES,
+    DriftKind,
+    Finding,
+    ObservedContainer,
+    device_drift,
+    findings,
+)
+
+LSE = Owner("lse", "ns/lse", QoS.LSE, "2-3")
+LSR = Owner("lsr", "ns/lsr", QoS.LSR, "4-5")
+
+
+GPU = VisibleGpu("GPU-11111111-2222-3333-4444-555555555555", "0")
+FOREIGN = "GPU-99999999-2222-3333-4444-555555555555"
+NIC = DeviceNode("/dev/infiniband/uverbs0")
+DECIDED = Visibility(gpus=(GPU,), nodes={"rdma": (NIC,)}, environment=(("CUDA_MEM", "8"),))
+
+
+def seen(
+    uid: str,
+    qos: QoS = QoS.LS,
+    problem: str = "",
+    variables: tuple[str, ...] = (),
+    devices: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+    **cpus: str,
+) -> ObservedContainer:
+    """By default without drift. `devices`: missing and foreign ones."""
+    sets = {name: CpuSet.parse(text) for name, text in cpus.items()}
+    return ObservedContainer(
+        uid,
+        f"ns/{uid} main",
+        qos,
+        problem=problem,
+        devices_missing=devices[0],
+        devices_foreign=devices[1],
+        variables=variables,
+        **sets,
+    )
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        seen("lse", QoS.LSE, claimed="2-3", wanted="2-3", group="2-3", processes="2-3"),
+        seen("a", wanted="0-1", group="0-1", processes="0-1"),
+        seen("a", wanted="0-1", group="0-1", processes="1"),
+        seen("be", QoS.BE, wanted="0-1,4-5", group="0-1,4-5"),
+        seen("g", kubelet="6-7", group="6-7"),
+        seen("quiet", group="0-1"),
+        seen("mems", wanted="0", group="0", wanted_mems="0", mems="0"),
+    ],
+)
+def test_no_drift(container: ObservedContainer) -> None:
+    assert findings([container], [LSE, LSR]) == ()
+
+
+@pytest.mark.parametrize(
+    ("container", "kind", "expected", "found", "detail"),
+    [
+        (seen("a", wanted="0-1", group="0"), DriftKind.GROUP, "0-1", "0", ""),
+        (seen("a", group="0", processes="0-1"), DriftKind.PROCESSES, "0", "0-1", ""),
+        (seen("a"), DriftKind.NO_GROUP, "", "", ""),
+        (seen("g", kubelet="6-7", group="0-7"), DriftKind.KUBELET, "6-7", "0-7", ""),
+        (seen("new", claimed="0", group="0"), DriftKind.CLAIM_UNSEEN, "0", "0", ""),
+        (
+            seen("bad", problem="CPUs 9 do not exist", wanted="0", group="0"),
+            DriftKind.CLAIM,
+            "",
+            "0",
+            "CPUs 9 do not exist",
+        ),
+        (
+            seen("lse", QoS.LSE, claimed="2-3,8", wanted="2-3", group="2-3"),
+            DriftKind.CLAIM,
+            "2-3,8",
+            "2-3",
+            "CPUs 8 are not online",
+        ),
+        (seen("a", group="1-2"), DriftKind.OVERLAP, "", "2", "ns/lse owns them"),
+        (seen("be", QoS.BE, group="3-4"), DriftKind.OVERLAP, "", "3", "ns/lse owns them"),
+        (seen("m", group="0", wanted_mems="0", mems="0-1"), DriftKind.MEMORY_NODES, "0", "0-1", ""),
+        (
+            seen("d", group="0", devices=((GPU.uuid,), (FOREIGN,))),
+            DriftKind.DEVICES,
+            GPU.uuid,
+            FOREIGN,
+            "",
+        ),
+        (
+            seen("e", group="0", variables=("CUDA_MEM",)),
+            DriftKind.ENVIRONMENT,
+            "",
+            "",
+            "not the decided value: CUDA_MEM",
+        ),
+    ],
+)
+def test_drift(
+    container: ObservedContainer, kind: DriftKind, expected: str, found: str, detail: str
+) -> None:
+    assert Finding(kind, container.title, expected, found, detail) in findings(
+        [container], [LSE, LSR]
+    )
+
+
+def test_the_kubelets_container_on_owned_cpus_gives_two_findings() -> None:
+    got = findings([seen("g", kubelet="6-7", group="2-7")], [LSE, LSR])
+    assert [each.kind for each in got] == [DriftKind.KUBELET, DriftKind.OVERLAP, DriftKind.OVERLAP]
+
+
+def test_every_drift_has_a_remedy_and_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+    assert set(DRIFT_REMEDIES) == set(DriftKind)
+    for kind in DriftKind:
+        assert f"`{kind}`" in page
+
+
+def carriers(visible: str, nodes: tuple[str, ...], **more: str) -> Carriers:
+    environment = {"NVIDIA_VISIBLE_DEVICES": visible, **more}
+    return Carriers(environment=tuple(environment.items()), nodes=nodes)
+
+
+@pytest.mark.parametrize("name", [GPU.uuid, GPU.index])
+def test_a_container_with_its_devices_has_no_drift(name: str) -> None:
+    assert device_drift(DECIDED, carriers(name, (NIC.path,), CUDA_MEM="8")) == ((), (), ())
+
+
+def test_a_device_that_is_missing_and_one_of_others() -> None:
+    got = device_drift(DECIDED, carriers(FOREIGN, (), CUDA_MEM="s3cr3t"))
+    assert got == ((GPU.uuid, NIC.path), (FOREIGN,), ("CUDA_MEM",))
+
+
+def test_a_card_by_its_cdi_name() -> None:
+    shown = Carriers(cdi_devices=(f"nvidia.com/gpu={GPU.uuid}",), nodes=(NIC.path,))
+    assert device_drift(DECIDED, shown)[:2] == ((), ())
+
+
+def test_a_privileged_container_has_all_device_nodes() -> None:
+    shown = Carriers((("NVIDIA_VISIBLE_DEVICES", GPU.uuid),), privileged=True)
+    assert device_drift(DECIDED, shown)[:2] == ((), ())
+
+
+def test_devices_that_are_refused_or_not_decided_are_no_drift() -> None:
+    other = carriers(FOREIGN, ())
+    refused = Visibility(gpus=(GPU,), refused="another pod has it")
+    for visible in (refused, Visibility(), Visibility(gpus=())):
+        assert device_drift(visible, other) == ((), (), ())

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.kubelet.configuration import KubeletConfiguration
+from agent.model.devices.visibility import NodeDevice, NodeVisibility
+from agent.model.snapshot import CpuPolicy, Snapshot
+from agent.node.node_findings import (
+    REMEDIES,
+    WARNINGS,
+    NodeCode,
+    ObservedKubelet,
+    driver_of,
+    found,
+    koordlet_gates,
+    not_permitted,
+    of_groups,
+    of_kubelet,
+    of_plugins,
+    of_programs,
+)
+
+PROXY = "/run/topolet/cri.sock"
+CARD = NodeDevice("GPU-11111111-2222-3333-4444-555555555555")
+
+
+def configured(policy: str = "none", memory: str = "None", endpoint: str = "") -> ObservedKubelet:
+    values = KubeletConfiguration(
+        "kubelet 1",
+        cpu_manager_policy=policy,
+        memory_manager_policy=memory,
+        runtime_endpoint=endpoint,
+    )
+    return ObservedKubelet("kubelet", values)
+
+
+def snapshot(*, static: bool = False, policy: CpuPolicy = "none") -> Snapshot:
+    return Snapshot(1, 1, "boot", static, (), (), (), {}, {}, cpu_policy=policy)
+
+
+def with_states(kubelet: ObservedKubelet, cpu: str = "", memory: str = "") -> ObservedKubelet:
+    return ObservedKubelet(
+        kubelet.program, kubelet.configuration, kubelet.unread, cpu, memory, kubelet.registered
+    )
+
+
+def test_every_finding_about_the_node_has_a_remedy_and_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+    assert set(REMEDIES) == set(NodeCode)
+    for code in NodeCode:
+        assert f"| `{code}` |" in page
+
+
+def test_findings_are_in_the_order_of_their_codes_and_say_whether_they_are_warnings() -> None:
+    got = found({NodeCode.DRA_CPUS: "b", NodeCode.RUNTIME: "a"})
+    assert [(each.code, each.severity) for each in got] == [
+        (NodeCode.RUNTIME, "error"),
+        (NodeCode.DRA_CPUS, "warning"),
+    ]
+    assert set(NodeCode) > WARNINGS
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "decided", "proxy"),
+    [
+        (configured(), snapshot(), ""),
+        (configured("static"), snapshot(static=True), ""),
+        (with_states(configured("static", "Static"), "static", "Static"), snapshot(), ""),
+        (configured(), snapshot(policy="static"), ""),
+        (configured(endpoint=f"unix://{PROXY}"), snapshot(), PROXY),
+        (configured(endpoint=f"unix:///var{PROXY}"), None, PROXY),
+        (ObservedKubelet(), snapshot(), ""),
+    ],
+)
+def test_a_kubelet_that_suits_the_agent(
+    kubelet: ObservedKubelet, decided: Snapshot | None, proxy: str
+) -> None:
+    assert of_kubelet(kubelet, decided, proxy) == {}
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "decided", "proxy", "code", "text"),
+    [
+        (
+            with_states(configured(), cpu="static"),
+            None,
+            "",
+            NodeCode.KUBELET_POLICY,
+            "its cpuManagerPolicy is none, and its state file has the policy static",
+        ),
+        (
+            with_states(configured(memory="Static"), memory="None"),
+            None,
+            "",
+            NodeCode.KUBELET_POLICY,
+            "its memoryManagerPolicy is Static, and its state file has the policy None",
+        ),
+        (
+            configured("static"),
+            snapshot(policy="dynamic"),
+            "",
+            NodeCode.AGENT_POLICY,
+            "the agent's cpu-policy is dynamic",
+        ),
+        (
+            configured(),
+            snapshot(static=True),
+            "",
+            NodeCode.AGENT_POLICY,
+            "cpuManagerPolicy is none",
+        ),
+        (
+            configured(),
+            None,
+            PROXY,
+            NodeCode.BYPASSED,
+            "the kubelet uses unix:///run/containerd/containerd.sock",
+        ),
+        (
+            with_states(ObservedKubelet(), cpu="none"),
+            None,
+            "",
+            NodeCode.KUBELET_ABSENT,
+            "no kubelet runs",
+        ),
+        (
+            ObservedKubelet("kubelet", None, ("/etc/kubelet: No such file",)),
+            snapshot(static=True),
+            PROXY,
+            NodeCode.KUBELET_CONFIGURATION,
+            "/etc/kubelet: No such file",
+        ),
+        (
+            ObservedKubelet("", None, ("several run",), "none"),
+            None,
+            "",
+            NodeCode.KUBELET_CONFIGURATION,
+            "several run",
+        ),
+    ],
+)
+def test_a_kubelet_that_does_not_suit(
+    kubelet: ObservedKubelet, decided: Snapshot | None, proxy: str, code: NodeCode, text: str
+) -> None:
+    got = of_kubelet(kubelet, decided, proxy)
+    assert list(got) == [code]
+    assert text in got[code]
+
+
+def test_k3s_has_a_runtime_of_its_own() -> None:
+    values = KubeletConfiguration("k3s 1")
+    endpoint = ObservedKubelet("k3s", values).runtime_endpoint
+    assert endpoint == "unix:///run/k3s/containerd/containerd.sock"
+    assert ObservedKubelet("k3s").runtime_endpoint is None
+
+
+def test_groups_tell_a_runtime_with_another_driver_than_the_kubelets() -> None:
+    wrong = "/system.slice/containerd.service/kubepods-burstable-pod1.slice:cri-containerd:a"
+    right = "/kubepods.slice/kubepods-pod1.slice/cri-containerd-a.scope"
+    assert list(of_groups([right, wrong])) == [NodeCode.CGROUP_DRIVER]
+    assert of_groups([right, "/kubepods/pod1/a"]) == {}
+    assert [driver_of(each) for each in ([right], ["/kubepods/pod1/a"], [])] == [
+        "systemd",
+        "cgroupfs",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "gates"),
+    [
+        ((), ("BatchResource", "CPUSetAllocator", "NodeTopologyReport")),
+        (
+            (
+                "--feature-gates=NodeTopologyReport=false,Accelerators=true",
+                "-runtime-hooks=CPUSetAllocator=false,BatchResource=False",
+            ),
+            ("Accelerators",),
+        ),
+        (
+            (
+                "--feature-gates",
+                "NodeTopologyReport=false,CPUSetAllocator=false,BatchResource=false,Other=true",
+            ),
+            (),
+        ),
+    ],
+)
+def test_the_gates_with_which_koordlet_competes(
+    flags: tuple[str, ...], gates: tuple[str, ...]
+) -> None:
+    argv = ("/koordlet", *flags)
+    assert koordlet_gates(argv) == gates
+    assert list(of_programs([argv], proxy=False)) == [NodeCode.KOORDLET] * bool(gates)
+
+
+@pytest.mark.parametrize(
+    ("argv", "proxy", "codes"),
+    [
+        (["/usr/bin/dracpu", "--v=4"], False, [NodeCode.DRA_CPUS]),
+        (["/opt/nri/plugins/10-nri-resource-policy-balloons"], False, [NodeCode.PINNING]),
+        (["nri-resource-policy-topology-aware"], False, [NodeCode.PINNING]),
+        (["cri-resmgr"], False, [NodeCode.PINNING]),
+        (["koord-runtime-proxy"], True, [NodeCode.PINNING]),
+        (["koord-runtime-proxy"], False, []),
+        (["/usr/bin/kubelet", "koordlet"], True, []),
+        ([""], True, []),
+        ([], True, []),
+    ],
+)
+def test_programs_that_set_the_same_values(
+    argv: list[str], proxy: bool, codes: list[NodeCode]
+) -> None:
+    assert list(of_programs([argv, ["sleep", "1"]], proxy=proxy)) == codes
+
+
+def test_a_device_plugin_competes_only_for_cards_that_a_scheduler_allocates() -> None:
+    registered = {"nvidia.com/gpu": 8, "example.com/card": 1, "nvidia.com/mig-1g.10gb": 0}
+    decides = NodeVisibility((CARD,))
+    got = of_plugins(registered, decides)
+    assert got[NodeCode.DEVICE_PLUGIN].startswith("a device plugin offers nvidia.com/gpu (8), ")
+    assert of_plugins(registered, None) == of_plugins(registered, NodeVisibility()) == {}
+    assert of_plugins({"example.com/card": 1}, decides) == {}
+
+
+def test_paths_that_must_not_be_used(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    file.chmod(0o600)
+    # Nobody may execute a file without an x, not even root.
+    assert list(not_permitted([(str(file), os.R_OK), (str(tmp_path / "none"), os.W_OK)])) == []
+    assert list(not_permitted([(str(file), os.X_OK)])) == [f"this process may not read {file}"]
