@@ -6,6 +6,7 @@ annotation of others gets into it. Text that has no such form (logs) loses what 
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import gzip
 import http.client
@@ -22,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.cgroup.journal import Journal
+from agent.cgroup.journal import Original, OriginalValue
 from agent.cli import kubelet_state, options, topology
 from agent.discover import cpus
 from agent.discover.sysfs import DiscoveryError
@@ -33,6 +34,7 @@ from agent.model.settings.agent import AgentSettings, DoctorSettings
 from agent.model.settings.frontends import NriSettings, ProxySettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import SnapshotError
+from agent.telemetry import audit
 
 MAX_FILE_BYTES: Final = 1 << 20
 """Of one file; the beginning of a longer one is left out."""
@@ -41,6 +43,10 @@ _LOGS: Final = "var/log/pods/*_topolet-*/*/*.log"
 _METRICS: Final = ("topolet_", "process_")
 _HTTP: Final = "127.0.0.1:9326"
 _HTTP_SECONDS: Final = 3.0
+_RECORDS: Final = 3000
+"""Of the audit trail."""
+_VALUE: Final = re.compile(r"[\w,.\- ]{0,200}")
+"""A content of a cgroup's file."""
 _LEFT_OUT: Final = "<left out>"
 _SECRETS: Final = (
     re.compile(r"-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|\Z)", re.DOTALL),
@@ -48,7 +54,7 @@ _SECRETS: Final = (
     re.compile(r"(?i)(?<=bearer )\S+|(?<=basic )[\w+/=]{8,}"),
     re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),
     re.compile(
-        r"(?i)(?<=[\w.-])?\b[\w.-]*(?:token|passw|secret|api-?_?key|credential)[\w.-]*"
+        r"(?i)\b[\w.-]*(?:token|passw|secret|api-?_?key|credential)[\w.-]*"
         r"[\"'\\]*\s*[=:]\s*[\"'\\]*[^\s\"',;&\\]+"
     ),
 )
@@ -77,7 +83,11 @@ def made(settings: DoctorSettings, examined: Mapping[str, Any], text: str, confi
         ("topology.json", lambda: topology.body(cpus.read(settings.root))),
         ("snapshot.json", lambda: _snapshot(settings.state_dir)),
         ("journal.json", lambda: _journal(settings.state_dir)),
-        ("kubelet-state.json", lambda: kubelet_state.body(kubelet_state.read(settings.kubelet_dir))),
+        ("audit.json", lambda: _audit(settings.state_dir)),
+        (
+            "kubelet-state.json",
+            lambda: kubelet_state.body(kubelet_state.read(settings.kubelet_dir)),
+        ),
         ("metrics.json", lambda: _metrics(_address(programs))),
     ):
         try:
@@ -160,12 +170,20 @@ def _snapshot(state_dir: str) -> Any:
         raise ValueError(f"{len(raw)} bytes that are no snapshot") from None
 
 
-def _journal(state_dir: str) -> Any:
-    journal = Journal(Path(state_dir) / "journal")
-    return {
-        "cpus": [msgspec.to_builtins(each) for each in journal.originals.values()],
-        "values": [msgspec.to_builtins(each) for each in journal.values.values()],
-    }
+def _journal(state_dir: str) -> list[Any]:
+    """The lines that can be read. The agent's own reader would repair the file."""
+    found: list[Any] = []
+    for line in (Path(state_dir) / "journal").read_bytes().splitlines():
+        for kind in (OriginalValue, Original):
+            with contextlib.suppress(msgspec.MsgspecError):
+                found.append(msgspec.to_builtins(msgspec.json.decode(line, type=kind)))
+                break
+    return [each for each in found if _VALUE.fullmatch(each.get("value", each.get("cpus", "")))]
+
+
+def _audit(state_dir: str) -> list[Any]:
+    records = audit.read(state_dir).records[-_RECORDS:]
+    return [msgspec.to_builtins(each) for each in records]
 
 
 def _programs(proc: str) -> Iterator[dict[str, Any]]:

@@ -15,12 +15,13 @@ import argparse
 import json
 import shutil
 import sys
+import tarfile
 import textwrap
 from typing import Any, Final
 
 import msgspec
 
-from agent.cli import options
+from agent.cli import options, remote
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.settings.agent import DoctorSettings
 from agent.model.settings.options import SettingsError
@@ -40,15 +41,36 @@ _HEAD = ("CONTAINER", "QOS", "ANNOTATION", "KUBELET", "AGENT", "CGROUP", "PROCES
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--bundle",
+        metavar="FILE.tar.gz",
+        help="also write an archive of what a maintainer needs, without secrets (-: to standard "
+        "output, without the findings)",
+    )
+    remote.add_arguments(parser)
     options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.node:
+        return _on_node(arguments)
     try:
-        examined = doctor.examine(options.load(arguments, SETTINGS))
+        settings = options.load(arguments, SETTINGS)
+        examined = doctor.examine(settings)
     except SettingsError as error:
         return options.fail(error, 2)
     try:
+        if arguments.bundle:
+            # Loaded only here: the archive's parts need more modules than an examination.
+            from agent.cli import bundle
+
+            config = options.config_path(arguments)
+            archive = bundle.made(settings, body(examined), described(examined, 200), config)
+            if arguments.bundle == "-":
+                sys.stdout.buffer.write(archive)
+                sys.stdout.flush()
+                return _code(examined)
+            _write(arguments.bundle, archive)
         if arguments.output == "json":
             json.dump(body(examined), sys.stdout, indent=1)
             print(flush=True)
@@ -57,9 +79,37 @@ def run(arguments: argparse.Namespace) -> int:
             print(format.encodable(described(examined, width)), end="", flush=True)
     except OSError as error:
         return format.unwritten("doctor", error)
+    return _code(examined)
+
+
+def _code(examined: Examination) -> int:
     if examined.seen is None:
         return 2
     return 1 if examined.errors else 0
+
+
+def _write(path: str, archive: bytes) -> None:
+    """Raises OSError."""
+    with open(path, "xb") as file:
+        file.write(archive)
+    print(f"topolet: {path}: {len(archive)} bytes", file=sys.stderr)
+
+
+def _on_node(arguments: argparse.Namespace) -> int:
+    if not arguments.bundle:
+        flags = [f"--output={arguments.output}"]
+        return remote.there("doctor", arguments, SETTINGS, *flags)
+    from agent.cli import bundle
+
+    try:
+        agent = remote.find(arguments)
+        words = remote.words_of("doctor", arguments, SETTINGS, "--bundle=-")
+        code, archive = remote.output(agent, words)
+        if archive:
+            _write(arguments.bundle, bundle.extended(archive, remote.logs(agent, bundle.LOG_LINES)))
+    except (remote.RemoteError, OSError, tarfile.TarError) as error:
+        return options.fail(error, 2)
+    return code
 
 
 def described(examined: Examination, width: int) -> str:

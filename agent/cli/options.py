@@ -179,9 +179,7 @@ def default(field: msgspec.inspect.Field) -> str:
 def load(arguments: argparse.Namespace | SimpleNamespace, kind: type[Kind]) -> Kind:
     """Raises SettingsError that names the option as it was given: the file and its key, the
     variable, or the flag."""
-    path = arguments.config or os.environ.get(f"{_VARIABLE}CONFIG", "")
-    if not path and os.path.exists(CONFIG):
-        path = CONFIG
+    path = config_path(arguments)
     raw = _of_process(read(path), kind, path) if path else {}
     origins = {name: f"{path}: {name}" for name in raw}
     for name, encoded in _names(kind):
@@ -191,6 +189,12 @@ def load(arguments: argparse.Namespace | SimpleNamespace, kind: type[Kind]) -> K
         if (given := getattr(arguments, name, None)) is not None:
             raw[encoded], origins[encoded] = given, f"--{encoded} {given!r:.{_MAX_QUOTED}}"
     return options.parse(raw, kind, origins)
+
+
+def config_path(arguments: argparse.Namespace | SimpleNamespace) -> str:
+    """The file of options, "" without one."""
+    given = arguments.config or os.environ.get(f"{_VARIABLE}CONFIG", "")
+    return given or (CONFIG if os.path.exists(CONFIG) else "")
 
 
 def _names(kind: type[Options]) -> list[tuple[str, str]]:

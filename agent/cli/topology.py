@@ -1,4 +1,7 @@
-"""Draw the machine: sockets, NUMA nodes, caches, cores with their threads, memory, distances."""
+"""Draw the machine: sockets, NUMA nodes, caches, cores with their threads, memory, distances.
+
+With NODE the command runs in the agent's pod on that node, by kubectl and with the caller's rights.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from agent.cli import options
+from agent.cli import options, remote
 from agent.discover import cpus
 from agent.discover.sysfs import DiscoveryError
 from agent.model import snapshot as snapshots
@@ -31,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds `--root` and `--output`."""
     parser.add_argument(
         "--root",
-        default="/",
+        default=os.environ.get("TOPOLET_ROOT", "/"),
         metavar="DIR",
         help="folder that holds the machine's sys and proc (default: /)",
     )
@@ -42,11 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show which pods own which CPUs, and the other pods, as the agent decided",
     )
     parser.add_argument("--watch", action="store_true", help="like --owners, updated until Ctrl-C")
+    remote.add_arguments(parser)
     options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the machine; returns 1 where it can't be read, 2 for wrong usage."""
+    if arguments.node:
+        given = ("owners", "watch")
+        flags = [f"--{each}" for each in given if getattr(arguments, each)]
+        words = (*flags, f"--output={arguments.output}")
+        return remote.there("topology", arguments, SETTINGS, *words, terminal=arguments.watch)
     root: str = arguments.root
     try:
         settings = options.load(arguments, SETTINGS)

@@ -217,9 +217,8 @@ def _containers(
     """The running containers, sorted by title, their groups, and the runtime's name. `given`: by
     pod uid, the CPUs of the kubelet's checkpoint. Raises RpcError, SettingsError."""
     cri = Cri(options.socket_path(settings.runtime_endpoint))
-    seen, groups = [], []
+    seen, groups, runtime = [], [], ""
     try:
-        runtime = cri.version()
         for pod in RuntimeView(cri, CgroupLocator(hierarchy)).observe().pods:
             for container in pod.containers:
                 if container.state is not ContainerState.RUNNING or container.virtual:
@@ -231,6 +230,8 @@ def _containers(
                 kubelets = given.get(pod.uid)
                 seen.append(drift.observed(pod, container, of_pod, kubelets, hierarchy, carriers))
                 groups += [container.group] if container.group else []
+        with contextlib.suppress(RpcError):  # it did answer
+            runtime = cri.version()
     finally:
         cri.close()
     return tuple(sorted(seen, key=lambda each: each.title)), groups, runtime

@@ -42,12 +42,12 @@ def node(tmp_path: Path) -> Iterator[PlayedNode]:
         )
     sandbox = played.runtime.sandboxes[played.add("LSE", "1").sandbox_id]
     sandbox.annotations[RESOURCE_STATUS] = json.dumps({"cpuset": [SECRET], "token": SECRET})
-    _write_checkpoint(tmp_path / "kubelet")
+    write_checkpoint(tmp_path / "kubelet")
     yield played
     played.close()
 
 
-def _write_checkpoint(kubelet: Path) -> None:
+def write_checkpoint(kubelet: Path) -> None:
     entry = {
         "PodUID": "u",
         "ContainerName": "main",

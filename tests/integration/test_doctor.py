@@ -27,8 +27,11 @@ def doctor(node: TestNode, *flags: str) -> subprocess.CompletedProcess[str]:
 def examined(node: TestNode) -> dict[str, Any]:
     done = doctor(node, "--output=json")
     found: dict[str, Any] = json.loads(done.stdout)
-    assert done.returncode == (1 if found["findings"] or found["node"] else 0), done.stderr
-    assert all(each["remedy"] for each in found["node"])
+    errors = [each for each in found["node"] if each["severity"] == "error"]
+    assert done.returncode == (1 if found["findings"] or errors else 0), done.stderr
+    assert all(each["remedy"] for each in found["node"] + found["findings"])
+    assert found["schema_version"] == 1
+    assert found["facts"]["runtime"].startswith("containerd ")
     return found
 
 
@@ -38,7 +41,7 @@ def findings(node: TestNode) -> list[dict[str, Any]]:
 
 
 def codes(node: TestNode) -> list[str]:
-    return [each["code"] for each in examined(node)["node"]]
+    return [each["code"] for each in examined(node)["node"] if each["severity"] == "error"]
 
 
 @contextmanager
@@ -127,3 +130,27 @@ def test_cgroups_that_cannot_be_used(node: TestNode) -> None:
         "cgroups-unusable",
         "agent-absent",
     ]
+
+
+def test_a_socket_of_a_proxy_that_the_kubelet_does_not_use(node: TestNode) -> None:
+    """The kubelet is a program of that name, as the command line shows it."""
+    node.start_agent()
+    node.cri_socket = str(node.state / "cri.sock")
+    node.start_proxy()
+    kubelet = node.folder / "kubelet"
+    kubelet.mkdir(exist_ok=True)
+    program = node.folder / "bin" / "kubelet"
+    program.parent.mkdir()
+    program.symlink_to("/bin/sh")
+    config = node.folder / "config.yaml"
+    config.write_text("{kind: KubeletConfiguration, cpuManagerPolicy: static}\n")
+    (kubelet / "cpu_manager_state").write_text(
+        '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
+    )
+    flags = (f"--root-dir={kubelet}", f"--config={config}")
+    words = ["kubelet", "-c", "read end", *flags]
+    with subprocess.Popen(words, executable=program, stdin=subprocess.PIPE) as process:
+        try:
+            assert set(codes(node)) >= {"kubelet-bypasses-proxy", "kubelet-policy-differs"}
+        finally:
+            process.kill()

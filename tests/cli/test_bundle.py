@@ -1,0 +1,163 @@
+"""The archive of `topolet doctor --bundle` has what a maintainer needs, and no secret."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.__main__ import main
+from agent.cli import bundle
+from agent.model.audit import AuditEvent, Record
+from agent.model.settings.agent import DoctorSettings
+from agent.telemetry.audit import Trail
+from tests.cli.test_secrets import ANSWER, ENVIRONMENT, SECRET, write_checkpoint
+from tests.faults.conftest import Around
+from tests.faults.launcher import Launcher
+from tests.faults.node import PlayedNode, large_machine
+from tests.waiting import eventually
+
+LOG = f"""time=2026-01-01T00:00:00Z level=info msg="starts" token={SECRET}
+time=2026-01-01T00:00:01Z level=info msg="Authorization: Bearer {SECRET}"
+{{"password": "{SECRET}", "kept": "useful"}}
+https://admin:{SECRET}@example.com/x eyJhbGciOi.{SECRET}.x
+-----BEGIN PRIVATE KEY-----
+{SECRET}
+-----END PRIVATE KEY-----
+level=info msg="the pass has ended"
+"""
+
+
+def unpacked(archive: bytes) -> dict[str, str]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+        found = {}
+        for each in packed:
+            content = packed.extractfile(each)
+            assert content is not None
+            found[each.name.removeprefix("topolet-doctor/")] = content.read().decode()
+        return found
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[PlayedNode]:
+    """A node on which every source of the archive has a secret."""
+    played = large_machine(tmp_path, 1)
+    played.runtime.environment = ENVIRONMENT
+    pod = played.add("LSE", "1-2")
+    played.create(pod, starts=True)
+    sandbox = played.runtime.sandboxes[pod.sandbox_id]
+    notes = {**sandbox.annotations, "example.com/token": SECRET}
+    played.runtime.sandboxes[pod.sandbox_id] = msgspec.structs.replace(
+        sandbox, annotations=notes, labels={**sandbox.labels, "example.com/token": SECRET}
+    )
+    write_checkpoint(tmp_path / "kubelet")
+    (tmp_path / "kubelet" / "cpu_manager_state").write_text(
+        json.dumps({"policyName": "none", "defaultCpuSet": "", "checksum": 1, "token": SECRET})
+    )
+    logs = tmp_path / "machine/var/log/pods/topolet-system_topolet-agent-x_uid/agent"
+    logs.mkdir(parents=True)
+    (logs / "0.log").write_text(LOG)
+    yield played
+    played.close()
+
+
+def test_the_archive_has_what_a_maintainer_needs_and_no_secret(
+    node: PlayedNode, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Launcher(tmp_path) as launcher:
+        around = Around(node, launcher)
+        around.start()
+        eventually("a snapshot", lambda: bool((s := node.snapshot()) and s.owners))
+        launcher.kill()
+    Trail(str(node.state), "agent", 1 << 20).append([Record(event=AuditEvent.POD_DECIDED)])
+    with (node.state / "journal").open("a") as journal:
+        journal.write(json.dumps({"group": "/g", "file": "f", "value": f"token={SECRET}"}) + "\n")
+        journal.write(f"{SECRET}\n")
+    before = {each: each.read_bytes() for each in node.state.iterdir() if each.is_file()}
+    path = tmp_path / "bundle.tar.gz"
+    words = [*node.restore_words[1:], f"--kubelet-dir={tmp_path / 'kubelet'}"]
+    assert main(["doctor", f"--bundle={path}", *words]) == 1
+    printed = capfd.readouterr()
+    assert "agent-absent: " in printed.out
+    assert f"topolet: {path}: {path.stat().st_size} bytes" in printed.err
+    found = unpacked(path.read_bytes())
+    assert set(found) >= {
+        "about.json",
+        "audit.json",
+        "config.json",
+        "doctor.json",
+        "doctor.txt",
+        "journal.json",
+        "kubelet-state.json",
+        "logs/agent-0.log",
+        "snapshot.json",
+        "topology.json",
+    }
+    assert [name for name, text in found.items() if SECRET in text or ANSWER in text] == []
+    assert json.loads(found["doctor.json"])["schema_version"] == 1
+    assert json.loads(found["snapshot.json"])["owners"][0]["cpuset"] == "1-2"
+    assert any(each.get("group") for each in json.loads(found["journal.json"]))
+    assert "PodDecided" in found["audit.json"]
+    assert "example.com/card" in found["kubelet-state.json"]
+    assert "the pass has ended" in found["logs/agent-0.log"]
+    assert "useful" in found["logs/agent-0.log"]
+    assert len(json.loads(found["topology.json"])["cpus"]) == 16
+    # It changes nothing, not even a journal that it can't read.
+    assert before == {each: each.read_bytes() for each in before}
+
+
+def test_an_existing_file_is_not_replaced(
+    node: PlayedNode, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bundle.tar.gz"
+    path.write_text("mine")
+    assert main(["doctor", f"--bundle={path}", *node.restore_words[1:]]) != 0
+    assert "File exists" in capfd.readouterr().err
+    assert path.read_text() == "mine"
+
+
+def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "snapshot.json").write_text(f'{{"generation": "{SECRET}"}}')
+    config = tmp_path / "config.toml"
+    config.write_text(f'token = "{SECRET}"\nhttp = "127.0.0.1:1"\n')
+    settings = DoctorSettings(
+        root=str(tmp_path), state_dir=str(tmp_path), kubelet_dir=str(tmp_path / "kubelet")
+    )
+    found = unpacked(bundle.made(settings, {}, "", str(config)))
+    unread = json.loads(found["unread.json"])
+    assert {"snapshot.json", "journal.json", "audit.json", "topology.json"} <= set(unread)
+    assert json.loads(found["config.json"]) == {"http": "127.0.0.1:1"}
+    assert SECRET not in "".join(found.values())
+
+
+def test_files_are_bounded(tmp_path: Path) -> None:
+    archive = bundle.made(
+        DoctorSettings(root=str(tmp_path)), {}, "x" * (3 * bundle.MAX_FILE_BYTES) + "end", ""
+    )
+    found = unpacked(archive)
+    assert len(found["doctor.txt"]) == bundle.MAX_FILE_BYTES
+    assert found["doctor.txt"].endswith("end")
+    more = unpacked(bundle.extended(archive, {"agent.log": f"token={SECRET}"}))
+    assert more == {**found, "logs/agent.log": "<left out>"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["/usr/bin/topolet", "agent", "--http="], "agent"),
+        (["/usr/bin/python3", "/usr/bin/topolet", "proxy"], "proxy"),
+        (["python3", "-m", "agent", "nri"], "nri"),
+        (["topolet", "doctor"], ""),
+        (["topolet"], ""),
+        (["vi", "agent"], ""),
+    ],
+)
+def test_processes_of_topolet_are_known_by_their_command_line(
+    argv: list[str], command: str
+) -> None:
+    assert bundle.command_of(argv) == command

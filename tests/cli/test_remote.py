@@ -1,0 +1,146 @@
+"""Commands on a node by a program in the place of kubectl; tests/cluster has the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.__main__ import main
+from agent.cli.remote import not_running
+
+RUNNING = {"name": "agent", "state": {"running": {}}}
+CRASHED = {
+    "name": "agent",
+    "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}},
+}
+
+
+def pod(name: str, *statuses: dict[str, Any], ends: bool = False) -> dict[str, Any]:
+    meta: dict[str, Any] = {"name": name} | ({"deletionTimestamp": "x"} if ends else {})
+    return {"metadata": meta, "status": {"phase": "Running", "containerStatuses": list(statuses)}}
+
+
+class Kubectl:
+    """Answers `get pods` and `get node`, and keeps the words of `exec`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        program = folder / "kubectl"
+        program.write_text(
+            f"#!/bin/sh\ncd {folder}\n"
+            'while [ "${1#--context}" != "$1" ]; do echo "$1" >context; shift; done\n'
+            'case "$1 $2" in\n'
+            '"get pods") echo "$@" >listed; cat pods; cat refused >&2; exit $(cat code);;\n'
+            '"get node") cat node;;\n'
+            '*) echo "$@" >executed; echo output; cat error >&2; exit $(cat exec_code);;\n'
+            "esac\n"
+        )
+        program.chmod(0o755)
+        self.answers(pods=[], node="node/n1")
+
+    def answers(self, *, pods: list[Any], node: str = "", refused: str = "") -> None:
+        self._write("pods", json.dumps({"items": pods}))
+        self._write("node", node)
+        self._write("refused", refused)
+        self._write("code", "1" if refused else "0")
+        self.ends(0, "")
+
+    def ends(self, code: int, error: str) -> None:
+        self._write("exec_code", str(code))
+        self._write("error", error)
+
+    def read(self, name: str) -> str:
+        return (self._folder / name).read_text().strip()
+
+    def _write(self, name: str, text: str) -> None:
+        (self._folder / name).write_text(text)
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return Kubectl(tmp_path)
+
+
+def test_the_command_runs_in_the_running_pod_of_the_node(kubectl: Kubectl) -> None:
+    kubectl.answers(pods=[pod("old", RUNNING, ends=True), pod("bad", CRASHED), pod("a", RUNNING)])
+    words = ["--context=lab", "--state-dir=/run/other", "-o", "json", "-n", "tools"]
+    assert main(["doctor", "n1", *words]) == 0
+    assert "--field-selector=spec.nodeName=n1" in kubectl.read("listed")
+    assert kubectl.read("context") == "--context=lab"
+    assert kubectl.read("executed") == (
+        "exec -n tools a -c agent -- topolet doctor --output=json --state-dir=/run/other"
+    )
+    assert main(["topology", "n1", "--owners"]) == 0
+    assert kubectl.read("executed") == (
+        "exec -n topolet-system a -c agent -- topolet topology --owners --output=text"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ended", "error", "code", "shown"),
+    [
+        (1, "command terminated with exit code 1\n", 1, ""),
+        (2, "topolet: x\ncommand terminated with exit code 2\n", 2, "topolet: x\n"),
+        (1, "error: unable to upgrade connection\n", 2, "error: unable to upgrade connection\n"),
+    ],
+)
+def test_exit_codes_of_the_command_and_of_kubectl_are_told_apart(
+    kubectl: Kubectl,
+    capfd: pytest.CaptureFixture[str],
+    ended: int,
+    error: str,
+    code: int,
+    shown: str,
+) -> None:
+    kubectl.answers(pods=[pod("a", RUNNING)])
+    kubectl.ends(ended, error)
+    assert main(["doctor", "n1"]) == code
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("output\n", shown)
+
+
+@pytest.mark.parametrize(
+    ("pods", "node", "refused", "text"),
+    [
+        ([], "node/n1", "", "no agent runs on node n1: no pod with app.kubernetes.io/name=topolet"),
+        ([], "", "", "node n1 does not exist"),
+        (
+            [pod("a", CRASHED)],
+            "node/n1",
+            "",
+            "the agent of node n1 does not run: pod topolet-system/a: CrashLoopBackOff back-off",
+        ),
+        ([], "", "Forbidden: pods", "kubectl get pods: Forbidden: pods"),
+    ],
+)
+def test_a_node_without_a_running_agent(
+    kubectl: Kubectl,
+    capfd: pytest.CaptureFixture[str],
+    pods: list[Any],
+    node: str,
+    refused: str,
+    text: str,
+) -> None:
+    kubectl.answers(pods=pods, node=node, refused=refused)
+    assert main(["doctor", "n1"]) == 2
+    assert text in capfd.readouterr().err
+
+
+def test_a_name_that_is_no_node_and_a_machine_without_kubectl(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["doctor", "n1,spec.x=y"]) == 2
+    assert "is not the name of a Node" in capfd.readouterr().err
+    monkeypatch.setenv("PATH", "/none")
+    assert main(["topology", "n1"]) == 2
+    assert "NODE needs kubectl" in capfd.readouterr().err
+
+
+def test_a_pod_without_a_started_container_has_its_phase() -> None:
+    assert not_running({"status": {"phase": "Pending"}}) == "phase Pending"
+    assert not_running(pod("a", RUNNING)) == ""
