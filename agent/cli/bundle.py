@@ -34,6 +34,8 @@ from agent.model.settings.agent import AgentSettings, DoctorSettings
 from agent.model.settings.frontends import NriSettings, ProxySettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import SnapshotError
+from agent.node import doctor
+from agent.node.doctor import Examination
 from agent.telemetry import audit
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -61,10 +63,13 @@ _SECRETS: Final = (
 _PROGRAMS: Final = {"agent": AgentSettings, "proxy": ProxySettings, "nri": NriSettings}
 
 
-def made(settings: DoctorSettings, examined: Mapping[str, Any], text: str, config: str) -> bytes:
-    """The archive (tar.gz). `examined` and `text`: the examination; `config`: the path of the file
+def made(settings: DoctorSettings, examined: Examination, text: str, config: str) -> bytes:
+    """The archive (tar.gz). `text`: the examination for people; `config`: the path of the file
     of options, "" without one. What can't be read is in `unread.json` with the reason."""
-    files: dict[str, bytes] = {"doctor.json": _json(examined), "doctor.txt": text.encode()}
+    files: dict[str, bytes] = {
+        "doctor.json": _json(doctor.body(examined)),
+        "doctor.txt": text.encode(),
+    }
     unread: dict[str, str] = {}
     programs = list(_programs(os.path.join(settings.root, "proc")))
     files["about.json"] = _json(

@@ -17,7 +17,6 @@ import shutil
 import sys
 import tarfile
 import textwrap
-from typing import Any, Final
 
 import msgspec
 
@@ -33,8 +32,6 @@ from agent.view import format
 from agent.view.format import count
 
 SETTINGS = DoctorSettings
-SCHEMA_VERSION: Final = 1
-"""Of the JSON output: it changes when a field changes its meaning or goes."""
 
 _HEAD = ("CONTAINER", "QOS", "ANNOTATION", "KUBELET", "AGENT", "CGROUP", "PROCESSES", "")
 
@@ -65,14 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
             from agent.cli import bundle
 
             config = options.config_path(arguments)
-            archive = bundle.made(settings, body(examined), described(examined, 200), config)
+            archive = bundle.made(settings, examined, described(examined, 200), config)
             if arguments.bundle == "-":
                 sys.stdout.buffer.write(archive)
                 sys.stdout.flush()
                 return _code(examined)
             _write(arguments.bundle, archive)
         if arguments.output == "json":
-            json.dump(body(examined), sys.stdout, indent=1)
+            json.dump(doctor.body(examined), sys.stdout, indent=1)
             print(flush=True)
         else:
             width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 200
@@ -144,20 +141,6 @@ def described(examined: Examination, width: int) -> str:
     found = len(examined.node) + len(examined.findings)
     lines.append(f"{containers}, {count(found, 'finding')}")
     return "\n".join(lines) + "\n"
-
-
-def body(examined: Examination) -> dict[str, Any]:
-    """The examination as JSON values: CPU sets as Linux lists, null for an unknown set."""
-
-    def listed(value: Any) -> Any:
-        if isinstance(value, CpuSet):
-            return str(value)
-        raise NotImplementedError(type(value))
-
-    built: dict[str, Any] = msgspec.to_builtins(examined, enc_hook=listed)
-    for each, finding in zip(built["findings"], examined.findings, strict=True):
-        each["remedy"] = finding.remedy
-    return {"schema_version": SCHEMA_VERSION, **built}
 
 
 def _heading(problem: NodeFinding) -> str:

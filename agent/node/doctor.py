@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -37,7 +37,7 @@ from agent.model.snapshot import Owner, Snapshot, SnapshotError
 from agent.node import drift, kubelet_configuration, kubelet_process, node_findings
 from agent.node.drift import Finding, ObservedContainer
 from agent.node.kubelet_view import CpuManagerStateView
-from agent.node.node_findings import NodeCode, NodeFinding, ObservedKubelet
+from agent.node.node_findings import KubeletStatus, NodeCode, NodeFinding
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName
 from agent.node.takeover import own_group_of
@@ -46,6 +46,8 @@ from agent.rpc.grpc import RpcError
 ANSWER_SECONDS: Final = 3.0
 """A pass takes milliseconds; one that waits for a busy runtime takes longer."""
 _PAUSE_SECONDS: Final = 0.02
+SCHEMA_VERSION: Final = 1
+"""Of the JSON output: it changes when a field changes its meaning or goes."""
 _State = TypeVar("_State", CpuManagerState, MemoryManagerState, DeviceCheckpoint)
 
 
@@ -77,6 +79,20 @@ class Examination(msgspec.Struct, frozen=True):
     def errors(self) -> int:
         """The findings that are no warnings."""
         return len(self.findings) + sum(each.severity == "error" for each in self.node)
+
+
+def body(examined: Examination) -> dict[str, Any]:
+    """The examination as JSON values: CPU sets as Linux lists, null for an unknown set."""
+
+    def listed(value: Any) -> Any:
+        if isinstance(value, CpuSet):
+            return str(value)
+        raise NotImplementedError(type(value))
+
+    built: dict[str, Any] = msgspec.to_builtins(examined, enc_hook=listed)
+    for each, finding in zip(built["findings"], examined.findings, strict=True):
+        each["remedy"] = finding.remedy
+    return {"schema_version": SCHEMA_VERSION, **built}
 
 
 def examine(settings: DoctorSettings) -> Examination:
@@ -126,7 +142,7 @@ def examine(settings: DoctorSettings) -> Examination:
     return Examination(node_findings.found(wrong), seen, found, Facts(**facts))
 
 
-def observed_kubelet(settings: DoctorSettings) -> tuple[ObservedKubelet, tuple[str, ...]]:
+def observed_kubelet(settings: DoctorSettings) -> tuple[KubeletStatus, tuple[str, ...]]:
     """The kubelet, and why its state files can't be read."""
     proc = os.path.join(settings.root, "proc")
     own_group: str | None = None
@@ -146,7 +162,7 @@ def observed_kubelet(settings: DoctorSettings) -> tuple[ObservedKubelet, tuple[s
     cpus = _state(folder, cpu_manager_state.FILE_NAME, cpu_manager_state.decode, problems)
     memory = _state(folder, memory_manager_state.FILE_NAME, memory_manager_state.decode, problems)
     devices = _state(folder, device_checkpoint.FILE_NAME, device_checkpoint.decode, problems)
-    found = ObservedKubelet(
+    found = KubeletStatus(
         program=process.program if process else "",
         configuration=reading.whole,
         unread=tuple(unread),
@@ -173,7 +189,7 @@ def _state(
     return state
 
 
-def _facts_of(kubelet: ObservedKubelet) -> dict[str, str]:
+def _facts_of(kubelet: KubeletStatus) -> dict[str, str]:
     known = kubelet.configuration
     if known is None:
         return {"kubelet": kubelet.program}

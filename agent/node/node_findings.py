@@ -100,7 +100,7 @@ def found(wrong: Mapping[NodeCode, str]) -> tuple[NodeFinding, ...]:
     )
 
 
-class ObservedKubelet(msgspec.Struct, frozen=True):
+class KubeletStatus(msgspec.Struct, frozen=True):
     """The node's kubelet: its program, "" if none runs; its configuration, None if that can't be
     read, for the reasons `unread`. `cpu_state` and `memory_state`: the policies in its state files,
     "" without a file. `registered`: the number of devices of its plugins, by resource."""
@@ -122,7 +122,7 @@ class ObservedKubelet(msgspec.Struct, frozen=True):
 
 
 def of_kubelet(
-    kubelet: ObservedKubelet, snapshot: Snapshot | None, proxy: str
+    kubelet: KubeletStatus, snapshot: Snapshot | None, proxy: str
 ) -> dict[NodeCode, str]:
     """What is wrong between the kubelet, its state files and the agent's decisions. `proxy`: the
     path of the socket that a proxy serves, "" without one."""

@@ -15,6 +15,7 @@ from agent.__main__ import main
 from agent.cli import bundle
 from agent.model.audit import AuditEvent, Record
 from agent.model.settings.agent import DoctorSettings
+from agent.node.doctor import Examination
 from agent.telemetry.audit import Trail
 from tests.cli.test_secrets import ANSWER, ENVIRONMENT, SECRET, write_checkpoint
 from tests.faults.conftest import Around
@@ -22,6 +23,7 @@ from tests.faults.launcher import Launcher
 from tests.faults.node import PlayedNode, large_machine
 from tests.waiting import eventually
 
+NOTHING = Examination((), None, ())
 LOG = f"""time=2026-01-01T00:00:00Z level=info msg="starts" token={SECRET}
 time=2026-01-01T00:00:01Z level=info msg="Authorization: Bearer {SECRET}"
 {{"password": "{SECRET}", "kept": "useful"}}
@@ -128,7 +130,7 @@ def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     settings = DoctorSettings(
         root=str(tmp_path), state_dir=str(tmp_path), kubelet_dir=str(tmp_path / "kubelet")
     )
-    found = unpacked(bundle.made(settings, {}, "", str(config)))
+    found = unpacked(bundle.made(settings, NOTHING, "", str(config)))
     unread = json.loads(found["unread.json"])
     assert {"snapshot.json", "journal.json", "audit.json", "topology.json"} <= set(unread)
     assert json.loads(found["config.json"]) == {"http": "127.0.0.1:1"}
@@ -137,7 +139,7 @@ def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 def test_files_are_bounded(tmp_path: Path) -> None:
     archive = bundle.made(
-        DoctorSettings(root=str(tmp_path)), {}, "x" * (3 * bundle.MAX_FILE_BYTES) + "end", ""
+        DoctorSettings(root=str(tmp_path)), NOTHING, "x" * (3 * bundle.MAX_FILE_BYTES) + "end", ""
     )
     found = unpacked(archive)
     assert len(found["doctor.txt"]) == bundle.MAX_FILE_BYTES

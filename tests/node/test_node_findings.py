@@ -11,8 +11,8 @@ from agent.model.snapshot import CpuPolicy, Snapshot
 from agent.node.node_findings import (
     REMEDIES,
     WARNINGS,
+    KubeletStatus,
     NodeCode,
-    ObservedKubelet,
     driver_of,
     found,
     koordlet_gates,
@@ -27,22 +27,22 @@ PROXY = "/run/topolet/cri.sock"
 CARD = NodeDevice("GPU-11111111-2222-3333-4444-555555555555")
 
 
-def configured(policy: str = "none", memory: str = "None", endpoint: str = "") -> ObservedKubelet:
+def configured(policy: str = "none", memory: str = "None", endpoint: str = "") -> KubeletStatus:
     values = KubeletConfiguration(
         "kubelet 1",
         cpu_manager_policy=policy,
         memory_manager_policy=memory,
         runtime_endpoint=endpoint,
     )
-    return ObservedKubelet("kubelet", values)
+    return KubeletStatus("kubelet", values)
 
 
 def snapshot(*, static: bool = False, policy: CpuPolicy = "none") -> Snapshot:
     return Snapshot(1, 1, "boot", static, (), (), (), {}, {}, cpu_policy=policy)
 
 
-def with_states(kubelet: ObservedKubelet, cpu: str = "", memory: str = "") -> ObservedKubelet:
-    return ObservedKubelet(
+def with_states(kubelet: KubeletStatus, cpu: str = "", memory: str = "") -> KubeletStatus:
+    return KubeletStatus(
         kubelet.program, kubelet.configuration, kubelet.unread, cpu, memory, kubelet.registered
     )
 
@@ -72,11 +72,11 @@ def test_findings_are_in_the_order_of_their_codes_and_say_whether_they_are_warni
         (configured(), snapshot(policy="static"), ""),
         (configured(endpoint=f"unix://{PROXY}"), snapshot(), PROXY),
         (configured(endpoint=f"unix:///var{PROXY}"), None, PROXY),
-        (ObservedKubelet(), snapshot(), ""),
+        (KubeletStatus(), snapshot(), ""),
     ],
 )
 def test_a_kubelet_that_suits_the_agent(
-    kubelet: ObservedKubelet, decided: Snapshot | None, proxy: str
+    kubelet: KubeletStatus, decided: Snapshot | None, proxy: str
 ) -> None:
     assert of_kubelet(kubelet, decided, proxy) == {}
 
@@ -120,21 +120,21 @@ def test_a_kubelet_that_suits_the_agent(
             "the kubelet uses unix:///run/containerd/containerd.sock",
         ),
         (
-            with_states(ObservedKubelet(), cpu="none"),
+            with_states(KubeletStatus(), cpu="none"),
             None,
             "",
             NodeCode.KUBELET_ABSENT,
             "no kubelet runs",
         ),
         (
-            ObservedKubelet("kubelet", None, ("/etc/kubelet: No such file",)),
+            KubeletStatus("kubelet", None, ("/etc/kubelet: No such file",)),
             snapshot(static=True),
             PROXY,
             NodeCode.KUBELET_CONFIGURATION,
             "/etc/kubelet: No such file",
         ),
         (
-            ObservedKubelet("", None, ("several run",), "none"),
+            KubeletStatus("", None, ("several run",), "none"),
             None,
             "",
             NodeCode.KUBELET_CONFIGURATION,
@@ -143,7 +143,7 @@ def test_a_kubelet_that_suits_the_agent(
     ],
 )
 def test_a_kubelet_that_does_not_suit(
-    kubelet: ObservedKubelet, decided: Snapshot | None, proxy: str, code: NodeCode, text: str
+    kubelet: KubeletStatus, decided: Snapshot | None, proxy: str, code: NodeCode, text: str
 ) -> None:
     got = of_kubelet(kubelet, decided, proxy)
     assert list(got) == [code]
@@ -152,9 +152,9 @@ def test_a_kubelet_that_does_not_suit(
 
 def test_k3s_has_a_runtime_of_its_own() -> None:
     values = KubeletConfiguration("k3s 1")
-    endpoint = ObservedKubelet("k3s", values).runtime_endpoint
+    endpoint = KubeletStatus("k3s", values).runtime_endpoint
     assert endpoint == "unix:///run/k3s/containerd/containerd.sock"
-    assert ObservedKubelet("k3s").runtime_endpoint is None
+    assert KubeletStatus("k3s").runtime_endpoint is None
 
 
 def test_groups_tell_a_runtime_with_another_driver_than_the_kubelets() -> None:

@@ -29,7 +29,11 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "telemetry.metrics:DeviceMetrics.collect",
         "telemetry.schedulermetrics:_Read.collect",
     ),
-    "it decodes what the same process has encoded": ("model.devices.device_object:_plain",),
+    "it decodes what the same process has encoded": (
+        "cli.bundle:_snapshot",
+        "model.devices.device_object:_plain",
+    ),
+    "the API server's answer, which kubectl has decoded before": ("cli.remote:find",),
     "the targets of its callers try it": (
         "allocate.devices.choice:_bus_order",
         "model.bounds:decode",
@@ -62,6 +66,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "model.settings.plugin_args:decode",
     ),
     "it is part of the installed program, or only root of the node can write it": (
+        "cli.bundle:_journal",
         "install.folder:_loader",
         "install.journal:read",
         "telemetry.audit:_files",
