@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.cgroup.journal import Original, OriginalValue
-from agent.cli import kubelet_state, options, topology
+from agent.cli import kubelet_state, options
 from agent.discover import cpus
 from agent.discover.sysfs import DiscoveryError
 from agent.host import processes
@@ -85,7 +85,7 @@ def made(settings: DoctorSettings, examined: Examination, text: str, config: str
     )
     for name, read in (
         ("config.json", lambda: _config(config)),
-        ("topology.json", lambda: topology.body(cpus.read(settings.root))),
+        ("topology.json", lambda: kubelet_state.body(cpus.read(settings.root))),
         ("snapshot.json", lambda: _snapshot(settings.state_dir)),
         ("journal.json", lambda: _journal(settings.state_dir)),
         ("audit.json", lambda: _audit(settings.state_dir)),
