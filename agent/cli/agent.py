@@ -47,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         check(settings)
     except SettingsError as error:
         return options.fail(error, 2)
-    logs.start(settings.log_level)
+    logs.start(settings.log_level, settings.log_format, settings.node_name or os.uname().nodename)
+    logs.announce("agent", settings)
     try:
         daemon.run(
             settings,

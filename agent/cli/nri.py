@@ -32,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         check(settings)
     except SettingsError as error:
         return options.fail(error, 2)
-    logs.start(settings.log_level)
+    logs.start(settings.log_level, settings.log_format)
+    logs.announce("nri", settings)
     try:
         daemon.run(settings, launched(os.environ))
     except (LockedError, LaunchError, OSError) as error:

@@ -33,7 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
         check(settings)
     except SettingsError as error:
         return options.fail(error, 2)
-    logs.start(settings.log_level)
+    logs.start(settings.log_level, settings.log_format)
+    logs.announce("proxy", settings)
     try:
         listening = inherited(os.environ)
         listener = None

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return serving.serve(arguments, SETTINGS, _run)
+    return serving.serve("scheduler", arguments, SETTINGS, _run)
 
 
 def _run(settings: SchedulerSettings) -> None:

@@ -14,14 +14,17 @@ from agent.telemetry import logs
 Kind = TypeVar("Kind", SchedulerSettings, WebhookSettings)
 
 
-def serve(arguments: argparse.Namespace, kind: type[Kind], process: Callable[[Kind], None]) -> int:
+def serve(
+    command: str, arguments: argparse.Namespace, kind: type[Kind], process: Callable[[Kind], None]
+) -> int:
     """Returns the exit code. `process` imports its modules when it is called, ends with SIGTERM,
     and raises AccessError, CertificateError, FaultError, HttpListenError and SettingsError."""
     try:
         settings = options.load(arguments, kind)
     except SettingsError as error:
         return options.fail(error, 2)
-    logs.start(settings.log_level)
+    logs.start(settings.log_level, settings.log_format)
+    logs.announce(command, settings)
     from agent.host.daemon import FaultError
     from agent.http.certificates import CertificateError
     from agent.http.server import HttpListenError

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return serving.serve(arguments, SETTINGS, _run)
+    return serving.serve("webhook", arguments, SETTINGS, _run)
 
 
 def _run(settings: WebhookSettings) -> None:

@@ -3,7 +3,7 @@ snapshot and the grants, and notifies the agent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -25,6 +25,7 @@ from agent.hooks.requests import (
     announced,
     joined,
 )
+from agent.host.log_once import about
 from agent.model import notice
 from agent.model.audit import AuditEvent, Record
 from agent.model.devices.visibility import Visibility
@@ -106,7 +107,8 @@ class Admission:
             return Wait()
         qos = announced(pod, 0).qos
         detail = f"pod {pod.namespace}/{pod.name}: its cgroup may have CPUs of other pods"
-        self.outcomes.continued(RUN, qos, FailureReason.TIMEOUT, detail)
+        fields = about(f"{pod.namespace}/{pod.name}")
+        self.outcomes.continued(RUN, qos, FailureReason.TIMEOUT, detail, fields)
         return UNCHANGED
 
     def pod_created(self, pod: PodAnnounced, *, made: bool) -> None:
@@ -164,7 +166,9 @@ class Admission:
         otherwise the failure policy decides. The caller reports the result of a creation that
         continues to `created`. `creation`: the part that was read before."""
         class_, title = None, "a container whose request could not be read"
+        fields: Mapping[str, str] = {}
         if creation is not None:
+            fields = creation.fields
             classes = (creation.qos, DEVICES) if creation.allocated else (creation.qos,)
             class_, title = self.outcomes.strictest(hook, *classes), creation.pod_title
             if creation.announced:
@@ -174,8 +178,8 @@ class Admission:
         why = f"{title}: {detail}"
         if reason in _UNREAD and hook in (CREATE, UPDATE) and (owned := _owned(self._seen())):
             why = f"{why}; it could take {owned}"
-            self.outcomes.refused(hook, class_, reason, why)
-        elif not self.outcomes.fails(hook, class_, reason, why):
+            self.outcomes.refused(hook, class_, reason, why, fields)
+        elif not self.outcomes.fails(hook, class_, reason, why, fields):
             self._append([_unread(hook, creation, reason, why, refused=False)])
             return Unread(self._grants.open(CpuGrant("", title, None))) if hook == CREATE else None
         self._append([_unread(hook, creation, reason, why, refused=True)])
@@ -294,12 +298,13 @@ class Admission:
         if snapshot is not None and cpuset.local_request(creation.request, snapshot):
             creation.qos = QoS.LSR
         waited = f"{creation.pod_title}: no CPUs after {creation.waiting.patience_seconds:g} s"
-        if self.outcomes.fails(CREATE, creation.qos, FailureReason.TIMEOUT, f"{waited}: {reason}"):
-            return Wait(f"{waited}: {reason}")
+        why, fields = f"{waited}: {reason}", creation.fields
+        if self.outcomes.fails(CREATE, creation.qos, FailureReason.TIMEOUT, why, fields):
+            return Wait(why)
         answer = cpuset.fallback(creation.request, snapshot, grants)
         if isinstance(answer, Wait):
             answer = Wait(f"{waited}: {answer.reason}")
-            self.outcomes.refused(CREATE, creation.qos, FailureReason.NO_CPU, answer.reason)
+            self.outcomes.refused(CREATE, creation.qos, FailureReason.NO_CPU, answer.reason, fields)
         return answer
 
     def _seen(self) -> Snapshot | None:

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from agent.host.log_once import CountedWarnings
+from agent.host.log_once import CountedWarnings, about
 from agent.model.devices.visibility import Mount
 from agent.model.notifications import (
     ContainerFailed,
@@ -242,6 +242,12 @@ class Creation:
         """Whether the agent holds CPUs for the container alone."""
 
     @property
+    def fields(self) -> Mapping[str, str]:
+        """For log records."""
+        pod = self.request.pod
+        return about(f"{pod.namespace}/{pod.name}", self.request.container_name)
+
+    @property
     def allocated(self) -> bool:
         """Whether a scheduler gave its pod devices."""
         return DEVICE_ALLOCATED in self.request.pod.annotations
@@ -286,27 +292,56 @@ class Outcomes:
         self.failed: Counter[Key] = Counter()
         self._warnings = CountedWarnings(log, _LOG_AGAIN_SECONDS)
 
-    def fails(self, hook: str, class_: str | None, reason: str, detail: str) -> bool:
-        """Whether the call fails by the policy of its hook and class."""
+    def fails(
+        self,
+        hook: str,
+        class_: str | None,
+        reason: str,
+        detail: str,
+        fields: Mapping[str, str] = {},
+    ) -> bool:
+        """Whether the call fails by the policy of its hook and class. `fields`: those of the log
+        record, without the reason."""
         if self._policies.fails(hook, class_):
-            self.refused(hook, class_, reason, detail)
+            self.refused(hook, class_, reason, detail, fields)
             return True
-        self.continued(hook, class_, reason, detail)
+        self.continued(hook, class_, reason, detail, fields)
         return False
 
     def strictest(self, hook: str, *classes: str) -> str:
         """The first class of a call whose policy fails the call, else its first class."""
         return next((each for each in classes if self._policies.fails(hook, each)), classes[0])
 
-    def refused(self, hook: str, class_: str | None, reason: str, detail: str) -> None:
+    def refused(
+        self,
+        hook: str,
+        class_: str | None,
+        reason: str,
+        detail: str,
+        fields: Mapping[str, str] = {},
+    ) -> None:
         """The call fails under every policy."""
-        self._note(self.failed, hook, class_, reason, f"fails: {detail}")
+        self._note(self.failed, hook, class_, reason, f"fails: {detail}", fields)
 
-    def continued(self, hook: str, class_: str | None, reason: str, detail: str) -> None:
+    def continued(
+        self,
+        hook: str,
+        class_: str | None,
+        reason: str,
+        detail: str,
+        fields: Mapping[str, str] = {},
+    ) -> None:
         """The call continues under every policy."""
-        self._note(self.failed_open, hook, class_, reason, f"goes on: {detail}")
+        self._note(self.failed_open, hook, class_, reason, f"goes on: {detail}", fields)
 
     def _note(
-        self, counts: Counter[Key], hook: str, class_: str | None, reason: str, text: str
+        self,
+        counts: Counter[Key],
+        hook: str,
+        class_: str | None,
+        reason: str,
+        text: str,
+        fields: Mapping[str, str],
     ) -> None:
-        self._warnings.add(counts, (hook, str(class_ or ""), reason), f"{hook} {text}")
+        key = hook, str(class_ or ""), reason
+        self._warnings.add(counts, key, f"{hook} {text}", {**fields, "reason": reason})

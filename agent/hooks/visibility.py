@@ -87,12 +87,12 @@ def visible_devices(
             return _decided(creation, carried, visible, node, settable, outcomes)
         except UnhonouredError as error:
             why = f"{title}: {error}"
-            if outcomes.fails(CREATE, DEVICES, error.reason, why):
+            if outcomes.fails(CREATE, DEVICES, error.reason, why, creation.fields):
                 raise DeniedError(why) from None
             return _kept(creation, carried, node, settable)
     except TakenError as error:
         why = f"{title}: {error}"
-        outcomes.refused(CREATE, DEVICES, FailureReason.DEVICE_TAKEN, why)
+        outcomes.refused(CREATE, DEVICES, FailureReason.DEVICE_TAKEN, why, creation.fields)
         raise DeniedError(why) from None
 
 
@@ -112,7 +112,7 @@ def _decided(
     found = carried()
     if found.privileged and visible.gpus is not None:
         why = f"{creation.pod_title}: is privileged, and reaches every device"
-        outcomes.continued(CREATE, DEVICES, FailureReason.PRIVILEGED, why)
+        outcomes.continued(CREATE, DEVICES, FailureReason.PRIVILEGED, why, creation.fields)
     changes = device_changes(creation.request.pod.uid, found, visible, node)
     if lacking := beyond(changes, settable):
         raise _FrontendError(f"this frontend can't change {', '.join(lacking)}")

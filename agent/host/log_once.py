@@ -5,7 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+
+def about(title: str, container: str = "", reason: str = "", node: str = "") -> dict[str, str]:
+    """The fields of a log record about the pod with this title (`NAMESPACE/POD`), as its
+    `extra`."""
+    namespace, _, pod = title.partition("/")
+    found = {"namespace": namespace, "pod": pod, "container": container, "reason": reason}
+    return {**found, "node": node} if node else found
+
+
+def of_title(title: str, reason: str = "") -> dict[str, str]:
+    """As `about`, for the title of a pod, or of a container: `NAMESPACE/POD CONTAINER`."""
+    pod, _, container = title.partition(" ")
+    return about(pod, container, reason)
 
 
 class Problem:
@@ -47,9 +61,16 @@ class CountedWarnings:
         self._clock = clock
         self._logged_at: dict[tuple[str, ...], float] = {}
 
-    def add(self, counts: Counter[tuple[str, ...]], key: tuple[str, ...], text: str) -> None:
+    def add(
+        self,
+        counts: Counter[tuple[str, ...]],
+        key: tuple[str, ...],
+        text: str,
+        fields: Mapping[str, str] = {},
+    ) -> None:
+        """`fields`: those of the log record, see `about`."""
         counts[key] += 1
         now = self._clock()
         if now - self._logged_at.get(key, -self._seconds) >= self._seconds:
             self._logged_at[key] = now
-            self._log.warning("%s", text)
+            self._log.warning("%s", text, extra=fields)

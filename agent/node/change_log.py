@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
+from agent.host.log_once import about, of_title
 from agent.kube.events import Regarding
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
@@ -64,21 +65,33 @@ class ChangeRecorder:
             where = f"annotation {each.key}: " if each.key else ""
             place = f"has CPUs {each.held} of its own" if each.held else "keeps the pool"
             claims = f"claims CPUs {each.claimed}: " if each.claimed and each.held else ""
-            log.error("pod %s %s: %s%s%s", each.title, place, where, claims, each.reason)
+            fields = about(each.title, reason=each.cause.value)
+            log.error(
+                "pod %s %s: %s%s%s", each.title, place, where, claims, each.reason, extra=fields
+            )
         self._refused = refused
         titles = {pod.uid: pod.title for pod in pods}
         for move in decision.moves:
             change = f"CPUs {move.source} -> {move.target}: {move.reason.value}"
-            log.info("%s %s: %s", titles[move.uid], move.name, change)
+            fields = about(titles[move.uid], move.name, move.reason.name.lower())
+            log.info("%s %s: %s", titles[move.uid], move.name, change, extra=fields)
         for owner in decision.alignments:
-            log.info("%s %s: %s", titles[owner.uid], owner.name, owner.text)
+            fields = about(titles[owner.uid], owner.name)
+            log.info("%s %s: %s", titles[owner.uid], owner.name, owner.text, extra=fields)
 
         vanished = {each.title: each.offline for each in decision.owners if each.offline}
         for title in sorted(vanished.keys()):
             if vanished[title] != self._vanished.get(title):
-                log.error("pod %s: CPUs %s of its own are offline", title, vanished[title])
+                log.error(
+                    "pod %s: CPUs %s of its own are offline",
+                    title,
+                    vanished[title],
+                    extra=about(title, reason="offline"),
+                )
         for title in sorted(self._vanished.keys() - vanished.keys()):
-            log.info("pod %s: its CPUs are online again, or its pod has ended", title)
+            log.info(
+                "pod %s: its CPUs are online again, or its pod has ended", title, extra=about(title)
+            )
         self._vanished = vanished
 
         running = started(pods)
@@ -91,7 +104,11 @@ class ChangeRecorder:
             self._metrics.overlaps.inc()
             overlap = found[key]
             log.error(
-                "pod %s runs on CPUs %s of pod %s", overlap.title, overlap.cpus, overlap.owner
+                "pod %s runs on CPUs %s of pod %s",
+                overlap.title,
+                overlap.cpus,
+                overlap.owner,
+                extra=about(overlap.title, reason="overlap"),
             )
         self._overlapping = frozenset(found)
         self._metrics.overlapping.set(len({container for container, _ in found}))
@@ -112,14 +129,19 @@ class ChangeRecorder:
             each for each, since in self._no_cgroup.items() if now - since >= _NO_CGROUP_SECONDS
         )
         for each in sorted(staying - self._logged_without_cgroup):
-            log.error("%s: its cgroup can't be found, its CPUs are not known", titles[each])
+            log.error(
+                "%s: its cgroup can't be found, its CPUs are not known",
+                titles[each],
+                extra=of_title(titles[each]),
+            )
         self._logged_without_cgroup = staying
         self._metrics.containers_without_group.set(len(staying))
 
     def shortfalls(self, shortfalls: tuple[Shortfall, ...]) -> None:
         """Logs containers with fewer CPUs than promised."""
         for each in sorted(frozenset(shortfalls) - self._short, key=lambda each: each.title):
-            log.error("pod %s: %s", each.title, each.text)
+            fields = about(each.title, each.container, "shortfall")
+            log.error("pod %s: %s", each.title, each.text, extra=fields)
         self._short = frozenset(shortfalls)
         self._metrics.short_of_cpus.set(len(shortfalls))
 
@@ -132,7 +154,8 @@ class ChangeRecorder:
     def unallocated(self, pods: tuple[Unallocated, ...]) -> None:
         """Logs LSE and LSR pods to which nobody allocated CPUs."""
         for each in sorted(frozenset(pods) - self._unallocated, key=lambda each: each.title):
-            log.warning("pod %s: %s", each.title, each.text)
+            fields = about(each.title, reason="unallocated")
+            log.warning("pod %s: %s", each.title, each.text, extra=fields)
         self._unallocated = frozenset(pods)
         self._metrics.without_cpus.set(len(pods))
 
@@ -140,7 +163,9 @@ class ChangeRecorder:
         """Logs limits that the cgroup of their pod does not take."""
         now = {(each.uid, each.container, each.file): each for each in limits}
         for key in sorted(now.keys() - self._refused_limits):
-            log.warning("pod %s: %s", now[key].title, now[key].text)
+            limit = now[key]
+            fields = about(limit.title, limit.container, "limit_refused")
+            log.warning("pod %s: %s", limit.title, limit.text, extra=fields)
         self._refused_limits = frozenset(now)
         numbers = Counter((each.title, each.container, each.file) for each in limits)
         self._metrics.refused_limits(numbers)
@@ -152,7 +177,8 @@ class ChangeRecorder:
         by group."""
         for change in (each for of in outcomes for each in of.having(WriteState.WRITTEN)):
             self._metrics.cgroup_writes.labels("written").inc()
-            log.info("%s: cpuset %s -> %s", titles[change.group], change.old, change.new)
+            title = titles[change.group]
+            log.info("%s: cpuset %s -> %s", title, change.old, change.new, extra=of_title(title))
         failures = {
             change.group: f"{titles[change.group]}: {change.note}"
             for outcome in outcomes
@@ -160,7 +186,8 @@ class ChangeRecorder:
         }
         for value in others.having(WriteState.WRITTEN):
             self._metrics.cgroup_writes.labels("written").inc()
-            log.info("%s: %s %s -> %s", titles[value.group], value.file, value.old, value.new)
+            title, text = titles[value.group], f"{value.file} {value.old} -> {value.new}"
+            log.info("%s: %s", title, text, extra=of_title(title))
         failures |= {
             f"{value.group} {value.file}": f"{titles[value.group]} {value.file}: {value.note}"
             for value in others.having(WriteState.FAILED)

@@ -17,6 +17,7 @@ from agent.cgroup.journal import Journal
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.cri.client import Cri
+from agent.host.log_once import about
 from agent.model.audit import WriteReason
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.cpu.topology import Topology
@@ -298,6 +299,7 @@ class Enforcement:
                     pod.title,
                     container.name,
                     error,
+                    extra=about(pod.title, container.name, "update_failed"),
                 )
                 continue
             placements[container.id] = remembered
@@ -306,7 +308,8 @@ class Enforcement:
             if of_container.cpuset is not None and of_container.cpuset == cpuset:
                 after[container.id] = CpuSet.parse(of_container.cpuset)
                 where = of_container.cpuset
-                log.info("%s %s: will start on %s", pod.title, container.name, where)
+                fields = about(pod.title, container.name)
+                log.info("%s %s: will start on %s", pod.title, container.name, where, extra=fields)
         return after
 
 

@@ -20,6 +20,7 @@ from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import CpuGrant, Grants, missing, requested_cpus
 from agent.hooks.requests import UNCHANGED, Changes
 from agent.host import processes
+from agent.host.log_once import of_title
 from agent.host.loop import Loop
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import RequestedResources, SnapshotRequest
@@ -204,7 +205,8 @@ class Updater:
         if error.code in NO_ANSWER:
             return
         self._refused[container.id] = changes
-        log.warning("%s: the runtime refuses a change: %s", container.title, error)
+        fields = of_title(container.title, "update_failed")
+        log.warning("%s: the runtime refuses a change: %s", container.title, error, extra=fields)
         self._conflicts.error(container.title, error.message)
 
     def _verify(self, container: NriContainer, changes: Changes) -> None:
@@ -218,4 +220,5 @@ class Updater:
                 container.title,
                 changes.cpuset,
                 allowed,
+                extra=of_title(container.title, "unverified"),
             )

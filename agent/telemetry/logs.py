@@ -1,33 +1,85 @@
-"""Logs on standard error in logfmt, one line per record, and no more lines of one place of the code
-than a reader can use: what pods and peers send may cause a record each time."""
+"""Logs on standard error in logfmt or JSON, one line per record, and no more lines of one place of
+the code than a reader can use: what pods and peers send may cause a record each time."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
 from typing import Final
+
+import msgspec
+
+from agent import VERSION
+from agent.model.settings.options import LogFormat, Options
 
 _ESCAPED = {
     **{number: f"\\x{number:02x}" for number in (*range(0x20), *range(0x7F, 0xA0))},
     **str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}),
 }
 
+_CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
+
+FIELDS: Final = ("node", "namespace", "pod", "container", "reason")
+"""What a record may be about (`agent.host.log_once.about`)."""
+
 
 class Logfmt(logging.Formatter):
-    """`time=... level=... msg="..."`, and `left_out=N` after records that RateLimit left out;
-    quotes and control characters in messages are escaped."""
+    """`time=... level=... msg="..."`, the FIELDS of the record, and `left_out=N` after records that
+    RateLimit left out; quotes and control characters are escaped."""
+
+    def __init__(self, node: str = "") -> None:
+        """`node`: the name of the node, for every line; "" for a process that belongs to none."""
+        super().__init__()
+        self._node = node
 
     def format(self, record: logging.LogRecord) -> str:
+        parts = (f"{name}={_value(name, value)}" for name, value in self.fields(record).items())
+        return " ".join(parts)
+
+    def fields(self, record: logging.LogRecord) -> dict[str, str | int]:
+        """All fields of a line, in order."""
         moment = time.gmtime(record.created)
-        stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', moment)}.{int(record.msecs):03d}Z"
         text = record.getMessage()
         if record.exc_info:
             text += " " + self.formatException(record.exc_info)
-        left_out = getattr(record, _LEFT_OUT, 0)
-        line = f'time={stamp} level={record.levelname.lower()} msg="{text.translate(_ESCAPED)}"'
-        return f"{line} left_out={left_out}" if left_out else line
+        found: dict[str, str | int] = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', moment)}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "msg": text,
+        }
+        for name in FIELDS:
+            if value := getattr(record, name, "") or (self._node if name == "node" else ""):
+                found[name] = str(value)
+        if left_out := getattr(record, _LEFT_OUT, 0):
+            found[_LEFT_OUT] = left_out
+        return found
+
+
+class Json(Logfmt):
+    """The same fields as one JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = self.fields(record)
+        try:
+            return msgspec.json.encode(fields).decode()
+        except UnicodeEncodeError:  # a name of bytes that are not UTF-8
+            texts = {
+                name: value.encode(errors="backslashreplace").decode()
+                for name, value in fields.items()
+                if isinstance(value, str)
+            }
+            return msgspec.json.encode({**fields, **texts}).decode()
+
+
+def _value(name: str, value: str | int) -> str:
+    if isinstance(value, int) or name in ("time", "level"):
+        return str(value)
+    escaped = value.translate(_ESCAPED)
+    plain = escaped == value and " " not in value and "=" not in value
+    return value if plain and name != "msg" else f'"{escaped}"'
 
 
 BURST: Final = 500
@@ -68,9 +120,31 @@ class _Place:
         self.left_out = 0
 
 
-def start(level: str) -> None:
-    """Sends the log records of this process from that level on to standard error."""
+def start(level: str, log_format: LogFormat = "logfmt", node: str = "") -> None:
+    """Sends the log records of this process from that level on to standard error. `node`: see
+    Logfmt."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Logfmt())
+    handler.setFormatter(Json(node) if log_format == "json" else Logfmt(node))
     handler.addFilter(RateLimit())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def announce(process: str, settings: Options) -> None:
+    """The first line of a process: its version, and its options other than the defaults."""
+    logging.getLogger(__name__).info(
+        "topolet %s %s starts with %s", process, VERSION, _differing(settings) or "all defaults"
+    )
+
+
+def _differing(settings: Options) -> str:
+    """Of a URL without user and password."""
+    return " ".join(
+        f"--{encoded}={_CREDENTIALS.sub('//', str(value))}"
+        for name, encoded, default in zip(
+            settings.__struct_fields__,
+            settings.__struct_encode_fields__,
+            settings.__struct_defaults__,
+            strict=True,
+        )
+        if (value := getattr(settings, name)) != default
+    )

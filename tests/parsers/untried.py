@@ -25,7 +25,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "scheduler.rebind.controller:RebindHours.contain",
         "rpc.grpc:timeout_value",
         "telemetry.audit:Trail._open",
-        "telemetry.logs:Logfmt.format",
+        "telemetry.logs:Logfmt.fields",
         "telemetry.metrics:DeviceMetrics.collect",
         "telemetry.schedulermetrics:_Read.collect",
     ),

@@ -1,16 +1,75 @@
+from __future__ import annotations
+
+import json
 import logging
 import sys
+from collections import Counter
 
 import pytest
 
-from agent.telemetry.logs import BURST, PER_SECOND, Logfmt, RateLimit
+from agent import VERSION
+from agent.host.log_once import CountedWarnings, about, of_title
+from agent.model.settings.agent import AgentSettings
+from agent.telemetry import logs
+from agent.telemetry.logs import BURST, PER_SECOND, Json, Logfmt, RateLimit
+
+
+def record(
+    message: str, *arguments: object, error: BaseException | None = None, **fields: str
+) -> logging.LogRecord:
+    info = (type(error), error, error.__traceback__) if error else None
+    made = logging.LogRecord("a", logging.WARNING, "f", 1, message, arguments, info)
+    made.created, made.msecs = 1_700_000_000.25, 250
+    vars(made).update(fields)
+    return made
 
 
 def line(message: str, *arguments: object, error: BaseException | None = None) -> str:
-    info = (type(error), error, error.__traceback__) if error else None
-    record = logging.LogRecord("a", logging.WARNING, "f", 1, message, arguments, info)
-    record.created, record.msecs = 1_700_000_000.25, 250
-    return Logfmt().format(record)
+    return Logfmt().format(record(message, *arguments, error=error))
+
+
+def test_fields_of_a_pod() -> None:
+    made = record("pod %s", "x", **about("ns/web", "main", "over lap"))
+    assert Logfmt("node-1").format(made) == (
+        'time=2023-11-14T22:13:20.250Z level=warning msg="pod x" node=node-1 namespace=ns pod=web '
+        'container=main reason="over lap"'
+    )
+    assert of_title("ns/web main") == about("ns/web", "main")
+    hostile = Logfmt().format(record("x", pod='a"\n b=c'))
+    assert hostile.endswith(r'msg="x" pod="a\"\n b=c"')
+
+
+def test_json() -> None:
+    made = record('say "x"\n\udcff', **about("ns/web"))
+    assert json.loads(Json("n").format(made)) == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "warning",
+        "msg": 'say "x"\n\\udcff',
+        "node": "n",
+        "namespace": "ns",
+        "pod": "web",
+    }
+    assert "\n" not in Json().format(made)
+
+
+def test_a_process_begins_with_its_version_and_options(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    configz = "https://me:s3cret@node:10250/configz"
+    settings = AgentSettings(log_format="json", kubelet_configz=configz, devices=False)
+    logs.announce("agent", settings)
+    logs.announce("agent", AgentSettings())
+    first, second = (each.getMessage() for each in caplog.records)
+    assert first == (
+        f"topolet agent {VERSION} starts with --kubelet-configz=https://node:10250/configz "
+        "--devices=False --log-format=json"
+    )
+    assert second == f"topolet agent {VERSION} starts with all defaults"
+
+
+def test_warnings_with_fields(caplog: pytest.LogCaptureFixture) -> None:
+    counts: Counter[tuple[str, ...]] = Counter()
+    CountedWarnings(logging.getLogger(), 1).add(counts, ("a",), "text", about("ns/web"))
+    assert vars(caplog.records[0])["pod"] == "web"
 
 
 @pytest.mark.parametrize(

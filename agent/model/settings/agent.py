@@ -13,6 +13,7 @@ from agent.model.settings.options import (
     HOOK_DEADLINES,
     HOOK_FAILURE_POLICY,
     KUBECONFIG,
+    LOG_FORMAT,
     LOG_LEVEL,
     NODE_ADDRESSES,
     RUNTIME_ENDPOINT,
@@ -23,6 +24,7 @@ from agent.model.settings.options import (
     HookDeadlines,
     HookFailurePolicy,
     Kubeconfig,
+    LogFormatOption,
     LogLevel,
     NodeAddresses,
     Options,
@@ -330,3 +332,4 @@ class AgentSettings(DoctorSettings, frozen=True):
     hook_deadlines: HookDeadlines = HOOK_DEADLINES
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY
     log_level: LogLevel = LOG_LEVEL
+    log_format: LogFormatOption = LOG_FORMAT

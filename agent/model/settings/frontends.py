@@ -11,6 +11,7 @@ from agent.model.settings.options import (
     HOLD_SECONDS,
     HOOK_DEADLINES,
     HOOK_FAILURE_POLICY,
+    LOG_FORMAT,
     LOG_LEVEL,
     NODE_ADDRESSES,
     RUNTIME_ENDPOINT,
@@ -19,6 +20,7 @@ from agent.model.settings.options import (
     HoldSeconds,
     HookDeadlines,
     HookFailurePolicy,
+    LogFormatOption,
     LogLevel,
     NodeAddresses,
     Options,
@@ -50,6 +52,7 @@ class ProxySettings(Options, frozen=True):
         ),
     ] = 5.0
     log_level: LogLevel = LOG_LEVEL
+    log_format: LogFormatOption = LOG_FORMAT
 
 
 class NriSettings(Options, frozen=True):
@@ -92,3 +95,4 @@ class NriSettings(Options, frozen=True):
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY
     audit_mebibytes: AuditMebibytes = AUDIT_MEBIBYTES
     log_level: LogLevel = LOG_LEVEL
+    log_format: LogFormatOption = LOG_FORMAT

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 
@@ -94,6 +94,9 @@ LogLevel = Annotated[
     msgspec.Meta(description="lowest level to log"),
 ]
 LOG_LEVEL: Final[Literal["info"]] = "info"
+LogFormat: TypeAlias = Literal["logfmt", "json"]
+LogFormatOption = Annotated[LogFormat, msgspec.Meta(description="format of the log's lines")]
+LOG_FORMAT: Final[Literal["logfmt"]] = "logfmt"
 
 _MAX_QUOTED: Final = 80
 

@@ -8,12 +8,14 @@ import msgspec
 
 from agent.model.settings.options import (
     KUBECONFIG,
+    LOG_FORMAT,
     LOG_LEVEL,
     NODE_ADDRESSES,
     SERVICE_ACCOUNT_DIR,
     TLS_CERTIFICATE_FILE,
     TLS_KEY_FILE,
     Kubeconfig,
+    LogFormatOption,
     LogLevel,
     NodeAddresses,
     Options,
@@ -213,6 +215,7 @@ class SchedulerSettings(Options, frozen=True):
         ),
     ] = 30
     log_level: LogLevel = LOG_LEVEL
+    log_format: LogFormatOption = LOG_FORMAT
 
 
 class ExplainSettings(Options, frozen=True):
@@ -262,3 +265,4 @@ class WebhookSettings(Options, frozen=True):
     ] = "Fail"
     scheduler_name: SchedulerName = SCHEDULER_NAME
     log_level: LogLevel = LOG_LEVEL
+    log_format: LogFormatOption = LOG_FORMAT

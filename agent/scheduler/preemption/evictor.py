@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from agent.host.log_once import about
 from agent.kube.auth import AccessError
 from agent.kube.errors import (
     ConflictError,
@@ -227,11 +228,18 @@ class Evictor:
         try:
             self._nominate(queued, chosen.node, dry_run=True)
         except (NotFoundError, RejectedError) as error:
-            log.info("pod %s left the unschedulable queue: %s", queued.title, error)
+            log.info(
+                "pod %s left the unschedulable queue: %s",
+                queued.title,
+                error,
+                extra=about(queued.title),
+            )
             self._queue.remove(queued.uid)
             return
         except (KubeError, AccessError) as error:
-            log.warning("pod %s: eviction failed: %s", queued.title, error)
+            log.warning(
+                "pod %s: eviction failed: %s", queued.title, error, extra=about(queued.title)
+            )
             return
         plan = Plan(queued, chosen.node, chosen.victims, now + EVICTION_SECONDS)
         self._plans[queued.unit] = plan
@@ -245,7 +253,9 @@ class Evictor:
             self._nominate(queued, chosen.node)
         except (KubeError, AccessError) as error:
             # The victims are evicted anyway; kube-scheduler does not know the nomination.
-            log.warning("pod %s: status update failed: %s", queued.title, error)
+            log.warning(
+                "pod %s: status update failed: %s", queued.title, error, extra=about(queued.title)
+            )
 
     def _evict_all(self, queued: QueuedPod, node: str, victims: Sequence[BoundPod]) -> bool:
         """Returns whether all victims are evicted."""
@@ -257,12 +267,23 @@ class Evictor:
             for each in victims:
                 result = self._api.evict(each)
                 names = queued.title, each.title, node
-                log.info("pod %s: eviction of pod %s from node %s: %s", *names, result.value)
+                log.info(
+                    "pod %s: eviction of pod %s from node %s: %s",
+                    *names,
+                    result.value,
+                    extra=about(each.title, node=node),
+                )
                 if result is EvictionResult.BLOCKED:
                     return False
                 self.evicted += result is EvictionResult.EVICTED
         except (KubeError, AccessError) as error:
-            log.warning("pod %s: eviction on node %s failed: %s", queued.title, node, error)
+            log.warning(
+                "pod %s: eviction on node %s failed: %s",
+                queued.title,
+                node,
+                error,
+                extra=about(queued.title, node=node),
+            )
             return False
         return True
 

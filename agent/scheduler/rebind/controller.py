@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from agent.host.log_once import about
 from agent.kube import kinds, wire
 from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError
@@ -309,7 +310,13 @@ class Rebinds:
             },
         }
         self._transport.merge(pod_path(pod.namespace, pod.name), {"metadata": metadata})
-        log.info("pod %s is moved: %s is now %s", pod.title, RESOURCE_STATUS, status)
+        log.info(
+            "pod %s is moved: %s is now %s",
+            pod.title,
+            RESOURCE_STATUS,
+            status,
+            extra=about(pod.title, reason="rebind", node=pod.node),
+        )
 
     def _pods(self, node: str) -> list[ApiPod]:
         """The pods of the node that are not terminal. Raises ObjectError for one that can't be
