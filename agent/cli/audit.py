@@ -24,7 +24,7 @@ from agent.telemetry.audit import FoundRecords, read
 from agent.view import format, history
 
 SETTINGS = TopologySettings
-VERSION = 1
+SCHEMA_VERSION = 1
 """Of the JSON output."""
 
 
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.output == "json":
             records = msgspec.to_builtins(found.records)
-            json.dump({"version": VERSION, "records": records}, sys.stdout, indent=1)
+            json.dump({"schema_version": SCHEMA_VERSION, "records": records}, sys.stdout, indent=1)
             print(flush=True)
         else:
             width = shutil.get_terminal_size((200, 24)).columns if sys.stdout.isatty() else 1_000

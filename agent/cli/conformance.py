@@ -43,6 +43,9 @@ _LONGEST = 600
 _BEFORE = 100
 """Characters before the place where two texts differ."""
 
+SCHEMA_VERSION = 1
+"""Of the JSON output."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -87,7 +90,7 @@ def run(
         if arguments.output == "json":
             bodies = [body(result) for result in results]
             bodies += [{"file": path, "kind": None} for path in uncompared]
-            json.dump(bodies, sys.stdout, indent=1)
+            json.dump({"schema_version": SCHEMA_VERSION, "files": bodies}, sys.stdout, indent=1)
             print(flush=True)
     except OSError as error:
         failed = format.unwritten("conformance", error)

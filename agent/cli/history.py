@@ -19,7 +19,7 @@ from agent.model.settings.options import SettingsError
 from agent.view import format, history
 
 SETTINGS = TopologySettings
-VERSION = 1
+SCHEMA_VERSION = 1
 """Of the JSON output."""
 
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.output == "json":
             pods = msgspec.to_builtins(found)
-            json.dump({"version": VERSION, "pods": pods}, sys.stdout, indent=1)
+            json.dump({"schema_version": SCHEMA_VERSION, "pods": pods}, sys.stdout, indent=1)
             print(flush=True)
         else:
             print(format.encodable(history.told(found)), end="", flush=True)

@@ -39,6 +39,9 @@ from agent.view.format import table
 
 SETTINGS = DoctorSettings
 
+SCHEMA_VERSION = 1
+"""Of the JSON output."""
+
 State = CpuManagerState | MemoryManagerState | DeviceCheckpoint
 
 _FILES: dict[str, Callable[[bytes], State]] = {
@@ -90,16 +93,18 @@ def run(arguments: argparse.Namespace) -> int:
             OSError,
         ) as error:
             return options.fail(error)
-        lines, code = written(taken), 0
+        name, lines, code = "written", written(taken), 0
     elif not os.path.isdir(settings.kubelet_dir):
         return options.fail(SettingsError(f"kubelet-dir: {settings.kubelet_dir} does not exist"))
     else:
         shown = found = read(settings.kubelet_dir)
-        lines, code = described(found), 0 if all(each.whole for each in found) else 1
+        name, lines = "files", described(found)
+        code = 0 if all(each.whole for each in found) else 1
     try:
         if arguments.output == "json":
             # A device plugin's answer has a container's environment, which may be secret.
-            json.dump(body(shown), sys.stdout, indent=1, default=lambda raw: f"{len(raw)} bytes")
+            shape = {"schema_version": SCHEMA_VERSION, name: body(shown)}
+            json.dump(shape, sys.stdout, indent=1, default=lambda raw: f"{len(raw)} bytes")
             print(flush=True)
         else:
             width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 200

@@ -29,6 +29,9 @@ SETTINGS = TopologySettings
 _NARROWEST = 40
 _WATCH_SECONDS = 0.25
 
+SCHEMA_VERSION = 1
+"""Of the JSON output."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds `--root` and `--output`."""
@@ -102,6 +105,7 @@ def owned(topology: Topology, snapshot_path: str, height: int | None = None) -> 
 def body(topology: Topology) -> dict[str, Any]:
     """The topology as JSON values: CPU sets as Linux lists, null for an unknown value."""
     return {
+        "schema_version": SCHEMA_VERSION,
         "cpus": [_cpu(cpu) for cpu in topology.cpus],
         "numa_nodes": [_node(node) for node in topology.numa_nodes],
         "online": str(topology.online),

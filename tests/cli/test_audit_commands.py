@@ -58,7 +58,7 @@ def test_choices(
     state: Path, capsys: pytest.CaptureFixture[str], words: list[str], events: list[str]
 ) -> None:
     found = json.loads(output(capsys, "audit", *words, "-o", "json"))
-    assert found["version"] == 1
+    assert found["schema_version"] == 1
     assert [each["event"] for each in found["records"]] == events
 
 

@@ -103,7 +103,9 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(mixed, good, "--output=json") == 1
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert json.loads(captured.out) == [
+    found = json.loads(captured.out)
+    assert found["schema_version"] == 1
+    assert found["files"] == [
         {
             "file": mixed,
             "kind": "parity",
@@ -147,7 +149,7 @@ def test_unreadable_file_does_not_stop_the_others(
         f"topolet conformance: {unknown}, line 1: a case of an unknown kind; its keys: what",
     ]
     if output == "json":
-        assert [entry["file"] for entry in json.loads(captured.out)] == [wrong]
+        assert [entry["file"] for entry in json.loads(captured.out)["files"]] == [wrong]
     else:
         assert captured.out.startswith(f"{wrong}: parity, 1 case\n  0 agree\n  1 disagrees\n")
 
@@ -165,7 +167,7 @@ def test_without_files_the_checkouts_are_used(
         "",
     )
     assert run("--output=json", vectors=tmp_path) == 0
-    *_, last = json.loads(capsys.readouterr().out)
+    *_, last = json.loads(capsys.readouterr().out)["files"]
     assert last == {"file": later, "kind": None}
     assert run(later) == 2, "a named file must be compared"
 
@@ -196,7 +198,7 @@ def test_the_checkout_is_this_one() -> None:
 
 def test_json_of_nothing_is_an_empty_list(tmp_path: Path) -> None:
     done = topolet(str(tmp_path), "--output=json")
-    assert (done.returncode, json.loads(done.stdout)) == (2, [])
+    assert (done.returncode, json.loads(done.stdout)["files"]) == (2, [])
     assert done.stderr == f"topolet conformance: {tmp_path}: Is a directory\n"
 
 

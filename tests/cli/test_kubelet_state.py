@@ -64,7 +64,9 @@ device-plugins/kubelet_internal_checkpoint: version 2, checksum correct
 def test_json(folder: Path) -> None:
     done = run(folder, "--output=json")
     assert (done.returncode, done.stderr) == (0, "")
-    cpus, memory, devices = json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    assert found["schema_version"] == 1
+    cpus, memory, devices = found["files"]
     assert (cpus["name"], cpus["error"], cpus["state"]["checked"]) == (
         "cpu_manager_state",
         "",

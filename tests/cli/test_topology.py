@@ -56,6 +56,7 @@ def test_json(tmp_path: Path) -> None:
         }
 
     assert json.loads(done.stdout) == {
+        "schema_version": 1,
         "cpus": [cpu(0, 0, 0), cpu(1, 1, 1), cpu(2, 0, 0)],
         "numa_nodes": [node(0, "0,2", [10, 21]), node(1, "1", [21, 10])],
         "online": "0-2",
