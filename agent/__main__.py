@@ -30,6 +30,7 @@ COMMANDS = {
     "webhook": "run the admission webhook that restricts who may bind pods with GPUs",
     "scheduler": "run the extender of kube-scheduler, which chooses nodes, CPUs and devices",
     "explain": "explain which nodes have room for a pod, and what to change if none has",
+    "simulate": "place the pods of a trace with the scheduler, and say how much is allocated",
     "rebind": "move pods of a node to better CPUs, or show what that would improve",
     "conformance": "compare topolet's decisions with vector files of the systems it replaces",
     "doctor": "find what is wrong with the node, and containers with other CPUs than decided",

@@ -22,6 +22,7 @@ from agent.allocate.devices.inventory import NodeDevices, device_score, summed
 from agent.allocate.devices.need import Need, allowed_devices, candidates_of, need_of
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal, DeviceRequest
 from agent.allocate.numa.hint import Provider, TopologyHint, of_nodes, subsets
+from agent.allocate.placement.demand import CardOrder
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import (
@@ -50,7 +51,7 @@ def allocate(
     request: DeviceRequest,
     *,
     numa: int | None = None,
-    strategy: Strategy | None = None,
+    strategy: Strategy | CardOrder | None = None,
 ) -> Allocation | DeviceRefusal:
     """`numa`: the NUMA nodes that devices may come from, as a mask; None for any. `strategy`: which
     devices are preferred; None: the lowest minors."""
@@ -291,7 +292,9 @@ class DeviceHintProvider:
     """The hint provider for the devices of one pod on one node; it keeps its last allocation, or
     the reason why it failed."""
 
-    def __init__(self, node: NodeDevices, request: DeviceRequest, strategy: Strategy) -> None:
+    def __init__(
+        self, node: NodeDevices, request: DeviceRequest, strategy: Strategy | CardOrder
+    ) -> None:
         self._node = node
         self._request = request
         self._strategy = strategy
@@ -321,7 +324,9 @@ class DeviceHintProvider:
         return found
 
     def score(self, allocation: Allocation) -> int:
-        """0-100, the mean over the types."""
+        """0-100, the mean over the types; 0 under a placement, which has scores of its own."""
+        if isinstance(self._strategy, CardOrder):
+            return 0
         points = node_score(self._node, self._request, allocation, self._strategy, numa=self._numa)
         return points // max(1, len(allocation.devices))
 
@@ -339,7 +344,7 @@ def device_hints(
     node: NodeDevices,
     request: DeviceRequest,
     numa_nodes: Iterable[int],
-    strategy: Strategy | None = None,
+    strategy: Strategy | CardOrder | None = None,
     *,
     narrowest: bool = False,
 ) -> dict[str, tuple[TopologyHint, ...]] | DeviceRefusal:

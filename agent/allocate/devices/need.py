@@ -23,6 +23,7 @@ from agent.allocate.devices.request import (
     names,
 )
 from agent.allocate.nrt.pod import foreign
+from agent.allocate.placement.demand import CardOrder
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import (
@@ -132,7 +133,7 @@ def need_of(
     hint: DeviceHint | None,
     partition: PartitionSpec | None,
     numa: int | None,
-    strategy: Strategy | None,
+    strategy: Strategy | CardOrder | None,
 ) -> Need | DeviceCause:
     """The need for one type; a DeviceCause if the node could not serve it even without other
     pods."""
@@ -165,7 +166,7 @@ class Candidates(msgspec.Struct, frozen=True):
     allowed: int
     fitting: int
     used: int
-    strategy: Strategy | None
+    strategy: Strategy | CardOrder | None
 
     def within(self, mask: int) -> Candidates:
         """The same, restricted to these devices."""
@@ -182,6 +183,8 @@ class Candidates(msgspec.Struct, frozen=True):
     def score_of(self, minor: int) -> int:
         if self.strategy is None:
             return 0
+        if isinstance(self.strategy, CardOrder):
+            return self.strategy.score_of(minor)
         total, free = self.fleet.totals[minor], self.stock.free[minor]
         return device_score(self.fleet.weighed, self.per, total, free, self.strategy)
 
@@ -197,7 +200,7 @@ def candidates_of(
     per: dict[str, int],
     hint: DeviceHint | None,
     numa: int | None,
-    strategy: Strategy | None,
+    strategy: Strategy | CardOrder | None,
     gives: Callable[[dict[str, int], Mapping[str, int]], Mapping[str, int]] | None = None,
 ) -> Candidates:
     """`gives`: the amounts that a device of a given capacity gives to a request for `per`; None:

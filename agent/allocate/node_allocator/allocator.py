@@ -24,7 +24,7 @@ from agent.allocate import node_score, offering
 from agent.allocate.devices.allocation import Allocation, DeviceHintProvider, unavailable
 from agent.allocate.devices.inventory import Inventory, NodeDevices
 from agent.allocate.devices.need import typed
-from agent.allocate.devices.request import DeviceRefusal, DeviceRequest, TypeRequest
+from agent.allocate.devices.request import DeviceRefusal, DeviceRequest
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation
 from agent.allocate.node_allocator.answer import Granted, Missing, MissingCause, Refused, refused
 from agent.allocate.node_allocator.assigned_pods import (
@@ -33,16 +33,18 @@ from agent.allocate.node_allocator.assigned_pods import (
     device_overlaps,
     held_devices,
 )
-from agent.allocate.node_allocator.pod_request import Needs, PodRequest
-from agent.allocate.node_allocator.properties import NodeProperties
+from agent.allocate.node_allocator.pod_request import Needs, PodRequest, as_one
+from agent.allocate.node_allocator.properties import NodeProperties, room_of
 from agent.allocate.node_allocator.zones import Zones, ZonesLack
 from agent.allocate.node_score import ScoreInput, WholeNode
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.offering import Declined, Offer
+from agent.allocate.placement.demand import CardOrder, Room, Verdict
 from agent.allocate.reasons import Reason
 from agent.allocate.trials import Price
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.devices.device_allocation import DeviceAmounts, DevicePreferences
+from agent.model.cpu.policies import Strategy
+from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import DeviceType
 from agent.model.nrt.node_status import DOMAIN
 from agent.model.pod.resource_request import ResourceRequest
@@ -68,6 +70,7 @@ class NodeAllocator:
         self._requested: Counter[str] = Counter()
         self._account = NodeAllocation(properties.cpus) if properties.cpus else None
         self._devices: NodeDevices | None = None
+        self._room: Room | None = None
         self._zones = Zones(properties.zones)
         for holding in holdings:
             self.record(holding)
@@ -91,7 +94,7 @@ class NodeAllocator:
         report of its NUMA nodes does not count yet."""
         if new.cpus == self._properties.cpus:
             other = self.without(())
-            other._properties, other._devices = new, None
+            other._properties, other._devices, other._room = new, None, None
         else:
             other = NodeAllocator(new, self._holdings.values())
         other._zones = self._zones.with_report(new.zones, uncounted)
@@ -111,6 +114,7 @@ class NodeAllocator:
         other._holdings = dict(self._holdings)
         other._requested = self._requested.copy()
         other._account = self._account.copy() if self._account else None
+        other._room = None
         for uid in uids:
             other._forget(uid)
         if any(self._kinds(uid) for uid in uids):
@@ -121,11 +125,35 @@ class NodeAllocator:
 
     def offer(self, pod_request: PodRequest) -> Granted | Refused:
         """An offer in the current state. What the pod itself holds counts as free."""
-        properties, pod_request = self._properties, self.as_here(pod_request)
+        found = self._offer(self.as_here(pod_request))
+        if isinstance(found, Refused) or (verdict := self.verdict(pod_request)) is None:
+            return found
+        return found.placed(verdict)
+
+    def verdict(self, pod_request: PodRequest) -> Verdict | None:
+        """How good the node is for a pod that fits, by the placement of the rules; None without
+        one."""
+        placement = self._properties.rules.placement
+        if placement is None:
+            return None
+        uid = pod_request.uid
+        room = self.without((uid,)).room if uid in self._holdings else self.room
+        return placement.verdict(room, pod_request.kind)
+
+    @property
+    def room(self) -> Room:
+        """What the pods leave free, for placements."""
+        if self._room is None:
+            devices = self._node_devices("") if self._properties.inventory else None
+            self._room = room_of(self._properties, self._requested, devices)
+        return self._room
+
+    def _offer(self, pod_request: PodRequest) -> Granted | Refused:
+        properties = self._properties
         if not pod_request.needs and not properties.binds_all:
             return self._by_zones(pod_request)
         if pod_request.uid in self._holdings:
-            return self.without((pod_request.uid,)).offer(pod_request)
+            return self.without((pod_request.uid,))._offer(pod_request)
         if pod_request.unequal:
             text = f"{pod_request.unequal}: {pod_request.resources.qos} pods need equal amounts"
             return refused(Missing(text, MissingCause.CPU_LIMIT_DIFFERS))
@@ -202,6 +230,7 @@ class NodeAllocator:
         """Adds an assigned pod without checks and replaces its earlier allocation."""
         if holding.kinds or self._kinds(holding.uid):
             self._devices = None
+        self._room = None
         self._forget(holding.uid)
         self._requested.update(holding.requests)
         self._holdings[holding.uid] = holding
@@ -212,6 +241,7 @@ class NodeAllocator:
         """Releases what a pod holds; None for an unknown pod."""
         if self._kinds(uid):
             self._devices = None
+        self._room = None
         self._zones.leave(uid)
         return self._forget(uid)
 
@@ -304,7 +334,10 @@ class NodeAllocator:
             return refused(typed_request)
         if missing := self._unfit(pod_request):
             return refused(missing)
-        strategy = self._properties.rules.strategy_of(typed_request)
+        strategy: Strategy | CardOrder = self._properties.rules.strategy_of(typed_request)
+        verdict = self.verdict(pod_request) if pod_request.kind.shared else None
+        if verdict is not None:
+            strategy = CardOrder(verdict.cards)
         node = self._node_devices(excluding=pod_request.uid)
         return DeviceHintProvider(node, typed_request, strategy)
 
@@ -359,25 +392,12 @@ class NodeAllocator:
         cards = request.requests.get(DeviceType.GPU) if request is not None else None
         if len(pod_requests) < 2 or inventory is None or cards is None or cards.shared:
             return {}
-        found = self.offer(_as_one(pod_requests, cards))
+        found = self.offer(as_one(pod_requests, cards))
         if not isinstance(found, Granted) or found.device_allocation is None:
             return {}
         chosen = {each.minor for each in found.device_allocation.devices[_GPU]}
         totals = inventory.fleets[_GPU].totals
         return {(_GPU, minor): total for minor, total in totals.items() if minor not in chosen}
-
-
-def _as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodRequest:
-    """One request for the cards of all pods, without other resources."""
-    size, first = len(pod_requests), pod_requests[0]
-    total = {name: amount * size for name, amount in cards.total.items()}
-    asks = {_GPU: TypeRequest(total, cards.count * size, cards.per)}
-    hints = first.devices.preferences.hints if first.devices else {}
-    return msgspec.structs.replace(
-        first,
-        resources=msgspec.structs.replace(first.resources, owner=False, requests={}),
-        devices=DeviceRequest(asks, DevicePreferences(hints=hints)),
-    )
 
 
 _FREE: Final = Price(0, 0, 0)

@@ -14,6 +14,7 @@ from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.nrt.filter import Misfit
 from agent.allocate.offering import Offer
+from agent.allocate.placement.demand import Verdict
 from agent.allocate.policies_in_force import PolicySource
 from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
 from agent.model import bounds
@@ -48,6 +49,14 @@ class Granted(msgspec.Struct, frozen=True):
             )
             offer = msgspec.structs.replace(offer, allocation=allocation)
         return msgspec.structs.replace(self, pod_request=pod_request, offer=offer)
+
+    def placed(self, verdict: Verdict) -> Granted:
+        """The same with the score and order of a placement; a node that the pod avoids stays the
+        last of all."""
+        avoided = self.order[0] if self.order else 0
+        order = (avoided, verdict.cost)
+        score = 0 if avoided else verdict.points
+        return msgspec.structs.replace(self, score=score, order=order)
 
     def holding(self) -> AssignedPod:
         """The pod's allocation after the commit, as `holding_of` reads it back."""

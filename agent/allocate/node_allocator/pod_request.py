@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from agent.allocate.devices.request import DeviceRequest, RequestError, device_request, names
+from agent.allocate.devices.request import (
+    FULL,
+    DeviceRequest,
+    RequestError,
+    TypeRequest,
+    device_request,
+    names,
+)
 from agent.allocate.kubelet.static_policy import unserved
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.nrt.pod import NOT_ZONED, ZonedPod, foreign, kube_class_of, zoned_pod
+from agent.allocate.placement.demand import FULL as WHOLE
+from agent.allocate.placement.demand import PodKind
 from agent.model.apiobjects import ApiPod, unequal_cpu
 from agent.model.cpu.policies import BindPolicy, NumaPolicy
 from agent.model.devices.device_allocation import (
     DEVICE_ALLOCATE_HINT,
     DEVICE_JOINT_ALLOCATE,
     GPU_PARTITION_SPEC,
+    DevicePreferences,
 )
+from agent.model.devices.device_object import DeviceType
+from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO
 from agent.model.pod.annotations import (
     DEVICE_ALLOCATED,
     GPU_ISOLATION_PROVIDER,
@@ -63,7 +75,8 @@ class PodRequest(msgspec.Struct, frozen=True):
     has. `shape`: equal for two pods that get the same answer on every node. `taken`: the amounts
     that the kubelet takes from NUMA nodes for the pod, without CPUs that it owns. `unserved`: why a
     static kubelet would not assign CPUs to every container of a pod that requests CPUs of its own.
-    `unequal`: the container and fields of such a pod whose CPU limit differs from the request."""
+    `unequal`: the container and fields of such a pod whose CPU limit differs from the request.
+    `kind`: what placements read of the pod."""
 
     resources: ResourceRequest
     requests: dict[str, int] = {}
@@ -80,6 +93,7 @@ class PodRequest(msgspec.Struct, frozen=True):
     unserved: str = ""
     unequal: str = ""
     parts: ZonedPod = NOT_ZONED
+    kind: PodKind = PodKind(0, 0)
 
     @property
     def uid(self) -> str:
@@ -193,7 +207,31 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
         missing,
         unequal,
         parts,
+        _kind(requests, devices),
     )
+
+
+def as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodRequest:
+    """One request for the cards of all pods, without other resources."""
+    size, first = len(pod_requests), pod_requests[0]
+    total = {name: amount * size for name, amount in cards.total.items()}
+    asks = {DeviceType.GPU.value: TypeRequest(total, cards.count * size, cards.per)}
+    hints = first.devices.preferences.hints if first.devices else {}
+    return msgspec.structs.replace(
+        first,
+        resources=msgspec.structs.replace(first.resources, owner=False, requests={}),
+        devices=DeviceRequest(asks, DevicePreferences(hints=hints)),
+    )
+
+
+def _kind(requests: Mapping[str, int], devices: DeviceRequest | None) -> PodKind:
+    cpu, memory = requests.get("cpu", 0), requests.get("memory", 0)
+    cards = devices.requests.get(DeviceType.GPU) if devices else None
+    if cards is None:
+        return PodKind(cpu, memory)
+    amounts = [cards.per[name] for name in (GPU_CORE, GPU_MEMORY_RATIO) if name in cards.per]
+    percent = min(FULL, max(amounts, default=FULL))
+    return PodKind(cpu, memory, cards.count, percent * (WHOLE // FULL))
 
 
 def _binds(request: ResourceRequest) -> bool:

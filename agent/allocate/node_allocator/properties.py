@@ -20,13 +20,20 @@ from agent.allocate.device_holders import grants
 from agent.allocate.device_holders.holdings import functions_taken, resolve_holdings, taken
 from agent.allocate.device_holders.names import keys
 from agent.allocate.devices import partitions
-from agent.allocate.devices.inventory import Inventory, LinkTable, inventory, links_of
+from agent.allocate.devices.inventory import (
+    Inventory,
+    LinkTable,
+    NodeDevices,
+    inventory,
+    links_of,
+)
 from agent.allocate.devices.partitions import Partitions
 from agent.allocate.devices.request import DeviceRequest
 from agent.allocate.layout import Layout
 from agent.allocate.node_allocation import Amounts, TopologyOptions
 from agent.allocate.node_allocator.assigned_pods import Imported
 from agent.allocate.nrt.node import ZoneReport
+from agent.allocate.placement.demand import FULL, NodePlacement, Room, site
 from agent.allocate.policies_in_force import PROFILES, Profile, node_policies
 from agent.model.bounds import unknown_value
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
@@ -54,10 +61,12 @@ from agent.model.nrt.node_annotations import (
     reported_settings,
     system_qos,
 )
-from agent.model.nrt.node_status import GPU_MODEL, GPU_VENDOR
+from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_MODEL, GPU_VENDOR
 from agent.model.nrt.resource_topology import KIND, NodeTopology
 from agent.model.pod.annotations import GPU_ISOLATION_PROVIDER, AnnotationError
 from agent.model.settings.plugin_args import SchedulerArgs, ZoneScoring
+
+_PERCENT: Final = 100
 
 
 class AllocatorRules(msgspec.Struct, frozen=True):
@@ -65,7 +74,8 @@ class AllocatorRules(msgspec.Struct, frozen=True):
     that request parts of GPUs; spreading these would leave no whole GPU. `unshared`: by vendor, the
     GPU models that are never divided. `scoring`: the scoring of CPUs and NUMA nodes; None: by the
     strategy of the node. `zones`: the scoring of nodes for pods without CPUs or devices from
-    Topolet. `gpu_objective`: which linked GPUs of a node suit a pod best."""
+    Topolet. `gpu_objective`: which linked GPUs of a node suit a pod best. `placement`: what scores
+    nodes, and orders the cards for parts of GPUs, instead of the other strategies."""
 
     strategy: Strategy = Strategy.LEAST_ALLOCATED
     shares: Strategy = Strategy.MOST_ALLOCATED
@@ -73,6 +83,7 @@ class AllocatorRules(msgspec.Struct, frozen=True):
     scoring: SchedulerArgs | None = None
     zones: ZoneScoring = ZoneScoring()
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
+    placement: NodePlacement | None = None
 
     def strategy_of(self, request: DeviceRequest) -> Strategy:
         """The order of devices for a pod."""
@@ -84,7 +95,8 @@ class NodeProperties(msgspec.Struct, frozen=True):
     """`cpus` None: no usable NodeResourceTopology; `inventory` None: no Device object. `imported`
     by the uid of a pod; `isolation`: the library that enforces parts of GPUs here, "" for none;
     `shares_gpus`: GPUs may be divided. `zones`: the node's report of its NUMA nodes; None: it does
-    not count. `faults`: of the node's objects. `allocatable`: of the whole node, by resource."""
+    not count. `faults`: of the node's objects. `allocatable`: of the whole node, by resource.
+    `model`: of its GPUs."""
 
     name: str
     cpus: TopologyOptions | None = None
@@ -96,6 +108,7 @@ class NodeProperties(msgspec.Struct, frozen=True):
     zones: ZoneReport | None = None
     faults: tuple[str, ...] = ()
     allocatable: dict[str, int] = {}
+    model: str = ""
 
     @property
     def binds_all(self) -> bool:
@@ -112,6 +125,25 @@ class NodeProperties(msgspec.Struct, frozen=True):
         for the kubelet's policy restricted."""
         said = self.cpus.policies.numa_label if self.cpus else None
         return said not in (None, NumaPolicy.NONE)
+
+
+def room_of(
+    properties: NodeProperties, requested: Mapping[str, int], devices: NodeDevices | None
+) -> Room:
+    """What is free on the node, for placements. `requested`: the sum of its pods. A card has as
+    much free as the lesser of its core and its memory."""
+    amounts, stock = properties.allocatable, None
+    if devices is not None:
+        stock = devices.stocks.get(DeviceType.GPU)
+    left = {
+        minor: min(each.get(GPU_CORE, _PERCENT), each.get(GPU_MEMORY_RATIO, _PERCENT))
+        * (FULL // _PERCENT)
+        for minor, each in (stock.free.items() if stock else ())
+        if each
+    }
+    cpu, memory = amounts.get("cpu", 0), amounts.get("memory", 0)
+    place = site(properties.name, cpu, memory, len(left), properties.model)
+    return Room(place, cpu - requested.get("cpu", 0), memory - requested.get("memory", 0), left)
 
 
 def node_properties(
@@ -143,6 +175,7 @@ def node_properties(
         zones,
         tuple(found),
         dict(allocatable or {}),
+        labels.get(GPU_MODEL, ""),
     )
 
 

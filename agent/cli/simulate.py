@@ -1,0 +1,163 @@
+"""Place the pods of a trace on the nodes of a trace with the scheduler's own code, and say how much
+of the GPUs is allocated.
+
+Both files are CSV. Nodes: cpu_milli, memory_mib, gpu, model. Pods: cpu_milli, memory_mib, num_gpu,
+gpu_milli (of one GPU), and, if they exist, gpu_spec (the allowed models, separated by |). All pods
+of the trace arrive in random order, with others drawn from it, until they request --load times
+all GPUs; seeds are 42, 43, ... With --departures pods leave too.
+
+Exit code 0: done; 2: a file can't be read or written, or an argument is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from agent.allocate.placement.residual import PlacementPolicy
+from agent.cli import options
+from agent.view import format
+
+if TYPE_CHECKING:
+    from agent.scheduler.simulation import OccupancyResult, PolicyResult, SeedSpread
+
+USAGE = "topolet simulate --nodes CSV --pods CSV [OPTIONS]"
+_TITLES: Final = {
+    "alloc_pct_at_100": "allocated at 100 %",
+    "alloc_pct_at_130": "allocated at 130 %",
+    "frag_pct_at_100": "fragmented at 100 %",
+    "alloc_pct_mean": "allocated, % over time",
+    "queued_pods_mean": "pods in the queue",
+    "longest_wait_lifetimes": "longest wait, lifetimes",
+}
+_LOAD: Final = "requested by the pods that have arrived, % of all GPUs"
+_ALLOCATED: Final = "allocated, % of all GPUs"
+_MAX_LOAD: Final = 10.0
+_MAX_SEEDS: Final = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", metavar="CSV", required=True, help="the nodes")
+    parser.add_argument("--pods", metavar="CSV", required=True, help="the pods")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        choices=[each.value for each in PlacementPolicy],
+        help=f"a placement; may be repeated ({PlacementPolicy.RESIDUAL})",
+    )
+    parser.add_argument(
+        "--load",
+        type=_load,
+        default=1.3,
+        help="what the pods request in sum, as a part of all GPUs (1.3)",
+    )
+    parser.add_argument(
+        "--seeds", type=_seeds, default=1, metavar="N", help="number of runs, from seed 42 on (1)"
+    )
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw allocation against load into this file (SVG)"
+    )
+    parser.add_argument(
+        "--departures",
+        action="store_true",
+        help="pods leave, and others wait until they fit: averages over time, with --load as the "
+        "mean of what the pods that are there request",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from agent.scheduler import simulation, traces
+
+    if arguments.plot and arguments.departures:
+        return options.fail(ValueError("--plot: a run with --departures has no load to plot"), 2)
+    if arguments.plot and not arguments.plot.endswith(".svg"):
+        return options.fail(ValueError(f"--plot {arguments.plot}: the name must end in .svg"), 2)
+    try:
+        nodes = traces.read_nodes(_lines(arguments.nodes), arguments.nodes)
+        pods = traces.read_pods(_lines(arguments.pods), arguments.pods)
+    except (traces.TraceError, OSError, UnicodeDecodeError) as error:
+        return options.fail(error, 2)
+    policies = [
+        PlacementPolicy(each)
+        for each in dict.fromkeys(arguments.policy or [PlacementPolicy.RESIDUAL])
+    ]
+    seeds = range(traces.FIRST_SEED, traces.FIRST_SEED + arguments.seeds)
+    progress = format.Progress(sys.stderr, len(policies) * len(seeds))
+    found: dict[str, PolicyResult | OccupancyResult] = {}
+    curves: dict[str, Sequence[tuple[float, float]]] = {}
+    for policy in policies:
+        runs, occupancies = [], []
+        for seed in seeds:
+            title = f"{policy}, seed {seed}"
+
+            def show(part: float, title: str = title) -> None:
+                progress.part(title, part)
+
+            given = (nodes, pods, policy, arguments.load, seed, show)
+            if arguments.departures:
+                occupancies.append(simulation.run_with_departures(*given))
+            else:
+                runs.append(simulation.run(*given))
+            progress.done(title)
+        if arguments.departures:
+            found[policy] = simulation.occupancy(occupancies)
+        else:
+            found[policy] = simulation.result(runs)
+            curves[policy] = simulation.mean_curve([each.curve for each in runs])
+    try:
+        if arguments.plot:
+            Path(arguments.plot).write_text(
+                format.line_chart(curves, _LOAD, _ALLOCATED), encoding="utf-8"
+            )
+    except OSError as error:
+        return options.fail(error, 2)
+    try:
+        _write(found, arguments.output)
+    except OSError as error:
+        return format.unwritten("simulate", error)
+    return 0
+
+
+def _write(found: Mapping[str, PolicyResult | OccupancyResult], output: str) -> None:
+    from agent.scheduler.simulation import SimulationReport
+
+    if output == "json":
+        print(msgspec.json.encode(SimulationReport(found)).decode(), flush=True)
+        return
+    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+    titles = list(dict.fromkeys(it for each in found.values() for it in each.__struct_fields__))
+    rows = [["policy", *(_TITLES[each] for each in titles)]]
+    rows += [
+        [name, *(_cell(getattr(each, title)) for title in titles)] for name, each in found.items()
+    ]
+    lines = format.table(rows, width)
+    print(format.encodable("\n".join(lines) + "\n"), end="", flush=True)
+
+
+def _cell(spread: SeedSpread | None) -> str:
+    return "-" if spread is None else f"{spread.mean:.2f} ± {spread.stdev:.2f}"
+
+
+def _lines(path: str) -> Sequence[str]:
+    return Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+def _load(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= _MAX_LOAD:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {_MAX_LOAD:g}")
+    return value
+
+
+def _seeds(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= _MAX_SEEDS:
+        raise argparse.ArgumentTypeError(f"{text} is not from 1 to {_MAX_SEEDS}")
+    return value

@@ -1,0 +1,108 @@
+"""Traces of a GPU cluster in CSV files: nodes, pods, and the order in which pods arrive.
+
+The columns are those of the openb traces (Weng et al., USENIX ATC 2023). `gpu_milli` is the share
+of one GPU, `gpu_spec` the allowed models, separated by `|`."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.allocate.placement.demand import FULL, PodKind
+
+FIRST_SEED: Final = 42
+_MIB: Final = 1 << 20
+_MAX_GPUS: Final = 64
+_PERCENT: Final = 100
+_NODE_COLUMNS: Final = ("cpu_milli", "memory_mib", "gpu", "model")
+_POD_COLUMNS: Final = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+
+
+class TraceError(ValueError):
+    """A trace that can't be read; the message names file, line and column."""
+
+
+class TraceNode(msgspec.Struct, frozen=True):
+    """`cpu` in milli-CPU, `memory` in bytes."""
+
+    cpu: int
+    memory: int
+    gpus: int
+    model: str
+
+
+def read_nodes(lines: Iterable[str], title: str) -> list[TraceNode]:
+    """Raises TraceError."""
+    nodes = [
+        TraceNode(row["cpu_milli"], row["memory_mib"] * _MIB, row["gpu"], texts["model"] or "")
+        for row, texts in _rows(lines, title, _NODE_COLUMNS, {"model"}, {"gpu": _MAX_GPUS})
+    ]
+    if not any(each.gpus for each in nodes):
+        raise TraceError(f"{title}: no node has GPUs")
+    return nodes
+
+
+def read_pods(lines: Iterable[str], title: str) -> list[PodKind]:
+    """Raises TraceError. GPU amounts are rounded up to a percent, as requests are percents."""
+    pods = []
+    limits = {"num_gpu": _MAX_GPUS, "gpu_milli": FULL}
+    for row, texts in _rows(lines, title, _POD_COLUMNS, set(), limits):
+        gpus = row["num_gpu"]
+        step = FULL // _PERCENT
+        milli = -(-row["gpu_milli"] // step) * step if gpus else 0
+        models = tuple(sorted({*(texts.get("gpu_spec") or "").split("|")} - {""}))
+        pods.append(
+            PodKind(row["cpu_milli"], row["memory_mib"] * _MIB, gpus if milli else 0, milli, models)
+        )
+    if not any(each.gpus for each in pods):
+        raise TraceError(f"{title}: no pod requests GPUs")
+    return pods
+
+
+def _rows(
+    lines: Iterable[str],
+    title: str,
+    columns: Sequence[str],
+    text_columns: set[str],
+    limits: Mapping[str, int],
+) -> Iterator[tuple[dict[str, int], dict[str, str]]]:
+    """Each line's numbers and its texts."""
+    reader = csv.DictReader(lines)
+    if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
+        raise TraceError(f"{title}: line 1: no column {missing[0]}")
+    try:
+        for row in reader:
+            numbers = {}
+            for name in columns:
+                if name in text_columns:
+                    continue
+                text = row[name] or ""
+                if not (text.isascii() and text.isdigit() and len(text) <= 15):
+                    where = f"{title}: line {reader.line_num}: {name}"
+                    raise TraceError(f"{where}: {text!r} is not a whole number")
+                numbers[name] = int(text)
+                if (most := limits.get(name)) is not None and numbers[name] > most:
+                    where = f"{title}: line {reader.line_num}: {name}"
+                    raise TraceError(f"{where}: {text} is more than {most}")
+            yield numbers, row
+    except csv.Error as error:
+        raise TraceError(f"{title}: line {reader.line_num}: {error}") from None
+
+
+def arrivals(pods: Sequence[PodKind], gpus: int, load: float, seed: int) -> list[PodKind]:
+    """The pods in the order in which they arrive."""
+    drawn, asked = random.Random(seed), sum(each.gpus * each.milli for each in pods)
+    arriving = list(pods)
+    while asked < load * gpus * FULL:
+        arriving.append(chosen := drawn.choice(pods))
+        asked += chosen.gpus * chosen.milli
+    drawn.shuffle(arriving)
+    return arriving
+
+
+def shuffled(nodes: Sequence[TraceNode], seed: int) -> list[TraceNode]:
+    return random.Random(seed * 7 + 1).sample(list(nodes), len(nodes))

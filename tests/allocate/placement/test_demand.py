@@ -1,0 +1,49 @@
+"""The kinds of pods that were seen, and what is free on a node."""
+
+from __future__ import annotations
+
+from agent.allocate.placement.demand import (
+    FULL,
+    MAX_KINDS,
+    Demand,
+    PodKind,
+    Room,
+    commonest,
+    site,
+)
+
+
+def test_a_placement_is_rebuilt_when_the_pods_have_doubled() -> None:
+    demand, built, when = Demand(), 0, []
+    for _ in range(1000):
+        demand.add(PodKind(1, 1))
+        if demand.due(built):
+            built = demand.pods
+            when.append(built)
+    assert when == [1, 50, 100, 200, 400, 800]
+
+
+def test_the_rarest_kinds_are_dropped() -> None:
+    demand = Demand()
+    for cpu in range(2 * MAX_KINDS):
+        demand.add(PodKind(cpu, 0))
+    demand.add(PodKind(7, 0))
+    demand.add(PodKind(1_000_000, 0))
+    assert len(demand.counts) == MAX_KINDS
+    assert demand.counts[PodKind(7, 0)] == 2
+    assert demand.pods == MAX_KINDS + 1
+
+
+def test_equally_frequent_kinds_are_kept_in_order() -> None:
+    counts = {PodKind(3, 0): 1, PodKind(2, 0): 1, PodKind(1, 0): 1}
+    assert list(commonest(counts, 2)) == [PodKind(1, 0), PodKind(2, 0)]
+
+
+def test_a_pod_fits_by_sums_cards_and_model() -> None:
+    room = Room(site("n", 8, 8, 2, "T4"), 8, 8, {0: 400, 1: FULL})
+    assert room.fits(PodKind(8, 8, 1, FULL, ("G2", "T4")))
+    assert room.fits(PodKind(8, 8, 2, 400))
+    assert not room.fits(PodKind(8, 8, 2, 410))
+    assert not room.fits(PodKind(9, 8))
+    assert not room.fits(PodKind(8, 9))
+    assert not room.fits(PodKind(1, 1, 1, FULL, ("G2",)))

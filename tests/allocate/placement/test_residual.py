@@ -1,0 +1,131 @@
+"""The placement of the GPUs' residual value."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.placement.demand import FULL, PodKind, Room, site
+from agent.allocate.placement.residual import (
+    CELL,
+    PlacementPolicy,
+    Residual,
+    placement,
+    residual,
+    values_of_rests,
+)
+
+GIB = 1 << 30
+PARTS = {190: 5, 320: 40, 470: 60, 650: 40, 810: 80}
+WHOLE = PodKind(8000, 32 * GIB, 1, FULL)
+HALF = PodKind(4000, 16 * GIB, 1, 500)
+PLAIN = PodKind(8000, 16 * GIB)
+
+
+def room(name: str, left: dict[int, int], cpu: int = 64_000, model: str = "G2") -> Room:
+    return Room(site(name, 64_000, 256 * GIB, len(left), model), cpu, 256 * GIB, left)
+
+
+def built(*kinds: PodKind) -> Residual:
+    sites = [room(f"n{number}", dict.fromkeys(range(8), FULL)).site for number in range(10)]
+    return residual(dict.fromkeys(kinds, 10), sites)
+
+
+def test_what_a_common_part_leaves_has_the_value_of_the_parts_that_fit() -> None:
+    value = values_of_rests(PARTS)
+    assert [round(value[milli // CELL], 6) for milli in (0, 180, 470, 940, FULL)] == [
+        0,
+        0,
+        0.5,
+        1,
+        1,
+    ]
+    assert value[810 // CELL] == pytest.approx(1)
+    assert value[320 // CELL] + value[650 // CELL] == pytest.approx(1)
+
+
+@given(st.dictionaries(st.integers(1, 100), st.integers(1, 1000), min_size=1, max_size=12))
+def test_no_set_of_parts_that_one_gpu_holds_is_worth_more_than_a_gpu(
+    percents: dict[int, int],
+) -> None:
+    value = values_of_rests({percent * CELL: pods for percent, pods in percents.items()})
+    assert value[0] == pytest.approx(0)
+    assert value[-1] == pytest.approx(1)
+    assert all(one <= two + 1e-9 for one, two in pairwise(value))
+    for one, two in product(range(0, 101, 7), repeat=2):
+        if one + two <= 100:
+            assert value[one] + value[two] <= value[one + two] + 1e-6
+
+
+def test_a_part_is_put_beside_the_part_that_it_completes() -> None:
+    kind = PodKind(4000, 16 * GIB, 1, 470)
+    policy = residual({PodKind(1, 1, 1, milli): pods for milli, pods in PARTS.items()}, [])
+    found = policy.verdict(room("a", {0: 1000, 1: 530, 2: 680}), kind)
+    assert found.cards == (1,)
+    beside = policy.verdict(room("a", {0: 530}), kind)
+    alone = policy.verdict(room("a", {0: 680}), kind)
+    assert beside.cost < alone.cost
+    assert beside.points >= alone.points
+
+
+def test_a_pod_does_not_take_the_cpu_of_idle_gpus() -> None:
+    policy = built(WHOLE)
+    many, none = room("a", dict.fromkeys(range(8), FULL)), room("a", dict.fromkeys(range(8), 0))
+    assert policy.verdict(none, PLAIN).cost < policy.verdict(many, PLAIN).cost
+
+
+def test_idle_gpus_without_cpu_are_stranded() -> None:
+    policy = built(WHOLE, HALF)
+    assert policy.stranded(8.0, 0, 256 * GIB) == pytest.approx(8, abs=0.01)
+    assert policy.stranded(8.0, 1_000_000, 1 << 50) == pytest.approx(0, abs=0.01)
+    assert policy.stranded(0.0, 0, 0) == 0
+
+
+@given(st.floats(0, 16), st.integers(0, 200_000), st.integers(0, 1 << 40))
+def test_more_cpu_never_strands_more(idle: float, cpu: int, memory: int) -> None:
+    policy = built(WHOLE, HALF)
+    found = policy.stranded(idle, cpu, memory)
+    assert 0 <= found <= idle
+    assert policy.stranded(idle, cpu + 1000, memory) <= found + 1e-9
+
+
+def test_a_gpu_of_a_model_that_others_insist_on_is_dear() -> None:
+    sites = [room(name, {0: FULL}, model=name).site for name in ("T4", "G2")]
+    policy = residual({PodKind(1000, GIB, 1, FULL, ("T4",)): 5, WHOLE: 5}, sites)
+    assert policy.models == pytest.approx({"T4": 0.5})
+    assert policy.verdict(room("n", {0: FULL}, model="G2"), WHOLE).cost < (
+        policy.verdict(room("n", {0: FULL}, model="T4"), WHOLE).cost
+    )
+
+
+def test_equal_rooms_are_ordered_by_their_nodes() -> None:
+    policy = built(WHOLE)
+    costs = {policy.verdict(room(name, {0: FULL}), WHOLE).cost for name in "abcdef"}
+    assert len(costs) == 6
+
+
+@pytest.mark.parametrize("policy", PlacementPolicy, ids=lambda each: each.value)
+def test_every_placement_has_points_in_the_order_of_its_costs(policy: PlacementPolicy) -> None:
+    rooms = [
+        room(name, {0: first, 1: second}, cpu)
+        for name, first, second, cpu in product(
+            "ab", (500, 700, FULL), (500, FULL), (9_000, 64_000)
+        )
+    ]
+    counts = {WHOLE: 5, HALF: 10, PLAIN: 3}
+    decided = placement(policy, counts, [each.site for each in rooms])
+    for kind in (HALF, PLAIN):
+        found = sorted((decided.verdict(each, kind) for each in rooms), key=lambda it: it.cost)
+        assert all(0 <= each.points <= 100 for each in found)
+        assert [each.points for each in found] == sorted((it.points for it in found), reverse=True)
+        assert all(len(each.cards) == (1 if kind.shared else 0) for each in found)
+
+
+@pytest.mark.parametrize("policy", PlacementPolicy, ids=lambda each: each.value)
+def test_a_cluster_without_gpus_or_demand_is_scored(policy: PlacementPolicy) -> None:
+    empty = Room(site("n", 0, 0, 0, ""), 0, 0, {})
+    placement(policy, {}, []).verdict(empty, PodKind(0, 0))
+    placement(policy, {PLAIN: 1}, [empty.site]).verdict(empty, PLAIN)

@@ -1,0 +1,53 @@
+"""The published placements."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.allocate.placement.demand import FULL, PodKind, Room, site
+from agent.allocate.placement.rivals import Fgd, Fragmentation
+
+WHOLE = PodKind(8000, 1, 1, FULL)
+SMALL = PodKind(2000, 1, 1, 300)
+COUNTS = {WHOLE: 3, SMALL: 1}
+
+
+def room(left: dict[int, int], cpu: int = 64_000, model: str = "G2") -> Room:
+    return Room(site("n", 64_000, 64, len(left), model), cpu, 64, left)
+
+
+@pytest.mark.parametrize(
+    ("left", "cpu", "lost"),
+    [
+        ({0: FULL}, 64_000, 0.0),
+        ({0: 500}, 64_000, 500 * 0.75),
+        ({0: 200}, 64_000, 200.0),
+        ({0: 500, 1: FULL}, 64_000, 500 * 0.75),
+        ({0: FULL}, 4_000, FULL * 0.75),
+        ({0: FULL}, 1_000, 1000.0),
+    ],
+)
+def test_a_fragment_is_what_typical_pods_cannot_use(
+    left: dict[int, int], cpu: int, lost: float
+) -> None:
+    assert Fragmentation(COUNTS).of_room(room(left, cpu)) == pytest.approx(lost)
+
+
+def test_gpus_of_a_model_that_a_pod_does_not_admit_are_fragments_for_it() -> None:
+    meter = Fragmentation({PodKind(1000, 1, 1, FULL, ("T4",)): 1, WHOLE: 1})
+    assert meter.of_room(room({0: FULL})) == pytest.approx(500)
+    assert meter.of_room(room({0: FULL}, model="T4")) == pytest.approx(0)
+
+
+def test_kinds_beyond_95_percent_of_the_pods_do_not_count() -> None:
+    meter = Fragmentation({WHOLE: 96, SMALL: 4})
+    assert meter.of_room(room({0: 500})) == pytest.approx(500)
+
+
+def test_fgd_takes_the_card_whose_rest_fewest_pods_miss() -> None:
+    assert Fgd(COUNTS).verdict(room({0: FULL, 1: 700}), SMALL).cards == (1,)
+
+
+def test_fgd_has_whole_points() -> None:
+    found = Fgd(COUNTS).verdict(room({0: FULL}), SMALL)
+    assert found.cost == -found.points

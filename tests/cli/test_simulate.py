@@ -1,0 +1,103 @@
+"""The command `topolet simulate`."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from agent.__main__ import main
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(
+    f"n{number},64000,262144,{2 + 6 * (number % 2)},T4\n" for number in range(6)
+)
+PODS = "cpu_milli,memory_mib,num_gpu,gpu_milli\n" + "8000,8192,1,1000\n4000,4096,1,500\n" * 5
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> list[str]:
+    (tmp_path / "nodes.csv").write_text(NODES)
+    (tmp_path / "pods.csv").write_text(PODS)
+    return ["simulate", "--nodes", f"{tmp_path}/nodes.csv", "--pods", f"{tmp_path}/pods.csv"]
+
+
+def test_json_is_alone_on_standard_output(
+    trace: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*trace, "--seeds", "2", "--output", "json"]) == 0
+    told = capsys.readouterr()
+    (name, found), *more = json.loads(told.out)["policies"].items()
+    assert (name, more) == ("Residual", [])
+    assert list(found) == ["alloc_pct_at_100", "alloc_pct_at_130", "frag_pct_at_100"]
+    assert all(set(each) == {"mean", "stdev"} for each in found.values())
+    assert told.err.splitlines() == [
+        "Residual, seed 42 (1 of 2)",
+        "Residual, seed 43 (2 of 2)",
+    ]
+
+
+def test_below_a_load_of_130_its_figure_is_null(
+    trace: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*trace, "--load", "1.1", "-o", "json", "--policy", "FGD"]) == 0
+    found = json.loads(capsys.readouterr().out)["policies"]["FGD"]
+    assert found["alloc_pct_at_130"] is None
+    assert found["alloc_pct_at_100"]["mean"] > 50
+
+
+def test_a_table_of_several_policies(trace: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*trace, "--policy", "BestFit", "--policy", "FGD", "--policy", "FGD"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split("  ")[0] == "policy"
+    assert [row.split()[0] for row in rows] == ["BestFit", "FGD"]
+
+
+def test_departures(trace: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*trace, "--departures", "--load", "0.8", "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["policies"]["Residual"]
+    assert list(found) == ["alloc_pct_mean", "queued_pods_mean", "longest_wait_lifetimes"]
+
+
+def test_a_plot(trace: list[str], tmp_path: Path) -> None:
+    picture = tmp_path / "plot.svg"
+    assert main([*trace, "--policy", "Residual", "--policy", "FGD", "--plot", str(picture)]) == 0
+    root = ElementTree.fromstring(picture.read_text())
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(root.findall(f"{space}polyline")) == 2
+    assert {"Residual", "FGD"} <= {each.text for each in root.iter(f"{space}text")}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes", "/nowhere"], "/nowhere"),
+        (["--plot", "a.png"], "--plot a.png: the name must end in .svg"),
+        (["--plot", "/nowhere/a.svg"], "/nowhere/a.svg"),
+        (["--plot", "a.svg", "--departures"], "--plot: a run with --departures"),
+    ],
+)
+def test_what_cannot_be_done_is_named(
+    trace: list[str], words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*trace, *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_wrong_cell_is_named(
+    trace: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pods.csv").write_text(PODS + "1,1,one,1000\n")
+    assert main(trace) == 2
+    assert "pods.csv: line 12: num_gpu: 'one' is not a whole number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--load", "0"], ["--load", "x"], ["--load", "nan"], ["--seeds", "0"], ["--policy", "X"]],
+)
+def test_wrong_arguments(trace: list[str], words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*trace, *words])
+    assert ended.value.code == 2

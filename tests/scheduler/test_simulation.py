@@ -1,0 +1,138 @@
+"""Simulations on a part of the openb traces."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.placement.demand import PodKind
+from agent.allocate.placement.residual import PlacementPolicy
+from agent.scheduler import simulation
+from agent.scheduler.simulation import LoadPoint, TraceCluster, TraceRun
+from agent.scheduler.traces import TraceNode, arrivals, read_nodes, read_pods, shuffled
+from tests.test_data import DATA
+
+OPENB = DATA / "openb"
+
+
+def nodes() -> list[TraceNode]:
+    with (OPENB / "openb_node_list_gpu_node.csv").open() as file:
+        return read_nodes(file, "nodes")
+
+
+def pods(trace: str = "default") -> list[PodKind]:
+    with (OPENB / f"openb_pod_list_{trace}.csv").open() as file:
+        return read_pods(file, "pods")
+
+
+def few() -> tuple[list[TraceNode], list[PodKind]]:
+    return nodes()[::40], pods()[::40]
+
+
+@pytest.mark.parametrize("policy", PlacementPolicy, ids=lambda each: each.value)
+def test_a_seed_gives_one_result(policy: PlacementPolicy) -> None:
+    first = simulation.run(*few(), policy, 1.3, 42)
+    assert first == simulation.run(*few(), policy, 1.3, 42)
+    assert first.curve[-1].load >= 130
+    assert 70 < first.marks[1.0] <= first.marks[1.3] <= 100
+    assert first.fragmented is not None
+    assert 0 <= first.fragmented <= 100 - first.marks[1.0] + 1e-9
+
+
+@pytest.mark.parametrize("policy", [PlacementPolicy.RESIDUAL, PlacementPolicy.FGD])
+def test_the_chosen_node_is_the_best_of_all_offers(policy: PlacementPolicy) -> None:
+    """The order of verdicts saves offers and changes no decision."""
+    machines, demand = few()
+    cluster = TraceCluster(shuffled(machines, 42), policy, random.Random(42))
+    for kind in arrivals(demand, cluster.gpus, 1.3, 42):
+        cluster.see(kind)
+        best = _best(cluster.allocators, kind, cluster)
+        assert _node(cluster.place(kind)) == best
+
+
+def _best(allocators: list[NodeAllocator], kind: PodKind, cluster: TraceCluster) -> int | None:
+    offers = [
+        each.offer(cluster.request(kind)) if each.room.fits(kind) else None for each in allocators
+    ]
+    keys = [
+        (-offer.score, offer.order, place)
+        for place, offer in enumerate(offers)
+        if isinstance(offer, Granted)
+    ]
+    return min(keys)[2] if keys else None
+
+
+def _node(uid: str | None) -> int | None:
+    return None if uid is None else int(uid.partition("/")[0])
+
+
+def test_nothing_is_allocated_twice() -> None:
+    machines, demand = few()
+    cluster = TraceCluster(machines, PlacementPolicy.RESIDUAL, random.Random(42))
+    for kind in arrivals(demand, cluster.gpus, 1.3, 42):
+        cluster.see(kind)
+        cluster.place(kind)
+    for each in cluster.allocators:
+        assert not each.overlaps()
+        assert each.room.cpu >= 0
+        assert each.room.memory >= 0
+
+
+def test_a_load_that_is_not_reached_has_no_figure() -> None:
+    found = simulation.result([simulation.run(*few(), PlacementPolicy.RESIDUAL, 1.0, 42)])
+    assert found.alloc_pct_at_130 is None
+    assert found.alloc_pct_at_100 is not None
+
+
+def test_the_mean_curve_ends_where_all_seeds_do() -> None:
+    one = [LoadPoint(0, 0), LoadPoint(10, 10), LoadPoint(20, 10)]
+    two = [LoadPoint(0, 0), LoadPoint(10, 0)]
+    assert simulation.mean_curve([one, two]) == [(float(at), at / 2) for at in range(11)]
+
+
+def test_pods_leave_and_those_that_wait_start() -> None:
+    found = [
+        simulation.run_with_departures(*few(), PlacementPolicy.RESIDUAL, load, 42)
+        for load in (0.5, 1.5)
+    ]
+    assert found[0].allocated == pytest.approx(50, abs=10)
+    assert found[0].queued < 1
+    assert found[1].allocated > 85
+    assert found[1].queued > 10
+    assert found[1].longest_wait > 0
+
+
+PROTOTYPE = {"default": 96.25, "gpushare100": 88.14, "gpuspec25": 96.10, "cpu100": 96.25}
+"""The mean over five seeds that the reference reaches with statistics of the pods seen so far."""
+PUBLISHED = {
+    ("default", PlacementPolicy.FGD): 95.23,
+    ("default", PlacementPolicy.BEST_FIT): 92.86,
+    ("gpushare100", PlacementPolicy.FGD): 86.64,
+    ("gpushare100", PlacementPolicy.BEST_FIT): 84.62,
+}
+
+
+def _mean(runs: list[TraceRun]) -> float:
+    return sum(each.marks[1.0] for each in runs) / len(runs)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("trace", PROTOTYPE)
+def test_the_allocation_of_the_reference(trace: str) -> None:
+    runs = [
+        simulation.run(nodes(), pods(trace), PlacementPolicy.RESIDUAL, 1.0, seed)
+        for seed in range(42, 47)
+    ]
+    assert _mean(runs) >= PROTOTYPE[trace] - 0.1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("trace", "policy"), PUBLISHED)
+def test_the_published_allocation(trace: str, policy: PlacementPolicy) -> None:
+    runs = [simulation.run(nodes(), pods(trace), policy, 1.0, seed) for seed in range(42, 47)]
+    assert _mean(runs) == pytest.approx(PUBLISHED[trace, policy], abs=0.3)
