@@ -278,7 +278,7 @@ class AgentSettings(DoctorSettings, frozen=True):
     http: Annotated[
         str,
         msgspec.Meta(description="agent: ADDRESS:PORT of /metrics, /healthz, /readyz; empty: none"),
-    ] = "0.0.0.0:9326"
+    ] = "127.0.0.1:9326"
     node_addresses: NodeAddresses = NODE_ADDRESSES
     hook_server_socket: Annotated[
         str,

@@ -1,0 +1,212 @@
+"""The alert rules and the dashboard: each rule fires on its fault and not without it (Prometheus'
+own promtool), and each query names metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.chart import CHART, rendered
+from tests.deploy.manifests import ROOT
+from tests.fixtures.prometheus import program
+
+RULES = CHART / "files/alerts.yaml"
+DASHBOARD = CHART / "files/dashboard.json"
+ALERTS: dict[str, dict[str, Any]] = {
+    each["alert"]: each
+    for group in yaml.safe_load(RULES.read_text())["groups"]
+    for each in group["rules"]
+}
+HOOK = 'hook="CreateContainer", qos_class="LS", reason="timeout", instance="n"'
+SANDBOX = 'hook="RunPodSandbox", qos_class="LS", reason="timeout", instance="n"'
+PRIVILEGED = 'hook="CreateContainer", qos_class="devices", reason="privileged", instance="n"'
+BEFORE_A_FAULT = "_x11"
+"""A series that does not exist for the first minutes, as one of a frontend without failures."""
+
+# By alert: series with which it fires, and similar ones with which it does not.
+CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "TopoletProcessDown": (
+        {'up{job="topolet-system/topolet"}': "1 0x40"},
+        {'up{job="node-exporter"}': "0x40", 'up{job="topolet-proxy"}': "1x40"},
+    ),
+    "TopoletAgentNotReady": ({"topolet_ready": "1 0x40"}, {"topolet_ready": "1 0 1x40"}),
+    "TopoletProxyNotReady": (
+        {"topolet_proxy_ready": "1 0x40"},
+        {"topolet_proxy_ready": "1x40"},
+    ),
+    "TopoletNRIPluginNotReady": ({"topolet_nri_ready": "0x40"}, {"topolet_nri_ready": "1x40"}),
+    "TopoletNoLeader": (
+        {f'topolet_scheduler_leader{{job="s", instance="{each}"}}': "0x40" for each in "ab"},
+        {
+            'topolet_scheduler_leader{job="s", instance="a"}': "0x40",
+            'topolet_scheduler_leader{job="s", instance="b"}': "1x40",
+        },
+    ),
+    "TopoletWatchStale": (
+        {'topolet_watch_age_seconds{resource="pods"}': "0+60x40"},
+        {'topolet_scheduler_watch_age_seconds{resource="nodes"}': "60x40"},
+    ),
+    "TopoletClusterUnreachable": (
+        {"topolet_cluster_problems": "1x40"},
+        {"topolet_cluster_problems": "0x40"},
+    ),
+    "TopoletSourceUnreadable": (
+        {'topolet_source_problems{source="journal"}': "1x40"},
+        {'topolet_source_problems{source="journal"}': "0x40"},
+    ),
+    "TopoletCPUOverlap": (
+        {"topolet_overlapping_containers": "1x40"},
+        {"topolet_overlapping_containers": "0 1 0x40"},
+    ),
+    "TopoletContainerOnOtherCPUs": (
+        {'topolet_containers_with_other_cpus{source="checkpoint"}': "1x40"},
+        {'topolet_containers_with_other_cpus{source="checkpoint"}': "0x40"},
+    ),
+    "TopoletClaimRefused": (
+        {'topolet_refused_claims{namespace="a", pod="b", reason="owned"}': "1x40"},
+        {'topolet_exclusive_cpus{namespace="a", pod="b"}': "2x40"},
+    ),
+    "TopoletPodWithoutCPUs": (
+        {"topolet_pods_without_allocated_cpus": "1x40"},
+        {"topolet_pods_without_allocated_cpus": "0x40"},
+    ),
+    "TopoletHookFailedOpen": (
+        {f"topolet_nri_failed_open_total{{{HOOK}}}": f"{BEFORE_A_FAULT} 1x30"},
+        {
+            f"topolet_proxy_failed_open_total{{{SANDBOX}}}": "0+1x40",
+            f"topolet_proxy_failed_open_total{{{PRIVILEGED}}}": "0+1x40",
+            f"topolet_hook_server_failed_open_total{{{HOOK}}}": "7x40",
+        },
+    ),
+    "TopoletHookFailed": (
+        {f"topolet_proxy_failed_total{{{HOOK}}}": "0+1x40"},
+        {f"topolet_proxy_failed_total{{{HOOK}}}": "7x40"},
+    ),
+    "TopoletOtherWriterOfCPUs": (
+        {'topolet_nri_conflicts_total{kind="changed", plugin="50-pin"}': f"{BEFORE_A_FAULT} 1x30"},
+        {'topolet_nri_conflicts_total{kind="changed", plugin="50-pin"}': "3x40"},
+    ),
+    "TopoletDeviceUnhealthy": (
+        {'topolet_device_healthy{type="gpu", id="GPU-1"}': "0x40"},
+        {'topolet_device_healthy{type="gpu", id="GPU-1"}': "1x40"},
+    ),
+    "TopoletGPUDriverFault": (
+        {'topolet_gpu_missing{pci_bus_id="0000:07:00.0"}': "1x40"},
+        {'topolet_device_healthy{type="gpu", id="GPU-1"}': "1x40"},
+    ),
+}
+AT_MINUTES = 14
+
+
+def declared() -> set[str]:
+    """The metrics of docs/metrics.md, which `docs/reference.py --check` holds equal to the code."""
+    page = (ROOT / "docs/metrics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.MULTILINE)
+    ends = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+    return {f"{name}{end}" for name, kind in rows for end in ends.get(kind, ("",))}
+
+
+def metrics_of(query: str) -> set[str]:
+    """Patterns of names (`__name__=~`) are those that match."""
+    patterns = re.findall(r'__name__=~"([^"]+)"', query)
+    matched = {name for name in declared() for each in patterns if re.fullmatch(each, name)}
+    assert len(matched) >= len(set(patterns)), query
+    bare = re.sub(r'"[^"]*"', '""', query)
+    return matched | set(re.findall(r"\b(?:topolet|process)_\w+", bare))
+
+
+def queries() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
+
+
+def promtool(*words: str | Path) -> str:
+    done = subprocess.run(
+        [program("promtool"), *map(str, words)], capture_output=True, check=False, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_alert_has_a_case_that_it_fires_on() -> None:
+    assert set(CASES) == set(ALERTS)
+
+
+def test_promtool_accepts_the_rules() -> None:
+    promtool("check", "rules", RULES)
+
+
+@pytest.mark.parametrize("alert", sorted(CASES))
+def test_an_alert_fires_on_its_fault_and_not_without_it(alert: str, tmp_path: Path) -> None:
+    firing, quiet = CASES[alert]
+    tests = []
+    found = f'ALERTS{{alertname="{alert}", alertstate="firing"}}'
+    for series, expected in ((firing, True), (quiet, False)):
+        tests.append(
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": name, "values": values} for name, values in series.items()
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": f"count({found}) > bool 0 or vector(0)",
+                        "eval_time": f"{AT_MINUTES}m",
+                        "exp_samples": [{"labels": "{}", "value": int(expected)}],
+                    }
+                ],
+            }
+        )
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "tests": tests}))
+    promtool("test", "rules", path)
+
+
+@pytest.mark.parametrize("alert", sorted(ALERTS))
+def test_an_alert_leads_to_its_section(alert: str) -> None:
+    url = ALERTS[alert]["annotations"]["runbook_url"]
+    page, _, anchor = url.partition("#")
+    assert anchor == alert.lower()
+    assert f"\n## {alert}\n" in (ROOT / page).read_text()
+    assert ALERTS[alert]["labels"]["severity"] in ("warning", "critical")
+
+
+@pytest.mark.parametrize("alert", sorted(ALERTS))
+def test_an_alert_reads_metrics_that_exist(alert: str) -> None:
+    assert metrics_of(ALERTS[alert]["expr"]) <= declared()
+    assert set(CASES[alert][0])
+
+
+@pytest.mark.parametrize("query", queries())
+def test_the_dashboard_shows_metrics_that_exist(query: str) -> None:
+    found = metrics_of(query)
+    assert found - {"process_resident_memory_bytes"} <= declared()
+    assert found
+
+
+def test_the_chart_has_rules_and_dashboard_where_they_are_asked_for(tmp_path: Path) -> None:
+    values = {
+        "alerts": {"enabled": True, "runbooks": "https://x/alerts", "labels": {"release": "p"}},
+        "dashboard": {"enabled": True},
+    }
+    found = rendered(tmp_path, values)
+    (rule,) = (each for each in found if each["kind"] == "PrometheusRule")
+    assert rule["metadata"]["labels"]["release"] == "p"
+    (group,) = rule["spec"]["groups"]
+    assert {each["alert"]: each["expr"] for each in group["rules"]} == {
+        name: each["expr"] for name, each in ALERTS.items()
+    }
+    for each in group["rules"]:
+        assert each["annotations"]["runbook_url"] == f"https://x/alerts#{each['alert'].lower()}"
+        assert each["annotations"]["summary"] == ALERTS[each["alert"]]["annotations"]["summary"]
+    (board,) = (each for each in found if each["metadata"]["name"] == "topolet-dashboard")
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert board["data"]["topolet.json"].strip() == DASHBOARD.read_text().strip()
+    kinds = {each["kind"] for each in rendered(tmp_path, {})}
+    assert "PrometheusRule" not in kinds
