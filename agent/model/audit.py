@@ -91,6 +91,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.namespace}/{self.pod}" if self.pod else ""
 
 
+_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Record)
 
 
@@ -109,16 +110,17 @@ def stamp(seconds: float) -> str:
 
 def encode(record: Record) -> bytes:
     """One line. Bytes of names that are not UTF-8 are replaced, and long messages cut."""
-    short = msgspec.structs.replace(record, message=bounds.reason(record.message))
+    if len(record.message) > bounds.REASON_CHARACTERS:
+        record = msgspec.structs.replace(record, message=bounds.reason(record.message))
     try:
-        return msgspec.json.encode(short) + b"\n"
+        return _encoder.encode(record) + b"\n"
     except UnicodeEncodeError:
         texts = {
             name: value.encode(errors="replace").decode()
-            for name, value in msgspec.structs.asdict(short).items()
+            for name, value in msgspec.structs.asdict(record).items()
             if isinstance(value, str)
         }
-        return msgspec.json.encode(msgspec.structs.replace(short, **texts)) + b"\n"
+        return _encoder.encode(msgspec.structs.replace(record, **texts)) + b"\n"
 
 
 def decode(line: bytes) -> Record | None:

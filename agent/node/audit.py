@@ -37,6 +37,10 @@ class Written(NamedTuple):
     values: ValueOutcome = ValueOutcome()
 
 
+_Change = tuple[WriteReason, str, GroupChange | ValueChange]
+"""With the file."""
+
+
 class _Subject(NamedTuple):
     """What has a cgroup. `container`: "" for the pod itself and its sandbox."""
 
@@ -54,7 +58,7 @@ class PassAudit:
         self._append = append
         self._decisions: list[Record] = []
         self._cause = ""
-        self._writes: list[Written] = []
+        self._writes: list[_Change] = []
         self._set: dict[tuple[str, str], str] = {}
         self._failed: frozenset[tuple[str, str, str]] = frozenset()
 
@@ -67,12 +71,12 @@ class PassAudit:
             self._cause = cause(before, after)
 
     def written(self, writes: Iterable[Written]) -> None:
-        self._writes += writes
+        self._writes += [each for of in writes for each in _changes(of)]
 
     def end(self, pods: Iterable[Pod], wanted: Mapping[str, PodWanted]) -> None:
         """The pass has ended, maybe by an error. `pods`: those of the runtime; `wanted`: by uid."""
-        writes = [each for of in self._writes for each in _changes(of)]
-        records, self._decisions, self._writes = self._decisions, [], []
+        writes, records = self._writes, self._decisions
+        self._decisions, self._writes = [], []
         failed = {
             (each.group, field, each.note or "")
             for _, field, each in writes
@@ -102,18 +106,16 @@ class PassAudit:
     ) -> Record:
         record = write_record(reason, field, change)
         if subject is not None:
-            record = msgspec.structs.replace(
-                record, **_about(subject), message=change.note or self._message(field, subject)
-            )
-        key = change.group, field
+            message = change.note or self._message(field, subject)
+            record = msgspec.structs.replace(record, **_about(subject), message=message)
         if change.state is WriteState.WRITTEN and reason is WriteReason.DECISION:
-            last = self._set.get(key)
-            if last is not None and change.old is not None and str(change.old) != last:
-                message = f"another process had set it to {change.old or 'nothing'}"
+            last = self._set.get((change.group, field))
+            if last is not None and record.before is not None and record.before != last:
+                message = f"another process had set it to {record.before or 'nothing'}"
                 record = msgspec.structs.replace(
                     record, reason=WriteReason.CHANGED_BY_OTHER, message=message
                 )
-            self._set[key] = str(change.new)
+            self._set[change.group, field] = record.after or ""
         return record
 
     def _message(self, field: str, subject: _Subject) -> str:
@@ -210,15 +212,21 @@ def write_records(written: Written, pods: Mapping[str, PodWanted]) -> list[Recor
     return records
 
 
-def _changes(
-    written: Written,
-) -> Iterator[tuple[WriteReason, str, GroupChange | ValueChange]]:
-    for change in written.cpusets.changes:
-        yield written.reason, CPUSET, change
-    for change in written.cpusets.others:
-        yield WriteReason.RELATED_GROUP, CPUSET, change
-    for value in written.values.changes:
-        yield written.reason, value.file, value
+def _changes(written: Written) -> list[_Change]:
+    """Those that did something; most groups have the right values already."""
+    right, related = WriteState.RIGHT, WriteReason.RELATED_GROUP
+    found: list[_Change] = [
+        (written.reason, CPUSET, each)
+        for each in written.cpusets.changes
+        if each.state is not right
+    ]
+    found += [(related, CPUSET, each) for each in written.cpusets.others if each.state is not right]
+    found += [
+        (written.reason, each.file, each)
+        for each in written.values.changes
+        if each.state is not right
+    ]
+    return found
 
 
 def _subjects(pods: Iterable[Pod], wanted: Mapping[str, PodWanted]) -> dict[str, _Subject]:
