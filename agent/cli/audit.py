@@ -46,9 +46,21 @@ def add_choice(parser: argparse.ArgumentParser, since: str) -> None:
         help=f"only this time until now, such as 30m, 1h or 2d ({since})",
     )
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only pods of this namespace")
+    parser.add_argument(
+        "--node", metavar="NODE", help="run the command in the agent's pod on that node, by kubectl"
+    )
+    parser.add_argument(
+        "--agent-namespace",
+        default="topolet-system",
+        metavar="NAME",
+        help="with --node: namespace of the agents (topolet-system)",
+    )
+    parser.add_argument("--context", metavar="NAME", help="with --node: context of the kubeconfig")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.node:
+        return on_node("audit", arguments, "container")
     try:
         settings = options.load(arguments, SETTINGS)
     except SettingsError as error:
@@ -88,6 +100,21 @@ def chosen(arguments: argparse.Namespace, state_dir: str, container: str = "") -
         lines = format.count(found.unreadable, "line")
         print(f"topolet: {lines} of the audit trail can't be read", file=sys.stderr)
     return found
+
+
+def on_node(command: str, arguments: argparse.Namespace, *more: str) -> int:
+    """Runs the command there, with the same arguments; `more`: the names of its own."""
+    from agent.cli import remote  # loads modules that a node does not need
+
+    flags = [
+        f"--{name}={value}"
+        for name in ("namespace", "output", *more)
+        if (value := getattr(arguments, name))
+    ]
+    flags += [f"--since={arguments.since:.0f}s", *([arguments.pod] if arguments.pod else [])]
+    of_agent = argparse.Namespace(**vars(arguments))
+    of_agent.namespace = arguments.agent_namespace
+    return remote.there(command, of_agent, SETTINGS, *flags)
 
 
 def no_trail(error: OSError, state_dir: str) -> int:

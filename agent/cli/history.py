@@ -31,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.node:
+        return audit.on_node("history", arguments)
     try:
         settings = options.load(arguments, SETTINGS)
     except SettingsError as error:

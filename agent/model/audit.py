@@ -43,6 +43,7 @@ class AuditEvent(enum.StrEnum):
     DEVICES_REFUSED = "DevicesRefused"
     CONTAINER_ADMITTED = "ContainerAdmitted"
     CONTAINER_REFUSED = "ContainerRefused"
+    START_CHANGED = "StartChanged"
     UPDATE_ADMITTED = "UpdateAdmitted"
     UPDATE_REFUSED = "UpdateRefused"
     CGROUP_WRITTEN = "CgroupWritten"

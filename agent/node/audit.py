@@ -59,6 +59,7 @@ class PassAudit:
         self._decisions: list[Record] = []
         self._cause = ""
         self._writes: list[_Change] = []
+        self._created: list[Record] = []
         self._set: dict[tuple[str, str], str] = {}
         self._failed: frozenset[tuple[str, str, str]] = frozenset()
 
@@ -70,13 +71,15 @@ class PassAudit:
             self._decisions = decisions(before, after, moves)
             self._cause = cause(before, after)
 
-    def written(self, writes: Iterable[Written]) -> None:
+    def written(self, writes: Iterable[Written], created: Iterable[Record] = ()) -> None:
+        """`created`: records of containers that the runtime will start with other values."""
+        self._created += created
         self._writes += [each for of in writes for each in _changes(of)]
 
     def end(self, pods: Iterable[Pod], wanted: Mapping[str, PodWanted]) -> None:
         """The pass has ended, maybe by an error. `pods`: those of the runtime; `wanted`: by uid."""
-        writes, records = self._writes, self._decisions
-        self._decisions, self._writes = [], []
+        writes, records = self._writes, [*self._decisions, *self._created]
+        self._decisions, self._created, self._writes = [], [], []
         failed = {
             (each.group, field, each.note or "")
             for _, field, each in writes

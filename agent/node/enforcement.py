@@ -18,7 +18,7 @@ from agent.cgroup.order import parent
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.cri.client import Cri
 from agent.host.log_once import about
-from agent.model.audit import WriteReason
+from agent.model.audit import AuditEvent, Record, WriteReason
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Container, ContainerState, Pod
@@ -37,13 +37,15 @@ log = logging.getLogger(__name__)
 class Freed(msgspec.Struct, frozen=True):
     """The result of writing the cpusets of running containers and announced pods. `holds`: by
     container id, the CPUs that it runs on afterwards, or will start on; `titles`: announced pods by
-    group; `writes`: all of them, also of excluded containers."""
+    group; `writes`: all of them, also of excluded containers; `created`: records of created
+    containers that will start with other values."""
 
     outcomes: tuple[WriteOutcome, ...]
     holds: dict[str, CpuSet]
     failures: tuple[str, ...] = ()
     titles: Mapping[str, str] = {}
     writes: tuple[Written, ...] = ()
+    created: tuple[Record, ...] = ()
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -136,7 +138,7 @@ class Enforcement:
         outcome = writer.apply(self._hierarchy, self._journal, cpusets)
         if pending or outcome.having(WriteState.WRITTEN):
             holds = self.holds(runtime, topology)
-        holds = self._update_created(runtime, decision, holds)
+        holds, created = self._update_created(runtime, decision, holds)
         if self._notices is not None:
             failures += self._notices.write(decision, dynamic=dynamic)
         titles = {group: decision.pods[uid].title for group, uid in groups.items()}
@@ -148,7 +150,7 @@ class Enforcement:
             Written(WriteReason.DECISION, of_others),
             Written(WriteReason.SANDBOX_ANNOUNCED, of_announced),
         )
-        return Freed((placed, outcome), holds, tuple(failures), titles, writes)
+        return Freed((placed, outcome), holds, tuple(failures), titles, writes, created)
 
     def apply(self, runtime: RuntimeState, decision: Decision, freed: Freed) -> Applied:
         """Writes the values that no container waits for (the cpusets of sandboxes and the limits),
@@ -264,10 +266,11 @@ class Enforcement:
 
     def _update_created(
         self, runtime: RuntimeState, decision: Decision, holds: Mapping[str, CpuSet]
-    ) -> dict[str, CpuSet]:
+    ) -> tuple[dict[str, CpuSet], tuple[Record, ...]]:
         """A created container has no cgroup yet: the runtime changes the values with which it
-        starts. Returns `holds` with the changes."""
+        starts. Returns `holds` with the changes, and the records of them."""
         after = dict(holds)
+        records = []
         placements = dict(runtime.starts_with)
         created = [
             (pod, container, decision.pods[pod.uid].of(container.name))
@@ -302,7 +305,19 @@ class Enforcement:
                     extra=about(pod.title, container.name, "update_failed"),
                 )
                 continue
-            placements[container.id] = remembered
+            before, placements[container.id] = placement.resources.cpuset, remembered
+            records.append(
+                Record(
+                    event=AuditEvent.START_CHANGED,
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    uid=pod.uid,
+                    container=container.name,
+                    field="cpus",
+                    before=before,
+                    after=remembered.resources.cpuset,
+                )
+            )
             # An NRI plugin applies the last snapshot until it reads the next.
             cpuset = remembered.resources.cpuset
             if of_container.cpuset is not None and of_container.cpuset == cpuset:
@@ -310,7 +325,7 @@ class Enforcement:
                 where = of_container.cpuset
                 fields = about(pod.title, container.name)
                 log.info("%s %s: will start on %s", pod.title, container.name, where, extra=fields)
-        return after
+        return after, tuple(records)
 
 
 def _parted(outcome: WriteOutcome, groups: Collection[str]) -> tuple[WriteOutcome, WriteOutcome]:

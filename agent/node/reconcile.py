@@ -260,7 +260,7 @@ class Reconciler:
             dynamic=node.cpu_policy == "dynamic",
             announced=self._announced_groups(node.pods),
         )
-        self._reporter.audit.written(freed.writes)
+        self._reporter.audit.written(freed.writes, freed.created)
         return freed
 
     def _announced_groups(self, pods: tuple[Pod, ...]) -> dict[str, str]:

@@ -180,6 +180,9 @@ _SENTENCES: Final[dict[str, Callable[[Record], str]]] = {
         f"container {record.container or 'of the pod'} gets no devices: {record.message}"
     ),
     AuditEvent.CONTAINER_ADMITTED: _admitted,
+    AuditEvent.START_CHANGED: lambda record: (
+        f"container {record.container} will start with CPUs {record.after}{_before(record)}"
+    ),
     AuditEvent.CONTAINER_REFUSED: lambda record: (
         f"container {record.container} is not created: {record.message}"
     ),

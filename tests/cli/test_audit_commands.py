@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from agent.__main__ import main
+from agent.cli import remote
 from agent.model.audit import AuditEvent, Record
 from agent.telemetry.audit import Trail
 
@@ -99,3 +101,25 @@ def test_a_wrong_duration(since: str, capsys: pytest.CaptureFixture[str]) -> Non
         main(["audit", f"--since={since}"])
     assert ended.value.code == 2
     assert "is not a time like 30m, 1h or 2d" in capsys.readouterr().err
+
+
+def test_on_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's namespace is not that of the pod."""
+    found: list[tuple[str, str, str, tuple[str, ...]]] = []
+
+    def there(command: str, arguments: Namespace, kind: object, *flags: str) -> int:
+        found.append((command, arguments.node, arguments.namespace, flags))
+        return 7
+
+    monkeypatch.setattr(remote, "there", there)
+    assert main(["history", "web", "-n", "shop", "--node=n1", "--since=1h30m"]) == 7
+    assert main(["audit", "--node=n1", "--agent-namespace=tools", "--container=main"]) == 7
+    assert found == [
+        (
+            "history",
+            "n1",
+            "topolet-system",
+            ("--namespace=shop", "--output=text", "--since=5400s", "web"),
+        ),
+        ("audit", "n1", "tools", ("--output=table", "--container=main", "--since=86400s")),
+    ]

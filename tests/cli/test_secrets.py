@@ -70,6 +70,8 @@ COMMANDS = (
     ("kubelet-state", "--write-kubelet-state"),
     ("topology", "--output=json"),
     ("topology", "--owners"),
+    ("audit",),
+    ("audit", "--output=json"),
     ("restore",),
 )
 
@@ -94,14 +96,19 @@ def test_no_command_prints_a_secret(
         around = Around(node, launcher)
         around.start("--log-level=debug")
         eventually("the owner is in the snapshot", lambda: _has_owners(node))
+        eventually("the pass has ended", lambda: (node.state / "audit").exists())
         launcher.kill()
         assert not _shown(launcher.log())
         snapshot = node.state / "snapshot.json"
         assert not _shown(snapshot.read_text())
+        (trail,) = (node.state / "audit").iterdir()
+        assert not _shown(trail.read_text())
     caplog.set_level(logging.DEBUG)
     common = dict(word[2:].split("=", 1) for word in node.restore_words[1:])
     for command in COMMANDS:
-        of_command = {"topology": ("state-dir",)}.get(command[0], tuple(common))
+        of_command = {"topology": ("state-dir",), "audit": ("state-dir",)}.get(
+            command[0], tuple(common)
+        )
         words = [f"--{name}={common[name]}" for name in of_command]
         if command[0] in ("doctor", "kubelet-state"):
             words.append(f"--kubelet-dir={tmp_path / 'kubelet'}")

@@ -1,0 +1,82 @@
+"""The audit trail of agent, proxy and `topolet restore` with a real runtime."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from agent.model import audit
+from agent.model.audit import Record
+from agent.telemetry.audit import read
+from tests.fixtures.pods import remove_pod, run_pod
+from tests.integration.harness import TestNode, kernel_group
+from tests.waiting import eventually
+
+
+def recorded(node: TestNode, **wanted: str) -> list[Record]:
+    """The records with these values."""
+    records = read(str(node.state)).records
+    return [
+        each
+        for each in records
+        if all(getattr(each, name) == value for name, value in wanted.items())
+    ]
+
+
+def told(node: TestNode, pod: str) -> str:
+    done = node.run_cli("history", pod, f"--state-dir={node.state}")
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_the_story_of_an_owner_and_its_neighbour(node: TestNode) -> None:
+    node.start_agent()
+    node.start_proxy()
+    _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
+    sandbox, lse = run_pod(node.proxied, node.spec("lse", "LSE", "1"))
+    eventually("both have their CPUs", lambda: (node.cpus(ls), node.cpus(lse)) == ("0", "1"))
+    eventually(
+        "the neighbour's move is recorded",
+        lambda: recorded(node, pod="ls", field="cpuset.cpus", after="0", container="main"),
+    )
+    (moved,) = recorded(node, pod="ls", field="cpuset.cpus", after="0", container="main")
+    assert (moved.process, moved.event, moved.before) == ("agent", "CgroupWritten", "0-1")
+    assert moved.message.endswith("pod default/lse owns CPUs 1")
+    (admitted,) = recorded(node, pod="lse", event="ContainerAdmitted")
+    assert (admitted.process, admitted.after, admitted.container) == ("proxy", "1", "main")
+
+    story = told(node, "default/lse")
+    assert "The pod owns CPUs 1, as its annotation resource-status says." in story
+    assert "Container main may be created with CPUs 1" in story
+    assert "by topolet proxy." in story
+
+    group = kernel_group(node.direct.container_placement(ls).pid, "cpuset")
+    (group / "cpuset.cpus").write_text("0-1")
+    eventually("the drift is recorded", lambda: recorded(node, pod="ls", reason="ChangedByOther"))
+    assert "another process had set it to 0-1" in told(node, "ls")
+
+    remove_pod(node.direct, sandbox)
+    eventually("its end is recorded", lambda: recorded(node, pod="lse", event="PodEnded"))
+    assert "The pod is gone." in told(node, "lse")
+
+
+def test_a_killed_agent_and_a_restore(node: TestNode) -> None:
+    node.start_agent()
+    run_pod(node.direct, node.spec("ls", "LS"))
+    run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    eventually("a move is recorded", lambda: recorded(node, pod="ls", after="0"))
+    before = len(recorded(node))
+    node.kill_agent()
+    node.start_agent()
+    assert read(str(node.state)).unreadable == 0
+    assert len(recorded(node)) >= before
+    node.stop_agent()
+    words = (f"--state-dir={node.state}", f"--runtime-endpoint=unix://{node.containerd.socket}")
+    assert node.run_cli("restore", *words).returncode == 0
+    restored = recorded(node, process="restore")
+    assert {each.event for each in restored} == {"CgroupRestored"}
+    assert {each.pod for each in restored} >= {"ls", "lse"}
+    done = node.run_cli("audit", f"--state-dir={node.state}", "--since=1h", "-o", "json")
+    found = json.loads(done.stdout)
+    assert len(found["records"]) == len(recorded(node))
+    assert all(each["time"] <= audit.stamp(time.time()) for each in found["records"])
