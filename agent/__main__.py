@@ -40,6 +40,7 @@ COMMANDS = {
     "install-proxy": "install the CRI proxy as a service of this host, for its kubelet",
     "restore": "restore every cgroup value that the agent changed",
     "uninstall-node": "take back everything that Topolet changed on this node",
+    "uninstall-nodes": "take it back on all nodes of a cluster, as helm uninstall does",
     "config": "check a file of options",
     "completion": "print the completion of all commands for bash or zsh",
     "man": "print the manual page topolet(1)",

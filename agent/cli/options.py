@@ -268,6 +268,19 @@ def duration_seconds(text: str) -> float:
     return float(sum(int(number) * _UNIT_SECONDS[unit] for number, unit in parts))
 
 
+def positive(text: str) -> int:
+    """The number in an argument. Raises ArgumentTypeError."""
+    import argparse
+
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+    return number
+
+
 def fail(error: Exception, code: int = 1) -> int:
     """Writes the error to standard error; returns the exit code."""
     print(f"topolet: {error}", file=sys.stderr)

@@ -36,10 +36,12 @@ UNTAKEN_SECONDS: Final = 300.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("node", metavar="NODE", help="name of the node")
     parser.add_argument("--dry-run", action="store_true", help="only the plan; moves no pod")
-    parser.add_argument("--max-pods", type=_positive, metavar="N", help="move at most N pods")
+    parser.add_argument(
+        "--max-pods", type=options.positive, metavar="N", help="move at most N pods"
+    )
     parser.add_argument(
         "--deadline-seconds",
-        type=_positive,
+        type=options.positive,
         metavar="SECONDS",
         help="undo the moves if they take longer (600)",
     )
@@ -112,10 +114,3 @@ def followed(
         if not status.taken and clock() >= until:
             return text
         pause(POLL_SECONDS)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return number

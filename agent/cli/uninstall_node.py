@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave the objects of the cluster as they are",
     )
+    parser.add_argument(
+        "--without-proxy",
+        action="store_true",
+        help="leave the proxy of this host, if there is one, and the kubelet's endpoint",
+    )
     options.add_arguments(parser, SETTINGS)
 
 
@@ -50,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
             objects = Cluster(Transport(access), name)
         except AccessError as error:
             objects = f"{error} (--without-cluster leaves them)"
-    removal = NodeRemoval(settings, name, objects, ProxyInstallation(settings, say), say)
+    installation = None if arguments.without_proxy else ProxyInstallation(settings, say)
+    removal = NodeRemoval(settings, name, objects, installation, say)
     if removal.run():
         say(f"node {name}: nothing of Topolet is left")
         return 0

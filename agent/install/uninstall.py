@@ -33,11 +33,12 @@ _OWN_STATE: Final = (
     "snapshot.json",
     "journal",
     "agent.lock",
-    "door.lock",
     "doorbell.sock",
-    "cri.sock",
 )
 """The files that Topolet's processes make in the state folder."""
+_SOCKET: Final = "cri.sock"
+_OF_FRONTENDS: Final = (_SOCKET, "door.lock")
+"""A proxy that stays needs them."""
 _OWN_FOLDERS: Final = {
     "audit": "*.jsonl",
     "containers": "cpus",
@@ -51,15 +52,16 @@ _ERRORS: Final = (*ERRORS, RpcError, SettingsError, StoreError)
 
 
 class NodeRemoval:
-    """`objects`: the API server's, or why there are none; None leaves them as they are. `say`
-    reports what was done; `left` says what was not."""
+    """`objects`: the API server's, or why there are none; None leaves them as they are.
+    `installation`: None leaves a proxy, and the files that it needs. `say` reports what was done;
+    `left` says what was not."""
 
     def __init__(
         self,
         settings: UninstallSettings,
         node_name: str,
         objects: Objects | str | None,
-        installation: ProxyInstallation,
+        installation: ProxyInstallation | None,
         say: Say,
     ) -> None:
         self.left: list[str] = []
@@ -72,9 +74,8 @@ class NodeRemoval:
     def run(self) -> bool:
         """Whether everything is taken back."""
         runtime = self._runtime()
-        with self._part("the kubelet's endpoint and the proxy"):
-            removed = self._installation.remove()
-            self._say("the proxy is removed" if removed else "no proxy was installed")
+        if self._installation is not None:
+            self._remove_proxy(self._installation)
         restored = self._restore(runtime)
         if isinstance(self._objects, str):
             self.left.append(f"objects of the cluster: {self._objects}")
@@ -87,8 +88,15 @@ class NodeRemoval:
             self.left.append(f"{self._settings.state_dir}: it has the original values of cgroups")
         return not self.left
 
+    def _remove_proxy(self, installation: ProxyInstallation) -> None:
+        with self._part("the kubelet's endpoint and the proxy"):
+            removed = installation.remove()
+            self._say("the proxy is removed" if removed else "no proxy was installed")
+
     def _runtime(self) -> str:
         """Before the proxy is removed: it says which runtime is behind it."""
+        if self._installation is None:
+            return self._settings.runtime_endpoint or RUNTIME_ENDPOINT
         try:
             return self._installation.runtime()
         except _ERRORS:
@@ -159,12 +167,15 @@ class NodeRemoval:
         folder = self._settings.state_dir
         if not os.path.isdir(folder):
             return
-        for name in _OWN_STATE:
+        proxy_stays = self._installation is None and os.path.exists(os.path.join(folder, _SOCKET))
+        for name in (*_OWN_STATE, *(() if proxy_stays else _OF_FRONTENDS)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder, name))
         for name, pattern in _OWN_FOLDERS.items():
             _remove_files(os.path.join(folder, name), pattern)
-        if others := sorted(os.listdir(folder)):
+        if proxy_stays:
+            self._say(f"{folder}: the proxy has its socket there")
+        elif others := sorted(os.listdir(folder)):
             self._say(f"{folder}: has files of others: {', '.join(others)}")
         else:
             # A container has it as a mount, which stays.

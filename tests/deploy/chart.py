@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -54,3 +56,13 @@ def refused(home: Path, values: Object) -> str:
     ended = attempt(home, "template", "topolet", str(CHART), values=values)
     assert ended.returncode
     return ended.stderr
+
+
+def for_any_version(folder: Path) -> str:
+    """A copy of the chart: a kube-apiserver that is built from its module does not know its
+    version."""
+    copy = folder / "chart"
+    shutil.copytree(CHART, copy)
+    file = copy / "Chart.yaml"
+    file.write_text(re.sub(r"^kubeVersion:.*\n", "", file.read_text(), flags=re.MULTILINE))
+    return str(copy)

@@ -12,11 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from agent.__main__ import parser_of
+from agent.cli import uninstall_nodes
+from agent.cli.options import plain
+from agent.install.nodes import NodePools
 from agent.model.settings import options
-from agent.model.settings.agent import AgentSettings
+from agent.model.settings.agent import AgentSettings, InstallSettings, UninstallSettings
 from agent.model.settings.scheduler import SchedulerSettings
 from tests.deploy.chart import CHART, NAMESPACE, attempt, helm, refused, rendered
 from tests.deploy.manifests import (
@@ -28,8 +33,13 @@ from tests.deploy.manifests import (
     kustomized_folder,
 )
 
-SECRET = {"certificates": {"source": "secret"}, "namespace": {"create": True}}
-"""As kustomize has it: certificates are made by hand, and the namespace is an object."""
+SECRET = {
+    "certificates": {"source": "secret"},
+    "namespace": {"create": True},
+    "uninstall": {"enabled": False},
+}
+"""As kustomize has it: certificates are made by hand, the namespace is an object, and nothing runs
+before a removal."""
 GPUS = {"name": "nvidia", "nodeSelector": {"nvidia.com/gpu.present": "true"}, "gpu": True}
 POOLS = {
     "reconcile": [{}],
@@ -152,6 +162,11 @@ def test_helm_finds_no_fault_in_the_chart(values: Object, tmp_path: Path) -> Non
             {"pools": [{"nodeSelector": {"a": "b"}}, {"nodeSelector": {"c": "d"}}]},
             'two of them have the name ""',
         ),
+        (
+            {"pools": [{"installProxy": True}]},
+            'the pool "" has installProxy, which needs mode proxy',
+        ),
+        ({"uninstall": {"nodesAtOnce": 0}}, "/uninstall/nodesAtOnce"),
         ({"image": {"digest": "latest"}}, "/image/digest"),
         ({"image": {"registry": "registry.example/"}}, "/image/registry"),
         ({"imaje": {}}, "'imaje' not allowed"),
@@ -214,7 +229,7 @@ def test_a_kube_scheduler_that_is_there_reaches_the_extender_without_names(tmp_p
 
 def _kube_scheduler(home: Path) -> str:
     """The configuration of the one that the chart brings."""
-    found = rendered(home, {"scheduler": {"enabled": True}})
+    found = rendered(home, {"scheduler": {"enabled": True}, "uninstall": {"enabled": False}})
     (configured,) = (each for each in found if each["kind"] == "ConfigMap")
     text: str = configured["data"]["kube-scheduler.yaml"]
     return text
@@ -384,6 +399,23 @@ def test_policies_enforce_or_warn(mode: str, actions: list[str], tmp_path: Path)
     assert {tuple(found[name]) for name in set(found) - users} == {("Deny",), ("Warn",)}
 
 
+@pytest.mark.parametrize("overlay", ["reconcile", "scheduler", "webhook"])
+@pytest.mark.parametrize("mode", ["warn", "off"])
+def test_a_mode_of_the_policies_is_a_component(mode: str, overlay: str, tmp_path: Path) -> None:
+    """The webhook weakens one of the policies, so it comes after a warning and before none."""
+    more = () if overlay == "reconcile" else (overlay,)
+    chosen = (f"policies-{mode}", *more) if mode == "warn" else (*more, f"policies-{mode}")
+    folder = kustomization(tmp_path, "overlays/reconcile", chosen)
+    values = {**SECRET, **ALL_OVERLAYS[overlay], "policies": {"mode": mode}}
+    theirs = by_name(rendered(tmp_path, values))
+    ours = by_name(without_cert_manager(kustomized_folder(folder, tmp_path)))
+    if mode == "off":
+        account = "ServiceAccount", "topolet-scheduler"
+        assert (account in theirs) is (overlay == "scheduler")
+        theirs[account] = ours[account]
+    assert ours == theirs
+
+
 def test_without_policies_nothing_is_admitted_by_ours(tmp_path: Path) -> None:
     found = rendered(tmp_path, {"policies": {"mode": "off"}})
     assert not [each for each in found if "Admission" in each["kind"]]
@@ -487,3 +519,99 @@ def test_the_monitor_names_ports_that_pods_have(tmp_path: Path) -> None:
         for port in container["ports"]
     }
     assert watched == served - {"extender", "https"}
+
+
+PROXY_POOLS = [
+    {
+        "name": "ours",
+        "nodeSelector": {"site": "a"},
+        "mode": "proxy",
+        "installProxy": True,
+        "canary": {"image": {"tag": "0.2.0"}},
+    },
+    {"name": "by-hand", "nodeSelector": {"site": "b"}, "mode": "proxy"},
+    {"runtime": "microk8s"},
+]
+
+
+def test_only_a_pool_that_says_so_installs_the_proxy_with_rights_of_the_host(
+    tmp_path: Path,
+) -> None:
+    found = daemonsets(rendered(tmp_path, {"pools": PROXY_POOLS}))
+    for name, each in found.items():
+        ours = name in ("topolet-agent-ours", "topolet-agent-ours-canary")
+        spec = pod(each)
+        assert spec.get("hostPID", False) is ours
+        assert bool(spec.get("initContainers")) is ours
+        (state,) = (each["hostPath"] for each in spec["volumes"] if each["name"] == "state")
+        proxy_is_there = name == "topolet-agent-by-hand"
+        assert state["type"] == ("Directory" if proxy_is_there else "DirectoryOrCreate")
+        mounted = {mount["mountPath"] for mount in agent(each)["volumeMounts"]}
+        assert "/host" not in mounted
+    (init,) = pod(found["topolet-agent-ours-canary"])["initContainers"]
+    assert init["image"] == "topolet:0.2.0"
+    command, *flags = init["args"]
+    assert command == "install-proxy"
+    assert plain(flags, InstallSettings) is not None
+    assert init["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    assert init["volumeMounts"] == [{"name": "host", "mountPath": "/host"}]
+
+
+def removal(bodies: list[Object]) -> NodePools:
+    """The file that the pre-delete hook reads."""
+    (found,) = (
+        each
+        for each in bodies
+        if each["kind"] == "ConfigMap" and each["metadata"]["name"] == "topolet-uninstall"
+    )
+    return msgspec.json.decode(found["data"]["pools.json"], type=NodePools)
+
+
+def test_the_hook_has_a_pod_for_the_nodes_of_each_daemonset(tmp_path: Path) -> None:
+    bodies = rendered(tmp_path, {"pools": PROXY_POOLS})
+    found, sets = removal(bodies), daemonsets(bodies)
+    assert found.namespace == NAMESPACE
+    assert {each.daemon_set for each in found.pools} == set(sets)
+    sites = [{}, {"site": "a"}, {"site": "b"}]
+    for labels in ({**a, **b} for a in sites for b in ({}, {"topolet.io/canary": "true"})):
+        node = {"kubernetes.io/os": "linux", **labels}
+        (name,) = (name for name, each in sets.items() if _runs_on(pod(each), node))
+        assert [each.daemon_set for each in found.pools if each.has(node)] == [name]
+    for each in found.pools:
+        ours = each.daemon_set.startswith("topolet-agent-ours")
+        (container,) = each.pod["spec"]["containers"]
+        paths = {one["hostPath"]["path"] for one in each.pod["spec"]["volumes"]}
+        assert ("/" in paths) is ours
+        assert each.pod["spec"].get("hostPID", False) is ours
+        assert ("--without-proxy" in container["args"]) is not ours
+        assert bool(each.remark) is (each.daemon_set == "topolet-agent-by-hand")
+        flags = [one for one in container["args"][1:] if one != "--without-proxy"]
+        assert plain(flags, UninstallSettings) is not None
+        if not ours:
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_what_removes_the_release_exists_only_meanwhile(tmp_path: Path) -> None:
+    bodies = [
+        each
+        for each in rendered(tmp_path, {"pools": PROXY_POOLS})
+        if each["metadata"]["name"].startswith("topolet-uninstall")
+    ]
+    assert len(bodies) == 10
+    for each in bodies:
+        notes = each["metadata"]["annotations"]
+        assert notes["helm.sh/hook"] == "pre-delete"
+        policies = set(notes["helm.sh/hook-delete-policy"].split(","))
+        kept = set() if each["kind"] != "Job" else {"hook-failed"}
+        assert policies == {"before-hook-creation", "hook-succeeded", "hook-failed"} - kept
+    (job,) = (each for each in bodies if each["kind"] == "Job")
+    (role,) = (each for each in bodies if each["kind"] == "Role")
+    names = daemonsets(rendered(tmp_path, {"pools": PROXY_POOLS}))
+    assert set(role["rules"][0]["resourceNames"]) == set(names)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    arguments = parser_of("uninstall-nodes", uninstall_nodes).parse_args(container["args"][1:])
+    assert job["spec"]["activeDeadlineSeconds"] > arguments.deadline_seconds
+    assert arguments.deadline_seconds < 300, "helm uninstall waits no longer by default"
+    left = rendered(tmp_path, {"uninstall": {"enabled": False}})
+    assert not [each for each in left if "uninstall" in each["metadata"]["name"]]

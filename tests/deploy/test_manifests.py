@@ -291,8 +291,10 @@ def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
         for resource in rule["resources"]
     }
     assert changed - {("events.k8s.io", "events")} == held
-    for policy in policies:
-        assert policy["matchConditions"][0]["expression"].endswith(f"'{AGENT}'")
+    accounts = [
+        re.findall("'(.+?)'", policy["matchConditions"][0]["expression"]) for policy in policies
+    ]
+    assert accounts == [[AGENT, f"{AGENT.rpartition(':')[0]}:topolet-uninstall-node"], [AGENT]]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -62,6 +62,115 @@
 {{ ternary "/var/snap/microk8s/common/var/lib/kubelet" "/var/lib/kubelet" (eq . "microk8s") }}
 {{- end }}
 
+{{/* The name of the DaemonSet of a pool of topolet.pools. */}}
+{{- define "topolet.daemonSet" -}}
+topolet-agent{{ with .name }}-{{ . }}{{ end }}{{ if .canary }}-canary{{ end }}
+{{- end }}
+
+{{/* Of a container that installs the proxy on the host, or takes it back: chroot, and files of others. */}}
+{{- define "topolet.hostSecurity" -}}
+privileged: false
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL], add: [SYS_CHROOT, DAC_OVERRIDE, FOWNER, CHOWN]}
+{{- end }}
+
+{{/* The annotations of what exists only while the release is removed. */}}
+{{- define "topolet.beforeRemoval" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
+{{- end }}
+
+{{/*
+The pod that takes a node of a pool back, without the node's name; of a dict with root and pool. Only where
+the chart installed the proxy it has the host's root.
+*/}}
+{{- define "topolet.uninstallPod" -}}
+{{ $socket := include "topolet.socket" (.pool.runtime | default "containerd") -}}
+metadata:
+  labels: {app.kubernetes.io/name: topolet, app.kubernetes.io/component: uninstall-node}
+spec:
+  serviceAccountName: topolet-uninstall-node
+  restartPolicy: Never
+  enableServiceLinks: false
+  {{- with .root.Values.image.pullSecrets }}
+  imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+  {{- end }}
+  {{- with .root.Values.agent.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  tolerations:
+  - operator: Exists
+  {{- if .pool.installProxy }}
+  hostPID: true
+  terminationGracePeriodSeconds: 300
+  {{- end }}
+  securityContext:
+    runAsUser: 0
+    runAsGroup: 0
+    seccompProfile: {type: RuntimeDefault}
+  containers:
+  - name: uninstall
+    image: {{ include "topolet.image" (dict "root" .root "image" .pool.image) }}
+    imagePullPolicy: {{ include "topolet.pullPolicy" .root }}
+    args:
+    - uninstall-node
+    - --node-name=$(NODE_NAME)
+    {{- if not .pool.installProxy }}
+    - --without-proxy
+    {{- end }}
+    terminationMessagePolicy: FallbackToLogsOnError
+    env:
+    - name: NODE_NAME
+      valueFrom:
+        fieldRef: {fieldPath: spec.nodeName}
+    - {name: TOPOLET_ROOT, value: /host}
+    - {name: TOPOLET_CGROUP_ROOT, value: /host/sys/fs/cgroup}
+    # In its parent's mount: so the folder itself can be removed.
+    - {name: TOPOLET_STATE_DIR, value: /host/run/topolet}
+    - {name: TOPOLET_RUNTIME_ENDPOINT, value: "unix://{{ $socket }}"}
+    securityContext:
+      {{- if .pool.installProxy }}
+      {{- include "topolet.hostSecurity" .root | nindent 6 }}
+      {{- else }}
+      privileged: false
+      allowPrivilegeEscalation: false
+      readOnlyRootFilesystem: true
+      capabilities: {drop: [ALL]}
+      {{- end }}
+    resources:
+      # What the agent had, which has ended.
+      requests: {cpu: 10m, memory: 42Mi}
+      limits: {memory: 256Mi}
+    volumeMounts:
+    {{- if .pool.installProxy }}
+    - {name: host, mountPath: /host}
+    {{- else }}
+    - {name: proc, mountPath: /host/proc, readOnly: true}
+    - {name: cgroup, mountPath: /host/sys/fs/cgroup}
+    - {name: run, mountPath: /host/run}
+    {{- end }}
+    - {name: runtime, mountPath: {{ dir $socket }}, readOnly: true}
+  volumes:
+  {{- if .pool.installProxy }}
+  - name: host
+    hostPath: {path: /, type: Directory}
+  {{- else }}
+  - name: proc
+    hostPath: {path: /proc, type: Directory}
+  - name: cgroup
+    hostPath: {path: /sys/fs/cgroup, type: Directory}
+  - name: run
+    hostPath: {path: /run, type: Directory}
+  {{- end }}
+  - name: runtime
+    hostPath: {path: {{ dir $socket }}, type: Directory}
+{{- end }}
+
 {{/* The value of an option as a flag has it: numbers of YAML are floats here. */}}
 {{- define "topolet.option" -}}
 {{ if and (kindIs "float64" .) (eq (float64 (int64 .)) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
@@ -79,6 +188,7 @@ first pool whose label it has: the later ones exclude it.
 {{- if hasKey $names (printf "pool %s" $name) }}{{ fail (printf "pools: two of them have the name %q" $name) }}{{ end }}
 {{- $_ := set $names (printf "pool %s" $name) true }}
 {{- if hasKey $names "every node" }}{{ fail (printf "pools: the pool %q comes after one without a nodeSelector, which has every other node" $name) }}{{ end }}
+{{- if and .installProxy (ne (.mode | default "reconcile") "proxy") }}{{ fail (printf "pools: the pool %q has installProxy, which needs mode proxy" $name) }}{{ end }}
 {{- if not .nodeSelector }}{{ $_ := set $names "every node" true }}{{ end }}
 {{- $main := merge (dict "excluded" $others) (omit . "canary") }}
 {{- with .canary }}

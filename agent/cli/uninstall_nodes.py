@@ -1,0 +1,83 @@
+"""Take back everything that Topolet changed, on all nodes: the chart's pre-delete hook runs it.
+
+It deletes the agents' DaemonSets, and starts a pod with `topolet uninstall-node` on each node that
+has an agent or its labels. The file has the pods, one for each pool of the chart. Nodes on which
+something is left are listed, with the command for them. It can be repeated. Exit code 0: nothing is
+left; 1: what is left is listed; 2: it can't begin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from agent.cli import options
+from agent.cli.install_proxy import say
+from agent.install.nodes import ClusterRemoval, NodePools, NodeProgress, RemovalLimits
+from agent.kube import auth
+from agent.kube.auth import AccessError
+from agent.kube.errors import KubeError
+from agent.kube.transport import Transport
+from agent.model.settings.options import CallerSettings, SettingsError
+
+SETTINGS = CallerSettings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pools", metavar="FILE", help="the pools with their pods, in JSON")
+    for name, unset, text in (
+        ("--nodes-at-once", 20, "how many nodes are taken back at the same time"),
+        ("--node-deadline-seconds", 120, "the longest time of one node"),
+        ("--deadline-seconds", 270, "the longest time of all nodes"),
+    ):
+        parser.add_argument(
+            name, type=options.positive, default=unset, metavar="N", help=f"{text} ({unset})"
+        )
+    options.add_arguments(parser, SETTINGS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        settings = options.load(arguments, SETTINGS)
+        pools = msgspec.json.decode(Path(arguments.pools).read_bytes(), type=NodePools)
+        access = auth.access(
+            settings.kubeconfig or options.usual_kubeconfig(), settings.service_account_dir
+        )
+    except msgspec.DecodeError as error:
+        return options.fail(SettingsError(f"{arguments.pools}: {error}"), 2)
+    except (SettingsError, AccessError, OSError) as error:
+        return options.fail(error, 2)
+    limits = RemovalLimits(
+        arguments.nodes_at_once, arguments.node_deadline_seconds, arguments.deadline_seconds
+    )
+    transport = Transport(access, user_agent="topolet-uninstall")
+    try:
+        removal = ClusterRemoval(transport, pools, limits, say)
+        done = removal.run()
+    except (KubeError, AccessError) as error:
+        return options.fail(error)
+    finally:
+        transport.close()
+    if done:
+        say("nothing of Topolet is left on any node")
+        return 0
+    for line in listed(removal.left):
+        print(line, file=sys.stderr)
+    return 1
+
+
+def listed(left: Sequence[NodeProgress]) -> list[str]:
+    """What a person reads about the nodes on which something is left."""
+    lines = []
+    for each in left:
+        lines.append(f"topolet: left on node {each.node}: {each.problem}")
+        lines.append(f"    topolet uninstall-node --node-name={each.node} --kubeconfig=FILE")
+    lines.append(
+        f"topolet: {len(left)} nodes are left: run the command of each on it, or helm uninstall "
+        "again, which takes back only these; helm uninstall --no-hooks leaves them"
+    )
+    return lines

@@ -1,0 +1,272 @@
+"""`helm uninstall` on a real API server: the Job and its pods have the rights of their accounts,
+under the policies. Kubelets are simulated: a thread runs the command of each pod."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.kube.cluster import Cluster as Objects
+from agent.kube.errors import KubeError, NotFoundError
+from agent.model.nrt.node_status import LABEL_PREFIX
+from tests.deploy import chart
+from tests.deploy.api import Api, RefusedError
+from tests.integration import deployed
+from tests.integration.apiserver import server as apiservers
+from tests.integration.apiserver.cluster import controllers
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.test_helm import NAMESPACE, PLAIN, Cluster
+from tests.waiting import eventually
+
+MERGE = "application/merge-patch+json"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+ROOT = Path(__file__).resolve().parents[2]
+CONTROLLERS = ("namespace-controller", "serviceaccount-controller", "job-controller")
+VALUES = {"uninstall": {"nodeDeadlineSeconds": 10, "deadlineSeconds": 120, "nodesAtOnce": 2}}
+ACCOUNT = "topolet-uninstall-node"
+REPORTS = (
+    "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies",
+    "/apis/scheduling.koordinator.sh/v1alpha1/devices",
+)
+AWAY = "away"
+NODES = ("n1", "n2", "n3", AWAY)
+ZONES = [{"name": "node-0", "type": "Node"}]
+_POLL_SECONDS = 0.2
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Kubelets:
+    """Of all nodes but those that are `away`: each runs the command of a pod with the token that
+    the API server binds to it, in a folder in place of the host."""
+
+    def __init__(self, server: ApiServer, folder: Path) -> None:
+        self.away = {AWAY}
+        self.said: dict[str, str] = {}
+        self.problem: Exception | None = None
+        self._server = server
+        self._folder = folder
+        folder.mkdir()
+        self._stopped = threading.Event()
+        self._threads: dict[str, threading.Thread] = {}
+
+    def run(self) -> None:
+        while not self._stopped.wait(_POLL_SECONDS):
+            for pod in json.loads(self._server.admin.get(PODS))["items"]:
+                name = pod["metadata"]["name"]
+                away = pod["spec"].get("nodeName", "") in self.away
+                if name not in self._threads and not away:
+                    self._threads[name] = threading.Thread(target=self._serve, args=(pod,))
+                    self._threads[name].start()
+        for each in self._threads.values():
+            each.join()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _serve(self, pod: dict[str, Any]) -> None:
+        try:
+            self._run(pod)
+        except (KubeError, OSError, KeyError) as error:
+            self.problem = error
+
+    def _run(self, pod: dict[str, Any]) -> None:
+        name = pod["metadata"]["name"]
+        node = pod["spec"].get("nodeName", "")
+        if not node:
+            # There is no scheduler.
+            body = {"metadata": {"name": name}, "target": {"kind": "Node", "name": "n1"}}
+            self._server.create(f"{PODS}/{name}/binding", body)
+        ended = self._command(pod, node)
+        self.said[node or "job"] = ended.stdout + ended.stderr
+        terminated = {
+            "exitCode": ended.returncode,
+            "message": ended.stderr,
+            "startedAt": None,
+            "finishedAt": None,
+        }
+        status = {
+            "phase": "Failed" if ended.returncode else "Succeeded",
+            "containerStatuses": [
+                {
+                    "name": "uninstall",
+                    "image": "topolet",
+                    "imageID": "",
+                    "ready": False,
+                    "restartCount": 0,
+                    "state": {"terminated": terminated},
+                }
+            ],
+        }
+        path = f"{PODS}/{name}/status"
+        with contextlib.suppress(NotFoundError):
+            self._server.admin.request("PATCH", path, None, {"status": status}, MERGE)
+
+    def _command(self, pod: dict[str, Any], node: str) -> subprocess.CompletedProcess[str]:
+        (container,) = pod["spec"]["containers"]
+        words = [each.replace("$(NODE_NAME)", node) for each in container["args"]]
+        environment = {}
+        if node:
+            root = self._folder / node
+            (root / "run").mkdir(parents=True, exist_ok=True)
+            for each in container["env"]:
+                if "value" in each:
+                    environment[each["name"]] = each["value"].replace("/host", str(root))
+        else:
+            found = self._server.admin.get(
+                f"/api/v1/namespaces/{NAMESPACE}/configmaps/topolet-uninstall"
+            )
+            file = self._folder / "pools.json"
+            file.write_text(json.loads(found)["data"]["pools.json"])
+            words[-1] = str(file)
+        return subprocess.run(
+            [sys.executable, "-m", "agent", *words, f"--service-account-dir={self._account(pod)}"],
+            capture_output=True,
+            check=False,
+            text=True,
+            env={
+                **os.environ,
+                **environment,
+                "PYTHONPATH": str(ROOT),
+                "KUBECONFIG": "",
+                "HOME": str(self._folder),
+                "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+                "KUBERNETES_SERVICE_PORT": self._server.url.rpartition(":")[2],
+            },
+        )
+
+    def _account(self, pod: dict[str, Any]) -> Path:
+        name = pod["metadata"]["name"]
+        folder: Path = self._folder / name
+        folder.mkdir(parents=True)
+        (folder / "ca.crt").write_bytes((self._server.folder / "ca.crt").read_bytes())
+        account = pod["spec"]["serviceAccountName"]
+        (folder / "token").write_text(self._server.token(NAMESPACE, account, name))
+        return folder
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with apiservers.running(tmp_path) as started:
+        api = deployed.administrator(started, "administrator")
+        with controllers(started, *CONTROLLERS):
+            started.namespace(NAMESPACE)
+            for name in (NAMESPACE, PLAIN):
+                body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+                started.apply(body)
+                path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+                eventually("accounts are made", partial(deployed.there, api, path))
+            yield Cluster(started, api)
+
+
+@pytest.fixture
+def kubelets(cluster: Cluster, tmp_path: Path) -> Iterator[Kubelets]:
+    made = Kubelets(cluster.server, tmp_path / "nodes")
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    yield made
+    made.stop()
+    thread.join()
+
+
+def reported(cluster: Cluster, node: str) -> None:
+    """What an agent writes, beside a label of somebody else."""
+    objects = Objects(cluster.server.admin, node)
+    labels = {f"{LABEL_PREFIX}cpus": "8"}
+    objects.apply(
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": labels}}
+    )
+    for version, kind, rest in (
+        ("topology.node.k8s.io/v1alpha2", "NodeResourceTopology", {"zones": ZONES}),
+        ("scheduling.koordinator.sh/v1alpha1", "Device", {"spec": {"devices": []}}),
+    ):
+        objects.apply({"apiVersion": version, "kind": kind, "metadata": {"name": node}, **rest})
+
+
+def left(cluster: Cluster, kind: str) -> set[str]:
+    listed = json.loads(cluster.kubectl("get", kind, "-o", "json"))["items"]
+    return {each["metadata"]["name"] for each in listed}
+
+
+def labelled(cluster: Cluster) -> set[str]:
+    words = ("get", "nodes", "-l", f"{LABEL_PREFIX}cpus", "-o", "json")
+    return {each["metadata"]["name"] for each in json.loads(cluster.kubectl(*words))["items"]}
+
+
+def test_nodes_are_taken_back_and_one_that_does_not_answer_is_named_until_it_does(
+    cluster: Cluster, kubelets: Kubelets
+) -> None:
+    for node in NODES:
+        cluster.server.node(node)
+        cluster.kubectl("label", "node", node, "zone=a", "kubernetes.io/os=linux")
+    before = cluster.objects()
+    cluster.install(VALUES)
+    for node in NODES:
+        reported(cluster, node)
+    eventually("the policies are in force", cluster.refuses)
+
+    ended = cluster.attempt("uninstall", "topolet", "--timeout=180s")
+    assert ended.returncode, "a node is left"
+    assert kubelets.problem is None
+    said = kubelets.said["job"]
+    assert f"left on node {AWAY}: its pod is Pending after 10 s" in said
+    assert f"topolet uninstall-node --node-name={AWAY} --kubeconfig=FILE" in said
+    assert labelled(cluster) == {AWAY}
+    assert left(cluster, "devices") == left(cluster, "noderesourcetopologies") == {AWAY}
+    assert "ClusterRole//topolet-uninstall-node" not in cluster.objects()
+    assert not json.loads(cluster.kubectl("get", "daemonsets", "-A", "-o", "json"))["items"]
+
+    kubelets.away.clear()
+    cluster.helm("uninstall", "topolet", "--timeout=180s")
+    assert kubelets.problem is None
+    assert labelled(cluster) == set()
+    assert left(cluster, "devices") == left(cluster, "noderesourcetopologies") == set()
+    after = cluster.objects()
+    kept = {each for each in after if each.startswith("CustomResourceDefinition/")}
+    assert {name: each for name, each in after.items() if name not in kept} == before
+
+
+def test_the_pod_of_a_node_takes_back_its_own_node_only(cluster: Cluster) -> None:
+    """With the rights that Helm gives it while the Job runs, bound to a pod of node n1."""
+    for node in ("n1", "n2"):
+        cluster.server.node(node)
+    cluster.install(VALUES)
+    for node in ("n1", "n2"):
+        reported(cluster, node)
+    eventually("the policies are in force", cluster.refuses)
+    for each in chart.rendered(cluster.server.folder, VALUES):
+        if each["metadata"]["name"] == ACCOUNT:
+            cluster.server.apply(each)
+    cluster.server.pod(NAMESPACE, "remover", "n1", ACCOUNT)
+    token = cluster.server.token(NAMESPACE, ACCOUNT, "remover")
+    ca = str(cluster.server.folder / "ca.crt")
+    theirs = Api(cluster.server.url, token, ca)
+    for path in REPORTS:
+        with pytest.raises(RefusedError, match="does not belong to node n1"):
+            theirs.request("DELETE", f"{path}/n2")
+    foreign = {"metadata": {"labels": {"zone": "b"}}}
+    with pytest.raises(RefusedError, match="may not change these labels of its Node: zone"):
+        theirs.request("PATCH", "/api/v1/nodes/n1", foreign, media=MERGE)
+    for method, path in (
+        ("DELETE", "/api/v1/nodes/n1"),
+        ("GET", PODS),
+        ("GET", "/api/v1/nodes"),
+        ("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
+    ):
+        with pytest.raises(RefusedError, match="forbidden"):
+            theirs.request(method, path)
+    for path in REPORTS:
+        theirs.request("DELETE", f"{path}/n1")
+    unbound = Api(cluster.server.url, cluster.server.token(NAMESPACE, ACCOUNT), ca)
+    with pytest.raises(RefusedError, match="not bound to a node"):
+        unbound.request("DELETE", f"{REPORTS[0]}/n2")
