@@ -100,3 +100,18 @@ def test_without_credentials_the_objects_are_listed(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("topolet: left on node n: objects of the cluster: ")
     assert cpus(tmp_path) == "0-3"
+
+
+def test_a_proxy_that_stays_keeps_its_socket_and_its_lock(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state/cri.sock").touch()
+    assert main([*words, "--without-proxy"]) == 0
+    assert "the proxy has its socket there" in capsys.readouterr().out
+    assert cpus(tmp_path) == "0-3"
+    assert {each.name for each in (tmp_path / "state").iterdir()} == {"cri.sock", "door.lock"}
+
+
+def test_without_a_proxy_nothing_is_kept_for_it(tmp_path: Path, words: list[str]) -> None:
+    assert main([*words, "--without-proxy"]) == 0
+    assert not (tmp_path / "state").exists()
