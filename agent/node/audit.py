@@ -20,6 +20,7 @@ from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
 
 CPUSET: Final = "cpuset.cpus"
 Append = Callable[[Sequence[Record]], None]
+_OWNS: Final = "the pod owns these CPUs"
 _NAMED: Final = 2
 _RESTORES: Final = (
     WriteReason.SANDBOX_MADE,
@@ -126,11 +127,13 @@ class PassAudit:
             return "a pod that owns CPUs has no CPU quota"
         if field != CPUSET:
             return ""
-        return "; ".join(each for each in (subject.role, self._cause) if each)
+        because = "" if subject.role == _OWNS else self._cause
+        return "; ".join(each for each in (subject.role, because) if each)
 
 
 def decisions(before: Snapshot | None, after: Snapshot, moves: Iterable[Move]) -> list[Record]:
-    """What differs between two snapshots: pools, pods, their CPUs and devices, and refusals."""
+    """What differs between two snapshots: pools, pods, their CPUs and devices, and refusals; the
+    ends of pods last."""
     records = []
     for kind in ("ls_pools", "be_pools"):
         old = _by_node(getattr(before, kind) if before else ())
@@ -170,7 +173,7 @@ def decisions(before: Snapshot | None, after: Snapshot, moves: Iterable[Move]) -
                 message=move.reason.value,
             )
         )
-    return records
+    return sorted(records, key=lambda each: each.event == AuditEvent.POD_ENDED)
 
 
 def cause(before: Snapshot | None, after: Snapshot) -> str:
@@ -261,7 +264,7 @@ def _role(pod: PodWanted | None, container: Container) -> str:
     if wanted.kubelet:
         return "the kubelet assigned these CPUs"
     if wanted.exclusive:
-        return "the pod owns these CPUs"
+        return _OWNS
     return f"a container of class {pod.qos.value} shares its pool"
 
 
