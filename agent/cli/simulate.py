@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from agent.allocate.placement.residual import PlacementPolicy
 from agent.cli import options
+from agent.model.cpu.policies import PlacementPolicy
 from agent.view import format
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from agent.model.objects import (
     converted,
     decoded,
 )
+from agent.model.pod.node_selection import GPU_MODEL, PodAffinity, admitted_values
 from agent.model.pod.qos import CPU_OWNERS, QOS_LABEL, KubeClass
 from agent.model.quantities import Quantity, QuantityError, cpu, milli, whole
 
@@ -58,7 +59,8 @@ class ApiPod(msgspec.Struct, frozen=True):
     started it) are in nanoseconds since 1970. `requests` and `limits` of the pod as a whole
     override those of its containers, `overhead` is added: amounts and `resized` as in ApiContainer.
     `preempts`: its preemption policy allows evictions. `nominated`: its nominated node.
-    `controlling_node`: the uid of its node's Node object where that controls it."""
+    `controlling_node`: the uid of its node's Node object where that controls it. `gpu_models`:
+    those that it admits, as in the nodes' labels; empty: any."""
 
     uid: str
     namespace: str
@@ -83,6 +85,7 @@ class ApiPod(msgspec.Struct, frozen=True):
     nominated: str = ""
     resized: dict[str, int] = {}
     controlling_node: str = ""
+    gpu_models: tuple[str, ...] = ()
 
     @property
     def pod_level(self) -> bool:
@@ -186,6 +189,7 @@ def value(raw: PodObject) -> ApiPod:
         status.nominated_node_name or "",
         {name: amount for name, amount in resized.items() if name in requests},
         controller(metadata.owner_references or (), "v1", NODE_KIND, raw.spec.node_name),
+        admitted_values(GPU_MODEL, raw.spec.node_selector, raw.spec.affinity),
     )
 
 
@@ -218,6 +222,8 @@ class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
     priority: int | None = None
     preemption_policy: str = ""
     scheduler_name: str = ""
+    node_selector: dict[str, str] | None = None
+    affinity: PodAffinity | None = None
 
 
 class _RawInForce(msgspec.Struct, frozen=True, rename="camel"):

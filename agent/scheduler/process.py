@@ -59,6 +59,8 @@ from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pod_patches import ClaimConditions, Corrections
 from agent.scheduler.state.pods_api import BindingApi
+from agent.scheduler.state.pods_seen import STEP_SECONDS as PLACEMENT_SECONDS
+from agent.scheduler.state.pods_seen import PlacementUpdates, PodsSeen
 from agent.scheduler.state.records import AgentSelector
 from agent.scheduler.state.watches import Watches, stale, watch_pace
 from agent.scheduler.unschedulable.events import NoRoomEvents
@@ -232,6 +234,7 @@ class _Parts:
         groups = GroupReservations(cluster, seconds=settings.group_seconds)
         cache = EquivalenceCache(cluster)
         queue, budgets, writing = UnschedulableQueue(), Budgets(), transport()
+        seen = PodsSeen() if args.placement is not None else None
         self._stale_seconds = settings.watch_stale_seconds
         self._budgets: ListWatch[Budget] = ListWatch(
             writing,
@@ -256,7 +259,7 @@ class _Parts:
             transport(),
             cluster,
             agents,
-            pods_changed=queue.pods_changed,
+            pods_changed=[queue.pods_changed, *([seen.pods_changed] if seen else ())],
             rebinds_changed=rebind_requests.changed,
             stale_seconds=self._stale_seconds,
         )
@@ -284,6 +287,18 @@ class _Parts:
             self._periodic.append(Periodic("evict", EVICT_SECONDS, evictor.step))
         self._periodic.append(Periodic("corrections", CORRECTION_SECONDS, corrections.step))
         self._periodic.append(Periodic("conditions", CORRECTION_SECONDS, conditions.step))
+        if seen is not None and args.placement is not None:
+            updates = PlacementUpdates(
+                transport(),
+                settings.lease_namespace,
+                cluster,
+                seen,
+                rules,
+                args.placement,
+                lambda: self._watches.synced,
+                self._leads,
+            )
+            self._periodic.append(Periodic("placement", PLACEMENT_SECONDS, updates.step))
         rebinds = Rebinds(
             transport(),
             cluster,
@@ -302,6 +317,7 @@ class _Parts:
             cache,
             Preemption(cluster, groups, queue, budgets),
             best_only=settings.best_node_only,
+            placing=args.placement is not None,
         )
         queueing = QueueingExtender(
             handlers, pod_infos, cluster, queue, preempting=evictor.pause if evictor else None

@@ -27,9 +27,10 @@ from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, node_properties
 from agent.allocate.placement.demand import FULL, Demand, PodKind
-from agent.allocate.placement.residual import PlacementPolicy, placement
+from agent.allocate.placement.residual import placement
 from agent.allocate.placement.rivals import Fragmentation
 from agent.model.apiobjects import from_object
+from agent.model.cpu.policies import PlacementPolicy
 from agent.model.devices.device_object import Device, DeviceObject, DeviceType
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_MODEL
 from agent.scheduler.traces import TraceNode, arrivals, shuffled

@@ -42,7 +42,7 @@ from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.extender import extender
 from agent.scheduler.leader import election
 from agent.scheduler.preemption import disruption_budgets
-from agent.scheduler.state import koordinator_reservations, records
+from agent.scheduler.state import koordinator_reservations, pods_seen, records
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.view import explanation as words
 from tests.parsers import mutations
@@ -612,6 +612,15 @@ def _objects() -> Iterator[Target]:
         ("scheduler.state.koordinator_reservations:reservation",),
         (ObjectError,),
         ("Reservation ",),
+    )
+    yield Target(
+        "ConfigMap of the pods seen",
+        pods_seen.content,
+        of_json,
+        (_json({"data": {pods_seen.KEY: '[[4000,1024,1,500,["T4"],7],[1,2,0,0,[],1]]'}}),),
+        ("scheduler.state.pods_seen:content", "scheduler.state.pods_seen:decode"),
+        (ObjectError,),
+        ("ConfigMap",),
     )
     yield Target(
         "PodDisruptionBudget",

@@ -9,7 +9,7 @@ import pytest
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.placement.demand import PodKind
-from agent.allocate.placement.residual import PlacementPolicy
+from agent.model.cpu.policies import PlacementPolicy
 from agent.scheduler import simulation
 from agent.scheduler.simulation import LoadPoint, TraceCluster, TraceRun
 from agent.scheduler.traces import TraceNode, arrivals, read_nodes, read_pods, shuffled

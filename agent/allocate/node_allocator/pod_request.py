@@ -15,12 +15,13 @@ from agent.allocate.devices.request import (
     TypeRequest,
     device_request,
     names,
+    type_requests,
 )
 from agent.allocate.kubelet.static_policy import unserved
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.nrt.pod import NOT_ZONED, ZonedPod, foreign, kube_class_of, zoned_pod
 from agent.allocate.placement.demand import FULL as WHOLE
-from agent.allocate.placement.demand import PodKind
+from agent.allocate.placement.demand import NO_KIND, PodKind
 from agent.model.apiobjects import ApiPod, unequal_cpu
 from agent.model.cpu.policies import BindPolicy, NumaPolicy
 from agent.model.devices.device_allocation import (
@@ -93,7 +94,7 @@ class PodRequest(msgspec.Struct, frozen=True):
     unserved: str = ""
     unequal: str = ""
     parts: ZonedPod = NOT_ZONED
-    kind: PodKind = PodKind(0, 0)
+    kind: PodKind = NO_KIND
 
     @property
     def uid(self) -> str:
@@ -207,7 +208,7 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
         missing,
         unequal,
         parts,
-        _kind(requests, devices),
+        _kind(requests, devices.requests if devices else {}, pod.gpu_models),
     )
 
 
@@ -224,14 +225,27 @@ def as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodRequest
     )
 
 
-def _kind(requests: Mapping[str, int], devices: DeviceRequest | None) -> PodKind:
+def kind_of(pod: ApiPod) -> PodKind:
+    """What placements read of the pod; a request for devices that can't be read does not count."""
+    requests = pod_requests(pod)
+    try:
+        devices = type_requests(requests)
+    except RequestError:
+        devices = {}
+    return _kind(requests, devices, pod.gpu_models)
+
+
+def _kind(
+    requests: Mapping[str, int], devices: Mapping[str, TypeRequest], models: tuple[str, ...]
+) -> PodKind:
+    """A request for GPU memory by the byte counts as a whole card."""
     cpu, memory = requests.get("cpu", 0), requests.get("memory", 0)
-    cards = devices.requests.get(DeviceType.GPU) if devices else None
+    cards = devices.get(DeviceType.GPU)
     if cards is None:
         return PodKind(cpu, memory)
     amounts = [cards.per[name] for name in (GPU_CORE, GPU_MEMORY_RATIO) if name in cards.per]
     percent = min(FULL, max(amounts, default=FULL))
-    return PodKind(cpu, memory, cards.count, percent * (WHOLE // FULL))
+    return PodKind(cpu, memory, cards.count, percent * (WHOLE // FULL), models)
 
 
 def _binds(request: ResourceRequest) -> bool:

@@ -18,6 +18,10 @@ FULL: Final = 1000
 FIRST_PODS: Final = 50
 """Pods after which a placement is rebuilt for the second time; then each time their number has
 doubled."""
+REBUILD_PODS: Final = 20_000
+"""Pods after which it is rebuilt in any case."""
+MAX_PODS: Final = 200_000
+"""Beyond them all counts are halved: what was seen long ago counts less."""
 MAX_KINDS: Final = 400
 """Kinds kept. Beyond them the rarest are dropped, so that the state fits into a ConfigMap."""
 
@@ -40,6 +44,9 @@ class PodKind(msgspec.Struct, frozen=True, order=True):
     @property
     def shared(self) -> bool:
         return 0 < self.milli < FULL
+
+
+NO_KIND: Final = PodKind(0, 0)
 
 
 class Site(msgspec.Struct, frozen=True):
@@ -103,11 +110,12 @@ class NodePlacement(Protocol):
 
 
 class Demand:
-    """The pods that were seen, by kind. Not safe for several threads."""
+    """The pods that were seen, by kind; `pods` are all that were ever added. Not safe for several
+    threads."""
 
     def __init__(self, counts: Mapping[PodKind, int] | None = None) -> None:
         self._counts: Counter[PodKind] = Counter(counts or {})
-        self.pods = self._counts.total()
+        self._kept = self.pods = self._counts.total()
 
     @property
     def counts(self) -> Mapping[PodKind, int]:
@@ -116,15 +124,30 @@ class Demand:
     def add(self, kind: PodKind) -> None:
         self._counts[kind] += 1
         self.pods += 1
+        self._kept += 1
+        if self._kept > MAX_PODS:
+            halved = {each: pods // 2 for each, pods in self._counts.items() if pods > 1}
+            self._replace(halved)
         if len(self._counts) > 2 * MAX_KINDS:
-            self._counts = Counter(commonest(self._counts, MAX_KINDS))
-            self.pods = self._counts.total()
+            self._replace(commonest(self._counts, MAX_KINDS))
 
     def due(self, built_at: int) -> bool:
         """Whether a placement that was built from `built_at` pods has to be rebuilt."""
         if not self.pods:
             return False
-        return not built_at or self.pods >= max(FIRST_PODS, 2 * built_at)
+        more = min(built_at, REBUILD_PODS)
+        return not built_at or self.pods >= max(FIRST_PODS, built_at + more)
+
+    def merge(self, counts: Mapping[PodKind, int]) -> None:
+        """Adds the pods that another process has seen, or this one before it was restarted. A pod
+        that both have seen must not count twice: the larger number of each kind counts."""
+        before = self._counts.total()
+        self._replace(self._counts | Counter(counts))
+        self.pods += max(0, self._kept - before)
+
+    def _replace(self, counts: Mapping[PodKind, int]) -> None:
+        self._counts = Counter(counts)
+        self._kept = self._counts.total()
 
 
 def commonest(counts: Mapping[PodKind, int], kinds: int) -> dict[PodKind, int]:

@@ -18,7 +18,6 @@ The weights were set on published traces; the result changes little around them.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
@@ -35,6 +34,7 @@ from agent.allocate.placement.demand import (
     Verdict,
     capacity,
 )
+from agent.model.cpu.policies import PlacementPolicy
 
 SPLIT: Final = 3.0
 SPREAD: Final = 0.25
@@ -50,17 +50,6 @@ _MAX_STEPS: Final = 500
 _TINY: Final = 1e-9
 _FAR: Final = 6.0
 """Standard deviations beyond which a normal distribution is a constant."""
-
-
-class PlacementPolicy(enum.StrEnum):
-    """The placements that exist."""
-
-    RESIDUAL = "Residual"
-    FGD = "FGD"
-    BEST_FIT = "BestFit"
-    BIN_PACK = "BinPack"
-    MOST_ALLOCATED = "MostAllocated"
-    LEAST_ALLOCATED = "LeastAllocated"
 
 
 class Companion(msgspec.Struct, frozen=True):

@@ -152,3 +152,14 @@ BIND_VALUES: Final[Mapping[str, BindPolicy | None]] = {
 """`PCPUOnly`: the fine-grained CPU orchestration proposal writes the same policy in two ways."""
 STRATEGY_VALUES: Final = {str(each): each for each in NUMA_STRATEGIES}
 NUMA_VALUES: Final = {str(each): each for each in NumaPolicy}
+
+
+class PlacementPolicy(enum.StrEnum):
+    """How the node of a pod is chosen, by the GPUs that stay usable (`allocate.placement`)."""
+
+    RESIDUAL = "Residual"
+    FGD = "FGD"
+    BEST_FIT = "BestFit"
+    BIN_PACK = "BinPack"
+    MOST_ALLOCATED = "MostAllocated"
+    LEAST_ALLOCATED = "LeastAllocated"

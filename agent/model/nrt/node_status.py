@@ -11,6 +11,7 @@ import msgspec
 
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Device, DeviceType
+from agent.model.pod import node_selection
 from agent.model.quantities import QuantityError, whole
 
 Object = dict[str, Any]
@@ -25,7 +26,7 @@ RDMA: Final = DOMAIN + "rdma"
 FPGA: Final = DOMAIN + "fpga"
 
 GPU_VENDOR: Final = "node.koordinator.sh/gpu-vendor"
-GPU_MODEL: Final = "node.koordinator.sh/gpu-model"
+GPU_MODEL: Final = node_selection.GPU_MODEL
 GPU_DRIVER: Final = "node.koordinator.sh/gpu-driver-version"
 
 LABEL_PREFIX = "topology.topolet.io/"

@@ -23,6 +23,7 @@ from agent.model.cpu.policies import (
     BindPolicy,
     GpuObjective,
     NumaPolicy,
+    PlacementPolicy,
     Strategy,
 )
 from agent.model.objects import ObjectError, converted
@@ -66,6 +67,7 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
     share an L3. `distribute_across_numa`: amounts of several NUMA nodes are split evenly; otherwise
     they fill one NUMA node after the other. `devices`: the order of whole devices. `unshared_gpus`:
     by vendor, the GPU models that are never divided, both as in the labels of nodes.
+    `placement`: what scores nodes instead, None: nothing does.
     `strict_full_pcpus_only`: nodes that allocate only whole cores allocate them to Guaranteed, LSE
     and LSR pods, and come last for pods that prefer SpreadByPCPUs."""
 
@@ -82,6 +84,7 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
     devices: Strategy = Strategy.LEAST_ALLOCATED
     unshared_gpus: dict[str, frozenset[str]] = {}
     strict_full_pcpus_only: bool = False
+    placement: PlacementPolicy | None = None
 
 
 def decode(body: object) -> SchedulerArgs:
@@ -139,6 +142,7 @@ class _Common(_Fields, frozen=True):
         default=(), name="gpuShareUnsupportedModels"
     )
     strict: bool | None = msgspec.field(default=None, name="strictFullPCPUsOnly")
+    placement: PlacementPolicy | None = None
 
 
 class _CpuOrchestration(_Common, frozen=True, kw_only=True):
@@ -196,6 +200,7 @@ def _common(kind: Rules, raw: _Common) -> dict[str, Any]:
         "distribute_across_numa": raw.distribute_across_numa,
         "devices": Strategy(raw.device_strategy),
         "unshared_gpus": unshared,
+        "placement": raw.placement,
         "strict_full_pcpus_only": kind is Rules.PROPOSAL if raw.strict is None else raw.strict,
     }
 

@@ -16,6 +16,7 @@ from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.preemption.disruption_budgets import Budgets
 from agent.scheduler.state import koordinator_reservations, records
 from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.pods_seen import PodsSeen, place_by, sites_of
 from agent.scheduler.state.records import AgentSelector
 
 _WHAT_IF: Final = "what-if"
@@ -39,7 +40,8 @@ class SavedCluster:
         self.pods: dict[ObjectKey, Object] = {_key(each, "default"): each for each in pods}
         cluster, devices = self.cluster, by_kind.get(kinds.DEVICE.name, [])
         self._add(by_kind.get(kinds.NODE.name, []), records.node, cluster.nodes_changed)
-        self._add(pods, records.pods(agents), cluster.pods_changed)
+        seen, read_pod = PodsSeen(), records.pods(agents)
+        self._add(pods, read_pod, seen.pods_changed, cluster.pods_changed)
         reports = by_kind.get(kinds.TOPOLOGY.name, [])
         self._add(reports, records.topology, cluster.topologies_changed)
         self._add(devices, records.devices, cluster.devices_changed)
@@ -50,12 +52,14 @@ class SavedCluster:
         )
         budgets = by_kind.get(disruption_budgets.KIND, [])
         self._add(budgets, disruption_budgets.read, self.budgets.changed)
+        if rules.scoring is not None and rules.scoring.placement is not None:
+            place_by(seen, cluster, rules, rules.scoring.placement, sites_of(cluster))
 
     def _add(
         self,
         saved: Iterable[Object],
         read: Callable[[bytes], Any],
-        changed: Callable[[list[Change[Any]]], None],
+        *changed: Callable[[list[Change[Any]]], None],
     ) -> None:
         for each in saved:
             try:
@@ -68,7 +72,8 @@ class SavedCluster:
                 continue
             if isinstance(value, records.Unreadable):
                 self.problems.append(value.text)
-            changed([Change(ChangeKind.ADDED, _key(each), value)])
+            for tell in changed:
+                tell([Change(ChangeKind.ADDED, _key(each), value)])
 
 
 def pod_object(found: Object, namespace: str, *, new: bool) -> Object:

@@ -175,9 +175,10 @@ class ExtenderHandlers:
         preempt: Preempt,
         *,
         best_only: bool = True,
+        placing: bool = False,
     ) -> None:
         """`best_only`: the filter returns only the best node for a pod that needs CPUs or
-        devices."""
+        devices. `placing`: a placement scores all pods, also those that need neither."""
         self._cluster = cluster
         self._groups = groups
         self._bind = bind
@@ -186,6 +187,7 @@ class ExtenderHandlers:
         ours = Needs.CPUS | Needs.DEVICES | Needs.LISTED
         self._best_only = ours if best_only else Needs.NOTHING
         self._cache = cache
+        self._placing = placing
 
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
         nodes = args.node_names
@@ -221,7 +223,7 @@ class ExtenderHandlers:
         if self._all_nodes_fit(info.pod_request):
             return _NO_PRIORITIES
         results = self._results(info.pod_request, nodes)
-        return priorities(nodes, results, decides=bool(info.pod_request.needs))
+        return priorities(nodes, results, decides=self._placing or bool(info.pod_request.needs))
 
     def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
         return self._preempt(args)

@@ -143,6 +143,14 @@ class SchedulerCache:
                 self._mark_changed(state)
             self._remove_if_empty(state)
 
+    def use_rules(self, rules: AllocatorRules) -> None:
+        """Other rules apply from now on."""
+        with self.lock:
+            self._rules = rules
+            for state in self._states.values():
+                state.use_rules(rules)
+                self._mark_changed(state)
+
     def lacks_agent(self, name: str) -> bool:
         """Whether the node needs a Ready agent and has none."""
         with self.lock:
@@ -356,7 +364,7 @@ class SchedulerCache:
             node_change = True
         if node_change:
             self._mark_changed(state)
-        if before is None or _report_fields(before) != _report_fields(pod):
+        if before is None or before.report_fields != pod.report_fields:
             self._apply(state, state.update_pod(pod, new=reservation is not None))
         self._hold(self._koordinator_reservations.pod_changed(pod.uid, before, pod))
 
@@ -410,11 +418,6 @@ class SchedulerCache:
     def _remove_if_empty(self, state: NodeInfo) -> None:
         if state.empty:
             self._states.pop(state.name, None)
-
-
-def _report_fields(pod: PodRecord) -> tuple[object, ...]:
-    """The fields that decide whether the zone report of the pod's node counts the pod."""
-    return pod.started, pod.started_at, pod.zoned
 
 
 def _value(change: Change[T]) -> T | None:

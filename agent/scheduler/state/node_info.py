@@ -20,10 +20,12 @@ from agent.allocate.node_allocator.properties import (
     topology_options,
 )
 from agent.allocate.nrt.node import ZoneReport
+from agent.allocate.placement.demand import Site, site
 from agent.allocate.policies_in_force import PROFILES
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.devices.device_object import DeviceObject
+from agent.model.devices.device_object import DeviceObject, DeviceType
 from agent.model.nrt import node_annotations
+from agent.model.nrt.node_status import GPU_MODEL
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod.annotations import AnnotationError
 from agent.scheduler.state.records import NodeRecord, PodRecord, Unreadable
@@ -131,10 +133,26 @@ class NodeInfo:
                 if fault not in self._allocator.properties.faults:
                     log.warning("node %s: %s", self.name, fault)
             self._allocator = self._allocator.with_properties(properties, self._reserved_uids())
+        elif self._allocator.properties.rules is not self._rules:
+            properties = msgspec.structs.replace(self._allocator.properties, rules=self._rules)
+            self._allocator = self._allocator.with_properties(properties, self._reserved_uids())
         if self._outdated or self._recount:
             self._update_zones()
         self._outdated = self._recount = self._new_report = False
         return self._allocator
+
+    def use_rules(self, rules: AllocatorRules) -> None:
+        """The rules differ from those before in their placement only."""
+        self._rules = rules
+
+    @property
+    def site(self) -> Site:
+        """The node without pods, for placements."""
+        node = self.node or NodeRecord(self.name, "")
+        devices = self.devices.devices if isinstance(self.devices, DeviceObject) else ()
+        gpus = sum(each.healthy and each.type == DeviceType.GPU for each in devices)
+        amounts, model = node.allocatable, node.labels.get(GPU_MODEL, "")
+        return site(self.name, amounts.get("cpu", 0), amounts.get("memory", 0), gpus, model)
 
     # Each method returns what changed.
     def update_node(self, node: NodeRecord | None) -> NodeChange:

@@ -16,7 +16,9 @@ import msgspec
 
 from agent.allocate.device_holders import grants
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
+from agent.allocate.node_allocator.pod_request import kind_of
 from agent.allocate.nrt.pod import ZonedPod, zoned_pod
+from agent.allocate.placement.demand import NO_KIND, PodKind
 from agent.model import apiobjects, bounds
 from agent.model.apiobjects import (
     ApiPod,
@@ -77,7 +79,8 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     fingerprint of the node's pods contains it), and `terminated`, the title of a terminated pod
     that still exists, since a fingerprint may contain it too.
 
-    `has_claim_condition`: it has the condition CLAIM_REFUSED, whatever its status.
+    `has_claim_condition`: it has the condition CLAIM_REFUSED, whatever its status. `kind`: what
+    placements read of it.
     """
 
     uid: str
@@ -94,6 +97,12 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     terminated: str = ""
     reservation: str = ""
     has_claim_condition: bool = False
+    kind: PodKind = NO_KIND
+
+    @property
+    def report_fields(self) -> tuple[object, ...]:
+        """The fields that decide whether the zone report of its node counts it."""
+        return self.started, self.started_at, self.zoned
 
     @property
     def title(self) -> str:
@@ -159,15 +168,19 @@ def pods(agents: AgentSelector) -> Callable[[bytes], PodRecord]:
     def read(text: bytes) -> PodRecord:
         raw = decoded(text, apiobjects.KIND, _pods)
         pod = apiobjects.value(raw)
-        ready = None
+        ready, kind = None, _kinds.of(kind_of(pod))
         if agents.include(pod.namespace, pod.labels):
             ready = pod.phase is apiobjects.Phase.RUNNING and not pod.deleted and _ready(text)
         if not pod.node:
             ends = pod.deleted or pod.terminal
-            return PodRecord(pod.uid, "", None, ready, group=None if ends else _group(pod))
+            return PodRecord(
+                pod.uid, "", None, ready, group=None if ends else _group(pod), kind=kind
+            )
         if pod.terminal:
             zoned, title = _zoned_of(pod), pod.title
-            return PodRecord(pod.uid, intern(pod.node), None, ready, zoned=zoned, terminated=title)
+            return PodRecord(
+                pod.uid, intern(pod.node), None, ready, zoned=zoned, terminated=title, kind=kind
+            )
         assigned = holding_of(pod)
         for fault in assigned.faults:
             log.warning("pod %s on node %s: %s", pod.title, pod.node, fault)
@@ -185,6 +198,7 @@ def pods(agents: AgentSelector) -> Callable[[bytes], PodRecord]:
             _group(pod),
             reservation=_reservation(pod),
             has_claim_condition=_has_claim_condition(text),
+            kind=kind,
         )
 
     return read
@@ -310,6 +324,7 @@ _labels: Final = InternPool[dict[str, str]]()
 _zoned: Final = InternPool[ZonedPod]()
 _zoned_by_key: Final = InternPool[ZonedPod]()
 _requests: Final = InternPool[dict[str, int]]()
+_kinds: Final = InternPool[PodKind]()
 _numa: Final = InternPool[dict[int, dict[str, int]]]()
 _resources: Final = InternPool[dict[str, int]]()
 _NO_DEVICES: Final[DeviceAmounts] = {}

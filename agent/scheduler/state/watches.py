@@ -136,13 +136,13 @@ class Watches:
         agents: AgentSelector | None = None,
         *,
         stale_seconds: float,
-        pods_changed: Changed[PodRecord] | None = None,
+        pods_changed: Sequence[Changed[PodRecord]] = (),
         rebinds_changed: Changed[RebindRequest] | None = None,
         pace: WatchPace | None = None,
         check_seconds: float | None = None,
     ) -> None:
         """`stale_seconds` is the time that each watch may be out of touch with the API server.
-        `pods_changed` is called after the cluster was updated. Without `rebinds_changed`
+        `pods_changed` are called after the cluster was updated. Without `rebinds_changed`
         RebindResources are not watched."""
         pace = pace or watch_pace(stale_seconds)
         self._stale_seconds = stale_seconds
@@ -153,8 +153,8 @@ class Watches:
 
         def changed(changes: Sequence[Change[PodRecord]]) -> None:
             cluster.pods_changed(changes)
-            if pods_changed is not None:
-                pods_changed(changes)
+            for each in pods_changed:
+                each(changes)
 
         self._pods = ListWatch(transport, pods, {}, read_pod, changed, pace=pace)
         self._nodes = ListWatch(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from agent.allocate.placement import demand as demand_module
 from agent.allocate.placement.demand import (
     FULL,
     MAX_KINDS,
@@ -31,7 +34,21 @@ def test_the_rarest_kinds_are_dropped() -> None:
     demand.add(PodKind(1_000_000, 0))
     assert len(demand.counts) == MAX_KINDS
     assert demand.counts[PodKind(7, 0)] == 2
-    assert demand.pods == MAX_KINDS + 1
+    assert demand.pods == 2 * MAX_KINDS + 2
+
+
+def test_pods_of_long_ago_count_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand_module, "MAX_PODS", 100)
+    demand = Demand({PodKind(1, 0): 100, PodKind(2, 0): 1})
+    demand.add(PodKind(3, 0))
+    assert demand.counts == {PodKind(1, 0): 50}
+
+
+def test_pods_that_two_processes_have_seen_count_once() -> None:
+    demand = Demand({PodKind(1, 0): 10, PodKind(2, 0): 1})
+    demand.merge({PodKind(1, 0): 8, PodKind(3, 0): 5})
+    assert demand.counts == {PodKind(1, 0): 10, PodKind(2, 0): 1, PodKind(3, 0): 5}
+    assert demand.pods == 16
 
 
 def test_equally_frequent_kinds_are_kept_in_order() -> None:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from agent.allocate.placement.demand import FULL, PodKind, Room, site
 from agent.allocate.placement.residual import (
     CELL,
-    PlacementPolicy,
     Residual,
     placement,
     residual,
     values_of_rests,
 )
+from agent.model.cpu.policies import PlacementPolicy
 
 GIB = 1 << 30
 PARTS = {190: 5, 320: 40, 470: 60, 650: 40, 810: 80}

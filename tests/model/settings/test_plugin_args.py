@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.cpu.policies import BindPolicy, GpuObjective, NumaPolicy, Strategy
+from agent.model.cpu.policies import BindPolicy, GpuObjective, NumaPolicy, PlacementPolicy, Strategy
 from agent.model.objects import ObjectError
 from agent.model.settings.plugin_args import (
     Measure,
@@ -187,3 +187,12 @@ def test_the_invalid_field_is_named(body: Any, strategy: str) -> None:
     with pytest.raises(ObjectError) as caught:
         decode(body)
     assert strategy in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", Rules, ids=lambda each: each.value)
+def test_a_placement(kind: Rules) -> None:
+    body = {"kind": kind.value}
+    assert decode(body).placement is None
+    assert decode({**body, "placement": "Residual"}).placement is PlacementPolicy.RESIDUAL
+    with pytest.raises(ObjectError, match="placement: Invalid enum value 'Random'"):
+        decode({**body, "placement": "Random"})

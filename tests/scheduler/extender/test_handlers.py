@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.auth import FileAccess
-from agent.kube.objects import ChangeKind
+from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.kube.transport import Transport
 from agent.model.apiobjects import GROUP_ANNOTATION, ApiPod
+from agent.model.cpu.policies import PlacementPolicy
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.scheduler.extender import handlers
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
@@ -20,11 +22,14 @@ from agent.scheduler.extender.extender import (
     ExtenderPreemptionResult,
 )
 from agent.scheduler.extender.handlers import ExtenderHandlers
+from agent.scheduler.state import records
 from agent.scheduler.state.binder import Binder
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pods_api import BindingApi
+from agent.scheduler.state.pods_seen import PodsSeen, place_by, sites_of
+from agent.scheduler.state.records import AgentSelector
 from tests.fixtures.fleet import (
     CARDS,
     NOTHING,
@@ -49,7 +54,9 @@ NODES = ["a", "b", "c"]
 class Scene:
     """The handlers over nodes a and b, which are small, and c with cards."""
 
-    def __init__(self, server: hostile.Server, *, best_only: bool = True) -> None:
+    def __init__(
+        self, server: hostile.Server, *, best_only: bool = True, placing: bool = False
+    ) -> None:
         self.server = server
         self.pods = Pods(server)
         self.cluster: SchedulerCache = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
@@ -66,6 +73,7 @@ class Scene:
             EquivalenceCache(self.cluster),
             _no_preemption,
             best_only=best_only,
+            placing=placing,
         )
 
     def pod(self, kind: Kind, name: str, **annotations: str) -> ApiPod:
@@ -336,3 +344,17 @@ def test_cards_of_a_koordinator_reservation_are_free_when_it_ends(scene: Scene) 
     scene.cluster.koordinator_reservations_changed([koordinators.event(body, ChangeKind.DELETED)])
     assert scene.fits(pod) == ["c"]
     assert scene.bind(pod, "c") == ""
+
+
+def test_a_placement_decides_about_plain_pods_too(server: hostile.Server) -> None:
+    scene = Scene(server, placing=True)
+    seen = PodsSeen()
+    body = plain("500m", "1Gi").pod("seen", node="a")
+    read = records.pods(AgentSelector())(json.dumps(body).encode())
+    seen.pods_changed([Change(ChangeKind.ADDED, ObjectKey("default", "seen"), read)])
+    sites = sites_of(scene.cluster)
+    place_by(seen, scene.cluster, AllocatorRules(), PlacementPolicy.RESIDUAL, sites)
+    entries = scene.scores(scene.pod(plain("500m", "1Gi"), "p"), NODES)
+    assert sorted(entries) == NODES
+    assert list(entries.values()).count(handlers.MAX_PRIORITY) == 1
+    scene.transport.close()

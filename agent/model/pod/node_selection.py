@@ -1,0 +1,64 @@
+"""Which values of a node's label a pod admits, by its node selector and its required node affinity.
+
+Only what limits the label to a list of values counts: selectors, and expressions with the operator
+In. Other expressions, such as NotIn and Gt, admit any value here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+GPU_MODEL: Final = "node.koordinator.sh/gpu-model"
+"""The label of a node with the model of its GPUs."""
+
+
+class _Expression(msgspec.Struct, frozen=True):
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] | None = None
+
+
+class _Term(msgspec.Struct, frozen=True, rename="camel"):
+    match_expressions: tuple[_Expression, ...] | None = None
+
+
+class _Terms(msgspec.Struct, frozen=True, rename="camel"):
+    node_selector_terms: tuple[_Term, ...] | None = None
+
+
+class _NodeAffinity(msgspec.Struct, frozen=True):
+    required: _Terms | None = msgspec.field(
+        default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class PodAffinity(msgspec.Struct, frozen=True, rename="camel"):
+    """`spec.affinity`; only the part about nodes."""
+
+    node_affinity: _NodeAffinity | None = None
+
+
+def admitted_values(
+    label: str, selector: Mapping[str, str] | None, affinity: PodAffinity | None
+) -> tuple[str, ...]:
+    """Sorted; empty: any value. A pod that no value suits gets the values of its node selector."""
+    required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
+    terms = [_of_term(label, each) for each in (required and required.node_selector_terms) or ()]
+    found: frozenset[str] = frozenset()
+    if terms and all(each is not None for each in terms):
+        found = frozenset().union(*(each for each in terms if each is not None))
+    if selector and label in selector:
+        found = frozenset((selector[label],))
+    return tuple(sorted(found))
+
+
+def _of_term(label: str, term: _Term) -> frozenset[str] | None:
+    """The values that the term admits; None: any."""
+    lists = [
+        frozenset(each.values or ())
+        for each in term.match_expressions or ()
+        if each.key == label and each.operator == "In"
+    ]
+    return frozenset.intersection(*lists) if lists else None

@@ -1,0 +1,239 @@
+"""The pods that the scheduler has seen, for the statistics of its placement, and their ConfigMap.
+
+Every replica counts the pods that its watch reports, each once. The counts of a process that starts
+are rebuilt from the pods that are listed. Pods that have ended are in the ConfigMap, which only the
+leader writes; a new leader merges it with what it has seen itself. The placement is rebuilt from
+the counts, and applies to all nodes from then on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from agent.allocate.node_allocator.properties import AllocatorRules
+from agent.allocate.placement.demand import FULL, MAX_KINDS, Demand, PodKind, Site, commonest
+from agent.allocate.placement.residual import placement
+from agent.host.log_once import Problem
+from agent.kube.errors import NotFoundError, StoreError
+from agent.kube.objects import Change, ChangeKind
+from agent.kube.transport import Transport, segment
+from agent.model.cpu.policies import PlacementPolicy
+from agent.model.objects import ObjectError, decoded
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.records import PodRecord
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "topolet-scheduler-pods-seen"
+"""The ConfigMap, in the namespace of the leader's Lease."""
+KEY: Final = "pods"
+KIND: Final = "ConfigMap"
+MAX_BYTES: Final = 60_000
+"""Of the content; the rarest kinds are left out beyond it."""
+STEP_SECONDS: Final = 1.0
+WRITE_SECONDS: Final = 60.0
+SITES_SECONDS: Final = 300.0
+"""How long a placement may be out of date with the nodes."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Entry = tuple[
+    _Count,
+    _Count,
+    Annotated[int, msgspec.Meta(ge=0, le=1024)],
+    Annotated[int, msgspec.Meta(ge=0, le=FULL)],
+    tuple[str, ...],
+    Annotated[int, msgspec.Meta(ge=1, le=1 << 40)],
+]
+"""A PodKind and the number of its pods."""
+
+
+class _Content(msgspec.Struct, frozen=True):
+    data: dict[str, str] = {}
+
+
+_entries: Final = msgspec.json.Decoder(tuple[_Entry, ...])
+_objects: Final = msgspec.json.Decoder(_Content)
+
+
+def encode(counts: Mapping[PodKind, int]) -> str:
+    """The content of the ConfigMap: the most frequent kinds that fit."""
+    lines: list[str] = []
+    left = MAX_BYTES
+    for kind, pods in commonest(counts, MAX_KINDS).items():
+        entry = (kind.cpu, kind.memory, kind.gpus, kind.milli, kind.models, pods)
+        line = msgspec.json.encode(entry).decode()
+        left -= len(line.encode()) + 2
+        if left < 0:
+            break
+        lines.append(line)
+    return "[" + ",\n".join(lines) + "]"
+
+
+def decode(text: str) -> dict[PodKind, int]:
+    """Raises ObjectError."""
+    entries = decoded(text.encode(), KIND, _entries)
+    found: dict[PodKind, int] = {}
+    for cpu, memory, gpus, milli, models, pods in entries[:MAX_KINDS]:
+        found[PodKind(cpu, memory, gpus, milli, tuple(sorted(set(models))))] = pods
+    return found
+
+
+class PodsSeen:
+    """Counts pods as a watch reports them. Safe for many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._uids: set[str] = set()
+        self._demand = Demand()
+
+    def pods_changed(self, changes: Sequence[Change[PodRecord]]) -> None:
+        with self._lock:
+            for change in changes:
+                pod = change.value
+                if change.kind is ChangeKind.DELETED:
+                    self._uids.discard(pod.uid)
+                elif pod.uid not in self._uids:
+                    self._uids.add(pod.uid)
+                    self._demand.add(pod.kind)
+
+    def merge(self, counts: Mapping[PodKind, int]) -> None:
+        with self._lock:
+            self._demand.merge(counts)
+
+    def due(self, built_at: int) -> bool:
+        with self._lock:
+            return self._demand.due(built_at)
+
+    def counts(self) -> tuple[dict[PodKind, int], int]:
+        """By kind, and the number of all pods that were ever seen."""
+        with self._lock:
+            return dict(self._demand.counts), self._demand.pods
+
+
+def sites_of(cluster: SchedulerCache) -> tuple[Site, ...]:
+    with cluster.lock:
+        return tuple(each.site for each in cluster.nodes())
+
+
+def place_by(
+    seen: PodsSeen,
+    cluster: SchedulerCache,
+    rules: AllocatorRules,
+    policy: PlacementPolicy,
+    sites: Collection[Site],
+) -> None:
+    """Applies the placement for the pods that were seen."""
+    built = placement(policy, seen.counts()[0], sites)
+    cluster.use_rules(msgspec.structs.replace(rules, placement=built))
+
+
+class PlacementUpdates:
+    """Rebuilds the placement, and keeps what the leader has seen. One thread calls `step`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        namespace: str,
+        cluster: SchedulerCache,
+        seen: PodsSeen,
+        rules: AllocatorRules,
+        policy: PlacementPolicy,
+        synced: Callable[[], bool],
+        leading: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`synced`: all objects are known."""
+        self._store = _Store(transport, namespace)
+        self._cluster, self._seen = cluster, seen
+        self._rules, self._policy = rules, policy
+        self._synced, self._leading = synced, leading
+        self._clock = clock
+        self._merged = False
+        self._built_at = self._written = 0
+        self._sites: Collection[Site] = ()
+        self._compared_at = self._stored_at = 0.0
+
+    def step(self) -> None:
+        """Never raises."""
+        if not self._synced():
+            return
+        leading = self._leading()
+        if leading and not self._merged:
+            stored = self._store.read()
+            if stored is None:
+                return
+            self._seen.merge(stored)
+        self._merged = leading
+        self._rebuild()
+        if leading:
+            self._keep()
+
+    def _rebuild(self) -> None:
+        now = self._clock()
+        due = self._seen.due(self._built_at)
+        if not due and (not self._built_at or now - self._compared_at < SITES_SECONDS):
+            return
+        self._compared_at = now
+        sites = sites_of(self._cluster)
+        if not due and sites == self._sites:
+            return
+        self._sites, self._built_at = sites, self._seen.counts()[1]
+        place_by(self._seen, self._cluster, self._rules, self._policy, sites)
+
+    def _keep(self) -> None:
+        counts, pods = self._seen.counts()
+        if pods == self._written or self._clock() - self._stored_at < WRITE_SECONDS:
+            return
+        self._stored_at = self._clock()
+        if self._store.write(counts):
+            self._written = pods
+
+
+class _Store:
+    """The ConfigMap."""
+
+    def __init__(self, transport: Transport, namespace: str) -> None:
+        self._transport, self._namespace = transport, namespace
+        self._path = f"/api/v1/namespaces/{segment(namespace)}/configmaps/{NAME}"
+        self._problem = Problem(log, f"ConfigMap {namespace}/{NAME}: ")
+
+    def read(self) -> dict[PodKind, int] | None:
+        """None if the API server does not answer; a content that can't be read counts as none."""
+        try:
+            found = content(self._transport.get(self._path))
+        except NotFoundError:
+            return {}
+        except ObjectError as error:
+            self._problem.report(str(error))
+            return {}
+        except StoreError as error:
+            self._problem.report(str(error))
+            return None
+        self._problem.clear()
+        return found
+
+    def write(self, counts: Mapping[PodKind, int]) -> bool:
+        wanted = {
+            "apiVersion": "v1",
+            "kind": KIND,
+            "metadata": {"name": NAME, "namespace": self._namespace},
+            "data": {KEY: encode(counts)},
+        }
+        try:
+            self._transport.apply(self._path, wanted)
+        except StoreError as error:
+            self._problem.report(str(error))
+            return False
+        self._problem.clear()
+        return True
+
+
+def content(body: bytes) -> dict[PodKind, int]:
+    """The counts in a ConfigMap's JSON. Raises ObjectError."""
+    text = decoded(body, KIND, _objects).data.get(KEY, "")
+    return decode(text) if text else {}
