@@ -22,6 +22,8 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "node.doctor:_agent_answer",
         "node.gpus:GpuView.observe",
         "nri.daemon:metrics_page",
+        "proxy.daemon:metrics_page",
+        "telemetry.metrics:_Passes.collect",
         "nri.ttrpc:Incoming._respond",
         "nri.ttrpc:Incoming.refuse",
         "nri.ttrpc:Session.call",
@@ -60,7 +62,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "the administrator writes the options": (
         "cli.options:duration_seconds",
         "cli.options:read",
-        "cli.rebind:_positive",
+        "cli.options:positive",
         "cli.simulate:_load",
         "cli.simulate:_seeds",
         "model.devices.gpu_actions:_numbers",
