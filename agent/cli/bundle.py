@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import glob
 import gzip
-import http.client
 import io
 import json
 import os
 import platform
 import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -27,14 +26,11 @@ from agent.cgroup.journal import Original, OriginalValue
 from agent.cli import kubelet_state, options
 from agent.discover import cpus
 from agent.discover.sysfs import DiscoveryError
-from agent.host import processes
-from agent.host.processes import Process, ProcessGoneError, UnreadableError
 from agent.model import snapshot as snapshots
-from agent.model.settings.agent import AgentSettings, DoctorSettings
-from agent.model.settings.frontends import NriSettings, ProxySettings
+from agent.model.settings.agent import DoctorSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import SnapshotError
-from agent.node import doctor
+from agent.node import doctor, own_processes
 from agent.node.doctor import Examination
 from agent.telemetry import audit
 
@@ -43,8 +39,6 @@ MAX_FILE_BYTES: Final = 1 << 20
 LOG_LINES: Final = 2000
 _LOGS: Final = "var/log/pods/*_topolet-*/*/*.log"
 _METRICS: Final = ("topolet_", "process_")
-_HTTP: Final = "127.0.0.1:9326"
-_HTTP_SECONDS: Final = 3.0
 _RECORDS: Final = 3000
 """Of the audit trail."""
 _VALUE: Final = re.compile(r"[\w,.\- ]{0,200}")
@@ -60,7 +54,6 @@ _SECRETS: Final = (
         r"[\"'\\]*\s*[=:]\s*[\"'\\]*[^\s\"',;&\\]+"
     ),
 )
-_PROGRAMS: Final = {"agent": AgentSettings, "proxy": ProxySettings, "nri": NriSettings}
 
 
 def made(settings: DoctorSettings, examined: Examination, text: str, config: str) -> bytes:
@@ -71,7 +64,8 @@ def made(settings: DoctorSettings, examined: Examination, text: str, config: str
         "doctor.txt": text.encode(),
     }
     unread: dict[str, str] = {}
-    programs = list(_programs(os.path.join(settings.root, "proc")))
+    running = tuple(own_processes.running(os.path.join(settings.root, "proc")))
+    address = own_processes.agent_address(running, settings.state_dir)
     files["about.json"] = _json(
         {
             "schema_version": 1,
@@ -80,7 +74,7 @@ def made(settings: DoctorSettings, examined: Examination, text: str, config: str
             "kernel": os.uname().release,
             "machine": os.uname().machine,
             "settings": msgspec.to_builtins(settings),
-            "programs": programs,
+            "programs": msgspec.to_builtins(running),
         }
     )
     for name, read in (
@@ -93,11 +87,11 @@ def made(settings: DoctorSettings, examined: Examination, text: str, config: str
             "kubelet-state.json",
             lambda: kubelet_state.body(kubelet_state.read(settings.kubelet_dir)),
         ),
-        ("metrics.json", lambda: _metrics(_address(programs))),
+        ("metrics.json", lambda: _metrics(address)),
     ):
         try:
             files[name] = _json(read())
-        except (OSError, ValueError, DiscoveryError, http.client.HTTPException) as error:
+        except (OSError, ValueError, DiscoveryError) as error:
             unread[name] = f"{type(error).__name__}: {redacted(str(error))}"
     for path in sorted(glob.glob(os.path.join(settings.root, _LOGS)))[-4:]:
         try:
@@ -163,7 +157,9 @@ def _config(path: str) -> dict[str, Any]:
 
 
 def _known() -> set[str]:
-    return {name for kind in _PROGRAMS.values() for name in kind.__struct_encode_fields__}
+    return {
+        name for kind in own_processes.COMMANDS.values() for name in kind.__struct_encode_fields__
+    }
 
 
 def _snapshot(state_dir: str) -> Any:
@@ -186,55 +182,15 @@ def _journal(state_dir: str) -> list[Any]:
     return [each for each in found if _VALUE.fullmatch(each.get("value", each.get("cpus", "")))]
 
 
+def _metrics(address: tuple[str, int] | None) -> list[Any]:
+    """Raises ValueError."""
+    page = own_processes.page(address) if address else None
+    if page is None:
+        raise ValueError("no agent answers on its HTTP port")
+    series = [each for each in page.series if each.name.startswith(_METRICS)]
+    return [msgspec.to_builtins(each) for each in series]
+
+
 def _audit(state_dir: str) -> list[Any]:
     records = audit.read(state_dir).records[-_RECORDS:]
     return [msgspec.to_builtins(each) for each in records]
-
-
-def _programs(proc: str) -> Iterator[dict[str, Any]]:
-    """Topolet's processes, with the flags that are options."""
-    try:
-        pids = processes.pids(proc)
-    except OSError:
-        return
-    for pid in pids:
-        try:
-            with Process(proc, pid) as process:
-                argv = process.argv()
-        except (ProcessGoneError, UnreadableError):
-            continue
-        if command := command_of(argv):
-            names = {f"--{name}" for name in _PROGRAMS[command].__struct_encode_fields__}
-            flags = [each for each in argv if each.partition("=")[0] in names and "=" in each]
-            yield {"pid": pid, "command": command, "flags": flags}
-
-
-def command_of(argv: Sequence[str]) -> str:
-    """The subcommand of a process of Topolet, "" for other processes."""
-    for place, word in enumerate(argv[:3]):
-        after = argv[place + 1 : place + 3]
-        if os.path.basename(word) == "topolet" and after[:1]:
-            return after[0] if after[0] in _PROGRAMS else ""
-        if word == "-m" and after[:1] == ["agent"] and len(after) > 1:
-            return after[1] if after[1] in _PROGRAMS else ""
-    return ""
-
-
-def _address(programs: Sequence[Mapping[str, Any]]) -> str:
-    """Where this machine's agent serves its metrics."""
-    for each in programs:
-        for flag in each["flags"]:
-            if each["command"] == "agent" and flag.startswith("--http="):
-                return str(flag).partition("=")[2].replace("0.0.0.0", "127.0.0.1")
-    return _HTTP
-
-
-def _metrics(address: str) -> list[str]:
-    """The agent's series. Raises OSError, HTTPException, ValueError."""
-    connection = http.client.HTTPConnection(address, timeout=_HTTP_SECONDS)
-    try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read(MAX_FILE_BYTES).decode(errors="replace")
-    finally:
-        connection.close()
-    return [line for line in text.splitlines() if line.startswith(_METRICS)]

@@ -20,8 +20,6 @@ import msgspec
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri
 from agent.hooks.agent_client import Notifier
-from agent.host import processes
-from agent.host.processes import Process, ProcessGoneError, UnreadableError
 from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state, statefile
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.device_checkpoint import DeviceCheckpoint
@@ -34,7 +32,13 @@ from agent.model.pod.pods import ContainerState
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings, DoctorSettings
 from agent.model.snapshot import Owner, Snapshot, SnapshotError
-from agent.node import drift, kubelet_configuration, kubelet_process, node_findings
+from agent.node import (
+    drift,
+    kubelet_configuration,
+    kubelet_process,
+    node_findings,
+    own_processes,
+)
 from agent.node.drift import Finding, ObservedContainer
 from agent.node.kubelet_view import CpuManagerStateView
 from agent.node.node_findings import KubeletStatus, NodeCode, NodeFinding
@@ -119,7 +123,16 @@ def examine(settings: DoctorSettings) -> Examination:
     proc = os.path.join(settings.root, "proc")
     kubelet, unreadable = observed_kubelet(settings)
     wrong |= node_findings.of_kubelet(kubelet, snapshot, proxy)
-    wrong |= node_findings.of_programs(_command_lines(proc), proxy=bool(proxy))
+    running = (argv for _, argv in own_processes.command_lines(proc))
+    wrong |= node_findings.of_programs(running, proxy=bool(proxy))
+    address = own_processes.agent_address(tuple(own_processes.running(proc)), settings.state_dir)
+    # An agent that hangs would not answer in time.
+    if address and NodeCode.AGENT_HUNG not in wrong and (page := own_processes.page(address)):
+        wrong |= node_findings.of_agent(page)
+    with contextlib.suppress(OSError):
+        room = os.statvfs(settings.state_dir)
+        free_bytes = room.f_bavail * room.f_frsize
+        wrong |= node_findings.of_free_bytes(settings.state_dir, free_bytes)
     devices = snapshot.devices if snapshot else None
     wrong |= node_findings.of_plugins(kubelet.registered, devices)
     given: dict[str, CpuSet] = {}
@@ -211,17 +224,6 @@ def _paths(settings: DoctorSettings) -> Iterator[tuple[str, int]]:
         for name in ("kubepods", "kubepods.slice"):
             yield f"{path}/{name}/cpuset.cpus", os.W_OK
     yield settings.kubelet_dir, os.R_OK | os.X_OK
-
-
-def _command_lines(proc: str) -> Iterator[list[str]]:
-    """Of all processes that can be read."""
-    with contextlib.suppress(OSError):
-        for pid in processes.pids(proc):
-            with (
-                contextlib.suppress(ProcessGoneError, UnreadableError),
-                Process(proc, pid) as process,
-            ):
-                yield process.argv()
 
 
 def _containers(

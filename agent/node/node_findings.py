@@ -16,6 +16,7 @@ from agent.model.devices.visibility import NodeVisibility
 from agent.model.settings.options import RUNTIME_ENDPOINT
 from agent.model.snapshot import Snapshot
 from agent.node.kubelet_process import K3S, K3S_ENDPOINT
+from agent.node.own_processes import AgentPage
 
 
 class NodeCode(enum.StrEnum):
@@ -25,10 +26,14 @@ class NodeCode(enum.StrEnum):
     CGROUPS = "cgroups-unusable"
     AGENT_ABSENT = "agent-absent"
     AGENT_HUNG = "agent-does-not-answer"
+    AGENT_NOT_READY = "agent-not-ready"
+    DISK = "state-folder-full"
     SNAPSHOT = "snapshot-unreadable"
     PROXY = "proxy-unavailable"
     BYPASSED = "kubelet-bypasses-proxy"
     PERMISSIONS = "not-permitted"
+    WATCH = "api-server-out-of-touch"
+    DEVICE = "device-unhealthy"
     KUBELET_ABSENT = "kubelet-absent"
     KUBELET_STATE = "kubelet-state-unreadable"
     KUBELET_POLICY = "kubelet-policy-differs"
@@ -49,6 +54,9 @@ REMEDIES: Final = {
     "then new containers get the CPUs of its last decisions. If it runs, name its --state-dir",
     NodeCode.AGENT_HUNG: "read the agent's log, and restart it if its process is stopped or "
     "waits for a disk or the runtime; containers keep their CPUs",
+    NodeCode.AGENT_NOT_READY: "look for the reason in docs/troubleshooting.md, and read "
+    "the agent's log",
+    NodeCode.DISK: "remove files from that file system: the agent decides again by itself",
     NodeCode.SNAPSHOT: "restart the agent: it writes the file again",
     NodeCode.PROXY: "start the proxy (systemctl status topolet-proxy): a kubelet that uses this "
     "socket can start no container",
@@ -56,6 +64,10 @@ REMEDIES: Final = {
     "containerRuntimeEndpoint to the proxy's socket and restart it",
     NodeCode.PERMISSIONS: "run the agent as root with the mounts of its DaemonSet: cgroups and "
     "the state folder writable, the runtime's socket reachable",
+    NodeCode.WATCH: "is the API server up, and can the node reach it? Until then the agent works "
+    "with what it knew, and containers keep their CPUs",
+    NodeCode.DEVICE: "read the condition of the node's Device object, which names the action "
+    "(docs/gpus.md)",
     NodeCode.KUBELET_ABSENT: "start the kubelet (systemctl status kubelet), and read its log; if "
     "its folder is another one, name it with --kubelet-dir",
     NodeCode.KUBELET_STATE: "repair the file as the kubelet's documentation says, or drain the "
@@ -170,6 +182,50 @@ def of_kubelet(
 def _path(endpoint: str) -> str:
     path = os.path.normpath(endpoint.removeprefix("unix://"))
     return path.removeprefix("/var") if path.startswith("/var/run/") else path
+
+
+WATCH_SECONDS: Final = 120.0
+"""An API server ends a quiet watch after five to ten minutes, and sends bookmarks each minute."""
+
+
+def of_agent(page: AgentPage) -> dict[NodeCode, str]:
+    """What the agent says of itself."""
+    wrong: dict[NodeCode, str] = {}
+    if page.ready:
+        wrong[NodeCode.AGENT_NOT_READY] = f"/readyz: {page.ready}"
+    late = {
+        each.labels.get("resource", ""): each.value
+        for each in page.series
+        if each.name == "topolet_watch_age_seconds" and each.value > WATCH_SECONDS
+    }
+    if late:
+        name, age = max(late.items(), key=lambda each: each[1])
+        wrong[NodeCode.WATCH] = f"the watch of {name} has had no answer for {age:.0f} s"
+    failing = {each.name: each.value for each in page.series if each.value}
+    if not late and "topolet_cluster_problems" in failing:
+        wrong[NodeCode.WATCH] = "the agent can't read or write objects: its log has the error"
+    lost = [
+        " ".join(filter(None, (each.labels.get("type", ""), each.labels.get("id", ""))))
+        for each in page.series
+        if each.name == "topolet_device_healthy" and each.value == 0
+    ]
+    if "topolet_gpu_missing" in failing:
+        lost.append("a GPU that the driver does not list")
+    if "topolet_gpu_driver_fault" in failing:
+        lost.append("the GPU driver")
+    if lost:
+        wrong[NodeCode.DEVICE] = f"not healthy: {', '.join(lost)}"
+    return wrong
+
+
+MIN_FREE_BYTES: Final = 1 << 20
+
+
+def of_free_bytes(path: str, free_bytes: int) -> dict[NodeCode, str]:
+    """The state folder's file system needs room for a snapshot."""
+    if free_bytes >= MIN_FREE_BYTES:
+        return {}
+    return {NodeCode.DISK: f"{path} has {free_bytes} bytes left for the agent's decisions"}
 
 
 def of_groups(groups: Iterable[str]) -> dict[NodeCode, str]:

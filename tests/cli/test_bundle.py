@@ -146,20 +146,3 @@ def test_files_are_bounded(tmp_path: Path) -> None:
     assert found["doctor.txt"].endswith("end")
     more = unpacked(bundle.extended(archive, {"agent.log": f"token={SECRET}"}))
     assert more == {**found, "logs/agent.log": "<left out>"}
-
-
-@pytest.mark.parametrize(
-    ("argv", "command"),
-    [
-        (["/usr/bin/topolet", "agent", "--http="], "agent"),
-        (["/usr/bin/python3", "/usr/bin/topolet", "proxy"], "proxy"),
-        (["python3", "-m", "agent", "nri"], "nri"),
-        (["topolet", "doctor"], ""),
-        (["topolet"], ""),
-        (["vi", "agent"], ""),
-    ],
-)
-def test_processes_of_topolet_are_known_by_their_command_line(
-    argv: list[str], command: str
-) -> None:
-    assert bundle.command_of(argv) == command

@@ -17,11 +17,14 @@ from agent.node.node_findings import (
     found,
     koordlet_gates,
     not_permitted,
+    of_agent,
+    of_free_bytes,
     of_groups,
     of_kubelet,
     of_plugins,
     of_programs,
 )
+from agent.node.own_processes import AgentPage, MetricSeries
 
 PROXY = "/run/topolet/cri.sock"
 CARD = NodeDevice("GPU-11111111-2222-3333-4444-555555555555")
@@ -233,3 +236,59 @@ def test_paths_that_must_not_be_used(tmp_path: Path) -> None:
     # Nobody may execute a file without an x, not even root.
     assert list(not_permitted([(str(file), os.R_OK), (str(tmp_path / "none"), os.W_OK)])) == []
     assert list(not_permitted([(str(file), os.X_OK)])) == [f"this process may not read {file}"]
+
+
+@pytest.mark.parametrize(
+    ("page", "code", "text"),
+    [
+        (AgentPage("no pass for 30 s"), NodeCode.AGENT_NOT_READY, "/readyz: no pass for 30 s"),
+        (
+            AgentPage(
+                series=(
+                    MetricSeries("topolet_watch_age_seconds", {"resource": "pods"}, 300.2),
+                    MetricSeries("topolet_watch_age_seconds", {"resource": "nodes"}, 121.0),
+                    MetricSeries("topolet_cluster_problems", {}, 1.0),
+                )
+            ),
+            NodeCode.WATCH,
+            "the watch of pods has had no answer for 300 s",
+        ),
+        (
+            AgentPage(series=(MetricSeries("topolet_cluster_problems", {}, 1.0),)),
+            NodeCode.WATCH,
+            "the agent can't read or write objects: its log has the error",
+        ),
+        (
+            AgentPage(
+                series=(
+                    MetricSeries("topolet_device_healthy", {"type": "gpu", "id": "GPU-1"}, 0.0),
+                    MetricSeries("topolet_device_healthy", {"type": "gpu", "id": "GPU-2"}, 1.0),
+                    MetricSeries("topolet_gpu_missing", {}, 1.0),
+                )
+            ),
+            NodeCode.DEVICE,
+            "not healthy: gpu GPU-1, a GPU that the driver does not list",
+        ),
+        (
+            AgentPage(series=(MetricSeries("topolet_gpu_driver_fault", {}, 1.0),)),
+            NodeCode.DEVICE,
+            "not healthy: the GPU driver",
+        ),
+    ],
+)
+def test_what_the_agent_says_of_itself(page: AgentPage, code: NodeCode, text: str) -> None:
+    assert of_agent(page) == {code: text}
+
+
+def test_a_healthy_agent_has_no_findings() -> None:
+    calm = (
+        MetricSeries("topolet_watch_age_seconds", {"resource": "pods"}, 61.0),
+        MetricSeries("topolet_cluster_problems", {}, 0.0),
+        MetricSeries("topolet_gpu_missing", {}, 0.0),
+    )
+    assert of_agent(AgentPage(series=calm)) == {}
+
+
+def test_a_full_file_system() -> None:
+    assert of_free_bytes("/run/topolet", 1 << 20) == {}
+    assert list(of_free_bytes("/run/topolet", 4096)) == [NodeCode.DISK]

@@ -40,6 +40,10 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "cli.bundle:_snapshot",
         "model.devices.device_object:_plain",
     ),
+    "it reads one number, and leaves other text out": (
+        "node.own_processes:agent_address",
+        "node.own_processes:series",
+    ),
     "the API server's answer, which kubectl has decoded before": ("cli.remote:find",),
     "the targets of its callers try it": (
         "allocate.devices.choice:_bus_order",
