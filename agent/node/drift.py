@@ -4,6 +4,7 @@ snapshot say, and what its cgroup, its processes and the runtime's status have."
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Sequence
 from typing import Final
 
@@ -180,6 +181,15 @@ def device_drift(
     return tuple(missing), tuple(foreign), tuple(variables)
 
 
+def own_numbers(proc: str) -> bool:
+    """Whether the procfs has the numbers of this process's PID namespace, in which the kernel lists
+    a cgroup's processes: in a container the host's procfs does not."""
+    try:
+        return os.readlink(f"{proc}/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
 def observed(
     pod: Pod,
     container: Container,
@@ -197,7 +207,7 @@ def observed(
         try:
             group = hierarchy.effective_cpus(container.group)
             mems = hierarchy.effective_mems(container.group)
-            pids = hierarchy.processes(container.group)
+            pids = hierarchy.processes(container.group) if own_numbers(hierarchy.proc) else ()
             allowed = [processes.allowed_cpus(hierarchy.proc, pid) for pid in pids]
             in_group = union(CpuSet.parse(cpus) for cpus in allowed if cpus is not None)
         except CgroupError as error:

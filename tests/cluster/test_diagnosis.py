@@ -69,8 +69,9 @@ def calm(installed: Cluster) -> Iterator[Cluster]:
     """Doctor finds nothing before and after a test."""
     installed.eventually("doctor finds nothing", lambda: findings(installed) == set())
     yield installed
+    installed.kubectl("delete", "pods", "--all", "-n", "default", "--grace-period=1")
     installed.wait_agent_ready(HOST)
-    installed.eventually("doctor finds nothing", lambda: findings(installed) == set())
+    installed.eventually("doctor finds nothing", lambda: findings(installed) == set(), 60)
 
 
 def agent_pid(cluster: Cluster) -> str:
@@ -138,15 +139,26 @@ def test_a_checkpoint_that_was_changed_by_hand(calm: Cluster) -> None:
 
 
 def test_a_claim_that_cannot_be_honoured(calm: Cluster) -> None:
+    """A scheduler's Binding names a CPU that the machine does not have."""
     cluster = calm
-    cluster.create(manifest("owner", qos="LSE", cpu=1))
-    cluster.wait_running("owner")
+    cluster.create(manifest("wrong", qos="LSE", cpu=1, scheduler="nobody"))
     notes = {RESOURCE_STATUS: json.dumps({"cpuset": "90"})}
-    cluster.create(manifest("wrong", qos="LSE", cpu=1, annotations=notes, node=HOST, scheduler=""))
-    cluster.wait_running("wrong")
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "wrong", "annotations": notes},
+        "target": {"kind": "Node", "name": HOST},
+    }
+    cluster.kubectl(
+        *("create", "--raw", "/api/v1/namespaces/default/pods/wrong/binding", "-f", "-"),
+        f"--as=system:serviceaccount:{NAMESPACE}:topolet-scheduler",
+        stdin=json.dumps(binding),
+    )
     cluster.eventually("an Event says so", lambda: cluster.events("wrong", CLAIM_NOT_HONORED))
+    cluster.wait_running("wrong")
     found(cluster, DriftKind.CLAIM)
-    cluster.delete_pod("wrong", "owner")
+    assert cluster.agent_metric(HOST, "topolet_refused_claims") == 1
+    cluster.delete_pod("wrong")
 
 
 def test_a_program_that_pins_cpus(calm: Cluster) -> None:

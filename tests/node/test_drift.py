@@ -16,6 +16,7 @@ from agent.node.drift import (
     ObservedContainer,
     device_drift,
     findings,
+    own_numbers,
 )
 
 LSE = Owner("lse", "ns/lse", QoS.LSE, "2-3")
@@ -157,3 +158,11 @@ def test_devices_that_are_refused_or_not_decided_are_no_drift() -> None:
     refused = Visibility(gpus=(GPU,), refused="another pod has it")
     for visible in (refused, Visibility(), Visibility(gpus=())):
         assert device_drift(visible, other) == ((), (), ())
+
+
+def test_a_procfs_of_another_pid_namespace_has_other_numbers(tmp_path: Path) -> None:
+    """In the agent's container, process 1 of the host seemed to run in the agent's cgroup."""
+    assert own_numbers("/proc")
+    (tmp_path / "self").symlink_to("4711")
+    assert not own_numbers(str(tmp_path))
+    assert not own_numbers(str(tmp_path / "none"))
