@@ -28,6 +28,7 @@ def words(tmp_path: Path) -> list[str]:
     for path, text in {
         "snapshot.json": "{}",
         "door.lock": "",
+        "audit/agent.1700000000.jsonl": "{}",
         "containers/pod/box/cpus": "1",
         "objects/noderesourcetopology/n.yaml": "",
         "objects/node/n.yaml": "",
