@@ -113,7 +113,8 @@ def test_commands_of_topolet_exist_with_their_options() -> None:
     """Each command in a document is read by the parser of its subcommand."""
     wrong = []
     read = 0
-    for page, words in commands("topolet"):
+    plugin = ((page, words[1:]) for page, words in commands("kubectl") if words[0] == "topolet")
+    for page, words in (*commands("topolet"), *plugin):
         if words[0] not in COMMANDS:
             wrong.append((page, words))
             continue

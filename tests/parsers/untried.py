@@ -44,7 +44,12 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "node.own_processes:agent_address",
         "node.own_processes:series",
     ),
-    "the API server's answer, which kubectl has decoded before": ("cli.remote:find",),
+    "the API server's answer, to a command of the administrator": (
+        "cli.remote:find",
+        "cli.uninstall_nodes:run",
+        "install.nodes:ClusterRemoval._nodes",
+        "install.nodes:ClusterRemoval._pods",
+    ),
     "the targets of its callers try it": (
         "allocate.devices.choice:_bus_order",
         "model.bounds:decode",
