@@ -1,0 +1,136 @@
+"""The extender's verbs choose the nodes that the simulation chooses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.pod_request import request_of
+from agent.allocate.node_allocator.properties import AllocatorRules
+from agent.allocate.placement.demand import FULL, PodKind
+from agent.kube.errors import NotFoundError
+from agent.kube.objects import Change, ChangeKind, ObjectKey
+from agent.kube.transport import Transport
+from agent.model import apiobjects
+from agent.model.cpu.policies import PlacementPolicy
+from agent.model.devices import device_object
+from agent.model.devices.device_object import Device, DeviceType
+from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_MODEL
+from agent.scheduler import simulation
+from agent.scheduler.extender.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender.extender import ExtenderArgs, ExtenderPreemptionResult
+from agent.scheduler.extender.handlers import ExtenderHandlers
+from agent.scheduler.state import records
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import PodInfoCache
+from agent.scheduler.state.pods_seen import PlacementUpdates, PodsSeen
+from agent.scheduler.state.records import AgentSelector
+from agent.scheduler.traces import TraceNode, arrivals, shuffled
+from tests.scheduler.test_simulation import few
+
+SEED = 42
+_read = records.pods(AgentSelector())
+
+
+class Nowhere:
+    """An API server without a ConfigMap."""
+
+    def get(self, path: str) -> bytes:
+        raise NotFoundError("not found")
+
+    def apply(self, path: str, wanted: object) -> None:
+        pass
+
+
+class Scene:
+    def __init__(self, nodes: Sequence[TraceNode], policy: PlacementPolicy) -> None:
+        self.cluster = SchedulerCache(agents=False)
+        self.names = [f"n{number:05d}" for number in range(len(nodes))]
+        for name, node in zip(self.names, nodes, strict=True):
+            self._add(name, node)
+        self.seen = PodsSeen()
+        self.updates = PlacementUpdates(
+            cast("Transport", Nowhere()),
+            "topolet-system",
+            self.cluster,
+            self.seen,
+            AllocatorRules(),
+            policy,
+            lambda: True,
+            lambda: True,
+        )
+        self.verbs = ExtenderHandlers(
+            self.cluster,
+            GroupReservations(self.cluster),
+            lambda pod, node: None,
+            PodInfoCache(),
+            EquivalenceCache(self.cluster),
+            lambda args: ExtenderPreemptionResult(args.victims),
+            placing=True,
+        )
+
+    def _add(self, name: str, node: TraceNode) -> None:
+        key = ObjectKey("", name)
+        amounts = {"cpu": f"{node.cpu}m", "memory": str(node.memory)}
+        labels = {"name": name, "uid": name, "labels": {GPU_MODEL: node.model}}
+        body = {"metadata": labels, "status": {"allocatable": amounts}}
+        read = records.node(json.dumps(body).encode())
+        self.cluster.nodes_changed([Change(ChangeKind.ADDED, key, read)])
+        whole = {GPU_CORE: 100, GPU_MEMORY_RATIO: 100}
+        cards = [Device(DeviceType.GPU, f"{name}-{at}", at, whole) for at in range(node.gpus)]
+        if cards:
+            devices = records.devices(json.dumps(device_object.encode(name, cards)).encode())
+            self.cluster.devices_changed([Change(ChangeKind.ADDED, key, devices)])
+
+    def place(self, name: str, kind: PodKind) -> str | None:
+        """As kube-scheduler: only nodes whose sums suffice are filtered, the highest score wins."""
+        body = pod(name, kind)
+        text = json.dumps(body).encode()
+        key = ObjectKey("default", name)
+        self.seen.pods_changed([Change(ChangeKind.ADDED, key, _read(text))])
+        self.updates.step()
+        asked = apiobjects.from_object(body)
+        nodes = [each for each in self.names if self._allocator(each).room.fits(kind)]
+        fitting = list(self.verbs.filter(ExtenderArgs(asked, nodes)).node_names) if nodes else []
+        if len(fitting) > 1:
+            scores = json.loads(bytes(self.verbs.prioritize(ExtenderArgs(asked, fitting))))
+            fitting = [max(scores, key=lambda each: each["Score"])["Host"]]
+        for node in fitting:
+            granted = self._allocator(node).offer(request_of(asked))
+            assert isinstance(granted, Granted)
+            self.cluster.reserve(node, granted)
+            return node
+        return None
+
+    def _allocator(self, node: str) -> Any:
+        found = self.cluster.node(node)
+        assert found is not None
+        return found.allocator
+
+
+def pod(name: str, kind: PodKind) -> dict[str, Any]:
+    amounts = {"cpu": f"{kind.cpu}m", "memory": str(kind.memory)}
+    if kind.gpus:
+        percent = str(kind.gpus * kind.milli * 100 // FULL)
+        amounts |= {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}
+    containers = [{"name": "main", "resources": {"requests": amounts}}]
+    metadata = {"name": name, "namespace": "default", "uid": name}
+    return {"metadata": metadata, "spec": {"containers": containers}}
+
+
+@pytest.mark.parametrize("policy", [PlacementPolicy.RESIDUAL, PlacementPolicy.BIN_PACK])
+def test_the_extender_allocates_as_the_simulation(policy: PlacementPolicy) -> None:
+    nodes, pods = few()
+    scene = Scene(shuffled(nodes, SEED), policy)
+    gpus = sum(each.gpus for each in nodes)
+    got = 0
+    for number, kind in enumerate(arrivals(pods, gpus, 1.3, SEED)):
+        if scene.place(f"p{number}", kind) is not None:
+            got += kind.gpus * kind.milli
+    simulated = simulation.run(nodes, pods, policy, 1.3, SEED)
+    assert got / FULL / gpus * 100 == pytest.approx(simulated.curve[-1].allocated)
