@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cluster.machine import ProgramError
+from tests.deploy import chart
 from tests.fixtures import image
 from tests.integration import image as built
 from tests.integration import systemdhost
@@ -95,32 +99,47 @@ PYTHONPATH="$1" exec "$2" -m agent install-proxy --root=/run/outside \
     assert node.connections() > 0
 
 
-def test_by_a_pod_of_the_image(node: SystemdHost) -> None:
-    """Not privileged, with a read-only root: it needs the host's root and SYS_CHROOT."""
+def test_by_the_pods_of_the_chart(node: SystemdHost, tmp_path: Path) -> None:
+    """Not privileged, with a read-only root: the agent's init container installs, and the pod of
+    `helm uninstall` takes everything back, here without a cluster."""
     archive = node.world.folder / "topolet.tar"
     built.write_archive(archive, OUR_IMAGE)
     node.add_image(archive)
-    security = {
-        "readOnlyRootFilesystem": True,
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"], "add": ["SYS_CHROOT", "DAC_OVERRIDE", "FOWNER", "CHOWN"]},
-    }
-    installer = {
-        "name": "install-proxy",
-        "image": OUR_IMAGE,
-        "imagePullPolicy": "Never",
-        "args": ["install-proxy", "--root=/host", "--cgroup-root=/host/sys/fs/cgroup", *QUICK],
-        "securityContext": security,
-        "volumeMounts": [{"name": "host", "mountPath": "/host"}],
-    }
-    host = {"name": "host", "hostPath": {"path": "/"}}
+    found = chart.rendered(tmp_path, {"pools": [{"mode": "proxy", "installProxy": True}]})
+    (agent,) = (each["spec"]["template"] for each in found if each["kind"] == "DaemonSet")
+    (pool,) = next(
+        json.loads(each["data"]["pools.json"])["pools"]
+        for each in found
+        if each["metadata"]["name"] == "topolet-uninstall" and each["kind"] == "ConfigMap"
+    )
+    files = node.files(*FOLDERS)
     try:
-        node.pod("installer", hostPID=True, initContainers=[installer], volumes=[host])
+        run_first(node, "installer", agent["spec"], "initContainers", *QUICK)
         assert node.connections() > 0
         assert node.topolet("install-proxy", *QUICK, program=INSTALLED).startswith("nothing to do")
+        run_first(node, "remover", pool["pod"]["spec"], "containers", "--without-cluster", *QUICK)
     finally:
-        print(node.run("sh", "-c", "cat /var/log/pods/*/install-proxy/*.log"))
-    node.end("installer")
+        print(node.run("sh", "-c", "tail -n 99 /var/log/pods/*/*install*/*.log"))
+    assert node.connections() == 0
+    assert node.files(*FOLDERS) == files
+    assert node.files("/run/topolet") == {}
+
+
+def run_first(
+    node: SystemdHost, name: str, spec: dict[str, Any], containers: str, *flags: str
+) -> None:
+    """A static pod in which the container of this pod runs, with more flags, before another."""
+    (container,) = spec[containers]
+    first = {**container, "image": OUR_IMAGE, "args": [*container["args"], *flags]}
+    used = {each["name"] for each in container["volumeMounts"]}
+    node.pod(
+        name,
+        hostPID=spec["hostPID"],
+        securityContext=spec["securityContext"],
+        initContainers=[first],
+        volumes=[each for each in spec["volumes"] if each["name"] in used],
+    )
+    node.end(name)
 
 
 def test_a_proxy_that_does_not_start_changes_nothing(node: SystemdHost) -> None:
