@@ -14,10 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agent.__main__ import COMMANDS
 from agent.cli import options
 from agent.model.settings.agent import AgentSettings
+from agent.node.drift import DriftKind
+from agent.node.node_findings import NodeCode
 from tests.view import test_node
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -174,8 +177,31 @@ def test_metrics_and_reasons_of_events_exist() -> None:
     ]
     assert wrong == []
     source = "\n".join(each.read_text() for each in (ROOT / "agent").rglob("*.py"))
+    others = {"Unhealthy", "FailedScheduling"}  # of the kubelet and of kube-scheduler
     for reason in re.findall(r"Event `(\w+)`", (ROOT / "docs/troubleshooting.md").read_text()):
-        assert f'"{reason}"' in source, reason
+        assert reason in others or f'"{reason}"' in source, reason
+
+
+def test_every_fault_has_an_alert_a_symptom_a_finding_and_a_remedy() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    table = page[page.index("### By fault") : page.index("### From a workstation")]
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines() if row.startswith("| ")][1:]
+    alerts = {
+        rule["alert"]
+        for group in yaml.safe_load((ROOT / "deploy/chart/files/alerts.yaml").read_text())["groups"]
+        for rule in group["rules"]
+    }
+    codes = {str(each) for kind in (NodeCode, DriftKind) for each in kind}
+    assert len(rows) == 10
+    for fault, alert, symptom, finding, remedy in rows:
+        named = re.findall(r"\[(Topolet\w+)\]\(alerts\.md#(\w+)\)", alert)
+        assert named, fault
+        assert all(name in alerts and name.lower() == anchor for name, anchor in named), fault
+        assert re.search(r"Event `\w+`|`topolet_\w+`", symptom), fault
+        found = re.findall(r"`([a-z-]+)`", finding)
+        assert found or finding.startswith("none"), fault
+        assert set(found) <= codes, fault
+        assert remedy
 
 
 def test_settings_in_toml_are_accepted(tmp_path: Path) -> None:
