@@ -163,14 +163,12 @@ class PlacementUpdates:
         if not self._synced():
             return
         leading = self._leading()
-        if leading and not self._merged:
-            stored = self._store.read()
-            if stored is None:
-                return
+        if leading and not self._merged and (stored := self._store.read()) is not None:
             self._seen.merge(stored)
-        self._merged = leading
+            self._merged = True
+        self._merged = self._merged and leading
         self._rebuild()
-        if leading:
+        if self._merged:
             self._keep()
 
     def _rebuild(self) -> None:

@@ -193,7 +193,10 @@ def test_nothing_is_written_before_the_content_was_read() -> None:
     second = World(kept)
     second.see(1, first=50)
     kept.broken = True
+    serial = second.cluster.changed_since(0).serial
     second.updates.step()
+    assert kept.writes == 1
+    assert second.cluster.changed_since(serial).names == {"a", "b"}, "the placement is built"
     kept.broken = False
     second.updates.step()
     assert second.pods == {KIND: 5}
