@@ -3,9 +3,9 @@
 The server runs as in production, in its own process, and watches the API server of a simulated
 cluster in a second process; this process calls it over open connections. Every call is for another
 pod. A pod is bound between any two calls, so that some nodes changed since the last call for a
-shape. `cold`: the first call of each shape, in addition to the warm ones. The steps of a case are
-the times of decoding, deciding and encoding, and the rest for HTTP. `passed_through`: the time of a
-verb for a pod that needs nothing of Topolet, in addition to the bare exchange. `explaining_500`:
+shape. `CASE_cold`: the first call of each shape, compared with the warm ones. The steps of a case
+are the times of decoding, deciding and encoding, and the rest for HTTP. `passed_through`: the time
+of a verb for a pod that needs nothing of Topolet, in addition to the bare exchange. `explaining_500`:
 500 candidates while an explanation for another client is in progress, compared with 500 candidates
 while none is, in turns. `explanation`: the time of one about all nodes; `explanation_no_room`: of
 one for a pod that no node has room for. `growth_N`: all nodes of clusters of other sizes. The cases
@@ -312,7 +312,7 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
 def verbs(
     case: str, caller: Caller, candidates: int, rounds: int, cold: Sequence[Took]
 ) -> list[Row]:
-    """A row of warm calls, with the median of the cold ones, and a row for each step."""
+    """A row of warm calls, one of cold ones, and one for each step."""
     before = _spent(caller.ours)
     took = [caller.measured(candidates) for _ in range(rounds)]
     inside = (_spent(caller.ours) - before) / rounds
@@ -332,10 +332,17 @@ def verbs(
         BARE,
         "ms",
         p99=percentile(ours, 99),
-        cold=statistics.median([each.ours for each in cold]),
-        cold_p99=percentile([each.ours for each in cold], 99),
     )
-    return [row, *(alone(f"{case}_{step}", value, "ms") for step, value in steps.items())]
+    first = [each.ours for each in cold]
+    row_cold = compared(
+        f"{case}_cold",
+        statistics.median(first),
+        statistics.median(ours),
+        "warm",
+        "ms",
+        p99=percentile(first, 99),
+    )
+    return [row, row_cold, *(alone(f"{case}_{step}", value, "ms") for step, value in steps.items())]
 
 
 def _spent(ours: Extender) -> float:

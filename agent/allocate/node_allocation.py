@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -204,9 +204,21 @@ class NodeAllocation:
         self._count(allocation, -1)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, NodeAllocation) and self._state() == other._state()
+        return isinstance(other, NodeAllocation) and self.state() == other.state()
 
     __hash__ = None  # type: ignore[assignment]
+
+    def state(self) -> Hashable:
+        """Equal for equal sums of allocations."""
+        counters = (
+            self._used,
+            self._unrecorded,
+            self._owned,
+            self._records,
+            self._inside,
+            self._spanning,
+        )
+        return self.holdings, self.cpu_milli, *(frozenset(each.items()) for each in counters)
 
     def free_cpus(self) -> int:
         """Mask of the CPUs that a pod may still own."""
@@ -348,18 +360,6 @@ class NodeAllocation:
         counter[key] += amount
         if not counter[key]:
             del counter[key]
-
-    def _state(self) -> tuple[object, ...]:
-        return (
-            self.holdings,
-            self.cpu_milli,
-            self._used,
-            self._unrecorded,
-            self._owned,
-            self._records,
-            self._inside,
-            self._spanning,
-        )
 
 
 def _copied(amounts: Amounts) -> Amounts:

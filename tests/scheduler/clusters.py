@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model import apiobjects
@@ -90,3 +91,14 @@ def pod(kind: Kind, name: str) -> ApiPod:
 
 def pod_request(kind: Kind, name: str = "p") -> PodRequest:
     return request_of(pod(kind, name))
+
+
+def reserve(known: SchedulerCache, kind: Kind, node: str, name: str = "p") -> bool:
+    """Reserves the node's offer to a pod of this name and uid `uid-NAME`. Returns whether the node
+    has room."""
+    info = known.node(node)
+    assert info is not None
+    granted = info.allocator.offer(pod_request(kind, name))
+    if isinstance(granted, Granted):
+        known.reserve(node, granted)
+    return isinstance(granted, Granted)

@@ -12,7 +12,7 @@ devices have: memory and memory ratio of GPUs, all resources of other types.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -181,6 +181,16 @@ class NodeDevices(msgspec.Struct, frozen=True):
     inventory: Inventory
     stocks: dict[str, Stock]
     taken: VirtualFunctions = {}
+
+    def state(self) -> Hashable:
+        """What differs between nodes of one inventory."""
+        free = frozenset(
+            (kind, minor, frozenset(amounts.items()))
+            for kind, stock in self.stocks.items()
+            for minor, amounts in stock.free.items()
+        )
+        used = frozenset((kind, stock.used, stock.idle) for kind, stock in self.stocks.items())
+        return free, used, frozenset((at, frozenset(each)) for at, each in self.taken.items())
 
 
 class Stock(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ from agent.allocate.node_allocator.assigned_pods import (
     device_overlaps,
     held_devices,
 )
-from agent.allocate.node_allocator.pod_request import Needs, PodRequest, as_one
+from agent.allocate.node_allocator.pod_request import Needs, PodRequest, Reads, as_one
 from agent.allocate.node_allocator.properties import NodeProperties, room_of
 from agent.allocate.node_allocator.zones import Zones, ZonesLack
 from agent.allocate.node_score import ScoreInput, WholeNode
@@ -88,6 +88,16 @@ class NodeAllocator:
     def requested(self) -> Mapping[str, int]:
         """A live view of the sum of the pods' requests: `cpu` in milli-CPU, the rest in units."""
         return MappingProxyType(self._requested)
+
+    def state(self, reads: Reads) -> tuple[object, ...]:
+        """What an offer reads besides the properties; equal for equal states."""
+        zones = self._zones.state()
+        if reads is Reads.ZONES:
+            return (zones,)
+        account = self._account.state() if self._account else None
+        requested = self._requested if self._properties.rules.scoring else None
+        devices = self._node_devices("").state() if reads is Reads.DEVICES else None
+        return zones, account, requested, devices
 
     def with_properties(self, new: NodeProperties, uncounted: Container[str] = ()) -> NodeAllocator:
         """The same pods on the node with new properties. `uncounted`: uids of pods that the node's
@@ -150,7 +160,7 @@ class NodeAllocator:
 
     def _offer(self, pod_request: PodRequest) -> Granted | Refused:
         properties = self._properties
-        if not pod_request.needs and not properties.binds_all:
+        if pod_request.reads(binds_all=properties.binds_all) is Reads.ZONES:
             return self._by_zones(pod_request)
         if pod_request.uid in self._holdings:
             return self.without((pod_request.uid,))._offer(pod_request)

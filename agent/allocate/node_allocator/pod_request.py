@@ -67,6 +67,15 @@ class Needs(enum.Flag):
     """Devices whose type only the node's Device object has."""
 
 
+class Reads(enum.Enum):
+    """What an offer reads of a node: its report of NUMA nodes, also its CPUs and NUMA amounts, also
+    its devices."""
+
+    ZONES = enum.auto()
+    CPUS = enum.auto()
+    DEVICES = enum.auto()
+
+
 class PodRequest(msgspec.Struct, frozen=True):
     """`resources`: CPU, memory and all other resources except devices that NUMA nodes may count.
     `requests`: the total of the pod, with devices. `zoned`: the requests to NUMA nodes of a pod
@@ -103,6 +112,12 @@ class PodRequest(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         return self.resources.title
+
+    def reads(self, *, binds_all: bool) -> Reads:
+        """What an offer to the pod reads at most. `binds_all`: see `NodeProperties`."""
+        if self.devices is not None:
+            return Reads.DEVICES
+        return Reads.CPUS if self.needs or binds_all else Reads.ZONES
 
     def without_listed(self, names: Collection[str]) -> PodRequest:
         """The same request, with these of its `devices.listed` as plain extended resources."""

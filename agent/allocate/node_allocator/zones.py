@@ -93,6 +93,13 @@ class Zones:
                 return lack
         return score(left, pod, scoring.type, scoring.weights)
 
+    def state(self) -> tuple[ZonedNode, ...] | None:
+        """What the answers to a pod that holds nothing here read; None without a report."""
+        report, left = self._report, self._beside("")
+        if report is None:
+            return None
+        return (report.reported, report.empty) + ((left,) if left is not None else ())
+
     def place(
         self,
         uid: str,

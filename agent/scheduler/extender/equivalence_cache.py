@@ -1,9 +1,9 @@
 """Caches the feasibility of nodes for pods of one equivalence class until the node changes.
 
 Pods of one class get the same result on every node, so the cache has one row per class, with a
-result per node. A result is computed at its first lookup (`RequirementsCheck`) and dropped when the
-cluster's change log names its node: after a bind, each class that needs the result of that node
-computes it again.
+result per node. A result is computed at its first lookup (`RequirementsCheck`), once for all nodes
+in the same state (`allocate.node_allocator.node_states`), and dropped when the cluster's change log
+names its node: after a bind, each class that needs the result of that node computes it again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ MAX_RESULTS: Final = 1_000_000
 """Results kept, of some 60 bytes each. Beyond them the least recently used row is dropped."""
 MAX_CLASSES: Final = 512
 """Rows kept: a change of a node takes time for each row."""
-# While a row is filled, the lock is released for binds and watches after this number of results or
-# this time. The result of a large group takes as long as those of hundreds of pods.
-_BATCH: Final = 32
+MAX_STATES: Final = 4096
+"""Results by state of the node that a row keeps for further nodes: beyond them all are dropped."""
+_FEW: Final = 32
+"""Results that may be missing when the common result of all nodes is asked for."""
+# While a row is filled, the lock is released for binds and watches after this time. The result of a
+# large group takes as long as those of hundreds of pods.
 _LOCKED_SECONDS: Final = 0.003
 # A thread that waits for a lock rarely gets it if another thread takes it again at once.
 _PAUSE_SECONDS: Final = 0.00005
@@ -97,7 +100,7 @@ class EquivalenceCache:
         with self._log.lock:
             self._invalidate()
             row = self._row(check)
-            if len(row.changed) > _BATCH:
+            if len(row.changed) > _FEW:
                 return None
             for node in tuple(row.changed):
                 self._result(check, row, node)
@@ -112,11 +115,9 @@ class EquivalenceCache:
                 self._invalidate()
                 row = self._row(check)
                 until = time.perf_counter() + _LOCKED_SECONDS
-                for _ in range(min(_BATCH, len(missing))):
+                while missing and time.perf_counter() < until:
                     index = missing.popleft()
                     found[index] = self._result(check, row, nodes[index])
-                    if time.perf_counter() > until:
-                        break
                 self._evict()
             if missing:
                 time.sleep(_PAUSE_SECONDS)
@@ -126,7 +127,7 @@ class EquivalenceCache:
         if result is not None:
             return result
         self.misses += 1
-        result = check.run(node)
+        result = check.run(node, row.by_state)
         # Names of nodes that do not exist would never be dropped.
         return result if result is UNKNOWN_NODE else row.put(node, result)
 
@@ -178,13 +179,14 @@ class _Row:
     def __init__(self, reads_zone_report: bool) -> None:
         self.reads_zone_report = reads_zone_report
         self.results: dict[str, Feasibility] = {}
+        self.by_state: dict[int, Feasibility] = {}
         self.changed: set[str] = set()
         self._distinct: dict[Hashable, Feasibility] = {}
         self._counts: dict[Feasibility, int] = {}
 
     @property
     def size(self) -> int:
-        return len(self.results) + len(self.changed)
+        return len(self.results) + len(self.changed) + len(self.by_state)
 
     @property
     def uniform(self) -> Feasibility | None:
@@ -192,6 +194,8 @@ class _Row:
         return next(iter(self._counts)) if len(self._counts) == 1 else None
 
     def put(self, node: str, result: Feasibility) -> Feasibility:
+        if len(self.by_state) > MAX_STATES:
+            self.by_state.clear()
         result = self._distinct.setdefault(_value(result), result)
         self._counts[result] = self._counts.get(result, 0) + 1
         self.results[node] = result

@@ -16,6 +16,7 @@ import msgspec
 
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
+from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import Change, ChangeKind
@@ -100,6 +101,7 @@ class SchedulerCache:
         `expiry_seconds`."""
         self.lock = threading.RLock()
         self.agents = agents
+        self.node_states = NodeStates()
         self._rules = rules
         self._expiry_seconds = expiry_seconds
         self._clock = clock
@@ -438,7 +440,7 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
     def reads_zone_report(self) -> bool:
         return not self.requirements.pod_request.parts.indifferent
 
-    def run(self, node: str) -> Feasibility:
+    def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
         """The caller holds the cluster's lock."""
         ineligibility = self.cluster.eligible(node, self.requirements.pod_request)
         state = self.cluster.node(node)
@@ -446,4 +448,4 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
             return UNKNOWN_NODE
         if ineligibility is not None:
             return Infeasible(ineligibility, unresolvable=True)
-        return self.requirements.check(state.allocator)
+        return state.check(self.requirements, self.cluster.node_states, by_state)

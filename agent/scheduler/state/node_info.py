@@ -12,7 +12,8 @@ from agent.allocate import node_score
 from agent.allocate.devices.need import listed_resources
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Missing, MissingCause
-from agent.allocate.node_allocator.pod_request import Needs
+from agent.allocate.node_allocator.node_states import NodeStates
+from agent.allocate.node_allocator.pod_request import Needs, PodRequest, Reads
 from agent.allocate.node_allocator.properties import (
     AllocatorRules,
     NodeProperties,
@@ -28,6 +29,7 @@ from agent.model.nrt import node_annotations
 from agent.model.nrt.node_status import GPU_MODEL
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod.annotations import AnnotationError
+from agent.scheduler.state.pod_info import Feasibility, Requirements
 from agent.scheduler.state.records import NodeRecord, PodRecord, Unreadable
 from agent.scheduler.state.zone_reports import (
     ReportFreshness,
@@ -93,9 +95,11 @@ class NodeInfo:
         "_new_report",
         "_outdated",
         "_pods",
+        "_properties_numbers",
         "_recount",
         "_report_freshness",
         "_rules",
+        "_state_numbers",
         "devices",
         "foreign_bound_at",
         "lock_reason",
@@ -118,6 +122,8 @@ class NodeInfo:
         self._rules = rules or AllocatorRules()
         self._agents: dict[str, bool] = {}
         self._ineligibilities: dict[int, str | None] = {}
+        self._state_numbers: dict[Reads, int] = {}
+        self._properties_numbers: dict[Reads, tuple[NodeProperties, int | None]] = {}
         self._kubelet_cpus: Mapping[str, CpuSet] = {}
         self._outdated = False
         self._recount = self._new_report = False
@@ -138,6 +144,7 @@ class NodeInfo:
             self._allocator = self._allocator.with_properties(properties, self._reserved_uids())
         if self._outdated or self._recount:
             self._update_zones()
+            self._state_numbers.clear()
         self._outdated = self._recount = self._new_report = False
         return self._allocator
 
@@ -258,6 +265,7 @@ class NodeInfo:
     def changed(self) -> None:
         """Must be called after a change of the objects, the allocations or the agent."""
         self._ineligibilities.clear()
+        self._state_numbers.clear()
 
     def update_agent(self, uid: str, ready: bool | None) -> bool:
         """Sets whether the agent pod of that uid is Ready; None for a deleted pod, and for pods
@@ -280,6 +288,35 @@ class NodeInfo:
             lack = self.lack(needs, agents=agents)
             self._ineligibilities[key] = None if lack is None else lack.text
         return self._ineligibilities[key]
+
+    def check(
+        self, requirements: Requirements, states: NodeStates, by_state: dict[int, Feasibility]
+    ) -> Feasibility:
+        """Whether the node has room for the pods. `by_state`: see `NodeCheck.run`."""
+        number = self._state_number(states, requirements.pod_request)
+        if number is None:
+            return requirements.check(self.allocator)
+        found = by_state.get(number)
+        if found is None:
+            found = by_state[number] = requirements.check(self.allocator)
+        return found
+
+    def _state_number(self, states: NodeStates, pod_request: PodRequest) -> int | None:
+        """That of what an offer to the pod reads of the node; None if no other node can have it."""
+        properties = self.allocator.properties
+        read = pod_request.reads(binds_all=properties.binds_all)
+        of, fixed = self._properties_numbers.get(read, (None, None))
+        if of is None or not _same_but_zones(of, properties):
+            fixed = states.of_properties(properties, read)
+            self._properties_numbers[read] = properties, fixed
+            self._state_numbers.pop(read, None)
+        if fixed is None:
+            return None
+        number = self._state_numbers.get(read)
+        if number is None:
+            number = states.of(fixed, self._allocator, read)
+            self._state_numbers[read] = number
+        return number
 
     def _properties(self) -> NodeProperties:
         """The properties of the node, without the zone report."""
@@ -341,6 +378,17 @@ class NodeInfo:
                 return Missing("its agent is not Ready", MissingCause.AGENT_NOT_READY)
             return Missing("it has no agent", MissingCause.NO_AGENT)
         return None
+
+
+def _same_but_zones(one: NodeProperties, other: NodeProperties) -> bool:
+    """Whether the second are the first with another report of the NUMA nodes, as the object."""
+    return (
+        one.cpus is other.cpus
+        and one.rules is other.rules
+        and (one.zones is None) == (other.zones is None)
+        and one.inventory is other.inventory
+        and one.allocatable is other.allocatable
+    )
 
 
 def _kubelet_cpus(topology: NodeTopology | Unreadable | None) -> dict[str, CpuSet]:

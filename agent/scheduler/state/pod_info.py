@@ -242,9 +242,10 @@ class NodeCheck(Protocol):
         """Whether the result depends on the zones of the node's NodeResourceTopology."""
         ...
 
-    def run(self, node: str) -> Feasibility:
-        """Returns UNKNOWN_NODE for a node that does not exist. The caller holds the cluster's
-        lock."""
+    def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
+        """Returns UNKNOWN_NODE for a node that does not exist. `by_state`: the results of this
+        equivalence class by the number of the node's state, which a new one is added to. The caller
+        holds the cluster's lock."""
         ...
 
 

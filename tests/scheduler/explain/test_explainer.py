@@ -39,7 +39,7 @@ def test_a_node_has_room_if_the_filter_returns_it(used: Scene, number: int) -> N
     found = used.explained(body)
     info = pod_info(from_object(body), used.cluster.device_resources())
     check = RequirementsCheck(used.cluster, PodRequirements(info.pod_request))
-    results = [check.run(name) for name in NODES]
+    results = [check.run(name, {}) for name in NODES]
     for verdict, result in zip(found.nodes, results, strict=True):
         only_sums = {each.code for each in verdict.causes} == {codes.NODE_RESOURCES}
         # The sums of a Node are kube-scheduler's.

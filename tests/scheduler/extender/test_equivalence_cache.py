@@ -75,7 +75,7 @@ class Wants(msgspec.Struct, frozen=True):
     def equivalence_class(self) -> Hashable:
         return self.cpus, self.reads_zone_report
 
-    def run(self, node: str) -> Feasibility:
+    def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
         return self.rooms.run(node, self.cpus)
 
 
@@ -180,31 +180,39 @@ class Pauses:
             self.told.append(len(self._rooms.told))
 
 
+@pytest.mark.parametrize(("seconds", "results"), [(0.0004, 8), (0.01, 1)])
 def test_the_lock_is_released_while_many_results_are_computed(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, seconds: float, results: int
 ) -> None:
-    rooms = Rooms({f"n{place}": 8 for place in range(320)})
-    pauses = Pauses(rooms)
-    monkeypatch.setattr(shapes_module, "time", pauses)
-    EquivalenceCache(rooms).results(Wants(rooms, 1), list(rooms.free))
-    assert pauses.told == list(range(32, 320, 32))
-
-
-def test_the_lock_is_released_after_each_slow_result(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As for a large group."""
-    rooms = Rooms({f"n{place}": 8 for place in range(30)})
+    """After some, or after each slow one, as for a large group."""
+    rooms = Rooms({f"n{place}": 8 for place in range(40)})
     pauses = Pauses(rooms)
     monkeypatch.setattr(shapes_module, "time", pauses)
 
     class Slow(Wants, frozen=True):
-        def run(self, node: str) -> Feasibility:
-            pauses.now += 0.01
-            return super().run(node)
+        def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
+            pauses.now += seconds
+            return super().run(node, by_state)
 
     EquivalenceCache(rooms).results(Slow(rooms, 1), list(rooms.free))
-    assert pauses.told == list(range(1, 30))
+    assert pauses.told == list(range(results, 40, results))
+
+
+def test_results_by_state_are_bounded(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes_module, "MAX_STATES", 3)
+    sizes = []
+
+    class Distinct(Wants, frozen=True):
+        def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
+            sizes.append(len(by_state))
+            found = by_state[len(sizes)] = super().run(node, by_state)
+            return found
+
+    cache = EquivalenceCache(rooms)
+    for free in range(1, 10):
+        rooms.set("a", free)
+        cache.results(Distinct(rooms, 1), ["a"])
+    assert max(sizes) == 3
 
 
 def test_the_number_of_rows_is_bounded(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,12 +283,12 @@ def test_a_node_may_change_during_a_long_computation() -> None:
     shapes = EquivalenceCache(rooms, max_results=1)
 
     class Meddling(Wants, frozen=True):
-        def run(self, node: str) -> Feasibility:
+        def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
             if node == "n3":
                 self.rooms.set("n98", None)
                 self.rooms.set("n99", 1)
                 shapes.results(Wants(self.rooms, 5), ["n50"])
-            return super().run(node)
+            return super().run(node, by_state)
 
     answers = shapes.results(Meddling(rooms, 1), [f"n{place}" for place in range(100)])
     assert answers[98] is UNKNOWN_NODE

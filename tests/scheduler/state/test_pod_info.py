@@ -35,14 +35,16 @@ def test_the_pods_own_allocation_is_not_free_for_pods_of_its_class(
     found = state.allocator.offer(pod_request)
     assert isinstance(found, Granted)
     cluster.reserve("a", found)
-    assert isinstance(RequirementsCheck(cluster, PodRequirements(pod_request)).run("a"), Infeasible)
+    assert isinstance(
+        RequirementsCheck(cluster, PodRequirements(pod_request)).run("a", {}), Infeasible
+    )
 
 
 def test_a_group_needs_room_for_all(cluster: SchedulerCache) -> None:
     pod_request = clusters.pod_request(owner(12, 8))
     two, three = (GroupRequirements(pod_request, size) for size in (2, 3))
-    assert isinstance(RequirementsCheck(cluster, two).run("a"), Feasible)
-    assert isinstance(RequirementsCheck(cluster, three).run("a"), Infeasible)
+    assert isinstance(RequirementsCheck(cluster, two).run("a", {}), Feasible)
+    assert isinstance(RequirementsCheck(cluster, three).run("a", {}), Infeasible)
 
 
 def test_the_groups_own_reservation_is_not_free_for_pods_of_its_class(
@@ -51,7 +53,7 @@ def test_the_groups_own_reservation_is_not_free_for_pods_of_its_class(
     pod_request, group = clusters.pod_request(owner(12, 8)), PodGroup("default", "g", 2)
     assert GroupReservations(cluster).reserve(group, pod_request, "a") is None
     assert isinstance(
-        RequirementsCheck(cluster, GroupRequirements(pod_request, 2)).run("a"), Infeasible
+        RequirementsCheck(cluster, GroupRequirements(pod_request, 2)).run("a", {}), Infeasible
     )
 
 
@@ -60,12 +62,12 @@ def test_a_deleted_node_is_unknown_and_one_without_an_agent_has_a_reason(
 ) -> None:
     clusters.add(cluster, "b", SMALL, agent=False)
     check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(owner(2, 2))))
-    assert check.run("nowhere") is UNKNOWN_NODE
-    found = check.run("b")
+    assert check.run("nowhere", {}) is UNKNOWN_NODE
+    found = check.run("b", {})
     assert isinstance(found, Infeasible)
     assert (found.reason, found.unresolvable) == ("it has no agent", True)
     clusters.remove(cluster, "a")
-    assert check.run("a") is UNKNOWN_NODE
+    assert check.run("a", {}) is UNKNOWN_NODE
 
 
 def test_a_pod_is_decoded_again_when_a_device_object_lists_its_resource() -> None:

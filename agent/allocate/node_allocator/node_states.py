@@ -1,0 +1,90 @@
+"""What an offer reads of a node, as a number: on nodes with the same number, equal pods get equal
+offers, except for the ids of the devices. Most nodes of a cluster are of few models, and many of
+one model are in the same state: a pod of a new equivalence class is then decided once for all of
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Final, cast
+
+import msgspec
+
+from agent.allocate.devices.inventory import Inventory
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.pod_request import Reads
+from agent.allocate.node_allocator.properties import NodeProperties
+
+MAX_STATES: Final = 100_000
+"""States kept, of about a kilobyte each. Beyond them all are dropped: a later state that is equal
+to a dropped one gets another number."""
+
+
+class NodeStates:
+    """One thread at a time."""
+
+    def __init__(self, max_states: int = MAX_STATES) -> None:
+        self._max_states = max_states
+        self._numbers: dict[Hashable, int] = {}
+        self._last = 0
+
+    def of_properties(self, properties: NodeProperties, reads: Reads) -> int | None:
+        """The number of what no pod changes; None if a refusal names the node, or if a placement
+        has an order of the nodes of its own."""
+        cpus, rules = properties.cpus, properties.rules
+        if rules.placement is not None:
+            return None
+        if reads is Reads.ZONES:
+            return self._number((_hashable(rules), properties.zones is None))
+        if cpus is None:
+            return None
+        whole: dict[str, int] = {}
+        if reads is Reads.DEVICES or rules.scoring is not None:
+            whole = properties.allocatable
+        of_devices: Hashable = None
+        if reads is Reads.DEVICES:
+            if properties.inventory is None:
+                return None
+            of_devices = (
+                _model(properties.inventory),
+                properties.isolation,
+                properties.shares_gpus,
+            )
+        return self._number((_hashable(cpus), _hashable(rules), _hashable(whole), of_devices))
+
+    def of(self, of_properties: int, allocator: NodeAllocator, reads: Reads) -> int:
+        """The number of the node's state. `of_properties`: that of its properties."""
+        return self._number((of_properties, reads, _hashable(allocator.state(reads))))
+
+    def _number(self, state: Hashable) -> int:
+        found = self._numbers.get(state)
+        if found is None:
+            if len(self._numbers) >= self._max_states:
+                self._numbers.clear()
+            self._last += 1
+            found = self._numbers[state] = self._last
+        return found
+
+
+def _model(inventory: Inventory) -> Hashable:
+    """The inventory without the ids of the devices, and without the causes of their health."""
+    fleets = {
+        kind: [
+            msgspec.structs.replace(each, uuid="", conditions=()) for each in fleet.devices.values()
+        ]
+        for kind, fleet in inventory.fleets.items()
+    }
+    return _hashable(fleets), _hashable(inventory.partitions), inventory.links
+
+
+def _hashable(value: Any) -> Hashable:
+    """Equal for equal values of one type."""
+    try:
+        hash(value)
+    except TypeError:
+        if isinstance(value, Mapping):
+            return frozenset((key, _hashable(each)) for key, each in value.items())
+        if isinstance(value, msgspec.Struct):
+            value = msgspec.structs.astuple(value)
+        return tuple(map(_hashable, value))
+    return cast(Hashable, value)

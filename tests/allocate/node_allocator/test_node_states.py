@@ -1,0 +1,126 @@
+"""Nodes with the same number give a pod the same answer."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from agent.allocate.node_allocator.node_states import NodeStates
+from agent.allocate.node_allocator.pod_request import Reads
+from agent.scheduler.state.cluster import RequirementsCheck, SchedulerCache
+from agent.scheduler.state.pod_info import Feasibility, Feasible, GroupRequirements, PodRequirements
+from tests.fixtures.fleet import (
+    CARDS,
+    EIGHT,
+    SMALL,
+    Kind,
+    carder,
+    owner,
+    part,
+    plain,
+    sharer,
+)
+from tests.scheduler import clusters
+
+
+def numbers(cluster: SchedulerCache, kind: Kind) -> dict[str, int | None]:
+    """By node."""
+    states, request = NodeStates(), clusters.pod_request(kind)
+    found = {}
+    for node in cluster.nodes():
+        reads = request.reads(binds_all=node.allocator.properties.binds_all)
+        of = states.of_properties(node.allocator.properties, reads)
+        found[node.name] = None if of is None else states.of(of, node.allocator, reads)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        (owner(2, 2), [{"a", "b"}, {"e"}, {"c", "d"}]),
+        (sharer("2", 1), [{"a", "b"}, {"e"}, {"c", "d"}]),
+        (plain("1", "1Gi"), [{"a", "b", "c", "d"}, {"e"}]),
+    ],
+)
+def test_empty_nodes_of_one_model_have_one_number(kind: Kind, parts: list[set[str]]) -> None:
+    """A pod without needs reads only the report of NUMA nodes, which only a restricted kubelet's
+    node makes matter."""
+    cluster = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS, "d": CARDS, "e": EIGHT})
+    found = numbers(cluster, kind)
+    assert len({found[min(each)] for each in parts}) == len(parts)
+    for each in parts:
+        assert len({found[name] for name in each}) == 1
+
+
+@pytest.mark.parametrize("kind", [owner(2, 2), sharer("2", 1, "BestEffort"), carder(1), part(50)])
+def test_a_pod_changes_the_number_until_it_is_gone(kind: Kind) -> None:
+    """The ids of the cards differ."""
+    cluster = clusters.cluster({"a": CARDS, "b": CARDS})
+    same = numbers(cluster, kind)
+    assert same["a"] == same["b"] is not None
+    assert clusters.reserve(cluster, kind, "a")
+    changed = numbers(cluster, kind)
+    assert changed["a"] != changed["b"]
+    assert cluster.release("uid-p")
+    again = numbers(cluster, kind)
+    assert again["a"] == again["b"]
+
+
+def test_a_number_is_not_used_again_for_another_state() -> None:
+    cluster = clusters.cluster({"a": SMALL})
+    node = cluster.node("a")
+    assert node is not None
+    states = NodeStates(max_states=3)
+    of = states.of_properties(node.allocator.properties, Reads.CPUS)
+    assert of is not None
+    seen = [states.of(of, node.allocator, Reads.CPUS)]
+    for number in range(8):
+        assert clusters.reserve(cluster, owner(2, 2), "a", f"p{number}")
+        seen.append(states.of(of, node.allocator, Reads.CPUS))
+    assert len(set(seen)) == len(seen)
+
+
+MODELS = {"a": SMALL, "b": SMALL, "c": CARDS, "d": CARDS, "e": EIGHT, "f": EIGHT}
+KINDS = (
+    owner(2, 2),
+    owner(6, 4, "FullPCPUs"),
+    owner(6, 4, "SpreadByPCPUs", "LSE"),
+    owner(26, 4, "FullPCPUs"),
+    sharer("3", 4),
+    sharer("2", 8, "Restricted"),
+    sharer("6", 16, "SingleNUMANode"),
+    carder(2, 8, 1),
+    carder(1),
+    part(30),
+    plain("4", "8Gi"),
+)
+steps = st.tuples(
+    st.integers(0, len(KINDS) - 1), st.sampled_from(sorted(MODELS)), st.integers(0, 9)
+)
+
+
+@example([(2, "a", 0), (1, "b", 1)])
+@given(st.lists(steps, min_size=10, max_size=40))
+def test_an_answer_is_that_of_each_node_alone(history: list[tuple[int, str, int]]) -> None:
+    """`history`: each step reserves for a pod, or releases the pod that has the name already.
+    The example: as many CPUs on as many NUMA nodes, on whole cores or on halves of cores."""
+    cluster = clusters.cluster(MODELS)
+    rows: dict[Hashable, dict[int, Feasibility]] = {}
+    for step, (kind, node, name) in enumerate(history):
+        if not cluster.release(f"uid-p{name}"):
+            clusters.reserve(cluster, KINDS[kind], node, f"p{name}")
+        if step % 5 == 4 or step == len(history) - 1:
+            for each in KINDS:
+                request = clusters.pod_request(each)
+                for requirements in (PodRequirements(request), GroupRequirements(request, 2)):
+                    check = RequirementsCheck(cluster, requirements)
+                    row = rows.setdefault(check.equivalence_class, {})
+                    shared = [value(check.run(name, row)) for name in MODELS]
+                    assert shared == [value(check.run(name, {})) for name in MODELS]
+
+
+def value(found: Feasibility) -> object:
+    return found.key if isinstance(found, Feasible) else (found.reason, found.unresolvable)
