@@ -30,6 +30,8 @@ from agent.allocate.node_allocator.answer import Granted, Missing, MissingCause,
 from agent.allocate.node_allocator.assigned_pods import (
     AssignedPod,
     DeviceOverlap,
+    Overlap,
+    cpu_overlaps,
     device_overlaps,
     held_devices,
 )
@@ -42,7 +44,6 @@ from agent.allocate.offering import Declined, Offer
 from agent.allocate.placement.demand import CardOrder, Room, Verdict
 from agent.allocate.reasons import Reason
 from agent.allocate.trials import Price
-from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import DeviceType
@@ -52,13 +53,6 @@ from agent.model.pod.resource_request import ResourceRequest
 
 class StaleOfferError(Exception):
     """An offer that can no longer be committed; the message names what is missing."""
-
-
-class Overlap(msgspec.Struct, frozen=True):
-    """CPUs that more pods hold than may share them; `uids` ascending."""
-
-    cpus: CpuSet
-    uids: tuple[str, ...]
 
 
 class NodeAllocator:
@@ -258,7 +252,7 @@ class NodeAllocator:
     def overlaps(self) -> tuple[Overlap | DeviceOverlap, ...]:
         """The CPUs and devices that more pods hold than may share them."""
         of_devices = device_overlaps(self._properties.inventory, self._holdings.values())
-        return (*self._cpu_overlaps(), *of_devices)
+        return (*cpu_overlaps(self._account, self._holdings), *of_devices)
 
     def _by_zones(self, pod_request: PodRequest) -> Granted | Refused:
         found = self._zones.score(pod_request.uid, pod_request.zoned, self._properties.rules.zones)
@@ -271,20 +265,6 @@ class NodeAllocator:
             return None
         lack = self._zones.restricts(pod_request.uid, pod_request.parts)
         return None if lack is None else _misfit(lack)
-
-    def _cpu_overlaps(self) -> tuple[Overlap, ...]:
-        """One entry for each set of holders."""
-        excess = self._account.overcommitted() if self._account else 0
-        if not excess:
-            return ()
-        holders: dict[int, tuple[str, ...]] = {}
-        for uid in sorted(self._holdings):
-            for cpu in CpuSet.from_int(self._holdings[uid].allocation.cpus.mask & excess):
-                holders[cpu] = (*holders.get(cpu, ()), uid)
-        shared: dict[tuple[str, ...], list[int]] = {}
-        for cpu, uids in sorted(holders.items()):
-            shared.setdefault(uids, []).append(cpu)
-        return tuple(Overlap(CpuSet(cpus), uids) for uids, cpus in shared.items())
 
     def _missing(self, granted: Granted) -> str:
         """What the offer needs and the node no longer has; "" if it has all."""

@@ -10,8 +10,9 @@ from typing import Final
 import msgspec
 
 from agent.allocate.devices.inventory import Inventory, NodeDevices, node_devices
-from agent.allocate.node_allocation import PodAllocation, memory_of, pod_allocation
+from agent.allocate.node_allocation import NodeAllocation, PodAllocation, memory_of, pod_allocation
 from agent.model.apiobjects import ApiPod
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_allocation import (
     DeviceAmounts,
     VirtualFunctions,
@@ -203,6 +204,13 @@ class Imported(msgspec.Struct, frozen=True):
     functions: VirtualFunctions
 
 
+class Overlap(msgspec.Struct, frozen=True):
+    """CPUs that more pods hold than may share them; `uids` ascending."""
+
+    cpus: CpuSet
+    uids: tuple[str, ...]
+
+
 class DeviceOverlap(msgspec.Struct, frozen=True):
     """More of a device is held than it has, or one virtual function by several: `what` is the
     resource or the function's bus id; `uids` ascending."""
@@ -235,6 +243,23 @@ def held_devices(
         devices.append({at: amounts for at, amounts in each.devices.items() if at not in given})
         functions.append(each.functions)
     return node_devices(inventory, sum_amounts(devices), sum_functions(functions))
+
+
+def cpu_overlaps(
+    account: NodeAllocation | None, holdings: Mapping[str, AssignedPod]
+) -> tuple[Overlap, ...]:
+    """One entry for each set of pods; `holdings` by uid."""
+    excess = account.overcommitted() if account else 0
+    if not excess:
+        return ()
+    holders: dict[int, tuple[str, ...]] = {}
+    for uid in sorted(holdings):
+        for cpu in CpuSet.from_int(holdings[uid].allocation.cpus.mask & excess):
+            holders[cpu] = (*holders.get(cpu, ()), uid)
+    shared: dict[tuple[str, ...], list[int]] = {}
+    for cpu, uids in sorted(holders.items()):
+        shared.setdefault(uids, []).append(cpu)
+    return tuple(Overlap(CpuSet(cpus), uids) for uids, cpus in shared.items())
 
 
 def device_overlaps(

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions, pod_allocation
-from agent.allocate.node_allocator.allocator import NodeAllocator, Overlap, StaleOfferError
+from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Refused
-from agent.allocate.node_allocator.assigned_pods import AssignedPod
+from agent.allocate.node_allocator.assigned_pods import AssignedPod, Overlap
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
