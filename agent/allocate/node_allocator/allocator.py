@@ -85,7 +85,7 @@ class NodeAllocator:
 
     def state(self, reads: Reads) -> tuple[object, ...]:
         """What an offer reads besides the properties; equal for equal states."""
-        zones = self._zones.state()
+        zones = self._zones.state() if self._properties.zones else None
         if reads is Reads.ZONES:
             return (zones,)
         account = self._account.state() if self._account else None
@@ -154,7 +154,7 @@ class NodeAllocator:
 
     def _offer(self, pod_request: PodRequest) -> Granted | Refused:
         properties = self._properties
-        if pod_request.reads(binds_all=properties.binds_all) is Reads.ZONES:
+        if pod_request.reads(properties) is Reads.ZONES:
             return self._by_zones(pod_request)
         if pod_request.uid in self._holdings:
             return self.without((pod_request.uid,))._offer(pod_request)

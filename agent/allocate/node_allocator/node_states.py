@@ -11,7 +11,6 @@ from typing import Any, Final, cast
 import msgspec
 
 from agent.allocate.devices.inventory import Inventory
-from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.pod_request import Reads
 from agent.allocate.node_allocator.properties import NodeProperties
 
@@ -52,9 +51,10 @@ class NodeStates:
             )
         return self._number((_hashable(cpus), _hashable(rules), _hashable(whole), of_devices))
 
-    def of(self, of_properties: int, allocator: NodeAllocator, reads: Reads) -> int:
-        """The number of the node's state. `of_properties`: that of its properties."""
-        return self._number((of_properties, reads, _hashable(allocator.state(reads))))
+    def of(self, of_properties: int, state: tuple[object, ...], reads: Reads) -> int:
+        """The number of the node. `of_properties`: that of its properties; `state`: the allocator's
+        for the same `reads`."""
+        return self._number((of_properties, reads, _hashable(state)))
 
     def _number(self, state: Hashable) -> int:
         found = self._numbers.get(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Container, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -67,6 +67,15 @@ class Needs(enum.Flag):
     """Devices whose type only the node's Device object has."""
 
 
+class Binding(Protocol):
+    """Properties of a node."""
+
+    @property
+    def binds_all(self) -> bool:
+        """Whether its labels concern every pod, not only Koordinator's own."""
+        ...
+
+
 class Reads(enum.Enum):
     """What an offer reads of a node: its report of NUMA nodes, also its CPUs and NUMA amounts, also
     its devices."""
@@ -113,11 +122,11 @@ class PodRequest(msgspec.Struct, frozen=True):
     def title(self) -> str:
         return self.resources.title
 
-    def reads(self, *, binds_all: bool) -> Reads:
-        """What an offer to the pod reads at most. `binds_all`: see `NodeProperties`."""
+    def reads(self, node: Binding) -> Reads:
+        """What an offer to the pod reads at most of a node with these properties."""
         if self.devices is not None:
             return Reads.DEVICES
-        return Reads.CPUS if self.needs or binds_all else Reads.ZONES
+        return Reads.CPUS if self.needs or node.binds_all else Reads.ZONES
 
     def without_listed(self, names: Collection[str]) -> PodRequest:
         """The same request, with these of its `devices.listed` as plain extended resources."""

@@ -44,6 +44,7 @@ from agent.scheduler.state.pod_info import (
     Infeasible,
     PodInfo,
     Requirements,
+    checked,
 )
 from agent.scheduler.state.records import NodeRecord, PodRecord, Unreadable
 
@@ -448,4 +449,5 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
             return UNKNOWN_NODE
         if ineligibility is not None:
             return Infeasible(ineligibility, unresolvable=True)
-        return state.check(self.requirements, self.cluster.node_states, by_state)
+        number = state.state_number(self.cluster.node_states, self.requirements.pod_request)
+        return checked(self.requirements, state.allocator, number, by_state)

@@ -29,7 +29,6 @@ from agent.model.nrt import node_annotations
 from agent.model.nrt.node_status import GPU_MODEL
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod.annotations import AnnotationError
-from agent.scheduler.state.pod_info import Feasibility, Requirements
 from agent.scheduler.state.records import NodeRecord, PodRecord, Unreadable
 from agent.scheduler.state.zone_reports import (
     ReportFreshness,
@@ -289,22 +288,10 @@ class NodeInfo:
             self._ineligibilities[key] = None if lack is None else lack.text
         return self._ineligibilities[key]
 
-    def check(
-        self, requirements: Requirements, states: NodeStates, by_state: dict[int, Feasibility]
-    ) -> Feasibility:
-        """Whether the node has room for the pods. `by_state`: see `NodeCheck.run`."""
-        number = self._state_number(states, requirements.pod_request)
-        if number is None:
-            return requirements.check(self.allocator)
-        found = by_state.get(number)
-        if found is None:
-            found = by_state[number] = requirements.check(self.allocator)
-        return found
-
-    def _state_number(self, states: NodeStates, pod_request: PodRequest) -> int | None:
+    def state_number(self, states: NodeStates, pod_request: PodRequest) -> int | None:
         """That of what an offer to the pod reads of the node; None if no other node can have it."""
         properties = self.allocator.properties
-        read = pod_request.reads(binds_all=properties.binds_all)
+        read = pod_request.reads(properties)
         of, fixed = self._properties_numbers.get(read, (None, None))
         if of is None or not _same_but_zones(of, properties):
             fixed = states.of_properties(properties, read)
@@ -314,7 +301,7 @@ class NodeInfo:
             return None
         number = self._state_numbers.get(read)
         if number is None:
-            number = states.of(fixed, self._allocator, read)
+            number = states.of(fixed, self._allocator.state(read), read)
             self._state_numbers[read] = number
         return number
 

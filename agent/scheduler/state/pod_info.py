@@ -230,6 +230,21 @@ def parts(group: PodGroup, pod_request: PodRequest, size: int) -> list[PodReques
     ]
 
 
+def checked(
+    requirements: Requirements,
+    allocator: NodeAllocator,
+    number: int | None,
+    by_state: dict[int, Feasibility],
+) -> Feasibility:
+    """The result on a node with this number (`node_states`), computed once for each number."""
+    if number is None:
+        return requirements.check(allocator)
+    found = by_state.get(number)
+    if found is None:
+        found = by_state[number] = requirements.check(allocator)
+    return found
+
+
 class NodeCheck(Protocol):
     """The check of one equivalence class: two checks of equal `equivalence_class` have the same
     results on every node."""

@@ -31,9 +31,9 @@ def numbers(cluster: SchedulerCache, kind: Kind) -> dict[str, int | None]:
     states, request = NodeStates(), clusters.pod_request(kind)
     found = {}
     for node in cluster.nodes():
-        reads = request.reads(binds_all=node.allocator.properties.binds_all)
+        reads = request.reads(node.allocator.properties)
         of = states.of_properties(node.allocator.properties, reads)
-        found[node.name] = None if of is None else states.of(of, node.allocator, reads)
+        found[node.name] = None if of is None else states.of(of, node.allocator.state(reads), reads)
     return found
 
 
@@ -76,10 +76,10 @@ def test_a_number_is_not_used_again_for_another_state() -> None:
     states = NodeStates(max_states=3)
     of = states.of_properties(node.allocator.properties, Reads.CPUS)
     assert of is not None
-    seen = [states.of(of, node.allocator, Reads.CPUS)]
+    seen = [states.of(of, node.allocator.state(Reads.CPUS), Reads.CPUS)]
     for number in range(8):
         assert clusters.reserve(cluster, owner(2, 2), "a", f"p{number}")
-        seen.append(states.of(of, node.allocator, Reads.CPUS))
+        seen.append(states.of(of, node.allocator.state(Reads.CPUS), Reads.CPUS))
     assert len(set(seen)) == len(seen)
 
 
