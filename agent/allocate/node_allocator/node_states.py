@@ -77,14 +77,22 @@ def _model(inventory: Inventory) -> Hashable:
     return _hashable(fleets), _hashable(inventory.partitions), inventory.links
 
 
+_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+
+
 def _hashable(value: Any) -> Hashable:
     """Equal for equal values of one type."""
     try:
         hash(value)
     except TypeError:
+        pass
+    else:
+        return cast(Hashable, value)
+    try:
+        return _encoder.encode(value)
+    except (TypeError, OverflowError):  # it has masks of CPUs
         if isinstance(value, Mapping):
             return frozenset((key, _hashable(each)) for key, each in value.items())
         if isinstance(value, msgspec.Struct):
             value = msgspec.structs.astuple(value)
         return tuple(map(_hashable, value))
-    return cast(Hashable, value)
