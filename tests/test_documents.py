@@ -135,6 +135,73 @@ def test_commands_of_topolet_exist_with_their_options() -> None:
     assert read > 30
 
 
+TRIED = {
+    "topolet agent": "integration/harness.py",
+    "topolet audit": "integration/test_audit_trail.py",
+    "topolet config": "cli/test_config.py",
+    "topolet doctor": "integration/test_doctor.py",
+    "topolet explain": "integration/extender/test_explain.py",
+    "topolet history": "integration/test_audit_trail.py",
+    "topolet install-proxy": "integration/test_install_proxy.py",
+    "topolet nri": "integration/plugged.py",
+    "topolet proxy": "integration/harness.py",
+    "topolet restore": "integration/test_proxy.py",
+    "topolet simulate": "cli/test_simulate.py",
+    "topolet topology": "cli/test_topology.py",
+    "topolet uninstall-node": "integration/test_image.py",
+    "kubectl apply": "cluster/cluster.py",
+    "kubectl create": "cluster/cluster.py",
+    "kubectl delete": "cluster/cluster.py",
+    "kubectl label": "cluster/test_explain.py",
+    "kubectl topolet": "cli/test_remote.py",
+    "helm install": "integration/test_helm.py",
+    "helm upgrade": "integration/test_helm.py",
+    "helm uninstall": "integration/test_helm_removal.py",
+    "systemctl daemon-reload": "integration/systemdhost.py",
+    "ctr images": "integration/systemdhost.py",
+    "pip install": "integration/image.py",
+    "make release": "deploy/test_release.py",
+    "make run": "integration/test_demo.py",
+    "openssl req": "integration/test_webhook.py",
+}
+"""Commands of the documents, each with a test, or a part of tests, that runs it."""
+UNTRIED = {
+    "kubectl get": "it reads",
+    "kubectl exec": "kubectl topolet does the same, and a test runs that",
+    "kubectl patch": "tests/integration/test_webhook.py writes the same field by the API",
+    "make test": "it runs this test",
+    "docker build": "tests/integration/image.py builds the same file by buildah",
+    "docker save": "as docker build",
+    "skopeo copy": "it needs a registry of the reader",
+    "openssl x509": "tests sign the same certificate by a library",
+    "systemctl enable": "tests start the same units",
+    "shuf": "it chooses lines",
+    "xargs": "it calls kubectl label",
+    "cp": "it copies files",
+    "mkdir": "it makes a folder",
+}
+"""Commands of the documents that no test runs, with the reason."""
+_SHELL_WORDS = ("for", "do", "done")
+
+
+def test_every_command_is_run_by_a_test_or_has_a_reason_for_being_run_by_none() -> None:
+    named = set()
+    for page in PAGES:
+        for line in (line for block in blocks(page, "sh") for line in block.splitlines()):
+            for part in re.split(r"&&|\||;|\s--\s(?=topolet)", line.partition(" #")[0]):
+                words = shlex.split(part.replace("'", '"').removesuffix("&"), comments=True)
+                if not words or words[0] in _SHELL_WORDS or "=" in words[0]:
+                    continue
+                pairs = [f"{words[0]} {each}" for each in words[1:]]
+                found = next((each for each in pairs if each in TRIED | UNTRIED), words[0])
+                named.add(found)
+    assert named <= TRIED.keys() | UNTRIED.keys()
+    assert UNTRIED.keys() <= named
+    for command, test in TRIED.items():
+        words = command.replace("openssl req", "openssl").split()
+        assert re.search(rf"\b{words[-1]}\b", (ROOT / "tests" / test).read_text()), command
+
+
 def test_folders_that_kubectl_applies_exist() -> None:
     missing, read = [], 0
     for page, words in commands("kubectl"):
