@@ -260,6 +260,7 @@ class _Parts:
             cluster,
             agents,
             pods_changed=[queue.pods_changed, *([seen.pods_changed] if seen else ())],
+            kinds_of_pods=seen is not None,
             rebinds_changed=rebind_requests.changed,
             stale_seconds=self._stale_seconds,
         )

@@ -160,3 +160,18 @@ def test_a_file_without_objects(
     file.write_text(text)
     assert main(["explain", "p", objects, NAME]) == 2
     assert str(file) in capsys.readouterr().err
+
+
+def test_a_placement_of_the_file_chooses_the_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the pods that are saved. Of two equal nodes the names decide."""
+    objects = saved(tmp_path, owner(8, 8).pod("p"))
+    file = tmp_path / "args.json"
+    file.write_text(json.dumps({"kind": "NodeNUMAResourceArgs", "placement": "Residual"}))
+    asked = ["explain", "p", objects, NAME, "-o", "json", f"--scheduler-args-file={file}"]
+    assert main(asked) == 0
+    (found,) = json.loads(capsys.readouterr().out)["explanations"]
+    scores = {each["node"]: each["offer"]["score"] for each in found["nodes"]}
+    assert found["winner"] == max(scores, key=lambda node: scores[node])
+    assert scores["a"] != scores["b"], "the nodes are equal"

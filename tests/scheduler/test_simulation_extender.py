@@ -34,7 +34,7 @@ from agent.scheduler.traces import TraceNode, arrivals, shuffled
 from tests.scheduler.test_simulation import few
 
 SEED = 42
-_read = records.pods(AgentSelector())
+_read = records.pods(AgentSelector(), kinds=True)
 
 
 class Nowhere:

@@ -40,7 +40,8 @@ class SavedCluster:
         self.pods: dict[ObjectKey, Object] = {_key(each, "default"): each for each in pods}
         cluster, devices = self.cluster, by_kind.get(kinds.DEVICE.name, [])
         self._add(by_kind.get(kinds.NODE.name, []), records.node, cluster.nodes_changed)
-        seen, read_pod = PodsSeen(), records.pods(agents)
+        policy = rules.scoring.placement if rules.scoring is not None else None
+        seen, read_pod = PodsSeen(), records.pods(agents, kinds=policy is not None)
         self._add(pods, read_pod, seen.pods_changed, cluster.pods_changed)
         reports = by_kind.get(kinds.TOPOLOGY.name, [])
         self._add(reports, records.topology, cluster.topologies_changed)
@@ -52,8 +53,8 @@ class SavedCluster:
         )
         budgets = by_kind.get(disruption_budgets.KIND, [])
         self._add(budgets, disruption_budgets.read, self.budgets.changed)
-        if rules.scoring is not None and rules.scoring.placement is not None:
-            place_by(seen, cluster, rules, rules.scoring.placement, sites_of(cluster))
+        if policy is not None:
+            place_by(seen, cluster, rules, policy, sites_of(cluster))
 
     def _add(
         self,

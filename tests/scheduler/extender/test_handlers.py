@@ -350,7 +350,7 @@ def test_a_placement_decides_about_plain_pods_too(server: hostile.Server) -> Non
     scene = Scene(server, placing=True)
     seen = PodsSeen()
     body = plain("500m", "1Gi").pod("seen", node="a")
-    read = records.pods(AgentSelector())(json.dumps(body).encode())
+    read = records.pods(AgentSelector(), kinds=True)(json.dumps(body).encode())
     seen.pods_changed([Change(ChangeKind.ADDED, ObjectKey("default", "seen"), read)])
     sites = sites_of(scene.cluster)
     place_by(seen, scene.cluster, AllocatorRules(), PlacementPolicy.RESIDUAL, sites)

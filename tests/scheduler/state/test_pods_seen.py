@@ -29,7 +29,7 @@ HALF = {"cpu": "4", "memory": "8Gi", "koordinator.sh/gpu-core": "50"} | {
     "koordinator.sh/gpu-memory-ratio": "50"
 }
 KIND = PodKind(4000, 8 << 30, 1, 500)
-_read = records.pods(AgentSelector())
+_read = records.pods(AgentSelector(), kinds=True)
 
 
 class Store:
