@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent.host.locks import Lock
 from agent.install.proxy import ProxyInstallation
 from agent.install.uninstall import NodeRemoval
 from agent.kube.objects import Object
@@ -82,3 +83,17 @@ def test_a_shared_topology_without_zones_of_others_is_listed(tmp_path: Path) -> 
 def test_a_shared_device_keeps_the_devices_of_others(tmp_path: Path) -> None:
     wanted = {"kind": "Device", "metadata": {"name": "n"}, "spec": {"devices": []}}
     assert removed(tmp_path, "Device", OURS, OTHERS, spec={"devices": []}) == ([wanted], [])
+
+
+def test_a_node_keeps_its_labels_while_its_cgroups_are_not_restored(tmp_path: Path) -> None:
+    """By them the next removal of the release finds it."""
+    state = tmp_path / "state"
+    state.mkdir()
+    lock = Lock(str(state / "agent.lock"))
+    server = Server(tmp_path / "store", "Device", {"metadata": {"managedFields": []}})
+    settings = UninstallSettings(root=str(tmp_path), state_dir=str(state))
+    removal = NodeRemoval(settings, "n", server, None, lambda line: None)
+    assert not removal.run()
+    assert [each.split(":")[0] for each in removal.left][:2] == ["cgroups", "labels of the Node"]
+    assert server.calls == []
+    lock.release()
