@@ -59,7 +59,6 @@ from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pod_patches import ClaimConditions, Corrections
 from agent.scheduler.state.pods_api import BindingApi
-from agent.scheduler.state.pods_seen import STEP_SECONDS as PLACEMENT_SECONDS
 from agent.scheduler.state.pods_seen import PlacementUpdates, PodsSeen
 from agent.scheduler.state.records import AgentSelector
 from agent.scheduler.state.watches import Watches, stale, watch_pace
@@ -299,7 +298,7 @@ class _Parts:
                 lambda: self._watches.synced,
                 self._leads,
             )
-            self._periodic.append(Periodic("placement", PLACEMENT_SECONDS, updates.step))
+            self._periodic.append(updates.periodic)
         rebinds = Rebinds(
             transport(),
             cluster,

@@ -104,17 +104,14 @@ class SchedulerCache:
         self.agents = agents
         self.node_states = NodeStates()
         self._rules = rules
-        self._expiry_seconds = expiry_seconds
-        self._clock = clock
+        self._expiry_seconds, self._clock = expiry_seconds, clock
         self._states: dict[str, NodeInfo] = {}
         self._pods: dict[str, PodRecord] = {}
         self._members = GroupMembers()
         self._reservations: dict[str, Reservation] = {}
         self._koordinator_reservations = KoordinatorReservations(self._pods)
         self._device_resources = DeviceResources()
-        self._log = ChangeLog()
-        self._placement_log = ChangeLog()
-        self._report_log = ChangeLog()
+        self._log, self._placement_log, self._report_log = ChangeLog(), ChangeLog(), ChangeLog()
 
     # queries
     def node(self, name: str) -> NodeInfo | None:

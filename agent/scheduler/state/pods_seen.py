@@ -18,6 +18,7 @@ import msgspec
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.placement.demand import FULL, MAX_KINDS, Demand, PodKind, Site, commonest
 from agent.allocate.placement.residual import placement
+from agent.host.daemon import Periodic
 from agent.host.log_once import Problem
 from agent.kube.errors import NotFoundError, StoreError
 from agent.kube.objects import Change, ChangeKind
@@ -84,12 +85,15 @@ def decode(text: str) -> dict[PodKind, int]:
 
 
 class PodsSeen:
-    """Counts pods as a watch reports them. Safe for many threads."""
+    """Counts pods as a watch reports them. Safe for many threads. `hurry` is called when the
+    placement has to be rebuilt; it must not block."""
 
     def __init__(self) -> None:
+        self.hurry: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._uids: set[str] = set()
         self._demand = Demand()
+        self._built_at = 0
 
     def pods_changed(self, changes: Sequence[Change[PodRecord]]) -> None:
         with self._lock:
@@ -100,14 +104,24 @@ class PodsSeen:
                 elif pod.uid not in self._uids:
                     self._uids.add(pod.uid)
                     self._demand.add(pod.kind)
+            due = self._demand.due(self._built_at)
+        if due:
+            self.hurry()
 
     def merge(self, counts: Mapping[PodKind, int]) -> None:
         with self._lock:
             self._demand.merge(counts)
 
-    def due(self, built_at: int) -> bool:
+    def due(self) -> bool:
+        """Whether a placement from these counts has to be rebuilt."""
         with self._lock:
-            return self._demand.due(built_at)
+            return self._demand.due(self._built_at)
+
+    def building(self) -> dict[PodKind, int]:
+        """The counts by kind, for a placement that is built now."""
+        with self._lock:
+            self._built_at = self._demand.pods
+            return dict(self._demand.counts)
 
     def counts(self) -> tuple[dict[PodKind, int], int]:
         """By kind, and the number of all pods that were ever seen."""
@@ -128,12 +142,13 @@ def place_by(
     sites: Collection[Site],
 ) -> None:
     """Applies the placement for the pods that were seen."""
-    built = placement(policy, seen.counts()[0], sites)
+    built = placement(policy, seen.building(), sites)
     cluster.use_rules(msgspec.structs.replace(rules, placement=built))
 
 
 class PlacementUpdates:
-    """Rebuilds the placement, and keeps what the leader has seen. One thread calls `step`."""
+    """Rebuilds the placement, and keeps what the leader has seen. `periodic`, which calls `step`, has
+    to be started."""
 
     def __init__(
         self,
@@ -154,9 +169,11 @@ class PlacementUpdates:
         self._synced, self._leading = synced, leading
         self._clock = clock
         self._merged = False
-        self._built_at = self._written = 0
-        self._sites: Collection[Site] = ()
+        self._written = 0
+        self._sites: Collection[Site] | None = None
         self._compared_at = self._stored_at = 0.0
+        self.periodic = Periodic("placement", STEP_SECONDS, self.step)
+        seen.hurry = self.periodic.hurry
 
     def step(self) -> None:
         """Never raises."""
@@ -173,14 +190,14 @@ class PlacementUpdates:
 
     def _rebuild(self) -> None:
         now = self._clock()
-        due = self._seen.due(self._built_at)
-        if not due and (not self._built_at or now - self._compared_at < SITES_SECONDS):
+        due = self._seen.due()
+        if not due and self._sites is not None and now - self._compared_at < SITES_SECONDS:
             return
         self._compared_at = now
         sites = sites_of(self._cluster)
         if not due and sites == self._sites:
             return
-        self._sites, self._built_at = sites, self._seen.counts()[1]
+        self._sites = sites
         place_by(self._seen, self._cluster, self._rules, self._policy, sites)
 
     def _keep(self) -> None:

@@ -111,19 +111,24 @@ def test_the_models_that_a_pod_admits_belong_to_its_kind() -> None:
     assert {each.models for each in seen.counts()[0]} == {("T4",), ("G2", "T4"), ()}
 
 
-def test_the_placement_decides_after_the_first_pod() -> None:
+def test_the_placement_decides_from_the_start() -> None:
     world = World(Store())
     check = requirements(world.cluster)
-    before = found(check, "a")
+    assert found(check, "a").key == found(check, "b").key
     world.updates.step()
-    assert found(check, "a").key == before.key, "no pod was seen"
+    assert found(check, "a").key != found(check, "b").key, "no pod was seen, there is a rank"
+    hurried: list[int] = []
+    world.seen.hurry = lambda: hurried.append(1)
     world.see(1)
+    assert hurried
     serial = world.cluster.changed_since(0).serial
     world.updates.step()
     assert world.cluster.changed_since(serial).names == {"a", "b"}
     assert len({found(check, name).key for name in "ab"}) == 2, "there are no ties"
     serial = world.cluster.changed_since(0).serial
+    hurried.clear()
     world.see(48, first=1)
+    assert not hurried
     world.updates.step()
     assert world.cluster.changed_since(serial).names == frozenset(), "it is rebuilt rarely"
 
@@ -146,7 +151,7 @@ def requirements(cluster: SchedulerCache) -> RequirementsCheck:
 
 
 def found(check: RequirementsCheck, node: str) -> Feasible:
-    result = check.run(node)
+    result = check.run(node, {})
     assert isinstance(result, Feasible)
     return result
 
