@@ -147,8 +147,8 @@ def place_by(
 
 
 class PlacementUpdates:
-    """Rebuilds the placement, and keeps what the leader has seen. `periodic`, which calls `step`, has
-    to be started."""
+    """Rebuilds the placement, and keeps what the leader has seen. `periodic` calls `step`; the
+    caller starts it."""
 
     def __init__(
         self,
