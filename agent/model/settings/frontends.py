@@ -38,7 +38,8 @@ class ProxySettings(Options, frozen=True):
         str, msgspec.Meta(description="the proxy's socket, to which the kubelet connects")
     ] = "unix:///run/topolet/cri.sock"
     proxy_http: Annotated[
-        str, msgspec.Meta(description="proxy: ADDRESS:PORT of /metrics and /healthz; empty: none")
+        str,
+        msgspec.Meta(description="proxy: ADDRESS:PORT of /metrics, /healthz, /readyz; empty: none"),
     ] = "127.0.0.1:9327"
     node_addresses: NodeAddresses = NODE_ADDRESSES
     hold_seconds: HoldSeconds = HOLD_SECONDS
@@ -87,7 +88,9 @@ class NriSettings(Options, frozen=True):
     ] = True
     nri_http: Annotated[
         str,
-        msgspec.Meta(description="NRI plugin: ADDRESS:PORT of /metrics and /healthz; empty: none"),
+        msgspec.Meta(
+            description="NRI plugin: ADDRESS:PORT of /metrics, /healthz, /readyz; empty: none"
+        ),
     ] = "127.0.0.1:9328"
     node_addresses: NodeAddresses = NODE_ADDRESSES
     hold_seconds: HoldSeconds = HOLD_SECONDS
