@@ -7,6 +7,7 @@ has ended. A node has a deadline of its own, and all have one together: what is 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import enum
 import time
@@ -111,11 +112,11 @@ class NodeProgress(msgspec.Struct):
 
 
 class PodChange(msgspec.Struct, frozen=True):
-    """The node's pod is created from the pool, or the one with this name is deleted."""
+    """The node's pod is created from the pool, or this one is deleted."""
 
     record: NodeProgress
     create: NodePool | None = None
-    delete: str = ""
+    delete: NodePod | None = None
 
 
 def records(
@@ -160,14 +161,14 @@ def _step(
         succeeded = pod.phase == "Succeeded"
         record.state = NodeState.DONE if succeeded else NodeState.LEFT
         record.problem = "" if succeeded else pod.message or "its pod failed"
-        yield PodChange(record, delete=pod.name)
+        yield PodChange(record, delete=pod)
     elif now - record.begun_at >= limits.node_seconds:
         record.state, record.problem = NodeState.LEFT, _unanswered(agent, pod, limits)
         if pod is not None:
-            yield PodChange(record, delete=pod.name)
+            yield PodChange(record, delete=pod)
     elif pod is not None and not record.created:
         # An earlier run's: it may have ended with what this run is to try again.
-        yield PodChange(record, delete=pod.name)
+        yield PodChange(record, delete=pod)
     elif not agent and not record.created:
         yield PodChange(record, create=record.pool)
 
@@ -237,7 +238,7 @@ class ClusterRemoval:
 
     def _pass(self, found: Sequence[NodeProgress]) -> None:
         for change in steps(found, self._pods(), self._limits, self._clock()):
-            if change.delete:
+            if change.delete is not None:
                 self._delete_pod(change.delete)
             if change.create is not None:
                 self._create_pod(change.record, change.create)
@@ -261,7 +262,7 @@ class ClusterRemoval:
         try:
             for pod in self._pods():
                 if pod.component == UNINSTALL:
-                    self._delete_pod(pod.name)
+                    self._delete_pod(pod)
         except KubeError as error:
             self._say(f"pods of nodes that have not ended may be left: {error}")
 
@@ -274,21 +275,18 @@ class ClusterRemoval:
         listed = msgspec.json.decode(self._transport.get(self._core, query))["items"]
         return [_pod(each) for each in listed]
 
-    def _delete_pod(self, name: str) -> None:
-        """At once: nobody waits for a node that is away."""
-        path = f"{self._core}/{segment(name)}"
-        try:
-            self._transport.request("DELETE", path, {"gracePeriodSeconds": 0})
-        except errors.NotFoundError:
-            return
+    def _delete_pod(self, pod: NodePod) -> None:
+        """One that runs ends by itself, and takes back a step that is half done. Nobody waits for
+        the kubelet of another."""
+        query = {} if pod.phase == "Running" else {"gracePeriodSeconds": 0}
+        with contextlib.suppress(errors.NotFoundError):
+            self._transport.request("DELETE", f"{self._core}/{segment(pod.name)}", query)
 
     def _delete_daemon_set(self, name: str) -> None:
         namespace = segment(self._pools.namespace)
         path = f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{segment(name)}"
-        try:
+        with contextlib.suppress(errors.NotFoundError):
             self._transport.request("DELETE", path, {"propagationPolicy": "Background"})
-        except errors.NotFoundError:
-            return
 
 
 def _node(found: Mapping[str, Any]) -> ClusterNode:

@@ -31,6 +31,7 @@ from agent.telemetry.audit import Trail
 
 _OWN_STATE: Final = (
     "snapshot.json",
+    "cluster.json",
     "journal",
     "agent.lock",
     "doorbell.sock",

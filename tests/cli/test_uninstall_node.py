@@ -27,6 +27,7 @@ def words(tmp_path: Path) -> list[str]:
     state = tmp_path / "state"
     for path, text in {
         "snapshot.json": "{}",
+        "cluster.json": "{}",
         "door.lock": "",
         "audit/agent.1700000000.jsonl": "{}",
         "containers/pod/box/cpus": "1",

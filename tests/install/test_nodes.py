@@ -94,7 +94,8 @@ def test_an_agent_that_does_not_end_is_left() -> None:
 def test_the_pod_of_an_earlier_run_is_replaced() -> None:
     record = NodeProgress("n", OTHERS)
     (change,) = steps([record], [NodePod("old", "n", UNINSTALL, "Failed", "no")], LIMITS, 0)
-    assert (change.delete, record.state) == ("old", NodeState.BEGUN)
+    assert change.delete is not None
+    assert (change.delete.name, record.state) == ("old", NodeState.BEGUN)
     (change,) = steps([record], [], LIMITS, 1)
     assert change.create is OTHERS
 
@@ -118,8 +119,8 @@ def test_no_more_nodes_at_once_and_each_ends(count: int, at_once: int, seconds: 
             if change.create:
                 change.record.created = True
                 began[change.record.node] = now
-            else:
-                del began[change.delete]
+            elif change.delete:
+                del began[change.delete.name]
         assert len(began) <= at_once
     assert began == {}
     assert all(each.state in (NodeState.DONE, NodeState.LEFT) for each in found)
@@ -134,6 +135,7 @@ class Server(Transport):
         super().__init__(FileAccess("http://127.0.0.1:1"))
         self.now = 0.0
         self.deleted: list[str] = []
+        self.at_once: set[str] = set()
         self.refused: Exception | None = None
         self.silent_until = 0.0
         self._nodes = nodes
@@ -156,6 +158,8 @@ class Server(Transport):
         if method == "DELETE":
             name = path.rpartition("/")[2]
             self.deleted.append(name)
+            if path.rpartition("/")[0].endswith("/pods") and query:
+                self.at_once.add(name)
             if name == CARDS.daemon_set:
                 raise NotFoundError("no such DaemonSet")
             self._pods.pop(name, None)
@@ -227,6 +231,14 @@ def test_the_whole_time_ends_it_and_leaves_no_pod() -> None:
     assert problems[-1] == "not begun in the 100 s of all nodes"
     assert "not ended in the 100 s of all nodes" in problems
     assert server._pods_listed() == []
+
+
+def test_a_pod_that_runs_at_its_deadline_has_time_to_end() -> None:
+    """It may have changed the kubelet's endpoint, and takes that back."""
+    server = Server(["runs", "waits"], {"runs": ("Running", "")})
+    run(server)
+    assert {"of-runs", "of-waits"} <= set(server.deleted)
+    assert server.at_once == {"of-waits"}
 
 
 def test_an_api_server_that_is_away_for_a_while_is_asked_again() -> None:
