@@ -126,8 +126,9 @@ def examine(settings: DoctorSettings) -> Examination:
     running = (argv for _, argv in own_processes.command_lines(proc))
     wrong |= node_findings.of_programs(running, proxy=bool(proxy))
     address = own_processes.agent_address(tuple(own_processes.running(proc)), settings.state_dir)
-    # An agent that hangs would not answer in time.
-    if address and NodeCode.AGENT_HUNG not in wrong and (page := own_processes.page(address)):
+    if address and (page := own_processes.page(address)):
+        if page.ready:
+            wrong.pop(NodeCode.AGENT_HUNG, None)  # it says itself why it decides nothing
         wrong |= node_findings.of_agent(page)
     with contextlib.suppress(OSError):
         room = os.statvfs(settings.state_dir)

@@ -1,0 +1,216 @@
+"""Faults of a whole cluster, one at a time: what the engineer on call sees leads to the remedy.
+
+For each fault `kubectl topolet doctor NODE`, the Event or the agent's metric, and
+docs/troubleshooting.md name it; `tests/integration/test_alerts.py` has the alerts. A full disk is
+in `tests/integration/test_doctor.py`, a lost card in the tests of the alerts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.kubelet import cpu_manager_state
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.node.change_log import CLAIM_NOT_HONORED
+from agent.node.drift import DriftKind
+from agent.node.node_findings import WATCH_SECONDS, NodeCode
+from tests.cluster.cluster import HOST, NAMESPACE, Cluster
+from tests.cluster.machine import ProgramError
+from tests.cluster.pods import manifest
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("pods_gone")]
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU_STATE = "/var/lib/kubelet/cpu_manager_state"
+_TOPOLET = """export PYTHONPATH="$1" KUBECONFIG="$2" HOME=/tmp
+folder=$3
+shift 3
+"$@" 2>"$folder/err"
+echo $? >"$folder/code"
+"""
+
+
+def run(cluster: Cluster, *words: str) -> tuple[int, str, str]:
+    """`kubectl topolet WORDS` as the administrator, from outside of the node: exit code, standard
+    output and standard error."""
+    world = cluster.control.world
+    arguments = (str(ROOT), cluster.control.config("admin"), str(world.folder))
+    text = world.run("sh", "-c", _TOPOLET, "sh", *arguments, "kubectl", "topolet", *words)
+    code = (world.folder / "code").read_text()
+    return int(code), text, (world.folder / "err").read_text()
+
+
+def findings(cluster: Cluster) -> set[str]:
+    """The codes and kinds of doctor's findings that are errors."""
+    code, text, error = run(cluster, "doctor", HOST, "-o", "json")
+    assert text, error
+    found = json.loads(text)
+    errors = [each["code"] for each in found["node"] if each["severity"] == "error"]
+    drift = [each["kind"] for each in found["findings"]]
+    assert code == (2 if found["seen"] is None else bool(errors or drift)), error
+    return {*errors, *drift}
+
+
+def found(cluster: Cluster, code: str, seconds: float = 60.0) -> None:
+    """Waits until doctor reports it, and checks that document and remedy are there."""
+    cluster.eventually(f"doctor finds {code}", lambda: code in findings(cluster), seconds)
+    assert f"`{code}`" in (ROOT / "docs/troubleshooting.md").read_text()
+
+
+@pytest.fixture
+def calm(installed: Cluster) -> Iterator[Cluster]:
+    """Doctor finds nothing before and after a test."""
+    installed.eventually("doctor finds nothing", lambda: findings(installed) == set())
+    yield installed
+    installed.kubectl("delete", "pods", "--all", "-n", "default", "--grace-period=1")
+    installed.wait_agent_ready(HOST)
+    installed.eventually("doctor finds nothing", lambda: findings(installed) == set(), 60)
+
+
+def agent_pid(cluster: Cluster) -> str:
+    """The process of the agent in the world's namespace."""
+    read = cluster.nodes[HOST].machine.read("/proc/[0-9]*/cmdline")
+    for path, text in read.items():
+        words = text.split("\0")
+        if "agent" in words[:4] and any(each.startswith("--kubelet-configz") for each in words):
+            return path.split("/")[2]
+    raise AssertionError("no agent runs")
+
+
+@contextlib.contextmanager
+def written(cluster: Cluster, path: str, text: str) -> Iterator[None]:
+    """The file has this text, and its own one at the end."""
+    machine = cluster.nodes[HOST].machine
+    before = machine.read(path).get(path)
+    machine.write(path, text)
+    try:
+        yield
+    finally:
+        if before is None:
+            machine.remove(path)
+        else:
+            machine.write(path, before)
+
+
+def test_a_node_is_examined_and_drawn_from_outside(calm: Cluster) -> None:
+    cluster = calm
+    cluster.pod("lse", qos="LSE", cpu=1)
+    code, text, error = run(cluster, "doctor", HOST)
+    assert (code, error) == (0, ""), text
+    assert "default/lse main" in text
+    assert "runtime: containerd 2" in text
+    code, text, _ = run(cluster, "topology", HOST, "--owners")
+    assert code == 0
+    assert "default/lse" in text
+    code, text, error = run(cluster, "topology", "n9")
+    assert (code, text, error) == (2, "", "topolet: node n9 does not exist\n")
+    path = cluster.control.world.folder / "bundle.tar.gz"
+    code, _, error = run(cluster, "doctor", HOST, "--bundle", str(path))
+    assert code == 0, error
+    assert path.stat().st_size > 1000
+
+
+def test_an_agent_that_is_stopped(calm: Cluster) -> None:
+    machine = calm.nodes[HOST].machine
+    pid = agent_pid(calm)
+    machine.run("kill", "-STOP", pid)
+    try:
+        assert NodeCode.AGENT_HUNG in findings(calm)
+    finally:
+        with contextlib.suppress(ProgramError):
+            machine.run("kill", "-CONT", pid)
+
+
+def test_a_checkpoint_that_was_changed_by_hand(calm: Cluster) -> None:
+    text = calm.nodes[HOST].machine.read(CPU_STATE)[CPU_STATE]
+    changed = json.loads(text) | {"defaultCpuSet": "0"}
+    with written(calm, CPU_STATE, json.dumps(changed)):
+        found(calm, NodeCode.KUBELET_STATE)
+        calm.eventually(
+            "the agent counts it", lambda: calm.agent_metric(HOST, "topolet_source_problems") > 0
+        )
+
+
+def test_a_claim_that_cannot_be_honoured(calm: Cluster) -> None:
+    """A scheduler's Binding names a CPU that the machine does not have."""
+    cluster = calm
+    cluster.create(manifest("wrong", qos="LSE", cpu=1, scheduler="nobody"))
+    notes = {RESOURCE_STATUS: json.dumps({"cpuset": "90"})}
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "wrong", "annotations": notes},
+        "target": {"kind": "Node", "name": HOST},
+    }
+    cluster.kubectl(
+        *("create", "--raw", "/api/v1/namespaces/default/pods/wrong/binding", "-f", "-"),
+        f"--as=system:serviceaccount:{NAMESPACE}:topolet-scheduler",
+        stdin=json.dumps(binding),
+    )
+    cluster.eventually("an Event says so", lambda: cluster.events("wrong", CLAIM_NOT_HONORED))
+    cluster.wait_running("wrong")
+    found(cluster, DriftKind.CLAIM)
+    assert cluster.agent_metric(HOST, "topolet_refused_claims") == 1
+    cluster.delete_pod("wrong")
+
+
+def test_a_program_that_pins_cpus(calm: Cluster) -> None:
+    machine = calm.nodes[HOST].machine
+    name = "nri-resource-policy-balloons"
+    machine.run("ln", "-sf", "/bin/sh", f"/run/{name}")
+    machine.start("balloons", f"/run/{name}", "-c", "while :; do sleep 1000 & wait $!; done")
+    try:
+        found(calm, NodeCode.PINNING)
+        calm.pod("ls", qos="LS", cpu="100m")
+    finally:
+        machine.end("balloons", signal.SIGKILL)
+
+
+def test_a_state_of_another_policy(calm: Cluster) -> None:
+    text = calm.nodes[HOST].machine.read(CPU_STATE)[CPU_STATE]
+    state = cpu_manager_state.decode(text.encode())
+    other = cpu_manager_state.encode(msgspec.structs.replace(state, policy="static"))
+    with written(calm, CPU_STATE, other.decode()):
+        found(calm, NodeCode.KUBELET_POLICY)
+
+
+def test_no_scheduler_leads(calm: Cluster) -> None:
+    cluster = calm
+    words = ("scale", "-n", NAMESPACE, "deployment", "topolet-scheduler")
+    cluster.kubectl(*words, "--replicas=0")
+    try:
+        cluster.wait_gone("scheduler")
+        cluster.create(manifest("lse", qos="LSE", cpu=1))
+        cluster.eventually("an Event says so", lambda: cluster.events("lse", "FailedScheduling"))
+        code, _, error = run(cluster, "explain", "lse")
+        assert code == 2
+        assert error
+    finally:
+        cluster.kubectl(*words, "--replicas=1")
+        cluster.wait_ready("scheduler")
+    cluster.wait_running("lse")
+
+
+def test_a_watch_that_gets_nothing(calm: Cluster) -> None:
+    """Packets of the agent are dropped, as by a firewall that has lost a connection: no end of the
+    connection is seen. kubectl exec does not need them."""
+    cluster = calm
+    pod = cluster.get("pod", cluster.agent_pod(HOST), NAMESPACE)
+    assert pod is not None
+    machine = cluster.nodes[HOST].machine
+    rule = ("FORWARD", "-s", pod["status"]["podIP"], "-p", "tcp", "--dport", "6443", "-j", "DROP")
+    rules = [rule, ("INPUT", *rule[1:])]
+    for each in rules:
+        machine.run("iptables", "-I", *each)
+    try:
+        found(cluster, NodeCode.WATCH, WATCH_SECONDS + 120)
+    finally:
+        for each in rules:
+            machine.run("iptables", "-D", *each)
