@@ -1,5 +1,6 @@
 """`topolet doctor` with a real agent, a real runtime and the kernel's own files."""
 
+import contextlib
 import json
 import os
 import signal
@@ -154,3 +155,26 @@ def test_a_socket_of_a_proxy_that_the_kubelet_does_not_use(node: TestNode) -> No
             assert set(codes(node)) >= {"kubelet-bypasses-proxy", "kubelet-policy-differs"}
         finally:
             process.kill()
+
+
+def test_a_full_disk(node: TestNode) -> None:
+    """The agent can't write its decision about the next pod and says why; it recovers alone."""
+    node.state.mkdir(exist_ok=True)
+    mounted = ("mount", "-t", "tmpfs", "-o", "size=4m", "topolet-test", str(node.state))
+    subprocess.run(mounted, check=True)
+    try:
+        node.start_agent()
+        filler = node.state / "filler"
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(b"x" * 4096):
+                pass
+        run_pod(node.direct, node.spec("lse", "LSE", "1"))
+        eventually("doctor says so", lambda: "state-folder-full" in codes(node))
+        eventually("the agent says why", lambda: "No space left" in node.get("/readyz")[1])
+        filler.unlink()
+        eventually("it decides again", lambda: node.get("/readyz")[0] == 200)
+        eventually("nothing is wrong", lambda: codes(node) == [])
+        node.stop_agent()
+    finally:
+        node.kill_agent()
+        subprocess.run(["umount", "-l", str(node.state)], check=True)
