@@ -1,0 +1,119 @@
+"""The chart on a whole cluster by the commands of docs/install.md: installed, upgraded while pods
+run, and removed; then nodes, objects, cgroups and files are as before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import failures, host
+from tests.cluster.cluster import HOST, NAMESPACE, Cluster
+from tests.deploy import chart
+from tests.integration.test_helm import KINDS
+from tests.waiting import eventually
+
+VALUES = (
+    # The proxy is there, and stays.
+    '--set-json=pools=[{"mode":"proxy"}]',
+    "--set=scheduler.enabled=true",
+    # This API server does not know its version.
+    "--set=scheduler.kubeScheduler.image.tag=v1.36.3",
+)
+OF_THE_PROXY = {"/run/topolet", "/run/topolet/cri.sock", "/run/topolet/door.lock"}
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def bare() -> Iterator[Cluster]:
+    """A cluster of its own, with the proxy only."""
+    chart.helm()
+    with host.running() as cluster:
+        cluster.kubectl("create", "namespace", NAMESPACE)
+        cluster.eventually(
+            "accounts are made", lambda: cluster.get("serviceaccount", "default", NAMESPACE)
+        )
+        yield cluster
+
+
+def helm(cluster: Cluster, folder: Path, *words: str) -> str:
+    """All that it prints: the log of a hook is among its errors. Raises ProgramError."""
+    control = cluster.control
+    config = control.config("admin")
+    where = (f"--kubeconfig={config}", f"--namespace={NAMESPACE}")
+    program = (f"HOME={folder}", str(chart.helm()), *words, *where)
+    return control.world.run("sh", "-c", 'exec "$@" 2>&1', "sh", "env", *program)
+
+
+def node(cluster: Cluster) -> dict[str, Any]:
+    """What Topolet writes into a Node, and others too."""
+    found = cluster.get("node", HOST)
+    assert found is not None
+    metadata, status = found["metadata"], found["status"]
+    return {
+        "labels": metadata["labels"],
+        "annotations": metadata["annotations"],
+        "capacity": status["capacity"],
+        "allocatable": status["allocatable"],
+    }
+
+
+def names(cluster: Cluster) -> set[str]:
+    """Of all objects of the kinds that the chart has, but definitions, which stay."""
+    items = json.loads(cluster.kubectl("get", KINDS, "-A", "-o", "json"))["items"]
+    return {
+        f"{each['kind']}/{each['metadata']['name']}"
+        for each in items
+        if each["kind"] != "CustomResourceDefinition"
+    }
+
+
+def files(cluster: Cluster) -> set[str]:
+    return set(cluster.nodes[HOST].machine.run("find", "/run/topolet").split())
+
+
+def test_a_release_is_upgraded_under_running_pods_and_leaves_nothing(
+    bare: Cluster, tmp_path: Path
+) -> None:
+    cluster = bare
+    ours = chart.for_any_version(tmp_path)
+    install = ("upgrade", "--install", "topolet", ours)
+    before = node(cluster), names(cluster)
+    with failures.written(cluster, "install"):
+        helm(cluster, tmp_path, *install, *VALUES)
+        cluster.wait_agent_ready(HOST)
+        cluster.wait_ready("scheduler")
+        cluster.wait_ready("kube-scheduler")
+    cluster.pod("ls", qos="LS", cpu="100m")
+    cluster.pod("lse", qos="LSE", cpu=1)
+    own = cluster.cpus_of("lse")
+    assert own == cluster.allocated("lse")
+    rest = cluster.cpus_of("ls")
+    assert not rest & own
+
+    agent = cluster.agent_pod(HOST)
+    with cluster.following("lse", "ls") as seen:
+        more = '--set-json=pools=[{"mode":"proxy","settings":{"full-pass-seconds":30}}]'
+        helm(cluster, tmp_path, *install, *VALUES, more)
+        cluster.pod("late", qos="LS", cpu="100m")
+        cluster.eventually(
+            "the agent is replaced",
+            lambda: not cluster.get("pod", agent, NAMESPACE),
+        )
+        cluster.wait_agent_ready(HOST)
+    assert seen == {"lse": [str(own)], "ls": [str(rest)]}
+
+    with failures.written(cluster, "removal"):
+        said = helm(cluster, tmp_path, "uninstall", "topolet", "--timeout=280s")
+    assert f"node {HOST}: nothing of Topolet is left, but its proxy stays" in said
+    eventually("Kubernetes has removed what belonged to it", lambda: names(cluster) == before[1])
+    assert node(cluster) == before[0]
+    for kind in ("noderesourcetopologies", "devices"):
+        assert json.loads(cluster.kubectl("get", kind, "-o", "json"))["items"] == []
+    everything = {"lse": "0-1", "ls": "0-1", "late": "0-1"}
+    assert cluster.cpus(*everything) == everything
+    assert files(cluster) <= OF_THE_PROXY
