@@ -6,28 +6,46 @@ gpu_milli (of one GPU), and, if they exist, gpu_spec (the allowed models, separa
 of the trace arrive in random order, with others drawn from it, until they request --load times
 all GPUs; seeds are 42, 43, ... With --departures pods leave too.
 
-Exit code 0: done; 2: a file can't be read or written, or an argument is wrong.
+With --from-cluster, or --objects, nothing is placed: the command says what the cluster loses to
+fragmentation today, what rebinds would gain, and with --pod how many more pods like that fit. The
+objects are read with the rights of the caller (--kubeconfig, else $KUBECONFIG, ~/.kube/config, or
+the service account of the pod), or from files as `kubectl get -o yaml` writes them: nodes, pods -A,
+noderesourcetopologies, devices, and, if they exist, reservations.
+
+Exit code 0: done; 2: a file or the cluster can't be read, a file can't be written, or an argument
+is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from agent.cli import options
-from agent.model.cpu.policies import PlacementPolicy
+from agent.kube import documents
+from agent.kube.documents import DocumentError
+from agent.kube.errors import StoreError
+from agent.kube.objects import Object
+from agent.model.apiobjects import ApiPod, from_object
+from agent.model.cpu.policies import PlacementPolicy, Strategy
+from agent.model.objects import ObjectError
+from agent.model.settings.options import SettingsError
+from agent.model.settings.scheduler import ExplainSettings
 from agent.view import format
+from agent.view import fragmentation as words
 
 if TYPE_CHECKING:
     from agent.scheduler.simulation import OccupancyResult, PolicyResult, SeedSpread
 
-USAGE = "topolet simulate --nodes CSV --pods CSV [OPTIONS]"
+USAGE = "topolet simulate [--nodes CSV --pods CSV | --from-cluster | --objects PATH] [OPTIONS]"
+SETTINGS = ExplainSettings
 _TITLES: Final = {
     "alloc_pct_at_100": "allocated at 100 %",
     "alloc_pct_at_130": "allocated at 130 %",
@@ -43,8 +61,17 @@ _MAX_SEEDS: Final = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", metavar="CSV", required=True, help="the nodes")
-    parser.add_argument("--pods", metavar="CSV", required=True, help="the pods")
+    parser.add_argument("--nodes", metavar="CSV", help="the nodes of a trace")
+    parser.add_argument("--pods", metavar="CSV", help="the pods of a trace")
+    parser.add_argument(
+        "--from-cluster", action="store_true", help="the fragmentation of a cluster, by its API"
+    )
+    parser.add_argument(
+        "--objects", metavar="PATH", help="the same by a folder, or file, with saved objects"
+    )
+    parser.add_argument(
+        "--pod", metavar="FILE", help="count how many more pods like the one in this file fit"
+    )
     parser.add_argument(
         "--policy",
         action="append",
@@ -70,9 +97,102 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pods leave, and others wait until they fit: averages over time, with --load as the "
         "mean of what the pods that are there request",
     )
+    options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from_traces = bool(arguments.nodes and arguments.pods)
+    if from_traces + bool(arguments.from_cluster) + bool(arguments.objects) != 1:
+        text = "give either --nodes and --pods, or --from-cluster, or --objects"
+        return options.fail(ValueError(text), 2)
+    return _run_traces(arguments) if from_traces else _run_fragmentation(arguments)
+
+
+def _run_fragmentation(arguments: argparse.Namespace) -> int:
+    from agent.allocate.node_allocator.pod_request import PodRequestError
+    from agent.scheduler import fragmentation, process
+    from agent.scheduler.explain.saved import SavedCluster
+
+    try:
+        settings = options.load(arguments, SETTINGS)
+        args = process.scheduler_args(settings.scheduler_args_file)
+        rules = process.allocator_rules(args, Strategy(settings.gpu_shares))
+        sample = _sample(arguments.pod) if arguments.pod else None
+        objects = (
+            documents.saved_objects(arguments.objects)
+            if arguments.objects
+            else _of_cluster(settings)
+        )
+        saved = SavedCluster(objects, process.agent_selector(settings), rules)
+        for problem in saved.problems:
+            print(f"topolet: {problem}", file=sys.stderr)
+        progress = format.Progress(sys.stderr, 1)
+        pods = _readable(saved.pods.values())
+        found = fragmentation.fragmentation(saved.cluster, pods, sample, progress.part)
+        progress.done("fragmentation")
+    except (
+        SettingsError,
+        DocumentError,
+        ObjectError,
+        PodRequestError,
+        StoreError,
+        OSError,
+    ) as error:
+        return options.fail(error, 2)
+    try:
+        if arguments.output == "json":
+            print(msgspec.json.encode(found).decode(), flush=True)
+        else:
+            print(format.encodable(words.draw(found, _width())), end="", flush=True)
+    except OSError as error:
+        return format.unwritten("simulate", error)
+    return 0
+
+
+def _sample(path: str) -> ApiPod:
+    """Raises DocumentError, ObjectError and OSError."""
+    from agent.scheduler.explain.saved import pod_object
+
+    found = [pod_object(each, "default", new=True) for each in documents.saved_objects(path)]
+    if len(found) != 1:
+        raise DocumentError(f"{path}: has {len(found)} objects, not one")
+    return from_object(found[0])
+
+
+def _readable(pods: Iterable[Object]) -> Iterator[ApiPod]:
+    """SavedCluster reports the others."""
+    for each in pods:
+        with contextlib.suppress(ObjectError):
+            yield from_object(each)
+
+
+def _of_cluster(settings: ExplainSettings) -> Iterator[Object]:
+    """Kinds that the cluster does not serve are left out. Raises DocumentError, OSError and
+    StoreError."""
+    from agent.kube import auth, kinds, wire
+    from agent.kube.transport import Transport
+
+    kubeconfig = settings.kubeconfig or options.usual_kubeconfig()
+    access = auth.access(kubeconfig, settings.service_account_dir)
+    transport = Transport(access, user_agent="topolet-simulate")
+    discovery = kinds.Discovery(transport)
+    try:
+        for kind in (kinds.NODE, kinds.POD, kinds.TOPOLOGY, kinds.DEVICE, kinds.RESERVATION):
+            if (version := discovery.version(kind)) is not None:
+                path = kinds.path(kind.group, version, kind.plural)
+                listed = wire.listed(path, {}, transport.get, bytes)
+                for item in listed.found:
+                    api = f"{kind.group}/{version}".lstrip("/")
+                    yield {"apiVersion": api, **documents.from_json(item), "kind": kind.name}
+    finally:
+        transport.close()
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+
+
+def _run_traces(arguments: argparse.Namespace) -> int:
     from agent.scheduler import simulation, traces
 
     if arguments.plot and arguments.departures:
@@ -131,13 +251,12 @@ def _write(found: Mapping[str, PolicyResult | OccupancyResult], output: str) -> 
     if output == "json":
         print(msgspec.json.encode(SimulationReport(found)).decode(), flush=True)
         return
-    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
     titles = list(dict.fromkeys(it for each in found.values() for it in each.__struct_fields__))
     rows = [["policy", *(_TITLES[each] for each in titles)]]
     rows += [
         [name, *(_cell(getattr(each, title)) for title in titles)] for name, each in found.items()
     ]
-    lines = format.table(rows, width)
+    lines = format.table(rows, _width())
     print(format.encodable("\n".join(lines) + "\n"), end="", flush=True)
 
 

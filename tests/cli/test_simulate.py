@@ -7,8 +7,11 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agent.__main__ import main
+from tests.cli.test_explain import bound, kind, saved
+from tests.fixtures.fleet import owner
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(
     f"n{number},64000,262144,{2 + 6 * (number % 2)},T4\n" for number in range(6)
@@ -101,3 +104,43 @@ def test_wrong_arguments(trace: list[str], words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*trace, *words])
     assert ended.value.code == 2
+
+
+def test_the_fragmentation_of_saved_objects(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = saved(tmp_path, bound("p", "a", "0-7"))
+    sample = tmp_path.parent / "sample.yaml"
+    sample.write_text(yaml.safe_dump(kind("Pod", owner(8, 8).pod("sample"))))
+    assert main(["simulate", objects, "--pod", str(sample), "-o", "json"]) == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert found["schema_version"] == 1
+    assert (found["cpus_on_broken_cores"], found["rebind_nodes"]) == (8, 1)
+    assert found["fitting"] == sum(each["fitting"] for each in found["nodes"])
+    assert main(["simulate", objects]) == 0
+    assert "would save 4 broken cores" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--nodes", "n.csv"],
+        ["--from-cluster", "--objects", "folder"],
+        ["--nodes", "n.csv", "--pods", "p.csv", "--from-cluster"],
+    ],
+)
+def test_one_source_has_to_be_given(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *words]) == 2
+    assert "give either --nodes and --pods, or --from-cluster, or --objects" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_file_with_several_pods_is_not_a_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = saved(tmp_path)
+    assert main(["simulate", objects, "--pod", f"{tmp_path}/pods.yaml"]) == 2
+    assert "pods.yaml: has 3 objects, not one" in capsys.readouterr().err

@@ -249,6 +249,10 @@ class NodeAllocator:
         self._zones.leave(uid)
         return self._forget(uid)
 
+    def free_cpus(self) -> int:
+        """Mask of the CPUs that a pod may still own."""
+        return self._account.free_cpus() if self._account else 0
+
     def overlaps(self) -> tuple[Overlap | DeviceOverlap, ...]:
         """The CPUs and devices that more pods hold than may share them."""
         of_devices = device_overlaps(self._properties.inventory, self._holdings.values())

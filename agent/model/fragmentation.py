@@ -1,0 +1,57 @@
+"""What a cluster loses to fragmentation, as `scheduler.fragmentation` reports it: free CPUs and
+GPUs that its pods can't use."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.model.rebind_resource import StatusMeasures
+
+
+class RebindGain(msgspec.Struct, frozen=True):
+    """`pods`: how many would move."""
+
+    pods: int
+    before: StatusMeasures
+    after: StatusMeasures
+
+
+class NodeFragmentation(msgspec.Struct, frozen=True):
+    """Of one node. `rebind` None: no plan improves it. `fitting` None: there was no pod to
+    count."""
+
+    node: str
+    free_cpus: int = 0
+    cpus_on_broken_cores: int = 0
+    cpus_on_small_numa_rests: float = 0.0
+    free_gpus: float = 0.0
+    gpus_lost_to_shares: float = 0.0
+    gpus_without_cpu_or_memory: float = 0.0
+    rebind: RebindGain | None = None
+    fitting: int | None = None
+
+    @property
+    def lost(self) -> tuple[float, float]:
+        """GPUs and CPUs, to compare nodes."""
+        gpus = self.gpus_lost_to_shares + self.gpus_without_cpu_or_memory
+        return gpus, self.cpus_on_broken_cores + self.cpus_on_small_numa_rests
+
+
+class ClusterFragmentation(msgspec.Struct, frozen=True):
+    """`schema_version`: of this format. `nodes`: those that lose most first."""
+
+    cpus: int
+    gpus: int
+    free_cpus: int
+    cpus_on_broken_cores: int
+    cpus_on_small_numa_rests: float
+    free_gpus: float
+    gpus_lost_to_shares: float
+    gpus_without_cpu_or_memory: float
+    rebind_nodes: int
+    rebind_pods: int
+    cores_mended_by_rebind: int
+    numa_crossings_mended_by_rebind: int
+    fitting: int | None
+    nodes: tuple[NodeFragmentation, ...]
+    schema_version: int = 1

@@ -1,0 +1,194 @@
+"""What a cluster loses to fragmentation: free CPUs and GPUs that the pods of the cluster can't use,
+what rebinds would gain, and how many more pods of one kind fit.
+
+- Free CPUs on broken cores: another CPU of the core has an owner, so that no pod gets a whole core.
+- Free CPUs on small rests of NUMA nodes: expected over the pods of the cluster that own CPUs, those
+  of NUMA nodes that have fewer free CPUs than the pod owns, and could hold it when empty (the
+  measure of Weng et al., USENIX ATC 2023, for GPUs, applied to NUMA nodes).
+- GPUs lost to shares, and GPUs without CPU or memory: see `allocate.placement.residual`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import Refused
+from agent.allocate.node_allocator.pod_request import PodRequest, PodRequestError, request_of
+from agent.allocate.placement.demand import FULL, PodKind
+from agent.allocate.placement.residual import CELL, Residual, residual
+from agent.model.apiobjects import ApiPod
+from agent.model.fragmentation import ClusterFragmentation, NodeFragmentation, RebindGain
+from agent.model.rebind_resource import RebindRequest, StatusMeasures
+from agent.scheduler.rebind.planning import RebindRules, first_status
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.node_info import NodeInfo
+
+MAX_FITTING: Final = 10_000
+"""Pods that are counted on one node."""
+_FRACTION: Final = 3
+
+
+class _Demand(msgspec.Struct, frozen=True):
+    """`owned`: by the number of CPUs of their own, the pods of the cluster."""
+
+    owned: Mapping[int, int]
+    placement: Residual
+
+
+def fragmentation(
+    cluster: SchedulerCache,
+    pods: Iterable[ApiPod],
+    sample: ApiPod | None = None,
+    progress: Callable[[str, float], None] = lambda node, part: None,
+) -> ClusterFragmentation:
+    """`pods`: of the cluster, with their allocations. `sample`: the pod to count. Raises
+    PodRequestError for a sample whose request can't be read."""
+    with cluster.lock:
+        nodes = sorted(cluster.nodes(), key=lambda each: each.name)
+        request = None if sample is None else request_of(sample, cluster.device_resources())
+        there = [each for each in pods if not each.terminal]
+        demand = _demand(there, nodes, cluster)
+        by_node: dict[str, list[ApiPod]] = {}
+        for pod in there:
+            by_node.setdefault(pod.node, []).append(pod)
+        found = []
+        for number, node in enumerate(nodes):
+            progress(node.name, number / len(nodes))
+            fitting = None if request is None else _fitting(cluster, node, request)
+            gain = _gain(node.allocator, by_node.get(node.name, ()))
+            of_node = _of_node(node.allocator, demand)
+            found.append(msgspec.structs.replace(of_node, rebind=gain, fitting=fitting))
+        return _total(nodes, found)
+
+
+def _demand(pods: Iterable[ApiPod], nodes: Sequence[NodeInfo], cluster: SchedulerCache) -> _Demand:
+    owned: Counter[int] = Counter()
+    kinds: Counter[PodKind] = Counter()
+    for pod in pods:
+        try:
+            request = request_of(pod, cluster.device_resources())
+        except PodRequestError:
+            continue
+        kinds[request.kind] += 1
+        if request.resources.owner:
+            owned[-(-request.requests.get("cpu", 0) // 1000)] += 1
+    return _Demand(owned, residual(kinds, [each.site for each in nodes]))
+
+
+def _of_node(allocator: NodeAllocator, demand: _Demand) -> NodeFragmentation:
+    found = NodeFragmentation(allocator.properties.name)
+    cpus = allocator.properties.cpus
+    if cpus is not None and (layout := cpus.layout) is not None:
+        free = allocator.free_cpus()
+        whole = layout.expand(layout.whole(free)) & free
+        found = msgspec.structs.replace(
+            found,
+            free_cpus=free.bit_count(),
+            cpus_on_broken_cores=(free & ~whole).bit_count(),
+            cpus_on_small_numa_rests=sum(
+                _unusable(area.cpus.bit_count(), (area.cpus & free).bit_count(), demand.owned)
+                for area in layout.nodes
+            ),
+        )
+    if allocator.properties.inventory is None:
+        return found
+    room, value = allocator.room, demand.placement.value
+    idle = sum(room.left.values()) / FULL
+    shares = sum(
+        max(0.0, left / FULL - value[left // CELL])
+        for left in room.left.values()
+        if 0 < left < FULL
+    )
+    stranded = demand.placement.stranded(idle, max(0, room.cpu), max(0, room.memory))
+    return msgspec.structs.replace(
+        found,
+        free_gpus=round(idle, _FRACTION),
+        gpus_lost_to_shares=round(shares, _FRACTION),
+        gpus_without_cpu_or_memory=round(stranded, _FRACTION),
+    )
+
+
+def _unusable(capacity: int, free: int, owned: Mapping[int, int]) -> float:
+    """The expected free CPUs of a NUMA node that a pod with CPUs of its own can't use there."""
+    fitting = {size: pods for size, pods in owned.items() if size <= capacity}
+    pods = sum(fitting.values())
+    if not pods:
+        return 0.0
+    larger = sum(each for size, each in fitting.items() if size > free)
+    return round(free * larger / pods, _FRACTION)
+
+
+def _gain(allocator: NodeAllocator, pods: Sequence[ApiPod]) -> RebindGain | None:
+    request = RebindRequest("", "", allocator.properties.name, dry_run=True)
+    reservations = [
+        each for uid, each in allocator.holdings.items() if uid not in {pod.uid for pod in pods}
+    ]
+    status = first_status(request, allocator.properties, pods, reservations, RebindRules(), 0.0)
+    if status.plan is None:
+        return None
+    moved = {each.uid for each in status.plan.moves}
+    return RebindGain(len(moved), status.plan.before, status.plan.after)
+
+
+def _fitting(cluster: SchedulerCache, node: NodeInfo, request: PodRequest) -> int:
+    """How many such pods the node takes one after the other."""
+    if cluster.eligible(node.name, request) is not None:
+        return 0
+    allocator = node.allocator.without(())
+    for number in range(MAX_FITTING):
+        uid = f"{request.uid} {number}"
+        resources = msgspec.structs.replace(request.resources, uid=uid)
+        one = msgspec.structs.replace(request, resources=resources)
+        if not _sums_suffice(allocator, one):
+            return number
+        offer = allocator.offer(one)
+        if isinstance(offer, Refused):
+            return number
+        allocator.commit(offer)
+    return MAX_FITTING
+
+
+def _sums_suffice(allocator: NodeAllocator, request: PodRequest) -> bool:
+    """As kube-scheduler compares the sums of a node (NodeResourcesFit)."""
+    there = allocator.properties.allocatable
+    if "pods" in there and len(allocator.holdings) >= there["pods"]:
+        return False
+    return all(
+        allocator.requested.get(name, 0) + amount <= there[name]
+        for name, amount in request.requests.items()
+        if name in there
+    )
+
+
+def _total(nodes: Sequence[NodeInfo], found: Sequence[NodeFragmentation]) -> ClusterFragmentation:
+    gains = [each.rebind for each in found if each.rebind is not None]
+    layouts = [each.cpus.layout for node in nodes if (each := node.allocator.properties).cpus]
+    counts = [each.fitting for each in found if each.fitting is not None]
+
+    def mended(measure: Callable[[StatusMeasures], int]) -> int:
+        return sum(measure(each.before) - measure(each.after) for each in gains)
+
+    def total(amount: Callable[[NodeFragmentation], float]) -> float:
+        return round(sum(map(amount, found)), _FRACTION)
+
+    return ClusterFragmentation(
+        cpus=sum(layout.cpus.bit_count() for layout in layouts if layout is not None),
+        gpus=sum(node.site.gpus for node in nodes),
+        free_cpus=sum(each.free_cpus for each in found),
+        cpus_on_broken_cores=sum(each.cpus_on_broken_cores for each in found),
+        cpus_on_small_numa_rests=total(lambda each: each.cpus_on_small_numa_rests),
+        free_gpus=total(lambda each: each.free_gpus),
+        gpus_lost_to_shares=total(lambda each: each.gpus_lost_to_shares),
+        gpus_without_cpu_or_memory=total(lambda each: each.gpus_without_cpu_or_memory),
+        rebind_nodes=len(gains),
+        rebind_pods=sum(each.pods for each in gains),
+        cores_mended_by_rebind=mended(lambda each: each.broken_cores),
+        numa_crossings_mended_by_rebind=mended(lambda each: each.numa_crossings),
+        fitting=sum(counts) if counts else None,
+        nodes=tuple(sorted(found, key=lambda each: (each.lost, each.node), reverse=True)),
+    )

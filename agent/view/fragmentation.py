@@ -1,0 +1,85 @@
+"""The fragmentation of a cluster in words: the sums, and the nodes that lose most."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from agent.model.fragmentation import ClusterFragmentation, NodeFragmentation
+from agent.view import format
+
+MAX_NODES: Final = 20
+"""Nodes that are listed; the JSON has all."""
+
+
+def draw(found: ClusterFragmentation, width: int) -> str:
+    lines = [*_cpus(found), *_gpus(found), *_rebinds(found)]
+    if found.fitting is not None:
+        lines.append(f"{found.fitting} more pods like this fit.")
+    losing = [each for each in found.nodes if any(each.lost) or each.rebind]
+    if losing:
+        lines += ["", *_nodes(losing[:MAX_NODES], width, counted=found.fitting is not None)]
+        if len(losing) > MAX_NODES:
+            lines.append(f"{len(losing) - MAX_NODES} more nodes; --output json has all")
+    return "\n".join(lines) + "\n"
+
+
+def _cpus(found: ClusterFragmentation) -> list[str]:
+    return [
+        f"{found.cpus} CPUs, {found.free_cpus} without an owner.",
+        f"  {found.cpus_on_broken_cores} of these are on broken cores: another CPU of the core has "
+        "an owner.",
+        f"  {_amount(found.cpus_on_small_numa_rests)} are on NUMA nodes with fewer free CPUs than "
+        "a pod of this cluster owns (on average).",
+    ]
+
+
+def _gpus(found: ClusterFragmentation) -> list[str]:
+    if not found.gpus:
+        return []
+    return [
+        f"{found.gpus} GPUs, {_amount(found.free_gpus)} free.",
+        f"  {_amount(found.gpus_lost_to_shares)} are lost to shares: what is left of a GPU is "
+        "worth less than its size.",
+        f"  {_amount(found.gpus_without_cpu_or_memory)} will stay idle, because CPU or memory of "
+        "their node runs out first.",
+    ]
+
+
+def _rebinds(found: ClusterFragmentation) -> list[str]:
+    if not found.rebind_nodes:
+        return ["No rebind improves a node."]
+    return [
+        f"Rebinds of {found.rebind_nodes} nodes, with {found.rebind_pods} pods to move, would "
+        f"save {found.cores_mended_by_rebind} broken cores and "
+        f"{found.numa_crossings_mended_by_rebind} NUMA crossings (topolet rebind NODE --dry-run)."
+    ]
+
+
+def _nodes(nodes: list[NodeFragmentation], width: int, *, counted: bool) -> list[str]:
+    titles = [
+        "NODE",
+        "FREE CPUS",
+        "BROKEN CORES",
+        "SMALL RESTS",
+        "FREE GPUS",
+        "LOST",
+        "PODS TO MOVE",
+    ]
+    rows = [[*titles, *(["FITTING"] if counted else [])]]
+    for each in nodes:
+        lost = each.gpus_lost_to_shares + each.gpus_without_cpu_or_memory
+        row = [
+            each.node,
+            str(each.free_cpus),
+            str(each.cpus_on_broken_cores),
+            _amount(each.cpus_on_small_numa_rests),
+            _amount(each.free_gpus),
+            _amount(lost),
+            str(each.rebind.pods) if each.rebind else "-",
+        ]
+        rows.append([*row, *([str(each.fitting)] if counted else [])])
+    return format.table(rows, width)
+
+
+def _amount(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
