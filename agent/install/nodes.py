@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.kube import errors
+from agent.kube import errors, wire
 from agent.kube.errors import KubeError
 from agent.kube.transport import Transport, segment
 from agent.model.nrt.node_status import LABEL_PREFIX
@@ -267,13 +267,11 @@ class ClusterRemoval:
             self._say(f"pods of nodes that have not ended may be left: {error}")
 
     def _nodes(self) -> list[ClusterNode]:
-        listed = msgspec.json.decode(self._transport.get("/api/v1/nodes"))["items"]
-        return [_node(each) for each in listed]
+        return wire.listed("/api/v1/nodes", {}, self._transport.get, _node).found
 
     def _pods(self) -> list[NodePod]:
         query = {"labelSelector": f"{_NAME},{COMPONENT} in ({AGENT},{UNINSTALL})"}
-        listed = msgspec.json.decode(self._transport.get(self._core, query))["items"]
-        return [_pod(each) for each in listed]
+        return wire.listed(self._core, query, self._transport.get, _pod).found
 
     def _delete_pod(self, pod: NodePod) -> None:
         """One that runs ends by itself, and takes back a step that is half done. Nobody waits for
@@ -289,14 +287,16 @@ class ClusterRemoval:
             self._transport.request("DELETE", path, {"propagationPolicy": "Background"})
 
 
-def _node(found: Mapping[str, Any]) -> ClusterNode:
+def _node(raw: msgspec.Raw) -> ClusterNode:
+    found = msgspec.json.decode(raw)
     conditions = (found.get("status") or {}).get("conditions") or ()
     ready = any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
     metadata = found["metadata"]
     return ClusterNode(metadata["name"], metadata.get("labels") or {}, ready)
 
 
-def _pod(found: Mapping[str, Any]) -> NodePod:
+def _pod(raw: msgspec.Raw) -> NodePod:
+    found = msgspec.json.decode(raw)
     metadata, status = found["metadata"], found.get("status") or {}
     return NodePod(
         metadata["name"],

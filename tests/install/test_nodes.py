@@ -168,7 +168,7 @@ class Server(Transport):
                 raise self.refused
             self._pods[f"of-{body['spec']['nodeName']}"] = body["spec"]["nodeName"]
         listed = self._pods_listed() if path.endswith("/pods") else self._nodes_listed()
-        return ApiResponse(200, json.dumps({"items": listed}).encode())
+        return ApiResponse(200, json.dumps(_page(listed, query or {})).encode())
 
     def _nodes_listed(self) -> list[Any]:
         status = {"conditions": [{"type": "Ready", "status": "True"}]}
@@ -189,6 +189,13 @@ class Server(Transport):
                 }
             )
         return found
+
+
+def _page(listed: list[Any], query: Query) -> Any:
+    """A page of one item, as if the whole list were too large."""
+    begin = int(str(query.get("continue", "0")))
+    more = {"continue": str(begin + 1)} if begin + 1 < len(listed) else {}
+    return {"metadata": {"resourceVersion": "1", **more}, "items": listed[begin : begin + 1]}
 
 
 def run(server: Server) -> tuple[bool, ClusterRemoval, list[str]]:
