@@ -1,14 +1,16 @@
 """Faults of a whole cluster, one at a time: what the engineer on call sees leads to the remedy.
 
-For each fault `kubectl topolet doctor NODE`, the Event or the agent's metric, and
-docs/troubleshooting.md name it; `tests/integration/test_alerts.py` has the alerts. A full disk is
-in `tests/integration/test_doctor.py`, a lost card in the tests of the alerts.
+For each fault the alert of the chart fires in a real Prometheus that scrapes agent, proxy and
+scheduler, `kubectl topolet doctor NODE` and an Event or a metric name it, and so does
+docs/troubleshooting.md. A full disk is in `tests/integration/test_doctor.py`, a lost card, which
+no cluster has here, in `tests/integration/test_alerts.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +26,15 @@ from agent.node.node_findings import WATCH_SECONDS, NodeCode
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 from tests.cluster.machine import ProgramError
 from tests.cluster.pods import manifest
+from tests.deploy.chart import CHART
+from tests.fixtures.prometheus import PrometheusApi, configured
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("pods_gone")]
 
 ROOT = Path(__file__).resolve().parents[2]
+RULES = CHART / "files/alerts.yaml"
+ADDRESS = "127.0.0.1:9390"
+"""Of Prometheus, in the world."""
 CPU_STATE = "/var/lib/kubelet/cpu_manager_state"
 _TOPOLET = """export PYTHONPATH="$1" KUBECONFIG="$2" HOME=/tmp
 folder=$3
@@ -74,6 +81,36 @@ def calm(installed: Cluster) -> Iterator[Cluster]:
     installed.eventually("doctor finds nothing", lambda: findings(installed) == set(), 60)
 
 
+@pytest.fixture
+def alerts(calm: Cluster) -> Iterator[PrometheusApi]:
+    """The rules of the chart, on what is scraped in the cluster."""
+    world, machine = calm.control.world, calm.nodes[HOST].machine
+    targets = {
+        "topolet-agent": calm.page_address("agent"),
+        "topolet-scheduler": calm.page_address("scheduler"),
+        "topolet-proxy": "127.0.0.1:9327",
+    }
+    folder = world.folder / "prometheus"
+    command = configured(folder, targets, RULES, WATCH_SECONDS - 20)
+    it = PrometheusApi(ADDRESS, lambda url: machine.run("busybox", "wget", "-q", "-O-", url))
+    machine.start("prometheus", *command, f"--web.listen-address={ADDRESS}")
+    try:
+        calm.eventually("all are scraped", lambda: len(_up(it)) == len(targets))
+        assert it.firing() == set()
+        yield it
+        calm.eventually("no alert is left", lambda: it.firing() == set())
+    finally:
+        machine.end("prometheus")
+        shutil.rmtree(folder)
+
+
+def _up(it: PrometheusApi) -> list[object]:
+    try:
+        return list(it.query("up == 1"))
+    except ProgramError:
+        return []
+
+
 def agent_pid(cluster: Cluster) -> str:
     """The process of the agent in the world's namespace."""
     read = cluster.nodes[HOST].machine.read("/proc/[0-9]*/cmdline")
@@ -117,28 +154,27 @@ def test_a_node_is_examined_and_drawn_from_outside(calm: Cluster) -> None:
     assert path.stat().st_size > 1000
 
 
-def test_an_agent_that_is_stopped(calm: Cluster) -> None:
+def test_an_agent_that_is_stopped(calm: Cluster, alerts: PrometheusApi) -> None:
     machine = calm.nodes[HOST].machine
     pid = agent_pid(calm)
     machine.run("kill", "-STOP", pid)
     try:
+        alerts.fires("TopoletProcessDown")
         assert NodeCode.AGENT_HUNG in findings(calm)
     finally:
         with contextlib.suppress(ProgramError):
             machine.run("kill", "-CONT", pid)
 
 
-def test_a_checkpoint_that_was_changed_by_hand(calm: Cluster) -> None:
+def test_a_checkpoint_that_was_changed_by_hand(calm: Cluster, alerts: PrometheusApi) -> None:
     text = calm.nodes[HOST].machine.read(CPU_STATE)[CPU_STATE]
     changed = json.loads(text) | {"defaultCpuSet": "0"}
     with written(calm, CPU_STATE, json.dumps(changed)):
         found(calm, NodeCode.KUBELET_STATE)
-        calm.eventually(
-            "the agent counts it", lambda: calm.agent_metric(HOST, "topolet_source_problems") > 0
-        )
+        alerts.fires("TopoletSourceUnreadable")
 
 
-def test_a_claim_that_cannot_be_honoured(calm: Cluster) -> None:
+def test_a_claim_that_cannot_be_honoured(calm: Cluster, alerts: PrometheusApi) -> None:
     """A scheduler's Binding names a CPU that the machine does not have."""
     cluster = calm
     cluster.create(manifest("wrong", qos="LSE", cpu=1, scheduler="nobody"))
@@ -157,11 +193,15 @@ def test_a_claim_that_cannot_be_honoured(calm: Cluster) -> None:
     cluster.eventually("an Event says so", lambda: cluster.events("wrong", CLAIM_NOT_HONORED))
     cluster.wait_running("wrong")
     found(cluster, DriftKind.CLAIM)
-    assert cluster.agent_metric(HOST, "topolet_refused_claims") == 1
+    alerts.fires("TopoletClaimRefused")
+    (refused,) = alerts.query("topolet_refused_claims")
+    assert refused["metric"]["pod"] == "wrong"
     cluster.delete_pod("wrong")
 
 
 def test_a_program_that_pins_cpus(calm: Cluster) -> None:
+    """It runs, and does not set a cpuset here: tests/integration has the alert about one that
+    does."""
     machine = calm.nodes[HOST].machine
     name = "nri-resource-policy-balloons"
     machine.run("ln", "-sf", "/bin/sh", f"/run/{name}")
@@ -173,15 +213,16 @@ def test_a_program_that_pins_cpus(calm: Cluster) -> None:
         machine.end("balloons", signal.SIGKILL)
 
 
-def test_a_state_of_another_policy(calm: Cluster) -> None:
+def test_a_state_of_another_policy(calm: Cluster, alerts: PrometheusApi) -> None:
     text = calm.nodes[HOST].machine.read(CPU_STATE)[CPU_STATE]
     state = cpu_manager_state.decode(text.encode())
     other = cpu_manager_state.encode(msgspec.structs.replace(state, policy="static"))
     with written(calm, CPU_STATE, other.decode()):
         found(calm, NodeCode.KUBELET_POLICY)
+        alerts.fires("TopoletSourceUnreadable")
 
 
-def test_no_scheduler_leads(calm: Cluster) -> None:
+def test_no_scheduler_leads(calm: Cluster, alerts: PrometheusApi) -> None:
     cluster = calm
     words = ("scale", "-n", NAMESPACE, "deployment", "topolet-scheduler")
     cluster.kubectl(*words, "--replicas=0")
@@ -189,6 +230,7 @@ def test_no_scheduler_leads(calm: Cluster) -> None:
         cluster.wait_gone("scheduler")
         cluster.create(manifest("lse", qos="LSE", cpu=1))
         cluster.eventually("an Event says so", lambda: cluster.events("lse", "FailedScheduling"))
+        alerts.fires("TopoletNoLeader")
         code, _, error = run(cluster, "explain", "lse")
         assert code == 2
         assert error
@@ -198,7 +240,13 @@ def test_no_scheduler_leads(calm: Cluster) -> None:
     cluster.wait_running("lse")
 
 
-def test_a_watch_that_gets_nothing(calm: Cluster) -> None:
+def test_an_api_server_that_is_gone(calm: Cluster, alerts: PrometheusApi) -> None:
+    """Doctor runs through the API server, so on the node here."""
+    with calm.api_server_away():
+        alerts.fires("TopoletClusterUnreachable")
+
+
+def test_a_watch_that_gets_nothing(calm: Cluster, alerts: PrometheusApi) -> None:
     """Packets of the agent are dropped, as by a firewall that has lost a connection: no end of the
     connection is seen. kubectl exec does not need them."""
     cluster = calm
@@ -211,6 +259,7 @@ def test_a_watch_that_gets_nothing(calm: Cluster) -> None:
         machine.run("iptables", "-I", *each)
     try:
         found(cluster, NodeCode.WATCH, WATCH_SECONDS + 120)
+        alerts.fires("TopoletWatchStale")
     finally:
         for each in rules:
             machine.run("iptables", "-D", *each)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +146,21 @@ def test_promtool_accepts_the_rules() -> None:
 @pytest.mark.parametrize("alert", sorted(CASES))
 def test_an_alert_fires_on_its_fault_and_not_without_it(alert: str, tmp_path: Path) -> None:
     firing, quiet = CASES[alert]
+    evaluate(alert, ((firing, True), (quiet, False)), tmp_path)
+
+
+def test_a_scheduler_without_processes_has_no_leader(tmp_path: Path) -> None:
+    """Prometheus has no target and no series for it any more."""
+    gone = {'topolet_scheduler_leader{job="s", instance="a"}': "1x10 stale"}
+    other = {'topolet_agent{job="s"}': "1x40"}
+    evaluate("TopoletNoLeader", ((gone, True), (other, False)), tmp_path)
+
+
+def evaluate(alert: str, cases: Sequence[tuple[dict[str, str], bool]], folder: Path) -> None:
+    """`cases`: series, and whether the alert fires."""
     tests = []
     found = f'ALERTS{{alertname="{alert}", alertstate="firing"}}'
-    for series, expected in ((firing, True), (quiet, False)):
+    for series, expected in cases:
         tests.append(
             {
                 "interval": "1m",
@@ -163,7 +176,7 @@ def test_an_alert_fires_on_its_fault_and_not_without_it(alert: str, tmp_path: Pa
                 ],
             }
         )
-    path = tmp_path / "test.yaml"
+    path = folder / "test.yaml"
     path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "tests": tests}))
     promtool("test", "rules", path)
 
