@@ -21,7 +21,7 @@ from agent.model import snapshot as snapshots
 from agent.model.cpu.topology import Cpu, NumaNode, Topology
 from agent.model.settings.agent import TopologySettings
 from agent.model.settings.options import SettingsError
-from agent.model.snapshot import SnapshotError
+from agent.model.snapshot import Pool, Snapshot, SnapshotError
 from agent.view import format, machine, node
 
 SETTINGS = TopologySettings
@@ -68,13 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
     if not os.path.isdir(root):
         print(f"topolet topology: --root {root}: no such folder", file=sys.stderr)
         return 2
-    if arguments.output == "json" and (arguments.owners or arguments.watch):
-        print("topolet topology: --output json has no --owners or --watch", file=sys.stderr)
+    if arguments.output == "json" and arguments.watch:
+        print("topolet topology: --output json has no --watch", file=sys.stderr)
         return 2
     try:
         topology = cpus.read(root)
         if arguments.output == "json":
-            json.dump(body(topology), sys.stdout, indent=1)
+            values = body(topology)
+            if arguments.owners:
+                values["decisions"] = _decisions(_snapshot(snapshot_path))
+            json.dump(values, sys.stdout, indent=1)
             print()
         elif arguments.watch:
             _watch(topology, snapshot_path)
@@ -85,6 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
     except OSError as error:
         return format.unwritten("topology", error)
+    except SnapshotError as error:
+        print(f"topolet topology: no decisions to show: {error}", file=sys.stderr)
+        return 1
     except DiscoveryError as error:
         print(f"topolet topology: {error}", file=sys.stderr)
         return 1
@@ -94,12 +100,20 @@ def run(arguments: argparse.Namespace) -> int:
 def owned(topology: Topology, snapshot_path: str, height: int | None = None) -> str:
     """The picture with owners and pods, or without them if no agent has written a snapshot."""
     try:
-        with open(snapshot_path, "rb") as file:
-            snapshot = snapshots.decode(file.read())
-    except (OSError, SnapshotError) as error:
+        snapshot = _snapshot(snapshot_path)
+    except SnapshotError as error:
         note = f"No decisions to show: {error}\n"
         return f"{machine.draw(topology, _width(), colour=_coloured())}\n{note}"
     return node.draw(topology, snapshot, _width(), colour=_coloured(), height=height)
+
+
+def _snapshot(path: str) -> Snapshot:
+    """The decisions that the agent wrote last. Raises SnapshotError, also without a file."""
+    try:
+        with open(path, "rb") as file:
+            return snapshots.decode(file.read())
+    except OSError as error:
+        raise SnapshotError(str(error)) from error
 
 
 def body(topology: Topology) -> dict[str, Any]:
@@ -114,6 +128,41 @@ def body(topology: Topology) -> dict[str, Any]:
         "smt": topology.smt,
         "smt_control": topology.smt_control,
     }
+
+
+def _decisions(snapshot: Snapshot) -> dict[str, Any]:
+    """CPU sets as Linux lists, null for those that Topolet does not decide."""
+    return {
+        "ls_pools": [_pool(pool) for pool in snapshot.ls_pools],
+        "be_pools": [_pool(pool) for pool in snapshot.be_pools],
+        "system": snapshot.system,
+        "owners": [
+            {
+                "uid": owner.uid,
+                "pod": owner.title,
+                "qos": owner.qos.value,
+                "cpus": str(owner.cpus),
+                "offline": owner.offline,
+                "kubelet": owner.kubelet,
+            }
+            for owner in snapshot.owners
+        ],
+        "pods": [
+            {
+                "uid": uid,
+                "pod": pod.title,
+                "qos": pod.qos.value,
+                "cpus": pod.each.cpuset,
+                "containers": {name: each.cpuset for name, each in pod.containers.items()},
+                "refused": pod.refused or None,
+            }
+            for uid, pod in snapshot.pods.items()
+        ],
+    }
+
+
+def _pool(pool: Pool) -> dict[str, Any]:
+    return {"socket": pool.socket, "node": pool.node, "cpus": pool.cpuset}
 
 
 def _cpu(cpu: Cpu) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import IO, Any
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import NOTHING, Owner, PodWanted, Pool, Snapshot, Wanted, encode
 from tests.fixtures.trees import CPU, machine, offline, write
 
 MAIN = "import sys; from agent.__main__ import main; sys.exit(main())"
@@ -108,11 +110,58 @@ def test_root_that_does_not_exist(tmp_path: Path, output: str) -> None:
     assert done.stderr == f"topolet topology: --root {tmp_path}/none: no such folder\n"
 
 
-@pytest.mark.parametrize("flag", ["--owners", "--watch"])
-def test_json_has_no_owners(flag: str) -> None:
-    done = run("--output", "json", flag)
+def test_json_has_no_watch() -> None:
+    done = run("--output", "json", "--watch")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--output json has no --owners or --watch" in done.stderr
+    assert "--output json has no --watch" in done.stderr
+
+
+def test_json_with_owners(tmp_path: Path) -> None:
+    snapshot = Snapshot(
+        generation=1,
+        listed_at=0,
+        boot_id="boot",
+        kubelet_static=False,
+        ls_pools=(Pool(0, 0, "1"),),
+        be_pools=(Pool(0, 0, "1"),),
+        owners=(Owner("u1", "default/db", QoS.LSR, "0"),),
+        pods={
+            "u1": PodWanted("default/db", QoS.LSR, Wanted(cpuset="0", exclusive=True)),
+            "u2": PodWanted("default/web", QoS.LS, NOTHING, refused="taken"),
+        },
+        containers={},
+    )
+    (tmp_path / "snapshot.json").write_bytes(encode(snapshot))
+    root = write(str(tmp_path / "root"), machine())
+    words = ("--root", root, "--state-dir", str(tmp_path), "--output", "json")
+    done = run(*words, "--owners")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    decisions = found.pop("decisions")
+    assert found == json.loads(run(*words).stdout)
+    assert decisions["ls_pools"] == [{"socket": 0, "node": 0, "cpus": "1"}]
+    assert decisions["owners"] == [
+        {
+            "uid": "u1",
+            "pod": "default/db",
+            "qos": "LSR",
+            "cpus": "0",
+            "offline": "",
+            "kubelet": False,
+        }
+    ]
+    assert [(pod["uid"], pod["cpus"], pod["refused"]) for pod in decisions["pods"]] == [
+        ("u1", "0", None),
+        ("u2", None, "taken"),
+    ]
+
+
+def test_json_with_owners_without_a_snapshot(tmp_path: Path) -> None:
+    root = write(str(tmp_path / "root"), machine())
+    done = run("--root", root, "--state-dir", str(tmp_path), "--output", "json", "--owners")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("topolet topology: no decisions to show: ")
+    assert "snapshot.json" in done.stderr
 
 
 def test_root_without_a_machine(tmp_path: Path) -> None:
