@@ -139,6 +139,7 @@ TRIED = {
     "topolet agent": "integration/harness.py",
     "topolet audit": "integration/test_audit_trail.py",
     "topolet config": "cli/test_config.py",
+    "topolet devices": "cli/test_devices.py",
     "topolet doctor": "integration/test_doctor.py",
     "topolet explain": "integration/extender/test_explain.py",
     "topolet history": "integration/test_audit_trail.py",

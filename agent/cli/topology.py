@@ -1,4 +1,5 @@
-"""Draw the machine: sockets, NUMA nodes, caches, cores with their threads, memory, distances.
+"""Draw the machine: sockets, NUMA nodes, caches, cores with their threads, memory, distances, and
+its devices by NUMA node and switch, as `topolet devices` lists them.
 
 With NODE the command runs in the agent's pod on that node, by kubectl and with the caller's rights.
 """
@@ -14,17 +15,21 @@ import sys
 import time
 from typing import Any, TextIO
 
-from agent.cli import options, remote
+import msgspec
+
+from agent.cli import devices, options, remote
 from agent.discover import cpus
 from agent.discover.sysfs import DiscoveryError
 from agent.model import snapshot as snapshots
 from agent.model.cpu.topology import Cpu, NumaNode, Topology
-from agent.model.settings.agent import TopologySettings
+from agent.model.settings.agent import DevicesSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import Pool, Snapshot, SnapshotError
+from agent.view import devices as devices_view
 from agent.view import format, machine, node
+from agent.view.devices import ShownDevice
 
-SETTINGS = TopologySettings
+SETTINGS = DevicesSettings
 
 _NARROWEST = 40
 _WATCH_SECONDS = 0.25
@@ -75,16 +80,20 @@ def run(arguments: argparse.Namespace) -> int:
         topology = cpus.read(root)
         if arguments.output == "json":
             values = body(topology)
+            values["devices"] = msgspec.to_builtins(_devices(root, topology, settings))
             if arguments.owners:
                 values["decisions"] = _decisions(_snapshot(snapshot_path))
             json.dump(values, sys.stdout, indent=1)
             print()
         elif arguments.watch:
             _watch(topology, snapshot_path)
-        elif arguments.owners:
-            print(format.encodable(owned(topology, snapshot_path)), end="")
         else:
-            print(format.encodable(machine.draw(topology, _width(), colour=_coloured())), end="")
+            picture = machine.draw(topology, _width(), colour=_coloured())
+            if arguments.owners:
+                picture = owned(topology, snapshot_path)
+            found = _devices(root, topology, settings)
+            lines = ["", "Devices", *devices_view.as_tree(found, _width())] if found else []
+            print(format.encodable(picture + "".join(f"{line}\n" for line in lines)), end="")
         sys.stdout.flush()
     except OSError as error:
         return format.unwritten("topology", error)
@@ -95,6 +104,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"topolet topology: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _devices(root: str, topology: Topology, settings: DevicesSettings) -> tuple[ShownDevice, ...]:
+    """Raises DiscoveryError."""
+    return devices_view.shown(devices.read(root, topology, settings), devices.names(root))
 
 
 def owned(topology: Topology, snapshot_path: str, height: int | None = None) -> str:

@@ -66,6 +66,7 @@ def test_json(tmp_path: Path) -> None:
         "isolated": "1",
         "smt": True,
         "smt_control": "on",
+        "devices": [],
     }
 
 

@@ -47,8 +47,8 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "the API server's answer, to a command of the administrator": (
         "cli.remote:find",
         "cli.uninstall_nodes:run",
-        "install.nodes:ClusterRemoval._nodes",
-        "install.nodes:ClusterRemoval._pods",
+        "install.nodes:_node",
+        "install.nodes:_pod",
     ),
     "the targets of its callers try it": (
         "allocate.devices.choice:_bus_order",

@@ -36,9 +36,23 @@ from agent.model.snapshot import CpuPolicy
 
 
 class TopologySettings(Options, frozen=True):
-    """`topolet topology`."""
+    """`topolet audit` and `topolet history`."""
 
     state_dir: StateDir = STATE_DIR
+
+
+GpuDriverRoot = Annotated[
+    str,
+    msgspec.Meta(
+        description="folder with the files of NVIDIA's driver; empty: the system's library path"
+    ),
+]
+
+
+class DevicesSettings(TopologySettings, frozen=True):
+    """`topolet topology` and `topolet devices`."""
+
+    gpu_driver_root: GpuDriverRoot = ""
 
 
 class RestoreSettings(TopologySettings, frozen=True):
@@ -152,12 +166,7 @@ class AgentSettings(DoctorSettings, frozen=True):
         bool,
         msgspec.Meta(description="the agent discovers GPUs, RDMA devices and FPGAs"),
     ] = True
-    gpu_driver_root: Annotated[
-        str,
-        msgspec.Meta(
-            description="folder with the files of NVIDIA's driver; empty: the system's library path"
-        ),
-    ] = ""
+    gpu_driver_root: GpuDriverRoot = ""
     gpu_actions: Annotated[
         str,
         msgspec.Meta(

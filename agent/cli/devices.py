@@ -1,0 +1,179 @@
+"""List the devices of the machine: GPUs, network interfaces, FPGAs and other accelerators, with the
+pods that have them.
+
+NVML tells memory, use and links of GPUs; their health is that of the agent, if one runs. Names come
+from the hardware database of udev, if pyudev is installed and udev runs; otherwise PCI's numbers
+are shown. For a copy of another machine (--root) only PCI is known. With NODE the command runs in
+the agent's pod on that node, by kubectl and with the caller's rights. Exit code 0: done; 1: the
+machine can't be read; 2: wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from agent.cli import options, remote
+from agent.discover import cpus, fpga, pci, rdma
+from agent.discover.gpuwatcher import GpuSession, SessionError
+from agent.discover.sysfs import DiscoveryError
+from agent.host.files import Tree
+from agent.model import snapshot as snapshots
+from agent.model.cpu.topology import Topology
+from agent.model.devices.gpus import GpuReport
+from agent.model.devices.listing import nvidia_cards
+from agent.model.devices.pci import Function
+from agent.model.settings.agent import DevicesSettings
+from agent.model.settings.options import SettingsError
+from agent.model.snapshot import SnapshotError
+from agent.node import own_processes
+from agent.view import devices, format
+from agent.view.devices import DeviceSources
+
+SETTINGS = DevicesSettings
+SCHEMA_VERSION = 1
+"""Of the JSON output."""
+_DRIVER_SECONDS = 15.0
+_NAMES = ("ID_VENDOR_FROM_DATABASE", "ID_MODEL_FROM_DATABASE")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--root",
+        default=os.environ.get("TOPOLET_ROOT", "/"),
+        metavar="DIR",
+        help="folder that holds the machine's sys and proc (default: /)",
+    )
+    parser.add_argument("-o", "--output", choices=("table", "tree", "json"), default="table")
+    remote.add_arguments(parser)
+    options.add_arguments(parser, SETTINGS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.node:
+        return remote.there("devices", arguments, SETTINGS, f"--output={arguments.output}")
+    root: str = arguments.root
+    if not os.path.isdir(root):
+        return options.fail(FileNotFoundError(f"--root {root}: no such folder"), 2)
+    try:
+        settings = options.load(arguments, SETTINGS)
+        sources = read(root, cpus.read(root), settings)
+    except SettingsError as error:
+        return options.fail(error, 2)
+    except DiscoveryError as error:
+        return options.fail(error)
+    for problem in sources.problems:
+        print(f"topolet: {problem}", file=sys.stderr)
+    found = devices.shown(sources, names(root))
+    try:
+        if arguments.output == "json":
+            body = {"schema_version": SCHEMA_VERSION, "devices": found}
+            print(msgspec.json.format(msgspec.json.encode(body)).decode(), flush=True)
+        else:
+            width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 200
+            draw = devices.as_tree if arguments.output == "tree" else devices.as_table
+            text = "\n".join(draw(found, width)) + "\n"
+            print(format.encodable(text), end="", flush=True)
+    except OSError as error:
+        return format.unwritten("devices", error)
+    return 0
+
+
+def read(root: str, topology: Topology, settings: DevicesSettings) -> DeviceSources:
+    """The devices of the machine below `root`; of this machine, or with a driver's root, also what
+    driver and agent know. Raises DiscoveryError."""
+    functions = pci.read(root, topology)
+    found = DeviceSources(
+        functions.by_address,
+        _interfaces(root, functions.by_address),
+        rdma.read(root, functions.by_address),
+        fpga.read(root, functions.by_address),
+    )
+    problems = (*functions.problems, *found.rdma.problems, *found.fpgas.problems)
+    found = msgspec.structs.replace(found, problems=problems)
+    if not _is_live(root) and not settings.gpu_driver_root:
+        return found
+    asked = nvidia_cards(functions.by_address)
+    return msgspec.structs.replace(
+        found,
+        gpus=_of_driver(settings.gpu_driver_root) if asked else None,
+        holders=_holders(settings.state_dir),
+        health=_health(root, settings.state_dir),
+    )
+
+
+def _interfaces(root: str, functions: Mapping[str, Function]) -> dict[str, tuple[str, ...]]:
+    """The names of network interfaces, by address."""
+    tree = Tree(root)
+    found = {}
+    for address in functions:
+        with contextlib.suppress(OSError):
+            found[address] = tuple(sorted(tree.names(f"{pci.DEVICES}/{address}/net")))
+    return found
+
+
+def names(root: str) -> Callable[[Function], str]:
+    """Vendor and model by udev's hardware database, "" where it is missing."""
+    if not _is_live(root):
+        return lambda function: ""
+    try:
+        import pyudev
+
+        context = pyudev.Context()
+    except (ImportError, OSError):
+        return lambda function: ""
+
+    def name_of(function: Function) -> str:
+        with contextlib.suppress(LookupError):
+            device = pyudev.Devices.from_name(context, "pci", function.address)
+            return " ".join(filter(None, (device.properties.get(name) for name in _NAMES)))
+        return ""
+
+    return name_of
+
+
+def _is_live(root: str) -> bool:
+    """Whether it is this machine's root, or where a container has it (TOPOLET_ROOT)."""
+    return os.path.realpath(root) in ("/", os.environ.get("TOPOLET_ROOT", "/"))
+
+
+def _of_driver(driver_root: str) -> GpuReport:
+    try:
+        with contextlib.closing(GpuSession(driver_root)) as session:
+            return session.report(_DRIVER_SECONDS)
+    except SessionError as error:
+        return GpuReport(error.fault, error.message)
+
+
+def _holders(state_dir: str) -> Mapping[str, tuple[str, ...]]:
+    """The pods by device, as the agent decided; empty without its decisions."""
+    try:
+        with open(os.path.join(state_dir, "snapshot.json"), "rb") as file:
+            snapshot = snapshots.decode(file.read(snapshots.MAX_BYTES))
+    except (OSError, SnapshotError):
+        return {}
+    held = snapshot.devices.held if snapshot.devices else ()
+    pods = snapshot.pods
+    return {
+        each.uuid: tuple(pods[uid].title if uid in pods else uid for uid in each.holders)
+        for each in held
+        if each.holders
+    }
+
+
+def _health(root: str, state_dir: str) -> Mapping[str, bool]:
+    """By device, as the running agent says."""
+    running = tuple(own_processes.running(os.path.join(root, "proc")))
+    address = own_processes.agent_address(running, state_dir)
+    page = own_processes.page(address) if address else None
+    return {
+        each.labels.get("id", ""): each.value == 1
+        for each in (page.series if page else ())
+        if each.name == "topolet_device_healthy"
+    }

@@ -1,0 +1,257 @@
+"""The devices of a machine: GPUs, network interfaces, FPGAs and other accelerators, as a table, and
+as a tree of NUMA nodes, root buses and switches."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.model.devices.gpus import GpuReport
+from agent.model.devices.pci import Fpgas, Function, Rdma, RdmaFunction, address_key
+from agent.view.format import printable, size, table
+
+GPU: Final = "gpu"
+_CLASSES: Final = {0x02: "nic", 0x12: "accelerator"}
+"""By the upper 8 bits of PCI's class code."""
+_INFINIBAND: Final = 0x0C06
+"""An InfiniBand controller of the class of serial buses."""
+_DISPLAY: Final = 0x03
+_CONTROLLERS_3D: Final = (0x0302, 0x0380)
+"""Display controllers that are no VGA adapters (PCI Code and ID Assignment, class 03h)."""
+_NVIDIA: Final = 0x10DE
+NONE: Final = "No GPUs, network interfaces, FPGAs or accelerators."
+_HEAD: Final = ("DEVICE", "ADDRESS", "NUMA", "NAME", "PODS", "STATE")
+
+
+class DevicePart(msgspec.Struct, frozen=True):
+    """A MIG instance."""
+
+    uuid: str
+    memory_bytes: int | None = None
+    holders: tuple[str, ...] = ()
+
+
+class ShownDevice(msgspec.Struct, frozen=True):
+    """One PCI function. `kind`: gpu, nic, fpga, accelerator or display. `id`: the UUID of a GPU,
+    "" of others. `node`, `socket`: the kernel's ids, -1 if unknown. `root` and `bridges`: as in
+    `Function`. `healthy` None: unknown. `state`: what else is known, in words. `holders`: the pods
+    that have it. `links`: to other GPUs, in words."""
+
+    kind: str
+    address: str
+    name: str
+    id: str = ""
+    index: int | None = None
+    node: int = -1
+    socket: int = -1
+    root: str = ""
+    bridges: tuple[str, ...] = ()
+    driver: str = ""
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    utilization_percent: int | None = None
+    healthy: bool | None = None
+    state: str = ""
+    links: tuple[str, ...] = ()
+    parts: tuple[DevicePart, ...] = ()
+    holders: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return self.kind if self.index is None else f"{self.kind} {self.index}"
+
+
+class DeviceSources(msgspec.Struct, frozen=True):
+    """What is known of the devices. `functions`: of PCI, by address; `interfaces`: the names of
+    their network interfaces. `gpus`: the driver's report,
+    None where no driver was asked. `holders`: pods, and `health`: by the UUID of a GPU or instance,
+    or the address of another device. `problems`: what can't be read."""
+
+    functions: Mapping[str, Function]
+    interfaces: Mapping[str, tuple[str, ...]] = {}
+    rdma: Rdma = Rdma()
+    fpgas: Fpgas = Fpgas()
+    gpus: GpuReport | None = None
+    holders: Mapping[str, tuple[str, ...]] = {}
+    health: Mapping[str, bool] = {}
+    problems: tuple[str, ...] = ()
+
+
+def shown(
+    sources: DeviceSources, name_of: Callable[[Function], str] = lambda function: ""
+) -> tuple[ShownDevice, ...]:
+    """The devices by NUMA node and address, without virtual functions. `name_of`: vendor and model,
+    "" if unknown."""
+    rdma = {each.physical.address: each.physical for each in sources.rdma.devices}
+    fpgas = {each.address for each in sources.fpgas.devices}
+    found = []
+    for function in sources.functions.values():
+        kind = "fpga" if function.address in fpgas else _kind(function)
+        if kind and not function.physical:
+            name = name_of(function) or _numbers(function)
+            holders = sources.holders.get(function.address, ())
+            states = [
+                *sources.interfaces.get(function.address, ()),
+                *_rdma_state(rdma.get(function.address)),
+                *_virtual(function),
+            ]
+            device = ShownDevice(
+                kind,
+                function.address,
+                name,
+                node=function.node,
+                socket=function.socket,
+                root=function.root,
+                bridges=function.bridges,
+                driver=function.driver,
+                healthy=sources.health.get(function.address),
+                state=", ".join(states),
+                holders=holders,
+            )
+            found.append(_with_gpu(device, sources))
+    return tuple(sorted(found, key=lambda each: (each.node, address_key(each.address))))
+
+
+def _kind(function: Function) -> str:
+    code = function.class_code or 0
+    if code >> 16 == _DISPLAY:
+        is_gpu = function.vendor == _NVIDIA or code >> 8 in _CONTROLLERS_3D
+        return GPU if is_gpu else "display"
+    return "nic" if code >> 8 == _INFINIBAND else _CLASSES.get(code >> 16, "")
+
+
+def _numbers(function: Function) -> str:
+    vendor, device = (
+        "????" if each is None else f"{each:04x}" for each in (function.vendor, function.device)
+    )
+    return f"{vendor}:{device}"
+
+
+def _virtual(function: Function) -> Iterable[str]:
+    if function.virtual_limit:
+        yield f"{len(function.virtual)} of {function.virtual_limit} virtual functions"
+
+
+def _rdma_state(found: RdmaFunction | None) -> Iterable[str]:
+    if found is None:
+        return
+    for link in found.links:
+        for port in link.ports:
+            rate = f" {port.rate_gbps:g} Gb/s" if port.rate_gbps else ""
+            yield f"{link.name}/{port.number} {port.state.lower() or 'unknown'}{rate}"
+
+
+def _with_gpu(device: ShownDevice, sources: DeviceSources) -> ShownDevice:
+    """With what the driver reports of the card at this address."""
+    report = sources.gpus
+    if device.kind != GPU or report is None:
+        return device
+    if report.inventory is None:
+        return msgspec.structs.replace(device, state=f"the driver does not answer: {report.fault}")
+    for silent in report.inventory.silent:
+        if silent.bus == device.address:
+            return msgspec.structs.replace(device, healthy=False, state=silent.fault)
+    card = next((each for each in report.inventory.gpus if each.bus == device.address), None)
+    if card is None:
+        return msgspec.structs.replace(device, state="the driver does not list it")
+    reading = next((each for each in report.readings if each.uuid == card.uuid), None)
+    parts = tuple(
+        DevicePart(each.uuid, each.memory_bytes, sources.holders.get(each.uuid, ()))
+        for each in card.instances
+    )
+    return msgspec.structs.replace(
+        device,
+        id=card.uuid,
+        index=card.index,
+        name=card.product or device.name,
+        memory_bytes=card.memory_bytes,
+        memory_used_bytes=reading.memory_used_bytes if reading else None,
+        utilization_percent=reading.gpu_percent if reading else None,
+        healthy=sources.health.get(card.uuid),
+        state="MIG" if card.mig else "",
+        links=tuple(_links(card.uuid, report)),
+        parts=parts,
+        holders=sources.holders.get(card.uuid, ()),
+    )
+
+
+def _links(uuid: str, report: GpuReport) -> Iterable[str]:
+    if report.inventory is None:
+        return
+    indices = {each.uuid: each.index for each in report.inventory.gpus}
+    for pair in report.inventory.pairs:
+        if uuid not in (pair.one, pair.two) or not pair.links:
+            continue
+        other = pair.two if uuid == pair.one else pair.one
+        rate = f", {pair.mb_per_second / 1000:g} GB/s" if pair.mb_per_second else ""
+        through = " through switches" if pair.switched else ""
+        yield f"gpu {indices.get(other, '?')}: {pair.links} NVLinks{through}{rate}"
+
+
+def as_table(devices: Sequence[ShownDevice], width: int) -> list[str]:
+    """One row for each device and MIG instance."""
+    rows: list[Sequence[str]] = [_HEAD]
+    for each in devices:
+        node = str(each.node) if each.node >= 0 else "?"
+        name, state = printable(each.name), printable(_state(each))
+        rows.append((each.title, each.address, node, name, _pods(each.holders), state))
+        for part in each.parts:
+            memory = size(part.memory_bytes) if part.memory_bytes else ""
+            rows.append(("  mig", "", "", part.uuid, _pods(part.holders), memory))
+    return (
+        table(rows, width) if devices else ["No GPUs, network interfaces, FPGAs or accelerators."]
+    )
+
+
+def as_tree(devices: Sequence[ShownDevice], width: int) -> list[str]:
+    """By NUMA node, root bus and the switches below it; a line for each device."""
+    lines: list[str] = [] if devices else [NONE]
+    above: tuple[str, ...] = ()
+    for each in sorted(devices, key=lambda it: (it.node, it.root, it.bridges, it.address)):
+        place = f"NUMA node {each.node}" if each.node >= 0 else "NUMA node unknown"
+        switches = tuple(f"switch {bridge}" for bridge in each.bridges[1::2])
+        path = (place, each.root or "no PCI tree", *switches)
+        same = 0
+        while same < min(len(path), len(above)) and path[same] == above[same]:
+            same += 1
+        lines += [f"{'  ' * depth}{path[depth]}" for depth in range(same, len(path))]
+        above = path
+        indent = "  " * len(path)
+        facts = (printable(each.name), printable(_state(each)), _pods(each.holders))
+        text = "  ".join([f"{each.title} {each.address}", *filter(None, facts)])
+        lines += _folded(text, indent, width)
+        lines += [f"{indent}    {link}" for link in each.links]
+        for part in each.parts:
+            pods = f"  {_pods(part.holders)}" if part.holders else ""
+            lines.append(f"{indent}    mig {part.uuid}{pods}")
+    return lines
+
+
+def _folded(text: str, indent: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        max(width, len(indent) + 40),
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _state(device: ShownDevice) -> str:
+    facts = []
+    if device.memory_bytes is not None:
+        used = f"{size(device.memory_used_bytes)} of " if device.memory_used_bytes else ""
+        facts.append(f"{used}{size(device.memory_bytes)}")
+    if device.utilization_percent is not None:
+        facts.append(f"{device.utilization_percent} %")
+    if device.healthy is not None:
+        facts.append("healthy" if device.healthy else "unhealthy")
+    return ", ".join([*facts, *([device.state] if device.state else [])])
+
+
+def _pods(holders: Iterable[str]) -> str:
+    return printable(", ".join(holders))

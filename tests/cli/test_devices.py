@@ -1,0 +1,86 @@
+"""The command `topolet devices`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.__main__ import main
+from agent.model.devices.gpus import pci_address
+from agent.model.devices.visibility import NodeDevice, NodeVisibility
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import NOTHING, PodWanted, Snapshot, encode
+from tests.discover import buses, fakenvml, gpumachines
+from tests.discover.fakenvml import FakeDriver
+from tests.fixtures.trees import machine, write
+
+NVIDIA = {"class": "0x030200\n", "vendor": "0x10de\n", "device": "0x20b2\n", "numa_node": "0\n"}
+ONLY_PCI = {"class": "0x020000\n", "vendor": "0x15b3\n", "device": "0x1021\n"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine with eight cards and a network interface."""
+    it = tmp_path / "root"
+    write(str(it), machine())
+    for card in gpumachines.a100_hgx().cards:
+        address = pci_address(card.bus)
+        buses.plug(it, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
+    buses.plug(it, "pci0000:02/0000:02:00.0", ONLY_PCI)
+    return it
+
+
+def test_a_copy_of_a_machine_has_what_pci_knows(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["devices", f"--root={root}", f"--state-dir={tmp_path}"]
+    assert main([*words, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema_version"] == 1
+    assert [each["kind"] for each in found["devices"]].count("gpu") == 8
+    assert {each["id"] for each in found["devices"]} == {""}
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["DEVICE", "ADDRESS", "NUMA", "NAME", "PODS", "STATE"]
+    assert any(line.split()[3] == "15b3:1021" for line in lines)
+
+
+@pytest.mark.skipif(fakenvml.missing() is not None, reason=str(fakenvml.missing()))
+def test_the_driver_and_the_agents_decisions(
+    root: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cards = gpumachines.a100_hgx()
+    driver = FakeDriver(tmp_path, cards)
+    monkeypatch.setenv("FAKE_NVML", str(driver.facts))
+    uuid = cards.cards[0].uuid
+    snapshot = Snapshot(
+        generation=1,
+        listed_at=0,
+        boot_id="boot",
+        kubelet_static=False,
+        ls_pools=(),
+        be_pools=(),
+        owners=(),
+        pods={"u1": PodWanted("ml/train", QoS.LS, NOTHING)},
+        containers={},
+        devices=NodeVisibility((NodeDevice(uuid, holders=("u1", "u2")),)),
+    )
+    (tmp_path / "snapshot.json").write_bytes(encode(snapshot))
+    words = [f"--root={root}", f"--state-dir={tmp_path}", f"--gpu-driver-root={driver.root}"]
+    assert main(["devices", *words, "-o", "json"]) == 0
+    found = {each["id"]: each for each in json.loads(capsys.readouterr().out)["devices"]}
+    assert found[uuid]["holders"] == ["ml/train", "u2"]
+    assert found[uuid]["name"] == "NVIDIA A100-SXM4-80GB"
+    assert len(found[uuid]["links"]) == 7
+    assert main(["devices", *words, "-o", "tree"]) == 0
+    assert "gpu 1: 12 NVLinks through switches, 300 GB/s" in capsys.readouterr().out
+
+
+def test_a_root_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", f"--root={tmp_path}/none"]) == 2
+    assert f"--root {tmp_path}/none: no such folder" in capsys.readouterr().err

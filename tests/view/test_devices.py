@@ -1,0 +1,130 @@
+"""Devices as a table and as a tree."""
+
+from __future__ import annotations
+
+from agent.model.devices.gpus import Gpu, GpuInventory, GpuPair, GpuReading, GpuReport, MigInstance
+from agent.model.devices.pci import (
+    Fpga,
+    FpgaDriver,
+    Fpgas,
+    Function,
+    Rdma,
+    RdmaDevice,
+    RdmaFunction,
+    RdmaLink,
+    RdmaPort,
+)
+from agent.view import devices
+from agent.view.devices import DeviceSources
+
+GIB = 1 << 30
+ROOT, SWITCH = "pci0000:17", ("0000:17:00.0", "0000:18:00.0", "0000:19:00.0")
+
+
+def function(address: str, class_code: int, **more: object) -> Function:
+    fields = {"root": ROOT, "bridges": SWITCH, "vendor": 0x10DE, "device": 0x2330, "node": 0}
+    return Function(address, class_code=class_code, **{**fields, **more})  # type: ignore[arg-type]
+
+
+CARDS = [function(f"0000:1{number}:00.0", 0x030200) for number in (1, 2)]
+NIC = function("0000:13:00.0", 0x020000, vendor=0x15B3, device=0x1021, virtual_limit=8)
+FPGA = function("0000:b1:00.0", 0x120000, vendor=0x8086, root="pci0000:b0", bridges=(), node=1)
+VGA = function("0000:03:00.0", 0x030000, vendor=0x1A03, root="", bridges=(), node=-1)
+INFINIBAND = function("0000:43:00.0", 0x0C0600, vendor=0x1077)
+OTHERS = [function("0000:14:00.0", 0x010802), function("0000:13:00.1", 0x020000, physical="x")]
+EVERY = {each.address: each for each in (*CARDS, NIC, FPGA, VGA, INFINIBAND, *OTHERS)}
+REPORT = GpuReport(
+    inventory=GpuInventory(
+        "580",
+        gpus=(
+            Gpu("GPU-a", 0, CARDS[0].address, "NVIDIA H100", 0, 80 * GIB),
+            Gpu(
+                "GPU-b",
+                1,
+                CARDS[1].address,
+                "NVIDIA H100",
+                1,
+                80 * GIB,
+                mig=True,
+                instances=(MigInstance("MIG-1", 1, 0, (1, 1), 10 * GIB, 0),),
+            ),
+        ),
+        pairs=(GpuPair("GPU-a", "GPU-b", links=18, mb_per_second=450_000, switched=True),),
+    ),
+    readings=(GpuReading("GPU-a", 20 * GIB, 45),),
+)
+SOURCES = DeviceSources(
+    EVERY,
+    {NIC.address: ("eth2",)},
+    Rdma(
+        (
+            RdmaDevice(
+                RdmaFunction(
+                    NIC,
+                    (RdmaLink("mlx5_0", ports=(RdmaPort(1, "ACTIVE", rate_gbps=400.0),)),),
+                    ("eth2",),
+                )
+            ),
+        )
+    ),
+    Fpgas((Fpga(FPGA, FpgaDriver.DFL),)),
+    REPORT,
+    {"GPU-a": ("ml/train",), "MIG-1": ("ml/notebook",), NIC.address: ("ml/train",)},
+    {"GPU-a": True, "GPU-b": False},
+)
+
+
+def test_the_devices_by_kind_without_virtual_functions() -> None:
+    found = {each.address: each for each in devices.shown(SOURCES)}
+    kinds = {each.kind for each in found.values()}
+    assert set(found) == {each.address for each in (*CARDS, NIC, INFINIBAND, FPGA, VGA)}
+    assert kinds == {"gpu", "nic", "fpga", "display"}
+    assert found[CARDS[0].address].name == "NVIDIA H100"
+    assert found[NIC.address].name == "15b3:1021"
+    named = devices.shown(SOURCES, lambda each: "Mellanox ConnectX-7" if each == NIC else "")
+    assert "Mellanox ConnectX-7" in {each.name for each in named}
+
+
+def test_a_table_with_memory_health_and_pods() -> None:
+    lines = devices.as_table(devices.shown(SOURCES), 200)
+    (first,) = (line for line in lines if line.startswith("gpu 0"))
+    assert first.split()[:6] == ["gpu", "0", "0000:11:00.0", "0", "NVIDIA", "H100"]
+    assert "ml/train" in first
+    assert first.endswith("20 GiB of 80 GiB, 45 %, healthy")
+    (second,) = (line for line in lines if line.startswith("gpu 1"))
+    assert "unhealthy, MIG" in second
+    (part,) = (line for line in lines if "MIG-1" in line)
+    assert part.split() == ["mig", "MIG-1", "ml/notebook", "10", "GiB"]
+    assert any("eth2, mlx5_0/1 active 400 Gb/s, 0 of 8 virtual functions" in line for line in lines)
+
+
+def test_a_tree_of_numa_nodes_and_switches() -> None:
+    lines = devices.as_tree(devices.shown(SOURCES), 200)
+    assert lines[:3] == [
+        "NUMA node unknown",
+        "  no PCI tree",
+        "    display 0000:03:00.0  1a03:2330",
+    ]
+    assert lines[3:6] == ["NUMA node 0", f"  {ROOT}", "    switch 0000:18:00.0"]
+    assert lines[6].startswith("      gpu 0 0000:11:00.0  NVIDIA H100  20 GiB of 80 GiB")
+    assert lines[7] == "          gpu 1: 18 NVLinks through switches, 450 GB/s"
+    assert lines[-3:-1] == ["NUMA node 1", "  pci0000:b0"]
+    assert max(map(len, devices.as_tree(devices.shown(SOURCES), 60))) <= 60
+
+
+def test_a_driver_that_does_not_answer_leaves_what_pci_knows() -> None:
+    for report, state in (
+        (GpuReport("DriverNotLoaded", "no driver"), "the driver does not answer: DriverNotLoaded"),
+        (GpuReport(inventory=GpuInventory("580")), "the driver does not list it"),
+    ):
+        found = devices.shown(DeviceSources({CARDS[0].address: CARDS[0]}, gpus=report))
+        assert [(each.name, each.state) for each in found] == [("10de:2330", state)]
+
+
+def test_a_machine_without_devices_has_a_sentence() -> None:
+    assert devices.as_table((), 80) == devices.as_tree((), 80) == [devices.NONE]
+
+
+def test_a_name_can_not_draw_on_the_terminal() -> None:
+    found = devices.shown(SOURCES, lambda each: "evil\x1b[2J")
+    assert not any("\x1b" in line for line in devices.as_tree(found, 200))
