@@ -130,7 +130,7 @@ def names(root: str) -> Callable[[Function], str]:
         return lambda function: ""
 
     def name_of(function: Function) -> str:
-        with contextlib.suppress(LookupError):
+        with contextlib.suppress(pyudev.DeviceNotFoundError):  # It may be gone since the listing.
             device = pyudev.Devices.from_name(context, "pci", function.address)
             return " ".join(filter(None, (device.properties.get(name) for name in _NAMES)))
         return ""

@@ -3,6 +3,7 @@ as a tree of NUMA nodes, root buses and switches."""
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -192,18 +193,37 @@ def _links(uuid: str, report: GpuReport) -> Iterable[str]:
 
 
 def as_table(devices: Sequence[ShownDevice], width: int) -> list[str]:
-    """One row for each device and MIG instance."""
+    """One row for each device and MIG instance. Where the rows are wider than `width`, pods and
+    state are below the device."""
+    if not devices:
+        return [NONE]
     rows: list[Sequence[str]] = [_HEAD]
     for each in devices:
         node = str(each.node) if each.node >= 0 else "?"
         name, state = printable(each.name), printable(_state(each))
         rows.append((each.title, each.address, node, name, _pods(each.holders), state))
         for part in each.parts:
-            memory = size(part.memory_bytes) if part.memory_bytes else ""
-            rows.append(("  mig", "", "", part.uuid, _pods(part.holders), memory))
-    return (
-        table(rows, width) if devices else ["No GPUs, network interfaces, FPGAs or accelerators."]
-    )
+            rows.append(("  mig", "", "", part.uuid, _pods(part.holders), _memory(part)))
+    lines = table(rows, sys.maxsize)
+    return lines if max(map(len, lines)) <= width else _narrow_table(rows, width)
+
+
+def _narrow_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    places = [row for row in rows if row[1]]
+    starts = iter(table([row[:4] for row in places], sys.maxsize))
+    lines: list[str] = []
+    for row in rows:
+        device, address, _, name, pods, state = row
+        if row is rows[0]:
+            lines.append(next(starts)[:width])
+        elif address:
+            lines += _folded(next(starts), "", width)
+            if pods or state:
+                lines += _folded("  ".join(filter(None, (state, pods))), "    ", width)
+        else:
+            text = "  ".join(filter(None, (device.strip(), name, state, pods)))
+            lines += _folded(text, "    ", width)
+    return lines
 
 
 def as_tree(devices: Sequence[ShownDevice], width: int) -> list[str]:
@@ -225,8 +245,8 @@ def as_tree(devices: Sequence[ShownDevice], width: int) -> list[str]:
         lines += _folded(text, indent, width)
         lines += [f"{indent}    {link}" for link in each.links]
         for part in each.parts:
-            pods = f"  {_pods(part.holders)}" if part.holders else ""
-            lines.append(f"{indent}    mig {part.uuid}{pods}")
+            facts = (f"mig {part.uuid}", _memory(part), _pods(part.holders))
+            lines += _folded("  ".join(filter(None, facts)), f"{indent}    ", width)
     return lines
 
 
@@ -239,6 +259,10 @@ def _folded(text: str, indent: str, width: int) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def _memory(part: DevicePart) -> str:
+    return size(part.memory_bytes) if part.memory_bytes else ""
 
 
 def _state(device: ShownDevice) -> str:

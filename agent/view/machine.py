@@ -43,7 +43,7 @@ def draw(
     cells = Cells(topology, owners or {})
     outermost = nesting.parts(topology)
     picture: Lines = []
-    for attempt in (_with_cells, _with_lists, _rows):
+    for attempt in (_with_cells, _with_lists, _rows, _short_rows):
         picture = attempt(outermost, cells, width)
         if len(picture) <= tall_lines:
             break
@@ -171,10 +171,21 @@ def _with_lists(parts: Sequence[Part], cells: Cells, width: int) -> Lines:
 
 
 def _rows(parts: Sequence[Part], cells: Cells, width: int) -> Lines:
-    rows = []
-    for part in parts:
-        inner = f" · {count(len(part.parts), part.parts[0].noun)}" if part.parts else ""
-        rows.append(f"{part.title}{inner}  {cells.listed(part.cpus)}")
+    titles = [
+        f"{part.title} · {count(len(part.parts), part.parts[0].noun)}" if part.parts else part.title
+        for part in parts
+    ]
+    return _titled_rows(titles, parts, cells, width)
+
+
+def _short_rows(parts: Sequence[Part], cells: Cells, width: int) -> Lines:
+    return _titled_rows([part.title for part in parts], parts, cells, width)
+
+
+def _titled_rows(titles: Sequence[str], parts: Sequence[Part], cells: Cells, width: int) -> Lines:
+    rows = [
+        f"{title}  {cells.listed(part.cpus)}" for title, part in zip(titles, parts, strict=True)
+    ]
     longest = max(map(len, rows))
     if longest <= width:
         return flow([row.ljust(longest + 2) for row in rows], width + 2)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
+from agent.cli import devices
 from agent.model.devices.gpus import pci_address
+from agent.model.devices.pci import Function
 from agent.model.devices.visibility import NodeDevice, NodeVisibility
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import NOTHING, PodWanted, Snapshot, encode
@@ -79,6 +81,12 @@ def test_the_driver_and_the_agents_decisions(
     assert len(found[uuid]["links"]) == 7
     assert main(["devices", *words, "-o", "tree"]) == 0
     assert "gpu 1: 12 NVLinks through switches, 300 GB/s" in capsys.readouterr().out
+
+
+def test_a_device_that_udev_does_not_know_has_no_name() -> None:
+    """The error of pyudev is no LookupError: the command ended with a traceback."""
+    pytest.importorskip("pyudev")
+    assert devices.names("/")(Function("ffff:00:00.0")) == ""
 
 
 def test_a_root_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agent.model.devices.gpus import Gpu, GpuInventory, GpuPair, GpuReading, GpuReport, MigInstance
 from agent.model.devices.pci import (
     Fpga,
@@ -128,3 +130,32 @@ def test_a_machine_without_devices_has_a_sentence() -> None:
 def test_a_name_can_not_draw_on_the_terminal() -> None:
     found = devices.shown(SOURCES, lambda each: "evil\x1b[2J")
     assert not any("\x1b" in line for line in devices.as_tree(found, 200))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_narrow_table_keeps_health_memory_and_pods(width: int) -> None:
+    gpu, part = "NVIDIA H100 80GB HBM3", "MIG-5f1b7c0a-91d4-7f1e-2c55-0123456789ab"
+    card = Gpu(
+        "GPU-a",
+        0,
+        CARDS[0].address,
+        gpu,
+        0,
+        80 * GIB,
+        mig=True,
+        instances=(MigInstance(part, 1, 0, (1, 1), 10 * GIB, 0),),
+    )
+    pods = {"GPU-a": ("ml/train-0",), part: ("ml/notebook",)}
+    report = GpuReport(inventory=GpuInventory("580", gpus=(card,)))
+    functions = {CARDS[0].address: CARDS[0]}
+    sources = DeviceSources(functions, gpus=report, holders=pods, health={"GPU-a": False})
+    lines = devices.as_table(devices.shown(sources), width)
+    text = " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= width
+    for fact in (gpu, "80 GiB, unhealthy, MIG", "ml/train-0", part, "10 GiB", "ml/notebook"):
+        assert fact in text
+
+
+def test_a_tree_has_the_memory_of_mig_instances() -> None:
+    (line,) = (line for line in devices.as_tree(devices.shown(SOURCES), 200) if "MIG-1" in line)
+    assert line.split() == ["mig", "MIG-1", "10", "GiB", "ml/notebook"]

@@ -156,7 +156,18 @@ def test_wide_machine_folds(regular: Regular) -> None:
     assert len(lines) < 80
     assert max(map(len, lines)) <= 100
     nodes = "\n".join(lines)
-    listed = re.findall(r"NUMA node [0-9]+ · 8 GiB · 2 cache groups  ([0-9-]+)", nodes)
+    listed = re.findall(r"NUMA node [0-9]+ · 8 GiB  ([0-9-]+)", nodes)
+    assert CpuSet(cpu for part in listed for cpu in CpuSet.parse(part)) == topology.online
+
+
+def test_64_numa_nodes_are_no_single_column(snapshot: Callable[[str], str]) -> None:
+    """They were 64 rows at 80 columns: the number of sockets left no room for a second column."""
+    topology = cpus.read(snapshot("256ia64-64n2s2c"))
+    lines = picture.draw(topology, 80).splitlines()
+    rows = [line for line in lines if line.startswith("NUMA node ")]
+    listed = re.findall(r"NUMA node [0-9]+ · 7.7 GiB  ([0-9-]+)", "\n".join(rows))
+    assert len(rows) == 32
+    assert max(map(len, lines)) <= 80
     assert CpuSet(cpu for part in listed for cpu in CpuSet.parse(part)) == topology.online
 
 
