@@ -314,7 +314,7 @@ class Admission:
         return snapshot
 
 
-def _of_creation(creation: Creation, event: AuditEvent) -> Record:
+def _of_creation(creation: Creation, event: str) -> Record:
     pod = creation.request.pod
     return Record(
         event=event,

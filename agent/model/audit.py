@@ -6,7 +6,7 @@ A reader accepts records of later versions: it ignores fields that it does not k
 
 from __future__ import annotations
 
-import enum
+import functools
 import time
 from typing import Final
 
@@ -23,39 +23,39 @@ SANDBOX: Final = "the pod's sandbox"
 """The beginning of the message of a write to a sandbox."""
 
 
-class AuditEvent(enum.StrEnum):
+class AuditEvent:
     """What happened. Of a process, of a pool, of a pod or container as the agent decided, of a
     request that a frontend answered, and of a file of a cgroup."""
 
-    PROCESS_STARTED = "ProcessStarted"
-    RECORDS_LOST = "RecordsLost"
-    POOL_CHANGED = "PoolChanged"
-    POD_DECIDED = "PodDecided"
-    POD_ENDED = "PodEnded"
-    CPUS_ASSIGNED = "CPUsAssigned"
-    CPUS_CHANGED = "CPUsChanged"
-    CPUS_RELEASED = "CPUsReleased"
-    CPUS_MOVED = "CPUsMoved"
-    CPUS_IN_USE = "CPUsInUse"
-    CPUS_FREE = "CPUsFree"
-    CLAIM_NOT_HONORED = "CPUClaimNotHonored"
-    DEVICES_CHANGED = "DevicesChanged"
-    DEVICES_REFUSED = "DevicesRefused"
-    CONTAINER_ADMITTED = "ContainerAdmitted"
-    CONTAINER_REFUSED = "ContainerRefused"
-    START_CHANGED = "StartChanged"
-    UPDATE_ADMITTED = "UpdateAdmitted"
-    UPDATE_REFUSED = "UpdateRefused"
-    CGROUP_WRITTEN = "CgroupWritten"
-    CGROUP_WRITE_FAILED = "CgroupWriteFailed"
-    CGROUP_RESTORED = "CgroupRestored"
+    PROCESS_STARTED: Final = "ProcessStarted"
+    RECORDS_LOST: Final = "RecordsLost"
+    POOL_CHANGED: Final = "PoolChanged"
+    POD_DECIDED: Final = "PodDecided"
+    POD_ENDED: Final = "PodEnded"
+    CPUS_ASSIGNED: Final = "CPUsAssigned"
+    CPUS_CHANGED: Final = "CPUsChanged"
+    CPUS_RELEASED: Final = "CPUsReleased"
+    CPUS_MOVED: Final = "CPUsMoved"
+    CPUS_IN_USE: Final = "CPUsInUse"
+    CPUS_FREE: Final = "CPUsFree"
+    CLAIM_NOT_HONORED: Final = "CPUClaimNotHonored"
+    DEVICES_CHANGED: Final = "DevicesChanged"
+    DEVICES_REFUSED: Final = "DevicesRefused"
+    CONTAINER_ADMITTED: Final = "ContainerAdmitted"
+    CONTAINER_REFUSED: Final = "ContainerRefused"
+    START_CHANGED: Final = "StartChanged"
+    UPDATE_ADMITTED: Final = "UpdateAdmitted"
+    UPDATE_REFUSED: Final = "UpdateRefused"
+    CGROUP_WRITTEN: Final = "CgroupWritten"
+    CGROUP_WRITE_FAILED: Final = "CgroupWriteFailed"
+    CGROUP_RESTORED: Final = "CgroupRestored"
 
 
-class WriteReason(enum.StrEnum):
+class WriteReason:
     """Why a file of a cgroup was written. Other reasons are those of decisions."""
 
-    DECISION = "Decision"
-    CHANGED_BY_OTHER = "ChangedByOther"
+    DECISION: Final = "Decision"
+    CHANGED_BY_OTHER: Final = "ChangedByOther"
     SANDBOX_ANNOUNCED = "SandboxAnnounced"
     SANDBOX_MADE = "SandboxMade"
     RELATED_GROUP = "RelatedGroup"
@@ -93,10 +93,15 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Record)
 
 
-def of_pod(title: str, event: AuditEvent, *, uid: str = "", container: str = "") -> Record:
+@functools.cache
+def _decoder() -> msgspec.json.Decoder[Record]:
+    """Only for readers: a daemon writes."""
+    return msgspec.json.Decoder(Record)
+
+
+def of_pod(title: str, event: str, *, uid: str = "", container: str = "") -> Record:
     """A record about the pod with this title, `NAMESPACE/POD`."""
     namespace, _, pod = title.partition("/")
     return Record(event=event, namespace=namespace, pod=pod, uid=uid, container=container)
@@ -127,7 +132,7 @@ def encode(record: Record) -> bytes:
 def decode(line: bytes) -> Record | None:
     """None for a line that is not a record, such as the torn one of a process that was killed."""
     try:
-        record = bounds.decode(_decoder, line)
+        record = bounds.decode(_decoder(), line)
     except JsonError:
         return None
     return record if record.version and record.time else None

@@ -6,7 +6,7 @@ The relay needs only this module of the model.
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Code(enum.IntEnum):
@@ -45,21 +45,21 @@ class Refuse(NamedTuple):
     message: str
 
 
-class FailureReason(enum.StrEnum):
+class FailureReason:
     """Why a hook could not decide, or refused, as metrics name it."""
 
-    TIMEOUT = "timeout"
-    NO_CPU = "no_cpu"
-    INTERNAL_ERROR = "internal_error"
-    TOO_LARGE = "too_large"
-    COMPRESSED = "compressed"
+    TIMEOUT: Final = "timeout"
+    NO_CPU: Final = "no_cpu"
+    INTERNAL_ERROR: Final = "internal_error"
+    TOO_LARGE: Final = "too_large"
+    COMPRESSED: Final = "compressed"
     """The message can't be decompressed within the limit."""
-    MALFORMED = "malformed"
-    NOT_HONORED = "not_honored"
+    MALFORMED: Final = "malformed"
+    NOT_HONORED: Final = "not_honored"
     """The container can't have the devices allocated to it."""
-    DEVICE_TAKEN = "device_taken"
+    DEVICE_TAKEN: Final = "device_taken"
     """The request names a device of another pod."""
-    UNSUPPORTED = "unsupported"
+    UNSUPPORTED: Final = "unsupported"
     """The frontend can't change the fields that the devices need."""
-    PRIVILEGED = "privileged"
+    PRIVILEGED: Final = "privileged"
     """The container sees every device."""

@@ -4,7 +4,7 @@ wrote. A pass appends its records together, at its end."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -30,19 +30,19 @@ _RESTORES: Final = (
 )
 
 
-class Written(NamedTuple):
+class Written(msgspec.Struct, frozen=True):
     """What a stage of a pass wrote for one reason."""
 
-    reason: WriteReason
+    reason: str
     cpusets: WriteOutcome = WriteOutcome()
     values: ValueOutcome = ValueOutcome()
 
 
-_Change = tuple[WriteReason, str, GroupChange | ValueChange]
+_Change = tuple[str, str, GroupChange | ValueChange]
 """With the file."""
 
 
-class _Subject(NamedTuple):
+class _Subject(msgspec.Struct, frozen=True):
     """What has a cgroup. `container`: "" for the pod itself and its sandbox."""
 
     title: str
@@ -103,7 +103,7 @@ class PassAudit:
 
     def _record(
         self,
-        reason: WriteReason,
+        reason: str,
         field: str,
         change: GroupChange | ValueChange,
         subject: _Subject | None,
@@ -188,7 +188,7 @@ def cause(before: Snapshot | None, after: Snapshot) -> str:
     return ", ".join(texts[:_NAMED] + more)
 
 
-def write_record(reason: WriteReason, field: str, change: GroupChange | ValueChange) -> Record:
+def write_record(reason: str, field: str, change: GroupChange | ValueChange) -> Record:
     """Without its pod, which the group names."""
     event = AuditEvent.CGROUP_WRITTEN
     if change.state is WriteState.FAILED:

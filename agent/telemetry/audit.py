@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -35,7 +35,7 @@ KEPT_SECONDS: Final = 7 * 86_400.0
 _SUFFIX: Final = ".jsonl"
 
 
-class _File(NamedTuple):
+class _File(msgspec.Struct, frozen=True, order=True):
     """`begin`: seconds since 1970."""
 
     begin: int
@@ -146,7 +146,7 @@ class Trail:
             self._descriptor = None
 
 
-class FoundRecords(NamedTuple):
+class FoundRecords(msgspec.Struct, frozen=True):
     """`records` by time. `unreadable`: the number of lines that are not records."""
 
     records: list[Record]

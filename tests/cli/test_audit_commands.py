@@ -20,7 +20,7 @@ def write(state: Path, age_seconds: float, process: str, *records: Record) -> No
     Trail(str(state), process, 1 << 20, lambda: now).append(records)
 
 
-def web(event: AuditEvent, **values: str) -> Record:
+def web(event: str, **values: str) -> Record:
     return Record(event=event, namespace="default", pod="web", uid="u", **values)
 
 

@@ -17,8 +17,11 @@ def record(event: str, seconds: float = 0, /, **values: object) -> Record:
     return Record(1, audit.stamp(DAY + seconds), event=event, **{**usual, **values})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("event", list(AuditEvent))
-def test_each_event_has_a_sentence(event: AuditEvent) -> None:
+EVENTS = sorted(value for name, value in vars(AuditEvent).items() if name.isupper())
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_each_event_has_a_sentence(event: str) -> None:
     text = sentence(record(event, field="cpus", before="0", after="1", message="why", reason="x"))
     assert text[0].isupper()
     assert text.endswith(".")
