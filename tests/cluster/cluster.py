@@ -245,11 +245,12 @@ class Cluster:
         """The sum of the series with that name of the agent on that node."""
         return sum(self._series(self.agent_pod(node), _AGENT_PORT, name))
 
-    def page_address(self, component: str) -> str:
-        """ADDRESS:PORT of /metrics of the only pod of the agent or the scheduler."""
+    def page_addresses(self, component: str) -> list[str]:
+        """ADDRESS:PORT of /metrics of each pod of the agent or the scheduler."""
         port = {"agent": _AGENT_PORT, "scheduler": _SCHEDULER_PORT}[component]
-        (found,) = self.objects("pods", *_selector(component), namespace=NAMESPACE)
-        return f"{found['status']['podIP']}:{port}"
+        found = self.objects("pods", *_selector(component), namespace=NAMESPACE)
+        there = [each for each in found if "deletionTimestamp" not in each["metadata"]]
+        return [f"{each['status']['podIP']}:{port}" for each in there]
 
     def scheduler_metric(self, name: str) -> float:
         """The sum of the series with that name of all extenders."""

@@ -86,16 +86,16 @@ def alerts(calm: Cluster) -> Iterator[PrometheusApi]:
     """The rules of the chart, on what is scraped in the cluster."""
     world, machine = calm.control.world, calm.nodes[HOST].machine
     targets = {
-        "topolet-agent": calm.page_address("agent"),
-        "topolet-scheduler": calm.page_address("scheduler"),
-        "topolet-proxy": "127.0.0.1:9327",
+        "topolet-agent": calm.page_addresses("agent"),
+        "topolet-scheduler": calm.page_addresses("scheduler"),
+        "topolet-proxy": ["127.0.0.1:9327"],
     }
     folder = world.folder / "prometheus"
     command = configured(folder, targets, RULES, WATCH_SECONDS - 20)
     it = PrometheusApi(ADDRESS, lambda url: machine.run("busybox", "wget", "-q", "-O-", url))
     machine.start("prometheus", *command, f"--web.listen-address={ADDRESS}")
     try:
-        calm.eventually("all are scraped", lambda: len(_up(it)) == len(targets))
+        calm.eventually("all are scraped", lambda: len(_up(it)) == sum(map(len, targets.values())))
         assert it.firing() == set()
         yield it
         calm.eventually("no alert is left", lambda: it.firing() == set())
