@@ -245,7 +245,7 @@ def test_metrics_and_reasons_of_events_exist() -> None:
     ]
     assert wrong == []
     source = "\n".join(each.read_text() for each in (ROOT / "agent").rglob("*.py"))
-    others = {"Unhealthy", "FailedScheduling"}  # of the kubelet and of kube-scheduler
+    others = {"FailedScheduling", "NodeNotReady", "Unhealthy"}  # of Kubernetes
     for reason in re.findall(r"Event `(\w+)`", (ROOT / "docs/troubleshooting.md").read_text()):
         assert reason in others or f'"{reason}"' in source, reason
 
@@ -263,7 +263,7 @@ def test_every_fault_has_an_alert_a_symptom_a_finding_and_a_remedy() -> None:
     assert len(rows) == 10
     for fault, alert, symptom, finding, remedy in rows:
         named = re.findall(r"\[(Topolet\w+)\]\(alerts\.md#(\w+)\)", alert)
-        assert named, fault
+        assert named or alert.startswith("none"), fault
         assert all(name in alerts and name.lower() == anchor for name, anchor in named), fault
         assert re.search(r"Event `\w+`|`topolet_\w+`", symptom), fault
         found = re.findall(r"`([a-z-]+)`", finding)

@@ -98,7 +98,8 @@ def alerts(calm: Cluster) -> Iterator[PrometheusApi]:
         calm.eventually("all are scraped", lambda: len(_up(it)) == sum(map(len, targets.values())))
         assert it.firing() == set()
         yield it
-        calm.eventually("no alert is left", lambda: it.firing() == set())
+        if calm.page_addresses("scheduler") == targets["topolet-scheduler"]:
+            calm.eventually("no alert is left", lambda: it.firing() == set())
     finally:
         machine.end("prometheus")
         shutil.rmtree(folder)
@@ -213,13 +214,13 @@ def test_a_program_that_pins_cpus(calm: Cluster) -> None:
         machine.end("balloons", signal.SIGKILL)
 
 
-def test_a_state_of_another_policy(calm: Cluster, alerts: PrometheusApi) -> None:
+def test_a_state_of_another_policy(calm: Cluster) -> None:
+    """No alert of ours: the kubelet does not start with it, and its node is not Ready."""
     text = calm.nodes[HOST].machine.read(CPU_STATE)[CPU_STATE]
     state = cpu_manager_state.decode(text.encode())
     other = cpu_manager_state.encode(msgspec.structs.replace(state, policy="static"))
     with written(calm, CPU_STATE, other.decode()):
         found(calm, NodeCode.KUBELET_POLICY)
-        alerts.fires("TopoletSourceUnreadable")
 
 
 def test_no_scheduler_leads(calm: Cluster, alerts: PrometheusApi) -> None:
@@ -259,7 +260,7 @@ def test_a_watch_that_gets_nothing(calm: Cluster, alerts: PrometheusApi) -> None
         machine.run("iptables", "-I", *each)
     try:
         found(cluster, NodeCode.WATCH, WATCH_SECONDS + 120)
-        alerts.fires("TopoletWatchStale")
+        alerts.fires("TopoletWatchStale", WATCH_SECONDS)
     finally:
         for each in rules:
             machine.run("iptables", "-D", *each)
