@@ -96,7 +96,7 @@ def alerts(calm: Cluster) -> Iterator[PrometheusApi]:
     machine.start("prometheus", *command, f"--web.listen-address={ADDRESS}")
     try:
         calm.eventually("all are scraped", lambda: len(_up(it)) == sum(map(len, targets.values())))
-        assert it.firing() == set()
+        calm.eventually("no alert fires", lambda: it.firing() == set())
         yield it
         if calm.page_addresses("scheduler") == targets["topolet-scheduler"]:
             calm.eventually("no alert is left", lambda: it.firing() == set())
