@@ -247,6 +247,7 @@ def test_an_api_server_that_is_gone(calm: Cluster, alerts: PrometheusApi) -> Non
         alerts.fires("TopoletClusterUnreachable")
 
 
+@pytest.mark.long
 def test_a_watch_that_gets_nothing(calm: Cluster, alerts: PrometheusApi) -> None:
     """Packets of the agent are dropped, as by a firewall that has lost a connection: no end of the
     connection is seen. kubectl exec does not need them."""
