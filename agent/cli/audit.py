@@ -1,8 +1,8 @@
 """List what Topolet decided and changed on this node, with the reasons: the audit trail of agent,
 proxy, NRI plugin and commands, newest last.
 
-The trail is in the state folder, for root alone. Exit code 0: it was read, also if it has no record
-of the pod; 1: there is no trail; 2: wrong usage.
+The trail is in the state folder, for root alone. Exit code 0: the trail was read, even if it
+has no record of the pod; 1: the trail does not exist; 2: wrong usage.
 """
 
 from __future__ import annotations

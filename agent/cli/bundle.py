@@ -16,12 +16,12 @@ import platform
 import re
 import tarfile
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from agent import VERSION
 from agent.cgroup.journal import Original, OriginalValue
 from agent.cli import kubelet_state, options
 from agent.discover import cpus
@@ -69,7 +69,7 @@ def made(settings: DoctorSettings, examined: Examination, text: str, config: str
     files["about.json"] = _json(
         {
             "schema_version": 1,
-            "topolet": metadata.version("topolet"),
+            "topolet": VERSION,
             "python": platform.python_version(),
             "kernel": os.uname().release,
             "machine": os.uname().machine,
@@ -106,7 +106,7 @@ def made(settings: DoctorSettings, examined: Examination, text: str, config: str
 
 
 def extended(archive: bytes, logs: Mapping[str, str]) -> bytes:
-    """The archive with these logs too. Raises OSError, tarfile.TarError for what is no archive."""
+    """Adds these logs to the archive. Raises OSError and, for an invalid archive, TarError."""
     files: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as packed:
         for member in packed:
@@ -168,7 +168,7 @@ def _snapshot(state_dir: str) -> Any:
         return json.loads(snapshots.encode(snapshots.decode(raw)))
     except SnapshotError:
         # Its message may quote the text.
-        raise ValueError(f"{len(raw)} bytes that are no snapshot") from None
+        raise ValueError(f"the {len(raw)} bytes are not a valid snapshot") from None
 
 
 def _journal(state_dir: str) -> list[Any]:

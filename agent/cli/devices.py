@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from agent.cli import options, remote
-from agent.discover import cpus, fpga, pci, rdma
+from agent.discover import cpus, pci
 from agent.discover.gpuwatcher import GpuSession, SessionError
 from agent.discover.sysfs import DiscoveryError
 from agent.host.files import Tree
@@ -33,6 +33,7 @@ from agent.model.settings.agent import DevicesSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import SnapshotError
 from agent.node import own_processes
+from agent.node.devices import SysfsDevices
 from agent.view import devices, format
 from agent.view.devices import DeviceSources
 
@@ -87,19 +88,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read(root: str, topology: Topology, settings: DevicesSettings) -> DeviceSources:
     """The devices of the machine below `root`; of this machine, or with a driver's root, also what
-    driver and agent know. Raises DiscoveryError."""
-    functions = pci.read(root, topology)
+    driver and agent know."""
+    of_sysfs = SysfsDevices(root)
+    of_sysfs.update(topology)
+    functions = of_sysfs.functions
     found = DeviceSources(
-        functions.by_address,
-        _interfaces(root, functions.by_address),
-        rdma.read(root, functions.by_address),
-        fpga.read(root, functions.by_address),
+        functions,
+        _interfaces(root, functions),
+        of_sysfs.rdma,
+        of_sysfs.fpgas,
+        problems=of_sysfs.problems,
     )
-    problems = (*functions.problems, *found.rdma.problems, *found.fpgas.problems)
-    found = msgspec.structs.replace(found, problems=problems)
     if not _is_live(root) and not settings.gpu_driver_root:
         return found
-    asked = nvidia_cards(functions.by_address)
+    asked = nvidia_cards(functions)
     return msgspec.structs.replace(
         found,
         gpus=_of_driver(settings.gpu_driver_root) if asked else None,
@@ -140,7 +142,8 @@ def names(root: str) -> Callable[[Function], str]:
 
 def _is_live(root: str) -> bool:
     """Whether it is this machine's root, or where a container has it (TOPOLET_ROOT)."""
-    return os.path.realpath(root) in ("/", os.environ.get("TOPOLET_ROOT", "/"))
+    mounted = os.environ.get("TOPOLET_ROOT", "/")
+    return os.path.realpath(root) in ("/", os.path.realpath(mounted))
 
 
 def _of_driver(driver_root: str) -> GpuReport:

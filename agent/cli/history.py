@@ -1,8 +1,8 @@
 """Tell what happened to a pod on this node in the last day, and why: decisions about its CPUs and
 devices, moves and refusals, from the audit trail.
 
-The trail is in the state folder, for root alone. Exit code 0: the story is told; 1: there is no
-trail, or no record of the pod; 2: wrong usage.
+The trail is in the state folder, for root alone. Exit code 0: the records are printed; 1: the
+trail does not exist, or has no record of the pod; 2: wrong usage.
 """
 
 from __future__ import annotations

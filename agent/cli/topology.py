@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _devices(root: str, topology: Topology, settings: DevicesSettings) -> tuple[ShownDevice, ...]:
-    """Raises DiscoveryError."""
+    """As `devices.read` knows them."""
     return devices_view.shown(devices.read(root, topology, settings), devices.names(root))
 
 

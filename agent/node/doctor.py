@@ -81,19 +81,13 @@ class Examination(msgspec.Struct, frozen=True):
 
     @property
     def errors(self) -> int:
-        """The findings that are no warnings."""
+        """The number of findings, without warnings."""
         return len(self.findings) + sum(each.severity == "error" for each in self.node)
 
 
 def body(examined: Examination) -> dict[str, Any]:
     """The examination as JSON values: CPU sets as Linux lists, null for an unknown set."""
-
-    def listed(value: Any) -> Any:
-        if isinstance(value, CpuSet):
-            return str(value)
-        raise NotImplementedError(type(value))
-
-    built: dict[str, Any] = msgspec.to_builtins(examined, enc_hook=listed)
+    built: dict[str, Any] = msgspec.to_builtins(examined, enc_hook=str)
     for each, finding in zip(built["findings"], examined.findings, strict=True):
         each["remedy"] = finding.remedy
     return {"schema_version": SCHEMA_VERSION, **built}

@@ -125,9 +125,8 @@ def _unusable(capacity: int, free: int, owned: Mapping[int, int]) -> float:
 
 def _gain(allocator: NodeAllocator, pods: Sequence[ApiPod]) -> RebindGain | None:
     request = RebindRequest("", "", allocator.properties.name, dry_run=True)
-    reservations = [
-        each for uid, each in allocator.holdings.items() if uid not in {pod.uid for pod in pods}
-    ]
+    bound = {pod.uid for pod in pods}
+    reservations = [each for uid, each in allocator.holdings.items() if uid not in bound]
     status = first_status(request, allocator.properties, pods, reservations, RebindRules(), 0.0)
     if status.plan is None:
         return None

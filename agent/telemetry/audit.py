@@ -157,7 +157,7 @@ def read(
     state_dir: str, since: str = "", chosen: Callable[[Record], bool] = lambda record: True
 ) -> FoundRecords:
     """The chosen records of all processes from that time on (see `audit.stamp`). Raises OSError,
-    FileNotFoundError if there is no trail."""
+    FileNotFoundError if the folder does not exist."""
     records, unreadable = [], 0
     for line in lines(state_dir, since):
         record = audit.decode(line)

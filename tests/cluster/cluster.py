@@ -67,6 +67,21 @@ class Cluster:
         self.create(pods.manifest(name, **words))
         self.wait_running(name)
 
+    def bind_as_scheduler(self, name: str, node: str, cpuset: str) -> None:
+        """Sends the Binding of a pod with these CPUs, with the account of Topolet's scheduler."""
+        notes = {RESOURCE_STATUS: json.dumps({"cpuset": cpuset})}
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name, "annotations": notes},
+            "target": {"kind": "Node", "name": node},
+        }
+        self.kubectl(
+            *("create", "--raw", f"/api/v1/namespaces/default/pods/{name}/binding", "-f", "-"),
+            f"--as=system:serviceaccount:{NAMESPACE}:topolet-scheduler",
+            stdin=json.dumps(binding),
+        )
+
     def delete_pod(self, *names: str, namespace: str = "default") -> None:
         """Returns when the API server does not have them any more."""
         self.kubectl("delete", "pod", "-n", namespace, *names)

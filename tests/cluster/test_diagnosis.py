@@ -19,7 +19,6 @@ import msgspec
 import pytest
 
 from agent.kubelet import cpu_manager_state
-from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.node.change_log import CLAIM_NOT_HONORED
 from agent.node.drift import DriftKind
 from agent.node.node_findings import WATCH_SECONDS, NodeCode
@@ -179,18 +178,7 @@ def test_a_claim_that_cannot_be_honoured(calm: Cluster, alerts: PrometheusApi) -
     """A scheduler's Binding names a CPU that the machine does not have."""
     cluster = calm
     cluster.create(manifest("wrong", qos="LSE", cpu=1, scheduler="nobody"))
-    notes = {RESOURCE_STATUS: json.dumps({"cpuset": "90"})}
-    binding = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": "wrong", "annotations": notes},
-        "target": {"kind": "Node", "name": HOST},
-    }
-    cluster.kubectl(
-        *("create", "--raw", "/api/v1/namespaces/default/pods/wrong/binding", "-f", "-"),
-        f"--as=system:serviceaccount:{NAMESPACE}:topolet-scheduler",
-        stdin=json.dumps(binding),
-    )
+    cluster.bind_as_scheduler("wrong", HOST, "90")
     cluster.eventually("an Event says so", lambda: cluster.events("wrong", CLAIM_NOT_HONORED))
     cluster.wait_running("wrong")
     found(cluster, DriftKind.CLAIM)

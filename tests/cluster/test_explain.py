@@ -11,11 +11,11 @@ import pytest
 from agent.model.apiobjects import GROUP_ANNOTATION
 from agent.model.cpu.policies import BIND_LABEL
 from agent.model.nrt.node_annotations import AMPLIFICATION_RATIO, RESERVATION
-from agent.model.pod.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, RESOURCE_STATUS
+from agent.model.pod.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC
 from agent.node.change_log import CLAIM_NOT_HONORED
 from agent.scheduler.unschedulable.events import NO_NODE_HAS_ROOM
 from tests.cluster import failures
-from tests.cluster.cluster import GUEST, HOST, NAMESPACE, Cluster
+from tests.cluster.cluster import GUEST, HOST, Cluster
 from tests.cluster.pods import manifest
 
 pytestmark = [
@@ -186,18 +186,7 @@ def test_an_owner_on_reserved_cpus(plain_node: Cluster) -> None:
     cluster.eventually("the agent reports it", lambda: cluster.reserved(HOST) == "0")
     cluster.kubectl("cordon", HOST)
     cluster.create(manifest("owner", qos="LSE", cpu=1))
-    notes = {RESOURCE_STATUS: json.dumps({"cpuset": "0"})}
-    binding = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": "owner", "annotations": notes},
-        "target": {"kind": "Node", "name": HOST},
-    }
-    cluster.kubectl(
-        *("create", "--raw", "/api/v1/namespaces/default/pods/owner/binding", "-f", "-"),
-        f"--as=system:serviceaccount:{NAMESPACE}:topolet-scheduler",
-        stdin=json.dumps(binding),
-    )
+    cluster.bind_as_scheduler("owner", HOST, "0")
     cluster.wait_running("owner")
     cluster.eventually("an Event says so", lambda: cluster.events("owner", CLAIM_NOT_HONORED))
     cluster.eventually(

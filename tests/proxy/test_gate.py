@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,21 +26,6 @@ from agent.relay.gate import FORWARD, Call, GateVerdict, Replace
 from tests.proxy.exchanges import EMPTY, OWNED, SHOWN, Exchange, sandbox
 
 CREATE_PATH = b"/runtime.v1.RuntimeService/CreateContainer"
-
-
-@pytest.fixture
-def exchange(tmp_path: Path) -> Iterator[Exchange]:
-    it = Exchange(tmp_path)
-    yield it
-    it.close()
-
-
-@pytest.fixture
-def hasty(tmp_path: Path) -> Iterator[Exchange]:
-    """Its hold time is zero."""
-    it = Exchange(tmp_path, hold_seconds=0)
-    yield it
-    it.close()
 
 
 def given_cpus(verdict: GateVerdict) -> str:

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from agent.model.verdict import Refuse, Wait
 from agent.relay.gate import FORWARD
 from tests.proxy.exchanges import EMPTY, OWNED, SHOWN, Exchange
-
-
-@pytest.fixture
-def exchange(tmp_path: Path) -> Iterator[Exchange]:
-    it = Exchange(tmp_path)
-    yield it
-    it.close()
-
-
-@pytest.fixture
-def hasty(tmp_path: Path) -> Iterator[Exchange]:
-    """Its hold time is zero."""
-    it = Exchange(tmp_path, hold_seconds=0)
-    yield it
-    it.close()
 
 
 def lines(exchange: Exchange) -> list[tuple[str, ...]]:
