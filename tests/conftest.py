@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import resource
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from agent.telemetry.logs import Logfmt
 from tests import tools
+from tests.fixtures import trees
 
 # A busy machine is not an error of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,9 +24,6 @@ settings.load_profile("patient")
 pytest_plugins = ("tests.alone", "tests.skips", "tests.fuzz")
 
 DATA = Path(__file__).resolve().parent / "data"
-
-# Python before 3.11.4 does not know filters; later versions warn without one.
-_FILTER: dict[str, Any] = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
 
 
 def pytest_configure() -> None:
@@ -60,11 +57,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
     def unpacked(name: str) -> str:
         if name not in folders:
-            folder = tmp_path_factory.mktemp("snapshot")
-            with tarfile.open(DATA / "sysfs" / f"{name}.tar.bz2") as archive:
-                archive.extractall(folder, **_FILTER)
-            (root,) = folder.iterdir()
-            folders[name] = str(root)
+            folders[name] = trees.unpack(name, tmp_path_factory.mktemp("snapshot"))
         return folders[name]
 
     return unpacked

@@ -1,5 +1,5 @@
-"""Draw the machine: sockets, NUMA nodes, caches, cores with their threads, memory, distances, and
-its devices by NUMA node and switch, as `topolet devices` lists them.
+"""Draw the machine: sockets, NUMA nodes, caches, cores with their threads, models, kinds of memory,
+distances, and its devices by NUMA node and switch, as `topolet devices` lists them.
 
 With NODE the command runs in the agent's pod on that node, by kubectl and with the caller's rights.
 """
@@ -9,18 +9,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 import msgspec
 
 from agent.cli import devices, options, remote
-from agent.discover import cpus
+from agent.discover import cpus, hardware
 from agent.discover.sysfs import DiscoveryError
 from agent.model import snapshot as snapshots
+from agent.model.cpu.hardware import Hardware, MemoryTraits
 from agent.model.cpu.topology import Cpu, NumaNode, Topology
 from agent.model.settings.agent import DevicesSettings
 from agent.model.settings.options import SettingsError
@@ -33,6 +36,7 @@ SETTINGS = DevicesSettings
 
 _NARROWEST = 40
 _WATCH_SECONDS = 0.25
+_DEVICES_SECONDS = 5.0
 
 SCHEMA_VERSION = 1
 """Of the JSON output."""
@@ -79,20 +83,21 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         topology = cpus.read(root)
         if arguments.output == "json":
-            values = body(topology)
+            values = body(topology, hardware.read(root, topology))
             values["devices"] = msgspec.to_builtins(_devices(root, topology, settings))
             if arguments.owners:
                 values["decisions"] = _decisions(_snapshot(snapshot_path))
             json.dump(values, sys.stdout, indent=1)
             print()
         elif arguments.watch:
-            _watch(topology, snapshot_path)
+            _watch(root, topology, settings)
         else:
-            picture = machine.draw(topology, _width(), colour=_coloured())
+            known = hardware.read(root, topology)
             if arguments.owners:
-                picture = owned(topology, snapshot_path)
-            found = _devices(root, topology, settings)
-            lines = ["", "Devices", *devices_view.as_tree(found, _width())] if found else []
+                picture = owned(topology, snapshot_path, known)
+            else:
+                picture = machine.draw(topology, _width(), hardware=known, colour=_coloured())
+            lines = _device_lines(root, topology, settings)
             print(format.encodable(picture + "".join(f"{line}\n" for line in lines)), end="")
         sys.stdout.flush()
     except OSError as error:
@@ -111,14 +116,26 @@ def _devices(root: str, topology: Topology, settings: DevicesSettings) -> tuple[
     return devices_view.shown(devices.read(root, topology, settings), devices.names(root))
 
 
-def owned(topology: Topology, snapshot_path: str, height: int | None = None) -> str:
+def _device_lines(root: str, topology: Topology, settings: DevicesSettings) -> list[str]:
+    """Below a picture; none for a machine without devices."""
+    found = _devices(root, topology, settings)
+    return ["", "Devices", *devices_view.as_tree(found, _width())] if found else []
+
+
+def owned(
+    topology: Topology,
+    snapshot_path: str,
+    known: Hardware | None = None,
+    height: int | None = None,
+) -> str:
     """The picture with owners and pods, or without them if no agent has written a snapshot."""
+    width, colour = _width(), _coloured()
     try:
         snapshot = _snapshot(snapshot_path)
     except SnapshotError as error:
-        note = f"No decisions to show: {error}\n"
-        return f"{machine.draw(topology, _width(), colour=_coloured())}\n{note}"
-    return node.draw(topology, snapshot, _width(), colour=_coloured(), height=height)
+        picture = machine.draw(topology, width, hardware=known, colour=colour)
+        return f"{picture}\nNo decisions to show: {error}\n"
+    return node.draw(topology, snapshot, width, hardware=known, colour=colour, height=height)
 
 
 def _snapshot(path: str) -> Snapshot:
@@ -130,12 +147,23 @@ def _snapshot(path: str) -> Snapshot:
         raise SnapshotError(str(error)) from error
 
 
-def body(topology: Topology) -> dict[str, Any]:
-    """The topology as JSON values: CPU sets as Linux lists, null for an unknown value."""
+def body(topology: Topology, known: Hardware) -> dict[str, Any]:
+    """The machine as JSON values: CPU sets as Linux lists, null for an unknown value."""
+    memory = {each.node: each for each in known.memory}
     return {
         "schema_version": SCHEMA_VERSION,
         "cpus": [_cpu(cpu) for cpu in topology.cpus],
-        "numa_nodes": [_node(node) for node in topology.numa_nodes],
+        "cpu_models": [{"name": each.name, "cpus": str(each.cpus)} for each in known.models],
+        "caches": [
+            {
+                "level": each.level,
+                "kind": each.kind.value,
+                "size_bytes": each.size_bytes,
+                "shared_by": [str(cpus) for cpus in each.shared_by],
+            }
+            for each in known.caches
+        ],
+        "numa_nodes": [_node(node, memory.get(node.id)) for node in topology.numa_nodes],
         "online": str(topology.online),
         "offline": str(topology.offline),
         "isolated": str(topology.isolated),
@@ -191,11 +219,16 @@ def _cpu(cpu: Cpu) -> dict[str, Any]:
     }
 
 
-def _node(node: NumaNode) -> dict[str, Any]:
+def _node(node: NumaNode, memory: MemoryTraits | None) -> dict[str, Any]:
     return {
         "id": node.id,
         "cpus": str(node.cpus),
         "memory_bytes": node.memory_bytes,
+        "memory_kind": memory.kind.value if memory and memory.kind else None,
+        "memory_tier": memory.tier if memory else None,
+        "read_mib_per_second": memory.read_mib_per_second if memory else None,
+        "read_latency_ns": memory.read_latency_ns if memory else None,
+        "side_cache_bytes": memory.side_cache_bytes if memory else None,
         "distances": list(node.distances),
         "hugepages": [
             {"size_bytes": pool.size_bytes, "total": pool.total, "free": pool.free}
@@ -204,12 +237,28 @@ def _node(node: NumaNode) -> dict[str, Any]:
     }
 
 
-def _watch(topology: Topology, snapshot_path: str) -> None:
+def _watch(root: str, topology: Topology, settings: DevicesSettings) -> None:
+    """Devices are read less often than decisions: each time a driver may have to answer."""
+    snapshot_path = os.path.join(settings.state_dir, "snapshot.json")
+    read_at, below = -math.inf, list[str]()
     with contextlib.suppress(KeyboardInterrupt), Screen(sys.stdout) as screen:
         while True:
+            if time.monotonic() - read_at >= _DEVICES_SECONDS:
+                below = _device_lines(root, topology, settings)
+                read_at = time.monotonic()
             lines = shutil.get_terminal_size((100, 24)).lines
-            screen.show(format.encodable(owned(topology, snapshot_path, lines)), lines)
+            picture = watched(topology, snapshot_path, below, lines)
+            screen.show(format.encodable(picture), lines)
             time.sleep(_WATCH_SECONDS)
+
+
+def watched(topology: Topology, snapshot_path: str, below: Sequence[str], height: int) -> str:
+    """The picture with owners and pods, and `below` it the devices, if these leave it most of the
+    lines; otherwise a line that names the command which lists them."""
+    if len(below) > height // 3:
+        below = ["", "The devices need more lines: topolet devices"]
+    picture = owned(topology, snapshot_path, height=height - len(below))
+    return picture + "".join(f"{line}\n" for line in below)
 
 
 def _width() -> int:

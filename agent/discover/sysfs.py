@@ -135,11 +135,12 @@ class SysfsReader:
 
     def cpus(self, list_path: str, mask_path: str) -> CpuSet | None:
         """The list, otherwise the mask; an empty set is ignored."""
-        return (
-            self._checked(lambda: cpu_list(self.tree, list_path), list_path)
-            or self._checked(lambda: cpu_map(self.tree, mask_path), mask_path)
-            or None
-        )
+        listed = self._checked(lambda: cpu_list(self.tree, list_path), list_path)
+        return listed or self.mask(mask_path)
+
+    def mask(self, path: str) -> CpuSet | None:
+        """An empty set is ignored."""
+        return self._checked(lambda: cpu_map(self.tree, path), path) or None
 
     def names(self, path: str) -> list[str]:
         """Sorted, so that the result does not depend on the directory's order."""

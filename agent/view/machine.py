@@ -1,5 +1,5 @@
 """A picture of the machine: boxes for sockets, NUMA nodes, dies and caches, a cell for each core,
-and the NUMA distances.
+models of CPUs, sizes of caches, kinds of memory, and the NUMA distances.
 
 A picture that would be too tall is folded: first cells into CPU lists, then boxes into lines."""
 
@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import re
 import string
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, product
 
+import msgspec
+
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.hardware import CacheKind, Hardware, MemoryKind, MemoryTraits
 from agent.model.cpu.topology import NumaNode, Topology
 from agent.view import nesting
-from agent.view.format import Box, Lines, arranged, count, flow, in_rows, size
+from agent.view.format import Box, Lines, arranged, count, flow, in_rows, printable, size
 from agent.view.nesting import Part
 
 TALL_LINES = 56
@@ -30,6 +34,7 @@ def draw(
     width: int = 100,
     owners: Mapping[int, str] | None = None,
     *,
+    hardware: Hardware | None = None,
     colour: bool = False,
     tall_lines: int = TALL_LINES,
 ) -> str:
@@ -48,8 +53,9 @@ def draw(
         if len(picture) <= tall_lines:
             break
     blocks = [
-        [_summary(topology)],
+        [_summary(topology), *_models(hardware or Hardware(), width)],
         picture + _memory_only(topology.numa_nodes, width),
+        _memory(hardware or Hardware(), width),
         list(_notes(topology, cells)),
         distances(topology.numa_nodes, width),
         ["Owners", *cells.legend()] if cells.marks else [],
@@ -245,6 +251,63 @@ def _summary(topology: Topology) -> str:
             size(memory_bytes) if memory_bytes else "memory unknown",
         )
     )
+
+
+_KIND_LETTERS = {CacheKind.DATA: "d", CacheKind.INSTRUCTION: "i", CacheKind.UNIFIED: ""}
+
+
+def _models(hardware: Hardware, width: int) -> Lines:
+    """The models of the CPUs, and how many caches of which size there are."""
+    several = len(hardware.models) > 1
+    lines: Lines = []
+    for model in hardware.models:
+        text = f"{model.name}: CPUs {model.cpus}" if several else model.name
+        lines += textwrap.wrap(printable(text), width, subsequent_indent="  ")
+    caches = ", ".join(
+        f"{len(group.shared_by)} L{group.level}{_KIND_LETTERS[group.kind]}"
+        + (f" of {size(group.size_bytes)}" if group.size_bytes else "")
+        for group in hardware.caches
+    )
+    return [*lines, *textwrap.wrap(caches, width, subsequent_indent="  ")]
+
+
+_KINDS = {
+    MemoryKind.DRAM: "DRAM",
+    MemoryKind.HBM: "HBM",
+    MemoryKind.CXL: "CXL",
+    MemoryKind.PERSISTENT: "persistent memory",
+    MemoryKind.GPU: "memory of a GPU",
+    MemoryKind.SPECIAL: "special-purpose memory",
+    MemoryKind.SLOW: "slower memory",
+    None: "unknown kind",
+}
+
+
+def _memory(hardware: Hardware, width: int) -> Lines:
+    """The NUMA nodes by kind and speed of their memory, if there is more than DRAM to tell of."""
+    alike: dict[MemoryTraits, list[int]] = {}
+    for each in hardware.memory:
+        if each != MemoryTraits(each.node, tier=each.tier):
+            alike.setdefault(msgspec.structs.replace(each, node=0), []).append(each.node)
+    if len(alike) < 2 and all(
+        each == MemoryTraits(0, MemoryKind.DRAM, each.tier) for each in alike
+    ):
+        return []
+    lines = ["Memory"]
+    for each, nodes in alike.items():
+        facts = [_KINDS[each.kind]]
+        if each.tier is not None:
+            facts.append(f"tier {each.tier}")
+        if each.read_mib_per_second:
+            facts.append(f"{size(each.read_mib_per_second << 20)}/s")
+        if each.read_latency_ns:
+            facts.append(f"{each.read_latency_ns} ns")
+        if each.side_cache_bytes:
+            facts.append(f"side cache of {size(each.side_cache_bytes)}")
+        noun = "node" if len(nodes) == 1 else "nodes"
+        text = f"  {noun} {CpuSet(nodes)}: {', '.join(facts)}"
+        lines += textwrap.wrap(text, width, subsequent_indent="    ")
+    return lines
 
 
 def _notes(topology: Topology, cells: Cells) -> Iterator[str]:

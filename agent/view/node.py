@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.cpu.hardware import Hardware
 from agent.model.cpu.topology import Topology
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Snapshot, pool_cpus
@@ -18,6 +19,7 @@ def draw(
     snapshot: Snapshot,
     width: int = 100,
     *,
+    hardware: Hardware | None = None,
     colour: bool = False,
     height: int | None = None,
 ) -> str:
@@ -29,7 +31,7 @@ def draw(
     if height is not None:
         tall = min(tall, max(height - len(snapshot.pods) - _AROUND_LINES, 1))
     held = holders(topology, snapshot)
-    picture = machine.draw(topology, width, held, colour=colour, tall_lines=tall)
+    picture = machine.draw(topology, width, held, hardware=hardware, colour=colour, tall_lines=tall)
     rows = [_COLUMNS, *map(_row, _sorted(snapshot))]
     lines = table(rows, width)
     if len(rows) == 1:

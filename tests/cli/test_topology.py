@@ -42,6 +42,11 @@ def test_json(tmp_path: Path) -> None:
             "id": number,
             "cpus": cpu_list,
             "memory_bytes": 8 << 30,
+            "memory_kind": "dram",
+            "memory_tier": None,
+            "read_mib_per_second": None,
+            "read_latency_ns": None,
+            "side_cache_bytes": None,
             "distances": distances,
             "hugepages": pools,
         }
@@ -57,9 +62,20 @@ def test_json(tmp_path: Path) -> None:
             "kind": None,
         }
 
+    def cache(level: int, kind: str, size_kib: int) -> dict[str, Any]:
+        shared = ["0,2", "1"]
+        return {"level": level, "kind": kind, "size_bytes": size_kib << 10, "shared_by": shared}
+
     assert json.loads(done.stdout) == {
         "schema_version": 1,
         "cpus": [cpu(0, 0, 0), cpu(1, 1, 1), cpu(2, 0, 0)],
+        "cpu_models": [],
+        "caches": [
+            cache(1, "data", 512),
+            cache(1, "instruction", 512),
+            cache(2, "unified", 512),
+            cache(3, "unified", 32768),
+        ],
         "numa_nodes": [node(0, "0,2", [10, 21]), node(1, "1", [21, 10])],
         "online": "0-2",
         "offline": "3",
@@ -77,9 +93,10 @@ def test_unknown_is_null(tmp_path: Path) -> None:
     assert found["cpus"] == [
         {"id": 0, "core": 0, "l3": None, "die": None, "socket": 0, "node": 0, "kind": None}
     ]
-    assert found["numa_nodes"] == [
-        {"id": 0, "cpus": "0", "memory_bytes": 4096, "distances": [], "hugepages": []}
-    ]
+    assert found["caches"] == found["cpu_models"] == []
+    (node,) = found["numa_nodes"]
+    assert (node["cpus"], node["memory_bytes"], node["distances"]) == ("0", 4096, [])
+    assert node["memory_tier"] is node["read_mib_per_second"] is None
 
 
 def test_same_input_same_output(snapshot: Callable[[str], str]) -> None:
@@ -93,7 +110,7 @@ def test_text_is_plain_in_a_pipe(tmp_path: Path) -> None:
     done = run("--root", write(str(tmp_path), machine()))
     assert done.returncode == 0
     assert done.stdout.startswith(
-        "2 CPUs · 2 cores · 1 socket · 1 NUMA node · 8 GiB\n\n╭─ Socket 0"
+        "2 CPUs · 2 cores · 1 socket · 1 NUMA node · 8 GiB\n2 L1d of 512 KiB, 2 L1i of "
     )
     assert "\x1b" not in done.stdout
 

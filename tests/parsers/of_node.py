@@ -21,7 +21,7 @@ from agent.cgroup import limits
 from agent.cgroup.journal import Journal
 from agent.cgroup.names import _roots
 from agent.cri import client, events
-from agent.discover import cpus, fpga, pci, rdma
+from agent.discover import cpus, fpga, hardware, pci, rdma
 from agent.discover.sysfs import DiscoveryError
 from agent.hooks import carriers, cri
 from agent.hooks.requests import UNCHANGED, Changes
@@ -974,7 +974,8 @@ _TREE: Final = {
     "sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages": b"4\n",
     "proc/meminfo": b"MemTotal: 16000 kB\nHugepagesize: 2048 kB\n",
     "proc/cmdline": b"quiet isolcpus=nohz,domain,1\n",
-    "proc/cpuinfo": b"vendor_id\t: AuthenticAMD\ncpu family\t: 21\n",
+    "proc/cpuinfo": b"processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 21\n"
+    b"model name\t: AMD EPYC\n\nprocessor\t: 1\nCPU part\t: 0xd46\n",
     "proc/stat": b"cpu 1 2 3\nbtime 1700000000\n",
     **{
         f"sys/devices/system/cpu/cpu{cpu}/{name}": text
@@ -988,6 +989,18 @@ _TREE: Final = {
             "cache/index3/level": b"3\n",
             "cache/index3/type": b"Unified\n",
             "cache/index3/shared_cpu_map": b"3\n",
+            "cache/index3/size": b"32768K\n",
+        }.items()
+    },
+    "proc/driver/nvidia/gpus/0000:3b:00.0/numa_status": b"Node:  0\n",
+    "sys/bus/dax/devices/dax0.0/target_node": b"0\n",
+    "sys/devices/virtual/memory_tiering/memory_tier4/nodelist": b"0\n",
+    **{
+        f"sys/devices/system/node/node0/{name}": text
+        for name, text in {
+            "access1/initiators/read_bandwidth": b"1000\n",
+            "access1/initiators/read_latency": b"90\n",
+            "memory_side_cache/index1/size": b"1048576\n",
         }.items()
     },
     **{
@@ -1031,6 +1044,7 @@ def _kernel(folder: Path) -> Iterator[Target]:
                 fpga.read(str(folder), functions.by_address),
                 cpus.huge_pages(str(folder), (0,)),
                 gpus._booted(str(folder)),
+                hardware.read(str(folder), topology),
             )
         finally:
             (folder / path).write_bytes(_TREE[path])
@@ -1045,6 +1059,8 @@ def _kernel(folder: Path) -> Iterator[Target]:
             "discover.cpus:_memory_bytes",
             "discover.cpus:_pool_of_meminfo",
             "discover.cpus:_pools_of_folder",
+            "discover.hardware:_of_gpus",
+            "discover.hardware:_size_bytes",
             "discover.pci:_function",
             "discover.rdma:_port",
             "discover.rdma:_ports",
