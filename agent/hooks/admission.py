@@ -14,6 +14,7 @@ from agent.hooks.cpuset import Answer, CpuGrant, Grants, Keep, Override, request
 from agent.hooks.requests import (
     UNCHANGED,
     Changes,
+    ContainerName,
     CreateContainer,
     Creation,
     DeviceFields,
@@ -21,6 +22,7 @@ from agent.hooks.requests import (
     SandboxCreation,
     Unread,
     Update,
+    UpdateContainer,
     Verdict,
     announced,
     joined,
@@ -59,6 +61,8 @@ _UNREAD: Final = frozenset(
     }
 )
 """Reasons that leave the content of a request unknown."""
+MAX_NAMES: Final = 4096
+"""Of containers; those that were created first are forgotten."""
 _CODES: Final[dict[str, Code]] = {
     FailureReason.TOO_LARGE: Code.RESOURCE_EXHAUSTED,
     FailureReason.MALFORMED: Code.INVALID_ARGUMENT,
@@ -87,6 +91,7 @@ class Admission:
         self._state_dir = state_dir
         self.outcomes = Outcomes(policies)
         self._settable = settable
+        self._names: dict[str, ContainerName] = {}
 
     def pod_announced(self, pod: PodAnnounced) -> bool:
         """The sandbox is about to be created, or was just created. Returns whether the agent was
@@ -187,6 +192,8 @@ class Admission:
 
     def created(self, creation: Creation | Unread, container_id: str) -> None:
         """The result of a creation; "" for no container, or one with an unknown id."""
+        if isinstance(creation, Creation) and container_id:
+            self._remember(container_id, creation)
         if creation.grant is None:
             return
         if container_id:
@@ -223,6 +230,7 @@ class Admission:
 
     def removed(self, container_id: str) -> None:
         """The container holds nothing any more."""
+        self._names.pop(container_id, None)
         self._grants.removed(container_id)
 
     def report_change(self) -> None:
@@ -240,12 +248,12 @@ class Admission:
             waited = f"container {request.container_id}: {answer.reason}"
             if self.outcomes.fails(UPDATE, None, FailureReason.TIMEOUT, waited):
                 record = _unread(UPDATE, None, FailureReason.TIMEOUT, waited, refused=True)
-                self._append([record])
+                self._append([self._named(record, request)])
                 return Refuse(Code.UNAVAILABLE, waited)
             answer = cpuset.without_owners(request, snapshot)
         changes = UNCHANGED if isinstance(answer, Wait) else cpuset.changes(request, answer)
         if changes != UNCHANGED:
-            record = Record(event=AuditEvent.UPDATE_ADMITTED)
+            record = self._named(Record(event=AuditEvent.UPDATE_ADMITTED), request)
             about = f"container {request.container_id}"
             self._append([_with_changes(record, request.requested, changes, about)])
         return changes
@@ -261,6 +269,21 @@ class Admission:
             return
         if snapshot.cpu_policy != "none" and request.requested.shares:
             self._notifier.notify(Resized(request.container_id, request.requested))
+
+    def _remember(self, container_id: str, creation: Creation) -> None:
+        """For the records of its updates, which have only the id."""
+        pod = creation.request.pod
+        if len(self._names) >= MAX_NAMES:
+            del self._names[next(iter(self._names))]
+        self._names[container_id] = ContainerName(
+            pod.namespace, pod.name, pod.uid, creation.request.container_name
+        )
+
+    def _named(self, record: Record, request: UpdateContainer) -> Record:
+        name = request.name or self._names.get(request.container_id)
+        if name is None:
+            return record
+        return msgspec.structs.replace(record, **msgspec.structs.asdict(name))
 
     def _granted(
         self, creation: Creation, answer: Keep | Override, snapshot: Snapshot | None

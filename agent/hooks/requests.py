@@ -45,11 +45,21 @@ class CreateContainer(msgspec.Struct, frozen=True):
     hugepages: dict[int, int] = {}
 
 
+class ContainerName(msgspec.Struct, frozen=True):
+    """The names of a container and its pod."""
+
+    namespace: str
+    pod: str
+    uid: str
+    container: str
+
+
 class UpdateContainer(msgspec.Struct, frozen=True):
-    """A request to update a container."""
+    """A request to update a container. `name` None: it has only the id, as in the CRI."""
 
     container_id: str
     requested: RequestedResources = RequestedResources()
+    name: ContainerName | None = None
 
 
 def announced_pod(

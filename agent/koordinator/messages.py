@@ -18,6 +18,7 @@ from agent.hooks import carriers
 from agent.hooks.carriers import Carried
 from agent.hooks.requests import (
     Changes,
+    ContainerName,
     CreateContainer,
     DeviceFields,
     UpdateContainer,
@@ -68,7 +69,12 @@ def carried(request: pb.ContainerResourceHookRequest) -> Carried:
 def update(request: pb.ContainerResourceHookRequest) -> UpdateContainer:
     """koord-runtime-proxy merges the caller's values into all values that the container got before,
     including those of hooks; they are empty for a container older than koord-runtime-proxy."""
-    return UpdateContainer(request.container_meta.id, _requested(request.container_resources))
+    pod, container = request.pod_meta, request.container_meta
+    return UpdateContainer(
+        container.id,
+        _requested(request.container_resources),
+        ContainerName(pod.namespace, pod.name, pod.uid, container.name),
+    )
 
 
 def container_ref(request: pb.ContainerResourceHookRequest) -> ContainerRef:

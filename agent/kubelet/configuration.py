@@ -55,6 +55,18 @@ class KubeletConfiguration(msgspec.Struct, frozen=True):
         """Whether the kubelet assigns exclusive CPUs."""
         return self.cpu_manager_policy == "static"
 
+    def differing(self, cpu_state: str, memory_state: str) -> tuple[str, ...]:
+        """How the policies in the kubelet's state files, "" without one, differ from its own: with
+        these files it does not start."""
+        return tuple(
+            f"its {name} is {policy}, and its state file has the policy {state}"
+            for name, policy, state in (
+                ("cpuManagerPolicy", self.cpu_manager_policy, cpu_state),
+                ("memoryManagerPolicy", self.memory_manager_policy, memory_state),
+            )
+            if state and state != policy
+        )
+
 
 class _ReservedMemory(msgspec.Struct, frozen=True, rename="camel"):
     numa_node: int

@@ -36,6 +36,7 @@ class AuditEvent:
     CPUS_CHANGED: Final = "CPUsChanged"
     CPUS_RELEASED: Final = "CPUsReleased"
     CPUS_MOVED: Final = "CPUsMoved"
+    CPUS_REBOUND: Final = "CPUsRebound"
     CPUS_IN_USE: Final = "CPUsInUse"
     CPUS_FREE: Final = "CPUsFree"
     CLAIM_NOT_HONORED: Final = "CPUClaimNotHonored"

@@ -19,6 +19,8 @@ from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pods import Pod
 from agent.model.snapshot import Owner
+from agent.node import node_events
+from agent.node.node_events import NodeNotes
 from agent.node.violations import (
     CpuSource,
     RefusedLimit,
@@ -41,6 +43,8 @@ class ChangeRecorder:
     def __init__(self, metrics: AgentMetrics) -> None:
         self._metrics = metrics
         self._overlapping: frozenset[tuple[str, str]] = frozenset()
+        self.overlaps: tuple[str, ...] = ()
+        """The containers on CPUs of an owner that runs, as sentences."""
         self._refused: frozenset[ClaimRefusal] = frozenset()
         self._failed: frozenset[str] = frozenset()
         self._short: frozenset[Shortfall] = frozenset()
@@ -102,14 +106,9 @@ class ChangeRecorder:
         }
         for key in sorted(found.keys() - self._overlapping):
             self._metrics.overlaps.inc()
-            overlap = found[key]
-            log.error(
-                "pod %s runs on CPUs %s of pod %s",
-                overlap.title,
-                overlap.cpus,
-                overlap.owner,
-                extra=about(overlap.title, reason="overlap"),
-            )
+            fields = about(found[key].title, reason="overlap")
+            log.error("%s", found[key].text, extra=fields)
+        self.overlaps = tuple(found[key].text for key in sorted(found))
         self._overlapping = frozenset(found)
         self._metrics.overlapping.set(len({container for container, _ in found}))
 
@@ -205,7 +204,6 @@ class ChangeRecorder:
 CLAIM_NOT_HONORED: Final = "CPUClaimNotHonored"
 INVALID_ANNOTATION: Final = "InvalidAnnotation"
 INVALID_LABEL: Final = "InvalidLabel"
-INVALID_NODE: Final = "InvalidNodeConfiguration"
 LIMIT_REFUSED: Final = "LimitRefused"
 NO_CPUS_ALLOCATED: Final = "NoCPUsAllocated"
 CPUS_ASSIGNED: Final = "CPUsAssigned"
@@ -228,14 +226,6 @@ class EventRecorder(Protocol):
     def inform(self, regarding: Regarding, reason: str, note: str) -> None: ...
 
 
-class NodeFaults(NamedTuple):
-    """The invalid labels and annotations of a Node; `uid`: the API's."""
-
-    name: str
-    uid: str
-    faults: Iterable[str]
-
-
 class _Cause(NamedTuple):
     """`since`: when it appeared. `recorded`: when its last Event was recorded, with `note`; None
     before the first."""
@@ -255,8 +245,9 @@ class _Cause(NamedTuple):
 class PodEvents:
     """Events of pods that do not have promised CPUs, have an invalid annotation or label or a limit
     that their cgroup does not take, or belong to a class that owns CPUs and got none, and of the
-    Node: one for each object and reason when the
-    cause appears, and every AGAIN_SECONDS while it lasts; one with a new text after PAUSE_SECONDS.
+    Node: one for each object and reason when the cause appears, and every AGAIN_SECONDS while it
+    lasts; one with a new text after PAUSE_SECONDS. Normal Events of pods that get or lose CPUs, and
+    of the Node when it changes.
     Without `records` it does nothing."""
 
     def __init__(
@@ -267,6 +258,8 @@ class PodEvents:
         self._causes: dict[tuple[Regarding, str], _Cause] = {}
         self._owned: dict[str, str] | None = None
         self._changed: dict[str, float] = {}
+        self._node: dict[str, str] = {}
+        self._node_changed: dict[str, float] = {}
 
     def owners(self, owners: Iterable[Owner], known: Mapping[str, ApiPod]) -> None:
         """Normal Events of pods that get CPUs of their own, get others, or lose them, once for each
@@ -306,7 +299,7 @@ class PodEvents:
         created: Container[str],
         known: Mapping[str, ApiPod],
         labels: Iterable[tuple[str, str]] = (),
-        node: NodeFaults | None = None,
+        node: NodeNotes | None = None,
         limits: Iterable[RefusedLimit] = (),
     ) -> None:
         """`refusals`: those of annotations. `created`: the uids of pods with a container. `known`:
@@ -327,9 +320,11 @@ class PodEvents:
             about = Regarding(pod.namespace, pod.name, pod.uid)
             delay_seconds = 0 if uid in created or reason == INVALID_LABEL else LASTING_SECONDS
             events[about, reason] = "; ".join(dict.fromkeys(texts)), delay_seconds
-        if node is not None and (faults := tuple(node.faults)):
+        if node is not None:
             about = Regarding("", node.name, node.uid, "Node")
-            events[about, INVALID_NODE] = "; ".join(faults), 0
+            for reason, note in node.faults.items():
+                events[about, reason] = note, node_events.DELAY_SECONDS[reason]
+            self._node_changes(about, node.state, now)
         # A cause that comes and goes causes no Event each time.
         causes = {
             key: each
@@ -343,6 +338,17 @@ class PodEvents:
                 cause = _Cause(cause.since, now, note)
             causes[key] = cause
         self._causes = causes
+
+    def _node_changes(self, about: Regarding, state: Mapping[str, str], now: float) -> None:
+        """One normal Event for each reason in PAUSE_SECONDS, with all that changed since the last
+        one. The state at the agent's start is not new."""
+        assert self._records is not None
+        for reason, note in node_events.changes(self._node, state).items():
+            if now - self._node_changed.get(reason, -PAUSE_SECONDS) >= PAUSE_SECONDS:
+                self._records.inform(about, reason, note)
+                self._node_changed[reason] = now
+                del self._node[reason]
+        self._node = {**state, **self._node}
 
 
 def _change(before: str, cpus: str) -> tuple[str, str]:

@@ -38,6 +38,7 @@ from agent.model.objects import ObjectError
 from agent.model.pod.pods import PodMetadata, pod_metadata
 from agent.model.settings.agent import AgentSettings
 from agent.node import unserved_rebinds
+from agent.node.audit import Append
 from agent.node.outbox import Outbox, ReportPace, deliver
 from agent.node.sources import SourceName, Sources
 from agent.node.unserved_rebinds import UnservedRebinds
@@ -78,8 +79,10 @@ class ClusterView:
         metrics: AgentMetrics,
         wake: Callable[[], None],
         pace: ReportPace | None,
+        append: Append = lambda records: None,
     ) -> None:
-        """`wake` is called on any thread after a change; without `pace` there is no outbox."""
+        """`wake` is called on any thread after a change; without `pace` there is no outbox.
+        `append`: to the audit trail."""
         self._objects = objects
         self._name = node_name
         self._wake = wake
@@ -91,7 +94,7 @@ class ClusterView:
         self.events: Recorder | None = None
         self._rebinds: Periodic | None = None
         if isinstance(objects, Cluster):
-            rebinds = UnservedRebinds(objects, node_name)
+            rebinds = UnservedRebinds(objects, node_name, append=append)
             self._rebinds = Periodic("rebinds", unserved_rebinds.PERIOD_SECONDS, rebinds.step)
             if self._outbox is not None:
                 objects.reachability.listen(self._outbox.server_available)

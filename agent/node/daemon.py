@@ -171,7 +171,9 @@ class _Agent:
         closing.callback(self.notification_socket.close)
         wake = self.notification_socket.wake
         pace = None if standalone else ReportPace(recheck_seconds=settings.recheck_seconds)
-        self.cluster = ClusterView(objects, node_name, self.metrics, wake, pace)
+        trail = Trail(settings.state_dir, "agent", settings.audit_mebibytes << 20)
+        closing.callback(trail.close)
+        self.cluster = ClusterView(objects, node_name, self.metrics, wake, pace, trail.append)
         closing.callback(self.cluster.close)
         cache = ClusterCache(self.cluster, str(state / "cluster.json"), self.sources)
         self.kubelet_configuration = KubeletConfigurationView(
@@ -196,8 +198,6 @@ class _Agent:
             closing.callback(self.corrected.close)
         cri = Cri(options.socket_path(settings.runtime_endpoint))
         closing.callback(cri.close)
-        trail = Trail(settings.state_dir, "agent", settings.audit_mebibytes << 20)
-        closing.callback(trail.close)
         locator = CgroupLocator(hierarchy)
         self.reconciler = Reconciler(
             topology,
@@ -219,6 +219,7 @@ class _Agent:
                 self.corrected.update if self.corrected else None,
                 hierarchy.group_of,
                 trail.append,
+                self.sources,
             ),
             node_local_cpus,
             DeviceVisibilityView(self.devices, visibility_policy),

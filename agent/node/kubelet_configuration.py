@@ -15,7 +15,7 @@ import msgspec
 
 from agent.host.daemon import Periodic
 from agent.kube import documents
-from agent.kubelet import configuration, memory_manager_state
+from agent.kubelet import configuration, cpu_manager_state, memory_manager_state
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration, flags
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.statefile import StateFileError
@@ -154,7 +154,14 @@ class KubeletConfigurationView:
                 check_combination(self._settings, reading.whole)
             except CombinationError as error:
                 refused = error
-        by_source[SourceName.KUBELET_COMBINATION] = (str(refused),) if refused else ()
+        differing: tuple[str, ...] = ()
+        if reading.whole is not None:
+            cpu_policy = _cpu_policy(self._settings)
+            differing = reading.whole.differing(cpu_policy, reading.memory_policy)
+        by_source[SourceName.KUBELET_COMBINATION] = (
+            *([str(refused)] if refused else ()),
+            *(f"the kubelet's configuration differs: {each}" for each in differing),
+        )
         for source, problems in by_source.items():
             self._sources.report(source, problems)
         news = (reading.whole, reading.argv, reading.content) != (
@@ -419,6 +426,14 @@ def inferred(
         return configuration.of_command_line(reading.argv, merged(reading.content, known), source)
     except ConfigurationError:  # reported as a problem of its source
         return configuration.of_object(known, source)
+
+
+def _cpu_policy(settings: AgentSettings) -> str:
+    try:
+        state = cpu_manager_state.read(f"{settings.kubelet_dir}/{cpu_manager_state.FILE_NAME}")
+    except StateFileError:  # reported by the view of the state
+        return ""
+    return "" if state == CpuManagerState() else state.policy
 
 
 def _memory_policy(settings: AgentSettings, problems: dict[SourceName, tuple[str, ...]]) -> str:

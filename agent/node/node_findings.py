@@ -150,14 +150,7 @@ def of_kubelet(
     configured = kubelet.configuration
     if configured is None:
         return wrong
-    differing = [
-        f"its {name} is {policy}, and its state file has the policy {state}"
-        for name, policy, state in (
-            ("cpuManagerPolicy", configured.cpu_manager_policy, kubelet.cpu_state),
-            ("memoryManagerPolicy", configured.memory_manager_policy, kubelet.memory_state),
-        )
-        if state and state != policy
-    ]
+    differing = configured.differing(kubelet.cpu_state, kubelet.memory_state)
     if differing:
         wrong[NodeCode.KUBELET_POLICY] = f"the kubelet's configuration differs: {differing[0]}"
     if snapshot is not None:

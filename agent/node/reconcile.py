@@ -333,6 +333,7 @@ class Reconciler:
             devices.report,
             node.kubelet.resources,
             self._node_object.faults,
+            self._kubelet.configuration,
         )
         short = find_shortfalls(node.pods, decision, node.kubelet.cpus, freed.holds)
         self._reporter.changes.differing(

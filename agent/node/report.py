@@ -10,6 +10,7 @@ from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import KubeletCpus, given_away
 from agent.allocate.visibility.pod_devices import UNDECIDED, DeviceVisibility
+from agent.kubelet.configuration import KubeletConfiguration
 from agent.model import bounds
 from agent.model.apiobjects import ApiPod, Phase
 from agent.model.cpu.cpuset import EMPTY, CpuSet
@@ -24,12 +25,15 @@ from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resour
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import label_faults
 from agent.model.snapshot import PodWanted
+from agent.node import node_events
 from agent.node.audit import Append, PassAudit
-from agent.node.change_log import ChangeRecorder, NodeFaults, PodEvents
+from agent.node.change_log import ChangeRecorder, PodEvents
 from agent.node.cluster_view import ClusterState
 from agent.node.devices import DeviceState
 from agent.node.kubelet_view import PodResourcesState
 from agent.node.node_configuration import rules
+from agent.node.node_events import DeviceFaults, NodeNotes
+from agent.node.sources import Sources
 from agent.node.violations import RefusedLimit, Shortfall, find_unallocated, unmet
 from agent.telemetry.metrics import AgentMetrics
 
@@ -40,7 +44,8 @@ UpdatePodResources = Callable[
 
 class ReportInput(msgspec.Struct, frozen=True):
     """The input of the cluster's objects. `kubelet` has the policy and CPUs of the CPU manager,
-    `resources` everything else that the kubelet gave to pods. `node_faults`: of the Node object."""
+    `resources` everything else that the kubelet gave to pods. `node_faults`: of the Node object.
+    `kubelet_configuration` None: it is not known."""
 
     topology: Topology
     decision: Decision
@@ -51,6 +56,7 @@ class ReportInput(msgspec.Struct, frozen=True):
     devices: DeviceReport = DeviceReport()
     resources: PodResourcesState = PodResourcesState()
     node_faults: tuple[str, ...] = ()
+    kubelet_configuration: KubeletConfiguration | None = None
 
 
 class ClusterReporter:
@@ -92,9 +98,11 @@ class Reporter:
         correct: UpdatePodResources | None = None,
         group_of: Callable[[int], str | None] = lambda pid: None,
         append: Append = lambda records: None,
+        sources: Sources | None = None,
     ) -> None:
         """`correct` gets the input of corrected PodResources; without `pod_events` no Event is
-        recorded. `group_of`: the cgroup of a process. `append`: to the audit trail."""
+        recorded. `group_of`: the cgroup of a process. `append`: to the audit trail. `sources`:
+        whose problems are Events of the Node."""
         self.metrics = metrics
         self.audit = PassAudit(append)
         self.changes = ChangeRecorder(metrics)
@@ -102,6 +110,7 @@ class Reporter:
         self._pod_events = pod_events or PodEvents(None)
         self._correct = correct
         self._group_of = group_of
+        self._sources = sources or Sources()
         self._readings: tuple[GpuReading, ...] = ()
         self._users: tuple[GpuUse, ...] = ()
 
@@ -132,7 +141,7 @@ class Reporter:
                 for pod in pods
                 for fault in label_faults(pod.labels, pod.kube_class)
             ],
-            self._node_faults(moment),
+            self._node_notes(moment, devices),
             refused,
         )
         self._pod_events.owners(decision.owners, moment.cluster.pods)
@@ -148,10 +157,15 @@ class Reporter:
         if visibility is not UNDECIDED:
             self._cluster.report(moment)
 
-    def _node_faults(self, moment: ReportInput) -> NodeFaults | None:
+    def _node_notes(self, moment: ReportInput, devices: DeviceState) -> NodeNotes | None:
         if (node := moment.cluster.node) is None:
             return None
-        return NodeFaults(self._cluster.node_name, node.uid, moment.node_faults)
+        of_devices = DeviceFaults(moment.devices.devices, devices.missing, devices.fault)
+        faults = node_events.faults(
+            moment.node_faults, self._sources.problems, self.changes.overlaps, of_devices
+        )
+        state = node_events.state(moment.topology, moment.kubelet_configuration)
+        return NodeNotes(self._cluster.node_name, node.uid, faults, state)
 
 
 def _of_annotations(decision: Decision) -> tuple[ClaimRefusal, ...]:

@@ -58,6 +58,12 @@ class Sources:
         self._lock = threading.Lock()
         self._problems: dict[SourceName, frozenset[str]] = {}
 
+    @property
+    def problems(self) -> dict[SourceName, tuple[str, ...]]:
+        """The problems that last, sorted, of the sources that have some."""
+        with self._lock:
+            return {name: tuple(sorted(each)) for name, each in self._problems.items() if each}
+
     def report(self, source: SourceName, problems: Iterable[str] = (), level: int = 0) -> None:
         """`problems`: all problems of a source now, none when it works. `level`: the log level,
         instead of the one in LEVELS."""

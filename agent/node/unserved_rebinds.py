@@ -1,14 +1,17 @@
-"""RebindResources of this node that nobody has taken.
+"""RebindResources of this node: those that nobody has taken, and those that have ended.
 
 A leading scheduler of Topolet takes each object within seconds. Where none leads, the agent of the
 node writes that the object failed, and why: nobody else would. A write is only for the version of
-the object that nobody had taken, so a scheduler that takes it meanwhile is not overwritten."""
+the object that nobody had taken, so a scheduler that takes it meanwhile is not overwritten.
+
+What a scheduler moved is recorded in the audit trail of the node, once for each object that ended
+while the agent ran."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -19,8 +22,11 @@ from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
 from agent.kube.errors import ConflictError, KubeError, NotFoundError
 from agent.model import rebind_resource
+from agent.model.audit import AuditEvent, Record, of_pod
 from agent.model.objects import ObjectError
+from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status
 from agent.model.rebind_resource import RebindPhase, RebindRequest, RebindStatus
+from agent.node.audit import Append
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +46,17 @@ class UnservedRebinds:
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
+        append: Append = lambda records: None,
     ) -> None:
+        """`append`: to the audit trail."""
         self._cluster = cluster
         self._node = node_name
         self._clock = clock
         self._now = now
+        self._append = append
         self._seen: dict[str, float] | None = None
+        self._recorded: set[str] = set()
+        self._since = now()
         self._problem = Problem(log, "RebindResources of the node: ")
 
     def step(self) -> None:
@@ -61,12 +72,21 @@ class UnservedRebinds:
             self._problem.report(str(error))
             return
         self._problem.clear()
+        self._record([each for each in found if each is not None and each.status.ended])
         now = self._clock()
         waiting = [each for each in found if each is not None and not each.status.taken]
         self._seen = {each.uid: self._seen.get(each.uid, now) for each in waiting}
         for each in waiting:
             if now - self._seen[each.uid] >= UNTAKEN_SECONDS:
                 self._fail(each)
+
+    def _record(self, ended: Sequence[RebindRequest]) -> None:
+        """Those that ended before the agent's start are not new."""
+        for each in ended:
+            at = rebind_resource.unix_seconds(each.status.update_timestamp)
+            if each.uid not in self._recorded and at is not None and at >= self._since:
+                self._append(records(each))
+        self._recorded = {each.uid for each in ended}
 
     def _fail(self, request: RebindRequest) -> None:
         reason = "NoController: no scheduler of Topolet has taken it for more than a minute"
@@ -80,6 +100,38 @@ class UnservedRebinds:
             log.warning("RebindResource %s: %s", request.name, error)
             return
         log.warning("RebindResource %s: Failed: %s", request.name, reason)
+
+
+def records(request: RebindRequest) -> list[Record]:
+    """One for each pod that the plan moves, or one for the node without a plan. None of a dry
+    run, which moves none."""
+    if request.dry_run:
+        return []
+    status = request.status
+    message = ": ".join(filter(None, (f"RebindResource {request.name}", status.reason)))
+    reason = status.phase.value
+    moves = status.plan.moves if status.plan is not None else ()
+    if not moves:
+        return [Record(event=AuditEvent.CPUS_REBOUND, reason=reason, message=message)]
+    return [
+        msgspec.structs.replace(
+            of_pod(each.pod, AuditEvent.CPUS_REBOUND, uid=each.uid),
+            field="cpus",
+            before=_cpus(each.source),
+            after=_cpus(each.target),
+            reason=reason,
+            message=message,
+        )
+        for each in moves
+    ]
+
+
+def _cpus(text: str) -> str:
+    """The CPUs of a resource-status, or the text itself if it can't be read."""
+    try:
+        return str(resource_status({RESOURCE_STATUS: text}).cpus())
+    except AnnotationError:
+        return text
 
 
 def _read(raw: msgspec.Raw) -> RebindRequest | None:

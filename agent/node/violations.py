@@ -39,6 +39,10 @@ class ContainerOverlap(msgspec.Struct, frozen=True):
     owner_uid: str
     cpus: str
 
+    @property
+    def text(self) -> str:
+        return f"pod {self.title} runs on CPUs {self.cpus} of pod {self.owner}"
+
 
 def find_overlaps(
     pods: tuple[Pod, ...], owners: tuple[Owner, ...], holds: Mapping[str, CpuSet]

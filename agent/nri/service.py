@@ -20,7 +20,14 @@ from typing import Final, Protocol, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from agent.hooks.carriers import Carried
-from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateContainer, Verdict
+from agent.hooks.requests import (
+    UNCHANGED,
+    Changes,
+    ContainerName,
+    CreateContainer,
+    UpdateContainer,
+    Verdict,
+)
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Code, FailureReason, Refuse, Wait
 from agent.nri import messages
@@ -281,7 +288,11 @@ class PluginService:
             call = PluginCall(container, request, self._budget_seconds, mounted, carried)
         else:
             change = UpdateContainer(
-                container.id, messages.requested_resources(event.linux_resources)
+                container.id,
+                messages.requested_resources(event.linux_resources),
+                ContainerName(
+                    event.pod.namespace, event.pod.name, event.pod.uid, event.container.name
+                ),
             )
             call = PluginCall(container, change, self._budget_seconds)
         self._ask(call, incoming)

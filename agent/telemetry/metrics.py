@@ -81,7 +81,7 @@ _WITHOUT_CPUS: Final = _AGENT.gauge(
 )
 _EVENTS: Final = _AGENT.counter(
     "events",
-    "Events about pods, by result: written, failed, dropped (too many waited).",
+    "Events about pods and the Node, by result: written, failed, dropped (too many waited).",
     "result",
 )
 _CGROUP_WRITES: Final = _AGENT.counter(

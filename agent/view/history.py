@@ -165,6 +165,10 @@ _SENTENCES: Final[dict[str, Callable[[Record], str]]] = {
         f"container {record.container} gets CPUs {record.after} instead of {record.before}: "
         f"{record.message}"
     ),
+    AuditEvent.CPUS_REBOUND: lambda record: (
+        f"a rebind of the node planned CPUs {record.after} instead of {record.before} for the pod, "
+        f"and ended as {record.reason}: {record.message}"
+    ),
     AuditEvent.CPUS_IN_USE: lambda record: (
         f"its containers wait, because its CPUs are in use: {record.message}"
     ),

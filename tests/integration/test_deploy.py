@@ -24,6 +24,8 @@ from agent.model.nrt.report import MANAGER
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC
 from agent.model.pod.qos import QOS_LABEL
+from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
+from agent.node.node_events import DEVICE_UNHEALTHY
 from agent.node.unserved_rebinds import UNTAKEN_SECONDS, UnservedRebinds
 from agent.scheduler.leader.label import LABEL
 from tests.deploy.api import Api, RefusedError, Who, path_of
@@ -47,6 +49,7 @@ AGENT_1 = Who(AGENT, "system:serviceaccounts", "node-1")
 UNBOUND = Who(AGENT, "system:serviceaccounts")
 KUBELET = Who("system:node:node-1", "system:nodes")
 NOBODY = Who("bob", "")
+EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 NOON = "2026-01-01T12:00:00Z"
 
 
@@ -88,6 +91,23 @@ def binding(name: str, namespace: str = "default", **annotations: str) -> Object
     }
 
 
+def event(kind: str, name: str, node: str = "node-1") -> Object:
+    """About this object, by the agent of `node`."""
+    regarding = {"apiVersion": "v1", "kind": kind, "name": name, "uid": "u"}
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": f"{name}.{kind.lower()}", "namespace": "default"},
+        "eventTime": "2026-01-01T12:00:00.000000Z",
+        "reportingController": EVENT_CONTROLLER,
+        "reportingInstance": node,
+        "action": EVENT_ACTION,
+        "type": "Warning",
+        "reason": DEVICE_UNHEALTHY,
+        "regarding": regarding | ({} if kind == "Node" else {"namespace": "default"}),
+    }
+
+
 def node(name: str) -> Object:
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
 
@@ -126,6 +146,9 @@ class Cluster:
         wanted = {"phase": "Failed", "reason": "r", "updateTimestamp": NOON, **status}
         media = "application/merge-patch+json"
         return self.api.request("PATCH", path, {"status": wanted}, who, media)
+
+    def try_event(self, body: Object, who: Who = AGENT_1) -> Object:
+        return self.api.request("POST", f"{EVENTS}?dryRun=All", body, who)
 
     def change_pod(self, body: Object, who: Who, subresource: str = "") -> Object:
         path = f"/api/v1/namespaces/default/pods/held{subresource}?dryRun=All"
@@ -178,11 +201,13 @@ def _in_force(cluster: Cluster) -> bool:
         own = False
     except RefusedError:
         own = True
-    try:
-        cluster.fail_rebind("node-2")
-        own = False
-    except RefusedError:
-        pass
+    for attempt in (
+        lambda: cluster.fail_rebind("node-2"),
+        lambda: cluster.try_event(event("Node", "node-2")),
+    ):
+        with contextlib.suppress(RefusedError):
+            attempt()
+            own = False
     return (
         own
         and _refuses(cluster, pod(annotations=CPUS), ALICE)
@@ -246,6 +271,10 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
     "topolet-own-rebinds": (
         lambda it: it.fail_rebind("node-2"),
         lambda it: it.fail_rebind("node-1"),
+    ),
+    "topolet-own-events": (
+        lambda it: it.try_event(event("Node", "node-2")),
+        lambda it: it.try_event(event("Node", "node-1")),
     ),
     "topolet-scheduler-pods": (
         lambda it: it.change_pod(leads("held"), OURS_IN_POD),
@@ -448,6 +477,23 @@ def test_an_agent_writes_objects_of_its_own_node(cluster: Cluster) -> None:
         body["metadata"]["name"] = "node-2"
         with pytest.raises(RefusedError, match="node-2 does not belong to node node-1"):
             cluster.api.apply(body, AGENT_1, "topolet")
+
+
+def test_an_agent_writes_events_of_its_node_and_of_pods(cluster: Cluster) -> None:
+    assert cluster.try_event(event("Pod", "free"))
+    with pytest.raises(RefusedError, match="is not bound to a node"):
+        cluster.try_event(event("Node", "node-1"), UNBOUND)
+    with pytest.raises(RefusedError, match="does not come from the agent of node node-1"):
+        cluster.try_event(event("Pod", "free", "node-2"))
+    with pytest.raises(RefusedError, match="not about Service kubernetes"):
+        cluster.try_event(event("Service", "kubernetes"))
+    series = {"series": {"count": 2, "lastObservedTime": "2026-01-01T12:00:01.000000Z"}}
+    others = {**event("Pod", "free"), "reportingController": "example.com/other"}
+    cluster.api.request("POST", EVENTS, others)
+    path, media = f"{EVENTS}/{others['metadata']['name']}", "application/merge-patch+json"
+    with pytest.raises(RefusedError, match="does not come from the agent of node node-1"):
+        cluster.api.request("PATCH", path, series, AGENT_1, media)
+    cluster.api.request("DELETE", path)
 
 
 NODE_INFO: Object = dict.fromkeys(

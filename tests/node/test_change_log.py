@@ -22,14 +22,13 @@ from agent.node.change_log import (
     CPUS_RELEASED,
     INVALID_ANNOTATION,
     INVALID_LABEL,
-    INVALID_NODE,
     LASTING_SECONDS,
     NO_CPUS_ALLOCATED,
     PAUSE_SECONDS,
     ChangeRecorder,
-    NodeFaults,
     PodEvents,
 )
+from agent.node.node_events import INVALID_NODE, NodeNotes
 from agent.node.violations import Shortfall, Unallocated
 from agent.telemetry.metrics import AgentMetrics
 from tests.builders import machine, pod
@@ -102,7 +101,8 @@ def test_faults_of_the_node_are_events_again_while_they_last() -> None:
         (PAUSE_SECONDS + 2, ["label a: x", "label b: y"], 2),
         (PAUSE_SECONDS + AGAIN_SECONDS, ["label a: x", "label b: y"], 3),
     ):
-        events.record((), (), (), (), {}, node=NodeFaults("n", "uid-n", faults))
+        notes = {INVALID_NODE: "; ".join(faults)} if faults else {}
+        events.record((), (), (), (), {}, node=NodeNotes("n", "uid-n", notes))
         assert len(recorded.events) == count
     assert recorded.events[:2] == [
         (about, INVALID_NODE, "label a: x"),

@@ -10,6 +10,7 @@ import pytest
 
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
+from agent.kubelet import cpu_manager_state
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.model.cpu.cpuset import CpuSet
@@ -20,7 +21,7 @@ from agent.node.kubelet_configuration import (
     KubeletConfigurationView,
 )
 from agent.node.node_configuration import CombinationError, check_combination, rules
-from agent.node.sources import Sources
+from agent.node.sources import SourceName, Sources
 from tests.builders import machine, pod
 from tests.node.procfs import POD, process
 from tests.waiting import DEADLINE_SECONDS
@@ -110,6 +111,23 @@ def test_kubelet_that_changes_to_an_impossible_combination_changes_nothing(
     (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
     assert "kubelet-combination: kubelet-cpu-manager is static" in record.getMessage()
     assert "cpuManagerPolicy is none" in record.getMessage()
+
+
+def test_a_state_file_of_another_policy_is_a_problem_while_it_is_there(tmp_path: Path) -> None:
+    process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
+    folder = tmp_path / "kubelet"
+    folder.mkdir()
+    sources = Sources()
+    watched = read(AgentSettings(root=str(tmp_path), kubelet_dir=str(folder)), sources)
+    assert SourceName.KUBELET_COMBINATION not in sources.problems
+    path = folder / cpu_manager_state.FILE_NAME
+    path.write_bytes(cpu_manager_state.encode(CpuManagerState("none", version=2)))
+    watched.read()
+    (problem,) = sources.problems[SourceName.KUBELET_COMBINATION]
+    assert "its cpuManagerPolicy is static, and its state file has the policy none" in problem
+    path.write_bytes(cpu_manager_state.encode(CpuManagerState("static", version=2)))
+    watched.read()
+    assert SourceName.KUBELET_COMBINATION not in sources.problems
 
 
 def test_the_agent_does_not_start_with_an_impossible_combination(tmp_path: Path) -> None:

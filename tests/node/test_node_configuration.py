@@ -16,8 +16,9 @@ from agent.model.nrt.node_annotations import (
     SystemQos,
 )
 from agent.model.pod.qos import QOS_LABEL
-from agent.node.change_log import INVALID_LABEL, INVALID_NODE, PodEvents
+from agent.node.change_log import INVALID_LABEL, PodEvents
 from agent.node.node_configuration import NodeObject, rules, with_kubelet
+from agent.node.node_events import INVALID_NODE
 from tests.builders import machine
 from tests.node.world import Recorded, World
 

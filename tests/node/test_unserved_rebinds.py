@@ -12,6 +12,7 @@ import pytest
 from agent.kube.auth import FileAccess
 from agent.kube.cluster import Cluster
 from agent.kube.transport import Transport
+from agent.model.audit import AuditEvent, Record
 from agent.node.unserved_rebinds import UNTAKEN_SECONDS, UnservedRebinds
 from tests.kube.hostile import Request, Server, reply, status
 from tests.kube.hostile import server as server
@@ -33,8 +34,13 @@ class World:
         self.seconds = 0.0
         self.selectors: set[str] = set()
         self.transport = Transport(FileAccess(server.url))
+        self.records: list[Record] = []
         self.agent = UnservedRebinds(
-            Cluster(self.transport, "n"), "n", clock=lambda: self.seconds, now=lambda: NOON
+            Cluster(self.transport, "n"),
+            "n",
+            clock=lambda: self.seconds,
+            now=lambda: NOON,
+            append=self.records.extend,
         )
         server.answer = self._answer
         self.agent.step()
@@ -137,3 +143,43 @@ def test_a_deleted_object_starts_again(world: World) -> None:
     world.rebinds["r"] = gone
     world.step()
     assert not world.patches
+
+
+MOVE = {"uid": "u", "pod": "ns/own", "from": '{"cpuset": "1"}', "to": '{"cpuset": "3"}'}
+
+
+def test_a_rebind_that_ended_is_recorded_once_for_each_pod(world: World) -> None:
+    ended = {"updateTimestamp": "2026-01-01T12:00:10Z", "reason": "pods moved: 1"}
+    world.rebind("mend", phase="Pending", plan={"moves": [MOVE]}, updateTimestamp="x")
+    world.step()
+    assert world.records == []
+    world.rebind("mend", phase="Succeed", plan={"moves": [MOVE]}, **ended)
+    world.step()
+    world.step()
+    (record,) = world.records
+    assert (record.event, record.title, record.uid) == (AuditEvent.CPUS_REBOUND, "ns/own", "u")
+    assert (record.field, record.before, record.after) == ("cpus", "1", "3")
+    assert (record.reason, record.message) == ("Succeed", "RebindResource mend: pods moved: 1")
+
+
+def test_a_rebind_without_a_plan_has_one_record(world: World) -> None:
+    ended = {"updateTimestamp": "2026-01-01T12:00:10Z", "reason": "NothingToMove"}
+    world.rebind("mend", phase="Succeed", **ended)
+    world.step()
+    (record,) = world.records
+    assert (record.title, record.reason) == ("", "Succeed")
+
+
+def test_a_rebind_that_ended_before_the_agents_start_is_not_recorded(world: World) -> None:
+    world.rebind("old", phase="Failed", updateTimestamp="2026-01-01T11:59:59Z")
+    world.rebind("odd", phase="Failed", updateTimestamp="yesterday")
+    world.step()
+    assert world.records == []
+
+
+def test_a_dry_run_is_not_recorded(world: World) -> None:
+    ended = {"updateTimestamp": "2026-01-01T12:00:10Z", "plan": {"moves": [MOVE]}}
+    world.rebind("dry", phase="Succeed", **ended)
+    world.rebinds["dry"]["spec"]["dryRun"] = True
+    world.step()
+    assert world.records == []

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateContainer
+from agent.hooks.requests import (
+    UNCHANGED,
+    Changes,
+    ContainerName,
+    CreateContainer,
+    UpdateContainer,
+)
 from agent.host.loop import Loop
 from agent.model.devices.visibility import Mount
 from agent.model.notifications import PodAnnounced, RequestedResources
@@ -252,7 +258,8 @@ def test_an_update_is_merged_into_the_request(up: World) -> None:
     request.linux_resources.cpu.shares.value = 300
     response = up.runtime.call("UpdateContainer", request, pb.UpdateContainerResponse)
     (call,) = up.plugin.calls
-    assert call.request == UpdateContainer("c", RequestedResources(shares=300))
+    name = ContainerName(POD.namespace, POD.name, POD.uid, request.container.name)
+    assert call.request == UpdateContainer("c", RequestedResources(shares=300), name)
     (update,) = response.update
     assert update.container_id == "c"
     assert update.linux.resources == pb.LinuxResources(cpu=pb.LinuxCPU(cpus="1"))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from agent.hooks import admission
 from agent.model.verdict import Refuse, Wait
 from agent.relay.gate import FORWARD
 from tests.proxy.exchanges import EMPTY, OWNED, SHOWN, Exchange
@@ -80,3 +83,38 @@ def test_an_unread_request(exchange: Exchange) -> None:
         "ContainerAdmitted", "ns/web", "too_large"
     )  # fmt: skip
     assert record.message.endswith("it has too many bytes")
+
+
+def test_an_update_is_recorded_with_the_pod_of_its_container(exchange: Exchange) -> None:
+    exchange.publish(OWNED)
+    call, _ = exchange.create("own", "LSE", "1")
+    exchange.created(call, "c-own")
+    exchange.records.clear()
+    exchange.update("c-own", "0-3")
+    assert lines(exchange) == [("UpdateAdmitted", "ns/own", "main", "0-3", "1", "")]
+    assert exchange.records[0].uid == "own"
+    assert exchange.records[0].message.startswith("container c-own")
+
+
+def test_a_removed_container_is_forgotten(exchange: Exchange) -> None:
+    exchange.publish(OWNED)
+    call, _ = exchange.create("own", "LSE", "1")
+    exchange.created(call, "c-own")
+    exchange.admission.removed("c-own")
+    exchange.records.clear()
+    exchange.update("c-own", "0-3")
+    assert [each.title for each in exchange.records] in ([], [""])
+
+
+def test_names_of_containers_are_bounded(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MAX_NAMES", 2)
+    exchange.publish(OWNED)
+    for number in range(3):
+        call, _ = exchange.create("own", "LSE", "1")
+        exchange.created(call, f"c-{number}")
+    exchange.records.clear()
+    for number in range(3):
+        exchange.update(f"c-{number}", "0-3")
+    assert [each.title for each in exchange.records] == ["", "ns/own", "ns/own"]

@@ -1,0 +1,121 @@
+"""What Events of the Node say: its faults while they last, and its changes. Values in, notes out;
+`node.change_log` limits how often they are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from agent.kubelet.configuration import KubeletConfiguration
+from agent.model.cpu.topology import Topology
+from agent.model.devices.device_object import Device
+from agent.node.sources import SourceName
+
+INVALID_NODE: Final = "InvalidNodeConfiguration"
+KUBELET_INCOMPATIBLE: Final = "KubeletIncompatible"
+SOURCE_UNREADABLE: Final = "SourceUnreadable"
+CPU_OVERLAP: Final = "CPUOverlap"
+DEVICE_UNHEALTHY: Final = "DeviceUnhealthy"
+NODE_CPUS_CHANGED: Final = "NodeCPUsChanged"
+KUBELET_POLICY_CHANGED: Final = "KubeletPolicyChanged"
+
+DELAY_SECONDS: Final[Mapping[str, float]] = {
+    INVALID_NODE: 0.0,
+    KUBELET_INCOMPATIBLE: 10.0,
+    SOURCE_UNREADABLE: 60.0,
+    CPU_OVERLAP: 60.0,
+    DEVICE_UNHEALTHY: 10.0,
+}
+"""How long a fault lasts before an Event says so: a kubelet that restarts can't be read for
+moments, and without a frontend each start of a container overlaps for moments."""
+_NAMED: Final = 8
+
+
+class NodeNotes(NamedTuple):
+    """The `faults` of a Node and its `state`, by the reason of the Event that tells a fault, or a
+    change of the state; `uid`: the API's."""
+
+    name: str
+    uid: str
+    faults: Mapping[str, str]
+    state: Mapping[str, str] = {}
+
+
+class DeviceFaults(NamedTuple):
+    """`missing`: PCI addresses of GPUs that the driver does not list; `fault`: why the driver can't
+    be read."""
+
+    devices: Iterable[Device] = ()
+    missing: Iterable[str] = ()
+    fault: str = ""
+
+
+def faults(
+    of_object: Iterable[str],
+    sources: Mapping[SourceName, Iterable[str]],
+    overlaps: Iterable[str],
+    devices: DeviceFaults,
+) -> dict[str, str]:
+    """Notes by reason. `of_object`: why annotations and labels of the Node have no effect;
+    `sources`: the problems of each; `overlaps`: sentences."""
+    kubelet = sources.get(SourceName.KUBELET_COMBINATION, ())
+    told = (SourceName.KUBELET_COMBINATION, SourceName.NODE_OBJECT)
+    unreadable = (
+        f"{source.value}: {problem}"
+        for source, problems in sources.items()
+        if source not in told
+        for problem in problems
+    )
+    notes = {
+        INVALID_NODE: "; ".join(of_object),
+        KUBELET_INCOMPATIBLE: "; ".join(kubelet),
+        SOURCE_UNREADABLE: "; ".join(sorted(unreadable)),
+        CPU_OVERLAP: _first(overlaps),
+        DEVICE_UNHEALTHY: _first(_of_devices(devices)),
+    }
+    return {reason: note for reason, note in notes.items() if note}
+
+
+def _of_devices(faults: DeviceFaults) -> Iterator[str]:
+    for each in faults.devices:
+        if not each.healthy:
+            told = [condition.message or condition.reason for condition in each.conditions]
+            why = f": {', '.join(told)}" if told else ""
+            yield f"{each.type} {each.minor} ({each.uuid}) is not healthy{why}"
+    for address in faults.missing:
+        yield f"the driver does not list the GPU at {address}"
+    if faults.fault:
+        yield f"the GPU driver can't be read: {faults.fault}"
+
+
+def _first(texts: Iterable[str]) -> str:
+    """The first ones, and the number of the others."""
+    found = list(texts)
+    more = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    return "; ".join(found[:_NAMED] + more)
+
+
+def state(topology: Topology, kubelet: KubeletConfiguration | None) -> dict[str, str]:
+    """What normal Events of the Node tell when it changes, by reason. `kubelet` None: its
+    configuration is not known."""
+    nodes = ", ".join(
+        f"{each.cpus} on NUMA node {each.id}" for each in topology.numa_nodes if each.cpus
+    )
+    texts = {NODE_CPUS_CHANGED: f"CPUs {nodes} are online"}
+    if kubelet is not None:
+        policies = {
+            "cpuManagerPolicy": kubelet.cpu_manager_policy,
+            "topologyManagerPolicy": kubelet.topology_manager_policy,
+            "memoryManagerPolicy": kubelet.memory_manager_policy,
+        }
+        texts[KUBELET_POLICY_CHANGED] = ", ".join(map(" ".join, policies.items()))
+    return texts
+
+
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """Notes by reason. What is known on one side only has not changed."""
+    return {
+        reason: f"{text}; before: {before[reason]}"
+        for reason, text in after.items()
+        if before.get(reason, text) != text
+    }

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kube.events import Regarding
+from agent.kubelet.configuration import KubeletConfiguration
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.device_object import Condition, Device
+from agent.node.change_log import PAUSE_SECONDS, PodEvents
+from agent.node.node_events import (
+    CPU_OVERLAP,
+    DELAY_SECONDS,
+    DEVICE_UNHEALTHY,
+    INVALID_NODE,
+    KUBELET_INCOMPATIBLE,
+    KUBELET_POLICY_CHANGED,
+    NODE_CPUS_CHANGED,
+    SOURCE_UNREADABLE,
+    DeviceFaults,
+    NodeNotes,
+    changes,
+    faults,
+    state,
+)
+from agent.node.sources import SourceName
+from tests.builders import machine
+from tests.node.world import Recorded
+
+ABOUT = Regarding("", "n", "uid-n", "Node")
+NONE = KubeletConfiguration("kubelet 1")
+STATIC = KubeletConfiguration("kubelet 1", cpu_manager_policy="static")
+
+
+def test_a_node_without_faults_has_no_notes() -> None:
+    healthy = Device("gpu", "GPU-1", 0, {})
+    assert faults((), {}, (), DeviceFaults([healthy])) == {}
+
+
+def test_each_fault_of_a_node_has_its_reason() -> None:
+    lost = Condition("Healthy", "False", "NotEnumerated", "the driver does not list the card", "")
+    sources = {
+        SourceName.NODE_OBJECT: ("node n: label a",),
+        SourceName.KUBELET_COMBINATION: ("both would write cpuset.mems",),
+        SourceName.JOURNAL: ("a line is damaged",),
+        SourceName.CPU_MANAGER_STATE: ("its checksum is wrong",),
+    }
+    devices = DeviceFaults(
+        [Device("gpu", "GPU-1", 3, {}, healthy=False, conditions=(lost,))], ["0000:01:00.0"], "nvml"
+    )
+    assert faults(["label a: x"], sources, ["pod a/b runs on CPUs 1 of pod c/d"], devices) == {
+        INVALID_NODE: "label a: x",
+        KUBELET_INCOMPATIBLE: "both would write cpuset.mems",
+        SOURCE_UNREADABLE: "cpu-manager-state: its checksum is wrong; journal: a line is damaged",
+        CPU_OVERLAP: "pod a/b runs on CPUs 1 of pod c/d",
+        DEVICE_UNHEALTHY: "gpu 3 (GPU-1) is not healthy: the driver does not list the card; "
+        "the driver does not list the GPU at 0000:01:00.0; the GPU driver can't be read: nvml",
+    }
+
+
+def test_a_note_names_the_first_faults_and_the_number_of_the_others() -> None:
+    note = faults((), {}, [f"overlap {each}" for each in range(20)], DeviceFaults())[CPU_OVERLAP]
+    assert note.endswith("overlap 7; and 12 more")
+
+
+def test_another_policy_of_the_kubelet_and_other_cpus_are_changes() -> None:
+    before, after = state(machine(2, 2), NONE), state(machine(2, 2, offline="3"), STATIC)
+    found = changes(before, after)
+    assert found[NODE_CPUS_CHANGED].startswith("CPUs 0-1 on NUMA node 0, 2 on NUMA node 1")
+    assert "before: CPUs 0-1 on NUMA node 0, 2-3 on NUMA node 1" in found[NODE_CPUS_CHANGED]
+    assert found[KUBELET_POLICY_CHANGED].startswith("cpuManagerPolicy static,")
+    assert "before: cpuManagerPolicy none," in found[KUBELET_POLICY_CHANGED]
+
+
+def test_a_configuration_that_becomes_known_is_no_change() -> None:
+    assert changes(state(machine(2, 2), None), state(machine(2, 2), STATIC)) == {}
+    assert changes(state(machine(2, 2), STATIC), state(machine(2, 2), None)) == {}
+    assert changes({}, state(machine(2, 2), STATIC)) == {}
+
+
+def test_changes_of_a_node_are_normal_events_one_for_all_within_a_minute() -> None:
+    recorded, now = Recorded(), [0.0]
+    events = PodEvents(recorded, lambda: now[0])
+
+    def passes(at: float, kubelet: KubeletConfiguration | None, offline: str = "") -> list[str]:
+        now[0] = at
+        recorded.normal.clear()
+        of_node = state(machine(2, 2, offline=offline), kubelet)
+        events.record((), (), (), (), {}, node=NodeNotes("n", "uid-n", {}, of_node))
+        assert all(about == ABOUT for about, _, _ in recorded.normal)
+        return [reason for _, reason, _ in recorded.normal]
+
+    assert passes(0, NONE) == []
+    assert passes(1, STATIC) == [KUBELET_POLICY_CHANGED]
+    assert passes(2, None) == []
+    assert passes(3, STATIC, "3") == [NODE_CPUS_CHANGED]
+    assert passes(4, STATIC, "2-3") == []
+    assert passes(5, STATIC, "3") == [], "it is as the last Event says"
+    assert passes(6, STATIC) == []
+    assert passes(3 + PAUSE_SECONDS, STATIC) == [NODE_CPUS_CHANGED]
+    assert passes(4 + PAUSE_SECONDS, STATIC) == []
+    assert recorded.events == []
+
+
+@given(st.lists(st.sets(st.sampled_from([1, 2, 3])), min_size=1, max_size=20))
+def test_the_last_event_of_a_node_tells_what_it_has(offline: list[set[int]]) -> None:
+    """Whatever changed, and however fast: a pass a minute later has nothing left to tell."""
+    recorded, now = Recorded(), [0.0]
+    events = PodEvents(recorded, lambda: now[0])
+    states = [state(machine(2, 2, offline=str(CpuSet(each))), STATIC) for each in offline]
+    for each in [*states, states[-1], states[-1]]:
+        events.record((), (), (), (), {}, node=NodeNotes("n", "uid-n", {}, each))
+        now[0] += PAUSE_SECONDS / 3
+    now[0] += PAUSE_SECONDS
+    events.record((), (), (), (), {}, node=NodeNotes("n", "uid-n", {}, states[-1]))
+    if recorded.normal:
+        assert recorded.normal[-1][2].startswith(states[-1][NODE_CPUS_CHANGED] + "; before")
+    else:
+        assert states[-1] == states[0]
+
+
+def test_every_reason_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs/events.md").read_text()
+    for reason in (*DELAY_SECONDS, NODE_CPUS_CHANGED, KUBELET_POLICY_CHANGED):
+        assert f"| `{reason}` |" in page
