@@ -18,19 +18,22 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from agent.cli import options
 from agent.kube.errors import StoreError
 from agent.model import rebind_resource
 from agent.model.objects import ObjectError
-from agent.model.rebind_resource import RebindPhase, RebindRequest
+from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status
+from agent.model.rebind_resource import RebindPhase, RebindRequest, StatusPlan
 from agent.model.settings.options import CallerSettings, SettingsError
 from agent.view import format
-from agent.view import rebind as words
 
 SETTINGS = CallerSettings
 POLL_SECONDS: Final = 0.5
 UNTAKEN_SECONDS: Final = 300.0
 """By then the agent of the node has written that no scheduler takes it."""
+_MEASURES: Final = ("NUMA crossings", "broken cores", "cores in use", "NUMA nodes in use")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         return options.fail(error, 2)
     if arguments.output == "text":
         width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
-        text = format.encodable(words.draw(found, width))
+        text = format.encodable(draw(found, width))
     try:
         print(text, end="", flush=True)
     except OSError as error:
@@ -114,3 +117,40 @@ def followed(
         if not status.taken and clock() >= until:
             return text
         pause(POLL_SECONDS)
+
+
+def draw(request: RebindRequest, width: int) -> str:
+    """The phase, and with a plan its moves and the measures before and after."""
+    status = request.status
+    lines = [f"RebindResource {request.name} of node {request.node}: {status.phase}"]
+    if status.reason:
+        lines[0] += f": {status.reason}"
+    if status.plan is not None:
+        lines += ["", *_moves(status.plan, width), "", *_measures(status.plan, width)]
+    return "\n".join(lines) + "\n"
+
+
+def _moves(plan: StatusPlan, width: int) -> list[str]:
+    rows = [("POD", "FROM", "TO")]
+    rows += [(each.pod, _place(each.source), _place(each.target)) for each in plan.moves]
+    return format.table(rows, width)
+
+
+def _measures(plan: StatusPlan, width: int) -> list[str]:
+    before, after = map(msgspec.structs.astuple, (plan.before, plan.after))
+    rows = [("MEASURE", "BEFORE", "AFTER")]
+    rows += [
+        (name, str(one), str(other))
+        for name, one, other in zip(_MEASURES, before, after, strict=True)
+    ]
+    return format.table(rows, width)
+
+
+def _place(text: str) -> str:
+    """The CPUs of a resource-status, else the NUMA nodes."""
+    try:
+        status = resource_status({RESOURCE_STATUS: text})
+        nodes = ",".join(map(str, sorted(status.amounts())))
+        return str(status.cpus()) or f"NUMA nodes {nodes}"
+    except AnnotationError:
+        return text
