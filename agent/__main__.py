@@ -34,6 +34,7 @@ COMMANDS = {
     "rebind": "move pods of a node to better CPUs, or show what that would improve",
     "conformance": "compare topolet's decisions with vector files of the systems it replaces",
     "devices": "list GPUs, network interfaces, FPGAs and accelerators, and the pods that have them",
+    "page": "open the page of the node's agent in a browser",
     "doctor": "find what is wrong with the node, and containers with other CPUs than decided",
     "audit": "list what Topolet decided and changed on the node, with the reasons",
     "history": "tell what happened to a pod on the node in the last day, and why",

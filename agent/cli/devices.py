@@ -23,7 +23,6 @@ from agent.cli import options, remote
 from agent.discover import cpus, pci
 from agent.discover.gpuwatcher import GpuSession, SessionError
 from agent.discover.sysfs import DiscoveryError
-from agent.host.files import Tree
 from agent.model import snapshot as snapshots
 from agent.model.cpu.topology import Topology
 from agent.model.devices.gpus import GpuReport
@@ -94,7 +93,7 @@ def read(root: str, topology: Topology, settings: DevicesSettings) -> DeviceSour
     functions = of_sysfs.functions
     found = DeviceSources(
         functions,
-        _interfaces(root, functions),
+        pci.interfaces(root, functions),
         of_sysfs.rdma,
         of_sysfs.fpgas,
         problems=of_sysfs.problems,
@@ -108,16 +107,6 @@ def read(root: str, topology: Topology, settings: DevicesSettings) -> DeviceSour
         holders=_holders(settings.state_dir),
         health=_health(root, settings.state_dir),
     )
-
-
-def _interfaces(root: str, functions: Mapping[str, Function]) -> dict[str, tuple[str, ...]]:
-    """The names of network interfaces, by address."""
-    tree = Tree(root)
-    found = {}
-    for address in functions:
-        with contextlib.suppress(OSError):
-            found[address] = tuple(sorted(tree.names(f"{pci.DEVICES}/{address}/net")))
-    return found
 
 
 def names(root: str) -> Callable[[Function], str]:
@@ -161,13 +150,7 @@ def _holders(state_dir: str) -> Mapping[str, tuple[str, ...]]:
             snapshot = snapshots.decode(file.read(snapshots.MAX_BYTES))
     except (OSError, SnapshotError):
         return {}
-    held = snapshot.devices.held if snapshot.devices else ()
-    pods = snapshot.pods
-    return {
-        each.uuid: tuple(pods[uid].title if uid in pods else uid for uid in each.holders)
-        for each in held
-        if each.holders
-    }
+    return devices.holders(snapshot)
 
 
 def _health(root: str, state_dir: str) -> Mapping[str, bool]:

@@ -15,7 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from agent.cli import options
-from agent.model.settings.options import Options
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import Options, host_port
 
 _SELECTOR: Final = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
 _CONTAINER: Final = "agent"
@@ -30,12 +31,14 @@ class RemoteError(RuntimeError):
 
 
 class Agent(msgspec.Struct, frozen=True):
-    """The agent's pod on a node. `kubectl`: the program with the caller's options."""
+    """The agent's pod on a node. `kubectl`: the program with the caller's options. `http_port`:
+    of its container, by the port's name."""
 
     kubectl: tuple[str, ...]
     namespace: str
     pod: str
     node: str
+    http_port: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +78,7 @@ def find(arguments: argparse.Namespace) -> Agent:
         if reason := not_running(pod):
             reasons.append(f"pod {namespace}/{name}: {reason}")
         else:
-            return Agent(kubectl, namespace, name, node)
+            return Agent(kubectl, namespace, name, node, _http_port(pod))
     raise RemoteError(
         f"the agent of node {node} does not run: {'; '.join(reasons)}. Read kubectl -n "
         f"{namespace} describe pod, and logs --previous, of it"
@@ -93,6 +96,15 @@ def not_running(pod: dict[str, Any]) -> str:
                 return f"{found.get('reason', state)} {found.get('message', '')}".strip()
         return ""
     return f"phase {status.get('phase', 'unknown')}"
+
+
+def _http_port(pod: dict[str, Any]) -> int:
+    """That of an agent without --http, if the container names none."""
+    for container in pod.get("spec", {}).get("containers") or ():
+        for port in container.get("ports") or ():
+            if (container.get("name"), port.get("name")) == (_CONTAINER, "http"):
+                return int(port["containerPort"])
+    return host_port(AgentSettings().http)[1]
 
 
 def _absence(kubectl: Sequence[str], node: str, namespace: str) -> str:

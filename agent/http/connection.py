@@ -121,9 +121,18 @@ class HttpConnection:
     """From `start` to `close`. All methods are called in the loop's thread, except `encoded` and
     `send_at_once`."""
 
-    def __init__(self, owner: ConnectionOwner, stream: ByteStream, peer: str, local: bool) -> None:
+    def __init__(
+        self,
+        owner: ConnectionOwner,
+        stream: ByteStream,
+        peer: str,
+        local: bool,
+        loopback: bool = False,
+    ) -> None:
+        """`local`: the client is on the node, `loopback`: in this process's network."""
         self.peer = peer
         self.local = local
+        self._loopback = loopback
         self._owner = owner
         self._stream = stream
         self._phase: ConnectionPhase | None = ConnectionPhase.HELLO
@@ -294,7 +303,15 @@ class HttpConnection:
         self._watch(0)
         if not self.local and self._owner.crowded():
             self._close_after = True
-        request = HttpRequest(head.method, head.path, head.content_type, body, self._certified)
+        request = HttpRequest(
+            head.method,
+            head.path,
+            head.content_type,
+            body,
+            self._certified,
+            head.host,
+            self._loopback,
+        )
         self._owner.requested(self, request)
 
     def _refuse(self, reply: Reply) -> None:

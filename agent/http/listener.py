@@ -25,7 +25,7 @@ from agent.http.limits import (
     NewConnections,
     Places,
 )
-from agent.http.peers import NodeAddresses, peer_name
+from agent.http.peers import NodeAddresses, is_loopback, peer_name
 from agent.http.routes import HttpRequest, Route, dispatch
 
 _CHECK_SECONDS: Final = 0.2
@@ -189,7 +189,7 @@ class HttpListener:
         except OSError:
             accepted.close()
             return False
-        connection = HttpConnection(self, stream, peer_name(peer), local)
+        connection = HttpConnection(self, stream, peer_name(peer), local, is_loopback(peer))
         try:
             victim = self._places.admit(connection, connection.peer, local, now)
         except FullError:

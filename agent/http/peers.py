@@ -84,6 +84,12 @@ def ipv6_gateways(text: str) -> list[str]:
     ]
 
 
+def is_loopback(address: str) -> bool:
+    """Whether a client with this address is in the same network as this process: in the same pod,
+    on the same machine, or at the other end of a port-forward."""
+    return _is_loopback(_address(address))
+
+
 def _address(text: str) -> bytes:
     """4 bytes, also of an IPv4 address in IPv6's form, or 16."""
     plain = text.partition("%")[0]

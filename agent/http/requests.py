@@ -45,7 +45,7 @@ class BadRequestError(ValueError):
 class RequestHead(msgspec.Struct, frozen=True):
     """`path`: without the query, decoded. `content_length` is None for a body of unknown length: of
     chunks, or of a POST without a Content-Length. `keep_alive`: whether the client may send another
-    request."""
+    request. `host`: the header Host, "" without one."""
 
     method: str
     path: str
@@ -53,15 +53,18 @@ class RequestHead(msgspec.Struct, frozen=True):
     content_length: int | None
     keep_alive: bool
     expects_continue: bool
+    host: str = ""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """`allow` is the method of the path, if the request has another one."""
+    """`allow` is the method of the path, if the request has another one. `headers`: further ones,
+    name and value."""
 
     status: int
     body: bytes
     content_type: str = "application/json"
     allow: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 def head_end(received: bytearray, searched: int, most_bytes: int) -> int:
@@ -103,6 +106,7 @@ def parse_head(head: bytes) -> RequestHead:
         _content_length(headers, posted=method == b"POST"),
         version != b"1.0" and b"close" not in options,
         headers.get(b"expect", b"").lower() == b"100-continue",
+        headers.get(b"host", b"").decode("latin-1"),
     )
 
 
@@ -117,6 +121,7 @@ def encode_reply(reply: Reply, *, with_body: bool, close: bool) -> bytes:
         head.append(f"Allow: {reply.allow}")
     if close:
         head.append("Connection: close")
+    head += [f"{name}: {value}" for name, value in reply.headers]
     text = "\r\n".join([*head, "\r\n"]).encode("latin-1")
     return text + reply.body if with_body else text
 

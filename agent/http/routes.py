@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -13,6 +14,7 @@ from agent.http.requests import BadRequestError, Reply
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
+_LOOPBACK_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 
 log = logging.getLogger(__name__)
 
@@ -21,22 +23,28 @@ class Route(msgspec.Struct, frozen=True):
     """One path. A route for GET answers HEAD too, whose reply has no body. `handle` takes the body,
     empty unless the method is POST; a server with threads
     calls it in several at once. It may raise BadRequestError. `certified`: the client must have
-    shown a certificate that the server accepts."""
+    shown a certificate that the server accepts. `loopback`: the client must have a loopback
+    address, and name a loopback host: a page of another site, whose name's address was changed to a
+    loopback address (DNS rebinding), names its own."""
 
     method: str
     handle: Callable[[bytes], Reply]
     certified: bool = False
+    loopback: bool = False
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
     """`body` is None if the request has no Content-Length. `certified`: whether the client has
-    shown an accepted certificate."""
+    shown an accepted certificate. `host`: the header Host. `loopback`: whether the client has a
+    loopback address."""
 
     method: str
     path: str
     content_type: str
     body: bytes | None
     certified: bool = False
+    host: str = ""
+    loopback: bool = False
 
 
 def dispatch(routes: Mapping[str, Route], request: HttpRequest) -> Reply:
@@ -51,6 +59,10 @@ def dispatch(routes: Mapping[str, Route], request: HttpRequest) -> Reply:
         return msgspec.structs.replace(refusal, allow=route.method)
     if route.certified and not request.certified:
         return text_reply(403, "this path needs a client certificate with an accepted name")
+    if route.loopback and not request.loopback:
+        return text_reply(403, "this path is for clients on this machine, and for port-forward")
+    if route.loopback and not _LOOPBACK_HOST.fullmatch(request.host):
+        return text_reply(403, "this path is only for http://localhost and http://127.0.0.1")
     if route.method == "POST":
         if request.body is None:
             return text_reply(411, "the Content-Length is missing")

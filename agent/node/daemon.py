@@ -21,6 +21,7 @@ from agent.host.daemon import Ending, let_others_finish, one_arena, return_large
 from agent.host.files import boot_id
 from agent.host.locks import Lock
 from agent.http.limits import PAGES_EACH_SECOND, ConnectionLimits
+from agent.http.page import page_routes
 from agent.http.peers import node_addresses
 from agent.http.requests import Reply
 from agent.http.routes import METRICS, Route
@@ -58,6 +59,7 @@ from agent.telemetry.metrics import AgentMetrics
 
 if TYPE_CHECKING:
     from agent.node.corrected import CorrectedPodResources, Serve
+    from agent.node.page import NodePage
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,8 @@ HTTP_LIMITS: Final = ServerLimits(
     ConnectionLimits(connections=96, reserved=16, each_peer=24, new_each_second=PAGES_EACH_SECOND),
     threads=0,
 )
+PAGE_VALUES: Final = ("state", "history", "load")
+"""The methods of `NodePage` that its page asks for."""
 
 
 class Frontend(Protocol):
@@ -149,7 +153,8 @@ class _Agent:
         *,
         standalone: bool,
     ) -> None:
-        node_name = settings.node_name or os.uname().nodename
+        self.settings = settings
+        node_name = self.node_name = settings.node_name or os.uname().nodename
         objects = cluster_objects(settings, node_name, standalone=standalone)
         topology = TopologyView(settings.root)
         node_local_cpus = node_local.configured(settings, topology)
@@ -268,13 +273,33 @@ def _corrected(settings: AgentSettings, serve: Serve) -> CorrectedPodResources:
 
 def _routes(agent: _Agent, frontend: Frontend | None) -> dict[str, Route]:
     def metrics(_: bytes) -> Reply:
-        page = agent.metrics.render() + (frontend.page() if frontend else "")
-        return Reply(200, page.encode(), METRICS)
+        text = agent.metrics.render() + (frontend.page() if frontend else "")
+        return Reply(200, text.encode(), METRICS)
+
+    @functools.cache
+    def shown() -> NodePage:
+        from agent.node.page import NodePage  # a megabyte that only a viewer needs
+
+        settings, reconciler, devices = agent.settings, agent.reconciler, agent.devices
+        return NodePage(
+            agent.node_name,
+            settings.root,
+            settings.state_dir,
+            lambda: reconciler.last,
+            devices.sysfs if devices else None,
+            devices.gpu_report if devices else lambda: None,
+            agent.health.problem,
+        )
+
+    def page(name: str) -> bytes:
+        found: bytes = getattr(shown(), name)()
+        return found
 
     return {
         "/metrics": Route("GET", metrics),
         "/healthz": Route("GET", lambda _: agent.health.alive()),
         "/readyz": Route("GET", lambda _: agent.health.ready()),
+        **page_routes("node", {each: functools.partial(page, each) for each in PAGE_VALUES}),
     }
 
 

@@ -36,7 +36,7 @@ from agent.model.devices.device_files import NO_FILES, DeviceFiles, capabilities
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.gpu_actions import GpuActionError, GpuActions
 from agent.model.devices.gpu_health import GpuHealth
-from agent.model.devices.gpus import Gpu, GpuReading
+from agent.model.devices.gpus import Gpu, GpuReading, GpuReport
 from agent.model.devices.holding import DeviceHolding, Form, ReportedDevices
 from agent.model.devices.listing import (
     DiscoveredDevices,
@@ -159,6 +159,15 @@ class DeviceView:
         """Type and id of whole devices, at the last call of `observe`."""
         self._foreign: frozenset[str] = frozenset()
         self._unproven: frozenset[str] = frozenset()
+
+    @property
+    def sysfs(self) -> SysfsDevices:
+        """What sysfs showed at the last call of `observe`."""
+        return self._plugged
+
+    def gpu_report(self) -> GpuReport | None:
+        """What the GPUs' driver reported last; None without GPUs."""
+        return self._gpus.report()
 
     def rescan(self) -> None:
         """Something was plugged in or out."""

@@ -11,7 +11,7 @@ from agent.host.files import Tree
 from agent.model.devices import gpu_devices, gpu_health
 from agent.model.devices.gpu_actions import GpuActions
 from agent.model.devices.gpu_health import GpuHealth
-from agent.model.devices.gpus import CLOSED, GpuPair, GpuReading, GpuReport
+from agent.model.devices.gpus import CLOSED, GpuInventory, GpuPair, GpuReading, GpuReport
 from agent.model.devices.listing import Published
 from agent.model.nrt.node_status import GpuInfo
 
@@ -70,6 +70,15 @@ class GpuView:
         """Ends the child."""
         if self._watcher is not None:
             self._watcher.stop()
+
+    def report(self) -> GpuReport | None:
+        """What the driver reported last, with the links and cards that it knew before if it does
+        not answer; None without GPUs."""
+        cards = tuple(card.gpu for card in self._health.cards)
+        if not cards:
+            return GpuReport(self.fault, self.message) if self.fault else None
+        found = GpuInventory(self.info.driver_version, None, cards, self.pairs)
+        return GpuReport(self.fault, self.message, found, self.readings)
 
     def observe(self, cards: tuple[str, ...], *, release: bool = False) -> GpuHealth:
         """Applies the reports since the last call. `cards`: PCI addresses of NVIDIA's cards;

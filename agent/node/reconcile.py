@@ -36,6 +36,7 @@ from agent.allocate.visibility.pod_devices import DeviceVisibility
 from agent.discover.cpus import TopologyView
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
+from agent.model.devices.device_object import Device
 from agent.model.notifications import (
     ContainerAnnounced,
     ContainerFailed,
@@ -48,7 +49,7 @@ from agent.model.notifications import (
 )
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.snapshot import CpuPolicy, Patterns, excludes, excludes_any
+from agent.model.snapshot import CpuPolicy, Patterns, Snapshot, excludes, excludes_any
 from agent.node.cluster_view import ClusterCache, ClusterState
 from agent.node.device_visibility import DeviceVisibilityView
 from agent.node.devices import DeviceState
@@ -63,6 +64,7 @@ from agent.node.runtime_view import RuntimeState, RuntimeView, without_excluded
 from agent.node.violations import (
     ContainerOverlap,
     RefusedLimit,
+    Shortfall,
     count_differing,
     find_overlaps,
     find_shortfalls,
@@ -113,6 +115,16 @@ class Resolved(msgspec.Struct, frozen=True):
     holds: dict[str, CpuSet]
 
 
+class LastPass(msgspec.Struct, frozen=True):
+    """What the last pass found, for those who look at the node; references only."""
+
+    topology: Topology
+    snapshot: Snapshot | None
+    devices: tuple[Device, ...] = ()
+    shortfalls: tuple[Shortfall, ...] = ()
+    refused: tuple[RefusedLimit, ...] = ()
+
+
 class Reconciler:
     """Runs passes. Its state between passes only keeps decisions stable: after a restart the
     runtime and the cgroups show everything else again."""
@@ -146,6 +158,7 @@ class Reconciler:
         self._announced_containers = AnnouncedContainers()
         self._notified = True
         self._decided: tuple[DecisionInputs, Decision] | None = None
+        self.last: LastPass | None = None
         self.again = False
         """Whether the next pass may find a better decision without any event."""
         self.exclude: Patterns = ()
@@ -336,6 +349,9 @@ class Reconciler:
             self._kubelet.configuration,
         )
         short = find_shortfalls(node.pods, decision, node.kubelet.cpus, freed.holds)
+        self.last = LastPass(
+            seen.topology, self._publisher.last, devices.report.devices, short, refused
+        )
         self._reporter.changes.differing(
             count_differing(node.pods, decision, node.kubelet.cpus, freed.holds)
         )

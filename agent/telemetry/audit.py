@@ -187,6 +187,33 @@ def lines(state_dir: str, since: str = "") -> Iterator[bytes]:
                     yield line
 
 
+def appended(state_dir: str, places: dict[str, int], most_bytes: int) -> Iterator[bytes]:
+    """The lines that were appended since the last call with these `places`: by file, how much of it
+    was read. Of a file that is new there, at most its last `most_bytes`. Raises as `read`."""
+    present = _files(os.path.join(state_dir, audit.FOLDER))
+    for path in places.keys() - {each.path for each in present}:
+        del places[path]
+    for each in present:
+        try:
+            file = open(each.path, "rb")  # noqa: SIM115
+        except FileNotFoundError:
+            continue  # removed meanwhile
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            place = places.get(each.path)
+            if place is None and size > most_bytes:
+                file.seek(size - most_bytes)
+                file.readline()
+            else:
+                file.seek(place or 0)
+            places[each.path] = file.tell()
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # in the middle of its write
+                places[each.path] += len(line)
+                yield line
+
+
 def _files(folder: str) -> list[_File]:
     """The oldest first. Raises OSError."""
     found = []

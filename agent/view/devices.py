@@ -12,6 +12,7 @@ import msgspec
 
 from agent.model.devices.gpus import GpuReport
 from agent.model.devices.pci import Fpgas, Function, Rdma, RdmaFunction, address_key
+from agent.model.snapshot import Snapshot
 from agent.view.format import printable, size, table
 
 GPU: Final = "gpu"
@@ -114,6 +115,17 @@ def shown(
             )
             found.append(_with_gpu(device, sources))
     return tuple(sorted(found, key=lambda each: (each.node, address_key(each.address))))
+
+
+def holders(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
+    """The titles of the pods that have a device, by its UUID or address, as the agent decided."""
+    held = snapshot.devices.held if snapshot.devices else ()
+    pods = snapshot.pods
+    return {
+        each.uuid: tuple(pods[uid].title if uid in pods else uid for uid in each.holders)
+        for each in held
+        if each.holders
+    }
 
 
 def _kind(function: Function) -> str:

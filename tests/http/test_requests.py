@@ -22,7 +22,7 @@ def test_a_request_of_kube_scheduler() -> None:
         b"Accept-Encoding: gzip",
         request_line=b"POST /filter?timeout=5s HTTP/1.1",
     )
-    assert found == RequestHead("POST", "/filter", "application/json", 12, True, False)
+    assert found == RequestHead("POST", "/filter", "application/json", 12, True, False, "a:9444")
 
 
 @pytest.mark.parametrize(

@@ -191,9 +191,19 @@ def reconciler(
 class World:
     """Four CPUs, or more cores, cgroup v1."""
 
-    def __init__(self, folder: Path, *, cores: int = 4, threads: int = 1, nodes: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        cores: int = 4,
+        threads: int = 1,
+        nodes: int = 1,
+        sockets: int = 1,
+        caches: int = 1,
+    ) -> None:
+        """`nodes` of each socket, `caches` of each node, `cores` of each cache."""
         self.cpuset = folder / "cgroup" / "cpuset"
-        self.group("", f"0-{cores * threads * nodes - 1}")
+        self.group("", f"0-{cores * threads * nodes * sockets * caches - 1}")
         self.state = folder / "state"
         self.state.mkdir()
         self.store = EmbeddedStore(str(self.state / "objects"))
@@ -204,13 +214,18 @@ class World:
         self.runtime = ListedRuntime()
         self.metrics = AgentMetrics()
         self.records: list[Record] = []
-        self.root = trees.write(str(folder / "machine"), trees.machine(1, nodes, 1, cores, threads))
+        self.root = trees.write(
+            str(folder / "machine"), trees.machine(sockets, nodes, caches, cores, threads)
+        )
         (folder / "machine" / "proc").mkdir(exist_ok=True)
 
     def agent(
-        self, local: NodeLocalCpus | None = None, pod_events: PodEvents | None = None
+        self,
+        local: NodeLocalCpus | None = None,
+        pod_events: PodEvents | None = None,
+        append: Append | None = None,
     ) -> Reconciler:
-        """With its own metrics, in `metrics`; all append to `records`."""
+        """With its own metrics, in `metrics`; all append to `records`, unless `append` is given."""
         self.metrics = AgentMetrics()
         hierarchy = Hierarchy(str(self.cpuset.parent))
         controllers = Controllers(str(self.cpuset.parent), hierarchy.handles)
@@ -232,7 +247,7 @@ class World:
             local,
             self.metrics,
             pod_events,
-            self.records.extend,
+            append or self.records.extend,
         )
 
     def metric(self, name: str) -> float:

@@ -21,6 +21,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "node.devices:DeviceView.observe",
         "node.doctor:_agent_answer",
         "node.gpus:GpuView.observe",
+        "node.page:NodePage.__init__",
         "nri.daemon:metrics_page",
         "proxy.daemon:metrics_page",
         "telemetry.metrics:_Passes.collect",
@@ -41,10 +42,12 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "model.devices.device_object:_plain",
     ),
     "it reads one number, and leaves other text out": (
+        "cli.page:forward",
         "node.own_processes:agent_address",
         "node.own_processes:series",
     ),
     "the API server's answer, to a command of the administrator": (
+        "cli.remote:_http_port",
         "cli.remote:find",
         "cli.uninstall_nodes:run",
         "install.nodes:_node",

@@ -179,6 +179,17 @@ def unpacked(program: str) -> str | None:
     return shutil.which(program) or next(iter(found), None)
 
 
+NPM_PACKAGES = {"axe-core": "4.14.1"}
+"""Packages of npm that tests use, without their dependencies, by version."""
+
+
+def npm_package(name: str) -> Path | str:
+    """The folder of a package of npm, as tests/tools/prepare unpacked it; or the reason why it is
+    not available."""
+    folder = cache() / f"{name}-{NPM_PACKAGES[name]}"
+    return folder if folder.exists() else f"no {name} here (tests/tools/prepare fetches it by npm)"
+
+
 def cache() -> Path:
     """The folder for files that take long to make."""
     return Path(os.environ.get("TOPOLET_CACHE") or Path.home() / ".cache" / "topolet").absolute()

@@ -1,0 +1,119 @@
+"""Open the page of the agent in a browser: the machine, its pools, devices and pods, live, and why
+each pod has its CPUs.
+
+The page is at the agent's HTTP port, for clients of the same machine only. On the machine, the
+command prints the page's address and opens it where there is a desktop. With NODE, it forwards a
+port of this machine to the agent's pod on that node, by kubectl and with the caller's rights (list
+pods, and create pods/portforward, in the agent's namespace), until Ctrl-C. The local port is the
+same for all, so that an address from the page is good for a colleague who runs the same command.
+Exit code 0: done; 1: there is no page; 2: wrong usage, or kubectl can't forward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Sequence
+from typing import Final
+
+from agent.cli import options, remote
+from agent.http.page import PATH
+from agent.model.settings.agent import TopologySettings
+from agent.model.settings.options import SettingsError
+from agent.node import own_processes
+
+SETTINGS = TopologySettings
+LOCAL_PORT: Final = 9326
+_FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
+_DESKTOPS: Final = ("DISPLAY", "WAYLAND_DISPLAY")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--root",
+        default=os.environ.get("TOPOLET_ROOT", "/"),
+        metavar="DIR",
+        help="folder that holds the machine's proc (default: /)",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=LOCAL_PORT,
+        metavar="PORT",
+        help=f"with NODE: port of this machine, 0 for any free one (default: {LOCAL_PORT})",
+    )
+    parser.add_argument("--no-open", action="store_true", help="only print the page's address")
+    remote.add_arguments(parser)
+    options.add_arguments(parser, SETTINGS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints and opens the page; with NODE, ends with kubectl."""
+    if arguments.node:
+        return _forwarded(arguments)
+    try:
+        settings = options.load(arguments, SETTINGS)
+    except SettingsError as error:
+        return options.fail(error, 2)
+    running = tuple(own_processes.running(os.path.join(arguments.root, "proc")))
+    address = own_processes.agent_address(running, settings.state_dir)
+    if address is None:
+        return options.fail(
+            LookupError(
+                f"no agent with state-dir {settings.state_dir} serves a page on this machine: does "
+                "it run, and is its --http on a loopback address or on all?"
+            )
+        )
+    if own_processes.page(address) is None:
+        return options.fail(
+            ConnectionError(
+                f"the agent does not answer at {address[0]}:{address[1]}: an agent in a pod has "
+                "its own network: run kubectl topolet page NODE, or this command in its pod"
+            )
+        )
+    _show(address[1], opens=not arguments.no_open)
+    return 0
+
+
+def _forwarded(arguments: argparse.Namespace) -> int:
+    if not 0 <= arguments.port < 1 << 16:
+        return options.fail(ValueError(f"--port: {arguments.port} is not a port"), 2)
+    try:
+        agent = remote.find(arguments)
+    except remote.RemoteError as error:
+        return options.fail(error, 2)
+    ports = f"{arguments.port or ''}:{agent.http_port}"
+    words = ["port-forward", "-n", agent.namespace, f"pod/{agent.pod}", ports]
+    return forward([*agent.kubectl, *words], opens=not arguments.no_open)
+
+
+def forward(command: Sequence[str], *, opens: bool, path: str = PATH) -> int:
+    """Runs kubectl port-forward until it or the caller ends, and shows the page when it listens.
+    Returns 0 after Ctrl-C, 2 if kubectl failed."""
+    with subprocess.Popen(
+        [*command, "--address=127.0.0.1"], stdout=subprocess.PIPE, text=True
+    ) as kubectl:
+        assert kubectl.stdout is not None
+        try:
+            for line in kubectl.stdout:
+                if match := _FORWARDING.match(line):
+                    _show(int(match[1]), opens=opens, path=path)
+            return 2 if kubectl.wait() else 0
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                kubectl.terminate()
+
+
+def _show(port: int, *, opens: bool, path: str = PATH) -> None:
+    address = f"http://localhost:{port}{path}"
+    print(address, flush=True)
+    # Without a desktop, webbrowser would start a browser for terminals, which has no JavaScript.
+    if opens and any(map(os.environ.get, _DESKTOPS)) and not webbrowser.open(address):
+        print("topolet page: no browser can be started: open the address", file=sys.stderr)

@@ -1,0 +1,366 @@
+/* The page of a node. `node` is the agent's value of `/page/state`, `past` that of `/page/history`,
+   `now` that of `/page/load`. */
+let node = null, past = {since: {}, pools: [], changes: [], drift: [], begin: ''}, now = null;
+let cells = new Map(), ownerOf = new Map(), podsByTitle = new Map(), devicesByAddress = new Map(), order = [];
+const hues = new Map();
+
+byId('search').placeholder = 'Pod, CPUs such as 4-7, device';
+byId('pods').parentElement.setAttribute('aria-label', 'Pods of the node');
+
+const hueOf = uid => {
+  if (!hues.has(uid)) hues.set(uid, (250 + hues.size * 137.508) % 360);
+  return hues.get(uid);
+};
+const share = list => list.length ? list.reduce((sum, each) => sum + each, 0) / list.length : null;
+const loadOf = cpu => { const value = now && now.loads.get(cpu); return value === undefined || value === 255 ? null : value; };
+const percent = value => value === null || value === undefined ? '\u2013' : `${Math.round(value)} %`;
+const poolsOf = cpu => node.pools.filter(pool => pool.set.has(cpu)).map(pool => pool.kind);
+const nameOf = device => `${{gpu: 'GPU', nic: 'NIC', fpga: 'FPGA'}[device.kind] || device.kind}${device.index === null || device.index === undefined ? '' : ' ' + device.index}`;
+
+/* The machine. */
+const cell = cpu => element('button', {type: 'button', class: 'cpu', tabindex: '-1', 'data-cpu': cpu.id,
+  'data-address': `#cpu=${cpu.id}`, 'aria-pressed': 'false', text: cpu.id});
+const core = cpus => element('span', {class: 'core', 'data-kind': cpus[0].kind && node.kinds > 1 ? cpus[0].kind : null,
+  title: node.kinds > 1 ? `core of kind ${cpus[0].kind || 'unknown'}` : null},
+  ...cpus.map(cpu => { const made = cell(cpu); cells.set(cpu.id, made); order.push(cpu.id); return made; }));
+const coresOf = list => {
+  const cores = new Map();
+  for (const id of numbers(list)) {
+    const cpu = node.byCpu.get(id);
+    if (!cores.has(cpu.core)) cores.set(cpu.core, []);
+    cores.get(cpu.core).push(cpu);
+  }
+  return element('div', {class: 'cores'}, ...[...cores.values()].map(core));
+};
+const partOf = (part, level) => {
+  const inner = part.parts || [];
+  if (!inner.length && level > 1 && part.noun === 'cache group')
+    return element('div', {class: 'cache'}, element('h4', {text: part.title}), coresOf(part.cpus));
+  const groups = inner.length ? inner.map(each => partOf(each, level + 1)) : [coresOf(part.cpus)];
+  const caches = inner.length && inner.every(each => !(each.parts || []).length && each.noun === 'cache group');
+  return element('div', {class: 'part', role: 'group', 'aria-label': part.title},
+    element('h3', {text: part.title}),
+    ...(part.notes || []).map(note => element('p', {class: 'note', text: note})),
+    element('div', {class: caches || !inner.length ? '' : 'parts'}, ...groups),
+    part.node === undefined || part.node === null ? null : element('div', {'data-devices': part.node}));
+};
+const drawMachine = () => {
+  cells = new Map(); order = [];
+  byId('picture').replaceChildren(
+    element('div', {class: 'parts'}, ...node.parts.map(part => partOf(part, 1))),
+    element('div', {'data-devices': 'other'}));
+  if (order.length) cells.get(order[0]).tabIndex = 0;
+};
+const drawFigures = () => {
+  const owned = node.pods.flatMap(pod => numbers(pod.own)).length;
+  const cores = new Map();
+  for (const cpu of node.cpus) cores.set(cpu.core, cores.get(cpu.core) || ownerOf.has(cpu.id));
+  const busy = now ? [...now.loads.values()].filter(value => value !== 255) : [];
+  const facts = [
+    ['CPUs', node.cpus.length], ['cores', cores.size], ['NUMA nodes', new Set(node.cpus.map(cpu => cpu.node)).size],
+    ['memory', node.memory_bytes ? bytes(node.memory_bytes) : '\u2013'], ['owned CPUs', owned],
+    ['cores without owner', [...cores.values()].filter(each => !each).length], ['pods', node.pods.length],
+    ['load', percent(share(busy))]];
+  keep(byId('figures'), facts, fact => fact[0], fact => element('div', {}, element('dt', {text: fact[0]}), element('dd')),
+    (child, fact) => { const place = child.lastElementChild; if (place.textContent !== String(fact[1])) place.textContent = fact[1]; });
+};
+const paintCells = () => {
+  for (const [id, made] of cells) {
+    const pod = ownerOf.get(id), pools = poolsOf(id);
+    const name = ['cpu', pod ? 'owned' : '', pod && pools.includes('BE') ? 'be' : '',
+      !pod && pools.length === 1 && pools[0] === 'BE' ? 'only-be' : '', !pod && !pools.length ? 'none' : ''].filter(Boolean).join(' ');
+    if (made.className !== name) made.className = name;
+    made.style.setProperty('--hue', pod ? hueOf(pod.uid) : '');
+    const text = pod ? `owned by pod ${pod.title}, class ${pod.qos}` : pools.length ? `${pools.join(' and ')} pool` : 'in no pool';
+    made.setAttribute('aria-label', `CPU ${id}, ${text}`);
+    made.title = `CPU ${id}: ${text}`;
+  }
+};
+const paintLoads = () => {
+  for (const [id, made] of cells) {
+    const value = String(loadOf(id) ?? 0);
+    if (made.dataset.load !== value) { made.dataset.load = value; made.style.setProperty('--load', value); }
+  }
+};
+
+/* Devices, by NUMA node and switch. */
+const placeOf = device => {
+  const switches = device.bridges.filter((_, index) => index % 2);
+  return switches.length ? `PCIe switch ${switches[0]}` : device.root ? `PCIe root ${device.root}` : 'no PCIe tree';
+};
+const deviceCard = device => element('button', {type: 'button', class: 'device', 'data-device': device.address, 'data-address': `#device=${device.address}`});
+const fillDevice = (made, device) => {
+  const used = now && now.devices[device.address];
+  const text = JSON.stringify([device, used]);
+  if (made.dataset.text === text) return;
+  made.dataset.text = text;
+  made.classList.toggle('ill', device.healthy === false);
+  const health = device.healthy === null || device.healthy === undefined ? null
+    : element('span', {class: device.healthy ? 'good' : 'bad', text: device.healthy ? 'healthy' : 'unhealthy'});
+  const memory = device.memory_bytes ? `${used && used.memory_used_bytes !== null ? bytes(used.memory_used_bytes) + ' of ' : ''}${bytes(device.memory_bytes)}` : '';
+  const facts = [used && used.percent !== null ? `${used.percent} %` : '', memory].filter(Boolean).join(' \u00b7 ');
+  made.replaceChildren(
+    element('span', {class: 'head'}, element('b', {text: nameOf(device)}), health),
+    element('span', {class: 'soft', text: device.name}),
+    facts ? element('span', {text: facts}) : '',
+    device.state && device.healthy !== false ? element('span', {class: 'soft', text: device.state}) : '',
+    device.parts.length ? element('span', {class: 'soft', text: `${device.parts.length} MIG instances`}) : '',
+    ...holdersOf(device).map(title => element('span', {}, swatch(title), title)),
+    used && used.percent !== null ? element('span', {class: 'use', '--use': String(used.percent / 100), 'aria-hidden': 'true'}) : '');
+};
+const holdersOf = device => [...new Set([...device.holders, ...device.parts.flatMap(part => part.holders)])];
+const swatch = title => {
+  const pod = podsByTitle.get(title);
+  return element('span', {class: pod && pod.own ? 'swatch own' : 'swatch', '--hue': pod && pod.own ? String(hueOf(pod.uid)) : null, 'aria-hidden': 'true'});
+};
+const drawDevices = () => {
+  const places = new Map([...document.querySelectorAll('[data-devices]')].map(each => [each.dataset.devices, each]));
+  for (const [name, place] of places) {
+    const near = node.devices.filter(each => places.has(String(each.node)) ? String(each.node) === name : name === 'other');
+    const groups = [...new Set(near.map(placeOf))];
+    keep(place, groups, group => group,
+      group => element('div', {class: 'switch'}, element('h4', {text: group}), element('div', {class: 'devices'})),
+      (made, group) => keep(made.lastElementChild, near.filter(each => placeOf(each) === group), each => each.address, deviceCard, fillDevice));
+  }
+};
+
+/* Pods. */
+const podRow = () => element('tr', {}, element('td'), element('td'), element('td'), element('td'), element('td', {class: 'number'}), element('td'), element('td'));
+const short = (list, count) => list.length > 44 ? `${count} CPUs: ${list.slice(0, 36).replace(/[^,]*$/, '')}\u2026` : list;
+const podLoad = pod => share(numbers(pod.own).map(loadOf).filter(value => value !== null));
+const stateOf = pod => pod.refused ? element('span', {class: 'tag bad', text: 'claim refused'})
+  : pod.waits ? element('span', {class: 'tag warn', text: 'containers wait'}) : pod.state;
+const fillPod = (row, pod) => {
+  const text = JSON.stringify([pod, past.since[pod.uid]]);
+  const load = pod.own ? percent(podLoad(pod)) : '\u2013';
+  if (row.children[4].textContent !== load) row.children[4].textContent = load;
+  if (row.dataset.text === text) return;
+  row.dataset.text = text;
+  const [name, qos, cpus, nodes, , state, since] = row.children;
+  name.replaceChildren(swatch(pod.title), linkTo({pod: pod.title}, pod.title));
+  qos.textContent = pod.qos;
+  cpus.replaceChildren(element('code', {text: short(pod.cpus, numbers(pod.cpus).length) || '\u2013', title: pod.cpus}));
+  nodes.textContent = pod.nodes || '\u2013';
+  state.replaceChildren(stateOf(pod));
+  since.replaceChildren(past.since[pod.uid] ? timeElement(past.since[pod.uid]) : '\u2013');
+};
+const drawPods = () => {
+  byId('pods-title').textContent = `Pods: ${node.pods.length}`;
+  const shown = node.pods.filter(matches);
+  keep(byId('pods'), shown, pod => pod.uid, podRow, fillPod);
+  byId('no-pods').hidden = shown.length > 0;
+  byId('no-pods').textContent = node.pods.length ? `No pod matches \u201c${Search.text}\u201d.` : 'The agent sees no pods.';
+};
+
+/* Search: a CPU list, or a part of a pod's or device's text. */
+let wanted = null;
+const matches = pod => {
+  if (!Search.text) return true;
+  if (wanted) return numbers(pod.cpus).some(cpu => wanted.has(cpu));
+  return `${pod.title} ${pod.qos} ${pod.uid} ${pod.state}`.toLowerCase().includes(Search.text);
+};
+const drawSearch = () => {
+  wanted = /^\d+(-\d+)?(,\d+(-\d+)?)*$/.test(Search.text) && Search.text.length < 2000
+    && Search.text.split(/[,-]/).every(each => Number(each) < 8192) ? new Set(numbers(Search.text)) : null;
+  const own = new Set(node.pods.filter(matches).flatMap(pod => numbers(pod.own)));
+  for (const [id, made] of cells) made.classList.toggle('dim', Boolean(Search.text) && !(wanted ? wanted.has(id) : own.has(id)));
+  for (const made of document.querySelectorAll('.device')) {
+    const device = devicesByAddress.get(made.dataset.device);
+    const text = device ? `${nameOf(device)} ${device.address} ${device.name} ${device.id} ${device.state} ${holdersOf(device).join(' ')}`.toLowerCase() : '';
+    made.classList.toggle('dim', Boolean(Search.text) && !text.includes(Search.text));
+  }
+  drawPods();
+};
+Search.onchange = () => { if (node) drawSearch(); };
+
+/* What needs attention: the agent's findings, and the drift of the last hour. */
+const subjectOf = each => each.pod ? linkTo({pod: each.pod}, each.pod)
+  : each.device ? linkTo({device: each.device}, devicesByAddress.has(each.device) ? `${nameOf(devicesByAddress.get(each.device))} ${each.device}` : each.device) : null;
+const drawAttention = () => {
+  const found = [...(now && now.problem ? [{kind: 'Agent not ready', text: now.problem}] : []), ...node.attention, ...past.drift];
+  byId('attention').hidden = !found.length;
+  keep(byId('attention-list'), found, each => JSON.stringify(each), each => element('li', {},
+    element('span', {class: /Drift|wait/.test(each.kind) ? 'tag warn' : 'tag bad', text: each.kind}),
+    element('span', {}, subjectOf(each), subjectOf(each) ? ': ' : '', each.text, each.time ? ' \u2013 ' : '', each.time ? timeElement(each.time) : '')));
+};
+
+/* The pools of the last hour, as steps. */
+const svg = (tag, attributes, ...children) => {
+  const made = document.createElementNS('http://www.w3.org/2000/svg', tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+};
+const sizesOf = (kind, id) => {
+  const present = node.pools.filter(pool => pool.kind === kind && pool.node === id).reduce((sum, pool) => sum + pool.set.size, 0);
+  const begin = Date.parse(past.begin) || Date.now() - 3600e3, end = now ? Date.parse(now.time) : Date.now();
+  const steps = past.pools.filter(each => each.kind === kind && each.node === id).map(each => [Math.max(Date.parse(each.time), begin), each.cpus]);
+  const first = steps.length ? steps[0][1] : present;
+  return {present, steps: [[begin, first], ...steps, [end, present]], begin, end};
+};
+const pathOf = ({steps, begin, end}, most) => {
+  const x = time => (300 * Math.min(Math.max((time - begin) / Math.max(end - begin, 1), 0), 1)).toFixed(1);
+  const y = size => (40 - 36 * size / Math.max(most, 1)).toFixed(1);
+  return steps.map(([time, size], index) => index ? `H${x(time)}V${y(size)}` : `M${x(time)} ${y(size)}`).join('');
+};
+const drawPools = () => {
+  const ids = [...new Set(node.pools.map(pool => pool.node))].sort((one, other) => one - other);
+  keep(byId('pools'), ids, id => id, id => element('div', {class: 'pool'},
+    element('p', {}, element('b', {text: `NUMA node ${id}`}), element('span')),
+    svg('svg', {viewBox: '0 0 300 44', preserveAspectRatio: 'none', role: 'img'}, svg('path', {class: 'ls'}), svg('path', {class: 'be'})),
+    element('p', {class: 'ends'}, element('span'), element('span', {text: 'now'}))),
+  (made, id) => {
+    const ls = sizesOf('LS', id), be = sizesOf('BE', id);
+    const most = Math.max(...[...ls.steps, ...be.steps].map(step => step[1]), 1);
+    made.firstElementChild.lastElementChild.textContent = `LS ${ls.present} \u00b7 BE ${be.present} CPUs`;
+    const [one, other] = made.querySelectorAll('path');
+    one.setAttribute('d', pathOf(ls, most));
+    other.setAttribute('d', pathOf(be, most));
+    const changes = ls.steps.length + be.steps.length - 4;
+    made.querySelector('svg').setAttribute('aria-label', `NUMA node ${id}: LS pool ${ls.steps[0][1]}, now ${ls.present} CPUs; BE pool ${be.steps[0][1]}, now ${be.present}; ${Math.max(changes, 0)} changes`);
+    made.querySelector('.ends span').textContent = timed(new Date(ls.begin).toISOString());
+  });
+};
+
+const eventItem = each => element('li', {}, timeElement(each.time),
+  each.kind === 'decision' ? '' : element('span', {class: each.kind === 'move' ? 'tag' : 'tag warn', text: each.kind}),
+  each.pod ? linkTo({pod: each.pod}, each.pod) : '', each.pod ? ': ' : '', each.text);
+const drawChanges = () => {
+  const shown = past.changes.filter(each => byId('moves').checked || each.kind !== 'move').slice(0, 60);
+  keep(byId('changes'), shown, each => `${each.time} ${each.uid} ${each.text}`, eventItem);
+  byId('no-changes').hidden = shown.length > 0;
+};
+byId('moves').addEventListener('change', drawChanges);
+const storyOf = title => {
+  const found = past.changes.filter(each => each.pod === title).slice(0, 25);
+  return found.length ? [element('h3', {text: 'In the last day'}), element('ol', {class: 'events'}, ...found.map(each => element('li', {}, timeElement(each.time), each.text)))] : [];
+};
+
+/* What is selected. */
+const devicesOf = title => node.devices.filter(each => holdersOf(each).includes(title));
+const listOf = parts => parts.length ? element('span', {}, ...parts.flatMap((part, index) => index ? [', ', part] : [part])) : '';
+const mono = text => text ? element('code', {text}) : '';
+const sinceOf = pod => past.since[pod.uid] ? timeElement(past.since[pod.uid]) : 'before the records that are kept';
+const showPod = title => {
+  const pod = podsByTitle.get(title);
+  if (!pod) return Detail.show(`pod ${title}`, `Pod ${title}`, [['State', 'The agent does not see this pod.']], storyOf(title));
+  return Detail.show(`pod ${title}`, `Pod ${title}`, [
+    ['Class', pod.qos], ['CPUs', mono(pod.cpus)], ['NUMA nodes', pod.nodes], ['State', pod.state], ['Reason', pod.reason],
+    ['Since', sinceOf(pod)], ['Load', pod.own ? element('span', {id: 'detail-load', text: percent(podLoad(pod))}) : ''],
+    ['Not honoured', pod.refused], ['Waits', pod.waits], ['Offline CPUs', pod.offline],
+    ...(pod.containers || []).map(each => [`Container ${each.name}`, element('span', {}, mono(each.cpus), each.cpus ? ' ' : '', each.state)]),
+    ['Devices', listOf(devicesOf(title).map(each => linkTo({device: each.address}, `${nameOf(each)} ${each.address}`)))],
+    ['UID', mono(pod.uid)]], storyOf(title), {pod: title, node: node.node});
+};
+const showCpu = id => {
+  const cpu = node.byCpu.get(id), pod = ownerOf.get(id);
+  if (!cpu) return Detail.show(`cpu ${id}`, `CPU ${id}`, [['State', new Set(numbers(node.offline)).has(id) ? 'offline' : 'This machine has no such CPU.']]);
+  const beside = node.cpus.filter(each => each.core === cpu.core && each.id !== id).map(each => each.id);
+  const cache = cpu.l3 === undefined || cpu.l3 === null ? [] : node.cpus.filter(each => each.l3 === cpu.l3).map(each => each.id);
+  const pools = poolsOf(id);
+  const isolated = new Set(numbers(node.isolated)).has(id), system = new Set(numbers(node.system)).has(id);
+  return Detail.show(`cpu ${id}`, `CPU ${id}`, [
+    ['Owner', pod ? linkTo({pod: pod.title}, pod.title) : 'none'], ['Class', pod && pod.qos],
+    ['Reason', pod ? pod.reason : pools.length ? 'no pod owns it: pods of the pool share it' : isolated ? 'the kernel isolates it'
+      : system ? 'it is reserved for SYSTEM pods' : 'it is reserved, or a pod without a class has it'],
+    ['Since', pod ? sinceOf(pod) : ''], ['Pools', pools.join(', ') || 'none'],
+    ['Load', element('span', {id: 'detail-load', text: percent(loadOf(id))})],
+    ['Core', `${cpu.core}${beside.length ? `, with CPU ${beside.join(', ')}` : ''}${cpu.kind ? `, kind ${cpu.kind}` : ''}`],
+    ['L3 cache', cache.length ? `CPUs ${ranges(cache)}` : ''], ['NUMA node', String(cpu.node)], ['Socket', String(cpu.socket)]],
+  pod ? storyOf(pod.title) : [], {cpu: id, node: node.node});
+};
+const showDevice = address => {
+  const device = devicesByAddress.get(address);
+  if (!device) return Detail.show(`device ${address}`, `Device ${address}`, [['State', 'The agent does not see this device.']]);
+  const used = now && now.devices[address];
+  return Detail.show(`device ${address}`, `${nameOf(device)} ${address}`, [
+    ['Name', device.name], ['Health', device.healthy === null || device.healthy === undefined ? 'unknown' : device.healthy ? 'healthy' : 'unhealthy'],
+    [device.healthy === false ? 'Reason' : 'State', device.state], ['Pods', listOf(holdersOf(device).map(title => linkTo({pod: title}, title))) || 'none'],
+    ['Memory', device.memory_bytes ? `${used && used.memory_used_bytes !== null ? bytes(used.memory_used_bytes) + ' of ' : ''}${bytes(device.memory_bytes)}` : ''],
+    ['Use', used && used.percent !== null ? `${used.percent} %` : ''], ['Links', device.links.length ? element('ul', {}, ...device.links.map(text => element('li', {text}))) : ''],
+    ['Instances', device.parts.length ? element('ul', {}, ...device.parts.map(part => element('li', {}, mono(part.uuid), ' ', part.holders.join(', ') || 'free'))) : ''],
+    ['NUMA node', device.node < 0 ? 'unknown' : String(device.node)], ['Place', placeOf(device)], ['Driver', device.driver], ['ID', mono(device.id)]],
+  [], {device: address, node: node.node});
+};
+const ranges = list => {
+  const found = [];
+  for (const id of [...list].sort((one, other) => one - other)) {
+    const last = found[found.length - 1];
+    if (last && last[1] === id - 1) last[1] = id; else found.push([id, id]);
+  }
+  return found.map(([first, last]) => first === last ? first : `${first}-${last}`).join(',');
+};
+const drawSelected = () => {
+  if (!node) return;
+  const chosen = Address.read();
+  const title = chosen.pod || (chosen.cpu && ownerOf.has(Number(chosen.cpu)) && ownerOf.get(Number(chosen.cpu)).title);
+  for (const [id, made] of cells) {
+    made.setAttribute('aria-pressed', String(chosen.cpu === String(id)));
+    made.classList.toggle('same', Boolean(title) && ownerOf.has(id) && ownerOf.get(id).title === title);
+  }
+  for (const made of document.querySelectorAll('.device')) made.toggleAttribute('data-selected', made.dataset.device === chosen.device);
+  for (const row of byId('pods').children) row.toggleAttribute('data-selected', row.querySelector('a').textContent === chosen.pod);
+  if (chosen.pod) showPod(chosen.pod);
+  else if (chosen.cpu !== undefined) showCpu(Number(chosen.cpu));
+  else if (chosen.device) showDevice(chosen.device);
+  else Detail.hide();
+  if (chosen.node && chosen.node !== node.node && Detail.key)
+    byId('detail').prepend(element('p', {class: 'tag warn', text: `The address is of node ${chosen.node}; this is ${node.node}.`}));
+};
+Address.onchange(drawSelected);
+
+/* One tab stop for all CPUs; arrow keys move. */
+byId('picture').addEventListener('keydown', event => {
+  if (!event.target.dataset.cpu) return;
+  const steps = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: 8, ArrowUp: -8, Home: -order.length, End: order.length};
+  if (!(event.key in steps)) return;
+  event.preventDefault();
+  const place = order.indexOf(Number(event.target.dataset.cpu)) + steps[event.key];
+  const next = cells.get(order[Math.min(Math.max(place, 0), order.length - 1)]);
+  for (const made of cells.values()) made.tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
+});
+
+const take = value => {
+  const before = node && JSON.stringify([node.cpus, node.parts]);
+  node = value;
+  node.byCpu = new Map(node.cpus.map(cpu => [cpu.id, cpu]));
+  node.kinds = new Set(node.cpus.map(cpu => cpu.kind)).size;
+  for (const pool of node.pools) pool.set = new Set(numbers(pool.cpus));
+  podsByTitle = new Map(node.pods.map(pod => [pod.title, pod]));
+  devicesByAddress = new Map(node.devices.map(device => [device.address, device]));
+  ownerOf = new Map(node.pods.flatMap(pod => numbers(pod.own).map(cpu => [cpu, pod])));
+  byId('name').textContent = node.node;
+  document.title = `${node.node} \u2013 Topolet`;
+  byId('foot').textContent = `Topolet, as the agent of ${node.node} sees it. This page changes nothing. Times are in ${ZONE}.`;
+  if (before !== JSON.stringify([node.cpus, node.parts])) drawMachine();
+  paintCells();
+};
+let states = -1, histories = -1;
+repeat(1, () => `The agent${node ? ` of ${node.node}` : ''}`, async () => {
+  const began = performance.now();
+  const found = await ask('/page/load');
+  const changed = found.state !== states, told = found.history !== histories;
+  const [state, history_] = await Promise.all([changed ? ask('/page/state') : null, told ? ask('/page/history') : null]);
+  const drawn = performance.now();
+  if (history_) { past = history_; histories = found.history; }
+  if (state) { take(state); states = found.state; }
+  const loads = Uint8Array.from(atob(found.load), each => each.charCodeAt(0));
+  now = {...found, loads: new Map(node.cpus.map((cpu, index) => [cpu.id, loads[index]]))};
+  paintLoads();
+  drawFigures();
+  drawDevices();
+  if (state) drawSearch(); else drawPods();
+  drawAttention();
+  drawPools();
+  if (told) drawChanges();
+  if (state || told) drawSelected();
+  else if (byId('detail-load')) {
+    const chosen = Address.read();
+    byId('detail-load').textContent = percent(chosen.pod ? podLoad(podsByTitle.get(chosen.pod) || {own: ''}) : loadOf(Number(chosen.cpu)));
+  }
+  Status.good(found.time);
+  performance.measure('topolet-frame', {start: drawn, end: performance.now()});
+  performance.clearMeasures();
+});

@@ -1,0 +1,229 @@
+"""The values of the node's page, made when a browser asks for them: from what the last pass of the
+agent knew, the audit trail and the kernel's load of each CPU.
+
+All calls are made in the HTTP server's thread. The page asks for `load` each second, and for the
+others when their revision in it changes."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.discover import pci
+from agent.host.files import Tree
+from agent.model import audit
+from agent.model.bounds import reason
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Topology
+from agent.model.devices.device_object import Device
+from agent.model.devices.gpus import GpuReading, GpuReport
+from agent.model.devices.pci import Fpgas, Function, Rdma
+from agent.node.devices import SysfsDevices
+from agent.node.reconcile import LastPass
+from agent.telemetry import audit as trail
+from agent.view import devices as devices_view
+from agent.view.devices import DeviceSources, ShownDevice
+from agent.view.live import SCHEMA_VERSION, Attention, LiveNode, cpu_times, drift, live, loads
+from agent.view.recent import PoolSize, RecentChange, RecentChanges
+
+_HISTORY_SECONDS: Final = 86_400.0
+_POOL_SECONDS: Final = 3_600.0
+_FIRST_BYTES: Final = 1 << 20
+"""Of each file of the trail that are read for the first viewer."""
+_LOAD_SECONDS: Final = 0.4
+"""The least time between two reads of the load: browsers share one."""
+_Sysfs = tuple[Mapping[str, Function], Rdma, Fpgas]
+_NO_SYSFS: Final[_Sysfs] = {}, Rdma(), Fpgas()
+_NONE: Final = Topology((), (), CpuSet(), CpuSet(), False)
+
+
+class _DeviceUse(msgspec.Struct, frozen=True):
+    """Of a GPU; None if unknown."""
+
+    percent: int | None
+    memory_used_bytes: int | None
+
+
+class _History(msgspec.Struct, frozen=True):
+    """As `recent.Recent`; `begin`: of the last hour."""
+
+    schema_version: int
+    revision: int
+    begin: str
+    since: dict[str, str]
+    pools: tuple[PoolSize, ...]
+    changes: tuple[RecentChange, ...]
+    drift: tuple[Attention, ...]
+
+
+class _Load(msgspec.Struct, frozen=True):
+    """`time` of the agent; `state`, `history`: their revisions; `problem`: why the agent is not
+    Ready. `load`: a byte for each CPU of the state, see `live.loads`, in base64; `devices`: by
+    address."""
+
+    time: str
+    state: int
+    history: int
+    problem: str
+    load: str
+    devices: dict[str, _DeviceUse]
+
+
+class NodePage:
+    """`last`: what the last pass found, None before the first one; `sysfs`: its devices, None if
+    they are switched off; `problem`: why the agent is not Ready, "" for no reason."""
+
+    def __init__(
+        self,
+        node: str,
+        root: str,
+        state_dir: str,
+        last: Callable[[], LastPass | None],
+        sysfs: SysfsDevices | None,
+        gpu_report: Callable[[], GpuReport | None],
+        problem: Callable[[], str],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._node = node
+        self._files = Tree(root)
+        self._root = root
+        self._state_dir = state_dir
+        self._last = last
+        self._sysfs = sysfs
+        self._gpu_report = gpu_report
+        self._problem = problem
+        self._clock = clock
+        self._made_of: object = None
+        self._live: LiveNode | None = None
+        # Another agent's revisions differ, so that a page that stays open asks again.
+        self._state = self._history = int(clock() * 1000)
+        self._places: dict[str, int] = {}
+        self._recent = RecentChanges()
+        self._times: dict[int, tuple[int, int]] = {}
+        self._read_at = 0.0
+        self._loads: tuple[Topology, bytes] = _NONE, b""
+
+    def state(self) -> bytes:
+        """The node as `live.LiveNode`."""
+        return msgspec.json.encode(self._node_now())
+
+    def history(self) -> bytes:
+        """The changes of the last day, and the pools and the drift of the last hour."""
+        now = self._clock()
+        self._read_trail()
+        found = self._recent.since(audit.stamp(now - _HISTORY_SECONDS))
+        hour = audit.stamp(now - _POOL_SECONDS)
+        return msgspec.json.encode(
+            _History(
+                SCHEMA_VERSION,
+                self._history,
+                hour,
+                found.since,
+                self._recent.since(hour).pools,
+                found.changes,
+                drift(found, hour),
+            )
+        )
+
+    def load(self) -> bytes:
+        """What changes each second."""
+        self._node_now()
+        self._read_trail()
+        last = self._last()
+        return msgspec.json.encode(
+            _Load(
+                audit.stamp(self._clock()),
+                self._state,
+                self._history,
+                reason(self._problem()),
+                base64.b64encode(self._load_of(last.topology if last else _NONE)).decode(),
+                self._use(),
+            )
+        )
+
+    def _node_now(self) -> LiveNode:
+        last = self._last() or LastPass(_NONE, None)
+        sysfs, gpus = _NO_SYSFS, self._gpu_report()
+        if self._sysfs is not None:
+            sysfs = self._sysfs.functions, self._sysfs.rdma, self._sysfs.fpgas
+        if gpus is not None:
+            # Readings change each second: they are in `load`.
+            gpus = msgspec.structs.replace(gpus, readings=())
+        made_of = last, sysfs, gpus
+        if self._live is None or made_of != self._made_of:
+            shown = _shown(last, sysfs, gpus, pci.interfaces(self._root, sysfs[0]))
+            found = live(self._node, last.topology, last.snapshot, shown, _attention(last))
+            if found != self._live:
+                self._state += 1
+            self._live, self._made_of = found, made_of
+        return self._live
+
+    def _use(self) -> dict[str, _DeviceUse]:
+        report = self._gpu_report()
+        if report is None or report.inventory is None:
+            return {}
+        buses = {each.uuid: each.bus for each in report.inventory.gpus}
+        return {buses[each.uuid]: _used(each) for each in report.readings if each.uuid in buses}
+
+    def _load_of(self, topology: Topology) -> bytes:
+        now = time.monotonic()
+        of, found = self._loads
+        if topology is not of or now - self._read_at >= _LOAD_SECONDS:
+            times = cpu_times(self._files.text("proc/stat") or "")
+            found = loads(self._times, times, (cpu.id for cpu in topology.cpus))
+            self._times, self._read_at, self._loads = times, now, (topology, found)
+        return found
+
+    def _read_trail(self) -> None:
+        """A trail that can't be read is as one without records: the log has the reason."""
+        try:
+            for line in trail.appended(self._state_dir, self._places, _FIRST_BYTES):
+                record = audit.decode(line)
+                if record is not None:
+                    self._recent.add(record)
+                    self._history += 1
+        except OSError:
+            return
+
+
+def _used(reading: GpuReading) -> _DeviceUse:
+    return _DeviceUse(reading.gpu_percent, reading.memory_used_bytes)
+
+
+def _shown(
+    last: LastPass,
+    sysfs: _Sysfs,
+    gpus: GpuReport | None,
+    interfaces: Mapping[str, tuple[str, ...]],
+) -> tuple[ShownDevice, ...]:
+    functions, rdma, fpgas = sysfs
+    health = {each.uuid: each.healthy for each in last.devices}
+    holders = devices_view.holders(last.snapshot) if last.snapshot else {}
+    found = devices_view.shown(
+        DeviceSources(functions, interfaces, rdma, fpgas, gpus, holders, health)
+    )
+    faults = {each.uuid: _fault(each) for each in last.devices if not each.healthy}
+    return tuple(
+        msgspec.structs.replace(each, state=fault)
+        if (fault := faults.get(each.id or each.address))
+        else each
+        for each in found
+    )
+
+
+def _fault(device: Device) -> str:
+    return next((each.message for each in device.conditions if each.status == "False"), "")
+
+
+def _attention(last: LastPass) -> Iterator[Attention]:
+    pods = last.snapshot.pods if last.snapshot else {}
+    for each in last.shortfalls:
+        # A refused claim is the pod's own finding.
+        if each.uid not in pods or not pods[each.uid].refused:
+            yield Attention("CPUs differ", each.text, pod=each.title)
+    for limit in last.refused:
+        yield Attention("Limit refused", limit.text, pod=limit.title)

@@ -1,0 +1,298 @@
+"""A node at one moment as one value with a JSON form: the machine, its pools, devices and pods, and
+what needs attention. Pages and terminals draw it.
+
+Times and changes come from the audit trail (`agent.view.recent`), loads from the kernel: they
+change at other times than the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.cpu.topology import Topology
+from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.view import nesting
+from agent.view.devices import ShownDevice
+from agent.view.nesting import Part
+from agent.view.recent import Recent
+
+SCHEMA_VERSION: Final = 1
+
+
+class LiveCpu(msgspec.Struct, frozen=True, omit_defaults=True):
+    """As `Cpu` of the topology."""
+
+    id: int
+    core: int
+    node: int
+    socket: int
+    l3: int | None = None
+    kind: str | None = None
+
+
+class LivePart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A socket, NUMA node, die or cache with its CPUs as a list of the kernel. `node`: the NUMA
+    node whose devices are near this part and near no part around it."""
+
+    noun: str
+    title: str
+    cpus: str
+    node: int | None = None
+    parts: tuple[LivePart, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class LivePool(msgspec.Struct, frozen=True):
+    """The shared CPUs of one NUMA node. `kind`: LS or BE."""
+
+    kind: str
+    node: int
+    cpus: str
+
+
+class LiveContainer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A container whose values differ from those of its pod's others."""
+
+    name: str
+    cpus: str
+    state: str
+
+
+class LivePod(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`own`: the CPUs that the pod owns, with offline ones; `cpus`: those on which its containers
+    run; `nodes`: their NUMA nodes. `state`: what the CPUs are to the pod, and `reason`: who decided
+    that, in words. `refused`: why its claim is not honoured; `waits`: why its containers are not
+    created yet."""
+
+    uid: str
+    title: str
+    qos: str
+    cpus: str
+    nodes: str
+    state: str
+    reason: str
+    own: str = ""
+    offline: str = ""
+    refused: str = ""
+    waits: str = ""
+    containers: tuple[LiveContainer, ...] = ()
+
+
+class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that a person should look at. `pod`: the title of a pod, `device`: an address;
+    `time`: of a change, as in the audit trail."""
+
+    kind: str
+    text: str
+    pod: str = ""
+    device: str = ""
+    time: str = ""
+
+
+class LiveNode(msgspec.Struct, frozen=True):
+    """`generation`: of the agent's decision, 0 before the first one. CPU sets are lists of the
+    kernel."""
+
+    schema_version: int
+    node: str
+    generation: int
+    cpus: tuple[LiveCpu, ...]
+    parts: tuple[LivePart, ...]
+    memory_bytes: int
+    offline: str
+    isolated: str
+    system: str
+    pools: tuple[LivePool, ...]
+    pods: tuple[LivePod, ...]
+    devices: tuple[ShownDevice, ...]
+    attention: tuple[Attention, ...]
+
+
+def live(
+    node: str,
+    topology: Topology,
+    snapshot: Snapshot | None,
+    devices: Sequence[ShownDevice] = (),
+    found: Iterable[Attention] = (),
+) -> LiveNode:
+    """`snapshot` None: the agent has decided nothing yet. `found`: what else needs attention."""
+    pods = _pods(topology, snapshot) if snapshot else ()
+    return LiveNode(
+        SCHEMA_VERSION,
+        node,
+        snapshot.generation if snapshot else 0,
+        tuple(
+            LiveCpu(cpu.id, cpu.core, cpu.node, cpu.socket, cpu.l3, cpu.kind)
+            for cpu in topology.cpus
+        ),
+        _parts(topology),
+        sum(each.memory_bytes for each in topology.numa_nodes),
+        str(topology.offline),
+        str(topology.isolated),
+        snapshot.system if snapshot else "",
+        _pools(snapshot) if snapshot else (),
+        pods,
+        tuple(devices),
+        (*found, *_of_pods(pods), *_of_devices(devices)),
+    )
+
+
+def drift(recent: Recent, begin: str) -> tuple[Attention, ...]:
+    """What other processes changed and what could not be written since then, the newest first."""
+    found = (each for each in recent.changes if each.kind == "drift" and each.time >= begin)
+    return tuple(
+        Attention("Drift", each.text, pod=each.pod, time=each.time)
+        for each in islice(found, _MOST_DRIFT)
+    )
+
+
+_MOST_DRIFT: Final = 8
+
+
+def loads(
+    before: Mapping[int, tuple[int, int]], after: Mapping[int, tuple[int, int]], cpus: Iterable[int]
+) -> bytes:
+    """One byte for each CPU, in percent, 255 if it is unknown. `before`, `after`: the time that was
+    not idle and all time of each CPU, in any unit."""
+    found = bytearray()
+    for cpu in cpus:
+        busy, total = (
+            after[cpu][each] - before[cpu][each] if cpu in before and cpu in after else 0
+            for each in (0, 1)
+        )
+        found.append(min(max(round(100 * busy / total), 0), 100) if total > 0 else UNKNOWN)
+    return bytes(found)
+
+
+UNKNOWN: Final = 255
+
+
+def cpu_times(stat: str) -> dict[int, tuple[int, int]]:
+    """Of /proc/stat (Documentation/filesystems/proc.rst): by CPU, the time that was not idle and
+    all time, in clock ticks. The time of guests is part of the user's."""
+    found = {}
+    for line in stat.splitlines():
+        name, *words = line.split()[:9]
+        if name.startswith("cpu") and name[3:].isdecimal():
+            ticks = [int(word) for word in words if word.isdecimal()]
+            if len(ticks) == len(words) >= _IDLE_TICKS:
+                total = sum(ticks)
+                found[int(name[3:])] = total - sum(ticks[3:5]), total
+    return found
+
+
+_IDLE_TICKS: Final = 4
+"""The number of the first fields, of which the last is the idle time; the next one is the time that
+the CPU waited for disks."""
+
+
+def _parts(topology: Topology) -> tuple[LivePart, ...]:
+    homes = {cpu.id: cpu.node for cpu in topology.cpus}
+    seen: set[int] = set()
+
+    def of(part: Part, inside: bool) -> LivePart:
+        nodes = {homes[cpu] for cpu in part.cpus}
+        node = None
+        if not inside and len(nodes) == 1 and not nodes <= seen:
+            node = nodes.pop()
+            seen.add(node)
+        parts = tuple(of(each, inside or node is not None) for each in part.parts)
+        return LivePart(part.noun, part.title, str(part.cpus), node, parts, part.notes)
+
+    return tuple(of(each, False) for each in nesting.parts(topology))
+
+
+def _pools(snapshot: Snapshot) -> tuple[LivePool, ...]:
+    def of(kind: str, pools: tuple[Pool, ...]) -> Iterable[LivePool]:
+        return (LivePool(kind, pool.node, pool.cpuset) for pool in pools)
+
+    return (*of("LS", snapshot.ls_pools), *of("BE", snapshot.be_pools))
+
+
+def _pods(topology: Topology, snapshot: Snapshot) -> tuple[LivePod, ...]:
+    """By class, title and uid."""
+    homes = {cpu.id: cpu.node for cpu in topology.cpus}
+    owners = {each.uid: each for each in snapshot.owners}
+    local = {each.uid for each in snapshot.local_owners}
+    found = [
+        _pod(uid, pod, owners.get(uid), uid in local, homes) for uid, pod in snapshot.pods.items()
+    ]
+    order = {"LSE": 0, "LSR": 1, "LS": 2, "BE": 3}
+    return tuple(
+        sorted(found, key=lambda each: (order.get(each.qos, len(order)), each.title, each.uid))
+    )
+
+
+def _pod(
+    uid: str, pod: PodWanted, owner: Owner | None, by_policy: bool, homes: Mapping[int, int]
+) -> LivePod:
+    each_cpus = CpuSet.parse(pod.each.cpuset or "")
+    named = {name: CpuSet.parse(each.cpuset or "") for name, each in pod.containers.items()}
+    own = owner.cpus if owner else CpuSet()
+    # The containers that a node-local policy or the kubelet decides are all named.
+    cpus = union([own, *named.values()]) if owner and named else each_cpus | union(named.values())
+    waits = pod.each.blocked or next(
+        (each.blocked for each in pod.containers.values() if each.blocked), ""
+    )
+    state, reason = _state(pod, owner, by_policy)
+    return LivePod(
+        uid,
+        pod.title,
+        pod.qos.value,
+        str(cpus),
+        str(CpuSet(homes[cpu] for cpu in cpus if cpu in homes)),
+        state,
+        reason,
+        str(own),
+        owner.offline if owner else "",
+        pod.refused,
+        waits,
+        tuple(
+            LiveContainer(name, each.cpuset or "", _of_container(each))
+            for name, each in sorted(pod.containers.items())
+        ),
+    )
+
+
+def _state(pod: PodWanted, owner: Owner | None, by_policy: bool) -> tuple[str, str]:
+    if owner is not None and not owner.cpuset:
+        return "its CPUs are offline", "the pod shares a pool until they come back"
+    if owner is not None and owner.kubelet:
+        return "owns its CPUs", "the kubelet assigned them"
+    if owner is not None and by_policy:
+        return "owns its CPUs", "the node's own CPU policy chose them"
+    if owner is not None:
+        return "owns its CPUs", "a scheduler chose them (annotation resource-status)"
+    if pod.each.unmanaged and not pod.containers:
+        return "not managed", "the kubelet or another component sets its CPUs"
+    return "shares a pool", f"a pod of class {pod.qos.value} that owns no CPUs"
+
+
+def _of_container(wanted: Wanted) -> str:
+    if wanted.blocked:
+        return "waits"
+    if wanted.kubelet:
+        return "own, by the kubelet"
+    return "own" if wanted.exclusive else "not managed" if wanted.cpuset is None else "shared"
+
+
+def _of_pods(pods: Iterable[LivePod]) -> Iterable[Attention]:
+    for each in pods:
+        if each.refused:
+            yield Attention("Claim refused", each.refused, pod=each.title)
+        if each.waits and each.waits not in each.refused:
+            yield Attention("Containers wait", each.waits, pod=each.title)
+        if each.offline:
+            text = f"CPUs {each.offline} of the pod are offline"
+            yield Attention("CPUs offline", text, pod=each.title)
+
+
+def _of_devices(devices: Iterable[ShownDevice]) -> Iterable[Attention]:
+    for each in devices:
+        if each.healthy is False:
+            text = each.state or "the agent marked it unhealthy"
+            yield Attention("Device unhealthy", text, device=each.address)

@@ -1,0 +1,148 @@
+"""What happened on a node lately, from the audit trail: decisions, moves, drift, refusals, the
+sizes of the shared pools, and since when each pod has its CPUs.
+
+Records are added one by one as the trail grows; what is kept of them is bounded."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from agent.model.audit import AuditEvent, Record, WriteReason
+from agent.model.cpu.cpuset import CpuSet, CpuSetError
+from agent.view.history import sentence
+
+_DECISIONS: Final = frozenset(
+    {
+        AuditEvent.POD_DECIDED,
+        AuditEvent.POD_ENDED,
+        AuditEvent.CPUS_ASSIGNED,
+        AuditEvent.CPUS_CHANGED,
+        AuditEvent.CPUS_RELEASED,
+        AuditEvent.CPUS_FREE,
+        AuditEvent.DEVICES_CHANGED,
+        AuditEvent.PROCESS_STARTED,
+    }
+)
+_REFUSALS: Final = frozenset(
+    {
+        AuditEvent.CLAIM_NOT_HONORED,
+        AuditEvent.CONTAINER_REFUSED,
+        AuditEvent.DEVICES_REFUSED,
+        AuditEvent.UPDATE_REFUSED,
+        AuditEvent.CPUS_IN_USE,
+    }
+)
+_MOST_DECISIONS: Final = 240
+_MOST_MOVES: Final = 160
+_MOST_SIZES: Final = 2_000
+_CPUSET: Final = "cpuset.cpus"
+
+
+class RecentChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`kind`: decision, move, drift or refusal. `pod`: its title."""
+
+    time: str
+    kind: str
+    text: str
+    pod: str = ""
+    uid: str = ""
+
+
+class PoolSize(msgspec.Struct, frozen=True):
+    """The number of CPUs of a shared pool from `time` on. `kind`: LS or BE."""
+
+    time: str
+    kind: str
+    node: int
+    cpus: int
+
+
+class Recent(msgspec.Struct, frozen=True):
+    """`since`: by uid, when the pod got its CPUs. `pools` by time, each pool's first entry with the
+    size before the first change; `changes`: the newest first."""
+
+    since: dict[str, str]
+    pools: tuple[PoolSize, ...]
+    changes: tuple[RecentChange, ...]
+
+
+class RecentChanges:
+    """Takes records of all processes, of each process by time."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, str] = {}
+        self._pools: deque[PoolSize] = deque(maxlen=_MOST_SIZES)
+        self._pools_seen: set[tuple[str, int]] = set()
+        self._decisions: deque[RecentChange] = deque(maxlen=_MOST_DECISIONS)
+        self._moves: deque[RecentChange] = deque(maxlen=_MOST_MOVES)
+
+    def add(self, record: Record) -> None:
+        event = record.event
+        if event == AuditEvent.POOL_CHANGED:
+            self._add_pool(record)
+            return
+        if record.uid and event == AuditEvent.POD_DECIDED:
+            self._since.setdefault(record.uid, record.time)
+        elif record.uid and event in _CPUS:
+            self._since[record.uid] = record.time
+        elif event == AuditEvent.POD_ENDED:
+            self._since.pop(record.uid, None)
+        kind = _kind(record)
+        if kind:
+            change = RecentChange(record.time, kind, sentence(record), record.title, record.uid)
+            (self._moves if kind == "move" else self._decisions).append(change)
+
+    def since(self, begin: str) -> Recent:
+        """The pools and changes from that time on (see `audit.stamp`)."""
+        found = [each for each in (*self._decisions, *self._moves) if each.time >= begin]
+        found.sort(key=lambda each: each.time, reverse=True)
+        # A pool's last entry before `begin` has its size then.
+        before: dict[tuple[str, int], PoolSize] = {}
+        later = []
+        for each in self._pools:
+            if each.time < begin:
+                before[each.kind, each.node] = msgspec.structs.replace(each, time=begin)
+            else:
+                later.append(each)
+        return Recent(dict(self._since), (*before.values(), *later), tuple(found))
+
+    def _add_pool(self, record: Record) -> None:
+        kind, node = record.field.removesuffix("-pool").upper(), record.numa_node
+        if node is None:
+            return
+        if (kind, node) not in self._pools_seen:
+            self._pools_seen.add((kind, node))
+            self._pools.append(PoolSize(record.time, kind, node, _count(record.before)))
+        self._pools.append(PoolSize(record.time, kind, node, _count(record.after)))
+
+
+_CPUS: Final = frozenset(
+    {AuditEvent.CPUS_ASSIGNED, AuditEvent.CPUS_CHANGED, AuditEvent.CPUS_RELEASED}
+)
+
+
+def _count(cpus: str | None) -> int:
+    try:
+        return len(CpuSet.parse(cpus or ""))
+    except CpuSetError:
+        return 0
+
+
+def _kind(record: Record) -> str:
+    """ "" for what is not told: most records repeat for each file what a decision says."""
+    if record.event in _DECISIONS:
+        return "decision"
+    if record.event in _REFUSALS:
+        return "refusal"
+    if record.reason == WriteReason.CHANGED_BY_OTHER or record.event in (
+        AuditEvent.CGROUP_WRITE_FAILED,
+        AuditEvent.RECORDS_LOST,
+    ):
+        return "drift"
+    if record.event in (AuditEvent.CPUS_MOVED, AuditEvent.START_CHANGED):
+        return "move"
+    moved = record.event == AuditEvent.CGROUP_WRITTEN and record.field == _CPUSET
+    return "move" if moved and record.container else ""

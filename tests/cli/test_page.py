@@ -1,0 +1,138 @@
+"""`topolet page` on a machine, and on a node by a program in the place of kubectl."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+from agent.__main__ import main
+from agent.cli import page
+from agent.http.page import page_routes
+from agent.http.peers import NodeAddresses
+from agent.http.routes import Route, text_reply
+from agent.http.server import HttpServer
+from agent.node.daemon import HTTP_LIMITS
+from tests.cli.test_remote import RUNNING, pod
+from tests.waiting import DEADLINE_SECONDS
+
+KUBECTL = """#!/bin/sh
+cd {folder}
+case "$1" in
+get) cat pods;;
+port-forward) echo "$@" >forwarded; echo "{says}"; {then};;
+esac
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_desktop(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def kubectl(folder: Path, then: str, says: str = "Forwarding from 127.0.0.1:9326 -> 9999") -> None:
+    program = folder / "kubectl"
+    program.write_text(KUBECTL.format(folder=folder, then=then, says=says))
+    program.chmod(0o755)
+    found = pod("a", RUNNING) | {
+        "spec": {
+            "containers": [
+                {"name": "other", "ports": [{"name": "http", "containerPort": 1}]},
+                {"name": "agent", "ports": [{"name": "http", "containerPort": 9999}]},
+            ]
+        }
+    }
+    (folder / "pods").write_text(json.dumps({"items": [found]}))
+
+
+def test_on_a_node_the_page_is_forwarded_by_kubectl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    kubectl(tmp_path, "exit 0")
+    assert main(["page", "n1", "-n", "tools"]) == 0
+    assert capsys.readouterr().out == "http://localhost:9326/page\n"
+    assert (tmp_path / "forwarded").read_text().strip() == (
+        "port-forward -n tools pod/a 9326:9999 --address=127.0.0.1"
+    )
+    kubectl(tmp_path, "echo 'unable to listen' >&2; exit 1", says="")
+    assert main(["page", "n1", "--port=0"]) == 2
+    assert "pod/a :9999 " in (tmp_path / "forwarded").read_text()
+
+
+def test_ctrl_c_ends_the_command_and_kubectl(tmp_path: Path) -> None:
+    kubectl(tmp_path, "exec sleep 1000")
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "agent", "page", "n1"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as command:
+        try:
+            assert command.stdout is not None
+            assert command.stdout.readline() == "http://localhost:9326/page\n"
+            command.send_signal(signal.SIGINT)
+            assert command.wait(DEADLINE_SECONDS) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(command.pid, signal.SIGKILL)
+
+
+def test_a_port_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["page", "n1", "--port=70000"]) == 2
+    assert "--port: 70000" in capsys.readouterr().err
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Path:
+    """A root with a procfs that has no process."""
+    (tmp_path / "proc").mkdir()
+    return tmp_path
+
+
+def test_without_an_agent(process: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["page", f"--root={process}", "--state-dir=/run/none"]) == 1
+    assert "state-dir /run/none" in capsys.readouterr().err
+
+
+def test_on_the_machine_of_the_agent(
+    process: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It opens the page where there is a desktop; without one it prints the address."""
+    routes = {
+        **page_routes("node", {}),
+        "/readyz": Route("GET", lambda _: text_reply(200, "ok")),
+        "/metrics": Route("GET", lambda _: text_reply(200, "")),
+    }
+    server = HttpServer("127.0.0.1:0", routes, HTTP_LIMITS, NodeAddresses())
+    server.start()
+    folder = process / "proc" / "7"
+    folder.mkdir()
+    words = ["topolet", "agent", "--state-dir=/run/t", f"--http=127.0.0.1:{server.port}", ""]
+    (folder / "cmdline").write_text("\0".join(words))
+    (folder / "stat").write_text("7 (topolet) S 1" + " 0" * 48)
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: not opened.append(address))
+    address = f"http://localhost:{server.port}/page"
+    try:
+        for flags, desktop in (([], ""), (["--no-open"], ":0"), ([], ":0")):
+            monkeypatch.setenv("DISPLAY", desktop)
+            arguments = ["page", f"--root={process}", "--state-dir=/run/t", *flags]
+            assert main(arguments) == 0
+            assert capsys.readouterr().out == f"{address}\n"
+        assert opened == [address]
+    finally:
+        server.close()
+    assert main(["page", f"--root={process}", "--state-dir=/run/t"]) == 1
+    assert "kubectl topolet page NODE" in capsys.readouterr().err
+    assert page.LOCAL_PORT == 9326

@@ -1,0 +1,176 @@
+"""The values of the node's page, of real passes in a World."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.http.routes import HttpRequest, dispatch
+from agent.node.daemon import PAGE_VALUES
+from agent.node.page import NodePage
+from tests.fixtures.page import Looked, Shape
+
+TINY = Shape(1, 2, 1, 2, 1, gpus=2, nics=1)
+"""Four CPUs in two NUMA nodes."""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Looked:
+    return Looked(tmp_path, TINY)
+
+
+def values(node: Looked, name: str) -> Any:
+    request = HttpRequest("GET", f"/page/{name}", "", b"", False, "localhost", True)
+    reply = dispatch(node.routes(), request)
+    assert reply.status == 200
+    return json.loads(reply.body)
+
+
+def load(node: Looked) -> list[int]:
+    return list(base64.b64decode(values(node, "load")["load"]))
+
+
+def test_before_the_first_pass(node: Looked) -> None:
+    assert values(node, "state")["cpus"] == []
+    assert values(node, "load")["load"] == ""
+    assert values(node, "history")["changes"] == []
+
+
+def test_the_state_is_that_of_the_last_pass(node: Looked) -> None:
+    node.pod("own", "LSE", "1")
+    node.pod("web", "LS")
+    node.reconcile()
+    found = values(node, "state")
+    assert found["node"] == "node-a"
+    assert {each["title"]: each.get("own", "") for each in found["pods"]} == {
+        "ns/own": "1",
+        "ns/web": "",
+    }
+    assert [each["kind"] for each in found["devices"]] == ["gpu", "nic", "gpu"]
+    assert found["devices"][1]["state"] == "eth0"
+
+
+def test_the_revision_changes_with_the_state_alone(node: Looked) -> None:
+    node.pod("web", "LS")
+    node.reconcile()
+    node.reconcile()
+    first = values(node, "load")
+    node.use = {0: 50}
+    node.load()
+    node.reconcile()
+    again = values(node, "load")
+    assert (again["state"], again["history"]) == (first["state"], first["history"])
+    node.pod("own", "LSE", "1")
+    node.reconcile()
+    changed = values(node, "load")
+    assert changed["state"] > first["state"]
+    assert changed["history"] > first["history"]
+
+
+def test_revisions_of_another_agent_differ(node: Looked) -> None:
+    node.reconcile()
+    first = values(node, "load")
+    root, state = node.world.root, str(node.world.state)
+    later = NodePage(
+        "node-a", root, state, node.last, node.sysfs, node.gpu_report, str, clock=lambda: 4e9
+    )
+    assert json.loads(later.load())["state"] != first["state"]
+
+
+def test_a_device_that_is_ill_and_its_holders(node: Looked) -> None:
+    node.pod("own", "LSE", "1")
+    node.reconcile()
+    node.cards, node.ill = {1: ("ns/own",)}, {1: "Xid 79: the GPU has fallen off the bus"}
+    found = values(node, "state")
+    gpu = found["devices"][2]
+    assert (gpu["healthy"], gpu["holders"]) == (False, ["ns/own"])
+    assert gpu["utilization_percent"] is None
+    assert [(each["kind"], each["text"]) for each in found["attention"]] == [
+        ("Device unhealthy", "Xid 79: the GPU has fallen off the bus")
+    ]
+
+
+def test_a_refused_claim_is_told_once(node: Looked) -> None:
+    node.pod("one", "LSE", "1")
+    node.reconcile()
+    node.pod("two", "LSE", "1")
+    node.reconcile()
+    found = values(node, "state")["attention"]
+    assert [(each["kind"], each["pod"]) for each in found] == [("Claim refused", "ns/two")]
+
+
+def test_the_load_is_that_since_the_last_read(
+    node: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.node.page._LOAD_SECONDS", 0.0)
+    node.reconcile()
+    assert load(node) == [255] * 4
+    node.busy = {2: 1.0, 3: 0.25}
+    node.load()
+    assert load(node) == [0, 0, 100, 25]
+
+
+def test_browsers_share_a_read_of_the_load(node: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.node.page._LOAD_SECONDS", 3600.0)
+    node.reconcile()
+    load(node)
+    node.busy = {0: 1.0}
+    node.load()
+    assert load(node) == [255] * 4
+
+
+def test_use_of_gpus_is_by_address(node: Looked) -> None:
+    node.reconcile()
+    node.use = {0: 25}
+    address = values(node, "state")["devices"][0]["address"]
+    assert values(node, "load")["devices"][address] == {
+        "percent": 25,
+        "memory_used_bytes": 20 << 30,
+    }
+
+
+def test_without_devices(node: Looked) -> None:
+    node.reconcile()
+    page = NodePage("n", node.world.root, str(node.world.state), node.last, None, lambda: None, str)
+    assert json.loads(page.state())["devices"] == []
+    assert json.loads(page.load())["devices"] == {}
+
+
+def test_changes_come_from_the_trail_with_what_others_appended(node: Looked) -> None:
+    node.pod("own", "LSE", "1")
+    node.reconcile()
+    found = values(node, "history")
+    assert found["since"].keys() == {"own"}
+    assert "ns/own" in {each.get("pod") for each in found["changes"]}
+    node.ends("own")
+    node.reconcile()
+    later = values(node, "history")
+    assert later["since"] == {}
+    assert later["changes"][0]["time"] > found["changes"][0]["time"]
+    sizes = [each["cpus"] for each in later["pools"] if (each["kind"], each["node"]) == ("LS", 0)]
+    assert sizes[-2:] == [1, 2]
+
+
+def test_losing_the_trail_loses_nothing_else(node: Looked) -> None:
+    node.pod("web", "LS")
+    node.reconcile()
+    node.trail.close()
+    shutil.rmtree(node.world.state / "audit")
+    assert values(node, "history")["changes"] == []
+    assert [each["title"] for each in values(node, "state")["pods"]] == ["ns/web"]
+    assert values(node, "load")["problem"] == ""
+
+
+def test_why_the_agent_is_not_ready(node: Looked) -> None:
+    node.reconcile()
+    node.problem = "the runtime does not answer"
+    assert values(node, "load")["problem"] == "the runtime does not answer"
+
+
+def test_the_page_asks_for_values_that_exist() -> None:
+    assert all(callable(getattr(NodePage, each)) for each in PAGE_VALUES)

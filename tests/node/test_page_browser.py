@@ -1,0 +1,240 @@
+"""The node's page in a real browser, while the machine changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.http.server import HttpServer
+from tests.fixtures.browser import Browser, Tab, browsing
+from tests.fixtures.page import LARGE, Looked, served
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Looked:
+    it = Looked(tmp_path)
+    it.pod("web", "LS")
+    it.pod("batch", "BE")
+    it.reconcile()
+    it.pod("db", "LSE", "0-3,32-35")
+    it.pod("train", "LSR", "16-17,48-49")
+    it.cards = {0: ("ns/db",)}
+    it.busy = {0: 0.5}
+    it.reconcile()
+    return it
+
+
+@pytest.fixture
+def server(node: Looked) -> Iterator[HttpServer]:
+    with served(node) as found:
+        yield found
+
+
+@pytest.fixture
+def tab(browser: Browser, server: HttpServer) -> Iterator[Tab]:
+    it = browser.tab()
+    it.shape(1440, 900)
+    it.open(f"http://localhost:{server.port}/page")
+    it.until("document.querySelectorAll('.cpu[data-cpu]').length === 64", "the CPUs are drawn")
+    it.until("document.querySelectorAll('#pods tr').length === 4", "the pods are drawn")
+    yield it
+    it.close()
+
+
+def owned(tab: Tab) -> list[int]:
+    cells = "document.querySelectorAll('.cpu.owned[data-cpu]')"
+    return sorted(tab.run(f"[...{cells}].map(each => Number(each.dataset.cpu))"))
+
+
+def test_the_machine_changes_while_the_page_looks(node: Looked, tab: Tab) -> None:
+    """Owners come and go, a claim is refused, a card falls ill, CPUs get load."""
+    assert owned(tab) == [0, 1, 2, 3, 16, 17, 32, 33, 34, 35, 48, 49]
+    assert tab.run("document.getElementById('attention').hidden")
+    node.ends("train")
+    node.reconcile()
+    node.pod("late", "LSE", "0-1,32-33")
+    node.reconcile()
+    node.ill = {6: "Xid 79: the GPU has fallen off the bus"}
+    tab.until("!document.getElementById('attention').hidden", "attention")
+    tab.until("document.querySelectorAll('#attention-list li').length === 2", "two findings")
+    assert "CPUs 0-1,32-33 belong to pod ns/db" in tab.text("#attention-list")
+    assert "Xid 79" in tab.text("#attention-list")
+    assert owned(tab) == [0, 1, 2, 3, 32, 33, 34, 35]
+    assert "ns/train" not in tab.text("#pods")
+    assert "ns/train: The pod is gone" in tab.text("#changes")
+    node.busy = {5: 1.0}
+    node.load()
+    tab.until("document.querySelector('[data-cpu=\"5\"]').dataset.load === '100'", "load of CPU 5")
+    assert tab.violations() == []
+    assert tab.errors == []
+
+
+@pytest.mark.long
+def test_a_click_opens_a_cpu_a_pod_and_a_card_each_with_an_address(tab: Tab) -> None:
+    tab.click("[data-cpu='2']")
+    tab.until("location.hash === '#cpu=2' && !document.getElementById('detail').hidden")
+    shown = tab.text("#detail")
+    for text in ("CPU 2", "ns/db", "LSE", "resource-status", "UTC", "with CPU 34", "Socket"):
+        assert text in shown
+    tab.click("#detail a[href='#pod=ns/db']")
+    tab.until("document.getElementById('detail-title').textContent === 'Pod ns/db'")
+    assert "The pod owns CPUs 0-3,32-35" in tab.text("#detail")
+    tab.click("#detail a[href^='#device=']")
+    tab.until("document.getElementById('detail-title').textContent.startsWith('GPU 0')")
+    shown = tab.text("#detail")
+    for text in ("NVIDIA H100 80GB HBM3", "healthy", "ns/db", "18 NVLinks", "PCIe switch"):
+        assert text in shown
+    tab.press("Escape")
+    tab.until("document.getElementById('detail').hidden && location.hash === ''", "it is closed")
+    assert tab.errors == []
+
+
+@pytest.mark.long
+def test_an_address_opens_what_it_names(server: HttpServer, tab: Tab) -> None:
+    tab.open("about:blank")
+    tab.open(f"http://127.0.0.1:{server.port}/page#pod=ns/train&node=node-b")
+    tab.until("document.getElementById('detail-title')?.textContent === 'Pod ns/train'")
+    assert "The address is of node node-b; this is node-a." in tab.text("#detail")
+    tab.run("location.hash = '#pod=ns/never'")
+    tab.until("document.getElementById('detail').innerText.includes('does not see this pod')")
+
+
+@pytest.mark.long
+def test_search_by_name_and_by_cpu(tab: Tab) -> None:
+    tab.press("/")
+    tab.until("document.activeElement.id === 'search'", "the search has the focus")
+    tab.write("train")
+    tab.until("document.querySelectorAll('#pods tr').length === 1", "one pod")
+    assert tab.run("document.querySelectorAll('.cpu[data-cpu]:not(.dim)').length") == 4
+    tab.press("Escape")
+    tab.until("document.querySelectorAll('#pods tr').length === 4", "all pods")
+    tab.run("document.getElementById('search').value = ''")
+    tab.write("2-3")
+    tab.until("document.querySelectorAll('.cpu[data-cpu]:not(.dim)').length === 2", "two CPUs")
+    assert "ns/db" in tab.text("#pods")
+
+
+@pytest.mark.long
+def test_the_keyboard_alone(tab: Tab) -> None:
+    assert tab.run("document.querySelectorAll('.cpu[data-cpu][tabindex=\"0\"]').length") == 1
+    tab.run("document.querySelector('.cpu[tabindex=\"0\"]').focus()")
+    tab.press("ArrowRight")
+    assert tab.run("document.activeElement.dataset.cpu") == "32"
+    tab.press("End")
+    assert tab.run("document.activeElement.dataset.cpu") == "63"
+    tab.press("Home")
+    tab.press("Enter", text="\r")
+    tab.until("document.activeElement.id === 'detail-title'", "the details have the focus")
+    assert tab.text("#detail-title") == "CPU 0"
+    tab.press("Escape")
+    tab.until("document.activeElement.dataset.cpu === '0'", "the focus is back")
+
+
+@pytest.mark.long
+def test_pause_keeps_what_is_shown(node: Looked, tab: Tab) -> None:
+    tab.click("#pause")
+    tab.until("document.getElementById('status-text').textContent === 'Paused'")
+    node.pod("new", "LS")
+    node.reconcile()
+    tab.events(2.5)
+    assert "ns/new" not in tab.text("#pods")
+    tab.click("#pause")
+    tab.until("document.getElementById('pods').innerText.includes('ns/new')", "it goes on")
+
+
+@pytest.mark.long
+def test_an_agent_that_does_not_answer_is_told_and_one_that_comes_back_too(
+    node: Looked, server: HttpServer, tab: Tab
+) -> None:
+    port = server.port
+    server.close()
+    tab.until("!document.getElementById('stale').hidden", "the page tells it")
+    text = tab.text("#stale")
+    assert "The agent of node-a does not answer (no connection)" in text
+    assert "UTC" in text
+    assert tab.text("#status-text") == "No answer"
+    with served(node, port):
+        tab.until("document.getElementById('stale').hidden", "it answers again")
+        tab.until("document.getElementById('status-text').textContent === 'Live'")
+
+
+@pytest.mark.long
+def test_an_agent_that_is_not_ready_says_why(node: Looked, tab: Tab) -> None:
+    node.problem = "the runtime does not answer: connection refused"
+    tab.until("document.getElementById('attention').innerText.includes('connection refused')")
+
+
+@pytest.mark.long
+def test_names_are_text_whatever_they_contain(node: Looked, tab: Tab) -> None:
+    """No object of Kubernetes has such a name; a page must not depend on that."""
+    node.cards = {1: ("<img src=x onerror=alert(1)>",)}
+    node.ill = {2: "<script>document.title='owned'</script>"}
+    tab.until("document.getElementById('attention').innerText.includes('<script>')")
+    assert tab.run("document.querySelectorAll('main img, main script').length") == 0
+    assert tab.errors == []
+
+
+@pytest.mark.long
+def test_the_policy_refuses_other_scripts_and_html(tab: Tab) -> None:
+    for what in (
+        "document.body.innerHTML = 'x'",
+        "document.createElement('script').text = 'window.ran = 1'",
+        "document.body.setAttribute('onclick', 'window.ran = 1')",
+    ):
+        name = tab.run(
+            f"(() => {{ try {{ {what}; return ''; }} catch (it) {{ return it.name; }} }})()"
+        )
+        assert name == "TypeError", what
+    elsewhere = "fetch('http://127.0.0.1:1/').then(() => 'sent', error => error.name)"
+    assert tab.run(elsewhere) == "TypeError"
+    assert tab.run("fetch('/page/load').then(reply => reply.status)") == 200
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390], ids=["wide", "phone"])
+def test_axe_finds_no_violation(
+    node: Looked, tab: Tab, tmp_path: Path, width: int, dark: bool
+) -> None:
+    node.pod("late", "LSE", "0-1,32-33")
+    node.reconcile()
+    node.ill = {6: "Xid 79"}
+    tab.until("!document.getElementById('attention').hidden")
+    tab.shape(width, 844, dark=dark)
+    for address in ("", "#pod=ns/db", "#cpu=5"):
+        tab.run(f"location.hash = '{address}'")
+        tab.until(f"document.getElementById('detail').hidden === {'false' if address else 'true'}")
+        assert tab.violations() == []
+        assert tab.run("document.documentElement.scrollWidth") <= width
+    tab.screenshot(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 20_000
+
+
+@pytest.mark.long
+def test_only_the_agent_is_asked(server: HttpServer, tab: Tab) -> None:
+    assert all(
+        each.startswith((f"http://localhost:{server.port}/page", "data:")) for each in tab.requested
+    )
+
+
+@pytest.mark.long
+def test_512_cpus(browser: Browser, tmp_path: Path) -> None:
+    node = Looked(tmp_path, LARGE)
+    for number in range(24):
+        node.pod(f"p{number}", "LSE", f"{number * 8}-{number * 8 + 3}")
+    node.reconcile()
+    with served(node) as server:
+        it = browser.tab()
+        it.open(f"http://localhost:{server.port}/page")
+        it.until("document.querySelectorAll('.cpu[data-cpu]').length === 512", "all CPUs")
+        assert len(owned(it)) == 96
+        assert it.violations() == []
+        it.close()

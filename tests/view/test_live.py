@@ -1,0 +1,157 @@
+"""The value of a node that pages and terminals draw."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import LocalOwner, Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.view.devices import ShownDevice
+from agent.view.live import (
+    UNKNOWN,
+    Attention,
+    LiveNode,
+    LivePart,
+    LivePod,
+    cpu_times,
+    live,
+    loads,
+)
+from tests.builders import machine
+
+TOPOLOGY = machine(2, 4)
+"""Two nodes with four CPUs each."""
+
+
+def snapshot(
+    pods: dict[str, PodWanted],
+    owners: tuple[Owner, ...] = (),
+    local: tuple[LocalOwner, ...] = (),
+) -> Snapshot:
+    pools = (Pool(0, 0, "0-1"), Pool(1, 1, "4-7"))
+    return Snapshot(7, 0, "b", False, pools, pools[1:], owners, pods, {}, local_owners=local)
+
+
+def of(pods: dict[str, PodWanted], *owners: Owner, local: tuple[LocalOwner, ...] = ()) -> LiveNode:
+    return live("n", TOPOLOGY, snapshot(pods, owners, local))
+
+
+def pod(qos: QoS, cpus: str | None, **more: object) -> PodWanted:
+    exclusive = bool(more.pop("exclusive", False))
+    blocked = str(more.pop("blocked", ""))
+    wanted = Wanted(cpus, exclusive=exclusive, blocked=blocked)
+    return PodWanted("ns/a", qos, wanted, **more)  # type: ignore[arg-type]
+
+
+def only(found: LiveNode) -> LivePod:
+    (it,) = found.pods
+    return it
+
+
+def test_an_owner_with_reason_and_nodes() -> None:
+    it = only(of({"u": pod(QoS.LSE, "2-4", exclusive=True)}, Owner("u", "ns/a", QoS.LSE, "2-4")))
+    assert (it.own, it.cpus, it.nodes, it.state) == ("2-4", "2-4", "0-1", "owns its CPUs")
+    assert "resource-status" in it.reason
+
+
+def test_who_chose_the_cpus_of_an_owner() -> None:
+    named = pod(QoS.LS, "0-1", containers={"main": Wanted("2", exclusive=True, kubelet=True)})
+    owner = Owner("u", "ns/a", QoS.LS, "2", kubelet=True)
+    assert only(of({"u": named}, owner)).reason == "the kubelet assigned them"
+    assert only(of({"u": named}, owner)).cpus == "2"
+    by_policy = of(
+        {"u": named},
+        Owner("u", "ns/a", QoS.LSE, "2"),
+        local=(LocalOwner("u", "main", "2"),),
+    )
+    assert "policy" in only(by_policy).reason
+
+
+def test_sharers_and_pods_that_are_not_managed() -> None:
+    assert only(of({"u": pod(QoS.LS, "0-1,4-7")})).state == "shares a pool"
+    assert only(of({"u": pod(QoS.LS, None)})).state == "not managed"
+
+
+def test_what_needs_attention() -> None:
+    pods = {
+        "u": pod(QoS.LSE, "0-1", refused="CPUs 2-3 belong to pod ns/b"),
+        "v": PodWanted("ns/v", QoS.LSR, Wanted("3", blocked="a container of pod ns/u runs there")),
+    }
+    ill = ShownDevice("gpu", "0000:01:00.0", "H100", healthy=False, state="Xid 79")
+    well = ShownDevice("gpu", "0000:02:00.0", "H100", healthy=True)
+    owner = Owner("v", "ns/v", QoS.LSR, "3", offline="5")
+    found = live("n", TOPOLOGY, snapshot(pods, (owner,)), (ill, well), [Attention("First", "x")])
+    assert [(each.kind, each.pod or each.device) for each in found.attention] == [
+        ("First", ""),
+        ("Claim refused", "ns/a"),
+        ("Containers wait", "ns/v"),
+        ("CPUs offline", "ns/v"),
+        ("Device unhealthy", "0000:01:00.0"),
+    ]
+
+
+def test_a_node_that_has_decided_nothing() -> None:
+    found = live("n", TOPOLOGY, None)
+    assert (found.generation, found.pods, found.pools) == (0, (), ())
+    assert len(found.cpus) == 8
+
+
+def test_each_numa_node_has_one_place_for_its_devices() -> None:
+    def places(part: LivePart) -> list[int]:
+        own = [] if part.node is None else [part.node]
+        return own + [node for each in part.parts for node in places(each)]
+
+    found = live("n", TOPOLOGY, None)
+    assert sorted(node for part in found.parts for node in places(part)) == [0, 1]
+
+
+def test_json_has_every_name_that_the_page_reads() -> None:
+    found = msgspec.json.decode(msgspec.json.encode(of({"u": pod(QoS.LS, "0-1")})))
+    assert found["schema_version"] == 1
+    assert found["pools"][0] == {"kind": "LS", "node": 0, "cpus": "0-1"}
+    assert found["pods"][0]["title"] == "ns/a"
+    assert found["cpus"][4] == {"id": 4, "core": 4, "node": 1, "socket": 1} | (
+        {"l3": found["cpus"][4]["l3"]} if "l3" in found["cpus"][4] else {}
+    )
+
+
+STAT = """cpu  9 9 9 9 9 9 9 9 9 9
+cpu0 10 5 5 70 10 0 0 0 3 0
+cpu11 0 0 0 100 0 0 0 0 0 0
+intr 1 2 3
+"""
+
+
+def test_times_of_proc_stat() -> None:
+    assert cpu_times(STAT) == {0: (20, 100), 11: (0, 100)}
+
+
+@pytest.mark.parametrize("line", ["cpu1", "cpu1 a b c d", "cpux 1 2 3 4", "cpu1 1 2 3", ""])
+def test_lines_that_have_no_times_are_left_out(line: str) -> None:
+    assert cpu_times(line) == {}
+
+
+def test_loads() -> None:
+    before = {0: (0, 0), 1: (50, 100), 2: (5, 10)}
+    after = {0: (30, 100), 1: (50, 100), 3: (1, 1)}
+    assert list(loads(before, after, (0, 1, 2, 3))) == [30, UNKNOWN, UNKNOWN, UNKNOWN]
+
+
+@given(st.tuples(*[st.integers(0, 1 << 40)] * 4))
+def test_a_load_is_a_percentage_or_unknown_whatever_the_kernel_says(
+    values: tuple[int, int, int, int],
+) -> None:
+    (found,) = loads({0: values[:2]}, {0: values[2:]}, [0])
+    assert found <= 100 or found == UNKNOWN
+
+
+@given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)))
+def test_own_cpus_are_those_of_the_owner(own: set[int], shared: set[int]) -> None:
+    owner = Owner("u", "ns/a", QoS.LSE, str(CpuSet(own)))
+    it = only(of({"u": pod(QoS.LSE, str(CpuSet(shared)))}, owner))
+    assert CpuSet.parse(it.own) == CpuSet(own)
+    assert set(CpuSet.parse(it.cpus)) >= shared
