@@ -26,7 +26,6 @@ from agent.kube.objects import Object, ObjectKey
 from agent.kube.transport import ResponseLimits
 from agent.model import explanation
 from agent.model.apiobjects import from_object
-from agent.model.cpu.policies import Strategy
 from agent.model.explanation import Explanation, Explanations
 from agent.model.objects import ObjectError
 from agent.model.settings.options import SettingsError
@@ -101,14 +100,12 @@ def _write(found: Sequence[Explanation], output: str) -> None:
 
 def _offline(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequence[Explanation]:
     """Raises ExplainError, SettingsError, DocumentError, ObjectError and OSError."""
-    from agent.scheduler import process
     from agent.scheduler.explain.explainer import Explainer, by_title
     from agent.scheduler.explain.saved import SavedCluster
+    from agent.scheduler.rules import agent_selector, rules_of
 
-    agents = process.agent_selector(settings)
-    args = process.scheduler_args(settings.scheduler_args_file)
-    rules = process.allocator_rules(args, Strategy(settings.gpu_shares))
-    saved = SavedCluster(documents.saved_objects(arguments.objects), agents, rules)
+    objects = documents.saved_objects(arguments.objects)
+    saved = SavedCluster(objects, agent_selector(settings), rules_of(settings))
     for problem in saved.problems:
         print(f"topolet: {problem}", file=sys.stderr)
     drained = arguments.what_if_drained

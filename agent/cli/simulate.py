@@ -34,7 +34,7 @@ from agent.kube.documents import DocumentError
 from agent.kube.errors import StoreError
 from agent.kube.objects import Object
 from agent.model.apiobjects import ApiPod, from_object
-from agent.model.cpu.policies import PlacementPolicy, Strategy
+from agent.model.cpu.policies import PlacementPolicy
 from agent.model.objects import ObjectError
 from agent.model.settings.options import SettingsError
 from agent.model.settings.scheduler import ExplainSettings
@@ -110,20 +110,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run_fragmentation(arguments: argparse.Namespace) -> int:
     from agent.allocate.node_allocator.pod_request import PodRequestError
-    from agent.scheduler import fragmentation, process
+    from agent.scheduler import fragmentation
     from agent.scheduler.explain.saved import SavedCluster
+    from agent.scheduler.rules import agent_selector, rules_of
 
     try:
         settings = options.load(arguments, SETTINGS)
-        args = process.scheduler_args(settings.scheduler_args_file)
-        rules = process.allocator_rules(args, Strategy(settings.gpu_shares))
+        rules = rules_of(settings)
         sample = _sample(arguments.pod) if arguments.pod else None
         objects = (
             documents.saved_objects(arguments.objects)
             if arguments.objects
             else _of_cluster(settings)
         )
-        saved = SavedCluster(objects, process.agent_selector(settings), rules)
+        saved = SavedCluster(objects, agent_selector(settings), rules)
         for problem in saved.problems:
             print(f"topolet: {problem}", file=sys.stderr)
         progress = format.Progress(sys.stderr, 1)

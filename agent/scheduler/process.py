@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.host.daemon import Ending, Faults, Periodic, one_arena
 from agent.http.certificates import CertificateFiles
 from agent.http.limits import (
@@ -24,22 +23,19 @@ from agent.http.limits import (
 from agent.http.peers import node_addresses
 from agent.http.routes import Route
 from agent.http.server import HttpServer, ServerLimits
-from agent.kube import auth, documents
+from agent.kube import auth
 from agent.kube.auth import Access
-from agent.kube.documents import DocumentError
 from agent.kube.events import Recorder
 from agent.kube.listwatch import ListWatch
 from agent.kube.transport import Reachability, ResponseLimits, Transport
 from agent.model.cpu.policies import Strategy
-from agent.model.objects import ObjectError
-from agent.model.settings import plugin_args
 from agent.model.settings.options import SettingsError
-from agent.model.settings.plugin_args import Rules, SchedulerArgs
-from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings, split_names
+from agent.model.settings.plugin_args import SchedulerArgs
+from agent.model.settings.scheduler import SchedulerSettings, split_names
 from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.extender import extender
-from agent.scheduler.extender.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender.equivalence_cache import EquivalenceCache, StateNumbering
 from agent.scheduler.extender.handlers import ExtenderHandlers, QueueingExtender
 from agent.scheduler.leader import election
 from agent.scheduler.leader.election import AlwaysLeader, Leader, LeaseTimes
@@ -52,7 +48,12 @@ from agent.scheduler.preemption.evictor import Evictor
 from agent.scheduler.preemption.preemption import Preemption
 from agent.scheduler.preemption.victim_selection import NodeSnapshots
 from agent.scheduler.rebind.controller import RebindHours, RebindRequests, Rebinds
-from agent.scheduler.rebind.planning import RebindRules
+from agent.scheduler.rules import (
+    agent_selector,
+    allocator_rules,
+    rebind_rules,
+    scheduler_args,
+)
 from agent.scheduler.state.binder import Binder, ReservationExpiry
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
@@ -60,7 +61,6 @@ from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pod_patches import ClaimConditions, Corrections
 from agent.scheduler.state.pods_api import BindingApi
 from agent.scheduler.state.pods_seen import PlacementUpdates, PodsSeen
-from agent.scheduler.state.records import AgentSelector
 from agent.scheduler.state.watches import Watches, stale, watch_pace
 from agent.scheduler.unschedulable.events import NoRoomEvents
 from agent.scheduler.unschedulable.queue import UnschedulableQueue
@@ -77,6 +77,8 @@ REBIND_SECONDS: Final = 1.0
 """Interval of the steps of rebinds."""
 RETRY_SECONDS: Final = 0.5
 """Interval of the retries of unschedulable pods."""
+NUMBERING_SECONDS: Final = 1.0
+"""Interval in which the states of changed nodes are numbered."""
 EVICT_SECONDS: Final = 1.0
 """Interval of the evictions for unschedulable pods."""
 EVENT_SECONDS: Final = 2.0
@@ -129,49 +131,6 @@ def bind_limits(times: LeaseTimes) -> ResponseLimits:
     seconds = min(BIND_SECONDS, (times.lease_seconds - times.renew_seconds) * 0.8)
     connect, answer = seconds / 4, seconds * 3 / 4
     return ResponseLimits(connect_seconds=connect, read_seconds=answer, whole_seconds=answer)
-
-
-def scheduler_args(path: str) -> SchedulerArgs:
-    """Reads a YAML or JSON file. Raises SettingsError, which names file and field."""
-    if not path:
-        return plugin_args.defaults(Rules.PROPOSAL)
-    try:
-        return plugin_args.decode(documents.read(path))
-    except (OSError, DocumentError, ObjectError) as error:
-        raise SettingsError(f"scheduler-args-file {path}: {error}") from error
-
-
-def allocator_rules(args: SchedulerArgs, shares: Strategy) -> AllocatorRules:
-    """The allocation rules of all nodes. `shares` is the strategy for parts of GPUs."""
-    return AllocatorRules(
-        strategy=args.devices,
-        shares=shares,
-        unshared=args.unshared_gpus,
-        scoring=args,
-        zones=args.zones,
-        gpu_objective=args.gpu_objective,
-    )
-
-
-def agent_labels(text: str) -> dict[str, str]:
-    """Parses KEY=VALUE separated by commas. Raises SettingsError."""
-    labels = {}
-    for each in filter(None, map(str.strip, text.split(","))):
-        key, equals, value = each.partition("=")
-        if not key or not equals:
-            raise SettingsError(f"agent-selector: {each[:60]!r} is not KEY=VALUE")
-        labels[key] = value
-    return labels
-
-
-def rebind_rules(settings: SchedulerSettings) -> RebindRules:
-    excluded = split_names(settings.rebind_excluded_namespaces)
-    return RebindRules(excluded, settings.rebind_max_pods or None)
-
-
-def agent_selector(settings: SchedulerSettings | ExplainSettings) -> AgentSelector:
-    """Raises SettingsError."""
-    return AgentSelector(agent_labels(settings.agent_selector), settings.agent_namespace)
 
 
 def run(settings: SchedulerSettings) -> None:
@@ -272,8 +231,11 @@ class _Parts:
             pod = pod_of(settings.leader_pod)
             self._label = LeaderLabel(electing, pod, lambda: leadership.leading)
 
+        numbering = StateNumbering(cluster)
+
         def settled() -> None:
             candidate.keep()
+            numbering.step()
             freeze_garbage()
 
         former = FormerBindings(candidate.sent, bindings) if candidate.sent is not None else None
@@ -283,6 +245,12 @@ class _Parts:
         expiry = ReservationExpiry(cluster, groups, bindings)
         self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
         self._periodic = [Periodic("retry", RETRY_SECONDS, retry.step)]
+
+        def number_states() -> None:
+            if self._watches.synced:
+                numbering.step()
+
+        self._periodic.append(Periodic("states", NUMBERING_SECONDS, number_states))
         if evictor is not None:
             self._periodic.append(Periodic("evict", EVICT_SECONDS, evictor.step))
         self._periodic.append(Periodic("corrections", CORRECTION_SECONDS, corrections.step))

@@ -12,9 +12,9 @@ import yaml
 from agent.cli import options
 from agent.cli import scheduler as scheduler_command
 from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings
-from agent.scheduler import process
 from agent.scheduler.extender import extender
 from agent.scheduler.leader import label
+from agent.scheduler.rules import agent_selector
 from tests.deploy.manifests import SCHEDULER, kustomized, objects, of_kind, variables
 from tests.deploy.test_manifests import HARDENED
 
@@ -160,7 +160,7 @@ def test_both_have_the_files_of_their_configuration() -> None:
 
 def test_the_agent_selector_selects_the_daemonset() -> None:
     (agents,) = of_kind("DaemonSet").values()
-    found = process.agent_selector(settings())
+    found = agent_selector(settings())
     labels = agents["spec"]["template"]["metadata"]["labels"]
     assert found.include(agents["metadata"]["namespace"], labels)
     assert not found.include("default", labels)

@@ -25,7 +25,7 @@ from agent.model.settings import plugin_args
 from agent.model.settings.options import SettingsError
 from agent.model.settings.plugin_args import Rules, ZoneScoring
 from agent.model.settings.scheduler import SchedulerSettings, split_names
-from agent.scheduler import process
+from agent.scheduler import process, rules
 from agent.scheduler.extender import extender
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import ExtenderPreemptionArgs, ExtenderPreemptionResult
@@ -63,7 +63,7 @@ def test_a_bind_without_an_answer_of_the_api_server_ends_before_kube_schedulers_
 
 
 def test_without_a_file_the_proposals_scoring_applies() -> None:
-    assert process.scheduler_args("").rules is Rules.PROPOSAL
+    assert rules.scheduler_args("").rules is Rules.PROPOSAL
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_without_a_file_the_proposals_scoring_applies() -> None:
 )
 def test_the_file_sets_the_scoring(tmp_path: Path, text: str) -> None:
     (tmp_path / "args").write_text(text)
-    found = process.scheduler_args(str(tmp_path / "args"))
+    found = rules.scheduler_args(str(tmp_path / "args"))
     assert (found.rules, found.node.type) == (Rules.KOORDINATOR, Strategy.MOST_ALLOCATED)
 
 
@@ -92,7 +92,7 @@ def test_an_invalid_file_is_named(tmp_path: Path, text: str, message: str) -> No
     path = tmp_path / "args"
     path.write_text(text)
     with pytest.raises(SettingsError, match=f"scheduler-args-file {path}") as raised:
-        process.scheduler_args(str(path))
+        rules.scheduler_args(str(path))
     assert message in str(raised.value)
 
 
@@ -105,17 +105,17 @@ def test_names_of_clients(text: str, names: set[str]) -> None:
 
 
 def test_the_agents_of_the_manifests_are_selected() -> None:
-    assert process.agent_labels(SchedulerSettings().agent_selector) == AGENT_LABELS
-    assert process.agent_labels(" a=b, c= ,,") == {"a": "b", "c": ""}
-    assert process.agent_labels("") == {}
+    assert rules.agent_labels(SchedulerSettings().agent_selector) == AGENT_LABELS
+    assert rules.agent_labels(" a=b, c= ,,") == {"a": "b", "c": ""}
+    assert rules.agent_labels("") == {}
     for text in ("a", "=b"):
         with pytest.raises(SettingsError, match=f"agent-selector: '{text}' is not KEY=VALUE"):
-            process.agent_labels(text)
+            rules.agent_labels(text)
 
 
 def test_pods_of_another_namespace_are_not_agents() -> None:
     anywhere, ours = (
-        process.agent_selector(SchedulerSettings(agent_selector="a=b", agent_namespace=each))
+        rules.agent_selector(SchedulerSettings(agent_selector="a=b", agent_namespace=each))
         for each in ("", "ns")
     )
     assert [each.include("elsewhere", {"a": "b"}) for each in (anywhere, ours)] == [True, False]
@@ -131,7 +131,7 @@ def test_every_node_allocates_by_the_settings() -> None:
         "zoneScoringStrategy": {"type": "MostAllocated", "resources": [{"name": "cpu"}]},
     }
     args = plugin_args.decode(file)
-    assert process.allocator_rules(args, Strategy.LEAST_ALLOCATED) == AllocatorRules(
+    assert rules.allocator_rules(args, Strategy.LEAST_ALLOCATED) == AllocatorRules(
         strategy=Strategy.MOST_ALLOCATED,
         shares=Strategy.LEAST_ALLOCATED,
         unshared={"nvidia": frozenset({"T4"})},

@@ -4,6 +4,7 @@ Pods of one class get the same result on every node, so the cache has one row pe
 result per node. A result is computed at its first lookup (`RequirementsCheck`), once for all nodes
 in the same state (`allocate.node_allocator.node_states`), and dropped when the cluster's change log
 names its node: after a bind, each class that needs the result of that node computes it again.
+`StateNumbering` numbers the states before a lookup needs them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, Protocol
 
+from agent.allocate.node_allocator.node_states import NodeStates
+from agent.allocate.node_allocator.pod_request import Reads
 from agent.scheduler.state.pod_info import (
     UNKNOWN_NODE,
     ChangedNodes,
@@ -33,6 +36,8 @@ _FEW: Final = 32
 # While a row is filled, the lock is released for binds and watches after this time. The result of a
 # large group takes as long as those of hundreds of pods.
 _LOCKED_SECONDS: Final = 0.003
+# Numbering pauses as long as it holds the lock.
+_NUMBERING_SECONDS: Final = 0.001
 # A thread that waits for a lock rarely gets it if another thread takes it again at once.
 _PAUSE_SECONDS: Final = 0.00005
 
@@ -219,3 +224,56 @@ class _Row:
 
 def _value(result: Feasibility) -> Hashable:
     return result.key if isinstance(result, Feasible) else (result.reason, result.unresolvable)
+
+
+class NumberedNode(Protocol):
+    def state_number(self, states: NodeStates, read: Reads) -> int | None: ...
+
+
+class NumberedNodes(Protocol):
+    """The nodes whose states have numbers."""
+
+    node_states: NodeStates
+
+    @property
+    def lock(self) -> threading.RLock: ...
+
+    def changed_since(self, serial: int) -> ChangedNodes: ...
+
+    def node(self, name: str) -> NumberedNode | None: ...
+
+    def nodes(self) -> Iterable[Node]: ...
+
+
+class StateNumbering:
+    """Numbers the states of nodes that changed, so that the first pod of a shape does not wait for
+    the numbers of all nodes. Safe for many threads."""
+
+    def __init__(self, cluster: NumberedNodes) -> None:
+        self._cluster = cluster
+        self._stepping = threading.Lock()
+        self._serial = 0
+
+    def step(self) -> None:
+        """Returns when each node has the numbers of a state that it had during this call. Holds the
+        cluster's lock for about a millisecond at a time."""
+        with self._stepping:
+            changes = self._cluster.changed_since(self._serial)
+            self._serial = changes.serial
+            if changes.names is not None:
+                pending = deque(changes.names)
+            else:
+                pending = deque(each.name for each in self._cluster.nodes())
+            while pending:
+                self._number_some(pending)
+
+    def _number_some(self, pending: deque[str]) -> None:
+        with self._cluster.lock:
+            until = time.perf_counter() + _NUMBERING_SECONDS
+            while pending and time.perf_counter() < until:
+                node = self._cluster.node(pending.popleft())
+                if node is not None:
+                    for reads in Reads:
+                        node.state_number(self._cluster.node_states, reads)
+        if pending:
+            time.sleep(_NUMBERING_SECONDS)

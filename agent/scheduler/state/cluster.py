@@ -440,11 +440,11 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
 
     def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
         """The caller holds the cluster's lock."""
-        ineligibility = self.cluster.eligible(node, self.requirements.pod_request)
-        state = self.cluster.node(node)
+        pod_request, state = self.requirements.pod_request, self.cluster.node(node)
         if state is None:
             return UNKNOWN_NODE
-        if ineligibility is not None:
+        if (ineligibility := self.cluster.eligible(node, pod_request)) is not None:
             return Infeasible(ineligibility, unresolvable=True)
-        number = state.state_number(self.cluster.node_states, self.requirements.pod_request)
+        reads = pod_request.reads(state.allocator.properties)
+        number = state.state_number(self.cluster.node_states, reads)
         return checked(self.requirements, state.allocator, number, by_state)

@@ -13,7 +13,7 @@ from agent.allocate.devices.need import listed_resources
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Missing, MissingCause
 from agent.allocate.node_allocator.node_states import NodeStates
-from agent.allocate.node_allocator.pod_request import Needs, PodRequest, Reads
+from agent.allocate.node_allocator.pod_request import Needs, Reads
 from agent.allocate.node_allocator.properties import (
     AllocatorRules,
     NodeProperties,
@@ -288,10 +288,10 @@ class NodeInfo:
             self._ineligibilities[key] = None if lack is None else lack.text
         return self._ineligibilities[key]
 
-    def state_number(self, states: NodeStates, pod_request: PodRequest) -> int | None:
-        """That of what an offer to the pod reads of the node; None if no other node can have it."""
+    def state_number(self, states: NodeStates, read: Reads) -> int | None:
+        """That of what an offer that reads so much reads of the node; None if no other node can
+        have it."""
         properties = self.allocator.properties
-        read = pod_request.reads(properties)
         of, fixed = self._properties_numbers.get(read, (None, None))
         if of is None or not _same_but_zones(of, properties):
             fixed = states.of_properties(properties, read)
