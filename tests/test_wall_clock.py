@@ -23,6 +23,7 @@ REASONS = {
     "telemetry.audit": "the time of a record, and the age of a file",
     "kube.events": "the time of an Event",
     "scheduler.leader.election": "the times in a Lease, which no candidate compares with its clock",
+    "scheduler.page": "the times that a viewer sees, all from one difference of the two clocks",
     "scheduler.rebind.controller": "the beginning of a plan, which the next leader reads, and the "
     "hours of the day in which rebinds may begin",
     "scheduler.state.pods_api": "the time of a condition",

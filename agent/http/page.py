@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Generic, TypeVar
+
+import msgspec
 
 from agent.http.requests import Reply
 from agent.http.routes import JSON, Route
 
+Value = TypeVar("Value")
 PATH: Final = "/page"
+LOOKING_SECONDS: Final = 60.0
+"""Time after the last request of a viewer until nobody looks."""
 HTML: Final = "text/html; charset=utf-8"
 _FOLDER: Final = os.path.join(os.path.dirname(__file__), "pages")
 _PLACE: Final = re.compile("{(nonce|style|body|script)}")
@@ -35,17 +42,30 @@ _HEADERS: Final = (
 
 
 def page_routes(
-    name: str, values: Mapping[str, Callable[[], bytes]], *, path: str = PATH
+    name: str,
+    values: Mapping[str, Callable[[], bytes]],
+    answers: Mapping[str, Callable[[bytes], Reply]] | None = None,
+    *,
+    path: str = PATH,
 ) -> dict[str, Route]:
     """The routes of a page: at `path` its document, of the files NAME.html, NAME.css and NAME.js,
-    and below it the JSON that each of `values` returns, by its name."""
+    and below it the JSON that each of `values` returns, by its name, and the replies of `answers`
+    to posted JSON."""
 
     def of(value: Callable[[], bytes]) -> Route:
         return Route("GET", lambda _: Reply(200, value(), JSON, headers=_HEADERS), loopback=True)
 
+    def posted(answer: Callable[[bytes], Reply]) -> Route:
+        return Route(
+            "POST",
+            lambda body: msgspec.structs.replace(answer(body), headers=_HEADERS),
+            loopback=True,
+        )
+
     return {
         path: Route("GET", lambda _: _document(name), loopback=True),
         **{f"{path}/{each}": of(value) for each, value in values.items()},
+        **{f"{path}/{each}": posted(answer) for each, answer in (answers or {}).items()},
     }
 
 
@@ -65,3 +85,29 @@ def _document(name: str) -> Reply:
 def _file(name: str) -> str:
     with open(os.path.join(_FOLDER, name), encoding="utf-8") as file:
         return file.read()
+
+
+class Viewed(Generic[Value]):
+    """The values of a page: made when somebody looks, and dropped when nobody does. Safe for many
+    threads."""
+
+    def __init__(self, make: Callable[[], Value]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._value: Value | None = None
+        self._asked_at = 0.0
+
+    def current(self) -> Value:
+        """For a request of a viewer."""
+        with self._lock:
+            self._asked_at = time.monotonic()
+            value = self._value
+            if value is None:
+                value = self._value = self._make()
+            return value
+
+    def forget(self, seconds: float = LOOKING_SECONDS) -> None:
+        """Drops them after `seconds` without a request."""
+        with self._lock:
+            if self._value is not None and time.monotonic() - self._asked_at > seconds:
+                self._value = None

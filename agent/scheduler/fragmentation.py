@@ -11,7 +11,7 @@ what rebinds would gain, and how many more pods of one kind fit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -19,25 +19,18 @@ import msgspec
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Refused
 from agent.allocate.node_allocator.pod_request import PodRequest, PodRequestError, request_of
-from agent.allocate.placement.demand import FULL, PodKind
-from agent.allocate.placement.residual import CELL, Residual, residual
+from agent.allocate.placement.demand import PodKind
+from agent.allocate.placement.residual import residual
 from agent.model.apiobjects import ApiPod
 from agent.model.fragmentation import ClusterFragmentation, NodeFragmentation, RebindGain
 from agent.model.rebind_resource import RebindRequest, StatusMeasures
+from agent.scheduler.node_table import FRACTION, PodDemand, of_node
 from agent.scheduler.rebind.planning import RebindRules, first_status
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.node_info import NodeInfo
 
 MAX_FITTING: Final = 10_000
 """Pods that are counted on one node."""
-_FRACTION: Final = 3
-
-
-class _Demand(msgspec.Struct, frozen=True):
-    """`owned`: by the number of CPUs of their own, the pods of the cluster."""
-
-    owned: Mapping[int, int]
-    placement: Residual
 
 
 def fragmentation(
@@ -61,12 +54,14 @@ def fragmentation(
             progress(node.name, number / len(nodes))
             fitting = None if request is None else _fitting(cluster, node, request)
             gain = _gain(node.allocator, by_node.get(node.name, ()))
-            of_node = _of_node(node.allocator, demand)
-            found.append(msgspec.structs.replace(of_node, rebind=gain, fitting=fitting))
+            lost = of_node(node.allocator, demand)
+            found.append(msgspec.structs.replace(lost, rebind=gain, fitting=fitting))
         return _total(nodes, found)
 
 
-def _demand(pods: Iterable[ApiPod], nodes: Sequence[NodeInfo], cluster: SchedulerCache) -> _Demand:
+def _demand(
+    pods: Iterable[ApiPod], nodes: Sequence[NodeInfo], cluster: SchedulerCache
+) -> PodDemand:
     owned: Counter[int] = Counter()
     kinds: Counter[PodKind] = Counter()
     for pod in pods:
@@ -77,50 +72,7 @@ def _demand(pods: Iterable[ApiPod], nodes: Sequence[NodeInfo], cluster: Schedule
         kinds[request.kind] += 1
         if request.resources.owner:
             owned[-(-request.requests.get("cpu", 0) // 1000)] += 1
-    return _Demand(owned, residual(kinds, [each.site for each in nodes]))
-
-
-def _of_node(allocator: NodeAllocator, demand: _Demand) -> NodeFragmentation:
-    found = NodeFragmentation(allocator.properties.name)
-    cpus = allocator.properties.cpus
-    if cpus is not None and (layout := cpus.layout) is not None:
-        free = allocator.free_cpus()
-        whole = layout.expand(layout.whole(free)) & free
-        found = msgspec.structs.replace(
-            found,
-            free_cpus=free.bit_count(),
-            cpus_on_broken_cores=(free & ~whole).bit_count(),
-            cpus_on_small_numa_rests=sum(
-                _unusable(area.cpus.bit_count(), (area.cpus & free).bit_count(), demand.owned)
-                for area in layout.nodes
-            ),
-        )
-    if allocator.properties.inventory is None:
-        return found
-    room, value = allocator.room, demand.placement.value
-    idle = sum(room.left.values()) / FULL
-    shares = sum(
-        max(0.0, left / FULL - value[left // CELL])
-        for left in room.left.values()
-        if 0 < left < FULL
-    )
-    stranded = demand.placement.stranded(idle, max(0, room.cpu), max(0, room.memory))
-    return msgspec.structs.replace(
-        found,
-        free_gpus=round(idle, _FRACTION),
-        gpus_lost_to_shares=round(shares, _FRACTION),
-        gpus_without_cpu_or_memory=round(stranded, _FRACTION),
-    )
-
-
-def _unusable(capacity: int, free: int, owned: Mapping[int, int]) -> float:
-    """The expected free CPUs of a NUMA node that a pod with CPUs of its own can't use there."""
-    fitting = {size: pods for size, pods in owned.items() if size <= capacity}
-    pods = sum(fitting.values())
-    if not pods:
-        return 0.0
-    larger = sum(each for size, each in fitting.items() if size > free)
-    return round(free * larger / pods, _FRACTION)
+    return PodDemand(owned, residual(kinds, [each.site for each in nodes]))
 
 
 def _gain(allocator: NodeAllocator, pods: Sequence[ApiPod]) -> RebindGain | None:
@@ -173,7 +125,7 @@ def _total(nodes: Sequence[NodeInfo], found: Sequence[NodeFragmentation]) -> Clu
         return sum(measure(each.before) - measure(each.after) for each in gains)
 
     def total(amount: Callable[[NodeFragmentation], float]) -> float:
-        return round(sum(map(amount, found)), _FRACTION)
+        return round(sum(map(amount, found)), FRACTION)
 
     return ClusterFragmentation(
         cpus=sum(layout.cpus.bit_count() for layout in layouts if layout is not None),

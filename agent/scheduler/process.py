@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -20,6 +20,7 @@ from agent.http.limits import (
     UNCERTIFIED_EACH_SECOND,
     ConnectionLimits,
 )
+from agent.http.page import Viewed, page_routes
 from agent.http.peers import node_addresses
 from agent.http.routes import Route
 from agent.http.server import HttpServer, ServerLimits
@@ -66,6 +67,9 @@ from agent.scheduler.unschedulable.events import NoRoomEvents
 from agent.scheduler.unschedulable.queue import UnschedulableQueue
 from agent.scheduler.unschedulable.retry import Retry, unschedulable_pods
 from agent.telemetry.schedulermetrics import SchedulerValues
+
+if TYPE_CHECKING:
+    from agent.scheduler.page import ClusterPage
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +146,7 @@ def run(settings: SchedulerSettings) -> None:
     ended = threading.Event()
     with Faults(ended.set), ExitStack() as closing:
         parts = _Parts(settings, args, access, closing)
-        listening = servers(settings, parts.routes, parts.explain)
+        listening = servers(settings, parts.routes, {endpoint.PATH: parts.explain, **parts.page})
         with Ending(ended.set), ExitStack() as open_servers:
             for each in listening:
                 each.start()
@@ -249,6 +253,7 @@ class _Parts:
         def number_states() -> None:
             if self._watches.synced:
                 numbering.step()
+            viewed.forget()
 
         self._periodic.append(Periodic("states", NUMBERING_SECONDS, number_states))
         if evictor is not None:
@@ -318,6 +323,22 @@ class _Parts:
         identity = candidate.identity
         holder = identity if self._leader is not None else ""
         self.explain = endpoint.route(explainer, self._gate.reason, holder)
+
+        def make_page() -> ClusterPage:
+            from agent.scheduler.page import ClusterPage  # only while somebody looks
+
+            reason, decisions = self._gate.reason, binder.decisions
+            return ClusterPage(cluster, queue, decisions, explainer, reason, holder)
+
+        viewed = Viewed(make_page)
+        self.page = page_routes(
+            "cluster",
+            {},
+            {
+                "state": lambda body: viewed.current().state(body),
+                "detail": lambda body: viewed.current().detail(body),
+            },
+        )
         recorder = Recorder(transport(), CONTROLLER, election.host_of(identity), "Scheduling")
         closing.callback(recorder.close)
         no_room = NoRoomEvents(queue, explainer, recorder, self._leads)
@@ -393,9 +414,10 @@ def extender_limits(settings: SchedulerSettings) -> ServerLimits:
 
 
 def servers(
-    settings: SchedulerSettings, routes: Mapping[str, Route], explain: Route | None = None
+    settings: SchedulerSettings, routes: Mapping[str, Route], for_people: Mapping[str, Route]
 ) -> list[HttpServer]:
-    """Returns the extender's server as the first one. Raises CertificateError and SettingsError."""
+    """Returns the extender's server as the first one. `for_people`: explanations and the page.
+    Raises CertificateError and SettingsError."""
     certificate = None
     if settings.tls_certificate_file:
         certificate = CertificateFiles(
@@ -411,7 +433,7 @@ def servers(
     found = [HttpServer(settings.extender_address, routes, limits, node, certificate, names)]
     if settings.scheduler_http:
         pages = {path: routes[path] for path in _PAGES}
-        if explain is not None and settings.explain:
-            pages[endpoint.PATH] = explain
+        if settings.explain:
+            pages |= for_people
         found.append(HttpServer(settings.scheduler_http, pages, PAGE_LIMITS, node))
     return found

@@ -104,7 +104,7 @@ def _bound(bound: BoundFacts) -> str:
 
 def _verdict_lines(verdict: NodeVerdict, wins: bool, width: int) -> list[str]:
     if verdict.offer is not None:
-        return _offer_lines(verdict.node, verdict.offer, wins, width)
+        return offer_lines(verdict.node, verdict.offer, wins, width)
     lines = [f"{verdict.node}: no room"]
     for cause in verdict.causes:
         lines += _cause_lines(cause, width, "  ")
@@ -113,7 +113,8 @@ def _verdict_lines(verdict: NodeVerdict, wins: bool, width: int) -> list[str]:
     return lines
 
 
-def _offer_lines(node: str, offer: OfferFacts, wins: bool, width: int) -> list[str]:
+def offer_lines(node: str, offer: OfferFacts, wins: bool, width: int) -> list[str]:
+    """`wins`: the node is the pod's, so that how the offer came about matters."""
     parts = [f"score {offer.score}"]
     if offer.cpus:
         parts.append(f"CPUs {offer.cpus}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
-from agent.http.page import page_routes
+from agent.http.page import Viewed, page_routes
 from agent.http.peers import is_loopback
 from agent.http.requests import Reply, encode_reply, parse_head
 from agent.http.routes import HttpRequest, dispatch
@@ -106,3 +107,35 @@ def test_headers_of_a_reply_are_sent() -> None:
         Reply(200, b"x", headers=(("A", "b"), ("C", "d"))), with_body=True, close=True
     )
     assert b"\r\nA: b\r\nC: d\r\n\r\nx" in sent
+
+
+def test_a_page_answers_posted_questions_for_itself_alone() -> None:
+    """A form or a script of another site can't post JSON without asking first."""
+    routes = page_routes("cluster", {}, {"state": lambda body: Reply(200, body)})
+    asked = HttpRequest(
+        "POST", "/page/state", "application/json", b"{}", False, "localhost:9329", True
+    )
+    reply = dispatch(routes, asked)
+    assert (reply.status, reply.body) == (200, b"{}")
+    assert dict(reply.headers)["Cross-Origin-Resource-Policy"] == "same-origin"
+    for changes in ({"loopback": False}, {"host": "example.com"}):
+        refused = msgspec.structs.replace(asked, **changes)  # type: ignore[arg-type]
+        assert dispatch(routes, refused).status == 403
+    plain = msgspec.structs.replace(asked, content_type="text/plain")
+    assert dispatch(routes, plain).status == 415
+
+
+def test_values_are_there_while_somebody_looks() -> None:
+    made: list[object] = []
+
+    def make() -> object:
+        made.append(object())
+        return made[-1]
+
+    viewed = Viewed(make)
+    viewed.forget(0.0)
+    assert viewed.current() is viewed.current() is made[0]
+    viewed.forget(60.0)
+    assert viewed.current() is made[0]
+    viewed.forget(-1.0)
+    assert viewed.current() is made[1]

@@ -36,7 +36,7 @@ from agent.model.objects import ObjectError
 from agent.model.pod import annotations, batch, qos
 from agent.model.pod.annotations import AnnotationError
 from agent.model.quantities import QuantityError
-from agent.scheduler import webhook
+from agent.scheduler import page, webhook
 from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.extender import extender
@@ -881,6 +881,24 @@ def _requests() -> Iterator[Target]:
         ("scheduler.explain.endpoint:decode_request",),
         (BadRequestError,),
         ("explain: ",),
+    )
+    yield Target(
+        "question of the page of the cluster",
+        page.decode_question,
+        of_json,
+        (_json({"lease_holder": "h", "search": "n", "range": {"column": "gpus", "low": 1}}),),
+        ("scheduler.page:_decoded",),
+        (BadRequestError,),
+        ("page: ",),
+    )
+    yield Target(
+        "question about a node, a pod or a decision",
+        page.decode_detail_question,
+        of_json,
+        (_json({"lease_holder": "h", "pod": "n/p", "explain": True}),),
+        ("scheduler.page:_decoded",),
+        (BadRequestError,),
+        ("page: ",),
     )
     yield Target(
         "explanations",

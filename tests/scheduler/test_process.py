@@ -157,7 +157,7 @@ def test_inconsistent_settings(changes: dict[str, str], message: str) -> None:
     settings = msgspec.structs.replace(SchedulerSettings(scheduler_http=""), **changes)
     pages = dict.fromkeys(("/healthz", "/readyz", "/metrics"))
     with pytest.raises(SettingsError, match=message):
-        process.servers(settings, pages)  # type: ignore[arg-type]
+        process.servers(settings, pages, {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("client_ca", ["", "/ca.crt"])

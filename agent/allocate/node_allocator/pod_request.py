@@ -251,12 +251,16 @@ def as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodRequest
 
 def kind_of(pod: ApiPod) -> PodKind:
     """What placements read of the pod; a request for devices that can't be read does not count."""
-    requests = pod_requests(pod)
+    return kind_of_requests(pod_requests(pod), pod.gpu_models)
+
+
+def kind_of_requests(requests: Mapping[str, int], models: tuple[str, ...] = ()) -> PodKind:
+    """The same from the sum of the pod's requests, and the GPU models that it allows."""
     try:
         devices = type_requests(requests)
     except RequestError:
         devices = {}
-    return _kind(requests, devices, pod.gpu_models)
+    return _kind(requests, devices, models)
 
 
 def _kind(

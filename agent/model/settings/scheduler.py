@@ -120,7 +120,7 @@ class SchedulerSettings(Options, frozen=True):
         bool,
         msgspec.Meta(
             description="scheduler: answers `topolet explain` on scheduler-http: which nodes have "
-            "room for a pod, without names of other pods"
+            "room for a pod, without names of other pods; and serves the page for the cluster there"
         ),
     ] = True
     node_addresses: NodeAddresses = NODE_ADDRESSES

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import (
+    Granted,
     Missing,
     MissingCause,
     Refused,
@@ -18,6 +19,7 @@ from agent.allocate.node_allocator.answer import (
 from agent.allocate.node_allocator.assigned_pods import held_devices
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.nrt.filter import Misfit, MisfitCause
+from agent.allocate.numa.hint import ids
 from agent.allocate.policies_in_force import PROFILES
 from agent.allocate.reasons import Reason, Rejection
 from agent.model import quantities
@@ -30,7 +32,7 @@ from agent.model.cpu.policies import (
 )
 from agent.model.devices.device_allocation import DEVICE_ALLOCATE_HINT, DEVICE_JOINT_ALLOCATE
 from agent.model.devices.device_object import GPU_PARTITIONS
-from agent.model.explanation import Cause, ObjectField
+from agent.model.explanation import Cause, NumaTrial, ObjectField, OfferFacts, PolicyFact
 from agent.model.nrt.node_annotations import AMPLIFICATION_RATIO, RESERVATION
 from agent.model.pod.annotations import (
     GPU_ISOLATION_PROVIDER,
@@ -366,3 +368,29 @@ _MISSING_OBJECTS: Final[dict[MissingCause, tuple[_Place, ...]]] = {
     MissingCause.GPU_ISOLATION: (_label("Pod", GPU_ISOLATION_PROVIDER), ("Node", "its GPUs")),
     MissingCause.GPU_NOT_DIVIDED: (_POD_REQUESTS,),
 }
+
+
+def offer_facts(granted: Granted) -> OfferFacts:
+    offer, allocation = granted.offer, granted.device_allocation
+    by_type = allocation.devices if allocation is not None else {}
+    order = tuple(map(int, granted.order))
+    devices = {kind: tuple(each.minor for each in chosen) for kind, chosen in by_type.items()}
+    if offer is None:
+        return OfferFacts(granted.score, order, devices=devices)
+    why, merged = offer.why, offer.why.merged
+    return OfferFacts(
+        granted.score,
+        order,
+        str(offer.allocation.cpus),
+        offer.allocation.amounts,
+        devices,
+        tuple(PolicyFact(each.policy, each.value, each.source) for each in why.policies),
+        tuple(
+            NumaTrial(each.nodes, each.score, each.rejection.reason if each.rejection else "")
+            for each in why.candidates
+        ),
+        None if merged is None or merged.mask is None else ids(merged.mask),
+        tuple(merged.causes) if merged is not None else (),
+        tuple(each.value for each in why.steps),
+        offer.price.split_cores,
+    )

@@ -19,7 +19,6 @@ import msgspec
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Missing, MissingCause, Refused
 from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
-from agent.allocate.numa.hint import ids
 from agent.model.apiobjects import ApiPod, GroupError, PodGroup
 from agent.model.explanation import (
     BoundFacts,
@@ -29,10 +28,7 @@ from agent.model.explanation import (
     GroupFacts,
     NameOf,
     NodeVerdict,
-    NumaTrial,
     ObjectField,
-    OfferFacts,
-    PolicyFact,
 )
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler.explain import causes
@@ -243,7 +239,7 @@ class Explainer:
                 summary = "no room for the whole group"
                 cause = Cause(NO_ROOM_FOR_GROUP, text, summary, objects=objects)
                 return NodeVerdict(name, (cause,), not whole.unresolvable), None
-        return NodeVerdict(name, offer=_facts(found)), found
+        return NodeVerdict(name, offer=causes.offer_facts(found)), found
 
     def _commit(self, node: str, granted: Granted, copies: dict[str, NodeAllocator]) -> None:
         """Places the pod on a copy of the node."""
@@ -393,29 +389,3 @@ def _refused(
     node: str, code: str, text: str, kind: str, name: str, field: str = "spec.unschedulable"
 ) -> NodeVerdict:
     return NodeVerdict(node, (_cause(code, text, (kind, name, field)),))
-
-
-def _facts(granted: Granted) -> OfferFacts:
-    offer, allocation = granted.offer, granted.device_allocation
-    by_type = allocation.devices if allocation is not None else {}
-    order = tuple(map(int, granted.order))
-    devices = {kind: tuple(each.minor for each in chosen) for kind, chosen in by_type.items()}
-    if offer is None:
-        return OfferFacts(granted.score, order, devices=devices)
-    why, merged = offer.why, offer.why.merged
-    return OfferFacts(
-        granted.score,
-        order,
-        str(offer.allocation.cpus),
-        offer.allocation.amounts,
-        devices,
-        tuple(PolicyFact(each.policy, each.value, each.source) for each in why.policies),
-        tuple(
-            NumaTrial(each.nodes, each.score, each.rejection.reason if each.rejection else "")
-            for each in why.candidates
-        ),
-        None if merged is None or merged.mask is None else ids(merged.mask),
-        tuple(merged.causes) if merged is not None else (),
-        tuple(each.value for each in why.steps),
-        offer.price.split_cores,
-    )

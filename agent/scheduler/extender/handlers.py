@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -393,7 +394,14 @@ class QueueingExtender:
             tuple(itertools.islice(candidates, MAX_CANDIDATES)),
             args.pod.nominated,
         )
+        found = msgspec.structs.replace(found, reasons=_frequent_reasons(result))
         self._queue.add(found, args.node_names if group_node is None else (group_node,))
+
+
+def _frequent_reasons(result: ExtenderFilterResult) -> tuple[tuple[str, int], ...]:
+    nodes = Counter(result.failed_nodes.values())
+    nodes.update(result.failed_and_unresolvable_nodes.values())
+    return tuple(nodes.most_common(MAX_DETAILED_REASONS))
 
 
 def _without(result: ExtenderFilterResult, nominated_nodes: Sequence[str]) -> ExtenderFilterResult:

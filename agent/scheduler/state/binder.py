@@ -8,8 +8,11 @@ the outcome of a Binding is unknown, its reservation stays.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -19,7 +22,7 @@ from agent.allocate.node_allocator.pod_request import PodRequestError
 from agent.model.apiobjects import GroupError
 from agent.scheduler.state.cluster import Reservation, ReserveError, SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
-from agent.scheduler.state.pod_info import PodInfo, PodInfoCache, PodName, pod_info
+from agent.scheduler.state.pod_info import BindDecision, PodInfo, PodInfoCache, PodName, pod_info
 from agent.scheduler.state.pods_api import BindError, BindingApi, BindOutcome, PodError
 
 log = logging.getLogger(__name__)
@@ -28,13 +31,17 @@ SNAPSHOT_SECONDS: Final = 1.0
 """At the filter of a pod, kube-scheduler's snapshot of the nodes is younger than this."""
 
 
+MAX_DECISIONS: Final = 200
+"""The last decisions that are kept, of some kilobytes each."""
+
+
 class LostRaceError(BindError):
     """The filter returned the node, but it does not have room for the pod any more."""
 
 
 class Binder:
     """Safe for many threads. `lost_races` counts the binds that failed because another pod took the
-    room after the filter."""
+    room after the filter. `decisions`: the last ones, the newest at the end."""
 
     def __init__(
         self,
@@ -43,6 +50,8 @@ class Binder:
         bindings: BindingApi,
         pod_infos: PodInfoCache,
         unavailable_reason: Callable[[], str | None] = lambda: None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`unavailable_reason` returns why no Binding may be sent now, or None."""
         self._cluster = cluster
@@ -54,17 +63,39 @@ class Binder:
         self._binding: set[str] = set()
         self._unknown_outcomes: dict[str, Mapping[str, str]] = {}
         self.lost_races = 0
+        self.decisions: deque[BindDecision] = deque(maxlen=MAX_DECISIONS)
+        self._clock = clock
+        self._numbers = itertools.count(1)
 
     def bind(self, pod: PodName, node: str) -> None:
         """Does nothing for a pod that is bound to that node already. Raises BindError."""
+        try:
+            bound, granted = self._bind(pod, node)
+        except BindError as error:
+            self._decided(pod, node, error=str(error))
+            raise
+        if bound:
+            self._decided(pod, node, granted)
+
+    def _decided(
+        self, pod: PodName, node: str, granted: Granted | None = None, error: str = ""
+    ) -> None:
+        self.decisions.append(
+            BindDecision(next(self._numbers), self._clock(), pod, node, granted, error)
+        )
+
+    def _bind(self, pod: PodName, node: str) -> tuple[bool, Granted | None]:
+        """Whether the pod was not bound before, and the offer that it got."""
+        granted: Granted | None = None
         with self._exclusively(pod):
             info = self._pod_info(pod, node)
             if info is None:
-                return
+                return False, None
             with self._cluster.lock:
                 annotations = earlier = self._unresolved_binding(pod, node)
                 if annotations is None:
-                    annotations = self._reserve(info, node).annotations()
+                    granted = self._reserve(info, node)
+                    annotations = granted.annotations()
                     self._check_overcommitment(info, node)
             # The outcome of a Binding is unknown after an exception.
             outcome = BindOutcome(None, "the outcome of the Binding is unknown")
@@ -79,6 +110,7 @@ class Binder:
         if not outcome.bound:
             raise BindError(outcome.error)
         self._pod_infos.forget(pod.uid)
+        return True, granted
 
     @contextlib.contextmanager
     def _exclusively(self, pod: PodName) -> Iterator[None]:

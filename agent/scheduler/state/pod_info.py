@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.answer import Refused
+from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.model.apiobjects import ApiPod, PodGroup, group_of
 
@@ -32,6 +32,19 @@ class PodName(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+class BindDecision(msgspec.Struct, frozen=True):
+    """A pod on its way to a node. `at`: by a monotonic clock; `number`: counts all decisions of
+    this process. `granted`: None if there was no offer, or if the same Binding was sent again.
+    `error`: why the pod is not bound; "" if it is."""
+
+    number: int
+    at: float
+    pod: PodName
+    node: str
+    granted: Granted | None = None
+    error: str = ""
 
 
 class PodInfo(msgspec.Struct, frozen=True):

@@ -28,7 +28,8 @@ class QueuedPod(msgspec.Struct, frozen=True, eq=False):
     rejection, by a monotonic clock. `offered` are the nodes that kube-scheduler accepted, as bits
     (see `NodeSets`), None if they are unknown. `candidates` are some of these nodes where an
     eviction may help, `requirements` those of the pod or its group. `nominated` is the pod's
-    nominated node, or empty. The members of `group` are handled as one."""
+    nominated node, or empty. The members of `group` are handled as one. `reasons`: of the last
+    rejection, each with its number of nodes, the most frequent ones first."""
 
     uid: str
     namespace: str
@@ -42,6 +43,7 @@ class QueuedPod(msgspec.Struct, frozen=True, eq=False):
     requirements: Requirements | None = None
     nominated: str = ""
     group: PodGroup | None = None
+    reasons: tuple[tuple[str, int], ...] = ()
 
     @property
     def title(self) -> str:

@@ -242,7 +242,7 @@ def test_the_path_is_on_the_port_for_pages_only(scene: Scene, on: bool) -> None:
         explain=on,
     )
     routes = dict.fromkeys(("/healthz", "/readyz", "/metrics"), explain)
-    of_verbs, of_pages = process.servers(settings, routes, explain)
+    of_verbs, of_pages = process.servers(settings, routes, {endpoint.PATH: explain})
     statuses = []
     for server in (of_verbs, of_pages):
         server.start()

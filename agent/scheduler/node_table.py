@@ -1,0 +1,248 @@
+"""The nodes of the cluster as rows, for the scheduler's page: what is free on each, and what it
+loses to fragmentation (the measures of `scheduler.fragmentation`).
+
+A table of 15,000 nodes takes seconds of CPU time. So it is filled a little with each request of a
+viewer, and afterwards only the nodes that changed are read again. The cluster's lock is held for
+about a millisecond at a time, and is free as long in between: filters go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.pod_request import Needs, kind_of_requests
+from agent.allocate.placement.demand import FULL, PodKind, Site
+from agent.allocate.placement.residual import CELL, Residual, residual
+from agent.model.fragmentation import NodeFragmentation
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.node_info import NodeInfo
+
+FRACTION: Final = 3
+"""Decimals of CPUs and GPUs in sums."""
+SLICE_SECONDS: Final = 0.001
+STEP_SECONDS: Final = 0.06
+"""The time of one `step`, half of which the lock is held."""
+DEMAND_SECONDS: Final = 300.0
+"""How long the pods that rests are compared with may be out of date."""
+
+
+class PodDemand(msgspec.Struct, frozen=True):
+    """What the pods of the cluster ask for. `owned`: their numbers by the CPUs of their own."""
+
+    owned: Mapping[int, int]
+    placement: Residual
+
+
+class NodeRow(msgspec.Struct, frozen=True, gc=False):
+    """`state`: why the node takes no pods that need CPUs, "" if it does. Free CPUs, cores and NUMA
+    nodes have no owner; a core counts if all its threads are free. Lost CPUs are free ones on
+    broken cores and on rests of NUMA nodes that are too small, lost GPUs are free ones that stay
+    idle: see `model.fragmentation`."""
+
+    name: str
+    state: str = ""
+    model: str = ""
+    pods: int = 0
+    cpus: int = 0
+    free_cpus: int = 0
+    cores: int = 0
+    free_cores: int = 0
+    numa_nodes: int = 0
+    free_numa_nodes: int = 0
+    gpus: int = 0
+    free_gpus: float = 0.0
+    cpus_on_broken_cores: int = 0
+    cpus_on_small_rests: float = 0.0
+    lost_cpus: float = 0.0
+    lost_gpus: float = 0.0
+
+
+class NodeTable:
+    """Safe for many threads. `revision` grows with each change of the rows; `pending`:
+    nodes that are still to be read."""
+
+    def __init__(
+        self, cluster: SchedulerCache, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._stepping = threading.Lock()
+        self._demand: PodDemand | None = None
+        self._demand_at = 0.0
+        self._count = _Count()
+        self._counting: deque[str] = deque()
+        self._reading: deque[str] = deque()
+        self._serial = 0
+        self._rows: dict[str, NodeRow] = {}
+        self.revision = 0
+
+    def rows(self) -> list[NodeRow]:
+        return list(self._rows.values())
+
+    @property
+    def pending(self) -> int:
+        return len(self._counting) + len(self._reading)
+
+    def step(self, seconds: float = STEP_SECONDS) -> None:
+        """Reads nodes for about `seconds`. Returns at once while another thread does."""
+        if not self._stepping.acquire(blocking=False):
+            return
+        try:
+            self._begin()
+            until = time.perf_counter() + seconds
+            while self.pending and time.perf_counter() < until:
+                self._read_some()
+                if self._demand is None and not self._counting:
+                    self._demand = self._count.demand()
+                    self._count = _Count()
+                if self.pending:
+                    time.sleep(SLICE_SECONDS)
+        finally:
+            self._stepping.release()
+
+    def _begin(self) -> None:
+        """Adds the nodes that changed since the last step. The demand is counted again from time to
+        time, and then all nodes are read again."""
+        now = self._clock()
+        stale = self._demand is not None and now - self._demand_at > DEMAND_SECONDS
+        changes = self._cluster.placement_changed_since(self._serial)
+        if not self._serial or stale or changes.names is None:
+            names = [each.name for each in self._cluster.nodes()]
+            for gone in self._rows.keys() - set(names):
+                del self._rows[gone]
+            self._reading = deque(names)
+            self._counting, self._count = deque(names), _Count()
+            self._demand, self._demand_at = None, now
+        else:
+            waiting = set(self._reading)
+            self._reading.extend(sorted(changes.names - waiting))
+        self._serial = changes.serial
+
+    def _read_some(self) -> None:
+        with self._cluster.lock:
+            until = time.perf_counter() + SLICE_SECONDS
+            while time.perf_counter() < until:
+                if self._counting:
+                    name = self._counting.popleft()
+                    if (node := self._cluster.node(name)) is not None:
+                        self._count.add(node)
+                elif self._demand is None or not self._reading:
+                    return
+                else:
+                    self._read(self._reading.popleft(), self._demand)
+
+    def _read(self, name: str, demand: PodDemand) -> None:
+        node = self._cluster.node(name)
+        row = None if node is None else _row(node, demand, agents=self._cluster.agents)
+        if row == self._rows.get(name):
+            return
+        self.revision += 1
+        if row is None:
+            del self._rows[name]
+        else:
+            self._rows[name] = row
+
+
+class _Count:
+    """The pods of all nodes, as they are counted."""
+
+    def __init__(self) -> None:
+        self._owned: Counter[int] = Counter()
+        self._kinds: Counter[PodKind] = Counter()
+        self._sites: list[Site] = []
+
+    def add(self, node: NodeInfo) -> None:
+        self._sites.append(node.site)
+        for each in node.allocator.holdings.values():
+            if each.reservation:
+                continue
+            self._kinds[kind_of_requests(each.requests)] += 1
+            if cpus := len(each.allocation.cpus):
+                self._owned[cpus] += 1
+
+    def demand(self) -> PodDemand:
+        return PodDemand(self._owned, residual(self._kinds, self._sites))
+
+
+def _row(node: NodeInfo, demand: PodDemand, *, agents: bool) -> NodeRow:
+    """The caller holds the cluster's lock."""
+    allocator = node.allocator
+    lost = of_node(allocator, demand)
+    holdings = allocator.holdings.values()
+    found = NodeRow(
+        node.name,
+        node.ineligibility(Needs.CPUS, agents=agents) or "",
+        allocator.properties.model,
+        sum(not each.reservation for each in holdings),
+        gpus=node.site.gpus,
+        free_gpus=lost.free_gpus,
+        cpus_on_broken_cores=lost.cpus_on_broken_cores,
+        cpus_on_small_rests=lost.cpus_on_small_numa_rests,
+        lost_cpus=round(lost.lost[1], 1),
+        lost_gpus=round(lost.lost[0], 2),
+    )
+    cpus = allocator.properties.cpus
+    if cpus is None or (layout := cpus.layout) is None:
+        return found
+    owned = 0
+    for each in holdings:
+        owned |= each.allocation.cpus.mask
+    return msgspec.structs.replace(
+        found,
+        cpus=layout.cpus.bit_count(),
+        free_cpus=lost.free_cpus,
+        cores=layout.leads.bit_count(),
+        free_cores=layout.whole(allocator.free_cpus()).bit_count(),
+        numa_nodes=len(layout.nodes),
+        free_numa_nodes=sum(not each.cpus & owned for each in layout.nodes),
+    )
+
+
+def of_node(allocator: NodeAllocator, demand: PodDemand) -> NodeFragmentation:
+    """Without `rebind` and `fitting`. The caller holds the cluster's lock."""
+    found = NodeFragmentation(allocator.properties.name)
+    cpus = allocator.properties.cpus
+    if cpus is not None and (layout := cpus.layout) is not None:
+        free = allocator.free_cpus()
+        whole = layout.expand(layout.whole(free)) & free
+        found = msgspec.structs.replace(
+            found,
+            free_cpus=free.bit_count(),
+            cpus_on_broken_cores=(free & ~whole).bit_count(),
+            cpus_on_small_numa_rests=sum(
+                _unusable(area.cpus.bit_count(), (area.cpus & free).bit_count(), demand.owned)
+                for area in layout.nodes
+            ),
+        )
+    if allocator.properties.inventory is None:
+        return found
+    room, value = allocator.room, demand.placement.value
+    idle = sum(room.left.values()) / FULL
+    shares = sum(
+        max(0.0, left / FULL - value[left // CELL])
+        for left in room.left.values()
+        if 0 < left < FULL
+    )
+    stranded = demand.placement.stranded(idle, max(0, room.cpu), max(0, room.memory))
+    return msgspec.structs.replace(
+        found,
+        free_gpus=round(idle, FRACTION),
+        gpus_lost_to_shares=round(shares, FRACTION),
+        gpus_without_cpu_or_memory=round(stranded, FRACTION),
+    )
+
+
+def _unusable(capacity: int, free: int, owned: Mapping[int, int]) -> float:
+    """The expected free CPUs of a NUMA node that a pod with CPUs of its own can't use there."""
+    fitting = {size: pods for size, pods in owned.items() if size <= capacity}
+    pods = sum(fitting.values())
+    if not pods:
+        return 0.0
+    larger = sum(each for size, each in fitting.items() if size > free)
+    return round(free * larger / pods, FRACTION)

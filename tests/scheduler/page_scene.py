@@ -1,0 +1,103 @@
+"""The scheduler's page over a made-up cluster: nodes of all models, pods that share CPUs and own
+them, pods that find no node, and decisions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Final
+
+from agent.http.page import page_routes
+from agent.http.peers import NodeAddresses
+from agent.http.server import HttpServer
+from agent.model.apiobjects import ApiPod
+from agent.scheduler import process
+from agent.scheduler.explain.explainer import Explainer
+from agent.scheduler.extender.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender.extender import (
+    ExtenderArgs,
+    ExtenderBindingArgs,
+    ExtenderPreemptionArgs,
+    ExtenderPreemptionResult,
+)
+from agent.scheduler.extender.handlers import ExtenderHandlers, QueueingExtender
+from agent.scheduler.page import ClusterPage
+from agent.scheduler.state.binder import Binder
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import PodInfoCache, PodName
+from agent.scheduler.state.pods_api import BindingApi, BindOutcome
+from agent.scheduler.unschedulable.queue import UnschedulableQueue
+from tests.fixtures import fleet
+from tests.fixtures.fleet import Kind
+from tests.scheduler import clusters
+
+HOLDER: Final = "topolet-scheduler-0_0f3a"
+TOO_LARGE: Final = fleet.owner(400, 8)
+
+
+class Bindings(BindingApi):
+    """An API server that binds every pod, or none, with this error."""
+
+    def __init__(self) -> None:
+        self.error = ""
+
+    def bind(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> BindOutcome:
+        return BindOutcome(not self.error, self.error)
+
+    def pod(self, pod: PodName) -> ApiPod | None:
+        return None
+
+
+class PageScene:
+    """`names`: the nodes. `unavailable`: why the process does not answer now."""
+
+    def __init__(self, nodes: int, *, holder: str = HOLDER) -> None:
+        self.names = [f"node-{number:05d}" for number in range(nodes)]
+        models = fleet.MODELS
+        self.cluster = clusters.cluster(
+            {name: models[number % len(models)] for number, name in enumerate(self.names)}
+        )
+        self.unavailable: str | None = None
+        self.bindings = Bindings()
+        self.queue = UnschedulableQueue()
+        groups = GroupReservations(self.cluster)
+        infos = PodInfoCache(device_resources=self.cluster.device_resources)
+        self.binder = Binder(self.cluster, groups, self.bindings, infos)
+        cache = EquivalenceCache(self.cluster)
+        handlers = ExtenderHandlers(
+            self.cluster, groups, self.binder.bind, infos, cache, _no_preemption
+        )
+        self.verbs = QueueingExtender(handlers, infos, self.cluster, self.queue)
+        self.page = ClusterPage(
+            self.cluster,
+            self.queue,
+            self.binder.decisions,
+            Explainer(self.cluster, "topolet-scheduler"),
+            lambda: self.unavailable,
+            holder,
+        )
+
+    def place(self, kind: Kind, name: str) -> str:
+        """As kube-scheduler does; returns the node, "" if none has room."""
+        pod = clusters.read(kind.pod(name))
+        nodes = self.verbs.filter(ExtenderArgs(pod, self.names)).node_names
+        if not nodes:
+            return ""
+        self.verbs.bind(ExtenderBindingArgs(pod.name, pod.namespace, pod.uid, nodes[0]))
+        return nodes[0]
+
+    def fill(self, pods: int, seed: int = 1) -> None:
+        """Reserves for pods of all kinds on random nodes."""
+        drawn, kinds = random.Random(seed), fleet.kinds()
+        for number in range(pods):
+            kind, name = drawn.choice(kinds), drawn.choice(self.names)
+            clusters.reserve(self.cluster, kind, name, f"filler-{number}")
+
+    def server(self) -> HttpServer:
+        """The port for pages, with the page alone."""
+        routes = page_routes("cluster", {}, {"state": self.page.state, "detail": self.page.detail})
+        return HttpServer("127.0.0.1:0", routes, process.PAGE_LIMITS, NodeAddresses(frozenset()))
+
+
+def _no_preemption(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
+    return ExtenderPreemptionResult(args.victims)

@@ -1,0 +1,80 @@
+"""The rows of the scheduler's page."""
+
+from __future__ import annotations
+
+from agent.scheduler.node_table import DEMAND_SECONDS, NodeRow, NodeTable
+from tests.fixtures.fleet import CARDS, SMALL, carder, owner, part, sharer
+from tests.scheduler import clusters
+from tests.scheduler.clock import Clock
+
+
+def complete(table: NodeTable) -> dict[str, NodeRow]:
+    table.step()
+    while table.pending:
+        table.step()
+    return {each.name: each for each in table.rows()}
+
+
+def test_a_row_counts_what_no_pod_owns() -> None:
+    """8 cores of two threads on each of two NUMA nodes; the agent is a pod too."""
+    cluster = clusters.cluster({"a": SMALL, "c": CARDS})
+    assert clusters.reserve(cluster, owner(3, 2), "a", "p")
+    assert clusters.reserve(cluster, sharer("1", 1), "a", "q")
+    rows = complete(NodeTable(cluster))
+    row = rows["a"]
+    assert (row.cpus, row.free_cpus, row.cores, row.free_cores) == (32, 29, 16, 14)
+    assert (row.numa_nodes, row.free_numa_nodes, row.pods) == (2, 1, 3)
+    assert (row.cpus_on_broken_cores, row.state, row.gpus) == (1, "", 0)
+    assert rows["c"].free_gpus == rows["c"].gpus == 8
+    assert rows["c"].free_numa_nodes == 2
+
+
+def test_parts_of_gpus_count() -> None:
+    cluster = clusters.cluster({"c": CARDS})
+    assert clusters.reserve(cluster, part(30), "c", "p")
+    assert clusters.reserve(cluster, carder(2), "c", "q")
+    row = complete(NodeTable(cluster))["c"]
+    assert row.free_gpus == 5.7
+    assert 0 < row.lost_gpus <= 5.7
+
+
+def test_only_changed_nodes_are_read_again() -> None:
+    cluster = clusters.cluster({"a": SMALL, "b": SMALL})
+    table = NodeTable(cluster)
+    before = complete(table)
+    revision = table.revision
+    table.step()
+    assert table.revision == revision
+    assert clusters.reserve(cluster, owner(2, 2), "a")
+    after = complete(table)
+    assert after["b"] is before["b"]
+    assert after["a"].free_cores == before["a"].free_cores - 1
+    clusters.remove(cluster, "b")
+    clusters.add(cluster, "d", CARDS)
+    assert set(complete(table)) == {"a", "d"}
+
+
+def test_a_node_without_an_agent_says_so() -> None:
+    cluster = clusters.cluster({"a": SMALL})
+    clusters.add(cluster, "b", SMALL, agent=False)
+    rows = complete(NodeTable(cluster))
+    assert (rows["a"].state, rows["b"].state) == ("", "it has no agent")
+
+
+def test_rests_are_compared_with_the_pods_of_the_last_minutes(clock: Clock) -> None:
+    """Two free CPUs of a NUMA node are a rest for pods that own 12."""
+    cluster = clusters.cluster({"a": SMALL, "b": SMALL})
+    table = NodeTable(cluster, clock)
+    complete(table)
+    assert clusters.reserve(cluster, owner(14, 2), "a", "p")
+    assert complete(table)["a"].cpus_on_small_rests == 0
+    clock.now += DEMAND_SECONDS + 1
+    assert complete(table)["a"].cpus_on_small_rests == 2
+
+
+def test_a_step_ends_before_all_nodes_are_read() -> None:
+    cluster = clusters.cluster({f"n{number}": SMALL for number in range(50)})
+    table = NodeTable(cluster)
+    table.step(0.0)
+    assert table.pending
+    assert len(complete(table)) == 50

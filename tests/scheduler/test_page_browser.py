@@ -1,0 +1,165 @@
+"""The scheduler's page in a real browser, while the cluster changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from agent.http.server import HttpServer
+from tests.fixtures.browser import Browser, Tab, browsing
+from tests.fixtures.fleet import carder, owner
+from tests.scheduler import clusters
+from tests.scheduler.page_scene import HOLDER, TOO_LARGE, PageScene
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture
+def scene() -> PageScene:
+    it = PageScene(60)
+    assert clusters.reserve(it.cluster, owner(3, 2), "node-00007", "broken")
+    assert it.place(owner(4, 2), "web")
+    assert not it.place(TOO_LARGE, "huge")
+    return it
+
+
+@pytest.fixture
+def server(scene: PageScene) -> Iterator[HttpServer]:
+    it = scene.server()
+    it.start()
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def tab(browser: Browser, server: HttpServer) -> Iterator[Tab]:
+    it = browser.tab()
+    it.shape(1440, 900)
+    it.open(f"http://localhost:{server.port}/page#holder={HOLDER}")
+    it.until("document.querySelectorAll('#nodes tr').length === 25", "the nodes are drawn")
+    it.until("document.getElementById('status').dataset.state === 'good'", "it is live")
+    yield it
+    it.close()
+
+
+def shown(tab: Tab) -> list[str]:
+    found = tab.run("[...document.querySelectorAll('#nodes tr')].map(each => each.dataset.key)")
+    return list(found)
+
+
+def figure(tab: Tab, name: str) -> str:
+    found = tab.run(f"document.querySelector('#figures [data-key=\"{name}\"] dd').textContent")
+    return str(found)
+
+
+def test_the_cluster_changes_while_the_page_looks(scene: PageScene, tab: Tab) -> None:
+    """Pods come, find no node and find one; a node stops taking pods. The address does not keep the
+    holder of the Lease."""
+    assert HOLDER not in tab.run("location.href")
+    assert "default/huge" in tab.text("#pods")
+    assert "not enough" in tab.text("#pods")
+    assert "default/web" in tab.text("#decisions")
+    assert figure(tab, "nodes") == "60"
+    assert scene.place(carder(2), "train")
+    scene.bindings.error = "the API server does not answer"
+    scene.place(owner(2, 2), "db")
+    scene.queue.remove("uid-huge")
+    scene.cluster.lock_node("node-00001", "its pods are moved")
+    tab.until("document.getElementById('decisions').innerText.includes('default/db')")
+    tab.until("document.getElementById('no-pods').hidden === false", "no pod waits")
+    tab.until(
+        "document.querySelector('#figures [data-key=\"take no pods\"] dd').textContent === '1'"
+    )
+    assert "the API server does not answer" in tab.text("#decisions")
+    assert tab.violations() == []
+    assert tab.errors == []
+
+
+@pytest.mark.long
+def test_charts_columns_search_and_pages_ask_the_server(tab: Tab) -> None:
+    tab.click("[data-column=name] button")
+    tab.until("document.querySelector('#nodes tr').dataset.key === 'node-00000'")
+    assert (
+        tab.run("document.querySelector('[data-column=name]').getAttribute('aria-sort')")
+        == "ascending"
+    )
+    tab.click("#nodes-pager button:last-child")
+    tab.until("document.querySelector('#nodes tr').dataset.key === 'node-00025'")
+    tab.click("[data-key=free_gpus] [data-key='8']")
+    tab.until("document.getElementById('nodes-title').textContent === 'Nodes: 12 of 60'")
+    assert shown(tab)[0] == "node-00004"
+    tab.click("#all-nodes")
+    tab.until("document.getElementById('nodes-title').textContent === 'Nodes: 60'")
+    tab.click("#search")
+    tab.write("00007")
+    tab.until("document.getElementById('nodes-title').textContent === 'Nodes: 1 of 60'")
+    assert shown(tab) == ["node-00007"]
+    assert tab.errors == []
+
+
+@pytest.mark.long
+def test_a_click_opens_a_node_a_pod_and_a_decision(scene: PageScene, tab: Tab) -> None:
+    tab.click("#pods a")
+    tab.until("document.getElementById('detail-title')?.textContent === 'Pod default/huge'")
+    tab.click("#why")
+    tab.until("document.getElementById('detail').innerText.includes('No room on 60 nodes')")
+    tab.click("#detail .lines a")
+    tab.until("document.getElementById('detail-title')?.textContent.startsWith('Node node-')")
+    tab.run("location.hash = '#node=node-00004'")
+    tab.until("document.getElementById('detail').innerText.includes('GPU 7')")
+    assert clusters.reserve(scene.cluster, carder(1), "node-00004", "late")
+    tab.until("document.getElementById('detail').innerText.includes('default/late')")
+    tab.click("#decisions a")
+    tab.until("document.getElementById('detail-title')?.textContent === 'Pod default/web'")
+    tab.until("document.getElementById('detail').innerText.includes('policies in force')")
+    assert tab.violations() == []
+    tab.press("Escape")
+    tab.until("document.getElementById('detail').hidden")
+    tab.run("location.hash = '#node=gone'")
+    tab.until("document.getElementById('detail').innerText.includes('does not know this node')")
+    assert [each for each in tab.errors if "404" not in each] == []
+
+
+@pytest.mark.long
+def test_the_page_says_that_the_scheduler_does_not_answer(scene: PageScene, tab: Tab) -> None:
+    scene.unavailable = "the leader is another"
+    tab.until("document.getElementById('stale')?.hidden === false")
+    assert "503 the leader is another" in tab.text("#stale")
+    scene.unavailable = None
+    tab.until("document.getElementById('stale').hidden", "it is live again")
+
+
+@pytest.mark.long
+def test_without_the_holder_of_the_lease_there_is_nothing(
+    browser: Browser, server: HttpServer
+) -> None:
+    tab = browser.tab()
+    tab.open(f"http://localhost:{server.port}/page#holder=another")
+    tab.until("document.getElementById('stale')?.hidden === false")
+    assert "does not name the holder" in tab.text("#stale")
+    assert not shown(tab)
+    tab.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1440, True)])
+def test_axe_finds_nothing_on_a_phone_or_in_the_dark(tab: Tab, width: int, dark: bool) -> None:
+    tab.shape(width, 844, dark=dark)
+    tab.run("location.hash = '#node=node-00004'")
+    tab.until("document.getElementById('detail').innerText.includes('GPU 7')")
+    assert tab.violations() == []
+    assert tab.run("document.documentElement.scrollWidth <= innerWidth"), "it is not wider"
+
+
+@pytest.mark.long
+def test_names_are_text_whatever_they_contain(scene: PageScene, tab: Tab) -> None:
+    scene.cluster.lock_node("node-00000", "<img src=x onerror=alert(1)>")
+    tab.click("[data-column=state] button")
+    tab.click("[data-column=state] button")
+    tab.until("document.getElementById('nodes').innerText.includes('<img src=x')")
+    assert tab.run("document.querySelectorAll('#nodes img').length") == 0
