@@ -276,8 +276,7 @@ def _routes(agent: _Agent, frontend: Frontend | None) -> dict[str, Route]:
         text = agent.metrics.render() + (frontend.page() if frontend else "")
         return Reply(200, text.encode(), METRICS)
 
-    @functools.cache
-    def shown() -> NodePage:
+    def page() -> NodePage:
         from agent.node.page import NodePage  # a megabyte that only a viewer needs
 
         settings, reconciler, devices = agent.settings, agent.reconciler, agent.devices
@@ -291,16 +290,23 @@ def _routes(agent: _Agent, frontend: Frontend | None) -> dict[str, Route]:
             agent.health.problem,
         )
 
-    def page(name: str) -> bytes:
-        found: bytes = getattr(shown(), name)()
-        return found
-
     return {
         "/metrics": Route("GET", metrics),
         "/healthz": Route("GET", lambda _: agent.health.alive()),
         "/readyz": Route("GET", lambda _: agent.health.ready()),
-        **page_routes("node", {each: functools.partial(page, each) for each in PAGE_VALUES}),
+        **page_routes("node", page_values(page)),
     }
+
+
+def page_values(made: Callable[[], NodePage]) -> dict[str, Callable[[], bytes]]:
+    """The values of the node's page by name. `made` is called with the first request."""
+    page = functools.cache(made)
+
+    def value(name: str) -> bytes:
+        found: bytes = getattr(page(), name)()
+        return found
+
+    return {each: functools.partial(value, each) for each in PAGE_VALUES}
 
 
 def _keep_files_open() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 
@@ -54,6 +55,14 @@ def test_the_story_of_an_owner_and_its_neighbour(node: TestNode) -> None:
     (group / "cpuset.cpus").write_text("0-1")
     eventually("the drift is recorded", lambda: recorded(node, pod="ls", reason="ChangedByOther"))
     assert "another process had set it to 0-1" in told(node, "ls")
+
+    page = {each: json.loads(node.get(f"/page/{each}")[1]) for each in ("state", "history", "load")}
+    assert {each["title"]: each.get("own") for each in page["state"]["pods"]} == {
+        "default/ls": None,
+        "default/lse": "1",
+    }
+    assert "another process had set it to 0-1" in page["history"]["drift"][0]["text"]
+    assert len(base64.b64decode(page["load"]["load"])) == len(page["state"]["cpus"]) == 2
 
     remove_pod(node.direct, sandbox)
     eventually("its end is recorded", lambda: recorded(node, pod="lse", event="PodEnded"))

@@ -72,7 +72,7 @@ def test_the_machine_changes_while_the_page_looks(node: Looked, tab: Tab) -> Non
     assert "ns/train: The pod is gone" in tab.text("#changes")
     node.busy = {5: 1.0}
     node.load()
-    tab.until("document.querySelector('[data-cpu=\"5\"]').dataset.load === '100'", "load of CPU 5")
+    tab.until("document.querySelector('[data-cpu=\"5\"]').load === '100'", "load of CPU 5")
     assert tab.violations() == []
     assert tab.errors == []
 

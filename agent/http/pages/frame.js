@@ -52,6 +52,11 @@ const numbers = list => (list || '').split(',').filter(Boolean).flatMap(range =>
   return Array.from({length: last - first + 1}, (_, index) => first + index);
 });
 
+const countOf = list => (list || '').split(',').filter(Boolean).reduce((sum, range) => {
+  const [first, last = first] = range.split('-').map(Number);
+  return sum + last - first + 1;
+}, 0);
+
 /* The page's address after "#": `pod=ns/name`, or with several facts, joined by "&". */
 const Address = {
   read: () => {

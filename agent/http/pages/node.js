@@ -1,7 +1,7 @@
 /* The page of a node. `node` is the agent's value of `/page/state`, `past` that of `/page/history`,
    `now` that of `/page/load`. */
 let node = null, past = {since: {}, pools: [], changes: [], drift: [], begin: ''}, now = null;
-let cells = new Map(), ownerOf = new Map(), podsByTitle = new Map(), devicesByAddress = new Map(), order = [];
+let cells = new Map(), ownerOf = new Map(), podsByTitle = new Map(), podsByUid = new Map(), devicesByAddress = new Map(), order = [];
 const hues = new Map();
 
 byId('search').placeholder = 'Pod, CPUs such as 4-7, device';
@@ -19,7 +19,7 @@ const nameOf = device => `${{gpu: 'GPU', nic: 'NIC', fpga: 'FPGA'}[device.kind] 
 
 /* The machine. */
 const cell = cpu => element('button', {type: 'button', class: 'cpu', tabindex: '-1', 'data-cpu': cpu.id,
-  'data-address': `#cpu=${cpu.id}`, 'aria-pressed': 'false', text: cpu.id});
+  'data-address': `#cpu=${cpu.id}`, 'aria-pressed': 'false'}, element('i'), String(cpu.id));
 const core = cpus => element('span', {class: 'core', 'data-kind': cpus[0].kind && node.kinds > 1 ? cpus[0].kind : null,
   title: node.kinds > 1 ? `core of kind ${cpus[0].kind || 'unknown'}` : null},
   ...cpus.map(cpu => { const made = cell(cpu); cells.set(cpu.id, made); order.push(cpu.id); return made; }));
@@ -30,7 +30,7 @@ const coresOf = list => {
     if (!cores.has(cpu.core)) cores.set(cpu.core, []);
     cores.get(cpu.core).push(cpu);
   }
-  return element('div', {class: 'cores'}, ...[...cores.values()].map(core));
+  return element('div', {class: 'cores', '--threads': String(Math.max(...[...cores.values()].map(each => each.length)))}, ...[...cores.values()].map(core));
 };
 const partOf = (part, level) => {
   const inner = part.parts || [];
@@ -52,7 +52,7 @@ const drawMachine = () => {
   if (order.length) cells.get(order[0]).tabIndex = 0;
 };
 const drawFigures = () => {
-  const owned = node.pods.flatMap(pod => numbers(pod.own)).length;
+  const owned = ownerOf.size;
   const cores = new Map();
   for (const cpu of node.cpus) cores.set(cpu.core, cores.get(cpu.core) || ownerOf.has(cpu.id));
   const busy = now ? [...now.loads.values()].filter(value => value !== 255) : [];
@@ -69,7 +69,10 @@ const paintCells = () => {
     const pod = ownerOf.get(id), pools = poolsOf(id);
     const name = ['cpu', pod ? 'owned' : '', pod && pools.includes('BE') ? 'be' : '',
       !pod && pools.length === 1 && pools[0] === 'BE' ? 'only-be' : '', !pod && !pools.length ? 'none' : ''].filter(Boolean).join(' ');
-    if (made.className !== name) made.className = name;
+    const key = `${name} ${pod ? pod.uid : ''} ${pools}`;
+    if (made.owner === key) continue;
+    made.owner = key;
+    made.className = name;
     made.style.setProperty('--hue', pod ? hueOf(pod.uid) : '');
     const text = pod ? `owned by pod ${pod.title}, class ${pod.qos}` : pools.length ? `${pools.join(' and ')} pool` : 'in no pool';
     made.setAttribute('aria-label', `CPU ${id}, ${text}`);
@@ -79,7 +82,7 @@ const paintCells = () => {
 const paintLoads = () => {
   for (const [id, made] of cells) {
     const value = String(loadOf(id) ?? 0);
-    if (made.dataset.load !== value) { made.dataset.load = value; made.style.setProperty('--load', value); }
+    if (made.load !== value) { made.load = value; made.firstElementChild.style.transform = `scaleY(${value / 100})`; }
   }
 };
 
@@ -91,9 +94,9 @@ const placeOf = device => {
 const deviceCard = device => element('button', {type: 'button', class: 'device', 'data-device': device.address, 'data-address': `#device=${device.address}`});
 const fillDevice = (made, device) => {
   const used = now && now.devices[device.address];
-  const text = JSON.stringify([device, used]);
-  if (made.dataset.text === text) return;
-  made.dataset.text = text;
+  const text = JSON.stringify([device, used, holdersOf(device).map(title => podsByTitle.has(title))]);
+  if (made.text === text) return;
+  made.text = text;
   made.classList.toggle('ill', device.healthy === false);
   const health = device.healthy === null || device.healthy === undefined ? null
     : element('span', {class: device.healthy ? 'good' : 'bad', text: device.healthy ? 'healthy' : 'unhealthy'});
@@ -132,28 +135,34 @@ const stateOf = pod => pod.refused ? element('span', {class: 'tag bad', text: 'c
   : pod.waits ? element('span', {class: 'tag warn', text: 'containers wait'}) : pod.state;
 const fillPod = (row, pod) => {
   const text = JSON.stringify([pod, past.since[pod.uid]]);
-  const load = pod.own ? percent(podLoad(pod)) : '\u2013';
-  if (row.children[4].textContent !== load) row.children[4].textContent = load;
-  if (row.dataset.text === text) return;
-  row.dataset.text = text;
+  if (row.text === text) return;
+  row.text = text;
   const [name, qos, cpus, nodes, , state, since] = row.children;
   name.replaceChildren(swatch(pod.title), linkTo({pod: pod.title}, pod.title));
   qos.textContent = pod.qos;
-  cpus.replaceChildren(element('code', {text: short(pod.cpus, numbers(pod.cpus).length) || '\u2013', title: pod.cpus}));
+  cpus.replaceChildren(element('code', {text: short(pod.cpus, countOf(pod.cpus)) || '\u2013', title: pod.cpus}));
   nodes.textContent = pod.nodes || '\u2013';
   state.replaceChildren(stateOf(pod));
   since.replaceChildren(past.since[pod.uid] ? timeElement(past.since[pod.uid]) : '\u2013');
+};
+const paintPods = () => {
+  for (const row of byId('pods').children) {
+    const pod = podsByUid.get(row.dataset.key);
+    const load = pod && pod.own ? percent(podLoad(pod)) : '\u2013';
+    if (row.load !== load) row.children[4].textContent = row.load = load;
+  }
 };
 const drawPods = () => {
   byId('pods-title').textContent = `Pods: ${node.pods.length}`;
   const shown = node.pods.filter(matches);
   keep(byId('pods'), shown, pod => pod.uid, podRow, fillPod);
+  paintPods();
   byId('no-pods').hidden = shown.length > 0;
   byId('no-pods').textContent = node.pods.length ? `No pod matches \u201c${Search.text}\u201d.` : 'The agent sees no pods.';
 };
 
 /* Search: a CPU list, or a part of a pod's or device's text. */
-let wanted = null;
+let wanted = null, searched = false;
 const matches = pod => {
   if (!Search.text) return true;
   if (wanted) return numbers(pod.cpus).some(cpu => wanted.has(cpu));
@@ -162,6 +171,9 @@ const matches = pod => {
 const drawSearch = () => {
   wanted = /^\d+(-\d+)?(,\d+(-\d+)?)*$/.test(Search.text) && Search.text.length < 2000
     && Search.text.split(/[,-]/).every(each => Number(each) < 8192) ? new Set(numbers(Search.text)) : null;
+  drawPods();
+  if (!Search.text && !searched) return;
+  searched = Boolean(Search.text);
   const own = new Set(node.pods.filter(matches).flatMap(pod => numbers(pod.own)));
   for (const [id, made] of cells) made.classList.toggle('dim', Boolean(Search.text) && !(wanted ? wanted.has(id) : own.has(id)));
   for (const made of document.querySelectorAll('.device')) {
@@ -169,7 +181,6 @@ const drawSearch = () => {
     const text = device ? `${nameOf(device)} ${device.address} ${device.name} ${device.id} ${device.state} ${holdersOf(device).join(' ')}`.toLowerCase() : '';
     made.classList.toggle('dim', Boolean(Search.text) && !text.includes(Search.text));
   }
-  drawPods();
 };
 Search.onchange = () => { if (node) drawSearch(); };
 
@@ -295,6 +306,9 @@ const drawSelected = () => {
   const chosen = Address.read();
   const title = chosen.pod || (chosen.cpu && ownerOf.has(Number(chosen.cpu)) && ownerOf.get(Number(chosen.cpu)).title);
   for (const [id, made] of cells) {
+    const key = `${chosen.cpu === String(id)} ${Boolean(title) && ownerOf.has(id) && ownerOf.get(id).title === title} ${made.owner}`;
+    if (made.chosen === key) continue;
+    made.chosen = key;
     made.setAttribute('aria-pressed', String(chosen.cpu === String(id)));
     made.classList.toggle('same', Boolean(title) && ownerOf.has(id) && ownerOf.get(id).title === title);
   }
@@ -328,6 +342,7 @@ const take = value => {
   node.byCpu = new Map(node.cpus.map(cpu => [cpu.id, cpu]));
   node.kinds = new Set(node.cpus.map(cpu => cpu.kind)).size;
   for (const pool of node.pools) pool.set = new Set(numbers(pool.cpus));
+  podsByUid = new Map(node.pods.map(pod => [pod.uid, pod]));
   podsByTitle = new Map(node.pods.map(pod => [pod.title, pod]));
   devicesByAddress = new Map(node.devices.map(device => [device.address, device]));
   ownerOf = new Map(node.pods.flatMap(pod => numbers(pod.own).map(cpu => [cpu, pod])));
@@ -337,7 +352,7 @@ const take = value => {
   if (before !== JSON.stringify([node.cpus, node.parts])) drawMachine();
   paintCells();
 };
-let states = -1, histories = -1;
+let states = -1, histories = -1, turns = 0, problem = null;
 repeat(1, () => `The agent${node ? ` of ${node.node}` : ''}`, async () => {
   const began = performance.now();
   const found = await ask('/page/load');
@@ -351,9 +366,11 @@ repeat(1, () => `The agent${node ? ` of ${node.node}` : ''}`, async () => {
   paintLoads();
   drawFigures();
   drawDevices();
-  if (state) drawSearch(); else drawPods();
-  drawAttention();
-  drawPools();
+  if (state) drawSearch(); else if (told) drawPods(); else paintPods();
+  if (state || told || found.problem !== problem) drawAttention();
+  problem = found.problem;
+  if (state || told || turns % 15 === 0) drawPools();
+  turns += 1;
   if (told) drawChanges();
   if (state || told) drawSelected();
   else if (byId('detail-load')) {
