@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from agent.cgroup.hierarchy import Hierarchy
@@ -136,6 +137,13 @@ def absolute(group: str, own: str) -> str | None:
     if not group.startswith("/") or ".." in parts:
         return None
     return "/" + "/".join([*above, *(each for each in parts if each)])
+
+
+def of_cpuset(groups: Mapping[str, str]) -> str | None:
+    """The group of a process in v1's cpuset hierarchy, else in v2. `groups`: by the controllers of
+    their hierarchy."""
+    of_v1 = (group for names, group in groups.items() if "cpuset" in names.split(","))
+    return next(of_v1, groups.get(""))
 
 
 def own_root(hierarchy: Hierarchy, proc_self: str = "/proc/self") -> str | None:

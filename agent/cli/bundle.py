@@ -64,8 +64,9 @@ def made(settings: DoctorSettings, examined: Examination, text: str, config: str
         "doctor.txt": text.encode(),
     }
     unread: dict[str, str] = {}
-    running = tuple(own_processes.running(os.path.join(settings.root, "proc")))
-    address = own_processes.agent_address(running, settings.state_dir)
+    proc = os.path.join(settings.root, "proc")
+    running = tuple(own_processes.running(proc))
+    address = own_processes.address_of("agent", running, proc, settings.state_dir)
     files["about.json"] = _json(
         {
             "schema_version": 1,

@@ -155,9 +155,7 @@ def _holders(state_dir: str) -> Mapping[str, tuple[str, ...]]:
 
 def _health(root: str, state_dir: str) -> Mapping[str, bool]:
     """By device, as the running agent says."""
-    running = tuple(own_processes.running(os.path.join(root, "proc")))
-    address = own_processes.agent_address(running, state_dir)
-    page = own_processes.page(address) if address else None
+    page = own_processes.page_of("agent", os.path.join(root, "proc"), state_dir)
     return {
         each.labels.get("id", ""): each.value == 1
         for each in (page.series if page else ())

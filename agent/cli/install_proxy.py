@@ -52,13 +52,17 @@ def say(line: str) -> None:
 
 
 def ended_by_signal() -> None:
-    """The first SIGTERM or SIGINT makes the current step fail, so that its run is taken back; later
-    ones are ignored."""
+    """The first SIGTERM, SIGINT or SIGHUP, as of a lost session, makes the current step fail, so
+    that its run is taken back and its lock released; later ones are ignored, and so is SIGHUP below
+    nohup."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for each in ends:
             signal.signal(each, signal.SIG_IGN)
         raise CheckError(f"ended by {signal.Signals(number).name}")
 
-    for each in (signal.SIGTERM, signal.SIGINT):
+    ends = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ends.append(signal.SIGHUP)
+    for each in ends:
         signal.signal(each, end)

@@ -60,20 +60,21 @@ def run(arguments: argparse.Namespace) -> int:
         settings = options.load(arguments, SETTINGS)
     except SettingsError as error:
         return options.fail(error, 2)
-    running = tuple(own_processes.running(os.path.join(arguments.root, "proc")))
-    address = own_processes.agent_address(running, settings.state_dir)
+    proc = os.path.join(arguments.root, "proc")
+    running = tuple(own_processes.running(proc))
+    address = own_processes.address_of("agent", running, proc, settings.state_dir)
     if address is None:
         return options.fail(
             LookupError(
-                f"no agent with state-dir {settings.state_dir} serves a page on this machine: does "
-                "it run, and is its --http on a loopback address or on all?"
+                f"no agent with state-dir {settings.state_dir} serves a page in this network: does "
+                "it run, and is its --http on a loopback address or on all? An agent in a pod has "
+                "its own network: run kubectl topolet page NODE, or this command in its pod"
             )
         )
     if own_processes.page(address) is None:
         return options.fail(
             ConnectionError(
-                f"the agent does not answer at {address[0]}:{address[1]}: an agent in a pod has "
-                "its own network: run kubectl topolet page NODE, or this command in its pod"
+                f"the agent does not answer at {address[0]}:{address[1]}: topolet doctor says why"
             )
         )
     _show(address[1], opens=not arguments.no_open)

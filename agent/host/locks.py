@@ -14,7 +14,9 @@ import struct
 import time
 from typing import Final, NamedTuple
 
-_FILE: Final = "door.lock"
+AGENT_LOCK: Final = "agent.lock"
+"""Of the state folder: the agent, or a restore, holds it."""
+DOOR_LOCK: Final = "door.lock"
 _POLL_SECONDS: Final = 0.05
 _FLOCK: Final = struct.Struct("hhqqi4x")
 """struct flock of fcntl(2)."""
@@ -117,7 +119,7 @@ def has_ended(state_dir: str, session: FrontendSession) -> bool:
     """Whether the session's process has ended. Not known, and so False, if the file was replaced
     or can't be read."""
     try:
-        descriptor = os.open(os.path.join(state_dir, _FILE), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(os.path.join(state_dir, DOOR_LOCK), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -168,7 +170,7 @@ def _acquired_within(state_dir: str, holder: str, patience_seconds: float) -> Sh
 def _acquired(state_dir: str, holder: str, *, alone: bool) -> SharedLock:
     os.makedirs(state_dir, mode=0o755, exist_ok=True)
     try:
-        return SharedLock(os.path.join(state_dir, _FILE), holder, alone=alone)
+        return SharedLock(os.path.join(state_dir, DOOR_LOCK), holder, alone=alone)
     except LockedError as error:
         raise LockedError(
             f"{error}: only one of proxy, NRI plugin and hook server may run at a time"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -98,6 +99,11 @@ class Process:
         except (KeyError, ValueError) as error:
             raise UnreadableError(f"process {self.pid}: its status: {error!r}") from None
 
+    def namespace(self, kind: str) -> str:
+        """The identity of its namespace of a kind, such as `net` (namespaces(7))."""
+        with self._errors_of(f"ns/{kind}"):
+            return os.readlink(f"ns/{kind}", dir_fd=self._folder)
+
     def _read(self, name: str, most_bytes: int) -> bytes:
         with (
             self._errors_of(name),
@@ -131,3 +137,26 @@ def allowed_cpus(proc: str, pid: int) -> str | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None
+
+
+_FLOCK_LINE: Final = re.compile(
+    r"^\d+: FLOCK +ADVISORY +WRITE (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE
+)
+"""A line of /proc/locks (proc_locks(5)): pid, major and minor number of the device, inode."""
+
+
+def lock_holders(path: str, proc: str = "/proc") -> frozenset[int]:
+    """The processes, by their numbers in a procfs, that the kernel says hold a `locks.Lock` of the
+    file; none without the file, or for a reader that may not know them."""
+    try:
+        found = os.stat(path)
+        with open(f"{proc}/locks", encoding="ascii", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return frozenset()
+    wanted = (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino)
+    return frozenset(
+        int(pid)
+        for pid, major, minor, inode in _FLOCK_LINE.findall(text)
+        if (int(major, 16), int(minor, 16), int(inode)) == wanted
+    )

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.cgroup.outcome import WriteState
+from agent.host.locks import AGENT_LOCK, DOOR_LOCK
 from agent.install.checks import CheckError
 from agent.install.proxy import ERRORS, ProxyInstallation, Say
 from agent.kube.errors import StoreError
@@ -33,12 +34,12 @@ _OWN_STATE: Final = (
     "snapshot.json",
     "cluster.json",
     "journal",
-    "agent.lock",
+    AGENT_LOCK,
     "doorbell.sock",
 )
 """The files that Topolet's processes make in the state folder."""
 _SOCKET: Final = "cri.sock"
-_OF_FRONTENDS: Final = (_SOCKET, "door.lock")
+_OF_FRONTENDS: Final = (_SOCKET, DOOR_LOCK)
 """A proxy that stays needs them."""
 _OWN_FOLDERS: Final = {
     "audit": "*.jsonl",

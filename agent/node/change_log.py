@@ -303,8 +303,8 @@ class PodEvents:
         limits: Iterable[RefusedLimit] = (),
     ) -> None:
         """`refusals`: those of annotations. `created`: the uids of pods with a container. `known`:
-        the API's pods. `labels`: uids of pods with faults of their labels. `node` None: the Node is
-        not known."""
+        the API's pods. `labels`: uids of pods with faults of their labels. `node` None: nothing
+        about the Node."""
         if self._records is None:
             return
         now = self._clock()
@@ -322,7 +322,7 @@ class PodEvents:
             events[about, reason] = "; ".join(dict.fromkeys(texts)), delay_seconds
         if node is not None:
             about = Regarding("", node.name, node.uid, "Node")
-            for reason, note in node.faults.items():
+            for reason, note in node.faults.items() if node.uid else ():
                 events[about, reason] = note, node_events.DELAY_SECONDS[reason]
             self._node_changes(about, node.state, now)
         # A cause that comes and goes causes no Event each time.
@@ -341,9 +341,10 @@ class PodEvents:
 
     def _node_changes(self, about: Regarding, state: Mapping[str, str], now: float) -> None:
         """One normal Event for each reason in PAUSE_SECONDS, with all that changed since the last
-        one. The state at the agent's start is not new."""
+        one. The state at the agent's start is not new; what changes before the Node is known is."""
         assert self._records is not None
-        for reason, note in node_events.changes(self._node, state).items():
+        changes = node_events.changes(self._node, state) if about.uid else {}
+        for reason, note in changes.items():
             if now - self._node_changed.get(reason, -PAUSE_SECONDS) >= PAUSE_SECONDS:
                 self._records.inform(about, reason, note)
                 self._node_changed[reason] = now

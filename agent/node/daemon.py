@@ -19,7 +19,7 @@ from agent.cri.client import Cri
 from agent.discover.cpus import TopologyView
 from agent.host.daemon import Ending, let_others_finish, one_arena, return_large_blocks
 from agent.host.files import boot_id
-from agent.host.locks import Lock
+from agent.host.locks import AGENT_LOCK, Lock
 from agent.http.limits import PAGES_EACH_SECOND, ConnectionLimits
 from agent.http.page import page_routes
 from agent.http.peers import node_addresses
@@ -161,7 +161,7 @@ class _Agent:
         os.makedirs(settings.state_dir, mode=0o755, exist_ok=True)
         state = Path(settings.state_dir)
         visibility_policy = device_visibility.prepare(device_visibility.policy(settings))
-        closing.callback(Lock(str(state / "agent.lock")).release)
+        closing.callback(Lock(str(state / AGENT_LOCK)).release)
         hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
         closing.callback(hierarchy.close)
         self._hierarchy_root = hierarchy.path

@@ -119,11 +119,13 @@ def examine(settings: DoctorSettings) -> Examination:
     wrong |= node_findings.of_kubelet(kubelet, snapshot, proxy)
     running = (argv for _, argv in own_processes.command_lines(proc))
     wrong |= node_findings.of_programs(running, proxy=bool(proxy))
-    address = own_processes.agent_address(tuple(own_processes.running(proc)), settings.state_dir)
-    if address and (page := own_processes.page(address)):
+    if page := own_processes.page_of("agent", proc, settings.state_dir):
         if page.ready:
             wrong.pop(NodeCode.AGENT_HUNG, None)  # it says itself why it decides nothing
         wrong |= node_findings.of_agent(page)
+    plugin = own_processes.page_of("nri", proc, settings.state_dir)
+    if plugin is not None:
+        wrong |= node_findings.of_nri(plugin)
     with contextlib.suppress(OSError):
         room = os.statvfs(settings.state_dir)
         free_bytes = room.f_bavail * room.f_frsize
@@ -135,7 +137,7 @@ def examine(settings: DoctorSettings) -> Examination:
         given = CpuManagerStateView(settings.kubelet_dir).cpus().by_uid
     if unreadable:
         wrong[NodeCode.KUBELET_STATE] = "; ".join(unreadable)
-    facts |= _facts_of(kubelet) | {"frontend": "proxy" if proxy else ""}
+    facts |= _facts_of(kubelet) | {"frontend": "proxy" if proxy else "nri" if plugin else ""}
     try:
         hierarchy = Hierarchy(settings.cgroup_root, proc)
         facts["cgroup_version"] = str(hierarchy.version)
@@ -231,6 +233,7 @@ def _containers(
     pod uid, the CPUs of the kubelet's checkpoint. Raises RpcError, SettingsError."""
     cri = Cri(options.socket_path(settings.runtime_endpoint))
     seen, groups, runtime = [], [], ""
+    pids_of = drift.members(hierarchy)
     try:
         for pod in RuntimeView(cri, CgroupLocator(hierarchy)).observe().pods:
             for container in pod.containers:
@@ -241,7 +244,9 @@ def _containers(
                 if of_pod is not None and of_pod.of(container.name).visible is not None:
                     carriers = cri.container_placement(container.id, carriers=True).carriers
                 kubelets = given.get(pod.uid)
-                seen.append(drift.observed(pod, container, of_pod, kubelets, hierarchy, carriers))
+                seen.append(
+                    drift.observed(pod, container, of_pod, kubelets, hierarchy, pids_of, carriers)
+                )
                 groups += [container.group] if container.group else []
         with contextlib.suppress(RpcError):  # it did answer
             runtime = cri.version()

@@ -3,9 +3,10 @@ snapshot say, and what its cgroup, its processes and the runtime's status have."
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -13,7 +14,9 @@ import msgspec
 from agent.allocate.device_holders import grants
 from agent.allocate.device_holders.grants import Carriers
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
+from agent.cgroup.names import absolute, of_cpuset, own_root
 from agent.host import processes
+from agent.host.processes import Process, ProcessGoneError, UnreadableError
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.devices.visibility import Visibility
 from agent.model.pod.annotations import AnnotationError, resource_status
@@ -190,15 +193,33 @@ def own_numbers(proc: str) -> bool:
         return False
 
 
+def members(hierarchy: Hierarchy) -> Callable[[str], Sequence[int]]:
+    """The processes of a group, by their numbers in the hierarchy's procfs. The function raises
+    CgroupError."""
+    if own_numbers(hierarchy.proc):
+        return hierarchy.processes
+    own = own_root(hierarchy)
+    by_group: dict[str, list[int]] = {}
+    for pid in processes.pids(hierarchy.proc) if own else ():
+        with contextlib.suppress(ProcessGoneError, UnreadableError):
+            with Process(hierarchy.proc, pid) as process:
+                group = of_cpuset(process.groups())
+            if group and own and (full := absolute(group, own)):
+                by_group.setdefault(full, []).append(pid)
+    return lambda group: by_group.get(group, ())
+
+
 def observed(
     pod: Pod,
     container: Container,
     of_pod: PodWanted | None,
     kubelet: CpuSet | None,
     hierarchy: Hierarchy,
+    pids_of: Callable[[str], Sequence[int]],
     carriers: Carriers | None,
 ) -> ObservedContainer:
     """`of_pod`: the agent's decision, `kubelet`: the pod's CPUs in the kubelet's checkpoint.
+    `pids_of`: see `members`.
     `carriers`: what the container shows of its devices, None where none were decided."""
     wanted = of_pod.of(container.name) if of_pod else NOTHING
     claimed, problem = _claim(pod, of_pod)
@@ -207,7 +228,7 @@ def observed(
         try:
             group = hierarchy.effective_cpus(container.group)
             mems = hierarchy.effective_mems(container.group)
-            pids = hierarchy.processes(container.group) if own_numbers(hierarchy.proc) else ()
+            pids = pids_of(container.group)
             allowed = [processes.allowed_cpus(hierarchy.proc, pid) for pid in pids]
             in_group = union(CpuSet.parse(cpus) for cpus in allowed if cpus is not None)
         except CgroupError as error:

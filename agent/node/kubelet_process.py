@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.cgroup import names
-from agent.cgroup.names import absolute
+from agent.cgroup.names import absolute, of_cpuset
 from agent.host import processes
 from agent.host.processes import Process, ProcessGoneError, UnreadableError
 from agent.kubelet.configuration import ConfigurationError, flags
@@ -162,7 +162,7 @@ def _of_pods(process: Process, own_group: str | None) -> bool:
     groups = process.groups()
     if any(map(names.of_pods, groups.values())):
         return True
-    group = _of_cpuset(groups)
+    group = of_cpuset(groups)
     if group is None:
         raise UnreadableError(
             f"process {process.pid}: /proc names no cgroup of the cpuset hierarchy"
@@ -178,12 +178,6 @@ def _of_pods(process: Process, own_group: str | None) -> bool:
     if full is None:
         raise UnreadableError(f"process {process.pid}: its cgroup {group} is not on the host")
     return names.of_pods(full)
-
-
-def _of_cpuset(groups: Mapping[str, str]) -> str | None:
-    """The group in v1's cpuset hierarchy, else in v2."""
-    of_v1 = (group for names_, group in groups.items() if "cpuset" in names_.split(","))
-    return next(of_v1, groups.get(""))
 
 
 def keeps_state_elsewhere(proc: str, kubelet: KubeletProcess, kubelet_dir: str) -> bool:

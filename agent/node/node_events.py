@@ -33,7 +33,7 @@ _NAMED: Final = 8
 
 class NodeNotes(NamedTuple):
     """The `faults` of a Node and its `state`, by the reason of the Event that tells a fault, or a
-    change of the state; `uid`: the API's."""
+    change of the state; `uid`: the API's, "" while it is not known."""
 
     name: str
     uid: str

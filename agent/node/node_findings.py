@@ -4,6 +4,7 @@ files, and other programs that set the same values. Values in, findings out."""
 from __future__ import annotations
 
 import enum
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from agent.model.devices.visibility import NodeVisibility
 from agent.model.settings.options import RUNTIME_ENDPOINT
 from agent.model.snapshot import Snapshot
 from agent.node.kubelet_process import K3S, K3S_ENDPOINT
-from agent.node.own_processes import AgentPage
+from agent.node.own_processes import ProcessPage
 
 
 class NodeCode(enum.StrEnum):
@@ -31,6 +32,8 @@ class NodeCode(enum.StrEnum):
     SNAPSHOT = "snapshot-unreadable"
     PROXY = "proxy-unavailable"
     BYPASSED = "kubelet-bypasses-proxy"
+    NRI_UNAVAILABLE = "nri-unavailable"
+    NRI_UNREGISTERED = "nri-plugin-not-registered"
     PERMISSIONS = "not-permitted"
     WATCH = "api-server-out-of-touch"
     DEVICE = "device-unhealthy"
@@ -42,6 +45,7 @@ class NodeCode(enum.StrEnum):
     KOORDLET = "koordlet-competes"
     PINNING = "other-program-sets-cpus"
     KUBELET_CONFIGURATION = "kubelet-configuration-unreadable"
+    NRI_CONFLICT = "nri-plugins-conflict"
     DRA_CPUS = "dra-driver-gives-cpus"
     DEVICE_PLUGIN = "device-plugin-offers-devices"
 
@@ -62,6 +66,10 @@ REMEDIES: Final = {
     "socket can start no container",
     NodeCode.BYPASSED: "run topolet install-proxy on the node, or set the kubelet's "
     "containerRuntimeEndpoint to the proxy's socket and restart it",
+    NodeCode.NRI_UNAVAILABLE: "switch NRI on in the runtime and restart it (docs/nri.md), or name "
+    "its socket with --nri-socket; until then containers start on CPUs that the runtime chooses",
+    NodeCode.NRI_UNREGISTERED: "read the plugin's log, and the runtime's: another plugin may have "
+    "the same --nri-name and --nri-index (docs/nri.md)",
     NodeCode.PERMISSIONS: "run the agent as root with the mounts of its DaemonSet: cgroups and "
     "the state folder writable, the runtime's socket reachable",
     NodeCode.WATCH: "is the API server up, and can the node reach it? Until then the agent works "
@@ -82,6 +90,8 @@ REMEDIES: Final = {
     NodeCode.PINNING: "remove that program from the node, or Topolet: one program sets cpusets",
     NodeCode.KUBELET_CONFIGURATION: "let the agent read it: --kubelet-configz, or --kubelet-config "
     "(docs/kubelet.md)",
+    NodeCode.NRI_CONFLICT: "remove the other plugin from the node, or Topolet's: one of them sets "
+    "CPUs (docs/coexistence.md)",
     NodeCode.DRA_CPUS: "nothing, if pods shall claim CPUs by ResourceClaims too: those CPUs leave "
     "the pools. Otherwise remove the driver",
     NodeCode.DEVICE_PLUGIN: "nothing, if pods request these devices through Topolet's scheduler "
@@ -89,7 +99,12 @@ REMEDIES: Final = {
 }
 
 WARNINGS: Final = frozenset(
-    {NodeCode.KUBELET_CONFIGURATION, NodeCode.DRA_CPUS, NodeCode.DEVICE_PLUGIN}
+    {
+        NodeCode.KUBELET_CONFIGURATION,
+        NodeCode.NRI_CONFLICT,
+        NodeCode.DRA_CPUS,
+        NodeCode.DEVICE_PLUGIN,
+    }
 )
 """What works, and may be unintended: it does not change the exit code."""
 
@@ -181,7 +196,7 @@ WATCH_SECONDS: Final = 120.0
 """An API server ends a quiet watch after five to ten minutes, and sends bookmarks each minute."""
 
 
-def of_agent(page: AgentPage) -> dict[NodeCode, str]:
+def of_agent(page: ProcessPage) -> dict[NodeCode, str]:
     """What the agent says of itself."""
     wrong: dict[NodeCode, str] = {}
     if page.ready:
@@ -208,6 +223,28 @@ def of_agent(page: AgentPage) -> dict[NodeCode, str]:
         lost.append("the GPU driver")
     if lost:
         wrong[NodeCode.DEVICE] = f"not healthy: {', '.join(lost)}"
+    return wrong
+
+
+_ABSENT: Final = tuple(map(os.strerror, (errno.ENOENT, errno.ECONNREFUSED)))
+
+
+def of_nri(page: ProcessPage) -> dict[NodeCode, str]:
+    """What the NRI plugin says of itself."""
+    wrong: dict[NodeCode, str] = {}
+    if page.ready:
+        absent = page.ready.endswith(_ABSENT)
+        code = NodeCode.NRI_UNAVAILABLE if absent else NodeCode.NRI_UNREGISTERED
+        wrong[code] = f"/readyz of the NRI plugin: {page.ready}"
+    conflicts: dict[str, float] = {}
+    for each in page.series:
+        if each.name == "topolet_nri_conflicts_total" and each.value:
+            name = each.labels.get("plugin") or "an unknown one"
+            conflicts[name] = conflicts.get(name, 0) + each.value
+    if conflicts:
+        signs = ", ".join(f"{name} ({number:.0f})" for name, number in sorted(conflicts.items()))
+        text = f"signs of another plugin that sets CPUs, since the start of Topolet's: {signs}"
+        wrong[NodeCode.NRI_CONFLICT] = text
     return wrong
 
 

@@ -24,7 +24,7 @@ from agent.cgroup.order import parent
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.cri.client import Cri
 from agent.host import locks
-from agent.host.locks import Lock, LockedError
+from agent.host.locks import AGENT_LOCK, Lock, LockedError
 from agent.model import snapshot as snapshots
 from agent.model.audit import WriteReason
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError
@@ -282,7 +282,7 @@ def restore(settings: RestoreSettings, append: Append) -> Restored:
     Raises LockedError while an
     agent or an NRI plugin runs, CgroupError, OSError."""
     state = Path(settings.state_dir)
-    lock = Lock(str(state / "agent.lock"))
+    lock = Lock(str(state / AGENT_LOCK))
     try:
         no_plugin = locks.lock_for_restore(settings.state_dir)
     except LockedError:

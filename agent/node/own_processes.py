@@ -1,20 +1,22 @@
-"""Topolet's processes on a node, as the kernel shows them, and what the agent's HTTP port says."""
+"""Topolet's processes on a node, as the kernel shows them, and what the HTTP ports of agent and NRI
+plugin say."""
 
 from __future__ import annotations
 
 import http.client
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
 from agent.host import processes
+from agent.host.locks import AGENT_LOCK, DOOR_LOCK
 from agent.host.processes import Process, ProcessGoneError, UnreadableError
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.frontends import NriSettings, ProxySettings
-from agent.model.settings.options import STATE_DIR, Options
+from agent.model.settings.options import Options
 
 COMMANDS: Final[Mapping[str, type[Options]]] = {
     "agent": AgentSettings,
@@ -24,8 +26,21 @@ COMMANDS: Final[Mapping[str, type[Options]]] = {
 """The processes of a node, with their options."""
 _SECONDS: Final = 3.0
 _MAX_BYTES: Final = 8 << 20
+
+
+class _Port(NamedTuple):
+    """The option with ADDRESS:PORT, and the lock that the process holds in its state folder."""
+
+    option: str
+    default: str
+    lock: str
+
+
+_PORTS: Final = {
+    "agent": _Port("http", AgentSettings().http, AGENT_LOCK),
+    "nri": _Port("nri-http", NriSettings().nri_http, DOOR_LOCK),
+}
 _HOSTS: Final = ("0.0.0.0", "[::]", "", "127.0.0.1", "localhost")
-"""No others: any process may have the command line of an agent."""
 _SERIES: Final = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -46,8 +61,8 @@ class MetricSeries(msgspec.Struct, frozen=True):
     value: float
 
 
-class AgentPage(msgspec.Struct, frozen=True):
-    """What the agent's port answers. `ready`: "" if the agent is Ready, else why not."""
+class ProcessPage(msgspec.Struct, frozen=True):
+    """What a process's port answers. `ready`: "" if it is Ready, else why not."""
 
     ready: str = ""
     series: tuple[MetricSeries, ...] = ()
@@ -89,18 +104,46 @@ def command_of(argv: Sequence[str]) -> str:
     return ""
 
 
-def agent_address(own: Sequence[OwnProcess], state_dir: str) -> tuple[str, int] | None:
-    """Where the agent with this state folder serves HTTP for this machine; None if it does not."""
+def page_of(command: str, proc: str, state_dir: str) -> ProcessPage | None:
+    """What the agent or NRI plugin with this state folder answers; None without an answer."""
+    address = address_of(command, tuple(running(proc)), proc, state_dir)
+    return page(address) if address else None
+
+
+def address_of(
+    command: str, own: Sequence[OwnProcess], proc: str, state_dir: str
+) -> tuple[str, int] | None:
+    """Where the agent or NRI plugin with this state folder serves HTTP. `own`: the processes of the
+    procfs. Any process may have such a command line, and may listen where one in a pod does; only
+    root may lock a file of the state folder."""
+    locked_by = processes.lock_holders(os.path.join(state_dir, _PORTS[command].lock), proc)
+    return http_address(command, own, {pid for pid in locked_by if _in_own_network(proc, pid)})
+
+
+def http_address(
+    command: str, own: Sequence[OwnProcess], locked_by: Collection[int]
+) -> tuple[str, int] | None:
+    """Where one of `locked_by` serves HTTP for this machine as this command; None if it does
+    not."""
+    of_command = _PORTS[command]
     for each in own:
-        flags = each.flags
-        if each.command == "agent" and flags.get("state-dir", STATE_DIR) == state_dir:
-            host, _, port = flags.get("http", AgentSettings().http).rpartition(":")
+        if each.command == command and each.pid in locked_by:
+            host, _, port = each.flags.get(of_command.option, of_command.default).rpartition(":")
             local = host in _HOSTS and port.isdecimal() and len(port) < 6
             return ("127.0.0.1", int(port)) if local else None
     return None
 
 
-def page(address: tuple[str, int]) -> AgentPage | None:
+def _in_own_network(proc: str, pid: int) -> bool:
+    """False where the kernel does not let this process know."""
+    try:
+        with Process(proc, pid) as process:
+            return process.namespace("net") == os.readlink("/proc/self/ns/net")
+    except (ProcessGoneError, UnreadableError, OSError):
+        return False
+
+
+def page(address: tuple[str, int]) -> ProcessPage | None:
     """None if nobody answers there: the port may be in another network namespace."""
     try:
         status, text = _get(address, "/readyz")
@@ -108,7 +151,7 @@ def page(address: tuple[str, int]) -> AgentPage | None:
         _, metrics = _get(address, "/metrics")
     except (OSError, http.client.HTTPException):
         return None
-    return AgentPage(ready, tuple(series(metrics)))
+    return ProcessPage(ready, tuple(series(metrics)))
 
 
 def series(text: str) -> Iterator[MetricSeries]:

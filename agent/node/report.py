@@ -157,15 +157,14 @@ class Reporter:
         if visibility is not UNDECIDED:
             self._cluster.report(moment)
 
-    def _node_notes(self, moment: ReportInput, devices: DeviceState) -> NodeNotes | None:
-        if (node := moment.cluster.node) is None:
-            return None
+    def _node_notes(self, moment: ReportInput, devices: DeviceState) -> NodeNotes:
+        node = moment.cluster.node
         of_devices = DeviceFaults(moment.devices.devices, devices.missing, devices.fault)
         faults = node_events.faults(
             moment.node_faults, self._sources.problems, self.changes.overlaps, of_devices
         )
         state = node_events.state(moment.topology, moment.kubelet_configuration)
-        return NodeNotes(self._cluster.node_name, node.uid, faults, state)
+        return NodeNotes(self._cluster.node_name, node.uid if node else "", faults, state)
 
 
 def _of_annotations(decision: Decision) -> tuple[ClaimRefusal, ...]:

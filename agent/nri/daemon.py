@@ -140,7 +140,9 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
 def unready(link: PluginLink) -> str:
     """Why the plugin changes no container, empty if it is registered with a runtime that has told
     its containers."""
-    return "" if link.ready else "the plugin is not registered with the runtime"
+    if link.ready:
+        return ""
+    return ": ".join(filter(None, ("the plugin is not registered with the runtime", link.problem)))
 
 
 def metrics_page(

@@ -241,6 +241,11 @@ class PluginLink:
         return self._connection is not None and self._connection.ready
 
     @property
+    def problem(self) -> str:
+        """Why there is no session; "" while there is one, and before the first try."""
+        return self._problem.text or ""
+
+    @property
     def accepts_updates(self) -> bool:
         """Whether it is ready, and an update can't lock up the runtime."""
         return self._connection is not None and self._connection.accepts_updates

@@ -15,6 +15,7 @@ import pytest
 
 from agent.__main__ import main
 from agent.cli import page
+from agent.host.locks import AGENT_LOCK
 from agent.http.page import page_routes
 from agent.http.peers import NodeAddresses
 from agent.http.routes import Route, text_reply
@@ -100,9 +101,26 @@ def process(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def locked_by(pid: int, root: Path) -> Path:
+    """A state folder that this process of the procfs has locked, in the network of the test."""
+    state = root / "state"
+    state.mkdir()
+    lock = state / AGENT_LOCK
+    lock.touch()
+    found = lock.stat()
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    (root / "proc/locks").write_text(f"1: FLOCK  ADVISORY  WRITE {pid} {device} 0 EOF\n")
+    networks = root / "proc" / str(pid) / "ns"
+    networks.mkdir(parents=True)
+    (networks / "net").symlink_to(os.readlink("/proc/self/ns/net"))
+    return state
+
+
 def test_without_an_agent(process: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["page", f"--root={process}", "--state-dir=/run/none"]) == 1
-    assert "state-dir /run/none" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "state-dir /run/none" in said
+    assert "kubectl topolet page NODE" in said
 
 
 def test_on_the_machine_of_the_agent(
@@ -118,7 +136,8 @@ def test_on_the_machine_of_the_agent(
     server.start()
     folder = process / "proc" / "7"
     folder.mkdir()
-    words = ["topolet", "agent", "--state-dir=/run/t", f"--http=127.0.0.1:{server.port}", ""]
+    state = f"--state-dir={locked_by(7, process)}"
+    words = ["topolet", "agent", state, f"--http=127.0.0.1:{server.port}", ""]
     (folder / "cmdline").write_text("\0".join(words))
     (folder / "stat").write_text("7 (topolet) S 1" + " 0" * 48)
     opened: list[str] = []
@@ -127,12 +146,12 @@ def test_on_the_machine_of_the_agent(
     try:
         for flags, desktop in (([], ""), (["--no-open"], ":0"), ([], ":0")):
             monkeypatch.setenv("DISPLAY", desktop)
-            arguments = ["page", f"--root={process}", "--state-dir=/run/t", *flags]
+            arguments = ["page", f"--root={process}", state, *flags]
             assert main(arguments) == 0
             assert capsys.readouterr().out == f"{address}\n"
         assert opened == [address]
     finally:
         server.close()
-    assert main(["page", f"--root={process}", "--state-dir=/run/t"]) == 1
-    assert "kubectl topolet page NODE" in capsys.readouterr().err
+    assert main(["page", f"--root={process}", state]) == 1
+    assert "the agent does not answer" in capsys.readouterr().err
     assert page.LOCAL_PORT == 9326

@@ -143,6 +143,18 @@ def test_promtool_accepts_the_rules() -> None:
     promtool("check", "rules", RULES)
 
 
+def test_promtool_accepts_the_job_for_proxies_in_the_documents(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/alerts.md").read_text(), re.DOTALL)
+    whole = yaml.safe_load(block)
+    (job,) = whole["scrape_configs"]
+    assert job.pop("kubernetes_sd_configs") == [{"role": "node"}], "Debian's does not know it"
+    file = tmp_path / "prometheus.yaml"
+    file.write_text(yaml.safe_dump(whole))
+    promtool("check", "config", file)
+    assert "topolet" in job["job_name"]
+    assert job["honor_labels"]
+
+
 @pytest.mark.parametrize("alert", sorted(CASES))
 def test_an_alert_fires_on_its_fault_and_not_without_it(alert: str, tmp_path: Path) -> None:
     firing, quiet = CASES[alert]

@@ -521,6 +521,38 @@ def test_the_monitor_names_ports_that_pods_have(tmp_path: Path) -> None:
     assert watched == served - {"extender", "https"}
 
 
+def test_the_proxies_of_a_pool_are_scraped_at_its_nodes(tmp_path: Path) -> None:
+    """A node without a proxy would be an alert."""
+    pools: list[Object] = [
+        {"name": "ours", "nodeSelector": {"site/x": "a.b"}, "mode": "proxy"},
+        {"name": "other", "nodeSelector": {"site": "c"}, "mode": "reconcile"},
+        {"mode": "proxy"},
+    ]
+    scraped = {"enabled": True, "port": 1234, "labels": {"release": "prometheus"}}
+    found = rendered(tmp_path, {"pools": pools, "scrapeConfig": scraped})
+    of_pool = {each["metadata"]["name"]: each for each in found if each["kind"] == "ScrapeConfig"}
+    assert set(of_pool) == {"topolet-proxy", "topolet-proxy-ours"}
+    for each in of_pool.values():
+        assert each["metadata"]["labels"]["release"] == "prometheus"
+
+    def chosen(name: str, action: str) -> set[tuple[str, str]]:
+        return {
+            (rule["sourceLabels"][0].removeprefix("__meta_kubernetes_node_label_"), rule["regex"])
+            for rule in of_pool[name]["spec"]["relabelings"]
+            if rule.get("action") == action
+        }
+
+    linux = ("kubernetes_io_os", "linux")
+    assert chosen("topolet-proxy-ours", "Keep") == {linux, ("site_x", "a\\.b")}
+    assert chosen("topolet-proxy-ours", "Drop") == set()
+    assert chosen("topolet-proxy", "Keep") == {linux}
+    assert chosen("topolet-proxy", "Drop") == {("site_x", "a\\.b"), ("site", "c")}
+    replaced = {
+        rule["replacement"] for rule in of_pool["topolet-proxy"]["spec"]["relabelings"][-2:]
+    }
+    assert replaced == {"${1}:1234", "[${1}]:1234"}
+
+
 PROXY_POOLS = [
     {
         "name": "ours",

@@ -14,6 +14,7 @@ import pytest
 from agent.host import locks
 from agent.host.listener import Listener, ListenError
 from agent.host.locks import FrontendSession, Lock, LockedError
+from agent.host.processes import lock_holders
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -161,3 +162,15 @@ def test_end_of_a_session_that_cannot_be_known_is_none(tmp_path: Path, byte: int
     assert not locks.has_ended(str(tmp_path), session)
     locks.lock_for_relay(str(tmp_path)).release()
     assert not locks.has_ended(str(tmp_path), session)
+
+
+def test_the_kernel_names_the_holder_of_a_lock(tmp_path: Path) -> None:
+    path = str(tmp_path / "it.lock")
+    assert lock_holders(path) == frozenset()
+    lock = Lock(path)
+    assert lock_holders(path) == {os.getpid()}
+    assert lock_holders(str(tmp_path / "other.lock")) == frozenset()
+    assert lock_holders(path, str(tmp_path)) == frozenset(), "a procfs without locks"
+    lock.release()
+    Path(path).write_text(f"{os.getpid()}\n")
+    assert lock_holders(path) == frozenset(), "a file that names a process is not locked by it"

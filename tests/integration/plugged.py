@@ -40,8 +40,8 @@ class PluggedNode:
         self._port = 0
         self._plugin: subprocess.Popen[bytes] | None = None
 
-    def start_plugin(self, *flags: str) -> None:
-        """Returns when the runtime calls it for containers."""
+    def start_plugin(self, *flags: str, waits: bool = True) -> None:
+        """`waits`: returns when the runtime calls it for containers."""
         self._port = free_port()
         self._plugin = self.node._start(
             "nri",
@@ -50,7 +50,8 @@ class PluggedNode:
             HOLD,
             *flags,
         )
-        eventually("plugin ready", self._ready)
+        if waits:
+            eventually("plugin ready", self._ready)
 
     def signal(self, number: signal.Signals) -> None:
         assert self._plugin is not None

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from agent.allocate.device_holders.grants import Carriers
+from agent.cgroup.hierarchy import Hierarchy
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.visibility import DeviceNode, Visibility, VisibleGpu
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner
+from agent.node import drift
 from agent.node.drift import (
     DRIFT_REMEDIES,
     DriftKind,
@@ -16,8 +19,10 @@ from agent.node.drift import (
     ObservedContainer,
     device_drift,
     findings,
+    members,
     own_numbers,
 )
+from tests.node.procfs import process
 
 LSE = Owner("lse", "ns/lse", QoS.LSE, "2-3")
 LSR = Owner("lsr", "ns/lsr", QoS.LSR, "4-5")
@@ -166,3 +171,33 @@ def test_a_procfs_of_another_pid_namespace_has_other_numbers(tmp_path: Path) -> 
     (tmp_path / "self").symlink_to("4711")
     assert not own_numbers(str(tmp_path))
     assert not own_numbers(str(tmp_path / "none"))
+
+
+class Tree:
+    """What `members` asks of a hierarchy whose procfs is another PID namespace's."""
+
+    def __init__(self, proc: str) -> None:
+        self.proc = proc
+
+
+def test_processes_of_a_group_are_found_by_the_procfs_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's container sees groups relative to its own cgroup namespace."""
+    monkeypatch.setattr(drift, "own_root", lambda hierarchy: "/kubepods/podagent/c")
+    process(tmp_path, 7, "sleep", groups="0::/../../podweb/d\n")
+    process(tmp_path, 8, "sleep", groups="5:cpuset,cpu:/../../podweb/d\n0::/\n")
+    process(tmp_path, 9, "topolet", groups="0::/\n")
+    process(tmp_path, 10, "init", groups="0::/../../../../../x\n")
+    pids_of = members(cast(Hierarchy, Tree(str(tmp_path / "proc"))))
+    assert list(pids_of("/kubepods/podweb/d")) == [7, 8]
+    assert list(pids_of("/kubepods/podagent/c")) == [9]
+    assert list(pids_of("/kubepods/none")) == []
+
+
+def test_without_a_known_namespace_no_process_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drift, "own_root", lambda hierarchy: None)
+    process(tmp_path, 7, "sleep", groups="0::/a\n")
+    assert list(members(cast(Hierarchy, Tree(str(tmp_path / "proc"))))("/a")) == []

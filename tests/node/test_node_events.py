@@ -104,6 +104,18 @@ def test_changes_of_a_node_are_normal_events_one_for_all_within_a_minute() -> No
     assert recorded.events == []
 
 
+def test_a_change_before_the_node_is_known_is_recorded_when_it_is() -> None:
+    recorded = Recorded()
+    events = PodEvents(recorded, lambda: 0.0)
+    notes = {DEVICE_UNHEALTHY: "gpu 0"}
+    for kubelet, uid in ((NONE, ""), (STATIC, ""), (STATIC, "uid-n"), (STATIC, "uid-n")):
+        of_node = NodeNotes("n", uid, notes, state(machine(2, 2), kubelet))
+        events.record((), (), (), (), {}, node=of_node)
+    ((about, reason, _),) = recorded.normal
+    assert (about, reason) == (ABOUT, KUBELET_POLICY_CHANGED)
+    assert recorded.events == [], "it has not lasted"
+
+
 @given(st.lists(st.sets(st.sampled_from([1, 2, 3])), min_size=1, max_size=20))
 def test_the_last_event_of_a_node_tells_what_it_has(offline: list[set[int]]) -> None:
     """Whatever changed, and however fast: a pass a minute later has nothing left to tell."""

@@ -21,10 +21,11 @@ from agent.node.node_findings import (
     of_free_bytes,
     of_groups,
     of_kubelet,
+    of_nri,
     of_plugins,
     of_programs,
 )
-from agent.node.own_processes import AgentPage, MetricSeries
+from agent.node.own_processes import MetricSeries, ProcessPage
 
 PROXY = "/run/topolet/cri.sock"
 CARD = NodeDevice("GPU-11111111-2222-3333-4444-555555555555")
@@ -241,9 +242,9 @@ def test_paths_that_must_not_be_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "code", "text"),
     [
-        (AgentPage("no pass for 30 s"), NodeCode.AGENT_NOT_READY, "/readyz: no pass for 30 s"),
+        (ProcessPage("no pass for 30 s"), NodeCode.AGENT_NOT_READY, "/readyz: no pass for 30 s"),
         (
-            AgentPage(
+            ProcessPage(
                 series=(
                     MetricSeries("topolet_watch_age_seconds", {"resource": "pods"}, 300.2),
                     MetricSeries("topolet_watch_age_seconds", {"resource": "nodes"}, 121.0),
@@ -254,12 +255,12 @@ def test_paths_that_must_not_be_used(tmp_path: Path) -> None:
             "the watch of pods has had no answer for 300 s",
         ),
         (
-            AgentPage(series=(MetricSeries("topolet_cluster_problems", {}, 1.0),)),
+            ProcessPage(series=(MetricSeries("topolet_cluster_problems", {}, 1.0),)),
             NodeCode.WATCH,
             "the agent can't read or write objects: its log has the error",
         ),
         (
-            AgentPage(
+            ProcessPage(
                 series=(
                     MetricSeries("topolet_device_healthy", {"type": "gpu", "id": "GPU-1"}, 0.0),
                     MetricSeries("topolet_device_healthy", {"type": "gpu", "id": "GPU-2"}, 1.0),
@@ -270,13 +271,13 @@ def test_paths_that_must_not_be_used(tmp_path: Path) -> None:
             "not healthy: gpu GPU-1, a GPU that the driver does not list",
         ),
         (
-            AgentPage(series=(MetricSeries("topolet_gpu_driver_fault", {}, 1.0),)),
+            ProcessPage(series=(MetricSeries("topolet_gpu_driver_fault", {}, 1.0),)),
             NodeCode.DEVICE,
             "not healthy: the GPU driver",
         ),
     ],
 )
-def test_what_the_agent_says_of_itself(page: AgentPage, code: NodeCode, text: str) -> None:
+def test_what_the_agent_says_of_itself(page: ProcessPage, code: NodeCode, text: str) -> None:
     assert of_agent(page) == {code: text}
 
 
@@ -286,9 +287,48 @@ def test_a_healthy_agent_has_no_findings() -> None:
         MetricSeries("topolet_cluster_problems", {}, 0.0),
         MetricSeries("topolet_gpu_missing", {}, 0.0),
     )
-    assert of_agent(AgentPage(series=calm)) == {}
+    assert of_agent(ProcessPage(series=calm)) == {}
 
 
 def test_a_full_file_system() -> None:
     assert of_free_bytes("/run/topolet", 1 << 20) == {}
     assert list(of_free_bytes("/run/topolet", 4096)) == [NodeCode.DISK]
+
+
+def conflict(plugin: str, number: float) -> MetricSeries:
+    return MetricSeries("topolet_nri_conflicts_total", {"kind": "error", "plugin": plugin}, number)
+
+
+@pytest.mark.parametrize(
+    ("page", "code", "words"),
+    [
+        (
+            ProcessPage("the plugin is not registered: /x/nri.sock: No such file or directory"),
+            NodeCode.NRI_UNAVAILABLE,
+            "No such file",
+        ),
+        (
+            ProcessPage("the plugin is not registered: /x/nri.sock: Connection refused"),
+            NodeCode.NRI_UNAVAILABLE,
+            "Connection refused",
+        ),
+        (
+            ProcessPage("the plugin is not registered: a plugin with this name exists"),
+            NodeCode.NRI_UNREGISTERED,
+            "with this name",
+        ),
+        (
+            ProcessPage("", (conflict("50-pinner", 2), conflict("", 1))),
+            NodeCode.NRI_CONFLICT,
+            "50-pinner (2), an unknown one (1)",
+        ),
+    ],
+)
+def test_what_the_nri_plugin_says_of_itself(page: ProcessPage, code: NodeCode, words: str) -> None:
+    wrong = of_nri(page)
+    assert list(wrong) == [code]
+    assert words in wrong[code]
+
+
+def test_a_plugin_that_the_runtime_calls_has_no_finding() -> None:
+    assert of_nri(ProcessPage("", (conflict("50-pinner", 0), MetricSeries("x", {}, 1)))) == {}

@@ -43,7 +43,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "it reads one number, and leaves other text out": (
         "cli.page:forward",
-        "node.own_processes:agent_address",
+        "node.own_processes:http_address",
         "node.own_processes:series",
     ),
     "the API server's answer, to a command of the administrator": (
@@ -61,6 +61,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "cgroup.limits:_value",
         "cgroup.values:LimitsPass._write",
         "host.kernel_events:_decode",
+        "host.processes:lock_holders",
         "http.peers:ipv4_gateways",
         "http.peers:ipv6_gateways",
         "nri.conflicts:_holders",

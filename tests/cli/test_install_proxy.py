@@ -1,0 +1,42 @@
+"""`topolet install-proxy` and `uninstall-node`: how a signal ends them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+_WAITS = """import signal
+from agent.cli.install_proxy import ended_by_signal
+from agent.install.checks import CheckError
+if {ignored}:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+ended_by_signal()
+try:
+    print("ready", flush=True)
+    input()
+except CheckError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_makes_the_step_fail(number: signal.Signals) -> None:
+    """A lost session sends SIGHUP: the installation is taken back, and its lock is released."""
+    assert _said(number, ignored=False) == f"ended by {number.name}"
+
+
+def test_nohup_is_respected() -> None:
+    assert _said(signal.SIGHUP, ignored=True) == ""
+
+
+def _said(number: signal.Signals, *, ignored: bool) -> str:
+    words = [sys.executable, "-c", _WAITS.format(ignored=ignored)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        return process.communicate("\n")[0].strip()
