@@ -35,6 +35,7 @@ COMMANDS = {
     "conformance": "compare topolet's decisions with vector files of the systems it replaces",
     "devices": "list GPUs, network interfaces, FPGAs and accelerators, and the pods that have them",
     "page": "open the page of the node's agent in a browser",
+    "top": "show the node live: CPUs by owner and load, pools, devices, pods, and what happens",
     "doctor": "find what is wrong with the node, and containers with other CPUs than decided",
     "audit": "list what Topolet decided and changed on the node, with the reasons",
     "history": "tell what happened to a pod on the node in the last day, and why",

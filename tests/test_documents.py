@@ -149,6 +149,7 @@ TRIED = {
     "topolet proxy": "integration/harness.py",
     "topolet restore": "integration/test_proxy.py",
     "topolet simulate": "cli/test_simulate.py",
+    "topolet top": "cli/test_top.py",
     "topolet topology": "cli/test_topology.py",
     "topolet uninstall-node": "integration/test_image.py",
     "kubectl apply": "cluster/cluster.py",

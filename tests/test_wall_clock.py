@@ -15,6 +15,7 @@ REASONS = {
     "node.reconcile": "the age of an announced pod, beside the runtime's times of other pods, also "
     "of the wall clock: an owner that has its CPUs keeps them from an older pod",
     "node.devices": "the time of a condition, as the API has it",
+    "node.sampler": "the end of the last day, whose changes are shown",
     "node.unserved_rebinds": "the time of a status, as the API has it",
     "install.checks": "the age of a container, beside the runtime's times",
     "discover.gpureport": "NVML's samples have the wall clock's time",

@@ -85,9 +85,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def read(root: str, topology: Topology, settings: DevicesSettings) -> DeviceSources:
+def read(
+    root: str,
+    topology: Topology,
+    settings: DevicesSettings,
+    driver: Callable[[str], GpuReport] | None = None,
+) -> DeviceSources:
     """The devices of the machine below `root`; of this machine, or with a driver's root, also what
-    driver and agent know."""
+    driver and agent know. `driver`: asks the driver below a root; None: in a process for this
+    answer."""
     of_sysfs = SysfsDevices(root)
     of_sysfs.update(topology)
     functions = of_sysfs.functions
@@ -103,7 +109,7 @@ def read(root: str, topology: Topology, settings: DevicesSettings) -> DeviceSour
     asked = nvidia_cards(functions)
     return msgspec.structs.replace(
         found,
-        gpus=_of_driver(settings.gpu_driver_root) if asked else None,
+        gpus=(driver or _of_driver)(settings.gpu_driver_root) if asked else None,
         holders=_holders(settings.state_dir),
         health=_health(root, settings.state_dir),
     )

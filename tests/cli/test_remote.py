@@ -81,6 +81,23 @@ def test_the_command_runs_in_the_running_pod_of_the_node(kubectl: Kubectl) -> No
     )
 
 
+def test_a_screen_there_is_drawn_for_the_terminal_here(
+    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What kubectl exec sets says nothing about it."""
+    kubectl.answers(pods=[pod("topolet-b", RUNNING)])
+    monkeypatch.setenv("TERM", "tmux-256color")
+    monkeypatch.setenv("NO_COLOR", "yes")
+    assert main(["top", "n1", "--every=2", "--once"]) == 0
+    exec_ = "exec -n topolet-system topolet-b -c agent -- env"
+    command = "topolet top --every=2 --once --node-name=n1"
+    assert kubectl.read("executed") == f"{exec_} TERM=tmux-256color NO_COLOR=1 {command}"
+    monkeypatch.setenv("TERM", "no such; rm -rf")
+    monkeypatch.delenv("NO_COLOR")
+    assert main(["top", "n1"]) == 0
+    assert kubectl.read("executed") == f"{exec_} topolet top --every=1 --node-name=n1"
+
+
 @pytest.mark.parametrize(
     ("ended", "error", "code", "shown"),
     [

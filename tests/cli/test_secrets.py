@@ -72,6 +72,7 @@ COMMANDS = (
     ("topology", "--owners"),
     ("audit",),
     ("audit", "--output=json"),
+    ("top", "--once"),
     ("restore",),
 )
 

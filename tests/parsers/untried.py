@@ -64,6 +64,8 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "host.processes:lock_holders",
         "http.peers:ipv4_gateways",
         "http.peers:ipv6_gateways",
+        "node.sampler:PodReader._cpu_seconds",
+        "node.sampler:PodReader._memory_bytes",
         "nri.conflicts:_holders",
         "nri.conflicts:_sockets",
         "telemetry.frontend_metrics:_resident_bytes",
@@ -73,6 +75,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "nri.daemon:launched",
     ),
     "the administrator writes the options": (
+        "cli.top:_seconds",
         "cli.options:duration_seconds",
         "cli.options:read",
         "cli.options:positive",

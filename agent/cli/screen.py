@@ -1,0 +1,215 @@
+"""The terminal of a command that draws on all of it and reads keys: its modes, its size, its
+signals, and the way back to what it was, however the command ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import termios
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+from agent.view import terminal
+from agent.view.terminal import Ability, Frame
+
+_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"
+_LEAVE: Final = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
+_ERASE: Final = "\x1b[0m\x1b[2J"
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
+"""Around a frame: terminals that know these modes show it at once (synchronized output)."""
+_ESCAPE_SECONDS: Final = 0.05
+"""How long the rest of a key's sequence may take; otherwise the escape was a key itself."""
+_LONGEST_KEY_BYTES: Final = 32
+_READ_BYTES: Final = 4096
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+_GONE: Final = frozenset({errno.EIO, errno.EPIPE, errno.EBADF, errno.ENXIO})
+
+Handler = Callable[[int, FrameType | None], Any] | int | None
+
+
+class TerminalGoneError(Exception):
+    """Nobody reads the output any more."""
+
+
+class KeyTerminal:
+    """Between `__enter__` and `__exit__` the alternate screen without echo; signals that end or
+    stop the process are delivered in `keys`, for which only the main thread may call it.
+
+    `ended`: the number of the signal that ended it; 0: it goes on. A terminal that was hung up
+    counts as SIGHUP."""
+
+    def __init__(self, input_: int, output: int, ability: Ability, encoding: str) -> None:
+        """`input_`: a terminal, or something that is not read."""
+        self._input = input_
+        self._output = output
+        self._ability = ability
+        self._encoding = encoding
+        self._modes: list[Any] | None = None
+        self._handlers: dict[int, Handler] = {}
+        self._woken = -1
+        self._wakes = -1
+        self._waker = -1
+        self._stops = self._resumed = False
+        self._shown: Frame = []
+        self._size = (0, 0)
+        self._rest = b""
+        self.ended = 0
+
+    def __enter__(self) -> KeyTerminal:
+        self._woken, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._waker = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        for number in (*_ENDING, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):
+            self._handlers[number] = signal.signal(number, self._received)
+        self._begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._waker)
+        os.close(self._woken)
+        os.close(self._wakes)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows."""
+        try:
+            columns, rows = os.get_terminal_size(self._output)
+        except OSError:
+            columns, rows = 0, 0
+        return columns or 80, rows or 24
+
+    def show(self, frame: Frame) -> None:
+        """Writes the rows that differ from the last frame. Raises TerminalGoneError."""
+        columns, _ = size = self.size
+        text = ""
+        if size != self._size:
+            self._size, self._shown, text = size, [], _ERASE
+        text += terminal.changed(self._shown, frame, columns, self._ability.colours)
+        self._shown = frame
+        if text:
+            self._write(f"{_BEGIN}{text}{_END}")
+
+    def wake(self) -> None:
+        """From any thread: ends a wait for keys."""
+        with contextlib.suppress(OSError):
+            os.write(self._wakes, b"\0")
+
+    def keys(self, seconds: float) -> list[str]:
+        """The keys that are pressed within the time; returns early for the first of them, after a
+        `wake`, a change of the size or the end."""
+        if not self._wait(seconds):
+            return []
+        found: list[str] = []
+        if self._reads():
+            received = self._read()
+            found, self._rest = terminal.keys(self._rest + received)
+            if self._rest:
+                found += self._rest_of_key()
+        if "redraw" in found:
+            self._size = (0, 0)
+        return [each for each in found if each != "redraw"]
+
+    def _wait(self, seconds: float) -> bool:
+        """Whether there is something to read."""
+        deadline = time.monotonic() + seconds
+        watched = [self._woken, *([self._input] if self._modes else [])]
+        while not self.ended:
+            left = max(deadline - time.monotonic(), 0.0)
+            ready, _, _ = select.select(watched, [], [], left)
+            if self._woken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, _READ_BYTES)
+                if self._stops:
+                    self._stop()
+                elif self._resumed:
+                    # It was stopped by a signal that can't be caught.
+                    self._begin()
+                return self._reads()
+            return bool(ready)
+        return False
+
+    def _reads(self) -> bool:
+        return bool(self._modes and select.select([self._input], [], [], 0)[0])
+
+    def _read(self) -> bytes:
+        try:
+            received = os.read(self._input, _READ_BYTES)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            received = b""
+        if not received:
+            self.ended = self.ended or signal.SIGHUP
+        return received
+
+    def _rest_of_key(self) -> list[str]:
+        found: list[str] = []
+        while self._rest and not self.ended:
+            if not select.select([self._input], [], [], _ESCAPE_SECONDS)[0]:
+                found += ["escape"] if self._rest == b"\x1b" else []
+                self._rest = b""
+                break
+            more, self._rest = terminal.keys(self._rest + self._read())
+            found += more
+            if len(self._rest) > _LONGEST_KEY_BYTES:
+                self._rest = b""
+        return found
+
+    def _received(self, number: int, _: FrameType | None) -> None:
+        if number in _ENDING:
+            self.ended = number
+        elif number == signal.SIGTSTP:
+            self._stops = True
+        elif number == signal.SIGCONT:
+            self._resumed = True
+
+    def _stop(self) -> None:
+        """As any command: with the terminal as it was."""
+        self._stops = False
+        self._leave()
+        handlers = {
+            each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGTSTP, signal.SIGCONT)
+        }
+        os.kill(os.getpid(), signal.SIGTSTP)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._resumed = False
+        if os.isatty(self._input):
+            self._modes = self._modes or termios.tcgetattr(self._input)
+            wanted = termios.tcgetattr(self._input)
+            wanted[3] &= ~(termios.ICANON | termios.ECHO)
+            wanted[6][termios.VMIN], wanted[6][termios.VTIME] = 1, 0
+            termios.tcsetattr(self._input, termios.TCSADRAIN, wanted)
+        self._size = (0, 0)
+        with contextlib.suppress(TerminalGoneError):
+            self._write(_ENTER)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(TerminalGoneError):
+            self._write(_LEAVE)
+        if self._modes is not None:
+            with contextlib.suppress(termios.error, OSError):
+                termios.tcsetattr(self._input, termios.TCSADRAIN, self._modes)
+            self._modes = None
+
+    def _write(self, text: str) -> None:
+        data = text.encode(self._encoding, "replace")
+        while data:
+            try:
+                data = data[os.write(self._output, data) :]
+            except BlockingIOError:
+                select.select([], [self._output], [])
+            except OSError as error:
+                if error.errno in _GONE:
+                    raise TerminalGoneError(str(error)) from None
+                raise

@@ -1,0 +1,312 @@
+"""A cell for each CPU: in the colour and with the letter of its owner, filled by its load. The
+cells become narrower, then stand for cores and caches, until they fit."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.model.cpu.cpuset import CpuSet
+from agent.view import terminal
+from agent.view.format import count
+from agent.view.live import LiveNode
+from agent.view.terminal import FAINT, Ability, Frame, Piece, Style
+from agent.view.top.values import Seen, held, part_used
+
+_OWNERS: Final = (
+    *((215, 94), (114, 22), (213, 90), (220, 58), (80, 23), (210, 88)),
+    *((155, 64), (147, 60), (180, 101), (122, 29)),
+)
+"""Front and back of owners, of the palette of 256 colours."""
+_BOTH, _LS, _BE, _NOBODY = "=", "-", "~", "."
+_POOLS: Final = {
+    _BOTH: ("LS and BE pool", Style(75, 24)),
+    _LS: ("LS pool", Style(111, 25)),
+    _BE: ("BE pool", Style(250, 240)),
+    _NOBODY: ("no pool", Style(244, 235)),
+}
+_BRIGHT: Final = Style(231, 27, bold=True)
+"""The CPUs of the selected pod."""
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """The letter and colour of an owner or a pool."""
+
+    letter: str
+    name: str
+    style: Style
+
+
+_SEVERAL: Final = Mark("*", "several owners", Style(250, 237))
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """`by_cpu`: online CPUs; `by_pod`: by the uid of a pod, its own mark or that of its pool."""
+
+    by_cpu: Mapping[int, Mark]
+    by_pod: Mapping[str, Mark]
+
+    def legend(self) -> list[Mark]:
+        """Each mark that a CPU has, the pools first."""
+        found = {each.letter + each.name: each for each in self.by_cpu.values()}
+        return sorted(found.values(), key=lambda each: each.letter in string.ascii_letters)
+
+
+def marks(node: LiveNode) -> Marks:
+    """Owners have letters by their lowest CPU, so that neighbours differ."""
+    by_kind = held(node)
+    pools = {letter: Mark(letter, *named) for letter, named in _POOLS.items()}
+    by_cpu: dict[int, Mark] = {}
+    for cpu in node.cpus:
+        is_ls, is_be = cpu.id in by_kind["LS"], cpu.id in by_kind["BE"]
+        letter = _BOTH if is_ls and is_be else _LS if is_ls else _BE if is_be else _NOBODY
+        by_cpu[cpu.id] = pools[letter]
+    owners = [(own, each) for each in node.pods if (own := CpuSet.parse(each.own))]
+    by_pod: dict[str, Mark] = {}
+    for place, (own, pod) in enumerate(sorted(owners, key=lambda each: next(iter(each[0])))):
+        letter = string.ascii_letters[place % len(string.ascii_letters)]
+        mark = Mark(letter, pod.title, Style(*_OWNERS[place % len(_OWNERS)]))
+        by_pod[pod.uid] = mark
+        by_cpu |= {cpu: mark for cpu in own if cpu in by_cpu}
+    for pod in node.pods:
+        if pod.uid not in by_pod:
+            shared = {by_cpu[cpu] for cpu in CpuSet.parse(pod.cpus) if cpu in by_cpu}
+            by_pod[pod.uid] = shared.pop() if len(shared) == 1 else pools[_pool_of(pod.qos)]
+    return Marks(by_cpu, by_pod)
+
+
+def _pool_of(qos: str) -> str:
+    return _BE if qos == "BE" else _BOTH
+
+
+class _Cell(msgspec.Struct, frozen=True):
+    """A CPU, or several as one, whose load is the highest one."""
+
+    cpu: int
+    mark: Mark
+    load: float | None
+    chosen: bool
+
+
+class _Block(msgspec.Struct, frozen=True):
+    """A NUMA node, or its part in a socket: by L3 cache and core, the CPUs."""
+
+    title: str
+    load: float | None
+    caches: tuple[tuple[tuple[int, ...], ...], ...]
+
+
+_NUMBERED, _MARKED, _PLAIN, _CORES, _CACHES = range(5)
+"""Of cells: number, letter and load; letter and load; load alone; one for a core; for a cache."""
+_COLUMNS: Final = (1, 2, 3, 4, 6, 8)
+_GAP: Final = 2
+_ROOMY: Final = 100
+"""From this number of columns on, rows of narrow cells have the load in percent too."""
+
+
+class LoadCells:
+    """The cells of one moment, for any size."""
+
+    def __init__(self, seen: Seen, marked: Marks, ability: Ability) -> None:
+        self._loads = seen.load_by_cpu
+        self._marked = marked
+        self._ability = ability
+        self._blocks = _blocks(seen.node, self._loads)
+        self._digits = len(str(seen.node.cpus[-1].id)) if seen.node.cpus else 1
+        self._line = "│" if ability.unicode else "|"
+        self._layouts: dict[tuple[int, int], tuple[int, int, int]] = {}
+
+    def height(self, columns: int, rows: int) -> int:
+        """The number of lines for the widest cells that fit, at most `rows`."""
+        return min(self._layout(columns, rows)[2], rows)
+
+    def draw(self, chosen: CpuSet, columns: int, rows: int) -> Frame:
+        """At most `rows` lines of at most `columns`. `chosen`: the CPUs of the selected pod."""
+        level, across, height = self._layout(columns, rows)
+        share = _share(columns, across)
+        roomy = columns >= _ROOMY
+        drawn = [self._block(each, level, share, roomy, chosen) for each in self._blocks]
+        lines: Frame = []
+        for start in range(0, len(drawn), across):
+            lines += _beside(drawn[start : start + across], share)
+        if height <= rows:
+            return lines
+        note = f"{count(height - rows + 1, 'more line')}: make the window larger"
+        kept = lines[: max(rows - 1, 0)]
+        return [*kept, (Piece(note[:columns], FAINT),)] if rows > 0 else []
+
+    def _layout(self, columns: int, rows: int) -> tuple[int, int, int]:
+        """What the cells are, how many blocks are beside each other, and the number of lines."""
+        found = self._layouts.get((columns, rows))
+        if found is None:
+            found = next(
+                (each for each in self._tried(columns) if each[2] <= rows),
+                min(self._tried(columns), key=lambda each: (each[2], each[0])),
+            )
+            self._layouts[columns, rows] = found
+        return found
+
+    def _tried(self, columns: int) -> Iterator[tuple[int, int, int]]:
+        """For each kind of cells, with the number of blocks beside each other that needs the fewest
+        lines."""
+        roomy = columns >= _ROOMY
+        for level in range(_NUMBERED, _CACHES + 1):
+            options = [
+                (self._lines(level, _share(columns, across), across, roomy), across)
+                for across in _COLUMNS
+                if across <= max(len(self._blocks), 1)
+            ]
+            height, across = min(options)
+            yield level, across, height
+
+    def _lines(self, level: int, share: int, across: int, roomy: bool) -> int:
+        heights = []
+        for block in self._blocks:
+            room = share - len(_label(block, level, roomy))
+            heights.append(sum(_begins(list(self._lengths(block, level)), room)))
+        return sum(max(heights[start : start + across]) for start in range(0, len(heights), across))
+
+    def _lengths(self, block: _Block, level: int) -> Iterator[tuple[int, int, int]]:
+        """The columns of each unit, which is never broken, those between it and the one before, and
+        of the first unit of a cache those of all units of the cache, 0 of others."""
+        if level == _CACHES:
+            yield from ((1, 0, 0) for _ in block.caches)
+            return
+        cell = {_NUMBERED: self._digits + 2, _MARKED: 2}.get(level, 1)
+        inside = self._inside(level)
+        for place, cores in enumerate(block.caches):
+            counts = [1 if level == _CORES else len(core) for core in cores]
+            lengths = [count * cell + (count - 1) * len(inside) for count in counts]
+            narrow, wide = (len(self._between(level, first)) for first in (False, True))
+            whole = sum(lengths) + narrow * (len(lengths) - 1)
+            for number, length in enumerate(lengths):
+                first = number == 0 and place > 0
+                yield length, wide if first else narrow, whole if first else 0
+
+    def _inside(self, level: int) -> str:
+        """Between the CPUs of a core: a blank where no colour parts their numbers."""
+        return " " if level == _NUMBERED and self._ability.colours < 256 else ""
+
+    def _between(self, level: int, first: bool) -> str:
+        """Before a core; `first`: of a further cache."""
+        if level >= _PLAIN:
+            return " " if first else ""
+        wide = " " * (1 + len(self._inside(level)))
+        return f"{wide}{self._line}{wide}" if first else wide
+
+    def _block(self, block: _Block, level: int, share: int, roomy: bool, chosen: CpuSet) -> Frame:
+        label = _label(block, level, roomy)
+        begins = _begins(list(self._lengths(block, level)), share - len(label))
+        lines: list[list[Piece]] = []
+        units = self._units(block, level, chosen)
+        for begins_line, (unit, separator) in zip(begins, units, strict=True):
+            if begins_line:
+                lines.append([])
+            elif separator:
+                lines[-1].append(Piece(separator, FAINT))
+            lines[-1] += unit
+        heads = [label, *[" " * len(label)] * (len(lines) - 1)]
+        return [
+            terminal.cut((Piece(head, FAINT), *line), share)
+            for head, line in zip(heads, lines, strict=True)
+        ]
+
+    def _units(
+        self, block: _Block, level: int, chosen: CpuSet
+    ) -> Iterator[tuple[list[Piece], str]]:
+        """What is never broken between lines, with what is between it and the one before."""
+        inside = self._inside(level)
+        for place, cores in enumerate(block.caches):
+            if level == _CACHES:
+                members = tuple(cpu for core in cores for cpu in core)
+                yield [self._drawn(self._merged(members, chosen), level)], ""
+                continue
+            for number, core in enumerate(cores):
+                groups = [core] if level == _CORES else [(cpu,) for cpu in core]
+                pieces = [self._drawn(self._merged(each, chosen), level) for each in groups]
+                if inside:
+                    pieces = [piece for each in pieces for piece in (each, Piece(inside))][:-1]
+                yield pieces, self._between(level, number == 0 and place > 0)
+
+    def _merged(self, cpus: Sequence[int], chosen: CpuSet) -> _Cell:
+        first = self._marked.by_cpu[cpus[0]]
+        if len(cpus) == 1:
+            return _Cell(cpus[0], first, self._loads.get(cpus[0]), cpus[0] in chosen)
+        same = all(self._marked.by_cpu[cpu] is first for cpu in cpus)
+        known = [load for cpu in cpus if (load := self._loads.get(cpu)) is not None]
+        is_chosen = any(cpu in chosen for cpu in cpus)
+        return _Cell(cpus[0], first if same else _SEVERAL, max(known, default=None), is_chosen)
+
+    def _drawn(self, cell: _Cell, level: int) -> Piece:
+        load = terminal.level(cell.load, self._ability)
+        style = _BRIGHT if cell.chosen else cell.mark.style
+        if self._ability.colours < 256:
+            # Without a background an idle cell must not vanish.
+            load = load if load.strip() else "·"
+            front = cell.mark.style.front if cell.mark.letter != _NOBODY else None
+            style = Style(front, bold=cell.chosen, reverse=cell.chosen)
+        if level == _NUMBERED:
+            return Piece(f"{cell.cpu:>{self._digits}}{cell.mark.letter}{load}", style)
+        if level == _MARKED:
+            return Piece(cell.mark.letter + load, style)
+        # In one column colour tells the owner; without colour the letter does, and no load.
+        return Piece(load if self._ability.colours else cell.mark.letter, style)
+
+
+def _begins(lengths: Sequence[tuple[int, int, int]], room: int) -> list[bool]:
+    """Which of the units (see `LoadCells._lengths`) begin a line of that many columns. A cache that
+    fits into a line is not broken. A unit that is longer than a line is cut."""
+    found = []
+    used = 0
+    for length, separator, whole in lengths:
+        needed = whole if length < whole <= room else length
+        begins = used == 0 or used + separator + needed > room
+        used = length if begins else used + separator + length
+        found.append(begins)
+    return found
+
+
+def _share(columns: int, across: int) -> int:
+    return max((columns - _GAP * (across - 1)) // across, 1)
+
+
+def _label(block: _Block, level: int, roomy: bool) -> str:
+    if level >= _PLAIN and not roomy:
+        return f"{block.title.rpartition(' ')[2]:<3} "
+    percent = "  ?%" if block.load is None else f"{block.load:4.0%}"
+    return f"{block.title} {percent} "
+
+
+def _blocks(node: LiveNode, loads: Mapping[int, float | None]) -> list[_Block]:
+    places: dict[tuple[int, int], dict[int, dict[int, list[int]]]] = {}
+    for cpu in node.cpus:
+        caches = places.setdefault((cpu.socket, cpu.node), {})
+        cores = caches.setdefault(-1 if cpu.l3 is None else cpu.l3, {})
+        cores.setdefault(cpu.core, []).append(cpu.id)
+    sockets = len({socket for socket, _ in places})
+    private = all(len(cores) == 1 for caches in places.values() for cores in caches.values())
+    blocks = []
+    for (socket, numa_node), by_cache in sorted(places.items()):
+        parts = [tuple(tuple(each) for each in cores.values()) for cores in by_cache.values()]
+        if private:  # A cache of a core's own separates nothing.
+            parts = [tuple(core for part in parts for core in part)]
+        title = f"S{socket} N{numa_node}" if sockets > 1 else f"N{numa_node}"
+        ids = [cpu for part in parts for core in part for cpu in core]
+        blocks.append(_Block(title, part_used(ids, loads), tuple(parts)))
+    return blocks
+
+
+def _beside(blocks: Sequence[Frame], share: int) -> Frame:
+    gap = Piece(" " * _GAP)
+    lines: Frame = []
+    for row in range(max(map(len, blocks))):
+        pieces: list[Piece] = []
+        for place, block in enumerate(blocks):
+            line = block[row] if row < len(block) else ()
+            last = place == len(blocks) - 1
+            pieces += line if last else (*terminal.padded(line, share), gap)
+        lines.append(tuple(pieces))
+    return lines

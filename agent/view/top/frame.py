@@ -1,0 +1,302 @@
+"""The whole screen: a line about the node, what needs attention, the panes of the page, and the
+keys. A frame always has the size of the screen."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.model.cpu.cpuset import CpuSet
+from agent.view import terminal
+from agent.view.format import count
+from agent.view.terminal import ALARM, BOLD, CHOSEN, FAINT, GOOD, PLAIN, Ability, Frame, Line, Piece
+from agent.view.top import cells, details, lists
+from agent.view.top.cells import LoadCells, Marks
+from agent.view.top.lists import ListArea
+from agent.view.top.looking import Looking, selected
+from agent.view.top.values import (
+    KINDS,
+    Opened,
+    Points,
+    Seen,
+    over_time,
+    part_used,
+    sizes,
+)
+
+NARROWEST, LOWEST = 40, 10
+"""A smaller screen shows only that it is too small."""
+_SIDE_BY_SIDE: Final = 150
+"""From this width on, machine and lists are beside each other."""
+_WINDOWS: Final = {300.0: "5 minutes", 3_600.0: "hour", 86_400.0: "day"}
+_Draw = Callable[[int, int], Frame]
+
+
+class _Pane(msgspec.Struct, frozen=True):
+    """`least`: the lines without which it is left out; `wanted`: those that it fills, for a width
+    and a height; both without the title. `weight`: its share of what is left; 0: of 60 % of the
+    screen. `last`: it has more than its least only where the others have what they want."""
+
+    title: str
+    draw: _Draw
+    least: int
+    wanted: Callable[[int, int], int]
+    weight: int = 0
+    legend: Line = ()
+    last: bool = False
+
+
+def frame(
+    seen: Seen,
+    opened: Opened | None,
+    looking: Looking,
+    columns: int,
+    rows: int,
+    ability: Ability,
+) -> Frame:
+    """Exactly `rows` lines, each at most `columns` wide. `opened`: what was read of the opened
+    pod, None until it was read."""
+    if columns < NARROWEST or rows < LOWEST:
+        note = f"{NARROWEST}x{LOWEST} needed, {columns}x{rows} here"
+        return _sized([(Piece(note),)], columns, rows)
+    above = [_head(seen, looking, columns, ability), *_attention(seen, columns, rows, ability)]
+    body = _Body(seen, opened, looking, ability).lines(columns, rows - len(above) - 1)
+    return [*_sized([*above, *body], columns, rows - 1), _foot(looking, columns)]
+
+
+def _sized(lines: Sequence[Line], columns: int, rows: int) -> Frame:
+    found = [terminal.cut(line, columns) for line in lines[:rows]]
+    return found + [()] * (rows - len(found))
+
+
+def _head(seen: Seen, looking: Looking, columns: int, ability: Ability) -> Line:
+    node = seen.node
+    now = datetime.datetime.fromtimestamp(seen.time).astimezone()
+    used = part_used([cpu.id for cpu in node.cpus], seen.load_by_cpu)
+    age = seen.decided_seconds
+    left: list[Piece] = [Piece("topolet top", BOLD), Piece(f"  {terminal.clean(node.node)}")]
+    sockets = len({cpu.socket for cpu in node.cpus})
+    nodes = len({cpu.node for cpu in node.cpus})
+    shape = f"  {count(len(node.cpus), 'CPU')}"
+    shape += f", {count(sockets, 'socket')}, {count(nodes, 'NUMA node')}" if columns >= 100 else ""
+    left.append(Piece(shape, FAINT))
+    if used is not None:
+        left += [Piece(f"  {used:4.0%} "), Piece(terminal.bar(used, 10, ability), GOOD)]
+    if age is not None and columns >= 110:
+        left.append(Piece(f"  decided {_age(age)} ago", FAINT))
+    right = [Piece(" FROZEN ", CHOSEN), Piece(" ")] if looking.frozen else []
+    right.append(Piece(f"{now:%H:%M:%S %z}"))
+    room = columns - terminal.width(right) - 1
+    return (*terminal.padded(left, room), Piece(" "), *right)
+
+
+def _age(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.0f} h"
+
+
+def _attention(seen: Seen, columns: int, rows: int, ability: Ability) -> Frame:
+    """What a person should look at: what does not fit is counted."""
+    texts = list(seen.problems)
+    texts += [
+        " ".join(filter(None, (f"{each.kind}:", each.pod or each.device, each.text)))
+        for each in seen.attention
+    ]
+    room = 1 if rows < 20 else 2 if rows < 40 else 4
+    shown = texts[: room if len(texts) <= room else room - 1 or 1]
+    more = len(texts) - len(shown)
+    lines = [terminal.shortened(terminal.clean(f"! {each}"), columns, ability) for each in shown]
+    if more and len(lines) < room:
+        lines.append(f"! {more} more")
+    elif more:
+        lines[-1] = terminal.shortened(lines[-1], columns - 12, ability) + f" +{more} more"
+    return [(Piece(line, ALARM),) for line in lines]
+
+
+def _foot(looking: Looking, columns: int) -> Line:
+    if looking.typing:
+        return terminal.cut((Piece("/", BOLD), Piece(looking.filter), Piece(" ", CHOSEN)), columns)
+    keys = "q end  ? help  Tab list  Enter open  / filter  s sort  f freeze  t time  1-5 pages"
+    if looking.opened is not None or looking.helps:
+        keys = "Esc back  Up Down scroll  f freeze  ? help"
+    pieces = [Piece(f"filter {looking.filter}", BOLD), Piece("  ")] if looking.filter else []
+    return terminal.cut((*pieces, Piece(keys, FAINT)), columns)
+
+
+class _Body:
+    """Between head and foot."""
+
+    def __init__(
+        self, seen: Seen, opened: Opened | None, looking: Looking, ability: Ability
+    ) -> None:
+        self.seen = seen
+        self.opened = opened
+        self.looking = looking
+        self.ability = ability
+        self.marked = cells.marks(seen.node)
+        self.keys = lists.keys(seen, looking)
+        self.cells = LoadCells(seen, self.marked, ability)
+
+    def lines(self, columns: int, rows: int) -> Frame:
+        if self.looking.helps:
+            return self._scrolled("Help", details.help_lines(columns), 0, columns, rows)
+        if self.looking.opened is not None:
+            title, lines = details.lines_of(self.looking.opened, self.seen, self.opened, columns)
+            return self._scrolled(title, lines, self.looking.scroll, columns, rows)
+        if self.looking.page == "cpus":
+            return self._stacked([self._pane("cpus", weight=1), self._pane("pools")], columns, rows)
+        if self.looking.page != "overview":
+            return self._stacked([self._pane(self.looking.page, weight=1)], columns, rows)
+        machine = [self._pane("cpus"), self._pane("pools")]
+        devices = [self._pane("devices")] if self.seen.node.devices else []
+        pods, changes = self._pane("pods", weight=3), self._pane("changes", weight=2)
+        if columns < _SIDE_BY_SIDE:
+            return self._stacked([*machine, pods, *devices, changes], columns, rows)
+        machine += devices
+        listed = [pods, changes]
+        left = columns // 2 - 1
+        right = columns - left - 3
+        gap = Piece(" │ " if self.ability.unicode else " | ", FAINT)
+        beside = zip(
+            self._stacked(machine, left, rows), self._stacked(listed, right, rows), strict=True
+        )
+        return [(*terminal.padded(one, left), gap, *other) for one, other in beside]
+
+    def _pane(self, name: str, weight: int = 0) -> _Pane:
+        seen, looking, ability, marked = self.seen, self.looking, self.ability, self.marked
+        if name == "cpus":
+            legend = _legend(marked, ability)
+            return _Pane("CPUs", self._cells, 2, self.cells.height, weight, legend)
+        if name == "pools":
+            title = f"Pools over the last {_WINDOWS[looking.window_seconds]}"
+            return _Pane(title, self._pools, len(KINDS), _wanted_of_pools, weight, last=True)
+
+        def area(columns: int, rows: int) -> ListArea:
+            return ListArea(columns, rows, ability, looking)
+
+        draw: dict[str, _Draw] = {
+            "pods": lambda columns, rows: lists.pod_lines(seen, marked, area(columns, rows)),
+            "devices": lambda columns, rows: lists.device_lines(seen, area(columns, rows)),
+            "changes": lambda columns, rows: lists.change_lines(seen, area(columns, rows)),
+        }
+        entries = len(self.keys[name])
+        title = lists.titles(seen, looking)[name]
+        return _Pane(
+            title[:1].upper() + title[1:],
+            draw[name],
+            2 if name == "devices" else 3,
+            lambda columns, rows: entries + 1,
+            weight,
+        )
+
+    def _stacked(self, panes: Sequence[_Pane], columns: int, rows: int) -> Frame:
+        """The panes below each other, exactly `rows` lines."""
+        lines: Frame = []
+        for pane, height in zip(panes, self._heights(panes, columns, rows), strict=True):
+            if height > 1:
+                lines.append(_rule(pane.title, pane.legend, columns, self.ability))
+                lines += pane.draw(columns, height - 1)[: height - 1]
+        return _sized(lines, columns, rows)
+
+    def _heights(self, panes: Sequence[_Pane], columns: int, rows: int) -> list[int]:
+        """Of each pane with its title, 0 without room for its least."""
+        heights = [0] * len(panes)
+        left = rows
+        for place, pane in enumerate(panes):
+            if left >= pane.least + 1:
+                heights[place] = pane.least + 1
+                left -= heights[place]
+        shown = [place for place, height in enumerate(heights) if height]
+
+        def grow(place: int, most: int) -> None:
+            nonlocal left
+            room = heights[place] - 1 + min(most, left)
+            more = max(min(panes[place].wanted(columns, room), room) + 1 - heights[place], 0)
+            heights[place] += more
+            left -= more
+
+        fixed = [place for place in shown if not panes[place].weight]
+        listed = [place for place in shown if panes[place].weight]
+        for place in (each for each in fixed if not panes[each].last):
+            grow(place, rows * 6 // 10 - sum(heights[each] for each in fixed))
+        free, weights = left, sum(panes[place].weight for place in listed)
+        for place in listed:
+            grow(place, free * panes[place].weight // weights)
+        modest = sorted(fixed, key=lambda place: panes[place].wanted(columns, rows))
+        for place in (*listed, *modest):
+            grow(place, left)
+        if shown:
+            heights[shown[-1]] += left
+        return heights
+
+    def _cells(self, columns: int, rows: int) -> Frame:
+        seen = self.seen
+        chosen = CpuSet()
+        if "pods" in self.looking.selected:  # Nothing is bright before a person selects.
+            uid = selected(self.looking, "pods", self.keys["pods"])
+            pod = next((each for each in seen.node.pods if each.uid == uid), None)
+            chosen = CpuSet.parse(pod.cpus) if pod else chosen
+        return self.cells.draw(chosen, columns, rows)
+
+    def _pools(self, columns: int, rows: int) -> Frame:
+        """For each kind its size now, its load, and its size over time."""
+        seen, looking = self.seen, self.looking
+        height = max(min(rows // len(KINDS), 3), 1)
+        online = max(len(seen.node.cpus), 1)
+        samples = seen.samples[-1:]
+        lines: Frame = []
+        for kind, name, style in _SHOWN_KINDS:
+            size = samples[0].counts[kind] if samples else 0
+            load = samples[0].loads[kind] if samples else None
+            percent = "   -" if load is None else f"{load:4.0%}"
+            head = f" {name:<8} {count(size, 'CPU'):>8} {percent} "
+            points: Points = [
+                (time, None if value is None else value / online)
+                for time, value in sizes(seen, kind)
+            ]
+            room = max(columns - len(head), 1)
+            values = over_time(points, seen.time, looking.window_seconds, room)
+            for row, text in enumerate(terminal.chart(values, height, self.ability)):
+                label = head if row == height - 1 else " " * len(head)
+                lines.append((Piece(label), Piece(text, style)))
+        return lines
+
+    def _scrolled(self, title: str, lines: Frame, scroll: int, columns: int, rows: int) -> Frame:
+        room = rows - 1
+        start = max(min(scroll, len(lines) - room), 0)
+        more = len(lines) - start - room
+        legend = (Piece(f"{count(more, 'more line')} "),) if more > 0 else ()
+        shown = [_rule(terminal.clean(title), legend, columns, self.ability)]
+        return _sized([*shown, *lines[start : start + room]], columns, rows)
+
+
+_SHOWN_KINDS: Final = (
+    ("own", "owned", terminal.Style(215)),
+    ("LS", "LS pool", terminal.Style(75)),
+    ("BE", "BE pool", terminal.Style(250)),
+)
+
+
+def _wanted_of_pools(columns: int, rows: int) -> int:
+    """All kinds have charts of one height."""
+    return min(rows // len(KINDS), 3) * len(KINDS)
+
+
+def _legend(marked: Marks, ability: Ability) -> Line:
+    pieces: list[Piece] = []
+    for mark in marked.legend():
+        style = mark.style if ability.colours >= 256 else PLAIN
+        pieces += [Piece(mark.letter, style), Piece(f" {terminal.clean(mark.name)}  ", FAINT)]
+    return tuple(pieces)
+
+
+def _rule(title: str, legend: Line, columns: int, ability: Ability) -> Line:
+    dash = "─" if ability.unicode else "-"
+    left = (Piece(f"{dash} ", FAINT), Piece(f"{title} ", BOLD), *([Piece(" ")] if legend else []))
+    line = terminal.cut((*left, *legend), columns)
+    rest = columns - terminal.width(line)
+    return (*line, Piece(dash * rest, FAINT)) if rest > 0 else line

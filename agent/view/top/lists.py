@@ -1,0 +1,251 @@
+"""The lists of pods, devices and changes: what they have, in which order, and their lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from agent.model.cpu.cpuset import CpuSet
+from agent.view import terminal
+from agent.view.devices import GPU, ShownDevice
+from agent.view.format import count, size
+from agent.view.history import local
+from agent.view.live import LivePod
+from agent.view.recent import RecentChange
+from agent.view.terminal import (
+    ALARM,
+    BOLD,
+    CHOSEN,
+    FAINT,
+    GOOD,
+    PLAIN,
+    Ability,
+    Frame,
+    Line,
+    Piece,
+    Style,
+)
+from agent.view.top.cells import Marks
+from agent.view.top.looking import Keys, Looking, selected
+from agent.view.top.values import Seen, Usage
+
+_Entry = TypeVar("_Entry")
+_TRACK: Final = 236
+"""The back of bars."""
+_UNKNOWN: Final = Usage()
+_NAME_SHARE, _CPUS_SHARE = 0.4, 0.18
+"""The largest parts of a line that the names and the CPUs of pods take."""
+
+
+def pods(seen: Seen, looking: Looking) -> list[LivePod]:
+    """Those that the filter leaves, in order."""
+    found = [
+        pod
+        for pod in seen.node.pods
+        if looking.matches(pod.title, pod.qos, pod.state, pod.reason, pod.refused, pod.waits)
+    ]
+    if key := _ORDERS.get(looking.sort):
+        found.sort(key=lambda pod: key(pod, seen.usage.get(pod.uid, _UNKNOWN)), reverse=True)
+    elif looking.sort == "name":
+        found.sort(key=lambda pod: pod.title)
+    return found[::-1] if looking.reversed else found
+
+
+_ORDERS: Final[dict[str, Callable[[LivePod, Usage], float]]] = {
+    "used": lambda pod, usage: -1.0 if usage.cpus is None else usage.cpus,
+    "cpus": lambda pod, usage: len(CpuSet.parse(pod.own)) or len(CpuSet.parse(pod.cpus)) / 1e6,
+    "memory": lambda pod, usage: -1.0 if usage.memory_bytes is None else usage.memory_bytes,
+}
+
+
+def devices(seen: Seen, looking: Looking) -> list[ShownDevice]:
+    """GPUs first."""
+    found = [
+        each
+        for each in seen.node.devices
+        if looking.matches(each.title, each.name, each.address, each.state, *each.holders)
+    ]
+    return sorted(found, key=lambda each: each.kind != GPU)
+
+
+def changes(seen: Seen, looking: Looking) -> list[RecentChange]:
+    """The newest first."""
+    return [each for each in seen.recent.changes if looking.matches(each.pod, each.kind, each.text)]
+
+
+def change_key(change: RecentChange) -> str:
+    return f"{change.time} {change.uid} {change.text}"
+
+
+def keys(seen: Seen, looking: Looking) -> Keys:
+    """What identifies the entries of each list."""
+    return {
+        "pods": [each.uid for each in pods(seen, looking)],
+        "devices": [each.address for each in devices(seen, looking)],
+        "changes": list(dict.fromkeys(map(change_key, changes(seen, looking)))),
+    }
+
+
+def pod_of(entry: tuple[str, str] | None, seen: Seen) -> str:
+    """The uid of the pod that an opened entry is about, "" if it is about none."""
+    name, key = entry or ("", "")
+    if name == "pods":
+        return key
+    if name == "changes":
+        return next((each.uid for each in seen.recent.changes if change_key(each) == key), "")
+    return ""
+
+
+class ListArea:
+    """A list's place on the screen."""
+
+    def __init__(self, columns: int, rows: int, ability: Ability, looking: Looking) -> None:
+        self.columns = columns
+        self.rows = rows
+        self.ability = ability
+        self.looking = looking
+
+    def lines(
+        self,
+        name: str,
+        head: Line,
+        entries: Sequence[_Entry],
+        key: Callable[[_Entry], str],
+        draw: Callable[[_Entry], Line],
+    ) -> Frame:
+        """The head, and as many entries as fit around the selected one."""
+        if self.rows <= 0:
+            return []
+        keys_of = list(map(key, entries))
+        chosen = selected(self.looking, name, keys_of)
+        place = keys_of.index(chosen) if chosen else 0
+        room = self.rows - 1
+        start = min(max(place - room // 2, 0), max(len(entries) - room, 0))
+        found: Frame = [terminal.cut(head, self.columns)]
+        for number in range(start, min(start + room, len(entries))):
+            in_focus = number == place and self.looking.focus == name
+            line: Line = (Piece(">" if in_focus else " "), *draw(entries[number]))
+            line = terminal.trimmed(line, self.columns, self.ability)
+            if in_focus:
+                line = terminal.padded(terminal.restyled(line, CHOSEN), self.columns, CHOSEN)
+            found.append(line)
+        return found
+
+    def short(self, text: str, columns: int) -> str:
+        """Exactly this wide."""
+        return terminal.shortened(terminal.clean(text), columns, self.ability).ljust(columns)
+
+
+def pod_lines(seen: Seen, marked: Marks, area: ListArea) -> Frame:
+    """Letter, name, class, CPUs, use and reason."""
+    found = pods(seen, area.looking)
+    longest = max((len(each.title) for each in found), default=0)
+    name = max(min(longest, int(area.columns * _NAME_SHARE)), 3)
+    longest = max((len(each.cpus) for each in found), default=0)
+    cpus = max(min(longest, int(area.columns * _CPUS_SHARE)), 4)
+    with_memory = area.columns >= 72
+
+    def draw(pod: LivePod) -> Line:
+        usage = seen.usage.get(pod.uid, _UNKNOWN)
+        mark = marked.by_pod[pod.uid]
+        memory = size(usage.memory_bytes) if usage.memory_bytes is not None else "-"
+        wrong = pod.refused or pod.waits
+        words = f"own: {pod.reason}" if pod.own else pod.state
+        if wrong:
+            words = f"claim refused: {pod.refused}" if pod.refused else f"waits: {pod.waits}"
+        return (
+            Piece(mark.letter, mark.style if area.ability.colours >= 256 else BOLD),
+            Piece(f" {area.short(pod.title, name)} {pod.qos:<6} "),
+            Piece(area.short(pod.cpus or "-", cpus)),
+            Piece(f" {_cpus(usage.cpus):>6} {_filled(pod, usage, area.ability)} ", GOOD),
+            Piece(f"{memory:>9} " if with_memory else ""),
+            Piece(terminal.clean(words), ALARM if wrong else FAINT),
+        )
+
+    head = f"   {'POD':{name}} {'QOS':6} {'CPUS':{cpus}} {'USED':>6}   "
+    head += f"{'MEMORY':>9} WHY" if with_memory else "WHY"
+    return area.lines("pods", (Piece(head, BOLD),), found, lambda pod: pod.uid, draw)
+
+
+def _cpus(used: float | None) -> str:
+    return "-" if used is None else f"{used:.2f}"
+
+
+def _filled(pod: LivePod, usage: Usage, ability: Ability) -> str:
+    """How full the CPUs of the pod are by its own use."""
+    number = len(CpuSet.parse(pod.cpus))
+    if usage.cpus is None or not number:
+        return " "
+    return terminal.level(min(usage.cpus / number, 1.0), ability)
+
+
+def device_lines(seen: Seen, area: ListArea) -> Frame:
+    """GPUs with their use and memory; of all devices name, state and pods."""
+    found = devices(seen, area.looking)
+    bars = 8 if area.columns < 120 else 16
+    with_bars = any(each.kind == GPU and each.memory_bytes for each in found)
+
+    def draw(device: ShownDevice) -> Line:
+        wrong = device.healthy is False
+        node = f"N{device.node}" if device.node >= 0 else "N?"
+        pieces = [
+            Piece(f"{device.title:<11} {node:<3} "),
+            Piece(area.short(device.name, 20 if area.columns < 120 else 28) + " "),
+        ]
+        if device.kind == GPU and device.memory_bytes:
+            pieces += _gpu_pieces(device, bars, area.ability)
+        elif with_bars and area.columns >= 100:
+            pieces.append(Piece(" " * (2 * bars + 7)))
+        pods_of = [*device.holders, *(pod for part in device.parts for pod in part.holders)]
+        words = [terminal.clean(each) for each in (", ".join(pods_of), device.state) if each]
+        health = ["unhealthy"] if wrong else []
+        pieces.append(Piece("  ".join([*health, *words]), ALARM if wrong else PLAIN))
+        return tuple(pieces)
+
+    head = f" {'DEVICE':11} {'AT':3} {'NAME':{20 if area.columns < 120 else 28}} "
+    if with_bars:
+        head += f"{'USE':{bars + 5}} {'MEMORY':{bars + 1}}"
+    line = (Piece(f"{head} PODS, STATE", BOLD),)
+    return area.lines("devices", line, found, lambda each: each.address, draw)
+
+
+def _gpu_pieces(device: ShownDevice, columns: int, ability: Ability) -> list[Piece]:
+    busy = device.utilization_percent
+    used = (device.memory_used_bytes or 0) / (device.memory_bytes or 1)
+    use = terminal.bar((busy or 0) / 100, columns, ability)
+    return [
+        Piece(use, Style(GOOD.front, _TRACK)),
+        Piece(f"{'   - ' if busy is None else f'{busy:3d}% '} "),
+        Piece(terminal.bar(used, columns, ability), Style(FAINT.front, _TRACK)),
+        Piece("  "),
+    ]
+
+
+def change_lines(seen: Seen, area: ListArea) -> Frame:
+    """Time, pod and what happened."""
+    found = changes(seen, area.looking)
+    longest = max((len(each.pod) for each in found), default=0)
+    name = max(min(longest, int(area.columns * 0.3)), 3)
+
+    def draw(change: RecentChange) -> Line:
+        style = {"refusal": ALARM, "drift": ALARM, "move": PLAIN}.get(change.kind, FAINT)
+        return (
+            Piece(f"{local(change.time):%H:%M:%S} ", FAINT),
+            Piece(area.short(change.pod, name) + " "),
+            Piece(terminal.clean(change.text), style),
+        )
+
+    head = (Piece(f" {'TIME':8} {'POD':{name}} WHAT HAPPENED, AND WHY", BOLD),)
+    return area.lines("changes", head, found, change_key, draw)
+
+
+def titles(seen: Seen, looking: Looking) -> dict[str, str]:
+    """The heading of each list."""
+    shown = len(pods(seen, looking))
+    of = f"{shown} of " if looking.filter else ""
+    order = f"{'reverse ' if looking.reversed else ''}by {looking.sort}"
+    return {
+        "pods": f"{of}{count(len(seen.node.pods), 'pod')}, {order}",
+        "devices": count(len(devices(seen, looking)), "device"),
+        "changes": f"{count(len(changes(seen, looking)), 'change')} in the last day, newest first",
+    }

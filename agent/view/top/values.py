@@ -1,0 +1,147 @@
+"""What the screen shows of a node at one moment, and the sizes of its pools over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.model import audit
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.view.history import local
+from agent.view.live import UNKNOWN, Attention, LiveNode, drift
+from agent.view.recent import PoolSize, Recent
+
+KINDS: Final = ("own", "LS", "BE")
+"""The CPUs that pods own, and those of the pools."""
+
+
+_DRIFT_SECONDS: Final = 3_600.0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a pod's cgroup uses: CPUs on average since the last look, and memory. None: unknown."""
+
+    cpus: float | None = None
+    memory_bytes: int | None = None
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """At a time (seconds since 1970), by kind: the number of CPUs, and their load as a part of
+    1."""
+
+    time: float
+    counts: Mapping[str, int]
+    loads: Mapping[str, float | None]
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """`time`: seconds since 1970. `problems`: why the decisions are old or missing.
+    `decided_seconds`: their age. `loads`: for each CPU of `node.cpus`, in percent or UNKNOWN.
+    `usage`: by the uid of a pod. `recent`: the last day. `samples`: by time, since the command
+    began."""
+
+    time: float
+    node: LiveNode
+    problems: tuple[str, ...] = ()
+    decided_seconds: float | None = None
+    loads: bytes = b""
+    usage: Mapping[str, Usage] = {}
+    recent: Recent = Recent({}, (), ())
+    samples: tuple[Sample, ...] = ()
+
+    @property
+    def attention(self) -> tuple[Attention, ...]:
+        """What a person should look at, with the drift of the last hour."""
+        begin = audit.stamp(self.time - _DRIFT_SECONDS)
+        return (*self.node.attention, *drift(self.recent, begin))
+
+    @property
+    def load_by_cpu(self) -> dict[int, float | None]:
+        """As a part of 1."""
+        return {
+            cpu.id: None if percent == UNKNOWN else percent / 100
+            for cpu, percent in zip(self.node.cpus, self.loads, strict=False)
+        }
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A cgroup of a pod, with the content of its files. `of`: the container, "" for the pod's."""
+
+    of: str
+    path: str
+    files: Mapping[str, str]
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """What is read of one pod when a person opens it. `problem`: what can't be read. `labels`,
+    `annotations`: those that decisions use. `containers`: name and state."""
+
+    uid: str
+    problem: str = ""
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    containers: tuple[tuple[str, str], ...] = ()
+    groups: tuple[Group, ...] = ()
+
+
+def held(node: LiveNode) -> dict[str, CpuSet]:
+    """The CPUs by kind."""
+    found = {"own": union(CpuSet.parse(pod.own) for pod in node.pods)}
+    for kind in KINDS[1:]:
+        found[kind] = union(CpuSet.parse(each.cpus) for each in node.pools if each.kind == kind)
+    return found
+
+
+def part_used(cpus: Iterable[int], loads: Mapping[int, float | None]) -> float | None:
+    """The mean load of the CPUs whose load is known."""
+    known = [load for cpu in cpus if (load := loads.get(cpu)) is not None]
+    return sum(known) / len(known) if known else None
+
+
+def sample(seen: Seen) -> Sample:
+    loads = seen.load_by_cpu
+    by_kind = held(seen.node)
+    return Sample(
+        seen.time,
+        {kind: len(cpus) for kind, cpus in by_kind.items()},
+        {kind: part_used(cpus, loads) for kind, cpus in by_kind.items()},
+    )
+
+
+Points = list[tuple[float, float | None]]
+"""Values from a time on (seconds since 1970), by time."""
+
+
+def sizes(seen: Seen, kind: str) -> Points:
+    """The number of CPUs: by the audit trail, then by the samples."""
+    points = _of_trail([each for each in seen.recent.pools if each.kind == kind])
+    for each in seen.samples:
+        if not points or points[-1][1] != each.counts[kind]:
+            points.append((each.time, each.counts[kind]))
+    return points
+
+
+def _of_trail(changes: Sequence[PoolSize]) -> Points:
+    counts: dict[int, int] = {}
+    points: Points = []
+    for each in changes:
+        counts[each.node] = each.cpus
+        points.append((local(each.time).timestamp(), sum(counts.values())))
+    return points
+
+
+def over_time(points: Points, end: float, seconds: float, columns: int) -> list[float | None]:
+    """The value in each column of a chart that ends at `end`: the last one that began before the
+    column's end; None before the first one."""
+    found: list[float | None] = []
+    place = 0
+    value: float | None = None
+    for column in range(columns):
+        until = end - seconds * (columns - 1 - column) / columns
+        while place < len(points) and points[place][0] <= until:
+            value = points[place][1]
+            place += 1
+        found.append(value)
+    return found

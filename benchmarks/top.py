@@ -1,0 +1,195 @@
+"""`topolet top` on a real terminal: its start, its CPU time and output at one picture a second, and
+its memory, on a generated machine of 512 CPUs whose load changes, with 110 pods, six of which own
+CPUs. Beside it programs that show one word with a library for terminals, where one is installed.
+
+The machine is a folder: reads of the kernel's own /proc/stat, cgroups and the runtime are not in
+it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from agent.model import snapshot as snapshots
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from benchmarks import common
+from tests.fixtures import trees
+from tests.fixtures.screen import EmulatedTerminal, topolet
+
+SHAPE = (2, 4, 4, 8, 2)
+CPUS = 512
+PODS = 110
+SIZES = ((80, 24), (200, 50))
+LIBRARIES = {
+    "textual": "from textual.app import App; App()",
+    "rich": "from rich.live import Live; from rich.table import Table; Live(Table())",
+    "prompt_toolkit": "from prompt_toolkit import Application; Application()",
+    "urwid": "import urwid; urwid.MainLoop(urwid.Filler(urwid.Text('x')))",
+    "blessed": "import blessed; blessed.Terminal()",
+    "curses": "import curses; curses.setupterm()",
+}
+
+
+def main() -> None:
+    options = common.arguments(__doc__, _add_arguments)
+    seconds = 6.0 if options.quick else 30.0
+    rows: list[common.Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        words = command(Path(folder))
+        with changing(Path(folder)):
+            for columns, lines in SIZES:
+                rows += measured(words, columns, lines, seconds)
+    rows += compared(options.python, 3 if options.quick else 10)
+    common.report(rows, options.output)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--python", default=sys.executable, help="a Python that has the libraries to compare with"
+    )
+
+
+def command(folder: Path) -> list[str]:
+    root = trees.write(str(folder / "root"), trees.machine(*SHAPE))
+    state = folder / "state"
+    state.mkdir()
+    (state / "snapshot.json").write_bytes(snapshots.encode(decided()))
+    flags = (f"--root={root}", f"--state-dir={state}", f"--runtime-endpoint=unix://{folder}/no")
+    return topolet("top", *flags, f"--cgroup-root={folder}", "--node-name=node-a")
+
+
+def decided() -> Snapshot:
+    owned = CpuSet(cpu for place in range(6) for cpu in range(place * 64, place * 64 + 8))
+    owners = tuple(
+        Owner(
+            f"o{place}",
+            f"team-{place}/model",
+            QoS.LSE,
+            str(CpuSet(range(place * 64, place * 64 + 8))),
+        )
+        for place in range(6)
+    )
+    shared = str(CpuSet(range(CPUS)) - owned)
+    pods = {
+        each.uid: PodWanted(each.title, each.qos, Wanted(cpuset=each.cpuset, exclusive=True))
+        for each in owners
+    }
+    for number in range(PODS - len(owners)):
+        qos = QoS.LS if number % 3 else QoS.BE
+        pods[f"u{number}"] = PodWanted(f"shop/web-{number}", qos, Wanted(cpuset=shared))
+    pools = (Pool(0, 0, shared),)
+    return Snapshot(1, 1, "b", False, pools, pools, owners, pods, {})
+
+
+class changing:  # noqa: N801 - a context manager that is used as a statement
+    """Each CPU's load changes at random, four times a second."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "root" / "proc" / "stat"
+        self._busy = [0] * CPUS
+        self._total = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._write()
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(0.25):
+            self._total += 25
+            self._busy = [each + random.randrange(26) for each in self._busy]
+            self._write()
+
+    def _write(self) -> None:
+        lines = (
+            f"cpu{cpu} {busy} 0 0 {self._total - busy} 0 0 0 0 0 0"
+            for cpu, busy in enumerate(self._busy)
+        )
+        temporary = self._path.with_suffix(".new")
+        temporary.write_text("\n".join(lines) + "\n")
+        os.replace(temporary, self._path)
+
+
+def measured(words: list[str], columns: int, lines: int, seconds: float) -> Iterator[common.Row]:
+    name = f"top_{CPUS}_cpus_{columns}x{lines}"
+    began = time.monotonic()
+    with EmulatedTerminal([*words, "--every=1"], columns, lines) as terminal:
+        terminal.until("the first frame", lambda text: "team-0/model" in text)
+        yield common.alone(f"{name}_first_frame", (time.monotonic() - began) * 1e3, "ms")
+        terminal.pump_for(2.0)
+        cpu, received, begin = cpu_seconds(terminal.pid), len(terminal.received), time.monotonic()
+        terminal.pump_for(seconds)
+        passed = time.monotonic() - begin
+        used = (cpu_seconds(terminal.pid) - cpu) / passed
+        yield common.alone(f"{name}_cpu", used * 100, "% of a CPU")
+        yield common.alone(f"{name}_output", (len(terminal.received) - received) / passed, "B/s")
+        yield common.alone(f"{name}_memory", resident_bytes(terminal.pid) / 1e6, "MB")
+        terminal.press("q")
+        terminal.ended()
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def compared(python: str, rounds: int) -> Iterator[common.Row]:
+    """What a library alone costs: the time of a start, and memory."""
+    alone = "pass"
+    present = {name: code for name, code in LIBRARIES.items() if runs(python, f"import {name}")}
+    codes = {"python": alone, **present}
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in codes}
+    for _ in range(rounds):
+        for name, code in codes.items():
+            samples[name].append(started(python, code))
+    for name, found in samples.items():
+        cpu_ms, memory_mb = (sorted(each)[len(found) // 2] for each in zip(*found, strict=True))
+        yield common.alone(f"start_{name}_cpu", cpu_ms, "ms")
+        yield common.alone(f"start_{name}_memory", memory_mb, "MB")
+
+
+def runs(python: str, code: str) -> bool:
+    return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def started(python: str, code: str) -> tuple[float, float]:
+    """Milliseconds of CPU time, and megabytes at the end."""
+    ending = (
+        "\nimport time; print(time.process_time(), "
+        "[each for each in open('/proc/self/status') if each.startswith('VmRSS')][0].split()[1])"
+    )
+    done = subprocess.run(
+        [python, "-c", code + ending],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "TERM": "xterm-256color"},
+    )
+    seconds, kilobytes = done.stdout.split()[-2:]
+    return float(seconds) * 1e3, int(kilobytes) / 1e3
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""`topolet top` on a real terminal, with the files of a machine and of an agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.model import snapshot as snapshots
+from agent.model.audit import AuditEvent, Record
+from agent.telemetry.audit import Trail
+from tests.fixtures import trees
+from tests.fixtures.screen import EmulatedTerminal, topolet
+from tests.view.top import nodes
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """The command, for a machine of two sockets whose agent does not run."""
+    state = tmp_path / "state"
+    state.mkdir()
+    topology = nodes.machine(2, 1, 1, 4, 1)
+    root = trees.write(str(tmp_path / "root"), trees.machine(2, 1, 1, 4, 1))
+    load(tmp_path, 0)
+    (state / "snapshot.json").write_bytes(snapshots.encode(nodes.snapshot(topology)))
+    Trail(str(state), "agent", 1 << 20).append(
+        [
+            Record(
+                event=AuditEvent.CPUS_ASSIGNED,
+                namespace="ml",
+                pod="train",
+                uid="t",
+                after="1-2",
+                reason="ResourceStatus",
+            )
+        ]
+    )
+    return topolet(
+        "top",
+        f"--root={root}",
+        f"--state-dir={state}",
+        f"--runtime-endpoint=unix://{tmp_path}/no.sock",
+        f"--cgroup-root={tmp_path}/cgroup",
+        "--node-name=node-a",
+        "--every=0.2",
+    )
+
+
+def load(folder: Path, ticks: int) -> None:
+    """CPU 1 is always busy, the others never."""
+    lines = [
+        f"cpu{cpu} {ticks if cpu == 1 else 0} 0 0 {0 if cpu == 1 else ticks} 0 0 0 0"
+        for cpu in range(8)
+    ]
+    (folder / "root" / "proc" / "stat").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def terminal(words: list[str]) -> Iterator[EmulatedTerminal]:
+    with EmulatedTerminal(words) as it:
+        it.until("the first frame", lambda text: "ml/train" in text)
+        yield it
+
+
+def test_the_whole_screen(terminal: EmulatedTerminal) -> None:
+    text = terminal.until("what happened", lambda text: "The pod owns CPUs 1-2" in text)
+    lines = terminal.lines
+    assert "node-a  8 CPUs" in lines[0]
+    assert "! the agent does not run: these are its last decisions" in lines[1]
+    assert "q end" in lines[23]
+    assert "Claim refused" in text or "more" in lines[2]
+
+
+def test_loads_as_they_change(terminal: EmulatedTerminal, tmp_path: Path) -> None:
+    for ticks in range(100, 10_000, 100):
+        load(tmp_path, ticks)
+        terminal.pump(0.1)
+        if "1a█" in terminal.text:
+            break
+    assert "1a█" in terminal.until("the load of CPU 1", lambda text: "1a█" in text)
+    row = next(number for number, line in enumerate(terminal.lines) if "1a█" in line)
+    column = terminal.lines[row].index("1a█")
+    assert terminal.colour_at(row, column) != "default"
+
+
+def test_a_new_decision(terminal: EmulatedTerminal, tmp_path: Path) -> None:
+    topology = nodes.machine(2, 1, 1, 4, 1)
+    text = snapshots.encode(nodes.snapshot(topology, shared=1))
+    (tmp_path / "state" / "snapshot.json").write_bytes(text.replace(b"ml/train", b"ml/other"))
+    terminal.until("the new pod", lambda text: ">a ml/other" in text and " 3 pods" in text)
+
+
+def test_every_size(terminal: EmulatedTerminal) -> None:
+    for columns, rows in ((200, 50), (60, 12), (30, 5), (80, 24)):
+        terminal.resize(columns, rows)
+        row, wanted = (0, "needed, 30x5 here") if columns < 40 else (rows - 1, "q end")
+        terminal.until(
+            f"a frame of {columns}x{rows}",
+            lambda text, row=row, wanted=wanted: wanted in terminal.lines[row],
+        )
+    terminal.until("the pods", lambda text: "ml/train" in text)
+
+
+def test_keys(terminal: EmulatedTerminal) -> None:
+    terminal.press("?")
+    terminal.until("the help", lambda text: "PageUp, PageDown" in text)
+    terminal.press("\x1b")
+    terminal.until("the overview", lambda text: "Pools over" in text)
+    terminal.press("/front-2\r")
+    terminal.until("one pod", lambda text: "1 of 8 pods" in text and "filter front-2" in text)
+    terminal.press("\x1b")
+    terminal.until("all pods", lambda text: " 8 pods" in text)
+    terminal.press("3\x1b[B")
+    terminal.until("the second pod", lambda text: ">b db/postgres" in text)
+    terminal.press("\r")
+    terminal.until("the pod", lambda text: "Pod db/postgres" in text)
+    assert (
+        "the runtime does not answer"
+        in terminal.until("what can't be read", lambda text: "Asking" not in text)
+        or "no cgroup" in terminal.text
+        or "cannot" in terminal.text
+    )
+    terminal.press("\x1bf")
+    terminal.until("the frozen screen", lambda text: "FROZEN" in text)
+    terminal.press("q")
+    assert terminal.ended() == 0
+
+
+def test_the_filter_has_the_arrows_of_slow_terminals(terminal: EmulatedTerminal) -> None:
+    """A sequence that arrives in parts is one key."""
+    terminal.press("3")
+    terminal.until("the page of pods", lambda text: "Pools over" not in text)
+    for part in ("\x1b", "[B"):
+        terminal.press(part)
+    terminal.until("the second pod", lambda text: ">b db/postgres" in text)
+
+
+ENDS = [("q", None, 0), ("\x03", None, 0), (None, signal.SIGTERM, 143), (None, signal.SIGHUP, 129)]
+
+
+@pytest.mark.parametrize(("key", "number", "code"), ENDS)
+def test_the_terminal_is_as_before_after_each_end(
+    terminal: EmulatedTerminal, key: str | None, number: signal.Signals | None, code: int
+) -> None:
+    assert terminal.modes != terminal.modes_before
+    if number is not None:
+        os.kill(terminal.pid, number)
+    terminal.press(key or "")
+    assert terminal.ended() == code
+    assert terminal.modes == terminal.modes_before
+    assert terminal.received.endswith(b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l")
+
+
+def test_stopped_and_continued(words: list[str]) -> None:
+    """By a shell with job control: the terminal is the shell's in between."""
+    command = " ".join(f"'{word}'" for word in words)
+    shell = ["bash", "--norc", "-i", "-c", f"set -m; {command}; stty -a; echo STOPPED; read; fg"]
+    with EmulatedTerminal(shell) as terminal:
+        terminal.until("the first frame", lambda text: "q end" in text)
+        terminal.press("\x1a")
+        terminal.until("the shell", lambda text: "STOPPED" in text)
+        assert " icanon" in terminal.text
+        assert " echo " in terminal.text
+        terminal.press("\n")
+        terminal.until("the screen again", lambda text: "q end" in terminal.lines[-1])
+        terminal.press("q")
+        assert terminal.ended() == 0
+        assert terminal.modes == terminal.modes_before
+
+
+def test_continued_after_a_stop_that_can_not_be_caught(terminal: EmulatedTerminal) -> None:
+    os.kill(terminal.pid, signal.SIGSTOP)
+    os.waitpid(terminal.pid, os.WUNTRACED)
+    before = len(terminal.received)
+    os.kill(terminal.pid, signal.SIGCONT)
+    terminal.until("a whole frame", lambda text: b"ml/train" in terminal.received[before:])
+
+
+def test_the_connection_breaks(terminal: EmulatedTerminal) -> None:
+    terminal.hang_up()
+    assert terminal.ended() in (0, 129)
+
+
+def test_nothing_is_written_while_nothing_changes(words: list[str]) -> None:
+    """But the clock of the first line."""
+    with EmulatedTerminal([*words[:-1], "--every=0.1"]) as terminal:
+        terminal.until("the first frame", lambda text: "ml/train" in text)
+        terminal.press("f")
+        terminal.until("the frozen screen", lambda text: "FROZEN" in text)
+        terminal.pump(0.3)
+        before = len(terminal.received)
+        for _ in range(5):
+            terminal.pump(0.1)
+        assert len(terminal.received) == before
+
+
+def test_ascii_without_colours(words: list[str]) -> None:
+    plain = {"NO_COLOR": "1", "PYTHONIOENCODING": "ascii"}
+    with EmulatedTerminal(words, environment=plain) as terminal:
+        terminal.until("the first frame", lambda text: "ml/train" in text)
+        assert terminal.text.isascii()
+        assert b"38;5" not in terminal.received
+        terminal.press("q")
+        assert terminal.ended() == 0
+
+
+def picture(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "COLUMNS": "100", **environment},
+    )
+
+
+def test_a_pipe_gets_one_picture(words: list[str]) -> None:
+    done = picture(words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    assert "web/front-5" in done.stdout
+    assert "S0 N0" in done.stdout
+
+
+def test_a_dumb_terminal_gets_one_picture(words: list[str]) -> None:
+    with EmulatedTerminal(words, environment={"TERM": "dumb"}) as terminal:
+        assert terminal.ended() == 0
+        assert b"\x1b" not in terminal.received
+        assert b"ml/train" in terminal.received
+
+
+def test_a_reader_that_ends_early_is_no_error(words: list[str]) -> None:
+    command = " ".join(f"'{word}'" for word in words)
+    shell = ["bash", "-c", f"set -o pipefail; {command} | head -n 1"]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_machine_can_not_be_read(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = picture([*words, f"--root={tmp_path}/empty"])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert str(tmp_path / "empty") in done.stderr
+
+
+@pytest.mark.parametrize("every", ["0", "x", "1e9", "nan"])
+def test_a_wrong_period(words: list[str], every: str) -> None:
+    done = picture([*words, f"--every={every}"])
+    assert done.returncode == 2
+    assert "is not a number of seconds from 0.1 to 3600" in done.stderr
+
+
+def test_the_machine_vanishes_while_it_runs(terminal: EmulatedTerminal, tmp_path: Path) -> None:
+    """As a folder that is unmounted: the command ends, and tells why on the terminal of before."""
+    os.rename(tmp_path / "root", tmp_path / "gone")
+    assert terminal.ended() == 1
+    assert terminal.modes == terminal.modes_before
+    assert "topolet:" in terminal.text
+
+
+def test_no_library_for_terminals_is_loaded() -> None:
+    code = (
+        "import sys, agent.cli.top; "
+        "print(sorted({'rich', 'curses', 'textual', 'asyncio'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

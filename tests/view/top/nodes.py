@@ -1,0 +1,119 @@
+"""Nodes as `topolet top` sees them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.model import audit
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Cpu, NumaNode, Topology
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.view.devices import ShownDevice
+from agent.view.live import live
+from agent.view.recent import PoolSize, Recent, RecentChange
+from agent.view.top.values import Seen, Usage, sample
+
+NOW = 1_700_000_000.0
+
+
+def machine(sockets: int, nodes: int, caches: int, cores: int, threads: int) -> Topology:
+    """As `tests.fixtures.trees.machine`."""
+    per_thread = sockets * nodes * caches * cores
+    cpus = tuple(
+        Cpu(
+            id=thread * per_thread + core,
+            core=core,
+            l3=core // cores * cores,
+            die=0,
+            socket=core // (nodes * caches * cores),
+            node=core // (caches * cores),
+        )
+        for thread in range(threads)
+        for core in range(per_thread)
+    )
+    numa_nodes = tuple(
+        NumaNode(node, CpuSet(cpu.id for cpu in cpus if cpu.node == node), 8 << 30)
+        for node in range(sockets * nodes)
+    )
+    return Topology(cpus, numa_nodes, CpuSet(), CpuSet(), threads > 1)
+
+
+def snapshot(topology: Topology, shared: int = 6) -> Snapshot:
+    """An LSE pod owns CPUs 1 and 2, an LSR pod, whose CPU is in the BE pool too, CPU 3; `shared`
+    pods are in the pools, and the claim of pod 1 is refused."""
+    own, lent = CpuSet((1, 2)), CpuSet((3,))
+    rest = topology.online - own - lent
+    owners = (
+        Owner("t", "ml/train", QoS.LSE, str(own)),
+        Owner("p", "db/postgres", QoS.LSR, str(lent)),
+    )
+    pods = {
+        each.uid: PodWanted(each.title, each.qos, Wanted(cpuset=each.cpuset, exclusive=True))
+        for each in owners
+    }
+    for number in range(shared):
+        qos, refused = QoS.LS if number % 3 else QoS.BE, "CPUs 9 are offline" * (number == 1)
+        pods[f"u{number}"] = PodWanted(
+            f"web/front-{number}", qos, Wanted(cpuset=str(rest)), refused=refused
+        )
+    nodes = [each for each in topology.numa_nodes if each.cpus]
+    return Snapshot(
+        generation=7,
+        listed_at=1,
+        boot_id="b",
+        kubelet_static=False,
+        ls_pools=tuple(Pool(0, each.id, str(rest & each.cpus)) for each in nodes),
+        be_pools=tuple(Pool(0, each.id, str((rest | lent) & each.cpus)) for each in nodes),
+        owners=owners,
+        pods=pods,
+        containers={},
+    )
+
+
+GPU = ShownDevice(
+    "gpu",
+    "0000:11:00.0",
+    "NVIDIA H100 80GB HBM3",
+    id="GPU-1",
+    index=0,
+    node=0,
+    memory_bytes=80 << 30,
+    memory_used_bytes=20 << 30,
+    utilization_percent=45,
+    healthy=True,
+    links=("gpu 1: 18 NVLinks through switches, 450 GB/s",),
+    holders=("ml/train",),
+)
+NIC = ShownDevice(
+    "nic", "0000:13:00.0", "Mellanox ConnectX-7", node=0, state="eth2, mlx5_0/1 active 400 Gb/s"
+)
+
+
+def moved(seconds_ago: float, pod: str, uid: str, kind: str = "move") -> RecentChange:
+    text = "Container main moves to CPUs 0,4-7 (before: 0-7): pod ml/train owns CPUs 1-2."
+    return RecentChange(audit.stamp(NOW - seconds_ago), kind, text, pod, uid)
+
+
+def node(*shape: int, shared: int = 6) -> Seen:
+    """With a load of each CPU, use of pods, changes and a pool that has shrunk."""
+    topology = machine(*(shape or (1, 2, 1, 2, 2)))
+    number = len(topology.cpus)
+    recent = Recent(
+        {"t": audit.stamp(NOW - 60)},
+        (
+            PoolSize(audit.stamp(NOW - 200), "LS", 0, number),
+            PoolSize(audit.stamp(NOW - 60), "LS", 0, number - 3),
+        ),
+        (moved(59, "web/front-1", "u1"), moved(60, "web/front-2", "u2")),
+    )
+    seen = Seen(
+        NOW,
+        live("node-a", topology, snapshot(topology, shared), (GPU, NIC)),
+        (),
+        12.0,
+        bytes(37 * number % 101 for number in range(number)),
+        {"t": Usage(1.5, 3 << 30), "u1": Usage(0.25, 100 << 20), "u2": Usage(2.0, 1 << 20)},
+        recent,
+    )
+    return msgspec.structs.replace(seen, samples=(sample(seen),))

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import time
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.cpu.cpuset import CpuSet
+from agent.view import terminal
+from agent.view.live import Attention
+from agent.view.terminal import Ability, Frame
+from agent.view.top import frame as frames
+from agent.view.top import lists
+from agent.view.top.cells import LoadCells, marks
+from agent.view.top.looking import END, PAGES, SORTS, WINDOWS_SECONDS, Looking
+from agent.view.top.values import Group, Opened, Seen, Usage
+from tests.view.top import nodes
+
+FULL = Ability()
+ASCII = Ability(unicode=False, colours=0)
+SHAPES = ((), (1, 1, 1, 1, 1), (2, 2, 2, 4, 2), (1, 2, 1, 2, 1))
+node = cache(nodes.node)
+
+OPENED = Opened(
+    "t",
+    annotations={
+        "scheduling.koordinator.sh/resource-status": '{"cpuset":"1-2"}',
+        "long": "x" * 999,
+    },
+    containers=(("main", "running"),),
+    groups=(Group("main", "/kubepods/podt/main", {"cpuset.cpus": "1-2"}),),
+)
+lookings = st.builds(
+    Looking,
+    page=st.sampled_from(PAGES),
+    focus=st.sampled_from(("pods", "devices", "changes")),
+    selected=st.dictionaries(st.just("pods"), st.sampled_from(("t", "u3", "gone"))),
+    opened=st.sampled_from(
+        (None, None, ("pods", "t"), ("pods", "gone"), ("devices", nodes.GPU.address))
+    ),
+    scroll=st.sampled_from((0, 3, END)),
+    sort=st.sampled_from(SORTS),
+    reversed=st.booleans(),
+    filter=st.sampled_from(("", "web", "nothing like that")),
+    typing=st.booleans(),
+    frozen=st.booleans(),
+    helps=st.booleans(),
+    window_seconds=st.sampled_from(WINDOWS_SECONDS),
+)
+abilities = st.sampled_from((Ability(), ASCII, Ability(True, 16), Ability(True, 0)))
+
+
+def text(lines: Frame) -> str:
+    return "\n".join(map(terminal.text, lines))
+
+
+def shown(
+    seen: Seen,
+    looking: Looking | None = None,
+    columns: int = 80,
+    rows: int = 24,
+    ability: Ability = FULL,
+) -> str:
+    return text(frames.frame(seen, None, looking or Looking(), columns, rows, ability))
+
+
+@given(
+    st.sampled_from(SHAPES),
+    lookings,
+    st.integers(1, 220),
+    st.integers(1, 70),
+    abilities,
+    st.sampled_from((None, OPENED)),
+)
+def test_every_frame_fits_its_size(
+    shape: tuple[int, ...],
+    looking: Looking,
+    columns: int,
+    rows: int,
+    ability: Ability,
+    opened: Opened | None,
+) -> None:
+    drawn = frames.frame(node(*shape), opened, looking, columns, rows, ability)
+    assert len(drawn) == rows
+    assert all(terminal.width(line) <= columns for line in drawn)
+    if not ability.unicode:
+        assert text(drawn).isascii()
+
+
+def test_all_parts_at_80x24() -> None:
+    screen = shown(node())
+    for part in (
+        "node-a  8 CPUs",
+        "! Claim refused: web/front-1 CPUs 9 are offline",
+        "─ CPUs",
+        "a ml/train",
+        "─ Pools over the last 5 minutes",
+        "LS pool    5 CPUs",
+        "─ 8 pods, by class",
+        ">a ml/train",
+        "gpu 0       N0  NVIDIA H100 80GB HB…",
+        "45%",
+        "─ 2 changes in the last day",
+        "web/front-1 Container main moves to CPUs 0,4-7",
+        "q end",
+    ):
+        assert part in screen, part
+
+
+def test_the_picture_of_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "top.md").read_text()
+    assert f"```\n{shown(node(), ability=ASCII)}\n```\n" in page
+
+
+def test_cells_have_owner_and_load() -> None:
+    """CPU 1 has load 37, CPU 3 10; the threads of a core are beside each other."""
+    screen = shown(node(), ability=ASCII)
+    assert "N0  42% 0=. 4=4  1a3 5=8" in screen
+    assert "N1  40% 2a7 6=2  3b1 7=5" in screen
+
+
+def test_cells_stand_for_cores_and_caches_where_cpus_do_not_fit() -> None:
+    """The threads of 512 CPUs need 8 lines of 80 columns."""
+    seen = node(2, 4, 4, 8, 2)
+    cells = LoadCells(seen, marks(seen.node), ASCII)
+    heights = [cells.height(80, rows) for rows in (40, 8, 4, 2)]
+    assert heights == [32, 8, 4, 1]
+    threads, cores, caches = (text(cells.draw(CpuSet(), 80, rows)) for rows in (8, 4, 2))
+    assert threads.splitlines()[0].startswith("N0  ==a=a=b=========")
+    assert "N1" in cores.splitlines()[0]
+    assert cores.splitlines()[0].startswith("N0  =***====")
+    assert caches.splitlines()[0].startswith("N0  *===")
+    tiny = text(cells.draw(CpuSet(), 20, 2))
+    assert "more line" in tiny
+
+
+def test_marks_of_pools_and_owners() -> None:
+    marked = marks(node().node)
+    assert "".join(marked.by_cpu[cpu].letter for cpu in range(8)) == "=aab===="
+    assert [(each.letter, each.name) for each in marked.legend()] == [
+        ("=", "LS and BE pool"),
+        ("a", "ml/train"),
+        ("b", "db/postgres"),
+    ]
+
+
+def test_the_cpus_of_the_selected_pod_are_bright() -> None:
+    plain, bright = (
+        frames.frame(node(), None, looking, 80, 24, Ability())
+        for looking in (Looking(), Looking(selected={"pods": "t"}))
+    )
+    assert text(plain) == text(bright)
+    assert plain != bright
+
+
+def test_sorted_by_use() -> None:
+    titles = [each.title for each in lists.pods(node(), Looking(sort="used", filter="web/front"))]
+    assert titles[:2] == ["web/front-2", "web/front-1"]
+    assert lists.pods(node(), Looking(sort="cpus"))[0].title == "ml/train"
+    by_name = [each.title for each in lists.pods(node(), Looking(sort="name", reversed=True))]
+    assert by_name == sorted(by_name, reverse=True)
+
+
+def test_filter() -> None:
+    screen = shown(node(), Looking(filter="front-2"))
+    assert "1 of 8 pods" in screen
+    assert "1 change in" in screen
+    assert "0 devices" in screen
+
+
+def test_what_needs_attention_is_counted_where_it_does_not_fit() -> None:
+    wrong = tuple(Attention("Device unhealthy", f"fault {each}", device="d") for each in range(9))
+    seen = msgspec.structs.replace(
+        node(), problems=("the agent does not run: these are its last decisions",)
+    )
+    seen = msgspec.structs.replace(seen, node=msgspec.structs.replace(seen.node, attention=wrong))
+    screen = shown(seen)
+    assert "! the agent does not run" in screen
+    assert "! 9 more" in screen
+    assert "+9 more" in shown(seen, columns=80, rows=16)
+
+
+def test_an_opened_pod() -> None:
+    opened = Looking(opened=("pods", "t"))
+    waiting = shown(node(), opened)
+    assert "─ Pod ml/train" in waiting
+    assert "Asking the runtime" in waiting
+    lines = text(frames.frame(node(), OPENED, opened, 100, 60, Ability()))
+    for part in (
+        "owns its CPUs: a scheduler chose them",
+        "1.50 CPUs",
+        "gpu 0 0000:11:00.0",
+        "Cgroup of main",
+        "cpuset.cpus      1-2",
+        "Nothing in the last day.",
+        "scheduling.koordinator.sh/resource-status",
+        '"cpuset": "1-2"',
+    ):
+        assert part in lines, part
+
+
+def test_a_change_opens_its_pod() -> None:
+    seen = node()
+    key = lists.keys(seen, Looking())["changes"][0]
+    assert lists.pod_of(("changes", key), seen) == "u1"
+    screen = shown(seen, Looking(opened=("changes", key)), 120, 60)
+    assert "─ Pod web/front-1" in screen
+    assert "CPUs 9 are offline" in screen
+    assert "pod ml/train owns CPUs 1-2." in screen
+
+
+def test_an_opened_device() -> None:
+    screen = shown(node(), Looking(opened=("devices", nodes.GPU.address)))
+    for part in ("GPU-1", "20 GiB of 80 GiB", "healthy", "18 NVLinks", "ml/train"):
+        assert part in screen, part
+
+
+def test_a_pod_that_is_gone() -> None:
+    assert "The pod is gone." in shown(node(), Looking(opened=("pods", "gone")))
+
+
+def test_names_can_not_write_to_the_terminal() -> None:
+    seen = node()
+    evil = msgspec.structs.replace(seen.node.pods[0], title="a/\x1b[2Jevil\u202e漢", refused="\x07")
+    seen = msgspec.structs.replace(seen, node=msgspec.structs.replace(seen.node, pods=(evil,)))
+    drawn = frames.frame(seen, None, Looking(), 80, 24, Ability())
+    opened = frames.frame(seen, None, Looking(opened=("pods", evil.uid)), 80, 24, Ability())
+    for line in (*drawn, *opened):
+        assert all(each.isprintable() for each in terminal.text(line))
+    assert "?[2Jevil??" in text(drawn)
+
+
+def test_without_decisions() -> None:
+    seen = node()
+    empty = msgspec.structs.replace(seen.node, pods=(), pools=(), devices=(), generation=0)
+    seen = Seen(seen.time, empty, ("no agent uses the state folder /s",))
+    screen = shown(seen)
+    assert "! no agent uses the state folder /s" in screen
+    assert "? 0.?" in screen or "0.?" in screen
+
+
+def test_use_of_pods_that_is_unknown() -> None:
+    seen = msgspec.structs.replace(node(), usage={"t": Usage(None, None)})
+    assert " - " in shown(seen).split(">a ml/train")[1].splitlines()[0]
+
+
+def test_a_screen_that_is_too_small() -> None:
+    assert "40x10 needed, 30x8 here" in shown(node(), columns=30, rows=8)
