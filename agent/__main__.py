@@ -34,7 +34,7 @@ COMMANDS = {
     "rebind": "move pods of a node to better CPUs, or show what that would improve",
     "conformance": "compare topolet's decisions with vector files of the systems it replaces",
     "devices": "list GPUs, network interfaces, FPGAs and accelerators, and the pods that have them",
-    "page": "open the page of the node's agent in a browser",
+    "page": "open the page of the node's agent, or of the scheduler, in a browser",
     "top": "show the node live: CPUs by owner and load, pools, devices, pods, and what happens",
     "doctor": "find what is wrong with the node, and containers with other CPUs than decided",
     "audit": "list what Topolet decided and changed on the node, with the reasons",

@@ -1,11 +1,16 @@
 """Open the page of the agent in a browser: the machine, its pools, devices and pods, live, and why
-each pod has its CPUs.
+each pod has its CPUs. With --scheduler, the page of the cluster: its nodes, pods without a node and
+decisions.
 
 The page is at the agent's HTTP port, for clients of the same machine only. On the machine, the
 command prints the page's address and opens it where there is a desktop. With NODE, it forwards a
 port of this machine to the agent's pod on that node, by kubectl and with the caller's rights (list
 pods, and create pods/portforward, in the agent's namespace), until Ctrl-C. The local port is the
 same for all, so that an address from the page is good for a colleague who runs the same command.
+--scheduler does the same for the scheduler's pod that holds the leader's Lease (get leases and
+pods, and create pods/portforward, in its namespace). The address that it prints has the Lease's
+holder, which the page asks for: it is good for people who may see the names of all pods.
+
 Exit code 0: done; 1: there is no page; 2: wrong usage, or kubectl can't forward.
 """
 
@@ -17,6 +22,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.parse
 import webbrowser
 from collections.abc import Sequence
 from typing import Final
@@ -25,10 +31,12 @@ from agent.cli import options, remote
 from agent.http.page import PATH
 from agent.model.settings.agent import TopologySettings
 from agent.model.settings.options import SettingsError
+from agent.model.settings.scheduler import LEASE_NAME
 from agent.node import own_processes
 
 SETTINGS = TopologySettings
 LOCAL_PORT: Final = 9326
+SCHEDULER_PORT: Final = 9329
 _FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 _DESKTOPS: Final = ("DISPLAY", "WAYLAND_DISPLAY")
 
@@ -43,9 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port",
         type=int,
-        default=LOCAL_PORT,
         metavar="PORT",
-        help=f"with NODE: port of this machine, 0 for any free one (default: {LOCAL_PORT})",
+        help="with NODE or --scheduler: port of this machine, 0 for any free one (default: "
+        f"{LOCAL_PORT}, {SCHEDULER_PORT})",
+    )
+    parser.add_argument(
+        "--scheduler",
+        nargs="?",
+        const=LEASE_NAME,
+        metavar="LEASE",
+        help=f"the page of the cluster, of the scheduler that holds this Lease ({LEASE_NAME})",
     )
     parser.add_argument("--no-open", action="store_true", help="only print the page's address")
     remote.add_arguments(parser)
@@ -54,7 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints and opens the page; with NODE, ends with kubectl."""
-    if arguments.node:
+    if arguments.scheduler and arguments.node:
+        return options.fail(ValueError("give either NODE or --scheduler"), 2)
+    if arguments.node or arguments.scheduler:
         return _forwarded(arguments)
     try:
         settings = options.load(arguments, SETTINGS)
@@ -82,15 +99,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _forwarded(arguments: argparse.Namespace) -> int:
-    if not 0 <= arguments.port < 1 << 16:
-        return options.fail(ValueError(f"--port: {arguments.port} is not a port"), 2)
+    port, path = arguments.port, PATH
+    if port is not None and not 0 <= port < 1 << 16:
+        return options.fail(ValueError(f"--port: {port} is not a port"), 2)
+    found: remote.Agent | remote.LeadingScheduler
     try:
-        agent = remote.find(arguments)
+        if arguments.scheduler:
+            found, usual = remote.find_leader(arguments, arguments.scheduler), SCHEDULER_PORT
+            path = f"{PATH}#holder={urllib.parse.quote(found.holder)}"
+        else:
+            found, usual = remote.find(arguments), LOCAL_PORT
     except remote.RemoteError as error:
         return options.fail(error, 2)
-    ports = f"{arguments.port or ''}:{agent.http_port}"
-    words = ["port-forward", "-n", agent.namespace, f"pod/{agent.pod}", ports]
-    return forward([*agent.kubectl, *words], opens=not arguments.no_open)
+    ports = f"{(usual if port is None else port) or ''}:{found.http_port}"
+    words = ["port-forward", "-n", found.namespace, f"pod/{found.pod}", ports]
+    return forward([*found.kubectl, *words], opens=not arguments.no_open, path=path)
 
 
 def forward(command: Sequence[str], *, opens: bool, path: str = PATH) -> int:

@@ -1,5 +1,6 @@
-"""Commands in the agent's pod on a node, from elsewhere: by the caller's kubectl, so with the
-caller's kubeconfig and rights (list pods, and create pods/exec, in the agent's namespace)."""
+"""Commands in the agent's pod on a node, from elsewhere, and the pods of agents and of the leading
+scheduler: by the caller's kubectl, so with the caller's kubeconfig and rights (list pods, and
+create pods/exec, in the agent's namespace)."""
 
 from __future__ import annotations
 
@@ -17,9 +18,14 @@ import msgspec
 from agent.cli import options
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import Options, host_port
+from agent.model.settings.scheduler import SchedulerSettings
 
 _SELECTOR: Final = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
 _CONTAINER: Final = "agent"
+_SCHEDULER_CONTAINER: Final = "scheduler"
+_AGENT_PORT: Final = host_port(AgentSettings().http)[1]
+_SCHEDULER_PORT: Final = host_port(SchedulerSettings().scheduler_http)[1]
+"""Of processes whose options and containers name none."""
 _NODE: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _REMOTE_CODE: Final = re.compile(r"^command terminated with exit code \d+\n?", re.MULTILINE)
 """What kubectl adds on standard error after a command that fails."""
@@ -39,6 +45,17 @@ class Agent(msgspec.Struct, frozen=True):
     pod: str
     node: str
     http_port: int
+
+
+class LeadingScheduler(msgspec.Struct, frozen=True):
+    """The pod of the scheduler that leads. `holder`: its name in the leader's Lease, which shows
+    that the caller may read the Lease."""
+
+    kubectl: tuple[str, ...]
+    namespace: str
+    pod: str
+    http_port: int
+    holder: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,10 +80,7 @@ def find(arguments: argparse.Namespace) -> Agent:
     node, namespace = arguments.node, arguments.namespace
     if not _NODE.fullmatch(node):
         raise RemoteError(f"NODE: {node!r:.80} is not the name of a Node")
-    program = shutil.which("kubectl")
-    if program is None:
-        raise RemoteError("NODE needs kubectl, which is not in PATH")
-    kubectl = (program, *([f"--context={arguments.context}"] if arguments.context else []))
+    kubectl = _kubectl(arguments, "NODE")
     words = ("get", "pods", "-n", namespace, "-l", _SELECTOR, "-o", "json")
     listed = json.loads(_answer(kubectl, *words, f"--field-selector=spec.nodeName={node}"))
     pods = [each for each in listed["items"] if "deletionTimestamp" not in each["metadata"]]
@@ -78,11 +92,36 @@ def find(arguments: argparse.Namespace) -> Agent:
         if reason := not_running(pod):
             reasons.append(f"pod {namespace}/{name}: {reason}")
         else:
-            return Agent(kubectl, namespace, name, node, _http_port(pod))
+            return Agent(kubectl, namespace, name, node, _http_port(pod, _CONTAINER) or _AGENT_PORT)
     raise RemoteError(
         f"the agent of node {node} does not run: {'; '.join(reasons)}. Read kubectl -n "
         f"{namespace} describe pod, and logs --previous, of it"
     )
+
+
+def find_leader(arguments: argparse.Namespace, lease: str) -> LeadingScheduler:
+    """The scheduler that holds the Lease, in `arguments.namespace`. Raises RemoteError."""
+    from agent.scheduler.leader.election import host_of
+
+    kubectl, namespace = _kubectl(arguments, "--scheduler"), arguments.namespace
+    found = json.loads(_answer(kubectl, "get", "lease", lease, "-n", namespace, "-o", "json"))
+    holder = str(found.get("spec", {}).get("holderIdentity") or "")
+    if not holder:
+        raise RemoteError(f"lease {namespace}/{lease}: no scheduler leads now")
+    name = host_of(holder)
+    words = ("get", "pod", name, "-n", namespace, "--ignore-not-found", "-o", "json")
+    text = _answer(kubectl, *words)
+    if not text.strip():
+        raise RemoteError(f"lease {namespace}/{lease}: its holder {name} is no pod of {namespace}")
+    port = _http_port(json.loads(text), _SCHEDULER_CONTAINER)
+    return LeadingScheduler(kubectl, namespace, name, port or _SCHEDULER_PORT, holder)
+
+
+def _kubectl(arguments: argparse.Namespace, what: str) -> tuple[str, ...]:
+    program = shutil.which("kubectl")
+    if program is None:
+        raise RemoteError(f"{what} needs kubectl, which is not in PATH")
+    return (program, *([f"--context={arguments.context}"] if arguments.context else []))
 
 
 def not_running(pod: dict[str, Any]) -> str:
@@ -98,13 +137,13 @@ def not_running(pod: dict[str, Any]) -> str:
     return f"phase {status.get('phase', 'unknown')}"
 
 
-def _http_port(pod: dict[str, Any]) -> int:
-    """That of an agent without --http, if the container names none."""
+def _http_port(pod: dict[str, Any], name: str) -> int | None:
+    """The port `http` of the container of that name; None if it names none."""
     for container in pod.get("spec", {}).get("containers") or ():
         for port in container.get("ports") or ():
-            if (container.get("name"), port.get("name")) == (_CONTAINER, "http"):
+            if (container.get("name"), port.get("name")) == (name, "http"):
                 return int(port["containerPort"])
-    return host_port(AgentSettings().http)[1]
+    return None
 
 
 def _absence(kubectl: Sequence[str], node: str, namespace: str) -> str:

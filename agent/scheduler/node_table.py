@@ -3,7 +3,7 @@ loses to fragmentation (the measures of `scheduler.fragmentation`).
 
 A table of 15,000 nodes takes seconds of CPU time. So it is filled a little with each request of a
 viewer, and afterwards only the nodes that changed are read again. The cluster's lock is held for
-about a millisecond at a time, and is free as long in between: filters go on."""
+about a millisecond at a time, and is free for three in between: filters go on."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from agent.scheduler.state.node_info import NodeInfo
 FRACTION: Final = 3
 """Decimals of CPUs and GPUs in sums."""
 SLICE_SECONDS: Final = 0.001
-STEP_SECONDS: Final = 0.06
-"""The time of one `step`, half of which the lock is held."""
+PAUSE_SECONDS: Final = 0.003
+"""How long the lock is held at a time, and is free in between."""
+STEP_SECONDS: Final = 0.5
+"""The time of one `step` at most."""
 DEMAND_SECONDS: Final = 300.0
 """How long the pods that rests are compared with may be out of date."""
 
@@ -102,7 +104,7 @@ class NodeTable:
                     self._demand = self._count.demand()
                     self._count = _Count()
                 if self.pending:
-                    time.sleep(SLICE_SECONDS)
+                    time.sleep(PAUSE_SECONDS)
         finally:
             self._stepping.release()
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
 
 import msgspec
@@ -185,7 +186,9 @@ class ClusterPage:
             return found
         rows = self._table.rows()
         search = question.search.lower()
-        shown = [each for each in rows if _matches(each, question, search)]
+        shown = rows
+        if search or question.kind or question.range is not None:
+            shown = [each for each in rows if _matches(each, question, search)]
         found = {
             "reading": self._table.pending,
             "totals": _totals(rows),
@@ -384,25 +387,24 @@ def _matches(row: NodeRow, question: Question, search: str) -> bool:
 
 def _page(rows: Sequence[NodeRow], question: Question) -> list[NodeRow]:
     """The rows that the viewer sees: in the order of the column, equal ones by name."""
-    first, column = question.offset, question.sort
-    ordered = sorted(rows, key=lambda row: row.name)
-    ordered.sort(key=lambda row: getattr(row, column), reverse=question.descending)
-    return ordered[first : first + MAX_NODES]
+    ordered = sorted(rows, key=attrgetter("name"))
+    ordered.sort(key=attrgetter(question.sort), reverse=question.descending)
+    return ordered[question.offset : question.offset + MAX_NODES]
 
 
 def _totals(rows: Sequence[NodeRow]) -> dict[str, float]:
     found: dict[str, float] = {
-        name: round(sum(getattr(row, name) for row in rows), 1) for name in _AMOUNTS
+        name: round(sum(map(attrgetter(name), rows)), 1) for name in _AMOUNTS
     }
-    return {"nodes": len(rows), "closed": sum(bool(row.state) for row in rows), **found}
+    return {"nodes": len(rows), "closed": sum(map(bool, map(attrgetter("state"), rows))), **found}
 
 
 def _chart(rows: Iterable[NodeRow], column: str) -> list[tuple[float, float, int]]:
     """Bars: from, to (exclusive) and the number of nodes, without empty ones at the end. The first
     bar has the nodes with nothing, or with less than one."""
     counts = [0] * len(_STEPS)
-    for row in rows:
-        counts[min(math.floor(getattr(row, column)).bit_length(), len(counts) - 1)] += 1
+    for value, nodes in Counter(map(attrgetter(column), rows)).items():
+        counts[min(math.floor(value).bit_length(), len(counts) - 1)] += nodes
     while len(counts) > 1 and not counts[-1]:
         counts.pop()
     highs = (*_STEPS[1:], 1e9)

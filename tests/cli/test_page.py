@@ -26,9 +26,11 @@ from tests.waiting import DEADLINE_SECONDS
 
 KUBECTL = """#!/bin/sh
 cd {folder}
-case "$1" in
-get) cat pods;;
-port-forward) echo "$@" >forwarded; echo "{says}"; {then};;
+case "$1 $2" in
+"get lease") cat lease;;
+"get pod") cat leader;;
+"get pods") cat pods;;
+port-forward*) echo "$@" >forwarded; echo "{says}"; {then};;
 esac
 """
 
@@ -67,6 +69,63 @@ def test_on_a_node_the_page_is_forwarded_by_kubectl(
     kubectl(tmp_path, "echo 'unable to listen' >&2; exit 1", says="")
     assert main(["page", "n1", "--port=0"]) == 2
     assert "pod/a :9999 " in (tmp_path / "forwarded").read_text()
+
+
+HOLDER = "topolet-scheduler-7d-x_5f0c"
+
+
+@pytest.mark.parametrize(
+    ("flags", "lease", "port"),
+    [
+        (["--scheduler"], "topolet-scheduler", 9329),
+        (["--scheduler=other", "--port=8000", "-n=tools"], "other", 8000),
+    ],
+)
+def test_the_page_of_the_cluster_is_forwarded_from_the_holder_of_the_lease(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    lease: str,
+    port: int,
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    kubectl(tmp_path, "exit 0", says=f"Forwarding from 127.0.0.1:{port} -> 9111")
+    (tmp_path / "lease").write_text(json.dumps({"spec": {"holderIdentity": HOLDER}}))
+    ports = [{"name": "extender", "containerPort": 1}, {"name": "http", "containerPort": 9111}]
+    leader = {"spec": {"containers": [{"name": "scheduler", "ports": ports}]}}
+    (tmp_path / "leader").write_text(json.dumps(leader))
+    assert main(["page", *flags]) == 0
+    assert capsys.readouterr().out == f"http://localhost:{port}/page#holder={HOLDER}\n"
+    namespace = "tools" if lease == "other" else "topolet-system"
+    assert (tmp_path / "forwarded").read_text().strip() == (
+        f"port-forward -n {namespace} pod/topolet-scheduler-7d-x {port}:9111 --address=127.0.0.1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("holder", "leader", "message"),
+    [
+        ("", "", "no scheduler leads now"),
+        (HOLDER, "", "its holder topolet-scheduler-7d-x is no pod of topolet-system"),
+    ],
+)
+def test_no_scheduler_leads(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    holder: str,
+    leader: str,
+    message: str,
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    kubectl(tmp_path, "exit 0")
+    (tmp_path / "lease").write_text(json.dumps({"spec": {"holderIdentity": holder}}))
+    (tmp_path / "leader").write_text(leader)
+    assert main(["page", "--scheduler"]) == 2
+    assert message in capsys.readouterr().err
+    assert main(["page", "n1", "--scheduler"]) == 2
+    assert "either NODE or --scheduler" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_the_command_and_kubectl(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "the API server's answer, to a command of the administrator": (
         "cli.remote:_http_port",
+        "cli.remote:find_leader",
         "cli.remote:find",
         "cli.uninstall_nodes:run",
         "install.nodes:_node",

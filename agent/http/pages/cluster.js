@@ -130,7 +130,7 @@ Search.onchange = () => { clearTimeout(typing); typing = setTimeout(() => change
 /* Pods without a node. */
 const UNITS = {cpu: value => `${value / 1000} CPU`, memory: value => bytes(value)};
 const requestText = requests => Object.entries(requests).map(([name, value]) =>
-  UNITS[name] ? UNITS[name](value) : /memory$/.test(name) ? `${bytes(value)} ${name}` : `${value} ${name.replace(/^.*\//, '')}`).join(', ');
+  UNITS[name] ? UNITS[name](value) : /memory$/.test(name) ? `${bytes(value)} ${name}` : `${name.replace(/^.*\//, '')} ${value}`).join(', ');
 const reasonsOf = reasons => reasons.length ? element('ul', {class: 'reasons'}, ...reasons.map(([text, nodes]) =>
   element('li', {}, element('b', {text: `${nodes} ${nodesText(nodes)}: `}), text))) : element('span', {class: 'empty', text: 'not asked about since this process leads'});
 const fillPod = (row, pod) => {

@@ -1,0 +1,117 @@
+"""The scheduler while somebody looks at its page of the cluster, compared with nobody looking.
+
+The server runs as in production, in its own process, with an API server of a simulated cluster in
+another; a third process is the viewer, which asks as the page's script does: at once while nodes
+are still being read, then every two seconds. `filter_prioritize_N`: both verbs for all nodes, by
+p50 and p99, during the first table, and afterwards with a pod bound between any two calls.
+`first_table`: until all nodes are read. `state`: one reply. `viewer_kb_per_second`: what it gets at
+rest; `rss_mb`: before, while somebody looks, and after the table was dropped.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import select
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from agent.http.page import LOOKING_SECONDS
+from benchmarks.common import Row, alone, arguments, compared, percentile, report
+from benchmarks.scheduler import Caller, Extender, cluster, started
+
+NODES: Final = 15_000
+QUICK_NODES: Final = 500
+ROUNDS: Final = 150
+POLL_SECONDS: Final = 2.0
+_REST_POLLS: Final = 5
+
+
+def view(port: int) -> None:
+    """Prints, for each reply: seconds, bytes, and whether all nodes are read."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    revision, reading = "", True
+    while True:
+        began = time.perf_counter()
+        body = json.dumps({"revision": revision})
+        connection.request("POST", "/page/state", body, {"Content-Type": "application/json"})
+        text = connection.getresponse().read()
+        found = json.loads(text)
+        revision = found.get("revision", revision)
+        reading = bool(found.get("reading", 0))
+        print(json.dumps([time.perf_counter() - began, len(text), reading]), flush=True)
+        if not reading:
+            time.sleep(POLL_SECONDS)
+
+
+def measured(caller: Caller, nodes: int, rounds: int) -> list[float]:
+    return [caller.measured(nodes).ours for _ in range(rounds)]
+
+
+def rows(nodes: int, rounds: int) -> list[Row]:
+    found: list[Row] = []
+    case = f"filter_prioritize_{nodes}"
+    with ExitStack() as stack:
+        bare = Extender(stack)
+        ours = cluster(stack, nodes, 4 * nodes)
+        caller = Caller(ours, bare, nodes, 10)
+        measured(caller, nodes, 20)
+        alone_ = measured(caller, nodes, rounds)
+        before = ours.rss_mb()
+        with ExitStack() as viewing:
+            began = time.monotonic()
+            viewer = started(viewing, "benchmarks.clusterpage", "view", str(ours.pages))
+            assert viewer.stdout is not None
+            first: list[float] = []
+            reading = True
+            while reading:
+                first.append(caller.measured(nodes).ours)
+                while reading and select.select([viewer.stdout], [], [], 0)[0]:
+                    reading = json.loads(viewer.stdout.readline())[2]
+            took = time.monotonic() - began
+            looking = measured(caller, nodes, rounds)
+            while_looking = ours.rss_mb()
+            rest = [json.loads(viewer.stdout.readline()) for _ in range(_REST_POLLS)]
+        found.append(_row(f"{case}_first_table", first, alone_))
+        found.append(_row(f"{case}_looking", looking, alone_))
+        found.append(alone("first_table", took, "s"))
+        found.append(alone("state", 1e3 * statistics.median(each[0] for each in rest), "ms"))
+        sent = statistics.median(each[1] for each in rest) / POLL_SECONDS / 1e3
+        found.append(alone("viewer_kb_per_second", sent, "kB/s"))
+        found.append(alone("rss_mb_before", before, "MB"))
+        found.append(alone("rss_mb_looking", while_looking, "MB"))
+        time.sleep(LOOKING_SECONDS + 5)
+        found.append(alone("rss_mb_afterwards", ours.rss_mb(), "MB"))
+    return found
+
+
+def _row(case: str, during: list[float], without: list[float]) -> Row:
+    return compared(
+        case,
+        statistics.median(during),
+        statistics.median(without),
+        "nobody looks",
+        "ms",
+        p99=percentile(during, 99),
+        base_p99=percentile(without, 99),
+    )
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["view"]:
+        view(int(sys.argv[2]))
+        return
+    chosen = arguments(__doc__)
+    report(
+        rows(QUICK_NODES if chosen.quick else NODES, 20 if chosen.quick else ROUNDS), chosen.output
+    )
+
+
+if __name__ == "__main__":
+    main()
