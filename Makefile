@@ -32,7 +32,7 @@ API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
 	bind evictor gpulinks outage scheduler_process scheduler_state))
 
 .PHONY: run check test test-all test-fuzz test-api-servers test-cluster plan-tests prepare-tests \
-	all-suites fuzz api-servers audit lint lock manifests release clean
+	all-suites fuzz api-servers audit lint lock manifests pictures release clean
 
 run: $(VENV)/.run
 	@demo/prepare run
@@ -104,6 +104,11 @@ lint: $(VENV)/.lint
 HELM ?= helm
 manifests:
 	$(PYTHON) deploy/render.py --helm $(HELM)
+
+# Of the documents, from what the tools show.
+pictures: $(VENV)/.test
+	$(BIN)/python -m docs.pictures
+	$(BIN)/python -m tests.pictures
 
 # The packages of the image, and those that build the wheel, with hashes.
 LOCKED = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 
+from docs import pictures as of_documents
 from tests import pictures
 
 
@@ -23,3 +25,30 @@ def test_a_machine_looks_as_it_was_looked_at(name: str, snapshot: Callable[[str]
 
 def test_there_is_a_picture_for_each_machine() -> None:
     assert {path.stem for path in pictures.FOLDER.iterdir()} == set(pictures.names())
+
+
+@pytest.mark.parametrize("name", of_documents.SAME_EVERY_TIME)
+def test_a_picture_of_the_documents_is_what_the_tool_shows(name: str) -> None:
+    """`make pictures` writes the files again."""
+    assert of_documents.SAME_EVERY_TIME[name]() == (of_documents.FOLDER / name).read_text()
+
+
+def test_colours_of_a_terminal_become_those_of_the_picture() -> None:
+    drawn = of_documents.as_svg("a \x1b[31mred\x1b[0m b\x1b[7m<&>\x1b[27;2m x\n", "title <1>")
+    assert "<title>title &lt;1&gt;</title>" in drawn
+    words = re.findall(r'x="([0-9.]+)" .* fill="(#[0-9a-f]+)">([^<]+)</text>', drawn)
+    assert [(each, text) for _, each, text in words] == [
+        ("#d7dae0", "a"),
+        ("#ef6b73", "red"),
+        ("#d7dae0", "b"),
+        ("#16191f", "&lt;&amp;&gt;"),
+        ("#6b7280", "x"),
+    ]
+    assert [float(at) for at, _, _ in words] == [16.0, 32.8, 66.4, 74.8, 108.4]
+
+
+@pytest.mark.parametrize(
+    ("number", "colour"), [(1, "#ef6b73"), (16, "#000000"), (208, "#ff8700"), (255, "#eeeeee")]
+)
+def test_the_256_colours_of_xterm(number: int, colour: str) -> None:
+    assert f'fill="{colour}">x<' in of_documents.as_svg(f"\x1b[38;5;{number}mx", "")

@@ -1,0 +1,280 @@
+"""Makes the pictures of the documents, docs/pictures/, from what the tools show.
+
+    python -m docs.pictures [NAME...]     writes them again; without names: all
+    python -m docs.pictures --check       compares those that are the same every time
+
+Terminals become SVG. The page needs Debian's chromium-headless-shell; the tour needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import logging
+import os
+import pty
+import re
+import select
+import struct
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Final
+
+from tests.fixtures.browser import browsing
+from tests.fixtures.page import Looked, served
+
+FOLDER: Final = Path(__file__).with_name("pictures")
+_ROOT: Final = FOLDER.parents[1]
+_SECONDS: Final = 60.0
+_LOADS: Final = 4
+"""The page asks for loads once a second; a load needs two of them."""
+
+# A cell and the frame around all of them, in units of the SVG.
+_CELL_WIDTH, _CELL_HEIGHT, _MARGIN, _BASELINE = 8.4, 17, 16, 13
+_INK, _PAPER, _FAINT = "#d7dae0", "#16191f", "#6b7280"
+_FONTS: Final = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+_COLOURS: Final = {
+    30: "#4b5263", 31: "#ef6b73", 32: "#8ccf7e", 33: "#e5c76b",
+    34: "#67b0e8", 35: "#c47fd5", 36: "#6cbfbf", 37: "#d7dae0",
+}  # fmt: skip
+"""By the numbers of SGR, which terminals define."""
+_SGR: Final = re.compile("\x1b\\[([0-9;]*)m")
+_OTHER_SEQUENCES: Final = re.compile("\x1b(\\[[0-9;?]*[A-Za-z]|[()][A-Z0-9])|\r")
+
+
+class _Style:
+    """What SGR has switched on."""
+
+    def __init__(self) -> None:
+        self.ink, self.paper = _INK, ""
+        self.bold = self.faint = self.reverse = False
+
+    def take(self, numbers: Sequence[int]) -> None:
+        rest = list(numbers)
+        while rest:
+            number = rest.pop(0)
+            if number in (38, 48) and rest[:1] == [5] and len(rest) > 1:
+                colour = _indexed(rest[1])
+                rest = rest[2:]
+                if number == 38:
+                    self.ink = colour
+                else:
+                    self.paper = colour
+            elif number == 0:
+                self.__init__()  # type: ignore[misc]
+            elif number in (1, 2, 7):
+                self.bold, self.faint, self.reverse = (
+                    self.bold or number == 1,
+                    self.faint or number == 2,
+                    self.reverse or number == 7,
+                )
+            elif number in (22, 27):
+                self.bold, self.faint = self.bold and number != 22, self.faint and number != 22
+                self.reverse = self.reverse and number != 27
+            elif number % 10 == 9:
+                self.ink, self.paper = (_INK, self.paper) if number == 39 else (self.ink, "")
+            elif number in _COLOURS or number - 60 in _COLOURS:
+                self.ink = _COLOURS[number if number in _COLOURS else number - 60]
+            elif number - 10 in _COLOURS or number - 70 in _COLOURS:
+                self.paper = _COLOURS[number - 10 if number - 10 in _COLOURS else number - 70]
+
+    @property
+    def shown(self) -> tuple[str, str, bool]:
+        """Ink, paper ("" for that of the picture), and whether it is bold."""
+        ink = _FAINT if self.faint and self.ink == _INK else self.ink
+        if self.reverse:
+            return self.paper or _PAPER, ink, self.bold
+        return ink, self.paper, self.bold
+
+
+def _indexed(number: int) -> str:
+    """One of the 256 colours of xterm."""
+    if number < 16:
+        return _COLOURS[30 + number % 8]
+    if number >= 232:
+        return "#" + f"{8 + 10 * (number - 232):02x}" * 3
+    levels = (0, 95, 135, 175, 215, 255)
+    number -= 16
+    return "#" + "".join(
+        f"{levels[each]:02x}" for each in (number // 36, number // 6 % 6, number % 6)
+    )
+
+
+def as_svg(text: str, title: str) -> str:
+    """The text of a terminal, with its colours."""
+    lines = text.rstrip("\n").split("\n")
+    columns = max(len(_SGR.sub("", line)) for line in lines)
+    width = round(columns * _CELL_WIDTH + 2 * _MARGIN)
+    height = len(lines) * _CELL_HEIGHT + 2 * _MARGIN
+    style = _Style()
+    parts = []
+    for row, line in enumerate(lines):
+        column = 0
+        pieces = _SGR.split(line)
+        for number, piece in enumerate(pieces):
+            if number % 2:
+                style.take([int(each or 0) for each in piece.split(";")])
+                continue
+            parts += _run(piece, row, column, style)
+            column += len(piece)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}" role="img" '
+            f'font-family="{_FONTS}" font-size="14">',
+            f"<title>{escape(title)}</title>",
+            f'<rect width="{width}" height="{height}" rx="8" fill="{_PAPER}"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _run(piece: str, row: int, column: int, style: _Style) -> Iterator[str]:
+    """One text element for each word: positions do not depend on the font of the reader."""
+    ink, paper, bold = style.shown
+    y = _MARGIN + row * _CELL_HEIGHT
+    if paper and piece:
+        x = round(_MARGIN + column * _CELL_WIDTH, 1)
+        width = round(len(piece) * _CELL_WIDTH, 1)
+        yield f'<rect x="{x}" y="{y}" width="{width}" height="{_CELL_HEIGHT}" fill="{paper}"/>'
+    weight = ' font-weight="bold"' if bold else ""
+    for match in re.finditer(r"\S+( \S+)*", piece):
+        x = round(_MARGIN + (column + match.start()) * _CELL_WIDTH, 1)
+        length = round(len(match[0]) * _CELL_WIDTH, 1)
+        yield (
+            f'<text x="{x}" y="{y + _BASELINE}" textLength="{length}" '
+            f'lengthAdjust="spacingAndGlyphs" fill="{ink}"{weight}>{escape(match[0])}</text>'
+        )
+
+
+def on_terminal(words: Sequence[str], columns: int, rows: int, keys: Sequence[str] = ()) -> str:
+    """What the command writes to a terminal of this size until it ends. Each of the keys is pressed
+    when the output has been quiet for a second."""
+    process, master = pty.fork()
+    if not process:
+        os.execvpe(
+            words[0], list(words), {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+        )
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    seen, left = b"", list(keys)
+    end = time.monotonic() + _SECONDS
+    with contextlib.suppress(OSError):  # EIO: the command has ended.
+        while time.monotonic() < end:
+            if select.select([master], [], [], 1.0)[0]:
+                piece = os.read(master, 65536)
+                if not piece:
+                    break
+                seen += piece
+            elif left:
+                os.write(master, left.pop(0).encode())
+    os.close(master)
+    os.waitpid(process, 0)
+    return seen.decode(errors="replace")
+
+
+def _plain(seen: str) -> str:
+    """Without all sequences but colours."""
+    return _OTHER_SEQUENCES.sub(lambda found: found[0] if found[0].endswith("m") else "", seen)
+
+
+def _topolet(*words: str) -> list[str]:
+    return [sys.executable, "-m", "agent", *words]
+
+
+@contextlib.contextmanager
+def _node() -> Iterator[Looked]:
+    """A machine with two sockets, eight cards and pods of each class."""
+    with tempfile.TemporaryDirectory() as folder:
+        node = Looked(Path(folder))
+        for name, qos in (("web", "LS"), ("api", "LS"), ("cache", "LS")):
+            node.pod(name, qos)
+        node.reconcile()
+        for name, qos, cpus in (
+            ("db", "LSE", "0-3,32-35"),
+            ("train-0", "LSR", "8-11,40-43"),
+            ("train-1", "LSR", "24-25,56-57"),
+        ):
+            node.pod(name, qos, cpus)
+            node.reconcile()
+        node.reconcile()
+        node.cards = {2: ("ns/train-0",), 3: ("ns/train-0",), 6: ("ns/train-1",)}
+        yield node
+
+
+def topology() -> str:
+    """`topolet topology --owners` of a machine with pods."""
+    with _node() as node:
+        words = ("--owners", f"--root={node.world.root}", f"--state-dir={node.world.state}")
+        seen = on_terminal(_topolet("topology", *words), 110, 50)
+    picture = _plain(seen).partition("\n\nDevices\n")[0]
+    return as_svg(picture, "topolet topology --owners")
+
+
+def tour() -> str:
+    """`make run`, after the LSE pod has come and somebody else has changed a cpuset."""
+    with tempfile.TemporaryDirectory(prefix="topolet-") as folder:
+        seen = on_terminal(
+            [sys.executable, "-m", "demo", f"--dir={folder}", "--seconds=7"], 112, 34
+        )
+        frames = seen.partition("\x1b[?1049l")[0].split("\x1b[H")
+        picture = _plain(frames[-1]).replace(folder, "var")
+    return as_svg(picture, "make run")
+
+
+def page() -> bytes:
+    """The page of a node, in a browser."""
+    with _node() as node, tempfile.TemporaryDirectory() as folder, served(node) as server:
+        node.busy = {cpu: (cpu * 37 % 100) / 100 for cpu in range(node.shape.cpus) if cpu % 5}
+        node.use = {2: 91, 3: 87, 6: 40}
+        with browsing(Path(folder)) as browser:
+            tab = browser.tab()
+            tab.shape(1280, 860, dark=True)
+            tab.open(f"http://localhost:{server.port}/page")
+            tab.until("document.querySelectorAll('#pods tr').length === 6", "the pods are drawn")
+            for _ in range(_LOADS):
+                node.load()
+                tab.events(1)
+            picture = Path(folder) / "page.png"
+            tab.screenshot(picture)
+            return picture.read_bytes()
+
+
+SAME_EVERY_TIME: Final[dict[str, Callable[[], str]]] = {"topology.svg": topology}
+CHANGING: Final[dict[str, Callable[[], str | bytes]]] = {
+    "tour.svg": tour,
+    "page.png": page,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m docs.pictures", description=__doc__)
+    every = {**SAME_EVERY_TIME, **CHANGING}
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(every))
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    logging.disable(logging.ERROR)  # The world's pods do not wait for others to make room.
+    code = 0
+    for name in arguments.names or (SAME_EVERY_TIME if arguments.check else every):
+        if name not in every:
+            parser.error(f"there is no picture {name}")
+        made = every[name]()
+        content = made.encode() if isinstance(made, str) else made
+        path = FOLDER / name
+        if not arguments.check:
+            path.write_bytes(content)
+        elif not path.exists() or path.read_bytes() != content:
+            print(f"{path.relative_to(_ROOT)} is not what the tools show: python -m docs.pictures")
+            code = 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
