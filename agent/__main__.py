@@ -37,6 +37,7 @@ COMMANDS = {
     "page": "open the page of the node's agent, or of the scheduler, in a browser",
     "top": "show the node live: CPUs by owner and load, pools, devices, pods, and what happens",
     "doctor": "find what is wrong with the node, and containers with other CPUs than decided",
+    "rollout": "replace the agents of a DaemonSet node by node, until a doctor finds something",
     "audit": "list what Topolet decided and changed on the node, with the reasons",
     "history": "tell what happened to a pod on the node in the last day, and why",
     "kubelet-state": "show the kubelet's state files, or write a scheduler's CPUs into them",

@@ -156,6 +156,7 @@ TRIED = {
     "kubectl create": "cluster/cluster.py",
     "kubectl delete": "cluster/cluster.py",
     "kubectl label": "cluster/test_explain.py",
+    "kubectl rollout": "cluster/test_switch.py",
     "kubectl topolet": "cli/test_remote.py",
     "helm install": "integration/test_helm.py",
     "helm upgrade": "integration/test_helm.py",

@@ -66,13 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE",
         help="run the command in the agent's pod on that node, by kubectl",
     )
+    add_place(parser, "with NODE: ")
+
+
+def add_place(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """Adds the options that say where the agents are."""
     parser.add_argument(
         "-n",
         "--namespace",
         default="topolet-system",
-        help="with NODE: namespace of the agents (default: topolet-system)",
+        help=f"{when}namespace of the agents (default: topolet-system)",
     )
-    parser.add_argument("--context", metavar="NAME", help="with NODE: context of the kubeconfig")
+    parser.add_argument("--context", metavar="NAME", help=f"{when}context of the kubeconfig")
 
 
 def find(arguments: argparse.Namespace) -> Agent:
@@ -80,9 +85,9 @@ def find(arguments: argparse.Namespace) -> Agent:
     node, namespace = arguments.node, arguments.namespace
     if not _NODE.fullmatch(node):
         raise RemoteError(f"NODE: {node!r:.80} is not the name of a Node")
-    kubectl = _kubectl(arguments, "NODE")
+    kubectl = kubectl_of(arguments, "NODE")
     words = ("get", "pods", "-n", namespace, "-l", _SELECTOR, "-o", "json")
-    listed = json.loads(_answer(kubectl, *words, f"--field-selector=spec.nodeName={node}"))
+    listed = json.loads(answer(kubectl, *words, f"--field-selector=spec.nodeName={node}"))
     pods = [each for each in listed["items"] if "deletionTimestamp" not in each["metadata"]]
     if not pods:
         raise RemoteError(_absence(kubectl, node, namespace))
@@ -92,7 +97,7 @@ def find(arguments: argparse.Namespace) -> Agent:
         if reason := not_running(pod):
             reasons.append(f"pod {namespace}/{name}: {reason}")
         else:
-            return Agent(kubectl, namespace, name, node, _http_port(pod, _CONTAINER) or _AGENT_PORT)
+            return agent_of(kubectl, namespace, pod)
     raise RemoteError(
         f"the agent of node {node} does not run: {'; '.join(reasons)}. Read kubectl -n "
         f"{namespace} describe pod, and logs --previous, of it"
@@ -103,21 +108,22 @@ def find_leader(arguments: argparse.Namespace, lease: str) -> LeadingScheduler:
     """The scheduler that holds the Lease, in `arguments.namespace`. Raises RemoteError."""
     from agent.scheduler.leader.election import host_of
 
-    kubectl, namespace = _kubectl(arguments, "--scheduler"), arguments.namespace
-    found = json.loads(_answer(kubectl, "get", "lease", lease, "-n", namespace, "-o", "json"))
+    kubectl, namespace = kubectl_of(arguments, "--scheduler"), arguments.namespace
+    found = json.loads(answer(kubectl, "get", "lease", lease, "-n", namespace, "-o", "json"))
     holder = str(found.get("spec", {}).get("holderIdentity") or "")
     if not holder:
         raise RemoteError(f"lease {namespace}/{lease}: no scheduler leads now")
     name = host_of(holder)
     words = ("get", "pod", name, "-n", namespace, "--ignore-not-found", "-o", "json")
-    text = _answer(kubectl, *words)
+    text = answer(kubectl, *words)
     if not text.strip():
         raise RemoteError(f"lease {namespace}/{lease}: its holder {name} is no pod of {namespace}")
     port = _http_port(json.loads(text), _SCHEDULER_CONTAINER)
     return LeadingScheduler(kubectl, namespace, name, port or _SCHEDULER_PORT, holder)
 
 
-def _kubectl(arguments: argparse.Namespace, what: str) -> tuple[str, ...]:
+def kubectl_of(arguments: argparse.Namespace, what: str) -> tuple[str, ...]:
+    """The program with the caller's options; `what` needs it. Raises RemoteError."""
     program = shutil.which("kubectl")
     if program is None:
         raise RemoteError(f"{what} needs kubectl, which is not in PATH")
@@ -135,6 +141,13 @@ def not_running(pod: dict[str, Any]) -> str:
                 return f"{found.get('reason', state)} {found.get('message', '')}".strip()
         return ""
     return f"phase {status.get('phase', 'unknown')}"
+
+
+def agent_of(kubectl: tuple[str, ...], namespace: str, pod: dict[str, Any]) -> Agent:
+    """Of a pod, as the API server has it."""
+    node = pod.get("spec", {}).get("nodeName", "")
+    port = _http_port(pod, _CONTAINER) or _AGENT_PORT
+    return Agent(kubectl, namespace, pod["metadata"]["name"], node, port)
 
 
 def _http_port(pod: dict[str, Any], name: str) -> int | None:
@@ -211,7 +224,8 @@ def _code(code: int, error: str) -> int:
     return code if ended or code == 0 else 2
 
 
-def _answer(kubectl: Sequence[str], *words: str) -> str:
+def answer(kubectl: Sequence[str], *words: str) -> str:
+    """The output of a command of kubectl. Raises RemoteError."""
     try:
         done = subprocess.run(
             [*kubectl, *words], capture_output=True, text=True, timeout=_SECONDS, check=False

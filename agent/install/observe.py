@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from agent.host.processes import Process, ProcessGoneError, UnreadableError
 from agent.install import unitfiles
-from agent.install.endpoint import ObservedKubelet
+from agent.install.endpoint import FLAG, ObservedKubelet
 from agent.install.tree import HostTree, TextFile
 from agent.install.unitfiles import Unit
 from agent.kube import documents
@@ -57,7 +57,7 @@ def observed(tree: HostTree, unit: Unit, argv: Sequence[str]) -> ObservedKubelet
         files = _k3s_files(tree, folder)
         contents = [documents.parse(file.text) or {} for file in files]
         given = kubelet_process.arguments_of_k3s(contents, folder)
-        words = [argv[0] if argv else unit.name, *given]
+        words = [argv[0] if argv else unit.name, *_k3s_endpoint(unit, contents), *given]
         return ObservedKubelet(unit, tuple(words), k3s_folder=folder, k3s_files=tuple(files))
     named = flags(argv)
     config = named.get("config", "")
@@ -70,6 +70,15 @@ def observed(tree: HostTree, unit: Unit, argv: Sequence[str]) -> ObservedKubelet
         config_dir,
         tuple(_drop_ins(tree, config_dir)) if config_dir else (),
     )
+
+
+def _k3s_endpoint(unit: Unit, contents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The flag with the runtime that k3s uses in place of its own, if it is told to; the command
+    line overrides the files (docs.k3s.io: Configuration File)."""
+    given = [each[FLAG] for each in contents if isinstance(each.get(FLAG), str)]
+    for command in unit.values("ExecStart"):
+        given += filter(None, [flags(unitfiles.words(command)).get(FLAG)])
+    return [f"--{FLAG}={given[-1]}"] if given else []
 
 
 def _unit_of(proc: str, kubelet: KubeletProcess) -> str:

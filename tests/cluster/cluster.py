@@ -181,7 +181,7 @@ class Cluster:
         """Waits until the node accepts pods: Ready, and without the not-ready taint."""
 
         def ready() -> bool:
-            self.nodes[name].machine.alive("kubelet")
+            self.nodes[name].kubelet_runs()
             node = self.get("node", name)
             if node is None or not _condition(node, "Ready"):
                 return False

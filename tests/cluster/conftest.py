@@ -42,8 +42,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    names = getattr(item, "fixturenames", ())
-    return ("with_guest" in names) - ("bare" in names)
+    names = set(getattr(item, "fixturenames", ()))
+    return ("with_guest" in names) - bool({"bare", "units_node"} & names)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -59,6 +59,7 @@ def _collect(cluster: Cluster, where: Path) -> None:
                 "/run/topolet/*.json",
                 "/var/lib/kubelet/*_state",
                 "/var/log/pods/*/*/*.log",
+                "/run/logs/*",
             )
             _write_files(where / name, files)
         with contextlib.suppress(MachineError, ProgramError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,8 @@ _KUBERNETES = (
     "kubectl",
     "etcd",
 )
+NodeMaker = Callable[[World, str, str, str, Mapping[str, Any]], Node]
+
 _PODS = "10.244.0.0/22"
 _NETWORK = {
     "type": "bridge",
@@ -75,8 +78,8 @@ def lacking() -> list[str]:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Cluster]:
-    """Starts a control plane and one node, on which only Topolet's proxy runs. Skips the test if
+def running(made: NodeMaker = Node) -> Iterator[Cluster]:
+    """Starts a control plane and one node, on which at most Topolet's proxy runs. Skips the test if
     that is not possible."""
     programs = programs_or_skip()
     prepared = images.prepared(programs)
@@ -84,7 +87,7 @@ def running() -> Iterator[Cluster]:
         control = ControlPlane(place)
         cluster = Cluster(control, prepared)
         kubeconfig = control.node_config(HOST, f"https://{controlplane.ADDRESS}:6443")
-        host = Node(place, HOST, world.ADDRESS, kubeconfig, _NETWORK)
+        host = made(place, HOST, world.ADDRESS, kubeconfig, _NETWORK)
         cluster.nodes[HOST] = host
         with failures.written(cluster, "start"):
             images.join(place, prepared)
@@ -115,6 +118,7 @@ def _start(cluster: Cluster, host: Node, place: World) -> None:
     config = cluster.control.config("admin")
     program = Path(__file__).with_name("dns.py")
     place.start("dns", sys.executable, program, world.ADDRESS, config)
-    host.start_proxy()
+    if host.has_proxy:
+        host.start_proxy()
     host.start_kubelet(clusterDNS=[world.ADDRESS], maxPods=160)
     cluster.wait_node_ready(HOST)

@@ -24,6 +24,9 @@ from tests.integration import image as ours
 KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler:v1.36.3"
 """What deploy/overlays/scheduler names."""
 
+SUCCESSOR = "successor"
+"""The tag of Topolet's image of the next version."""
+
 _DATABASES = (
     "io.containerd.metadata.v1.bolt/meta.db",
     "io.containerd.snapshotter.v1.overlayfs/metadata.db",
@@ -53,12 +56,13 @@ def join(machine: Machine, images: Path) -> None:
 
 
 def prepared(programs: str) -> Path:
-    """The folder with the images of Topolet, of pods and pause, and of kube-scheduler. Makes it
+    """The folder with the images of Topolet and its next version, of pods and pause, and of
+    kube-scheduler. Makes it
     after one of them has changed, or skips the test. `programs`: as of a world."""
     busybox, scheduler = image.busybox(), tools.kubernetes("kube-scheduler")
     assert busybox is not None
     assert isinstance(scheduler, Path)
-    digest = hashlib.sha256(f"{ours.digest()} {programs}".encode())
+    digest = hashlib.sha256(f"{ours.digest()} {programs} {SUCCESSOR}".encode())
     for program in (Path(busybox), scheduler):
         made = program.stat()
         digest.update(f" {program} {made.st_size} {made.st_mtime_ns}".encode())
@@ -83,7 +87,9 @@ def prepared(programs: str) -> Path:
 
 def _prepare(folder: Path, programs: str, busybox: str, scheduler: Path) -> None:
     archives = [folder / f"{name}.tar" for name in ("topolet", "busybox", "kube-scheduler")]
-    ours.write_archive(archives[0], f"docker.io/library/{our_name()}")
+    archives.append(folder / "successor.tar")
+    name = f"docker.io/library/{our_name()}"
+    ours.write_archive(archives[0], name, (archives[-1], successor_of(name)))
     image.write_archive(archives[1], busybox)
     image.write_archive(archives[2], busybox, KUBE_SCHEDULER, programs=(scheduler,))
     with world.made(programs) as place:
@@ -94,6 +100,11 @@ def _prepare(folder: Path, programs: str, busybox: str, scheduler: Path) -> None
         for name in (*_DATABASES, _BLOBS, _LAYERS):
             (folder / "containerd" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(place.folder / "containerd" / name, folder / "containerd" / name)
+
+
+def successor_of(name: str) -> str:
+    """The name of Topolet's image of the next version."""
+    return f"{name.rpartition(':')[0]}:{SUCCESSOR}"
 
 
 def our_name() -> str:

@@ -21,6 +21,11 @@ PROXY_SOCKET = "/run/topolet/cri.sock"
 PLUGINS = Path("/usr/lib/cni")
 """The folder of Debian's containernetworking-plugins."""
 
+NETWORK_PLUGINS = f"""[plugins.'io.containerd.cri.v1.runtime'.cni]
+bin_dirs = ['{PLUGINS}']
+conf_dir = '/etc/cni/net.d'
+"""
+
 _PROXY_PID = "/run/topolet-proxy.pid"
 _KUBELET = "/var/lib/kubelet/config.yaml"
 _STATES = ("cpu_manager_state", "memory_manager_state")
@@ -32,10 +37,7 @@ sandbox = '{image.NAME}'
 [plugins.'io.containerd.cri.v1.runtime']
 restrict_oom_score_adj = true
 disable_apparmor = true
-[plugins.'io.containerd.cri.v1.runtime'.cni]
-bin_dirs = ['{PLUGINS}']
-conf_dir = '/etc/cni/net.d'
-"""
+{NETWORK_PLUGINS}"""
 
 
 def start_containerd(machine: Machine) -> None:
@@ -54,6 +56,9 @@ def start_containerd(machine: Machine) -> None:
 
 class Node:
     """`address` is the kubelet's; `program` is the kubelet to run, by default that of PATH."""
+
+    has_proxy = True
+    """Whether its kubelet is started behind the proxy."""
 
     def __init__(
         self,
@@ -74,9 +79,12 @@ class Node:
 
     def start_containerd(self) -> None:
         """Returns when it answers."""
+        self._write_network()
+        start_containerd(self.machine)
+
+    def _write_network(self) -> None:
         plugins = {"cniVersion": "0.4.0", "name": "pods", "plugins": [self._network]}
         self.machine.write("/etc/cni/net.d/10-pods.conflist", json.dumps(plugins))
-        start_containerd(self.machine)
 
     # the proxy
     def start_proxy(self, *flags: str) -> None:
@@ -113,6 +121,10 @@ class Node:
             f"--node-ip={self._address}",
             "--v=2",
         )
+
+    def kubelet_runs(self) -> bool:
+        """True; fails with the end of its log if it has ended."""
+        return self.machine.alive("kubelet")
 
     def restart_kubelet(self, **configuration: Any) -> None:
         """Changes these fields of its configuration; None restores the default of one. Removes the

@@ -3,17 +3,15 @@ run, and removed; then nodes, objects, cgroups and files are as before."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cluster import failures, host
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
+from tests.cluster.release import helm, names, node, reports
 from tests.deploy import chart
-from tests.integration.test_helm import KINDS
 from tests.waiting import eventually
 
 VALUES = (
@@ -38,38 +36,6 @@ def bare() -> Iterator[Cluster]:
             "accounts are made", lambda: cluster.get("serviceaccount", "default", NAMESPACE)
         )
         yield cluster
-
-
-def helm(cluster: Cluster, folder: Path, *words: str) -> str:
-    """All that it prints: the log of a hook is among its errors. Raises ProgramError."""
-    control = cluster.control
-    config = control.config("admin")
-    where = (f"--kubeconfig={config}", f"--namespace={NAMESPACE}")
-    program = (f"HOME={folder}", str(chart.helm()), *words, *where)
-    return control.world.run("sh", "-c", 'exec "$@" 2>&1', "sh", "env", *program)
-
-
-def node(cluster: Cluster) -> dict[str, Any]:
-    """What Topolet writes into a Node, and others too."""
-    found = cluster.get("node", HOST)
-    assert found is not None
-    metadata, status = found["metadata"], found["status"]
-    return {
-        "labels": metadata["labels"],
-        "annotations": metadata["annotations"],
-        "capacity": status["capacity"],
-        "allocatable": status["allocatable"],
-    }
-
-
-def names(cluster: Cluster) -> set[str]:
-    """Of all objects of the kinds that the chart has, but definitions, which stay."""
-    items = json.loads(cluster.kubectl("get", KINDS, "-A", "-o", "json"))["items"]
-    return {
-        f"{each['kind']}/{each['metadata']['name']}"
-        for each in items
-        if each["kind"] != "CustomResourceDefinition"
-    }
 
 
 def files(cluster: Cluster) -> set[str]:
@@ -112,8 +78,7 @@ def test_a_release_is_upgraded_under_running_pods_and_leaves_nothing(
     assert f"node {HOST}: nothing of Topolet is left, but its proxy stays" in said
     eventually("Kubernetes has removed what belonged to it", lambda: names(cluster) == before[1])
     assert node(cluster) == before[0]
-    for kind in ("noderesourcetopologies", "devices"):
-        assert json.loads(cluster.kubectl("get", kind, "-o", "json"))["items"] == []
+    assert reports(cluster) == []
     everything = {"lse": "0-1", "ls": "0-1", "late": "0-1"}
     assert cluster.cpus(*everything) == everything
     assert files(cluster) <= OF_THE_PROXY

@@ -20,21 +20,21 @@ CHART = DEPLOY / "chart"
 NAMESPACE = "topolet-system"
 
 
-def helm() -> Path:
-    """The program; without it the test is skipped."""
-    where = tools.built("helm")
+def helm(name: str = "helm") -> Path:
+    """The program of a set of tests/tools; without it the test is skipped."""
+    where = tools.built(name)
     if isinstance(where, str):
         pytest.skip(where)
     return where / "helm"
 
 
 def attempt(
-    home: Path, *words: str, values: Object | None = None
+    home: Path, *words: str, values: Object | None = None, program: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Helm with its own files below `home`, and values for the chart."""
     given = () if values is None else ("--values=-",)
     return subprocess.run(
-        [str(helm()), *words, *given],
+        [str(program or helm()), *words, *given],
         input=yaml.safe_dump(values),
         capture_output=True,
         check=False,
@@ -43,10 +43,13 @@ def attempt(
     )
 
 
-def rendered(home: Path, values: Object, version: str = "1.36.0") -> list[Object]:
+def rendered(
+    home: Path, values: Object, version: str = "1.36.0", program: Path | None = None
+) -> list[Object]:
     """The objects of the chart for an API server of that version, without a cluster."""
     words = ("template", "topolet", str(CHART), f"--namespace={NAMESPACE}")
-    ended = attempt(home, *words, f"--kube-version={version}", values=values)
+    version_flag = f"--kube-version={version}"
+    ended = attempt(home, *words, version_flag, values=values, program=program)
     assert ended.returncode == 0, ended.stderr
     return [each for each in yaml.safe_load_all(ended.stdout) if each]
 

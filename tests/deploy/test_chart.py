@@ -186,7 +186,7 @@ def documented(first: str) -> Object:
     (found,) = (
         each
         for each in map(yaml.safe_load, blocks)
-        if first in each and "extraArgs" not in str(each)
+        if first in each and "extraArgs" not in str(each) and "installProxy" not in str(each)
     )
     body: Object = found
     return body

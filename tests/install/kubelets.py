@@ -194,6 +194,69 @@ KUBELETS = (
         unit="k3s.service",
     ),
     Kubelet(
+        "k3s as its script installs it: arguments in quotes, and a file of variables",
+        ("/usr/local/bin/k3s agent",),
+        {
+            "/etc/systemd/system/k3s-agent.service": "[Service]\nType=exec\n"
+            "EnvironmentFile=-/etc/default/%N\nEnvironmentFile=-/etc/sysconfig/%N\n"
+            "EnvironmentFile=-/etc/systemd/system/k3s-agent.service.env\nKillMode=process\n"
+            "Delegate=yes\nExecStart=/usr/local/bin/k3s \\\n    agent \\\n\t'--node-label' \\\n"
+            "\t'a=b' \\\n\n",
+            "/etc/systemd/system/k3s-agent.service.env": "K3S_TOKEN='secret'\n",
+        },
+        {
+            "/etc/rancher/k3s/config.yaml.d/99-topolet.yaml": "kubelet-arg+:\n"
+            f"- container-runtime-endpoint={PROXY}\n"
+        },
+        runtime="unix:///run/k3s/containerd/containerd.sock",
+        unit="k3s-agent.service",
+    ),
+    Kubelet(
+        "k3s with the host's containerd",
+        ("/usr/local/bin/k3s server",),
+        {
+            "/etc/systemd/system/k3s.service": "[Service]\nExecStart=/usr/local/bin/k3s \\\n"
+            f"    server \\\n\t'--container-runtime-endpoint' \\\n\t'{CONTAINERD}' \\\n\n",
+            "/etc/rancher/k3s/config.yaml": "container-runtime-endpoint: /run/not/this.sock\n",
+        },
+        {
+            "/etc/rancher/k3s/config.yaml.d/99-topolet.yaml": "kubelet-arg+:\n"
+            f"- container-runtime-endpoint={PROXY}\n"
+        },
+        unit="k3s.service",
+    ),
+    Kubelet(
+        "k3s whose file names another runtime",
+        ("/usr/local/bin/k3s server",),
+        {
+            "/etc/systemd/system/k3s.service": "[Service]\nExecStart=/usr/local/bin/k3s server\n",
+            "/etc/rancher/k3s/config.yaml": "container-runtime-endpoint: /run/crio/crio.sock\n",
+        },
+        {
+            "/etc/rancher/k3s/config.yaml.d/99-topolet.yaml": "kubelet-arg+:\n"
+            f"- container-runtime-endpoint={PROXY}\n"
+        },
+        runtime="unix:///run/crio/crio.sock",
+        unit="k3s.service",
+    ),
+    Kubelet(
+        "RKE2 from its archive, with drop-ins of an administrator",
+        ("kubelet", "--container-runtime-endpoint=unix:///run/k3s/containerd/containerd.sock"),
+        {
+            "/usr/local/lib/systemd/system/rke2-server.service": "[Service]\n"
+            "EnvironmentFile=-/etc/default/rke2-server\nKillMode=process\nDelegate=yes\n"
+            "ExecStartPre=-/sbin/modprobe overlay\nExecStart=/usr/local/bin/rke2 server\n"
+            'ExecStopPost=-/bin/sh -c "systemd-cgls /system.slice/%n | grep -Eo kubelet"\n',
+            "/etc/rancher/rke2/config.yaml.d/10-own.yaml": "kubelet-arg:\n- max-pods=200\n",
+        },
+        {
+            "/etc/rancher/rke2/config.yaml.d/99-topolet.yaml": "kubelet-arg+:\n"
+            f"- container-runtime-endpoint={PROXY}\n"
+        },
+        runtime="unix:///run/k3s/containerd/containerd.sock",
+        unit="rke2-server.service",
+    ),
+    Kubelet(
         "RKE2, whose kubelet is a process of its own",
         ("kubelet", "--container-runtime-endpoint=unix:///run/k3s/containerd/containerd.sock"),
         {"/usr/lib/systemd/system/rke2-agent.service": "[Service]\nExecStart=/bin/rke2 agent\n"},

@@ -30,6 +30,7 @@ SUITE, PYTHON = "bookworm", "3.11"
 MACHINES = ("x86_64", "aarch64")
 PACKAGES = ("ca-certificates", "python3", "python3-pip", "python3-venv")
 BASE = "topolet-test-base"
+_PACKAGE = "opt/topolet/lib/python*/site-packages/agent"
 _FETCH_SECONDS = 500
 _PROGRAMS = ("buildah", "debootstrap", "runc")
 
@@ -151,11 +152,23 @@ def digest() -> str:
     return found.hexdigest()
 
 
-def write_archive(path: Path, name: str) -> None:
-    """A docker-archive of the image with that name, built from this checkout. Skips the test if it
-    is not available."""
+def write_archive(path: Path, name: str, successor: tuple[Path, str] | None = None) -> None:
+    """A docker-archive of the image with that name, built from this checkout; `successor`: another
+    one, whose package of Topolet has one file more, as that of a later version. Skips the test if
+    it is not available."""
     with _tagged() as (builder, tagged):
         builder.run("push", "--quiet", tagged, f"docker-archive:{path}:{name}")
+        if successor is None:
+            return
+        container = builder.run("from", "--pull-never", tagged)
+        (package,) = Path(builder.run("mount", container)).glob(_PACKAGE)
+        (package / "successor").touch()
+        builder.run("commit", "--quiet", "--rm", container, f"{tagged}-successor")
+        try:
+            archive = f"docker-archive:{successor[0]}:{successor[1]}"
+            builder.run("push", "--quiet", f"{tagged}-successor", archive)
+        finally:
+            builder.run("rmi", f"{tagged}-successor")
 
 
 @contextlib.contextmanager

@@ -150,15 +150,19 @@ class SystemdHost:
 
         eventually("systemd runs", booted, START_SECONDS)
 
-    def start_containerd(self) -> None:
+    def start_containerd(self, more: str = "") -> None:
+        """`more`: of its configuration."""
         program = "/usr/bin/containerd" if self._containerd == 1 else "containerd"
         found = shutil.which(program, path=self.world.path)
         assert found is not None
-        self.write("/etc/containerd/config.toml", _CONTAINERD[self._containerd])
+        self.write("/etc/containerd/config.toml", _CONTAINERD[self._containerd] + more)
         path = f"{Path(found).parent}:{self.world.path}"
         self.write(f"{UNITS}/containerd.service", _CONTAINERD_UNIT.format(program=found, path=path))
         self.systemctl("daemon-reload")
         self.systemctl("start", "containerd")
+
+    def add_busybox(self) -> None:
+        """The image of pods and their sandboxes."""
         archive = self.world.folder / "busybox.tar"
         binary = image.busybox()
         assert binary is not None
@@ -240,17 +244,20 @@ class SystemdHost:
         )
 
 
+def lacking() -> list[str]:
+    """The programs that a host needs in addition to those of a world."""
+    found = [] if os.path.exists("/lib/systemd/systemd") else ["systemd"]
+    return found + [each for each in ("runc", "nsenter", "pgrep") if shutil.which(each) is None]
+
+
 @contextlib.contextmanager
 def running(containerd: int) -> Iterator[SystemdHost]:
     """A host with containerd; the kubelet is not started. Skips the test where that can't be."""
-    lacking = world.lacking()
-    if not os.path.exists("/lib/systemd/systemd"):
-        lacking.append("systemd")
-    lacking += [each for each in ("runc", "nsenter", "pgrep") if shutil.which(each) is None]
+    missing = [*world.lacking(), *lacking()]
     if image.busybox() is None:
-        lacking.append("busybox-static")
-    if lacking:
-        pytest.skip(f"not here: {', '.join(lacking)}")
+        missing.append("busybox-static")
+    if missing:
+        pytest.skip(f"not here: {', '.join(missing)}")
     kubelet, found = tools.kubernetes("kubelet"), [tools.built("cri-tools")]
     if isinstance(kubelet, str):
         pytest.skip(kubelet)
@@ -263,4 +270,5 @@ def running(containerd: int) -> Iterator[SystemdHost]:
         host = SystemdHost(place, containerd)
         host.boot()
         host.start_containerd()
+        host.add_busybox()
         yield host

@@ -52,14 +52,17 @@ pytestmark = pytest.mark.timeout(900)
 
 
 class Cluster:
-    """A server with controllers, Helm and kubectl."""
+    """A server with controllers, Helm and kubectl. `program`: Helm of another version."""
 
-    def __init__(self, server: ApiServer, api: Api) -> None:
+    def __init__(self, server: ApiServer, api: Api, program: Path | None = None) -> None:
         self.server = server
+        self.program = program
         self.api = api
         self.kubectl = Kubectl(server)
         self._config = kubeconfig(server)
-        self.chart = chart.for_any_version(server.folder)
+        self.chart = str(server.folder / "chart")
+        if not Path(self.chart).exists():
+            chart.for_any_version(server.folder)
 
     def helm(self, *words: str, values: Object | None = None) -> str:
         ended = self.attempt(*words, values=values)
@@ -70,7 +73,8 @@ class Cluster:
         self, *words: str, values: Object | None = None
     ) -> subprocess.CompletedProcess[str]:
         where = (f"--kubeconfig={self._config}", f"--namespace={NAMESPACE}")
-        return chart.attempt(self.server.folder, *words, *where, values=values)
+        given = (*words, *where)
+        return chart.attempt(self.server.folder, *given, values=values, program=self.program)
 
     def install(self, values: Object, *more: str) -> str:
         """Or upgrades, as the documents say."""
@@ -155,6 +159,25 @@ def cluster(server: Cluster) -> Iterator[Cluster]:
 
 
 def test_a_release_is_installed_rolled_back_and_removed_without_a_trace(cluster: Cluster) -> None:
+    lives_without_a_trace(cluster)
+
+
+@pytest.mark.long
+def test_helm_3_does_the_same(cluster: Cluster) -> None:
+    folder, program = cluster.server.folder, chart.helm("helm3")
+    theirs = Cluster(cluster.server, cluster.api, program)
+    assert "0 chart(s) failed" in theirs.helm("lint", str(chart.CHART), values=EVERYTHING)
+    values = {**EVERYTHING, "certificates": {"source": "secret"}}
+    # Each has an order of its own for kinds that it does not know.
+    one, other = (chart.rendered(folder, values, program=each) for each in (program, None))
+    assert {_name(each): each for each in one} == {_name(each): each for each in other}
+    lives_without_a_trace(theirs)
+    theirs.remove_definitions()
+    takes_over(theirs, "--take-ownership")
+
+
+def lives_without_a_trace(cluster: Cluster) -> None:
+    """A release is installed, changed, rolled back and removed."""
     before = cluster.objects()
     cluster.install(EVERYTHING)
     eventually("the policies are in force", cluster.refuses)
@@ -210,6 +233,10 @@ def test_an_upgrade_keeps_the_certificates(cluster: Cluster) -> None:
 
 
 def test_the_manifests_of_the_release_before_are_taken_over(cluster: Cluster) -> None:
+    takes_over(cluster, "--take-ownership", "--force-conflicts")
+
+
+def takes_over(cluster: Cluster, *flags: str) -> None:
     """All objects of theirs that the chart has become the release's; nothing else of theirs is
     left, and their definitions stay as they are."""
     text = gzip.decompress(EARLIER.read_bytes()).decode()
@@ -221,7 +248,7 @@ def test_the_manifests_of_the_release_before_are_taken_over(cluster: Cluster) ->
     assert cluster.attempt(
         *("upgrade", "--install", "topolet", cluster.chart), values=values
     ).returncode, "it takes nothing over without being told"
-    cluster.install(values, "--take-ownership", "--force-conflicts")
+    cluster.install(values, *flags)
     assert cluster.refuses()
     found = cluster.objects()
     ours = {_name(each) for each in chart.rendered(cluster.server.folder, values)}

@@ -50,6 +50,8 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "cli.remote:_http_port",
         "cli.remote:find_leader",
         "cli.remote:find",
+        "cli.rollout:Agents._get",
+        "cli.rollout:newest",
         "cli.uninstall_nodes:run",
         "install.nodes:_node",
         "install.nodes:_pod",

@@ -32,6 +32,7 @@ _MODULES = {
     "koord-runtime-proxy": "github.com/koordinator-sh/koordinator",
     "etcd": "go.etcd.io/etcd/server/v3",
     "helm": "helm.sh/helm/v4",
+    "helm3": "helm.sh/helm/v3",
     "kubernetes": "k8s.io/kubernetes",
     **dict.fromkeys(API_SERVERS.values(), "k8s.io/kubernetes"),
 }
@@ -61,11 +62,12 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "koord-runtime-proxy": (("install", *_FLAGS, "tool"),),
     "etcd": (("install", *_FLAGS, "."),),
     "helm": (("install", *_FLAGS, "tool"),),
+    "helm3": (("install", *_FLAGS, "tool"),),
     "kubernetes": (("install", *_FLAGS, "tool"),),
     **dict.fromkeys(API_SERVERS.values(), (("install", *_FLAGS, "tool"),)),
 }
 NAMES = tuple(_MODULES)
-ONLY_LONG = ("cri-o", *API_SERVERS.values())
+ONLY_LONG = ("cri-o", "helm3", *API_SERVERS.values())
 """Sets that only `make test-all` builds and uses."""
 ASSETS = ("etcd", "kubernetes")
 """Programs that KUBEBUILDER_ASSETS has too, if it is set."""

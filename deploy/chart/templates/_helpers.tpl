@@ -302,6 +302,24 @@ spec:
 {{- end }}
 {{- end }}
 
+{{/* Whether this release owns the stored object, or ""; of a dict with root and stored. */}}
+{{- define "topolet.owned" -}}
+{{- $notes := dig "metadata" "annotations" dict .stored }}
+{{- if and (eq (get $notes "meta.helm.sh/release-name") .root.Release.Name) (eq (get $notes "meta.helm.sh/release-namespace") .root.Release.Namespace) }}true{{ end }}
+{{- end }}
+
+{{/*
+The files of the definitions, as JSON. That of RebindResource comes with the scheduler, and stays in a release
+without it: Helm 3 can't take a definition back into a release that has left it out.
+*/}}
+{{- define "topolet.definitions" -}}
+{{- $stored := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "rebindresources.scheduling.koordinator.sh" | default dict }}
+{{- $owned := include "topolet.owned" (dict "root" . "stored" $stored) }}
+{{- $files := list "devices" "noderesourcetopologies" }}
+{{- if or .Values.scheduler.enabled $owned }}{{ $files = append $files "rebindresources" }}{{ end }}
+{{- $files | toJson }}
+{{- end }}
+
 {{/*
 What is to be done with a definition, as JSON: install, and if not, what the stored one lacks; of a dict with
 root and file. One that this release does not own is left as it is. It fails if no version of ours is served.
@@ -311,7 +329,7 @@ root and file. One that this release does not own is left as it is. It fails if 
 {{- $name := $ours.metadata.name }}
 {{- $stored := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name | default dict }}
 {{- $notes := dig "metadata" "annotations" dict $stored }}
-{{- $owned := and (eq (get $notes "meta.helm.sh/release-name") $root.Release.Name) (eq (get $notes "meta.helm.sh/release-namespace") $root.Release.Namespace) }}
+{{- $owned := include "topolet.owned" (dict "root" $root "stored" $stored) }}
 {{- $owner := get $notes "meta.helm.sh/release-name" | default "no release of Helm" }}
 {{- $lacking := list }}
 {{- if and $stored (not $owned) (not (has $name $root.Values.crds.adopt)) }}

@@ -1,0 +1,209 @@
+"""A node whose kubelet systemd runs, by the commands of docs/install.md alone: the chart is
+installed, its pool is switched to the proxy under a running LSE pod, upgraded while pods start and
+end, and removed; then nothing is left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.model.pod.annotations import RESOURCE_STATUS, status_text
+from tests.cluster import failures, images, release, units
+from tests.cluster.cluster import HOST, NAMESPACE, Cluster
+from tests.cluster.release import documented, helm
+from tests.cluster.test_diagnosis import run as plugin
+from tests.deploy import chart
+from tests.fixtures import image
+from tests.integration.systemdhost import CONFIG, ENV, SystemdHost
+
+FOLDERS = (
+    *("/etc/systemd", "/etc/crictl.yaml", "/etc/kubernetes", "/opt", "/run/topolet"),
+    *("/var/lib/topolet", CONFIG, ENV),
+)
+HERE: dict[str, Any] = {
+    "scheduler": {"enabled": True, "kubeScheduler": {"image": {"tag": "v1.36.3"}}},
+}
+"""This API server does not know its version."""
+ALL = "0-1"
+DEFINITIONS = ("get", "customresourcedefinitions", "-o", "name")
+CURRENT = "/opt/topolet/current"
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
+
+
+@pytest.fixture
+def units_node() -> Iterator[tuple[Cluster, SystemdHost]]:
+    """A cluster of its own, without anything of Topolet."""
+    chart.helm()
+    with units.running() as (cluster, host):
+        cluster.eventually(
+            "accounts are made", lambda: cluster.get("serviceaccount", "default", "default")
+        )
+        yield cluster, host
+
+
+def services(host: SystemdHost) -> list[str]:
+    """The units of systemd, with their states."""
+    words = ("--all", "--plain", "--no-legend", "--type=service,socket,target")
+    lines = host.systemctl("list-units", *words).splitlines()
+    return sorted(" ".join(line.split()[:4]) for line in lines)
+
+
+def container(host: SystemdHost, name: str) -> str:
+    """The id of the container `main` of a pod."""
+    words = ("crictl", f"--runtime-endpoint={units.ENDPOINT}", "ps", "--output=json")
+    found = json.loads(host.run(*words))["containers"]
+    (only,) = (each["id"] for each in found if each["labels"]["io.kubernetes.pod.name"] == name)
+    return str(only)
+
+
+def admitted(cluster: Cluster) -> set[str]:
+    """The pods whose containers the proxy has let through, by its audit trail."""
+    texts = cluster.nodes[HOST].machine.read("/run/topolet/audit/proxy.*.jsonl").values()
+    records = [json.loads(line) for text in texts for line in text.splitlines()]
+    return {each["pod"] for each in records if each["event"] == "ContainerAdmitted"}
+
+
+LOAD = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"name": "load"},
+    "spec": {
+        "completions": 12,
+        "parallelism": 2,
+        "template": {
+            "spec": {
+                "restartPolicy": "Never",
+                "containers": [
+                    {
+                        "name": "main",
+                        "image": image.NAME,
+                        "imagePullPolicy": "Never",
+                        "command": [image.BUSYBOX, "sh", "-c", "true"],
+                    }
+                ],
+            }
+        },
+    },
+}
+"""Pods that start and end one after the other."""
+
+
+def documented_pools() -> dict[str, Any]:
+    """The values below "A pool behind the proxy"."""
+    found: dict[str, Any] = yaml.safe_load(release.block("A pool behind the proxy", "yaml"))
+    return found
+
+
+class Steps:
+    """The commands of the page, for a chart that any API server takes."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._chart = chart.for_any_version(folder)
+
+    def kubectl(self, heading: str, *words: str, more: str = "") -> None:
+        command = documented(heading, "kubectl", *words)
+        self._cluster.kubectl(*command[1:], *([more] if more else []))
+
+    def helm(self, heading: str, *words: str, values: Any = None) -> str:
+        command = documented(heading, "helm", *words)[1:]
+        given = ["--timeout=280s"]
+        file = self._folder / "pools.yaml"
+        if values is not None:
+            file.write_text(yaml.safe_dump(values))
+            # The nodes have the image.
+            given.append("--set=image.registry=")
+            if file.name not in command:
+                given.append(f"--values={file}")
+        paths = {"deploy/chart": self._chart, file.name: str(file)}
+        return helm(
+            self._cluster, self._folder, *(paths.get(each, each) for each in command), *given
+        )
+
+
+def test_a_pool_is_switched_to_the_proxy_upgraded_and_removed(
+    units_node: tuple[Cluster, SystemdHost], tmp_path: Path
+) -> None:
+    cluster, host = units_node
+    steps = Steps(cluster, tmp_path)
+    node, objects = release.node(cluster), release.names(cluster)
+    files, running = host.files(*FOLDERS), services(host)
+
+    steps.kubectl("With Helm", "create", "namespace")
+    steps.kubectl("With Helm", "label", "namespace")
+    with failures.written(cluster, "install"):
+        steps.helm("With Helm", "install", values=HERE)
+        cluster.wait_agent_ready(HOST)
+        cluster.wait_ready("scheduler")
+        cluster.wait_ready("kube-scheduler")
+    cluster.pod("ls", qos="LS", cpu="100m")
+    cluster.pod("lse", qos="LSE", cpu=1)
+    own, ids = cluster.cpus_of("lse"), {each: container(host, each) for each in ("lse", "ls")}
+    assert own == cluster.allocated("lse")
+    rest = cluster.cpus_of("ls")
+    assert not rest & own
+
+    with failures.written(cluster, "switch"), cluster.following("lse", "ls") as seen:
+        steps.helm("A pool behind the proxy", "upgrade", values=documented_pools())
+        steps.kubectl("A pool behind the proxy", "rollout", "status")
+        cluster.wait_node_ready(HOST)
+        cluster.pod("later", qos="LS", cpu="100m")
+    assert seen == {"lse": [str(own)], "ls": [str(rest)]}
+    assert {each: container(host, each) for each in ("lse", "ls")} == ids
+    assert host.connections() > 0
+    assert "later" in admitted(cluster)
+    assert not {"lse", "ls"} & admitted(cluster)
+    assert cluster.cpus_of("later") == rest
+    code, said, error = plugin(cluster, "doctor", HOST)
+    assert code == 0, said + error
+
+    agent, version = cluster.agent_pod(HOST), host.files(CURRENT)
+    with failures.written(cluster, "upgrade"), cluster.following("lse", "ls") as seen:
+        (pool,) = documented_pools()["pools"]
+        pool |= {"updateStrategy": "OnDelete", "image": {"tag": images.SUCCESSOR}}
+        steps.helm("Upgrade", "upgrade", "topolet", values={"pools": [pool]})
+        cluster.create(LOAD)
+        command = documented(
+            "Upgrade pool by pool", "kubectl", "topolet", "rollout", "topolet-agent"
+        )
+        code, said, error = plugin(cluster, *command[2:])
+        assert code == 0, said + error
+        cluster.kubectl("wait", "--for=condition=complete", "job/load", "--timeout=200s")
+    assert f"node {HOST}: its agent is Ready, and its doctor finds nothing" in said
+    assert cluster.agent_pod(HOST) != agent
+    assert host.files(CURRENT) != version
+    assert seen == {"lse": [str(own)], "ls": [str(rest)]}
+    cluster.kubectl("delete", "job", "load")
+
+    account = f"--as=system:serviceaccount:{NAMESPACE}:topolet-scheduler"
+    text = f"{RESOURCE_STATUS}={status_text(rest, {})}"
+    cluster.kubectl("annotate", "pod", "lse", "--overwrite", account, text)
+    cluster.eventually("it has moved", lambda: cluster.cpus_of("lse") == rest)
+    cluster.eventually("the pool has moved", lambda: cluster.cpus("ls") == {"ls": str(own)})
+    assert container(host, "lse") == ids["lse"]
+
+    with failures.written(cluster, "removal"):
+        said = steps.helm("Remove", "uninstall")
+    assert f"node {HOST}: nothing of Topolet is left" in said
+    assert "stays" not in said
+    assert release.reports(cluster) == []
+    for each in ("namespace", "crd"):
+        steps.kubectl("Remove", "delete", each, more="--wait=false")
+    cluster.eventually("objects are as before", lambda: release.names(cluster) == objects)
+    cluster.eventually("and the definitions", lambda: cluster.kubectl(*DEFINITIONS) == "")
+    cluster.wait_node_ready(HOST)
+    assert release.node(cluster) == node
+    assert host.connections() == 0
+    assert host.files(*FOLDERS) == files
+    assert services(host) == running
+    everything = dict.fromkeys(("lse", "ls", "later"), ALL)
+    assert cluster.cpus(*everything) == everything
+    assert {each: container(host, each) for each in ("lse", "ls")} == ids
+    cluster.pod("afterwards", cpu="10m")

@@ -1,0 +1,296 @@
+"""`kubectl topolet rollout` on a real API server with the DaemonSet controller: agents are replaced
+node by node until a doctor finds something. Kubelets are simulated; so is the agents' doctor, which
+tests/cluster runs for real."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.__main__ import main
+from agent.cli import rollout
+from agent.kube.errors import ConflictError, KubeError, NotFoundError
+from tests.deploy import chart
+from tests.integration import deployed
+from tests.integration.apiserver import server as apiservers
+from tests.integration.apiserver.cluster import controllers, kubeconfig, program_or_skip
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.test_helm import NAMESPACE, Cluster
+from tests.waiting import eventually
+
+MERGE = "application/merge-patch+json"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "install.md"
+NODES = ("n1", "n2", "n3", "n4")
+NAME = "topolet-agent"
+START_SECONDS = 120.0
+CONTROLLERS = ("namespace-controller", "serviceaccount-controller", "daemonset-controller")
+KUBECTL = """#!/bin/sh
+case " $* " in
+*" exec "*)
+    node=$(KUBECTL get pod -n NAMESPACE "$4" -o 'jsonpath={.spec.nodeName}')
+    echo "$node" >>FOLDER/examined
+    [ -e "FOLDER/$node" ] || exit 0
+    cat "FOLDER/$node"
+    echo "command terminated with exit code 1" >&2
+    exit 1
+    ;;
+esac
+exec KUBECTL "$@"
+"""
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Kubelets:
+    """They bind the pods of the DaemonSet to their nodes, make them Ready, and end them. A pod on a
+    node of `failing` does not get Ready."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.failing: set[str] = set()
+        self.problem: Exception | None = None
+        self._server = server
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.wait(0.2):
+            try:
+                for pod in json.loads(self._server.admin.get(PODS))["items"]:
+                    with contextlib.suppress(NotFoundError, ConflictError):
+                        self._serve(pod)
+            except KubeError as error:
+                self.problem = error
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _serve(self, pod: dict[str, Any]) -> None:
+        name = pod["metadata"]["name"]
+        if "deletionTimestamp" in pod["metadata"]:
+            query = {"gracePeriodSeconds": 0}
+            self._server.admin.request("DELETE", f"{PODS}/{name}", query)
+        elif "nodeName" not in pod["spec"]:
+            required = pod["spec"]["affinity"]["nodeAffinity"]
+            (term,) = required["requiredDuringSchedulingIgnoredDuringExecution"][
+                "nodeSelectorTerms"
+            ]
+            (node,) = term["matchFields"][0]["values"]
+            target = {"kind": "Node", "name": node}
+            body = {"metadata": {"name": name}, "target": target}
+            self._server.create(f"{PODS}/{name}/binding", body)
+        elif not pod["status"].get("containerStatuses"):
+            self._answer(name, ready=pod["spec"]["nodeName"] not in self.failing)
+
+    def _answer(self, name: str, *, ready: bool) -> None:
+        crashed = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+        container = {
+            "name": "agent",
+            "image": "topolet",
+            "imageID": "",
+            "ready": ready,
+            "restartCount": 0,
+            "state": {"running": {}} if ready else crashed,
+        }
+        status = {
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+            "containerStatuses": [container],
+        }
+        path = f"{PODS}/{name}/status"
+        self._server.admin.request("PATCH", path, None, {"status": status}, MERGE)
+
+
+class Pool:
+    """The agents of all nodes, and what a person does with them."""
+
+    def __init__(self, cluster: Cluster, kubelets: Kubelets, folder: Path) -> None:
+        self.kubelets = kubelets
+        self._cluster = cluster
+        self._folder = folder
+        self._examined = folder / "examined"
+
+    def upgrade(self, **pool: Any) -> None:
+        self.install({"updateStrategy": "OnDelete", **pool})
+
+    def install(self, *pools: Any) -> None:
+        self._cluster.install({"pools": pools})
+
+    def label(self, node: str, label: str) -> None:
+        self._cluster.kubectl("label", "node", node, label)
+
+    def agents(self) -> dict[str, str]:
+        """By node, the name of its pod."""
+        listed = json.loads(self._cluster.kubectl("get", "pods", "-n", NAMESPACE, "-o", "json"))
+        return {
+            each["spec"].get("nodeName", ""): each["metadata"]["name"] for each in listed["items"]
+        }
+
+    def daemonsets(self) -> int:
+        """How many have an agent, where each node has one."""
+        agents = self.agents()
+        return len({name.rpartition("-")[0] for name in agents.values()}) * (
+            set(agents) == {*NODES}
+        )
+
+    def ready(self, node: str, status: str) -> None:
+        body = {"status": {"conditions": [{"type": "Ready", "status": status}]}}
+        path = f"/api/v1/nodes/{node}/status"
+        self._cluster.server.admin.request("PATCH", path, None, body, MERGE)
+
+    def finds(self, node: str, text: str) -> None:
+        """Its doctor, from now on; "": nothing."""
+        file = self._folder / node
+        file.write_text(text)
+        if not text:
+            file.unlink()
+
+    def rollout(self, *words: str, name: str = NAME) -> int:
+        self._examined.write_text("")
+        return main(["rollout", name, *words])
+
+    def examined(self) -> list[str]:
+        return self._examined.read_text().split()
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    chart.helm()
+    kubectl = program_or_skip("kubectl")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "kubectl"
+    text = KUBECTL.replace("KUBECTL", str(kubectl)).replace("NAMESPACE", NAMESPACE)
+    program.write_text(text.replace("FOLDER", str(folder)))
+    program.chmod(0o755)
+    with apiservers.running(tmp_path) as started:
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(started)))
+        monkeypatch.setattr(rollout, "SETTLE_SECONDS", 0.5)
+        monkeypatch.setattr(rollout, "POLL_SECONDS", 0.1)
+        api = deployed.administrator(started, "administrator")
+        kubelets = Kubelets(started)
+        thread = threading.Thread(target=kubelets.run)
+        with controllers(started, *CONTROLLERS):
+            started.namespace(NAMESPACE)
+            path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"
+            eventually("accounts are made", partial(deployed.there, api, path))
+            thread.start()
+            made = Pool(Cluster(started, api), kubelets, folder)
+            for node in NODES:
+                started.node(node)
+                made.label(node, "kubernetes.io/os=linux")
+                made.ready(node, "True")
+            try:
+                made.upgrade()
+                eventually("each node has an agent", lambda: set(made.agents()) == set(NODES))
+                yield made
+                assert kubelets.problem is None
+            finally:
+                kubelets.stop()
+                thread.join()
+
+
+def test_agents_are_replaced_until_a_doctor_finds_something(
+    pool: Pool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = pool.agents()
+    pool.upgrade(settings={"full-pass-seconds": 30})
+    assert pool.agents() == before, "its controller replaces none"
+
+    assert pool.rollout("--max-nodes=1") == 0
+    said = capfd.readouterr().out
+    assert "node n1: its agent is Ready, and its doctor finds nothing\n" in said
+    assert "1 node replaced, others have the agent of before" in said
+    first = pool.agents()
+    assert {node for node in NODES if first[node] != before[node]} == {"n1"}
+
+    pool.finds("n2", "agent-does-not-answer: it hangs\n")
+    assert pool.rollout() == 1
+    said, error = capfd.readouterr()
+    assert "agent-does-not-answer: it hangs\n" in said
+    assert "node n2: its doctor finds something" in error
+    second = pool.agents()
+    assert {node for node in NODES if second[node] != first[node]} == {"n2"}
+    assert pool.examined()[0] == "n1"
+
+    # What was found is repaired first: a run that is repeated replaces nothing before.
+    assert pool.rollout() == 1
+    assert pool.agents() == second
+
+    pool.finds("n2", "")
+    pool.ready("n3", "False")
+    assert pool.rollout() == 1
+    assert "left out, since they are not Ready: n3" in capfd.readouterr().err
+    third = pool.agents()
+    assert {node for node in NODES if third[node] != second[node]} == {"n4"}
+    assert pool.examined() == ["n1", "n2", "n4"]
+
+    pool.ready("n3", "True")
+    assert pool.rollout() == 0
+    assert pool.agents()["n3"] != third["n3"]
+    last = pool.agents()
+    assert pool.rollout() == 0
+    assert pool.agents() == last
+
+
+def test_an_agent_that_does_not_get_ready_stops_it(
+    pool: Pool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool.kubelets.failing = {"n1"}
+    pool.upgrade(settings={"full-pass-seconds": 30})
+    before = pool.agents()
+    assert pool.rollout("--node-seconds=3") == 1
+    error = capfd.readouterr().err
+    assert "node n1: its agent is not Ready after 3 s: pod topolet-agent-" in error
+    assert "container agent: CrashLoopBackOff back-off" in error
+    after = pool.agents()
+    assert {node for node in NODES if after[node] != before[node]} == {"n1"}
+    assert pool.examined() == []
+    assert pool.rollout("--node-seconds=3") == 1
+    assert pool.agents() == after
+
+
+def test_a_controller_that_replaces_pods_itself_is_named(
+    pool: Pool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool.upgrade(updateStrategy="RollingUpdate")
+    assert pool.rollout() == 2
+    error = capfd.readouterr().err
+    assert f"DaemonSet {NAMESPACE}/{NAME}: spec.updateStrategy.type is RollingUpdate" in error
+    assert "give the pool `updateStrategy: OnDelete`" in error
+    assert main(["rollout", "absent"]) == 2
+    assert 'daemonsets.apps "absent" not found' in capfd.readouterr().err
+
+
+def test_a_canary_is_rolled_out_first(pool: Pool, capfd: pytest.CaptureFixture[str]) -> None:
+    """The nodes are chosen as docs/install.md says."""
+    cards = {
+        "name": "gpu",
+        "nodeSelector": {"nvidia.com/gpu.present": "true"},
+        "updateStrategy": "OnDelete",
+        "canary": {"settings": {"full-pass-seconds": 40}},
+    }
+    others = {"updateStrategy": "OnDelete"}
+    for node in ("n1", "n2"):
+        pool.label(node, "nvidia.com/gpu.present=true")
+    (line,) = (each for each in PAGE.read_text().splitlines() if "shuf -n 10" in each)
+    subprocess.run(["sh", "-ec", line.replace("-n 10", "-n 1")], check=True)
+    pool.install(cards, others)
+    eventually("each node has an agent of its pool", lambda: pool.daemonsets() == 3)
+    before = pool.agents()
+    pool.install({**cards, "canary": {"settings": {"full-pass-seconds": 30}}}, others)
+    assert pool.rollout(name="topolet-agent-gpu-canary") == 0
+    after = pool.agents()
+    (canary,) = (node for node in NODES if after[node] != before[node])
+    assert canary in ("n1", "n2")
+    assert pool.examined() == [canary]
+    capfd.readouterr()
