@@ -20,19 +20,26 @@ import struct
 import sys
 import tempfile
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
+from agent.view import terminal
+from agent.view.terminal import Ability
+from agent.view.top.frame import frame
+from agent.view.top.looking import Looking
 from tests.fixtures.browser import browsing
 from tests.fixtures.page import Looked, served
+from tests.view.top import nodes
 
 FOLDER: Final = Path(__file__).with_name("pictures")
 _ROOT: Final = FOLDER.parents[1]
 _SECONDS: Final = 60.0
-_LOADS: Final = 4
+_LOAD_SECONDS: Final = 4.0
 """The page asks for loads once a second; a load needs two of them."""
 
 # A cell and the frame around all of them, in units of the SVG.
@@ -218,6 +225,40 @@ def topology() -> str:
     return as_svg(picture, "topolet topology --owners")
 
 
+def top() -> str:
+    """`topolet top` of a machine with 64 CPUs, of values that change no more."""
+    with _zone("UTC"):
+        lines = frame(nodes.node(2, 2, 2, 4, 2), None, Looking(), 110, 30, Ability())
+    return as_svg("\n".join(terminal.encoded(line, 256) for line in lines), "topolet top")
+
+
+@contextlib.contextmanager
+def _zone(name: str) -> Iterator[None]:
+    with mock.patch.dict(os.environ, {"TZ": name}):
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@contextlib.contextmanager
+def _moving(node: Looked) -> Iterator[None]:
+    """The CPUs of the machine have load."""
+    node.busy = {cpu: (cpu * 37 % 100) / 100 for cpu in range(node.shape.cpus) if cpu % 5}
+    ended = threading.Event()
+
+    def move() -> None:
+        while not ended.wait(0.3):
+            node.load()
+
+    thread = threading.Thread(target=move)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def tour() -> str:
     """`make run`, after the LSE pod has come and somebody else has changed a cpuset."""
     with tempfile.TemporaryDirectory(prefix="topolet-") as folder:
@@ -231,23 +272,25 @@ def tour() -> str:
 
 def page() -> bytes:
     """The page of a node, in a browser."""
-    with _node() as node, tempfile.TemporaryDirectory() as folder, served(node) as server:
-        node.busy = {cpu: (cpu * 37 % 100) / 100 for cpu in range(node.shape.cpus) if cpu % 5}
+    with (
+        _node() as node,
+        _moving(node),
+        tempfile.TemporaryDirectory() as folder,
+        served(node) as server,
+    ):
         node.use = {2: 91, 3: 87, 6: 40}
         with browsing(Path(folder)) as browser:
             tab = browser.tab()
             tab.shape(1280, 860, dark=True)
             tab.open(f"http://localhost:{server.port}/page")
             tab.until("document.querySelectorAll('#pods tr').length === 6", "the pods are drawn")
-            for _ in range(_LOADS):
-                node.load()
-                tab.events(1)
+            tab.events(_LOAD_SECONDS)
             picture = Path(folder) / "page.png"
             tab.screenshot(picture)
             return picture.read_bytes()
 
 
-SAME_EVERY_TIME: Final[dict[str, Callable[[], str]]] = {"topology.svg": topology}
+SAME_EVERY_TIME: Final[dict[str, Callable[[], str]]] = {"topology.svg": topology, "top.svg": top}
 CHANGING: Final[dict[str, Callable[[], str | bytes]]] = {
     "tour.svg": tour,
     "page.png": page,
