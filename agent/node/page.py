@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from agent.discover import pci
+from agent.discover import hardware, pci
 from agent.host.files import Tree
 from agent.model import audit
 from agent.model.bounds import reason
@@ -26,6 +26,7 @@ from agent.node.devices import SysfsDevices
 from agent.node.reconcile import LastPass
 from agent.telemetry import audit as trail
 from agent.view import devices as devices_view
+from agent.view import machine
 from agent.view.devices import DeviceSources, ShownDevice
 from agent.view.live import SCHEMA_VERSION, Attention, LiveNode, cpu_times, drift, live, loads
 from agent.view.recent import PoolSize, RecentChange, RecentChanges
@@ -101,6 +102,7 @@ class NodePage:
         self._live: LiveNode | None = None
         # Another agent's revisions differ, so that a page that stays open asks again.
         self._state = self._history = int(clock() * 1000)
+        self._hardware: tuple[Topology, tuple[str, ...]] = _NONE, ()
         self._places: dict[str, int] = {}
         self._recent = RecentChanges()
         self._times: dict[int, tuple[int, int]] = {}
@@ -156,7 +158,17 @@ class NodePage:
         made_of = last, sysfs, gpus
         if self._live is None or made_of != self._made_of:
             shown = _shown(last, sysfs, gpus, pci.interfaces(self._root, sysfs[0]))
-            found = live(self._node, last.topology, last.snapshot, shown, _attention(last))
+            if last.topology is not self._hardware[0]:
+                known = hardware.read(self._root, last.topology)
+                self._hardware = last.topology, tuple(machine.about(known))
+            found = live(
+                self._node,
+                last.topology,
+                last.snapshot,
+                shown,
+                _attention(last),
+                self._hardware[1],
+            )
             if found != self._live:
                 self._state += 1
             self._live, self._made_of = found, made_of

@@ -94,11 +94,12 @@ class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LiveNode(msgspec.Struct, frozen=True):
-    """`generation`: of the agent's decision, 0 before the first one. CPU sets are lists of the
-    kernel."""
+    """`hardware`: models of CPUs, caches and kinds of memory, in words. `generation`: of the
+    agent's decision, 0 before the first one. CPU sets are lists of the kernel."""
 
     schema_version: int
     node: str
+    hardware: tuple[str, ...]
     generation: int
     cpus: tuple[LiveCpu, ...]
     parts: tuple[LivePart, ...]
@@ -118,12 +119,14 @@ def live(
     snapshot: Snapshot | None,
     devices: Sequence[ShownDevice] = (),
     found: Iterable[Attention] = (),
+    hardware: Iterable[str] = (),
 ) -> LiveNode:
     """`snapshot` None: the agent has decided nothing yet. `found`: what else needs attention."""
     pods = _pods(topology, snapshot) if snapshot else ()
     return LiveNode(
         SCHEMA_VERSION,
         node,
+        tuple(hardware),
         snapshot.generation if snapshot else 0,
         tuple(
             LiveCpu(cpu.id, cpu.core, cpu.node, cpu.socket, cpu.l3, cpu.kind)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import string
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,6 +65,11 @@ def draw(
     if colour:
         lines = [_FRAME.sub(_dimmed, cells.coloured(line)) for line in lines]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def about(hardware: Hardware, width: int = sys.maxsize) -> Lines:
+    """The models of CPUs, the caches and kinds of memory as lines."""
+    return [*_models(hardware, width), *_memory(hardware, width)]
 
 
 class Cells:

@@ -61,8 +61,8 @@ class PoolSize(msgspec.Struct, frozen=True):
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """`since`: by uid, when the pod got its CPUs. `pools` by time, each pool's first entry with the
-    size before the first change; `changes`: the newest first."""
+    """`since`: by uid, when the pod got its CPUs. `pools` by time, the first entry of each with its
+    size at the begin, if that is known; `changes`: the newest first."""
 
     since: dict[str, str]
     pools: tuple[PoolSize, ...]
@@ -115,7 +115,8 @@ class RecentChanges:
             return
         if (kind, node) not in self._pools_seen:
             self._pools_seen.add((kind, node))
-            self._pools.append(PoolSize(record.time, kind, node, _count(record.before)))
+            if record.before is not None:
+                self._pools.append(PoolSize("", kind, node, _count(record.before)))
         self._pools.append(PoolSize(record.time, kind, node, _count(record.after)))
 
 

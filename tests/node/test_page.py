@@ -47,6 +47,9 @@ def test_the_state_is_that_of_the_last_pass(node: Looked) -> None:
     node.reconcile()
     found = values(node, "state")
     assert found["node"] == "node-a"
+    assert found["hardware"] == [
+        "4 L1d of 512 KiB, 4 L1i of 512 KiB, 4 L2 of 512 KiB, 2 L3 of 32 MiB"
+    ]
     assert {each["title"]: each.get("own", "") for each in found["pods"]} == {
         "ns/own": "1",
         "ns/web": "",

@@ -98,6 +98,7 @@ def test_a_node_that_has_decided_nothing() -> None:
     found = live("n", TOPOLOGY, None)
     assert (found.generation, found.pods, found.pools) == (0, (), ())
     assert len(found.cpus) == 8
+    assert live("n", TOPOLOGY, None, hardware=["a model"]).hardware == ("a model",)
 
 
 def test_each_numa_node_has_one_place_for_its_devices() -> None:

@@ -73,7 +73,15 @@ def test_kinds(event: str, values: dict[str, object], kind: str) -> None:
 
 def test_sizes_of_pools_begin_with_the_size_before_the_first_change() -> None:
     found = recent(pool(10, "0-3", "0-1"), pool(20, "0-1", "0-3"))
-    assert [each.cpus for each in found.pools] == [4, 2, 4]
+    times = [audit.stamp(DAY + seconds) for seconds in (0, 10, 20)]
+    assert [(each.time, each.cpus) for each in found.pools] == list(
+        zip(times, (4, 2, 4), strict=True)
+    )
+
+
+def test_a_pool_has_no_size_before_the_agent_decided_first() -> None:
+    found = recent(pool(10, None, "0-1"), pool(20, "0-1", "0-3"))
+    assert [each.cpus for each in found.pools] == [2, 4]
 
 
 def test_a_pool_that_changed_before_the_begin_has_its_size_at_the_begin() -> None:
@@ -85,7 +93,7 @@ def test_a_pool_that_changed_before_the_begin_has_its_size_at_the_begin() -> Non
 
 
 def test_a_pool_text_that_is_no_list_counts_as_empty() -> None:
-    assert [each.cpus for each in recent(pool(1, None, "x")).pools] == [0, 0]
+    assert [each.cpus for each in recent(pool(1, "?", "x")).pools] == [0, 0]
 
 
 def test_what_is_kept_is_bounded() -> None:

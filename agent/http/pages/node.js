@@ -64,6 +64,7 @@ const drawFigures = () => {
   keep(byId('figures'), facts, fact => fact[0], fact => element('div', {}, element('dt', {text: fact[0]}), element('dd')),
     (child, fact) => { const place = child.lastElementChild; if (place.textContent !== String(fact[1])) place.textContent = fact[1]; });
 };
+const drawHardware = () => keep(byId('hardware'), node.hardware, text => text, text => element('li', {text}));
 const paintCells = () => {
   for (const [id, made] of cells) {
     const pod = ownerOf.get(id), pools = poolsOf(id);
@@ -206,8 +207,7 @@ const sizesOf = (kind, id) => {
   const present = node.pools.filter(pool => pool.kind === kind && pool.node === id).reduce((sum, pool) => sum + pool.set.size, 0);
   const begin = Date.parse(past.begin) || Date.now() - 3600e3, end = now ? Date.parse(now.time) : Date.now();
   const steps = past.pools.filter(each => each.kind === kind && each.node === id).map(each => [Math.max(Date.parse(each.time), begin), each.cpus]);
-  const first = steps.length ? steps[0][1] : present;
-  return {present, steps: [[begin, first], ...steps, [end, present]], begin, end};
+  return {present, steps: [...(steps.length ? steps : [[begin, present]]), [end, present]], begin, end};
 };
 const pathOf = ({steps, begin, end}, most) => {
   const x = time => (300 * Math.min(Math.max((time - begin) / Math.max(end - begin, 1), 0), 1)).toFixed(1);
@@ -350,6 +350,7 @@ const take = value => {
   document.title = `${node.node} \u2013 Topolet`;
   byId('foot').textContent = `Topolet, as the agent of ${node.node} sees it. This page changes nothing. Times are in ${ZONE}.`;
   if (before !== JSON.stringify([node.cpus, node.parts])) drawMachine();
+  drawHardware();
   paintCells();
 };
 let states = -1, histories = -1, turns = 0, problem = null;
