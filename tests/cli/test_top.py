@@ -13,10 +13,14 @@ import pytest
 
 from agent.model import snapshot as snapshots
 from agent.model.audit import AuditEvent, Record
+from agent.model.devices.gpus import pci_address
 from agent.telemetry.audit import Trail
+from tests.discover import buses, fakenvml, gpumachines
+from tests.discover.fakenvml import FakeDriver
 from tests.fixtures import trees
 from tests.fixtures.screen import EmulatedTerminal, topolet
 from tests.view.top import nodes
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -271,3 +275,35 @@ def test_no_library_for_terminals_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.skipif(fakenvml.missing() is not None, reason=str(fakenvml.missing()))
+def test_gpus_and_a_driver_that_dies(words: list[str], tmp_path: Path) -> None:
+    """The process that calls NVML stays, is begun anew when it has died, and ends with the
+    command."""
+    cards = gpumachines.a100_hgx()
+    for card in cards.cards:
+        address = pci_address(card.bus)
+        place = f"pci{address.rpartition(':')[0]}/{address}"
+        buses.plug(tmp_path / "root", place, {"class": "0x030200\n", "vendor": "0x10de\n"})
+    driver = FakeDriver(tmp_path, cards)
+    environment = {"FAKE_NVML": str(driver.facts)}
+    command = [*words, f"--gpu-driver-root={driver.root}"]
+    with EmulatedTerminal(command, 120, 40, environment) as terminal:
+        terminal.press("4")
+        terminal.until("the cards", lambda text: text.count("NVIDIA A100") == len(cards.cards))
+        (child,) = children(terminal.pid)
+        terminal.pump_for(0.5)
+        assert children(terminal.pid) == [child]
+        os.kill(child, signal.SIGKILL)
+        terminal.until("a driver that does not answer", lambda text: "not answer" in text)
+        terminal.until("the cards again", lambda text: "NVIDIA A100" in text)
+        (child,) = children(terminal.pid)
+        terminal.press("q")
+        assert terminal.ended() == 0
+    eventually("its child has ended", lambda: not os.path.exists(f"/proc/{child}/exe"))
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sorted({int(each) for task in tasks for each in (task / "children").read_text().split()})

@@ -207,9 +207,10 @@ class _Body:
         heights = [0] * len(panes)
         left = rows
         for place, pane in enumerate(panes):
-            if left >= pane.least + 1:
-                heights[place] = pane.least + 1
-                left -= heights[place]
+            height = 1 + min(pane.least, pane.wanted(columns, pane.least))
+            if left >= height:
+                heights[place] = height
+                left -= height
         shown = [place for place, height in enumerate(heights) if height]
 
         def grow(place: int, most: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -32,6 +33,8 @@ from agent.view.top.values import Seen, Usage
 _Entry = TypeVar("_Entry")
 _TRACK: Final = 236
 """The back of bars."""
+_WIDE_BAR: Final = 16
+_AMOUNTS: Final = len("12.5 GiB of 12.5 GiB")
 _UNKNOWN: Final = Usage()
 _NAME_SHARE, _CPUS_SHARE = 0.4, 0.18
 """The largest parts of a line that the names and the CPUs of pods take."""
@@ -182,7 +185,8 @@ def _filled(pod: LivePod, usage: Usage, ability: Ability) -> str:
 def device_lines(seen: Seen, area: ListArea) -> Frame:
     """GPUs with their use and memory; of all devices name, state and pods."""
     found = devices(seen, area.looking)
-    bars = 8 if area.columns < 120 else 16
+    bars = 8 if area.columns < 120 else _WIDE_BAR
+    of_gpus = 2 * bars + 8 + (_AMOUNTS if bars >= _WIDE_BAR else 0)
     with_bars = any(each.kind == GPU and each.memory_bytes for each in found)
 
     def draw(device: ShownDevice) -> Line:
@@ -195,7 +199,7 @@ def device_lines(seen: Seen, area: ListArea) -> Frame:
         if device.kind == GPU and device.memory_bytes:
             pieces += _gpu_pieces(device, bars, area.ability)
         elif with_bars and area.columns >= 100:
-            pieces.append(Piece(" " * (2 * bars + 7)))
+            pieces.append(Piece(" " * of_gpus))
         pods_of = [*device.holders, *(pod for part in device.parts for pod in part.holders)]
         words = [terminal.clean(each) for each in (", ".join(pods_of), device.state) if each]
         health = ["unhealthy"] if wrong else []
@@ -204,7 +208,7 @@ def device_lines(seen: Seen, area: ListArea) -> Frame:
 
     head = f" {'DEVICE':11} {'AT':3} {'NAME':{20 if area.columns < 120 else 28}} "
     if with_bars:
-        head += f"{'USE':{bars + 5}} {'MEMORY':{bars + 1}}"
+        head += f"{'USE':{bars + 5}} {'MEMORY':{of_gpus - bars - 7}}"
     line = (Piece(f"{head} PODS, STATE", BOLD),)
     return area.lines("devices", line, found, lambda each: each.address, draw)
 
@@ -212,12 +216,13 @@ def device_lines(seen: Seen, area: ListArea) -> Frame:
 def _gpu_pieces(device: ShownDevice, columns: int, ability: Ability) -> list[Piece]:
     busy = device.utilization_percent
     used = (device.memory_used_bytes or 0) / (device.memory_bytes or 1)
+    amounts = f"{size(device.memory_used_bytes or 0)} of {size(device.memory_bytes or 0)}"
     use = terminal.bar((busy or 0) / 100, columns, ability)
     return [
         Piece(use, Style(GOOD.front, _TRACK)),
         Piece(f"{'   - ' if busy is None else f'{busy:3d}% '} "),
         Piece(terminal.bar(used, columns, ability), Style(FAINT.front, _TRACK)),
-        Piece("  "),
+        Piece(f" {amounts:<{_AMOUNTS}} " if columns >= _WIDE_BAR else "  "),
     ]
 
 
@@ -226,17 +231,35 @@ def change_lines(seen: Seen, area: ListArea) -> Frame:
     found = changes(seen, area.looking)
     longest = max((len(each.pod) for each in found), default=0)
     name = max(min(longest, int(area.columns * 0.3)), 3)
+    room = area.columns - len(f" HH:MM:SS {'':{name}} ")
 
     def draw(change: RecentChange) -> Line:
         style = {"refusal": ALARM, "drift": ALARM, "move": PLAIN}.get(change.kind, FAINT)
         return (
             Piece(f"{local(change.time):%H:%M:%S} ", FAINT),
             Piece(area.short(change.pod, name) + " "),
-            Piece(terminal.clean(change.text), style),
+            Piece(_with_reason(terminal.clean(change.text), room, area.ability), style),
         )
 
     head = (Piece(f" {'TIME':8} {'POD':{name}} WHAT HAPPENED, AND WHY", BOLD),)
     return area.lines("changes", head, found, change_key, draw)
+
+
+_LEAST_OF_CHANGE: Final = 16
+_BEFORE: Final = re.compile(r" \(before: [^)]*\)")
+
+
+def _with_reason(text: str, columns: int, ability: Ability) -> str:
+    """A sentence that is too long loses what was before, and the end of what happened, rather than
+    the reason."""
+    if len(text) <= columns:
+        return text
+    text = _BEFORE.sub("", text)
+    change, colon, reason = text.partition(": ")
+    room = columns - len(colon) - len(reason)
+    if not colon or room < _LEAST_OF_CHANGE:
+        return text
+    return terminal.shortened(change, room, ability) + colon + reason
 
 
 def titles(seen: Seen, looking: Looking) -> dict[str, str]:

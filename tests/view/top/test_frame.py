@@ -105,7 +105,7 @@ def test_all_parts_at_80x24() -> None:
         "gpu 0       N0  NVIDIA H100 80GB HB…",
         "45%",
         "─ 2 changes in the last day",
-        "web/front-1 Container main moves to CPUs 0,4-7",
+        "web/front-1 Container main moves to CPUs…: pod ml/train owns CPUs 1-2.",
         "q end",
     ):
         assert part in screen, part
