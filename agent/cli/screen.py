@@ -185,11 +185,13 @@ class KeyTerminal:
     def _begin(self) -> None:
         self._resumed = False
         if os.isatty(self._input):
-            self._modes = self._modes or termios.tcgetattr(self._input)
-            wanted = termios.tcgetattr(self._input)
-            wanted[3] &= ~(termios.ICANON | termios.ECHO)
-            wanted[6][termios.VMIN], wanted[6][termios.VTIME] = 1, 0
-            termios.tcsetattr(self._input, termios.TCSADRAIN, wanted)
+            # One that is being hung up refuses; a read or write says so next.
+            with contextlib.suppress(termios.error):
+                self._modes = self._modes or termios.tcgetattr(self._input)
+                wanted = termios.tcgetattr(self._input)
+                wanted[3] &= ~(termios.ICANON | termios.ECHO)
+                wanted[6][termios.VMIN], wanted[6][termios.VTIME] = 1, 0
+                termios.tcsetattr(self._input, termios.TCSADRAIN, wanted)
         self._size = (0, 0)
         with contextlib.suppress(TerminalGoneError):
             self._write(_ENTER)

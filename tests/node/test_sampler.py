@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from agent.cri.client import Cri
 from agent.host.files import boot_id
 from agent.model import snapshot as snapshots
 from agent.model.audit import AuditEvent, Record
 from agent.model.cpu.cpuset import CpuSet
-from agent.node.sampler import NodeSampler
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.node.sampler import NodeSampler, PodReader
 from agent.telemetry.audit import Trail
+from agent.view.top.values import Usage
+from tests.faults.node import PlayedNode, large_machine
 from tests.fixtures import trees
 from tests.view.top import nodes
 
@@ -135,3 +139,91 @@ def test_samples_are_kept(folder: Path) -> None:
     assert first.counts == second.counts == {"own": 3, "LS": 1, "BE": 2}
     assert first.loads["own"] is None
     assert second.loads == {"own": 0.5, "LS": 0.0, "BE": 0.375}
+
+
+@pytest.fixture(params=[1, 2])
+def played(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PlayedNode]:
+    it = large_machine(tmp_path, request.param)
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def reader(played: PlayedNode) -> Iterator[PodReader]:
+    top = Path(played.cgroups.root)
+    if (top / "cpuset").is_dir():
+        for controller, file in (("cpu", "cpu.shares"), ("memory", "memory.limit_in_bytes")):
+            (top / controller).mkdir()
+            (top / controller / file).touch()
+    else:
+        (top / "cgroup.controllers").write_text("cpuset cpu memory\n")
+    cri = Cri(str(played.socket_path), 5.0)
+    yield PodReader(cri, str(played.cgroups.root), "/proc")
+    cri.close()
+
+
+def folder_of(played: PlayedNode, controller: str, group: str) -> Path:
+    top = Path(played.cgroups.root)
+    return (top / controller if (top / "cpuset").is_dir() else top) / group.lstrip("/")
+
+
+def use(played: PlayedNode, group: str, cpu_seconds: float, memory_bytes: int) -> None:
+    """Writes what the kernel would count, by either version."""
+    cpu, memory = (folder_of(played, each, group) for each in ("cpu", "memory"))
+    for each in (cpu, memory):
+        each.mkdir(parents=True, exist_ok=True)
+    (cpu / "cpu.stat").write_text(f"usage_usec {cpu_seconds * 1e6:.0f}\nuser_usec 0\n")
+    (cpu / "cpuacct.usage").write_text(f"{cpu_seconds * 1e9:.0f}\n")
+    (memory / "memory.current").write_text(f"{memory_bytes}\n")
+    (memory / "memory.usage_in_bytes").write_text(f"{memory_bytes}\n")
+
+
+def test_use_of_pods(played: PlayedNode, reader: PodReader) -> None:
+    pod = played.add("LSE", "1-2")
+    played.create(pod, starts=True)
+    assert reader.usage() == {}
+    reader.observe()
+    use(played, pod.parent, 10.0, 1 << 20)
+    assert reader.usage()[pod.uid] == Usage(None, 1 << 20)
+    use(played, pod.parent, 11.0, 2 << 20)
+    found = reader.usage()[pod.uid]
+    assert found.cpus is not None
+    assert found.cpus > 0
+    assert found.memory_bytes == 2 << 20
+
+
+def test_use_that_can_not_be_read(played: PlayedNode, reader: PodReader) -> None:
+    pod = played.add("LS", "")
+    played.create(pod, starts=True)
+    reader.observe()
+    use(played, pod.parent, 1.0, 1)
+    (folder_of(played, "cpu", pod.parent) / "cpu.stat").write_text("nonsense\n")
+    (folder_of(played, "cpu", pod.parent) / "cpuacct.usage").write_text("nonsense\n")
+    (folder_of(played, "memory", pod.parent) / "memory.current").unlink()
+    (folder_of(played, "memory", pod.parent) / "memory.usage_in_bytes").unlink()
+    assert reader.usage()[pod.uid] == Usage(None, None)
+
+
+def test_an_opened_pod(played: PlayedNode, reader: PodReader) -> None:
+    pod = played.add("LSE", "1-2")
+    played.create(pod, starts=True)
+    group = pod.containers[0].group
+    assert group is not None
+    played.cgroups.set(group, CpuSet((1, 2)))
+    opened = reader.opened(pod.uid)
+    assert opened.problem == ""
+    assert opened.annotations[RESOURCE_STATUS] == '{"cpuset": "1-2"}'
+    assert [state for _, state in opened.containers] == ["running"]
+    of_pod, of_container = opened.groups
+    assert (of_pod.of, of_pod.path) == ("", pod.parent)
+    assert of_container.path == group
+    assert of_container.files["cpuset.cpus"] == "1-2"
+
+
+def test_a_pod_that_the_runtime_does_not_list(reader: PodReader) -> None:
+    assert reader.opened("gone").problem == "the runtime does not list the pod"
+
+
+def test_a_runtime_that_does_not_answer(played: PlayedNode, reader: PodReader) -> None:
+    played.stop_runtime()
+    assert "the runtime does not answer" in reader.opened("u").problem
