@@ -30,6 +30,7 @@ from agent.cli.screen import KeyTerminal, TerminalGoneError
 from agent.cri.client import Cri
 from agent.discover.gpuwatcher import GpuSession, SessionError
 from agent.discover.sysfs import DiscoveryError
+from agent.host.daemon import FaultError, Faults
 from agent.model.devices.gpus import GpuReport
 from agent.model.settings.agent import DevicesSettings, GpuDriverRoot, NodeName, RestoreSettings
 from agent.model.settings.options import SettingsError, socket_path
@@ -107,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.once or not sys.stdout.isatty() or term in ("", "dumb"):
             return _once(sampler, reader, ability)
         return _live(sampler, reader, ability, encoding, arguments.every)
-    except DiscoveryError as error:
+    except (DiscoveryError, FaultError) as error:
         return options.fail(error)
     except OSError as error:
         return format.unwritten("top", error)
@@ -151,13 +152,20 @@ def _live(
 ) -> int:
     seen = reader.seen()  # A machine that can't be read is told before the screen begins.
     looking = Looking()
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        screen.wake()
+
     try:
         with (
+            Faults(fail),
             KeyTerminal(sys.stdin.fileno(), sys.stdout.fileno(), ability, encoding) as screen,
             _Background(reader, screen.wake, every) as background,
         ):
             due = time.monotonic() + min(every, _ONCE_SECONDS)
-            while not (screen.ended or looking.ended):
+            while not (screen.ended or looking.ended or failed.is_set()):
                 columns, rows = screen.size
                 screen.show(frame(seen, background.opened, looking, columns, rows, ability))
                 entries = lists.keys(seen, looking)

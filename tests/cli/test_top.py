@@ -277,6 +277,15 @@ def test_no_library_for_terminals_is_loaded() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_an_internal_error_does_not_leave_the_screen(words: list[str]) -> None:
+    code = "import sys, agent.cli.top as top; from agent.__main__ import main; "
+    code += "top.PodReader = None; sys.exit(main())"
+    with EmulatedTerminal([sys.executable, "-c", code, *words[3:]]) as terminal:
+        assert terminal.ended() == 1
+        assert terminal.modes == terminal.modes_before
+        assert "topolet: thread reads has failed: TypeError" in terminal.text
+
+
 @pytest.mark.skipif(fakenvml.missing() is not None, reason=str(fakenvml.missing()))
 def test_gpus_and_a_driver_that_dies(words: list[str], tmp_path: Path) -> None:
     """The process that calls NVML stays, is begun anew when it has died, and ends with the
