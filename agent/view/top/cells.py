@@ -95,6 +95,7 @@ class _Block(msgspec.Struct, frozen=True):
     """A NUMA node, or its part in a socket: by L3 cache and core, the CPUs."""
 
     title: str
+    short: str
     load: float | None
     caches: tuple[tuple[tuple[int, ...], ...], ...]
 
@@ -157,10 +158,21 @@ class LoadCells:
             options = [
                 (self._lines(level, _share(columns, across), across, roomy), across)
                 for across in _COLUMNS
-                if across <= max(len(self._blocks), 1)
+                if across == 1
+                or (
+                    across <= len(self._blocks) and self._fit(level, _share(columns, across), roomy)
+                )
             ]
             height, across = min(options)
             yield level, across, height
+
+    def _fit(self, level: int, share: int, roomy: bool) -> bool:
+        """Whether a line has room for each unit."""
+        return all(
+            len(_label(block, level, roomy)) + length <= share
+            for block in self._blocks
+            for length, _, _ in self._lengths(block, level)
+        )
 
     def _lines(self, level: int, share: int, across: int, roomy: bool) -> int:
         heights = []
@@ -275,7 +287,7 @@ def _share(columns: int, across: int) -> int:
 
 def _label(block: _Block, level: int, roomy: bool) -> str:
     if level >= _PLAIN and not roomy:
-        return f"{block.title.rpartition(' ')[2]:<3} "
+        return f"{block.short} "
     percent = "  ?%" if block.load is None else f"{block.load:4.0%}"
     return f"{block.title} {percent} "
 
@@ -294,9 +306,18 @@ def _blocks(node: LiveNode, loads: Mapping[int, float | None]) -> list[_Block]:
         if private:  # A cache of a core's own separates nothing.
             parts = [tuple(core for part in parts for core in part)]
         title = f"S{socket} N{numa_node}" if sockets > 1 else f"N{numa_node}"
+        shared = sum(node == numa_node for _, node in places) > 1
+        short = f"S{socket}" if shared else f"N{numa_node}"
         ids = [cpu for part in parts for core in part for cpu in core]
-        blocks.append(_Block(title, part_used(ids, loads), tuple(parts)))
-    return blocks
+        blocks.append(_Block(title, short, part_used(ids, loads), tuple(parts)))
+    title_width = max((len(each.title) for each in blocks), default=0)
+    short_width = max((len(each.short) for each in blocks), default=0)
+    return [
+        msgspec.structs.replace(
+            each, title=each.title.ljust(title_width), short=each.short.ljust(short_width)
+        )
+        for each in blocks
+    ]
 
 
 def _beside(blocks: Sequence[Frame], share: int) -> Frame:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -9,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet
 from agent.view import terminal
-from agent.view.live import Attention
+from agent.view.live import Attention, live
 from agent.view.terminal import Ability, Frame
 from agent.view.top import frame as frames
 from agent.view.top import lists
@@ -130,14 +133,37 @@ def test_cells_stand_for_cores_and_caches_where_cpus_do_not_fit() -> None:
     seen = node(2, 4, 4, 8, 2)
     cells = LoadCells(seen, marks(seen.node), ASCII)
     heights = [cells.height(80, rows) for rows in (40, 8, 4, 2)]
-    assert heights == [32, 8, 4, 1]
+    assert heights == [28, 8, 4, 1]
     threads, cores, caches = (text(cells.draw(CpuSet(), 80, rows)) for rows in (8, 4, 2))
-    assert threads.splitlines()[0].startswith("N0  ==a=a=b=========")
+    assert threads.splitlines()[0].startswith("N0 ==a=a=b=========")
     assert "N1" in cores.splitlines()[0]
-    assert cores.splitlines()[0].startswith("N0  =***====")
-    assert caches.splitlines()[0].startswith("N0  *===")
+    assert cores.splitlines()[0].startswith("N0 =***====")
+    assert caches.splitlines()[0].startswith("N0 *===")
     tiny = text(cells.draw(CpuSet(), 20, 2))
     assert "more line" in tiny
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
+def test_no_cell_is_cut(columns: int) -> None:
+    """Eight blocks beside each other had no room for the cells behind their labels."""
+    for shape in ((8, 1, 1, 2, 1), (2, 4, 1, 3, 2), (1, 1, 1, 40, 2)):
+        seen = node(*shape)
+        for rows in (4, 12, 40):
+            drawn = LoadCells(seen, marks(seen.node), ASCII).draw(CpuSet(), columns, rows)
+            found = re.findall(r"[=ab]", text(drawn))
+            assert len(found) in (len(seen.node.cpus), len({cpu.core for cpu in seen.node.cpus}))
+
+
+@pytest.mark.parametrize(
+    "name", ["16amd64-8n2c", "8em64t-2s4c-asymcaches", "nvidiagpunumanodes", "offline-cpu0-node0"]
+)
+def test_machines_of_the_snapshots(snapshot: Callable[[str], str], name: str) -> None:
+    seen = Seen(nodes.NOW, live("node-a", cpus.read(snapshot(name)), None))
+    for columns, rows in ((80, 24), (120, 40), (200, 50)):
+        drawn = frames.frame(seen, None, Looking(page="cpus"), columns, rows, FULL)
+        assert len(drawn) == rows
+        assert all(terminal.width(line) <= columns for line in drawn)
+    assert text(drawn).count(".?") == len(seen.node.cpus)
 
 
 def test_marks_of_pools_and_owners() -> None:
