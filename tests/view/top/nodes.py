@@ -103,7 +103,9 @@ def node(*shape: int, shared: int = 6) -> Seen:
         {"t": audit.stamp(NOW - 60)},
         (
             PoolSize(audit.stamp(NOW - 200), "LS", 0, number),
+            PoolSize(audit.stamp(NOW - 200), "BE", 0, number),
             PoolSize(audit.stamp(NOW - 60), "LS", 0, number - 3),
+            PoolSize(audit.stamp(NOW - 60), "BE", 0, number - 2),
         ),
         (moved(59, "web/front-1", "u1"), moved(60, "web/front-2", "u2")),
     )
@@ -113,7 +115,13 @@ def node(*shape: int, shared: int = 6) -> Seen:
         (),
         12.0,
         bytes(37 * number % 101 for number in range(number)),
-        {"t": Usage(1.5, 3 << 30), "u1": Usage(0.25, 100 << 20), "u2": Usage(2.0, 1 << 20)},
+        {
+            "t": Usage(1.5, 3 << 30),
+            "p": Usage(0.4, 900 << 20),
+            "u1": Usage(0.25, 100 << 20),
+            "u2": Usage(2.0, 1 << 30),
+            **{f"u{each}": Usage(0.04 * each, each << 26) for each in (0, 3, 4, 5)},
+        },
         recent,
     )
     return msgspec.structs.replace(seen, samples=(sample(seen),))
