@@ -1,0 +1,61 @@
+"""`topolet top` beside a real agent and a real runtime."""
+
+from __future__ import annotations
+
+from tests.fixtures.pods import remove_pod, run_pod
+from tests.fixtures.screen import EmulatedTerminal, topolet
+from tests.integration.harness import TestNode
+from tests.waiting import eventually
+
+
+def test_pods_come_move_and_go_while_a_person_looks(node: TestNode) -> None:
+    node.start_agent()
+    node.start_proxy()
+    _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
+    words = topolet(
+        "top",
+        f"--state-dir={node.state}",
+        f"--runtime-endpoint=unix://{node.containerd.socket}",
+        "--every=0.3",
+    )
+    with EmulatedTerminal(words) as terminal:
+        terminal.until("the shared pod", lambda text: "= default/ls" in text)
+        assert "! " not in terminal.text
+        sandbox, lse = run_pod(node.proxied, node.spec("lse", "LSE", "1"))
+        eventually("both have their CPUs", lambda: (node.cpus(ls), node.cpus(lse)) == ("0", "1"))
+        text = terminal.until(
+            "owner, cell, move and use",
+            lambda text: (
+                all(
+                    part in text
+                    for part in ("a default/lse", "1a", "moves to CPUs 0", "LS pool     1 CPU ")
+                )
+                and " - " not in line_of(text, ">a default/lse")
+            ),
+        )
+        assert "iB " in line_of(text, ">a default/lse")
+
+        terminal.press("/default/lse\r\r")
+        terminal.until(
+            "what the runtime knows", lambda text: "Pod default/lse" in text and "running" in text
+        )
+        terminal.resize(100, 60)
+        opened = terminal.until("all of it", lambda text: "Annotations" in text)
+        assert '"cpuset": "1"' in opened
+        of_main = opened.partition("Cgroup of main")[2]
+        assert line_of(of_main, "cpuset.cpus ").split()[-1] == "1"
+        assert "The pod owns CPUs 1, as its annotation" in opened
+        terminal.press("\x1b\x1b")
+        terminal.resize(80, 24)
+        terminal.until("all pods", lambda text: " 2 pods" in text)
+
+        remove_pod(node.direct, sandbox)
+        terminal.until("its end", lambda text: "The pod is gone." in text and " 1 pod," in text)
+        node.kill_agent()
+        terminal.until("the end of the agent", lambda text: "! the agent does not run" in text)
+        terminal.press("q")
+        assert terminal.ended() == 0
+
+
+def line_of(text: str, part: str) -> str:
+    return next((line for line in text.splitlines() if part in line), "")
