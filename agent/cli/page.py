@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import urllib.parse
@@ -118,7 +119,8 @@ def _forwarded(arguments: argparse.Namespace) -> int:
 
 def forward(command: Sequence[str], *, opens: bool, path: str = PATH) -> int:
     """Runs kubectl port-forward until it or the caller ends, and shows the page when it listens.
-    Returns 0 after Ctrl-C, 2 if kubectl failed."""
+    Returns 0 after Ctrl-C or SIGTERM, 2 if kubectl failed."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with subprocess.Popen(
         [*command, "--address=127.0.0.1"], stdout=subprocess.PIPE, text=True
     ) as kubectl:

@@ -128,8 +128,9 @@ def test_no_scheduler_leads(
     assert "either NODE or --scheduler" in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_the_command_and_kubectl(tmp_path: Path) -> None:
-    kubectl(tmp_path, "exec sleep 1000")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_command_and_kubectl(tmp_path: Path, number: signal.Signals) -> None:
+    kubectl(tmp_path, "echo $$ >pid; exec sleep 1000")
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     with subprocess.Popen(
         [sys.executable, "-m", "agent", "page", "n1"],
@@ -141,8 +142,9 @@ def test_ctrl_c_ends_the_command_and_kubectl(tmp_path: Path) -> None:
         try:
             assert command.stdout is not None
             assert command.stdout.readline() == "http://localhost:9326/page\n"
-            command.send_signal(signal.SIGINT)
+            command.send_signal(number)
             assert command.wait(DEADLINE_SECONDS) == 0
+            assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(command.pid, signal.SIGKILL)

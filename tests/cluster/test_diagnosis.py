@@ -41,14 +41,27 @@ shift 3
 "$@" 2>"$folder/err"
 echo $? >"$folder/code"
 """
+_PAGE = """export PYTHONPATH="$1" KUBECONFIG="$2" HOME=/tmp
+folder=$3
+shift 3
+rm -f "$folder/page"
+"$@" --no-open --port=0 >"$folder/page" 2>"$folder/err" &
+for _ in $(seq 150); do [ -s "$folder/page" ] && break; sleep 0.2; done
+python3 -c 'import sys, urllib.request as it
+print(it.urlopen(sys.argv[1] + "/state").read().decode())' "$(cat "$folder/page")"
+kill $!
+wait $!
+echo $? >"$folder/code"
+"""
+"""Reads the page that the command forwards, and ends the command."""
 
 
-def run(cluster: Cluster, *words: str) -> tuple[int, str, str]:
+def run(cluster: Cluster, *words: str, script: str = _TOPOLET) -> tuple[int, str, str]:
     """`kubectl topolet WORDS` as the administrator, from outside of the node: exit code, standard
     output and standard error."""
     world = cluster.control.world
     arguments = (str(ROOT), cluster.control.config("admin"), str(world.folder))
-    text = world.run("sh", "-c", _TOPOLET, "sh", *arguments, "kubectl", "topolet", *words)
+    text = world.run("sh", "-c", script, "sh", *arguments, "kubectl", "topolet", *words)
     code = (world.folder / "code").read_text()
     return int(code), text, (world.folder / "err").read_text()
 
@@ -148,6 +161,8 @@ def test_a_node_is_examined_and_drawn_from_outside(calm: Cluster) -> None:
     assert "default/lse" in text
     code, text, error = run(cluster, "topology", "n9")
     assert (code, text, error) == (2, "", "topolet: node n9 does not exist\n")
+    page = json.loads(run(cluster, "page", HOST, script=_PAGE)[1])
+    assert (page["node"], page["pods"][0]["title"]) == (HOST, "default/lse")
     path = cluster.control.world.folder / "bundle.tar.gz"
     code, _, error = run(cluster, "doctor", HOST, "--bundle", str(path))
     assert code == 0, error

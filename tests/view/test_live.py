@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import LocalOwner, Owner, PodWanted, Pool, Snapshot, Wanted
@@ -22,12 +26,13 @@ from agent.view.live import (
     loads,
 )
 from tests.builders import machine
+from tests.conftest import DATA
 
 TOPOLOGY = machine(2, 4)
 """Two nodes with four CPUs each."""
 
 
-def snapshot(
+def decided(
     pods: dict[str, PodWanted],
     owners: tuple[Owner, ...] = (),
     local: tuple[LocalOwner, ...] = (),
@@ -37,7 +42,7 @@ def snapshot(
 
 
 def of(pods: dict[str, PodWanted], *owners: Owner, local: tuple[LocalOwner, ...] = ()) -> LiveNode:
-    return live("n", TOPOLOGY, snapshot(pods, owners, local))
+    return live("n", TOPOLOGY, decided(pods, owners, local))
 
 
 def pod(qos: QoS, cpus: str | None, **more: object) -> PodWanted:
@@ -84,7 +89,7 @@ def test_what_needs_attention() -> None:
     ill = ShownDevice("gpu", "0000:01:00.0", "H100", healthy=False, state="Xid 79")
     well = ShownDevice("gpu", "0000:02:00.0", "H100", healthy=True)
     owner = Owner("v", "ns/v", QoS.LSR, "3", offline="5")
-    found = live("n", TOPOLOGY, snapshot(pods, (owner,)), (ill, well), [Attention("First", "x")])
+    found = live("n", TOPOLOGY, decided(pods, (owner,)), (ill, well), [Attention("First", "x")])
     assert [(each.kind, each.pod or each.device) for each in found.attention] == [
         ("First", ""),
         ("Claim refused", "ns/a"),
@@ -101,13 +106,27 @@ def test_a_node_that_has_decided_nothing() -> None:
     assert live("n", TOPOLOGY, None, hardware=["a model"]).hardware == ("a model",)
 
 
-def test_each_numa_node_has_one_place_for_its_devices() -> None:
-    def places(part: LivePart) -> list[int]:
-        own = [] if part.node is None else [part.node]
-        return own + [node for each in part.parts for node in places(each)]
+def innermost(part: LivePart) -> list[int]:
+    if not part.parts:
+        return list(CpuSet.parse(part.cpus))
+    return [cpu for each in part.parts for cpu in innermost(each)]
 
-    found = live("n", TOPOLOGY, None)
-    assert sorted(node for part in found.parts for node in places(part)) == [0, 1]
+
+def places(part: LivePart) -> list[int]:
+    own = [] if part.node is None else [part.node]
+    return own + [node for each in part.parts for node in places(each)]
+
+
+@pytest.mark.parametrize("name", sorted(json.loads((DATA / "sysfs/expected.json").read_text())))
+def test_a_real_machine_has_each_cpu_once_and_one_place_for_devices_of_each_node(
+    name: str, snapshot: Callable[[str], str]
+) -> None:
+    topology = cpus.read(snapshot(name))
+    found = live("n", topology, None)
+    drawn = [cpu for part in found.parts for cpu in innermost(part)]
+    assert sorted(drawn) == list(topology.online)
+    near = [node for part in found.parts for node in places(part)]
+    assert sorted(near) == sorted({cpu.node for cpu in topology.cpus})
 
 
 def test_json_has_every_name_that_the_page_reads() -> None:

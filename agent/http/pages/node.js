@@ -216,6 +216,7 @@ const pathOf = ({steps, begin, end}, most) => {
 };
 const drawPools = () => {
   const ids = [...new Set(node.pools.map(pool => pool.node))].sort((one, other) => one - other);
+  byId('no-pools').hidden = ids.length > 0;
   keep(byId('pools'), ids, id => id, id => element('div', {class: 'pool'},
     element('p', {}, element('b', {text: `NUMA node ${id}`}), element('span')),
     svg('svg', {viewBox: '0 0 300 44', preserveAspectRatio: 'none', role: 'img'}, svg('path', {class: 'ls'}), svg('path', {class: 'be'})),
