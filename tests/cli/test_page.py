@@ -30,7 +30,7 @@ case "$1 $2" in
 "get lease") cat lease;;
 "get pod") cat leader;;
 "get pods") cat pods;;
-port-forward*) echo "$@" >forwarded; echo "{says}"; {then};;
+port-forward*) echo "$@" >forwarded; echo $$ >pid; echo "{says}"; {then};;
 esac
 """
 
@@ -130,7 +130,7 @@ def test_no_scheduler_leads(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_command_and_kubectl(tmp_path: Path, number: signal.Signals) -> None:
-    kubectl(tmp_path, "echo $$ >pid; exec sleep 1000")
+    kubectl(tmp_path, "exec sleep 1000")
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     with subprocess.Popen(
         [sys.executable, "-m", "agent", "page", "n1"],
