@@ -31,12 +31,18 @@ API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
 	$(addprefix tests/integration/extender/test_, $(addsuffix .py, \
 	bind evictor gpulinks outage scheduler_process scheduler_state))
 
-.PHONY: run check test test-all test-fuzz test-api-servers test-cluster plan-tests prepare-tests \
-	all-suites fuzz api-servers audit lint lock manifests pictures release clean
+.PHONY: run run-numa check test test-all test-fuzz test-api-servers test-cluster plan-tests \
+	prepare-tests all-suites fuzz api-servers audit lint lock manifests pictures release clean
 
 run: $(VENV)/.run
 	@demo/prepare run
 	@$(BIN)/python -m demo $(if $(RUNTIME),--runtime $(RUNTIME)) $(if $(SECONDS),--seconds $(SECONDS))
+
+# The same in an emulated machine with four NUMA nodes.
+run-numa: $(VENV)/.test
+	@demo/prepare run
+	@tests/vm/prepare
+	@$(BIN)/python -m demo.numa $(if $(SECONDS),--seconds $(SECONDS))
 
 # Within 150 seconds, for every change.
 check: lint $(VENV)/.test

@@ -38,6 +38,11 @@ class Child:
             return ""
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
+    def kill(self) -> None:
+        """SIGKILL, if it runs."""
+        if self._process:
+            self._process.kill()
+
     def stop(self, patience_seconds: float = 10.0) -> None:
         """SIGTERM, then SIGKILL."""
         if self._process is None:

@@ -23,7 +23,7 @@ from tests.fixtures.ports import free_port
 NAMESPACE = "topolet-demo"
 DEMO_ANNOTATION = "demo.topolet.io/folder"
 """Names the demo to which a pod belongs: several demos may use one runtime."""
-START_SECONDS = 20.0
+START_SECONDS = 30.0
 
 
 class StageError(RuntimeError):
@@ -31,10 +31,12 @@ class StageError(RuntimeError):
 
 
 class Stage:
-    """`runtime` names a running containerd; without it a private one is started."""
+    """`runtime` names a running containerd; without it a private one is started. `slow`: every
+    program takes many times as long as usual to start."""
 
-    def __init__(self, folder: pathlib.Path, runtime: str | None) -> None:
+    def __init__(self, folder: pathlib.Path, runtime: str | None, *, slow: bool = False) -> None:
         self.folder = folder
+        self._start_seconds = START_SECONDS * (15 if slow else 1)
         self._identity = identity(folder)
         self._cgroup = OwnCgroup(NAMESPACE, self._identity)
         self.state = folder / "state"
@@ -49,6 +51,8 @@ class Stage:
         self.proxy = Child("proxy", topolet("proxy", *common, *proxy), folder)
         agent = ["--standalone", f"--http={self.http}"]
         self.agent = Child("agent", topolet("agent", *common, *agent), folder)
+        self.runtime_version = ""
+        """Name and version, once it runs."""
         self.cri = Cri(self.listen)
         self.direct = Cri(self.runtime_socket)
 
@@ -64,15 +68,16 @@ class Stage:
             report("starting a private containerd")
         try:
             if self.private:
-                self.private.start()
+                self.private.start(self._start_seconds)
             else:
                 import_image(self.runtime_socket)
         except ContainerdError as error:
             raise StageError(str(error)) from error
         self._clear()
         try:
+            self.runtime_version = self.direct.version()
             self._cgroup.claim()
-        except OSError as error:
+        except (OSError, RpcError) as error:
             raise StageError(str(error)) from error
         report("starting proxy and agent")
         self.start_proxy()
@@ -166,10 +171,10 @@ class Stage:
         return False
 
     def _wait_for(self, child: Child, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + self._start_seconds
         while not condition():
             if child.death() or time.monotonic() > deadline:
-                how = child.death() or f"not ready within {START_SECONDS:g} s"
+                how = child.death() or f"not ready within {self._start_seconds:g} s"
                 raise StageError(f"the {child.name} did not start: {how}\n{child.tail()}")
             time.sleep(0.02)
 

@@ -1,14 +1,21 @@
 """`make run` without make: the output for a new user, also after failures."""
 
+from __future__ import annotations
+
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
 import re
+import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 from collections.abc import Iterator
 
 import pytest
@@ -79,6 +86,68 @@ def living(folder: pathlib.Path) -> list[str]:
     return found
 
 
+class Terminal:
+    """A demo on a terminal of its own, wide enough that no line is broken."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 200, 0, 0))
+        # Readline, which debuggers load, has set the size of another terminal for children.
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            preexec_fn=own_terminal,
+            env=os.environ.copy(),
+        )
+        os.close(slave)
+        self._seen = ""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.hang_up()
+
+    def press(self, key: str) -> None:
+        os.write(self._master, key.encode())
+
+    def wait_for(self, *texts: str) -> None:
+        """Each of them has been shown."""
+
+        def are_shown() -> bool:
+            while select.select([self._master], [], [], 0)[0]:
+                try:
+                    self._seen += os.read(self._master, 65536).decode(errors="replace")
+                except OSError:
+                    break  # EIO: the program has ended.
+            return all(text in self._seen for text in texts)
+
+        try:
+            eventually(f"{texts} are shown", are_shown)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self._seen[-5000:]}") from None
+
+    def wait_for_again(self, text: str) -> None:
+        """It is shown from now on."""
+        self._seen = ""
+        self.wait_for(text)
+
+    def hang_up(self) -> None:
+        if self._master >= 0:
+            os.close(self._master)
+            self._master = -1
+
+
+def own_terminal() -> None:
+    """In the child: its standard input is the terminal that controls it."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 def nothing_left(folder: pathlib.Path) -> None:
     assert not living(folder)
     assert not cgroups.exists(f"/{NAMESPACE}-{identity(folder)}")
@@ -130,6 +199,54 @@ def test_two_checkouts_at_once(folder: pathlib.Path) -> None:
     finally:
         for process in processes:
             process.kill()
+
+
+def test_a_reader_that_goes_away_ends_it(folder: pathlib.Path) -> None:
+    """`make run | head` left its runtime, its agent and the changed cpusets."""
+    errors = folder / "errors"
+    with errors.open("w") as err:
+        process = subprocess.Popen(demo(folder), stdout=subprocess.PIPE, stderr=err)
+    with process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
+        assert process.stdout
+        assert b"starting" in process.stdout.readline()
+        eventually("the agent runs", (folder / "agent.pid").exists)
+        process.stdout.close()
+        assert process.wait(DEADLINE_SECONDS) == 0
+    assert errors.read_text() == ""
+    nothing_left(folder)
+
+
+@pytest.mark.long
+def test_a_terminal_that_hangs_up_ends_it(folder: pathlib.Path) -> None:
+    """It gets SIGHUP, and can't write any more."""
+    with Terminal(demo(folder)) as terminal:
+        terminal.wait_for("q end")
+        terminal.hang_up()
+        assert terminal.process.wait(DEADLINE_SECONDS) in (0, 1)
+    nothing_left(folder)
+
+
+def test_one_key_for_each_pod_and_fault(folder: pathlib.Path) -> None:
+    with Terminal(demo(folder)) as terminal:
+        terminal.wait_for("LS pod topolet-demo/ls comes", "BE pod topolet-demo/be comes", "q end")
+        terminal.press("1")
+        terminal.wait_for(f"topolet-demo/lse: the pod owns CPUs {LAST}, as its annotation")
+        terminal.wait_for("topolet-demo/ls: container main moves to CPUs")
+        terminal.press("d")
+        terminal.wait_for("somebody else writes", "another process had set it")
+        terminal.press("k")
+        terminal.wait_for("the agent ended (signal SIGKILL) and was restarted")
+        terminal.press("1")
+        terminal.wait_for("LSE pod topolet-demo/lse leaves", f"does not own CPUs {LAST} any more")
+        terminal.press("t")
+        terminal.wait_for("1-5 pages", "topolet-demo/be")
+        terminal.press("q")
+        terminal.wait_for_again("t topolet top · q end")
+        terminal.press("q")
+        assert terminal.process.wait(DEADLINE_SECONDS) == 0
+        terminal.wait_for("cpusets restored")
+    nothing_left(folder)
 
 
 @pytest.mark.long

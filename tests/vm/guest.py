@@ -127,7 +127,7 @@ def _boot(share: pathlib.Path, paths: list[str], deadline: float) -> str:
             stdout=console,
             stderr=console,
             cwd=REPOSITORY,
-            env={**os.environ, "PATH": _path()},
+            env=environment(),
             start_new_session=True,
         )
     try:
@@ -138,6 +138,11 @@ def _boot(share: pathlib.Path, paths: list[str], deadline: float) -> str:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(emulator.pid, signal.SIGKILL)
         emulator.wait()
+
+
+def environment() -> dict[str, str]:
+    """Of the emulator's command."""
+    return {**os.environ, "PATH": _path()}
 
 
 def command(share: pathlib.Path, paths: list[str]) -> list[str]:

@@ -1,0 +1,134 @@
+"""The tour on this machine: a real runtime, proxy and agent."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from agent.cgroup.hierarchy import CgroupError, Hierarchy
+from agent.model import snapshot as snapshots
+from agent.model.audit import Record
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Topology
+from agent.model.snapshot import Snapshot
+from agent.node.runtime_view import CgroupLocator, RuntimeView
+from agent.rpc.grpc import RpcError
+from agent.telemetry.audit import read
+from demo.children import topolet
+from demo.stage import NAMESPACE, Stage
+from demo.tour import Tour, is_told
+from tests.fixtures.pods import (
+    create_container,
+    create_request,
+    remove_pod,
+    run_sandbox,
+    start_container,
+)
+
+_KUBE_CLASSES: Final = {
+    "LSE": "guaranteed",
+    "LSR": "guaranteed",
+    "LS": "burstable",
+    "BE": "besteffort",
+}
+
+
+class MachineTour(Tour):
+    """LSE and LSR pods claim the highest CPUs."""
+
+    def __init__(self, stage: Stage, topology: Topology) -> None:
+        super().__init__()
+        self._stage = stage
+        self._online = topology.online
+        own = sorted(topology.online, reverse=True)
+        cpus = {"LSE": str(own[0]), "LSR": str(own[1 % len(own)])}
+        self._pods = {
+            qos: stage.pod(qos.lower(), kube_class, cpus.get(qos, ""))
+            for qos, kube_class in _KUBE_CLASSES.items()
+        }
+        self._sandboxes: dict[str, str] = {}
+        self._hierarchy = Hierarchy()
+        self._view = RuntimeView(stage.direct, CgroupLocator(self._hierarchy))
+
+    def close(self) -> None:
+        super().close()
+        self._hierarchy.close()
+
+    def come(self, qos: str) -> bool:
+        pod = self._pods[qos]
+        asks = f"claims CPU {pod.cpuset}" if pod.cpuset else "shares CPUs"
+        self.tell(f"{qos} pod {NAMESPACE}/{pod.name} comes; it {asks}")
+        try:
+            self._sandboxes[qos] = sandbox = run_sandbox(self._stage.cri, pod)
+            container = create_container(self._stage.cri, create_request(pod, sandbox))
+            start_container(self._stage.cri, container)
+        except RpcError as error:
+            self.tell(f"{qos} pod {NAMESPACE}/{pod.name}: {error}")
+            self.leave(qos)
+            return False
+        return True
+
+    def leave(self, qos: str) -> None:
+        sandbox = self._sandboxes.pop(qos, "")
+        if sandbox:
+            self.tell(f"{qos} pod {NAMESPACE}/{self._pods[qos].name} leaves")
+            remove_pod(self._stage.cri, sandbox)
+
+    def kill_agent(self) -> None:
+        self._stage.agent.kill()
+
+    def drift(self) -> None:
+        for title, group in self._groups():
+            if title in (f"{NAMESPACE}/ls", f"{NAMESPACE}/be"):
+                has = self._hierarchy.effective_cpus(group)
+                wrong = self._online if has != self._online else CpuSet([min(self._online)])
+                self.tell(f"somebody else writes {wrong} to the cpuset of {title} (it has {has})")
+                try:
+                    self._hierarchy.write(group, wrong)
+                except CgroupError as error:
+                    self.tell(str(error))
+                return
+        self.tell("no LS or BE pod runs whose cpuset somebody else could change")
+
+    def viewer(self) -> Sequence[str]:
+        state, runtime = self._stage.state, self._stage.runtime_socket
+        return topolet("top", f"--state-dir={state}", f"--runtime-endpoint=unix://{runtime}")
+
+    def ended(self) -> Iterable[str]:
+        return self._stage.restart_ended()
+
+    def records(self) -> Iterable[Record]:
+        with contextlib.suppress(FileNotFoundError):
+            return read(str(self._stage.state), self.began, is_told).records
+        return ()
+
+    def decisions(self) -> Snapshot | None:
+        try:
+            return snapshots.decode(self._stage.snapshot.read_bytes())
+        except (OSError, snapshots.SnapshotError):
+            return None
+
+    def notes(self, *, small: bool) -> tuple[Sequence[str], Sequence[str]]:
+        stage = self._stage
+        page = f"in a browser: http://{stage.http}/page"
+        if small:
+            return [page], []
+        cpusets = " · ".join(f"{pod} {cpuset}" for pod, cpuset in self._cpusets())
+        return [
+            f"Topolet on {stage.runtime_version} · pods created through {stage.listen}",
+            f"{page} · logs: {stage.folder}/*.log",
+        ], [f"In the kernel's cpuset files: {cpusets or 'no containers'}"]
+
+    def _cpusets(self) -> Iterator[tuple[str, CpuSet]]:
+        """The CPUs of each pod's containers, as cgroupfs has them."""
+        for pod, group in self._groups():
+            with contextlib.suppress(CgroupError):
+                yield pod, self._hierarchy.effective_cpus(group)
+
+    def _groups(self) -> Iterator[tuple[str, str]]:
+        with contextlib.suppress(RpcError):
+            for pod in self._view.observe().pods:
+                for each in pod.containers:
+                    if each.group is not None:
+                        yield pod.title, each.group

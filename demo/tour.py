@@ -1,0 +1,220 @@
+"""What happens in the tour: pods of each class come and leave, the agent is killed, somebody else
+changes a cpuset. One key does each; without keys they follow each other."""
+
+from __future__ import annotations
+
+import abc
+import errno
+import math
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from agent.cli.topology import Screen
+from agent.model import audit
+from agent.model.audit import AuditEvent, Record
+from agent.model.cpu.topology import Topology
+from agent.model.snapshot import Snapshot
+from agent.view import format, history, node
+from demo.terminal import Keyboard, has_keys
+
+KEYS: Final = {
+    "1": "LSE",
+    "2": "LSR",
+    "3": "LS",
+    "4": "BE",
+    "k": "kill -9",
+    "d": "drift",
+}
+"""What a key does: a pod of this class comes or leaves, or the fault happens."""
+SCENES: Final = ((2.0, "1"), (3.0, "d"), (3.0, "k"), (4.0, "1"), (3.0, "2"), (4.0, "2"))
+"""After so many seconds the key is pressed; then they begin again."""
+_TOLD: Final = frozenset(
+    {
+        AuditEvent.CPUS_ASSIGNED,
+        AuditEvent.CPUS_CHANGED,
+        AuditEvent.CPUS_RELEASED,
+        AuditEvent.CLAIM_NOT_HONORED,
+        AuditEvent.CONTAINER_REFUSED,
+    }
+)
+_VIEW: Final = "t"
+_FRAME_SECONDS: Final = 0.2
+_STORY_LINES: Final = 8
+_SMALL_LINES: Final = 30
+"""A lower terminal has room for little beside the machine, the pods and the story."""
+
+
+class Tour(abc.ABC):
+    """The pods of a place, and what happened, with reasons. Pods come and leave in a thread, one
+    after the other, so that the picture shows each move."""
+
+    def __init__(self) -> None:
+        self.began = audit.stamp(time.time())
+        self.plays = True
+        self._here: set[str] = set()
+        self._events: list[tuple[str, str]] = []
+        self._worker = ThreadPoolExecutor(1)
+        self._action: Future[None] | None = None
+        self._scene = 0
+        self._next_scene = time.monotonic()
+
+    @abc.abstractmethod
+    def come(self, qos: str) -> bool:
+        """Starts the pod of this class; returns whether it is there, also if it does not run."""
+
+    @abc.abstractmethod
+    def leave(self, qos: str) -> None:
+        """Ends the pod of this class."""
+
+    @abc.abstractmethod
+    def kill_agent(self) -> None: ...
+
+    @abc.abstractmethod
+    def drift(self) -> None:
+        """Another program gives a container of a shared pod CPUs that it must not have, or takes
+        some of its own."""
+
+    @abc.abstractmethod
+    def records(self) -> Iterable[Record]:
+        """The records of the audit trail since `began`, by time."""
+
+    @abc.abstractmethod
+    def decisions(self) -> Snapshot | None:
+        """What the agent decided last."""
+
+    @abc.abstractmethod
+    def notes(self, *, small: bool) -> tuple[Sequence[str], Sequence[str]]:
+        """Lines above and below the picture; `small`: there is room for one alone."""
+
+    def viewer(self) -> Sequence[str]:
+        """The command that shows the same in this terminal, until it ends; empty for none."""
+        return ()
+
+    def ended(self) -> Iterable[str]:
+        """Starts again what has ended, unless something else does it: a line for each."""
+        return ()
+
+    def close(self) -> None:
+        """Returns when no pod comes or leaves any more."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def begin(self) -> None:
+        """Starts an LS and a BE pod."""
+        for qos in ("LS", "BE"):
+            self._come_or_leave(qos)
+        self._next_scene = time.monotonic() + SCENES[0][0]
+
+    def press(self, key: str) -> None:
+        """Begins the action of a key, if there is one; `a` begins or ends that the tour plays by
+        itself."""
+        if key == "a":
+            self.plays = not self.plays
+            self._next_scene = time.monotonic()
+        elif key == "k":
+            self.kill_agent()
+        elif key == "d":
+            self.drift()
+        elif key in KEYS and self._action and not self._action.done():
+            self.tell("the last pod has not come or left yet")
+        elif key in KEYS:
+            self._action = self._worker.submit(self._come_or_leave, KEYS[key])
+
+    def turn(self) -> None:
+        """Does what is due."""
+        for event in self.ended():
+            self.tell(event)
+        if self._action and self._action.done():
+            self._action.result()
+        if self.plays and time.monotonic() >= self._next_scene:
+            self.press(SCENES[self._scene][1])
+            self._scene = (self._scene + 1) % len(SCENES)
+            self._next_scene = time.monotonic() + SCENES[self._scene][0]
+
+    def tell(self, text: str) -> None:
+        """Adds a line to the story."""
+        self._events.append((audit.stamp(time.time()), text))
+
+    def story(self) -> Iterator[str]:
+        """What happened and what the agent did about it, in order of time."""
+        lines = [(each.time, _sentence(each)) for each in self.records() if is_told(each)]
+        for stamp, text in sorted([*lines, *self._events], key=lambda each: each[0]):
+            yield f"{history.local(stamp):%H:%M:%S}  {text}"
+
+    def _come_or_leave(self, qos: str) -> None:
+        if qos in self._here:
+            self._here.discard(qos)
+            self.leave(qos)
+        elif self.come(qos):
+            self._here.add(qos)
+
+
+def is_told(record: Record) -> bool:
+    if record.event == AuditEvent.CGROUP_WRITTEN:
+        return record.field == "cpuset.cpus" and bool(record.container)
+    return record.event in _TOLD
+
+
+def _sentence(record: Record) -> str:
+    text = history.sentence(record)
+    return f"{record.title}: {text[:1].lower()}{text[1:]}"
+
+
+def picture(tour: Tour, topology: Topology, width: int, height: int, *, colour: bool) -> str:
+    """The whole screen as text, with the last lines of the story that fit."""
+    above, below = (
+        [line for each in texts for line in textwrap.wrap(each, width, break_on_hyphens=False)]
+        for texts in tour.notes(small=height < _SMALL_LINES)
+    )
+    story = [
+        line
+        for each in tour.story()
+        for line in textwrap.wrap(each, width, subsequent_indent=" " * 10)
+    ]
+    body, snapshot = "", tour.decisions()
+    if snapshot:
+        room = height - len(above) - len(below) - min(len(story), _STORY_LINES) - 5
+        body = node.draw(topology, snapshot, width, colour=colour, height=room)
+    upper = "\n".join([*above, "", body, *below, *([""] if below else [])])
+    room = max(height - upper.count("\n") - 3, 1)
+    keys = " · ".join(f"{key} {what}" for key, what in KEYS.items())
+    view = f" · {_VIEW} topolet top" if tour.viewer() else ""
+    foot = f"{keys} · a {'stop' if tour.plays else 'play'}{view} · q end"
+    return "\n".join([upper, *story[-room:], foot[:width]]) + "\n"
+
+
+def show(tour: Tour, topology: Topology, seconds: float | None) -> None:
+    """Runs until `seconds` are over, Ctrl-C or `q`. Raises OSError if the output can't be written,
+    or if nobody reads it."""
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    try:
+        tour.plays = seconds is not None or not has_keys(sys.stdin, sys.stdout)
+        tour.begin()
+        while _key(tour, topology, end) == _VIEW:
+            subprocess.run(tour.viewer(), check=False)
+    finally:
+        tour.close()
+
+
+def _key(tour: Tour, topology: Topology, end: float) -> str:
+    """Shows the tour until a key that is not the tour's, or until the end ("")."""
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    with Keyboard(sys.stdin, sys.stdout) as keyboard, Screen(sys.stdout) as screen:
+        while time.monotonic() < end:
+            tour.turn()
+            size = shutil.get_terminal_size((100, 50))
+            text = picture(tour, topology, size.columns, size.lines, colour=colour)
+            screen.show(format.encodable(text), size.lines)
+            key = keyboard.key(_FRAME_SECONDS)
+            if keyboard.is_unread():
+                raise BrokenPipeError(errno.EPIPE, "nobody reads the output")
+            if key == "q" or (key == _VIEW and tour.viewer()):
+                return key
+            tour.press(key)
+    return ""
