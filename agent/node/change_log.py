@@ -332,12 +332,26 @@ class PodEvents:
             if each.recorded is not None and now - each.recorded < PAUSE_SECONDS
         }
         for key, (note, delay_seconds) in events.items():
-            cause = self._causes.get(key) or _Cause(now)
-            if cause.due(note, now, delay_seconds):
-                self._records.record(*key, note)
-                cause = _Cause(cause.since, now, note)
-            causes[key] = cause
+            causes[key] = self._lasting(key, note, delay_seconds, now)
         self._causes = causes
+
+    def failed(self, node: NodeNotes) -> None:
+        """A pass failed, which may have called nothing else: other causes stay as they were."""
+        for reason, note in node.faults.items() if self._records is not None else ():
+            key = Regarding("", node.name, node.uid, "Node"), reason
+            delay_seconds = node_events.DELAY_SECONDS[reason]
+            self._causes[key] = self._lasting(key, note, delay_seconds, self._clock())
+
+    def _lasting(
+        self, key: tuple[Regarding, str], note: str, delay_seconds: float, now: float
+    ) -> _Cause:
+        """Records an Event of a cause that is there, if one is due."""
+        assert self._records is not None
+        cause = self._causes.get(key) or _Cause(now)
+        if not cause.due(note, now, delay_seconds):
+            return cause
+        self._records.record(*key, note)
+        return _Cause(cause.since, now, note)
 
     def _node_changes(self, about: Regarding, state: Mapping[str, str], now: float) -> None:
         """One normal Event for each reason in PAUSE_SECONDS, with all that changed since the last

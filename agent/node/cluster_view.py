@@ -296,6 +296,7 @@ class ClusterCache:
         self._sources = sources or Sources()
         self._kubelet: KubeletConfiguration | None = None
         self._lost: tuple[str, ...] = ()
+        self._unwritten = False
         self.known = self._stored()
 
     def now(self) -> ClusterState:
@@ -320,15 +321,17 @@ class ClusterCache:
             )
 
     def _keep(self, new: CachedState) -> None:
-        """Logs a file that can't be written. The next change tries again."""
-        if new == self.known:
+        """Logs a file that can't be written. The next call tries again."""
+        if new == self.known and not self._unwritten:
             return
         self.known = new
         try:
             files.replace(self._path, msgspec.json.encode(new), durable=False, mode=0o600)
         except OSError as error:
+            self._unwritten = True
             self._report(f"the last state of the cluster is not stored: {error}")
         else:
+            self._unwritten = False
             self._report()
 
     def _stored(self) -> CachedState:

@@ -201,6 +201,8 @@ class PassLoop:
             self._metrics.pass_seconds.observe(time.monotonic() - start)
         self._metrics.passes.labels("failed" if error else "succeeded").inc()
         self._health.end(error)
+        if error:
+            self._reconciler.failed(error)
         return not error
 
 

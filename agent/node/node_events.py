@@ -11,6 +11,7 @@ from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Device
 from agent.node.sources import SourceName
 
+AGENT_NOT_READY: Final = "AgentNotReady"
 INVALID_NODE: Final = "InvalidNodeConfiguration"
 KUBELET_INCOMPATIBLE: Final = "KubeletIncompatible"
 SOURCE_UNREADABLE: Final = "SourceUnreadable"
@@ -20,6 +21,7 @@ NODE_CPUS_CHANGED: Final = "NodeCPUsChanged"
 KUBELET_POLICY_CHANGED: Final = "KubeletPolicyChanged"
 
 DELAY_SECONDS: Final[Mapping[str, float]] = {
+    AGENT_NOT_READY: 10.0,
     INVALID_NODE: 0.0,
     KUBELET_INCOMPATIBLE: 10.0,
     SOURCE_UNREADABLE: 60.0,

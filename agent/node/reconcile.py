@@ -205,6 +205,10 @@ class Reconciler:
         if failures:
             raise ReconcileError("; ".join(failures))
 
+    def failed(self, problem: str) -> None:
+        """The pass failed: it may have reported nothing."""
+        self._reporter.failed(self._cluster.now().node, problem)
+
     def _observe(self) -> Observation:
         began = time.monotonic_ns()
         pending = self._enforcement.pause()

@@ -12,7 +12,7 @@ from agent.allocate.reserved_cpus import KubeletCpus, given_away
 from agent.allocate.visibility.pod_devices import UNDECIDED, DeviceVisibility
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model import bounds
-from agent.model.apiobjects import ApiPod, Phase
+from agent.model.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.devices.gpu_users import GpuUse, users
@@ -156,6 +156,12 @@ class Reporter:
         )
         if visibility is not UNDECIDED:
             self._cluster.report(moment)
+
+    def failed(self, node: ApiNode | None, problem: str) -> None:
+        """A pass failed, for this reason. `node` None: it is not known."""
+        if node is not None:
+            faults = {node_events.AGENT_NOT_READY: problem}
+            self._pod_events.failed(NodeNotes(self._cluster.node_name, node.uid, faults))
 
     def _node_notes(self, moment: ReportInput, devices: DeviceState) -> NodeNotes:
         node = moment.cluster.node

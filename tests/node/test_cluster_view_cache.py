@@ -25,6 +25,7 @@ from agent.model.pod.pods import PodMetadata
 from agent.model.pod.qos import QOS_LABEL
 from agent.node import cluster_view
 from agent.node.cluster_view import CachedState, ClusterCache, ClusterState, merged
+from agent.node.sources import Sources
 from tests.node.world import World
 
 
@@ -245,3 +246,16 @@ def test_the_kubelets_configuration_survives_a_restart(tmp_path: Path) -> None:
     assert (again.static, str(again.reserved_cpus)) == (True, "0-1")
     Path(path).write_text('{"kubelet":{"cpuManagerPolicy":[]}}')
     assert cache(path).known.configuration is None
+
+
+def test_a_cache_that_could_not_be_written_is_written_as_soon_as_it_can(tmp_path: Path) -> None:
+    """Without another change of the pods: a disk that was full for a while left a problem."""
+    path, sources = tmp_path / "later" / "cluster.json", Sources()
+    memory = ClusterCache(Source(), str(path), sources)
+    state = assigned(api_pod("a", "LS"))
+    memory.update(state, ["a"])
+    assert sources.problems
+    path.parent.mkdir()
+    memory.update(state, ["a"])
+    assert not sources.problems
+    assert path.exists()

@@ -11,6 +11,7 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import Condition, Device
 from agent.node.change_log import PAUSE_SECONDS, PodEvents
 from agent.node.node_events import (
+    AGENT_NOT_READY,
     CPU_OVERLAP,
     DELAY_SECONDS,
     DEVICE_UNHEALTHY,
@@ -114,6 +115,21 @@ def test_a_change_before_the_node_is_known_is_recorded_when_it_is() -> None:
     ((about, reason, _),) = recorded.normal
     assert (about, reason) == (ABOUT, KUBELET_POLICY_CHANGED)
     assert recorded.events == [], "it has not lasted"
+
+
+def test_a_pass_that_fails_for_a_while_is_told_and_leaves_other_causes() -> None:
+    recorded, now = Recorded(), [0.0]
+    events = PodEvents(recorded, lambda: now[0])
+    invalid = NodeNotes("n", "uid-n", {INVALID_NODE: "label a"})
+    failed = NodeNotes("n", "uid-n", {AGENT_NOT_READY: "No space left on device"})
+    events.record((), (), (), (), {}, node=invalid)
+    for now[0] in (1.0, 5.0, 12.0, 14.0):
+        events.failed(failed)
+    now[0] = 15.0
+    events.record((), (), (), (), {}, node=invalid)
+    assert [reason for _, reason, _ in recorded.events] == [INVALID_NODE, AGENT_NOT_READY]
+    assert recorded.events[1] == (ABOUT, AGENT_NOT_READY, "No space left on device")
+    PodEvents(None).failed(failed)
 
 
 @given(st.lists(st.sets(st.sampled_from([1, 2, 3])), min_size=1, max_size=20))
