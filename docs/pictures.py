@@ -33,7 +33,9 @@ from agent.view.terminal import Ability
 from agent.view.top.frame import frame
 from agent.view.top.looking import Looking
 from tests.fixtures.browser import browsing
+from tests.fixtures.fleet import carder, owner
 from tests.fixtures.page import Looked, served
+from tests.scheduler.page_scene import HOLDER, TOO_LARGE, PageScene
 from tests.view.top import nodes
 
 FOLDER: Final = Path(__file__).with_name("pictures")
@@ -272,28 +274,45 @@ def tour() -> str:
 
 def page() -> bytes:
     """The page of a node, in a browser."""
-    with (
-        _node() as node,
-        _moving(node),
-        tempfile.TemporaryDirectory() as folder,
-        served(node) as server,
-    ):
+    with _node() as node, _moving(node), served(node) as server:
         node.use = {2: 91, 3: 87, 6: 40}
-        with browsing(Path(folder)) as browser:
-            tab = browser.tab()
-            tab.shape(1280, 860, dark=True)
-            tab.open(f"http://localhost:{server.port}/page")
-            tab.until("document.querySelectorAll('#pods tr').length === 6", "the pods are drawn")
-            tab.events(_LOAD_SECONDS)
-            picture = Path(folder) / "page.png"
-            tab.screenshot(picture)
-            return picture.read_bytes()
+        ready = "document.querySelectorAll('#pods tr').length === 6"
+        return _screenshot(f"http://localhost:{server.port}/page", ready)
+
+
+def cluster() -> bytes:
+    """The scheduler's page of a cluster."""
+    scene = PageScene(200)
+    for number in range(12):
+        scene.place(carder(1 + number % 4), f"train-{number}")
+        scene.place(owner(3 + number % 5, 2), f"web-{number}")
+    scene.place(TOO_LARGE, "huge")
+    server = scene.server()
+    server.start()
+    try:
+        ready = "document.querySelectorAll('#nodes tr').length > 20"
+        return _screenshot(f"http://localhost:{server.port}/page#holder={HOLDER}", ready)
+    finally:
+        server.close()
+
+
+def _screenshot(address: str, ready: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder, browsing(Path(folder)) as browser:
+        tab = browser.tab()
+        tab.shape(1280, 860, dark=True)
+        tab.open(address)
+        tab.until(ready)
+        tab.events(_LOAD_SECONDS)
+        picture = Path(folder) / "page.png"
+        tab.screenshot(picture)
+        return picture.read_bytes()
 
 
 SAME_EVERY_TIME: Final[dict[str, Callable[[], str]]] = {"topology.svg": topology, "top.svg": top}
 CHANGING: Final[dict[str, Callable[[], str | bytes]]] = {
     "tour.svg": tour,
     "page.png": page,
+    "cluster.png": cluster,
 }
 
 
