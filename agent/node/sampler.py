@@ -4,6 +4,7 @@ load of each CPU at one moment, and of pods what their cgroups use and what the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import time
@@ -131,9 +132,10 @@ class NodeSampler:
 
 
 def _answers(path: str) -> bool:
-    """Whether a process listens on a socket for datagrams."""
+    """Whether a process listens on a socket for datagrams, or that can't be known: only its owner
+    may connect to it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as probe:
-        return probe.connect_ex(path) == 0
+        return probe.connect_ex(path) not in (errno.ENOENT, errno.ECONNREFUSED)
 
 
 _POD_FILES: Final = {

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -227,3 +228,25 @@ def test_a_pod_that_the_runtime_does_not_list(reader: PodReader) -> None:
 def test_a_runtime_that_does_not_answer(played: PlayedNode, reader: PodReader) -> None:
     played.stop_runtime()
     assert "the runtime does not answer" in reader.opened("u").problem
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="it becomes another user")
+def test_a_person_without_rights(folder: Path) -> None:
+    """Such a person is told what can't be read, and not that no agent runs."""
+    with (
+        tempfile.TemporaryDirectory() as public,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as doorbell,
+    ):
+        os.chmod(public, 0o755)
+        shutil.move(folder / "root", public)
+        shutil.move(folder / "state", public)
+        decide(Path(public))
+        doorbell.bind(f"{public}/state/doorbell.sock")
+        os.chmod(f"{public}/state", 0o700)
+        os.seteuid(65_534)
+        try:
+            (problem,) = sampler(Path(public)).see().problems
+        finally:
+            os.seteuid(0)
+    assert "the agent's decisions can't be read" in problem
+    assert "Permission denied" in problem

@@ -270,5 +270,5 @@ def titles(seen: Seen, looking: Looking) -> dict[str, str]:
     return {
         "pods": f"{of}{count(len(seen.node.pods), 'pod')}, {order}",
         "devices": count(len(devices(seen, looking)), "device"),
-        "changes": f"{count(len(changes(seen, looking)), 'change')} in the last day, newest first",
+        "changes": f"{count(len(changes(seen, looking)), 'change')}, newest first",
     }

@@ -107,7 +107,7 @@ def test_all_parts_at_80x24() -> None:
         ">a ml/train",
         "gpu 0       N0  NVIDIA H100 80GB HB…",
         "45%",
-        "─ 2 changes in the last day",
+        "─ 2 changes, newest first",
         "web/front-1 Container main moves to CPUs…: pod ml/train owns CPUs 1-2.",
         "q end",
     ):
@@ -196,7 +196,7 @@ def test_sorted_by_use() -> None:
 def test_filter() -> None:
     screen = shown(node(), Looking(filter="front-2"))
     assert "1 of 8 pods" in screen
-    assert "1 change in" in screen
+    assert "1 change, newest" in screen
     assert "0 devices" in screen
 
 
