@@ -4,15 +4,16 @@ cells become narrower, then stand for cores and caches, until they fit."""
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import msgspec
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.view import terminal
 from agent.view.format import count
-from agent.view.live import LiveNode
+from agent.view.live import LiveCpu, LiveNode
 from agent.view.terminal import FAINT, Ability, Frame, Piece, Style
 from agent.view.top.values import Seen, held, part_used
 
@@ -71,10 +72,15 @@ def marks(node: LiveNode) -> Marks:
         mark = Mark(letter, pod.title, Style(*_OWNERS[place % len(_OWNERS)]))
         by_pod[pod.uid] = mark
         by_cpu |= {cpu: mark for cpu in own if cpu in by_cpu}
+    by_cpus: dict[str, set[Mark]] = {}
     for pod in node.pods:
         if pod.uid not in by_pod:
-            shared = {by_cpu[cpu] for cpu in CpuSet.parse(pod.cpus) if cpu in by_cpu}
-            by_pod[pod.uid] = shared.pop() if len(shared) == 1 else pools[_pool_of(pod.qos)]
+            shared = by_cpus.get(pod.cpus)
+            if shared is None:
+                found = CpuSet.parse(pod.cpus)
+                shared = by_cpus[pod.cpus] = {by_cpu[cpu] for cpu in found if cpu in by_cpu}
+            only = next(iter(shared)) if len(shared) == 1 else None
+            by_pod[pod.uid] = only or pools[_pool_of(pod.qos)]
     return Marks(by_cpu, by_pod)
 
 
@@ -92,12 +98,22 @@ class _Cell(msgspec.Struct, frozen=True):
 
 
 class _Block(msgspec.Struct, frozen=True):
-    """A NUMA node, or its part in a socket: by L3 cache and core, the CPUs."""
+    """A NUMA node, or its part in a socket: by L3 cache and core, the CPUs. All titles have one
+    width, and all short ones."""
 
     title: str
     short: str
-    load: float | None
     caches: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @property
+    def cpus(self) -> list[int]:
+        return [cpu for cores in self.caches for core in cores for cpu in core]
+
+    def label(self, load: float | None, level: int, roomy: bool) -> str:
+        if level >= _PLAIN and not roomy:
+            return f"{self.short} "
+        percent = "  ?%" if load is None else f"{load:4.0%}"
+        return f"{self.title} {percent} "
 
 
 _NUMBERED, _MARKED, _PLAIN, _CORES, _CACHES = range(5)
@@ -108,6 +124,111 @@ _ROOMY: Final = 100
 """From this number of columns on, rows of narrow cells have the load in percent too."""
 
 
+class _Placing(NamedTuple):
+    """What the cells are, how many blocks are beside each other, and the number of lines."""
+
+    level: int
+    across: int
+    height: int
+
+
+class _Unit(NamedTuple):
+    """The columns of what is never broken; `before`: those between it and the one before; `cache`:
+    of the first unit of a further cache, those of the whole cache, 0 of others."""
+
+    columns: int
+    before: int
+    cache: int
+
+
+class _Layout:
+    """Where the cells of a machine are: it depends neither on loads nor on owners."""
+
+    def __init__(self, cpus: Sequence[LiveCpu], ability: Ability) -> None:
+        self.blocks = _blocks(cpus)
+        self.digits = len(str(cpus[-1].id)) if cpus else 1
+        self._line = "│" if ability.unicode else "|"
+        self._colours = ability.colours
+        self._units: dict[int, list[list[_Unit]]] = {}
+        self._placings: dict[int, list[_Placing]] = {}
+
+    def placing(self, columns: int, rows: int) -> _Placing:
+        """The widest cells that fit, or those that need the fewest lines."""
+        tried = self._placings.get(columns)
+        if tried is None:
+            levels = range(_NUMBERED, _CACHES + 1)
+            tried = self._placings[columns] = [self._tried(each, columns) for each in levels]
+        fitting = next((each for each in tried if each.height <= rows), None)
+        return fitting or min(tried, key=lambda each: each.height)
+
+    def inside(self, level: int) -> str:
+        """Between the CPUs of a core: a blank where no colour parts their numbers."""
+        return " " if level == _NUMBERED and self._colours < 256 else ""
+
+    def between(self, level: int, first: bool) -> str:
+        """Before a core; `first`: of a further cache."""
+        if level >= _PLAIN:
+            return " " if first else ""
+        wide = " " * (1 + len(self.inside(level)))
+        return f"{wide}{self._line}{wide}" if first else wide
+
+    def begins(self, place: int, level: int, room: int) -> list[bool]:
+        """Which units of a block begin a line of that many columns. A cache that fits into a line
+        is not broken. A unit that is longer than a line is cut."""
+        found = []
+        used = 0
+        for unit in self._units_of(level)[place]:
+            whole = unit.cache if unit.columns < unit.cache <= room else unit.columns
+            begins = used == 0 or used + unit.before + whole > room
+            used = unit.columns if begins else used + unit.before + unit.columns
+            found.append(begins)
+        return found
+
+    def _tried(self, level: int, columns: int) -> _Placing:
+        """With the number of blocks beside each other that needs the fewest lines."""
+        roomy = columns >= _ROOMY
+        label = max((len(each.label(None, level, roomy)) for each in self.blocks), default=0)
+        widest = max((unit.columns for each in self._units_of(level) for unit in each), default=0)
+        options = []
+        for across in _COLUMNS:
+            room = _share(columns, across) - label
+            if across > 1 and (across > len(self.blocks) or room < widest):
+                continue
+            heights = [sum(self.begins(place, level, room)) for place in range(len(self.blocks))]
+            rows = range(0, len(heights), across)
+            options.append((sum(max(heights[row : row + across]) for row in rows), across))
+        height, across = min(options)
+        return _Placing(level, across, height)
+
+    def _units_of(self, level: int) -> list[list[_Unit]]:
+        """Of each block."""
+        found = self._units.get(level)
+        if found is None:
+            found = self._units[level] = [list(self._units_in(each, level)) for each in self.blocks]
+        return found
+
+    def _units_in(self, block: _Block, level: int) -> Iterator[_Unit]:
+        if level == _CACHES:
+            yield from (_Unit(1, 0, 0) for _ in block.caches)
+            return
+        cell = {_NUMBERED: self.digits + 2, _MARKED: 2}.get(level, 1)
+        inside = len(self.inside(level))
+        narrow, wide = (len(self.between(level, first)) for first in (False, True))
+        for place, cores in enumerate(block.caches):
+            counts = [1 if level == _CORES else len(core) for core in cores]
+            columns = [number * cell + (number - 1) * inside for number in counts]
+            whole = sum(columns) + narrow * (len(columns) - 1)
+            for number, each in enumerate(columns):
+                first = number == 0 and place > 0
+                yield _Unit(each, wide if first else narrow, whole if first else 0)
+
+
+@lru_cache(maxsize=2)
+def _layout(cpus: tuple[LiveCpu, ...], ability: Ability) -> _Layout:
+    """The screen is drawn each second, and a machine seldom changes."""
+    return _Layout(cpus, ability)
+
+
 class LoadCells:
     """The cells of one moment, for any size."""
 
@@ -115,21 +236,21 @@ class LoadCells:
         self._loads = seen.load_by_cpu
         self._marked = marked
         self._ability = ability
-        self._blocks = _blocks(seen.node, self._loads)
-        self._digits = len(str(seen.node.cpus[-1].id)) if seen.node.cpus else 1
-        self._line = "│" if ability.unicode else "|"
-        self._layouts: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._layout = _layout(seen.node.cpus, ability)
 
     def height(self, columns: int, rows: int) -> int:
         """The number of lines for the widest cells that fit, at most `rows`."""
-        return min(self._layout(columns, rows)[2], rows)
+        return min(self._layout.placing(columns, rows).height, rows)
 
     def draw(self, chosen: CpuSet, columns: int, rows: int) -> Frame:
         """At most `rows` lines of at most `columns`. `chosen`: the CPUs of the selected pod."""
-        level, across, height = self._layout(columns, rows)
+        level, across, height = self._layout.placing(columns, rows)
         share = _share(columns, across)
         roomy = columns >= _ROOMY
-        drawn = [self._block(each, level, share, roomy, chosen) for each in self._blocks]
+        drawn = [
+            self._block(place, level, share, roomy, chosen)
+            for place in range(len(self._layout.blocks))
+        ]
         lines: Frame = []
         for start in range(0, len(drawn), across):
             lines += _beside(drawn[start : start + across], share)
@@ -139,79 +260,10 @@ class LoadCells:
         kept = lines[: max(rows - 1, 0)]
         return [*kept, (Piece(note[:columns], FAINT),)] if rows > 0 else []
 
-    def _layout(self, columns: int, rows: int) -> tuple[int, int, int]:
-        """What the cells are, how many blocks are beside each other, and the number of lines."""
-        found = self._layouts.get((columns, rows))
-        if found is None:
-            found = next(
-                (each for each in self._tried(columns) if each[2] <= rows),
-                min(self._tried(columns), key=lambda each: (each[2], each[0])),
-            )
-            self._layouts[columns, rows] = found
-        return found
-
-    def _tried(self, columns: int) -> Iterator[tuple[int, int, int]]:
-        """For each kind of cells, with the number of blocks beside each other that needs the fewest
-        lines."""
-        roomy = columns >= _ROOMY
-        for level in range(_NUMBERED, _CACHES + 1):
-            options = [
-                (self._lines(level, _share(columns, across), across, roomy), across)
-                for across in _COLUMNS
-                if across == 1
-                or (
-                    across <= len(self._blocks) and self._fit(level, _share(columns, across), roomy)
-                )
-            ]
-            height, across = min(options)
-            yield level, across, height
-
-    def _fit(self, level: int, share: int, roomy: bool) -> bool:
-        """Whether a line has room for each unit."""
-        return all(
-            len(_label(block, level, roomy)) + length <= share
-            for block in self._blocks
-            for length, _, _ in self._lengths(block, level)
-        )
-
-    def _lines(self, level: int, share: int, across: int, roomy: bool) -> int:
-        heights = []
-        for block in self._blocks:
-            room = share - len(_label(block, level, roomy))
-            heights.append(sum(_begins(list(self._lengths(block, level)), room)))
-        return sum(max(heights[start : start + across]) for start in range(0, len(heights), across))
-
-    def _lengths(self, block: _Block, level: int) -> Iterator[tuple[int, int, int]]:
-        """The columns of each unit, which is never broken, those between it and the one before, and
-        of the first unit of a cache those of all units of the cache, 0 of others."""
-        if level == _CACHES:
-            yield from ((1, 0, 0) for _ in block.caches)
-            return
-        cell = {_NUMBERED: self._digits + 2, _MARKED: 2}.get(level, 1)
-        inside = self._inside(level)
-        for place, cores in enumerate(block.caches):
-            counts = [1 if level == _CORES else len(core) for core in cores]
-            lengths = [count * cell + (count - 1) * len(inside) for count in counts]
-            narrow, wide = (len(self._between(level, first)) for first in (False, True))
-            whole = sum(lengths) + narrow * (len(lengths) - 1)
-            for number, length in enumerate(lengths):
-                first = number == 0 and place > 0
-                yield length, wide if first else narrow, whole if first else 0
-
-    def _inside(self, level: int) -> str:
-        """Between the CPUs of a core: a blank where no colour parts their numbers."""
-        return " " if level == _NUMBERED and self._ability.colours < 256 else ""
-
-    def _between(self, level: int, first: bool) -> str:
-        """Before a core; `first`: of a further cache."""
-        if level >= _PLAIN:
-            return " " if first else ""
-        wide = " " * (1 + len(self._inside(level)))
-        return f"{wide}{self._line}{wide}" if first else wide
-
-    def _block(self, block: _Block, level: int, share: int, roomy: bool, chosen: CpuSet) -> Frame:
-        label = _label(block, level, roomy)
-        begins = _begins(list(self._lengths(block, level)), share - len(label))
+    def _block(self, place: int, level: int, share: int, roomy: bool, chosen: CpuSet) -> Frame:
+        block = self._layout.blocks[place]
+        label = block.label(part_used(block.cpus, self._loads), level, roomy)
+        begins = self._layout.begins(place, level, share - len(label))
         lines: list[list[Piece]] = []
         units = self._units(block, level, chosen)
         for begins_line, (unit, separator) in zip(begins, units, strict=True):
@@ -230,7 +282,7 @@ class LoadCells:
         self, block: _Block, level: int, chosen: CpuSet
     ) -> Iterator[tuple[list[Piece], str]]:
         """What is never broken between lines, with what is between it and the one before."""
-        inside = self._inside(level)
+        inside = self._layout.inside(level)
         for place, cores in enumerate(block.caches):
             if level == _CACHES:
                 members = tuple(cpu for core in cores for cpu in core)
@@ -241,7 +293,7 @@ class LoadCells:
                 pieces = [self._drawn(self._merged(each, chosen), level) for each in groups]
                 if inside:
                     pieces = [piece for each in pieces for piece in (each, Piece(inside))][:-1]
-                yield pieces, self._between(level, number == 0 and place > 0)
+                yield pieces, self._layout.between(level, number == 0 and place > 0)
 
     def _merged(self, cpus: Sequence[int], chosen: CpuSet) -> _Cell:
         first = self._marked.by_cpu[cpus[0]]
@@ -261,40 +313,20 @@ class LoadCells:
             front = cell.mark.style.front if cell.mark.letter != _NOBODY else None
             style = Style(front, bold=cell.chosen, reverse=cell.chosen)
         if level == _NUMBERED:
-            return Piece(f"{cell.cpu:>{self._digits}}{cell.mark.letter}{load}", style)
+            return Piece(f"{cell.cpu:>{self._layout.digits}}{cell.mark.letter}{load}", style)
         if level == _MARKED:
             return Piece(cell.mark.letter + load, style)
         # In one column colour tells the owner; without colour the letter does, and no load.
         return Piece(load if self._ability.colours else cell.mark.letter, style)
 
 
-def _begins(lengths: Sequence[tuple[int, int, int]], room: int) -> list[bool]:
-    """Which of the units (see `LoadCells._lengths`) begin a line of that many columns. A cache that
-    fits into a line is not broken. A unit that is longer than a line is cut."""
-    found = []
-    used = 0
-    for length, separator, whole in lengths:
-        needed = whole if length < whole <= room else length
-        begins = used == 0 or used + separator + needed > room
-        used = length if begins else used + separator + length
-        found.append(begins)
-    return found
-
-
 def _share(columns: int, across: int) -> int:
     return max((columns - _GAP * (across - 1)) // across, 1)
 
 
-def _label(block: _Block, level: int, roomy: bool) -> str:
-    if level >= _PLAIN and not roomy:
-        return f"{block.short} "
-    percent = "  ?%" if block.load is None else f"{block.load:4.0%}"
-    return f"{block.title} {percent} "
-
-
-def _blocks(node: LiveNode, loads: Mapping[int, float | None]) -> list[_Block]:
+def _blocks(cpus: Iterable[LiveCpu]) -> list[_Block]:
     places: dict[tuple[int, int], dict[int, dict[int, list[int]]]] = {}
-    for cpu in node.cpus:
+    for cpu in cpus:
         caches = places.setdefault((cpu.socket, cpu.node), {})
         cores = caches.setdefault(-1 if cpu.l3 is None else cpu.l3, {})
         cores.setdefault(cpu.core, []).append(cpu.id)
@@ -308,8 +340,7 @@ def _blocks(node: LiveNode, loads: Mapping[int, float | None]) -> list[_Block]:
         title = f"S{socket} N{numa_node}" if sockets > 1 else f"N{numa_node}"
         shared = sum(node == numa_node for _, node in places) > 1
         short = f"S{socket}" if shared else f"N{numa_node}"
-        ids = [cpu for part in parts for core in part for cpu in core]
-        blocks.append(_Block(title, short, part_used(ids, loads), tuple(parts)))
+        blocks.append(_Block(title, short, tuple(parts)))
     title_width = max((len(each.title) for each in blocks), default=0)
     short_width = max((len(each.short) for each in blocks), default=0)
     return [
