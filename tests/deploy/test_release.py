@@ -127,7 +127,8 @@ def test_without_an_image_the_other_parts_are_made(tmp_path: Path) -> None:
     assert {each.name for each in files} == {each.name for each in tmp_path.iterdir()}
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
-        assert "agent/py.typed" in opened.namelist()
+        pages = (each.relative_to(ROOT) for each in (ROOT / "agent/http/pages").iterdir())
+        assert {"agent/py.typed", *map(str, pages)} <= set(opened.namelist())
     bill = json.loads((tmp_path / f"topolet-{release.version()}.cdx.json").read_text())
     assert bill["bomFormat"] == "CycloneDX"
 
