@@ -195,8 +195,7 @@ class NodePage:
         try:
             for line in trail.appended(self._state_dir, self._places, _FIRST_BYTES):
                 record = audit.decode(line)
-                if record is not None:
-                    self._recent.add(record)
+                if record is not None and self._recent.add(record):
                     self._history += 1
         except OSError:
             return

@@ -79,11 +79,12 @@ class RecentChanges:
         self._decisions: deque[RecentChange] = deque(maxlen=_MOST_DECISIONS)
         self._moves: deque[RecentChange] = deque(maxlen=_MOST_MOVES)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record) -> bool:
+        """Whether there is anything in the record that is kept."""
         event = record.event
         if event == AuditEvent.POOL_CHANGED:
             self._add_pool(record)
-            return
+            return True
         if record.uid and event == AuditEvent.POD_DECIDED:
             self._since.setdefault(record.uid, record.time)
         elif record.uid and event in _CPUS:
@@ -94,6 +95,7 @@ class RecentChanges:
         if kind:
             change = RecentChange(record.time, kind, sentence(record), record.title, record.uid)
             (self._moves if kind == "move" else self._decisions).append(change)
+        return bool(kind)
 
     def since(self, begin: str) -> Recent:
         """The pools and changes from that time on (see `audit.stamp`)."""

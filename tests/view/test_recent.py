@@ -66,6 +66,7 @@ def test_changes_are_newest_first_and_have_a_sentence() -> None:
     ],
 )
 def test_kinds(event: str, values: dict[str, object], kind: str) -> None:
+    assert RecentChanges().add(record(event, 1, **values)) is bool(kind)
     assert [each.kind for each in recent(record(event, 1, **values)).changes] == (
         [kind] * bool(kind)
     )
