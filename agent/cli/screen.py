@@ -73,8 +73,9 @@ class KeyTerminal:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._waker)
-        os.close(self._woken)
-        os.close(self._wakes)
+        woken, wakes, self._wakes = self._woken, self._wakes, -1
+        os.close(woken)
+        os.close(wakes)
 
     @property
     def size(self) -> tuple[int, int]:

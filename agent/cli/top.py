@@ -112,6 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
         return options.fail(error)
     except OSError as error:
         return format.unwritten("top", error)
+    except KeyboardInterrupt:  # before the screen, which has keys for it
+        return 128 + signal.SIGINT
     finally:
         logging.disable(logging.NOTSET)
 

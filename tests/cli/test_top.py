@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.__main__ import main
+from agent.cli import top
 from agent.model import snapshot as snapshots
 from agent.model.audit import AuditEvent, Record
 from agent.model.devices.gpus import pci_address
@@ -237,6 +239,14 @@ def test_a_dumb_terminal_gets_one_picture(words: list[str]) -> None:
         assert terminal.ended() == 0
         assert b"\x1b" not in terminal.received
         assert b"ml/train" in terminal.received
+
+
+def test_ctrl_c_before_the_screen(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(top, "_once", interrupted)
+    assert main(words[words.index("top") :]) == 130
 
 
 def test_a_reader_that_ends_early_is_no_error(words: list[str]) -> None:
