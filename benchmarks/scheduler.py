@@ -3,7 +3,8 @@
 The server runs as in production, in its own process, and watches the API server of a simulated
 cluster in a second process; this process calls it over open connections. Every call is for another
 pod. A pod is bound between any two calls, so that some nodes changed since the last call for a
-shape. `CASE_cold`: the first call of each shape, compared with the warm ones. The steps of a case
+shape. As from kube-scheduler, prioritize gets the nodes that filter returned. `CASE_cold`: the
+first call of each shape, compared with the warm ones. The steps of a case
 are the times of decoding, deciding and encoding, and the rest for HTTP. `passed_through`: the time
 of a verb for a pod that needs nothing of Topolet, in addition to the bare exchange.
 `explaining_500`: 500 candidates while an explanation for another client is in progress, compared
@@ -190,7 +191,8 @@ def ended(process: subprocess.Popen[str]) -> None:
 
 class Took(msgspec.Struct, frozen=True):
     """The milliseconds of filter and prioritize of one pod: Topolet's, and those of bare exchanges
-    of the same bytes. `read` and `written`: decoding and encoding of these bytes."""
+    of the same bytes. `read` and `written`: decoding of the filter's request and encoding of its
+    answer."""
 
     ours: float
     base: float
@@ -235,10 +237,12 @@ class Caller:
 
     def decide(self, connection: Connection, body: bytes) -> str | None:
         """Calls filter and prioritize; returns the node that kube-scheduler would choose."""
-        answer = msgspec.json.decode(connection.post("filter", body), type=_Filtered)
-        priorities = msgspec.json.decode(connection.post("prioritize", body), type=list[_Priority])
-        if priorities:
-            return max(priorities, key=lambda each: each.score).host
+        filtered = connection.post("filter", body)
+        answer = msgspec.json.decode(filtered, type=_Filtered)
+        if len(answer.names) > 1:
+            text = connection.post("prioritize", of_feasible(body, filtered))
+            if priorities := msgspec.json.decode(text, type=list[_Priority]):
+                return max(priorities, key=lambda each: each.score).host
         return answer.names[0] if answer.names else None
 
     def measured(self, candidates: int, kind: int | None = None) -> Took:
@@ -248,8 +252,9 @@ class Caller:
         base: list[float] = []
         answers = []
         for verb in VERBS:
-            took, answer = self._posted(self.ours, verb, body)
-            bare = self._bare_exchange(verb, body, answer)
+            asked = of_feasible(body, answers[0]) if answers else body
+            took, answer = self._posted(self.ours, verb, asked)
+            bare = self._bare_exchange(verb, asked, answer)
             ours.append(took)
             base.append(bare)
             answers.append(answer)
@@ -291,7 +296,13 @@ class Caller:
         result = msgspec.json.decode(answers[0], type=extender.ExtenderFilterResult)
         read, args = _timed(lambda: extender.extender_args(body))
         written, _ = _timed(lambda: extender.filter_answer(args, result))
-        return 2 * read, written
+        return read, written
+
+
+def of_feasible(body: bytes, filtered: bytes) -> bytes:
+    """The request for the nodes that the filter returned, as kube-scheduler sends it."""
+    names = msgspec.json.decode(filtered, type=_Filtered).names
+    return msgspec.json.encode({**msgspec.json.decode(body), "NodeNames": names})
 
 
 class _Filtered(msgspec.Struct):

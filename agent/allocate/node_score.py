@@ -13,12 +13,14 @@ allocated amounts as used on NUMA nodes."""
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.policies_in_force import PROFILES, Profile, in_force
 from agent.allocate.reasons import Rejection
-from agent.allocate.score import spread, utilization_score, weights_that_count
+from agent.allocate.score import HIGHEST, spread, utilization_score, weights_that_count
 from agent.model.cpu.policies import NODE_STRATEGIES, NUMA_STRATEGIES, NumaPolicy, Strategy
 from agent.model.pod.resource_request import ResourceRequest
 from agent.model.settings.plugin_args import Measure, Rules, SchedulerArgs
@@ -73,6 +75,82 @@ def score(
         busy = len(used | (state.account.busy_nodes() & known))
         points.append(by_count(strategy, busy, len(known)))
     return sum(points) // len(points) if points else 0
+
+
+def bound(args: SchedulerArgs, state: ScoreInput, request: ResourceRequest) -> int:
+    """No allocation for the request has a higher `score` on the node. It costs less than an offer,
+    so the nodes that can't be the best need no offer."""
+    kind, account = args.node.type, state.account
+    if args.rules is Rules.KOORDINATOR or kind not in (
+        Strategy.MOST_ALLOCATED,
+        Strategy.LEAST_ALLOCATED,
+    ):
+        return HIGHEST
+    weights = weights_that_count(args.node.weights, request.requests)
+    resources = numa = 0
+    if Measure.RESOURCES in args.measures:
+        resources = _whole_bound(state, request, kind, weights)
+        numa = _numa_bound(state, request, kind, weights)
+    points = [max(resources, numa)] if Measure.RESOURCES in args.measures else []
+    if Measure.NUMA_NODES in args.measures and account.node_ids:
+        strategy = _labelled(state.options, args.node.type)
+        busy = len(account.busy_nodes() & account.node_ids)
+        points.append(_count_bound(strategy, busy, len(account.node_ids)))
+    # A pod that is bound to no NUMA node has no points for them.
+    return max(resources, sum(points) // len(points) if points else 0)
+
+
+def _most(state: ScoreInput, request: ResourceRequest, kind: Strategy) -> dict[str, int]:
+    """The amounts of the pod that make the score highest, wherever they are: all, or none."""
+    if kind is not Strategy.MOST_ALLOCATED:
+        return {}
+    cpu_milli = 1000 * -(-max(request.requests.get("cpu", 0), 1) // 1000)
+    return {**request.requests, "cpu": state.options.amplified(cpu_milli)}
+
+
+def _whole_bound(
+    state: ScoreInput, request: ResourceRequest, kind: Strategy, weights: dict[str, int]
+) -> int:
+    options = state.options
+    owned = 1000 * state.account.holdings.full(1).bit_count()
+    used = dict(state.whole.requested)
+    used["cpu"] = used.get("cpu", 0) - owned + options.amplified(owned)
+    most = _most(state, request, kind) or request.requests
+    for name, amount in most.items():
+        used[name] = used.get(name, 0) + amount
+    return utilization_score(kind, weights, state.whole.allocatable, used)
+
+
+def _numa_bound(
+    state: ScoreInput, request: ResourceRequest, kind: Strategy, weights: dict[str, int]
+) -> int:
+    """The worst NUMA node counts: that of a pod on one of them has room for all of it, and of a pod
+    on several the second best of all is an upper bound."""
+    account, most = state.account, _most(state, request, kind)
+    totals, left = account.totals(), account.available()
+    scores, single = [], 0
+    for node, total in totals.items():
+        score = utilization_score(
+            kind,
+            weights,
+            total,
+            {name: account.used(node, name) + most.get(name, 0) for name in weights},
+        )
+        scores.append(score)
+        room = left.get(node, {})
+        if score > single and all(
+            room.get(name, 0) >= amount
+            for name, amount in request.requests.items()
+            if name in total
+        ):
+            single = score
+    scores.sort()
+    return max(single, scores[-2] if len(scores) > 1 else 0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _count_bound(strategy: Strategy, busy: int, total: int) -> int:
+    return max(by_count(strategy, used, total) for used in range(max(1, busy), total + 1))
 
 
 def by_count(strategy: Strategy, used: int, total: int) -> int:

@@ -26,7 +26,15 @@ from agent.allocate.devices.inventory import Inventory, NodeDevices
 from agent.allocate.devices.need import typed
 from agent.allocate.devices.request import DeviceRefusal, DeviceRequest
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation
-from agent.allocate.node_allocator.answer import Granted, Missing, MissingCause, Refused, refused
+from agent.allocate.node_allocator.answer import (
+    Granted,
+    Missing,
+    MissingCause,
+    Refused,
+    declined,
+    misfit,
+    refused,
+)
 from agent.allocate.node_allocator.assigned_pods import (
     AssignedPod,
     DeviceOverlap,
@@ -37,12 +45,12 @@ from agent.allocate.node_allocator.assigned_pods import (
 )
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest, Reads, as_one
 from agent.allocate.node_allocator.properties import NodeProperties, room_of
-from agent.allocate.node_allocator.zones import Zones, ZonesLack
+from agent.allocate.node_allocator.zones import Zones
 from agent.allocate.node_score import ScoreInput, WholeNode
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.offering import Declined, Offer
 from agent.allocate.placement.demand import CardOrder, Room, Verdict
-from agent.allocate.reasons import Reason
+from agent.allocate.score import HIGHEST
 from agent.allocate.trials import Price
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import DeviceAmounts
@@ -134,6 +142,18 @@ class NodeAllocator:
             return found
         return found.placed(verdict)
 
+    def score_bound(self, pod_request: PodRequest) -> int:
+        """No offer to the pod, which holds nothing here, has a higher score."""
+        rules, state = self._properties.rules, self._score_input()
+        if rules.scoring is None or rules.placement is not None or state is None:
+            return HIGHEST
+        here = self.as_here(pod_request)
+        scored = "cpu" in here.requests or "memory" in here.requests
+        if here.reads(self._properties) is Reads.ZONES or not scored:
+            return HIGHEST
+        found = node_score.bound(rules.scoring, state, here.resources)
+        return found if here.devices is None else (found + HIGHEST) // 2
+
     def verdict(self, pod_request: PodRequest) -> Verdict | None:
         """How good the node is for a pod that fits, by the placement of the rules; None without
         one."""
@@ -182,7 +202,7 @@ class NodeAllocator:
         if properties.cpus is not None and self._account is not None:
             got = offering.offer(properties.cpus, self._account, pod_request.resources, devices)
             if isinstance(got, Declined):
-                return _declined(got, devices)
+                return declined(got, devices)
             offer = got
         if (rejected := self._rejected_by_kubelet(pod_request)) is not None:
             return rejected
@@ -262,13 +282,13 @@ class NodeAllocator:
         found = self._zones.score(pod_request.uid, pod_request.zoned, self._properties.rules.zones)
         if isinstance(found, int):
             return Granted(pod_request, score=found)
-        return _misfit(found)
+        return misfit(found.misfit, unresolvable=found.unresolvable)
 
     def _rejected_by_kubelet(self, pod_request: PodRequest) -> Refused | None:
         if self._properties.zones is None:
             return None
         lack = self._zones.restricts(pod_request.uid, pod_request.parts)
-        return None if lack is None else _misfit(lack)
+        return None if lack is None else misfit(lack.misfit, unresolvable=lack.unresolvable)
 
     def _missing(self, granted: Granted) -> str:
         """What the offer needs and the node no longer has; "" if it has all."""
@@ -359,12 +379,16 @@ class NodeAllocator:
         memory."""
         if offer is None or not ("cpu" in pod_request.requests or "memory" in pod_request.requests):
             return None
-        args, cpus = self._properties.rules.scoring, self._properties.cpus
-        if args is None or cpus is None or self._account is None:
+        args, state = self._properties.rules.scoring, self._score_input()
+        if args is None or state is None:
             return offer.price.score
-        whole = WholeNode(self._properties.allocatable, self._requested)
-        state = ScoreInput(cpus, self._account, whole)
         return node_score.score(args, state, pod_request.resources, offer.allocation)
+
+    def _score_input(self) -> ScoreInput | None:
+        cpus, account = self._properties.cpus, self._account
+        if cpus is None or account is None:
+            return None
+        return ScoreInput(cpus, account, WholeNode(self._properties.allocatable, self._requested))
 
     def _kinds(self, uid: str) -> frozenset[str]:
         held = self._holdings.get(uid)
@@ -394,14 +418,10 @@ class NodeAllocator:
         return {(_GPU, minor): total for minor, total in totals.items() if minor not in chosen}
 
 
-_FREE: Final = Price(0, 0, 0)
 _NO_INVENTORY: Final = Inventory({})
 _GPU: Final = DeviceType.GPU.value
 _OTHERS: Final = "cards outside"
-_STALE: Final = Missing(
-    "the report of its NUMA nodes counts other pods than the scheduler knows",
-    MissingCause.STALE_REPORT,
-)
+_FREE: Final = Price(0, 0, 0)
 
 
 def _granted(
@@ -425,19 +445,3 @@ def _granted(
         order += (devices.opened(found),)
     mean = sum(scores) // len(scores) if scores and not price.avoided else 0
     return Granted(pod_request, offer, allocation, mean, order)
-
-
-def _misfit(lack: ZonesLack) -> Refused:
-    return Refused((lack.misfit or _STALE,), lack.unresolvable)
-
-
-def _declined(answer: Declined, devices: DeviceHintProvider | None) -> Refused:
-    """A shortage of devices is reported by the device provider instead of the merge."""
-    if devices is None or not isinstance(devices.found, DeviceRefusal):
-        return refused(*answer.rejections)
-    others = [
-        each
-        for each in answer.rejections
-        if each.reason is not Reason.NUMA_COMPANION and each.resource not in devices.kinds
-    ]
-    return refused(devices.found, *others)

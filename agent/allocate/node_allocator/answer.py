@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.devices.allocation import Allocation, device_allocated
+from agent.allocate.devices.allocation import Allocation, DeviceHintProvider, device_allocated
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.nrt.filter import Misfit
-from agent.allocate.offering import Offer
+from agent.allocate.offering import Declined, Offer
 from agent.allocate.placement.demand import Verdict
 from agent.allocate.policies_in_force import PolicySource
 from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
@@ -158,6 +158,29 @@ class Refused(msgspec.Struct, frozen=True):
 def refused(*reasons: Why) -> Refused:
     """A refusal; it is unresolvable if one of the reasons is."""
     return Refused(reasons, any(map(_is_unresolvable, reasons)))
+
+
+_STALE: Final = Missing(
+    "the report of its NUMA nodes counts other pods than the scheduler knows",
+    MissingCause.STALE_REPORT,
+)
+
+
+def misfit(why: Misfit | None, *, unresolvable: bool) -> Refused:
+    """`why` None: the report of the NUMA nodes is stale."""
+    return Refused((why or _STALE,), unresolvable)
+
+
+def declined(answer: Declined, devices: DeviceHintProvider | None) -> Refused:
+    """A shortage of devices is reported by the device provider instead of the merge."""
+    if devices is None or not isinstance(devices.found, DeviceRefusal):
+        return refused(*answer.rejections)
+    others = [
+        each
+        for each in answer.rejections
+        if each.reason is not Reason.NUMA_COMPANION and each.resource not in devices.kinds
+    ]
+    return refused(devices.found, *others)
 
 
 _LASTING: Final = UNRESOLVABLE | {

@@ -12,8 +12,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.pod_request import Reads
@@ -23,6 +26,8 @@ from agent.scheduler.state.pod_info import (
     Feasibility,
     Feasible,
     NodeCheck,
+    ScoredCheck,
+    Undecided,
 )
 
 MAX_RESULTS: Final = 1_000_000
@@ -40,6 +45,19 @@ _LOCKED_SECONDS: Final = 0.003
 _NUMBERING_SECONDS: Final = 0.001
 # A thread that waits for a lock rarely gets it if another thread takes it again at once.
 _PAUSE_SECONDS: Final = 0.00005
+
+
+def best_node(nodes: Sequence[str], results: Sequence[Feasibility | None]) -> str | None:
+    """The best node by score, order and name, which exclude ties; None if no node is feasible."""
+    feasible = [each for each in set(results) if isinstance(each, Feasible)]
+    if not feasible:
+        return None
+    least = min(each.key for each in feasible)
+    first, *more = (each for each in feasible if each.key == least)
+    pairs = zip(nodes, results, strict=True)
+    if not more:
+        return min(node for node, result in pairs if result is first)
+    return min(node for node, result in pairs if result is first or result in more)
 
 
 class Node(Protocol):
@@ -98,6 +116,72 @@ class EquivalenceCache:
         if None in set(found):
             self._compute_missing(check, nodes, found)
         return found  # type: ignore[return-value]
+
+    def best(self, check: ScoredCheck, nodes: Sequence[str]) -> str | None:
+        """The best of `nodes` by score, order and name, which exclude ties; None if none is
+        feasible. Nodes whose bound is below the best score found are not asked for a result."""
+        with self._log.lock:
+            self._invalidate()
+            row = self._row(check)
+            found = list(map(row.results.get, nodes))
+            self.lookups += len(nodes)
+        best = _Best()
+        if (first := best_node(nodes, found)) is not None:
+            best.take(first, found[nodes.index(first)])
+        if None not in set(found):
+            return first
+        missing = deque(node for node, result in zip(nodes, found, strict=True) if result is None)
+        bounds = self._bounds(check, missing, best)
+        pending = deque(sorted(bounds, reverse=True))
+        while pending and pending[0][0] >= best.score:
+            with self._log.lock:
+                self._invalidate()
+                row = self._row(check)
+                until = time.perf_counter() + _LOCKED_SECONDS
+                while pending and time.perf_counter() < until:
+                    bound, node = pending.popleft()
+                    if bound < best.score:
+                        break
+                    best.take(node, self._result(check, row, node))
+                self._evict()
+            if pending:
+                time.sleep(_PAUSE_SECONDS)
+        return best.node
+
+    def _bounds(
+        self, check: ScoredCheck, missing: deque[str], best: _Best
+    ) -> list[tuple[int, str]]:
+        """Those of the nodes without a result that may be better than the best; of several in one
+        state only the one with the smallest name."""
+        found: dict[int | str, tuple[int, str]] = {}
+        while missing:
+            with self._log.lock:
+                self._invalidate()
+                row = self._row(check)
+                until = time.perf_counter() + _LOCKED_SECONDS
+                while missing and time.perf_counter() < until:
+                    node = missing.popleft()
+                    waiting = self._waiting(check, row, node)
+                    if isinstance(waiting, Feasible):
+                        best.take(node, waiting)
+                    elif isinstance(waiting, _Waiting) and waiting.bound >= best.score:
+                        key = node if waiting.number is None else waiting.number
+                        if key not in found or node < found[key][1]:
+                            found[key] = waiting.bound, node
+            if missing:
+                time.sleep(_PAUSE_SECONDS)
+        return list(found.values())
+
+    def _waiting(self, check: ScoredCheck, row: _Row, node: str) -> Feasibility | _Waiting:
+        """The result if the node's state has one."""
+        waiting = row.waiting.get(node)
+        if waiting is None:
+            known = check.known(node, row.by_state)
+            if isinstance(known, Undecided):
+                return row.wait(node, known.number, partial(check.bound, known))
+            return known if known is UNKNOWN_NODE else row.put(node, known)
+        result = None if waiting.number is None else row.by_state.get(waiting.number)
+        return waiting if result is None else row.put(node, result)
 
     def uniform(self, check: NodeCheck) -> Feasibility | None:
         """Returns the result of all existing nodes; None if their results differ, or if some are
@@ -177,26 +261,66 @@ class EquivalenceCache:
                     row.drop(node, exists, new)
 
 
+class _Waiting(msgspec.Struct, frozen=True):
+    """A node without a result: the number of its state, and a score that its result does not
+    exceed."""
+
+    number: int | None
+    bound: int
+
+
+class _Best:
+    """The best node so far; `score` below all if there is none."""
+
+    def __init__(self) -> None:
+        self.score = -1
+        self.node: str | None = None
+        self._key: tuple[Any, ...] = ()
+
+    def take(self, node: str, result: Feasibility | None) -> None:
+        """Nothing if the result is not feasible."""
+        if not isinstance(result, Feasible) or result.score < self.score:
+            return
+        key = (*result.key, node)
+        if self.node is None or key < self._key:
+            self.score, self.node, self._key = result.score, node, key
+
+
 class _Row:
     """The results of one class by node; equal results are one object. `changed` are the nodes whose
-    result was dropped, and the nodes that were added since."""
+    result was dropped, and the nodes that were added since. `waiting`: other nodes, which can't be
+    the best."""
 
     def __init__(self, reads_zone_report: bool) -> None:
         self.reads_zone_report = reads_zone_report
         self.results: dict[str, Feasibility] = {}
         self.by_state: dict[int, Feasibility] = {}
+        self.waiting: dict[str, _Waiting] = {}
+        self._waiting_by_state: dict[int, _Waiting] = {}
         self.changed: set[str] = set()
         self._distinct: dict[Hashable, Feasibility] = {}
         self._counts: dict[Feasibility, int] = {}
 
     @property
     def size(self) -> int:
-        return len(self.results) + len(self.changed) + len(self.by_state)
+        return len(self.results) + len(self.changed) + len(self.by_state) + len(self.waiting)
 
     @property
     def uniform(self) -> Feasibility | None:
         """The result of all nodes; None if their results differ."""
         return next(iter(self._counts)) if len(self._counts) == 1 else None
+
+    def wait(self, node: str, number: int | None, bound: Callable[[], int]) -> _Waiting:
+        """`bound` is called once for all nodes with the same number."""
+        found = None if number is None else self._waiting_by_state.get(number)
+        if found is None:
+            found = _Waiting(number, bound())
+            if number is not None:
+                if len(self._waiting_by_state) > MAX_STATES:
+                    self._waiting_by_state.clear()
+                self._waiting_by_state[number] = found
+        self.waiting[node] = found
+        return found
 
     def put(self, node: str, result: Feasibility) -> Feasibility:
         if len(self.by_state) > MAX_STATES:
@@ -205,11 +329,13 @@ class _Row:
         self._counts[result] = self._counts.get(result, 0) + 1
         self.results[node] = result
         self.changed.discard(node)
+        self.waiting.pop(node, None)
         return result
 
     def drop(self, node: str, exists: bool, new: bool) -> None:
         """`exists`: the node still exists. `new`: it was added."""
         result = self.results.pop(node, None)
+        self.waiting.pop(node, None)
         if not exists:
             self.changed.discard(node)
         elif new or result is not None:

@@ -17,7 +17,7 @@ import msgspec
 
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest, PodRequestError
 from agent.model.apiobjects import ApiPod, GroupError, PodGroup
-from agent.scheduler.extender.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender.equivalence_cache import EquivalenceCache, best_node
 from agent.scheduler.extender.extender import (
     Extender,
     ExtenderArgs,
@@ -27,7 +27,7 @@ from agent.scheduler.extender.extender import (
     ExtenderPreemptionArgs,
     ExtenderPreemptionResult,
 )
-from agent.scheduler.state.cluster import RequirementsCheck, SchedulerCache
+from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import (
     UNKNOWN_NODE,
@@ -39,6 +39,7 @@ from agent.scheduler.state.pod_info import (
     PodInfoCache,
     PodName,
     PodRequirements,
+    RequirementsCheck,
 )
 from agent.scheduler.state.pods_api import BindError
 from agent.scheduler.unschedulable.queue import UnschedulableQueue, queued_pod
@@ -76,19 +77,6 @@ def _reasons(infeasible: set[Infeasible]) -> dict[Infeasible, str]:
     reasons, their amounts are omitted."""
     many = len({each.reason for each in infeasible}) > MAX_DETAILED_REASONS
     return {each: (many and each.summary) or each.reason for each in infeasible}
-
-
-def best_node(nodes: Sequence[str], results: Sequence[Feasibility]) -> str | None:
-    """The best node by score, order and name, which exclude ties; None if no node is feasible."""
-    feasible = [each for each in set(results) if isinstance(each, Feasible)]
-    if not feasible:
-        return None
-    least = min(each.key for each in feasible)
-    first, *more = (each for each in feasible if each.key == least)
-    pairs = zip(nodes, results, strict=True)
-    if not more:
-        return min(node for node, result in pairs if result is first)
-    return min(node for node, result in pairs if result is first or result in more)
 
 
 def only_node(nodes: Sequence[str], node: str, reason: str) -> ExtenderFilterResult:
@@ -204,10 +192,11 @@ class ExtenderHandlers:
             return self._filter_group(info, info.group, nodes)
         if self._all_nodes_fit(info.pod_request):
             return ExtenderFilterResult(nodes)
-        results = self._results(info.pod_request, nodes)
-        return filter_result(
-            nodes, results, best_only=bool(info.pod_request.needs & self._best_only)
-        )
+        if info.pod_request.needs & self._best_only:
+            best = self._best(info.pod_request, nodes)
+            if best is not None:
+                return ExtenderFilterResult((best,))
+        return filter_result(nodes, self._results(info.pod_request, nodes), best_only=False)
 
     def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
         nodes = args.node_names
@@ -255,6 +244,12 @@ class ExtenderHandlers:
         return self._cache.results(
             RequirementsCheck(self._cluster, PodRequirements(pod_request)), nodes
         )
+
+    def _best(self, pod_request: PodRequest, nodes: Sequence[str]) -> str | None:
+        with self._cluster.lock:
+            self._groups.expire()
+        check = RequirementsCheck(self._cluster, PodRequirements(pod_request))
+        return self._cache.best(check, nodes)
 
     def _filter_group(
         self, info: PodInfo, group: PodGroup, nodes: Sequence[str]

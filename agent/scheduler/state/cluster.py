@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -36,15 +36,11 @@ from agent.scheduler.state.node_info import (
     NodeInfo,
 )
 from agent.scheduler.state.pod_info import (
-    UNKNOWN_NODE,
     ChangedNodes,
     ChangeLog,
-    Feasibility,
     GroupMembers,
-    Infeasible,
     PodInfo,
     Requirements,
-    checked,
 )
 from agent.scheduler.state.records import NodeRecord, PodRecord, Unreadable
 
@@ -422,29 +418,3 @@ class SchedulerCache:
 
 def _value(change: Change[T]) -> T | None:
     return None if change.kind is ChangeKind.DELETED else change.value
-
-
-class RequirementsCheck(msgspec.Struct, frozen=True):
-    """Checks whether a node is eligible and has room."""
-
-    cluster: SchedulerCache
-    requirements: Requirements
-
-    @property
-    def equivalence_class(self) -> Hashable:
-        return self.requirements.equivalence_class
-
-    @property
-    def reads_zone_report(self) -> bool:
-        return not self.requirements.pod_request.parts.indifferent
-
-    def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
-        """The caller holds the cluster's lock."""
-        pod_request, state = self.requirements.pod_request, self.cluster.node(node)
-        if state is None:
-            return UNKNOWN_NODE
-        if (ineligibility := self.cluster.eligible(node, pod_request)) is not None:
-            return Infeasible(ineligibility, unresolvable=True)
-        reads = pod_request.reads(state.allocator.properties)
-        number = state.state_number(self.cluster.node_states, reads)
-        return checked(self.requirements, state.allocator, number, by_state)

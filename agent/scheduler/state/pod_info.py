@@ -18,7 +18,8 @@ import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
-from agent.allocate.node_allocator.pod_request import PodRequest, request_of
+from agent.allocate.node_allocator.node_states import NodeStates
+from agent.allocate.node_allocator.pod_request import PodRequest, Reads, request_of
 from agent.model.apiobjects import ApiPod, PodGroup, group_of
 
 
@@ -243,21 +244,6 @@ def parts(group: PodGroup, pod_request: PodRequest, size: int) -> list[PodReques
     ]
 
 
-def checked(
-    requirements: Requirements,
-    allocator: NodeAllocator,
-    number: int | None,
-    by_state: dict[int, Feasibility],
-) -> Feasibility:
-    """The result on a node with this number (`node_states`), computed once for each number."""
-    if number is None:
-        return requirements.check(allocator)
-    found = by_state.get(number)
-    if found is None:
-        found = by_state[number] = requirements.check(allocator)
-    return found
-
-
 class NodeCheck(Protocol):
     """The check of one equivalence class: two checks of equal `equivalence_class` have the same
     results on every node."""
@@ -274,6 +260,25 @@ class NodeCheck(Protocol):
         """Returns UNKNOWN_NODE for a node that does not exist. `by_state`: the results of this
         equivalence class by the number of the node's state, which a new one is added to. The caller
         holds the cluster's lock."""
+        ...
+
+
+class Undecided(msgspec.Struct, frozen=True):
+    """A node without a result yet. `number`: of its state, None if no other node can have it."""
+
+    allocator: NodeAllocator
+    number: int | None
+
+
+class ScoredCheck(NodeCheck, Protocol):
+    """A check of single pods."""
+
+    def known(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility | Undecided:
+        """The result if it is known. The caller holds the cluster's lock."""
+        ...
+
+    def bound(self, node: Undecided) -> int:
+        """A score that the result does not exceed. The caller holds the cluster's lock."""
         ...
 
 
@@ -344,3 +349,65 @@ class ChangeLog:
                 break
             names.append(name)
         return ChangedNodes(self.serial, frozenset(names))
+
+
+class CheckedNode(Protocol):
+    """What a check reads of a node."""
+
+    @property
+    def allocator(self) -> NodeAllocator: ...
+
+    def state_number(self, states: NodeStates, read: Reads) -> int | None: ...
+
+
+class CheckedNodes(Protocol):
+    """What a `SchedulerCache` has of the nodes."""
+
+    node_states: NodeStates
+
+    def node(self, name: str) -> CheckedNode | None: ...
+
+    def eligible(self, name: str, pod_request: PodRequest) -> str | None: ...
+
+
+class RequirementsCheck(msgspec.Struct, frozen=True):
+    """Checks whether a node is eligible and has room, once for all nodes in the same state
+    (`node_states`)."""
+
+    cluster: CheckedNodes
+    requirements: Requirements
+
+    @property
+    def equivalence_class(self) -> Hashable:
+        return self.requirements.equivalence_class
+
+    @property
+    def reads_zone_report(self) -> bool:
+        return not self.requirements.pod_request.parts.indifferent
+
+    def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
+        """The caller holds the cluster's lock."""
+        found = self.known(node, by_state)
+        if not isinstance(found, Undecided):
+            return found
+        result = self.requirements.check(found.allocator)
+        if found.number is not None:
+            by_state[found.number] = result
+        return result
+
+    def bound(self, node: Undecided) -> int:
+        """Only for single pods."""
+        return node.allocator.score_bound(self.requirements.pod_request)
+
+    def known(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility | Undecided:
+        pod_request, state = self.requirements.pod_request, self.cluster.node(node)
+        if state is None:
+            return UNKNOWN_NODE
+        if (ineligibility := self.cluster.eligible(node, pod_request)) is not None:
+            return Infeasible(ineligibility, unresolvable=True)
+        allocator = state.allocator
+        number = state.state_number(
+            self.cluster.node_states, pod_request.reads(allocator.properties)
+        )
+        known = None if number is None else by_state.get(number)
+        return Undecided(allocator, number) if known is None else known

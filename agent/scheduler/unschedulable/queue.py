@@ -11,7 +11,7 @@ import msgspec
 
 from agent.kube.objects import Change, ChangeKind
 from agent.model.apiobjects import PodGroup
-from agent.scheduler.state.cluster import RequirementsCheck, SchedulerCache
+from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_info import (
     ChangedNodes,
     Feasibility,
@@ -19,6 +19,7 @@ from agent.scheduler.state.pod_info import (
     NodeCheck,
     PodInfo,
     Requirements,
+    RequirementsCheck,
 )
 from agent.scheduler.state.records import PodRecord
 

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.pod_request import Reads
-from agent.scheduler.state.cluster import RequirementsCheck, SchedulerCache
-from agent.scheduler.state.pod_info import Feasibility, Feasible, GroupRequirements, PodRequirements
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.pod_info import (
+    Feasibility,
+    Feasible,
+    GroupRequirements,
+    PodRequirements,
+    RequirementsCheck,
+)
 from tests.fixtures.fleet import (
     CARDS,
     EIGHT,

@@ -20,8 +20,8 @@ from agent.scheduler.preemption.evictor import (
 )
 from agent.scheduler.preemption.victim_selection import NodeSnapshots
 from agent.scheduler.state import records
-from agent.scheduler.state.cluster import RequirementsCheck, SchedulerCache
-from agent.scheduler.state.pod_info import PodRequirements
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.pod_info import PodRequirements, RequirementsCheck
 from agent.scheduler.state.records import AgentSelector
 from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue
 from tests.integration.apiserver.server import ApiServer

@@ -11,8 +11,13 @@ from agent.scheduler.explain import causes as codes
 from agent.scheduler.explain import explainer
 from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.extender.handlers import best_node
-from agent.scheduler.state.cluster import RequirementsCheck
-from agent.scheduler.state.pod_info import Feasible, PodInfo, PodRequirements, pod_info
+from agent.scheduler.state.pod_info import (
+    Feasible,
+    PodInfo,
+    PodRequirements,
+    RequirementsCheck,
+    pod_info,
+)
 from tests.fixtures import fleet
 from tests.fixtures.fleet import CARDS, EIGHT, SINGLE, SMALL, owner
 from tests.scheduler.explain.scenes import SCHEDULER, Scene, causes

@@ -8,8 +8,8 @@ import time
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.pod_request import Reads
 from agent.scheduler.extender.equivalence_cache import StateNumbering
-from agent.scheduler.state.cluster import RequirementsCheck, SchedulerCache
-from agent.scheduler.state.pod_info import Feasible, PodRequirements
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.pod_info import Feasible, PodRequirements, RequirementsCheck
 from tests.fixtures.fleet import CARDS, EIGHT, SMALL, carder, owner, plain
 from tests.scheduler import clusters
 

@@ -5,7 +5,7 @@ import pytest
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import Needs
 from agent.model.apiobjects import PodGroup
-from agent.scheduler.state.cluster import RequirementsCheck, SchedulerCache
+from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import (
     UNKNOWN_NODE,
@@ -14,6 +14,7 @@ from agent.scheduler.state.pod_info import (
     Infeasible,
     PodInfoCache,
     PodRequirements,
+    RequirementsCheck,
 )
 from tests.fixtures.fleet import SMALL, Kind, owner
 from tests.scheduler import clusters

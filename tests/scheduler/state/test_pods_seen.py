@@ -15,8 +15,8 @@ from agent.kube.transport import Transport
 from agent.model.cpu.policies import PlacementPolicy
 from agent.model.objects import ObjectError
 from agent.scheduler.state import pods_seen, records
-from agent.scheduler.state.cluster import RequirementsCheck, SchedulerCache
-from agent.scheduler.state.pod_info import Feasible, PodRequirements
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.pod_info import Feasible, PodRequirements, RequirementsCheck
 from agent.scheduler.state.pods_seen import PlacementUpdates, PodsSeen
 from agent.scheduler.state.records import AgentSelector, PodRecord
 from tests.fixtures import fleet

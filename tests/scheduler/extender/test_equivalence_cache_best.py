@@ -1,0 +1,148 @@
+"""The best node is found without asking all nodes, and it is the best of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.node_allocator.answer import Granted
+from agent.model.cpu.policies import NumaPolicy, Strategy
+from agent.model.settings import plugin_args
+from agent.model.settings.plugin_args import Measure, Rules, SchedulerArgs
+from agent.scheduler.extender.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender.handlers import best_node
+from agent.scheduler.rules import allocator_rules
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.pod_info import PodRequirements, RequirementsCheck
+from tests.fixtures.fleet import (
+    CARDS,
+    EIGHT,
+    SINGLE,
+    SMALL,
+    WIDE,
+    Kind,
+    carder,
+    owner,
+    part,
+    sharer,
+)
+from tests.scheduler import clusters
+
+MODELS = {
+    "a": SMALL,
+    "b": SMALL,
+    "c": CARDS,
+    "d": CARDS,
+    "e": EIGHT,
+    "f": EIGHT,
+    "g": SINGLE,
+    "h": WIDE,
+}
+KINDS = (
+    owner(2, 2),
+    owner(3, 2, "SpreadByPCPUs"),
+    owner(6, 4, "FullPCPUs"),
+    owner(26, 4, "FullPCPUs", "LSE"),
+    owner(14, 300),
+    sharer("3", 4),
+    sharer("1500m", 120, "BestEffort"),
+    sharer("2", 8, "Restricted"),
+    sharer("6", 16, "SingleNUMANode"),
+    carder(2, 8, 1),
+    carder(1),
+    part(30),
+)
+
+
+def _variants() -> Iterator[SchedulerArgs]:
+    args = plugin_args.defaults(Rules.PROPOSAL)
+    for kind in Strategy:
+        node = msgspec.structs.replace(args.node, type=kind)
+        for measures in ({Measure.RESOURCES}, {Measure.NUMA_NODES}, set(Measure)):
+            yield msgspec.structs.replace(args, node=node, measures=frozenset(measures))
+    yield msgspec.structs.replace(args, numa_policy=NumaPolicy.NONE)
+    yield plugin_args.defaults(Rules.KOORDINATOR)
+
+
+VARIANTS = tuple(_variants())
+steps = st.tuples(
+    st.integers(0, len(KINDS) - 1), st.sampled_from(sorted(MODELS)), st.integers(0, 19)
+)
+
+
+def filled(args: SchedulerArgs, history: list[tuple[int, str, int]]) -> SchedulerCache:
+    """Each step reserves for a pod, or releases the pod that has the name already."""
+    rules = allocator_rules(args, Strategy.LEAST_ALLOCATED)
+    cluster = SchedulerCache(rules=rules)
+    for name, model in MODELS.items():
+        clusters.add(cluster, name, model)
+    for kind, node, name in history:
+        if not cluster.release(f"uid-p{name}"):
+            clusters.reserve(cluster, KINDS[kind], node, f"p{name}")
+    return cluster
+
+
+@given(st.sampled_from(VARIANTS), st.lists(steps, min_size=5, max_size=40))
+def test_no_offer_is_better_than_its_bound(
+    args: SchedulerArgs, history: list[tuple[int, str, int]]
+) -> None:
+    cluster = filled(args, history)
+    for kind in KINDS:
+        request = clusters.pod_request(kind, "new")
+        for node in cluster.nodes():
+            offer = node.allocator.offer(request)
+            if isinstance(offer, Granted):
+                assert offer.score <= node.allocator.score_bound(request) <= 100
+
+
+@given(st.sampled_from(VARIANTS), st.lists(steps, min_size=5, max_size=30))
+def test_the_best_node_is_that_of_all_results(
+    args: SchedulerArgs, history: list[tuple[int, str, int]]
+) -> None:
+    """Asked again after each change, from what the cache still knows."""
+    cluster = filled(args, history[:10])
+    names = sorted(MODELS)
+    cache, whole = EquivalenceCache(cluster), EquivalenceCache(cluster)
+    for kind, node, name in [*history[10:], history[0]]:
+        for asked in (KINDS[kind], KINDS[name % len(KINDS)]):
+            check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(asked)))
+            assert cache.best(check, names) == best_node(names, whole.results(check, names))
+            assert cache.best(check, names[::2]) == best_node(
+                names[::2], whole.results(check, names[::2])
+            )
+        if not cluster.release(f"uid-p{name}"):
+            clusters.reserve(cluster, KINDS[kind], node, f"p{name}")
+
+
+def test_nodes_that_cannot_be_the_best_are_not_asked() -> None:
+    """The fullest node wins; ten empty ones are in one state, others are emptier than it."""
+    args = plugin_args.defaults(Rules.PROPOSAL)
+    rules = allocator_rules(args, Strategy.LEAST_ALLOCATED)
+    cluster = SchedulerCache(rules=rules)
+    for number in range(40):
+        clusters.add(cluster, f"n{number:02d}", SMALL)
+    for number in range(30):
+        for each in range(1 + number % 3):
+            kind = owner(2 + number % 5, 2 + number)
+            assert clusters.reserve(cluster, kind, f"n{number:02d}", f"p-{number}-{each}")
+    names = [f"n{number:02d}" for number in range(40)]
+    cache = EquivalenceCache(cluster)
+    check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(owner(2, 2))))
+    best = cache.best(check, names)
+    asked = cache.misses
+    assert best == best_node(names, EquivalenceCache(cluster).results(check, names))
+    assert asked < len(names) / 2
+    cache.best(check, names)
+    assert cache.misses == asked
+
+
+@pytest.mark.parametrize("kind", [owner(400, 4), carder(9)])
+def test_no_node_is_the_best_if_none_has_room(kind: Kind) -> None:
+    cluster = clusters.cluster(MODELS)
+    check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(kind)))
+    assert EquivalenceCache(cluster).best(check, [*MODELS, "unknown"]) is None
+    assert EquivalenceCache(cluster).best(check, []) is None
