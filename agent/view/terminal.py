@@ -158,7 +158,10 @@ def bar(part: float, columns: int, ability: Ability) -> str:
 
 
 def chart(values: Sequence[float | None], rows: int, ability: Ability) -> list[str]:
-    """A column for each value from 0 to 1, `rows` high, the top row first; blank for None."""
+    """A column for each value from 0 to 1, `rows` high, the top row first; blank for None. Without
+    Unicode a chart of one row has digits, as `level`."""
+    if rows == 1 and not ability.unicode:
+        return ["".join(" " if each is None else level(each, ability) for each in values)]
     lines = []
     for row in reversed(range(rows)):
         parts = (None if value is None else value * rows - row for value in values)

@@ -74,6 +74,8 @@ def test_bars_and_charts() -> None:
     assert terminal.bar(2.0, 4, ASCII) == "####"
     assert terminal.chart([None, 0.0, 0.25, 0.5, 1.0], 2, Ability()) == ["    █", " ▁▄██"]
     assert terminal.chart([None, 0.0, 0.5, 1.0], 2, ASCII) == ["   #", " _##"]
+    assert terminal.chart([None, 0.0, 0.62, 1.0], 1, ASCII) == [" .69"]
+    assert terminal.chart([None, 0.0, 0.62, 1.0], 1, Ability()) == [" ▁▅█"]
 
 
 def test_a_line_ends_in_the_style_of_the_terminal() -> None:
