@@ -67,7 +67,7 @@ const fillChart = (child, [column, bars]) => {
       number.textContent = count;
       nodes.textContent = ` ${nodesText(count)} with `;
       bar.style.setProperty('--part', String(count / most));
-      label.textContent = rangeText(low, high);
+      label.textContent = low > 1 && low === bars[bars.length - 1][0] ? `${low}+` : rangeText(low, high);
       made.disabled = !count && !chosen;
       made.setAttribute('aria-pressed', String(chosen));
       made.title = `${count} ${nodesText(count)} with ${nounOf(column, low, high)}`;
