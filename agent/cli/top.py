@@ -60,6 +60,8 @@ _SECONDS: Final = {"pods": 10.0, "devices": 10.0, "gpus": 2.0}
 _ANSWER_SECONDS: Final = 5.0
 _ONCE_SECONDS: Final = 0.5
 _ONCE_ROWS: Final = 2_000
+_STANDARD_INPUT: Final = 0
+"""It may be closed; then there is no `sys.stdin`."""
 _TERM: Final = re.compile(r"[A-Za-z0-9+._-]{1,64}")
 
 
@@ -163,7 +165,7 @@ def _live(
     try:
         with (
             Faults(fail),
-            KeyTerminal(sys.stdin.fileno(), sys.stdout.fileno(), ability, encoding) as screen,
+            KeyTerminal(_STANDARD_INPUT, sys.stdout.fileno(), ability, encoding) as screen,
             _Background(reader, screen.wake, every) as background,
         ):
             due = time.monotonic() + min(every, _ONCE_SECONDS)

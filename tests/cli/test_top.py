@@ -146,6 +146,17 @@ def test_the_filter_has_the_arrows_of_slow_terminals(terminal: EmulatedTerminal)
     terminal.until("the second pod", lambda text: ">b db/postgres" in text)
 
 
+@pytest.mark.parametrize("input_", ["</dev/null", "<&-"])
+def test_without_keys(words: list[str], input_: str) -> None:
+    """It shows the node until a signal ends it."""
+    command = " ".join(f"'{word}'" for word in words)
+    with EmulatedTerminal(["bash", "-c", f"exec {command} {input_}"]) as terminal:
+        terminal.until("the first frame", lambda text: "ml/train" in text)
+        terminal.press("\x03")
+        assert terminal.ended() == 0
+        assert terminal.modes == terminal.modes_before
+
+
 ENDS = [("q", None, 0), ("\x03", None, 0), (None, signal.SIGTERM, 143), (None, signal.SIGHUP, 129)]
 
 
