@@ -159,6 +159,21 @@ def test_changes_come_from_the_trail_with_what_others_appended(node: Looked) -> 
     assert sizes[-2:] == [1, 2]
 
 
+def test_drift_that_the_agent_mended_is_told(node: Looked) -> None:
+    node.pod("web", "LS")
+    node.reconcile()
+    node.pod("own", "LSE", "1")
+    node.reconcile()
+    group = node.world.cpuset / "kubepods/burstable/podweb/c-web-main/cpuset.cpus"
+    assert group.read_text().strip() == "0,2-3"
+    group.write_text("0-3\n")
+    node.reconcile()
+    assert group.read_text().strip() == "0,2-3"
+    (found,) = values(node, "history")["drift"]
+    assert (found["kind"], found["pod"]) == ("Drift", "ns/web")
+    assert "another process had set it to 0-3" in found["text"]
+
+
 def test_losing_the_trail_loses_nothing_else(node: Looked) -> None:
     node.pod("web", "LS")
     node.reconcile()
