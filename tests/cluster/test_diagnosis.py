@@ -2,8 +2,7 @@
 
 For each fault the alert of the chart fires in a real Prometheus that scrapes agent, proxy and
 scheduler, `kubectl topolet doctor NODE` and an Event or a metric name it, and so does
-docs/troubleshooting.md. A full disk is in `tests/integration/test_doctor.py`, a lost card, which
-no cluster has here, in `tests/integration/test_alerts.py`.
+docs/troubleshooting.md. Cards are those of a fake driver.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import contextlib
 import json
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +21,20 @@ import pytest
 from agent.kubelet import cpu_manager_state
 from agent.node.change_log import CLAIM_NOT_HONORED
 from agent.node.drift import DriftKind
+from agent.node.node_events import (
+    AGENT_NOT_READY,
+    DEVICE_UNHEALTHY,
+    KUBELET_INCOMPATIBLE,
+    KUBELET_POLICY_CHANGED,
+)
 from agent.node.node_findings import WATCH_SECONDS, NodeCode
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 from tests.cluster.machine import ProgramError
 from tests.cluster.pods import manifest
-from tests.deploy.chart import CHART
-from tests.fixtures.prometheus import PrometheusApi, configured
+from tests.deploy.chart import CHART, rendered
+from tests.discover import fakenvml, gpumachines
+from tests.fixtures.prometheus import PrometheusApi, configured, job_of
+from tests.integration.gpunode import GpuHost
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("pods_gone")]
 
@@ -34,6 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = CHART / "files/alerts.yaml"
 ADDRESS = "127.0.0.1:9390"
 """Of Prometheus, in the world."""
+FILLER = "/run/topolet/filler"
 CPU_STATE = "/var/lib/kubelet/cpu_manager_state"
 _TOPOLET = """export PYTHONPATH="$1" KUBECONFIG="$2" HOME=/tmp
 folder=$3
@@ -96,25 +105,45 @@ def calm(installed: Cluster) -> Iterator[Cluster]:
 @pytest.fixture
 def alerts(calm: Cluster) -> Iterator[PrometheusApi]:
     """The rules of the chart, on what is scraped in the cluster."""
-    world, machine = calm.control.world, calm.nodes[HOST].machine
-    targets = {
-        "topolet-agent": calm.page_addresses("agent"),
-        "topolet-scheduler": calm.page_addresses("scheduler"),
-        "topolet-proxy": ["127.0.0.1:9327"],
-    }
-    folder = world.folder / "prometheus"
-    command = configured(folder, targets, RULES, WATCH_SECONDS - 20)
-    it = PrometheusApi(ADDRESS, lambda url: machine.run("busybox", "wget", "-q", "-O-", url))
-    machine.start("prometheus", *command, f"--web.listen-address={ADDRESS}")
-    try:
-        calm.eventually("all are scraped", lambda: len(_up(it)) == sum(map(len, targets.values())))
+    schedulers = calm.page_addresses("scheduler")
+    with scraped(calm) as it:
         calm.eventually("no alert fires", lambda: it.firing() == set())
         yield it
-        if calm.page_addresses("scheduler") == targets["topolet-scheduler"]:
+        if calm.page_addresses("scheduler") == schedulers:
             calm.eventually("no alert is left", lambda: it.firing() == set())
+
+
+@contextlib.contextmanager
+def scraped(cluster: Cluster) -> Iterator[PrometheusApi]:
+    """A Prometheus that scrapes the processes that run at its start."""
+    world, machine = cluster.control.world, cluster.nodes[HOST].machine
+    targets = {
+        "topolet-agent": cluster.page_addresses("agent"),
+        "topolet-scheduler": cluster.page_addresses("scheduler"),
+    }
+    folder = world.folder / "prometheus"
+    folder.mkdir()
+    command = configured(
+        folder, targets, RULES, WATCH_SECONDS - 20, _jobs_of_proxies(cluster, folder)
+    )
+    it = PrometheusApi(ADDRESS, lambda url: machine.run("busybox", "wget", "-q", "-O-", url))
+    machine.start("prometheus", *command, f"--web.listen-address={ADDRESS}")
+    number = sum(map(len, targets.values())) + len(cluster.nodes)
+    try:
+        cluster.eventually("all are scraped", lambda: len(_up(it)) == number)
+        yield it
     finally:
         machine.end("prometheus")
         shutil.rmtree(folder)
+
+
+def _jobs_of_proxies(cluster: Cluster, folder: Path) -> list[dict[str, object]]:
+    """By the chart's ScrapeConfig, which finds them by their Nodes."""
+    nodes = [cluster.get("node", name) or {} for name in cluster.nodes]
+    values = {"pools": [{"mode": "proxy"}], "scrapeConfig": {"enabled": True}}
+    return [
+        job_of(each, nodes) for each in rendered(folder, values) if each["kind"] == "ScrapeConfig"
+    ]
 
 
 def _up(it: PrometheusApi) -> list[object]:
@@ -132,6 +161,23 @@ def agent_pid(cluster: Cluster) -> str:
         if "agent" in words[:4] and any(each.startswith("--kubelet-configz") for each in words):
             return path.split("/")[2]
     raise AssertionError("no agent runs")
+
+
+def answers(cluster: Cluster) -> None:
+    """Waits until doctor can be called: a kubelet that starts does not know its pods yet."""
+    cluster.eventually("the kubelet knows the agent", lambda: run(cluster, "doctor", HOST)[1])
+
+
+def event_of_node(cluster: Cluster, reason: str, words: str) -> None:
+    """Waits for an Event of the Node, which docs/events.md explains."""
+    about = f"reason={reason},involvedObject.kind=Node,involvedObject.name={HOST}"
+
+    def told() -> bool:
+        found = cluster.objects("events", f"--field-selector={about}")
+        return any(words in each.get("message", "") for each in found)
+
+    cluster.eventually(f"an Event {reason} of the Node", told, 120)
+    assert f"| `{reason}` |" in (ROOT / "docs/events.md").read_text()
 
 
 @contextlib.contextmanager
@@ -156,6 +202,9 @@ def test_a_node_is_examined_and_drawn_from_outside(calm: Cluster) -> None:
     assert (code, error) == (0, ""), text
     assert "default/lse main" in text
     assert "runtime: containerd 2" in text
+    _, text, _ = run(cluster, "doctor", HOST, "-o", "json")
+    (own,) = [each for each in json.loads(text)["seen"] if each["title"] == "default/lse main"]
+    assert own["processes"] == own["group"], "found from the agent's container"
     code, text, _ = run(cluster, "topology", HOST, "--owners")
     assert code == 0
     assert "default/lse" in text
@@ -217,13 +266,93 @@ def test_a_program_that_pins_cpus(calm: Cluster) -> None:
         machine.end("balloons", signal.SIGKILL)
 
 
-def test_a_state_of_another_policy(calm: Cluster) -> None:
-    """No alert of ours: the kubelet does not start with it, and its node is not Ready."""
+def test_a_state_of_another_policy(calm: Cluster, alerts: PrometheusApi) -> None:
+    """The kubelet does not start with it, and its node is not Ready."""
     text = calm.nodes[HOST].machine.read(CPU_STATE)[CPU_STATE]
     state = cpu_manager_state.decode(text.encode())
     other = cpu_manager_state.encode(msgspec.structs.replace(state, policy="static"))
     with written(calm, CPU_STATE, other.decode()):
         found(calm, NodeCode.KUBELET_POLICY)
+        alerts.fires("TopoletSourceUnreadable")
+        event_of_node(calm, KUBELET_INCOMPATIBLE, "its state file has the policy static")
+
+
+def test_another_policy_of_the_kubelet(calm: Cluster) -> None:
+    """The right way, with a new state file: an Event says so, and nothing is wrong."""
+    node = calm.nodes[HOST]
+    node.restart_kubelet(topologyManagerPolicy="best-effort")
+    try:
+        event_of_node(calm, KUBELET_POLICY_CHANGED, "topologyManagerPolicy best-effort")
+        answers(calm)
+        calm.eventually("doctor finds nothing", lambda: findings(calm) == set())
+    finally:
+        node.restart_kubelet(topologyManagerPolicy=None)
+    answers(calm)
+
+
+def test_a_full_state_folder(calm: Cluster) -> None:
+    """The proxy refuses the pod meanwhile, which is an alert for ten minutes: another proxy has
+    refused none."""
+    machine = calm.nodes[HOST].machine
+    with contextlib.suppress(ProgramError):  # it ends when the file system is full
+        machine.run("dd", "if=/dev/zero", f"of={FILLER}", "bs=4k")
+    try:
+        calm.create(manifest("lse", qos="LSE", cpu=1))
+        with scraped(calm) as alerts:
+            alerts.fires("TopoletAgentNotReady")
+            alerts.fires("TopoletHookFailed")
+        found(calm, NodeCode.DISK)
+        event_of_node(calm, AGENT_NOT_READY, "No space left on device")
+    finally:
+        machine.remove(FILLER)
+    calm.wait_running("lse")
+    calm.nodes[HOST].kill_proxy()
+
+
+def test_a_card_that_is_lost(calm: Cluster) -> None:
+    """The agent has the files of a machine with cards and of its driver, as NVIDIA's runtime class
+    gives them."""
+    folder = calm.control.world.folder / "gpus"
+    gpus = GpuHost(folder, gpumachines.dgx1())
+    (gpus.root / "sys/fs/cgroup").mkdir(parents=True)
+    words = ("-n", NAMESPACE, "daemonset/topolet-agent")
+    calm.kubectl("patch", *words, "-p", json.dumps(_with_cards(gpus, folder)))
+    try:
+        calm.kubectl("rollout", "status", *words, "--timeout=120s")
+        calm.wait_agent_ready(HOST)
+        calm.eventually("the cards are known", lambda: _healthy(calm) == len(gpus.machine.cards))
+        with scraped(calm) as alerts:
+            assert "TopoletDeviceUnhealthy" not in alerts.firing()
+            gpus.driver.event(0, 79)
+            alerts.fires("TopoletDeviceUnhealthy")
+        found(calm, NodeCode.DEVICE)
+        event_of_node(calm, DEVICE_UNHEALTHY, gpus.machine.cards[0].uuid)
+    finally:
+        calm.kubectl("rollout", "undo", *words)
+        calm.kubectl("rollout", "status", *words, "--timeout=120s")
+        calm.kubectl("delete", "devices.scheduling.koordinator.sh", HOST, "--ignore-not-found")
+
+
+def _healthy(cluster: Cluster) -> float:
+    return cluster.agent_metric(HOST, "topolet_device_healthy")
+
+
+def _with_cards(gpus: GpuHost, folder: Path) -> dict[str, object]:
+    """A patch of the DaemonSet."""
+    library = gpus.driver.root / "usr/lib64" / fakenvml.SONAME
+    places = {"driver": (f"/usr/lib/x86_64-linux-gnu/{fakenvml.SONAME}", library)}
+    places["facts"] = (str(folder), folder)
+    volumes = {"sys": gpus.root / "sys", **{name: path for name, (_, path) in places.items()}}
+    container = {
+        "name": "agent",
+        "env": [{"name": name, "value": text} for name, text in gpus.environ.items()],
+        "volumeMounts": [{"name": name, "mountPath": where} for name, (where, _) in places.items()],
+    }
+    paths = [
+        {"name": name, "hostPath": {"path": str(path), "type": ""}}
+        for name, path in volumes.items()
+    ]
+    return {"spec": {"template": {"spec": {"containers": [container], "volumes": paths}}}}
 
 
 def test_no_scheduler_leads(calm: Cluster, alerts: PrometheusApi) -> None:

@@ -33,7 +33,6 @@ _FOLDERS = {
     "kubelet": "/var/lib/kubelet",
     "containerd": "/var/lib/containerd",
     "run-containerd": "/run/containerd",
-    "run-topolet": "/run/topolet",
     "kubernetes": "/etc/kubernetes",
     "cni": "/etc/cni",
     "log-pods": "/var/log/pods",
@@ -49,7 +48,8 @@ exec "$@"
 """
 
 # Unmounts mounts of other programs of this machine, which the world would keep busy. Changes of
-# /etc, /var/lib and /var/log go to a layer in memory; their submounts are not visible.
+# /etc, /var/lib and /var/log go to a layer in memory; their submounts are not visible. The state
+# folder has a file system of its own, so that it can be full.
 _FURNISH = """folder=$1; shift
 while read -r _ where kind _; do
     case $kind:$where in
@@ -69,6 +69,9 @@ while [ $# -gt 0 ]; do
     mount --make-shared "$2"
     shift 2
 done
+mkdir -p /run/topolet
+mount -t tmpfs -o size=32m tmpfs /run/topolet
+mount --make-shared /run/topolet
 mkdir -p /var/lib/cni
 for file in "$folder"/tunables/*; do
     mount --bind "$file" "/proc/sys/$(basename "$file" | tr . /)"
