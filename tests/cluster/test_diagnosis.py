@@ -11,7 +11,6 @@ import contextlib
 import json
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
