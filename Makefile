@@ -31,7 +31,7 @@ API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
 	$(addprefix tests/integration/extender/test_, $(addsuffix .py, \
 	bind evictor gpulinks outage scheduler_process scheduler_state))
 
-.PHONY: run run-numa check test test-all test-fuzz test-api-servers test-cluster plan-tests \
+.PHONY: run run-numa run-cluster check test test-all test-fuzz test-api-servers test-cluster plan-tests \
 	prepare-tests all-suites fuzz api-servers audit lint lock manifests pictures release clean
 
 run: $(VENV)/.run
@@ -43,6 +43,10 @@ run-numa: $(VENV)/.test
 	@demo/prepare run
 	@tests/vm/prepare
 	@$(BIN)/python -m demo.numa $(if $(SECONDS),--seconds $(SECONDS))
+
+# The same on a whole cluster.
+run-cluster: prepare-tests
+	@$(BIN)/python -m demo.cluster $(if $(SECONDS),--seconds $(SECONDS))
 
 # Within 150 seconds, for every change.
 check: lint $(VENV)/.test

@@ -227,6 +227,7 @@ def test_a_terminal_that_hangs_up_ends_it(folder: pathlib.Path) -> None:
     nothing_left(folder)
 
 
+@pytest.mark.long
 def test_one_key_for_each_pod_and_fault(folder: pathlib.Path) -> None:
     with Terminal(demo(folder)) as terminal:
         terminal.wait_for("LS pod topolet-demo/ls comes", "BE pod topolet-demo/be comes", "q end")
