@@ -31,7 +31,7 @@ from unittest import mock
 from agent.view import terminal
 from agent.view.terminal import Ability
 from agent.view.top.frame import frame
-from agent.view.top.looking import Looking
+from agent.view.top.screen_state import ScreenState
 from tests.fixtures.browser import browsing
 from tests.fixtures.fleet import carder, owner
 from tests.fixtures.page import Looked, served
@@ -230,7 +230,7 @@ def topology() -> str:
 def top() -> str:
     """`topolet top` of a machine with 64 CPUs, of values that change no more."""
     with _zone("UTC"):
-        lines = frame(nodes.node(2, 2, 2, 4, 2), None, Looking(), 110, 30, Ability())
+        lines = frame(nodes.node(2, 2, 2, 4, 2), None, ScreenState(), 110, 30, Ability())
     return as_svg("\n".join(terminal.encoded(line, 256) for line in lines), "topolet top")
 
 

@@ -42,8 +42,8 @@ from agent.view.devices import DeviceSources, ShownDevice
 from agent.view.terminal import Ability
 from agent.view.top import lists
 from agent.view.top.frame import frame
-from agent.view.top.looking import Looking, pressed
-from agent.view.top.values import Opened, Seen, Usage
+from agent.view.top.screen_state import ScreenState, pressed
+from agent.view.top.values import Observation, Opened, Usage
 
 
 class TopSettings(RestoreSettings, frozen=True):
@@ -137,15 +137,15 @@ def _there(arguments: argparse.Namespace) -> int:
 
 def _once(sampler: NodeSampler, reader: _Reader, ability: Ability) -> int:
     """Two looks, for the loads between them; the picture has no colours."""
-    sampler.see()
+    sampler.observe()
     reader.read()
     time.sleep(_ONCE_SECONDS)
     reader.read()
     reader.close()
     columns, _ = shutil.get_terminal_size((100, 24))
     plain = msgspec.structs.replace(ability, colours=0)
-    looking = Looking(focus="")
-    drawn = frame(reader.seen(), None, looking, columns, _ONCE_ROWS, plain)
+    state = ScreenState(focus="")
+    drawn = frame(reader.observed(), None, state, columns, _ONCE_ROWS, plain)
     lines = [terminal.text(line) for line in drawn[:-1]]
     print(format.encodable("\n".join(lines).rstrip()), flush=True)
     return 0
@@ -154,8 +154,8 @@ def _once(sampler: NodeSampler, reader: _Reader, ability: Ability) -> int:
 def _live(
     sampler: NodeSampler, reader: _Reader, ability: Ability, encoding: str, every: float
 ) -> int:
-    seen = reader.seen()  # A machine that can't be read is told before the screen begins.
-    looking = Looking()
+    observed = reader.observed()  # An error of the machine is printed before the screen begins.
+    state = ScreenState()
     failed = threading.Event()
 
     def fail() -> None:
@@ -169,17 +169,17 @@ def _live(
             _Background(reader, screen.wake, every) as background,
         ):
             due = time.monotonic() + min(every, _ONCE_SECONDS)
-            while not (screen.ended or looking.ended or failed.is_set()):
+            while not (screen.ended or state.ended or failed.is_set()):
                 columns, rows = screen.size
-                screen.show(frame(seen, background.opened, looking, columns, rows, ability))
-                entries = lists.keys(seen, looking)
+                screen.show(frame(observed, background.opened, state, columns, rows, ability))
+                entries = lists.keys(observed, state)
                 for key in screen.keys(max(due - time.monotonic(), 0.0)):
-                    looking = pressed(key, looking, entries, max(rows // 2, 1))
-                    entries = lists.keys(seen, looking)
-                background.open(lists.pod_of(looking.opened, seen))
+                    state = pressed(key, state, entries, max(rows // 2, 1))
+                    entries = lists.keys(observed, state)
+                background.open(lists.pod_of(state.opened, observed))
                 if time.monotonic() >= due:
                     due = time.monotonic() + every
-                    seen = seen if looking.frozen else reader.seen()
+                    observed = observed if state.frozen else reader.observed()
     except TerminalGoneError:
         return 0
     return 0 if screen.ended in (0, signal.SIGINT) else 128 + screen.ended
@@ -203,9 +203,9 @@ class _Reader:
         self._usage: dict[str, Usage] = {}
         self._problems: dict[str, str] = {}
 
-    def seen(self) -> Seen:
+    def observed(self) -> Observation:
         """Raises DiscoveryError, OSError."""
-        return self._sampler.see(self._devices, self._usage, tuple(self._problems.values()))
+        return self._sampler.observe(self._devices, self._usage, tuple(self._problems.values()))
 
     def read(self) -> None:
         """What is due."""
@@ -311,7 +311,7 @@ class _Background:
         self._thread.join(_ONCE_SECONDS)
 
     def open(self, uid: str) -> None:
-        """The pod that is looked at, "" for none."""
+        """The uid of the opened pod, "" for none."""
         if uid != self._uid:
             self._uid = uid
             self._asked.set()

@@ -30,7 +30,7 @@ from agent.telemetry import audit as trail
 from agent.view.devices import ShownDevice
 from agent.view.live import LiveNode, cpu_times, live, loads
 from agent.view.recent import RecentChanges
-from agent.view.top.values import Group, Opened, Sample, Seen, Usage, sample
+from agent.view.top.values import Group, Observation, Opened, Sample, Usage, sample
 
 _DAY_SECONDS: Final = 86_400.0
 _TRAIL_BYTES: Final = 8 << 20
@@ -77,12 +77,12 @@ class NodeSampler:
         """Of the last snapshot that was read, 0 before one."""
         return self._snapshot.generation if self._snapshot else 0
 
-    def see(
+    def observe(
         self,
         devices: Sequence[ShownDevice] = (),
         usage: Mapping[str, Usage] | None = None,
         problems: Sequence[str] = (),
-    ) -> Seen:
+    ) -> Observation:
         """Raises DiscoveryError, OSError. The loads are those since the last call."""
         now = self._clock()
         topology = self.topology
@@ -99,9 +99,9 @@ class NodeSampler:
         age = None
         if self._snapshot is not None and self._snapshot.boot_id == files.boot_id():
             age = max(time.monotonic() - self._snapshot.listed_at / 1e9, 0.0)
-        seen = Seen(now, self._live, tuple(found), age, load, usage or {}, recent)
-        self._samples = [*self._samples[-_MOST_SAMPLES:], sample(seen)]
-        return msgspec.structs.replace(seen, samples=tuple(self._samples))
+        observed = Observation(now, self._live, tuple(found), age, load, usage or {}, recent)
+        self._samples = [*self._samples[-_MOST_SAMPLES:], sample(observed)]
+        return msgspec.structs.replace(observed, samples=tuple(self._samples))
 
     def _read_snapshot(self) -> Iterator[str]:
         """What is wrong with the agent's decisions."""

@@ -59,84 +59,84 @@ def doorbell(folder: Path) -> Iterator[socket.socket]:
 
 
 def test_loads_between_two_looks(folder: Path) -> None:
-    look = sampler(folder)
-    assert look.see().loads == bytes([255] * 4)
+    source = sampler(folder)
+    assert source.observe().loads == bytes([255] * 4)
     stat(folder, {0: (50, 50), 1: (0, 100), 2: (100, 0), 3: (0, 0)})
-    seen = look.see()
-    assert seen.loads == bytes([50, 0, 100, 255])
-    assert seen.load_by_cpu == {0: 0.5, 1: 0.0, 2: 1.0, 3: None}
+    observed = source.observe()
+    assert observed.loads == bytes([50, 0, 100, 255])
+    assert observed.load_by_cpu == {0: 0.5, 1: 0.0, 2: 1.0, 3: None}
 
 
 def test_decisions_as_they_come(folder: Path, doorbell: socket.socket) -> None:
-    look = sampler(folder)
-    assert look.see().node.pods == ()
+    source = sampler(folder)
+    assert source.observe().node.pods == ()
     decide(folder)
-    seen = look.see()
-    assert seen.node.pods[0].title == "ml/train"
-    assert seen.problems == ()
-    assert seen.decided_seconds is not None
-    assert look.generation == 7
+    observed = source.observe()
+    assert observed.node.pods[0].title == "ml/train"
+    assert observed.problems == ()
+    assert observed.decided_seconds is not None
+    assert source.generation == 7
     decide(folder, shared=4)
-    assert len(look.see().node.pods) == 6
-    assert look.see().node is look.see().node
+    assert len(source.observe().node.pods) == 6
+    assert source.observe().node is source.observe().node
 
 
 def test_an_agent_that_ended(folder: Path, doorbell: socket.socket) -> None:
     decide(folder)
-    look = sampler(folder)
+    source = sampler(folder)
     doorbell.close()
-    assert look.see().problems == ("the agent does not run: these are its last decisions",)
+    assert source.observe().problems == ("the agent does not run: these are its last decisions",)
 
 
 def test_no_agent(folder: Path) -> None:
-    seen = sampler(folder).see()
-    assert seen.problems == (f"no agent uses the state folder {folder}/state",)
-    assert len(seen.node.cpus) == 4
+    observed = sampler(folder).observe()
+    assert observed.problems == (f"no agent uses the state folder {folder}/state",)
+    assert len(observed.node.cpus) == 4
 
 
 def test_decisions_that_can_not_be_read(folder: Path, doorbell: socket.socket) -> None:
     """The last ones stay."""
     decide(folder)
-    look = sampler(folder)
-    look.see()
+    source = sampler(folder)
+    source.observe()
     (folder / "state" / "snapshot.json").write_bytes(b"{")
-    seen = look.see()
-    assert "the agent's decisions can't be read" in seen.problems[0]
-    assert len(seen.node.pods) == 4
+    observed = source.observe()
+    assert "the agent's decisions can't be read" in observed.problems[0]
+    assert len(observed.node.pods) == 4
     decide(folder)
-    assert look.see().problems == ()
+    assert source.observe().problems == ()
 
 
 def test_a_cpu_goes_offline(folder: Path) -> None:
-    look = sampler(folder)
-    look.see()
+    source = sampler(folder)
+    source.observe()
     shutil.rmtree(folder / "root")
     files = trees.offline(trees.machine(*SHAPE), CpuSet((3,)))
     trees.write(str(folder / "root"), files)
     stat(folder, {0: (0, 0)})
-    assert [cpu.id for cpu in look.see().node.cpus] == [0, 1, 2]
+    assert [cpu.id for cpu in source.observe().node.cpus] == [0, 1, 2]
 
 
 def test_changes_of_the_trail(folder: Path) -> None:
-    look = sampler(folder)
-    assert look.see().recent.changes == ()
+    source = sampler(folder)
+    assert source.observe().recent.changes == ()
     trail = Trail(str(folder / "state"), "agent", 1 << 20, lambda: NOW - 5)
     pod = {"namespace": "ml", "pod": "train", "uid": "t"}
     trail.append([Record(event=AuditEvent.CPUS_ASSIGNED, after="1-2", **pod)])
-    assert [each.pod for each in look.see().recent.changes] == ["ml/train"]
+    assert [each.pod for each in source.observe().recent.changes] == ["ml/train"]
     pool = Record(
         event=AuditEvent.POOL_CHANGED, field="ls-pool", numa_node=0, before="0-1", after="0"
     )
     trail.append([pool])
-    assert [each.cpus for each in look.see().recent.pools] == [2, 1]
+    assert [each.cpus for each in source.observe().recent.pools] == [2, 1]
 
 
 def test_samples_are_kept(folder: Path) -> None:
     decide(folder)
-    look = sampler(folder)
-    look.see()
+    source = sampler(folder)
+    source.observe()
     stat(folder, {cpu: (cpu * 25, 100 - cpu * 25) for cpu in range(4)})
-    first, second = look.see().samples
+    first, second = source.observe().samples
     assert first.counts == second.counts == {"own": 3, "LS": 1, "BE": 2}
     assert first.loads["own"] is None
     assert second.loads == {"own": 0.5, "LS": 0.0, "BE": 0.375}
@@ -245,7 +245,7 @@ def test_a_person_without_rights(folder: Path) -> None:
         os.chmod(f"{public}/state", 0o700)
         os.seteuid(65_534)
         try:
-            (problem,) = sampler(Path(public)).see().problems
+            (problem,) = sampler(Path(public)).observe().problems
         finally:
             os.seteuid(0)
     assert "the agent's decisions can't be read" in problem

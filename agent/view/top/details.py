@@ -13,7 +13,7 @@ from agent.view.history import local
 from agent.view.live import LivePod
 from agent.view.terminal import ALARM, BOLD, FAINT, Frame, Line, Piece
 from agent.view.top.lists import change_key
-from agent.view.top.values import Opened, Seen, Usage
+from agent.view.top.values import Observation, Opened, Usage
 
 _NARROWEST = 20
 
@@ -49,38 +49,43 @@ def help_lines(columns: int) -> Frame:
 
 
 def lines_of(
-    entry: tuple[str, str], seen: Seen, opened: Opened | None, columns: int
+    entry: tuple[str, str], observed: Observation, opened: Opened | None, columns: int
 ) -> tuple[str, Frame]:
     """Title and lines of an entry of a list."""
     name, key = entry
     if name == "devices":
-        for device in seen.node.devices:
+        for device in observed.node.devices:
             if device.address == key:
                 return f"{device.title} {device.address}", list(_device(device, columns))
         return key, [(Piece("The device is gone."),)]
     uid = key
     title = key
     if name == "changes":
-        change = next((each for each in seen.recent.changes if change_key(each) == key), None)
+        change = next((each for each in observed.recent.changes if change_key(each) == key), None)
         if change is None:
             return "", [(Piece("The change is older than a day."),)]
         if not change.uid and not change.pod:
             return "Change", list(_fact(f"{local(change.time):%H:%M:%S}", change.text, columns))
         uid, title = change.uid, change.pod
-    pod = next((each for each in seen.node.pods if each.uid == uid), None)
+    pod = next((each for each in observed.node.pods if each.uid == uid), None)
     title = pod.title if pod else title
-    return f"Pod {title}", list(_pod(uid, title, pod, seen, opened, columns))
+    return f"Pod {title}", list(_pod(uid, title, pod, observed, opened, columns))
 
 
 def _pod(
-    uid: str, title: str, pod: LivePod | None, seen: Seen, opened: Opened | None, columns: int
+    uid: str,
+    title: str,
+    pod: LivePod | None,
+    observed: Observation,
+    opened: Opened | None,
+    columns: int,
 ) -> Iterator[Line]:
     read = opened if opened is not None and opened.uid == uid else None
     yield (Piece("Decision", BOLD),)
     if pod is None:
         yield from _fact("", "The pod is gone.", columns)
     else:
-        yield from _decision(pod, seen, columns)
+        yield from _decision(pod, observed, columns)
     if read is None:
         yield from _fact("", "Asking the runtime...", columns)
     else:
@@ -96,7 +101,7 @@ def _pod(
     yield ()
     yield (Piece("What happened, newest first", BOLD),)
     told = False
-    for change in seen.recent.changes:
+    for change in observed.recent.changes:
         if change.uid == uid if change.uid else change.pod == title:
             told = True
             stamp = f"{local(change.time):%H:%M:%S}"
@@ -113,9 +118,9 @@ def _pod(
             yield from _facts(values, columns)
 
 
-def _decision(pod: LivePod, seen: Seen, columns: int) -> Iterator[Line]:
-    usage = seen.usage.get(pod.uid, Usage())
-    since = seen.recent.since.get(pod.uid)
+def _decision(pod: LivePod, observed: Observation, columns: int) -> Iterator[Line]:
+    usage = observed.usage.get(pod.uid, Usage())
+    since = observed.recent.since.get(pod.uid)
     facts = {
         "class": pod.qos,
         "CPUs": pod.cpus or "none of its own",
@@ -126,7 +131,7 @@ def _decision(pod: LivePod, seen: Seen, columns: int) -> Iterator[Line]:
         "since": f"{local(since):%Y-%m-%d %H:%M:%S%z}" if since else "",
         "uses": f"{usage.cpus:.2f} CPUs" if usage.cpus is not None else "",
         "memory": size(usage.memory_bytes) if usage.memory_bytes is not None else "",
-        "devices": ", ".join(_devices_of(pod.title, seen.node.devices)),
+        "devices": ", ".join(_devices_of(pod.title, observed.node.devices)),
         "uid": pod.uid,
     }
     yield from _facts({name: text for name, text in facts.items() if text}, columns)

@@ -16,12 +16,12 @@ from agent.view.terminal import ALARM, BOLD, CHOSEN, FAINT, GOOD, PLAIN, Ability
 from agent.view.top import cells, details, lists
 from agent.view.top.cells import LoadCells, Marks
 from agent.view.top.lists import ListArea
-from agent.view.top.looking import Looking, selected
+from agent.view.top.screen_state import ScreenState, selected
 from agent.view.top.values import (
     KINDS,
+    Observation,
     Opened,
     Points,
-    Seen,
     over_time,
     part_used,
     sizes,
@@ -50,9 +50,9 @@ class _Pane(msgspec.Struct, frozen=True):
 
 
 def frame(
-    seen: Seen,
+    observed: Observation,
     opened: Opened | None,
-    looking: Looking,
+    state: ScreenState,
     columns: int,
     rows: int,
     ability: Ability,
@@ -62,9 +62,12 @@ def frame(
     if columns < NARROWEST or rows < LOWEST:
         note = f"{NARROWEST}x{LOWEST} needed, {columns}x{rows} here"
         return _sized([(Piece(note),)], columns, rows)
-    above = [_head(seen, looking, columns, ability), *_attention(seen, columns, rows, ability)]
-    body = _Body(seen, opened, looking, ability).lines(columns, rows - len(above) - 1)
-    return [*_sized([*above, *body], columns, rows - 1), _foot(looking, columns)]
+    above = [
+        _head(observed, state, columns, ability),
+        *_attention(observed, columns, rows, ability),
+    ]
+    body = _Body(observed, opened, state, ability).lines(columns, rows - len(above) - 1)
+    return [*_sized([*above, *body], columns, rows - 1), _foot(state, columns)]
 
 
 def _sized(lines: Sequence[Line], columns: int, rows: int) -> Frame:
@@ -72,11 +75,11 @@ def _sized(lines: Sequence[Line], columns: int, rows: int) -> Frame:
     return found + [()] * (rows - len(found))
 
 
-def _head(seen: Seen, looking: Looking, columns: int, ability: Ability) -> Line:
-    node = seen.node
-    now = datetime.datetime.fromtimestamp(seen.time).astimezone()
-    used = part_used([cpu.id for cpu in node.cpus], seen.load_by_cpu)
-    age = seen.decided_seconds
+def _head(observed: Observation, state: ScreenState, columns: int, ability: Ability) -> Line:
+    node = observed.node
+    now = datetime.datetime.fromtimestamp(observed.time).astimezone()
+    used = part_used([cpu.id for cpu in node.cpus], observed.load_by_cpu)
+    age = observed.decided_seconds
     left: list[Piece] = [Piece("topolet top", BOLD), Piece(f"  {terminal.clean(node.node)}")]
     sockets = len({cpu.socket for cpu in node.cpus})
     nodes = len({cpu.node for cpu in node.cpus})
@@ -87,7 +90,7 @@ def _head(seen: Seen, looking: Looking, columns: int, ability: Ability) -> Line:
         left += [Piece(f"  {used:4.0%} "), Piece(terminal.bar(used, 10, ability), GOOD)]
     if age is not None and columns >= 110:
         left.append(Piece(f"  decided {_age(age)} ago", FAINT))
-    right = [Piece(" FROZEN ", CHOSEN), Piece(" ")] if looking.frozen else []
+    right = [Piece(" FROZEN ", CHOSEN), Piece(" ")] if state.frozen else []
     right.append(Piece(f"{now:%H:%M:%S %z}"))
     room = columns - terminal.width(right) - 1
     return (*terminal.padded(left, room), Piece(" "), *right)
@@ -99,12 +102,12 @@ def _age(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.0f} h"
 
 
-def _attention(seen: Seen, columns: int, rows: int, ability: Ability) -> Frame:
+def _attention(observed: Observation, columns: int, rows: int, ability: Ability) -> Frame:
     """What a person should look at: what does not fit is counted."""
-    texts = list(seen.problems)
+    texts = list(observed.problems)
     texts += [
         " ".join(filter(None, (f"{each.kind}:", each.pod or each.device, each.text)))
-        for each in seen.attention
+        for each in observed.attention
     ]
     room = 1 if rows < 20 else 2 if rows < 40 else 4
     shown = texts[: room if len(texts) <= room else room - 1 or 1]
@@ -117,13 +120,13 @@ def _attention(seen: Seen, columns: int, rows: int, ability: Ability) -> Frame:
     return [(Piece(line, ALARM),) for line in lines]
 
 
-def _foot(looking: Looking, columns: int) -> Line:
-    if looking.typing:
-        return terminal.cut((Piece("/", BOLD), Piece(looking.filter), Piece(" ", CHOSEN)), columns)
+def _foot(state: ScreenState, columns: int) -> Line:
+    if state.typing:
+        return terminal.cut((Piece("/", BOLD), Piece(state.filter), Piece(" ", CHOSEN)), columns)
     keys = "q end  ? help  Tab list  Enter open  / filter  s sort  f freeze  t time  1-5 pages"
-    if looking.opened is not None or looking.helps:
+    if state.opened is not None or state.helps:
         keys = "Esc back  Up Down scroll  f freeze  ? help"
-    pieces = [Piece(f"filter {looking.filter}", BOLD), Piece("  ")] if looking.filter else []
+    pieces = [Piece(f"filter {state.filter}", BOLD), Piece("  ")] if state.filter else []
     return terminal.cut((*pieces, Piece(keys, FAINT)), columns)
 
 
@@ -131,28 +134,28 @@ class _Body:
     """Between head and foot."""
 
     def __init__(
-        self, seen: Seen, opened: Opened | None, looking: Looking, ability: Ability
+        self, observed: Observation, opened: Opened | None, state: ScreenState, ability: Ability
     ) -> None:
-        self.seen = seen
+        self.observed = observed
         self.opened = opened
-        self.looking = looking
+        self.state = state
         self.ability = ability
-        self.marked = cells.marks(seen.node)
-        self.keys = lists.keys(seen, looking)
-        self.cells = LoadCells(seen, self.marked, ability)
+        self.marked = cells.marks(observed.node)
+        self.keys = lists.keys(observed, state)
+        self.cells = LoadCells(observed, self.marked, ability)
 
     def lines(self, columns: int, rows: int) -> Frame:
-        if self.looking.helps:
+        if self.state.helps:
             return self._scrolled("Help", details.help_lines(columns), 0, columns, rows)
-        if self.looking.opened is not None:
-            title, lines = details.lines_of(self.looking.opened, self.seen, self.opened, columns)
-            return self._scrolled(title, lines, self.looking.scroll, columns, rows)
-        if self.looking.page == "cpus":
+        if self.state.opened is not None:
+            title, lines = details.lines_of(self.state.opened, self.observed, self.opened, columns)
+            return self._scrolled(title, lines, self.state.scroll, columns, rows)
+        if self.state.page == "cpus":
             return self._stacked([self._pane("cpus", weight=1), self._pane("pools")], columns, rows)
-        if self.looking.page != "overview":
-            return self._stacked([self._pane(self.looking.page, weight=1)], columns, rows)
+        if self.state.page != "overview":
+            return self._stacked([self._pane(self.state.page, weight=1)], columns, rows)
         machine = [self._pane("cpus"), self._pane("pools")]
-        devices = [self._pane("devices")] if self.seen.node.devices else []
+        devices = [self._pane("devices")] if self.observed.node.devices else []
         pods, changes = self._pane("pods", weight=3), self._pane("changes", weight=2)
         if columns < _SIDE_BY_SIDE:
             return self._stacked([*machine, pods, *devices, changes], columns, rows)
@@ -167,24 +170,24 @@ class _Body:
         return [(*terminal.padded(one, left), gap, *other) for one, other in beside]
 
     def _pane(self, name: str, weight: int = 0) -> _Pane:
-        seen, looking, ability, marked = self.seen, self.looking, self.ability, self.marked
+        observed, state, ability, marked = self.observed, self.state, self.ability, self.marked
         if name == "cpus":
             legend = _legend(marked, ability)
             return _Pane("CPUs", self._cells, 2, self.cells.height, weight, legend)
         if name == "pools":
-            title = f"Pools over the last {_WINDOWS[looking.window_seconds]}"
+            title = f"Pools over the last {_WINDOWS[state.window_seconds]}"
             return _Pane(title, self._pools, len(KINDS), _wanted_of_pools, weight, last=True)
 
         def area(columns: int, rows: int) -> ListArea:
-            return ListArea(columns, rows, ability, looking)
+            return ListArea(columns, rows, ability, state)
 
         draw: dict[str, _Draw] = {
-            "pods": lambda columns, rows: lists.pod_lines(seen, marked, area(columns, rows)),
-            "devices": lambda columns, rows: lists.device_lines(seen, area(columns, rows)),
-            "changes": lambda columns, rows: lists.change_lines(seen, area(columns, rows)),
+            "pods": lambda columns, rows: lists.pod_lines(observed, marked, area(columns, rows)),
+            "devices": lambda columns, rows: lists.device_lines(observed, area(columns, rows)),
+            "changes": lambda columns, rows: lists.change_lines(observed, area(columns, rows)),
         }
         entries = len(self.keys[name])
-        title = lists.titles(seen, looking)[name]
+        title = lists.titles(observed, state)[name]
         return _Pane(
             title[:1].upper() + title[1:],
             draw[name],
@@ -235,20 +238,20 @@ class _Body:
         return heights
 
     def _cells(self, columns: int, rows: int) -> Frame:
-        seen = self.seen
+        observed = self.observed
         chosen = CpuSet()
-        if "pods" in self.looking.selected:  # Nothing is bright before a person selects.
-            uid = selected(self.looking, "pods", self.keys["pods"])
-            pod = next((each for each in seen.node.pods if each.uid == uid), None)
+        if "pods" in self.state.selected:  # Nothing is bright before a person selects.
+            uid = selected(self.state, "pods", self.keys["pods"])
+            pod = next((each for each in observed.node.pods if each.uid == uid), None)
             chosen = CpuSet.parse(pod.cpus) if pod else chosen
         return self.cells.draw(chosen, columns, rows)
 
     def _pools(self, columns: int, rows: int) -> Frame:
         """For each kind its size now, its load, and its size over time."""
-        seen, looking = self.seen, self.looking
+        observed, state = self.observed, self.state
         height = max(min(rows // len(KINDS), 3), 1)
-        online = max(len(seen.node.cpus), 1)
-        samples = seen.samples[-1:]
+        online = max(len(observed.node.cpus), 1)
+        samples = observed.samples[-1:]
         lines: Frame = []
         for kind, name, style in _SHOWN_KINDS:
             size = samples[0].counts[kind] if samples else 0
@@ -257,10 +260,10 @@ class _Body:
             head = f" {name:<8} {count(size, 'CPU'):>8} {percent} "
             points: Points = [
                 (time, None if value is None else value / online)
-                for time, value in sizes(seen, kind)
+                for time, value in sizes(observed, kind)
             ]
             room = max(columns - len(head), 1)
-            values = over_time(points, seen.time, looking.window_seconds, room)
+            values = over_time(points, observed.time, state.window_seconds, room)
             for row, text in enumerate(terminal.chart(values, height, self.ability)):
                 label = head if row == height - 1 else " " * len(head)
                 lines.append((Piece(label), Piece(text, style)))

@@ -27,8 +27,8 @@ from agent.view.terminal import (
     Style,
 )
 from agent.view.top.cells import Marks
-from agent.view.top.looking import Keys, Looking, selected
-from agent.view.top.values import Seen, Usage
+from agent.view.top.screen_state import Keys, ScreenState, selected
+from agent.view.top.values import Observation, Usage
 
 _Entry = TypeVar("_Entry")
 _TRACK: Final = 236
@@ -40,18 +40,18 @@ _NAME_SHARE, _CPUS_SHARE = 0.4, 0.18
 """The largest parts of a line that the names and the CPUs of pods take."""
 
 
-def pods(seen: Seen, looking: Looking) -> list[LivePod]:
+def pods(observed: Observation, state: ScreenState) -> list[LivePod]:
     """Those that the filter leaves, in order."""
     found = [
         pod
-        for pod in seen.node.pods
-        if looking.matches(pod.title, pod.qos, pod.state, pod.reason, pod.refused, pod.waits)
+        for pod in observed.node.pods
+        if state.matches(pod.title, pod.qos, pod.state, pod.reason, pod.refused, pod.waits)
     ]
-    if key := _ORDERS.get(looking.sort):
-        found.sort(key=lambda pod: key(pod, seen.usage.get(pod.uid, _UNKNOWN)), reverse=True)
-    elif looking.sort == "name":
+    if key := _ORDERS.get(state.sort):
+        found.sort(key=lambda pod: key(pod, observed.usage.get(pod.uid, _UNKNOWN)), reverse=True)
+    elif state.sort == "name":
         found.sort(key=lambda pod: pod.title)
-    return found[::-1] if looking.reversed else found
+    return found[::-1] if state.reversed else found
 
 
 _ORDERS: Final[dict[str, Callable[[LivePod, Usage], float]]] = {
@@ -61,52 +61,54 @@ _ORDERS: Final[dict[str, Callable[[LivePod, Usage], float]]] = {
 }
 
 
-def devices(seen: Seen, looking: Looking) -> list[ShownDevice]:
+def devices(observed: Observation, state: ScreenState) -> list[ShownDevice]:
     """GPUs first."""
     found = [
         each
-        for each in seen.node.devices
-        if looking.matches(each.title, each.name, each.address, each.state, *each.holders)
+        for each in observed.node.devices
+        if state.matches(each.title, each.name, each.address, each.state, *each.holders)
     ]
     return sorted(found, key=lambda each: each.kind != GPU)
 
 
-def changes(seen: Seen, looking: Looking) -> list[RecentChange]:
+def changes(observed: Observation, state: ScreenState) -> list[RecentChange]:
     """The newest first."""
-    return [each for each in seen.recent.changes if looking.matches(each.pod, each.kind, each.text)]
+    return [
+        each for each in observed.recent.changes if state.matches(each.pod, each.kind, each.text)
+    ]
 
 
 def change_key(change: RecentChange) -> str:
     return f"{change.time} {change.uid} {change.text}"
 
 
-def keys(seen: Seen, looking: Looking) -> Keys:
+def keys(observed: Observation, state: ScreenState) -> Keys:
     """What identifies the entries of each list."""
     return {
-        "pods": [each.uid for each in pods(seen, looking)],
-        "devices": [each.address for each in devices(seen, looking)],
-        "changes": list(dict.fromkeys(map(change_key, changes(seen, looking)))),
+        "pods": [each.uid for each in pods(observed, state)],
+        "devices": [each.address for each in devices(observed, state)],
+        "changes": list(dict.fromkeys(map(change_key, changes(observed, state)))),
     }
 
 
-def pod_of(entry: tuple[str, str] | None, seen: Seen) -> str:
+def pod_of(entry: tuple[str, str] | None, observed: Observation) -> str:
     """The uid of the pod that an opened entry is about, "" if it is about none."""
     name, key = entry or ("", "")
     if name == "pods":
         return key
     if name == "changes":
-        return next((each.uid for each in seen.recent.changes if change_key(each) == key), "")
+        return next((each.uid for each in observed.recent.changes if change_key(each) == key), "")
     return ""
 
 
 class ListArea:
     """A list's place on the screen."""
 
-    def __init__(self, columns: int, rows: int, ability: Ability, looking: Looking) -> None:
+    def __init__(self, columns: int, rows: int, ability: Ability, state: ScreenState) -> None:
         self.columns = columns
         self.rows = rows
         self.ability = ability
-        self.looking = looking
+        self.state = state
 
     def lines(
         self,
@@ -120,13 +122,13 @@ class ListArea:
         if self.rows <= 0:
             return []
         keys_of = list(map(key, entries))
-        chosen = selected(self.looking, name, keys_of)
+        chosen = selected(self.state, name, keys_of)
         place = keys_of.index(chosen) if chosen else 0
         room = self.rows - 1
         start = min(max(place - room // 2, 0), max(len(entries) - room, 0))
         found: Frame = [terminal.cut(head, self.columns)]
         for number in range(start, min(start + room, len(entries))):
-            in_focus = number == place and self.looking.focus == name
+            in_focus = number == place and self.state.focus == name
             line: Line = (Piece(">" if in_focus else " "), *draw(entries[number]))
             line = terminal.trimmed(line, self.columns, self.ability)
             if in_focus:
@@ -139,9 +141,9 @@ class ListArea:
         return terminal.shortened(terminal.clean(text), columns, self.ability).ljust(columns)
 
 
-def pod_lines(seen: Seen, marked: Marks, area: ListArea) -> Frame:
+def pod_lines(observed: Observation, marked: Marks, area: ListArea) -> Frame:
     """Letter, name, class, CPUs, use and reason."""
-    found = pods(seen, area.looking)
+    found = pods(observed, area.state)
     longest = max((len(each.title) for each in found), default=0)
     name = max(min(longest, int(area.columns * _NAME_SHARE)), 3)
     longest = max((len(each.cpus) for each in found), default=0)
@@ -149,7 +151,7 @@ def pod_lines(seen: Seen, marked: Marks, area: ListArea) -> Frame:
     with_memory = area.columns >= 72
 
     def draw(pod: LivePod) -> Line:
-        usage = seen.usage.get(pod.uid, _UNKNOWN)
+        usage = observed.usage.get(pod.uid, _UNKNOWN)
         mark = marked.by_pod[pod.uid]
         memory = size(usage.memory_bytes) if usage.memory_bytes is not None else "-"
         wrong = pod.refused or pod.waits
@@ -182,9 +184,9 @@ def _filled(pod: LivePod, usage: Usage, ability: Ability) -> str:
     return terminal.level(min(usage.cpus / number, 1.0), ability)
 
 
-def device_lines(seen: Seen, area: ListArea) -> Frame:
+def device_lines(observed: Observation, area: ListArea) -> Frame:
     """GPUs with their use and memory; of all devices name, state and pods."""
-    found = devices(seen, area.looking)
+    found = devices(observed, area.state)
     bars = 8 if area.columns < 120 else _WIDE_BAR
     of_gpus = 2 * bars + 8 + (_AMOUNTS if bars >= _WIDE_BAR else 0)
     with_bars = any(each.kind == GPU and each.memory_bytes for each in found)
@@ -226,9 +228,9 @@ def _gpu_pieces(device: ShownDevice, columns: int, ability: Ability) -> list[Pie
     ]
 
 
-def change_lines(seen: Seen, area: ListArea) -> Frame:
+def change_lines(observed: Observation, area: ListArea) -> Frame:
     """Time, pod and what happened."""
-    found = changes(seen, area.looking)
+    found = changes(observed, area.state)
     longest = max((len(each.pod) for each in found), default=0)
     name = max(min(longest, int(area.columns * 0.3)), 3)
     room = area.columns - len(f" HH:MM:SS {'':{name}} ")
@@ -262,13 +264,13 @@ def _with_reason(text: str, columns: int, ability: Ability) -> str:
     return terminal.shortened(change, room, ability) + colon + reason
 
 
-def titles(seen: Seen, looking: Looking) -> dict[str, str]:
+def titles(observed: Observation, state: ScreenState) -> dict[str, str]:
     """The heading of each list."""
-    shown = len(pods(seen, looking))
-    of = f"{shown} of " if looking.filter else ""
-    order = f"{'reverse ' if looking.reversed else ''}by {looking.sort}"
+    shown = len(pods(observed, state))
+    of = f"{shown} of " if state.filter else ""
+    order = f"{'reverse ' if state.reversed else ''}by {state.sort}"
     return {
-        "pods": f"{of}{count(len(seen.node.pods), 'pod')}, {order}",
-        "devices": count(len(devices(seen, looking)), "device"),
-        "changes": f"{count(len(changes(seen, looking)), 'change')}, newest first",
+        "pods": f"{of}{count(len(observed.node.pods), 'pod')}, {order}",
+        "devices": count(len(devices(observed, state)), "device"),
+        "changes": f"{count(len(changes(observed, state)), 'change')}, newest first",
     }

@@ -36,7 +36,7 @@ class Sample(msgspec.Struct, frozen=True):
     loads: Mapping[str, float | None]
 
 
-class Seen(msgspec.Struct, frozen=True):
+class Observation(msgspec.Struct, frozen=True):
     """`time`: seconds since 1970. `problems`: why the decisions are old or missing.
     `decided_seconds`: their age. `loads`: for each CPU of `node.cpus`, in percent or UNKNOWN.
     `usage`: by the uid of a pod. `recent`: the last day. `samples`: by time, since the command
@@ -100,11 +100,11 @@ def part_used(cpus: Iterable[int], loads: Mapping[int, float | None]) -> float |
     return sum(known) / len(known) if known else None
 
 
-def sample(seen: Seen) -> Sample:
-    loads = seen.load_by_cpu
-    by_kind = held(seen.node)
+def sample(observed: Observation) -> Sample:
+    loads = observed.load_by_cpu
+    by_kind = held(observed.node)
     return Sample(
-        seen.time,
+        observed.time,
         {kind: len(cpus) for kind, cpus in by_kind.items()},
         {kind: part_used(cpus, loads) for kind, cpus in by_kind.items()},
     )
@@ -114,10 +114,10 @@ Points = list[tuple[float, float | None]]
 """Values from a time on (seconds since 1970), by time."""
 
 
-def sizes(seen: Seen, kind: str) -> Points:
+def sizes(observed: Observation, kind: str) -> Points:
     """The number of CPUs: by the audit trail, then by the samples."""
-    points = _of_trail([each for each in seen.recent.pools if each.kind == kind])
-    for each in seen.samples:
+    points = _of_trail([each for each in observed.recent.pools if each.kind == kind])
+    for each in observed.samples:
         if not points or points[-1][1] != each.counts[kind]:
             points.append((each.time, each.counts[kind]))
     return points

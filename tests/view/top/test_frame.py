@@ -19,8 +19,8 @@ from agent.view.terminal import Ability, Frame
 from agent.view.top import frame as frames
 from agent.view.top import lists
 from agent.view.top.cells import LoadCells, marks
-from agent.view.top.looking import END, PAGES, SORTS, WINDOWS_SECONDS, Looking
-from agent.view.top.values import Group, Opened, Seen, Usage
+from agent.view.top.screen_state import END, PAGES, SORTS, WINDOWS_SECONDS, ScreenState
+from agent.view.top.values import Group, Observation, Opened, Usage
 from tests.view.top import nodes
 
 FULL = Ability()
@@ -38,7 +38,7 @@ OPENED = Opened(
     groups=(Group("main", "/kubepods/podt/main", {"cpuset.cpus": "1-2"}),),
 )
 lookings = st.builds(
-    Looking,
+    ScreenState,
     page=st.sampled_from(PAGES),
     focus=st.sampled_from(("pods", "devices", "changes")),
     selected=st.dictionaries(st.just("pods"), st.sampled_from(("t", "u3", "gone"))),
@@ -62,13 +62,13 @@ def text(lines: Frame) -> str:
 
 
 def shown(
-    seen: Seen,
-    looking: Looking | None = None,
+    observed: Observation,
+    state: ScreenState | None = None,
     columns: int = 80,
     rows: int = 24,
     ability: Ability = FULL,
 ) -> str:
-    return text(frames.frame(seen, None, looking or Looking(), columns, rows, ability))
+    return text(frames.frame(observed, None, state or ScreenState(), columns, rows, ability))
 
 
 @given(
@@ -81,13 +81,13 @@ def shown(
 )
 def test_every_frame_fits_its_size(
     shape: tuple[int, ...],
-    looking: Looking,
+    state: ScreenState,
     columns: int,
     rows: int,
     ability: Ability,
     opened: Opened | None,
 ) -> None:
-    drawn = frames.frame(node(*shape), opened, looking, columns, rows, ability)
+    drawn = frames.frame(node(*shape), opened, state, columns, rows, ability)
     assert len(drawn) == rows
     assert all(terminal.width(line) <= columns for line in drawn)
     if not ability.unicode:
@@ -130,8 +130,8 @@ def test_cells_have_owner_and_load() -> None:
 
 def test_cells_stand_for_cores_and_caches_where_cpus_do_not_fit() -> None:
     """The threads of 512 CPUs need 8 lines of 80 columns."""
-    seen = node(2, 4, 4, 8, 2)
-    cells = LoadCells(seen, marks(seen.node), ASCII)
+    observed = node(2, 4, 4, 8, 2)
+    cells = LoadCells(observed, marks(observed.node), ASCII)
     heights = [cells.height(80, rows) for rows in (40, 8, 4, 2)]
     assert heights == [28, 8, 4, 1]
     threads, cores, caches = (text(cells.draw(CpuSet(), 80, rows)) for rows in (8, 4, 2))
@@ -147,23 +147,26 @@ def test_cells_stand_for_cores_and_caches_where_cpus_do_not_fit() -> None:
 def test_no_cell_is_cut(columns: int) -> None:
     """Eight blocks beside each other had no room for the cells behind their labels."""
     for shape in ((8, 1, 1, 2, 1), (2, 4, 1, 3, 2), (1, 1, 1, 40, 2)):
-        seen = node(*shape)
+        observed = node(*shape)
         for rows in (4, 12, 40):
-            drawn = LoadCells(seen, marks(seen.node), ASCII).draw(CpuSet(), columns, rows)
+            drawn = LoadCells(observed, marks(observed.node), ASCII).draw(CpuSet(), columns, rows)
             found = re.findall(r"[=ab]", text(drawn))
-            assert len(found) in (len(seen.node.cpus), len({cpu.core for cpu in seen.node.cpus}))
+            assert len(found) in (
+                len(observed.node.cpus),
+                len({cpu.core for cpu in observed.node.cpus}),
+            )
 
 
 @pytest.mark.parametrize(
     "name", ["16amd64-8n2c", "8em64t-2s4c-asymcaches", "nvidiagpunumanodes", "offline-cpu0-node0"]
 )
 def test_machines_of_the_snapshots(snapshot: Callable[[str], str], name: str) -> None:
-    seen = Seen(nodes.NOW, live("node-a", cpus.read(snapshot(name)), None))
+    observed = Observation(nodes.NOW, live("node-a", cpus.read(snapshot(name)), None))
     for columns, rows in ((80, 24), (120, 40), (200, 50)):
-        drawn = frames.frame(seen, None, Looking(page="cpus"), columns, rows, FULL)
+        drawn = frames.frame(observed, None, ScreenState(page="cpus"), columns, rows, FULL)
         assert len(drawn) == rows
         assert all(terminal.width(line) <= columns for line in drawn)
-    assert text(drawn).count(".?") == len(seen.node.cpus)
+    assert text(drawn).count(".?") == len(observed.node.cpus)
 
 
 def test_marks_of_pools_and_owners() -> None:
@@ -178,23 +181,25 @@ def test_marks_of_pools_and_owners() -> None:
 
 def test_the_cpus_of_the_selected_pod_are_bright() -> None:
     plain, bright = (
-        frames.frame(node(), None, looking, 80, 24, Ability())
-        for looking in (Looking(), Looking(selected={"pods": "t"}))
+        frames.frame(node(), None, state, 80, 24, Ability())
+        for state in (ScreenState(), ScreenState(selected={"pods": "t"}))
     )
     assert text(plain) == text(bright)
     assert plain != bright
 
 
 def test_sorted_by_use() -> None:
-    titles = [each.title for each in lists.pods(node(), Looking(sort="used", filter="web/front"))]
+    titles = [
+        each.title for each in lists.pods(node(), ScreenState(sort="used", filter="web/front"))
+    ]
     assert titles[:2] == ["web/front-2", "web/front-1"]
-    assert lists.pods(node(), Looking(sort="cpus"))[0].title == "ml/train"
-    by_name = [each.title for each in lists.pods(node(), Looking(sort="name", reversed=True))]
+    assert lists.pods(node(), ScreenState(sort="cpus"))[0].title == "ml/train"
+    by_name = [each.title for each in lists.pods(node(), ScreenState(sort="name", reversed=True))]
     assert by_name == sorted(by_name, reverse=True)
 
 
 def test_filter() -> None:
-    screen = shown(node(), Looking(filter="front-2"))
+    screen = shown(node(), ScreenState(filter="front-2"))
     assert "1 of 8 pods" in screen
     assert "1 change, newest" in screen
     assert "0 devices" in screen
@@ -202,18 +207,20 @@ def test_filter() -> None:
 
 def test_what_needs_attention_is_counted_where_it_does_not_fit() -> None:
     wrong = tuple(Attention("Device unhealthy", f"fault {each}", device="d") for each in range(9))
-    seen = msgspec.structs.replace(
+    observed = msgspec.structs.replace(
         node(), problems=("the agent does not run: these are its last decisions",)
     )
-    seen = msgspec.structs.replace(seen, node=msgspec.structs.replace(seen.node, attention=wrong))
-    screen = shown(seen)
+    observed = msgspec.structs.replace(
+        observed, node=msgspec.structs.replace(observed.node, attention=wrong)
+    )
+    screen = shown(observed)
     assert "! the agent does not run" in screen
     assert "! 9 more" in screen
-    assert "+9 more" in shown(seen, columns=80, rows=16)
+    assert "+9 more" in shown(observed, columns=80, rows=16)
 
 
 def test_an_opened_pod() -> None:
-    opened = Looking(opened=("pods", "t"))
+    opened = ScreenState(opened=("pods", "t"))
     waiting = shown(node(), opened)
     assert "─ Pod ml/train" in waiting
     assert "Asking the runtime" in waiting
@@ -232,48 +239,52 @@ def test_an_opened_pod() -> None:
 
 
 def test_a_change_opens_its_pod() -> None:
-    seen = node()
-    key = lists.keys(seen, Looking())["changes"][0]
-    assert lists.pod_of(("changes", key), seen) == "u1"
-    screen = shown(seen, Looking(opened=("changes", key)), 120, 60)
+    observed = node()
+    key = lists.keys(observed, ScreenState())["changes"][0]
+    assert lists.pod_of(("changes", key), observed) == "u1"
+    screen = shown(observed, ScreenState(opened=("changes", key)), 120, 60)
     assert "─ Pod web/front-1" in screen
     assert "CPUs 9 are offline" in screen
     assert "pod ml/train owns CPUs 1-2." in screen
 
 
 def test_an_opened_device() -> None:
-    screen = shown(node(), Looking(opened=("devices", nodes.GPU.address)))
+    screen = shown(node(), ScreenState(opened=("devices", nodes.GPU.address)))
     for part in ("GPU-1", "20 GiB of 80 GiB", "healthy", "18 NVLinks", "ml/train"):
         assert part in screen, part
 
 
 def test_a_pod_that_is_gone() -> None:
-    assert "The pod is gone." in shown(node(), Looking(opened=("pods", "gone")))
+    assert "The pod is gone." in shown(node(), ScreenState(opened=("pods", "gone")))
 
 
 def test_names_can_not_write_to_the_terminal() -> None:
-    seen = node()
-    evil = msgspec.structs.replace(seen.node.pods[0], title="a/\x1b[2Jevil\u202e漢", refused="\x07")
-    seen = msgspec.structs.replace(seen, node=msgspec.structs.replace(seen.node, pods=(evil,)))
-    drawn = frames.frame(seen, None, Looking(), 80, 24, Ability())
-    opened = frames.frame(seen, None, Looking(opened=("pods", evil.uid)), 80, 24, Ability())
+    observed = node()
+    evil = msgspec.structs.replace(
+        observed.node.pods[0], title="a/\x1b[2Jevil\u202e漢", refused="\x07"
+    )
+    observed = msgspec.structs.replace(
+        observed, node=msgspec.structs.replace(observed.node, pods=(evil,))
+    )
+    drawn = frames.frame(observed, None, ScreenState(), 80, 24, Ability())
+    opened = frames.frame(observed, None, ScreenState(opened=("pods", evil.uid)), 80, 24, Ability())
     for line in (*drawn, *opened):
         assert all(each.isprintable() for each in terminal.text(line))
     assert "?[2Jevil??" in text(drawn)
 
 
 def test_without_decisions() -> None:
-    seen = node()
-    empty = msgspec.structs.replace(seen.node, pods=(), pools=(), devices=(), generation=0)
-    seen = Seen(seen.time, empty, ("no agent uses the state folder /s",))
-    screen = shown(seen)
+    observed = node()
+    empty = msgspec.structs.replace(observed.node, pods=(), pools=(), devices=(), generation=0)
+    observed = Observation(observed.time, empty, ("no agent uses the state folder /s",))
+    screen = shown(observed)
     assert "! no agent uses the state folder /s" in screen
     assert "? 0.?" in screen or "0.?" in screen
 
 
 def test_use_of_pods_that_is_unknown() -> None:
-    seen = msgspec.structs.replace(node(), usage={"t": Usage(None, None)})
-    assert " - " in shown(seen).split(">a ml/train")[1].splitlines()[0]
+    observed = msgspec.structs.replace(node(), usage={"t": Usage(None, None)})
+    assert " - " in shown(observed).split(">a ml/train")[1].splitlines()[0]
 
 
 def test_a_screen_that_is_too_small() -> None:

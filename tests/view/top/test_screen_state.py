@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.view.top.looking import LISTS, PAGES, Looking, pressed, selected
+from agent.view.top.screen_state import LISTS, PAGES, ScreenState, pressed, selected
 
 KEYS = {"pods": ["a", "b", "c"], "devices": [], "changes": ["x", "y"]}
 KNOWN = (
@@ -14,8 +14,8 @@ KNOWN = (
 )
 
 
-def after(*keys: str, looking: Looking | None = None, entries: object = None) -> Looking:
-    found = looking or Looking()
+def after(*keys: str, state: ScreenState | None = None, entries: object = None) -> ScreenState:
+    found = state or ScreenState()
     for key in keys:
         found = pressed(key, found, KEYS, 2)
     return found
@@ -23,10 +23,10 @@ def after(*keys: str, looking: Looking | None = None, entries: object = None) ->
 
 @given(st.lists(st.sampled_from(KNOWN), max_size=30))
 def test_no_keys_lead_to_a_page_or_list_that_does_not_exist(keys: list[str]) -> None:
-    looking = after(*keys)
-    assert looking.page in PAGES
-    assert looking.focus in LISTS
-    assert looking.scroll >= 0
+    state = after(*keys)
+    assert state.page in PAGES
+    assert state.focus in LISTS
+    assert state.scroll >= 0
 
 
 def test_end() -> None:
@@ -54,27 +54,27 @@ def test_lists_without_entries_are_left_out() -> None:
 
 
 def test_filter() -> None:
-    looking = after("/", "w", "e", "x", "backspace", "enter")
-    assert (looking.filter, looking.typing) == ("we", False)
-    assert looking.matches("Default/WEB", "LS")
-    assert not looking.matches("db")
-    assert after("escape", looking=looking).filter == ""
+    state = after("/", "w", "e", "x", "backspace", "enter")
+    assert (state.filter, state.typing) == ("we", False)
+    assert state.matches("Default/WEB", "LS")
+    assert not state.matches("db")
+    assert after("escape", state=state).filter == ""
     assert after("/", "a", "escape").filter == ""
     assert after("/", "a", "clear", "b").filter == "b"
 
 
 def test_every_word_of_the_filter_has_to_be_there() -> None:
-    looking = Looking(filter="web LSE")
-    assert looking.matches("default/web", "LSE")
-    assert not looking.matches("default/web", "LS")
+    state = ScreenState(filter="web LSE")
+    assert state.matches("default/web", "LSE")
+    assert not state.matches("default/web", "LS")
 
 
 def test_open_and_back() -> None:
-    looking = after("down", "enter")
-    assert looking.opened == ("pods", "b")
-    assert after("down", "pagedown", looking=looking).scroll == 3
-    assert after("up", looking=looking).scroll == 0
-    assert after("escape", looking=looking).opened is None
+    state = after("down", "enter")
+    assert state.opened == ("pods", "b")
+    assert after("down", "pagedown", state=state).scroll == 3
+    assert after("up", state=state).scroll == 0
+    assert after("escape", state=state).opened is None
     assert after("4", "enter").opened is None
 
 

@@ -1,4 +1,4 @@
-"""What a person looks at: the page, what is selected, sorted and filtered; keys change it."""
+"""The state of the screen: the page, what is selected, sorted and filtered; keys change it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Keys = Mapping[str, Sequence[str]]
 """By list, what identifies its entries, in their order on the screen."""
 
 
-class Looking(msgspec.Struct, frozen=True):
+class ScreenState(msgspec.Struct, frozen=True):
     """`focus`: the list that the arrows move in; `selected`: by list, the entry, which stays
     selected wherever it is sorted to. `opened`: list and entry, None if nothing is. `scroll`: the
     first line of what is opened. `typing`: keys go to the filter. `window_seconds`: of the pools
@@ -44,37 +44,37 @@ class Looking(msgspec.Struct, frozen=True):
         )
 
 
-def pressed(key: str, looking: Looking, keys: Keys, rows: int) -> Looking:
+def pressed(key: str, state: ScreenState, keys: Keys, rows: int) -> ScreenState:
     """After a key. `rows`: how far a page goes."""
     if key == "interrupt":
-        return _with(looking, ended=True)
-    if looking.typing:
-        return _typed(key, looking)
-    if looking.helps:
-        return _with(looking, helps=False, ended=key == "q")
-    if looking.opened is not None:
-        return _in_opened(key, looking, rows)
+        return _with(state, ended=True)
+    if state.typing:
+        return _typed(key, state)
+    if state.helps:
+        return _with(state, helps=False, ended=key == "q")
+    if state.opened is not None:
+        return _in_opened(key, state, rows)
     if key in _SIMPLE:
-        return _SIMPLE_CHANGES[key](looking)
+        return _SIMPLE_CHANGES[key](state)
     if key in ("tab", "backtab"):
-        return _next_list(looking, keys, -1 if key == "backtab" else 1)
+        return _next_list(state, keys, -1 if key == "backtab" else 1)
     if key in _MOVES:
-        return _moved(key, looking, keys, rows)
+        return _moved(key, state, keys, rows)
     if key == "enter":
-        entries = keys.get(looking.focus, ())
-        entry = selected(looking, looking.focus, entries)
-        return _with(looking, opened=(looking.focus, entry), scroll=0) if entry else looking
-    return looking
+        entries = keys.get(state.focus, ())
+        entry = selected(state, state.focus, entries)
+        return _with(state, opened=(state.focus, entry), scroll=0) if entry else state
+    return state
 
 
-def selected(looking: Looking, name: str, entries: Sequence[str]) -> str:
+def selected(state: ScreenState, name: str, entries: Sequence[str]) -> str:
     """The selected entry of a list: the first one if none is, or if it is gone; "" without one."""
-    entry = looking.selected.get(name, "")
+    entry = state.selected.get(name, "")
     return entry if entry in entries else entries[0] if entries else ""
 
 
-def _with(looking: Looking, **values: object) -> Looking:
-    return msgspec.structs.replace(looking, **values)
+def _with(state: ScreenState, **values: object) -> ScreenState:
+    return msgspec.structs.replace(state, **values)
 
 
 def _next(options: Sequence[str], value: str, step: int = 1) -> str:
@@ -82,35 +82,35 @@ def _next(options: Sequence[str], value: str, step: int = 1) -> str:
     return options[(place + step) % len(options)]
 
 
-_Change = Callable[[Looking], Looking]
+_Change = Callable[[ScreenState], ScreenState]
 
 
 def _page(name: str) -> _Change:
-    def change(looking: Looking) -> Looking:
-        focus = name if name in LISTS else looking.focus
-        return _with(looking, page=name, focus=focus)
+    def change(state: ScreenState) -> ScreenState:
+        focus = name if name in LISTS else state.focus
+        return _with(state, page=name, focus=focus)
 
     return change
 
 
-def _longer(looking: Looking) -> Looking:
-    place = WINDOWS_SECONDS.index(looking.window_seconds)
+def _longer(state: ScreenState) -> ScreenState:
+    place = WINDOWS_SECONDS.index(state.window_seconds)
     seconds = WINDOWS_SECONDS[(place + 1) % len(WINDOWS_SECONDS)]
-    return _with(looking, window_seconds=seconds)
+    return _with(state, window_seconds=seconds)
 
 
 _SIMPLE_CHANGES: Final[dict[str, _Change]] = {
-    "q": lambda looking: _with(looking, ended=True),
-    "?": lambda looking: _with(looking, helps=True),
-    "h": lambda looking: _with(looking, helps=True),
-    "/": lambda looking: _with(looking, typing=True),
-    "s": lambda looking: _with(looking, sort=_next(SORTS, looking.sort)),
-    "r": lambda looking: _with(looking, reversed=not looking.reversed),
-    "f": lambda looking: _with(looking, frozen=not looking.frozen),
-    " ": lambda looking: _with(looking, frozen=not looking.frozen),
+    "q": lambda state: _with(state, ended=True),
+    "?": lambda state: _with(state, helps=True),
+    "h": lambda state: _with(state, helps=True),
+    "/": lambda state: _with(state, typing=True),
+    "s": lambda state: _with(state, sort=_next(SORTS, state.sort)),
+    "r": lambda state: _with(state, reversed=not state.reversed),
+    "f": lambda state: _with(state, frozen=not state.frozen),
+    " ": lambda state: _with(state, frozen=not state.frozen),
     "t": _longer,
-    "escape": lambda looking: (
-        _with(looking, filter="") if looking.filter else _with(looking, page=PAGES[0])
+    "escape": lambda state: (
+        _with(state, filter="") if state.filter else _with(state, page=PAGES[0])
     ),
     **{str(number + 1): _page(name) for number, name in enumerate(PAGES)},
 }
@@ -120,62 +120,62 @@ _MOVES: Final = {"up": -1, "k": -1, "down": 1, "j": 1} | dict.fromkeys(
 )
 
 
-def _typed(key: str, looking: Looking) -> Looking:
+def _typed(key: str, state: ScreenState) -> ScreenState:
     if key == "enter":
-        return _with(looking, typing=False)
+        return _with(state, typing=False)
     if key == "escape":
-        return _with(looking, typing=False, filter="")
+        return _with(state, typing=False, filter="")
     if key == "backspace":
-        return _with(looking, filter=looking.filter[:-1])
+        return _with(state, filter=state.filter[:-1])
     if key == "clear":
-        return _with(looking, filter="")
-    return _with(looking, filter=looking.filter + key) if len(key) == 1 else looking
+        return _with(state, filter="")
+    return _with(state, filter=state.filter + key) if len(key) == 1 else state
 
 
-def _in_opened(key: str, looking: Looking, rows: int) -> Looking:
+def _in_opened(key: str, state: ScreenState, rows: int) -> ScreenState:
     if key in ("escape", "enter", "left", "backspace", "q"):
-        return _with(looking, opened=None, scroll=0)
+        return _with(state, opened=None, scroll=0)
     if key in ("f", " "):
-        return _with(looking, frozen=not looking.frozen)
+        return _with(state, frozen=not state.frozen)
     if key in ("?", "h"):
-        return _with(looking, helps=True)
+        return _with(state, helps=True)
     if key in _MOVES:
         step = _MOVES[key] or {"pageup": -rows, "pagedown": rows}.get(key, 0)
-        scroll = looking.scroll + step
+        scroll = state.scroll + step
         if key in ("home", "g"):
             scroll = 0
         if key in ("end", "G"):
             scroll = END
-        return _with(looking, scroll=min(max(scroll, 0), END))
-    return looking
+        return _with(state, scroll=min(max(scroll, 0), END))
+    return state
 
 
 END: Final = 1_000_000
 """A scroll to the last line."""
 
 
-def _next_list(looking: Looking, keys: Keys, step: int) -> Looking:
+def _next_list(state: ScreenState, keys: Keys, step: int) -> ScreenState:
     """To the next list that has entries."""
-    if looking.page in LISTS:
-        name = _next(LISTS, looking.page, step)
-        return _with(looking, page=name, focus=name)
-    name = looking.focus
+    if state.page in LISTS:
+        name = _next(LISTS, state.page, step)
+        return _with(state, page=name, focus=name)
+    name = state.focus
     for _ in LISTS:
         name = _next(LISTS, name, step)
         if keys.get(name):
             break
-    return _with(looking, focus=name)
+    return _with(state, focus=name)
 
 
-def _moved(key: str, looking: Looking, keys: Keys, rows: int) -> Looking:
-    entries = keys.get(looking.focus, ())
+def _moved(key: str, state: ScreenState, keys: Keys, rows: int) -> ScreenState:
+    entries = keys.get(state.focus, ())
     if not entries:
-        return looking
-    place = entries.index(selected(looking, looking.focus, entries))
+        return state
+    place = entries.index(selected(state, state.focus, entries))
     step = _MOVES[key] or {"pageup": -rows, "pagedown": rows}.get(key, 0)
     if key in ("home", "g"):
         place, step = 0, 0
     if key in ("end", "G"):
         place, step = len(entries) - 1, 0
     entry = entries[min(max(place + step, 0), len(entries) - 1)]
-    return _with(looking, selected={**looking.selected, looking.focus: entry})
+    return _with(state, selected={**state.selected, state.focus: entry})
