@@ -39,7 +39,7 @@ _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20}
 
 
 def read(root: str, topology: Topology) -> Hardware:
-    """What the files below `root` tell of this machine."""
+    """What the files below `root` say about this machine."""
     reader = SysfsReader(Tree(root))
     return Hardware(
         tuple(_models(reader.text("proc/cpuinfo") or "", topology.online)),

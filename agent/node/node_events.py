@@ -34,7 +34,7 @@ _NAMED: Final = 8
 
 
 class NodeNotes(NamedTuple):
-    """The `faults` of a Node and its `state`, by the reason of the Event that tells a fault, or a
+    """The `faults` of a Node and its `state`, by the reason of the Event that reports a fault, or a
     change of the state; `uid`: the API's, "" while it is not known."""
 
     name: str
@@ -61,11 +61,11 @@ def faults(
     """Notes by reason. `of_object`: why annotations and labels of the Node have no effect;
     `sources`: the problems of each; `overlaps`: sentences."""
     kubelet = sources.get(SourceName.KUBELET_COMBINATION, ())
-    told = (SourceName.KUBELET_COMBINATION, SourceName.NODE_OBJECT)
+    reported = (SourceName.KUBELET_COMBINATION, SourceName.NODE_OBJECT)
     unreadable = (
         f"{source.value}: {problem}"
         for source, problems in sources.items()
-        if source not in told
+        if source not in reported
         for problem in problems
     )
     notes = {
@@ -81,8 +81,8 @@ def faults(
 def _of_devices(faults: DeviceFaults) -> Iterator[str]:
     for each in faults.devices:
         if not each.healthy:
-            told = [condition.message or condition.reason for condition in each.conditions]
-            why = f": {', '.join(told)}" if told else ""
+            reasons = [condition.message or condition.reason for condition in each.conditions]
+            why = f": {', '.join(reasons)}" if reasons else ""
             yield f"{each.type} {each.minor} ({each.uuid}) is not healthy{why}"
     for address in faults.missing:
         yield f"the driver does not list the GPU at {address}"
@@ -98,7 +98,7 @@ def _first(texts: Iterable[str]) -> str:
 
 
 def state(topology: Topology, kubelet: KubeletConfiguration | None) -> dict[str, str]:
-    """What normal Events of the Node tell when it changes, by reason. `kubelet` None: its
+    """What normal Events of the Node report when it changes, by reason. `kubelet` None: its
     configuration is not known."""
     nodes = ", ".join(
         f"{each.cpus} on NUMA node {each.id}" for each in topology.numa_nodes if each.cpus

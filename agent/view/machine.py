@@ -290,7 +290,7 @@ _KINDS = {
 
 
 def _memory(hardware: Hardware, width: int) -> Lines:
-    """The NUMA nodes by kind and speed of their memory, if there is more than DRAM to tell of."""
+    """The NUMA nodes by kind and speed of their memory, if some of it is not DRAM."""
     alike: dict[MemoryTraits, list[int]] = {}
     for each in hardware.memory:
         if each != MemoryTraits(each.node, tier=each.tier):

@@ -188,16 +188,16 @@ const showNode = answer => {
     ['Lost GPUs', node.lost_gpus ? amount(node.lost_gpus) : ''], ['Pods', String(node.pods)]], more, {node: node.name});
 };
 const showWaiting = answer => {
-  const pod = answer.pod, told = answer.explanation;
+  const pod = answer.pod, explained = answer.explanation;
   const more = [];
-  if (told) {
-    more.push(element('h3', {text: 'Why no node has room'}), element('p', {}, told.winner ? `Node ${told.winner} has room now.` : told.note));
-    if (told.causes.length) more.push(element('ul', {class: 'lines'}, ...told.causes.map(each => element('li', {},
+  if (explained) {
+    more.push(element('h3', {text: 'Why no node has room'}), element('p', {}, explained.winner ? `Node ${explained.winner} has room now.` : explained.note));
+    if (explained.causes.length) more.push(element('ul', {class: 'lines'}, ...explained.causes.map(each => element('li', {},
       element('b', {text: `${each.nodes} ${nodesText(each.nodes)}: `}), `${each.summary}. For example `, linkTo({node: each.example}, each.example), `: ${each.message}.`))));
-    if (told.left_out) more.push(element('p', {class: 'empty', text: `${told.left_out} nodes were not looked at.`}));
-    more.push(element('p', {class: 'empty'}, 'As of ', timeElement(told.time), '.'));
+    if (explained.left_out) more.push(element('p', {class: 'empty', text: `${explained.left_out} nodes were not checked.`}));
+    more.push(element('p', {class: 'empty'}, 'As of ', timeElement(explained.time), '.'));
   }
-  const why = element('button', {type: 'button', id: 'why', text: told ? 'Explain again' : 'Explain', onclick: () => explain(pod.title)});
+  const why = element('button', {type: 'button', id: 'why', text: explained ? 'Explain again' : 'Explain', onclick: () => explain(pod.title)});
   Detail.show(`pod ${pod.title}`, `Pod ${pod.title}`, [
     ['State', 'has no node'], ['Waits since', timeElement(pod.since)], ['Class', pod.class], ['Requests', requestText(pod.requests)],
     ['Priority', String(pod.priority)], ['Group', pod.group], ['Nominated', pod.nominated], ['Last rejection', reasonsOf(pod.reasons)],

@@ -98,7 +98,7 @@ const fillDevice = (made, device) => {
   const text = JSON.stringify([device, used, holdersOf(device).map(title => podsByTitle.has(title))]);
   if (made.text === text) return;
   made.text = text;
-  made.classList.toggle('ill', device.healthy === false);
+  made.classList.toggle('unhealthy', device.healthy === false);
   const health = device.healthy === null || device.healthy === undefined ? null
     : element('span', {class: device.healthy ? 'good' : 'bad', text: device.healthy ? 'healthy' : 'unhealthy'});
   const memory = device.memory_bytes ? `${used && used.memory_used_bytes !== null ? bytes(used.memory_used_bytes) + ' of ' : ''}${bytes(device.memory_bytes)}` : '';
@@ -358,8 +358,8 @@ let states = -1, histories = -1, turns = 0, problem = null;
 repeat(1, () => `The agent${node ? ` of ${node.node}` : ''}`, async () => {
   const began = performance.now();
   const found = await ask('/page/load');
-  const changed = found.state !== states, told = found.history !== histories;
-  const [state, history_] = await Promise.all([changed ? ask('/page/state') : null, told ? ask('/page/history') : null]);
+  const changed = found.state !== states, recorded = found.history !== histories;
+  const [state, history_] = await Promise.all([changed ? ask('/page/state') : null, recorded ? ask('/page/history') : null]);
   const drawn = performance.now();
   if (history_) { past = history_; histories = found.history; }
   if (state) { take(state); states = found.state; }
@@ -368,13 +368,13 @@ repeat(1, () => `The agent${node ? ` of ${node.node}` : ''}`, async () => {
   paintLoads();
   drawFigures();
   drawDevices();
-  if (state) drawSearch(); else if (told) drawPods(); else paintPods();
-  if (state || told || found.problem !== problem) drawAttention();
+  if (state) drawSearch(); else if (recorded) drawPods(); else paintPods();
+  if (state || recorded || found.problem !== problem) drawAttention();
   problem = found.problem;
-  if (state || told || turns % 15 === 0) drawPools();
+  if (state || recorded || turns % 15 === 0) drawPools();
   turns += 1;
-  if (told) drawChanges();
-  if (state || told) drawSelected();
+  if (recorded) drawChanges();
+  if (state || recorded) drawSelected();
   else if (byId('detail-load')) {
     const chosen = Address.read();
     byId('detail-load').textContent = percent(chosen.pod ? podLoad(podsByTitle.get(chosen.pod) || {own: ''}) : loadOf(Number(chosen.cpu)));

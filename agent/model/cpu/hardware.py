@@ -49,7 +49,7 @@ class MemoryKind(StrEnum):
 
 
 class MemoryTraits(msgspec.Struct, frozen=True):
-    """The memory of a NUMA node. `kind` None: nothing tells. `tier`: the kernel's memory tier, a
+    """The memory of a NUMA node. `kind` None: unknown. `tier`: the kernel's memory tier, a
     lower one is faster. Bandwidth and latency: of reads by the nearest CPUs, None if unknown.
     `side_cache_bytes`: a cache of memory in front of it."""
 
