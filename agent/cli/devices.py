@@ -3,9 +3,9 @@ pods that have them.
 
 NVML reports memory, use and links of GPUs; their health is that of the agent, if one runs. Names
 come from the hardware database of udev, if pyudev is installed and udev runs; otherwise PCI's
-numbers are shown. For a copy of another machine (--root) only PCI is known. With NODE the command runs in
-the agent's pod on that node, by kubectl and with the caller's rights. Exit code 0: done; 1: the
-machine can't be read; 2: wrong usage.
+numbers are shown. For a copy of another machine (--root) only PCI is known. With NODE the command
+runs in the agent's pod on that node, by kubectl and with the caller's rights. Exit code 0: done; 1:
+the machine can't be read; 2: wrong usage.
 """
 
 from __future__ import annotations
