@@ -207,6 +207,10 @@ def test_a_node_is_examined_and_drawn_from_outside(calm: Cluster) -> None:
     code, text, _ = run(cluster, "topology", HOST, "--owners")
     assert code == 0
     assert "default/lse" in text
+    code, text, error = run(cluster, "top", HOST, "--once")
+    assert (code, error) == (0, ""), text
+    assert "a default/lse" in text
+    assert "! no use of pods" not in text
     code, text, error = run(cluster, "topology", "n9")
     assert (code, text, error) == (2, "", "topolet: node n9 does not exist\n")
     page = json.loads(run(cluster, "page", HOST, script=_PAGE)[1])
@@ -229,6 +233,7 @@ def test_an_agent_that_is_stopped(calm: Cluster, alerts: PrometheusApi) -> None:
             machine.run("kill", "-CONT", pid)
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_was_changed_by_hand(calm: Cluster, alerts: PrometheusApi) -> None:
     text = calm.nodes[HOST].machine.read(CPU_STATE)[CPU_STATE]
     changed = json.loads(text) | {"defaultCpuSet": "0"}
@@ -251,6 +256,7 @@ def test_a_claim_that_cannot_be_honoured(calm: Cluster, alerts: PrometheusApi) -
     cluster.delete_pod("wrong")
 
 
+@pytest.mark.long
 def test_a_program_that_pins_cpus(calm: Cluster) -> None:
     """It runs, and does not set a cpuset here: tests/integration has the alert about one that
     does."""
@@ -265,6 +271,7 @@ def test_a_program_that_pins_cpus(calm: Cluster) -> None:
         machine.end("balloons", signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_state_of_another_policy(calm: Cluster, alerts: PrometheusApi) -> None:
     """The kubelet does not start with it, and its node is not Ready."""
     text = calm.nodes[HOST].machine.read(CPU_STATE)[CPU_STATE]
@@ -276,6 +283,7 @@ def test_a_state_of_another_policy(calm: Cluster, alerts: PrometheusApi) -> None
         event_of_node(calm, KUBELET_INCOMPATIBLE, "its state file has the policy static")
 
 
+@pytest.mark.long
 def test_another_policy_of_the_kubelet(calm: Cluster) -> None:
     """The right way, with a new state file: an Event says so, and nothing is wrong."""
     node = calm.nodes[HOST]
@@ -289,6 +297,7 @@ def test_another_policy_of_the_kubelet(calm: Cluster) -> None:
     answers(calm)
 
 
+@pytest.mark.long
 def test_a_full_state_folder(calm: Cluster) -> None:
     """The proxy refuses the pod meanwhile, which is an alert for ten minutes: another proxy has
     refused none."""
@@ -308,6 +317,7 @@ def test_a_full_state_folder(calm: Cluster) -> None:
     calm.nodes[HOST].kill_proxy()
 
 
+@pytest.mark.long
 def test_a_card_that_is_lost(calm: Cluster) -> None:
     """The agent has the files of a machine with cards and of its driver, as NVIDIA's runtime class
     gives them."""
@@ -354,6 +364,7 @@ def _with_cards(gpus: GpuHost, folder: Path) -> dict[str, object]:
     return {"spec": {"template": {"spec": {"containers": [container], "volumes": paths}}}}
 
 
+@pytest.mark.long
 def test_no_scheduler_leads(calm: Cluster, alerts: PrometheusApi) -> None:
     cluster = calm
     words = ("scale", "-n", NAMESPACE, "deployment", "topolet-scheduler")
@@ -372,6 +383,7 @@ def test_no_scheduler_leads(calm: Cluster, alerts: PrometheusApi) -> None:
     cluster.wait_running("lse")
 
 
+@pytest.mark.long
 def test_an_api_server_that_is_gone(calm: Cluster, alerts: PrometheusApi) -> None:
     """Doctor runs through the API server, so on the node here."""
     with calm.api_server_away():

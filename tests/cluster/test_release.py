@@ -23,7 +23,7 @@ VALUES = (
 )
 OF_THE_PROXY = {"/run/topolet", "/run/topolet/cri.sock", "/run/topolet/door.lock"}
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 @pytest.fixture
