@@ -15,7 +15,8 @@ else
     set -- -c 'import pty, sys; pty.spawn([sys.executable, *sys.argv[1:]])' "$@"
 fi
 # More threads than that in each Go program would stand in each other's way on an emulated machine.
-tail -n +1 -f -s 0.2 "$share/keys" | chroot "$root" env --chdir="$repository" \
+# inotify does not see what the host writes.
+tail ---disable-inotify -n +1 -f -s 0.2 "$share/keys" | chroot "$root" env --chdir="$repository" \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/run/tmp TMPDIR=/run/tmp GOMAXPROCS=4 \
     TERM=xterm-256color LANG=C.UTF-8 COLUMNS="$columns" LINES="$lines" PYTHONDONTWRITEBYTECODE=1 \
     "$python" "$@" >"$share/screen" 2>&1
