@@ -108,9 +108,13 @@ class Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
+        """A demo that still runs ends as when its terminal hangs up, so that it leaves nothing."""
         self.hang_up()
+        try:
+            self.process.wait(DEADLINE_SECONDS)
+        finally:
+            self.process.kill()
+            self.process.wait()
 
     def press(self, key: str) -> None:
         os.write(self._master, key.encode())
