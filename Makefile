@@ -27,7 +27,7 @@ PARSERS := $(BIN)/python -m tests.parsers --count 100000 --seed $$$$
 # a kube-scheduler of the same version or a whole node.
 API_SERVERS := $(sort $(patsubst tests/tools/kube-apiserver-%,%,$(wildcard tests/tools/kube-apiserver-*)))
 API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
-	authorization cluster day deploy helm kube outage reinstall webhook)) \
+	authorization cluster day deploy helm kube outage reinstall rollout webhook)) \
 	$(addprefix tests/integration/extender/test_, $(addsuffix .py, \
 	bind evictor gpulinks outage scheduler_process scheduler_state))
 

@@ -167,9 +167,13 @@ TRIED = {
     "make release": "deploy/test_release.py",
     "make run": "integration/test_demo.py",
     "openssl req": "integration/test_webhook.py",
+    "shuf": "integration/test_rollout.py",
+    "xargs": "integration/test_rollout.py",
 }
 """Commands of the documents, each with a test, or a part of tests, that runs it."""
 UNTRIED = {
+    "/opt/topolet/current/bin/topolet uninstall-node": "tests/integration/test_install_proxy.py "
+    "runs the same command in a pod, and another one of this program",
     "kubectl get": "it reads",
     "kubectl exec": "kubectl topolet does the same, and a test runs that",
     "kubectl patch": "tests/integration/test_webhook.py writes the same field by the API",
@@ -179,8 +183,6 @@ UNTRIED = {
     "skopeo copy": "it needs a registry of the reader",
     "openssl x509": "tests sign the same certificate by a library",
     "systemctl enable": "tests start the same units",
-    "shuf": "it chooses lines",
-    "xargs": "it calls kubectl label",
     "cp": "it copies files",
     "mkdir": "it makes a folder",
 }

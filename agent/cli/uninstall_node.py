@@ -3,7 +3,7 @@
 The kubelet's endpoint and the proxy, the values of cgroups, the labels and extended resources of
 the Node, Topolet's part of the NodeResourceTopology and the Device, and the files. What others
 wrote stays. It can be repeated. Exit code 0: nothing is left; 1: what is left is listed; 2: wrong
-usage.
+usage, or no credentials for the API server, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    objects: Objects | None = None
     try:
         settings = options.load(arguments, SETTINGS)
+        name = settings.node_name or os.uname().nodename
+        if not arguments.without_cluster:
+            # Before anything is changed: the program may be a part of what is removed.
+            access = auth.access(settings.kubeconfig, settings.service_account_dir)
+            objects = Cluster(Transport(access), name)
+    except AccessError as error:
+        text = "nothing is changed; --without-cluster leaves the objects to a later run, elsewhere"
+        return options.fail(AccessError(f"{error}: {text}"), 2)
     except SettingsError as error:
         return options.fail(error, 2)
     ended_by_signal()
-    name = settings.node_name or os.uname().nodename
-    objects: Objects | str | None = None
-    if not arguments.without_cluster:
-        try:
-            access = auth.access(settings.kubeconfig, settings.service_account_dir)
-            objects = Cluster(Transport(access), name)
-        except AccessError as error:
-            objects = f"{error} (--without-cluster leaves them)"
     installation = None if arguments.without_proxy else ProxyInstallation(settings, say)
     removal = NodeRemoval(settings, name, objects, installation, say)
     if removal.run():

@@ -54,15 +54,14 @@ _ERRORS: Final = (*ERRORS, RpcError, SettingsError, StoreError)
 
 
 class NodeRemoval:
-    """`objects`: the API server's, or why there are none; None leaves them as they are.
-    `installation`: None leaves a proxy, and the files that it needs. `say` reports what was done;
-    `left` says what was not."""
+    """`objects`: the API server's; None leaves them as they are. `installation`: None leaves a
+    proxy, and the files that it needs. `say` reports what was done; `left` says what was not."""
 
     def __init__(
         self,
         settings: UninstallSettings,
         node_name: str,
-        objects: Objects | str | None,
+        objects: Objects | None,
         installation: ProxyInstallation | None,
         say: Say,
     ) -> None:
@@ -79,9 +78,7 @@ class NodeRemoval:
         if self._installation is not None:
             self._remove_proxy(self._installation)
         restored = self._restore(runtime)
-        if isinstance(self._objects, str):
-            self.left.append(f"objects of the cluster: {self._objects}")
-        elif self._objects is not None:
+        if self._objects is not None:
             self._remove_from_objects(self._objects)
         if restored:
             with self._part(f"files in {self._settings.state_dir}"):

@@ -67,8 +67,9 @@ class Cluster:
         self.create(pods.manifest(name, **words))
         self.wait_running(name)
 
-    def bind_as_scheduler(self, name: str, node: str, cpuset: str) -> None:
-        """Sends the Binding of a pod with these CPUs, with the account of Topolet's scheduler."""
+    def bind_as_scheduler(self, name: str, node: str, cpuset: str, *words: str) -> None:
+        """Sends the Binding of a pod with these CPUs, with the account of Topolet's scheduler.
+        `words`: further arguments of kubectl."""
         notes = {RESOURCE_STATUS: json.dumps({"cpuset": cpuset})}
         binding = {
             "apiVersion": "v1",
@@ -79,6 +80,7 @@ class Cluster:
         self.kubectl(
             *("create", "--raw", f"/api/v1/namespaces/default/pods/{name}/binding", "-f", "-"),
             f"--as=system:serviceaccount:{NAMESPACE}:topolet-scheduler",
+            *words,
             stdin=json.dumps(binding),
         )
 

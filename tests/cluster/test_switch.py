@@ -19,7 +19,7 @@ from tests.cluster.release import documented, helm
 from tests.cluster.test_diagnosis import run as plugin
 from tests.deploy import chart
 from tests.fixtures import image
-from tests.integration.systemdhost import CONFIG, ENV, SystemdHost
+from tests.integration.systemdhost import CONFIG, ENV, ROOT, SystemdHost
 
 FOLDERS = (
     *("/etc/systemd", "/etc/crictl.yaml", "/etc/kubernetes", "/opt", "/run/topolet"),
@@ -36,7 +36,7 @@ CURRENT = "/opt/topolet/current"
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def units_node() -> Iterator[tuple[Cluster, SystemdHost]]:
     """A cluster of its own, without anything of Topolet."""
     chart.helm()
@@ -100,6 +100,33 @@ def documented_pools() -> dict[str, Any]:
     return found
 
 
+class Before:
+    """What a cluster has, and what is equal when everything of Topolet is taken back."""
+
+    def __init__(self, cluster: Cluster, host: SystemdHost) -> None:
+        self._cluster = cluster
+        self._host = host
+        self._node = release.node(cluster)
+        self._objects = release.names(cluster)
+        self._definitions = cluster.kubectl(*DEFINITIONS)
+        self._files = host.files(*FOLDERS)
+        self._services = services(host)
+
+    def check(self, *pods: str) -> None:
+        """The pods have all CPUs again."""
+        cluster, host = self._cluster, self._host
+        cluster.eventually("objects are as before", lambda: release.names(cluster) == self._objects)
+        cluster.eventually(
+            "and the definitions", lambda: cluster.kubectl(*DEFINITIONS) == self._definitions
+        )
+        cluster.wait_node_ready(HOST)
+        assert release.node(cluster) == self._node
+        assert host.connections() == 0
+        assert host.files(*FOLDERS) == self._files
+        assert services(host) == self._services
+        assert cluster.cpus(*pods) == dict.fromkeys(pods, ALL)
+
+
 class Steps:
     """The commands of the page, for a chart that any API server takes."""
 
@@ -109,8 +136,9 @@ class Steps:
         self._chart = chart.for_any_version(folder)
 
     def kubectl(self, heading: str, *words: str, more: str = "") -> None:
-        command = documented(heading, "kubectl", *words)
-        self._cluster.kubectl(*command[1:], *([more] if more else []))
+        command = documented(heading, "kubectl", *words)[1:]
+        paths = [str(ROOT / each) if each.startswith("deploy/") else each for each in command]
+        self._cluster.kubectl(*paths, *more.split())
 
     def helm(self, heading: str, *words: str, values: Any = None) -> str:
         command = documented(heading, "helm", *words)[1:]
@@ -133,8 +161,7 @@ def test_a_pool_is_switched_to_the_proxy_upgraded_and_removed(
 ) -> None:
     cluster, host = units_node
     steps = Steps(cluster, tmp_path)
-    node, objects = release.node(cluster), release.names(cluster)
-    files, running = host.files(*FOLDERS), services(host)
+    before = Before(cluster, host)
 
     steps.kubectl("With Helm", "create", "namespace")
     steps.kubectl("With Helm", "label", "namespace")
@@ -196,14 +223,7 @@ def test_a_pool_is_switched_to_the_proxy_upgraded_and_removed(
     assert release.reports(cluster) == []
     for each in ("namespace", "crd"):
         steps.kubectl("Remove", "delete", each, more="--wait=false")
-    cluster.eventually("objects are as before", lambda: release.names(cluster) == objects)
-    cluster.eventually("and the definitions", lambda: cluster.kubectl(*DEFINITIONS) == "")
-    cluster.wait_node_ready(HOST)
-    assert release.node(cluster) == node
-    assert host.connections() == 0
-    assert host.files(*FOLDERS) == files
-    assert services(host) == running
-    everything = dict.fromkeys(("lse", "ls", "later"), ALL)
-    assert cluster.cpus(*everything) == everything
+    before.check("lse", "ls", "later")
     assert {each: container(host, each) for each in ("lse", "ls")} == ids
     cluster.pod("afterwards", cpu="10m")
+    cluster.delete_pod("lse", "ls", "later", "afterwards")

@@ -272,7 +272,7 @@ def test_a_controller_that_replaces_pods_itself_is_named(
 
 
 def test_a_canary_is_rolled_out_first(pool: Pool, capfd: pytest.CaptureFixture[str]) -> None:
-    """The nodes are chosen as docs/install.md says."""
+    """The nodes are chosen by the line with shuf and xargs in docs/install.md."""
     cards = {
         "name": "gpu",
         "nodeSelector": {"nvidia.com/gpu.present": "true"},

@@ -1,0 +1,130 @@
+"""What `topolet rollout` reads of pods and revisions; tests/integration/test_rollout.py has an API
+server and the DaemonSet controller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.__main__ import main
+from agent.cli import rollout
+from agent.cli.remote import Agent, RemoteError
+from agent.cli.rollout import AgentPod, StoppedError, newest, problem, rolled_out
+
+
+def revision(number: int, name: str) -> dict[str, Any]:
+    return {"revision": number, "metadata": {"labels": {rollout.REVISION: name}}}
+
+
+def test_the_newest_revision_is_that_with_the_highest_number() -> None:
+    found = [revision(9, "old"), revision(10, "new"), revision(2, "first")]
+    assert newest(found, "it") == "new"
+    with pytest.raises(RemoteError, match="it: it has no ControllerRevision"):
+        newest([], "it")
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        ({"conditions": [{"type": "Ready", "status": "True"}]}, ""),
+        ({"phase": "Pending"}, "phase Pending, not Ready"),
+        ({}, "phase unknown, not Ready"),
+        (
+            {
+                "conditions": [{"type": "Ready", "status": "False"}],
+                "initContainerStatuses": [
+                    {"name": "before", "state": {"terminated": {"exitCode": 0}}},
+                    {
+                        "name": "install-proxy",
+                        "state": {
+                            "terminated": {"exitCode": 1, "reason": "Error", "message": "failed"}
+                        },
+                    },
+                ],
+                "containerStatuses": [
+                    {"name": "agent", "state": {"waiting": {"reason": "PodInitializing"}}}
+                ],
+            },
+            "container install-proxy: Error failed",
+        ),
+        (
+            {
+                "containerStatuses": [{"name": "agent", "state": {"running": {}}}],
+                "phase": "Running",
+            },
+            "phase Running, not Ready",
+        ),
+    ],
+)
+def test_why_a_pod_is_not_ready(status: dict[str, Any], text: str) -> None:
+    assert problem({"status": status}) == text
+
+
+class Simulated(rollout.Agents):
+    """A DaemonSet whose pods are replaced at once; `found` has the doctor's answers by node, the
+    last one stays."""
+
+    def __init__(self, revisions: dict[str, str], found: dict[str, list[int]]) -> None:
+        super().__init__(("kubectl",), "ns", "it")
+        self.revisions = revisions
+        self.deleted: list[str] = []
+        self._found = found
+
+    def revision(self) -> str:
+        return "new"
+
+    def pods(self) -> list[AgentPod]:
+        return [
+            AgentPod(Agent((), "ns", f"agent-{node}", node, 1), each, "")
+            for node, each in self.revisions.items()
+        ]
+
+    def ready_nodes(self) -> set[str]:
+        return set(self.revisions)
+
+    def delete(self, pod: AgentPod) -> None:
+        self.deleted.append(pod.agent.node)
+        self.revisions[pod.agent.node] = "new"
+
+    def doctor(self, pod: AgentPod) -> tuple[int, str]:
+        codes = self._found.get(pod.agent.node, [0])
+        return (codes.pop(0) if len(codes) > 1 else codes[0]), "found\n"
+
+
+class Clock:
+    """Time passes by pauses alone."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def pause(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+def test_what_a_doctor_finds_while_pods_start_does_not_stop_it() -> None:
+    clock = Clock()
+    agents = Simulated({"a": "old", "b": "old"}, {"a": [1, 2, 1, 0]})
+    assert rolled_out(agents, None, 60.0, clock, clock.pause) == 0
+    assert agents.deleted == ["a", "b"]
+    assert clock.seconds == 3 * rollout.POLL_SECONDS
+
+
+def test_a_node_of_before_with_findings_stops_it_before_a_pod_is_deleted() -> None:
+    clock = Clock()
+    agents = Simulated({"a": "old", "b": "new"}, {"b": [1]})
+    with pytest.raises(StoppedError, match="node b: its doctor finds something"):
+        rolled_out(agents, None, 60.0, clock, clock.pause)
+    assert agents.deleted == []
+    assert clock.seconds > rollout.SETTLE_SECONDS
+
+
+def test_it_needs_kubectl(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/none")
+    assert main(["rollout", "topolet-agent"]) == 2
+    assert "rollout needs kubectl" in capfd.readouterr().err
