@@ -43,7 +43,7 @@ from agent.view.terminal import Ability
 from agent.view.top import lists
 from agent.view.top.frame import frame
 from agent.view.top.screen_state import ScreenState, pressed
-from agent.view.top.values import Observation, Opened, Usage
+from agent.view.top.values import NodeObservation, Opened, Usage
 
 
 class TopSettings(RestoreSettings, frozen=True):
@@ -203,7 +203,7 @@ class _Reader:
         self._usage: dict[str, Usage] = {}
         self._problems: dict[str, str] = {}
 
-    def observed(self) -> Observation:
+    def observed(self) -> NodeObservation:
         """Raises DiscoveryError, OSError."""
         return self._sampler.observe(self._devices, self._usage, tuple(self._problems.values()))
 

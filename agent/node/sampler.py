@@ -30,7 +30,7 @@ from agent.telemetry import audit as trail
 from agent.view.devices import ShownDevice
 from agent.view.live import LiveNode, cpu_times, live, loads
 from agent.view.recent import RecentChanges
-from agent.view.top.values import Group, Observation, Opened, Sample, Usage, sample
+from agent.view.top.values import Group, NodeObservation, Opened, Sample, Usage, sample
 
 _DAY_SECONDS: Final = 86_400.0
 _TRAIL_BYTES: Final = 8 << 20
@@ -82,7 +82,7 @@ class NodeSampler:
         devices: Sequence[ShownDevice] = (),
         usage: Mapping[str, Usage] | None = None,
         problems: Sequence[str] = (),
-    ) -> Observation:
+    ) -> NodeObservation:
         """Raises DiscoveryError, OSError. The loads are those since the last call."""
         now = self._clock()
         topology = self.topology
@@ -99,7 +99,7 @@ class NodeSampler:
         age = None
         if self._snapshot is not None and self._snapshot.boot_id == files.boot_id():
             age = max(time.monotonic() - self._snapshot.listed_at / 1e9, 0.0)
-        observed = Observation(now, self._live, tuple(found), age, load, usage or {}, recent)
+        observed = NodeObservation(now, self._live, tuple(found), age, load, usage or {}, recent)
         self._samples = [*self._samples[-_MOST_SAMPLES:], sample(observed)]
         return msgspec.structs.replace(observed, samples=tuple(self._samples))
 

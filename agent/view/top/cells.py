@@ -15,7 +15,7 @@ from agent.view import terminal
 from agent.view.format import count
 from agent.view.live import LiveCpu, LiveNode
 from agent.view.terminal import FAINT, Ability, Frame, Piece, Style
-from agent.view.top.values import Observation, held, part_used
+from agent.view.top.values import NodeObservation, held, part_used
 
 _OWNERS: Final = (
     *((215, 94), (114, 22), (213, 90), (220, 58), (80, 23), (210, 88)),
@@ -232,7 +232,7 @@ def _layout(cpus: tuple[LiveCpu, ...], ability: Ability) -> _Layout:
 class LoadCells:
     """The cells of one moment, for any size."""
 
-    def __init__(self, observed: Observation, marked: Marks, ability: Ability) -> None:
+    def __init__(self, observed: NodeObservation, marked: Marks, ability: Ability) -> None:
         self._loads = observed.load_by_cpu
         self._marked = marked
         self._ability = ability

@@ -13,7 +13,7 @@ from agent.view.history import local
 from agent.view.live import LivePod
 from agent.view.terminal import ALARM, BOLD, FAINT, Frame, Line, Piece
 from agent.view.top.lists import change_key
-from agent.view.top.values import Observation, Opened, Usage
+from agent.view.top.values import NodeObservation, Opened, Usage
 
 _NARROWEST = 20
 
@@ -49,7 +49,7 @@ def help_lines(columns: int) -> Frame:
 
 
 def lines_of(
-    entry: tuple[str, str], observed: Observation, opened: Opened | None, columns: int
+    entry: tuple[str, str], observed: NodeObservation, opened: Opened | None, columns: int
 ) -> tuple[str, Frame]:
     """Title and lines of an entry of a list."""
     name, key = entry
@@ -76,7 +76,7 @@ def _pod(
     uid: str,
     title: str,
     pod: LivePod | None,
-    observed: Observation,
+    observed: NodeObservation,
     opened: Opened | None,
     columns: int,
 ) -> Iterator[Line]:
@@ -118,7 +118,7 @@ def _pod(
             yield from _facts(values, columns)
 
 
-def _decision(pod: LivePod, observed: Observation, columns: int) -> Iterator[Line]:
+def _decision(pod: LivePod, observed: NodeObservation, columns: int) -> Iterator[Line]:
     usage = observed.usage.get(pod.uid, Usage())
     since = observed.recent.since.get(pod.uid)
     facts = {

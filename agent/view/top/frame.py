@@ -19,7 +19,7 @@ from agent.view.top.lists import ListArea
 from agent.view.top.screen_state import ScreenState, selected
 from agent.view.top.values import (
     KINDS,
-    Observation,
+    NodeObservation,
     Opened,
     Points,
     over_time,
@@ -50,7 +50,7 @@ class _Pane(msgspec.Struct, frozen=True):
 
 
 def frame(
-    observed: Observation,
+    observed: NodeObservation,
     opened: Opened | None,
     state: ScreenState,
     columns: int,
@@ -75,7 +75,7 @@ def _sized(lines: Sequence[Line], columns: int, rows: int) -> Frame:
     return found + [()] * (rows - len(found))
 
 
-def _head(observed: Observation, state: ScreenState, columns: int, ability: Ability) -> Line:
+def _head(observed: NodeObservation, state: ScreenState, columns: int, ability: Ability) -> Line:
     node = observed.node
     now = datetime.datetime.fromtimestamp(observed.time).astimezone()
     used = part_used([cpu.id for cpu in node.cpus], observed.load_by_cpu)
@@ -102,7 +102,7 @@ def _age(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.0f} h"
 
 
-def _attention(observed: Observation, columns: int, rows: int, ability: Ability) -> Frame:
+def _attention(observed: NodeObservation, columns: int, rows: int, ability: Ability) -> Frame:
     """What a person should look at: what does not fit is counted."""
     texts = list(observed.problems)
     texts += [
@@ -134,7 +134,7 @@ class _Body:
     """Between head and foot."""
 
     def __init__(
-        self, observed: Observation, opened: Opened | None, state: ScreenState, ability: Ability
+        self, observed: NodeObservation, opened: Opened | None, state: ScreenState, ability: Ability
     ) -> None:
         self.observed = observed
         self.opened = opened

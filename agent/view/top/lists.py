@@ -28,7 +28,7 @@ from agent.view.terminal import (
 )
 from agent.view.top.cells import Marks
 from agent.view.top.screen_state import Keys, ScreenState, selected
-from agent.view.top.values import Observation, Usage
+from agent.view.top.values import NodeObservation, Usage
 
 _Entry = TypeVar("_Entry")
 _TRACK: Final = 236
@@ -40,7 +40,7 @@ _NAME_SHARE, _CPUS_SHARE = 0.4, 0.18
 """The largest parts of a line that the names and the CPUs of pods take."""
 
 
-def pods(observed: Observation, state: ScreenState) -> list[LivePod]:
+def pods(observed: NodeObservation, state: ScreenState) -> list[LivePod]:
     """Those that the filter leaves, in order."""
     found = [
         pod
@@ -61,7 +61,7 @@ _ORDERS: Final[dict[str, Callable[[LivePod, Usage], float]]] = {
 }
 
 
-def devices(observed: Observation, state: ScreenState) -> list[ShownDevice]:
+def devices(observed: NodeObservation, state: ScreenState) -> list[ShownDevice]:
     """GPUs first."""
     found = [
         each
@@ -71,7 +71,7 @@ def devices(observed: Observation, state: ScreenState) -> list[ShownDevice]:
     return sorted(found, key=lambda each: each.kind != GPU)
 
 
-def changes(observed: Observation, state: ScreenState) -> list[RecentChange]:
+def changes(observed: NodeObservation, state: ScreenState) -> list[RecentChange]:
     """The newest first."""
     return [
         each for each in observed.recent.changes if state.matches(each.pod, each.kind, each.text)
@@ -82,7 +82,7 @@ def change_key(change: RecentChange) -> str:
     return f"{change.time} {change.uid} {change.text}"
 
 
-def keys(observed: Observation, state: ScreenState) -> Keys:
+def keys(observed: NodeObservation, state: ScreenState) -> Keys:
     """What identifies the entries of each list."""
     return {
         "pods": [each.uid for each in pods(observed, state)],
@@ -91,7 +91,7 @@ def keys(observed: Observation, state: ScreenState) -> Keys:
     }
 
 
-def pod_of(entry: tuple[str, str] | None, observed: Observation) -> str:
+def pod_of(entry: tuple[str, str] | None, observed: NodeObservation) -> str:
     """The uid of the pod that an opened entry is about, "" if it is about none."""
     name, key = entry or ("", "")
     if name == "pods":
@@ -141,7 +141,7 @@ class ListArea:
         return terminal.shortened(terminal.clean(text), columns, self.ability).ljust(columns)
 
 
-def pod_lines(observed: Observation, marked: Marks, area: ListArea) -> Frame:
+def pod_lines(observed: NodeObservation, marked: Marks, area: ListArea) -> Frame:
     """Letter, name, class, CPUs, use and reason."""
     found = pods(observed, area.state)
     longest = max((len(each.title) for each in found), default=0)
@@ -184,7 +184,7 @@ def _filled(pod: LivePod, usage: Usage, ability: Ability) -> str:
     return terminal.level(min(usage.cpus / number, 1.0), ability)
 
 
-def device_lines(observed: Observation, area: ListArea) -> Frame:
+def device_lines(observed: NodeObservation, area: ListArea) -> Frame:
     """GPUs with their use and memory; of all devices name, state and pods."""
     found = devices(observed, area.state)
     bars = 8 if area.columns < 120 else _WIDE_BAR
@@ -228,7 +228,7 @@ def _gpu_pieces(device: ShownDevice, columns: int, ability: Ability) -> list[Pie
     ]
 
 
-def change_lines(observed: Observation, area: ListArea) -> Frame:
+def change_lines(observed: NodeObservation, area: ListArea) -> Frame:
     """Time, pod and what happened."""
     found = changes(observed, area.state)
     longest = max((len(each.pod) for each in found), default=0)
@@ -264,7 +264,7 @@ def _with_reason(text: str, columns: int, ability: Ability) -> str:
     return terminal.shortened(change, room, ability) + colon + reason
 
 
-def titles(observed: Observation, state: ScreenState) -> dict[str, str]:
+def titles(observed: NodeObservation, state: ScreenState) -> dict[str, str]:
     """The heading of each list."""
     shown = len(pods(observed, state))
     of = f"{shown} of " if state.filter else ""

@@ -36,7 +36,7 @@ class Sample(msgspec.Struct, frozen=True):
     loads: Mapping[str, float | None]
 
 
-class Observation(msgspec.Struct, frozen=True):
+class NodeObservation(msgspec.Struct, frozen=True):
     """`time`: seconds since 1970. `problems`: why the decisions are old or missing.
     `decided_seconds`: their age. `loads`: for each CPU of `node.cpus`, in percent or UNKNOWN.
     `usage`: by the uid of a pod. `recent`: the last day. `samples`: by time, since the command
@@ -100,7 +100,7 @@ def part_used(cpus: Iterable[int], loads: Mapping[int, float | None]) -> float |
     return sum(known) / len(known) if known else None
 
 
-def sample(observed: Observation) -> Sample:
+def sample(observed: NodeObservation) -> Sample:
     loads = observed.load_by_cpu
     by_kind = held(observed.node)
     return Sample(
@@ -114,7 +114,7 @@ Points = list[tuple[float, float | None]]
 """Values from a time on (seconds since 1970), by time."""
 
 
-def sizes(observed: Observation, kind: str) -> Points:
+def sizes(observed: NodeObservation, kind: str) -> Points:
     """The number of CPUs: by the audit trail, then by the samples."""
     points = _of_trail([each for each in observed.recent.pools if each.kind == kind])
     for each in observed.samples:

@@ -12,7 +12,7 @@ from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
 from agent.view.devices import ShownDevice
 from agent.view.live import live
 from agent.view.recent import PoolSize, Recent, RecentChange
-from agent.view.top.values import Observation, Usage, sample
+from agent.view.top.values import NodeObservation, Usage, sample
 
 NOW = 1_700_000_000.0
 
@@ -95,7 +95,7 @@ def moved(seconds_ago: float, pod: str, uid: str, kind: str = "move") -> RecentC
     return RecentChange(audit.stamp(NOW - seconds_ago), kind, text, pod, uid)
 
 
-def node(*shape: int, shared: int = 6) -> Observation:
+def node(*shape: int, shared: int = 6) -> NodeObservation:
     """With a load of each CPU, use of pods, changes and a pool that has shrunk."""
     topology = machine(*(shape or (1, 2, 1, 2, 2)))
     number = len(topology.cpus)
@@ -109,7 +109,7 @@ def node(*shape: int, shared: int = 6) -> Observation:
         ),
         (moved(59, "web/front-1", "u1"), moved(60, "web/front-2", "u2")),
     )
-    observed = Observation(
+    observed = NodeObservation(
         NOW,
         live("node-a", topology, snapshot(topology, shared), (GPU, NIC)),
         (),

@@ -20,7 +20,7 @@ from agent.view.top import frame as frames
 from agent.view.top import lists
 from agent.view.top.cells import LoadCells, marks
 from agent.view.top.screen_state import END, PAGES, SORTS, WINDOWS_SECONDS, ScreenState
-from agent.view.top.values import Group, Observation, Opened, Usage
+from agent.view.top.values import Group, NodeObservation, Opened, Usage
 from tests.view.top import nodes
 
 FULL = Ability()
@@ -62,7 +62,7 @@ def text(lines: Frame) -> str:
 
 
 def shown(
-    observed: Observation,
+    observed: NodeObservation,
     state: ScreenState | None = None,
     columns: int = 80,
     rows: int = 24,
@@ -161,7 +161,7 @@ def test_no_cell_is_cut(columns: int) -> None:
     "name", ["16amd64-8n2c", "8em64t-2s4c-asymcaches", "nvidiagpunumanodes", "offline-cpu0-node0"]
 )
 def test_machines_of_the_snapshots(snapshot: Callable[[str], str], name: str) -> None:
-    observed = Observation(nodes.NOW, live("node-a", cpus.read(snapshot(name)), None))
+    observed = NodeObservation(nodes.NOW, live("node-a", cpus.read(snapshot(name)), None))
     for columns, rows in ((80, 24), (120, 40), (200, 50)):
         drawn = frames.frame(observed, None, ScreenState(page="cpus"), columns, rows, FULL)
         assert len(drawn) == rows
@@ -276,7 +276,7 @@ def test_names_can_not_write_to_the_terminal() -> None:
 def test_without_decisions() -> None:
     observed = node()
     empty = msgspec.structs.replace(observed.node, pods=(), pools=(), devices=(), generation=0)
-    observed = Observation(observed.time, empty, ("no agent uses the state folder /s",))
+    observed = NodeObservation(observed.time, empty, ("no agent uses the state folder /s",))
     screen = shown(observed)
     assert "! no agent uses the state folder /s" in screen
     assert "? 0.?" in screen or "0.?" in screen
