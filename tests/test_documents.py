@@ -152,6 +152,7 @@ TRIED = {
     "topolet top": "cli/test_top.py",
     "topolet topology": "cli/test_topology.py",
     "topolet uninstall-node": "integration/test_image.py",
+    "/opt/topolet/current/bin/topolet uninstall-node": "cluster/test_switch.py",
     "kubectl apply": "cluster/cluster.py",
     "kubectl create": "cluster/cluster.py",
     "kubectl delete": "cluster/cluster.py",
@@ -172,8 +173,6 @@ TRIED = {
 }
 """Commands of the documents, each with a test, or a part of tests, that runs it."""
 UNTRIED = {
-    "/opt/topolet/current/bin/topolet uninstall-node": "tests/integration/test_install_proxy.py "
-    "runs the same command in a pod, and another one of this program",
     "kubectl get": "it reads",
     "kubectl exec": "kubectl topolet does the same, and a test runs that",
     "kubectl patch": "tests/integration/test_webhook.py writes the same field by the API",

@@ -15,6 +15,7 @@ import yaml
 from agent.model.pod.annotations import RESOURCE_STATUS, status_text
 from tests.cluster import failures, images, release, units
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
+from tests.cluster.pods import manifest
 from tests.cluster.release import documented, helm
 from tests.cluster.test_diagnosis import run as plugin
 from tests.deploy import chart
@@ -32,6 +33,7 @@ HERE: dict[str, Any] = {
 ALL = "0-1"
 DEFINITIONS = ("get", "customresourcedefinitions", "-o", "name")
 CURRENT = "/opt/topolet/current"
+INSTALLED = f"{CURRENT}/bin/topolet"
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
@@ -227,3 +229,41 @@ def test_a_pool_is_switched_to_the_proxy_upgraded_and_removed(
     assert {each: container(host, each) for each in ("lse", "ls")} == ids
     cluster.pod("afterwards", cpu="10m")
     cluster.delete_pod("lse", "ls", "later", "afterwards")
+
+
+def test_without_helm_the_proxy_is_installed_and_everything_removed_by_hand(
+    units_node: tuple[Cluster, SystemdHost], tmp_path: Path
+) -> None:
+    cluster, host = units_node
+    steps = Steps(cluster, tmp_path)
+    before = Before(cluster, host)
+    with failures.written(cluster, "overlay"):
+        steps.kubectl("With kustomize", "apply", "--server-side")
+        cluster.wait_agent_ready(HOST)
+    cluster.create(manifest("lse", qos="LSE", cpu=1))
+    # This overlay has no role for that account, which alone may set CPUs.
+    cluster.bind_as_scheduler("lse", HOST, "0", "--as-group=system:masters")
+    cluster.pod("ls", qos="LS", cpu="100m")
+    cluster.wait_running("lse")
+    ids = {each: container(host, each) for each in ("lse", "ls")}
+
+    with failures.written(cluster, "proxy"), cluster.following("lse", "ls") as seen:
+        assert host.topolet("install-proxy").endswith("\ninstalled\n")
+        cluster.wait_node_ready(HOST)
+        cluster.pod("later", qos="LS", cpu="100m")
+    assert seen == {"lse": ["0"], "ls": ["1"]}
+    assert admitted(cluster) == {"later"}
+
+    steps.kubectl("Remove", "delete", "-k")
+    cluster.wait_gone("agent")
+    said = host.run(*documented("Remove", INSTALLED, "uninstall-node"))
+    assert "the proxy is removed" in said
+    values = {"NODE": HOST, "admin.kubeconfig": cluster.control.config("admin")}
+    command = " ".join(documented("Remove", "topolet", "uninstall-node"))
+    for name, each in values.items():
+        command = command.replace(f"={name}", f"={each}")
+    assert "nothing of Topolet is left" in host.topolet(*command.split()[1:])
+    assert release.reports(cluster) == []
+    steps.kubectl("Remove", "delete", "crd", more="--wait=false")
+    before.check("lse", "ls", "later")
+    assert {each: container(host, each) for each in ("lse", "ls")} == ids
