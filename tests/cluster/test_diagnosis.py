@@ -11,6 +11,7 @@ import contextlib
 import json
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from agent.node.node_events import (
 )
 from agent.node.node_findings import WATCH_SECONDS, NodeCode
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
+from tests.cluster.controlplane import ADDRESS as ADDRESS_OF_SERVER
+from tests.cluster.controlplane import SERVICE_ADDRESS
 from tests.cluster.machine import ProgramError
 from tests.cluster.pods import manifest
 from tests.deploy.chart import CHART, rendered
@@ -41,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = CHART / "files/alerts.yaml"
 ADDRESS = "127.0.0.1:9390"
 """Of Prometheus, in the world."""
+SLOW_PORT = "16443"
 FILLER = "/run/topolet/filler"
 CPU_STATE = "/var/lib/kubelet/cpu_manager_state"
 _TOPOLET = """export PYTHONPATH="$1" KUBECONFIG="$2" HOME=/tmp
@@ -388,6 +392,48 @@ def test_an_api_server_that_is_gone(calm: Cluster, alerts: PrometheusApi) -> Non
     """Doctor runs through the API server, so on the node here."""
     with calm.api_server_away():
         alerts.fires("TopoletClusterUnreachable")
+
+
+def test_an_api_server_that_is_slow(calm: Cluster, alerts: PrometheusApi) -> None:
+    """With a tenth of a second for each message everything works, only later. With more than the
+    time that a request has, its clients are as without a server."""
+    with slowed(calm, "agent", "scheduler") as delay:
+        calm.pod("late", qos="LSE", cpu=1)
+        assert calm.allocated("late") == calm.cpus_of("late")
+        assert not alerts.firing() & {"TopoletClusterUnreachable", "TopoletNoLeader"}
+        delay.write_text("20")
+        calm.delete_pod("late")  # the agent has something to report
+        found(calm, NodeCode.WATCH)
+        alerts.fires("TopoletClusterUnreachable")
+        alerts.fires("TopoletNoLeader")
+
+
+@contextlib.contextmanager
+def slowed(cluster: Cluster, *components: str) -> Iterator[Path]:
+    """Requests of these pods to the API server are relayed with a delay, by the seconds in the
+    file."""
+    machine, folder = cluster.nodes[HOST].machine, cluster.control.world.folder
+    delay = folder / "delay"
+    delay.write_text("0.1")
+    program = Path(__file__).with_name("slow.py")
+    machine.start("slow", sys.executable, program, SLOW_PORT, f"{ADDRESS_OF_SERVER}:6443", delay)
+    tcp = ("-p", "tcp", "--dport")
+    rules = []
+    for address in (
+        each.rpartition(":")[0] for of in components for each in cluster.page_addresses(of)
+    ):
+        relayed = ("-d", SERVICE_ADDRESS, *tcp, "443", "-j", "REDIRECT", "--to-ports", SLOW_PORT)
+        ended = (*tcp, "6443", "-j", "REJECT", "--reject-with", "tcp-reset")
+        rules.append(("nat", "PREROUTING", "-s", address, *relayed))
+        rules += [("filter", chain, "-s", address, *ended) for chain in ("FORWARD", "INPUT")]
+    for table, *rule in rules:
+        machine.run("iptables", "-t", table, "-I", *rule)
+    try:
+        yield delay
+    finally:
+        for table, *rule in rules:
+            machine.run("iptables", "-t", table, "-D", *rule)
+        machine.end("slow")
 
 
 @pytest.mark.long
