@@ -184,7 +184,7 @@ def picture(tour: Tour, topology: Topology, width: int, height: int, *, colour: 
     upper = "\n".join([*above, "", body, *below, *([""] if below else [])])
     room = max(height - upper.count("\n") - 3, 1)
     keys = " · ".join(f"{key} {what}" for key, what in KEYS.items())
-    view = f" · {_VIEW} topolet top" if tour.viewer() else ""
+    view = f" · {_VIEW} top" if tour.viewer() else ""
     foot = f"{keys} · a {'stop' if tour.plays else 'play'}{view} · q end"
     return "\n".join([upper, *story[-room:], foot[:width]]) + "\n"
 

@@ -168,11 +168,13 @@ def on_terminal(words: Sequence[str], columns: int, rows: int, keys: Sequence[st
     """What the command writes to a terminal of this size until it ends. Each of the keys is pressed
     when the output has been quiet for a second."""
     process, master = pty.fork()
+    size = struct.pack("HHHH", rows, columns, 0, 0)
     if not process:
+        # Before the program can ask for it.
+        fcntl.ioctl(0, termios.TIOCSWINSZ, size)
         os.execvpe(
             words[0], list(words), {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
         )
-    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     seen, left = b"", list(keys)
     end = time.monotonic() + _SECONDS
     with contextlib.suppress(OSError):  # EIO: the command has ended.

@@ -473,11 +473,12 @@ def test_a_slowly_sent_request_is_dropped_in_time(hasty: http.client.HTTPConnect
     hasty.putheader("Content-Length", "1000")
     hasty.endheaders()
     ended = threading.Event()
+    sent_on = hasty.sock  # the connection forgets it once it reads the reply
 
     def drip() -> None:
         while not ended.wait(0.1):
             try:
-                hasty.sock.send(b"x")
+                sent_on.send(b"x")
             except OSError:
                 return
 

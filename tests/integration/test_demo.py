@@ -247,7 +247,7 @@ def test_one_key_for_each_pod_and_fault(folder: pathlib.Path) -> None:
         terminal.press("t")
         terminal.wait_for("1-5 pages", "topolet-demo/be")
         terminal.press("q")
-        terminal.wait_for_again("t topolet top · q end")
+        terminal.wait_for_again("t top · q end")
         terminal.press("q")
         assert terminal.process.wait(DEADLINE_SECONDS) == 0
         terminal.wait_for("cpusets restored")
