@@ -172,9 +172,11 @@ def on_terminal(words: Sequence[str], columns: int, rows: int, keys: Sequence[st
     if not process:
         # Before the program can ask for it.
         fcntl.ioctl(0, termios.TIOCSWINSZ, size)
-        os.execvpe(
-            words[0], list(words), {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
-        )
+        inherited = {
+            name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
+        }
+        environment = {**inherited, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+        os.execvpe(words[0], list(words), environment)
     seen, left = b"", list(keys)
     end = time.monotonic() + _SECONDS
     with contextlib.suppress(OSError):  # EIO: the command has ended.
