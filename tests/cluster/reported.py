@@ -62,9 +62,11 @@ def joined(cluster: Cluster) -> Iterator[fleet.Machine]:
 
 
 def remove_pods(cluster: Cluster, namespace: str = "default") -> None:
-    """Removes the pods of the node: no kubelet confirms their end."""
-    on_node = f"--field-selector=spec.nodeName={NAME}"
-    cluster.kubectl("delete", "pods", "-n", namespace, on_node, *_FORCED)
+    """Removes the pods of the node, whose end no kubelet confirms, and before them those without a
+    node: the scheduler could still place them here."""
+    for node in ("", NAME):
+        chosen = f"--field-selector=spec.nodeName={node}"
+        cluster.kubectl("delete", "pods", "-n", namespace, chosen, *_FORCED)
 
 
 def _agents(cluster: Cluster) -> list[str]:
