@@ -92,14 +92,15 @@ class Terminal:
     def __init__(self, command: list[str]) -> None:
         self._master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 200, 0, 0))
-        # Readline, which debuggers load, has set the size of another terminal for children.
+        # Runners of tests set the size of their own terminal for children.
+        inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             command,
             stdin=slave,
             stdout=slave,
             stderr=slave,
             preexec_fn=own_terminal,
-            env=os.environ.copy(),
+            env=inherited,
         )
         os.close(slave)
         self._seen = ""
