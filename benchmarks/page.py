@@ -27,7 +27,7 @@ from tests.fixtures.browser import Browser, Tab, browsing
 FRAME, CHANGE = "page_frame_p95_ms", "page_change_p95_ms"
 BYTES, MEMORY = "page_idle_kb_per_s", "page_memory_mb"
 CASES = {FRAME: "ms", CHANGE: "ms", BYTES: "KB/s", MEMORY: "MB"}
-NODE = Path(__file__).resolve().parent / "peers" / "lookednode.py"
+NODE = Path(__file__).resolve().parent / "peers" / "servednode.py"
 CPUS = 512
 SETTLE_SECONDS = 4
 """The process has written loads a few times, as it does while nobody looks."""

@@ -50,11 +50,11 @@ class ClusterTour(Tour):
         name = qos.lower()
         cpu = _CPUS.get(qos, "")
         asks = "requests a CPU of its own" if qos in pods.OWNERS else "shares CPUs"
-        self.tell(f"{qos} pod {_NAMESPACE}/{name} comes; it {asks}")
+        self.add(f"{qos} pod {_NAMESPACE}/{name} comes; it {asks}")
         try:
             self._cluster.create(pods.manifest(name, qos=qos, cpu=cpu))
         except ProgramError as error:
-            self.tell(str(error.output)[-300:])
+            self.add(str(error.output)[-300:])
             return False
         end = time.monotonic() + _RUNS_SECONDS
         while time.monotonic() < end:
@@ -62,19 +62,19 @@ class ClusterTour(Tour):
             if pod.get("status", {}).get("phase") == "Running":
                 chosen = self._cluster.allocated(name)
                 if chosen:
-                    self.tell(
+                    self.add(
                         f"topolet-scheduler chose {HOST} and CPUs {chosen} for {_NAMESPACE}/{name}"
                     )
                 return True
             if refused := self._cluster.refused(name):
-                self.tell(f"{_NAMESPACE}/{name} waits: {refused}")
+                self.add(f"{_NAMESPACE}/{name} waits: {refused}")
                 return True
             time.sleep(0.3)
-        self.tell(f"{_NAMESPACE}/{name} does not run within {_RUNS_SECONDS:g} s")
+        self.add(f"{_NAMESPACE}/{name} does not run within {_RUNS_SECONDS:g} s")
         return True
 
     def leave(self, qos: str) -> None:
-        self.tell(f"{qos} pod {_NAMESPACE}/{qos.lower()} leaves")
+        self.add(f"{qos} pod {_NAMESPACE}/{qos.lower()} leaves")
         self._cluster.delete_pod(qos.lower())
 
     def kill_agent(self) -> None:
@@ -82,18 +82,18 @@ class ClusterTour(Tour):
             words = text.split("\0")
             if "agent" in words[:4] and any(each.startswith("--kubelet-configz") for each in words):
                 self._machine.run("kill", "-9", path.split("/")[2])
-                self.tell("the agent gets SIGKILL; the kubelet starts its container again")
+                self.add("the agent gets SIGKILL; the kubelet starts its container again")
                 return
-        self.tell("no agent runs")
+        self.add("no agent runs")
 
     def drift(self) -> None:
         found = self._cpuset_of("ls") or self._cpuset_of("be")
         if found is None:
-            self.tell("no LS or BE pod runs whose cpuset somebody else could change")
+            self.add("no LS or BE pod runs whose cpuset somebody else could change")
             return
         path, has = found
         wrong = self._online if has != self._online else CpuSet([min(self._online)])
-        self.tell(f"somebody else writes {wrong} to a cpuset (it has {has})")
+        self.add(f"somebody else writes {wrong} to a cpuset (it has {has})")
         own = path.removesuffix(".effective")
         self._machine.run("sh", "-c", 'echo "$1" >"$2"', "sh", str(wrong), own)
 

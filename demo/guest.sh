@@ -2,7 +2,7 @@
 # The guest's program for `make run-numa`: the demonstration on a terminal whose keys and screen are
 # files that the host sees.
 #   guest.sh SHARE REPOSITORY PYTHON COLUMNS LINES [ARGUMENTS]
-# SHARE has the host's keys (keys), and gets the screen (screen). With 0 COLUMNS there is no terminal.
+# The host writes keys to SHARE/keys; the screen is written to SHARE/screen. COLUMNS 0: no terminal.
 set -eu
 share=$1 repository=$2 python=$3 columns=$4 lines=$5
 shift 5

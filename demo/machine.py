@@ -17,7 +17,7 @@ from agent.rpc.grpc import RpcError
 from agent.telemetry.audit import read
 from demo.children import topolet
 from demo.stage import NAMESPACE, Stage
-from demo.tour import Tour, is_told
+from demo.tour import Tour, is_shown
 from tests.fixtures.pods import (
     create_container,
     create_request,
@@ -58,13 +58,13 @@ class MachineTour(Tour):
     def come(self, qos: str) -> bool:
         pod = self._pods[qos]
         asks = f"claims CPU {pod.cpuset}" if pod.cpuset else "shares CPUs"
-        self.tell(f"{qos} pod {NAMESPACE}/{pod.name} comes; it {asks}")
+        self.add(f"{qos} pod {NAMESPACE}/{pod.name} comes; it {asks}")
         try:
             self._sandboxes[qos] = sandbox = run_sandbox(self._stage.cri, pod)
             container = create_container(self._stage.cri, create_request(pod, sandbox))
             start_container(self._stage.cri, container)
         except RpcError as error:
-            self.tell(f"{qos} pod {NAMESPACE}/{pod.name}: {error}")
+            self.add(f"{qos} pod {NAMESPACE}/{pod.name}: {error}")
             self.leave(qos)
             return False
         return True
@@ -72,7 +72,7 @@ class MachineTour(Tour):
     def leave(self, qos: str) -> None:
         sandbox = self._sandboxes.pop(qos, "")
         if sandbox:
-            self.tell(f"{qos} pod {NAMESPACE}/{self._pods[qos].name} leaves")
+            self.add(f"{qos} pod {NAMESPACE}/{self._pods[qos].name} leaves")
             remove_pod(self._stage.cri, sandbox)
 
     def kill_agent(self) -> None:
@@ -83,13 +83,13 @@ class MachineTour(Tour):
             if title in (f"{NAMESPACE}/ls", f"{NAMESPACE}/be"):
                 has = self._hierarchy.effective_cpus(group)
                 wrong = self._online if has != self._online else CpuSet([min(self._online)])
-                self.tell(f"somebody else writes {wrong} to the cpuset of {title} (it has {has})")
+                self.add(f"somebody else writes {wrong} to the cpuset of {title} (it has {has})")
                 try:
                     self._hierarchy.write(group, wrong)
                 except CgroupError as error:
-                    self.tell(str(error))
+                    self.add(str(error))
                 return
-        self.tell("no LS or BE pod runs whose cpuset somebody else could change")
+        self.add("no LS or BE pod runs whose cpuset somebody else could change")
 
     def viewer(self) -> Sequence[str]:
         state, runtime = self._stage.state, self._stage.runtime_socket
@@ -100,7 +100,7 @@ class MachineTour(Tour):
 
     def records(self) -> Iterable[Record]:
         with contextlib.suppress(FileNotFoundError):
-            return read(str(self._stage.state), self.began, is_told).records
+            return read(str(self._stage.state), self.began, is_shown).records
         return ()
 
     def decisions(self) -> Snapshot | None:

@@ -69,8 +69,6 @@ def _shown(share: pathlib.Path, arguments: Sequence[str]) -> int:
             env=guest.environment(),
             start_new_session=True,
         )
-        if keyboard.has_keys and not arguments:
-            keys.write(b"a")  # It plays by itself until a key ends that.
         try:
             _follow(emulator, screen, keys, keyboard)
         finally:

@@ -35,7 +35,7 @@ KEYS: Final = {
 """What a key does: a pod of this class comes or leaves, or the fault happens."""
 SCENES: Final = ((2.0, "1"), (3.0, "d"), (3.0, "k"), (4.0, "1"), (3.0, "2"), (4.0, "2"))
 """After so many seconds the key is pressed; then they begin again."""
-_TOLD: Final = frozenset(
+_SHOWN: Final = frozenset(
     {
         AuditEvent.CPUS_ASSIGNED,
         AuditEvent.CPUS_CHANGED,
@@ -122,14 +122,14 @@ class Tour(abc.ABC):
         elif key == "d":
             self.drift()
         elif key in KEYS and self._action and not self._action.done():
-            self.tell("the last pod has not come or left yet")
+            self.add("the last pod has not come or left yet")
         elif key in KEYS:
             self._action = self._worker.submit(self._come_or_leave, KEYS[key])
 
     def turn(self) -> None:
         """Does what is due."""
         for event in self.ended():
-            self.tell(event)
+            self.add(event)
         if self._action and self._action.done():
             self._action.result()
         if self.plays and time.monotonic() >= self._next_scene:
@@ -137,13 +137,13 @@ class Tour(abc.ABC):
             self._scene = (self._scene + 1) % len(SCENES)
             self._next_scene = time.monotonic() + SCENES[self._scene][0]
 
-    def tell(self, text: str) -> None:
+    def add(self, text: str) -> None:
         """Adds a line to the story."""
         self._events.append((audit.stamp(time.time()), text))
 
     def story(self) -> Iterator[str]:
         """What happened and what the agent did about it, in order of time."""
-        lines = [(each.time, _sentence(each)) for each in self.records() if is_told(each)]
+        lines = [(each.time, _sentence(each)) for each in self.records() if is_shown(each)]
         for stamp, text in sorted([*lines, *self._events], key=lambda each: each[0]):
             yield f"{history.local(stamp):%H:%M:%S}  {text}"
 
@@ -155,10 +155,10 @@ class Tour(abc.ABC):
             self._here.add(qos)
 
 
-def is_told(record: Record) -> bool:
+def is_shown(record: Record) -> bool:
     if record.event == AuditEvent.CGROUP_WRITTEN:
         return record.field == "cpuset.cpus" and bool(record.container)
-    return record.event in _TOLD
+    return record.event in _SHOWN
 
 
 def _sentence(record: Record) -> str:

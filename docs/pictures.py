@@ -34,7 +34,7 @@ from agent.view.top.frame import frame
 from agent.view.top.screen_state import ScreenState
 from tests.fixtures.browser import browsing
 from tests.fixtures.fleet import carder, owner
-from tests.fixtures.page import Looked, served
+from tests.fixtures.page import ServedNode, served
 from tests.scheduler.page_scene import HOLDER, TOO_LARGE, PageScene
 from tests.view.top import nodes
 
@@ -203,10 +203,10 @@ def _topolet(*words: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _node() -> Iterator[Looked]:
+def _node() -> Iterator[ServedNode]:
     """A machine with two sockets, eight cards and pods of each class."""
     with tempfile.TemporaryDirectory() as folder:
-        node = Looked(Path(folder))
+        node = ServedNode(Path(folder))
         for name, qos in (("web", "LS"), ("api", "LS"), ("cache", "LS")):
             node.pod(name, qos)
         node.reconcile()
@@ -247,7 +247,7 @@ def _zone(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _moving(node: Looked) -> Iterator[None]:
+def _moving(node: ServedNode) -> Iterator[None]:
     """The CPUs of the machine have load."""
     node.busy = {cpu: (cpu * 37 % 100) / 100 for cpu in range(node.shape.cpus) if cpu % 5}
     ended = threading.Event()

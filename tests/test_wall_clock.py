@@ -16,7 +16,7 @@ REASONS = {
     "of the wall clock: an owner that has its CPUs keeps them from an older pod",
     "node.devices": "the time of a condition, as the API has it",
     "node.sampler": "the end of the last day, whose changes are shown",
-    "node.unserved_rebinds": "the time of a status, as the API has it",
+    "node.rebinds": "the time of a status, as the API has it",
     "install.checks": "the age of a container, beside the runtime's times",
     "discover.gpureport": "NVML's samples have the wall clock's time",
     "cli.audit": "the beginning of a period that ends now",

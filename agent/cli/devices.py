@@ -44,12 +44,7 @@ _NAMES = ("ID_VENDOR_FROM_DATABASE", "ID_MODEL_FROM_DATABASE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--root",
-        default=os.environ.get("TOPOLET_ROOT", "/"),
-        metavar="DIR",
-        help="folder that holds the machine's sys and proc (default: /)",
-    )
+    options.add_root(parser)
     parser.add_argument("-o", "--output", choices=("table", "tree", "json"), default="table")
     remote.add_arguments(parser)
     options.add_arguments(parser, SETTINGS)

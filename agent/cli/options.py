@@ -76,6 +76,16 @@ def plain(
     return SimpleNamespace(**given)
 
 
+def add_root(parser: argparse.ArgumentParser) -> None:
+    """Adds `--root`, for commands that read the machine."""
+    parser.add_argument(
+        "--root",
+        default=os.environ.get("TOPOLET_ROOT", "/"),
+        metavar="DIR",
+        help="folder that holds the machine's sys and proc (default: /)",
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
     """Adds `--config` and the options, by group, with their choices and defaults in the help.
     `--option` alone, and `--no-option`, set an option that is true or false."""

@@ -11,7 +11,7 @@ same for all, so that an address from the page is good for a colleague who runs 
 pods, and create pods/portforward, in its namespace). The address that it prints has the Lease's
 holder, which the page asks for: it is good for people who may see the names of all pods.
 
-Exit code 0: done; 1: there is no page; 2: wrong usage, or kubectl can't forward.
+Exit code 0: done; 1: no agent serves the page; 2: wrong usage, or kubectl failed.
 """
 
 from __future__ import annotations
@@ -36,25 +36,18 @@ from agent.model.settings.scheduler import LEASE_NAME
 from agent.node import own_processes
 
 SETTINGS = TopologySettings
-LOCAL_PORT: Final = 9326
-SCHEDULER_PORT: Final = 9329
 _FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 _DESKTOPS: Final = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--root",
-        default=os.environ.get("TOPOLET_ROOT", "/"),
-        metavar="DIR",
-        help="folder that holds the machine's proc (default: /)",
-    )
+    options.add_root(parser)
     parser.add_argument(
         "--port",
         type=int,
         metavar="PORT",
         help="with NODE or --scheduler: port of this machine, 0 for any free one (default: "
-        f"{LOCAL_PORT}, {SCHEDULER_PORT})",
+        f"{remote.AGENT_PORT}, {remote.SCHEDULER_PORT})",
     )
     parser.add_argument(
         "--scheduler",
@@ -106,10 +99,10 @@ def _forwarded(arguments: argparse.Namespace) -> int:
     found: remote.Agent | remote.LeadingScheduler
     try:
         if arguments.scheduler:
-            found, usual = remote.find_leader(arguments, arguments.scheduler), SCHEDULER_PORT
+            found, usual = remote.find_leader(arguments, arguments.scheduler), remote.SCHEDULER_PORT
             path = f"{PATH}#holder={urllib.parse.quote(found.holder)}"
         else:
-            found, usual = remote.find(arguments), LOCAL_PORT
+            found, usual = remote.find(arguments), remote.AGENT_PORT
     except remote.RemoteError as error:
         return options.fail(error, 2)
     ports = f"{(usual if port is None else port) or ''}:{found.http_port}"

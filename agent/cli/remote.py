@@ -23,10 +23,10 @@ from agent.model.settings.scheduler import SchedulerSettings
 _SELECTOR: Final = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
 _CONTAINER: Final = "agent"
 _SCHEDULER_CONTAINER: Final = "scheduler"
-_AGENT_PORT: Final = host_port(AgentSettings().http)[1]
-_SCHEDULER_PORT: Final = host_port(SchedulerSettings().scheduler_http)[1]
+AGENT_PORT: Final = host_port(AgentSettings().http)[1]
+SCHEDULER_PORT: Final = host_port(SchedulerSettings().scheduler_http)[1]
 """Of processes whose options and containers name none."""
-_NODE: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_DNS_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _REMOTE_CODE: Final = re.compile(r"^command terminated with exit code \d+\n?", re.MULTILINE)
 """What kubectl adds on standard error after a command that fails."""
 _SECONDS: Final = 120.0
@@ -83,7 +83,7 @@ def add_place(parser: argparse.ArgumentParser, when: str = "") -> None:
 def find(arguments: argparse.Namespace) -> Agent:
     """The running agent of the node. Raises RemoteError."""
     node, namespace = arguments.node, arguments.namespace
-    if not _NODE.fullmatch(node):
+    if not _DNS_NAME.fullmatch(node):
         raise RemoteError(f"NODE: {node!r:.80} is not the name of a Node")
     kubectl = kubectl_of(arguments, "NODE")
     words = ("get", "pods", "-n", namespace, "-l", _SELECTOR, "-o", "json")
@@ -114,12 +114,16 @@ def find_leader(arguments: argparse.Namespace, lease: str) -> LeadingScheduler:
     if not holder:
         raise RemoteError(f"lease {namespace}/{lease}: no scheduler leads now")
     name = host_of(holder)
+    if not _DNS_NAME.fullmatch(name):
+        raise RemoteError(f"lease {namespace}/{lease}: {name!r:.80} is not the name of a pod")
     words = ("get", "pod", name, "-n", namespace, "--ignore-not-found", "-o", "json")
     text = answer(kubectl, *words)
     if not text.strip():
-        raise RemoteError(f"lease {namespace}/{lease}: its holder {name} is no pod of {namespace}")
+        raise RemoteError(
+            f"lease {namespace}/{lease}: the pod of its holder, {name}, does not exist"
+        )
     port = _http_port(json.loads(text), _SCHEDULER_CONTAINER)
-    return LeadingScheduler(kubectl, namespace, name, port or _SCHEDULER_PORT, holder)
+    return LeadingScheduler(kubectl, namespace, name, port or SCHEDULER_PORT, holder)
 
 
 def kubectl_of(arguments: argparse.Namespace, what: str) -> tuple[str, ...]:
@@ -146,7 +150,7 @@ def not_running(pod: dict[str, Any]) -> str:
 def agent_of(kubectl: tuple[str, ...], namespace: str, pod: dict[str, Any]) -> Agent:
     """Of a pod, as the API server has it."""
     node = pod.get("spec", {}).get("nodeName", "")
-    port = _http_port(pod, _CONTAINER) or _AGENT_PORT
+    port = _http_port(pod, _CONTAINER) or AGENT_PORT
     return Agent(kubectl, namespace, pod["metadata"]["name"], node, port)
 
 

@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = settings.node_name or socket.gethostname()
     sampler = NodeSampler(name, settings.root, settings.state_dir)
     reader = _Reader(settings, runtime, sampler)
-    # The screen is no place for logs; what is wrong is on it.
+    # Log lines would damage the screen. It shows the problems itself.
     logging.disable(logging.CRITICAL)
     try:
         if arguments.once or not sys.stdout.isatty() or term in ("", "dumb"):

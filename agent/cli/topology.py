@@ -44,12 +44,7 @@ SCHEMA_VERSION = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds `--root` and `--output`."""
-    parser.add_argument(
-        "--root",
-        default=os.environ.get("TOPOLET_ROOT", "/"),
-        metavar="DIR",
-        help="folder that holds the machine's sys and proc (default: /)",
-    )
+    options.add_root(parser)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     parser.add_argument(
         "--owners",

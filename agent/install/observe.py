@@ -73,8 +73,8 @@ def observed(tree: HostTree, unit: Unit, argv: Sequence[str]) -> ObservedKubelet
 
 
 def _k3s_endpoint(unit: Unit, contents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The flag with the runtime that k3s uses in place of its own, if it is told to; the command
-    line overrides the files (docs.k3s.io: Configuration File)."""
+    """The flag with the runtime endpoint that is configured for k3s; empty if k3s starts its own
+    runtime. The command line overrides the files (docs.k3s.io: Configuration File)."""
     given = [each[FLAG] for each in contents if isinstance(each.get(FLAG), str)]
     for command in unit.values("ExecStart"):
         given += filter(None, [flags(unitfiles.words(command)).get(FLAG)])

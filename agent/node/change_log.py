@@ -261,6 +261,11 @@ class PodEvents:
         self._node: dict[str, str] = {}
         self._node_changed: dict[str, float] = {}
 
+    @property
+    def recorded(self) -> bool:
+        """Whether Events are recorded; otherwise their notes need not be made."""
+        return self._records is not None
+
     def owners(self, owners: Iterable[Owner], known: Mapping[str, ApiPod]) -> None:
         """Normal Events of pods that get CPUs of their own, get others, or lose them, once for each
         change. A change has to last LASTING_SECONDS, as a pod has both sets of CPUs while it moves,

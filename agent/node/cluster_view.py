@@ -37,11 +37,11 @@ from agent.model.nrt.report import Report
 from agent.model.objects import ObjectError
 from agent.model.pod.pods import PodMetadata, pod_metadata
 from agent.model.settings.agent import AgentSettings
-from agent.node import unserved_rebinds
+from agent.node import rebinds
 from agent.node.audit import Append
 from agent.node.outbox import Outbox, ReportPace, deliver
+from agent.node.rebinds import NodeRebinds
 from agent.node.sources import SourceName, Sources
-from agent.node.unserved_rebinds import UnservedRebinds
 from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class ClusterView:
         pace: ReportPace | None,
         append: Append = lambda records: None,
     ) -> None:
-        """`wake` is called on any thread after a change; without `pace` there is no outbox.
-        `append`: to the audit trail."""
+        """`wake` is called after each change, on any thread. `pace` None: the view has no outbox.
+        `append` adds records to the audit trail."""
         self._objects = objects
         self._name = node_name
         self._wake = wake
@@ -94,8 +94,8 @@ class ClusterView:
         self.events: Recorder | None = None
         self._rebinds: Periodic | None = None
         if isinstance(objects, Cluster):
-            rebinds = UnservedRebinds(objects, node_name, append=append)
-            self._rebinds = Periodic("rebinds", unserved_rebinds.PERIOD_SECONDS, rebinds.step)
+            of_node = NodeRebinds(objects, node_name, append=append)
+            self._rebinds = Periodic("rebinds", rebinds.PERIOD_SECONDS, of_node.step)
             if self._outbox is not None:
                 objects.reachability.listen(self._outbox.server_available)
             results = metrics.events

@@ -141,7 +141,7 @@ class Reporter:
                 for pod in pods
                 for fault in label_faults(pod.labels, pod.kube_class)
             ],
-            self._node_notes(moment, devices),
+            self._node_notes(moment, devices) if self._pod_events.recorded else None,
             refused,
         )
         self._pod_events.owners(decision.owners, moment.cluster.pods)

@@ -242,7 +242,8 @@ class PluginLink:
 
     @property
     def problem(self) -> str:
-        """Why there is no session; "" while there is one, and before the first try."""
+        """Why the last attempt to start a session failed; "" if a session exists, or before the
+        first attempt."""
         return self._problem.text or ""
 
     @property

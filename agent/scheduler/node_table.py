@@ -118,6 +118,7 @@ class NodeTable:
             names = [each.name for each in self._cluster.nodes()]
             for gone in self._rows.keys() - set(names):
                 del self._rows[gone]
+                self.revision += 1
             self._reading = deque(names)
             self._counting, self._count = deque(names), _Count()
             self._demand, self._demand_at = None, now

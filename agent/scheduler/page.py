@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar, get_args
 
 import msgspec
 
@@ -77,21 +77,8 @@ _KINDS: Final[dict[str, Callable[[NodeRow], bool]]] = {
 _STEPS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 """The first amount of each bar of a chart."""
 _CHARTS: Final = ("free_cores", "free_numa_nodes", "free_gpus", "lost_cpus", "lost_gpus")
-
-
-_AMOUNTS: Final = (
-    "pods",
-    "cpus",
-    "free_cpus",
-    "cores",
-    "free_cores",
-    "numa_nodes",
-    "free_numa_nodes",
-    "gpus",
-    "free_gpus",
-    "lost_cpus",
-    "lost_gpus",
-)
+_TEXTS: Final = ("name", "model", "state")
+_AMOUNTS: Final = tuple(name for name in get_args(_Column) if name not in _TEXTS)
 
 
 class _Range(msgspec.Struct, frozen=True):

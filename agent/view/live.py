@@ -189,8 +189,8 @@ def cpu_times(stat: str) -> dict[int, tuple[int, int]]:
 
 
 _IDLE_TICKS: Final = 4
-"""The number of the first fields, of which the last is the idle time; the next one is the time that
-the CPU waited for disks."""
+"""The fields up to the idle time. The field after them is the time in which the CPU waited for
+disks."""
 
 
 def _parts(topology: Topology) -> tuple[LivePart, ...]:

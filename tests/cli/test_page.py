@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
-from agent.cli import page
+from agent.cli import remote
 from agent.host.locks import AGENT_LOCK
 from agent.http.page import page_routes
 from agent.http.peers import NodeAddresses
@@ -107,7 +107,8 @@ def test_the_page_of_the_cluster_is_forwarded_from_the_holder_of_the_lease(
     ("holder", "leader", "message"),
     [
         ("", "", "no scheduler leads now"),
-        (HOLDER, "", "its holder topolet-scheduler-7d-x is no pod of topolet-system"),
+        (HOLDER, "", "the pod of its holder, topolet-scheduler-7d-x, does not exist"),
+        ("--kubeconfig=x_token", "", "'--kubeconfig=x' is not the name of a pod"),
     ],
 )
 def test_no_scheduler_leads(
@@ -215,4 +216,4 @@ def test_on_the_machine_of_the_agent(
         server.close()
     assert main(["page", f"--root={process}", state]) == 1
     assert "the agent does not answer" in capsys.readouterr().err
-    assert page.LOCAL_PORT == 9326
+    assert remote.AGENT_PORT == 9326

@@ -143,7 +143,7 @@ def test_the_story_is_in_order_of_time_and_tells_reasons(place: FakeTour) -> Non
         )
 
     late = 4e9
-    place.tell("first")
+    place.add("first")
     place.trail = [written(late, "main"), written(late, ""), written(late, "main", "cpu.shares")]
     place.close()
     first, second = place.story()
@@ -156,7 +156,7 @@ def test_the_story_is_in_order_of_time_and_tells_reasons(place: FakeTour) -> Non
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 50), (200, 60), (60, 30)])
 def test_the_picture_fits_and_ends_with_the_keys(place: FakeTour, width: int, height: int) -> None:
     for number in range(100):
-        place.tell(f"event {number} " + "word " * 20)
+        place.add(f"event {number} " + "word " * 20)
     place.close()
     lines = tour.picture(place, machine(), width, height, colour=False).splitlines()
     assert len(lines) <= height - 1

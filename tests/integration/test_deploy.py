@@ -26,7 +26,7 @@ from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC
 from agent.model.pod.qos import QOS_LABEL
 from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
 from agent.node.node_events import DEVICE_UNHEALTHY
-from agent.node.unserved_rebinds import UNTAKEN_SECONDS, UnservedRebinds
+from agent.node.rebinds import UNTAKEN_SECONDS, NodeRebinds
 from agent.scheduler.leader.label import LABEL
 from tests.deploy.api import Api, RefusedError, Who, path_of
 from tests.deploy.manifests import AGENT, SCHEDULER, kustomized_folder, objects, of_kind
@@ -1149,7 +1149,7 @@ def test_an_agent_fails_a_rebind_that_nobody_takes(cluster: Cluster) -> None:
         server.create(path, {"apiVersion": "scheduling.koordinator.sh/v1alpha1", **body})
     transport = Transport(server.access(str(token)))
     seconds = [0.0]
-    agent = UnservedRebinds(KubeCluster(transport, "node-1"), "node-1", clock=lambda: seconds[0])
+    agent = NodeRebinds(KubeCluster(transport, "node-1"), "node-1", clock=lambda: seconds[0])
     for _ in range(3):
         agent.step()
         seconds[0] += UNTAKEN_SECONDS

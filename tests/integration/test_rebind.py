@@ -17,7 +17,7 @@ import pytest
 from agent.__main__ import main
 from agent.kube.errors import NotFoundError
 from agent.model.nrt.node_annotations import CPU_TOPOLOGY
-from agent.node.unserved_rebinds import PERIOD_SECONDS, UNTAKEN_SECONDS
+from agent.node.rebinds import PERIOD_SECONDS, UNTAKEN_SECONDS
 from tests.deploy.manifests import objects
 from tests.fixtures import trees
 from tests.fixtures.pods import run_pod

@@ -13,35 +13,35 @@ import pytest
 from agent.http.routes import HttpRequest, dispatch
 from agent.node.daemon import PAGE_VALUES
 from agent.node.page import NodePage
-from tests.fixtures.page import Looked, Shape
+from tests.fixtures.page import ServedNode, Shape
 
 TINY = Shape(1, 2, 1, 2, 1, gpus=2, nics=1)
 """Four CPUs in two NUMA nodes."""
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Looked:
-    return Looked(tmp_path, TINY)
+def node(tmp_path: Path) -> ServedNode:
+    return ServedNode(tmp_path, TINY)
 
 
-def values(node: Looked, name: str) -> Any:
+def values(node: ServedNode, name: str) -> Any:
     request = HttpRequest("GET", f"/page/{name}", "", b"", False, "localhost", True)
     reply = dispatch(node.routes(), request)
     assert reply.status == 200
     return json.loads(reply.body)
 
 
-def load(node: Looked) -> list[int]:
+def load(node: ServedNode) -> list[int]:
     return list(base64.b64decode(values(node, "load")["load"]))
 
 
-def test_before_the_first_pass(node: Looked) -> None:
+def test_before_the_first_pass(node: ServedNode) -> None:
     assert values(node, "state")["cpus"] == []
     assert values(node, "load")["load"] == ""
     assert values(node, "history")["changes"] == []
 
 
-def test_the_state_is_that_of_the_last_pass(node: Looked) -> None:
+def test_the_state_is_that_of_the_last_pass(node: ServedNode) -> None:
     node.pod("own", "LSE", "1")
     node.pod("web", "LS")
     node.reconcile()
@@ -58,7 +58,7 @@ def test_the_state_is_that_of_the_last_pass(node: Looked) -> None:
     assert found["devices"][1]["state"] == "eth0"
 
 
-def test_the_revision_changes_with_the_state_alone(node: Looked) -> None:
+def test_the_revision_changes_with_the_state_alone(node: ServedNode) -> None:
     node.pod("web", "LS")
     node.reconcile()
     node.reconcile()
@@ -75,7 +75,7 @@ def test_the_revision_changes_with_the_state_alone(node: Looked) -> None:
     assert changed["history"] > first["history"]
 
 
-def test_revisions_of_another_agent_differ(node: Looked) -> None:
+def test_revisions_of_another_agent_differ(node: ServedNode) -> None:
     node.reconcile()
     first = values(node, "load")
     root, state = node.world.root, str(node.world.state)
@@ -85,10 +85,10 @@ def test_revisions_of_another_agent_differ(node: Looked) -> None:
     assert json.loads(later.load())["state"] != first["state"]
 
 
-def test_a_device_that_is_ill_and_its_holders(node: Looked) -> None:
+def test_a_device_that_is_ill_and_its_holders(node: ServedNode) -> None:
     node.pod("own", "LSE", "1")
     node.reconcile()
-    node.cards, node.ill = {1: ("ns/own",)}, {1: "Xid 79: the GPU has fallen off the bus"}
+    node.cards, node.unhealthy = {1: ("ns/own",)}, {1: "Xid 79: the GPU has fallen off the bus"}
     found = values(node, "state")
     gpu = found["devices"][2]
     assert (gpu["healthy"], gpu["holders"]) == (False, ["ns/own"])
@@ -98,7 +98,7 @@ def test_a_device_that_is_ill_and_its_holders(node: Looked) -> None:
     ]
 
 
-def test_a_refused_claim_is_told_once(node: Looked) -> None:
+def test_a_refused_claim_is_told_once(node: ServedNode) -> None:
     node.pod("one", "LSE", "1")
     node.reconcile()
     node.pod("two", "LSE", "1")
@@ -108,7 +108,7 @@ def test_a_refused_claim_is_told_once(node: Looked) -> None:
 
 
 def test_the_load_is_that_since_the_last_read(
-    node: Looked, monkeypatch: pytest.MonkeyPatch
+    node: ServedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.node.page._LOAD_SECONDS", 0.0)
     node.reconcile()
@@ -118,7 +118,9 @@ def test_the_load_is_that_since_the_last_read(
     assert load(node) == [0, 0, 100, 25]
 
 
-def test_browsers_share_a_read_of_the_load(node: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_browsers_share_a_read_of_the_load(
+    node: ServedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("agent.node.page._LOAD_SECONDS", 3600.0)
     node.reconcile()
     load(node)
@@ -127,7 +129,7 @@ def test_browsers_share_a_read_of_the_load(node: Looked, monkeypatch: pytest.Mon
     assert load(node) == [255] * 4
 
 
-def test_use_of_gpus_is_by_address(node: Looked) -> None:
+def test_use_of_gpus_is_by_address(node: ServedNode) -> None:
     node.reconcile()
     node.use = {0: 25}
     address = values(node, "state")["devices"][0]["address"]
@@ -137,14 +139,14 @@ def test_use_of_gpus_is_by_address(node: Looked) -> None:
     }
 
 
-def test_without_devices(node: Looked) -> None:
+def test_without_devices(node: ServedNode) -> None:
     node.reconcile()
     page = NodePage("n", node.world.root, str(node.world.state), node.last, None, lambda: None, str)
     assert json.loads(page.state())["devices"] == []
     assert json.loads(page.load())["devices"] == {}
 
 
-def test_changes_come_from_the_trail_with_what_others_appended(node: Looked) -> None:
+def test_changes_come_from_the_trail_with_what_others_appended(node: ServedNode) -> None:
     node.pod("own", "LSE", "1")
     node.reconcile()
     found = values(node, "history")
@@ -159,7 +161,7 @@ def test_changes_come_from_the_trail_with_what_others_appended(node: Looked) -> 
     assert sizes[-2:] == [1, 2]
 
 
-def test_drift_that_the_agent_mended_is_told(node: Looked) -> None:
+def test_drift_that_the_agent_mended_is_told(node: ServedNode) -> None:
     node.pod("web", "LS")
     node.reconcile()
     node.pod("own", "LSE", "1")
@@ -174,7 +176,7 @@ def test_drift_that_the_agent_mended_is_told(node: Looked) -> None:
     assert "another process had set it to 0-3" in found["text"]
 
 
-def test_losing_the_trail_loses_nothing_else(node: Looked) -> None:
+def test_losing_the_trail_loses_nothing_else(node: ServedNode) -> None:
     node.pod("web", "LS")
     node.reconcile()
     node.trail.close()
@@ -184,7 +186,7 @@ def test_losing_the_trail_loses_nothing_else(node: Looked) -> None:
     assert values(node, "load")["problem"] == ""
 
 
-def test_why_the_agent_is_not_ready(node: Looked) -> None:
+def test_why_the_agent_is_not_ready(node: ServedNode) -> None:
     node.reconcile()
     node.problem = "the runtime does not answer"
     assert values(node, "load")["problem"] == "the runtime does not answer"

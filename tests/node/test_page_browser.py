@@ -8,19 +8,14 @@ from pathlib import Path
 import pytest
 
 from agent.http.server import HttpServer
-from tests.fixtures.browser import Browser, Tab, browsing
-from tests.fixtures.page import LARGE, Looked, served
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browsing(tmp_path_factory.mktemp("browser")) as found:
-        yield found
+from tests.fixtures.browser import Browser, Tab
+from tests.fixtures.browser import browser as browser
+from tests.fixtures.page import LARGE, ServedNode, served
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Looked:
-    it = Looked(tmp_path)
+def node(tmp_path: Path) -> ServedNode:
+    it = ServedNode(tmp_path)
     it.pod("web", "LS")
     it.pod("batch", "BE")
     it.reconcile()
@@ -33,7 +28,7 @@ def node(tmp_path: Path) -> Looked:
 
 
 @pytest.fixture
-def server(node: Looked) -> Iterator[HttpServer]:
+def server(node: ServedNode) -> Iterator[HttpServer]:
     with served(node) as found:
         yield found
 
@@ -54,15 +49,15 @@ def owned(tab: Tab) -> list[int]:
     return sorted(tab.run(f"[...{cells}].map(each => Number(each.dataset.cpu))"))
 
 
-def test_the_machine_changes_while_the_page_looks(node: Looked, tab: Tab) -> None:
-    """Owners come and go, a claim is refused, a card falls ill, CPUs get load."""
+def test_the_machine_changes_while_the_page_looks(node: ServedNode, tab: Tab) -> None:
+    """Owners come and go, a claim is refused, a card becomes unhealthy, CPUs get load."""
     assert owned(tab) == [0, 1, 2, 3, 16, 17, 32, 33, 34, 35, 48, 49]
     assert tab.run("document.getElementById('attention').hidden")
     node.ends("train")
     node.reconcile()
     node.pod("late", "LSE", "0-1,32-33")
     node.reconcile()
-    node.ill = {6: "Xid 79: the GPU has fallen off the bus"}
+    node.unhealthy = {6: "Xid 79: the GPU has fallen off the bus"}
     tab.until("!document.getElementById('attention').hidden", "attention")
     tab.until("document.querySelectorAll('#attention-list li').length === 2", "two findings")
     assert "CPUs 0-1,32-33 belong to pod ns/db" in tab.text("#attention-list")
@@ -139,7 +134,7 @@ def test_the_keyboard_alone(tab: Tab) -> None:
 
 
 @pytest.mark.long
-def test_pause_keeps_what_is_shown(node: Looked, tab: Tab) -> None:
+def test_pause_keeps_what_is_shown(node: ServedNode, tab: Tab) -> None:
     tab.click("#pause")
     tab.until("document.getElementById('status-text').textContent === 'Paused'")
     node.pod("new", "LS")
@@ -152,7 +147,7 @@ def test_pause_keeps_what_is_shown(node: Looked, tab: Tab) -> None:
 
 @pytest.mark.long
 def test_an_agent_that_does_not_answer_is_told_and_one_that_comes_back_too(
-    node: Looked, server: HttpServer, tab: Tab
+    node: ServedNode, server: HttpServer, tab: Tab
 ) -> None:
     port = server.port
     server.close()
@@ -167,16 +162,16 @@ def test_an_agent_that_does_not_answer_is_told_and_one_that_comes_back_too(
 
 
 @pytest.mark.long
-def test_an_agent_that_is_not_ready_says_why(node: Looked, tab: Tab) -> None:
+def test_an_agent_that_is_not_ready_says_why(node: ServedNode, tab: Tab) -> None:
     node.problem = "the runtime does not answer: connection refused"
     tab.until("document.getElementById('attention').innerText.includes('connection refused')")
 
 
 @pytest.mark.long
-def test_names_are_text_whatever_they_contain(node: Looked, tab: Tab) -> None:
+def test_names_are_text_whatever_they_contain(node: ServedNode, tab: Tab) -> None:
     """No object of Kubernetes has such a name; a page must not depend on that."""
     node.cards = {1: ("<img src=x onerror=alert(1)>",)}
-    node.ill = {2: "<script>document.title='owned'</script>"}
+    node.unhealthy = {2: "<script>document.title='owned'</script>"}
     tab.until("document.getElementById('attention').innerText.includes('<script>')")
     assert tab.run("document.querySelectorAll('main img, main script').length") == 0
     assert tab.errors == []
@@ -202,11 +197,11 @@ def test_the_policy_refuses_other_scripts_and_html(tab: Tab) -> None:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390], ids=["wide", "phone"])
 def test_axe_finds_no_violation(
-    node: Looked, tab: Tab, tmp_path: Path, width: int, dark: bool
+    node: ServedNode, tab: Tab, tmp_path: Path, width: int, dark: bool
 ) -> None:
     node.pod("late", "LSE", "0-1,32-33")
     node.reconcile()
-    node.ill = {6: "Xid 79"}
+    node.unhealthy = {6: "Xid 79"}
     tab.until("!document.getElementById('attention').hidden")
     tab.shape(width, 844, dark=dark)
     for address in ("", "#pod=ns/db", "#cpu=5"):
@@ -227,7 +222,7 @@ def test_only_the_agent_is_asked(server: HttpServer, tab: Tab) -> None:
 
 @pytest.mark.long
 def test_512_cpus(browser: Browser, tmp_path: Path) -> None:
-    node = Looked(tmp_path, LARGE)
+    node = ServedNode(tmp_path, LARGE)
     for number in range(24):
         node.pod(f"p{number}", "LSE", f"{number * 8}-{number * 8 + 3}")
     node.reconcile()

@@ -54,6 +54,17 @@ def test_only_changed_nodes_are_read_again() -> None:
     assert set(complete(table)) == {"a", "d"}
 
 
+def test_a_node_that_is_gone_when_all_are_read_again_changes_the_table(clock: Clock) -> None:
+    cluster = clusters.cluster({"a": SMALL, "b": SMALL})
+    table = NodeTable(cluster, clock)
+    complete(table)
+    revision = table.revision
+    clusters.remove(cluster, "b")
+    clock.now += DEMAND_SECONDS + 1
+    assert set(complete(table)) == {"a"}
+    assert table.revision > revision
+
+
 def test_a_node_without_an_agent_says_so() -> None:
     cluster = clusters.cluster({"a": SMALL})
     clusters.add(cluster, "b", SMALL, agent=False)

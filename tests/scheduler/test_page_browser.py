@@ -7,16 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from agent.http.server import HttpServer
-from tests.fixtures.browser import Browser, Tab, browsing
+from tests.fixtures.browser import Browser, Tab
+from tests.fixtures.browser import browser as browser
 from tests.fixtures.fleet import carder, owner
 from tests.scheduler import clusters
 from tests.scheduler.page_scene import HOLDER, TOO_LARGE, PageScene
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browsing(tmp_path_factory.mktemp("browser")) as found:
-        yield found
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -29,6 +29,8 @@ from agent.scheduler.state.pod_info import (
     ScoredCheck,
     Undecided,
 )
+
+Item = TypeVar("Item")
 
 MAX_RESULTS: Final = 1_000_000
 """Results kept, of some 60 bytes each. Beyond them the least recently used row is dropped."""
@@ -131,21 +133,16 @@ class EquivalenceCache:
         if None not in set(found):
             return first
         missing = deque(node for node, result in zip(nodes, found, strict=True) if result is None)
-        bounds = self._bounds(check, missing, best)
-        pending = deque(sorted(bounds, reverse=True))
-        while pending and pending[0][0] >= best.score:
-            with self._log.lock:
-                self._invalidate()
-                row = self._row(check)
-                until = time.perf_counter() + _LOCKED_SECONDS
-                while pending and time.perf_counter() < until:
-                    bound, node = pending.popleft()
-                    if bound < best.score:
-                        break
-                    best.take(node, self._result(check, row, node))
-                self._evict()
-            if pending:
-                time.sleep(_PAUSE_SECONDS)
+        pending = deque(sorted(self._bounds(check, missing, best), reverse=True))
+
+        def ask(row: _Row, bounded: tuple[int, str]) -> None:
+            bound, node = bounded
+            if bound < best.score:
+                pending.clear()
+            else:
+                best.take(node, self._result(check, row, node))
+
+        self._in_slices(check, pending, ask)
         return best.node
 
     def _bounds(
@@ -154,22 +151,17 @@ class EquivalenceCache:
         """Those of the nodes without a result that may be better than the best; of several in one
         state only the one with the smallest name."""
         found: dict[int | str, tuple[int, str]] = {}
-        while missing:
-            with self._log.lock:
-                self._invalidate()
-                row = self._row(check)
-                until = time.perf_counter() + _LOCKED_SECONDS
-                while missing and time.perf_counter() < until:
-                    node = missing.popleft()
-                    waiting = self._waiting(check, row, node)
-                    if isinstance(waiting, Feasible):
-                        best.take(node, waiting)
-                    elif isinstance(waiting, _Waiting) and waiting.bound >= best.score:
-                        key = node if waiting.number is None else waiting.number
-                        if key not in found or node < found[key][1]:
-                            found[key] = waiting.bound, node
-            if missing:
-                time.sleep(_PAUSE_SECONDS)
+
+        def note(row: _Row, node: str) -> None:
+            waiting = self._waiting(check, row, node)
+            if isinstance(waiting, Feasible):
+                best.take(node, waiting)
+            elif isinstance(waiting, _Waiting) and waiting.bound >= best.score:
+                key = node if waiting.number is None else waiting.number
+                if key not in found or node < found[key][1]:
+                    found[key] = waiting.bound, node
+
+        self._in_slices(check, missing, note)
         return list(found.values())
 
     def _waiting(self, check: ScoredCheck, row: _Row, node: str) -> Feasibility | _Waiting:
@@ -198,17 +190,26 @@ class EquivalenceCache:
     def _compute_missing(
         self, check: NodeCheck, nodes: Sequence[str], found: list[Feasibility | None]
     ) -> None:
+        def compute(row: _Row, index: int) -> None:
+            found[index] = self._result(check, row, nodes[index])
+
         missing = deque(index for index, result in enumerate(found) if result is None)
-        while missing:
+        self._in_slices(check, missing, compute)
+
+    def _in_slices(
+        self, check: NodeCheck, pending: deque[Item], do: Callable[[_Row, Item], None]
+    ) -> None:
+        """Takes the items one by one until none is pending. Binds and watches get the lock in
+        between."""
+        while pending:
             with self._log.lock:
                 self._invalidate()
                 row = self._row(check)
                 until = time.perf_counter() + _LOCKED_SECONDS
-                while missing and time.perf_counter() < until:
-                    index = missing.popleft()
-                    found[index] = self._result(check, row, nodes[index])
+                while pending and time.perf_counter() < until:
+                    do(row, pending.popleft())
                 self._evict()
-            if missing:
+            if pending:
                 time.sleep(_PAUSE_SECONDS)
 
     def _result(self, check: NodeCheck, row: _Row, node: str) -> Feasibility:

@@ -13,7 +13,7 @@ from agent.kube.auth import FileAccess
 from agent.kube.cluster import Cluster
 from agent.kube.transport import Transport
 from agent.model.audit import AuditEvent, Record
-from agent.node.unserved_rebinds import UNTAKEN_SECONDS, UnservedRebinds
+from agent.node.rebinds import UNTAKEN_SECONDS, NodeRebinds
 from tests.kube.hostile import Request, Server, reply, status
 from tests.kube.hostile import server as server
 
@@ -35,7 +35,7 @@ class World:
         self.selectors: set[str] = set()
         self.transport = Transport(FileAccess(server.url))
         self.records: list[Record] = []
-        self.agent = UnservedRebinds(
+        self.agent = NodeRebinds(
             Cluster(self.transport, "n"),
             "n",
             clock=lambda: self.seconds,

@@ -16,7 +16,7 @@ if __name__ == "__main__":
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agent.host.daemon import one_arena, return_large_blocks
-from tests.fixtures.page import LARGE, Looked, served
+from tests.fixtures.page import LARGE, ServedNode, served
 
 OWNERS, SHARERS = 24, 76
 
@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
     one_arena()
     return_large_blocks()
     chance = random.Random(7)
-    node = Looked(folder, LARGE)
+    node = ServedNode(folder, LARGE)
     for number in range(SHARERS):
         node.pod(f"web-{number:02}", "LS" if number % 4 else "BE")
     for number in range(OWNERS):

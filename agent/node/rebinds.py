@@ -36,7 +36,7 @@ UNTAKEN_SECONDS: Final = 60.0
 """Less than the interval: an object in two lists failed."""
 
 
-class UnservedRebinds:
+class NodeRebinds:
     """One thread calls `step`. `clock` is monotonic; `now` returns seconds since 1970."""
 
     def __init__(
