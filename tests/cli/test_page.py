@@ -134,7 +134,8 @@ def test_a_signal_ends_the_command_and_kubectl(tmp_path: Path, number: signal.Si
     kubectl(tmp_path, "exec sleep 1000")
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     with subprocess.Popen(
-        [sys.executable, "-m", "agent", "page", "n1"],
+        # A shell lets the commands of its background jobs ignore SIGINT.
+        ["env", "--default-signal=INT", sys.executable, "-m", "agent", "page", "n1"],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,

@@ -48,6 +48,7 @@ def test_owner_gets_a_numa_node_and_releases_it(with_guest: Cluster) -> None:
     )
 
 
+@pytest.mark.long
 def test_pods_exchange_cpus_and_no_cpu_has_two_owners(with_guest: Cluster) -> None:
     """Two pods cross NUMA nodes by one CPU each. The only better places are those of each other,
     and two CPUs are free: one pod goes to a free CPU first."""

@@ -88,7 +88,10 @@ def memory(node: TestNode) -> Iterator[MemoryLimit]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("annotations", [as_many_containers_as_fit, as_much_as_is_read])
+@pytest.mark.parametrize(
+    "annotations",
+    [pytest.param(as_many_containers_as_fit, marks=pytest.mark.long), as_much_as_is_read],
+)
 def test_the_agent_runs_and_restarts_with_hostile_pods(
     apiserver: ApiServer, node: TestNode, memory: MemoryLimit, annotations: Annotations
 ) -> None:

@@ -202,6 +202,7 @@ def earlier_policies(server: ApiServer) -> list[Object]:
     return deployed.served(server, yaml.safe_load_all(EARLIER.read_text()))
 
 
+@pytest.mark.long
 def test_a_reinstalled_overlay_does_not_affect_pods(cluster: Cluster, watch: Bystanders) -> None:
     folder = cluster.folder("overlays/scheduler")
     for _ in range(3):

@@ -162,7 +162,7 @@ def ages(scheduler: Scheduler) -> dict[str, float]:
     ("flags", "seconds"),
     [
         pytest.param(["--lease-name="], 5, id="short, alone"),
-        pytest.param([], 20, id="past the lease"),
+        pytest.param([], 20, id="past the lease", marks=pytest.mark.long),
         pytest.param(["--lease-name="], 90, id="long, alone", marks=pytest.mark.long),
         pytest.param([], 120, id="two minutes", marks=pytest.mark.long),
     ],
