@@ -39,12 +39,12 @@ from peers.go_peer import KOORDINATOR, GoPeer, run_peer
 from agent.allocate.devices.allocation import Allocation, allocate, device_hints
 from agent.allocate.devices.gpu_sets import BandwidthTable, BestEffortTable, GpuTable, Matrix
 from agent.allocate.devices.inventory import LinkTable, NodeDevices, inventory, linked, node_devices
-from agent.allocate.devices.request import device_request
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import Strategy
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
+from agent.model.pod.device_request import device_request
 
 UNIT = "us"
 BASE = "Koordinator"

@@ -9,4 +9,6 @@ nodes.
 
 For a node's agent: `pools` decides which pods own which CPUs, and which CPUs all other pods share.
 
-`devices`, `nrt`, `kubelet`, `foreign`, `visibility` and `node_local` are packages of their own."""
+The packages `devices`, `device_holders`, `visibility`, `nrt`, `kubelet`, `node_local`, `placement`
+and `rebind` have docstrings of their own.
+"""

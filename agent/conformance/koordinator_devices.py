@@ -14,19 +14,8 @@ from agent.allocate.devices.inventory import (
     inventory,
     node_devices,
 )
+from agent.allocate.devices.need import DeviceRefusal, filled, hinted
 from agent.allocate.devices.partitions import partitions
-from agent.allocate.devices.request import (
-    FULL,
-    NPU_CORE,
-    DeviceRefusal,
-    DeviceRequest,
-    RequestError,
-    RequestFault,
-    TypeRequest,
-    filled,
-    hinted,
-    type_requests,
-)
 from agent.allocate.numa.hint import of_nodes
 from agent.conformance.device_differences import (
     CORE_OF_SEVERAL,
@@ -57,6 +46,15 @@ from agent.model.devices.device_allocation import (
 from agent.model.devices.device_object import GPU_PARTITIONS, Device
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_SHARED
 from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.device_request import (
+    FULL,
+    NPU_CORE,
+    DeviceRequest,
+    RequestError,
+    RequestFault,
+    TypeRequest,
+    type_requests,
+)
 from agent.model.pod.resource_request import InitRequests, pod_total
 from agent.model.quantities import Quantity, milli, whole
 

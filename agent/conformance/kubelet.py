@@ -12,12 +12,9 @@ import msgspec
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, take
 from agent.allocate.kubelet.static_policy import (
     AllocationRefused,
-    ContainerCpu,
-    PodCpu,
     PolicyStartError,
     RefusalReason,
     StaticOptions,
-    cpus_of,
 )
 from agent.allocate.layout import Layout, of
 from agent.allocate.numa.hint import TopologyHint, ids
@@ -39,6 +36,7 @@ from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_s
 from agent.kubelet.statefile import Checked
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import kubelet_numa_policy
+from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu, cpus_of
 from agent.model.quantities import milli
 
 _SHARED_SLICE: Final = Difference(

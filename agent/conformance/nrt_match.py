@@ -9,12 +9,12 @@ import msgspec
 from agent.allocate.nrt.filter import Misfit, MisfitCause, parts_of
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import ZonedNode, zoned_node
-from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.allocate.nrt.score import least_numa_nodes, score
 from agent.conformance.files import CaseVerdict, Difference, Judge
 from agent.model import apiobjects
 from agent.model.cpu.policies import Strategy, TopologyManagerScope
 from agent.model.nrt import resource_topology
+from agent.model.pod.zone_request import ZonedPod, zoned_pod
 
 SIDECARS: Final = Difference(
     "sidecars-stay",

@@ -22,21 +22,17 @@ from agent.allocate.kubelet.cpu_assignment import (
 )
 from agent.allocate.kubelet.static_policy import (
     AllocationRefused,
-    PodCpu,
     PolicyStartError,
     RefusalReason,
-    SharedReason,
     StartProblem,
     StaticOptions,
     check_options,
-    cpus_of,
-    exclusive_cpus,
-    pod_cpus,
 )
 from agent.allocate.layout import Layout
 from agent.allocate.numa.hint import TopologyHint, of_nodes, subsets
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import NumaPolicy
+from agent.model.pod.exclusive_cpus import PodCpu, SharedReason, cpus_of, exclusive_cpus, pod_cpus
 
 
 class Exclusive(msgspec.Struct, frozen=True, tag="exclusive"):

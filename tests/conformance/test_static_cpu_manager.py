@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.kubelet.static_policy import (
-    AllocationRefused,
-    ContainerCpu,
-    PodCpu,
-    RefusalReason,
-    SharedReason,
-)
+from agent.allocate.kubelet.static_policy import AllocationRefused, RefusalReason
 from agent.allocate.layout import of
 from agent.conformance.static_cpu_manager import (
     EMPTY,
@@ -23,6 +17,7 @@ from agent.conformance.static_cpu_manager import (
     start,
 )
 from agent.model.cpu.topology import Cpu
+from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu, SharedReason
 from tests.allocate.kubelet.nodes import Node, machine, mask, pod, policy, text
 from tests.allocate.machines import MACHINES, masks
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.kubelet.static_policy import ContainerCpu, PodCpu
 from agent.allocate.layout import of
 from agent.allocate.numa.hint import TopologyHint
 from agent.conformance.static_cpu_manager import container_hints, pod_hints
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.topology import Cpu
+from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 from tests.allocate.kubelet.nodes import Node, machine, pod, policy
 
 TWO = machine(2, 1, 4, 2)

@@ -6,7 +6,7 @@ from typing import Final
 
 UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "it rounds or counts numbers of ours": (
-        "allocate.devices.request:filled",
+        "allocate.devices.need:filled",
         "allocate.node_allocation:TopologyOptions.unamplified",
         "allocate.placement.residual:points",
         "allocate.placement.residual:values_of_rests",

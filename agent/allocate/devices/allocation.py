@@ -19,8 +19,14 @@ import msgspec
 
 from agent.allocate.devices.choice import ChosenDevice, choose
 from agent.allocate.devices.inventory import NodeDevices, device_score, summed
-from agent.allocate.devices.need import Need, allowed_devices, candidates_of, need_of
-from agent.allocate.devices.request import DeviceCause, DeviceRefusal, DeviceRequest
+from agent.allocate.devices.need import (
+    DeviceCause,
+    DeviceRefusal,
+    Need,
+    allowed_devices,
+    candidates_of,
+    need_of,
+)
 from agent.allocate.numa.hint import Provider, TopologyHint, of_nodes, subsets
 from agent.allocate.placement.demand import CardOrder
 from agent.model.cpu.cpuset import members
@@ -32,6 +38,7 @@ from agent.model.devices.device_allocation import (
     JointScope,
 )
 from agent.model.devices.device_object import DeviceType
+from agent.model.pod.device_request import DeviceRequest
 
 _Site = str | int
 """A PCIe switch, or a NUMA node."""

@@ -15,9 +15,8 @@ import msgspec
 
 from agent.allocate.devices.gpu_sets import GpuTable
 from agent.allocate.devices.inventory import LEVELS, GpuGroup, LinkTable
-from agent.allocate.devices.need import Candidates, Need
+from agent.allocate.devices.need import Candidates, DeviceCause, Need, filled
 from agent.allocate.devices.partitions import feasible, packed
-from agent.allocate.devices.request import DeviceCause, filled
 from agent.model.cpu.cpuset import members
 from agent.model.devices.device_allocation import DeviceTopologyScope
 from agent.model.devices.device_object import Device, VirtualFunction

@@ -1,5 +1,5 @@
 """A pod's request for one type of devices on a node, and the devices that it may have, in the order
-of its strategy.
+of its strategy; and the reasons why a node has no devices for it.
 
 Types that no table has: the node's Device object lists the resources of its devices, and so the
 type of a resource (`typed`). The amounts of its largest device are those of a whole one, whatever
@@ -7,22 +7,12 @@ they count: 100 percent, one device, or bytes."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from agent.allocate.devices.inventory import Fleet, Inventory, NodeDevices, Stock, device_score
-from agent.allocate.devices.request import (
-    FULL,
-    DeviceCause,
-    DeviceRefusal,
-    DeviceRequest,
-    TypeRequest,
-    filled,
-    hinted,
-    names,
-)
-from agent.allocate.nrt.pod import foreign
 from agent.allocate.placement.demand import CardOrder
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import Strategy
@@ -34,7 +24,39 @@ from agent.model.devices.device_allocation import (
     PartitionSpec,
 )
 from agent.model.devices.device_object import Device, DeviceType
-from agent.model.nrt.node_status import GPU_MEMORY_RATIO
+from agent.model.nrt.node_status import GPU_MEMORY, GPU_MEMORY_RATIO
+from agent.model.pod.device_request import FULL, DeviceRequest, TypeRequest, names
+from agent.model.pod.zone_request import foreign
+
+
+class DeviceCause(enum.StrEnum):
+    INSUFFICIENT = "insufficient"
+    """Fewer devices fit than are requested."""
+    NO_DEVICES = "no-devices"
+    SEVERAL_TYPES = "several-types"
+    """The Device object lists the resource for devices of several types."""
+    UNEVEN = "uneven"
+    """The amounts can't be divided into equal shares of the node's devices."""
+    NO_VIRTUAL_FUNCTIONS = "no-virtual-functions"
+    SCOPE = "scope"
+    """Enough devices, but not within the scope that the pod requires."""
+    NO_TOPOLOGY = "no-topology"
+    """The pod requests a scope, or gets NUMA nodes, and the devices do not report their
+    topology."""
+    NO_PARTITION_TABLE = "no-partition-table"
+    PARTITION_SIZE = "partition-size"
+    """The partition table has no sets of this size."""
+    PARTITION = "partition"
+    """No set of the partition table is free, or none has the requested bandwidth."""
+    JOINT = "joint"
+    """No switches have every type of device that is requested together."""
+
+
+class DeviceRefusal(msgspec.Struct, frozen=True):
+    """`type`: the device type that the node lacks, or the resource if its type is unknown."""
+
+    type: str
+    cause: DeviceCause
 
 
 class Need(msgspec.Struct, frozen=True):
@@ -71,7 +93,8 @@ class Need(msgspec.Struct, frozen=True):
 
 def listed_resources(devices: Iterable[Device]) -> set[str]:
     """The extended resources of a node's devices that only a Device object assigns to a type: those
-    of types without a rule in `request`, and further ones of RDMA devices and FPGAs."""
+    of types without a rule in
+    `model.pod.device_request`, and further ones of RDMA devices and FPGAs."""
     listed = {
         name
         for device in devices
@@ -124,6 +147,36 @@ def _divided(
         return DeviceCause.UNEVEN
     per = {name: amount // count for name, amount in total.items()}
     return TypeRequest(total, count, per, whole={name: whole[name] for name in total})
+
+
+def hinted(wanted: TypeRequest, hint: DeviceHint | None, matching: int) -> TypeRequest:
+    """The request for devices other than GPUs after a pod's hint is applied; `matching`: the number
+    of healthy devices that the hint selects. A request for several devices is not changed. A number
+    of devices is the same in all resources of the request (see `typed`)."""
+    if hint is None or wanted.count > 1:
+        return wanted
+    match hint.strategy:
+        case DeviceAllocateStrategy.ONE:
+            return wanted
+        case DeviceAllocateStrategy.APPLY_FOR_ALL:
+            return msgspec.structs.replace(wanted, count=matching)
+        case DeviceAllocateStrategy.REQUESTS_AS_COUNT:
+            alone = hint.exclusion is Exclusion.DEVICE_LEVEL
+            per = {name: wanted.whole.get(name, FULL) if alone else 1 for name in wanted.total}
+            return msgspec.structs.replace(wanted, count=max(wanted.total.values()), per=per)
+
+
+def filled(per: Mapping[str, int], capacity: Mapping[str, int]) -> dict[str, int]:
+    """The amounts that a card of this capacity gives. If only one of memory and memory ratio is
+    requested, the other follows from it, rounded down, if the card has memory."""
+    whole = capacity.get(GPU_MEMORY, 0)
+    given = dict(per)
+    if whole > 0:
+        if GPU_MEMORY not in per and GPU_MEMORY_RATIO in per:
+            given[GPU_MEMORY] = per[GPU_MEMORY_RATIO] * whole // FULL
+        elif GPU_MEMORY_RATIO not in per and GPU_MEMORY in per:
+            given[GPU_MEMORY_RATIO] = int(per[GPU_MEMORY] / whole * FULL)
+    return given
 
 
 def need_of(

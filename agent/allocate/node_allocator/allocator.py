@@ -23,8 +23,7 @@ import msgspec
 from agent.allocate import node_score, offering
 from agent.allocate.devices.allocation import Allocation, DeviceHintProvider, unavailable
 from agent.allocate.devices.inventory import Inventory, NodeDevices
-from agent.allocate.devices.need import typed
-from agent.allocate.devices.request import DeviceRefusal, DeviceRequest
+from agent.allocate.devices.need import DeviceRefusal, typed
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation
 from agent.allocate.node_allocator.answer import (
     Granted,
@@ -56,6 +55,7 @@ from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import DeviceType
 from agent.model.nrt.node_status import DOMAIN
+from agent.model.pod.device_request import DeviceRequest
 from agent.model.pod.resource_request import ResourceRequest
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.devices.allocation import Allocation, DeviceHintProvider, device_allocated
-from agent.allocate.devices.request import DeviceCause, DeviceRefusal
+from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.nrt.filter import Misfit

@@ -8,18 +8,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from agent.allocate.devices.request import (
-    FULL,
-    DeviceRequest,
-    RequestError,
-    TypeRequest,
-    device_request,
-    names,
-    type_requests,
-)
-from agent.allocate.kubelet.static_policy import unserved
 from agent.allocate.node_allocation import PodAllocation
-from agent.allocate.nrt.pod import NOT_ZONED, ZonedPod, foreign, kube_class_of, zoned_pod
 from agent.allocate.placement.demand import FULL as WHOLE
 from agent.allocate.placement.demand import NO_KIND, PodKind
 from agent.model.apiobjects import ApiPod, unequal_cpu
@@ -40,6 +29,16 @@ from agent.model.pod.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
 )
+from agent.model.pod.device_request import (
+    FULL,
+    DeviceRequest,
+    RequestError,
+    TypeRequest,
+    device_request,
+    names,
+    type_requests,
+)
+from agent.model.pod.exclusive_cpus import unserved
 from agent.model.pod.qos import CPU_OWNERS, PRIORITY_CLASS_LABEL, QOS_LABEL, QoS, qos_of
 from agent.model.pod.resource_request import (
     FollowedPolicies,
@@ -48,6 +47,7 @@ from agent.model.pod.resource_request import (
     pod_requests,
     resource_request,
 )
+from agent.model.pod.zone_request import NOT_ZONED, ZonedPod, foreign, kube_class_of, zoned_pod
 
 
 class PodRequestError(ValueError):

@@ -28,7 +28,6 @@ from agent.allocate.devices.inventory import (
     links_of,
 )
 from agent.allocate.devices.partitions import Partitions
-from agent.allocate.devices.request import DeviceRequest
 from agent.allocate.layout import Layout
 from agent.allocate.node_allocation import Amounts, TopologyOptions
 from agent.allocate.node_allocator.assigned_pods import Imported
@@ -64,6 +63,7 @@ from agent.model.nrt.node_annotations import (
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_MODEL, GPU_VENDOR
 from agent.model.nrt.resource_topology import KIND, NodeTopology
 from agent.model.pod.annotations import GPU_ISOLATION_PROVIDER, AnnotationError
+from agent.model.pod.device_request import DeviceRequest
 from agent.model.settings.plugin_args import SchedulerArgs, ZoneScoring
 
 _PERCENT: Final = 100

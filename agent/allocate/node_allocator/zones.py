@@ -17,9 +17,9 @@ from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.nrt.filter import Misfit, preferred_misfit
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneReport, with_freed, without
-from agent.allocate.nrt.pod import ZonedPod
 from agent.allocate.nrt.score import score
 from agent.model.cpu.policies import NumaPolicy
+from agent.model.pod.zone_request import ZonedPod
 from agent.model.settings.plugin_args import ZoneScoring
 
 

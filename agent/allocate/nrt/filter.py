@@ -19,10 +19,10 @@ from typing import Final, TypeAlias
 import msgspec
 
 from agent.allocate.nrt.node import ZonedNode
-from agent.allocate.nrt.pod import PartKind, PodPart, ZonedPod, of_memory
 from agent.allocate.numa.hint import fewest_nodes, ids, of_nodes, subsets
 from agent.model import quantities
 from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope
+from agent.model.pod.zone_request import PartKind, PodPart, ZonedPod, of_memory
 
 _Available: TypeAlias = Mapping[str, Mapping[int, int]]
 

@@ -13,13 +13,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.nrt.pod import foreign, of_memory
 from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope, kubelet_numa_policy
 from agent.model.nrt import fingerprint
 from agent.model.nrt.node_annotations import STATIC_MEMORY, cpu_manager, reported_settings
 from agent.model.nrt.node_status import DOMAIN
 from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, FingerprintMethod, NodeTopology
 from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.zone_request import foreign, of_memory
 
 MAX_NUMA_NODES: Final = 8
 """The number of NUMA nodes that the kubelet's topology manager supports by default."""

@@ -17,8 +17,8 @@ import msgspec
 
 from agent.allocate.nrt.filter import parts_of
 from agent.allocate.nrt.node import ZonedNode
-from agent.allocate.nrt.pod import PartKind, ZonedPod
 from agent.model.cpu.policies import NumaPolicy, Strategy
+from agent.model.pod.zone_request import PartKind, ZonedPod
 
 _Available: TypeAlias = Mapping[str, Mapping[int, int]]
 

@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.devices.request import TypeRequest
 from agent.allocate.visibility.container_devices import (
     NO_ISOLATION,
     ContainerDeviceRequest,
@@ -35,6 +34,7 @@ from agent.model.devices.visibility import (
 )
 from agent.model.nrt.node_status import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.device_request import TypeRequest
 
 _WHOLE: Final = 100
 

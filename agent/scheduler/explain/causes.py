@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from agent.allocate.devices.request import DeviceCause, DeviceRefusal
+from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import (
     Granted,

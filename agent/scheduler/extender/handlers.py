@@ -193,7 +193,8 @@ class ExtenderHandlers:
         if self._all_nodes_fit(info.pod_request):
             return ExtenderFilterResult(nodes)
         if info.pod_request.needs & self._best_only:
-            best = self._best(info.pod_request, nodes)
+            check = RequirementsCheck(self._cluster, PodRequirements(info.pod_request))
+            best = self._cache.best(check, nodes)
             if best is not None:
                 return ExtenderFilterResult((best,))
         return filter_result(nodes, self._results(info.pod_request, nodes), best_only=False)
@@ -239,17 +240,8 @@ class ExtenderHandlers:
         )
 
     def _results(self, pod_request: PodRequest, nodes: Sequence[str]) -> list[Feasibility]:
-        with self._cluster.lock:
-            self._groups.expire()
-        return self._cache.results(
-            RequirementsCheck(self._cluster, PodRequirements(pod_request)), nodes
-        )
-
-    def _best(self, pod_request: PodRequest, nodes: Sequence[str]) -> str | None:
-        with self._cluster.lock:
-            self._groups.expire()
         check = RequirementsCheck(self._cluster, PodRequirements(pod_request))
-        return self._cache.best(check, nodes)
+        return self._cache.results(check, nodes)
 
     def _filter_group(
         self, info: PodInfo, group: PodGroup, nodes: Sequence[str]

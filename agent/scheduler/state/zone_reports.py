@@ -26,10 +26,10 @@ from agent.allocate.nrt.node import (
     without,
     zone_report,
 )
-from agent.allocate.nrt.pod import ZonedPod, exclusive
 from agent.model.cpu.policies import Strategy, kubelet_numa_policy
 from agent.model.nrt import fingerprint
 from agent.model.nrt.resource_topology import FingerprintMethod, NodeTopology
+from agent.model.pod.zone_request import ZonedPod, exclusive
 from agent.scheduler.state.records import InternPool, PodRecord
 
 MAX_REMOVED: Final = 8

@@ -18,10 +18,11 @@ from agent.allocate.device_holders.holdings import (
 from agent.allocate.device_holders.names import keys, meaning
 from agent.allocate.devices.allocation import allocate
 from agent.allocate.devices.inventory import inventory, node_devices
-from agent.allocate.devices.request import DeviceRefusal, DeviceRequest, device_request
+from agent.allocate.devices.need import DeviceRefusal
 from agent.model.devices import holding
 from agent.model.devices.device_allocation import DEVICE_ALLOCATE_HINT, sum_amounts
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource, ReportedDevices
+from agent.model.pod.device_request import DeviceRequest, device_request
 from tests.allocate.device_holders.node import DEVICES, GPU, KEYS
 
 

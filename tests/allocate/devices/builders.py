@@ -9,11 +9,12 @@ import msgspec
 
 from agent.allocate.devices.allocation import Allocation, allocate
 from agent.allocate.devices.inventory import LinkTable, NodeDevices, inventory, node_devices
+from agent.allocate.devices.need import DeviceRefusal
 from agent.allocate.devices.partitions import Partitions
-from agent.allocate.devices.request import DeviceRefusal, device_request
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import VirtualFunctions
 from agent.model.devices.device_object import Device, DeviceTopology, VfGroup, VirtualFunction
+from agent.model.pod.device_request import device_request
 
 CORE = "koordinator.sh/gpu-core"
 RATIO = "koordinator.sh/gpu-memory-ratio"

@@ -5,10 +5,11 @@ import pytest
 
 from agent.allocate.devices.allocation import Allocation, allocate, node_score
 from agent.allocate.devices.inventory import inventory, linked, node_devices
+from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.allocate.devices.partitions import partitions
-from agent.allocate.devices.request import DeviceCause, DeviceRefusal, device_request
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_object import GPU_PARTITIONS
+from agent.model.pod.device_request import device_request
 from tests.allocate.devices.builders import (
     BYTES,
     CARDS,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.devices.allocation import Allocation, allocate, device_allocated
 from agent.allocate.devices.inventory import inventory, node_devices
-from agent.allocate.devices.request import DeviceCause, DeviceRefusal, device_request
+from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.model.devices.device_allocation import (
     DeviceAmounts,
     VirtualFunctions,
@@ -17,6 +17,7 @@ from agent.model.devices.device_allocation import (
     virtual_functions,
 )
 from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.device_request import device_request
 from tests.allocate.devices.builders import (
     CORE,
     GPU,

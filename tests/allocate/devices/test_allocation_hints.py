@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from agent.allocate.devices.allocation import SAME_CARDS, device_hints
-from agent.allocate.devices.request import DeviceCause, DeviceRefusal, device_request
+from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.numa.koordinator_merge import merge
 from agent.model.cpu.policies import NumaPolicy
+from agent.model.pod.device_request import device_request
 from tests.allocate.devices.builders import CARDS, RDMA, gpu, nic, node
 
 FOUR = [gpu(each, each // 2, f"p{each}") for each in range(4)]

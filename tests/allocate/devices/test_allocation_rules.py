@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from agent.allocate.devices.allocation import Allocation, allocate
 from agent.allocate.devices.inventory import LinkTable, NodeDevices, inventory, linked, node_devices
-from agent.allocate.devices.request import RequestError, device_request
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import Device
+from agent.model.pod.device_request import RequestError, device_request
 from tests.allocate.devices.builders import (
     CARDS,
     CORE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.devices.inventory import linked
-from agent.allocate.devices.request import DeviceCause, DeviceRefusal
+from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.model.cpu.policies import GpuObjective
 from tests.allocate.devices.builders import (
     CARDS,

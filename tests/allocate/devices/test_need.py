@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.devices.allocation import Allocation, allocate, device_allocated, node_score
 from agent.allocate.devices.inventory import inventory, node_devices
-from agent.allocate.devices.need import listed_resources, typed
-from agent.allocate.devices.request import (
-    DeviceCause,
-    DeviceRefusal,
-    DeviceRequest,
-    RequestError,
-    RequestFault,
-    TypeRequest,
-    device_request,
-)
+from agent.allocate.devices.need import DeviceCause, DeviceRefusal, listed_resources, typed
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import (
@@ -30,6 +21,13 @@ from agent.model.devices.device_object import (
     DeviceTopology,
     VfGroup,
     VirtualFunction,
+)
+from agent.model.pod.device_request import (
+    DeviceRequest,
+    RequestError,
+    RequestFault,
+    TypeRequest,
+    device_request,
 )
 from tests.allocate.devices.builders import CARDS, HINT, JOINT, RDMA, gpu, nic
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.allocate.devices.partitions import Partitions, partitions
-from agent.allocate.devices.request import DeviceCause, DeviceRefusal
 from agent.model.cpu.policies import PARTITION_LABEL
 from agent.model.devices.device_object import GPU_PARTITIONS
 from agent.model.pod.annotations import AnnotationError

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.allocate.kubelet.static_policy import (
-    AllocationRefused,
-    ContainerCpu,
-    PodCpu,
-    StaticOptions,
-)
+from agent.allocate.kubelet.static_policy import AllocationRefused, StaticOptions
 from agent.allocate.layout import Layout, of
 from agent.conformance.machines import cpus
 from agent.conformance.static_cpu_manager import (
@@ -25,6 +20,7 @@ from agent.conformance.static_cpu_manager import (
 )
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import NumaPolicy
+from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 
 
 def options(*names: str) -> StaticOptions:

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from agent.allocate.devices.request import DeviceCause, DeviceRefusal
+from agent.allocate.devices.need import DeviceCause, DeviceRefusal
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.assigned_pods import DeviceOverlap, Imported, holding_of

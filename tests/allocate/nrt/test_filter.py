@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.nrt.filter import PASSED, Misfit, MisfitCause, ZoneFit, filter, parts_of
 from agent.allocate.nrt.node import ZonedNode
-from agent.allocate.nrt.pod import PartKind, ZonedPod
+from agent.model.pod.zone_request import PartKind, ZonedPod
 from tests.allocate.nrt.values import CPU, GPU, NIC, container, node, pod, sidecar
 
 GIB = 1 << 30

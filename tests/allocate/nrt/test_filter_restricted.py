@@ -7,15 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate import layout as layouts
-from agent.allocate.kubelet.static_policy import (
-    AllocationRefused,
-    ContainerCpu,
-    PodCpu,
-    StaticOptions,
-)
+from agent.allocate.kubelet.static_policy import AllocationRefused, StaticOptions
 from agent.allocate.nrt.filter import Misfit, filter
 from agent.allocate.nrt.node import ZonedNode, zoned_node
-from agent.allocate.nrt.pod import kube_class_of, zoned_pod
 from agent.allocate.numa.hint import Merged, TopologyHint, ids, subsets
 from agent.conformance import machines, static_cpu_manager
 from agent.conformance.merge_hints import kubelet_merge
@@ -24,6 +18,8 @@ from agent.model.apiobjects import ApiContainer, ApiPod
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
+from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
+from agent.model.pod.zone_request import kube_class_of, zoned_pod
 from tests.allocate.nrt.values import CPU, NIC, api_pod, container, sidecar
 
 STATIC = {CPU_MANAGER_POLICY: '{"policy": "static"}'}

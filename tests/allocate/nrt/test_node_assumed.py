@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.nrt.filter import Misfit, ZoneFit, filter
 from agent.allocate.nrt.node import Assumed, without
-from agent.allocate.nrt.pod import ZonedPod
+from agent.model.pod.zone_request import ZonedPod
 from tests.allocate.nrt.values import CPU, GPU, container, node, pod
 
 TWO = {0: {"cpu": 4 * CPU, "memory": 8}, 1: {"cpu": 4 * CPU, "memory": 8, GPU: 1}}

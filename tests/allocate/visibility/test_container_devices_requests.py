@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.allocate.devices.request import TypeRequest
 from agent.allocate.visibility.container_devices import (
     ContainerDeviceRequest,
     container_device_requests,
 )
 from agent.model.apiobjects import ApiPod, from_object
 from agent.model.nrt.node_status import GPU, GPU_CORE, GPU_MEMORY_RATIO, RDMA
+from agent.model.pod.device_request import TypeRequest
 
 
 def pod(containers: list[Any], init: list[Any]) -> ApiPod:

@@ -23,7 +23,7 @@ from agent.scheduler.extender.extender import (
 )
 from agent.scheduler.extender.handlers import ExtenderHandlers
 from agent.scheduler.state import records
-from agent.scheduler.state.binder import Binder
+from agent.scheduler.state.binder import Binder, ReservationExpiry
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache
@@ -64,7 +64,9 @@ class Scene:
         self.transport = Transport(FileAccess(server.url))
         groups = GroupReservations(self.cluster, clock=lambda: self.now)
         pod_infos = PodInfoCache(device_resources=self.cluster.device_resources)
-        binder = Binder(self.cluster, groups, BindingApi(self.transport), pod_infos)
+        bindings = BindingApi(self.transport)
+        self.expiry = ReservationExpiry(self.cluster, groups, bindings)
+        binder = Binder(self.cluster, groups, bindings, pod_infos)
         self.verbs = ExtenderHandlers(
             self.cluster,
             groups,
@@ -314,6 +316,7 @@ def test_an_expired_group_releases_its_node(scene: Scene) -> None:
     other = scene.pod(owner(24, 8), "other")
     assert scene.fits(other, ["a"]) == []
     scene.now += 60
+    scene.expiry.step()
     assert scene.fits(other, ["a"]) == ["a"]
 
 

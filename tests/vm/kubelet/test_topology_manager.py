@@ -10,12 +10,12 @@ import pytest
 
 from agent.allocate.nrt.filter import Misfit, MisfitCause, filter
 from agent.allocate.nrt.node import zoned_node
-from agent.allocate.nrt.pod import zoned_pod
 from agent.model import apiobjects
 from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
 from agent.model.nrt.pod_holdings import holdings, reserved
 from agent.model.nrt.report import zones
 from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.pod.zone_request import zoned_pod
 from tests.fixtures.containerd import Containerd
 from tests.integration.kubelet import standalone
 from tests.integration.kubelet.standalone import NODE, Kubelet, container

@@ -1,5 +1,4 @@
-"""A pod's request for devices, checked, converted to units of a card and divided over cards; and
-the reasons why a node has no devices for it.
+"""A pod's request for devices, checked, converted to units of a card and divided over cards.
 
 One table defines which resources may be requested together, and how they are converted
 (Koordinator: pkg/scheduler/plugins/deviceshare/utils.go, ValidateDeviceRequest and
@@ -7,7 +6,8 @@ ConvertDeviceRequest). Amounts are whole units: percent of a card, bytes of memo
 
 GPUs, RDMA devices and FPGAs are the only types that this module knows. Any other extended resource
 is a device resource if its name is in Koordinator's domain, or if a Device object of the cluster
-lists it; the node's Device object has its type (`need.typed`)."""
+lists it; the node's Device object has its type (`allocate.devices.need`).
+"""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from typing import Final
 import msgspec
 
 from agent.model.devices.device_allocation import (
-    DeviceAllocateStrategy,
-    DeviceHint,
     DevicePreferences,
-    Exclusion,
     device_preferences,
 )
 from agent.model.devices.device_object import DeviceType
@@ -177,36 +174,6 @@ def names(resources: Iterable[str], listed: Container[str] = ()) -> frozenset[st
     )
 
 
-def hinted(wanted: TypeRequest, hint: DeviceHint | None, matching: int) -> TypeRequest:
-    """The request for devices other than GPUs after a pod's hint is applied; `matching`: the number
-    of healthy devices that the hint selects. A request for several devices is not changed. A number
-    of devices is the same in all resources of the request (see `need.typed`)."""
-    if hint is None or wanted.count > 1:
-        return wanted
-    match hint.strategy:
-        case DeviceAllocateStrategy.ONE:
-            return wanted
-        case DeviceAllocateStrategy.APPLY_FOR_ALL:
-            return msgspec.structs.replace(wanted, count=matching)
-        case DeviceAllocateStrategy.REQUESTS_AS_COUNT:
-            alone = hint.exclusion is Exclusion.DEVICE_LEVEL
-            per = {name: wanted.whole.get(name, FULL) if alone else 1 for name in wanted.total}
-            return msgspec.structs.replace(wanted, count=max(wanted.total.values()), per=per)
-
-
-def filled(per: Mapping[str, int], capacity: Mapping[str, int]) -> dict[str, int]:
-    """The amounts that a card of this capacity gives. If only one of memory and memory ratio is
-    requested, the other follows from it, rounded down, if the card has memory."""
-    whole = capacity.get(GPU_MEMORY, 0)
-    given = dict(per)
-    if whole > 0:
-        if GPU_MEMORY not in per and GPU_MEMORY_RATIO in per:
-            given[GPU_MEMORY] = per[GPU_MEMORY_RATIO] * whole // FULL
-        elif GPU_MEMORY_RATIO not in per and GPU_MEMORY in per:
-            given[GPU_MEMORY_RATIO] = int(per[GPU_MEMORY] / whole * FULL)
-    return given
-
-
 def _translated(requested: dict[str, int]) -> dict[str, int]:
     """Raises RequestError."""
     if not _is_unit(requested.get(GPU, 0)):
@@ -253,33 +220,3 @@ def _shares(total: dict[str, int]) -> TypeRequest:
 
 def _is_unit(amount: int) -> bool:
     return amount <= FULL or amount % FULL == 0
-
-
-class DeviceCause(enum.StrEnum):
-    INSUFFICIENT = "insufficient"
-    """Fewer devices fit than are requested."""
-    NO_DEVICES = "no-devices"
-    SEVERAL_TYPES = "several-types"
-    """The Device object lists the resource for devices of several types."""
-    UNEVEN = "uneven"
-    """The amounts can't be divided into equal shares of the node's devices."""
-    NO_VIRTUAL_FUNCTIONS = "no-virtual-functions"
-    SCOPE = "scope"
-    """Enough devices, but not within the scope that the pod requires."""
-    NO_TOPOLOGY = "no-topology"
-    """The pod requests a scope, or gets NUMA nodes, and the devices do not report their
-    topology."""
-    NO_PARTITION_TABLE = "no-partition-table"
-    PARTITION_SIZE = "partition-size"
-    """The partition table has no sets of this size."""
-    PARTITION = "partition"
-    """No set of the partition table is free, or none has the requested bandwidth."""
-    JOINT = "joint"
-    """No switches have every type of device that is requested together."""
-
-
-class DeviceRefusal(msgspec.Struct, frozen=True):
-    """`type`: the device type that the node lacks, or the resource if its type is unknown."""
-
-    type: str
-    cause: DeviceCause

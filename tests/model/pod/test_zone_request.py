@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.nrt.pod import PartKind, exclusive, foreign, kube_class_of
 from agent.model.apiobjects import ApiContainer
+from agent.model.pod.zone_request import PartKind, exclusive, foreign, kube_class_of
 from tests.allocate.nrt.values import CPU, GPU, api_pod, container, pod, sidecar
 
 GIB = 1 << 30

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.model.apiobjects import from_object
+from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu, cpus_of, pod_cpus, unserved
+from agent.model.pod.resource_request import pod_requests
+from agent.model.pod.zone_request import kube_class_of
+from tests.allocate.kubelet.nodes import pod
+
+
+@pytest.mark.parametrize(
+    ("containers", "init", "expected"),
+    [
+        ((), (), 0),
+        (("2", "3"), (), 5),
+        (("2", "1.5"), (), 2),
+        (("2",), ("4", "3"), 4),
+        (("2",), ("4", "3s"), 5),
+        (("2",), ("3s", "4"), 7),
+        (("2",), ("1s", "2s", "1"), 5),
+        (("2",), ("3.5s", "4"), 4),
+    ],
+)
+def test_cpus_of_a_pod_are_the_most_that_run_at_once(
+    containers: tuple[str, ...], init: tuple[str, ...], expected: int
+) -> None:
+    assert pod_cpus(pod("a", *containers, init=init)) == expected
+
+
+def amounts(requests: str, limits: str = "") -> dict[str, Any]:
+    """Of CPU and memory, as in `2 1Gi`; without `limits` they equal the requests, `-` sets none."""
+    names = ("cpu", "memory")
+    return {
+        field: dict(zip(names, text.split(), strict=False))
+        for field, text in (("requests", requests), ("limits", limits or requests))
+        if text != "-"
+    }
+
+
+NONE = {"requests": {}, "limits": {}}
+FOUR = amounts("4 4Gi")
+POD_LEVEL = "the pod has resources as a whole (spec.resources)"
+LOOSE = "the pod is not Guaranteed"
+
+
+@pytest.mark.parametrize(
+    ("whole", "containers", "given", "why"),
+    [
+        # Without pod-level resources.
+        (None, [amounts("2 1Gi")], [2], ""),
+        (None, [amounts("2000m 1Gi")], [2], ""),
+        (None, [amounts("2 1Gi"), amounts("1 1Gi")], [2, 1], ""),
+        (None, [amounts("1500m 1Gi")], [0], "container c0 requests 1500m CPU"),
+        (None, [amounts("2 1Gi"), amounts("500m 1Gi")], [2, 0], "container c1 requests 500m CPU"),
+        (None, [amounts("2 1Gi", "4 1Gi")], [0], LOOSE),
+        (None, [amounts("2 1Gi", "2")], [0], LOOSE),
+        (None, [amounts("2")], [0], LOOSE),
+        (None, [amounts("2 1Gi"), NONE], [0, 0], LOOSE),
+        # They make the pod Guaranteed, and the kubelet gives it no CPU of its own.
+        (FOUR, [NONE], [0], POD_LEVEL),
+        (FOUR, [amounts("4 4Gi")], [0], POD_LEVEL),
+        (FOUR, [amounts("2 1Gi"), NONE], [0, 0], POD_LEVEL),
+        (FOUR, [amounts("2 1Gi", "4 1Gi")], [0], POD_LEVEL),
+        (FOUR, [amounts("2 1Gi", "-")], [0], POD_LEVEL),
+        # The containers alone would make it Guaranteed.
+        (amounts("3 4Gi", "4 4Gi"), [amounts("2 1Gi")], [0], LOOSE),
+        (amounts("2"), [amounts("2 1Gi")], [0], LOOSE),
+        (amounts("2 1Gi", "-"), [amounts("2 1Gi")], [0], LOOSE),
+    ],
+)
+def test_the_cpus_that_a_static_kubelet_gives(
+    whole: dict[str, Any] | None, containers: list[dict[str, Any]], given: list[int], why: str
+) -> None:
+    """By kubelet 1.36.3 with its default feature gates (policy_static.go, Allocate)."""
+    spec = {
+        "containers": [
+            {"name": f"c{place}", "resources": each} for place, each in enumerate(containers)
+        ],
+        **({} if whole is None else {"resources": whole}),
+    }
+    of_api = from_object({"metadata": {"uid": "u", "name": "p"}, "spec": spec})
+    kube_class = kube_class_of(of_api)
+    of_api = msgspec.structs.replace(of_api, kube_class=kube_class)
+    assert unserved(of_api) == why
+    parts = tuple(
+        ContainerCpu(each.name, each.requests.get("cpu", 0)) for each in of_api.containers
+    )
+    of_kubelet = PodCpu("u", kube_class, parts, pod_level=of_api.pod_level)
+    assert [cpus_of(of_kubelet, each) for each in parts] == given
+    requested = (whole or {}).get("requests", {})
+    assert "cpu" not in requested or pod_requests(of_api)["cpu"] == 1000 * int(requested["cpu"])
