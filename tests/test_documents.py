@@ -29,6 +29,7 @@ NARROW = {
     "README.md": ROOT,
     **dict.fromkeys(
         (
+            "admission.md",
             "annotations.md",
             "architecture.md",
             "audit.md",
