@@ -7,6 +7,7 @@ silently do only a part of its work. Its supervisor starts it again.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -173,6 +174,13 @@ class Faults:
         if self._first is None:
             self._first = FaultError(f"thread {name} has failed: {args.exc_value!r}")
         self._stop()
+
+
+def freeze_garbage() -> None:
+    """Excludes the current objects from garbage collection, which takes half a second with 100,000
+    pods. Most of these objects live long."""
+    gc.collect()
+    gc.freeze()
 
 
 def one_arena() -> None:

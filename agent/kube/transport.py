@@ -329,3 +329,30 @@ _SOCKET_OPTIONS = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
 ]
+
+
+class Transports:
+    """Makes transports to one server, which share its `Reachability`."""
+
+    def __init__(self, access: Access, user_agent: str) -> None:
+        self._access = access
+        self._user_agent = user_agent
+        self._reachability = Reachability()
+        self._made: list[Transport] = []
+
+    def new(self, limits: ResponseLimits | None = None, connections: int = 4) -> Transport:
+        """`connections`: see `Transport`."""
+        made = Transport(
+            self._access,
+            user_agent=self._user_agent,
+            limits=limits,
+            connections=connections,
+            reachability=self._reachability,
+        )
+        self._made.append(made)
+        return made
+
+    def close(self) -> None:
+        """Closes all of them."""
+        for each in self._made:
+            each.close()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from agent.host.daemon import Ending, Faults, Periodic, one_arena
+from agent.host.daemon import Ending, Faults, Periodic, freeze_garbage, one_arena
 from agent.http.certificates import CertificateFiles
 from agent.http.limits import (
     HANDSHAKES_EACH_SECOND,
@@ -25,10 +24,9 @@ from agent.http.peers import node_addresses
 from agent.http.routes import Route
 from agent.http.server import HttpServer, ServerLimits
 from agent.kube import auth
-from agent.kube.auth import Access
 from agent.kube.events import Recorder
 from agent.kube.listwatch import ListWatch
-from agent.kube.transport import Reachability, ResponseLimits, Transport
+from agent.kube.transport import Transport, Transports
 from agent.model.cpu.policies import Strategy
 from agent.model.settings.options import SettingsError
 from agent.model.settings.plugin_args import SchedulerArgs
@@ -39,7 +37,7 @@ from agent.scheduler.extender import extender
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache, StateNumbering
 from agent.scheduler.extender.handlers import ExtenderHandlers, QueueingExtender
 from agent.scheduler.leader import election
-from agent.scheduler.leader.election import AlwaysLeader, Leader, LeaseTimes
+from agent.scheduler.leader.election import AlwaysLeader, Leader, bind_limits, lease_times
 from agent.scheduler.leader.gate import LeaderGate
 from agent.scheduler.leader.label import LeaderLabel, pod_of
 from agent.scheduler.leader.lease_dir import Candidate, FormerBindings
@@ -88,11 +86,6 @@ EVICT_SECONDS: Final = 1.0
 EVENT_SECONDS: Final = 2.0
 """Interval of the search for waiting pods that need an Event."""
 CONTROLLER: Final = "topolet.io/scheduler"
-BIND_SECONDS: Final = 3.5
-READ_LIMITS: Final = ResponseLimits(connect_seconds=0.5, read_seconds=0.5, whole_seconds=0.5)
-"""A Binding and the read of its outcome take less than kube-scheduler waits (`httpTimeout`), so
-that it receives a reason."""
-
 # kube-scheduler sends binds in parallel, without a limit of its own; its scheduling loop waits for
 # the other verbs only. All its connections have one address.
 LIMITS: Final = ServerLimits(
@@ -124,19 +117,6 @@ PAGE_LIMITS: Final = ServerLimits(
 _PAGES: Final = ("/healthz", "/readyz", "/metrics")
 
 
-def lease_times(lease_seconds: int) -> LeaseTimes:
-    """Returns times in the proportions of kube-scheduler: 15, 10 and 2 seconds."""
-    return LeaseTimes(lease_seconds, lease_seconds * 2 / 3, lease_seconds * 2 / 15)
-
-
-def bind_limits(times: LeaseTimes) -> ResponseLimits:
-    """The limits of a Binding: one that is in flight when the lease expires ends before another
-    candidate may lead."""
-    seconds = min(BIND_SECONDS, (times.lease_seconds - times.renew_seconds) * 0.8)
-    connect, answer = seconds / 4, seconds * 3 / 4
-    return ResponseLimits(connect_seconds=connect, read_seconds=answer, whole_seconds=answer)
-
-
 def run(settings: SchedulerSettings) -> None:
     """Runs until SIGTERM, or until a thread fails: the other threads would answer from a stale
     state. Raises AccessError, CertificateError, FaultError, HttpListenError and SettingsError."""
@@ -145,13 +125,16 @@ def run(settings: SchedulerSettings) -> None:
     access = auth.access(settings.kubeconfig, settings.service_account_dir)
     ended = threading.Event()
     with Faults(ended.set), ExitStack() as closing:
-        parts = _Parts(settings, args, access, closing)
-        listening = servers(settings, parts.routes, {endpoint.PATH: parts.explain, **parts.page})
+        transports = Transports(access, "topolet-scheduler")
+        closing.callback(transports.close)
+        scheduler = _Scheduler(settings, args, transports)
+        for_people = {endpoint.PATH: scheduler.explain, **scheduler.page}
+        listening = servers(settings, scheduler.routes, for_people)
         with Ending(ended.set), ExitStack() as open_servers:
             for each in listening:
                 each.start()
                 open_servers.callback(each.close)
-            parts.start(closing)
+            scheduler.start(closing)
             log.info("extender listens on port %d", listening[0].port)
             ended.wait()
             # Requests in flight end before another candidate may lead.
@@ -159,248 +142,274 @@ def run(settings: SchedulerSettings) -> None:
             closing.close()
 
 
-def freeze_garbage() -> None:
-    """Excludes the current objects from garbage collection, which takes half a second with 100,000
-    pods. Most of these objects live long."""
-    gc.collect()
-    gc.freeze()
-
-
-class _Parts:
-    """The parts of a scheduler, connected."""
+class _State:
+    """The state of the cluster, and the watches that update it."""
 
     def __init__(
-        self, settings: SchedulerSettings, args: SchedulerArgs, access: Access, closing: ExitStack
+        self, settings: SchedulerSettings, args: SchedulerArgs, transports: Transports
     ) -> None:
-        reachability = Reachability()
-
-        def transport(limits: ResponseLimits | None = None, connections: int = 4) -> Transport:
-            made = Transport(
-                access,
-                user_agent="topolet-scheduler",
-                limits=limits,
-                connections=connections,
-                reachability=reachability,
-            )
-            closing.callback(made.close)
-            return made
-
-        times = lease_times(settings.lease_seconds)
-        candidate = Candidate(settings.lease_dir)
-        binding = transport(bind_limits(times), LIMITS.threads)
-        reading = transport(READ_LIMITS, LIMITS.threads)
-        rules = allocator_rules(args, Strategy(settings.gpu_shares))
+        self.rules = allocator_rules(args, Strategy(settings.gpu_shares))
         agents = agent_selector(settings)
-        cluster = SchedulerCache(rules=rules, agents=bool(agents.labels))
-        pod_infos = PodInfoCache(device_resources=cluster.device_resources)
-        groups = GroupReservations(cluster, seconds=settings.group_seconds)
-        cache = EquivalenceCache(cluster)
-        queue, budgets, writing = UnschedulableQueue(), Budgets(), transport()
-        seen = PodsSeen() if args.placement is not None else None
+        self.cluster = SchedulerCache(rules=self.rules, agents=bool(agents.labels))
+        self.pod_infos = PodInfoCache(device_resources=self.cluster.device_resources)
+        self.groups = GroupReservations(self.cluster, seconds=settings.group_seconds)
+        self.cache = EquivalenceCache(self.cluster)
+        self.numbering = StateNumbering(self.cluster)
+        self.queue, self.budgets = UnschedulableQueue(), Budgets()
+        self.seen = PodsSeen() if args.placement is not None else None
+        self.rebind_requests = RebindRequests(self.cluster)
         self._stale_seconds = settings.watch_stale_seconds
-        self._budgets: ListWatch[Budget] = ListWatch(
-            writing,
+        self.watches = Watches(
+            transports.new(),
+            self.cluster,
+            agents,
+            pods_changed=[
+                self.queue.pods_changed,
+                *([self.seen.pods_changed] if self.seen is not None else ()),
+            ],
+            kinds_of_pods=self.seen is not None,
+            rebinds_changed=self.rebind_requests.changed,
+            stale_seconds=self._stale_seconds,
+        )
+        self.budget_watch: ListWatch[Budget] = ListWatch(
+            transports.new(),
             disruption_budgets.PATH,
             {},
             disruption_budgets.read,
-            budgets.changed,
+            self.budgets.changed,
             pace=watch_pace(self._stale_seconds),
         )
-        retry = Retry(
-            writing,
-            queue,
-            cache,
-            self._leads,
-            lambda: unschedulable_pods(writing, cluster, settings.scheduler_name),
+
+    @property
+    def watch_ages_seconds(self) -> dict[str, float]:
+        """The time since each watch was last in touch with the API server, by resource."""
+        of_budgets = {disruption_budgets.PLURAL: self.budget_watch.age_seconds}
+        return self.watches.ages_seconds | of_budgets
+
+    def preemption_unavailable(self) -> str | None:
+        """Returns why no victims may be selected now; None if they may."""
+        return stale({disruption_budgets.PLURAL: self.budget_watch}, self._stale_seconds)
+
+
+class _Leading:
+    """Whether this process leads, and its Bindings, which only a leader sends."""
+
+    def __init__(self, settings: SchedulerSettings, transports: Transports, state: _State) -> None:
+        times = lease_times(settings.lease_seconds)
+        candidate = Candidate(settings.lease_dir)
+        self.identity = candidate.identity
+        self.bindings = BindingApi(
+            transports.new(bind_limits(times), LIMITS.threads),
+            transports.new(election.READ_LIMITS, LIMITS.threads),
+            candidate.sent,
         )
-        evictor = None
-        if settings.evict:
-            evictor = Evictor(writing, NodeSnapshots(cluster), queue, budgets, self._leads)
-        rebind_requests = RebindRequests(cluster)
-        self._watches = Watches(
-            transport(),
-            cluster,
-            agents,
-            pods_changed=[queue.pods_changed, *([seen.pods_changed] if seen else ())],
-            kinds_of_pods=seen is not None,
-            rebinds_changed=rebind_requests.changed,
-            stale_seconds=self._stale_seconds,
-        )
-        bindings = BindingApi(binding, reading, candidate.sent)
-        electing = transport(election.limits(times))
-        self._leader = self._leader_election(settings, times, electing, candidate.identity)
-        leadership = self._leader or AlwaysLeader()
-        self._label: LeaderLabel | None = None
+        electing = transports.new(election.limits(times))
+        self.leader: Leader | None = None
+        if settings.lease_name:
+            self.leader = Leader(
+                electing,
+                settings.lease_namespace,
+                settings.lease_name,
+                self.identity,
+                times=times,
+                acquired=lambda: self.gate.begin(),
+            )
+        leadership = self.leader or AlwaysLeader()
+        self.label: LeaderLabel | None = None
         if settings.leader_pod:
             pod = pod_of(settings.leader_pod)
-            self._label = LeaderLabel(electing, pod, lambda: leadership.leading)
-
-        numbering = StateNumbering(cluster)
+            self.label = LeaderLabel(electing, pod, lambda: leadership.leading)
 
         def settled() -> None:
             candidate.keep()
-            numbering.step()
+            state.numbering.step()
             freeze_garbage()
 
-        former = FormerBindings(candidate.sent, bindings) if candidate.sent is not None else None
-        self._gate = LeaderGate(leadership, self._watches, settled, former, self._label)
-        corrections = Corrections(transport(), cluster, self._leads)
-        conditions = ClaimConditions(transport(), cluster, self._leads)
-        expiry = ReservationExpiry(cluster, groups, bindings)
-        self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
-        self._periodic = [Periodic("retry", RETRY_SECONDS, retry.step)]
+        sent, self._watches = candidate.sent, state.watches
+        former = FormerBindings(sent, self.bindings) if sent is not None else None
+        self.gate = LeaderGate(leadership, self._watches, settled, former, self.label)
 
-        def number_states() -> None:
-            if self._watches.synced:
-                numbering.step()
-            viewed.forget()
+    @property
+    def holder(self) -> str:
+        """This process in the Lease; "" without leader election."""
+        return self.identity if self.leader is not None else ""
 
-        self._periodic.append(Periodic("states", NUMBERING_SECONDS, number_states))
-        if evictor is not None:
-            self._periodic.append(Periodic("evict", EVICT_SECONDS, evictor.step))
-        self._periodic.append(Periodic("corrections", CORRECTION_SECONDS, corrections.step))
-        self._periodic.append(Periodic("conditions", CORRECTION_SECONDS, conditions.step))
-        if seen is not None and args.placement is not None:
-            updates = PlacementUpdates(
-                transport(),
-                settings.lease_namespace,
-                cluster,
-                seen,
-                rules,
-                args.placement,
-                lambda: self._watches.synced,
-                self._leads,
-            )
-            self._periodic.append(updates.periodic)
-        rebinds = Rebinds(
-            transport(),
-            cluster,
-            rebind_requests,
-            lambda: self._bind_unavailable() is None,
-            rebind_rules(settings),
-            RebindHours.parsed(settings.rebind_hours),
+    def leads(self) -> bool:
+        """Whether this process leads and knows the cluster."""
+        return self.gate.reason() is None
+
+    def bind_unavailable(self) -> str | None:
+        """Returns why no Binding may be sent now; None if one may. The other verbs change nothing,
+        so they are answered also while a watch catches up."""
+        return self.gate.reason() or self._watches.behind()
+
+
+class _Scheduler:
+    """The parts of a scheduler, connected: the extender's handlers, and what runs periodically."""
+
+    def __init__(
+        self, settings: SchedulerSettings, args: SchedulerArgs, transports: Transports
+    ) -> None:
+        self._state = state = _State(settings, args, transports)
+        self._leading = leading = _Leading(settings, transports, state)
+        self._binder = Binder(
+            state.cluster, state.groups, leading.bindings, state.pod_infos, leading.bind_unavailable
         )
-        self._periodic.append(Periodic("rebinds", REBIND_SECONDS, rebinds.step))
-        binder = Binder(cluster, groups, bindings, pod_infos, self._bind_unavailable)
-        handlers = ExtenderHandlers(
-            cluster,
-            groups,
-            binder.bind,
-            pod_infos,
-            cache,
-            Preemption(cluster, groups, queue, budgets),
-            best_only=settings.best_node_only,
-            placing=args.placement is not None,
-        )
-        queueing = QueueingExtender(
-            handlers, pod_infos, cluster, queue, preempting=evictor.pause if evictor else None
-        )
-        metrics = extender.metrics()
-        metrics.follow(
-            lambda: SchedulerValues(
-                deciding=self._leads(),
-                nodes=len(cluster.nodes()),
-                lost_races=binder.lost_races,
-                waiting=len(queue),
-                retried=retry.retried,
-                evicted=evictor.evicted if evictor else 0,
-                corrected=corrections.written,
-                uncorrected=corrections.failed,
-                misreported=corrections.open,
-                watch_ages_seconds=self._watches.ages_seconds
-                | {disruption_budgets.PLURAL: self._budgets.age_seconds},
-                rebinds=rebinds.values,
-            )
-        )
-        explainer = Explainer(
-            cluster,
+        self._explainer = Explainer(
+            state.cluster,
             settings.scheduler_name,
-            budgets=budgets,
-            nominated=lambda info: queue.nominated_for_others(
+            budgets=state.budgets,
+            nominated=lambda info: state.queue.nominated_for_others(
                 info.pod.uid, info.pod_request.priority, time.monotonic(), info.group
             ),
         )
-        identity = candidate.identity
-        holder = identity if self._leader is not None else ""
-        self.explain = endpoint.route(explainer, self._gate.reason, holder)
-
-        def make_page() -> ClusterPage:
-            from agent.scheduler.page import ClusterPage  # only while somebody looks
-
-            reason, decisions = self._gate.reason, binder.decisions
-            return ClusterPage(cluster, queue, decisions, explainer, reason, holder)
-
-        viewed = Viewed(make_page)
+        self.explain = endpoint.route(self._explainer, leading.gate.reason, leading.holder)
+        self._viewed = Viewed(self._make_page)
         self.page = page_routes(
             "cluster",
             {},
             {
-                "state": lambda body: viewed.current().state(body),
-                "detail": lambda body: viewed.current().detail(body),
+                "state": lambda body: self._viewed.current().state(body),
+                "detail": lambda body: self._viewed.current().detail(body),
             },
         )
-        recorder = Recorder(transport(), CONTROLLER, election.host_of(identity), "Scheduling")
-        closing.callback(recorder.close)
-        no_room = NoRoomEvents(queue, explainer, recorder, self._leads)
-        self._periodic.append(Periodic("events", EVENT_SECONDS, no_room.step))
-        self.routes: dict[str, Route] = extender.routes(
-            queueing,
-            self._gate.reason,
-            metrics,
-            {"preempt": self._preemption_unavailable},
-            self._gate.unready,
+        expiry = ReservationExpiry(state.cluster, state.groups, leading.bindings)
+        self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
+        self._retry, self._evictor = self._for_waiting_pods(settings, transports.new())
+        self._corrections = Corrections(transports.new(), state.cluster, leading.leads)
+        self._rebinds = Rebinds(
+            transports.new(),
+            state.cluster,
+            state.rebind_requests,
+            lambda: leading.bind_unavailable() is None,
+            rebind_rules(settings),
+            RebindHours.parsed(settings.rebind_hours),
+        )
+        self._recorder = Recorder(
+            transports.new(), CONTROLLER, election.host_of(leading.identity), "Scheduling"
+        )
+        self._periodic = list(self._periodic_steps(transports))
+        if state.seen is not None and args.placement is not None:
+            updates = PlacementUpdates(
+                transports.new(),
+                settings.lease_namespace,
+                state.cluster,
+                state.seen,
+                state.rules,
+                args.placement,
+                lambda: state.watches.synced,
+                leading.leads,
+            )
+            self._periodic.append(updates.periodic)
+        self.routes = self._routes(settings, placing=args.placement is not None)
+
+    def _for_waiting_pods(
+        self, settings: SchedulerSettings, transport: Transport
+    ) -> tuple[Retry, Evictor | None]:
+        """The retries of unschedulable pods, and the evictions for them if they are enabled."""
+        state, leads = self._state, self._leading.leads
+        retry = Retry(
+            transport,
+            state.queue,
+            state.cache,
+            leads,
+            lambda: unschedulable_pods(transport, state.cluster, settings.scheduler_name),
+        )
+        if not settings.evict:
+            return retry, None
+        snapshots = NodeSnapshots(state.cluster)
+        return retry, Evictor(transport, snapshots, state.queue, state.budgets, leads)
+
+    def _periodic_steps(self, transports: Transports) -> Iterator[Periodic]:
+        state, leads = self._state, self._leading.leads
+        conditions = ClaimConditions(transports.new(), state.cluster, leads)
+        no_room = NoRoomEvents(state.queue, self._explainer, self._recorder, leads)
+        yield Periodic("retry", RETRY_SECONDS, self._retry.step)
+        yield Periodic("states", NUMBERING_SECONDS, self._number_states)
+        if self._evictor is not None:
+            yield Periodic("evict", EVICT_SECONDS, self._evictor.step)
+        yield Periodic("corrections", CORRECTION_SECONDS, self._corrections.step)
+        yield Periodic("conditions", CORRECTION_SECONDS, conditions.step)
+        yield Periodic("rebinds", REBIND_SECONDS, self._rebinds.step)
+        yield Periodic("events", EVENT_SECONDS, no_room.step)
+
+    def _number_states(self) -> None:
+        if self._state.watches.synced:
+            self._state.numbering.step()
+        self._viewed.forget()
+
+    def _routes(self, settings: SchedulerSettings, *, placing: bool) -> dict[str, Route]:
+        """Those of the extender."""
+        state, gate, evictor = self._state, self._leading.gate, self._evictor
+        handlers = ExtenderHandlers(
+            state.cluster,
+            state.groups,
+            self._binder.bind,
+            state.pod_infos,
+            state.cache,
+            Preemption(state.cluster, state.groups, state.queue, state.budgets),
+            best_only=settings.best_node_only,
+            placing=placing,
+        )
+        preempting = evictor.pause if evictor else None
+        queueing = QueueingExtender(
+            handlers, state.pod_infos, state.cluster, state.queue, preempting=preempting
+        )
+        metrics = extender.metrics()
+        metrics.follow(self._values)
+        unavailable = {"preempt": state.preemption_unavailable}
+        return extender.routes(queueing, gate.reason, metrics, unavailable, gate.unready)
+
+    def _values(self) -> SchedulerValues:
+        state = self._state
+        return SchedulerValues(
+            deciding=self._leading.leads(),
+            nodes=len(state.cluster.nodes()),
+            lost_races=self._binder.lost_races,
+            waiting=len(state.queue),
+            retried=self._retry.retried,
+            evicted=self._evictor.evicted if self._evictor else 0,
+            corrected=self._corrections.written,
+            uncorrected=self._corrections.failed,
+            misreported=self._corrections.open,
+            watch_ages_seconds=state.watch_ages_seconds,
+            rebinds=self._rebinds.values,
+        )
+
+    def _make_page(self) -> ClusterPage:
+        from agent.scheduler.page import ClusterPage  # only while somebody looks
+
+        state, leading = self._state, self._leading
+        return ClusterPage(
+            state.cluster,
+            state.queue,
+            self._binder.decisions,
+            self._explainer,
+            leading.gate.reason,
+            leading.holder,
         )
 
     def start(self, closing: ExitStack) -> None:
         """Registers the stops in reverse order: first the parts that write to pods, then the leader
         election, then the label of its pod."""
-        if self._leader is not None:
+        closing.callback(self._recorder.close)
+        state, leading = self._state, self._leading
+        if leading.leader is not None:
             # Before the watches: what they list first has all pods bound before this term.
-            self._leader.start()
-        for part in (self._watches, self._expiry, self._gate):
+            leading.leader.start()
+        for part in (state.watches, self._expiry, leading.gate):
             part.start()
             closing.callback(part.stop)
-        if self._label is not None:
-            self._label.start()
-            closing.callback(self._label.stop)
-        if self._leader is not None:
-            closing.callback(self._leader.stop)
-        self._budgets.start()
-        closing.callback(self._budgets.stop)
+        if leading.label is not None:
+            leading.label.start()
+            closing.callback(leading.label.stop)
+        if leading.leader is not None:
+            closing.callback(leading.leader.stop)
+        state.budget_watch.start()
+        closing.callback(state.budget_watch.stop)
         for each in self._periodic:
             each.start()
             closing.callback(each.stop)
-
-    def _leads(self) -> bool:
-        """Whether this process leads and knows the cluster."""
-        return self._gate.reason() is None
-
-    def _preemption_unavailable(self) -> str | None:
-        """Returns why no victims may be selected now; None if they may."""
-        return stale({disruption_budgets.PLURAL: self._budgets}, self._stale_seconds)
-
-    def _bind_unavailable(self) -> str | None:
-        """Returns why no Binding may be sent now; None if one may. The other verbs change nothing,
-        so they are answered also while a watch catches up."""
-        return self._gate.reason() or self._watches.behind()
-
-    def _leader_election(
-        self,
-        settings: SchedulerSettings,
-        times: LeaseTimes,
-        transport: Transport,
-        identity: str,
-    ) -> Leader | None:
-        if not settings.lease_name:
-            return None
-        return Leader(
-            transport,
-            settings.lease_namespace,
-            settings.lease_name,
-            identity,
-            times=times,
-            acquired=lambda: self._gate.begin(),
-        )
 
 
 def extender_limits(settings: SchedulerSettings) -> ServerLimits:

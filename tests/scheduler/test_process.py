@@ -30,6 +30,7 @@ from agent.scheduler.extender import extender
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import ExtenderPreemptionArgs, ExtenderPreemptionResult
 from agent.scheduler.extender.handlers import ExtenderHandlers
+from agent.scheduler.leader import election
 from agent.scheduler.state.binder import Binder, ReservationExpiry
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache
@@ -44,8 +45,8 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 
 @pytest.mark.parametrize("lease_seconds", [3, 15, 600])
 def test_a_bind_has_ended_before_another_may_start(lease_seconds: int) -> None:
-    times = process.lease_times(lease_seconds)
-    limits = process.bind_limits(times)
+    times = election.lease_times(lease_seconds)
+    limits = election.bind_limits(times)
     seconds = limits.connect_seconds + limits.read_seconds
     assert times.renew_seconds + seconds < lease_seconds
 
@@ -56,8 +57,8 @@ def test_a_bind_without_an_answer_of_the_api_server_ends_before_kube_schedulers_
     folder = Path(__file__).parents[2] / "deploy/components/scheduler"
     patience = re.search(r"httpTimeout: (\d+)s", (folder / "configuration.yaml").read_text())
     assert patience is not None
-    times = process.lease_times(SchedulerSettings().lease_seconds)
-    both = process.bind_limits(times), process.READ_LIMITS
+    times = election.lease_times(SchedulerSettings().lease_seconds)
+    both = election.bind_limits(times), election.READ_LIMITS
     waits = sum(each.connect_seconds + each.read_seconds for each in both)
     assert waits < int(patience[1])
 
@@ -195,7 +196,7 @@ def test_binds_that_wait_for_the_api_server_do_not_delay_a_filter() -> None:
     known = clusters.cluster({"a": SMALL})
     with hostile.serving() as api, ThreadPoolExecutor(len(bodies)) as callers:
         api.answer = late
-        limits = process.bind_limits(process.lease_times(600))
+        limits = election.bind_limits(election.lease_times(600))
         transport = Transport(FileAccess(api.url), limits=limits, connections=len(bodies))
         groups, pod_infos = GroupReservations(known), PodInfoCache()
         binder = Binder(known, groups, BindingApi(transport), pod_infos)

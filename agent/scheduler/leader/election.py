@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 _KIND: Final = "Lease"
 _BASE: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _Object = dict[str, Any]
+BIND_SECONDS: Final = 3.5
+READ_LIMITS: Final = ResponseLimits(connect_seconds=0.5, read_seconds=0.5, whole_seconds=0.5)
+"""A Binding and the read of its outcome take less than kube-scheduler waits (`httpTimeout`), so
+that it receives a reason."""
 
 
 class LeaseTimes(msgspec.Struct, frozen=True):
@@ -63,6 +67,19 @@ def limits(times: LeaseTimes) -> ResponseLimits:
     """The limits of a Leader's transport: an answer after them is useless."""
     patience = (times.renew_seconds - times.retry_seconds) / 3
     return ResponseLimits(connect_seconds=patience, read_seconds=patience, whole_seconds=patience)
+
+
+def lease_times(lease_seconds: int) -> LeaseTimes:
+    """Returns times in the proportions of kube-scheduler: 15, 10 and 2 seconds."""
+    return LeaseTimes(lease_seconds, lease_seconds * 2 / 3, lease_seconds * 2 / 15)
+
+
+def bind_limits(times: LeaseTimes) -> ResponseLimits:
+    """The limits of a Binding: one that is in flight when the lease expires ends before another
+    candidate may lead."""
+    seconds = min(BIND_SECONDS, (times.lease_seconds - times.renew_seconds) * 0.8)
+    connect, answer = seconds / 4, seconds * 3 / 4
+    return ResponseLimits(connect_seconds=connect, read_seconds=answer, whole_seconds=answer)
 
 
 class Leadership(Protocol):
