@@ -194,13 +194,17 @@ def own_numbers(proc: str) -> bool:
 
 
 def members(hierarchy: Hierarchy) -> Callable[[str], Sequence[int]]:
-    """The processes of a group, by their numbers in the hierarchy's procfs. The function raises
-    CgroupError."""
+    """Returns a function from a group to its processes, by their numbers in the hierarchy's procfs;
+    none without a procfs. The function raises CgroupError."""
     if own_numbers(hierarchy.proc):
         return hierarchy.processes
     own = own_root(hierarchy)
+    pids: Sequence[int] = ()
+    if own:
+        with contextlib.suppress(OSError):  # no procfs: the processes are not known
+            pids = processes.pids(hierarchy.proc)
     by_group: dict[str, list[int]] = {}
-    for pid in processes.pids(hierarchy.proc) if own else ():
+    for pid in pids:
         with contextlib.suppress(ProcessGoneError, UnreadableError):
             with Process(hierarchy.proc, pid) as process:
                 group = of_cpuset(process.groups())

@@ -195,6 +195,14 @@ def test_processes_of_a_group_are_found_by_the_procfs_of_the_host(
     assert list(pids_of("/kubepods/none")) == []
 
 
+def test_without_a_procfs_no_process_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`topolet doctor` ended with a traceback where the root has no /proc."""
+    monkeypatch.setattr(drift, "own_root", lambda hierarchy: "/")
+    assert list(members(cast(Hierarchy, Tree(str(tmp_path / "proc"))))("/a")) == []
+
+
 def test_without_a_known_namespace_no_process_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
