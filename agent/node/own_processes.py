@@ -14,6 +14,7 @@ import msgspec
 from agent.host import processes
 from agent.host.locks import AGENT_LOCK, DOOR_LOCK
 from agent.host.processes import Process, ProcessGoneError, UnreadableError
+from agent.kubelet.configuration import flags
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.frontends import NriSettings, ProxySettings
 from agent.model.settings.options import Options
@@ -46,7 +47,7 @@ _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class OwnProcess(msgspec.Struct, frozen=True):
-    """`flags`: its options, by name with dashes."""
+    """`flags`: the options in its command line that have a value, by name with dashes."""
 
     pid: int
     command: str
@@ -72,10 +73,13 @@ def running(proc: str) -> Iterator[OwnProcess]:
     """Topolet's processes below a procfs."""
     for pid, argv in command_lines(proc):
         if command := command_of(argv):
-            names = set(COMMANDS[command].__struct_encode_fields__)
-            pairs = [each.removeprefix("--").partition("=") for each in argv]
-            flags = {name: value for name, equals, value in pairs if equals and name in names}
-            yield OwnProcess(pid, command, flags)
+            names = COMMANDS[command].__struct_encode_fields__
+            given = {
+                name: value
+                for name, value in flags(argv).items()
+                if name in names and (value or f"--{name}=" in argv)
+            }
+            yield OwnProcess(pid, command, given)
 
 
 def command_lines(proc: str) -> Iterator[tuple[int, list[str]]]:

@@ -19,9 +19,11 @@ from agent.node.own_processes import (
     http_address,
     page,
     page_of,
+    running,
     series,
 )
 from tests.fixtures.ports import free_port
+from tests.node.procfs import process
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,23 @@ def test_processes_of_topolet_are_known_by_their_command_line(
     argv: list[str], command: str
 ) -> None:
     assert command_of(argv) == command
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (["--http=:1", "--bind-memory"], {"http": ":1"}),
+        (["--standalone", "--http", ":1"], {"http": ":1"}),
+        (["--http", ":1", "--http=:2", "--colour=red"], {"http": ":2"}),
+        (["--http="], {"http": ""}),
+    ],
+)
+def test_both_forms_of_an_option_are_read(
+    tmp_path: Path, words: list[str], flags: dict[str, str]
+) -> None:
+    """With `--http ADDRESS` the doctor looked for the agent at the default address."""
+    process(tmp_path, 7, "/usr/bin/topolet", "agent", *words)
+    assert list(running(str(tmp_path / "proc"))) == [OwnProcess(7, "agent", flags)]
 
 
 @pytest.mark.parametrize(
