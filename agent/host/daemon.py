@@ -37,7 +37,7 @@ class ServiceManager:
     interval in which the manager expects `alive`, None for never."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
-        """Removes the variables from the environment: children must not inherit them."""
+        """Removes its variables from the environment: children must not inherit them."""
         self._path = environment.pop("NOTIFY_SOCKET", "")
         pid = environment.pop("WATCHDOG_PID", "")
         period = environment.pop("WATCHDOG_USEC", "")
@@ -81,8 +81,8 @@ class Periodic:
     (`Faults`). Threads that only wait for events do not use it.
 
     A step begins when the monotonic clock is a multiple of the period, so that the threads of a
-    process wake together: a thread that wakes alone finds nothing of the process in the caches of
-    its CPU, which takes longer than most steps."""
+    process wake together: when one thread wakes alone, the caches of its CPU have lost the data of
+    the process, and loading it again takes longer than most steps."""
 
     def __init__(
         self,
@@ -125,10 +125,8 @@ class Periodic:
 
 
 class Ending:
-    """A context in which SIGTERM and SIGINT call `stop`; after it they are ignored.
-
-    timeout(1) and a second Ctrl-C send a signal twice: what `stop` wakes may be closed by then.
-    """
+    """A context in which SIGTERM and SIGINT call `stop`. After it they are ignored: timeout(1) and
+    a second Ctrl-C send a signal twice, and what `stop` wakes may be closed by then."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
@@ -183,10 +181,10 @@ def freeze_garbage() -> None:
     gc.freeze()
 
 
-def one_arena() -> None:
-    """Threads that start later share one malloc arena. By default each has its own, which keeps the
-    memory that it once needed; under the interpreter's lock threads rarely allocate at the same
-    time. Does nothing if the C library does not have mallopt(3)."""
+def use_one_malloc_arena() -> None:
+    """Makes the threads that start later share one malloc arena. By default each thread has its own
+    arena, which keeps the memory that the thread once needed; under the interpreter's lock threads
+    rarely allocate at the same time. Does nothing if the C library does not have mallopt(3)."""
     _mallopt(_M_ARENA_MAX, 1)
 
 
@@ -196,10 +194,11 @@ def return_large_blocks() -> None:
     _mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
-def let_others_finish() -> None:
-    """This thread and those that start later do not preempt the process that wakes them (sched(7),
-    SCHED_BATCH): a notification would otherwise delay its sender by the work that it causes. They
-    still get their share of a busy CPU. Does nothing where a filter of system calls forbids it."""
+def use_batch_scheduling() -> None:
+    """Gives this thread, and those that start later, the policy SCHED_BATCH (sched(7)): they do not
+    preempt the process that wakes them, so that a notification does not delay its sender by the
+    work that it causes. They still get their share of a busy CPU. Does nothing where a filter of
+    system calls forbids it."""
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

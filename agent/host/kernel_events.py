@@ -51,7 +51,8 @@ class Inotify:
         return self._fd
 
     def watch(self, directory: str, mask: int) -> int:
-        """A directory that is watched already keeps its number and gets this mask."""
+        """Returns the number of the watch. A directory that is watched already keeps its number and
+        gets this mask."""
         path = os.fsencode(directory)
         number = self._libc.inotify_add_watch(self._fd, path, mask | _ONLY_DIRECTORIES)
         return self._checked(number, directory)
@@ -91,7 +92,9 @@ def _decode(raw: bytes) -> list[InotifyEvent]:
 
 
 _PROTOCOL: Final = 15
+"""NETLINK_KOBJECT_UEVENT."""
 _KERNELS_GROUP: Final = 1
+"""The multicast group of the kernel's own messages; udev's are in group 2."""
 _READ_BYTES: Final = 1 << 14
 
 
@@ -111,7 +114,8 @@ class Uevents:
         return self._socket.fileno()
 
     def read(self, subsystems: frozenset[str]) -> bool:
-        """Reads all received uevents. Whether one was of these subsystems, or some were lost."""
+        """Reads all received uevents. Returns whether one was of these subsystems, or the kernel
+        dropped some."""
         found = False
         with contextlib.suppress(BlockingIOError):
             while True:

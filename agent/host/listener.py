@@ -1,6 +1,6 @@
-"""Listening unix sockets. A new socket accepts as soon as it is visible, replaces one that a dead
-process left, and has one owner at a time. An inherited socket belongs to the service manager
-(sd_listen_fds(3)): it outlives the process, so that clients wait for the next one."""
+"""Listening unix sockets. A new socket accepts connections as soon as it is visible, replaces one
+that a dead process left, and belongs to one process at a time. An inherited socket belongs to the
+service manager (sd_listen_fds(3)): it outlives the process, and clients wait for the next one."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ class Listener:
 
 
 _FIRST: Final = 3
+"""SD_LISTEN_FDS_START."""
 
 
 class ActivationError(Exception):
@@ -87,13 +88,13 @@ def inherited(environment: MutableMapping[str, str]) -> socket.socket | None:
     if given["LISTEN_FDS"] != "1":
         raise ActivationError(f"LISTEN_FDS={given['LISTEN_FDS']}: only one socket is supported")
     try:
-        it = socket.socket(fileno=_FIRST)
+        found = socket.socket(fileno=_FIRST)
     except OSError as error:
         raise ActivationError(f"descriptor {_FIRST} is not a socket: {error.strerror}") from None
-    listens = it.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    if it.family != socket.AF_UNIX or it.type != socket.SOCK_STREAM or not listens:
-        it.detach()
+    listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if found.family != socket.AF_UNIX or found.type != socket.SOCK_STREAM or not listens:
+        found.detach()
         raise ActivationError(f"descriptor {_FIRST} is not a listening unix stream socket")
-    it.setblocking(False)
+    found.setblocking(False)
     os.set_inheritable(_FIRST, False)
-    return it
+    return found

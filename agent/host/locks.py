@@ -15,8 +15,9 @@ import time
 from typing import Final, NamedTuple
 
 AGENT_LOCK: Final = "agent.lock"
-"""Of the state folder: the agent, or a restore, holds it."""
-DOOR_LOCK: Final = "door.lock"
+"""In the state folder: the agent, or a restore, holds it."""
+FRONTEND_LOCK: Final = "door.lock"
+"""In the state folder: the frontends hold it, and during a restore `topolet restore` does."""
 _POLL_SECONDS: Final = 0.05
 _FLOCK: Final = struct.Struct("hhqqi4x")
 """struct flock of fcntl(2)."""
@@ -68,7 +69,8 @@ def _pid_namespace() -> str:
 
 
 def _holder(words: list[str]) -> str:
-    """The content of a lock's file in words: a pid is that of the holder's PID namespace."""
+    """Describes the holder by the words in a lock's file: a pid, which is valid in the holder's PID
+    namespace, and the name of that namespace."""
     match words:
         case [pid, namespace] if namespace != _pid_namespace():
             return f"process {pid} of another container, or of the host ({namespace})"
@@ -80,13 +82,13 @@ def _holder(words: list[str]) -> str:
 class SharedLock:
     """A lock that several holders share, or that one holder has exclusively; the file stays."""
 
-    def __init__(self, path: str, holder: str, *, alone: bool) -> None:
+    def __init__(self, path: str, holder: str, *, exclusive: bool) -> None:
         """`holder`: its name in the errors of other processes. Raises LockedError, or OSError when
         the file can't be opened."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(
-                self._descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB
+                self._descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
             )
         except BlockingIOError:
             other = os.pread(self._descriptor, 256, 0).decode(errors="replace").strip()
@@ -109,17 +111,17 @@ class SharedLock:
 
 class FrontendSession(NamedTuple):
     """The life of a frontend's process: it holds a lock on one byte of the file, which the kernel
-    releases however the process ends. Also a process of another pid namespace can ask for it."""
+    releases however the process ends. A process in another PID namespace can query it too."""
 
     inode: int
     byte: int
 
 
 def has_ended(state_dir: str, session: FrontendSession) -> bool:
-    """Whether the session's process has ended. Not known, and so False, if the file was replaced
-    or can't be read."""
+    """Whether the session's process has ended. False if that is not known, because the file was
+    replaced or can't be read."""
     try:
-        descriptor = os.open(os.path.join(state_dir, DOOR_LOCK), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(os.path.join(state_dir, FRONTEND_LOCK), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -135,42 +137,44 @@ def has_ended(state_dir: str, session: FrontendSession) -> bool:
 
 
 def lock_for_relay(state_dir: str) -> SharedLock:
-    """Raises LockedError while a plugin or a hook server holds the lock, OSError."""
-    return _acquired(state_dir, "topolet proxy", alone=False)
+    """Relays share the lock. Raises LockedError while a plugin or a hook server holds it; raises
+    OSError."""
+    return _acquired(state_dir, "topolet proxy", exclusive=False)
 
 
 def lock_for_plugin(state_dir: str, patience_seconds: float) -> SharedLock:
-    """Waits for a plugin that is ending. Raises LockedError if another frontend still holds the
-    lock after that, OSError."""
+    """Waits up to `patience_seconds` for a plugin that is ending. Raises LockedError if another
+    frontend still holds the lock then, OSError."""
     return _acquired_within(state_dir, "topolet nri", patience_seconds)
 
 
 def lock_for_hook_server(state_dir: str, patience_seconds: float) -> SharedLock:
-    """Waits as a plugin does. Raises LockedError, OSError."""
+    """As `lock_for_plugin`."""
     return _acquired_within(state_dir, "topolet agent's hook server", patience_seconds)
 
 
 def lock_for_restore(state_dir: str) -> SharedLock:
-    """During a restore no plugin may run: it would add the values to the restore's requests again.
-    A relay does not see these requests. Raises LockedError while a plugin runs, OSError."""
-    return _acquired(state_dir, "topolet restore", alone=False)
+    """Keeps plugins out during a restore: a plugin would put the agent's values into the restore's
+    requests again. A relay may run, as these requests do not pass through it. Raises LockedError
+    while a plugin runs, OSError."""
+    return _acquired(state_dir, "topolet restore", exclusive=False)
 
 
 def _acquired_within(state_dir: str, holder: str, patience_seconds: float) -> SharedLock:
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
-            return _acquired(state_dir, holder, alone=True)
+            return _acquired(state_dir, holder, exclusive=True)
         except LockedError:
             if time.monotonic() >= deadline:
                 raise
         time.sleep(_POLL_SECONDS)
 
 
-def _acquired(state_dir: str, holder: str, *, alone: bool) -> SharedLock:
+def _acquired(state_dir: str, holder: str, *, exclusive: bool) -> SharedLock:
     os.makedirs(state_dir, mode=0o755, exist_ok=True)
     try:
-        return SharedLock(os.path.join(state_dir, DOOR_LOCK), holder, alone=alone)
+        return SharedLock(os.path.join(state_dir, FRONTEND_LOCK), holder, exclusive=exclusive)
     except LockedError as error:
         raise LockedError(
             f"{error}: only one of proxy, NRI plugin and hook server may run at a time"

@@ -17,7 +17,7 @@ WRITE: Final = select.EPOLLOUT
 HANG_UP: Final = select.EPOLLHUP
 
 _MAX_EVENTS: Final = 64
-"""Of one poll; by default each poll allocates memory for a thousand."""
+"""The most events that one poll returns; by default each poll allocates memory for a thousand."""
 
 OnReady = Callable[[int], None]
 """Takes the epoll events that are ready."""
@@ -100,7 +100,7 @@ class Loop:
                     ready[fd](events)
 
     def run_on(self, until: Callable[[], bool], seconds: float) -> None:
-        """Runs on after a stop, until the condition holds, this number of seconds has passed, or
+        """Runs again after a stop, until the condition holds, this number of seconds has passed, or
         `stop` is called again."""
         self._stopped = False
         end = time.monotonic() + seconds

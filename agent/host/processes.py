@@ -76,8 +76,8 @@ class Process:
         return os.fsdecode(self._read("comm", _MAX_NAME_BYTES).removesuffix(b"\n"))
 
     def groups(self) -> dict[str, str]:
-        """The cgroups by the controllers of their hierarchy, "" for v2, relative to the reader's
-        cgroup namespace (cgroup_namespaces(7))."""
+        """The cgroups by the controllers of their hierarchy, "" for v2. Their paths are relative to
+        the reader's cgroup namespace (cgroup_namespaces(7))."""
         found = {}
         # The name of a group may hold any byte but a line end and NUL.
         for line in self._read("cgroup", _MAX_CGROUP_BYTES).split(b"\n"):
@@ -146,8 +146,8 @@ _FLOCK_LINE: Final = re.compile(
 
 
 def lock_holders(path: str, proc: str = "/proc") -> frozenset[int]:
-    """The processes, by their numbers in a procfs, that the kernel says hold a `locks.Lock` of the
-    file; none without the file, or for a reader that may not know them."""
+    """The processes that hold a `locks.Lock` of the file, by their numbers in the procfs; none
+    without the file, and none that this process may not see."""
     try:
         found = os.stat(path)
         with open(f"{proc}/locks", encoding="ascii", errors="replace") as file:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.cgroup.outcome import WriteState
-from agent.host.locks import AGENT_LOCK, DOOR_LOCK
+from agent.host.locks import AGENT_LOCK, FRONTEND_LOCK
 from agent.install.checks import CheckError
 from agent.install.proxy import ERRORS, ProxyInstallation, Say
 from agent.kube.errors import StoreError
@@ -39,7 +39,7 @@ _OWN_STATE: Final = (
 )
 """The files that Topolet's processes make in the state folder."""
 _SOCKET: Final = "cri.sock"
-_OF_FRONTENDS: Final = (_SOCKET, DOOR_LOCK)
+_OF_FRONTENDS: Final = (_SOCKET, FRONTEND_LOCK)
 """A proxy that stays needs them."""
 _OWN_FOLDERS: Final = {
     "audit": "*.jsonl",

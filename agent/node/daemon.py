@@ -17,7 +17,12 @@ from agent.cgroup.journal import Journal
 from agent.cgroup.names import own_root
 from agent.cri.client import Cri
 from agent.discover.cpus import TopologyView
-from agent.host.daemon import Ending, let_others_finish, one_arena, return_large_blocks
+from agent.host.daemon import (
+    Ending,
+    return_large_blocks,
+    use_batch_scheduling,
+    use_one_malloc_arena,
+)
 from agent.host.files import boot_id
 from agent.host.locks import AGENT_LOCK, Lock
 from agent.http.limits import PAGES_EACH_SECOND, ConnectionLimits
@@ -101,9 +106,9 @@ def run(
     `standalone`: without a cluster. Raises LockedError, HttpListenError, CgroupError,
     SettingsError, ConfigurationError, StoreError or OSError when it can't start, OSError when its
     state folder is removed."""
-    one_arena()
+    use_one_malloc_arena()
     return_large_blocks()
-    let_others_finish()
+    use_batch_scheduling()
     exclude = excluded(settings)
     node_local.check_kubelet(settings)
     node = node_addresses(settings.node_addresses)

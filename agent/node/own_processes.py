@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from agent.host import processes
-from agent.host.locks import AGENT_LOCK, DOOR_LOCK
+from agent.host.locks import AGENT_LOCK, FRONTEND_LOCK
 from agent.host.processes import Process, ProcessGoneError, UnreadableError
 from agent.kubelet.configuration import flags
 from agent.model.settings.agent import AgentSettings
@@ -39,7 +39,7 @@ class _Port(NamedTuple):
 
 _PORTS: Final = {
     "agent": _Port("http", AgentSettings().http, AGENT_LOCK),
-    "nri": _Port("nri-http", NriSettings().nri_http, DOOR_LOCK),
+    "nri": _Port("nri-http", NriSettings().nri_http, FRONTEND_LOCK),
 }
 _HOSTS: Final = ("0.0.0.0", "[::]", "", "127.0.0.1", "localhost")
 _SERIES: Final = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from agent.host.daemon import Ending, Faults, Periodic, freeze_garbage, one_arena
+from agent.host.daemon import Ending, Faults, Periodic, freeze_garbage, use_one_malloc_arena
 from agent.http.certificates import CertificateFiles
 from agent.http.limits import (
     HANDSHAKES_EACH_SECOND,
@@ -120,7 +120,7 @@ _PAGES: Final = ("/healthz", "/readyz", "/metrics")
 def run(settings: SchedulerSettings) -> None:
     """Runs until SIGTERM, or until a thread fails: the other threads would answer from a stale
     state. Raises AccessError, CertificateError, FaultError, HttpListenError and SettingsError."""
-    one_arena()
+    use_one_malloc_arena()
     args = scheduler_args(settings.scheduler_args_file)
     access = auth.access(settings.kubeconfig, settings.service_account_dir)
     ended = threading.Event()

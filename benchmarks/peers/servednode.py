@@ -15,14 +15,14 @@ if __name__ == "__main__":
     sys.modules["typing_extensions"] = None  # type: ignore[assignment]
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agent.host.daemon import one_arena, return_large_blocks
+from agent.host.daemon import use_one_malloc_arena, return_large_blocks
 from tests.fixtures.page import LARGE, ServedNode, served
 
 OWNERS, SHARERS = 24, 76
 
 
 def main(folder: Path) -> None:
-    one_arena()
+    use_one_malloc_arena()
     return_large_blocks()
     chance = random.Random(7)
     node = ServedNode(folder, LARGE)

@@ -306,7 +306,7 @@ def heaps(first: str) -> int:
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="needs glibc")
 def test_threads_share_one_heap() -> None:
     assert heaps("") > 1
-    assert heaps("daemon.one_arena()") == 1
+    assert heaps("daemon.use_one_malloc_arena()") == 1
 
 
 BLOCKS = """
