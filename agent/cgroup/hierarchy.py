@@ -38,7 +38,7 @@ _LEAF_LINKS: Final = 2
 
 
 class CgroupError(Exception):
-    """The kernel or the tree refused; the message names file, value and reason."""
+    """A read or write failed; the message names file, value and reason."""
 
 
 class GroupGone(CgroupError):  # noqa: N818 - groups come and go, this is not a fault
@@ -50,9 +50,9 @@ class Populated(CgroupError):  # noqa: N818 - a rule of the kernel, not a fault
 
 
 class Hierarchy:
-    """The cpuset hierarchy of one machine; its only state is its path and open files (`handles`).
-    `root`: the mount point of the cgroup file systems, `proc` a procfs. With both v1 and v2 mounted
-    it is the one with the cpuset controller. Raises CgroupError when neither has it."""
+    """The cpuset hierarchy of one machine. It keeps no values, only open files (`handles`). `root`:
+    the mount point of the cgroup file systems; `proc`: a procfs. Where both v1 and v2 are mounted,
+    it is the one that has the cpuset controller. Raises CgroupError when neither has it."""
 
     def __init__(self, root: str = "/sys/fs/cgroup", proc: str = "/proc") -> None:
         self.proc = proc
@@ -86,7 +86,7 @@ class Hierarchy:
         return os.path.isdir(self._directory(group))
 
     def children(self, group: str) -> tuple[str, ...]:
-        """The groups right below, sorted."""
+        """The child groups, sorted. Raises CgroupError, GroupGone."""
         directory = self._directory(group)
         try:
             if os.stat(directory).st_nlink == _LEAF_LINKS:
@@ -99,7 +99,8 @@ class Hierarchy:
         return tuple(f"{base}/{name}" for name in sorted(names))
 
     def processes(self, group: str) -> tuple[int, ...]:
-        """Process ids in the group itself, not below it."""
+        """The processes in the group itself, without those of groups in it. Raises CgroupError,
+        GroupGone."""
         path = f"{self._directory(group)}/cgroup.procs"
         try:
             with open(path, "rb") as file:
@@ -108,14 +109,15 @@ class Hierarchy:
             raise _error("read", path, self.exists(group), error) from error
 
     def write(self, group: str, cpus: CpuSet) -> None:
-        """Set `cpuset.cpus` in one write(2); an empty set is a ValueError."""
+        """Sets `cpuset.cpus` in one write(2). Raises CgroupError, GroupGone, and ValueError for an
+        empty set."""
         if not cpus:
             raise ValueError(f"an empty cpuset is never written ({group!r})")
         self._write(group, cpus)
 
     def inherit(self, group: str) -> None:
-        """Let a v2 group use its parent's CPUs again. Raises Populated, and ValueError on v1, where
-        a group can't inherit."""
+        """Lets a v2 group use its parent's CPUs again. Raises CgroupError and its kinds, and
+        ValueError on v1, where a group can't inherit."""
         if self.version == 1:
             raise ValueError(f"a cgroup v1 cpuset can't inherit ({group!r})")
         try:
@@ -127,7 +129,8 @@ class Hierarchy:
             raise
 
     def group_of(self, pid: int) -> str | None:
-        """The group of a process; None if it has ended, or is outside this cgroup namespace."""
+        """The group of a process; None if it has ended, or is outside this cgroup namespace. Raises
+        CgroupError."""
         path = f"{self.proc}/{pid}/cgroup"
         try:
             with open(path, "rb") as file:
@@ -189,9 +192,9 @@ _ALL: Final[tuple[Controller, ...]] = ("cpu", "cpuset", "memory")
 
 
 class Controllers:
-    """The controllers of one machine; its only state is their paths and open files. `handles`:
-    shared with the Hierarchy, so that both together stay within the limit of open files. Raises
-    CgroupError when `root` can't be listed."""
+    """The controllers of one machine. It keeps no values, only open files. `handles`: those of the
+    Hierarchy, so that both together stay within the limit of open files. Raises CgroupError when
+    `root` can't be listed."""
 
     def __init__(self, root: str = "/sys/fs/cgroup", handles: Handles | None = None) -> None:
         self._mounts: dict[str, tuple[Literal[1, 2], str]] = {
@@ -213,7 +216,7 @@ class Controllers:
         return tuple(each for each in _ALL if each not in self._mounts)
 
     def has(self, group: str, file: str) -> bool:
-        """Whether the group exists in the hierarchy that the file belongs to."""
+        """Whether the group exists in the hierarchy of the file's controller."""
         try:
             return os.path.isdir(self._directory(group, file))
         except CgroupError:
@@ -253,11 +256,10 @@ _MAY_NOT: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 class Handles:
     """Reads and writes by path. The files used last stay open, up to half of the process's limit.
 
-    Each time that the number of open files has doubled, those of removed groups are closed, so that
-    deleted pods leave none behind.
+    Each time that the number of open files has doubled, the files of removed groups are closed.
 
-    Only files of the kernel are kept: those that have content but size 0. Others may be replaced by
-    a file of the same name, and are opened each time. Not for several threads.
+    Only files of the kernel stay open: those that have content but size 0. Any other file may be
+    replaced by one of the same name, and is opened each time. For one thread at a time.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -345,14 +347,14 @@ class Handles:
 
 
 def _error(verb: str, path: str, exists: bool, error: OSError) -> CgroupError:
-    """`exists`: whether the group exists."""
+    """The error of a failed read or write. `exists`: whether the group exists."""
     kind = CgroupError if exists and error.errno != errno.ENODEV else GroupGone
     return kind(f"cannot {verb} {path!r}: {error.strerror}")
 
 
 def mounted(root: str, controller: str) -> tuple[Literal[1, 2], str] | None:
-    """The version of `cpu`, `cpuset` or `memory` and the folder of its group `/`. With both v1 and
-    v2 mounted it is the one with the controller. Raises CgroupError."""
+    """The cgroup version that has the controller (`cpu`, `cpuset` or `memory`), and the folder of
+    its group `/`; None if neither has it. Raises CgroupError."""
     for path in _v1_mounts(root, controller):
         if os.path.exists(f"{path}/{_OF_V1[controller]}"):
             return 1, path
@@ -368,7 +370,7 @@ def mounted(root: str, controller: str) -> tuple[Literal[1, 2], str] | None:
 
 
 def _v1_mounts(root: str, controller: str) -> list[str]:
-    """`cpuset`, and mounts shared with other controllers (`cpu,cpuset`)."""
+    """The mounts of a controller: its own, or one with other controllers (`cpu,cpuset`)."""
     try:
         names = sorted(os.listdir(root))
     except OSError as error:
@@ -376,7 +378,7 @@ def _v1_mounts(root: str, controller: str) -> list[str]:
     return [f"{root}/{name}" for name in names if controller in name.split(",")]
 
 
-# Each pass needs the same few values and groups again.
+# The same few groups and values occur in each pass.
 @lru_cache(maxsize=1_024)
 def _below(group: str) -> str:
     """The group's folder, relative to that of `/`. Raises CgroupError for an invalid group."""

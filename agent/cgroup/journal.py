@@ -1,4 +1,4 @@
-"""The original values of cgroup files, on disk before topolet's first write to each.
+"""The original values of cgroup files, on disk before the agent's first write to each.
 
 One JSON object a line, so that the intact lines of a damaged file can be read. The file belongs on
 a file system that a reboot empties (`/run`): groups end with a boot, but their names are reused.
@@ -19,7 +19,8 @@ from agent.model.cpu.cpuset import CpuSet, CpuSetError
 
 
 class Original(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`cpus` is the own value as a Linux list; empty where a v2 group inherited."""
+    """`cpus`: the own value as a Linux list; empty where a v2 group inherited. `note`: why the
+    value was replaced, for an agent that starts later; None for most."""
 
     group: str
     cpus: str
@@ -64,30 +65,31 @@ class Journal:
         """Whether the group's cpuset, or the file of a group, has an entry."""
         return (key in self._originals) if isinstance(key, str) else (key in self._values)
 
-    def update(self, remember: Iterable[Original], forget: Iterable[str] = ()) -> None:
-        """Removes some entries and adds others, durably; an existing entry is never replaced.
-        Writes nothing without a change. Raises JournalError, and then keeps its last content."""
+    def update(self, add: Iterable[Original], remove: Iterable[str] = ()) -> None:
+        """Removes entries by group, then adds others, durably. An entry that exists is not
+        replaced. Writes nothing without a change. Raises JournalError, and then keeps its last
+        content."""
         after = dict(self._originals)
-        for group in forget:
+        for group in remove:
             after.pop(group, None)
-        for each in remember:
+        for each in add:
             after.setdefault(each.group, each)
         if after != self._originals:
             self._save(after, self._values)
             self._originals = after
 
-    def forget(self, groups: Iterable[str]) -> None:
+    def remove(self, groups: Iterable[str]) -> None:
         """Removes entries: their groups have their values back, or do not exist any more."""
         self.update((), groups)
 
     def update_values(
-        self, remember: Iterable[OriginalValue], forget: Iterable[tuple[str, str]] = ()
+        self, add: Iterable[OriginalValue], remove: Iterable[tuple[str, str]] = ()
     ) -> None:
         """As `update`, for other files than `cpuset.cpus`, by group and name."""
         after = dict(self._values)
-        for key in forget:
+        for key in remove:
             after.pop(key, None)
-        for each in remember:
+        for each in add:
             after.setdefault((each.group, each.file), each)
         if after != self._values:
             self._save(self._originals, after)

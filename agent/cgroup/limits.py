@@ -44,12 +44,12 @@ MAX: Final = "cpu.max"
 WEIGHT: Final = "cpu.weight"
 MEMORY_MAX: Final = "memory.max"
 USE: Final = {MEMORY: "memory.usage_in_bytes", MEMORY_MAX: "memory.current"}
-"""By the file of a memory limit, that of the bytes in use."""
+"""By the file of a memory limit: the file with the bytes in use."""
 MIGRATE: Final = "cpuset.memory_migrate"
 _MEMORY: Final = (MEMORY, MEMORY_MAX)
 
 _ALL_MEMORY: Final = 2**63 - 2**20
-"""Without a limit v1 shows the largest number of whole pages, which is not below this."""
+"""A group without a limit has the largest number of whole pages on v1, which is at least this."""
 _ENDLESS: Final = 2**64
 _MAX_WEIGHT: Final = 10_000
 
@@ -73,8 +73,8 @@ _FIELDS: Final = (
 
 
 def parsed(controllers: Controllers, group: str, texts: Mapping[str, str]) -> CgroupLimits:
-    """The limits that these texts of the group's files mean; None for the others. The shares of a
-    v2 weight are the fewest that give it. Raises CgroupError, GroupGone."""
+    """The limits that these contents of the group's files mean; None for limits without a file. A
+    v2 weight means the fewest shares that give it. Raises CgroupError, GroupGone."""
     values = {}
     for field in _FIELDS:
         for file in {field.v1, field.v2 or field.v1} & texts.keys():
@@ -86,7 +86,8 @@ def parsed(controllers: Controllers, group: str, texts: Mapping[str, str]) -> Cg
 
 
 def files(controllers: Controllers, limits: CgroupLimits) -> Iterator[str]:
-    """The files of the limits that are set, without those of a missing controller."""
+    """The files of the limits that are set. Omits files whose controller the machine does not
+    have."""
     for field in _FIELDS:
         version = controllers.version(field.controller)
         if version is not None and getattr(limits, field.name) is not None:
@@ -96,7 +97,7 @@ def files(controllers: Controllers, limits: CgroupLimits) -> Iterator[str]:
 
 
 def lifts(limits: CgroupLimits, file: str) -> bool:
-    """Whether the limits remove the limit of the file."""
+    """Whether the limits lift the one of this file."""
     if file in (QUOTA, MAX):
         return limits.quota_microseconds == UNLIMITED
     return file in _MEMORY and limits.memory_limit_bytes == UNLIMITED
@@ -148,13 +149,13 @@ def _period(controllers: Controllers, group: str) -> str:
 
 
 def quota_text(quota_microseconds: int, period: str) -> str:
-    """For `cpu.cfs_quota_us`. Raises ValueError for an invalid period."""
+    """The content of `cpu.cfs_quota_us`. Raises ValueError for an invalid period."""
     scaled = _scaled(quota_microseconds, int(period))
     return str(UNLIMITED if scaled is None else scaled)
 
 
 def max_text(quota_microseconds: int, present: str) -> str:
-    """For `cpu.max`, which holds the period as well. Raises ValueError."""
+    """The content of `cpu.max`, which has the period too. Raises ValueError."""
     period = _parts(present)[1]
     scaled = _scaled(quota_microseconds, period)
     return f"{'max' if scaled is None else scaled} {period}"
@@ -173,7 +174,8 @@ def quota_of_max(text: str) -> int:
 
 
 def weight(shares: int) -> int:
-    """The kubelet's formula."""
+    """The v2 weight of v1 shares (kubelet: pkg/kubelet/cm/cgroup_manager_linux.go,
+    getCPUWeight)."""
     bound = min(max(shares, LEAST_SHARES), MAX_SHARES)
     return 1 + (bound - LEAST_SHARES) * (_MAX_WEIGHT - 1) // (MAX_SHARES - LEAST_SHARES)
 
@@ -199,7 +201,7 @@ def memory_of(text: str) -> int:
 
 
 def same(file: str, one: str, other: str) -> bool:
-    """Whether two texts mean the same in this file. Raises ValueError for an invalid one."""
+    """Whether two contents of this file mean the same. Raises ValueError for an invalid one."""
     if one == other:
         return True
     if file == MEMS:

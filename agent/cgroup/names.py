@@ -77,8 +77,8 @@ def container_groups(
     cgroup_parent: str, container_id: str, prefixes: tuple[str, ...] = SCOPE_PREFIXES
 ) -> tuple[str, ...]:
     """Every group that the container may be in, likeliest first; none for a malformed parent.
-    `cgroup_parent` is the sandbox's in CRI: a folder, a slice, or a path of slices. An empty one
-    means the runtimes' defaults."""
+    `cgroup_parent`: of the sandbox, in CRI: a folder, a slice, or a path of slices; empty for the
+    runtime's default."""
     last = cgroup_parent.rstrip("/").rpartition("/")[2]
     if not cgroup_parent:
         plain = [
@@ -126,7 +126,8 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 def absolute(group: str, own: str) -> str | None:
-    """`own`: the root of the reader's namespace. None for a path that leaves the hierarchy."""
+    """The group on the host, of a group that `/proc/PID/cgroup` shows to a process whose cgroup
+    namespace has the root `own`. None for a path that leaves the hierarchy."""
     parts = group.split("/")[1:]
     above = [each for each in own.split("/") if each]
     while parts and parts[0] == "..":
@@ -140,17 +141,18 @@ def absolute(group: str, own: str) -> str | None:
 
 
 def of_cpuset(groups: Mapping[str, str]) -> str | None:
-    """The group of a process in v1's cpuset hierarchy, else in v2. `groups`: by the controllers of
-    their hierarchy."""
+    """The group of a process in v1's cpuset hierarchy, else in v2; None if it is in neither.
+    `groups`: the process's groups, by the controllers of their hierarchy."""
     of_v1 = (group for names, group in groups.items() if "cpuset" in names.split(","))
     return next(of_v1, groups.get(""))
 
 
 def own_root(hierarchy: Hierarchy, proc_self: str = "/proc/self") -> str | None:
-    """The root of this process's cgroup namespace, as a group of the hierarchy: `/` outside of any.
+    """The root of this process's cgroup namespace, as a group of the hierarchy: `/` in the host's
+    namespace. None if that root is not mounted.
 
     A runtime mounts this root in each container. Its inode number identifies the same folder in the
-    host's mount. None if it is not mounted.
+    host's mount.
     """
     wanted = {
         (found.st_dev, found.st_ino)

@@ -12,7 +12,8 @@ The final values:
 * a descendant with more CPUs is cut to (own & wanted), or to wanted if nothing would be left. Only
   v1 needs that: on v2 the kernel cuts the effective CPUs.
 
-The steps, after each write of which every group is a non-empty part of its parent:
+The writes are in two steps. After every single write, the CPUs of each group are within those of
+its parent, and no group is without CPUs:
 
 1. Shrink, bottom-up. A group gives up the CPUs that it loses, except those that its children still
    have. A group that both loses and gains CPUs does so only if another group gains what it loses;
@@ -45,11 +46,11 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class GroupTree(msgspec.Struct, frozen=True):
-    """Present own values by group path: `/` (its effective CPUs), every wanted group and the groups
-    on which its change depends: its ancestors, and on v1 its descendants. On v1 a group that only
-    loses CPUs needs no ancestors, and one that only gains them no descendants.
+    """`cpus`: the present own values by group: of `/` (its effective CPUs), of every wanted group,
+    and of the groups on which its change depends: its ancestors, and on v1 its descendants. On v1 a
+    group that only loses CPUs needs no ancestors, and one that only gains CPUs no descendants.
 
-    `inherits` is cgroup v2: an empty value there means the parent's.
+    `inherits`: cgroup v2, where a group with an empty value has the CPUs of its parent.
     """
 
     cpus: Mapping[str, CpuSet]
@@ -57,7 +58,7 @@ class GroupTree(msgspec.Struct, frozen=True):
 
 
 def parent(group: str) -> str:
-    """The parent group; that of the root is the root."""
+    """The parent group; the root is its own parent."""
     return group.rpartition("/")[0] or "/"
 
 
@@ -69,7 +70,7 @@ def ancestors(group: str) -> tuple[str, ...]:
 
 
 def effective(tree: GroupTree, group: str) -> CpuSet:
-    """The effective values of the own values: on v1 the own value itself."""
+    """The CPUs in force in a group: on v1 its own value."""
     if not tree.inherits:
         return tree.cpus[group]
     cpus = tree.cpus["/"]
@@ -135,21 +136,24 @@ def _check(tree: GroupTree, wanted: Mapping[str, CpuSet], group: str) -> None:
             raise ValueError(f"{group!r} wants '{cpus}', {each!r} above it only '{wanted[each]}'")
 
 
-class _Task(msgspec.Struct):
-    """A write of step 2, and the tasks before it: the required ones, and those with CPUs that this
-    one gains."""
+class _Changes(msgspec.Struct):
+    """The groups that change, top-down, with their CPUs as masks. `own` and `held`: their own and
+    effective values, after the writes so far; `goals`: their final values. `above`: the nearest
+    ancestor that changes; `below`: the groups of which a group is that ancestor."""
 
-    write: Write
-    after: set[int]
-    waits: set[int] = msgspec.field(default_factory=set)
+    groups: list[str]
+    own: dict[str, int]
+    held: dict[str, int]
+    goals: dict[str, int]
+    above: dict[str, str]
+    below: dict[str, list[str]]
 
 
-def _ordered(tree: GroupTree, targets: Mapping[str, CpuSet], changed: list[str]) -> Iterator[Write]:
+def _changes(tree: GroupTree, targets: Mapping[str, CpuSet], changed: list[str]) -> _Changes:
     own = {group: tree.cpus[group].mask for group in changed}
     held = {group: effective(tree, group).mask for group in changed}
     goals = {group: targets[group].mask for group in changed}
-    pending = set(changed)
-    above: dict[str, str] = {}  # nearest ancestor that changes
+    above: dict[str, str] = {}
     below: dict[str, list[str]] = {}
     for group in changed:
         for each in reversed(ancestors(group)):
@@ -157,39 +161,63 @@ def _ordered(tree: GroupTree, targets: Mapping[str, CpuSet], changed: list[str])
                 above[group] = each
                 below.setdefault(each, []).append(group)
                 break
+    return _Changes(changed, own, held, goals, above, below)
 
+
+def _ordered(tree: GroupTree, targets: Mapping[str, CpuSet], changed: list[str]) -> Iterator[Write]:
+    changes = _changes(tree, targets, changed)
+    yield from _shrink(changes, targets)
+    yield from _sequence(_growing(changes, targets))
+
+
+def _shrink(changes: _Changes, targets: Mapping[str, CpuSet]) -> Iterator[Write]:
+    """Step 1."""
+    own, held, goals, below = changes.own, changes.held, changes.goals, changes.below
     gained = 0
-    for group in changed:
+    for group in changes.groups:
         gained |= goals[group] & ~held[group]
-    for group in reversed(changed):
+    for group in reversed(changes.groups):
         goal, now = goals[group], held[group]
         lost = now & ~goal
-        if not goal & ~now or lost & gained:
-            least = goal
-            for each in below.get(group, ()):
-                least |= held[each]
-            least &= now
-            if least and least != own[group]:
-                yield Write(group, targets[group] if least == goal else CpuSet.from_int(least))
-                own[group] = held[group] = least
-            if held[group] == goal:
-                pending.discard(group)
+        if goal & ~now and not lost & gained:
+            continue
+        least = goal
+        for each in below.get(group, ()):
+            least |= held[each]
+        least &= now
+        if least and least != own[group]:
+            yield Write(group, targets[group] if least == goal else CpuSet.from_int(least))
+            own[group] = held[group] = least
 
+
+class _Task(msgspec.Struct):
+    """A write of step 2. `after`: the tasks that must come before it, by index; `waits`: those that
+    free CPUs which this one adds, and should come before it."""
+
+    write: Write
+    after: set[int]
+    waits: set[int] = msgspec.field(default_factory=set)
+
+
+def _growing(changes: _Changes, targets: Mapping[str, CpuSet]) -> list[_Task]:
+    """Step 2: the writes of the groups that step 1 did not bring to their final value."""
+    own, held, goals, below = changes.own, changes.held, changes.goals, changes.below
     tasks: list[_Task] = []
     grown: dict[str, int] = {}  # group -> its task on the way down
     final: dict[str, int] = {}  # group -> its last task
     deferred: list[str] = []
-    for group in changed:
-        if group not in pending:
-            continue
+    for group in changes.groups:
         goal, now = goals[group], held[group]
+        if now == goal:
+            continue
         fits = all(not held[each] & ~goal for each in below.get(group, ()))
         value = goal if fits else now | goal
         if fits or (goal & ~now and value != own[group]):
-            over = above.get(group)
+            ancestor = changes.above.get(group)
             final[group] = grown[group] = len(tasks)
             cpus = targets[group] if fits else CpuSet.from_int(value)
-            tasks.append(_Task(Write(group, cpus), {grown[over]} if over in grown else set()))
+            after = {grown[ancestor]} if ancestor in grown else set()
+            tasks.append(_Task(Write(group, cpus), after))
         if not fits:
             deferred.append(group)
     for group in reversed(deferred):
@@ -199,15 +227,16 @@ def _ordered(tree: GroupTree, targets: Mapping[str, CpuSet], changed: list[str])
         final[group] = len(tasks)
         tasks.append(_Task(Write(group, targets[group]), after))
 
-    givers = [(final[each], lost) for each in final if (lost := held[each] & ~goals[each])]
+    losers = [(final[each], lost) for each in final if (lost := held[each] & ~goals[each])]
     for group, index in grown.items():
         gain = goals[group] & ~held[group]
-        tasks[index].waits = {giver for giver, lost in givers if lost & gain and giver != index}
-    yield from _sequence(tasks)
+        tasks[index].waits = {loser for loser, lost in losers if lost & gain and loser != index}
+    return tasks
 
 
 def _sequence(tasks: list[_Task]) -> Iterator[Write]:
-    """Each task after those before it; a cycle is cut at a task without required predecessors."""
+    """Writes each task after those in its `after` and `waits`. In a cycle, a task with nothing in
+    `after` does not wait."""
     followers: list[list[int]] = [[] for _ in tasks]
     for index, task in enumerate(tasks):
         for before in task.after | task.waits:
@@ -216,9 +245,9 @@ def _sequence(tasks: list[_Task]) -> Iterator[Write]:
     ready = [index for index in left if not tasks[index].after | tasks[index].waits]
     while left:
         if not ready:
-            stuck = _in_cycle(tasks, next(iter(left)))
-            tasks[stuck].waits.clear()
-            ready.append(stuck)
+            first = _in_cycle(tasks, next(iter(left)))
+            tasks[first].waits.clear()
+            ready.append(first)
         index = heapq.heappop(ready)
         del left[index]
         yield tasks[index].write
@@ -231,11 +260,11 @@ def _sequence(tasks: list[_Task]) -> Iterator[Write]:
 
 
 def _in_cycle(tasks: list[_Task], start: int) -> int:
-    """A task that waits for itself, through others, and has no required tasks before it."""
-    trail: dict[int, int] = {}
+    """A task that waits, through others, for itself, and has nothing in `after`."""
+    path: dict[int, int] = {}
     at = start
-    while at not in trail:
-        trail[at] = len(trail)
+    while at not in path:
+        path[at] = len(path)
         at = min(tasks[at].after or tasks[at].waits)
-    circle = list(trail)[trail[at] :]
-    return min(index for index in circle if not tasks[index].after)
+    cycle = list(path)[path[at] :]
+    return min(index for index in cycle if not tasks[index].after)

@@ -19,10 +19,8 @@ class WriteState(Enum):
 
 
 class GroupChange(msgspec.Struct, frozen=True):
-    """`old` and `new` are own values as far as known; empty is a v2 group that inherits.
-
-    `note` is the reason of a failure, or why `new` is not the requested value.
-    """
+    """`old`, `new`: own values, None if not known; empty for a v2 group that inherits. `note`: the
+    reason of a failure, or why `new` is not the requested value."""
 
     group: str
     state: WriteState
@@ -32,10 +30,9 @@ class GroupChange(msgspec.Struct, frozen=True):
 
 
 class WriteOutcome(msgspec.Struct, frozen=True):
-    """A change for each requested group, and `others`: ancestors that had to grow and descendants
-    that had to shrink. Both sorted by group.
-
-    `journal_error`: the values are correct, but are missing in the journal."""
+    """`changes`: one for each requested group; `others`: ancestors that had to grow and descendants
+    that had to shrink. Both sorted by group. `journal_error`: why restored entries are still in the
+    journal; the values themselves are correct."""
 
     changes: tuple[GroupChange, ...] = ()
     others: tuple[GroupChange, ...] = ()
@@ -54,7 +51,7 @@ class WriteOutcome(msgspec.Struct, frozen=True):
 
 
 class ValueChange(msgspec.Struct, frozen=True):
-    """One file of a group, other than its CPUs; `old` and `new` are its texts as far as known.
+    """One file of a group, other than its CPUs. `old`, `new`: its contents, None if not known.
     `refused`: it failed because the state of the group does not allow the value."""
 
     group: str
@@ -67,7 +64,8 @@ class ValueChange(msgspec.Struct, frozen=True):
 
 
 class ValueOutcome(msgspec.Struct, frozen=True):
-    """A change for each file of each requested group, sorted; as WriteOutcome otherwise."""
+    """`changes`: one for each file of each requested group, sorted by group and file.
+    `journal_error`: as in WriteOutcome."""
 
     changes: tuple[ValueChange, ...] = ()
     journal_error: str | None = None

@@ -1,25 +1,25 @@
 """Applies limits of cgroups: reads the files, journals the original values, writes in a legal
 order, reads back; and restores the original values.
 
-The state of the machine raises nothing: a group that vanished, a refused write or a full disk
-becomes part of the outcome, and a failed write does not end the pass: the kernel refuses the
-writes that depend on it.
+Nothing that happens on the machine raises an error: a group that vanished, a refused write or a
+full disk becomes part of the outcome. The other writes follow a failed one: the kernel refuses
+those that depend on it.
 
 * A file whose value means the same already is not written.
 * On v1 a child's quota or memory nodes can't exceed its parent's (EINVAL, EACCES, EBUSY). So values
-  that grow are written from the top, and then values that shrink from the bottom. Groups that were
-  not requested are never written.
-* With swap accounting, v1 refuses a memory limit above the limit of memory and swap (EINVAL), to
-  which runtimes set it when a container may not swap: that one is raised first.
+  that grow are written first, from the top down, then values that shrink, from the bottom up.
+  Groups that were not requested are never written.
+* With swap accounting, v1 refuses a memory limit above the limit of memory and swap (EINVAL).
+  Runtimes set both to the same value when a container may not swap, so the second is raised first.
 * A memory limit below the present use is not written: v2 would kill processes, and v1 reclaims for
   half a second before it refuses (EBUSY).
 * A change that failed because of the group's own processes, its parent or its other values is
-  marked: a pod's author can cause that, and it concerns that pod alone. The kernel refuses a quota
-  beyond the parent's (v1), and any weight while `cpu.idle` is set.
+  marked as refused: a pod's author can cause that, and it concerns that pod alone. For example, the
+  kernel refuses a quota beyond the parent's (v1), and any weight while `cpu.idle` is set.
 * v2 moves pages whenever memory nodes change; v1 does with `migrate`, which is written first. v2
-  accepts nodes that the parent does not have, without effect: the writer ignores them.
+  accepts nodes that the parent does not have; they have no effect, and count as written.
 * The groups that pods share belong to the kubelet (pkg/kubelet/cm,
-  qos_container_manager_linux.go, UpdateCgroups): values for them are refused."""
+  qos_container_manager_linux.go, UpdateCgroups): values for them fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from agent.cgroup import limits as files
+from agent.cgroup import limits as limit_files
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, GroupGone
 from agent.cgroup.journal import Journal, JournalError, OriginalValue
 from agent.cgroup.limits import (
@@ -46,7 +46,7 @@ from agent.model.snapshot import UNLIMITED, CgroupLimits
 
 _EFFECTIVE_MEMS = "cpuset.mems.effective"
 _REFUSALS = frozenset({errno.EBUSY, errno.EINVAL, errno.ERANGE})
-"""Errors of a value that the state of the group does not allow. All others are the machine's."""
+"""Errors for a value that the state of the group does not allow. All other errors are faults."""
 
 
 class _UnfitValueError(CgroupError):
@@ -63,8 +63,8 @@ class ValueWrite(msgspec.Struct, frozen=True):
 
 
 class LimitsPass:
-    """Used once: `request` or `request_original` for each file, then `run`, then `changes`. The
-    state of the machine raises nothing."""
+    """Writes files once: `request` or `request_original` for each file, then `run`, then
+    `changes`. Raises no error for what happens on the machine."""
 
     def __init__(self, controllers: Controllers) -> None:
         self._controllers = controllers
@@ -76,11 +76,12 @@ class LimitsPass:
         """Requests the value of the limits in the file. On v2 a group for which its parent does not
         enable the controller does not have a limit to remove."""
         try:
-            if files.lifts(limits, file) and self._controllers.read(group, file) is None:
+            if limit_files.lifts(limits, file) and self._controllers.read(group, file) is None:
                 self._settle(group, file, WriteState.RIGHT)
                 return
             old = self._present(group, file)
-            self._compare(group, file, old, files.text(self._controllers, group, file, limits, old))
+            new = limit_files.text(self._controllers, group, file, limits, old)
+            self._compare(group, file, old, new)
         except (CgroupError, ValueError) as error:
             self.fail(group, file, error)
 
@@ -101,7 +102,7 @@ class LimitsPass:
         return list(self._steps.values())
 
     def fail(self, group: str, file: str, reason: Exception | str) -> None:
-        """Records that the file does not have its wanted content; it is not written any more."""
+        """Records that the file does not get its wanted content, and drops its write."""
         step = self._steps.pop((group, file), None)
         state = WriteState.GONE if isinstance(reason, GroupGone) else WriteState.FAILED
         old = step.old if step else None
@@ -132,19 +133,19 @@ class LimitsPass:
         return text
 
     def _compare(self, group: str, file: str, old: str, new: str) -> None:
-        if files.same(file, old, new):
+        if limit_files.same(file, old, new):
             self._settle(group, file, WriteState.RIGHT, old, old)
         else:
             self._steps[group, file] = ValueWrite(group, file, old, new)
 
     def _write(self, step: ValueWrite) -> None:
-        if step.file in USE and not files.grows(step.file, step.old, step.new):
+        if step.file in USE and not limit_files.grows(step.file, step.old, step.new):
             used = int(self._present(step.group, USE[step.file]))
-            if used > files.memory_of(step.new):
+            if used > limit_files.memory_of(step.new):
                 raise _UnfitValueError(f"{step.group!r} uses more than {step.new} bytes")
         if step.file == MEMORY:
             both = self._controllers.read(step.group, MEMORY_AND_SWAP)
-            if both is not None and files.grows(MEMORY, both, step.new):
+            if both is not None and limit_files.grows(MEMORY, both, step.new):
                 self._controllers.write(step.group, MEMORY_AND_SWAP, step.new)
         try:
             self._controllers.write(step.group, step.file, step.new)
@@ -156,7 +157,8 @@ class LimitsPass:
             self._write_nodes_above(step)
 
     def _write_nodes_above(self, step: ValueWrite) -> None:
-        """For a used v2 group that may not inherit again: the kernel (6.1) refuses that."""
+        """Writes the parent's nodes to a v2 group with processes: the kernel (as 6.1) refuses to
+        let it inherit again."""
         above = parent(step.group)
         nodes = self._present(above, _EFFECTIVE_MEMS)
         self._controllers.write(step.group, step.file, nodes)
@@ -166,7 +168,7 @@ class LimitsPass:
     def _read_back(self, step: ValueWrite) -> None:
         group, file = step.group, step.file
         now = self._present(group, file)
-        if not files.same(file, now, step.new):
+        if not limit_files.same(file, now, step.new):
             raise CgroupError(f"'{step.new}' was written to {file}, '{now}' read back")
         del self._steps[group, file]
         self._settle(group, file, WriteState.WRITTEN, step.old, now, self._notes.get((group, file)))
@@ -197,8 +199,9 @@ def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite
     """First the files that others depend on, then values that grow, from the top, then values that
     shrink, from the bottom.
 
-    `nested_nodes`: v1's rule, a group's memory nodes contain those of every group in it. If a group
-    gets other nodes and a group below it changes too, it has both the old and the new in between.
+    `nested_nodes`: a group's memory nodes must contain those of every group in it, as on v1. If a
+    group gets other nodes and a group below it changes too, it has the old and the new nodes until
+    that group has changed.
     """
     top_down = sorted(steps, key=lambda each: (each.group.count("/"), each.group))
     above = {each for step in steps if step.file == MEMS for each in ancestors(step.group)}
@@ -207,11 +210,11 @@ def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite
     for step in top_down:
         if step.file == MIGRATE:
             continue
-        if not files.grows(step.file, step.old, step.new):
+        if not limit_files.grows(step.file, step.old, step.new):
             shrinking.append(step)
         elif nested_nodes and step.file == MEMS and step.group in above:
-            both = files.nodes(step.old) | files.nodes(step.new)
-            if both != files.nodes(step.new):
+            both = limit_files.nodes(step.old) | limit_files.nodes(step.new)
+            if both != limit_files.nodes(step.new):
                 shrinking.append(step)
             yield msgspec.structs.replace(step, new=str(both))
         else:
@@ -222,16 +225,16 @@ def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite
 def apply(
     controllers: Controllers, journal: Journal, wanted: Mapping[str, CgroupLimits]
 ) -> ValueOutcome:
-    """Give each group its limits; before a file is first written, its value is journalled.
+    """Gives each group its limits. Journals the value of a file before its first write.
 
     If all values are correct, this costs one read of each file (for a v1 quota a second, of its
-    period) and no write. If the journal can't be written, nothing is.
+    period) and no write. If the journal can't be written, no other file is written.
     """
     pass_ = LimitsPass(controllers)
     lifts = set()
     for group, limits in sorted(wanted.items()):
         shared = group == "/" or is_qos_root(group)
-        for file in files.files(controllers, limits):
+        for file in limit_files.files(controllers, limits):
             if shared:
                 pass_.fail(group, file, f"{group!r} is shared by pods, and the kubelet's own")
             else:
@@ -240,7 +243,7 @@ def apply(
                 if lifted and file in (QUOTA, MAX):
                     lifts.add((group, file))
     try:
-        _remember(controllers, journal, pass_, lifts)
+        _journal_originals(controllers, journal, pass_, lifts)
     except JournalError as error:
         for step in pass_.steps():
             pass_.fail(step.group, step.file, str(error))
@@ -269,19 +272,20 @@ def restore(
     return ValueOutcome(changes)
 
 
-def _remember(
+def _journal_originals(
     controllers: Controllers,
     journal: Journal,
     pass_: LimitsPass,
     lifts: Collection[tuple[str, str]],
 ) -> None:
-    """If another process wrote a limit that was removed for good, as a kubelet does with every
-    resize, that value becomes the original."""
+    """Journals the values that the writes replace. `lifts`: group and file of quotas that the agent
+    lifts. If another process sets such a quota again, as a kubelet does with every resize, that
+    value becomes the original. Raises JournalError."""
     new = [
         OriginalValue(step.group, step.file, step.old)
         for step in pass_.steps()
         if (step.group, step.file) not in journal or (step.group, step.file) in lifts
     ]
     if new:
-        forget = [key for key in journal.values if not controllers.has(*key)]
-        journal.update_values(new, forget + [(each.group, each.file) for each in new])
+        ended = [key for key in journal.values if not controllers.has(*key)]
+        journal.update_values(new, ended + [(each.group, each.file) for each in new])

@@ -1,14 +1,14 @@
 """Applies cpusets: reads the hierarchy, plans, journals the original values, writes, reads back;
 and restores the original values.
 
-The state of the machine raises nothing: a group that vanished, a refused write or a full disk
-becomes part of the outcome. After a failed write only the writes that depend on it are skipped:
-those that take a CPU which the failed group still has, and those that the kernel would now
+Nothing that happens on the machine raises an error: a group that vanished, a refused write or a
+full disk becomes part of the outcome. After a failed write only the writes that depend on it are
+skipped: those that take a CPU which the failed group still has, and those that the kernel would
 refuse."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -20,14 +20,14 @@ from agent.model.cpu.cpuset import CpuSet
 
 
 class CpusetPass:
-    """Used once: `request` for each group, then `plan`, `run`, `read_back`, `outcome`. Only `own`
-    raises for the state of the machine; otherwise the outcome reports it."""
+    """Writes cpusets once: `request` for each group, then `plan`, `run`, `read_back`, `outcome`.
+    Only `own` raises an error for what happens on the machine; the outcome has all others."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
         self._inherits = hierarchy.version == 2
-        self._own: dict[str, CpuSet] = {}  # as first read
-        self._values: dict[str, CpuSet] = {}  # present values of the planned tree
+        self._own: dict[str, CpuSet] = {}  # own values as first read
+        self._values: dict[str, CpuSet] = {}  # present own values of the planned tree
         self._requested: dict[str, CpuSet] = {}
         self._right: dict[str, CpuSet] = {}
         self._notes: dict[str, str] = {}
@@ -44,18 +44,16 @@ class CpusetPass:
         return own
 
     def target(self, group: str) -> CpuSet | None:
-        """The CPUs that the group gets, if it was requested and did not fail."""
+        """The requested CPUs of the group, None if there are none or the request failed."""
         return self._requested.get(group) or self._right.get(group)
 
     def requested(self) -> list[str]:
-        """The groups that are neither correct yet nor settled."""
+        """The groups whose request is still to be written."""
         return list(self._requested)
 
     def request(self, group: str, cpus: CpuSet, note: str | None = None) -> None:
         """Requests these CPUs for the group; a requested group above it must have all of them.
-
-        A group that has them already costs only one read (on v2 two).
-        """
+        Costs one read (on v2 two) for a group that has them already."""
         if note is not None:
             self._notes[group] = note
         try:
@@ -75,19 +73,20 @@ class CpusetPass:
     def settle(
         self, group: str, state: WriteState, new: CpuSet | None = None, note: str | None = None
     ) -> None:
-        """Records the result of the group; `new` when it differs from the value first read."""
+        """Records the result of the group. `new`: its own value, None if it is the one that was
+        first read."""
         old = self._own.get(group)
         note = note or self._notes.get(group)
         self._changes[group] = GroupChange(group, state, old, old if new is None else new, note)
 
     def fail(self, group: str, reason: CgroupError | str) -> None:
-        """Records that the group does not have its wanted CPUs; it is not written any more."""
+        """Records that the group does not get its wanted CPUs, and drops its request."""
         self._requested.pop(group, None)
         self._changes[group] = self._failure(group, reason)
 
     def plan(self) -> list[Write]:
         """Reads the groups on which the requested ones depend, and returns the writes in order."""
-        for group in sorted(self._requested):  # parents first, which read all groups below
+        for group in sorted(self._requested):  # parents first: they read all groups below them
             try:
                 own = self._values[group] = self.own(group)
                 # On v1 the ancestors have all CPUs of the group, and the descendants no others.
@@ -112,7 +111,7 @@ class CpusetPass:
         return {each.group: self._own[each.group] for each in writes}
 
     def run(self, writes: Sequence[Write]) -> None:
-        """Write in this order."""
+        """Writes in this order."""
         goals = {each.group: each.cpus for each in writes}
         errors: dict[str, CgroupError] = {}
         for each in writes:
@@ -130,7 +129,7 @@ class CpusetPass:
         for group, goal in goals.items():
             if group in self._requested:
                 continue
-            if group in self._changes:  # failed before, and cut together with its parent
+            if group in self._changes:  # its request failed, and it was cut with its parent
                 if group not in errors:
                     failed = self._changes[group]
                     self._changes[group] = msgspec.structs.replace(failed, new=goal)
@@ -157,7 +156,7 @@ class CpusetPass:
         return not self._inherits or self._hierarchy.effective_cpus(group) == cpus
 
     def _read_below(self, group: str) -> None:
-        """Skips groups that are removed meanwhile: they have no CPUs any more."""
+        """Reads the own values of all groups below, except those that are removed meanwhile."""
         stack = list(self._hierarchy.children(group))
         while stack:
             each = stack.pop()
@@ -174,10 +173,8 @@ class CpusetPass:
             del self._values[each]
 
     def _check(self, write: Write, failed: Mapping[str, CpuSet]) -> None:
-        """Raises CgroupError if the write depends on one that failed.
-
-        `failed`: the most CPUs that the failed groups should have by now.
-        """
+        """Raises CgroupError if the write depends on one that failed. `failed`: the CPUs that were
+        to be written to each failed group."""
         now = GroupTree(self._values, self._inherits)
         group, cpus = write.group, write.cpus
         if group not in self._values:
@@ -213,10 +210,10 @@ class CpusetPass:
 
 
 def apply(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) -> WriteOutcome:
-    """Give each group its CPUs; before a group is first written, its value is journalled.
+    """Gives each group its CPUs. Journals the value of a group before its first write.
 
     If all values are correct, this costs one read of each group (on v2 two) and no write. If the
-    journal can't be written, nothing is: every changed value must be restorable.
+    journal can't be written, no group is written: every changed value must be restorable.
     """
     pass_ = write(hierarchy, journal, wanted)
     pass_.read_back()
@@ -224,7 +221,7 @@ def apply(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) 
 
 
 def write(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) -> CpusetPass:
-    """The part of `apply` up to the last write; `read_back` is what remains to be done."""
+    """The part of `apply` up to the last write: without `read_back`."""
     pass_ = CpusetPass(hierarchy)
     for group, cpus in sorted(wanted.items()):
         conflict = _conflict(wanted, group)
@@ -235,7 +232,7 @@ def write(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) 
     writes = pass_.plan()
     before = pass_.before(writes)
     try:
-        _remember(hierarchy, journal, before)
+        _journal_originals(hierarchy, journal, before)
     except JournalError as error:
         for group in pass_.requested():
             pass_.fail(group, str(error))
@@ -251,11 +248,11 @@ def restore(
     only: Collection[str] | None = None,
 ) -> WriteOutcome:
     """Restores the original value of every journalled group, or of those in `only`, and removes the
-    restored entries. `chosen` adds groups that topolet's value was set for at their creation, and
-    overrides the journal. On v2 an empty set lets the group inherit; when the kernel refuses that,
-    it gets every CPU of the parent, with a note. On v1 a value beyond the parent's is cut to the
-    parent's, with a note, and a group whose value was empty (so that it had no process) keeps its
-    value."""
+    restored entries. `chosen`: the values of groups that are not in the journal, because they began
+    with a value of the agent; they override the journal. On v2 an empty set lets the group inherit;
+    when the kernel refuses that, it gets every CPU of the parent, with a note. On v1 a value beyond
+    the parent's is cut to the parent's, with a note, and a group whose value was empty (so that it
+    had no process) keeps its value."""
     values = {
         group: CpuSet.parse(each.cpus)
         for group, each in journal.originals.items()
@@ -266,7 +263,7 @@ def restore(
     for group in sorted(values, key=lambda each: (each.count("/"), each)):
         try:
             if hierarchy.version == 2:
-                _put(hierarchy, pass_, group, values[group])
+                _write_original(hierarchy, pass_, group, values[group])
             else:
                 _request_original(pass_, group, values[group])
         except CgroupError as error:
@@ -275,7 +272,7 @@ def restore(
     pass_.read_back()
     outcome = pass_.outcome()
     try:
-        journal.forget(
+        journal.remove(
             each.group for each in outcome.changes if each.state is not WriteState.FAILED
         )
     except JournalError as error:
@@ -291,18 +288,18 @@ def _conflict(wanted: Mapping[str, CpuSet], group: str) -> str | None:
     return None
 
 
-def _remember(hierarchy: Hierarchy, journal: Journal, before: Mapping[str, CpuSet]) -> None:
+def _journal_originals(
+    hierarchy: Hierarchy, journal: Journal, before: Mapping[str, CpuSet]
+) -> None:
+    """Raises JournalError."""
     new = [Original(group, str(own)) for group, own in before.items() if group not in journal]
     if new:
-        journal.update(new, forget=_vanished(hierarchy, journal.originals))
+        ended = [group for group in journal.originals if not hierarchy.exists(group)]
+        journal.update(new, remove=ended)
 
 
-def _vanished(hierarchy: Hierarchy, groups: Iterable[str]) -> list[str]:
-    return [group for group in groups if not hierarchy.exists(group)]
-
-
-def _put(hierarchy: Hierarchy, pass_: CpusetPass, group: str, cpus: CpuSet) -> None:
-    """v2 accepts any order, and cuts the effective CPUs itself."""
+def _write_original(hierarchy: Hierarchy, pass_: CpusetPass, group: str, cpus: CpuSet) -> None:
+    """Writes at once: v2 accepts any order, and cuts the effective CPUs itself."""
     if pass_.own(group) == cpus:
         pass_.settle(group, WriteState.RIGHT)
         return
@@ -320,7 +317,7 @@ def _put(hierarchy: Hierarchy, pass_: CpusetPass, group: str, cpus: CpuSet) -> N
 
 
 def _request_original(pass_: CpusetPass, group: str, cpus: CpuSet) -> None:
-    """Called top-down: the parent has its target already."""
+    """To be called top-down: needs the targets of the groups above."""
     if not cpus:
         pass_.own(group)
         pass_.settle(group, WriteState.RIGHT, note="was empty: its value stays")

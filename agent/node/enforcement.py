@@ -10,7 +10,7 @@ from functools import lru_cache
 import msgspec
 
 from agent.allocate.pools import Decision
-from agent.cgroup import limits as fields
+from agent.cgroup import limits as limit_files
 from agent.cgroup import names, values, writer
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal
@@ -213,7 +213,7 @@ class Enforcement:
             for group, file in self._journal.values
             if group in present
             and (file != MEMS or not self.memory_stays)
-            and file not in fields.files(self._controllers, wanted.get(group, NO_LIMITS))
+            and file not in limit_files.files(self._controllers, wanted.get(group, NO_LIMITS))
         }
         if not over:
             return ValueOutcome()
@@ -253,7 +253,7 @@ class Enforcement:
             del self._returned[group or ""]
             return wanted
         try:
-            back = fields.parsed(self._controllers, group, texts)
+            back = limit_files.parsed(self._controllers, group, texts)
         except CgroupError:
             return wanted
         changed = {

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from agent.cgroup import limits, values, writer
-from agent.cgroup import limits as fields
+from agent.cgroup import limits as limit_files
+from agent.cgroup import values, writer
 from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 from agent.cgroup.order import parent
@@ -181,7 +181,7 @@ class AnnouncedPods:
                 new.append(Original(group, str(own), _UNTIL_SANDBOX))
         failures = []
         try:
-            self._journal.update(new, forget=[each.group for each in new])
+            self._journal.update(new, remove=[each.group for each in new])
             self._narrowed.update(each.group for each in new)
         except JournalError as error:
             failures.append(str(error))
@@ -251,18 +251,18 @@ def _resized(
 def _values(
     controllers: Controllers, group: str, original: CgroupLimits
 ) -> tuple[OriginalValue, ...]:
-    values = []
-    for file in limits.files(controllers, original):
+    found = []
+    for file in limit_files.files(controllers, original):
         try:
             present = controllers.read(group, file)
             if present is None:
                 continue
-            text = limits.text(controllers, group, file, original, present)
+            text = limit_files.text(controllers, group, file, original, present)
         except (CgroupError, ValueError):
             continue
         if text != present:
-            values.append(OriginalValue(group, file, text))
-    return tuple(values)
+            found.append(OriginalValue(group, file, text))
+    return tuple(found)
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -352,7 +352,7 @@ def _original_values(
     original = journal.originals.get(group)
     cpuset = original.cpus if original else ""
     texts = {file: each.value for (of, file), each in journal.values.items() if of == group}
-    limits = fields.parsed(controllers, group, texts)
+    limits = limit_files.parsed(controllers, group, texts)
     return Wanted(cpuset or str(hierarchy.effective_cpus("/")), limits=limits)
 
 

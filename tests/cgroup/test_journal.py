@@ -36,9 +36,9 @@ def test_the_first_value_is_kept(tmp_path: Path) -> None:
 def test_a_recreated_group_gets_a_new_entry(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     journal.update([A])
-    journal.update([Original("/a", "1")], forget=["/a", "/never"])
+    journal.update([Original("/a", "1")], remove=["/a", "/never"])
     assert Journal(tmp_path / "j").originals == {"/a": Original("/a", "1")}
-    journal.forget(["/a"])
+    journal.remove(["/a"])
     assert Journal(tmp_path / "j").originals == {}
 
 
@@ -46,7 +46,7 @@ def test_an_unchanged_journal_is_not_written(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     journal.update([A])
     (tmp_path / "j").unlink()
-    journal.update([A], forget=["/x"])
+    journal.update([A], remove=["/x"])
     assert not (tmp_path / "j").exists()
 
 
@@ -67,7 +67,7 @@ def test_values_of_other_files_are_kept_with_the_cpuset(tmp_path: Path) -> None:
     assert "/a" in again
     assert ("/a", "cpu.max") in again
     assert ("/a", "cpu.weight") not in again
-    again.forget(["/a"])
+    again.remove(["/a"])
     again.update_values((), [("/a", "cpu.max"), ("/never", "cpu.max")])
     last = Journal(tmp_path / "j")
     assert (last.originals, last.values) == ({}, {("/a", "memory.max"): MEMORY})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cgroup import limits as files
+from agent.cgroup import limits as limit_files
 from agent.cgroup import values
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, mounted
 from agent.cgroup.journal import Journal
@@ -30,7 +30,7 @@ MOUNTS = {name: found for name, found in FOUND.items() if found is not None}
 if len(MOUNTS) < len(FOUND):
     pytest.skip(f"has only {sorted(MOUNTS)}", allow_module_level=True)
 V1_CPU, V1_MEMORY, V1_CPUSET = (MOUNTS[each][0] == 1 for each in ("cpu", "memory", "cpuset"))
-V1_SWAP = V1_MEMORY and Path(MOUNTS["memory"][1], files.MEMORY_AND_SWAP).exists()
+V1_SWAP = V1_MEMORY and Path(MOUNTS["memory"][1], limit_files.MEMORY_AND_SWAP).exists()
 REAL = Controllers(ROOT)
 ALL_NODES = CpuSet.parse(
     Path(MOUNTS["cpuset"][1], "cpuset.mems" if V1_CPUSET else "cpuset.mems.effective").read_text()
@@ -165,7 +165,7 @@ def test_every_change_of_nested_quotas_and_memory_is_legal(
 def test_memory_without_swap_grows_and_is_restored(play: Playground, journal: Journal) -> None:
     """A runtime sets the limit of memory and swap to that of memory, so that nothing is swapped."""
     folder = Path(MOUNTS["memory"][1] + play.box)
-    for file in (files.MEMORY, files.MEMORY_AND_SWAP):
+    for file in (limit_files.MEMORY, limit_files.MEMORY_AND_SWAP):
         (folder / file).write_text(str(64 * MIB))
     for memory_bytes in (128 * MIB, 32 * MIB, 96 * MIB, UNLIMITED, 16 * MIB):
         wanted = {play.box: CgroupLimits(memory_limit_bytes=memory_bytes)}
@@ -187,7 +187,7 @@ def test_a_quota_beyond_the_pods_is_refused_and_reported(
     assert "write '20000' to" in failed.note
     assert "Invalid argument" in failed.note
     assert failed.refused
-    assert [each.file for each in outcome.having(WriteState.WRITTEN)] == [files.SHARES]
+    assert [each.file for each in outcome.having(WriteState.WRITTEN)] == [limit_files.SHARES]
     assert values.restore(REAL, journal).ok
 
 
@@ -216,7 +216,7 @@ def test_shares_stay_as_the_kernel_keeps_them(
     assert values.apply(REAL, journal, wanted).having(WriteState.RIGHT)
     now = present(REAL, play.box).shares
     assert now is not None
-    assert (now == shares) if V1_CPU else files.weight(now) == files.weight(shares)
+    assert (now == shares) if V1_CPU else limit_files.weight(now) == limit_files.weight(shares)
 
 
 def test_the_limit_is_never_set_below_the_memory_in_use(play: Playground, journal: Journal) -> None:
