@@ -153,27 +153,27 @@ class EquivalenceCache:
         found: dict[int | str, tuple[int, str]] = {}
 
         def note(row: _Row, node: str) -> None:
-            waiting = self._waiting(check, row, node)
-            if isinstance(waiting, Feasible):
-                best.take(node, waiting)
-            elif isinstance(waiting, _Waiting) and waiting.bound >= best.score:
-                key = node if waiting.number is None else waiting.number
+            known = self._result_or_bound(check, row, node)
+            if isinstance(known, Feasible):
+                best.take(node, known)
+            elif isinstance(known, _Bounded) and known.bound >= best.score:
+                key = node if known.number is None else known.number
                 if key not in found or node < found[key][1]:
-                    found[key] = waiting.bound, node
+                    found[key] = known.bound, node
 
         self._in_slices(check, missing, note)
         return list(found.values())
 
-    def _waiting(self, check: ScoredCheck, row: _Row, node: str) -> Feasibility | _Waiting:
+    def _result_or_bound(self, check: ScoredCheck, row: _Row, node: str) -> Feasibility | _Bounded:
         """The result if the node's state has one."""
-        waiting = row.waiting.get(node)
-        if waiting is None:
+        bounded = row.bounded.get(node)
+        if bounded is None:
             known = check.known(node, row.by_state)
             if isinstance(known, Undecided):
-                return row.wait(node, known.number, partial(check.bound, known))
+                return row.put_bound(node, known.number, partial(check.bound, known))
             return known if known is UNKNOWN_NODE else row.put(node, known)
-        result = None if waiting.number is None else row.by_state.get(waiting.number)
-        return waiting if result is None else row.put(node, result)
+        result = None if bounded.number is None else row.by_state.get(bounded.number)
+        return bounded if result is None else row.put(node, result)
 
     def uniform(self, check: NodeCheck) -> Feasibility | None:
         """Returns the result of all existing nodes; None if their results differ, or if some are
@@ -262,7 +262,7 @@ class EquivalenceCache:
                     row.drop(node, exists, new)
 
 
-class _Waiting(msgspec.Struct, frozen=True):
+class _Bounded(msgspec.Struct, frozen=True):
     """A node without a result: the number of its state, and a score that its result does not
     exceed."""
 
@@ -289,38 +289,38 @@ class _Best:
 
 class _Row:
     """The results of one class by node; equal results are one object. `changed` are the nodes whose
-    result was dropped, and the nodes that were added since. `waiting`: other nodes, which can't be
-    the best."""
+    result was dropped, and the nodes that were added since. `bounded`: nodes whose result was not
+    computed, because another node was better than their bound."""
 
     def __init__(self, reads_zone_report: bool) -> None:
         self.reads_zone_report = reads_zone_report
         self.results: dict[str, Feasibility] = {}
         self.by_state: dict[int, Feasibility] = {}
-        self.waiting: dict[str, _Waiting] = {}
-        self._waiting_by_state: dict[int, _Waiting] = {}
+        self.bounded: dict[str, _Bounded] = {}
+        self._bounded_by_state: dict[int, _Bounded] = {}
         self.changed: set[str] = set()
         self._distinct: dict[Hashable, Feasibility] = {}
         self._counts: dict[Feasibility, int] = {}
 
     @property
     def size(self) -> int:
-        return len(self.results) + len(self.changed) + len(self.by_state) + len(self.waiting)
+        return len(self.results) + len(self.changed) + len(self.by_state) + len(self.bounded)
 
     @property
     def uniform(self) -> Feasibility | None:
         """The result of all nodes; None if their results differ."""
         return next(iter(self._counts)) if len(self._counts) == 1 else None
 
-    def wait(self, node: str, number: int | None, bound: Callable[[], int]) -> _Waiting:
+    def put_bound(self, node: str, number: int | None, bound: Callable[[], int]) -> _Bounded:
         """`bound` is called once for all nodes with the same number."""
-        found = None if number is None else self._waiting_by_state.get(number)
+        found = None if number is None else self._bounded_by_state.get(number)
         if found is None:
-            found = _Waiting(number, bound())
+            found = _Bounded(number, bound())
             if number is not None:
-                if len(self._waiting_by_state) > MAX_STATES:
-                    self._waiting_by_state.clear()
-                self._waiting_by_state[number] = found
-        self.waiting[node] = found
+                if len(self._bounded_by_state) > MAX_STATES:
+                    self._bounded_by_state.clear()
+                self._bounded_by_state[number] = found
+        self.bounded[node] = found
         return found
 
     def put(self, node: str, result: Feasibility) -> Feasibility:
@@ -330,13 +330,13 @@ class _Row:
         self._counts[result] = self._counts.get(result, 0) + 1
         self.results[node] = result
         self.changed.discard(node)
-        self.waiting.pop(node, None)
+        self.bounded.pop(node, None)
         return result
 
     def drop(self, node: str, exists: bool, new: bool) -> None:
         """`exists`: the node still exists. `new`: it was added."""
         result = self.results.pop(node, None)
-        self.waiting.pop(node, None)
+        self.bounded.pop(node, None)
         if not exists:
             self.changed.discard(node)
         elif new or result is not None:
