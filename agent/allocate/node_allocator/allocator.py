@@ -287,13 +287,13 @@ class NodeAllocator:
     def _rejected_by_kubelet(self, pod_request: PodRequest) -> Refused | None:
         if self._properties.zones is None:
             return None
-        lack = self._zones.restricts(pod_request.uid, pod_request.parts)
+        lack = self._zones.restricts(pod_request.uid, pod_request.zoned)
         return None if lack is None else misfit(lack.misfit, unresolvable=lack.unresolvable)
 
     def _missing(self, granted: Granted) -> str:
         """What the offer needs and the node no longer has; "" if it has all."""
         pod_request = granted.pod_request
-        if pod_request.zoned is not None and isinstance(found := self.offer(pod_request), Refused):
+        if pod_request.placed_by_zones and isinstance(found := self.offer(pod_request), Refused):
             return found.text()
         if (rejected := self._rejected_by_kubelet(pod_request)) is not None:
             return rejected.text()

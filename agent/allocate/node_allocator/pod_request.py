@@ -86,33 +86,35 @@ class Reads(enum.Enum):
 
 
 class PodRequest(msgspec.Struct, frozen=True):
-    """`resources`: CPU, memory and all other resources except devices that NUMA nodes may count.
-    `requests`: the total of the pod, with devices. `zoned`: the requests to NUMA nodes of a pod
-    with no need but LISTED, by Kubernetes' own rules. `parts`: those of any pod, for the policy of
-    the kubelet. `isolation`: the library that enforces parts of a GPU, "" for none. `spec_text`:
-    the pod's resource-spec. `stale`: the annotations that Topolet writes and that the pod already
-    has. `shape`: equal for two pods that get the same answer on every node. `taken`: the amounts
-    that the kubelet takes from NUMA nodes for the pod, without CPUs that it owns. `unserved`: why a
-    static kubelet would not assign CPUs to every container of a pod that requests CPUs of its own.
-    `unequal`: the container and fields of such a pod whose CPU limit differs from the request.
-    `kind`: what placements read of the pod."""
+    """All requests of one pod."""
 
     resources: ResourceRequest
+    """CPU, memory and all other resources except devices that NUMA nodes may count."""
     requests: dict[str, int] = {}
+    """The total of the pod, with devices."""
     devices: DeviceRequest | None = None
-    zoned: ZonedPod | None = None
     needs: Needs = Needs.NOTHING
     priority: int = 0
     preempts: bool = True
     isolation: str = ""
+    """The library that enforces parts of a GPU, "" for none."""
     spec_text: str = ""
+    """The pod's resource-spec."""
     stale: tuple[str, ...] = ()
+    """The annotations that Topolet writes and that the pod already has."""
     shape: bytes = b""
+    """Equal for two pods that get the same answer on every node."""
     taken: dict[str, int] = {}
+    """The amounts that the kubelet takes from NUMA nodes for the pod, without CPUs that it owns."""
     unserved: str = ""
+    """Why a static kubelet would not assign CPUs to every container of a pod that requests CPUs of
+    its own."""
     unequal: str = ""
-    parts: ZonedPod = NOT_ZONED
+    """The container and fields of such a pod whose CPU limit differs from the request."""
+    zoned: ZonedPod = NOT_ZONED
+    """The requests to NUMA nodes, as the kubelet counts them."""
     kind: PodKind = NO_KIND
+    """What placements read of the pod."""
 
     @property
     def uid(self) -> str:
@@ -121,6 +123,11 @@ class PodRequest(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         return self.resources.title
+
+    @property
+    def placed_by_zones(self) -> bool:
+        """Whether only Kubernetes' rules place the pod on NUMA nodes."""
+        return not self.needs & ~Needs.LISTED
 
     def reads(self, node: Binding) -> Reads:
         """What an offer to the pod reads at most of a node with these properties."""
@@ -172,7 +179,7 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
     requests = pod_requests(pod)
     devices = device_request(requests, notes, device_resources)
     of_devices = names(requests, device_resources)
-    qos, parts, unequal = qos_of(labels, pod.kube_class), zoned_pod(pod), unequal_cpu(pod)
+    qos, zoned, unequal = qos_of(labels, pod.kube_class), zoned_pod(pod), unequal_cpu(pod)
     resources = resource_request(
         pod.uid,
         pod.title,
@@ -203,14 +210,13 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
     if not needs & (Needs.NUMA | Needs.CPUS):
         followed = FollowedPolicies.NUMA if devices else FollowedPolicies.NONE
         resources = msgspec.structs.replace(resources, kubelet=followed)
-    taken = parts.whole.taken
+    taken = zoned.whole.taken
     if Needs.CPUS in needs:
         taken = {name: amount for name, amount in requests.items() if foreign(name)}
     return PodRequest(
         resources,
         requests,
         devices,
-        None if needs & ~Needs.LISTED else parts,
         needs,
         pod.priority or 0,
         pod.preempts,
@@ -224,14 +230,14 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
             isolation,
             device_notes,
             listed,
-            _parts(parts),
+            _read_of_zones(zoned),
             missing,
             unequal,
         ),
         taken,
         missing,
         unequal,
-        parts,
+        zoned,
         _kind(requests, devices.requests if devices else {}, pod.gpu_models),
     )
 
@@ -287,7 +293,7 @@ def _needs_cpus(request: ResourceRequest) -> bool:
     return bool(_binds(request) or own or request.burst_milli)
 
 
-def _parts(zoned: ZonedPod) -> object:
+def _read_of_zones(zoned: ZonedPod) -> object:
     """The amounts that NUMA nodes must have, and the names that appear in reasons."""
     if zoned.indifferent:
         return None

@@ -81,11 +81,9 @@ class Zones:
             return None
         return _lack(preferred_misfit, report, self._beside(uid), pod)
 
-    def score(self, uid: str, pod: ZonedPod | None, scoring: ZoneScoring) -> int | ZonesLack:
+    def score(self, uid: str, pod: ZonedPod, scoring: ZoneScoring) -> int | ZonesLack:
         """The score of the node for a pod without CPUs or devices from Topolet. A request for NUMA
         nodes may have no amount: then only the reported resources matter, not the free amounts."""
-        if pod is None:
-            return 0
         left, report = None, self._report
         if report is not None:
             left = self._beside(uid) if pod.whole.taken else report.reported

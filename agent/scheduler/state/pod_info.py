@@ -383,7 +383,7 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
 
     @property
     def reads_zone_report(self) -> bool:
-        return not self.requirements.pod_request.parts.indifferent
+        return not self.requirements.pod_request.zoned.indifferent
 
     def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
         """The caller holds the cluster's lock."""
