@@ -358,7 +358,7 @@ def test_a_node_whose_result_changed_is_in_the_log(seed: int, steps: int) -> Non
         return [
             (cluster.eligible(name, each), state and state.allocator.offer(each))
             for each in WISHES
-            if each.parts.indifferent is not reads_zone_report
+            if each.zoned.indifferent is not reads_zone_report
         ]
 
     def all_answers(*, reads_zone_report: bool) -> dict[str, Any]:
