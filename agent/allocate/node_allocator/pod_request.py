@@ -192,54 +192,58 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
         guaranteed=(pod.kube_class or kube_class_of(pod)) == "guaranteed"
         or (qos in CPU_OWNERS and not unequal),
     )
-    ours = labels.get(QOS_LABEL) in _CLASSES or any(notes.get(key) for key in _SPECS)
-    isolation = labels.get(GPU_ISOLATION_PROVIDER, "") if devices else ""
-    device_notes = [notes.get(key, "") for key in _DEVICE_NOTES] if devices else []
-    listed = sorted(devices.listed) if devices else []
-    needs = Needs.NOTHING
-    if devices and devices.requests:
-        needs |= Needs.DEVICES
-    if listed:
-        needs |= Needs.LISTED
-    binds = _binds(resources)
-    missing, unequal = (unserved(pod), unequal) if binds else ("", "")
-    if ours:
-        needs |= Needs.NUMA
-    if _needs_cpus(resources):
-        needs |= Needs.CPUS
+    of_koordinator = labels.get(QOS_LABEL) in _CLASSES or any(notes.get(key) for key in _SPECS)
+    needs = _needs(resources, devices, of_koordinator=of_koordinator)
     if not needs & (Needs.NUMA | Needs.CPUS):
         followed = FollowedPolicies.NUMA if devices else FollowedPolicies.NONE
         resources = msgspec.structs.replace(resources, kubelet=followed)
     taken = zoned.whole.taken
     if Needs.CPUS in needs:
         taken = {name: amount for name, amount in requests.items() if foreign(name)}
+    without_cpus, unequal = (unserved(pod), unequal) if _binds(resources) else ("", "")
+    isolation = labels.get(GPU_ISOLATION_PROVIDER, "") if devices else ""
     return PodRequest(
         resources,
         requests,
         devices,
-        needs,
-        pod.priority or 0,
-        pod.preempts,
-        isolation,
-        notes.get(RESOURCE_SPEC, ""),
-        tuple(key for key in _WRITTEN if notes.get(key)),
-        _shape(
+        needs=needs,
+        priority=pod.priority or 0,
+        preempts=pod.preempts,
+        isolation=isolation,
+        spec_text=notes.get(RESOURCE_SPEC, ""),
+        stale=tuple(key for key in _WRITTEN if notes.get(key)),
+        shape=_shape(
             resources,
-            ours,
+            of_koordinator,
             requests,
             isolation,
-            device_notes,
-            listed,
+            [notes.get(key, "") for key in _DEVICE_NOTES] if devices else [],
+            sorted(devices.listed) if devices else [],
             _read_of_zones(zoned),
-            missing,
+            without_cpus,
             unequal,
         ),
-        taken,
-        missing,
-        unequal,
-        zoned,
-        _kind(requests, devices.requests if devices else {}, pod.gpu_models),
+        taken=taken,
+        unserved=without_cpus,
+        unequal=unequal,
+        zoned=zoned,
+        kind=_kind(requests, devices.requests if devices else {}, pod.gpu_models),
     )
+
+
+def _needs(
+    resources: ResourceRequest, devices: DeviceRequest | None, *, of_koordinator: bool
+) -> Needs:
+    needs = Needs.NOTHING
+    if devices and devices.requests:
+        needs |= Needs.DEVICES
+    if devices and devices.listed:
+        needs |= Needs.LISTED
+    if of_koordinator:
+        needs |= Needs.NUMA
+    if _needs_cpus(resources):
+        needs |= Needs.CPUS
+    return needs
 
 
 def as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodRequest:
@@ -300,8 +304,8 @@ def _read_of_zones(zoned: ZonedPod) -> object:
     return zoned.aligned, [(each.kind, each.name, each.requests) for each in zoned.parts]
 
 
-def _shape(request: ResourceRequest, ours: bool, *rest: object) -> bytes:
+def _shape(request: ResourceRequest, *others: object) -> bytes:
     """As bytes, because their hash is cached."""
     of_class = (request.qos, request.owner, request.guaranteed)
-    key = (of_class, request.burst_milli, request.spec, request.numa, ours, *rest)
+    key = (of_class, request.burst_milli, request.spec, request.numa, *others)
     return msgspec.json.encode(key, order="sorted")
