@@ -56,19 +56,23 @@ def run(arguments: argparse.Namespace) -> int:
         examined = doctor.examine(settings)
     except SettingsError as error:
         return options.fail(error, 2)
-    try:
-        if arguments.bundle:
-            # Loaded only here: the archive's parts need more modules than an examination.
-            from agent.cli import bundle
+    archive = b""
+    if arguments.bundle:
+        # Imported only here: the archive needs more modules than an examination.
+        from agent.cli import bundle
 
-            config = options.config_path(arguments)
-            archive = bundle.made(settings, examined, described(examined, 200), config)
-            if arguments.bundle == "-":
-                sys.stdout.buffer.write(archive)
-                sys.stdout.flush()
-                return _code(examined)
-            _write(arguments.bundle, archive)
-        if arguments.output == "json":
+        config = options.config_path(arguments)
+        archive = bundle.made(settings, examined, described(examined, 200), config)
+        if arguments.bundle != "-":
+            try:
+                _write(arguments.bundle, archive)
+            except OSError as error:
+                return options.fail(error, 2)
+    try:
+        if arguments.bundle == "-":
+            sys.stdout.buffer.write(archive)
+            sys.stdout.flush()
+        elif arguments.output == "json":
             json.dump(doctor.body(examined), sys.stdout, indent=1)
             print(flush=True)
         else:

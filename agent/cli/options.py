@@ -287,7 +287,7 @@ def positive(text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text[:_MAX_QUOTED]!r} is not a number from 1 on")
     return number
 
 

@@ -5,6 +5,7 @@ create pods/exec, in the agent's namespace)."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import shutil
@@ -29,7 +30,8 @@ SCHEDULER_PORT: Final = host_port(SchedulerSettings().scheduler_http)[1]
 _DNS_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _REMOTE_CODE: Final = re.compile(r"^command terminated with exit code \d+\n?", re.MULTILINE)
 """What kubectl adds on standard error after a command that fails."""
-_SECONDS: Final = 120.0
+KUBECTL_SECONDS: Final = 120.0
+"""For one call of kubectl that reads; commands in a pod have no deadline."""
 
 
 class RemoteError(RuntimeError):
@@ -164,10 +166,10 @@ def _http_port(pod: dict[str, Any], name: str) -> int | None:
 
 
 def _absence(kubectl: Sequence[str], node: str, namespace: str) -> str:
-    words = [*kubectl, "get", "node", node, "--ignore-not-found", "-o", "name"]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    if found.returncode == 0 and not found.stdout.strip():
-        return f"node {node} does not exist"
+    # A caller who may not read Nodes still learns that there is no agent.
+    with contextlib.suppress(RemoteError):
+        if not answer(kubectl, "get", "node", node, "--ignore-not-found", "-o", "name").strip():
+            return f"node {node} does not exist"
     return (
         f"no agent runs on node {node}: no pod with {_SELECTOR} in namespace {namespace}. Is it "
         "installed in another one (-n), or does the DaemonSet select other nodes?"
@@ -204,20 +206,13 @@ def output(agent: Agent, words: Sequence[str]) -> tuple[int, bytes]:
 
 
 def logs(agent: Agent, lines: int) -> dict[str, str]:
-    """By name, the last lines of the agent's log and of its predecessor's, if there are some."""
+    """The last lines of the log of the agent's container and of its previous instance, by file
+    name; without a log that kubectl does not return."""
     found = {}
-    for name, words in (("agent.log", ()), ("agent.previous.log", ("--previous",))):
-        command = [*agent.kubectl, "logs", "-n", agent.namespace, agent.pod, "-c", _CONTAINER]
-        done = subprocess.run(
-            [*command, f"--tail={lines}", *words],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-            check=False,
-        )
-        if done.returncode == 0:
-            found[name] = done.stdout
+    command = ("logs", "-n", agent.namespace, agent.pod, "-c", _CONTAINER, f"--tail={lines}")
+    for name, flags in (("agent.log", ()), ("agent.previous.log", ("--previous",))):
+        with contextlib.suppress(RemoteError):
+            found[name] = answer(agent.kubectl, *command, *flags)
     return found
 
 
@@ -232,10 +227,15 @@ def answer(kubectl: Sequence[str], *words: str) -> str:
     """The output of a command of kubectl. Raises RemoteError."""
     try:
         done = subprocess.run(
-            [*kubectl, *words], capture_output=True, text=True, timeout=_SECONDS, check=False
+            [*kubectl, *words],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=KUBECTL_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
-        raise RemoteError(f"kubectl {words[0]} takes longer than {_SECONDS:g} s") from None
+        raise RemoteError(f"kubectl {words[0]} takes longer than {KUBECTL_SECONDS:g} s") from None
     if done.returncode:
         raise RemoteError(f"kubectl {words[0]} {words[1]}: {done.stderr.strip()}")
     return done.stdout

@@ -269,14 +269,19 @@ def _lines(path: str) -> Sequence[str]:
 
 
 def _load(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value <= _MAX_LOAD:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {_MAX_LOAD:g}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.40} is not a number above 0 and at most {_MAX_LOAD:g}"
+        )
     return value
 
 
 def _seeds(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= _MAX_SEEDS:
-        raise argparse.ArgumentTypeError(f"{text} is not from 1 to {_MAX_SEEDS}")
+    value = options.positive(text)
+    if value > _MAX_SEEDS:
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is more than {_MAX_SEEDS}")
     return value

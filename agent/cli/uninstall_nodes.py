@@ -23,6 +23,7 @@ from agent.kube.auth import AccessError
 from agent.kube.errors import KubeError
 from agent.kube.transport import Transport
 from agent.model.settings.options import CallerSettings, SettingsError
+from agent.view.format import count
 
 SETTINGS = CallerSettings
 
@@ -77,7 +78,8 @@ def listed(left: Sequence[NodeProgress]) -> list[str]:
         lines.append(f"topolet: left on node {each.node}: {each.problem}")
         lines.append(f"    topolet uninstall-node --node-name={each.node} --kubeconfig=FILE")
     lines.append(
-        f"topolet: {len(left)} nodes are left: run the command of each on it, or helm uninstall "
-        "again, which takes back only these; helm uninstall --no-hooks leaves them"
+        f"topolet: something is left on {count(len(left), 'node')}: run the command of each node "
+        "there, or repeat helm uninstall, which undoes only these; helm uninstall --no-hooks "
+        "leaves them as they are"
     )
     return lines

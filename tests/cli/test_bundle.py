@@ -118,8 +118,10 @@ def test_an_existing_file_is_not_replaced(
 ) -> None:
     path = tmp_path / "bundle.tar.gz"
     path.write_text("mine")
-    assert main(["doctor", f"--bundle={path}", *node.restore_words[1:]]) != 0
-    assert "File exists" in capfd.readouterr().err
+    assert main(["doctor", f"--bundle={path}", *node.restore_words[1:]]) == 2
+    printed = capfd.readouterr()
+    assert f"File exists: '{path}'" in printed.err
+    assert "standard output" not in printed.err
     assert path.read_text() == "mine"
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from agent.__main__ import main
-from agent.cli.remote import not_running
+from agent.cli import remote
+from agent.cli.remote import Agent, not_running
 
 RUNNING = {"name": "agent", "state": {"running": {}}}
 CRASHED = {
@@ -33,6 +34,7 @@ class Kubectl:
         program.write_text(
             f"#!/bin/sh\ncd {folder}\n"
             'while [ "${1#--context}" != "$1" ]; do echo "$1" >context; shift; done\n'
+            'if [ "$(cat hangs)" = "$1 $2" ]; then exec sleep 60; fi\n'
             'case "$1 $2" in\n'
             '"get pods") echo "$@" >listed; cat pods; cat refused >&2; exit $(cat code);;\n'
             '"get node") cat node;;\n'
@@ -47,7 +49,11 @@ class Kubectl:
         self._write("node", node)
         self._write("refused", refused)
         self._write("code", "1" if refused else "0")
+        self._write("hangs", "")
         self.ends(0, "")
+
+    def hangs(self, words: str) -> None:
+        self._write("hangs", words)
 
     def ends(self, code: int, error: str) -> None:
         self._write("exec_code", str(code))
@@ -146,6 +152,20 @@ def test_a_node_without_a_running_agent(
     kubectl.answers(pods=pods, node=node, refused=refused)
     assert main(["doctor", "n1"]) == 2
     assert text in capfd.readouterr().err
+
+
+def test_a_kubectl_that_hangs_ends_the_command_with_its_reason(
+    kubectl: Kubectl, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "KUBECTL_SECONDS", 0.5)
+    kubectl.hangs("get pods")
+    assert main(["doctor", "n1"]) == 2
+    assert "kubectl get takes longer than 0.5 s" in capfd.readouterr().err
+    kubectl.hangs("get node")
+    assert main(["doctor", "n1"]) == 2
+    assert "no agent runs on node n1" in capfd.readouterr().err
+    kubectl.hangs("logs -n")
+    assert remote.logs(Agent(("kubectl",), "ns", "a", "n1", 1), 5) == {}
 
 
 def test_a_name_that_is_no_node_and_a_machine_without_kubectl(

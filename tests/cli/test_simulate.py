@@ -97,13 +97,24 @@ def test_a_wrong_cell_is_named(
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["--load", "0"], ["--load", "x"], ["--load", "nan"], ["--seeds", "0"], ["--policy", "X"]],
+    ("words", "message"),
+    [
+        (["--load", "0"], "argument --load: '0' is not a number above 0 and at most 10"),
+        (["--load", "x"], "argument --load: 'x' is not a number above 0 and at most 10"),
+        (["--load", "nan"], "argument --load: 'nan' is not a number above 0 and at most 10"),
+        (["--seeds", "0"], "argument --seeds: '0' is not a number from 1 on"),
+        (["--seeds", "x"], "argument --seeds: 'x' is not a number from 1 on"),
+        (["--seeds", "1001"], "argument --seeds: '1001' is more than 1000"),
+        (["--policy", "X"], "argument --policy: invalid choice: 'X'"),
+    ],
 )
-def test_wrong_arguments(trace: list[str], words: list[str]) -> None:
+def test_a_wrong_argument_is_named_with_what_it_may_be(
+    trace: list[str], words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*trace, *words])
     assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_the_fragmentation_of_saved_objects(
