@@ -1,8 +1,8 @@
 """List what Topolet decided and changed on this node, with the reasons: the audit trail of agent,
 proxy, NRI plugin and commands, newest last.
 
-The trail is in the state folder, for root alone. Exit code 0: the trail was read, even if it
-has no record of the pod; 1: the trail does not exist; 2: wrong usage.
+The trail is in the state folder, which only root can read. Exit code 0: the trail was read, even if
+it has no record of the pod; 1: the trail does not exist; 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ SCHEMA_VERSION = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pod", nargs="?", metavar="[NAMESPACE/]POD", help="only this pod")
-    add_choice(parser, since="24h")
+    add_filters(parser, since="24h")
     parser.add_argument("--container", metavar="NAME", help="only containers of this name")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     options.add_arguments(parser, SETTINGS)
 
 
-def add_choice(parser: argparse.ArgumentParser, since: str) -> None:
-    """The arguments of `chosen`, without the pod."""
+def add_filters(parser: argparse.ArgumentParser, since: str) -> None:
+    """Adds the arguments of `selected_records`, without the pod. `since`: the default."""
     parser.add_argument(
         "--since",
         type=options.duration_seconds,
         default=options.duration_seconds(since),
         metavar="DURATION",
-        help=f"only this time until now, such as 30m, 1h or 2d ({since})",
+        help=f"only records of this last time, such as 30m, 1h or 2d ({since})",
     )
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only pods of this namespace")
     parser.add_argument(
@@ -66,9 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     except SettingsError as error:
         return options.fail(error, 2)
     try:
-        found = chosen(arguments, settings.state_dir, arguments.container or "")
+        found = selected_records(arguments, settings.state_dir, arguments.container or "")
     except OSError as error:
-        return no_trail(error, settings.state_dir)
+        return fail_without_trail(error, settings.state_dir)
     try:
         if arguments.output == "json":
             records = msgspec.to_builtins(found.records)
@@ -76,15 +76,17 @@ def run(arguments: argparse.Namespace) -> int:
             print(flush=True)
         else:
             width = shutil.get_terminal_size((200, 24)).columns if sys.stdout.isatty() else 1_000
-            text = history.drawn(found.records, width)
+            text = history.as_table(found.records, width)
             print(format.encodable(text), end="", flush=True)
     except OSError as error:
         return format.unwritten("audit", error)
     return 0
 
 
-def chosen(arguments: argparse.Namespace, state_dir: str, container: str = "") -> FoundRecords:
-    """The records that the arguments name. Raises OSError."""
+def selected_records(
+    arguments: argparse.Namespace, state_dir: str, container: str = ""
+) -> FoundRecords:
+    """The records of the audit trail that the arguments select. Raises OSError."""
     namespace, _, pod = (arguments.pod or "").rpartition("/")
     namespace = arguments.namespace or namespace
 
@@ -103,8 +105,9 @@ def chosen(arguments: argparse.Namespace, state_dir: str, container: str = "") -
 
 
 def on_node(command: str, arguments: argparse.Namespace, *more: str) -> int:
-    """Runs the command there, with the same arguments; `more`: the names of its own."""
-    from agent.cli import remote  # loads modules that a node does not need
+    """Runs `command` on NODE with the same arguments. `more`: arguments that only this command
+    has. Returns the exit code."""
+    from agent.cli import remote  # imports modules that a command on the node itself does not need
 
     flags = [
         f"--{name}={value}"
@@ -112,17 +115,17 @@ def on_node(command: str, arguments: argparse.Namespace, *more: str) -> int:
         if (value := getattr(arguments, name))
     ]
     flags += [f"--since={arguments.since:.0f}s", *([arguments.pod] if arguments.pod else [])]
-    of_agent = argparse.Namespace(**vars(arguments))
-    of_agent.namespace = arguments.agent_namespace
-    return remote.there(command, of_agent, SETTINGS, *flags)
+    # For the search of the agent's pod, `namespace` is that of the agents.
+    agents = argparse.Namespace(**{**vars(arguments), "namespace": arguments.agent_namespace})
+    return remote.run_on_node(command, agents, SETTINGS, *flags)
 
 
-def no_trail(error: OSError, state_dir: str) -> int:
-    """The exit code."""
+def fail_without_trail(error: OSError, state_dir: str) -> int:
+    """Writes why the audit trail can't be read; returns the exit code."""
     if isinstance(error, FileNotFoundError):
         text = (
-            f"{state_dir} has no audit trail: no process of Topolet has written one here "
-            "(state-dir, audit-mebibytes)"
+            f"{state_dir} has no audit trail: no process of Topolet has written one there "
+            "(options state-dir, audit-mebibytes)"
         )
         return options.fail(FileNotFoundError(text))
     return options.fail(error)

@@ -1,7 +1,8 @@
 """The archive of `topolet doctor --bundle`: what a maintainer needs of a node, without secrets.
 
-Every file is made from decoded values, with the fields that Topolet knows: no environment, label or
-annotation of others gets into it. Text that has no such form (logs) loses what looks like a secret.
+Every file is made from decoded values, and has only the fields that Topolet knows: environment
+variables, labels and annotations of other components are left out. In logs, which can't be decoded,
+text that looks like a secret is replaced.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from agent.node.doctor import Examination
 from agent.telemetry import audit
 
 MAX_FILE_BYTES: Final = 1 << 20
-"""Of one file; the beginning of a longer one is left out."""
+"""The largest size of a file; of a longer one only the end is kept."""
 LOG_LINES: Final = 2000
 _LOGS: Final = "var/log/pods/*_topolet-*/*/*.log"
 _METRICS: Final = ("topolet_", "process_")
-_RECORDS: Final = 3000
-"""Of the audit trail."""
-_VALUE: Final = re.compile(r"[\w,.\- ]{0,200}")
-"""A content of a cgroup's file."""
+_MAX_RECORDS: Final = 3000
+"""The number of records of the audit trail, the newest ones."""
+_CGROUP_VALUE: Final = re.compile(r"[\w,.\- ]{0,200}")
+"""The content of a file of a cgroup."""
 _LEFT_OUT: Final = "<left out>"
 _SECRETS: Final = (
     re.compile(r"-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|\Z)", re.DOTALL),
@@ -56,9 +57,10 @@ _SECRETS: Final = (
 )
 
 
-def made(settings: DoctorSettings, examined: Examination, text: str, config: str) -> bytes:
-    """The archive (tar.gz). `text`: the examination for people; `config`: the path of the file
-    of options, "" without one. What can't be read is in `unread.json` with the reason."""
+def archive_of(settings: DoctorSettings, examined: Examination, text: str, config: str) -> bytes:
+    """The archive (tar.gz). `text`: the examination as the command prints it. `config`: the path of
+    the file of options, "" if there is none. The file `unread.json` says what could not be read,
+    and why."""
     files: dict[str, bytes] = {
         "doctor.json": _json(doctor.body(examined)),
         "doctor.txt": text.encode(),
@@ -106,8 +108,9 @@ def made(settings: DoctorSettings, examined: Examination, text: str, config: str
     return _packed(files)
 
 
-def extended(archive: bytes, logs: Mapping[str, str]) -> bytes:
-    """Adds these logs to the archive. Raises OSError and, for an invalid archive, TarError."""
+def with_logs(archive: bytes, logs: Mapping[str, str]) -> bytes:
+    """The archive with these logs, by file name. Raises OSError and, for an invalid archive,
+    TarError."""
     files: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as packed:
         for member in packed:
@@ -118,7 +121,7 @@ def extended(archive: bytes, logs: Mapping[str, str]) -> bytes:
 
 
 def redacted(text: str) -> str:
-    """Without what looks like a secret: keys, tokens, passwords."""
+    """The text, in which everything that looks like a key, token or password is replaced."""
     for pattern in _SECRETS:
         text = pattern.sub(_LEFT_OUT, text)
     return text
@@ -142,22 +145,22 @@ def _packed(files: Mapping[str, bytes]) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    # A device plugin's answer has a container's environment, which may be secret.
+    # The answers of device plugins (bytes) contain environment variables, which may be secrets.
     return json.dumps(value, indent=1, default=lambda raw: f"{len(raw)} bytes").encode() + b"\n"
 
 
 def _config(path: str) -> dict[str, Any]:
-    """The options in the file that Topolet knows. Raises ValueError."""
+    """The options of the file, without names that are not options. Raises ValueError."""
     if not path:
         return {}
     try:
         raw = options.read(path)
     except SettingsError as error:
         raise ValueError(f"{path} can't be read") from error
-    return {name: value for name, value in raw.items() if name in _known()}
+    return {name: value for name, value in raw.items() if name in _option_names()}
 
 
-def _known() -> set[str]:
+def _option_names() -> set[str]:
     return {
         name for kind in own_processes.COMMANDS.values() for name in kind.__struct_encode_fields__
     }
@@ -168,23 +171,26 @@ def _snapshot(state_dir: str) -> Any:
     try:
         return json.loads(snapshots.encode(snapshots.decode(raw)))
     except SnapshotError:
-        # Its message may quote the text.
+        # The message of the error may quote the text.
         raise ValueError(f"the {len(raw)} bytes are not a valid snapshot") from None
 
 
 def _journal(state_dir: str) -> list[Any]:
-    """The lines that can be read. The agent's own reader would repair the file."""
+    """The entries of the lines that can be decoded. The agent's own reader would repair the
+    file."""
     found: list[Any] = []
     for line in (Path(state_dir) / "journal").read_bytes().splitlines():
         for kind in (OriginalValue, Original):
             with contextlib.suppress(msgspec.MsgspecError):
                 found.append(msgspec.to_builtins(msgspec.json.decode(line, type=kind)))
                 break
-    return [each for each in found if _VALUE.fullmatch(each.get("value", each.get("cpus", "")))]
+    return [
+        each for each in found if _CGROUP_VALUE.fullmatch(each.get("value", each.get("cpus", "")))
+    ]
 
 
 def _metrics(address: tuple[str, int] | None) -> list[Any]:
-    """Raises ValueError."""
+    """The agent's own series, and those of its process. Raises ValueError."""
     page = own_processes.page(address) if address else None
     if page is None:
         raise ValueError("no agent answers on its HTTP port")
@@ -193,5 +199,5 @@ def _metrics(address: tuple[str, int] | None) -> list[Any]:
 
 
 def _audit(state_dir: str) -> list[Any]:
-    records = audit.read(state_dir).records[-_RECORDS:]
+    records = audit.read(state_dir).records[-_MAX_RECORDS:]
     return [msgspec.to_builtins(each) for each in records]

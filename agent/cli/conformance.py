@@ -1,4 +1,4 @@
-"""Compare topolet's decisions with vector files: the answers of other systems to cases, one JSON
+"""Compare Topolet's decisions with vector files: the answers of other systems to cases, one JSON
 object in each line.
 
 A file is plain text or gzip; the keys of its cases determine its kind. Without FILE: every file of
@@ -38,10 +38,10 @@ VECTORS: Final = Path(__file__).resolve().parents[2] / "tests" / "data" / "vecto
 USAGE = "topolet conformance [OPTIONS] [FILE...]"
 
 _COLUMNS = 100
-_LONGEST = 600
-"""Most characters of a JSON value in the text output."""
-_BEFORE = 100
-"""Characters before the place where two texts differ."""
+_MAX_JSON_CHARACTERS = 600
+"""Of a JSON value in the text output."""
+_CHARACTERS_BEFORE = 100
+"""Shown before the first difference of two texts."""
 
 SCHEMA_VERSION = 1
 """Of the JSON output."""
@@ -64,7 +64,7 @@ def run(
     uncompared: list[str] = []
     files = arguments.files or [str(path) for path in sorted(vectors.glob("*.jsonl*"))]
     if not files:
-        _remark(
+        _print_error(
             f"no FILE given, and no vector files in {vectors}: they are not installed with the "
             "program; pass the files of tests/data/vectors in a checkout of its repository"
         )
@@ -74,18 +74,18 @@ def run(
             try:
                 result = runs.judge(path, known)
             except FileError as error:
-                if not arguments.files and _is_of_another_kind(error, path, known):
+                if not arguments.files and _is_of_unknown_kind(error, path, known):
                     if arguments.output == "text":
                         print(format.encodable(f"{path}: not compared: unknown kind"), flush=True)
                     uncompared.append(path)
                     continue
-                _remark(str(error))
+                _print_error(str(error))
                 unread = True
                 continue
             if arguments.output == "text":
                 print(format.encodable(described(result)), end="", flush=True)
             if result.too_many_declared:
-                _remark(f"{result.file}: {_too_many(result)}")
+                _print_error(f"{result.file}: {_too_many(result)}")
             results.append(result)
         if arguments.output == "json":
             bodies = [body(result) for result in results]
@@ -101,8 +101,9 @@ def run(
     return 0 if all(result.passes for result in results) else 1
 
 
-def _is_of_another_kind(error: FileError, path: str, known: Sequence[CaseKind]) -> bool:
-    """Whether nothing compares such files. A file with the name of a known kind is damaged."""
+def _is_of_unknown_kind(error: FileError, path: str, known: Sequence[CaseKind]) -> bool:
+    """Whether no kind of case fits the file. A file with the name of a known kind is damaged
+    instead."""
     name = Path(path).name.partition(".")[0]
     return isinstance(error, UnknownKindError) and name not in {kind.name for kind in known}
 
@@ -124,36 +125,38 @@ def _lines(result: FileResult) -> Iterator[str]:
     yield counted(result.agree, _verb("agree", result.agree))
     for each in result.declared:
         difference = each.difference
-        apart = "listed" if difference.listed else "declared"
-        yield counted(each.cases, f"{_verb('differ', each.cases)}, {apart}: {difference.name}")
+        kind = "listed" if difference.listed else "declared"
+        yield counted(each.cases, f"{_verb('differ', each.cases)}, {kind}: {difference.name}")
         yield from textwrap.wrap(
             difference.reason, _COLUMNS, initial_indent=indent, subsequent_indent=indent
         )
     yield counted(result.disagree, _verb("disagree", result.disagree))
     if result.first:
-        yield from _pictured(result.first, indent)
+        yield from _disagreement_lines(result.first, indent)
 
 
-def _pictured(first: Disagreement, indent: str) -> Iterator[str]:
+def _disagreement_lines(first: Disagreement, indent: str) -> Iterator[str]:
     question = _json({key: value for key, value in first.case.items() if key != "expect"})
+    # With sorted keys, equal answers are equal texts.
     answers = first.case.get("expect"), first.actual
-    expect, actual = (_json(answer, sort_keys=True) for answer in answers)  # equal: equal texts
+    expect, actual = (_json(answer, sort_keys=True) for answer in answers)
     pairs = enumerate(zip(expect, actual, strict=False))
     differ_at = next((place for place, (expected, got) in pairs if expected != got), 0)
-    cut = max(map(len, (question, expect, actual))) > _LONGEST
+    cut = max(map(len, (question, expect, actual))) > _MAX_JSON_CHARACTERS
     yield f"{indent}first: line {first.line}{' (--output json shows all of it)' if cut else ''}"
-    yield f"{indent}case   {_part(question, 0)}"
-    yield f"{indent}expect {_part(expect, differ_at)}"
-    yield f"{indent}ours   {_part(actual, differ_at)}"
+    yield f"{indent}case   {_excerpt(question, 0)}"
+    yield f"{indent}expect {_excerpt(expect, differ_at)}"
+    yield f"{indent}ours   {_excerpt(actual, differ_at)}"
 
 
-def _part(text: str, place: int) -> str:
-    if len(text) <= _LONGEST:
+def _excerpt(text: str, place: int) -> str:
+    """The text, or, if it is too long, the part of it around `place`."""
+    if len(text) <= _MAX_JSON_CHARACTERS:
         return text
-    start = max(0, place - _BEFORE)
+    start = max(0, place - _CHARACTERS_BEFORE)
     before = "... " if start else ""
-    after = " ..." if start + _LONGEST < len(text) else ""
-    return f"{before}{text[start : start + _LONGEST]}{after}"
+    after = " ..." if start + _MAX_JSON_CHARACTERS < len(text) else ""
+    return f"{before}{text[start : start + _MAX_JSON_CHARACTERS]}{after}"
 
 
 def body(result: FileResult) -> dict[str, Any]:
@@ -189,5 +192,5 @@ def _verb(verb: str, number: int) -> str:
     return f"{verb}s" if number == 1 else verb
 
 
-def _remark(text: str) -> None:
+def _print_error(text: str) -> None:
     print(f"topolet conformance: {text}", file=sys.stderr)

@@ -1,12 +1,11 @@
 """List the devices of the machine: GPUs, network interfaces, FPGAs and other accelerators, with the
 pods that have them.
 
-NVML reports memory, use and links of GPUs; their health is that of the agent, if one runs. Names
-come from the hardware database of udev, if pyudev is installed and udev runs; otherwise PCI's
-numbers are shown. For a copy of another machine (--root) only PCI is known. With NODE the command
-runs in the agent's pod on that node, by kubectl and with the caller's rights. Exit code 0: done; 1:
-the machine can't be read; 2: wrong usage.
-"""
+NVML reports memory, use and links of GPUs. Their health is what the agent reports, if one runs.
+Names come from udev's hardware database, if pyudev is installed and udev runs; otherwise the
+command prints the PCI ids. Of a copy of another machine (--root) only the PCI functions are read.
+With NODE the command runs in the agent's pod on that node, by kubectl and with the caller's rights.
+Exit code 0: done; 1: the machine can't be read; 2: wrong usage."""
 
 from __future__ import annotations
 
@@ -23,6 +22,7 @@ from agent.cli import options, remote
 from agent.discover import cpus, pci
 from agent.discover.gpuwatcher import GpuSession, SessionError
 from agent.discover.sysfs import DiscoveryError
+from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.cpu.topology import Topology
 from agent.model.devices.gpus import GpuReport
@@ -30,7 +30,7 @@ from agent.model.devices.listing import nvidia_cards
 from agent.model.devices.pci import Function
 from agent.model.settings.agent import DevicesSettings
 from agent.model.settings.options import SettingsError
-from agent.model.snapshot import SnapshotError
+from agent.model.snapshot import Snapshot, SnapshotError
 from agent.node import own_processes
 from agent.node.devices import SysfsDevices
 from agent.view import devices, format
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.node:
-        return remote.there("devices", arguments, SETTINGS, f"--output={arguments.output}")
+        return remote.run_on_node("devices", arguments, SETTINGS, f"--output={arguments.output}")
     root: str = arguments.root
     if not os.path.isdir(root):
         return options.fail(FileNotFoundError(f"--root {root}: no such folder"), 2)
@@ -86,9 +86,10 @@ def read(
     settings: DevicesSettings,
     driver: Callable[[str], GpuReport] | None = None,
 ) -> DeviceSources:
-    """The devices of the machine below `root`; of this machine, or with a driver's root, also what
-    driver and agent know. `driver`: asks the driver below a root; None: in a process for this
-    answer."""
+    """The devices of the machine below `root`. Of this machine, or with a configured driver root,
+    also the driver's report, and the holders and health that the agent published. `driver` returns
+    the report of the driver below a root; None: a process that is started for one report does.
+    Raises DiscoveryError."""
     of_sysfs = SysfsDevices(root)
     of_sysfs.update(topology)
     functions = of_sysfs.functions
@@ -101,17 +102,18 @@ def read(
     )
     if not _is_live(root) and not settings.gpu_driver_root:
         return found
-    asked = nvidia_cards(functions)
+    has_cards = nvidia_cards(functions)
     return msgspec.structs.replace(
         found,
-        gpus=(driver or _of_driver)(settings.gpu_driver_root) if asked else None,
+        gpus=(driver or _driver_report)(settings.gpu_driver_root) if has_cards else None,
         holders=_holders(settings.state_dir),
         health=_health(root, settings.state_dir),
     )
 
 
 def names(root: str) -> Callable[[Function], str]:
-    """Vendor and model by udev's hardware database, "" where it is missing."""
+    """Returns the function that gives a PCI function's vendor and model in udev's hardware
+    database, "" without one."""
     if not _is_live(root):
         return lambda function: ""
     try:
@@ -122,7 +124,7 @@ def names(root: str) -> Callable[[Function], str]:
         return lambda function: ""
 
     def name_of(function: Function) -> str:
-        with contextlib.suppress(pyudev.DeviceNotFoundError):  # It may be gone since the listing.
+        with contextlib.suppress(pyudev.DeviceNotFoundError):  # It was removed since.
             device = pyudev.Devices.from_name(context, "pci", function.address)
             return " ".join(filter(None, (device.properties.get(name) for name in _NAMES)))
         return ""
@@ -131,12 +133,13 @@ def names(root: str) -> Callable[[Function], str]:
 
 
 def _is_live(root: str) -> bool:
-    """Whether it is this machine's root, or where a container has it (TOPOLET_ROOT)."""
+    """Whether `root` is the root of this machine, or the folder where a container has it mounted
+    (TOPOLET_ROOT)."""
     mounted = os.environ.get("TOPOLET_ROOT", "/")
     return os.path.realpath(root) in ("/", os.path.realpath(mounted))
 
 
-def _of_driver(driver_root: str) -> GpuReport:
+def _driver_report(driver_root: str) -> GpuReport:
     try:
         with contextlib.closing(GpuSession(driver_root)) as session:
             return session.report(_DRIVER_SECONDS)
@@ -145,17 +148,24 @@ def _of_driver(driver_root: str) -> GpuReport:
 
 
 def _holders(state_dir: str) -> Mapping[str, tuple[str, ...]]:
-    """The pods by device, as the agent decided; empty without its decisions."""
+    """The titles of the pods by device, from the agent's snapshot; empty without a snapshot."""
     try:
-        with open(os.path.join(state_dir, "snapshot.json"), "rb") as file:
-            snapshot = snapshots.decode(file.read(snapshots.MAX_BYTES))
-    except (OSError, SnapshotError):
+        return devices.holders(read_snapshot(state_dir))
+    except SnapshotError:
         return {}
-    return devices.holders(snapshot)
+
+
+def read_snapshot(state_dir: str) -> Snapshot:
+    """The decisions that the agent published last. Raises SnapshotError, also if there are none."""
+    path = os.path.join(state_dir, "snapshot.json")
+    try:
+        return snapshots.decode(files.read(path, snapshots.MAX_BYTES))
+    except OSError as error:
+        raise SnapshotError(str(error)) from error
 
 
 def _health(root: str, state_dir: str) -> Mapping[str, bool]:
-    """By device, as the running agent says."""
+    """By device, from the metrics of the agent that runs; empty without one."""
     page = own_processes.page_of("agent", os.path.join(root, "proc"), state_dir)
     return {
         each.labels.get("id", ""): each.value == 1

@@ -1,12 +1,12 @@
-"""Find what is wrong with a node: first whether agent, proxy, runtime, cgroups and the kubelet's
-state can be used and who else sets the same values, then the CPUs, memory nodes and devices that
-every container should have and those that it has.
+"""Find what is wrong with a node. The command checks whether agent, proxy, runtime, cgroups and the
+kubelet's state can be used, and whether another component sets the same values. Then it compares
+the CPUs, memory nodes and devices that each container should have with those that it has.
 
-The columns are the pod's annotation, the kubelet's checkpoint, the agent's decision, the cgroup and
-the processes in it. With NODE the command runs in the agent's pod on that node, by kubectl and with
-the caller's rights. --bundle also writes an archive of what a maintainer needs. The command changes
-nothing. Exit code 0: nothing is wrong, or warnings only; 1: there are findings; 2: wrong usage, or
-the containers can't be examined.
+The columns of the table are the CPUs in the pod's annotation, in the kubelet's checkpoint, in the
+agent's decision, in the cgroup, and of the processes in it. With NODE the command runs in the
+agent's pod on that node, by kubectl and with the caller's rights. --bundle also writes an archive
+of what a maintainer needs. The command changes nothing. Exit code 0: there are no findings, or only
+warnings; 1: there are findings; 2: wrong usage, or the containers can't be examined.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         from agent.cli import bundle
 
         config = options.config_path(arguments)
-        archive = bundle.made(settings, examined, described(examined, 200), config)
+        archive = bundle.archive_of(settings, examined, described(examined, 200), config)
         if arguments.bundle != "-":
             try:
                 _write(arguments.bundle, archive)
@@ -80,10 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
             print(format.encodable(described(examined, width)), end="", flush=True)
     except OSError as error:
         return format.unwritten("doctor", error)
-    return _code(examined)
+    return _exit_code(examined)
 
 
-def _code(examined: Examination) -> int:
+def _exit_code(examined: Examination) -> int:
     if examined.seen is None:
         return 2
     return 1 if examined.errors else 0
@@ -99,30 +99,32 @@ def _write(path: str, archive: bytes) -> None:
 def _on_node(arguments: argparse.Namespace) -> int:
     if not arguments.bundle:
         flags = [f"--output={arguments.output}"]
-        return remote.there("doctor", arguments, SETTINGS, *flags)
+        return remote.run_on_node("doctor", arguments, SETTINGS, *flags)
     from agent.cli import bundle
 
     try:
-        agent = remote.find(arguments)
-        words = remote.words_of("doctor", arguments, SETTINGS, "--bundle=-")
-        code, archive = remote.output(agent, words)
+        agent = remote.find_agent(arguments)
+        command = remote.command_line("doctor", arguments, SETTINGS, "--bundle=-")
+        code, archive = remote.output_of(agent, command)
         if archive:
-            _write(arguments.bundle, bundle.extended(archive, remote.logs(agent, bundle.LOG_LINES)))
+            _write(
+                arguments.bundle, bundle.with_logs(archive, remote.logs(agent, bundle.LOG_LINES))
+            )
     except (remote.RemoteError, OSError, tarfile.TarError) as error:
         return options.fail(error, 2)
     return code
 
 
 def described(examined: Examination, width: int) -> str:
-    """What is wrong with the node, a row for each container, then a line for each of its
-    findings."""
+    """The text output: the findings about the node, a row for each container, then a line for each
+    finding about a container."""
     lines = []
     for problem in examined.node:
         lines += [_heading(problem), *_folded(f"  -> {problem.remedy}", width)]
     if examined.node:
         lines.append("")
-    if known := [f"{name.replace('_', ' ')}: {value}" for name, value in _facts(examined)]:
-        lines += [*_folded(", ".join(known), width), ""]
+    if facts := [f"{name.replace('_', ' ')}: {value}" for name, value in _known_facts(examined)]:
+        lines += [*_folded(", ".join(facts), width), ""]
     if examined.seen is None:
         lines.append(f"No container was examined, {count(len(examined.node), 'finding')}")
         return "\n".join(lines) + "\n"
@@ -152,8 +154,7 @@ def _heading(problem: NodeFinding) -> str:
     return f"{text} (warning)" if problem.severity == "warning" else text
 
 
-def _facts(examined: Examination) -> list[tuple[str, str]]:
-    """Those that are known."""
+def _known_facts(examined: Examination) -> list[tuple[str, str]]:
     pairs = msgspec.structs.asdict(examined.facts).items()
     return [(name, value) for name, value in pairs if value]
 

@@ -1,12 +1,12 @@
-"""Explain which nodes have room for a pod, which one it gets and why, and what has to change where
-it gets none.
+"""Explain which nodes have room for a pod, which node it gets and why, and, if it gets none, what
+has to change.
 
-POD is the name of a pod, or a file (.yaml, .yml, .json) with a pod or a workload. The scheduler is
-asked through the API server, with the rights of the caller: --kubeconfig, else $KUBECONFIG,
-~/.kube/config, or the service account of the pod. Other pods and PodDisruptionBudgets are named
-if the caller may list them, of all namespaces or of the namespace of the pod. With --objects the
-cluster is in files instead, as `kubectl get -o yaml` writes them: nodes, pods -A,
-noderesourcetopologies, devices, and, if they exist, reservations and poddisruptionbudgets.
+POD is the name of a pod, or a file (.yaml, .yml, .json) with a pod or a workload. The command sends
+its request to the scheduler through the API server, with the rights of the caller: --kubeconfig,
+else $KUBECONFIG, ~/.kube/config, or the service account of the pod. It names other pods and
+PodDisruptionBudgets if the caller may list them, in all namespaces or in the namespace of the pod.
+With --objects it reads the cluster from files instead, as `kubectl get -o yaml` writes them: nodes,
+pods -A, noderesourcetopologies, devices, and, if they exist, reservations and poddisruptionbudgets.
 
 Exit code 0: the pod gets a node; 1: it gets none; 2: it can't be explained.
 """
@@ -30,18 +30,18 @@ from agent.model.explanation import Explanation, Explanations
 from agent.model.objects import ObjectError
 from agent.model.settings.options import SettingsError
 from agent.model.settings.scheduler import ExplainSettings
-from agent.view import explanation as words
+from agent.view import explanation as explanation_view
 from agent.view import format
 
 USAGE = "topolet explain [OPTIONS] [POD]"
 SETTINGS = ExplainSettings
 _FILES = (".yaml", ".yml", ".json")
 _LIMITS = ResponseLimits(read_seconds=30.0)
-"""An explanation takes up to 8 s, and no byte of it comes before."""
+"""The scheduler sends the first byte of an explanation after up to 8 s."""
 
 
 class ExplainError(RuntimeError):
-    """The question can't be answered; the message is the reason."""
+    """The pod can't be explained; the message is the reason."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +94,10 @@ def _write(found: Sequence[Explanation], output: str) -> None:
         print("No pod would have to move.", flush=True)
         return
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
-    text = words.draw(found[0], width) if len(found) == 1 else words.overview(found, width)
+    if len(found) == 1:
+        text = explanation_view.draw(found[0], width)
+    else:
+        text = explanation_view.overview(found, width)
     print(format.encodable(text), end="", flush=True)
 
 
@@ -110,7 +113,7 @@ def _offline(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequen
         print(f"topolet: {problem}", file=sys.stderr)
     drained = arguments.what_if_drained
 
-    def read(name: str) -> Object:
+    def pod_named(name: str) -> Object:
         pod = saved.pods.get(ObjectKey(arguments.namespace, name))
         if pod is None:
             raise ExplainError(f"pod {arguments.namespace}/{name} is not among the saved objects")
@@ -119,7 +122,7 @@ def _offline(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequen
     explainer = Explainer(saved.cluster, settings.scheduler_name, budgets=saved.budgets)
     if unknown := explainer.unknown(drained):
         raise ExplainError(f"node {unknown[0]} is not among the saved objects")
-    pods = _pods(arguments, read, lambda node: list(saved.pods.values()))
+    pods = _pods(arguments, pod_named, lambda node: list(saved.pods.values()))
     return explainer.explain_all(map(from_object, pods), drained, name=by_title)
 
 
@@ -133,18 +136,18 @@ def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequenc
     access = auth.access(kubeconfig, settings.service_account_dir)
     transport = Transport(access, user_agent="topolet-explain", limits=_LIMITS)
 
-    def read(name: str) -> Object:
+    def pod_named(name: str) -> Object:
         path = kinds.pod_path(arguments.namespace, name)
         return {"kind": "Pod", **documents.from_json(transport.get(path))}
 
-    def on_node(node: str) -> list[Object]:
+    def pods_of(node: str) -> list[Object]:
         query = {"fieldSelector": f"spec.nodeName={node}"}
         path = kinds.path("", "v1", kinds.POD.plural)
         items = documents.from_json(transport.get(path, query)).get("items") or []
         return [{"kind": "Pod", **each} for each in items]
 
     try:
-        pods = _pods(arguments, read, on_node)
+        pods = _pods(arguments, pod_named, pods_of)
         if not pods:
             return ()
         return endpoint.request_explanations(
@@ -161,10 +164,10 @@ def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequenc
 
 def _pods(
     arguments: argparse.Namespace,
-    read: Callable[[str], Object],
-    on_node: Callable[[str], Iterable[Object]],
+    pod_named: Callable[[str], Object],
+    pods_of: Callable[[str], Iterable[Object]],
 ) -> list[Object]:
-    """The pods to explain. `read` returns the pod of that name, `on_node` the pods of a node."""
+    """The pods to explain. `pods_of`: returns all pods of a node."""
     from agent.scheduler.explain.saved import drained_pods, pod_object
 
     namespace, new = arguments.namespace, arguments.what_if
@@ -174,9 +177,9 @@ def _pods(
         return [
             pod_object(each, namespace, new=True)
             for node in arguments.what_if_drained
-            for each in drained_pods(on_node(node), node)
+            for each in drained_pods(pods_of(node), node)
         ]
     if arguments.pod.endswith(_FILES):
         found = documents.saved_objects(arguments.pod)
         return [pod_object(each, namespace, new=new) for each in found]
-    return [pod_object(read(arguments.pod), namespace, new=new)]
+    return [pod_object(pod_named(arguments.pod), namespace, new=new)]

@@ -1,8 +1,8 @@
-"""Tell what happened to a pod on this node in the last day, and why: decisions about its CPUs and
+"""Show what happened to a pod on this node in the last day, and why: decisions about its CPUs and
 devices, moves and refusals, from the audit trail.
 
-The trail is in the state folder, for root alone. Exit code 0: the records are printed; 1: the
-trail does not exist, or has no record of the pod; 2: wrong usage.
+The trail is in the state folder, which only root can read. Exit code 0: the records are printed; 1:
+the trail does not exist, or has no record of the pod; 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCHEMA_VERSION = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="name of the pod")
-    audit.add_choice(parser, since="24h")
+    audit.add_filters(parser, since="24h")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     options.add_arguments(parser, SETTINGS)
 
@@ -38,18 +38,20 @@ def run(arguments: argparse.Namespace) -> int:
     except SettingsError as error:
         return options.fail(error, 2)
     try:
-        found = history.chapters(audit.chosen(arguments, settings.state_dir).records)
+        found = history.pod_histories(audit.selected_records(arguments, settings.state_dir).records)
     except OSError as error:
-        return audit.no_trail(error, settings.state_dir)
+        return audit.fail_without_trail(error, settings.state_dir)
     if not found and arguments.output == "text":
-        return options.fail(LookupError(f"no record of pod {arguments.pod} in that time"))
+        return options.fail(
+            LookupError(f"the audit trail has no record of pod {arguments.pod} in that time")
+        )
     try:
         if arguments.output == "json":
             pods = msgspec.to_builtins(found)
             json.dump({"schema_version": SCHEMA_VERSION, "pods": pods}, sys.stdout, indent=1)
             print(flush=True)
         else:
-            print(format.encodable(history.told(found)), end="", flush=True)
+            print(format.encodable(history.as_text(found)), end="", flush=True)
     except OSError as error:
         return format.unwritten("history", error)
     return 0 if found else 1

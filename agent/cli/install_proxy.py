@@ -1,10 +1,10 @@
-"""Install the CRI proxy as a service of this host, and let its kubelet use it.
+"""Install the CRI proxy as a systemd service of this host, and configure the kubelet to use it.
 
-Without the proxy's own interpreter on the host, it is copied from where this command runs, such as
-the image (with --root: the folder in which the container has the host's root). If a step fails, or
-a pod does not run as before, everything is taken back; after a kill the next run does that. Exit
-code 0: installed, or nothing to do; 1: everything is as before, or the message says what is not;
-2: wrong usage.
+The service has its own copy of the interpreter that runs this command, for example the one of the
+image (with --root: the folder where the container has the host's root mounted). If a step fails, or
+a container that ran before does not run after it, the command undoes all its changes; after a kill
+the next run undoes them. Exit code 0: the proxy is installed, or was before; 1: every change is
+undone, or the message says which is not; 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -23,46 +23,48 @@ SETTINGS = InstallSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="print the steps and do none")
-    parser.add_argument("--undo", action="store_true", help="take every change of this host back")
+    parser.add_argument("--dry-run", action="store_true", help="print the steps without doing them")
+    parser.add_argument("--undo", action="store_true", help="undo every change on this host")
     options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        installation = ProxyInstallation(options.load(arguments, SETTINGS), say)
+        installation = ProxyInstallation(options.load(arguments, SETTINGS), print_line)
     except SettingsError as error:
         return options.fail(error, 2)
-    ended_by_signal()
+    fail_on_signals()
     try:
         if arguments.dry_run:
             for line in installation.shown(remove=arguments.undo):
-                say(line)
+                print_line(line)
         elif arguments.undo:
-            say("removed" if installation.remove() else "nothing is installed")
+            print_line("removed" if installation.remove() else "nothing is installed")
         else:
-            say("installed" if installation.install() else "nothing to do: the kubelet uses it")
+            print_line(
+                "installed" if installation.install() else "nothing to do: the kubelet uses it"
+            )
     except ERRORS as error:
         return options.fail(error)
     return 0
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     print(line, flush=True)
 
 
-def ended_by_signal() -> None:
-    """The first SIGTERM, SIGINT or SIGHUP, as of a lost session, makes the current step fail, so
-    that its run is taken back and its lock released; later ones are ignored, and so is SIGHUP below
-    nohup."""
+def fail_on_signals() -> None:
+    """Makes the current step fail with CheckError at the first SIGTERM, SIGINT or SIGHUP (a lost
+    session), so that the run is undone and its lock released. Later signals are ignored, and so is
+    SIGHUP if the command was started by nohup."""
 
-    def end(number: int, frame: FrameType | None) -> None:
-        for each in ends:
+    def fail(number: int, frame: FrameType | None) -> None:
+        for each in ending:
             signal.signal(each, signal.SIG_IGN)
         raise CheckError(f"ended by {signal.Signals(number).name}")
 
-    ends = [signal.SIGTERM, signal.SIGINT]
+    ending = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        ends.append(signal.SIGHUP)
-    for each in ends:
-        signal.signal(each, end)
+        ending.append(signal.SIGHUP)
+    for each in ending:
+        signal.signal(each, fail)

@@ -102,7 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
         code = 0 if all(each.whole for each in found) else 1
     try:
         if arguments.output == "json":
-            # A device plugin's answer has a container's environment, which may be secret.
+            # The answers of device plugins (bytes) contain environment variables, which may be
+            # secrets.
             shape = {"schema_version": SCHEMA_VERSION, name: body(shown)}
             json.dump(shape, sys.stdout, indent=1, default=lambda raw: f"{len(raw)} bytes")
             print(flush=True)

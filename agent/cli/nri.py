@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from agent.cli import options
 from agent.host.locks import LockedError
 from agent.model.settings import failure_policy
+from agent.model.settings.frontends import NriSettings
 from agent.model.settings.options import SettingsError, host_port, socket_path
 from agent.telemetry import logs
 
 if TYPE_CHECKING:
     import argparse
-from agent.model.settings.frontends import NriSettings
 
 SETTINGS = NriSettings
 SWITCHES = ()

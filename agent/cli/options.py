@@ -1,6 +1,6 @@
-"""The options of a process, by rising precedence: their defaults, a TOML file (`--config FILE`),
-the variables `TOPOLET_OPTION` of the environment, and one flag for each option. One file may hold
-the options of all processes."""
+"""The options of a process. Their values come from, in rising precedence, their defaults, a TOML
+file (`--config FILE`), the environment variables `TOPOLET_OPTION`, and a flag for each option. One
+file may hold the options of all processes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _GROUPS: Final = {
         *("drain_", "group_"),
     ),
 }
-"""The headings of the help, each with the beginnings of its options' names. All others are
-basic."""
+"""The headings of the help, each with the first parts of the names of its options. All other
+options are basic."""
 _BASIC: Final = "basic"
 _MAX_QUOTED: Final = 80
 
@@ -46,14 +46,14 @@ _MAX_QUOTED: Final = 80
 def plain(
     words: Sequence[str], kind: type[Options], switches: Sequence[str] = ()
 ) -> SimpleNamespace | None:
-    """The values that argparse would return for `--option VALUE` and `--option=VALUE` of these
-    options and `--config`, `--no-option` of those that are true or false, and `--switch`, written
-    in full; None for anything else."""
+    """The arguments of a command line, as argparse would return them, if all its flags are written
+    in full: `--option VALUE` or `--option=VALUE` of these options and `--config`, `--no-option` of
+    an option that is true or false, and `--switch`. None for any other command line."""
     flags = {f"--{encoded}": name for name, encoded in _names(kind)} | {"--config": "config"}
     negated = {
         f"--no-{encoded}": name
-        for (name, encoded), unset in zip(_names(kind), kind.__struct_defaults__, strict=True)
-        if isinstance(unset, bool)
+        for (name, encoded), value in zip(_names(kind), kind.__struct_defaults__, strict=True)
+        if isinstance(value, bool)
     }
     given: dict[str, str | bool | None] = dict.fromkeys(flags.values())
     given |= dict.fromkeys(switches, False)
@@ -88,11 +88,12 @@ def add_root(parser: argparse.ArgumentParser) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
     """Adds `--config` and the options, by group, with their choices and defaults in the help.
-    `--option` alone, and `--no-option`, set an option that is true or false."""
+    An option that is true or false is also set by `--option` without a value, and by
+    `--no-option`."""
     import argparse
 
-    text = f"TOML file of options ({CONFIG} if it exists); variables {_VARIABLE}OPTION of the "
-    text += "environment override it, and flags both"
+    text = f"TOML file of options ({CONFIG} if it exists); environment variables {_VARIABLE}OPTION "
+    text += "override the file, and flags override both"
     parser.add_argument("--config", metavar="FILE", help=text)
     groups = {
         name: parser.add_argument_group(f"{name} options")
@@ -101,10 +102,10 @@ def add_arguments(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
     }
     for field in options.options(kind):
         add, flag = groups[group(field.name)].add_argument, f"--{field.encode_name}"
-        text, unset = description(field), default(field)
+        text, default_text = description(field), default(field)
         if isinstance(field.default, bool):
             no = f"--no-{field.encode_name}"
-            text = f"{text} ({unset}; {no}: false)"
+            text = f"{text} ({default_text}; {no}: false)"
             add(flag, nargs="?", const="true", metavar="true|false", help=text)
             add(
                 no,
@@ -115,13 +116,13 @@ def add_arguments(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
             )
         else:
             choices = "|".join(options.choices(field.type))
-            add(flag, metavar=choices or _metavar(field.name), help=f"{text} ({unset})")
+            add(flag, metavar=choices or _metavar(field.name), help=f"{text} ({default_text})")
 
 
 def group(name: str) -> str:
     """The heading under which the help lists an option."""
-    for heading, beginnings in _GROUPS.items():
-        if name.startswith(beginnings):
+    for heading, prefixes in _GROUPS.items():
+        if name.startswith(prefixes):
             return heading
     return _BASIC
 
@@ -134,8 +135,9 @@ def description(field: msgspec.inspect.Field) -> str:
 
 
 class Argument(msgspec.Struct, frozen=True):
-    """An argument of a subcommand: its `flags`, none for a positional one; its `values` if they are
-    fixed; `metavar` empty for a flag without a value."""
+    """An argument of a subcommand. `flags`: none for a positional argument. `values`: the values
+    that it may have, none if any is possible. `metavar`: empty for a flag without a value. `text`:
+    its help."""
 
     flags: tuple[str, ...]
     values: tuple[str, ...] = ()
@@ -149,13 +151,13 @@ class Arguments:
     def __init__(self) -> None:
         self.found: list[Argument] = []
 
-    def add_argument(self, *names: str, **words: Any) -> None:
+    def add_argument(self, *names: str, **keywords: Any) -> None:
         import argparse
 
         flags = tuple(each for each in names if each.startswith("-"))
-        choices, text = words.get("choices"), words.get("help") or ""
-        metavar = str(words.get("metavar") or (names[-1].strip("-").upper()))
-        if str(words.get("action", "store")).startswith("store_"):
+        choices, text = keywords.get("choices"), keywords.get("help") or ""
+        metavar = str(keywords.get("metavar") or (names[-1].strip("-").upper()))
+        if str(keywords.get("action", "store")).startswith("store_"):
             metavar = ""
         values = tuple(choices) if choices else ()
         if not values and "|" in metavar:
@@ -258,17 +260,18 @@ def read(path: str) -> dict[str, Any]:
 
 
 def usual_kubeconfig() -> str:
-    """As for kubectl; "" if there is none."""
-    path = os.environ.get("KUBECONFIG", "").partition(os.pathsep)[0]
-    usual = os.path.expanduser("~/.kube/config")
-    return path or (usual if os.path.exists(usual) else "")
+    """The kubeconfig file that kubectl would use, "" if there is none."""
+    named = os.environ.get("KUBECONFIG", "").partition(os.pathsep)[0]
+    default_path = os.path.expanduser("~/.kube/config")
+    return named or (default_path if os.path.exists(default_path) else "")
 
 
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def duration_seconds(text: str) -> float:
-    """For argparse: seconds of `90s`, `30m`, `1h30m` or `2d`."""
+    """The seconds of an argument such as `90s`, `30m`, `1h30m` or `2d`. Raises
+    ArgumentTypeError."""
     import argparse
     import re
 

@@ -2,14 +2,14 @@
 each pod has its CPUs. With --scheduler, the page of the cluster: its nodes, pods without a node and
 decisions.
 
-The page is at the agent's HTTP port, for clients of the same machine only. On the machine, the
-command prints the page's address and opens it where there is a desktop. With NODE, it forwards a
-port of this machine to the agent's pod on that node, by kubectl and with the caller's rights (list
-pods, and create pods/portforward, in the agent's namespace), until Ctrl-C. The local port is the
-same for all, so that an address from the page is good for a colleague who runs the same command.
---scheduler does the same for the scheduler's pod that holds the leader's Lease (get leases and
-pods, and create pods/portforward, in its namespace). The address that it prints has the Lease's
-holder, which the page asks for: it is good for people who may see the names of all pods.
+The agent serves the page on its HTTP port, only to clients of the same machine. On the machine the
+command prints the page's address, and opens it if there is a desktop. With NODE it forwards a port
+of this machine to the agent's pod on that node, by kubectl and with the caller's rights (list pods,
+and create pods/portforward, in the agent's namespace), until Ctrl-C. The local port is the same for
+everybody: a link from the page works for each person who runs the same command. --scheduler does
+the same for the scheduler's pod that holds the leader's Lease (get leases and pods, and create
+pods/portforward, in its namespace). The printed address contains the holder of the Lease, which
+gives access to the names of all pods: share it only with people who may see them.
 
 Exit code 0: done; 1: no agent serves the page; 2: wrong usage, or kubectl failed.
 """
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port",
         type=int,
         metavar="PORT",
-        help="with NODE or --scheduler: port of this machine, 0 for any free one (default: "
+        help="with NODE or --scheduler: port of this machine, 0 for any free port (default: "
         f"{remote.AGENT_PORT}, {remote.SCHEDULER_PORT})",
     )
     parser.add_argument(
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=LEASE_NAME,
         metavar="LEASE",
-        help=f"the page of the cluster, of the scheduler that holds this Lease ({LEASE_NAME})",
+        help=f"open the page of the scheduler that holds this Lease ({LEASE_NAME})",
     )
     parser.add_argument("--no-open", action="store_true", help="only print the page's address")
     remote.add_arguments(parser)
@@ -62,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints and opens the page; with NODE, ends with kubectl."""
+    """Prints the page's address and opens it; with NODE or --scheduler, returns when kubectl
+    ends."""
     if arguments.scheduler and arguments.node:
         return options.fail(ValueError("give either NODE or --scheduler"), 2)
     if arguments.node or arguments.scheduler:
@@ -78,8 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
         return options.fail(
             LookupError(
                 f"no agent with state-dir {settings.state_dir} serves a page in this network: does "
-                "it run, and is its --http on a loopback address or on all? An agent in a pod has "
-                "its own network: run kubectl topolet page NODE, or this command in its pod"
+                "it run, and does its --http listen on a loopback address or on all addresses? An "
+                "agent in a pod has its own network: run kubectl topolet page NODE, or "
+                "this command in its pod"
             )
         )
     if own_processes.page(address) is None:
@@ -99,20 +101,21 @@ def _forwarded(arguments: argparse.Namespace) -> int:
     found: remote.Agent | remote.LeadingScheduler
     try:
         if arguments.scheduler:
-            found, usual = remote.find_leader(arguments, arguments.scheduler), remote.SCHEDULER_PORT
+            found = remote.find_leader(arguments, arguments.scheduler)
+            default_port = remote.SCHEDULER_PORT
             path = f"{PATH}#holder={urllib.parse.quote(found.holder)}"
         else:
-            found, usual = remote.find(arguments), remote.AGENT_PORT
+            found, default_port = remote.find_agent(arguments), remote.AGENT_PORT
     except remote.RemoteError as error:
         return options.fail(error, 2)
-    ports = f"{(usual if port is None else port) or ''}:{found.http_port}"
-    words = ["port-forward", "-n", found.namespace, f"pod/{found.pod}", ports]
-    return forward([*found.kubectl, *words], opens=not arguments.no_open, path=path)
+    ports = f"{(default_port if port is None else port) or ''}:{found.http_port}"
+    command = ["port-forward", "-n", found.namespace, f"pod/{found.pod}", ports]
+    return forward([*found.kubectl, *command], opens=not arguments.no_open, path=path)
 
 
 def forward(command: Sequence[str], *, opens: bool, path: str = PATH) -> int:
-    """Runs kubectl port-forward until it or the caller ends, and shows the page when it listens.
-    Returns 0 after Ctrl-C or SIGTERM, 2 if kubectl failed."""
+    """Runs the command (kubectl port-forward) until it ends, or until Ctrl-C or SIGTERM, and shows
+    the page when kubectl listens. Returns 0, or 2 if kubectl failed."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with subprocess.Popen(
         [*command, "--address=127.0.0.1"], stdout=subprocess.PIPE, text=True
@@ -133,6 +136,6 @@ def forward(command: Sequence[str], *, opens: bool, path: str = PATH) -> int:
 def _show(port: int, *, opens: bool, path: str = PATH) -> None:
     address = f"http://localhost:{port}{path}"
     print(address, flush=True)
-    # Without a desktop, webbrowser would start a browser for terminals, which has no JavaScript.
+    # Without a desktop, webbrowser would start a browser for terminals, which lacks JavaScript.
     if opens and any(map(os.environ.get, _DESKTOPS)) and not webbrowser.open(address):
         print("topolet page: no browser can be started: open the address", file=sys.stderr)

@@ -1,12 +1,12 @@
 """Move pods of a node to better CPUs: create a RebindResource, and show its plan.
 
-The leading scheduler makes the plan: which pods move where, and what that improves. The object is
-created with the rights of the caller: --kubeconfig, else $KUBECONFIG, ~/.kube/config, or the
-service account of the pod. It stays; `kubectl delete rebindresource NAME` deletes it, not before
-its end.
+The leading scheduler makes the plan: which pods move to which CPUs, and what that improves. The
+command creates the object with the rights of the caller: --kubeconfig, else $KUBECONFIG,
+~/.kube/config, or the service account of the pod. It does not delete the object; when the rebind
+has ended, `kubectl delete rebindresource NAME` does.
 
-Exit code 0: the plan is made, or with --wait, or --dry-run, it ended well; 1: it failed, or no
-scheduler has taken it; 2: it can't be requested.
+Exit code 0: a scheduler has taken the object, or, with --wait or --dry-run, the rebind succeeded;
+1: it failed, or no scheduler has taken the object; 2: the object can't be created.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from agent.view import format
 SETTINGS = CallerSettings
 POLL_SECONDS: Final = 0.5
 UNTAKEN_SECONDS: Final = 300.0
-"""By then the agent of the node has written that no scheduler takes it."""
+"""After this time the agent of the node has written that no scheduler took the object."""
 _MEASURES: Final = ("NUMA crossings", "broken cores", "cores in use", "NUMA nodes in use")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("node", metavar="NODE", help="name of the node")
-    parser.add_argument("--dry-run", action="store_true", help="only the plan; moves no pod")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and move no pod")
     parser.add_argument(
         "--max-pods", type=options.positive, metavar="N", help="move at most N pods"
     )
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--deadline-seconds",
         type=options.positive,
         metavar="SECONDS",
-        help="undo the moves if they take longer (600)",
+        help="undo the moves if they take longer than this (600)",
     )
     parser.add_argument("--wait", action="store_true", help="wait until the pods are moved")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
@@ -106,8 +106,9 @@ def followed(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> bytes:
-    """The JSON of the object when it has ended, or without `wait` when a scheduler has taken it, or
-    when none did in time."""
+    """Polls the object by `read` until the rebind has ended, until a scheduler has taken it
+    (without `wait`), or until UNTAKEN_SECONDS have passed and none has taken it. Returns its
+    JSON."""
     until = clock() + UNTAKEN_SECONDS
     while True:
         text = read()
@@ -120,7 +121,7 @@ def followed(
 
 
 def draw(request: RebindRequest, width: int) -> str:
-    """The phase, and with a plan its moves and the measures before and after."""
+    """The phase, and, if there is a plan, its moves and the measures before and after."""
     status = request.status
     lines = [f"RebindResource {request.name} of node {request.node}: {status.phase}"]
     if status.reason:
@@ -132,7 +133,9 @@ def draw(request: RebindRequest, width: int) -> str:
 
 def _moves(plan: StatusPlan, width: int) -> list[str]:
     rows = [("POD", "FROM", "TO")]
-    rows += [(each.pod, _place(each.source), _place(each.target)) for each in plan.moves]
+    rows += [
+        (each.pod, _cpus_or_nodes(each.source), _cpus_or_nodes(each.target)) for each in plan.moves
+    ]
     return format.table(rows, width)
 
 
@@ -140,14 +143,13 @@ def _measures(plan: StatusPlan, width: int) -> list[str]:
     before, after = map(msgspec.structs.astuple, (plan.before, plan.after))
     rows = [("MEASURE", "BEFORE", "AFTER")]
     rows += [
-        (name, str(one), str(other))
-        for name, one, other in zip(_MEASURES, before, after, strict=True)
+        (name, str(old), str(new)) for name, old, new in zip(_MEASURES, before, after, strict=True)
     ]
     return format.table(rows, width)
 
 
-def _place(text: str) -> str:
-    """The CPUs of a resource-status, else the NUMA nodes."""
+def _cpus_or_nodes(text: str) -> str:
+    """The CPUs in the text of a resource-status, or its NUMA nodes if it has no CPUs."""
     try:
         status = resource_status({RESOURCE_STATUS: text})
         nodes = ",".join(map(str, sorted(status.amounts())))

@@ -1,6 +1,6 @@
-"""Commands in the agent's pod on a node, from elsewhere, and the pods of agents and of the leading
-scheduler: by the caller's kubectl, so with the caller's kubeconfig and rights (list pods, and
-create pods/exec, in the agent's namespace)."""
+"""Finds the pods of agents and of the leading scheduler, and runs commands in an agent's pod: by
+the caller's kubectl, so with the caller's kubeconfig and rights (list pods, and create pods/exec,
+in the agent's namespace)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _CONTAINER: Final = "agent"
 _SCHEDULER_CONTAINER: Final = "scheduler"
 AGENT_PORT: Final = host_port(AgentSettings().http)[1]
 SCHEDULER_PORT: Final = host_port(SchedulerSettings().scheduler_http)[1]
-"""Of processes whose options and containers name none."""
+"""The port of a process whose container names no port `http`."""
 _DNS_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _REMOTE_CODE: Final = re.compile(r"^command terminated with exit code \d+\n?", re.MULTILINE)
-"""What kubectl adds on standard error after a command that fails."""
+"""The line that kubectl exec writes to standard error after a command that failed."""
 KUBECTL_SECONDS: Final = 120.0
 """For one call of kubectl that reads; commands in a pod have no deadline."""
 
@@ -39,8 +39,8 @@ class RemoteError(RuntimeError):
 
 
 class Agent(msgspec.Struct, frozen=True):
-    """The agent's pod on a node. `kubectl`: the program with the caller's options. `http_port`:
-    of its container, by the port's name."""
+    """The agent's pod on a node. `kubectl`: the program with the caller's options. `http_port`: the
+    port of the agent's container with the name `http`."""
 
     kubectl: tuple[str, ...]
     namespace: str
@@ -50,8 +50,8 @@ class Agent(msgspec.Struct, frozen=True):
 
 
 class LeadingScheduler(msgspec.Struct, frozen=True):
-    """The pod of the scheduler that leads. `holder`: its name in the leader's Lease, which shows
-    that the caller may read the Lease."""
+    """The pod of the scheduler that leads. `holder`: the identity of that scheduler in the leader's
+    Lease; only a caller that may read the Lease knows it."""
 
     kubectl: tuple[str, ...]
     namespace: str
@@ -61,18 +61,19 @@ class LeadingScheduler(msgspec.Struct, frozen=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds NODE, and where its agent is."""
+    """Adds NODE, and the options with which its agent is found."""
     parser.add_argument(
         "node",
         nargs="?",
         metavar="NODE",
         help="run the command in the agent's pod on that node, by kubectl",
     )
-    add_place(parser, "with NODE: ")
+    add_agent_options(parser, "with NODE: ")
 
 
-def add_place(parser: argparse.ArgumentParser, when: str = "") -> None:
-    """Adds the options that say where the agents are."""
+def add_agent_options(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """Adds the namespace of the agents and the context of the kubeconfig. `when`: the first words
+    of their help."""
     parser.add_argument(
         "-n",
         "--namespace",
@@ -82,27 +83,27 @@ def add_place(parser: argparse.ArgumentParser, when: str = "") -> None:
     parser.add_argument("--context", metavar="NAME", help=f"{when}context of the kubeconfig")
 
 
-def find(arguments: argparse.Namespace) -> Agent:
-    """The running agent of the node. Raises RemoteError."""
+def find_agent(arguments: argparse.Namespace) -> Agent:
+    """The running agent of the node `arguments.node`. Raises RemoteError."""
     node, namespace = arguments.node, arguments.namespace
     if not _DNS_NAME.fullmatch(node):
         raise RemoteError(f"NODE: {node!r:.80} is not the name of a Node")
     kubectl = kubectl_of(arguments, "NODE")
     words = ("get", "pods", "-n", namespace, "-l", _SELECTOR, "-o", "json")
-    listed = json.loads(answer(kubectl, *words, f"--field-selector=spec.nodeName={node}"))
+    listed = json.loads(kubectl_output(kubectl, *words, f"--field-selector=spec.nodeName={node}"))
     pods = [each for each in listed["items"] if "deletionTimestamp" not in each["metadata"]]
     if not pods:
-        raise RemoteError(_absence(kubectl, node, namespace))
+        raise RemoteError(_why_no_pod(kubectl, node, namespace))
     reasons = []
     for pod in pods:
         name = pod["metadata"]["name"]
-        if reason := not_running(pod):
+        if reason := why_not_running(pod):
             reasons.append(f"pod {namespace}/{name}: {reason}")
         else:
             return agent_of(kubectl, namespace, pod)
     raise RemoteError(
-        f"the agent of node {node} does not run: {'; '.join(reasons)}. Read kubectl -n "
-        f"{namespace} describe pod, and logs --previous, of it"
+        f"the agent of node {node} does not run: {'; '.join(reasons)}. kubectl -n {namespace} "
+        "describe pod, and kubectl logs --previous, say more"
     )
 
 
@@ -111,7 +112,9 @@ def find_leader(arguments: argparse.Namespace, lease: str) -> LeadingScheduler:
     from agent.scheduler.leader.election import host_of
 
     kubectl, namespace = kubectl_of(arguments, "--scheduler"), arguments.namespace
-    found = json.loads(answer(kubectl, "get", "lease", lease, "-n", namespace, "-o", "json"))
+    found = json.loads(
+        kubectl_output(kubectl, "get", "lease", lease, "-n", namespace, "-o", "json")
+    )
     holder = str(found.get("spec", {}).get("holderIdentity") or "")
     if not holder:
         raise RemoteError(f"lease {namespace}/{lease}: no scheduler leads now")
@@ -119,7 +122,7 @@ def find_leader(arguments: argparse.Namespace, lease: str) -> LeadingScheduler:
     if not _DNS_NAME.fullmatch(name):
         raise RemoteError(f"lease {namespace}/{lease}: {name!r:.80} is not the name of a pod")
     words = ("get", "pod", name, "-n", namespace, "--ignore-not-found", "-o", "json")
-    text = answer(kubectl, *words)
+    text = kubectl_output(kubectl, *words)
     if not text.strip():
         raise RemoteError(
             f"lease {namespace}/{lease}: the pod of its holder, {name}, does not exist"
@@ -128,15 +131,16 @@ def find_leader(arguments: argparse.Namespace, lease: str) -> LeadingScheduler:
     return LeadingScheduler(kubectl, namespace, name, port or SCHEDULER_PORT, holder)
 
 
-def kubectl_of(arguments: argparse.Namespace, what: str) -> tuple[str, ...]:
-    """The program with the caller's options; `what` needs it. Raises RemoteError."""
+def kubectl_of(arguments: argparse.Namespace, needed_by: str) -> tuple[str, ...]:
+    """The program kubectl with the caller's options. `needed_by`: the argument or command that the
+    error names. Raises RemoteError."""
     program = shutil.which("kubectl")
     if program is None:
-        raise RemoteError(f"{what} needs kubectl, which is not in PATH")
+        raise RemoteError(f"{needed_by} needs kubectl, which is not in PATH")
     return (program, *([f"--context={arguments.context}"] if arguments.context else []))
 
 
-def not_running(pod: dict[str, Any]) -> str:
+def why_not_running(pod: dict[str, Any]) -> str:
     """Why the agent's container does not run, "" if it does."""
     status = pod.get("status", {})
     for each in status.get("containerStatuses") or ():
@@ -150,14 +154,14 @@ def not_running(pod: dict[str, Any]) -> str:
 
 
 def agent_of(kubectl: tuple[str, ...], namespace: str, pod: dict[str, Any]) -> Agent:
-    """Of a pod, as the API server has it."""
+    """The agent in a pod, which is an object of the API server."""
     node = pod.get("spec", {}).get("nodeName", "")
     port = _http_port(pod, _CONTAINER) or AGENT_PORT
     return Agent(kubectl, namespace, pod["metadata"]["name"], node, port)
 
 
 def _http_port(pod: dict[str, Any], name: str) -> int | None:
-    """The port `http` of the container of that name; None if it names none."""
+    """The port `http` of the container with this name, None without one."""
     for container in pod.get("spec", {}).get("containers") or ():
         for port in container.get("ports") or ():
             if (container.get("name"), port.get("name")) == (name, "http"):
@@ -165,10 +169,12 @@ def _http_port(pod: dict[str, Any], name: str) -> int | None:
     return None
 
 
-def _absence(kubectl: Sequence[str], node: str, namespace: str) -> str:
+def _why_no_pod(kubectl: Sequence[str], node: str, namespace: str) -> str:
     # A caller who may not read Nodes still learns that there is no agent.
     with contextlib.suppress(RemoteError):
-        if not answer(kubectl, "get", "node", node, "--ignore-not-found", "-o", "name").strip():
+        if not kubectl_output(
+            kubectl, "get", "node", node, "--ignore-not-found", "-o", "name"
+        ).strip():
             return f"node {node} does not exist"
     return (
         f"no agent runs on node {node}: no pod with {_SELECTOR} in namespace {namespace}. Is it "
@@ -176,10 +182,10 @@ def _absence(kubectl: Sequence[str], node: str, namespace: str) -> str:
     )
 
 
-def words_of(
+def command_line(
     command: str, arguments: argparse.Namespace, kind: type[Options], *flags: str
 ) -> list[str]:
-    """The command with the options that were given, and these flags."""
+    """The subcommand with `flags` and with the options of `kind` that the caller gave."""
     given = [
         f"--{encoded}={value}"
         for name, encoded in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
@@ -188,21 +194,21 @@ def words_of(
     return ["topolet", command, *flags, *given]
 
 
-def run(agent: Agent, words: Sequence[str], *, terminal: bool = False) -> int:
-    """Runs a command there, with its output here; returns its exit code, 2 if kubectl failed.
-    `terminal`: the command draws on the caller's terminal."""
-    exec_ = [*agent.kubectl, "exec", "-n", agent.namespace, agent.pod, "-c", _CONTAINER]
+def run(agent: Agent, command: Sequence[str], *, terminal: bool = False) -> int:
+    """Runs a command in the agent's container, with the caller's standard output and error. Returns
+    its exit code, 2 if kubectl failed. `terminal`: the command draws on the caller's terminal."""
+    exec_ = _exec(agent)
     if terminal and sys.stdin.isatty() and sys.stdout.isatty():
-        return subprocess.run([*exec_, "-it", "--", *words], check=False).returncode
-    done = subprocess.run([*exec_, "--", *words], stderr=subprocess.PIPE, text=True, check=False)
-    return _code(done.returncode, done.stderr)
+        return subprocess.run([*exec_, "-it", "--", *command], check=False).returncode
+    done = subprocess.run([*exec_, "--", *command], stderr=subprocess.PIPE, text=True, check=False)
+    return _exit_code(done.returncode, done.stderr)
 
 
-def output(agent: Agent, words: Sequence[str]) -> tuple[int, bytes]:
-    """The exit code of a command there, as of `run`, and its standard output."""
-    exec_ = [*agent.kubectl, "exec", "-n", agent.namespace, agent.pod, "-c", _CONTAINER]
-    done = subprocess.run([*exec_, "--", *words], capture_output=True, check=False)
-    return _code(done.returncode, done.stderr.decode(errors="replace")), done.stdout
+def output_of(agent: Agent, command: Sequence[str]) -> tuple[int, bytes]:
+    """Runs a command in the agent's container. Returns the exit code, as `run` does, and the
+    standard output."""
+    done = subprocess.run([*_exec(agent), "--", *command], capture_output=True, check=False)
+    return _exit_code(done.returncode, done.stderr.decode(errors="replace")), done.stdout
 
 
 def logs(agent: Agent, lines: int) -> dict[str, str]:
@@ -212,19 +218,25 @@ def logs(agent: Agent, lines: int) -> dict[str, str]:
     command = ("logs", "-n", agent.namespace, agent.pod, "-c", _CONTAINER, f"--tail={lines}")
     for name, flags in (("agent.log", ()), ("agent.previous.log", ("--previous",))):
         with contextlib.suppress(RemoteError):
-            found[name] = answer(agent.kubectl, *command, *flags)
+            found[name] = kubectl_output(agent.kubectl, *command, *flags)
     return found
 
 
-def _code(code: int, error: str) -> int:
-    """Writes what the command wrote on standard error."""
-    own, ended = _REMOTE_CODE.subn("", error)
-    sys.stderr.write(own)
-    return code if ended or code == 0 else 2
+def _exec(agent: Agent) -> list[str]:
+    return [*agent.kubectl, "exec", "-n", agent.namespace, agent.pod, "-c", _CONTAINER]
 
 
-def answer(kubectl: Sequence[str], *words: str) -> str:
-    """The output of a command of kubectl. Raises RemoteError."""
+def _exit_code(kubectl_code: int, error: str) -> int:
+    """The exit code of the command that kubectl ran, 2 if kubectl itself failed. Writes `error`,
+    which is kubectl's standard error, without the line that kubectl adds."""
+    text, command_failed = _REMOTE_CODE.subn("", error)
+    sys.stderr.write(text)
+    return kubectl_code if command_failed or kubectl_code == 0 else 2
+
+
+def kubectl_output(kubectl: Sequence[str], *words: str) -> str:
+    """The standard output of kubectl with these arguments. Raises RemoteError, also for a call that
+    takes longer than KUBECTL_SECONDS."""
     try:
         done = subprocess.run(
             [*kubectl, *words],
@@ -241,16 +253,17 @@ def answer(kubectl: Sequence[str], *words: str) -> str:
     return done.stdout
 
 
-def there(
+def run_on_node(
     command: str,
     arguments: argparse.Namespace,
     kind: type[Options],
     *flags: str,
     terminal: bool = False,
 ) -> int:
-    """Runs the command on NODE; returns its exit code, 2 with the reason if it can't run."""
+    """Runs the subcommand in the agent's pod on `arguments.node`, with the options of `kind` that
+    the caller gave. Returns its exit code; writes the reason and returns 2 if it can't run."""
     try:
-        agent = find(arguments)
+        agent = find_agent(arguments)
     except RemoteError as error:
         return options.fail(error, 2)
-    return run(agent, words_of(command, arguments, kind, *flags), terminal=terminal)
+    return run(agent, command_line(command, arguments, kind, *flags), terminal=terminal)

@@ -1,15 +1,15 @@
-"""Replace the agents of a DaemonSet, one node after the other, and stop at the first node whose
-doctor finds something.
+"""Replace the agents of a DaemonSet, one node after the other, and stop at the first node on which
+`topolet doctor` has findings.
 
-The DaemonSet has the update strategy OnDelete (updateStrategy of a pool of the chart), so that its
-controller replaces no pod by itself. On each node with an earlier agent the command deletes the
-agent's pod, waits until its successor is Ready, and runs `topolet doctor` there. It also examines
-nodes that have the new agent already: run it again after a stop. Nodes that are not Ready are left
-out. It works by kubectl and with the caller's rights: read nodes, DaemonSets, ControllerRevisions
-and pods, delete pods, and create pods/exec.
+The DaemonSet must have the update strategy OnDelete (updateStrategy of a pool of the chart), so
+that its controller replaces no pod by itself. On each node with an old agent the command deletes
+the agent's pod, waits until the new one is Ready, and runs `topolet doctor` in it. It also runs
+`topolet doctor` on nodes that have the new agent already: after a stop, run it again. It skips
+nodes that are not Ready. It runs kubectl with the caller's rights: read nodes, DaemonSets,
+ControllerRevisions and pods, delete pods, and create pods/exec.
 
-Exit code 0: every node has the new agent, or --max-nodes nodes got it, and nothing was found; 1: it
-stopped at a node, or left one out; 2: it can't run.
+Exit code 0: every node has the new agent, or --max-nodes nodes got it, and there were no findings;
+1: the command stopped at a node, or skipped one; 2: it can't run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ REVISION: Final = "controller-revision-hash"
 """The label that the DaemonSet controller gives to pods and ControllerRevisions."""
 POLL_SECONDS: Final = 1.0
 SETTLE_SECONDS: Final = 30.0
-"""The doctor may find differences meanwhile: pods start, and the first pass corrects cgroups."""
+"""Time for which findings do not count: until the first pass of the new agent has corrected
+cgroups, `topolet doctor` may report differences."""
 _OBSERVE_SECONDS: Final = 60.0
 _READY: Final = (
     'jsonpath={range .items[*]}{.metadata.name}{" "}'
@@ -39,7 +40,8 @@ _READY: Final = (
 
 
 class AgentPod(msgspec.Struct, frozen=True):
-    """An agent on a node. `problem`: why it is not Ready, "" if it is."""
+    """The pod of an agent. `revision`: of its pod template. `problem`: why it is not Ready, "" if
+    it is."""
 
     agent: Agent
     revision: str
@@ -47,7 +49,7 @@ class AgentPod(msgspec.Struct, frozen=True):
 
 
 class StoppedError(RuntimeError):
-    """A node is not as it should be; the message names it."""
+    """The rollout can't go on; the message names the node."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=600,
         help="longest time until the new agent of a node is Ready (default: 600)",
     )
-    remote.add_place(parser)
+    remote.add_agent_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -92,7 +94,8 @@ class Agents:
         self._selector = ""
 
     def revision(self) -> str:
-        """Of its pod template, as soon as its controller has seen it."""
+        """The hash of the DaemonSet's pod template, after its controller has observed the
+        template."""
         until = time.monotonic() + _OBSERVE_SECONDS
         while True:
             found = self._get("daemonset", self._name)
@@ -105,7 +108,10 @@ class Agents:
             if found.get("status", {}).get("observedGeneration") == found["metadata"]["generation"]:
                 break
             if time.monotonic() > until:
-                raise RemoteError(f"{self.title}: its controller does not see its template")
+                raise RemoteError(
+                    f"{self.title}: its controller has not observed its template for "
+                    f"{_OBSERVE_SECONDS:g} s"
+                )
             time.sleep(POLL_SECONDS)
         self._owner = found["metadata"]["uid"]
         labels = found["spec"]["selector"]["matchLabels"]
@@ -113,7 +119,7 @@ class Agents:
         return newest(self._owned("controllerrevisions"), self.title)
 
     def pods(self) -> list[AgentPod]:
-        """Without those that are being deleted; after `revision`."""
+        """The pods that are not being deleted. Call `revision` before."""
         return [
             AgentPod(
                 remote.agent_of(self._kubectl, self._namespace, each),
@@ -125,16 +131,16 @@ class Agents:
         ]
 
     def ready_nodes(self) -> set[str]:
-        lines = remote.answer(self._kubectl, "get", "nodes", "-o", _READY).splitlines()
+        lines = remote.kubectl_output(self._kubectl, "get", "nodes", "-o", _READY).splitlines()
         return {line.split(" ")[0] for line in lines if line.endswith(" True")}
 
     def delete(self, pod: AgentPod) -> None:
         words = ("delete", "pod", pod.agent.pod, "-n", self._namespace)
-        remote.answer(self._kubectl, *words, "--wait=false", "--ignore-not-found")
+        remote.kubectl_output(self._kubectl, *words, "--wait=false", "--ignore-not-found")
 
     def doctor(self, pod: AgentPod) -> tuple[int, str]:
-        """Its exit code and its findings."""
-        code, output = remote.output(pod.agent, ["topolet", "doctor"])
+        """The exit code and the output of `topolet doctor` in the pod."""
+        code, output = remote.output_of(pod.agent, ["topolet", "doctor"])
         return code, output.decode(errors="replace")
 
     def _owned(self, kind: str) -> list[dict[str, Any]]:
@@ -150,14 +156,14 @@ class Agents:
 
     def _get(self, *words: str) -> Any:
         return json.loads(
-            remote.answer(self._kubectl, "get", *words, "-n", self._namespace, "-o", "json")
+            remote.kubectl_output(self._kubectl, "get", *words, "-n", self._namespace, "-o", "json")
         )
 
 
 def newest(revisions: Sequence[Mapping[str, Any]], title: str) -> str:
-    """The hash of the newest ControllerRevision. Raises RemoteError where there is none."""
+    """The hash of the newest ControllerRevision. Raises RemoteError if there is none."""
     if not revisions:
-        raise RemoteError(f"{title}: it has no ControllerRevision")
+        raise RemoteError(f"{title} has no ControllerRevision")
     last = max(revisions, key=lambda each: int(each["revision"]))
     return str(last["metadata"]["labels"][REVISION])
 
@@ -185,32 +191,32 @@ def rolled_out(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> int:
-    """The exit code. Raises RemoteError, StoppedError."""
+    """Replaces the agents; returns the exit code. Raises RemoteError, StoppedError."""
     revision = agents.revision()
     ready, pods = agents.ready_nodes(), {each.agent.node: each for each in agents.pods()}
-    # The nodes of an earlier run first: what is wrong there now ends this one before it begins.
+    # Nodes with the new agent first: a finding there stops the rollout before it replaces an agent.
     order = sorted(pods, key=lambda node: (pods[node].revision != revision, node))
-    left_out, replaced = [], 0
+    skipped, replaced = [], 0
     for node in order:
         pod = pods[node]
         if node not in ready:
-            left_out.append(node)
+            skipped.append(node)
             continue
         if pod.revision != revision:
             if replaced == max_nodes:
-                print(f"{count(replaced, 'node')} replaced, others have the agent of before")
+                print(f"{count(replaced, 'agent')} replaced; the other nodes keep their old agent")
                 break
             agents.delete(pod)
             replaced += 1
-        pod = _ready(agents, node, revision, node_seconds, clock, pause)
-        _examine(agents, pod, clock, pause)
-        print(f"node {node}: its agent is Ready, and its doctor finds nothing", flush=True)
-    if left_out:
-        raise StoppedError(f"left out, since they are not Ready: {', '.join(left_out)}")
+        pod = _await_ready(agents, node, revision, node_seconds, clock, pause)
+        _await_no_findings(agents, pod, clock, pause)
+        print(f"node {node}: the new agent is Ready, topolet doctor has no findings", flush=True)
+    if skipped:
+        raise StoppedError(f"skipped, because they are not Ready: {', '.join(skipped)}")
     return 0
 
 
-def _ready(
+def _await_ready(
     agents: Agents,
     node: str,
     revision: str,
@@ -228,12 +234,12 @@ def _ready(
             reasons = [
                 f"pod {each.agent.pod}: {each.problem or 'another revision'}" for each in found
             ]
-            said = "; ".join(reasons) or "it has no pod"
-            raise StoppedError(f"node {node}: its agent is not Ready after {seconds:g} s: {said}")
+            reason = "; ".join(reasons) or "it has no pod"
+            raise StoppedError(f"node {node}: the agent is not Ready after {seconds:g} s: {reason}")
         pause(POLL_SECONDS)
 
 
-def _examine(
+def _await_no_findings(
     agents: Agents, pod: AgentPod, clock: Callable[[], float], pause: Callable[[float], None]
 ) -> None:
     until = clock() + SETTLE_SECONDS
@@ -243,5 +249,5 @@ def _examine(
             return
         if clock() > until:
             print(findings, end="", flush=True)
-            raise StoppedError(f"node {pod.agent.node}: its doctor finds something")
+            raise StoppedError(f"node {pod.agent.node}: topolet doctor has findings")
         pause(POLL_SECONDS)

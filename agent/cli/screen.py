@@ -1,5 +1,5 @@
-"""The terminal of a command that draws on all of it and reads keys: its modes, its size, its
-signals, and the way back to what it was, however the command ends."""
+"""The terminal of a command that draws on the whole screen and reads keys. The terminal gets its
+former modes back however the command ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _ERASE: Final = "\x1b[0m\x1b[2J"
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
 """Around a frame: terminals that know these modes show it at once (synchronized output)."""
 _ESCAPE_SECONDS: Final = 0.05
-"""How long the rest of a key's sequence may take; otherwise the escape was a key itself."""
+"""The longest time from an escape character to the rest of a key's sequence. Without a rest, the
+key Escape was pressed."""
 _LONGEST_KEY_BYTES: Final = 32
 _READ_BYTES: Final = 4096
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
@@ -33,36 +34,36 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class TerminalGoneError(Exception):
-    """Nobody reads the output any more."""
+    """The terminal was closed."""
 
 
 class KeyTerminal:
-    """Between `__enter__` and `__exit__` the alternate screen without echo; signals that end or
-    stop the process are delivered in `keys`, for which only the main thread may call it.
+    """A context in which the terminal shows the alternate screen and does not echo keys. Signals
+    that end or stop the process are handled in `keys`, so only the main thread may call `keys`.
 
-    `ended`: the number of the signal that ended it; 0: it goes on. A terminal that was hung up
-    counts as SIGHUP."""
+    `ended`: the number of the signal that ended the context, SIGHUP for a terminal that hung up; 0
+    if there was none."""
 
     def __init__(self, input_: int, output: int, ability: Ability, encoding: str) -> None:
-        """`input_`: a terminal, or something that is not read."""
+        """`input_`, `output`: descriptors. An input that is not a terminal is not read."""
         self._input = input_
         self._output = output
         self._ability = ability
         self._encoding = encoding
         self._modes: list[Any] | None = None
         self._handlers: dict[int, Handler] = {}
-        self._woken = -1
-        self._wakes = -1
-        self._waker = -1
-        self._stops = self._resumed = False
+        self._wake_reader = -1
+        self._wake_writer = -1
+        self._former_wakeup_fd = -1
+        self._stop_requested = self._resumed = False
         self._shown: Frame = []
         self._size = (0, 0)
         self._rest = b""
         self.ended = 0
 
     def __enter__(self) -> KeyTerminal:
-        self._woken, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._waker = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._former_wakeup_fd = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         for number in (*_ENDING, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):
             self._handlers[number] = signal.signal(number, self._received)
         self._begin()
@@ -72,10 +73,10 @@ class KeyTerminal:
         self._leave()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(self._waker)
-        woken, wakes, self._wakes = self._woken, self._wakes, -1
-        os.close(woken)
-        os.close(wakes)
+        signal.set_wakeup_fd(self._former_wakeup_fd)
+        reader, writer, self._wake_writer = self._wake_reader, self._wake_writer, -1
+        os.close(reader)
+        os.close(writer)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -100,11 +101,11 @@ class KeyTerminal:
     def wake(self) -> None:
         """From any thread: ends a wait for keys."""
         with contextlib.suppress(OSError):
-            os.write(self._wakes, b"\0")
+            os.write(self._wake_writer, b"\0")
 
     def keys(self, seconds: float) -> list[str]:
-        """The keys that are pressed within the time; returns early for the first of them, after a
-        `wake`, a change of the size or the end."""
+        """Waits for keys, at most this time. Returns early after the first key, a `wake`, a change
+        of the size, or a signal that ends the process."""
         if not self._wait(seconds):
             return []
         found: list[str] = []
@@ -118,19 +119,19 @@ class KeyTerminal:
         return [each for each in found if each != "redraw"]
 
     def _wait(self, seconds: float) -> bool:
-        """Whether there is something to read."""
+        """Whether keys can be read."""
         deadline = time.monotonic() + seconds
-        watched = [self._woken, *([self._input] if self._modes else [])]
+        watched = [self._wake_reader, *([self._input] if self._modes else [])]
         while not self.ended:
             left = max(deadline - time.monotonic(), 0.0)
             ready, _, _ = select.select(watched, [], [], left)
-            if self._woken in ready:
+            if self._wake_reader in ready:
                 with contextlib.suppress(BlockingIOError):
-                    os.read(self._woken, _READ_BYTES)
-                if self._stops:
+                    os.read(self._wake_reader, _READ_BYTES)
+                if self._stop_requested:
                     self._stop()
                 elif self._resumed:
-                    # It was stopped by a signal that can't be caught.
+                    # SIGSTOP stopped the process: it can't be caught.
                     self._begin()
                 return self._reads()
             return bool(ready)
@@ -167,13 +168,13 @@ class KeyTerminal:
         if number in _ENDING:
             self.ended = number
         elif number == signal.SIGTSTP:
-            self._stops = True
+            self._stop_requested = True
         elif number == signal.SIGCONT:
             self._resumed = True
 
     def _stop(self) -> None:
-        """As any command: with the terminal as it was."""
-        self._stops = False
+        """Stops the process as SIGTSTP does, with the terminal's former modes meanwhile."""
+        self._stop_requested = False
         self._leave()
         handlers = {
             each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGTSTP, signal.SIGCONT)
@@ -186,7 +187,7 @@ class KeyTerminal:
     def _begin(self) -> None:
         self._resumed = False
         if os.isatty(self._input):
-            # One that is being hung up refuses; a read or write says so next.
+            # A terminal that hangs up refuses; the next read or write reports that.
             with contextlib.suppress(termios.error):
                 self._modes = self._modes or termios.tcgetattr(self._input)
                 wanted = termios.tcgetattr(self._input)

@@ -1,4 +1,4 @@
-"""Runs the process of the scheduler or the webhook, which both serve HTTP."""
+"""Starts the processes that serve HTTP to the cluster: the scheduler and the webhook."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ Kind = TypeVar("Kind", SchedulerSettings, WebhookSettings)
 def serve(
     command: str, arguments: argparse.Namespace, kind: type[Kind], process: Callable[[Kind], None]
 ) -> int:
-    """Returns the exit code. `process` imports its modules when it is called, ends with SIGTERM,
-    and raises AccessError, CertificateError, FaultError, HttpListenError and SettingsError."""
+    """Loads the settings of the command and calls `process` with them; returns the exit code.
+    `process` imports its modules when it is called, returns after SIGTERM, and may raise
+    AccessError, CertificateError, FaultError, HttpListenError and SettingsError."""
     try:
         settings = options.load(arguments, kind)
     except SettingsError as error:

@@ -1,14 +1,14 @@
-"""Place the pods of a trace on the nodes of a trace with the scheduler's own code, and say how much
-of the GPUs is allocated.
+"""Place the pods of a trace on the nodes of a trace with the scheduler's own code, and show how
+much of the GPUs is allocated.
 
 Both files are CSV. Nodes: cpu_milli, memory_mib, gpu, model. Pods: cpu_milli, memory_mib, num_gpu,
-gpu_milli (of one GPU), and, if they exist, gpu_spec (the allowed models, separated by |). All pods
-of the trace arrive in random order, with others drawn from it, until they request --load times
-all GPUs; seeds are 42, 43, ... With --departures pods leave too.
+gpu_milli (of one GPU), and, if it exists, gpu_spec (the allowed models, separated by |). All pods
+of the trace arrive in random order, followed by pods drawn from it at random, until together they
+request --load times all GPUs; the seeds are 42, 43, ... With --departures pods leave too.
 
-With --from-cluster, or --objects, nothing is placed: the command says what the cluster loses to
-fragmentation today, what rebinds would gain, and with --pod how many more pods like that fit. The
-objects are read with the rights of the caller (--kubeconfig, else $KUBECONFIG, ~/.kube/config, or
+With --from-cluster or --objects the command places no pods: it shows what the cluster loses to
+fragmentation, what rebinds would gain, and with --pod how many more pods like that one fit. It
+reads the objects with the rights of the caller (--kubeconfig, else $KUBECONFIG, ~/.kube/config, or
 the service account of the pod), or from files as `kubectl get -o yaml` writes them: nodes, pods -A,
 noderesourcetopologies, devices, and, if they exist, reservations.
 
@@ -39,10 +39,12 @@ from agent.model.objects import ObjectError
 from agent.model.settings.options import SettingsError
 from agent.model.settings.scheduler import ExplainSettings
 from agent.view import format
-from agent.view import fragmentation as words
+from agent.view import fragmentation as fragmentation_view
 
 if TYPE_CHECKING:
+    from agent.allocate.placement.demand import PodKind
     from agent.scheduler.simulation import OccupancyResult, PolicyResult, SeedSpread
+    from agent.scheduler.traces import TraceNode
 
 USAGE = "topolet simulate [--nodes CSV --pods CSV | --from-cluster | --objects PATH] [OPTIONS]"
 SETTINGS = ExplainSettings
@@ -64,10 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", metavar="CSV", help="the nodes of a trace")
     parser.add_argument("--pods", metavar="CSV", help="the pods of a trace")
     parser.add_argument(
-        "--from-cluster", action="store_true", help="the fragmentation of a cluster, by its API"
+        "--from-cluster", action="store_true", help="show the fragmentation of the cluster"
     )
     parser.add_argument(
-        "--objects", metavar="PATH", help="the same by a folder, or file, with saved objects"
+        "--objects",
+        metavar="PATH",
+        help="show the fragmentation of a cluster whose objects are saved in this folder or file",
     )
     parser.add_argument(
         "--pod", metavar="FILE", help="count how many more pods like the one in this file fit"
@@ -76,16 +80,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         action="append",
         choices=[each.value for each in PlacementPolicy],
-        help=f"a placement; may be repeated ({PlacementPolicy.RESIDUAL})",
+        help=f"placement policy; may be repeated ({PlacementPolicy.RESIDUAL})",
     )
     parser.add_argument(
         "--load",
         type=_load,
         default=1.3,
-        help="what the pods request in sum, as a part of all GPUs (1.3)",
+        help="GPUs that all pods together request, as a multiple of the GPUs that exist (1.3)",
     )
     parser.add_argument(
-        "--seeds", type=_seeds, default=1, metavar="N", help="number of runs, from seed 42 on (1)"
+        "--seeds",
+        type=_seeds,
+        default=1,
+        metavar="N",
+        help="number of runs, with the seeds 42, 43, ... (1)",
     )
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument(
@@ -94,8 +102,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--departures",
         action="store_true",
-        help="pods leave, and others wait until they fit: averages over time, with --load as the "
-        "mean of what the pods that are there request",
+        help="pods also leave, and pods that do not fit wait; the result is an average over time, "
+        "and --load is the mean load of the pods that have not left",
     )
     options.add_arguments(parser, SETTINGS)
 
@@ -121,13 +129,13 @@ def _run_fragmentation(arguments: argparse.Namespace) -> int:
         objects = (
             documents.saved_objects(arguments.objects)
             if arguments.objects
-            else _of_cluster(settings)
+            else _objects_of_cluster(settings)
         )
         saved = SavedCluster(objects, agent_selector(settings), rules)
         for problem in saved.problems:
             print(f"topolet: {problem}", file=sys.stderr)
         progress = format.Progress(sys.stderr, 1)
-        pods = _readable(saved.pods.values())
+        pods = _decodable(saved.pods.values())
         found = fragmentation.fragmentation(saved.cluster, pods, sample, progress.part)
         progress.done("fragmentation")
     except (
@@ -143,7 +151,7 @@ def _run_fragmentation(arguments: argparse.Namespace) -> int:
         if arguments.output == "json":
             print(msgspec.json.encode(found).decode(), flush=True)
         else:
-            print(format.encodable(words.draw(found, _width())), end="", flush=True)
+            print(format.encodable(fragmentation_view.draw(found, _width())), end="", flush=True)
     except OSError as error:
         return format.unwritten("simulate", error)
     return 0
@@ -159,16 +167,16 @@ def _sample(path: str) -> ApiPod:
     return from_object(found[0])
 
 
-def _readable(pods: Iterable[Object]) -> Iterator[ApiPod]:
-    """SavedCluster reports the others."""
+def _decodable(pods: Iterable[Object]) -> Iterator[ApiPod]:
+    """Without pods that can't be decoded: SavedCluster has reported them."""
     for each in pods:
         with contextlib.suppress(ObjectError):
             yield from_object(each)
 
 
-def _of_cluster(settings: ExplainSettings) -> Iterator[Object]:
-    """Kinds that the cluster does not serve are left out. Raises DocumentError, OSError and
-    StoreError."""
+def _objects_of_cluster(settings: ExplainSettings) -> Iterator[Object]:
+    """The cluster's objects, without kinds that it does not serve. Raises DocumentError, OSError
+    and StoreError."""
     from agent.kube import auth, kinds, wire
     from agent.kube.transport import Transport
 
@@ -193,7 +201,7 @@ def _width() -> int:
 
 
 def _run_traces(arguments: argparse.Namespace) -> int:
-    from agent.scheduler import simulation, traces
+    from agent.scheduler import traces
 
     if arguments.plot and arguments.departures:
         return options.fail(ValueError("--plot: a run with --departures has no load to plot"), 2)
@@ -204,6 +212,28 @@ def _run_traces(arguments: argparse.Namespace) -> int:
         pods = traces.read_pods(_lines(arguments.pods), arguments.pods)
     except (traces.TraceError, OSError, UnicodeDecodeError) as error:
         return options.fail(error, 2)
+    found, curves = _simulate(nodes, pods, arguments)
+    try:
+        if arguments.plot:
+            Path(arguments.plot).write_text(
+                format.line_chart(curves, _LOAD, _ALLOCATED), encoding="utf-8"
+            )
+    except OSError as error:
+        return options.fail(error, 2)
+    try:
+        _write(found, arguments.output)
+    except OSError as error:
+        return format.unwritten("simulate", error)
+    return 0
+
+
+def _simulate(
+    nodes: Sequence[TraceNode], pods: Sequence[PodKind], arguments: argparse.Namespace
+) -> tuple[dict[str, PolicyResult | OccupancyResult], dict[str, Sequence[tuple[float, float]]]]:
+    """The result of each policy over all seeds, and, without departures, its mean curve of load and
+    allocation."""
+    from agent.scheduler import simulation, traces
+
     policies = [
         PlacementPolicy(each)
         for each in dict.fromkeys(arguments.policy or [PlacementPolicy.RESIDUAL])
@@ -231,18 +261,7 @@ def _run_traces(arguments: argparse.Namespace) -> int:
         else:
             found[policy] = simulation.result(runs)
             curves[policy] = simulation.mean_curve([each.curve for each in runs])
-    try:
-        if arguments.plot:
-            Path(arguments.plot).write_text(
-                format.line_chart(curves, _LOAD, _ALLOCATED), encoding="utf-8"
-            )
-    except OSError as error:
-        return options.fail(error, 2)
-    try:
-        _write(found, arguments.output)
-    except OSError as error:
-        return format.unwritten("simulate", error)
-    return 0
+    return found, curves
 
 
 def _write(found: Mapping[str, PolicyResult | OccupancyResult], output: str) -> None:
@@ -251,10 +270,11 @@ def _write(found: Mapping[str, PolicyResult | OccupancyResult], output: str) -> 
     if output == "json":
         print(msgspec.json.encode(SimulationReport(found)).decode(), flush=True)
         return
-    titles = list(dict.fromkeys(it for each in found.values() for it in each.__struct_fields__))
-    rows = [["policy", *(_TITLES[each] for each in titles)]]
+    fields = list(dict.fromkeys(name for each in found.values() for name in each.__struct_fields__))
+    rows = [["policy", *(_TITLES[field] for field in fields)]]
     rows += [
-        [name, *(_cell(getattr(each, title)) for title in titles)] for name, each in found.items()
+        [policy, *(_cell(getattr(each, field)) for field in fields)]
+        for policy, each in found.items()
     ]
     lines = format.table(rows, _width())
     print(format.encodable("\n".join(lines) + "\n"), end="", flush=True)

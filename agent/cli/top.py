@@ -1,10 +1,10 @@
-"""Show the node live: each CPU by owner and load, the pools over time, the devices, the pods and
-what happens to them, with the reasons.
+"""Show the node live: each CPU with its owner and load, the pools over time, the devices, the pods
+and what happens to them, with the reasons.
 
-Keys: ? lists them, q ends. On a terminal that can't be drawn on (TERM=dumb), in a pipe or with
---once it prints one picture. Loads are read only while the command runs. With NODE it runs in the
-agent's pod on that node, by kubectl and with the caller's rights. Exit code 0: done; 1: the machine
-can't be read; 2: wrong usage; 128 and more: ended by a signal.
+The key ? lists all keys, and q ends the command. With --once, in a pipe, or on a terminal without
+cursor movement (TERM=dumb), the command prints one picture. It reads loads only while it runs. With
+NODE it runs in the agent's pod on that node, by kubectl and with the caller's rights. Exit code 0:
+done; 1: the machine can't be read; 2: wrong usage; 128 and more: ended by a signal.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class TopSettings(RestoreSettings, frozen=True):
 SETTINGS = TopSettings
 _LEAST_SECONDS, _MOST_SECONDS = 0.1, 3_600.0
 _SECONDS: Final = {"pods": 10.0, "devices": 10.0, "gpus": 2.0}
-"""How often each is read again; pods also after each decision."""
+"""The time between two readings of each source. Pods are also read after each decision."""
 _ANSWER_SECONDS: Final = 5.0
 _ONCE_SECONDS: Final = 0.5
 _ONCE_ROWS: Final = 2_000
 _STANDARD_INPUT: Final = 0
-"""It may be closed; then there is no `sys.stdin`."""
+"""The descriptor: without standard input, `sys.stdin` is None."""
 _TERM: Final = re.compile(r"[A-Za-z0-9+._-]{1,64}")
 
 
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=1.0,
         metavar="SECONDS",
-        help="how often the screen changes (default: 1)",
+        help="time between two updates of the screen (default: 1)",
     )
     parser.add_argument("--once", action="store_true", help="print one picture and end")
     remote.add_arguments(parser)
@@ -92,7 +92,7 @@ def _seconds(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.node:
-        return _there(arguments)
+        return _on_node(arguments)
     try:
         settings = options.load(arguments, SETTINGS)
         runtime = socket_path(settings.runtime_endpoint)
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = settings.node_name or socket.gethostname()
     sampler = NodeSampler(name, settings.root, settings.state_dir)
     reader = _Reader(settings, runtime, sampler)
-    # Log lines would damage the screen. It shows the problems itself.
+    # Log lines would damage the screen, which shows the problems itself.
     logging.disable(logging.CRITICAL)
     try:
         if arguments.once or not sys.stdout.isatty() or term in ("", "dumb"):
@@ -114,29 +114,29 @@ def run(arguments: argparse.Namespace) -> int:
         return options.fail(error)
     except OSError as error:
         return format.unwritten("top", error)
-    except KeyboardInterrupt:  # before the screen, which has keys for it
+    except KeyboardInterrupt:  # The screen, once it is shown, reads Ctrl-C as a key.
         return 128 + signal.SIGINT
     finally:
         logging.disable(logging.NOTSET)
 
 
-def _there(arguments: argparse.Namespace) -> int:
-    """On the node, with what this terminal can show."""
+def _on_node(arguments: argparse.Namespace) -> int:
+    """Runs the command on NODE, with the abilities of the caller's terminal."""
     flags = [f"--every={arguments.every:g}", *(["--once"] if arguments.once else [])]
     try:
-        agent = remote.find(arguments)
+        agent = remote.find_agent(arguments)
     except remote.RemoteError as error:
         return options.fail(error, 2)
     arguments.node_name = arguments.node_name or arguments.node
     term = os.environ.get("TERM", "")
-    known = [f"TERM={term}"] if _TERM.fullmatch(term) else []
-    known += ["NO_COLOR=1"] if os.environ.get("NO_COLOR") else []
-    words = ["env", *known, *remote.words_of("top", arguments, SETTINGS, *flags)]
-    return remote.run(agent, words, terminal=not arguments.once)
+    variables = [f"TERM={term}"] if _TERM.fullmatch(term) else []
+    variables += ["NO_COLOR=1"] if os.environ.get("NO_COLOR") else []
+    command = ["env", *variables, *remote.command_line("top", arguments, SETTINGS, *flags)]
+    return remote.run(agent, command, terminal=not arguments.once)
 
 
 def _once(sampler: NodeSampler, reader: _Reader, ability: Ability) -> int:
-    """Two looks, for the loads between them; the picture has no colours."""
+    """Prints one picture without colours. Loads need two readings, some time apart."""
     sampler.observe()
     reader.read()
     time.sleep(_ONCE_SECONDS)
@@ -154,7 +154,8 @@ def _once(sampler: NodeSampler, reader: _Reader, ability: Ability) -> int:
 def _live(
     sampler: NodeSampler, reader: _Reader, ability: Ability, encoding: str, every: float
 ) -> int:
-    observed = reader.observed()  # An error of the machine is printed before the screen begins.
+    # Before the screen is shown, so that an error of the machine stays readable.
+    observed = reader.observed()
     state = ScreenState()
     failed = threading.Event()
 
@@ -186,8 +187,8 @@ def _live(
 
 
 class _Reader:
-    """What the parts of the machine say that may take long to answer: one thread reads them, and
-    another one sees the node with the last answers."""
+    """The sources that may take long to answer: runtime and devices. One thread calls `read` and
+    `opened`; another calls `observed`, which adds the last answers to the node's state."""
 
     def __init__(self, settings: TopSettings, runtime: str, sampler: NodeSampler) -> None:
         self._settings = settings
@@ -204,24 +205,24 @@ class _Reader:
         self._problems: dict[str, str] = {}
 
     def observed(self) -> NodeObservation:
-        """Raises DiscoveryError, OSError."""
+        """The node now, with the last answers. Raises DiscoveryError, OSError."""
         return self._sampler.observe(self._devices, self._usage, tuple(self._problems.values()))
 
     def read(self) -> None:
-        """What is due."""
+        """Reads each source whose time has come."""
         try:
             self._read_pods()
             self._problems.pop("pods", None)
         except (RpcError, CgroupError) as error:
-            self._problems = {**self._problems, "pods": f"no use of pods: {error}"}
+            self._problems = {**self._problems, "pods": f"the use of pods is unknown: {error}"}
         try:
             self._read_devices()
             self._problems.pop("devices", None)
         except (DiscoveryError, OSError) as error:
-            self._problems = {**self._problems, "devices": f"no devices: {error}"}
+            self._problems = {**self._problems, "devices": f"the devices are unknown: {error}"}
 
     def opened(self, uid: str) -> Opened:
-        """Asks the runtime about a pod."""
+        """What the runtime and the cgroups report of a pod."""
         try:
             return self._pod_reader().opened(uid)
         except CgroupError as error:
@@ -267,7 +268,7 @@ class _Reader:
 
 
 class _Gpus:
-    """A session with NVIDIA's driver that stays open: to begin one takes half a second."""
+    """Keeps a session with NVIDIA's driver open, because its start takes half a second."""
 
     def __init__(self) -> None:
         self._session: GpuSession | None = None
@@ -288,15 +289,16 @@ class _Gpus:
 
 
 class _Background:
-    """The thread that reads. `opened`: the last pod that was opened, once it has been read."""
+    """A thread that calls the reader, every `every` seconds and when a pod is opened. `opened`:
+    what was read of the pod that was opened last, None before that."""
 
     def __init__(self, reader: _Reader, wake: Callable[[], None], every: float) -> None:
         self._reader = reader
         self._wake = wake
         self._every = every
-        self._asked = threading.Event()
+        self._opened = threading.Event()
         self._uid = ""
-        self._ends = False
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="reads", daemon=True)
         self.opened: Opened | None = None
 
@@ -305,25 +307,25 @@ class _Background:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ends = True
-        self._asked.set()
-        # A runtime that does not answer must not keep the terminal.
+        self._stopped = True
+        self._opened.set()
+        # Not for longer: a runtime that does not answer must not delay the end of the command.
         self._thread.join(_ONCE_SECONDS)
 
     def open(self, uid: str) -> None:
-        """The uid of the opened pod, "" for none."""
+        """A pod is opened, or closed if `uid` is ""."""
         if uid != self._uid:
             self._uid = uid
-            self._asked.set()
+            self._opened.set()
 
     def _run(self) -> None:
-        while not self._ends:
+        while not self._stopped:
             if self._uid:
                 opened = self._reader.opened(self._uid)
                 if opened != self.opened:
                     self.opened = opened
                     self._wake()
             self._reader.read()
-            self._asked.wait(self._every)
-            self._asked.clear()
+            self._opened.wait(self._every)
+            self._opened.clear()
         self._reader.close()

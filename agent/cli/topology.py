@@ -1,5 +1,5 @@
-"""Draw the machine: sockets, NUMA nodes, caches, cores with their threads, models, kinds of memory,
-distances, and its devices by NUMA node and switch, as `topolet devices` lists them.
+"""Draw the machine: sockets, NUMA nodes, caches, cores with their threads, CPU models, kinds of
+memory, distances, and its devices by NUMA node and switch, as `topolet devices` lists them.
 
 With NODE the command runs in the agent's pod on that node, by kubectl and with the caller's rights.
 """
@@ -22,7 +22,6 @@ import msgspec
 from agent.cli import devices, options, remote
 from agent.discover import cpus, hardware
 from agent.discover.sysfs import DiscoveryError
-from agent.model import snapshot as snapshots
 from agent.model.cpu.hardware import Hardware, MemoryTraits
 from agent.model.cpu.topology import Cpu, NumaNode, Topology
 from agent.model.settings.agent import DevicesSettings
@@ -43,13 +42,12 @@ SCHEMA_VERSION = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds `--root` and `--output`."""
     options.add_root(parser)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     parser.add_argument(
         "--owners",
         action="store_true",
-        help="show which pods own which CPUs, and the other pods, as the agent decided",
+        help="also show which pods own which CPUs, and all other pods, as the agent decided",
     )
     parser.add_argument("--watch", action="store_true", help="like --owners, updated until Ctrl-C")
     remote.add_arguments(parser)
@@ -62,13 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
         given = ("owners", "watch")
         flags = [f"--{each}" for each in given if getattr(arguments, each)]
         words = (*flags, f"--output={arguments.output}")
-        return remote.there("topology", arguments, SETTINGS, *words, terminal=arguments.watch)
+        return remote.run_on_node("topology", arguments, SETTINGS, *words, terminal=arguments.watch)
     root: str = arguments.root
     try:
         settings = options.load(arguments, SETTINGS)
     except SettingsError as error:
         return options.fail(error, 2)
-    snapshot_path = os.path.join(settings.state_dir, "snapshot.json")
     if not os.path.isdir(root):
         print(f"topolet topology: --root {root}: no such folder", file=sys.stderr)
         return 2
@@ -81,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
             values = body(topology, hardware.read(root, topology))
             values["devices"] = msgspec.to_builtins(_devices(root, topology, settings))
             if arguments.owners:
-                values["decisions"] = _decisions(_snapshot(snapshot_path))
+                values["decisions"] = _decisions(devices.read_snapshot(settings.state_dir))
             json.dump(values, sys.stdout, indent=1)
             print()
         elif arguments.watch:
@@ -89,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             known = hardware.read(root, topology)
             if arguments.owners:
-                picture = owned(topology, snapshot_path, known)
+                picture = owned(topology, settings.state_dir, known)
             else:
                 picture = machine.draw(topology, _width(), hardware=known, colour=_coloured())
             lines = _device_lines(root, topology, settings)
@@ -107,39 +104,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _devices(root: str, topology: Topology, settings: DevicesSettings) -> tuple[ShownDevice, ...]:
-    """As `devices.read` knows them."""
     return devices_view.shown(devices.read(root, topology, settings), devices.names(root))
 
 
 def _device_lines(root: str, topology: Topology, settings: DevicesSettings) -> list[str]:
-    """Below a picture; none for a machine without devices."""
+    """The lines below the picture, none for a machine without devices."""
     found = _devices(root, topology, settings)
     return ["", "Devices", *devices_view.as_tree(found, _width())] if found else []
 
 
 def owned(
     topology: Topology,
-    snapshot_path: str,
+    state_dir: str,
     known: Hardware | None = None,
     height: int | None = None,
 ) -> str:
-    """The picture with owners and pods, or without them if no agent has written a snapshot."""
+    """The picture with owners and pods; if no agent has written a snapshot, the picture of the
+    machine with that reason."""
     width, colour = _width(), _coloured()
     try:
-        snapshot = _snapshot(snapshot_path)
+        snapshot = devices.read_snapshot(state_dir)
     except SnapshotError as error:
         picture = machine.draw(topology, width, hardware=known, colour=colour)
         return f"{picture}\nNo decisions to show: {error}\n"
     return node.draw(topology, snapshot, width, hardware=known, colour=colour, height=height)
-
-
-def _snapshot(path: str) -> Snapshot:
-    """The decisions that the agent wrote last. Raises SnapshotError, also without a file."""
-    try:
-        with open(path, "rb") as file:
-            return snapshots.decode(file.read())
-    except OSError as error:
-        raise SnapshotError(str(error)) from error
 
 
 def body(topology: Topology, known: Hardware) -> dict[str, Any]:
@@ -233,27 +221,27 @@ def _node(node: NumaNode, memory: MemoryTraits | None) -> dict[str, Any]:
 
 
 def _watch(root: str, topology: Topology, settings: DevicesSettings) -> None:
-    """Devices are read less often than decisions: each time a driver may have to answer."""
-    snapshot_path = os.path.join(settings.state_dir, "snapshot.json")
-    read_at, below = -math.inf, list[str]()
+    """Until Ctrl-C. Reads the devices less often than the snapshot, because drivers take long to
+    answer."""
+    read_at, device_lines = -math.inf, list[str]()
     with contextlib.suppress(KeyboardInterrupt), Screen(sys.stdout) as screen:
         while True:
             if time.monotonic() - read_at >= _DEVICES_SECONDS:
-                below = _device_lines(root, topology, settings)
+                device_lines = _device_lines(root, topology, settings)
                 read_at = time.monotonic()
             lines = shutil.get_terminal_size((100, 24)).lines
-            picture = watched(topology, snapshot_path, below, lines)
+            picture = watched(topology, settings.state_dir, device_lines, lines)
             screen.show(format.encodable(picture), lines)
             time.sleep(_WATCH_SECONDS)
 
 
-def watched(topology: Topology, snapshot_path: str, below: Sequence[str], height: int) -> str:
-    """The picture with owners and pods, and `below` it the devices, if these leave it most of the
-    lines; otherwise a line that names the command which lists them."""
-    if len(below) > height // 3:
-        below = ["", "The devices need more lines: topolet devices"]
-    picture = owned(topology, snapshot_path, height=height - len(below))
-    return picture + "".join(f"{line}\n" for line in below)
+def watched(topology: Topology, state_dir: str, device_lines: Sequence[str], height: int) -> str:
+    """The picture with owners and pods, and below it the lines of the devices. If these need more
+    than a third of `height`, the picture is followed by the command that lists them instead."""
+    if len(device_lines) > height // 3:
+        device_lines = ["", "No room for the devices: see topolet devices"]
+    picture = owned(topology, state_dir, height=height - len(device_lines))
+    return picture + "".join(f"{line}\n" for line in device_lines)
 
 
 def _width() -> int:
@@ -269,8 +257,8 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 class Screen:
-    """On a terminal texts replace each other on the alternate screen. Elsewhere they follow each
-    other, and a text that equals the last one is not repeated."""
+    """On a terminal, each text replaces the one before, on the alternate screen. On another stream,
+    texts follow each other, without repetitions."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

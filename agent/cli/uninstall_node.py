@@ -1,9 +1,10 @@
-"""Take back everything that Topolet changed on this node. Stop the agent first.
+"""Undo everything that Topolet changed on this node. Stop the agent first.
 
-The kubelet's endpoint and the proxy, the values of cgroups, the labels and extended resources of
-the Node, Topolet's part of the NodeResourceTopology and the Device, and the files. What others
-wrote stays. It can be repeated. Exit code 0: nothing is left; 1: what is left is listed; 2: wrong
-usage, or no credentials for the API server, and nothing is changed.
+The command restores the kubelet's runtime endpoint and the values of cgroups. It removes the proxy,
+the labels and extended resources of the Node, Topolet's part of the NodeResourceTopology and the
+Device, and Topolet's files. It keeps what others wrote, and can be repeated. Exit code 0: nothing
+is left; 1: the command lists what is left; 2: wrong usage, or no credentials for the API server,
+and nothing is changed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import sys
 
 from agent.cli import options
-from agent.cli.install_proxy import ended_by_signal, say
+from agent.cli.install_proxy import fail_on_signals, print_line
 from agent.install.proxy import ProxyInstallation
 from agent.install.uninstall import NodeRemoval
 from agent.kube import auth
@@ -31,12 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--without-cluster",
         action="store_true",
-        help="leave the objects of the cluster as they are",
+        help="do not change objects of the cluster",
     )
     parser.add_argument(
         "--without-proxy",
         action="store_true",
-        help="leave the proxy of this host, if there is one, and the kubelet's endpoint",
+        help="do not change the proxy of this host and the kubelet's runtime endpoint",
     )
     options.add_arguments(parser, SETTINGS)
 
@@ -47,19 +48,23 @@ def run(arguments: argparse.Namespace) -> int:
         settings = options.load(arguments, SETTINGS)
         name = settings.node_name or os.uname().nodename
         if not arguments.without_cluster:
-            # Before anything is changed: the program may be a part of what is removed.
+            # First of all: later imports may fail, because the removed files may contain this
+            # program.
             access = auth.access(settings.kubeconfig, settings.service_account_dir)
             objects = Cluster(Transport(access), name)
     except AccessError as error:
-        text = "nothing is changed; --without-cluster leaves the objects to a later run, elsewhere"
+        text = (
+            "nothing is changed; with --without-cluster a later run, on any machine, undoes the "
+            "changes of objects"
+        )
         return options.fail(AccessError(f"{error}: {text}"), 2)
     except SettingsError as error:
         return options.fail(error, 2)
-    ended_by_signal()
-    installation = None if arguments.without_proxy else ProxyInstallation(settings, say)
-    removal = NodeRemoval(settings, name, objects, installation, say)
+    fail_on_signals()
+    installation = None if arguments.without_proxy else ProxyInstallation(settings, print_line)
+    removal = NodeRemoval(settings, name, objects, installation, print_line)
     if removal.run():
-        say(f"node {name}: nothing of Topolet is left")
+        print_line(f"node {name}: nothing of Topolet is left")
         return 0
     for line in removal.left:
         print(f"topolet: left on node {name}: {line}", file=sys.stderr)

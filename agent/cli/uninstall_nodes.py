@@ -1,9 +1,10 @@
-"""Take back everything that Topolet changed, on all nodes: the chart's pre-delete hook runs it.
+"""Undo everything that Topolet changed, on all nodes. The pre-delete hook of the chart runs this
+command.
 
 It deletes the agents' DaemonSets, and starts a pod with `topolet uninstall-node` on each node that
-has an agent or its labels. The file has the pods, one for each pool of the chart. Nodes on which
-something is left are listed, with the command for them. It can be repeated. Exit code 0: nothing is
-left; 1: what is left is listed; 2: it can't begin.
+has an agent or labels of one. FILE has the pods, one for each pool of the chart. The command lists
+the nodes on which something is left, with a command for each. It can be repeated. Exit code 0:
+nothing is left; 1: something is left on the listed nodes; 2: the command can't begin.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from agent.cli import options
-from agent.cli.install_proxy import say
+from agent.cli.install_proxy import print_line
 from agent.install.nodes import ClusterRemoval, NodePools, NodeProgress, RemovalLimits
 from agent.kube import auth
 from agent.kube.auth import AccessError
@@ -31,9 +32,9 @@ SETTINGS = CallerSettings
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pools", metavar="FILE", help="the pools with their pods, in JSON")
     for name, unset, text in (
-        ("--nodes-at-once", 20, "how many nodes are taken back at the same time"),
-        ("--node-deadline-seconds", 120, "the longest time of one node"),
-        ("--deadline-seconds", 270, "the longest time of all nodes"),
+        ("--nodes-at-once", 20, "number of nodes at the same time"),
+        ("--node-deadline-seconds", 120, "longest time of one node"),
+        ("--deadline-seconds", 270, "longest time of all nodes together"),
     ):
         parser.add_argument(
             name, type=options.positive, default=unset, metavar="N", help=f"{text} ({unset})"
@@ -57,14 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
     )
     transport = Transport(access, user_agent="topolet-uninstall")
     try:
-        removal = ClusterRemoval(transport, pools, limits, say)
+        removal = ClusterRemoval(transport, pools, limits, print_line)
         done = removal.run()
     except (KubeError, AccessError) as error:
         return options.fail(error)
     finally:
         transport.close()
     if done:
-        say("nothing of Topolet is left on any node")
+        print_line("nothing of Topolet is left on any node")
         return 0
     for line in listed(removal.left):
         print(line, file=sys.stderr)
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def listed(left: Sequence[NodeProgress]) -> list[str]:
-    """What a person reads about the nodes on which something is left."""
+    """Lines about the nodes on which something is left."""
     lines = []
     for each in left:
         lines.append(f"topolet: left on node {each.node}: {each.problem}")

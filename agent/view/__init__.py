@@ -1,5 +1,14 @@
-"""Pictures and tables for terminals, made from values.
+"""Pictures, tables and sentences for people, made from values; nothing here reads the machine.
 
-`node` draws the node at one moment: the picture of the machine with the owners of its CPUs, and a
-line for each pod. `machine` draws the machine's tree of sockets, NUMA nodes, dies and caches, which
-`nesting` builds, and folds parts that are too tall. `format` writes numbers, tables and boxes."""
+`machine` draws the machine: `nesting` arranges sockets, NUMA nodes, dies and caches as a tree, and
+`machine` draws the tree as boxes with a cell for each core, or, if that is too tall, as boxes with
+CPU lists, then as lines. `node` adds the owner of each CPU and a line for each pod; `topolet
+topology` prints it. `devices` lists devices as a table or a tree.
+
+The page and `topolet top` show the node live: `live` makes one value of machine, pools, devices,
+pods and problems, `recent` keeps the last changes from the audit trail, and `history` writes a
+record of the trail as a sentence. `top` draws the screen of `topolet top` with the styled lines of
+`terminal`.
+
+`explanation` and `fragmentation` write the scheduler's results as text. `format` has numbers,
+tables and boxes, and prints to any standard output."""

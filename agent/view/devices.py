@@ -22,7 +22,7 @@ _INFINIBAND: Final = 0x0C06
 """An InfiniBand controller of the class of serial buses."""
 _DISPLAY: Final = 0x03
 _CONTROLLERS_3D: Final = (0x0302, 0x0380)
-"""Display controllers that are no VGA adapters (PCI Code and ID Assignment, class 03h)."""
+"""Display controllers that are not VGA adapters (PCI Code and ID Assignment, class 03h)."""
 _NVIDIA: Final = 0x10DE
 NONE: Final = "No GPUs, network interfaces, FPGAs or accelerators."
 _HEAD: Final = ("DEVICE", "ADDRESS", "NUMA", "NAME", "PODS", "STATE")
@@ -37,10 +37,11 @@ class DevicePart(msgspec.Struct, frozen=True):
 
 
 class ShownDevice(msgspec.Struct, frozen=True):
-    """One PCI function. `kind`: gpu, nic, fpga, accelerator or display. `id`: the UUID of a GPU,
-    "" of others. `node`, `socket`: the kernel's ids, -1 if unknown. `root` and `bridges`: as in
-    `Function`. `healthy` None: unknown. `state`: what else is known, in words. `holders`: the pods
-    that have it. `links`: to other GPUs, in words."""
+    """A PCI function with what is known of the device. `kind`: gpu, nic, fpga, accelerator or
+    display. `id`: the UUID of a GPU, "" for other devices. `node`, `socket`: the kernel's ids, -1
+    if unknown. `root`, `bridges`: as in `Function`. `healthy` None: unknown. `state`: further facts
+    as text. `links`: a text for each other GPU with a link. `parts`: MIG instances. `holders`: the
+    titles of the pods that have the device."""
 
     kind: str
     address: str
@@ -67,10 +68,10 @@ class ShownDevice(msgspec.Struct, frozen=True):
 
 
 class DeviceSources(msgspec.Struct, frozen=True):
-    """What is known of the devices. `functions`: of PCI, by address; `interfaces`: the names of
-    their network interfaces. `gpus`: the driver's report,
-    None where no driver was asked. `holders`: pods, and `health`: by the UUID of a GPU or instance,
-    or the address of another device. `problems`: what can't be read."""
+    """What was read about the devices. `functions`: PCI functions by address. `interfaces`: the
+    names of network interfaces by address. `gpus`: the driver's report, None if it was not
+    requested. `holders`: titles of pods, and `health`: both by the UUID of a GPU or MIG instance,
+    or the address of another device. `problems`: what could not be read."""
 
     functions: Mapping[str, Function]
     interfaces: Mapping[str, tuple[str, ...]] = {}
@@ -93,7 +94,7 @@ def shown(
     for function in sources.functions.values():
         kind = "fpga" if function.address in fpgas else _kind(function)
         if kind and not function.physical:
-            name = name_of(function) or _numbers(function)
+            name = name_of(function) or _pci_ids(function)
             holders = sources.holders.get(function.address, ())
             states = [
                 *sources.interfaces.get(function.address, ()),
@@ -118,7 +119,8 @@ def shown(
 
 
 def holders(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
-    """The titles of the pods that have a device, by its UUID or address, as the agent decided."""
+    """By the UUID or address of a device, the titles of the pods that have it, as the agent
+    decided."""
     held = snapshot.devices.held if snapshot.devices else ()
     pods = snapshot.pods
     return {
@@ -136,7 +138,7 @@ def _kind(function: Function) -> str:
     return "nic" if code >> 8 == _INFINIBAND else _CLASSES.get(code >> 16, "")
 
 
-def _numbers(function: Function) -> str:
+def _pci_ids(function: Function) -> str:
     vendor, device = (
         "????" if each is None else f"{each:04x}" for each in (function.vendor, function.device)
     )
@@ -158,7 +160,7 @@ def _rdma_state(found: RdmaFunction | None) -> Iterable[str]:
 
 
 def _with_gpu(device: ShownDevice, sources: DeviceSources) -> ShownDevice:
-    """With what the driver reports of the card at this address."""
+    """The device with the driver's report of the GPU at its address."""
     report = sources.gpus
     if device.kind != GPU or report is None:
         return device
@@ -205,8 +207,8 @@ def _links(uuid: str, report: GpuReport) -> Iterable[str]:
 
 
 def as_table(devices: Sequence[ShownDevice], width: int) -> list[str]:
-    """One row for each device and MIG instance. Where the rows are wider than `width`, pods and
-    state are below the device."""
+    """One row for each device and MIG instance. If a row is wider than `width`, pods and state are
+    on lines below each device."""
     if not devices:
         return [NONE]
     rows: list[Sequence[str]] = [_HEAD]
@@ -221,8 +223,8 @@ def as_table(devices: Sequence[ShownDevice], width: int) -> list[str]:
 
 
 def _narrow_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    places = [row for row in rows if row[1]]
-    starts = iter(table([row[:4] for row in places], sys.maxsize))
+    with_address = [row for row in rows if row[1]]
+    starts = iter(table([row[:4] for row in with_address], sys.maxsize))
     lines: list[str] = []
     for row in rows:
         device, address, _, name, pods, state = row
@@ -239,10 +241,10 @@ def _narrow_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
 
 
 def as_tree(devices: Sequence[ShownDevice], width: int) -> list[str]:
-    """By NUMA node, root bus and the switches below it; a line for each device."""
+    """A line for each device, below lines for its NUMA node, root bus and switches."""
     lines: list[str] = [] if devices else [NONE]
     above: tuple[str, ...] = ()
-    for each in sorted(devices, key=lambda it: (it.node, it.root, it.bridges, it.address)):
+    for each in sorted(devices, key=lambda one: (one.node, one.root, one.bridges, one.address)):
         place = f"NUMA node {each.node}" if each.node >= 0 else "NUMA node unknown"
         switches = tuple(f"switch {bridge}" for bridge in each.bridges[1::2])
         path = (place, each.root or "no PCI tree", *switches)

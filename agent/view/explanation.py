@@ -1,4 +1,4 @@
-"""An explanation in words: whether the pod gets a node, why, and what to change if it gets none."""
+"""An explanation as text: whether the pod gets a node, why, and what to change if it gets none."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from agent.view.format import count, table
 _MAX_OBJECTS: Final = 3
 _MAX_SUMMARIES: Final = 4
 BEYOND: Final = (
-    "Looked at: Topolet's rules and the sums of each Node. kube-scheduler's other plugins (taints, "
-    "affinity, volumes, ...) may also reject a node."
+    "Checked: Topolet's rules, and the amounts of each Node. kube-scheduler's other plugins "
+    "(taints, affinity, volumes, ...) may also reject a node."
 )
 
 
@@ -38,7 +38,7 @@ def draw(found: Explanation, width: int = 100) -> str:
     for verdict in verdicts:
         lines += ["", *_verdict_lines(verdict, verdict.node == found.winner, width)]
     if found.nodes_left_out:
-        lines += ["", f"{count(found.nodes_left_out, 'node')} not looked at."]
+        lines += ["", f"{count(found.nodes_left_out, 'node')} not checked."]
     lines += ["", *_wrapped(BEYOND, width)]
     return "\n".join(lines) + "\n"
 
@@ -61,16 +61,16 @@ def _row(found: Explanation) -> tuple[str, str, str, str]:
 
 
 def note(found: Explanation) -> str:
-    """One sentence for each group of nodes with the same cause, without amounts, so that it stays
-    the same while amounts change. Nodes that are drained or of another group are not named."""
-    texts = [_said(each.summary, each.objects) for each in found.causes]
+    """The text of an Event: a sentence for each cause, with the number of its nodes. It has no
+    amounts, so that it stays the same while amounts change."""
+    texts = [_with_change(each.summary, each.objects) for each in found.causes]
     firsts = [each.causes[0] for each in found.nodes if each.causes]
     by_summary = Counter(each.summary for each in firsts)
     objects = {each.summary: each.objects for each in reversed(firsts)}
     for summary, number in by_summary.most_common(_MAX_SUMMARIES):
         several = number > 1
-        placed = tuple(_of_any(each) if several else each for each in objects[summary])
-        texts.append(f"{count(number, 'node')}: {_said(summary, placed)}")
+        named = tuple(_without_name(each) if several else each for each in objects[summary])
+        texts.append(f"{count(number, 'node')}: {_with_change(summary, named)}")
     if (left := len(by_summary) - _MAX_SUMMARIES) > 0:
         texts.append(count(left, "further reason"))
     nodes = len(found.nodes) + found.nodes_left_out
@@ -89,7 +89,7 @@ def _headline(found: Explanation) -> str:
     if found.winner:
         return f"{text}: node {found.winner} is the best of {with_room} with room, of {nodes}."
     if any(each.objects for each in found.causes) and not found.nodes:
-        return f"{text}: no node was looked at."
+        return f"{text}: no node was checked."
     return f"{text}: none of {count(nodes, 'node')} has room."
 
 
@@ -99,7 +99,7 @@ def _bound(bound: BoundFacts) -> str:
         parts.append(f"NUMA nodes {_ids(bound.numa_nodes)}")
     parts += [f"{kind} {_ids(minors)}" for kind, minors in sorted(bound.devices.items())]
     held = f" with {', '.join(parts)}" if parts else ""
-    return f"It is on node {bound.node}{held}. Below: as if it were scheduled again now."
+    return f"It is on node {bound.node}{held}. The following is as if it were scheduled again now."
 
 
 def _verdict_lines(verdict: NodeVerdict, wins: bool, width: int) -> list[str]:
@@ -114,7 +114,8 @@ def _verdict_lines(verdict: NodeVerdict, wins: bool, width: int) -> list[str]:
 
 
 def offer_lines(node: str, offer: OfferFacts, wins: bool, width: int) -> list[str]:
-    """`wins`: the node is the pod's, so that how the offer came about matters."""
+    """The lines about a node that has room. `wins`: the pod gets this node; then the lines also say
+    how its CPUs and NUMA nodes were chosen."""
     parts = [f"score {offer.score}"]
     if offer.cpus:
         parts.append(f"CPUs {offer.cpus}")
@@ -132,7 +133,7 @@ def offer_lines(node: str, offer: OfferFacts, wins: bool, width: int) -> list[st
         lines.append(f"  tried NUMA nodes {_ids(trial.numa_nodes)}: {result}")
     if offer.merged is not None:
         causes = f" (not preferred: {', '.join(offer.merge_causes)})" if offer.merge_causes else ""
-        lines += _wrapped(f"hints together: NUMA nodes {_ids(offer.merged)}{causes}", width, "  ")
+        lines += _wrapped(f"merged hints: NUMA nodes {_ids(offer.merged)}{causes}", width, "  ")
     if offer.steps:
         lines += _wrapped(f"CPUs chosen by: {', '.join(offer.steps)}", width, "  ")
     return lines
@@ -150,24 +151,24 @@ def _eviction(eviction: EvictionFacts) -> str:
 def _cause_lines(cause: Cause, width: int, indent: str) -> list[str]:
     lines = _wrapped(cause.message, width, indent)
     if cause.objects:
-        lines += _wrapped(f"change {_places(cause.objects)}", width, f"{indent}  ")
+        lines += _wrapped(f"change {_field_list(cause.objects)}", width, f"{indent}  ")
     return lines
 
 
-def _said(summary: str, objects: Sequence[ObjectField]) -> str:
-    return f"{summary}; change {_places(objects)}" if objects else summary
+def _with_change(summary: str, objects: Sequence[ObjectField]) -> str:
+    return f"{summary}; change {_field_list(objects)}" if objects else summary
 
 
-def _places(objects: Iterable[ObjectField]) -> str:
-    return ", or ".join(map(_place, list(objects)[:_MAX_OBJECTS]))
+def _field_list(objects: Iterable[ObjectField]) -> str:
+    return ", or ".join(map(_field, list(objects)[:_MAX_OBJECTS]))
 
 
-def _place(where: ObjectField) -> str:
+def _field(where: ObjectField) -> str:
     return f"{f'{where.kind} {where.name}'.rstrip()}: {where.field}"
 
 
-def _of_any(where: ObjectField) -> ObjectField:
-    """The same field of any such object, if it is not the pod's."""
+def _without_name(where: ObjectField) -> ObjectField:
+    """The field without the name of its object, unless the object is the pod."""
     return where if where.kind == "Pod" else ObjectField(where.kind, "", where.field)
 
 

@@ -1,7 +1,6 @@
-"""Output for people: numbers, tables, boxes, line charts, the progress of a command, and standard
-output to any target.
-
-The target may have any encoding, its reader may stop reading, and its disk may be full."""
+"""Output for people: numbers, tables, boxes, line charts and the progress of a command; and what to
+do if standard output has another encoding than UTF-8, is closed by its reader, or is on a full
+disk."""
 
 from __future__ import annotations
 
@@ -84,10 +83,8 @@ def in_rows(boxes: Sequence[Box], width: int) -> Lines:
 
 
 def arranged(makers: Sequence[Callable[[int], Box]], width: int) -> Lines:
-    """The boxes in the number of columns that needs the fewest lines.
-
-    A maker draws its box in at most the given width, if it can.
-    """
+    """The boxes in the number of columns that needs the fewest lines. Each of `makers` returns its
+    box for a width, wider than that only if the box can't be narrower."""
     best: Lines = []
     for columns in _COLUMNS:
         if columns > len(makers):
@@ -100,7 +97,7 @@ def arranged(makers: Sequence[Callable[[int], Box]], width: int) -> Lines:
 
 
 def flow(cells: Sequence[str], width: int) -> Lines:
-    """Cells of one width in rows of equal length."""
+    """Cells, which all have the same width, in rows of equal length."""
     if not cells:
         return []
     most = max(1, (width + 1) // (len(cells[0]) + 1))
@@ -116,13 +113,15 @@ _CONTROLS = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), "?")
 
 
 def printable(text: str) -> str:
-    """Without control characters, which a terminal would obey: others choose the names."""
+    """The text with its control characters replaced: names that pods' authors choose must not
+    control the terminal."""
     return text.translate(_CONTROLS)
 
 
 def unwritten(command: str, error: OSError) -> int:
-    """The exit code: a reader that closes early (`head`) is not an error; a full disk is."""
-    with open(os.devnull, "wb") as nowhere:  # for the rest that Python flushes at its exit
+    """The exit code of a command that could not write its standard output: 0 for a reader that
+    closes early (`head`), 1 for any other error, which is reported."""
+    with open(os.devnull, "wb") as nowhere:  # Python flushes the rest at its exit.
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 0
@@ -131,7 +130,8 @@ def unwritten(command: str, error: OSError) -> int:
 
 
 def encodable(text: str) -> str:
-    """The text, with ASCII frames if the terminal can't show others."""
+    """The text, or, if the encoding of standard output does not have all of its characters, the
+    text with ASCII frames and question marks."""
     encoding = sys.stdout.encoding or "ascii"
     try:
         text.encode(encoding)
@@ -150,7 +150,8 @@ _BAR_WIDTH = 30
 def line_chart(
     curves: Mapping[str, Sequence[tuple[float, float]]], across_title: str, up_title: str
 ) -> str:
-    """A picture in SVG; both axes are percents, the upward one to 100."""
+    """A chart in SVG. `curves`: by name, points of (x, y) in percent; y is at most 100.
+    `across_title`, `up_title`: the titles of the axes."""
     last = max((curve[-1][0] for curve in curves.values()), default=100.0) or 100.0
     across, down = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
@@ -197,14 +198,15 @@ def line_chart(
 
 
 class Progress:
-    """A bar for a terminal; another stream gets a line for each step that is done."""
+    """Shows how far a command is: on a terminal as a bar, on another stream as a line for each step
+    that is done."""
 
     def __init__(self, stream: TextIO, steps: int) -> None:
         self._stream, self._steps = stream, steps
         self._done, self._drawn = 0, ""
 
     def part(self, title: str, part: float) -> None:
-        """`part` of the current step is done."""
+        """The part of the current step, from 0 to 1, that is done."""
         if not self._stream.isatty():
             return
         whole = (self._done + part) / self._steps

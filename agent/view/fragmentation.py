@@ -1,4 +1,4 @@
-"""The fragmentation of a cluster in words: the sums, and the nodes that lose most."""
+"""The fragmentation of a cluster as text: the sums, and the nodes that lose most."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agent.model.fragmentation import ClusterFragmentation, NodeFragmentation
 from agent.view import format
 
 MAX_NODES: Final = 20
-"""Nodes that are listed; the JSON has all."""
+"""The number of nodes in the text; the JSON output has all."""
 
 
 def draw(found: ClusterFragmentation, width: int) -> str:
@@ -29,7 +29,7 @@ def _cpus(found: ClusterFragmentation) -> list[str]:
         f"  {found.cpus_on_broken_cores} of these are on broken cores: another CPU of the core has "
         "an owner.",
         f"  {_amount(found.cpus_on_small_numa_rests)} are on NUMA nodes with fewer free CPUs than "
-        "a pod of this cluster owns (on average).",
+        "a pod of this cluster owns (mean over its pods).",
     ]
 
 
@@ -38,10 +38,10 @@ def _gpus(found: ClusterFragmentation) -> list[str]:
         return []
     return [
         f"{found.gpus} GPUs, {_amount(found.free_gpus)} free.",
-        f"  {_amount(found.gpus_lost_to_shares)} are lost to shares: what is left of a GPU is "
+        f"  {_amount(found.gpus_lost_to_shares)} are lost to shares: the free part of a GPU is "
         "worth less than its size.",
-        f"  {_amount(found.gpus_without_cpu_or_memory)} will stay idle, because CPU or memory of "
-        "their node runs out first.",
+        f"  {_amount(found.gpus_without_cpu_or_memory)} will stay idle, because the CPU or memory "
+        "of their node runs out first.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Records of the audit trail for people: as a table, and the story of a pod in sentences."""
+"""Records of the audit trail for people: as a table, and as sentences by pod."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from agent.view.format import printable, table
 _HEAD: Final = ("TIME", "PROCESS", "EVENT", "POD", "CONTAINER", "CHANGE", "WHY")
 
 
-def drawn(records: Iterable[Record], width: int, zone: datetime.tzinfo | None = None) -> str:
-    """A table, times with their zone: the local one if it is None."""
+def as_table(records: Iterable[Record], width: int, zone: datetime.tzinfo | None = None) -> str:
+    """A row for each record, with times in `zone`; None: the local zone."""
     rows = [
         (
             local(each.time, zone).isoformat(" ", "milliseconds"),
             each.process,
             each.event,
-            printable(each.title) or _of_node(each),
+            printable(each.title) or _numa_node(each),
             printable(each.container),
             printable(_change(each)),
             printable(_why(each)),
@@ -33,25 +33,25 @@ def drawn(records: Iterable[Record], width: int, zone: datetime.tzinfo | None = 
 
 
 def local(stamp: str, zone: datetime.tzinfo | None = None) -> datetime.datetime:
-    """The time of a record in a zone, the local one if it is None; the beginning of time for a text
-    that is none."""
+    """The time of a record in `zone` (None: the local zone); 1970-01-01 for a text that is not a
+    time."""
     try:
         return datetime.datetime.fromisoformat(stamp).astimezone(zone)
     except (ValueError, OverflowError):
         return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
-class Chapter(msgspec.Struct, frozen=True):
-    """The story of one pod: each sentence with the time of its record."""
+class PodHistory(msgspec.Struct, frozen=True):
+    """What happened to one pod. `sentences`: each with the time of its record before it."""
 
     title: str
     uid: str
     sentences: tuple[tuple[str, str], ...]
 
 
-def chapters(records: Sequence[Record]) -> list[Chapter]:
-    """The stories of all pods in the records, in the order of their beginnings; records without a
-    uid belong to the pod of that name that is the latest then. `records`: by time."""
+def pod_histories(records: Sequence[Record]) -> list[PodHistory]:
+    """The histories of all pods in the records, in the order of their first records. A record
+    without a uid belongs to the pod of its name that the records named last. `records`: by time."""
     by_pod: dict[tuple[str, str], list[tuple[str, str]]] = {}
     latest: dict[str, str] = {}
     for each in records:
@@ -59,19 +59,20 @@ def chapters(records: Sequence[Record]) -> list[Chapter]:
             continue
         uid = each.uid or latest.get(each.title, "")
         latest[each.title] = uid
-        story = by_pod.setdefault((each.title, uid), [])
+        sentences = by_pod.setdefault((each.title, uid), [])
         text = sentence(each)
-        if not story or story[-1][1] != text:
-            story.append((each.time, text))
-    return [Chapter(title, uid, tuple(story)) for (title, uid), story in by_pod.items()]
+        if not sentences or sentences[-1][1] != text:
+            sentences.append((each.time, text))
+    return [PodHistory(title, uid, tuple(found)) for (title, uid), found in by_pod.items()]
 
 
-def told(found: Sequence[Chapter], zone: datetime.tzinfo | None = None) -> str:
-    """The chapters as text, with a heading for each day."""
+def as_text(histories: Sequence[PodHistory], zone: datetime.tzinfo | None = None) -> str:
+    """The histories with a heading for each pod and each day, and times in `zone`; None: the local
+    zone."""
     lines = []
-    for chapter in found:
-        lines.append(printable(f"Pod {chapter.title}, uid {chapter.uid or 'unknown'}"))
-        days = groupby(chapter.sentences, key=lambda each: local(each[0], zone).date())
+    for history in histories:
+        lines.append(printable(f"Pod {history.title}, uid {history.uid or 'unknown'}"))
+        days = groupby(history.sentences, key=lambda each: local(each[0], zone).date())
         for day, sentences in days:
             lines.append(f"  {day:%A, %Y-%m-%d}")
             for stamp, text in sentences:
@@ -85,9 +86,9 @@ def told(found: Sequence[Chapter], zone: datetime.tzinfo | None = None) -> str:
 
 
 def sentence(record: Record) -> str:
-    """What happened, in plain words. An event of a later version has only its fields."""
-    tell = _SENTENCES.get(record.event)
-    text = tell(record) if tell else " ".join(filter(None, (record.event, _change(record))))
+    """The record as a sentence; an event that this version does not know as its name and fields."""
+    write = _SENTENCES.get(record.event)
+    text = write(record) if write else " ".join(filter(None, (record.event, _change(record))))
     by = "" if record.process in ("agent", "") else f", by topolet {record.process}"
     return f"{text[:1].upper()}{text[1:]}{by}."
 
@@ -114,21 +115,20 @@ def _written(record: Record) -> str:
     if record.reason == WriteReason.SANDBOX_ANNOUNCED:
         why = "its sandbox must not start on CPUs of other pods"
     if record.field == "cpuset.cpus":
-        text = f"{_whose(record)} moves to CPUs {record.after or 'of its parent'}{_before(record)}"
+        text = f"{_subject(record)} moves to CPUs {record.after or 'of its parent'}"
     else:
-        text = (
-            f"the file {record.field} of {_whose(record)} becomes {record.after}{_before(record)}"
-        )
+        text = f"the file {record.field} of {_subject(record)} becomes {record.after}"
+    text += _former_value(record)
     return f"{text}: {why}" if why else text
 
 
-def _whose(record: Record) -> str:
+def _subject(record: Record) -> str:
     if record.container:
         return f"container {record.container}"
     return SANDBOX if record.message.startswith(SANDBOX) else "the pod's cgroup"
 
 
-def _before(record: Record) -> str:
+def _former_value(record: Record) -> str:
     return f" (before: {record.before})" if record.before else ""
 
 
@@ -141,7 +141,7 @@ _RESTORED: Final[dict[str, str]] = {
 
 
 def _restored(record: Record) -> str:
-    text = f"the file {record.field} of {_whose(record)} has its original value again"
+    text = f"the file {record.field} of {_subject(record)} has its original value again"
     value = f" ({record.after})" if record.after else ""
     return f"{text}{value}: {_RESTORED.get(record.reason, record.reason)}"
 
@@ -178,14 +178,14 @@ _SENTENCES: Final[dict[str, Callable[[Record], str]]] = {
     ),
     AuditEvent.DEVICES_CHANGED: lambda record: (
         f"container {record.container or 'of the pod'} sees {record.after or 'no devices'}"
-        f"{_before(record)}"
+        f"{_former_value(record)}"
     ),
     AuditEvent.DEVICES_REFUSED: lambda record: (
         f"container {record.container or 'of the pod'} gets no devices: {record.message}"
     ),
     AuditEvent.CONTAINER_ADMITTED: _admitted,
     AuditEvent.START_CHANGED: lambda record: (
-        f"container {record.container} will start with CPUs {record.after}{_before(record)}"
+        f"container {record.container} will start with CPUs {record.after}{_former_value(record)}"
     ),
     AuditEvent.CONTAINER_REFUSED: lambda record: (
         f"container {record.container} is not created: {record.message}"
@@ -193,12 +193,12 @@ _SENTENCES: Final[dict[str, Callable[[Record], str]]] = {
     AuditEvent.CGROUP_WRITTEN: _written,
     AuditEvent.CGROUP_RESTORED: _restored,
     AuditEvent.CGROUP_WRITE_FAILED: lambda record: (
-        f"the file {record.field} of {_whose(record)} can't be set: {record.message}"
+        f"the file {record.field} of {_subject(record)} can't be set: {record.message}"
     ),
 }
 
 
-def _of_node(record: Record) -> str:
+def _numa_node(record: Record) -> str:
     return f"NUMA node {record.numa_node}" if record.numa_node is not None else ""
 
 

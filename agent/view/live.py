@@ -1,8 +1,8 @@
 """A node at one moment as one value with a JSON form: the machine, its pools, devices and pods, and
-what needs attention. Pages and terminals draw it.
+what needs attention. The page and `topolet top` draw it.
 
-Times and changes come from the audit trail (`agent.view.recent`), loads from the kernel: they
-change at other times than the rest."""
+Changes come from the audit trail (`agent.view.recent`), loads from the kernel. Both are separate
+values, because they change at other times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA_VERSION: Final = 1
 
 
 class LiveCpu(msgspec.Struct, frozen=True, omit_defaults=True):
-    """As `Cpu` of the topology."""
+    """An online CPU. The fields are those of `Cpu` in the topology."""
 
     id: int
     core: int
@@ -35,8 +35,8 @@ class LiveCpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LivePart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A socket, NUMA node, die or cache with its CPUs as a list of the kernel. `node`: the NUMA
-    node whose devices are near this part and near no part around it."""
+    """A socket, NUMA node, die or cache. `cpus`: a list in the kernel's form. `node`: the NUMA node
+    whose devices are drawn in this part: the outermost part with CPUs of only that node."""
 
     noun: str
     title: str
@@ -55,7 +55,7 @@ class LivePool(msgspec.Struct, frozen=True):
 
 
 class LiveContainer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A container whose values differ from those of its pod's others."""
+    """A container whose CPUs differ from those of the other containers of its pod."""
 
     name: str
     cpus: str
@@ -63,10 +63,10 @@ class LiveContainer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LivePod(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`own`: the CPUs that the pod owns, with offline ones; `cpus`: those on which its containers
-    run; `nodes`: their NUMA nodes. `state`: what the CPUs are to the pod, and `reason`: who decided
-    that, in words. `refused`: why its claim is not honoured; `waits`: why its containers are not
-    created yet."""
+    """A pod. `own`: the CPUs that it owns, with offline ones. `cpus`: the CPUs on which its
+    containers run, and `nodes` their NUMA nodes. `state`: whether the pod owns its CPUs or shares
+    them, and `reason` who decided that, as text. `refused`: why its CPU claim is not honoured.
+    `waits`: why its containers are not created yet."""
 
     uid: str
     title: str
@@ -83,8 +83,8 @@ class LivePod(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that a person should look at. `pod`: the title of a pod, `device`: an address;
-    `time`: of a change, as in the audit trail."""
+    """A problem that a person should see. `pod`: the title of a pod. `device`: an address. `time`:
+    the time of a change, as in the audit trail."""
 
     kind: str
     text: str
@@ -94,8 +94,8 @@ class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LiveNode(msgspec.Struct, frozen=True):
-    """`hardware`: models of CPUs, caches and kinds of memory, in words. `generation`: of the
-    agent's decision, 0 before the first one. CPU sets are lists of the kernel."""
+    """`hardware`: CPU models, caches and kinds of memory, as text. `generation`: of the agent's
+    decision, 0 before the first. CPU sets are lists in the kernel's form."""
 
     schema_version: int
     node: str
@@ -121,7 +121,8 @@ def live(
     found: Iterable[Attention] = (),
     hardware: Iterable[str] = (),
 ) -> LiveNode:
-    """`snapshot` None: the agent has decided nothing yet. `found`: what else needs attention."""
+    """The node as one value. `snapshot` None: the agent has decided nothing yet. `found`: further
+    problems, in addition to those of pods and devices."""
     pods = _pods(topology, snapshot) if snapshot else ()
     return LiveNode(
         SCHEMA_VERSION,
@@ -145,7 +146,8 @@ def live(
 
 
 def drift(recent: Recent, begin: str) -> tuple[Attention, ...]:
-    """What other processes changed and what could not be written since then, the newest first."""
+    """What other processes changed, and what could not be written, since `begin`; the newest
+    first."""
     found = (each for each in recent.changes if each.kind == "drift" and each.time >= begin)
     return tuple(
         Attention("Drift", each.text, pod=each.pod, time=each.time)
@@ -159,8 +161,8 @@ _MOST_DRIFT: Final = 8
 def loads(
     before: Mapping[int, tuple[int, int]], after: Mapping[int, tuple[int, int]], cpus: Iterable[int]
 ) -> bytes:
-    """One byte for each CPU, in percent, 255 if it is unknown. `before`, `after`: the time that was
-    not idle and all time of each CPU, in any unit."""
+    """One byte for each CPU: its load in percent, 255 if it is unknown. `before`, `after`: by CPU,
+    the time that was not idle and all time, both in the same unit."""
     found = bytearray()
     for cpu in cpus:
         busy, total = (
@@ -175,8 +177,8 @@ UNKNOWN: Final = 255
 
 
 def cpu_times(stat: str) -> dict[int, tuple[int, int]]:
-    """Of /proc/stat (Documentation/filesystems/proc.rst): by CPU, the time that was not idle and
-    all time, in clock ticks. The time of guests is part of the user's."""
+    """By CPU, the time that was not idle and all time, in clock ticks, from the text of /proc/stat
+    (Documentation/filesystems/proc.rst). Guest time is contained in user time."""
     found = {}
     for line in stat.splitlines():
         name, *words = line.split()[:9]
@@ -189,8 +191,7 @@ def cpu_times(stat: str) -> dict[int, tuple[int, int]]:
 
 
 _IDLE_TICKS: Final = 4
-"""The fields up to the idle time. The field after them is the time in which the CPU waited for
-disks."""
+"""The number of fields up to idle time. The field after them, iowait, also counts as idle."""
 
 
 def _parts(topology: Topology) -> tuple[LivePart, ...]:

@@ -1,7 +1,8 @@
 """A picture of the machine: boxes for sockets, NUMA nodes, dies and caches, a cell for each core,
 models of CPUs, sizes of caches, kinds of memory, and the NUMA distances.
 
-A picture that would be too tall is folded: first cells into CPU lists, then boxes into lines."""
+A picture that would be too tall is folded: its cells become CPU lists, then its boxes become
+lines."""
 
 from __future__ import annotations
 
@@ -73,8 +74,8 @@ def about(hardware: Hardware, width: int = sys.maxsize) -> Lines:
 
 
 class Cells:
-    """`owners` has the name of each CPU's owner. Each name has one letter (`marks`), in order of
-    CPUs."""
+    """Draws CPUs as cells or lists, with a mark for the owner of each. `owners`: the name of the
+    owner by CPU. `marks`: the letters of each name, in the order of the CPUs."""
 
     def __init__(self, topology: Topology, owners: Mapping[int, str]) -> None:
         self._cpus = {cpu.id: cpu for cpu in topology.cpus}
@@ -263,7 +264,7 @@ _KIND_LETTERS = {CacheKind.DATA: "d", CacheKind.INSTRUCTION: "i", CacheKind.UNIF
 
 
 def _models(hardware: Hardware, width: int) -> Lines:
-    """The models of the CPUs, and how many caches of which size there are."""
+    """The models of the CPUs, and the number and size of the caches of each level and kind."""
     several = len(hardware.models) > 1
     lines: Lines = []
     for model in hardware.models:

@@ -1,7 +1,7 @@
 """Sockets, NUMA nodes, dies and L3 caches as a tree of named CPU sets.
 
-Usually sockets contain NUMA nodes. If one node contains several whole sockets, they are its parts.
-A node with parts of several sockets is shown in parts.
+Usually sockets contain NUMA nodes. A NUMA node that contains several whole sockets contains them in
+the tree. A NUMA node with some CPUs of several sockets appears in each of them, as a part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from agent.view.format import count, size
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A named CPU set. `parts` divide it, or are empty. `notes` are lines about it."""
+    """A named CPU set. `parts`: its division, empty if it is not divided. `notes`: lines about
+    it."""
 
     noun: str
     title: str
@@ -52,6 +53,9 @@ def pages(node: NumaNode) -> str:
 
 
 class _Nesting:
+    """The tree of one machine. `home`: the NUMA node by CPU. `dies`: their names, if sockets have
+    several. `caches`: the CPUs of each L3 cache, unless every core has its own."""
+
     def __init__(self, topology: Topology) -> None:
         self.nodes = [node for node in topology.numa_nodes if node.cpus]
         self.home = {cpu.id: cpu.node for cpu in topology.cpus}
@@ -76,9 +80,9 @@ class _Nesting:
         for socket, cpus in self.sockets.items():
             if socket in drawn:
                 continue
-            spanning = [node for node in self.nodes if node.cpus & cpus and not node.cpus <= cpus]
-            if len(spanning) == 1 and cpus <= spanning[0].cpus:
-                node = spanning[0]
+            across = [node for node in self.nodes if node.cpus & cpus and not node.cpus <= cpus]
+            if len(across) == 1 and cpus <= across[0].cpus:
+                node = across[0]
                 inside = {name: each for name, each in self.sockets.items() if each <= node.cpus}
                 if union(inside.values()) == node.cpus:
                     drawn.update(inside)
@@ -100,9 +104,9 @@ class _Nesting:
             if members:
                 cut = "" if members == node.cpus else " (part)"
                 inner.append(self._divided("NUMA node", _title(node) + cut, members, _notes(node)))
-        strays = cpus - union(node.cpus for node in self.nodes)
-        for home in sorted({self.home[cpu] for cpu in strays}):
-            members = CpuSet(cpu for cpu in strays if self.home[cpu] == home)
+        without_node = cpus - union(node.cpus for node in self.nodes)
+        for home in sorted({self.home[cpu] for cpu in without_node}):
+            members = CpuSet(cpu for cpu in without_node if self.home[cpu] == home)
             inner.append(self._divided("NUMA node", f"NUMA node {home}, offline", members, ()))
         return _joined("socket", f"Socket {socket}", cpus, inner, ())
 

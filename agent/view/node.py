@@ -11,7 +11,8 @@ from agent.view import machine
 from agent.view.format import table
 
 _COLUMNS = ("POD", "QOS", "CPUS", "")
-_AROUND_LINES = 9  # summary, legend, heads and what is between them
+_OTHER_LINES = 9
+"""The lines that are neither of the machine nor of pods: summary, legend, headings, blank lines."""
 
 
 def draw(
@@ -29,7 +30,7 @@ def draw(
     """
     tall = machine.TALL_LINES
     if height is not None:
-        tall = min(tall, max(height - len(snapshot.pods) - _AROUND_LINES, 1))
+        tall = min(tall, max(height - len(snapshot.pods) - _OTHER_LINES, 1))
     held = holders(topology, snapshot)
     picture = machine.draw(topology, width, held, hardware=hardware, colour=colour, tall_lines=tall)
     rows = [_COLUMNS, *map(_row, _sorted(snapshot))]
@@ -40,7 +41,8 @@ def draw(
 
 
 def holders(topology: Topology, snapshot: Snapshot) -> dict[int, str]:
-    """By CPU: the pod that owns it, or the pools that contain it. CPUs with neither are omitted."""
+    """By CPU: the pod that owns it, or the pools that contain it. CPUs that have neither are left
+    out."""
     ls, be = pool_cpus(snapshot.ls_pools), pool_cpus(snapshot.be_pools)
     named: dict[int, str] = {}
     for pools, text in ((ls & be, "LS and BE pool"), (ls - be, "LS pool"), (be - ls, "BE pool")):
@@ -62,9 +64,9 @@ def _sorted(snapshot: Snapshot) -> list[PodWanted]:
 
 
 def _row(pod: PodWanted) -> tuple[str, str, str, str]:
-    given = [each for each in pod.containers.values() if each.kubelet]
-    if given:
-        cpus = union(CpuSet.parse(each.cpuset or "") for each in given)
+    of_kubelet = [each for each in pod.containers.values() if each.kubelet]
+    if of_kubelet:
+        cpus = union(CpuSet.parse(each.cpuset or "") for each in of_kubelet)
         refused = f"; claim not honoured: {pod.refused}" if pod.refused else ""
         return pod.title, pod.qos.value, str(cpus) or "-", f"own, by the kubelet{refused}"
     wanted = pod.each

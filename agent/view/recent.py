@@ -1,7 +1,7 @@
-"""What happened on a node lately, from the audit trail: decisions, moves, drift, refusals, the
-sizes of the shared pools, and since when each pod has its CPUs.
+"""The last changes on a node, from the audit trail: decisions, moves, drift, refusals, the sizes of
+the shared pools, and since when each pod has its CPUs.
 
-Records are added one by one as the trail grows; what is kept of them is bounded."""
+Records are added one by one as the trail grows; the number of changes that are kept is bounded."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ _REFUSALS: Final = frozenset(
         AuditEvent.CPUS_IN_USE,
     }
 )
-_MOST_DECISIONS: Final = 240
-_MOST_MOVES: Final = 160
-_MOST_SIZES: Final = 2_000
+_MAX_DECISIONS: Final = 240
+_MAX_MOVES: Final = 160
+_MAX_SIZES: Final = 2_000
 _CPUSET: Final = "cpuset.cpus"
 
 
 class RecentChange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`kind`: decision, move, drift or refusal. `pod`: its title."""
+    """A change that the page and `topolet top` list. `kind`: decision, move, drift or refusal.
+    `pod`: the title of the pod."""
 
     time: str
     kind: str
@@ -61,8 +62,9 @@ class PoolSize(msgspec.Struct, frozen=True):
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """`since`: by uid, when the pod got its CPUs. `pools` by time, the first entry of each with its
-    size at the begin, if that is known; `changes`: the newest first."""
+    """The changes from a time on. `since`: by the uid of a pod, the time when it got its CPUs.
+    `pools`: by time; the first entry of each pool has its size at the begin, if that is known.
+    `changes`: the newest first."""
 
     since: dict[str, str]
     pools: tuple[PoolSize, ...]
@@ -70,17 +72,18 @@ class Recent(msgspec.Struct, frozen=True):
 
 
 class RecentChanges:
-    """Takes records of all processes, of each process by time."""
+    """Collects the changes from the records of all processes. Records of one process are added in
+    order of time."""
 
     def __init__(self) -> None:
         self._since: dict[str, str] = {}
-        self._pools: deque[PoolSize] = deque(maxlen=_MOST_SIZES)
+        self._pools: deque[PoolSize] = deque(maxlen=_MAX_SIZES)
         self._pools_seen: set[tuple[str, int]] = set()
-        self._decisions: deque[RecentChange] = deque(maxlen=_MOST_DECISIONS)
-        self._moves: deque[RecentChange] = deque(maxlen=_MOST_MOVES)
+        self._decisions: deque[RecentChange] = deque(maxlen=_MAX_DECISIONS)
+        self._moves: deque[RecentChange] = deque(maxlen=_MAX_MOVES)
 
     def add(self, record: Record) -> bool:
-        """Whether there is anything in the record that is kept."""
+        """Returns whether the record changed what `since` returns."""
         event = record.event
         if event == AuditEvent.POOL_CHANGED:
             self._add_pool(record)
@@ -98,7 +101,7 @@ class RecentChanges:
         return bool(kind)
 
     def since(self, begin: str) -> Recent:
-        """The pools and changes from that time on (see `audit.stamp`)."""
+        """The pools and changes from `begin` on, a time as `audit.stamp` writes it."""
         found = [each for each in (*self._decisions, *self._moves) if each.time >= begin]
         found.sort(key=lambda each: each.time, reverse=True)
         # A pool's last entry before `begin` has its size then.
@@ -135,7 +138,8 @@ def _count(cpus: str | None) -> int:
 
 
 def _kind(record: Record) -> str:
-    """ "" for what is not told: most records repeat for each file what a decision says."""
+    """The kind of the change, "" for a record that is not listed: most records repeat for each file
+    what a decision says."""
     if record.event in _DECISIONS:
         return "decision"
     if record.event in _REFUSALS:

@@ -1,7 +1,7 @@
-"""Styled lines for a terminal: pieces of text with colours, cut to a width, as escape codes; the
-rows that changed between two frames; the keys that a person pressed.
+"""Lines of styled text for a terminal, cut to a width and encoded with escape codes; the rows that
+changed between two frames; and the keys in a terminal's input.
 
-Every character of a line takes one column: wide and combining ones are replaced."""
+Every character of a line takes one column: wide and combining characters are replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from agent.view.format import printable
 
 
 class Style(msgspec.Struct, frozen=True):
-    """`front` and `back`: numbers of the palette of 256 colours, None for the terminal's own."""
+    """`front`, `back`: the colours of text and background, numbers of the palette of 256 colours;
+    None for the terminal's own."""
 
     front: int | None = None
     back: int | None = None
@@ -35,7 +36,7 @@ CHOSEN: Final = Style(reverse=True)
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Characters of one style."""
+    """Text of one style."""
 
     text: str
     style: Style = PLAIN
@@ -53,8 +54,8 @@ class Ability(msgspec.Struct, frozen=True):
 
 
 def ability(term: str, encoding: str, no_colour: str) -> Ability:
-    """By TERM, the encoding of its output, and NO_COLOR, which means a terminal without colours
-    unless it is empty (no-color.org)."""
+    """`term`: the variable TERM. `encoding`: of the output. `no_colour`: the variable NO_COLOR; if
+    it is not empty, no colours are used (no-color.org)."""
     unicode = encoding.lower().replace("-", "").startswith("utf")
     if no_colour or term in ("", "dumb", "vt100", "vt102", "vt220"):
         return Ability(unicode, 0)
@@ -62,8 +63,8 @@ def ability(term: str, encoding: str, no_colour: str) -> Ability:
 
 
 def clean(text: str) -> str:
-    """One column for each character: letters of other scripts than Latin, Greek and Cyrillic and
-    their neighbours are replaced, since terminals differ about their width."""
+    """The text with one column for each character. Scripts from Hangul on, combining and control
+    characters are replaced, since terminals differ about their width."""
     if text.isascii():
         return text if text.isprintable() else printable(text)
     return "".join(map(_clean, text))
@@ -87,12 +88,12 @@ def width(line: Iterable[Piece]) -> int:
 
 
 def text(line: Iterable[Piece]) -> str:
-    """Without styles and trailing blanks."""
+    """The text of the line, without trailing blanks."""
     return "".join(each.text for each in line).rstrip()
 
 
 def cut(line: Iterable[Piece], columns: int) -> Line:
-    """The beginning of the line."""
+    """The first columns of the line."""
     found: list[Piece] = []
     for each in line:
         if len(each.text) >= columns:
@@ -103,7 +104,7 @@ def cut(line: Iterable[Piece], columns: int) -> Line:
 
 
 def trimmed(line: Line, columns: int, ability: Ability) -> Line:
-    """The line, or its beginning and an ellipsis."""
+    """The line, or, if it is too long, its first columns and an ellipsis."""
     if width(line) <= columns:
         return line
     kept = cut(line, columns - 1)
@@ -111,19 +112,19 @@ def trimmed(line: Line, columns: int, ability: Ability) -> Line:
 
 
 def padded(line: Iterable[Piece], columns: int, style: Style = PLAIN) -> Line:
-    """Exactly this wide."""
+    """The line cut or filled with blanks of `style` to exactly this width."""
     shown = cut(line, columns)
     left = columns - width(shown)
     return (*shown, Piece(" " * left, style)) if left > 0 else shown
 
 
 def restyled(line: Iterable[Piece], style: Style) -> Line:
-    """All of one style."""
+    """The text of the line in one style."""
     return (Piece("".join(each.text for each in line), style),)
 
 
 def shortened(text: str, columns: int, ability: Ability) -> str:
-    """A text that is too long ends with an ellipsis."""
+    """The text, or, if it is too long, its beginning and an ellipsis."""
     if len(text) <= columns:
         return text
     return text[: max(columns - 1, 0)] + ("…" if ability.unicode else "~")[: max(columns, 0)]
@@ -134,13 +135,13 @@ _DIGITS: Final = ".123456789"
 
 
 def level(part: float | None, ability: Ability) -> str:
-    """One character for a part of 1, such as the load of a CPU: a block that is filled from below,
-    or its tenths as a digit; "?" if it is unknown."""
+    """One character for a value from 0 to 1, such as the load of a CPU: a block that is filled from
+    below, or without Unicode the tenths as a digit; "?" for an unknown value."""
     if part is None:
         return "?"
     if not ability.unicode:
         return _DIGITS[min(int(part * 10), 9)]
-    # Anything that a person may call busy is visible.
+    # From 3 % on, at least the lowest block is shown.
     eighths = 0 if part < 0.03 else max(1, round(part * 8))
     return _BLOCKS[min(eighths, 8)]
 
@@ -213,7 +214,7 @@ def _codes(style: Style, colours: int) -> str:
 
 
 def encoded(line: Line, colours: int) -> str:
-    """With escape codes (ECMA-48, SGR); it ends in the terminal's own style."""
+    """The line with escape codes (ECMA-48, SGR). The terminal has its own style again after it."""
     parts = []
     styled = ""
     for each in line:
@@ -229,9 +230,9 @@ _ERASE: Final = "\x1b[K"
 
 
 def changed(before: Sequence[Line], after: Frame, columns: int, colours: int) -> str:
-    """What turns one frame into the next on a terminal of this width: the rows that differ. An
-    empty `before`: all rows. A row is written over the old one and only then erased behind it, so
-    that nothing flickers."""
+    """The output that turns one frame into the next on a terminal of this width: the rows that
+    differ, or all rows if `before` is empty. Each row is first written over the old one, then the
+    rest of the old one is erased, so that the screen does not flicker."""
     parts = []
     for row, line in enumerate(after):
         if row < len(before) and before[row] == line:
@@ -271,9 +272,9 @@ _CONTROLS: Final = {
 
 
 def keys(received: bytes) -> tuple[list[str], bytes]:
-    """The keys, by name or as a character, and the beginning of one whose rest has not arrived.
-    Sequences that are not known are left out. A lone escape is in the rest: it may be the beginning
-    of a sequence."""
+    """The keys, each a name or a character, and the bytes of a key that has not arrived completely.
+    Unknown sequences are left out. An escape at the end is incomplete, because a sequence may
+    follow."""
     found: list[str] = []
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     characters = decoder.decode(received)

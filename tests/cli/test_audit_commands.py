@@ -70,7 +70,10 @@ def test_a_history(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "The pod owns CPUs 2-3." in text
     assert "long ago" not in text
     assert main(["history", "absent"]) == 1
-    assert capsys.readouterr().err == "topolet: no record of pod absent in that time\n"
+    assert (
+        capsys.readouterr().err
+        == "topolet: the audit trail has no record of pod absent in that time\n"
+    )
     found = json.loads(output(capsys, "history", "web", "-o", "json"))
     assert [(each["title"], len(each["sentences"])) for each in found["pods"]] == [
         ("default/web", 2),
@@ -107,11 +110,11 @@ def test_on_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's namespace is not that of the pod."""
     found: list[tuple[str, str, str, tuple[str, ...]]] = []
 
-    def there(command: str, arguments: Namespace, kind: object, *flags: str) -> int:
+    def run_on_node(command: str, arguments: Namespace, kind: object, *flags: str) -> int:
         found.append((command, arguments.node, arguments.namespace, flags))
         return 7
 
-    monkeypatch.setattr(remote, "there", there)
+    monkeypatch.setattr(remote, "run_on_node", run_on_node)
     assert main(["history", "web", "-n", "shop", "--node=n1", "--since=1h30m"]) == 7
     assert main(["audit", "--node=n1", "--agent-namespace=tools", "--container=main"]) == 7
     assert found == [

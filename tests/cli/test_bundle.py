@@ -132,7 +132,7 @@ def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     settings = DoctorSettings(
         root=str(tmp_path), state_dir=str(tmp_path), kubelet_dir=str(tmp_path / "kubelet")
     )
-    found = unpacked(bundle.made(settings, NOTHING, "", str(config)))
+    found = unpacked(bundle.archive_of(settings, NOTHING, "", str(config)))
     unread = json.loads(found["unread.json"])
     assert {"snapshot.json", "journal.json", "audit.json", "topology.json"} <= set(unread)
     assert json.loads(found["config.json"]) == {"http": "127.0.0.1:1"}
@@ -140,11 +140,11 @@ def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 def test_files_are_bounded(tmp_path: Path) -> None:
-    archive = bundle.made(
+    archive = bundle.archive_of(
         DoctorSettings(root=str(tmp_path)), NOTHING, "x" * (3 * bundle.MAX_FILE_BYTES) + "end", ""
     )
     found = unpacked(archive)
     assert len(found["doctor.txt"]) == bundle.MAX_FILE_BYTES
     assert found["doctor.txt"].endswith("end")
-    more = unpacked(bundle.extended(archive, {"agent.log": f"token={SECRET}"}))
+    more = unpacked(bundle.with_logs(archive, {"agent.log": f"token={SECRET}"}))
     assert more == {**found, "logs/agent.log": "<left out>"}

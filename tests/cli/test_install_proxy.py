@@ -9,11 +9,11 @@ import sys
 import pytest
 
 _WAITS = """import signal
-from agent.cli.install_proxy import ended_by_signal
+from agent.cli.install_proxy import fail_on_signals
 from agent.install.checks import CheckError
 if {ignored}:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-ended_by_signal()
+fail_on_signals()
 try:
     print("ready", flush=True)
     input()

@@ -11,7 +11,7 @@ import pytest
 
 from agent.__main__ import main
 from agent.cli import remote
-from agent.cli.remote import Agent, not_running
+from agent.cli.remote import Agent, why_not_running
 
 RUNNING = {"name": "agent", "state": {"running": {}}}
 CRASHED = {
@@ -179,5 +179,5 @@ def test_a_name_that_is_no_node_and_a_machine_without_kubectl(
 
 
 def test_a_pod_without_a_started_container_has_its_phase() -> None:
-    assert not_running({"status": {"phase": "Pending"}}) == "phase Pending"
-    assert not_running(pod("a", RUNNING)) == ""
+    assert why_not_running({"status": {"phase": "Pending"}}) == "phase Pending"
+    assert why_not_running(pod("a", RUNNING)) == ""

@@ -20,7 +20,7 @@ def revision(number: int, name: str) -> dict[str, Any]:
 def test_the_newest_revision_is_that_with_the_highest_number() -> None:
     found = [revision(9, "old"), revision(10, "new"), revision(2, "first")]
     assert newest(found, "it") == "new"
-    with pytest.raises(RemoteError, match="it: it has no ControllerRevision"):
+    with pytest.raises(RemoteError, match="it has no ControllerRevision"):
         newest([], "it")
 
 
@@ -116,7 +116,7 @@ def test_what_a_doctor_finds_while_pods_start_does_not_stop_it() -> None:
 def test_a_node_of_before_with_findings_stops_it_before_a_pod_is_deleted() -> None:
     clock = Clock()
     agents = Simulated({"a": "old", "b": "new"}, {"b": [1]})
-    with pytest.raises(StoppedError, match="node b: its doctor finds something"):
+    with pytest.raises(StoppedError, match="node b: topolet doctor has findings"):
         rolled_out(agents, None, 60.0, clock, clock.pause)
     assert agents.deleted == []
     assert clock.seconds > rollout.SETTLE_SECONDS

@@ -104,7 +104,7 @@ def test_a_new_decision(terminal: EmulatedTerminal, tmp_path: Path) -> None:
 def test_every_size(terminal: EmulatedTerminal) -> None:
     for columns, rows in ((200, 50), (60, 12), (30, 5), (80, 24)):
         terminal.resize(columns, rows)
-        row, wanted = (0, "needed, 30x5 here") if columns < 40 else (rows - 1, "q end")
+        row, wanted = (0, "too small: 30x5, needs") if columns < 40 else (rows - 1, "q end")
         terminal.until(
             f"a frame of {columns}x{rows}",
             lambda text, row=row, wanted=wanted: wanted in terminal.lines[row],

@@ -81,4 +81,4 @@ def test_devices_leave_most_of_a_screen_to_the_machine(tmp_path: Path) -> None:
     assert shown.endswith("\n\nDevices\n  gpu\n")
     assert "[0] [1]" in shown
     many = watched(machine, str(tmp_path / "none"), few * 3, 24)
-    assert many.endswith("\n\nThe devices need more lines: topolet devices\n")
+    assert many.endswith("\n\nNo room for the devices: see topolet devices\n")

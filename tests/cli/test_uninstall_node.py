@@ -101,7 +101,7 @@ def test_without_credentials_nothing_is_changed(
     words.append(f"--service-account-dir={tmp_path}/none")
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "not in a cluster: nothing is changed; --without-cluster leaves the objects" in line
+    assert "not in a cluster: nothing is changed; with --without-cluster a later run" in line
     assert cpus(tmp_path) == "1"
     assert (tmp_path / "state").exists()
 

@@ -214,7 +214,7 @@ def test_a_node_is_examined_and_drawn_from_outside(calm: Cluster) -> None:
     code, text, error = run(cluster, "top", HOST, "--once")
     assert (code, error) == (0, ""), text
     assert "a default/lse" in text
-    assert "! no use of pods" not in text
+    assert "! the use of pods is unknown" not in text
     code, text, error = run(cluster, "topology", "n9")
     assert (code, text, error) == (2, "", "topolet: node n9 does not exist\n")
     page = json.loads(run(cluster, "page", HOST, script=_PAGE)[1])

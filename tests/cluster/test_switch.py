@@ -205,7 +205,7 @@ def test_a_pool_is_switched_to_the_proxy_upgraded_and_removed(
         code, said, error = plugin(cluster, *command[2:])
         assert code == 0, said + error
         cluster.kubectl("wait", "--for=condition=complete", "job/load", "--timeout=200s")
-    assert f"node {HOST}: its agent is Ready, and its doctor finds nothing" in said
+    assert f"node {HOST}: the new agent is Ready, topolet doctor has no findings" in said
     assert cluster.agent_pod(HOST) != agent
     assert host.files(CURRENT) != version
     assert seen == {"lse": [str(own)], "ls": [str(rest)]}

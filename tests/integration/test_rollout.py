@@ -208,8 +208,8 @@ def test_agents_are_replaced_until_a_doctor_finds_something(
 
     assert pool.rollout("--max-nodes=1") == 0
     said = capfd.readouterr().out
-    assert "node n1: its agent is Ready, and its doctor finds nothing\n" in said
-    assert "1 node replaced, others have the agent of before" in said
+    assert "node n1: the new agent is Ready, topolet doctor has no findings\n" in said
+    assert "1 agent replaced; the other nodes keep their old agent" in said
     first = pool.agents()
     assert {node for node in NODES if first[node] != before[node]} == {"n1"}
 
@@ -217,7 +217,7 @@ def test_agents_are_replaced_until_a_doctor_finds_something(
     assert pool.rollout() == 1
     said, error = capfd.readouterr()
     assert "agent-does-not-answer: it hangs\n" in said
-    assert "node n2: its doctor finds something" in error
+    assert "node n2: topolet doctor has findings" in error
     second = pool.agents()
     assert {node for node in NODES if second[node] != first[node]} == {"n2"}
     assert pool.examined()[0] == "n1"
@@ -229,7 +229,7 @@ def test_agents_are_replaced_until_a_doctor_finds_something(
     pool.finds("n2", "")
     pool.ready("n3", "False")
     assert pool.rollout() == 1
-    assert "left out, since they are not Ready: n3" in capfd.readouterr().err
+    assert "skipped, because they are not Ready: n3" in capfd.readouterr().err
     third = pool.agents()
     assert {node for node in NODES if third[node] != second[node]} == {"n4"}
     assert pool.examined() == ["n1", "n2", "n4"]
@@ -250,7 +250,7 @@ def test_an_agent_that_does_not_get_ready_stops_it(
     before = pool.agents()
     assert pool.rollout("--node-seconds=3") == 1
     error = capfd.readouterr().err
-    assert "node n1: its agent is not Ready after 3 s: pod topolet-agent-" in error
+    assert "node n1: the agent is not Ready after 3 s: pod topolet-agent-" in error
     assert "container agent: CrashLoopBackOff back-off" in error
     after = pool.agents()
     assert {node for node in NODES if after[node] != before[node]} == {"n1"}

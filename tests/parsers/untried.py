@@ -49,7 +49,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "the API server's answer, to a command of the administrator": (
         "cli.remote:_http_port",
         "cli.remote:find_leader",
-        "cli.remote:find",
+        "cli.remote:find_agent",
         "cli.rollout:Agents._get",
         "cli.rollout:newest",
         "cli.uninstall_nodes:run",
@@ -83,7 +83,6 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "cli.options:read",
         "cli.options:positive",
         "cli.simulate:_load",
-        "cli.simulate:_seeds",
         "model.devices.gpu_actions:_numbers",
         "model.devices.gpu_actions:parse",
         "model.settings.failure_policy:parse_deadlines",

@@ -6,7 +6,7 @@ import pytest
 
 from agent.model import audit
 from agent.model.audit import AuditEvent, Record, WriteReason
-from agent.view.history import chapters, drawn, local, sentence, told
+from agent.view.history import as_table, as_text, local, pod_histories, sentence
 
 BERLIN = datetime.timezone(datetime.timedelta(hours=2))
 DAY = 1_700_000_000
@@ -67,12 +67,12 @@ def test_a_story_has_days_zones_and_no_repetition() -> None:
         record("PodDecided", 86_401, uid="v", message="class LS"),
         record("PoolChanged", 86_402, namespace="", pod="", uid="", field="ls-pool"),
     ]
-    found = chapters(records)
+    found = pod_histories(records)
     assert [(each.title, each.uid, len(each.sentences)) for each in found] == [
         ("default/web", "u", 4),
         ("default/web", "v", 1),
     ]
-    assert told(found, BERLIN).splitlines()[:6] == [
+    assert as_text(found, BERLIN).splitlines()[:6] == [
         "Pod default/web, uid u",
         "  Wednesday, 2023-11-15",
         "    00:13:20.000+0200  The agent sees the pod for the first time: class LS, on CPUs 0-3.",
@@ -83,7 +83,7 @@ def test_a_story_has_days_zones_and_no_repetition() -> None:
 
 
 def test_the_table() -> None:
-    text = drawn(
+    text = as_table(
         [
             record("PoolChanged", pod="", namespace="", field="ls-pool", numa_node=1, after="0"),
             record("CgroupWritten", container="a\x1b[2J", field="cpuset.cpus", before="1"),
@@ -96,7 +96,7 @@ def test_the_table() -> None:
     assert pool.startswith("2023-11-15 00:13:20.000+02:00  agent    PoolChanged    NUMA node 1")
     assert "a?[2J" in write
     assert "cpuset.cpus 1 -> -" in write
-    assert drawn([], 80) == "No records.\n"
+    assert as_table([], 80) == "No records.\n"
 
 
 def test_a_time_that_can_not_be_read() -> None:

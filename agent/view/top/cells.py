@@ -1,5 +1,8 @@
-"""A cell for each CPU: in the colour and with the letter of its owner, filled by its load. The
-cells become narrower, then stand for cores and caches, until they fit."""
+"""A cell for each CPU, with the colour and letter of its owner, and filled by its load.
+
+There are five levels of cells: number, letter and load of a CPU; letter and load; load alone; one
+cell for a core; one for a cache. The first level that fits the area is drawn. The CPUs of a NUMA
+node are a block; blocks stand beside each other if that needs fewer lines."""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from agent.view import terminal
 from agent.view.format import count
 from agent.view.live import LiveCpu, LiveNode
 from agent.view.terminal import FAINT, Ability, Frame, Piece, Style
-from agent.view.top.values import NodeObservation, held, part_used
+from agent.view.top.values import NodeObservation, cpus_by_kind, mean_load
 
 _OWNERS: Final = (
     *((215, 94), (114, 22), (213, 90), (220, 58), (80, 23), (210, 88)),
     *((155, 64), (147, 60), (180, 101), (122, 29)),
 )
-"""Front and back of owners, of the palette of 256 colours."""
+"""The colours of text and background of owners, numbers of the palette of 256 colours."""
 _BOTH, _LS, _BE, _NOBODY = "=", "-", "~", "."
 _POOLS: Final = {
     _BOTH: ("LS and BE pool", Style(75, 24)),
@@ -30,7 +33,7 @@ _POOLS: Final = {
     _NOBODY: ("no pool", Style(244, 235)),
 }
 _BRIGHT: Final = Style(231, 27, bold=True)
-"""The CPUs of the selected pod."""
+"""The style of the CPUs of the selected pod."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -45,20 +48,22 @@ _SEVERAL: Final = Mark("*", "several owners", Style(250, 237))
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """`by_cpu`: online CPUs; `by_pod`: by the uid of a pod, its own mark or that of its pool."""
+    """`by_cpu`: the mark of each online CPU. `by_pod`: by uid, the mark of a pod that owns CPUs, or
+    the mark of another pod's pool."""
 
     by_cpu: Mapping[int, Mark]
     by_pod: Mapping[str, Mark]
 
     def legend(self) -> list[Mark]:
-        """Each mark that a CPU has, the pools first."""
+        """The marks of all CPUs, the pools first."""
         found = {each.letter + each.name: each for each in self.by_cpu.values()}
         return sorted(found.values(), key=lambda each: each.letter in string.ascii_letters)
 
 
 def marks(node: LiveNode) -> Marks:
-    """Owners have letters by their lowest CPU, so that neighbours differ."""
-    by_kind = held(node)
+    """The marks of a node. Owners get letters in the order of their lowest CPUs, so that neighbours
+    differ."""
+    by_kind = cpus_by_kind(node)
     pools = {letter: Mark(letter, *named) for letter, named in _POOLS.items()}
     by_cpu: dict[int, Mark] = {}
     for cpu in node.cpus:
@@ -98,8 +103,8 @@ class _Cell(msgspec.Struct, frozen=True):
 
 
 class _Block(msgspec.Struct, frozen=True):
-    """A NUMA node, or its part in a socket: by L3 cache and core, the CPUs. All titles have one
-    width, and all short ones."""
+    """A NUMA node, or its part in a socket. `caches`: the CPUs by L3 cache and core. `title`,
+    `short`: each padded to the same width in all blocks."""
 
     title: str
     short: str
@@ -117,15 +122,16 @@ class _Block(msgspec.Struct, frozen=True):
 
 
 _NUMBERED, _MARKED, _PLAIN, _CORES, _CACHES = range(5)
-"""Of cells: number, letter and load; letter and load; load alone; one for a core; for a cache."""
+"""The levels of cells, from the widest to the narrowest."""
 _COLUMNS: Final = (1, 2, 3, 4, 6, 8)
 _GAP: Final = 2
 _ROOMY: Final = 100
-"""From this number of columns on, rows of narrow cells have the load in percent too."""
+"""From this number of columns on, lines of narrow cells also have the load in percent."""
 
 
 class _Placing(NamedTuple):
-    """What the cells are, how many blocks are beside each other, and the number of lines."""
+    """`level`: of the cells. `across`: the number of blocks beside each other. `height`: the number
+    of lines."""
 
     level: int
     across: int
@@ -133,8 +139,9 @@ class _Placing(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """The columns of what is never broken; `before`: those between it and the one before; `cache`:
-    of the first unit of a further cache, those of the whole cache, 0 of others."""
+    """Cells between which no line is broken: a core, or a cache at the level of caches. `columns`:
+    its width. `before`: the width of the separator before it. `cache`: for the first unit of a
+    cache other than the first, the width of the whole cache; 0 for all other units."""
 
     columns: int
     before: int
@@ -142,7 +149,7 @@ class _Unit(NamedTuple):
 
 
 class _Layout:
-    """Where the cells of a machine are: it depends neither on loads nor on owners."""
+    """The positions of the cells of a machine. They depend on neither loads nor owners."""
 
     def __init__(self, cpus: Sequence[LiveCpu], ability: Ability) -> None:
         self.blocks = _blocks(cpus)
@@ -153,7 +160,7 @@ class _Layout:
         self._placings: dict[int, list[_Placing]] = {}
 
     def placing(self, columns: int, rows: int) -> _Placing:
-        """The widest cells that fit, or those that need the fewest lines."""
+        """The level with the widest cells that fit, or, if none fits, with the fewest lines."""
         tried = self._placings.get(columns)
         if tried is None:
             levels = range(_NUMBERED, _CACHES + 1)
@@ -162,19 +169,21 @@ class _Layout:
         return fitting or min(tried, key=lambda each: each.height)
 
     def inside(self, level: int) -> str:
-        """Between the CPUs of a core: a blank where no colour parts their numbers."""
+        """The separator between the CPUs of a core: a blank if no colour separates their
+        numbers."""
         return " " if level == _NUMBERED and self._colours < 256 else ""
 
     def between(self, level: int, first: bool) -> str:
-        """Before a core; `first`: of a further cache."""
+        """The separator before a core. `first`: the core is the first one of a cache other than the
+        first."""
         if level >= _PLAIN:
             return " " if first else ""
         wide = " " * (1 + len(self.inside(level)))
         return f"{wide}{self._line}{wide}" if first else wide
 
     def begins(self, place: int, level: int, room: int) -> list[bool]:
-        """Which units of a block begin a line of that many columns. A cache that fits into a line
-        is not broken. A unit that is longer than a line is cut."""
+        """For each unit of the block at `place`, whether it begins a line of `room` columns. A
+        cache that fits into a line is not broken; a unit that is longer than a line is cut."""
         found = []
         used = 0
         for unit in self._units_of(level)[place]:
@@ -185,7 +194,8 @@ class _Layout:
         return found
 
     def _tried(self, level: int, columns: int) -> _Placing:
-        """With the number of blocks beside each other that needs the fewest lines."""
+        """The placing at this level with the number of blocks across that needs the fewest
+        lines."""
         roomy = columns >= _ROOMY
         label = max((len(each.label(None, level, roomy)) for each in self.blocks), default=0)
         widest = max((unit.columns for each in self._units_of(level) for unit in each), default=0)
@@ -201,7 +211,7 @@ class _Layout:
         return _Placing(level, across, height)
 
     def _units_of(self, level: int) -> list[list[_Unit]]:
-        """Of each block."""
+        """The units of each block."""
         found = self._units.get(level)
         if found is None:
             found = self._units[level] = [list(self._units_in(each, level)) for each in self.blocks]
@@ -225,7 +235,7 @@ class _Layout:
 
 @lru_cache(maxsize=2)
 def _layout(cpus: tuple[LiveCpu, ...], ability: Ability) -> _Layout:
-    """The screen is drawn each second, and a machine seldom changes."""
+    """Cached: the screen is drawn each second, and a machine seldom changes."""
     return _Layout(cpus, ability)
 
 
@@ -262,7 +272,7 @@ class LoadCells:
 
     def _block(self, place: int, level: int, share: int, roomy: bool, chosen: CpuSet) -> Frame:
         block = self._layout.blocks[place]
-        label = block.label(part_used(block.cpus, self._loads), level, roomy)
+        label = block.label(mean_load(block.cpus, self._loads), level, roomy)
         begins = self._layout.begins(place, level, share - len(label))
         lines: list[list[Piece]] = []
         units = self._units(block, level, chosen)
@@ -281,7 +291,7 @@ class LoadCells:
     def _units(
         self, block: _Block, level: int, chosen: CpuSet
     ) -> Iterator[tuple[list[Piece], str]]:
-        """What is never broken between lines, with what is between it and the one before."""
+        """The cells of each unit, and the separator before it."""
         inside = self._layout.inside(level)
         for place, cores in enumerate(block.caches):
             if level == _CACHES:
@@ -316,7 +326,7 @@ class LoadCells:
             return Piece(f"{cell.cpu:>{self._layout.digits}}{cell.mark.letter}{load}", style)
         if level == _MARKED:
             return Piece(cell.mark.letter + load, style)
-        # In one column colour tells the owner; without colour the letter does, and no load.
+        # In one column, the colour shows the owner; without colours the letter does, without load.
         return Piece(load if self._ability.colours else cell.mark.letter, style)
 
 
@@ -335,7 +345,7 @@ def _blocks(cpus: Iterable[LiveCpu]) -> list[_Block]:
     blocks = []
     for (socket, numa_node), by_cache in sorted(places.items()):
         parts = [tuple(tuple(each) for each in cores.values()) for cores in by_cache.values()]
-        if private:  # A cache of a core's own separates nothing.
+        if private:  # Caches that each belong to one core do not group cores.
             parts = [tuple(core for part in parts for core in part)]
         title = f"S{socket} N{numa_node}" if sockets > 1 else f"N{numa_node}"
         shared = sum(node == numa_node for _, node in places) > 1

@@ -1,4 +1,4 @@
-"""What is opened: all that is known of one pod or device, and the help."""
+"""The details of an opened pod, device or change, and the help."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from agent.view.top.values import NodeObservation, Opened, Usage
 _NARROWEST = 20
 
 KEYS = (
-    ("1 2 3 4 5", "overview, CPUs, pods, devices, changes"),
-    ("Tab", "the next list"),
-    ("Up Down j k", "select; PageUp, PageDown, Home and End go further"),
+    ("1 2 3 4 5", "show the overview, CPUs, pods, devices or changes"),
+    ("Tab", "go to the next list"),
+    ("Up Down j k", "select an entry; PageUp, PageDown, Home and End go further"),
     ("Enter", "open the pod or device: decision, cgroups, annotations, what happened"),
-    ("Esc", "back; ends the filter"),
-    ("/", "filter: every word has to be in the line"),
-    ("s", "sort pods by class, use, CPUs, memory or name; r reverses"),
-    ("f or space", "freeze the screen, and go on"),
-    ("t", "pools over 5 minutes, an hour or a day"),
+    ("Esc", "go back, or end the filter"),
+    ("/", "filter the lists: lines that contain every word"),
+    ("s", "sort pods by class, use, CPUs, memory or name; r reverses the order"),
+    ("f or space", "freeze the screen, or continue"),
+    ("t", "show the pools over 5 minutes, an hour or a day"),
     ("q", "end"),
 )
 
@@ -38,11 +38,12 @@ def help_lines(columns: int) -> Frame:
         lines += _fact(key, meaning, columns)
     lines += [(), (Piece("Cells", BOLD),)]
     text = (
-        "One for each CPU, threads of a core side by side, caches (L3) apart, a row for each "
-        "socket (S) and NUMA node (N). The colour and letter are those of the pod that owns the "
-        "CPU, = LS and BE pool, - LS pool, ~ BE pool, . no pool. The height is the load; without "
-        "Unicode a digit is its tenths. The CPUs of the selected pod are bright. Where CPUs do not "
-        "fit, a cell is a core or a cache, with the highest load in it; * has several owners."
+        "Each CPU has a cell. The threads of a core are next to each other, L3 caches are "
+        "separated, and each socket (S) and NUMA node (N) has its own lines. A pod that owns CPUs "
+        "has a colour and a letter; = is the LS and BE pool, - the LS pool, ~ the BE pool, and . "
+        "no pool. The height of the block is the load; without Unicode a digit shows its tenths. "
+        "The CPUs of the selected pod are bright. If the CPUs do not fit, a cell is a core or a "
+        "cache and shows its highest load; * means several owners."
     )
     lines += [(Piece(line),) for line in textwrap.wrap(text, max(columns - 1, _NARROWEST))]
     return lines
@@ -51,7 +52,8 @@ def help_lines(columns: int) -> Frame:
 def lines_of(
     entry: tuple[str, str], observed: NodeObservation, opened: Opened | None, columns: int
 ) -> tuple[str, Frame]:
-    """Title and lines of an entry of a list."""
+    """The title and the lines of an entry. `entry`: its list and its key. `opened`: what was read
+    of the opened pod, None until it is read."""
     name, key = entry
     if name == "devices":
         for device in observed.node.devices:
@@ -87,7 +89,7 @@ def _pod(
     else:
         yield from _decision(pod, observed, columns)
     if read is None:
-        yield from _fact("", "Asking the runtime...", columns)
+        yield from _fact("", "Reading from the runtime...", columns)
     else:
         if read.problem:
             yield from _fact("", read.problem, columns, alarm=True)
@@ -100,18 +102,18 @@ def _pod(
             yield from _facts(group.files, columns)
     yield ()
     yield (Piece("What happened, newest first", BOLD),)
-    told = False
+    is_empty = True
     for change in observed.recent.changes:
         if change.uid == uid if change.uid else change.pod == title:
-            told = True
+            is_empty = False
             stamp = f"{local(change.time):%H:%M:%S}"
             yield from _fact(stamp, change.text, columns, alarm=change.kind in ("refusal", "drift"))
-    if not told:
-        yield from _fact("", "Nothing in the last day.", columns)
+    if is_empty:
+        yield from _fact("", "There was no change in the last day.", columns)
     if read is not None:
-        # Values of others may be secrets of their pod.
-        of_decisions = ("Annotations", read.annotations), ("Labels", read.labels)
-        for name, values in of_decisions:
+        # Other annotations and labels may contain secrets.
+        used = ("Annotations", read.annotations), ("Labels", read.labels)
+        for name, values in used:
             heading = f"{name} that decisions use"
             yield ()
             yield (Piece(heading, BOLD),)
@@ -189,7 +191,7 @@ _LONG_NAME = 40
 
 
 def _fact(name: str, text: str, columns: int, *, alarm: bool = False) -> Iterator[Line]:
-    """Name and text beside each other, or below each other if the name is long."""
+    """A name and its text, which is on the same line, or below a long name."""
     name = terminal.clean(name)
     beside = len(name) <= _NAME
     indent = 2 + _NAME + 1 if beside and columns >= _LONG_NAME else 4
@@ -210,7 +212,7 @@ def _fact(name: str, text: str, columns: int, *, alarm: bool = False) -> Iterato
 
 
 def _readable(text: str) -> str:
-    """JSON with its parts below each other."""
+    """The text; if it is JSON, with a line for each of its values."""
     if text[:1] not in ("{", "["):
         return text
     try:

@@ -1,4 +1,4 @@
-"""The whole screen: a line about the node, what needs attention, the panes of the page, and the
+"""The whole screen: a line about the node, its problems, the panes of the page, and a line with the
 keys. A frame always has the size of the screen."""
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from agent.view.top.values import (
     NodeObservation,
     Opened,
     Points,
+    mean_load,
     over_time,
-    part_used,
-    sizes,
+    pool_sizes,
 )
 
 NARROWEST, LOWEST = 40, 10
 """A smaller screen shows only that it is too small."""
 _SIDE_BY_SIDE: Final = 150
-"""From this width on, machine and lists are beside each other."""
+"""From this number of columns on, machine and lists are beside each other."""
 _WINDOWS: Final = {300.0: "5 minutes", 3_600.0: "hour", 86_400.0: "day"}
 _Draw = Callable[[int, int], Frame]
 
 
 class _Pane(msgspec.Struct, frozen=True):
-    """`least`: the lines without which it is left out; `wanted`: those that it fills, for a width
-    and a height; both without the title. `weight`: its share of what is left; 0: of 60 % of the
-    screen. `last`: it has more than its least only where the others have what they want."""
+    """A titled part of the page. `least`: the number of lines without which it is left out.
+    `wanted`: the number of lines that it can fill, for a width and a height. Both do not count the
+    title. `weight`: its share of the lines that are left over, among the panes with a weight; panes
+    with weight 0 get at most 60 % of the screen together. `last`: it gets more than `least` only
+    after all other panes have what they want."""
 
     title: str
     draw: _Draw
@@ -57,10 +59,10 @@ def frame(
     rows: int,
     ability: Ability,
 ) -> Frame:
-    """Exactly `rows` lines, each at most `columns` wide. `opened`: what was read of the opened
-    pod, None until it was read."""
+    """Exactly `rows` lines, each at most `columns` wide. `opened`: what was read of the opened pod,
+    None until it is read."""
     if columns < NARROWEST or rows < LOWEST:
-        note = f"{NARROWEST}x{LOWEST} needed, {columns}x{rows} here"
+        note = f"too small: {columns}x{rows}, needs {NARROWEST}x{LOWEST}"
         return _sized([(Piece(note),)], columns, rows)
     above = [
         _head(observed, state, columns, ability),
@@ -78,7 +80,7 @@ def _sized(lines: Sequence[Line], columns: int, rows: int) -> Frame:
 def _head(observed: NodeObservation, state: ScreenState, columns: int, ability: Ability) -> Line:
     node = observed.node
     now = datetime.datetime.fromtimestamp(observed.time).astimezone()
-    used = part_used([cpu.id for cpu in node.cpus], observed.load_by_cpu)
+    used = mean_load([cpu.id for cpu in node.cpus], observed.load_by_cpu)
     age = observed.decided_seconds
     left: list[Piece] = [Piece("topolet top", BOLD), Piece(f"  {terminal.clean(node.node)}")]
     sockets = len({cpu.socket for cpu in node.cpus})
@@ -103,7 +105,7 @@ def _age(seconds: float) -> str:
 
 
 def _attention(observed: NodeObservation, columns: int, rows: int, ability: Ability) -> Frame:
-    """What a person should look at: what does not fit is counted."""
+    """The problems of the node; the lines that do not fit are counted."""
     texts = list(observed.problems)
     texts += [
         " ".join(filter(None, (f"{each.kind}:", each.pod or each.device, each.text)))
@@ -131,7 +133,7 @@ def _foot(state: ScreenState, columns: int) -> Line:
 
 
 class _Body:
-    """Between head and foot."""
+    """The lines between the first and the last one."""
 
     def __init__(
         self, observed: NodeObservation, opened: Opened | None, state: ScreenState, ability: Ability
@@ -197,7 +199,7 @@ class _Body:
         )
 
     def _stacked(self, panes: Sequence[_Pane], columns: int, rows: int) -> Frame:
-        """The panes below each other, exactly `rows` lines."""
+        """The panes, one below the other, on exactly `rows` lines."""
         lines: Frame = []
         for pane, height in zip(panes, self._heights(panes, columns, rows), strict=True):
             if height > 1:
@@ -206,7 +208,11 @@ class _Body:
         return _sized(lines, columns, rows)
 
     def _heights(self, panes: Sequence[_Pane], columns: int, rows: int) -> list[int]:
-        """Of each pane with its title, 0 without room for its least."""
+        """The height of each pane with its title; 0 if it is left out.
+
+        Each pane first gets its least lines. Then panes without a weight get what they want, up to
+        60 % of the screen, and panes with a weight share the rest. What is left over goes to
+        the panes that still want more, and finally to the last one."""
         heights = [0] * len(panes)
         left = rows
         for place, pane in enumerate(panes):
@@ -230,8 +236,8 @@ class _Body:
         free, weights = left, sum(panes[place].weight for place in listed)
         for place in listed:
             grow(place, free * panes[place].weight // weights)
-        modest = sorted(fixed, key=lambda place: panes[place].wanted(columns, rows))
-        for place in (*listed, *modest):
+        by_want = sorted(fixed, key=lambda place: panes[place].wanted(columns, rows))
+        for place in (*listed, *by_want):
             grow(place, left)
         if shown:
             heights[shown[-1]] += left
@@ -240,14 +246,15 @@ class _Body:
     def _cells(self, columns: int, rows: int) -> Frame:
         observed = self.observed
         chosen = CpuSet()
-        if "pods" in self.state.selected:  # Nothing is bright before a person selects.
+        if "pods" in self.state.selected:  # Nothing is bright before a pod is selected.
             uid = selected(self.state, "pods", self.keys["pods"])
             pod = next((each for each in observed.node.pods if each.uid == uid), None)
             chosen = CpuSet.parse(pod.cpus) if pod else chosen
         return self.cells.draw(chosen, columns, rows)
 
     def _pools(self, columns: int, rows: int) -> Frame:
-        """For each kind its size now, its load, and its size over time."""
+        """For each kind of CPUs: their number, their load, and a chart of their number over
+        time."""
         observed, state = self.observed, self.state
         height = max(min(rows // len(KINDS), 3), 1)
         online = max(len(observed.node.cpus), 1)
@@ -260,7 +267,7 @@ class _Body:
             head = f" {name:<8} {count(size, 'CPU'):>8} {percent} "
             points: Points = [
                 (time, None if value is None else value / online)
-                for time, value in sizes(observed, kind)
+                for time, value in pool_sizes(observed, kind)
             ]
             room = max(columns - len(head), 1)
             values = over_time(points, observed.time, state.window_seconds, room)
@@ -286,7 +293,7 @@ _SHOWN_KINDS: Final = (
 
 
 def _wanted_of_pools(columns: int, rows: int) -> int:
-    """All kinds have charts of one height."""
+    """The number of lines: the charts of all kinds have the same height."""
     return min(rows // len(KINDS), 3) * len(KINDS)
 
 

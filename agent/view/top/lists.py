@@ -1,4 +1,5 @@
-"""The lists of pods, devices and changes: what they have, in which order, and their lines."""
+"""The lists of pods, devices and changes: their entries after filter and sorting, and their
+lines."""
 
 from __future__ import annotations
 
@@ -32,16 +33,16 @@ from agent.view.top.values import NodeObservation, Usage
 
 _Entry = TypeVar("_Entry")
 _TRACK: Final = 236
-"""The back of bars."""
+"""The background colour of bars."""
 _WIDE_BAR: Final = 16
-_AMOUNTS: Final = len("12.5 GiB of 12.5 GiB")
+_AMOUNTS_COLUMNS: Final = len("12.5 GiB of 12.5 GiB")
 _UNKNOWN: Final = Usage()
 _NAME_SHARE, _CPUS_SHARE = 0.4, 0.18
 """The largest parts of a line that the names and the CPUs of pods take."""
 
 
 def pods(observed: NodeObservation, state: ScreenState) -> list[LivePod]:
-    """Those that the filter leaves, in order."""
+    """The pods that match the filter, in the selected order."""
     found = [
         pod
         for pod in observed.node.pods
@@ -62,7 +63,7 @@ _ORDERS: Final[dict[str, Callable[[LivePod, Usage], float]]] = {
 
 
 def devices(observed: NodeObservation, state: ScreenState) -> list[ShownDevice]:
-    """GPUs first."""
+    """The devices that match the filter, GPUs first."""
     found = [
         each
         for each in observed.node.devices
@@ -72,7 +73,7 @@ def devices(observed: NodeObservation, state: ScreenState) -> list[ShownDevice]:
 
 
 def changes(observed: NodeObservation, state: ScreenState) -> list[RecentChange]:
-    """The newest first."""
+    """The changes that match the filter, the newest first."""
     return [
         each for each in observed.recent.changes if state.matches(each.pod, each.kind, each.text)
     ]
@@ -83,7 +84,7 @@ def change_key(change: RecentChange) -> str:
 
 
 def keys(observed: NodeObservation, state: ScreenState) -> Keys:
-    """What identifies the entries of each list."""
+    """By list, the keys of its entries in their order."""
     return {
         "pods": [each.uid for each in pods(observed, state)],
         "devices": [each.address for each in devices(observed, state)],
@@ -92,7 +93,7 @@ def keys(observed: NodeObservation, state: ScreenState) -> Keys:
 
 
 def pod_of(entry: tuple[str, str] | None, observed: NodeObservation) -> str:
-    """The uid of the pod that an opened entry is about, "" if it is about none."""
+    """The uid of the pod of an opened entry, "" if it has none."""
     name, key = entry or ("", "")
     if name == "pods":
         return key
@@ -102,7 +103,7 @@ def pod_of(entry: tuple[str, str] | None, observed: NodeObservation) -> str:
 
 
 class ListArea:
-    """A list's place on the screen."""
+    """The area of a list on the screen."""
 
     def __init__(self, columns: int, rows: int, ability: Ability, state: ScreenState) -> None:
         self.columns = columns
@@ -118,7 +119,8 @@ class ListArea:
         key: Callable[[_Entry], str],
         draw: Callable[[_Entry], Line],
     ) -> Frame:
-        """The head, and as many entries as fit around the selected one."""
+        """The heading, and the entries around the selected one that fit. `key` and `draw` give the
+        key and the line of an entry."""
         if self.rows <= 0:
             return []
         keys_of = list(map(key, entries))
@@ -137,12 +139,12 @@ class ListArea:
         return found
 
     def short(self, text: str, columns: int) -> str:
-        """Exactly this wide."""
+        """The text shortened or padded to exactly this width."""
         return terminal.shortened(terminal.clean(text), columns, self.ability).ljust(columns)
 
 
 def pod_lines(observed: NodeObservation, marked: Marks, area: ListArea) -> Frame:
-    """Letter, name, class, CPUs, use and reason."""
+    """A line for each pod: letter, name, class, CPUs, use and reason."""
     found = pods(observed, area.state)
     longest = max((len(each.title) for each in found), default=0)
     name = max(min(longest, int(area.columns * _NAME_SHARE)), 3)
@@ -177,7 +179,7 @@ def _cpus(used: float | None) -> str:
 
 
 def _filled(pod: LivePod, usage: Usage, ability: Ability) -> str:
-    """How full the CPUs of the pod are by its own use."""
+    """The load of the pod's CPUs by the pod itself, as one character."""
     number = len(CpuSet.parse(pod.cpus))
     if usage.cpus is None or not number:
         return " "
@@ -185,10 +187,10 @@ def _filled(pod: LivePod, usage: Usage, ability: Ability) -> str:
 
 
 def device_lines(observed: NodeObservation, area: ListArea) -> Frame:
-    """GPUs with their use and memory; of all devices name, state and pods."""
+    """A line for each device: name, NUMA node, pods and state, and of GPUs use and memory."""
     found = devices(observed, area.state)
     bars = 8 if area.columns < 120 else _WIDE_BAR
-    of_gpus = 2 * bars + 8 + (_AMOUNTS if bars >= _WIDE_BAR else 0)
+    of_gpus = 2 * bars + 8 + (_AMOUNTS_COLUMNS if bars >= _WIDE_BAR else 0)
     with_bars = any(each.kind == GPU and each.memory_bytes for each in found)
 
     def draw(device: ShownDevice) -> Line:
@@ -224,12 +226,12 @@ def _gpu_pieces(device: ShownDevice, columns: int, ability: Ability) -> list[Pie
         Piece(use, Style(GOOD.front, _TRACK)),
         Piece(f"{'   - ' if busy is None else f'{busy:3d}% '} "),
         Piece(terminal.bar(used, columns, ability), Style(FAINT.front, _TRACK)),
-        Piece(f" {amounts:<{_AMOUNTS}} " if columns >= _WIDE_BAR else "  "),
+        Piece(f" {amounts:<{_AMOUNTS_COLUMNS}} " if columns >= _WIDE_BAR else "  "),
     ]
 
 
 def change_lines(observed: NodeObservation, area: ListArea) -> Frame:
-    """Time, pod and what happened."""
+    """A line for each change: time, pod and what happened."""
     found = changes(observed, area.state)
     longest = max((len(each.pod) for each in found), default=0)
     name = max(min(longest, int(area.columns * 0.3)), 3)
@@ -252,8 +254,8 @@ _BEFORE: Final = re.compile(r" \(before: [^)]*\)")
 
 
 def _with_reason(text: str, columns: int, ability: Ability) -> str:
-    """A sentence that is too long loses what was before, and the end of what happened, rather than
-    the reason."""
+    """The sentence, if it is too long without its former value, and then with a shortened first
+    part: the reason stays."""
     if len(text) <= columns:
         return text
     text = _BEFORE.sub("", text)

@@ -1,4 +1,4 @@
-"""The state of the screen: the page, what is selected, sorted and filtered; keys change it."""
+"""The state of the screen (page, selection, sorting, filter), and how keys change it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SORTS: Final = ("class", "used", "cpus", "memory", "name")
 WINDOWS_SECONDS: Final = (300.0, 3_600.0, 86_400.0)
 
 Keys = Mapping[str, Sequence[str]]
-"""By list, what identifies its entries, in their order on the screen."""
+"""By list, the keys of its entries, in their order on the screen."""
 
 
 class ScreenState(msgspec.Struct, frozen=True):
-    """`focus`: the list that the arrows move in; `selected`: by list, the entry, which stays
-    selected wherever it is sorted to. `opened`: list and entry, None if nothing is. `scroll`: the
-    first line of what is opened. `typing`: keys go to the filter. `window_seconds`: of the pools
-    over time."""
+    """`focus`: the list in which arrow keys select. `selected`: by list, the key of the selected
+    entry. `opened`: the list and the key of the entry whose details are shown, None if there is
+    none. `scroll`: the first line of the details that is shown. `typing`: keys go to the filter.
+    `helps`: the help is shown. `window_seconds`: the length of the charts of pools."""
 
     page: str = "overview"
     focus: str = "pods"
@@ -45,7 +45,8 @@ class ScreenState(msgspec.Struct, frozen=True):
 
 
 def pressed(key: str, state: ScreenState, keys: Keys, rows: int) -> ScreenState:
-    """After a key. `rows`: how far a page goes."""
+    """The state after a key. `keys`: see Keys. `rows`: the number of entries by which PageUp and
+    PageDown move."""
     if key == "interrupt":
         return _with(state, ended=True)
     if state.typing:
@@ -68,7 +69,8 @@ def pressed(key: str, state: ScreenState, keys: Keys, rows: int) -> ScreenState:
 
 
 def selected(state: ScreenState, name: str, entries: Sequence[str]) -> str:
-    """The selected entry of a list: the first one if none is, or if it is gone; "" without one."""
+    """The key of the selected entry of a list, or of its first entry if none is selected or the
+    selected one was removed; "" for an empty list."""
     entry = state.selected.get(name, "")
     return entry if entry in entries else entries[0] if entries else ""
 
@@ -151,11 +153,11 @@ def _in_opened(key: str, state: ScreenState, rows: int) -> ScreenState:
 
 
 END: Final = 1_000_000
-"""A scroll to the last line."""
+"""A value of `scroll` that shows the last line."""
 
 
 def _next_list(state: ScreenState, keys: Keys, step: int) -> ScreenState:
-    """To the next list that has entries."""
+    """Moves the focus to the next list that has entries."""
     if state.page in LISTS:
         name = _next(LISTS, state.page, step)
         return _with(state, page=name, focus=name)

@@ -1,4 +1,5 @@
-"""What the screen shows of a node at one moment, and the sizes of its pools over time."""
+"""The state of a node at one moment, as the screen shows it, and the sizes of its pools over
+time."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ from agent.view.live import UNKNOWN, Attention, LiveNode, drift
 from agent.view.recent import PoolSize, Recent
 
 KINDS: Final = ("own", "LS", "BE")
-"""The CPUs that pods own, and those of the pools."""
-
+"""Of CPUs: those that pods own, those of the LS pools, those of the BE pools."""
 
 _DRIFT_SECONDS: Final = 3_600.0
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a pod's cgroup uses: CPUs on average since the last look, and memory. None: unknown."""
+    """The use of a pod's cgroup: CPUs, as the mean since the previous reading, and memory. None:
+    unknown."""
 
     cpus: float | None = None
     memory_bytes: int | None = None
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """At a time (seconds since 1970), by kind: the number of CPUs, and their load as a part of
+    """The number of CPUs of each kind at a time (seconds since 1970), and their load from 0 to
     1."""
 
     time: float
@@ -37,10 +38,10 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class NodeObservation(msgspec.Struct, frozen=True):
-    """`time`: seconds since 1970. `problems`: why the decisions are old or missing.
-    `decided_seconds`: their age. `loads`: for each CPU of `node.cpus`, in percent or UNKNOWN.
-    `usage`: by the uid of a pod. `recent`: the last day. `samples`: by time, since the command
-    began."""
+    """`time`: seconds since 1970. `problems`: what could not be read, and why. `decided_seconds`:
+    the age of the agent's decision. `loads`: a byte for each CPU of `node.cpus`, in percent or
+    UNKNOWN. `usage`: by the uid of a pod. `recent`: the changes of the last day. `samples`: by
+    time, since the command began."""
 
     time: float
     node: LiveNode
@@ -53,13 +54,13 @@ class NodeObservation(msgspec.Struct, frozen=True):
 
     @property
     def attention(self) -> tuple[Attention, ...]:
-        """What a person should look at, with the drift of the last hour."""
+        """The node's problems, and the drift of the last hour."""
         begin = audit.stamp(self.time - _DRIFT_SECONDS)
         return (*self.node.attention, *drift(self.recent, begin))
 
     @property
     def load_by_cpu(self) -> dict[int, float | None]:
-        """As a part of 1."""
+        """By CPU, from 0 to 1; None: unknown."""
         return {
             cpu.id: None if percent == UNKNOWN else percent / 100
             for cpu, percent in zip(self.node.cpus, self.loads, strict=False)
@@ -67,7 +68,8 @@ class NodeObservation(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A cgroup of a pod, with the content of its files. `of`: the container, "" for the pod's."""
+    """A cgroup of a pod, with the content of its files. `of`: the name of its container, "" for the
+    pod's own cgroup."""
 
     of: str
     path: str
@@ -75,8 +77,8 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """What is read of one pod when a person opens it. `problem`: what can't be read. `labels`,
-    `annotations`: those that decisions use. `containers`: name and state."""
+    """What is read of a pod when its details are opened. `problem`: what could not be read, "" for
+    nothing. `labels`, `annotations`: those that decisions use. `containers`: name and state."""
 
     uid: str
     problem: str = ""
@@ -86,15 +88,14 @@ class Opened(msgspec.Struct, frozen=True):
     groups: tuple[Group, ...] = ()
 
 
-def held(node: LiveNode) -> dict[str, CpuSet]:
-    """The CPUs by kind."""
+def cpus_by_kind(node: LiveNode) -> dict[str, CpuSet]:
     found = {"own": union(CpuSet.parse(pod.own) for pod in node.pods)}
     for kind in KINDS[1:]:
         found[kind] = union(CpuSet.parse(each.cpus) for each in node.pools if each.kind == kind)
     return found
 
 
-def part_used(cpus: Iterable[int], loads: Mapping[int, float | None]) -> float | None:
+def mean_load(cpus: Iterable[int], loads: Mapping[int, float | None]) -> float | None:
     """The mean load of the CPUs whose load is known."""
     known = [load for cpu in cpus if (load := loads.get(cpu)) is not None]
     return sum(known) / len(known) if known else None
@@ -102,11 +103,11 @@ def part_used(cpus: Iterable[int], loads: Mapping[int, float | None]) -> float |
 
 def sample(observed: NodeObservation) -> Sample:
     loads = observed.load_by_cpu
-    by_kind = held(observed.node)
+    by_kind = cpus_by_kind(observed.node)
     return Sample(
         observed.time,
         {kind: len(cpus) for kind, cpus in by_kind.items()},
-        {kind: part_used(cpus, loads) for kind, cpus in by_kind.items()},
+        {kind: mean_load(cpus, loads) for kind, cpus in by_kind.items()},
     )
 
 
@@ -114,8 +115,8 @@ Points = list[tuple[float, float | None]]
 """Values from a time on (seconds since 1970), by time."""
 
 
-def sizes(observed: NodeObservation, kind: str) -> Points:
-    """The number of CPUs: by the audit trail, then by the samples."""
+def pool_sizes(observed: NodeObservation, kind: str) -> Points:
+    """The number of CPUs of a kind over time: from the audit trail, then from the samples."""
     points = _of_trail([each for each in observed.recent.pools if each.kind == kind])
     for each in observed.samples:
         if not points or points[-1][1] != each.counts[kind]:
@@ -133,8 +134,8 @@ def _of_trail(changes: Sequence[PoolSize]) -> Points:
 
 
 def over_time(points: Points, end: float, seconds: float, columns: int) -> list[float | None]:
-    """The value in each column of a chart that ends at `end`: the last one that began before the
-    column's end; None before the first one."""
+    """The value for each column of a chart of the last `seconds` before `end`: the last value that
+    began before the column's end, None before the first value."""
     found: list[float | None] = []
     place = 0
     value: float | None = None

@@ -223,7 +223,7 @@ def test_an_opened_pod() -> None:
     opened = ScreenState(opened=("pods", "t"))
     waiting = shown(node(), opened)
     assert "─ Pod ml/train" in waiting
-    assert "Asking the runtime" in waiting
+    assert "Reading from the runtime" in waiting
     lines = text(frames.frame(node(), OPENED, opened, 100, 60, Ability()))
     for part in (
         "owns its CPUs: a scheduler chose them",
@@ -231,7 +231,7 @@ def test_an_opened_pod() -> None:
         "gpu 0 0000:11:00.0",
         "Cgroup of main",
         "cpuset.cpus      1-2",
-        "Nothing in the last day.",
+        "There was no change in the last day.",
         "scheduling.koordinator.sh/resource-status",
         '"cpuset": "1-2"',
     ):
@@ -288,4 +288,4 @@ def test_use_of_pods_that_is_unknown() -> None:
 
 
 def test_a_screen_that_is_too_small() -> None:
-    assert "40x10 needed, 30x8 here" in shown(node(), columns=30, rows=8)
+    assert "too small: 30x8, needs 40x10" in shown(node(), columns=30, rows=8)
