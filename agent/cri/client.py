@@ -32,20 +32,21 @@ from agent.rpc.grpc import RpcError
 Reply = TypeVar("Reply", bound=Message)
 Listed = TypeVar("Listed", bound=msgspec.Struct)
 MAX_REPLY_BYTES: Final = 16 << 20
-"""A kubelet takes no larger reply either (maxMsgSize in cri-client/pkg/remote_runtime.go)."""
+"""The limit of a kubelet too (maxMsgSize in cri-client/pkg/remote_runtime.go)."""
 _ITEMS: Final = 1  # of ListPodSandboxResponse and ListContainersResponse
 _INFO: Final = 2  # of PodSandboxStatusResponse and ContainerStatusResponse
 _KEY, _VALUE = 1, 2  # of an entry of a map
 MAX_ITEMS: Final = 1 << 14
-"""Of a list: a cluster keeps 12,500 pods that have ended, maybe all on one node
+"""The most entries of a list: a cluster keeps 12,500 pods that have ended, maybe all on one node
 (kube-controller-manager: --terminated-pod-gc-threshold)."""
 _MAX_ITEM_BYTES: Final = 2 << 20  # all metadata that the API server accepts of a pod
 MAX_NAMES_BYTES: Final = 8 << 20
-"""Of all ids and names of a list in memory, where one character may make a whole text four times as
-large; those of a container take 300 bytes, of a sandbox 450."""
+"""The most bytes that all ids and names of a list may take in memory, where one wide character
+makes its whole text four times as large. Those of a container take 300 bytes, of a sandbox 450."""
 _MAX_INFO_ENTRIES: Final = 64
 MAX_INFO_BYTES: Final = 4 << 20
-"""Twice the largest environment with a stack of 8 MiB (execve(2)): request and spec have it."""
+"""Twice the largest environment of a process with a stack of 8 MiB (execve(2)): both the request
+and the spec contain it."""
 _MAX_INFO_VALUES: Final = 1 << 17  # each may take a hundred bytes
 MAX_PATH_BYTES: Final = 4 << 10
 _STRINGS: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
@@ -81,14 +82,14 @@ class RuntimeContainer(msgspec.Struct, frozen=True):
     created_at: int = 0
 
 
-class Placement(msgspec.Struct, frozen=True):
-    """Where a container or sandbox is, and the values that the runtime keeps of it, by its verbose
-    status; "" or 0 for absent ones.
+class VerboseStatus(msgspec.Struct, frozen=True):
+    """What the agent reads in the verbose status of a container or sandbox: its process, its
+    cgroup, and the values that the runtime stores; "" or 0 for absent ones.
 
-    `cgroups_path` is the OCI spec's (`/parent/ID` or `slice:prefix:ID`), `resources` those in the
-    spec, with which the container starts. `carriers`: what it shows of its devices, None where that
-    was not asked for. `hugepages`: by page size, the limits in bytes. `unequal`: of a sandbox,
-    where the pod's CPU limit differs from its request."""
+    `cgroups_path`: of the OCI spec (`/parent/ID` or `slice:prefix:ID`); `resources`: of the spec,
+    with which the container starts. `carriers`: what shows its devices, None unless requested.
+    `hugepages`: by page size, the limits in bytes. `unequal`: of a sandbox, where the pod's CPU
+    limit differs from its request."""
 
     pid: int = 0
     cgroup_parent: str = ""
@@ -112,7 +113,8 @@ class Cri:
         return f"{reply.runtime_name} {reply.runtime_version}"
 
     def sandboxes(self) -> list[Sandbox]:
-        """All sandboxes, ready or not. Each keeps few of its annotations."""
+        """All sandboxes, ready or not, with the labels and annotations that `pod_metadata`
+        keeps."""
         raw = self._reply("ListPodSandbox", pb.ListPodSandboxRequest())
         try:
             return _within_room(_sandbox(pb.PodSandbox.FromString(each)) for each in _items(raw))
@@ -120,7 +122,7 @@ class Cri:
             raise _unreadable("ListPodSandbox", pb.ListPodSandboxResponse, error) from None
 
     def containers(self) -> list[RuntimeContainer]:
-        """All whose state is known, ended ones too until they are removed."""
+        """All containers with a known state, also ended ones until they are removed."""
         raw = self._reply("ListContainers", pb.ListContainersRequest())
         try:
             listed = map(pb.Container.FromString, _items(raw))
@@ -128,21 +130,21 @@ class Cri:
         except (DecodeError, wire.WireError) as error:
             raise _unreadable("ListContainers", pb.ListContainersResponse, error) from None
 
-    def sandbox_placement(self, sandbox_id: str) -> Placement:
+    def sandbox_status(self, sandbox_id: str) -> VerboseStatus:
         """Reads the runtime's verbose status; fields that it does not have stay empty."""
         request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
-        return _placement(self._verbose("PodSandboxStatus", request, pb.PodSandboxStatusResponse))
+        return _status(self._verbose("PodSandboxStatus", request, pb.PodSandboxStatusResponse))
 
-    def container_placement(self, container_id: str, *, carriers: bool = False) -> Placement:
-        """As sandbox_placement."""
+    def container_status(self, container_id: str, *, carriers: bool = False) -> VerboseStatus:
+        """As `sandbox_status`. `carriers`: whether to read what shows the container's devices."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
         info = self._verbose("ContainerStatus", request, pb.ContainerStatusResponse)
-        shows = device_carriers(info) if carriers else None
-        return msgspec.structs.replace(_placement(info), carriers=shows)
+        found = device_carriers(info) if carriers else None
+        return msgspec.structs.replace(_status(info), carriers=found)
 
     def update(self, container_id: str, wanted: Wanted) -> None:
-        """Changes the values that a container has, or will start with; an empty cpuset raises
-        ValueError."""
+        """Changes the values that a container has, or will start with. Raises ValueError for an
+        empty cpuset."""
         if wanted.cpuset == "":
             raise ValueError(f"container {container_id}: an empty cpuset means no change")
         limits = wanted.limits
@@ -198,7 +200,8 @@ def _items(raw: bytes) -> Iterator[bytes]:
 
 
 def _info_of(raw: bytes) -> str:
-    """Raises WireError, and RpcError for a status beyond its limits, as for a reply beyond them."""
+    """The JSON under `info` in a reply, "" without one. Raises WireError; RpcError for a status
+    that exceeds the limits."""
     info = ""
     for number, (field, kind, payload) in enumerate(wire.fields(raw)):
         if number >= _MAX_INFO_ENTRIES:
@@ -215,7 +218,7 @@ def _info_of(raw: bytes) -> str:
 
 
 def _within_room(listed: Iterator[Listed]) -> list[Listed]:
-    """Raises WireError."""
+    """Raises WireError when ids and names take more than MAX_NAMES_BYTES."""
     kept, left = [], MAX_NAMES_BYTES
     for each in listed:
         left -= sum(getsizeof(one) for one in msgspec.structs.astuple(each) if isinstance(one, str))
@@ -295,13 +298,13 @@ class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
 _info_decoder = msgspec.json.Decoder(_Info)
 
 
-def _placement(info: str) -> Placement:
-    """Empty if `info` can't be read, or if a path or a list of CPUs in it is too long: the agent
-    keeps these texts for each container."""
+def _status(info: str) -> VerboseStatus:
+    """Empty if `info` can't be read, or if a path or CPU list in it is longer than MAX_PATH_BYTES:
+    the agent keeps these texts for each container."""
     try:
         found = bounds.decode(_info_decoder, info or "{}")
     except bounds.JsonError:
-        return Placement()
+        return VerboseStatus()
     spec = found.spec.linux if found.spec and found.spec.linux else _Linux()
     config = found.config.linux if found.config and found.config.linux else _Linux()
     resources = spec.resources or _Resources()
@@ -309,8 +312,8 @@ def _placement(info: str) -> Placement:
     configured = config.resources or _Resources()
     texts = (config.cgroup_parent, spec.cgroups_path, cpu.cpus, cpu.mems)
     if any(len(each) > MAX_PATH_BYTES for each in texts):
-        return Placement()
-    return Placement(
+        return VerboseStatus()
+    return VerboseStatus(
         found.pid,
         config.cgroup_parent,
         spec.cgroups_path,
@@ -394,8 +397,9 @@ _carried_decoder: Final = msgspec.json.Decoder(_CarriedInfo)
 
 
 def device_carriers(info: str) -> Carriers:
-    """Of the text under `info`; nothing where it can't be read. The spec's values are last, so that
-    they count for a variable that is set twice: images and CDI add more than was requested."""
+    """What shows the devices of a container, by the text under `info`; nothing if that can't be
+    read. The environment has the spec's variables after the request's, and the last one of a name
+    counts: images and CDI add to the request."""
     try:
         found = bounds.decode(_carried_decoder, info or "{}")
     except bounds.JsonError:
@@ -405,7 +409,7 @@ def device_carriers(info: str) -> Carriers:
     linux, process = spec.linux or _CarriedLinux(), spec.process or _Process()
     security = (config.linux or _RequestedLinux()).security_context or _Security()
     configured = config.devices or ()
-    # When a container has its node at another path, only the request names the host's node.
+    # When a device node has another path in the container, only the request has the host's path.
     moved = {each.container_path for each in configured if each.container_path != each.host_path}
     environment = [(each.key, each.value) for each in config.envs or ()]
     for each in process.env or ():
@@ -415,8 +419,8 @@ def device_carriers(info: str) -> Carriers:
         mounts = [mount.container_path for mount in config.mounts or ()]
     else:
         mounts = [mount.destination for mount in spec.mounts]
-    # The kubelet writes those of the request, and a runtime may add the pod's to the spec. Values
-    # that the runtime reads itself are not in the spec.
+    # The kubelet writes the request's annotations, and a runtime may add the pod's to the spec.
+    # Annotations that the runtime itself interprets are not in the spec.
     requested, written = config.annotations or {}, spec.annotations or {}
     by_annotation = [
         name

@@ -1,9 +1,9 @@
 """The runtime's container events, without their content.
 
-containerd before 2.0 hands every event to one of the callers of GetContainerEvents only
-(containerd's issue 7318, solved by its pull request 9661), so a second caller would take events
-from the kubelet; CRI-O did the same at first (its issue 6466). Such a runtime is not subscribed to:
-the end of a connection shows that the runtime ended."""
+containerd before 2.0 sends each event to only one of the callers of GetContainerEvents (its issue
+7318, solved by its pull request 9661), so a second caller would take events from the kubelet; CRI-O
+did the same at first (its issue 6466). The agent does not subscribe to the events of such a
+runtime. It only keeps a connection open, whose end shows that the runtime ended."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def serves_all_callers(runtime_name: str, runtime_version: str) -> bool:
 
 
 class ContainerEvents:
-    """Calls `on_event` from a thread of its own: after events, and when the runtime comes or goes.
+    """Calls `on_event` from a thread of its own: after events, and when the runtime starts or ends.
 
-    `streaming`: the stream is open."""
+    `streaming`: whether the stream of events is open."""
 
     def __init__(self, socket_path: str, on_event: Callable[[], None]) -> None:
         self._path = socket_path
@@ -77,7 +77,7 @@ class ContainerEvents:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _follow(self) -> None:
-        """Until the connection ends."""
+        """Connects, and returns when the connection ends. Raises RpcError."""
         connection = Connection(
             self._path, _LARGEST_EVENT_BYTES, time.monotonic() + _ANSWER_SECONDS
         )
@@ -86,7 +86,7 @@ class ContainerEvents:
         try:
             if self._closed.is_set():
                 return
-            if self._asked(connection):
+            if self._has_events(connection):
                 self._stream(connection)
             self._on_event()
             connection.wait_for_end()
@@ -97,7 +97,8 @@ class ContainerEvents:
             self._on_event()
 
     def _stream(self, connection: Connection) -> None:
-        """Returns when the runtime has no such call."""
+        """Follows the events. Returns if the runtime does not have this call; raises RpcError when
+        the stream ends."""
         try:
             for _ in connection.messages(f"{_SERVICE}/GetContainerEvents", b""):
                 self.streaming = True
@@ -111,7 +112,8 @@ class ContainerEvents:
         finally:
             self.streaming = False
 
-    def _asked(self, connection: Connection) -> bool:
+    def _has_events(self, connection: Connection) -> bool:
+        """Whether the runtime sends all events to this caller too. Raises RpcError."""
         request = pb.VersionRequest().SerializeToString()
         try:
             raw = connection.call(

@@ -242,7 +242,7 @@ def _containers(
                 carriers = None
                 of_pod = snapshot.pods.get(pod.uid) if snapshot else None
                 if of_pod is not None and of_pod.of(container.name).visible is not None:
-                    carriers = cri.container_placement(container.id, carriers=True).carriers
+                    carriers = cri.container_status(container.id, carriers=True).carriers
                 kubelets = given.get(pod.uid)
                 seen.append(
                     drift.observed(pod, container, of_pod, kubelets, hierarchy, pids_of, carriers)

@@ -26,7 +26,7 @@ from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, Wanted, poo
 from agent.node.audit import Written
 from agent.node.node_local import CpuNotices
 from agent.node.originals import AnnouncedPods, OriginalValues
-from agent.node.runtime_updater import RuntimeUpdater, remembers
+from agent.node.runtime_updater import RuntimeUpdater, stores
 from agent.node.runtime_view import RuntimeState
 from agent.node.violations import RefusedLimit, find_overlaps, find_refused_limits
 from agent.rpc.grpc import RpcError
@@ -35,10 +35,11 @@ log = logging.getLogger(__name__)
 
 
 class Freed(msgspec.Struct, frozen=True):
-    """The result of writing the cpusets of running containers and announced pods. `holds`: by
-    container id, the CPUs that it runs on afterwards, or will start on; `titles`: announced pods by
-    group; `writes`: all of them, also of excluded containers; `created`: records of created
-    containers that will start with other values."""
+    """The result of the stage "make room". `outcomes`: of the cpusets of running containers and
+    announced pods; `holds`: by container id, the CPUs that it runs on afterwards, or will start on;
+    `failures`: those that `outcomes` does not have; `titles`: of announced pods, by group;
+    `writes`: all writes, also to excluded containers; `created`: records of created containers that
+    will start with other values."""
 
     outcomes: tuple[WriteOutcome, ...]
     holds: dict[str, CpuSet]
@@ -49,9 +50,10 @@ class Freed(msgspec.Struct, frozen=True):
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """What was written; `titles`: pod and container by group; `failures`: of other kinds.
-    `refused`: limits that pods' own cgroups do not accept; they are not in `failures`. `writes`:
-    those that `freed` does not have."""
+    """The result of the stages "make room" and "apply". `cpusets`, `values`: what was written to
+    groups; `titles`: pod and container by group; `failures`: those of this stage that `cpusets` and
+    `values` do not have; `refused`: limits that pods' own cgroups do not accept. `writes`: those of
+    this stage only."""
 
     cpusets: tuple[WriteOutcome, ...]
     values: ValueOutcome
@@ -62,8 +64,9 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 class Enforcement:
-    """Writes cgroups and updates the runtime. Without an updater the runtime is not updated.
-    Without notices no container gets a file with its CPUs."""
+    """Writes cgroups and updates the runtime. `updater` None: the runtime is not updated. `notices`
+    None: no container gets a file with its CPUs. `migrate_memory`: pages of running containers
+    move to their new NUMA nodes."""
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class Enforcement:
         self._migrate_memory = migrate_memory
         self.originals = OriginalValues(hierarchy, controllers, journal)
         self._announced = AnnouncedPods(hierarchy, journal)
-        self._returned: dict[str, dict[str, str]] = {}
+        self._restored: dict[str, dict[str, str]] = {}
 
     def pause(self) -> bool:
         """Drops the queued updates of the runtime, which the next decision may contradict. Returns
@@ -200,7 +203,7 @@ class Enforcement:
     def _restore_limits(
         self, runtime: RuntimeState, wanted: Mapping[str, CgroupLimits]
     ) -> ValueOutcome:
-        """Restores the original limits of groups without a wanted limit."""
+        """Restores the original values of limits that the decision does not set any more."""
         present = {
             group
             for pod in runtime.pods
@@ -208,19 +211,19 @@ class Enforcement:
             if each.group is not None
             for group in (each.group, parent(each.group))
         }
-        over = {
+        ended = {
             (group, file)
             for group, file in self._journal.values
             if group in present
             and (file != MEMS or not self.memory_stays)
             and file not in limit_files.files(self._controllers, wanted.get(group, NO_LIMITS))
         }
-        if not over:
+        if not ended:
             return ValueOutcome()
-        outcome = values.restore(self._controllers, self._journal, over)
+        outcome = values.restore(self._controllers, self._journal, ended)
         for change in outcome.having(WriteState.WRITTEN):
             log.info("%s: %s restored to %s", change.group, change.file, change.new)
-            self._returned.setdefault(change.group, {})[change.file] = change.new or ""
+            self._restored.setdefault(change.group, {})[change.file] = change.new or ""
         return outcome
 
     def _update_runtime(self, runtime: RuntimeState, decision: Decision) -> None:
@@ -228,8 +231,8 @@ class Enforcement:
         if self._updater is None:
             return
         groups = {each.id: each.group for each in _containers(runtime) if each.group is not None}
-        for ended in self._returned.keys() - groups.values():
-            del self._returned[ended]
+        for gone in self._restored.keys() - groups.values():
+            del self._restored[gone]
         self._updater.update(
             {
                 each.id: wanted.without_memory() if self.memory_stays else wanted
@@ -237,29 +240,30 @@ class Enforcement:
                 for of_pod in (decision.pods[pod.uid],)
                 for each in pod.containers
                 if each.state is ContainerState.RUNNING and not each.virtual
-                for wanted in (self._with_returned(each.group, of_pod.of(each.name)),)
+                for wanted in (self._with_restored(each.group, of_pod.of(each.name)),)
             },
-            runtime.starts_with,
+            runtime.statuses,
             groups,
         )
 
-    def _with_returned(self, group: str | None, wanted: Wanted) -> Wanted:
-        """Adds the limits that were restored: the runtime still stores the agent's values, and
-        every update would write those again."""
-        texts = self._returned.get(group or "")
+    def _with_restored(self, group: str | None, wanted: Wanted) -> Wanted:
+        """Adds the original limits that were restored: the runtime still stores the agent's values,
+        and would write them again with every update."""
+        texts = self._restored.get(group or "")
         if not texts or wanted.unmanaged:
             return wanted
         if wanted.exclusive or group is None:
-            del self._returned[group or ""]
+            del self._restored[group or ""]
             return wanted
         try:
-            back = limit_files.parsed(self._controllers, group, texts)
+            originals = limit_files.parsed(self._controllers, group, texts)
         except CgroupError:
             return wanted
         changed = {
             name: value
-            for name in back.__struct_fields__
-            if (value := getattr(back, name)) is not None and getattr(wanted.limits, name) is None
+            for name in originals.__struct_fields__
+            if (value := getattr(originals, name)) is not None
+            and getattr(wanted.limits, name) is None
         }
         limits = msgspec.structs.replace(wanted.limits, **changed)
         return msgspec.structs.replace(wanted, limits=limits)
@@ -267,45 +271,43 @@ class Enforcement:
     def _update_created(
         self, runtime: RuntimeState, decision: Decision, holds: Mapping[str, CpuSet]
     ) -> tuple[dict[str, CpuSet], tuple[Record, ...]]:
-        """A created container has no cgroup yet: the runtime changes the values with which it
-        starts. Returns `holds` with the changes, and the records of them."""
+        """Changes the values with which created containers will start. They do not have a cgroup
+        yet: the runtime changes the values. Returns `holds` after the changes, and their
+        records."""
         after = dict(holds)
         records = []
-        placements = dict(runtime.starts_with)
+        statuses = dict(runtime.statuses)
         created = [
             (pod, container, decision.pods[pod.uid].of(container.name))
             for pod in runtime.pods
             for container in pod.containers
             if container.state is ContainerState.CREATED and not container.virtual
         ]
-        # Containers that share CPUs give up theirs before an owner gets more, and owners leave the
-        # CPUs of others before they get their own: none waits for another in a circle.
+        # Two rounds, each with the containers that share CPUs first. An owner gets only CPUs that
+        # no other container holds: in the first round it leaves the CPUs of others, in the second
+        # it gets those that became free. So no two owners wait for each other's CPUs.
         created.sort(key=lambda each: each[2].exclusive)
         for pod, container, wanted in (*created, *created):
-            placement, of_container = placements[container.id], wanted
-            if not remembers(placement, wanted) and wanted.exclusive:
+            status, possible = statuses[container.id], wanted
+            if not stores(status, wanted) and wanted.exclusive:
                 owner = tuple(each for each in decision.owners if each.uid == pod.uid)
                 overlaps = find_overlaps(runtime.pods, owner, after)
                 occupied = union(CpuSet.parse(each.cpus) for each in overlaps)
                 gained = occupied - after.get(container.id, occupied)
-                of_container = _without(wanted, gained, after.get(container.id), pod.uid, decision)
-            if remembers(placement, of_container):
+                possible = _without(wanted, gained, after.get(container.id), pod.uid, decision)
+            if stores(status, possible):
                 continue
             try:
                 # Skips a removed container: see agent.node.runtime_updater.
-                self._cri.container_placement(container.id)
-                self._cri.update(container.id, of_container)
-                remembered = self._cri.container_placement(container.id)
+                self._cri.container_status(container.id)
+                self._cri.update(container.id, possible)
+                updated = self._cri.container_status(container.id)
             except RpcError as error:
-                log.warning(
-                    "%s %s: the runtime could not update it: %s",
-                    pod.title,
-                    container.name,
-                    error,
-                    extra=about(pod.title, container.name, "update_failed"),
-                )
+                title, fields = pod.title, about(pod.title, container.name, "update_failed")
+                text = "%s %s: the runtime could not update it: %s"
+                log.warning(text, title, container.name, error, extra=fields)
                 continue
-            before, placements[container.id] = placement.resources.cpuset, remembered
+            statuses[container.id], cpuset = updated, updated.resources.cpuset
             records.append(
                 Record(
                     event=AuditEvent.START_CHANGED,
@@ -314,22 +316,21 @@ class Enforcement:
                     uid=pod.uid,
                     container=container.name,
                     field="cpus",
-                    before=before,
-                    after=remembered.resources.cpuset,
+                    before=status.resources.cpuset,
+                    after=cpuset,
                 )
             )
-            # An NRI plugin applies the last snapshot until it reads the next.
-            cpuset = remembered.resources.cpuset
-            if of_container.cpuset is not None and of_container.cpuset == cpuset:
-                after[container.id] = CpuSet.parse(of_container.cpuset)
-                where = of_container.cpuset
+            # The runtime may store others: an NRI plugin applies the last snapshot until it reads
+            # the next.
+            if possible.cpuset is not None and possible.cpuset == cpuset:
+                after[container.id] = CpuSet.parse(cpuset)
                 fields = about(pod.title, container.name)
-                log.info("%s %s: will start on %s", pod.title, container.name, where, extra=fields)
+                log.info("%s %s: will start on %s", pod.title, container.name, cpuset, extra=fields)
         return after, tuple(records)
 
 
 def _parted(outcome: WriteOutcome, groups: Collection[str]) -> tuple[WriteOutcome, WriteOutcome]:
-    """The outcome of these groups, and that of all others."""
+    """The outcome split in two: of these groups, and of all others."""
     of_groups = tuple(each for each in outcome.changes if each.group in groups)
     others = tuple(each for each in outcome.changes if each.group not in groups)
     return WriteOutcome(of_groups), msgspec.structs.replace(outcome, changes=others)
@@ -342,7 +343,7 @@ def _containers(runtime: RuntimeState) -> Iterable[Container]:
 
 def _starting(runtime: RuntimeState, container: Container, topology: Topology) -> CpuSet:
     try:
-        return CpuSet.parse(runtime.starts_with[container.id].resources.cpuset) or topology.online
+        return CpuSet.parse(runtime.statuses[container.id].resources.cpuset) or topology.online
     except (KeyError, CpuSetError):
         return topology.online
 
@@ -350,9 +351,9 @@ def _starting(runtime: RuntimeState, container: Container, topology: Topology) -
 def _without(
     wanted: Wanted, occupied: CpuSet, present: CpuSet | None, uid: str, decision: Decision
 ) -> Wanted:
-    """The wanted values of a created owner without the occupied CPUs, on which other containers
-    still run: no start waits for them. Where no CPU is left, it keeps those of its present CPUs
-    that no other pod owns, or else has the LS pool."""
+    """The wanted values of a created owner without `occupied`, the CPUs on which other containers
+    still run: nothing delays its start until they are free. If no CPU is left, it keeps those of
+    its `present` CPUs that no other pod owns, otherwise it gets the LS pool."""
     if not occupied:
         return wanted
     owned = union(owner.cpus for owner in decision.owners if owner.uid != uid)
@@ -400,8 +401,8 @@ def announced_groups(cgroup_parents: Mapping[str, str]) -> dict[str, str]:
 
 def cpus_of_others(groups: Mapping[str, str], decision: Decision) -> dict[str, CpuSet]:
     """By group of an announced pod: the CPUs that other pods own or have from a DRA driver, without
-    those that the pod may use. Pods with a container to which the agent gives no CPUs are
-    missing."""
+    the CPUs that the pod itself may use. Omits pods with a container whose cpuset the agent does
+    not set."""
     pools = pool_cpus(decision.ls_pools) | pool_cpus(decision.be_pools) | decision.system
     apart = {
         uid: union(_parsed(each.cpuset) or EMPTY for each in of_pod.containers.values()) - pools

@@ -4,9 +4,9 @@ A runtime writes all values that it stores of a container whenever a client upda
 updater makes one call at a time, with the newest values only. The CPUs of a call in progress count
 as held (`in_progress`), as the runtime may apply them at any moment.
 
-The updater skips a container that has ended: containerd 2.4.2 with NRI, its default, crashes with a
-nil pointer when it removes a container during an update of it (internal/cri/nri,
-criContainer.GetRlimits). It removes the cgroup well before the container.
+The updater skips a container whose cgroup does not exist any more. containerd 2.4.2 with NRI, its
+default, crashes with a nil pointer when it removes a container during an update of it
+(internal/cri/nri, criContainer.GetRlimits); it removes the cgroup well before the container.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from agent.cri.client import Cri, Placement
+from agent.cri.client import Cri, VerboseStatus
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.snapshot import Wanted
 from agent.model.verdict import Code
@@ -28,9 +28,10 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
 SETTLE_SECONDS: Final = 1.0
 """How long after a decision its updates begin. A runtime needs tens of milliseconds of CPU time for
-each, at the same time as it starts the containers of the pod that the others made room for. The
-cgroups have the values already. The frontends put them into every update by another client, and
-without a frontend a pass writes the cgroups again after it."""
+each update, and at that time it starts the containers of the pod that caused the decision. The
+updates are not urgent: the cgroups have the values already. Frontends put the values into every
+update of another client; without a frontend, a pass writes the cgroups again after such an
+update."""
 
 
 class RuntimeUpdater:
@@ -57,12 +58,12 @@ class RuntimeUpdater:
     def update(
         self,
         containers: Mapping[str, Wanted],
-        remembered: Mapping[str, Placement],
+        stored: Mapping[str, VerboseStatus],
         groups: Mapping[str, str],
     ) -> None:
         """Queues the wanted values that the runtime does not store. `containers`: all that run,
-        with their wanted values; `remembered`: the runtime's values, of the containers that were
-        inspected in this pass; `groups`: their cgroups, as far as they are known."""
+        with their wanted values; `stored`: the values that the runtime stores, for the containers
+        that were inspected in this pass; `groups`: their cgroups, as far as they are known."""
         with self._changed:
             self._groups = groups
             for gone in self._sent.keys() - containers.keys():
@@ -75,7 +76,7 @@ class RuntimeUpdater:
             self._queue = {
                 each: wanted
                 for each, wanted in containers.items()
-                if not wanted.unmanaged and not self._is_current(each, wanted, remembered.get(each))
+                if not wanted.unmanaged and not self._is_current(each, wanted, stored.get(each))
             }
             if not self._queue:
                 self._due = None
@@ -114,11 +115,11 @@ class RuntimeUpdater:
         self._thread.join()
         self._cri.close()
 
-    def _is_current(self, container_id: str, wanted: Wanted, remembered: Placement | None) -> bool:
+    def _is_current(self, container_id: str, wanted: Wanted, status: VerboseStatus | None) -> bool:
         sent = self._sent.get(container_id)
         if container_id in self._unanswered:
             return False
-        if sent is None and remembered is not None and remembers(remembered, wanted):
+        if sent is None and status is not None and stores(status, wanted):
             sent = self._sent[container_id] = wanted
         return sent == wanted
 
@@ -149,7 +150,8 @@ class RuntimeUpdater:
                 self._changed.wait_for(lambda: self._closing, RETRY_SECONDS)
 
     def _wait_until_due(self) -> None:
-        """Until a call is due, or `close`. A pass in between does not begin the time again."""
+        """Returns when a call is due, or after `close`. Passes in between do not restart the
+        wait."""
         while not self._closing:
             left = None
             if self._queue and self._due is not None:
@@ -174,9 +176,9 @@ def _cpus(wanted: Wanted) -> CpuSet:
     return EMPTY if wanted.cpuset is None else CpuSet.parse(wanted.cpuset)
 
 
-def remembers(placement: Placement, wanted: Wanted) -> bool:
+def stores(status: VerboseStatus, wanted: Wanted) -> bool:
     """Whether the runtime stores the wanted values of a container."""
-    limits, present = wanted.limits, placement.resources
+    limits, present = wanted.limits, status.resources
     quota = limits.quota_microseconds
     if wanted.lifts_quota and present.quota_microseconds > 0:
         return False

@@ -14,13 +14,28 @@ import msgspec
 from agent.allocate.device_holders import grants
 from agent.cgroup import names
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
-from agent.cri.client import Cri, Placement, RuntimeContainer, Sandbox
+from agent.cri.client import Cri, RuntimeContainer, Sandbox, VerboseStatus
 from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.pod.pods import Container, ContainerState, EndedContainer, Pod
 from agent.model.pod.qos import kube_class
 from agent.model.snapshot import Patterns, excludes
 from agent.model.verdict import Code
 from agent.rpc.grpc import NO_ANSWER, RpcError
+
+log = logging.getLogger(__name__)
+
+_VIRTUAL = "kata"
+"""Prefix of the handlers of Kata Containers (`kata`, `kata-qemu`, `kata-clh`, ...)."""
+_SKIP_SECONDS = 60.0
+"""How long a container whose inspection timed out is not inspected again."""
+MAX_LIVING: Final = 1 << 13
+"""The most containers that have not ended, and the most ready sandboxes: 500 pods of 16 containers
+fit."""
+_MAX_STATUS_BYTES: Final = 10 << 20
+"""The most bytes of all paths and CPU lists that are kept; those of a container take half a
+kilobyte."""
+_MAX_GRANT_BYTES: Final = 8 << 20
+"""The most bytes of the names of all devices that containers show."""
 
 
 class CgroupLocator:
@@ -30,18 +45,18 @@ class CgroupLocator:
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
 
-    def group_of(self, container_id: str, placement: Placement, cgroup_parent: str) -> str | None:
+    def group_of(self, container_id: str, status: VerboseStatus, cgroup_parent: str) -> str | None:
         """None while the container has no group, or its group can't be found."""
-        named = names.from_cgroups_path(placement.cgroups_path)
+        named = names.from_cgroups_path(status.cgroups_path)
         groups = [named] if named else []
         groups += names.container_groups(cgroup_parent, container_id)
         for group in groups:
             if self._hierarchy.exists(group):
                 return group
-        if not placement.pid:
+        if not status.pid:
             return None
         try:
-            found = self._hierarchy.group_of(placement.pid)
+            found = self._hierarchy.group_of(status.pid)
         except CgroupError as error:
             log.warning("container %s: %s", container_id, error)
             return None
@@ -49,32 +64,16 @@ class CgroupLocator:
         return found if found is not None and container_id in found else None
 
 
-log = logging.getLogger(__name__)
-
-_VIRTUAL = "kata"
-"""Prefix of the handlers of Kata Containers (`kata`, `kata-qemu`, `kata-clh`, ...)."""
-
-
-_SKIP_SECONDS = 60.0
-"""How long a container whose inspection timed out is not inspected again."""
-MAX_LIVING: Final = 1 << 13
-"""Of containers that have not ended, and of ready sandboxes: 500 pods of 16 containers fit."""
-_MAX_STATUS_BYTES: Final = 10 << 20
-"""Of all paths and CPUs that are kept of statuses; those of a container take half a kilobyte."""
-_MAX_GRANT_BYTES: Final = 8 << 20
-"""Of all names of devices that containers show."""
-
-
 class RuntimeState(msgspec.Struct, frozen=True):
     """`pods` sorted by uid: those with a ready sandbox or a container that has not ended.
 
-    `starts_with`: the values that the runtime stores of containers, by id. It always has those of
-    created containers, which start with them (cpuset "": every CPU of the parent). `grants`: the
-    devices and CPUs that containers show.
+    `statuses`: by container id, for those that were inspected in this pass. It has all created
+    containers, which start with the values in their status (cpuset "": every CPU of the parent).
+    `grants`: the devices and CPUs that containers show.
     """
 
     pods: tuple[Pod, ...]
-    starts_with: dict[str, Placement]
+    statuses: dict[str, VerboseStatus]
     grants: tuple[ReportedDevices, ...] = ()
 
 
@@ -82,10 +81,10 @@ class RuntimeView:
     """Lists the runtime's pods, and inspects each container once for the properties that can't
     change.
 
-    `grants`: read the devices that containers show, from the same answer as their cgroup.
-    `requests`: read the requests of containers, also of those that have ended. A request is
-    inspected again after a notification of its change, and one container in every pass, as a safety
-    net.
+    `grants`: whether to read the devices that containers show, from the same answer as their
+    cgroup. `requests`: whether to read the requests of containers, also of those that have ended. A
+    container is inspected again after a notification that its request has changed; and one in each
+    pass, in case a notification was lost.
     """
 
     def __init__(
@@ -98,19 +97,19 @@ class RuntimeView:
         self._shares: dict[str, int] = {}
         self._hugepages: dict[str, Mapping[int, int]] = {}
         self._stale: set[str] = set()
-        self._ended: dict[str, Placement] = {}
-        self._sandboxes: dict[str, Placement] = {}
+        self._ended: dict[str, VerboseStatus] = {}
+        self._sandboxes: dict[str, VerboseStatus] = {}
         self._groups: dict[str, str] = {}
         self._unanswered: set[str] = set()
         self._skipped_until: dict[str, float] = {}  # by id, the end on the monotonic clock
         self._too_large: dict[str, ContainerState | None] = {}  # by id, the state at that time
         self._status_texts = _Texts("paths and CPUs", _MAX_STATUS_BYTES)
         self._grant_texts = _Texts("names of devices", _MAX_GRANT_BYTES)
-        self._late = False
+        self._timed_out = False
 
     def observe(self) -> RuntimeState:
-        """Raises RpcError when the runtime does not answer, or reports more than fits."""
-        self._late = False
+        """Raises RpcError when the runtime does not answer, or reports more than the limits."""
+        self._timed_out = False
         sandboxes = self._cri.sandboxes()
         containers = self._cri.containers()
         self._forget({each.id for each in sandboxes}, {each.id for each in containers})
@@ -120,7 +119,7 @@ class RuntimeView:
             text = f"more than {MAX_LIVING} containers that have not ended, or ready sandboxes"
             raise RpcError(Code.RESOURCE_EXHAUSTED, text)
         by_sandbox: dict[str, list[Container]] = {}
-        starts_with: dict[str, Placement] = {}
+        statuses: dict[str, VerboseStatus] = {}
         virtual = {each.id for each in sandboxes if each.handler.startswith(_VIRTUAL)}
         uids = {each.id: each.uid for each in sandboxes}
         for each in living:
@@ -129,7 +128,7 @@ class RuntimeView:
                     each.id, each.name, each.state, virtual=True, created_at=each.created_at
                 )
             else:
-                seen = self._container(each, starts_with, uids.get(each.sandbox_id, ""))
+                seen = self._container(each, statuses, uids.get(each.sandbox_id, ""))
             if seen is None:
                 continue
             by_sandbox.setdefault(each.sandbox_id, []).append(seen)
@@ -142,7 +141,7 @@ class RuntimeView:
         pods = [self._pod(of_pod, by_sandbox, ended) for _, of_pod in sorted(by_uid.items())]
         shown = (self._grants or {}).get
         grants = tuple(grant for each in living for grant in shown(each.id, ()))
-        return RuntimeState(tuple(pods), starts_with, grants)
+        return RuntimeState(tuple(pods), statuses, grants)
 
     def changed(self, container_id: str) -> None:
         """The container's request has changed."""
@@ -150,29 +149,29 @@ class RuntimeView:
         self._too_large.pop(container_id, None)
 
     def _container(
-        self, each: RuntimeContainer, starts_with: dict[str, Placement], uid: str
+        self, each: RuntimeContainer, statuses: dict[str, VerboseStatus], uid: str
     ) -> Container | None:
-        """None for a container that has just ended. `uid`: of its pod, "" for a pod that appeared
-        after the sandboxes were listed."""
+        """None for a container that has just ended. Adds to `statuses` if it inspects the
+        container. `uid`: of its pod, "" for a pod that appeared after the sandboxes were listed."""
         group = self._groups.get(each.id)
         stale = self._requests and (each.id in self._stale or each.id not in self._shares)
-        unread = self._grants is not None and uid != "" and each.id not in self._grants
-        if each.state is ContainerState.CREATED or group is None or stale or unread:
-            read = partial(self._cri.container_placement, carriers=unread)
-            placement = self._inspect(each.id, read, each.state)
-            if placement is None:
+        no_grants = self._grants is not None and uid != "" and each.id not in self._grants
+        if each.state is ContainerState.CREATED or group is None or stale or no_grants:
+            read = partial(self._cri.container_status, carriers=no_grants)
+            status = self._inspect(each.id, read, each.state)
+            if status is None:
                 return None
-            if self._grants is not None and placement.carriers is not None:
-                self._grants[each.id] = self._grants_of(each, uid, placement.carriers)
-                placement = msgspec.structs.replace(placement, carriers=None)
-            starts_with[each.id] = placement
+            if self._grants is not None and status.carriers is not None:
+                self._grants[each.id] = self._grants_of(each, uid, status.carriers)
+                status = msgspec.structs.replace(status, carriers=None)
+            statuses[each.id] = status
             if each.id not in self._unanswered:
-                self._shares[each.id] = placement.resources.shares
-                self._hugepages[each.id] = placement.hugepages
+                self._shares[each.id] = status.resources.shares
+                self._hugepages[each.id] = status.hugepages
                 self._stale.discard(each.id)
             if each.state is ContainerState.RUNNING and group is None:
-                parent = self._placement(each.sandbox_id).cgroup_parent
-                group = self._locator.group_of(each.id, placement, parent)
+                parent = self._status(each.sandbox_id).cgroup_parent
+                group = self._locator.group_of(each.id, status, parent)
                 if group is not None:
                     self._groups[each.id] = group
         return Container(
@@ -193,7 +192,7 @@ class RuntimeView:
             self._stale.add(oldest)
 
     def _newest_ended(self, containers: list[RuntimeContainer]) -> dict[str, list[EndedContainer]]:
-        """By sandbox id."""
+        """By sandbox id, the newest container of each name, if it has ended."""
         newest: dict[tuple[str, str], RuntimeContainer] = {}
         for each in containers:
             last = newest.get((each.sandbox_id, each.name))
@@ -203,13 +202,13 @@ class RuntimeView:
         for each in newest.values():
             if each.state is not ContainerState.ENDED:
                 continue
-            placement = self._ended.get(each.id) or self._inspect(
-                each.id, self._cri.container_placement, each.state
+            status = self._ended.get(each.id) or self._inspect(
+                each.id, self._cri.container_status, each.state
             )
-            if placement is None:
+            if status is None:
                 continue
-            self._ended[each.id] = placement
-            ran = placement.resources
+            self._ended[each.id] = status
+            ran = status.resources
             ended = EndedContainer(each.name, each.created_at, ran.shares, ran.cpuset)
             found.setdefault(each.sandbox_id, []).append(ended)
         return found
@@ -228,7 +227,7 @@ class RuntimeView:
                 key=lambda one: (one.name, one.id),
             )
         )
-        place = self._placement(newest.id).cgroup_parent or next(
+        group = self._status(newest.id).cgroup_parent or next(
             (one.group for one in containers if one.group), ""
         )
         return Pod(
@@ -237,7 +236,7 @@ class RuntimeView:
             name=newest.name,
             labels=newest.labels,
             annotations=newest.annotations,
-            kube_class=kube_class(place),
+            kube_class=kube_class(group),
             created_at=sandboxes[0].created_at,
             containers=containers,
             sandboxes=tuple(
@@ -251,32 +250,33 @@ class RuntimeView:
                 if each.ready and not each.handler.startswith(_VIRTUAL)
             ),
             ended=tuple(ended.get(newest.id, ())) if newest.ready else (),
-            unequal=self._placement(newest.id).unequal,
+            unequal=self._status(newest.id).unequal,
         )
 
     def _sandbox_group(self, sandbox_id: str) -> str | None:
         group = self._groups.get(sandbox_id)
         if group is None:
-            placement = self._placement(sandbox_id)
-            group = self._locator.group_of(sandbox_id, placement, placement.cgroup_parent)
+            status = self._status(sandbox_id)
+            group = self._locator.group_of(sandbox_id, status, status.cgroup_parent)
             if group is not None:
                 self._groups[sandbox_id] = group
         return group
 
-    def _placement(self, sandbox_id: str) -> Placement:
-        placement = self._sandboxes.get(sandbox_id)
-        if placement is None:
-            placement = self._inspect(sandbox_id, self._cri.sandbox_placement, None)
-            if placement is None or sandbox_id in self._unanswered:
-                return Placement()
-            self._sandboxes[sandbox_id] = placement
-        return placement
+    def _status(self, sandbox_id: str) -> VerboseStatus:
+        status = self._sandboxes.get(sandbox_id)
+        if status is None:
+            status = self._inspect(sandbox_id, self._cri.sandbox_status, None)
+            if status is None or sandbox_id in self._unanswered:
+                return VerboseStatus()
+            self._sandboxes[sandbox_id] = status
+        return status
 
     def _grants_of(
         self, each: RuntimeContainer, uid: str, carriers: grants.Carriers
     ) -> tuple[ReportedDevices, ...]:
-        """Without those in the environment, which prove nothing, where the names of other
-        containers have used half of the room: the container's author writes them."""
+        """The devices and CPUs that a container shows. Omits those of its environment when the
+        names of all containers take more than half of _MAX_GRANT_BYTES: the pod's author writes the
+        environment, and it proves nothing. Raises RpcError beyond _MAX_GRANT_BYTES."""
         found = grants.of_carriers(uid, each.name, carriers)
         if self._grant_texts.total_bytes + _text_bytes(_names(found)) > _MAX_GRANT_BYTES // 2:
             found = tuple(one for one in found if one.source is not HoldingSource.ENVIRONMENT)
@@ -284,39 +284,40 @@ class RuntimeView:
         return found
 
     def _inspect(
-        self, which: str, read: Callable[[str], Placement], state: ContainerState | None
-    ) -> Placement | None:
-        """None when it does not exist any more; an empty placement when the runtime can't inspect
-        this one only, for example because its shim died or hangs, or when its status is too large.
-        `state`: of a container; with another one, the status may have another size. Raises RpcError
-        when the runtime does not answer: at the second timeout of a pass."""
-        if which in self._too_large and self._too_large[which] is state:
-            return Placement()
-        if time.monotonic() < self._skipped_until.get(which, 0.0):
-            return Placement()
+        self, object_id: str, read: Callable[[str], VerboseStatus], state: ContainerState | None
+    ) -> VerboseStatus | None:
+        """Reads the status of a container or sandbox. None when it does not exist any more; an
+        empty status when the runtime can't inspect only this one, for example because its shim died
+        or hangs, or when the status is too large. `state`: of a container, None for a sandbox;
+        after a change of the state the status may have another size. Raises RpcError when the
+        runtime does not answer: at the second timeout of a pass."""
+        if object_id in self._too_large and self._too_large[object_id] is state:
+            return VerboseStatus()
+        if time.monotonic() < self._skipped_until.get(object_id, 0.0):
+            return VerboseStatus()
         try:
-            placement = read(which)
+            status = read(object_id)
         except RpcError as error:
-            alone = error.code == Code.DEADLINE_EXCEEDED and not self._late
+            first_timeout = error.code == Code.DEADLINE_EXCEEDED and not self._timed_out
             if error.code == Code.DEADLINE_EXCEEDED:
-                self._late = True
-                self._skipped_until[which] = time.monotonic() + _SKIP_SECONDS
-            if error.code in NO_ANSWER and not alone:
+                self._timed_out = True
+                self._skipped_until[object_id] = time.monotonic() + _SKIP_SECONDS
+            if error.code in NO_ANSWER and not first_timeout:
                 raise
             if error.code == Code.NOT_FOUND:
                 return None
             if error.code == Code.RESOURCE_EXHAUSTED:
-                self._too_large[which] = state
-            if which not in self._unanswered:
-                self._unanswered.add(which)
-                log.error("the runtime can't inspect %s: %s", which, error)
-            return Placement()
-        self._unanswered.discard(which)
-        self._too_large.pop(which, None)
-        ran = placement.resources
-        texts = (placement.cgroup_parent, placement.cgroups_path, ran.cpuset, ran.mems)
-        self._status_texts.hold(which, texts)
-        return placement
+                self._too_large[object_id] = state
+            if object_id not in self._unanswered:
+                self._unanswered.add(object_id)
+                log.error("the runtime can't inspect %s: %s", object_id, error)
+            return VerboseStatus()
+        self._unanswered.discard(object_id)
+        self._too_large.pop(object_id, None)
+        ran = status.resources
+        texts = (status.cgroup_parent, status.cgroups_path, ran.cpuset, ran.mems)
+        self._status_texts.hold(object_id, texts)
+        return status
 
     def _forget(self, sandboxes: set[str], containers: set[str]) -> None:
         _keep(self._sandboxes, sandboxes)
@@ -335,7 +336,7 @@ class RuntimeView:
 
 
 class _Texts:
-    """The bytes in memory of texts that are kept of containers and sandboxes, by id."""
+    """Limits the bytes in memory of the texts that are kept for containers and sandboxes."""
 
     def __init__(self, what: str, most_bytes: int) -> None:
         self.total_bytes = 0
@@ -343,11 +344,12 @@ class _Texts:
         self._most_bytes = most_bytes
         self._bytes: dict[str, int] = {}
 
-    def hold(self, which: str, texts: Iterable[str]) -> None:
-        """In place of its former texts. Raises RpcError if all together have too many bytes."""
+    def hold(self, object_id: str, texts: Iterable[str]) -> None:
+        """Counts these texts of a container or sandbox, in place of its former ones. Raises
+        RpcError if all texts together have too many bytes."""
         size = _text_bytes(texts)
-        self.total_bytes += size - self._bytes.get(which, 0)
-        self._bytes[which] = size
+        self.total_bytes += size - self._bytes.get(object_id, 0)
+        self._bytes[object_id] = size
         if self.total_bytes > self._most_bytes:
             text = f"{self._what} of all containers take more than {self._most_bytes} bytes"
             raise RpcError(Code.RESOURCE_EXHAUSTED, text)
@@ -358,7 +360,7 @@ class _Texts:
 
 
 def _text_bytes(texts: Iterable[str]) -> int:
-    """A wide character makes all of its text wide."""
+    """The size in memory, where one wide character makes its whole text wide."""
     return sum(map(getsizeof, texts))
 
 

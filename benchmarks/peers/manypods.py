@@ -40,7 +40,7 @@ class ManyPods:
             return channel.call(SERVICE + method, request, 10.0)
 
         (sandbox,), (container,) = cri.sandboxes(), cri.containers()
-        group = Path(cri.container_placement(container.id).cgroups_path).parent
+        group = Path(cri.container_status(container.id).cgroups_path).parent
         cri.close()
         ids = sandbox.id, container.id
         # Both requests have the id as field 1 and `verbose` as field 2.

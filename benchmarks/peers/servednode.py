@@ -15,7 +15,7 @@ if __name__ == "__main__":
     sys.modules["typing_extensions"] = None  # type: ignore[assignment]
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agent.host.daemon import use_one_malloc_arena, return_large_blocks
+from agent.host.daemon import return_large_blocks, use_one_malloc_arena
 from tests.fixtures.page import LARGE, ServedNode, served
 
 OWNERS, SHARERS = 24, 76

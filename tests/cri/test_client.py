@@ -130,7 +130,7 @@ def test_a_sandbox_of_containerd_shows_the_sums_of_its_pod(resources: object, un
     linux = {"cgroup_parent": "/kubepods/podp", "resources": resources}
     spec = {"linux": {"cgroupsPath": "/kubepods/podp/s", "resources": {"cpu": {"shares": 2}}}}
     found = Answering(json.dumps({"pid": 7, "config": {"linux": linux}, "runtimeSpec": spec}))
-    placement = found.sandbox_placement("s")
+    placement = found.sandbox_status("s")
     assert (placement.cgroup_parent, placement.resources.shares) == ("/kubepods/podp", 2)
     assert placement.unequal == unequal
 
@@ -146,14 +146,14 @@ def test_huge_pages_of_a_container(requested: object, spec: object) -> None:
     config = {"linux": {"resources": {"hugepage_limits": requested}}}
     runtime_spec = {"linux": {"resources": {"hugepageLimits": spec}}}
     found = Answering(json.dumps({"config": config, "runtimeSpec": runtime_spec}))
-    assert found.sandbox_placement("s").hugepages == {2 << 20: 4 << 20}
+    assert found.sandbox_status("s").hugepages == {2 << 20: 4 << 20}
 
 
 @pytest.mark.parametrize("text", ["a" * (MAX_INFO_BYTES + 1), "[" + "1," * (1 << 18) + "1]"])
 def test_a_status_beyond_its_limits_is_told_from_a_failed_call(text: str) -> None:
     runtime = Answering(text)
     with pytest.raises(RpcError, match="more than") as raised:
-        runtime.sandbox_placement("s")
+        runtime.sandbox_status("s")
     assert raised.value.code == Code.RESOURCE_EXHAUSTED
 
 

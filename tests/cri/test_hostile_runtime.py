@@ -30,8 +30,8 @@ CALLS: dict[str, Callable[[Cri], object]] = {
     "Version": Cri.version,
     "ListPodSandbox": Cri.sandboxes,
     "ListContainers": Cri.containers,
-    "PodSandboxStatus": lambda cri: cri.sandbox_placement("s"),
-    "ContainerStatus": lambda cri: cri.container_placement("c", carriers=True),
+    "PodSandboxStatus": lambda cri: cri.sandbox_status("s"),
+    "ContainerStatus": lambda cri: cri.container_status("c", carriers=True),
     "UpdateContainerResources": lambda cri: cri.update("c", Wanted("0-3")),
 }
 OK = headers.encode([(b":status", b"200"), (b"content-type", b"application/grpc")])

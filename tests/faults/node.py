@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.cri.client import Placement, RuntimeContainer, Sandbox
+from agent.cri.client import RuntimeContainer, Sandbox, VerboseStatus
 from agent.model import notifications
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import EMPTY, CpuSet
@@ -197,7 +197,7 @@ class PlayedNode:
         self._make(pod.sandbox_group)
         self.originals[pod.sandbox_group] |= self.originals[parent]
         with self.runtime.lock:
-            self.runtime.placements[pod.sandbox_id] = Placement(
+            self.runtime.statuses[pod.sandbox_id] = VerboseStatus(
                 cgroup_parent=parent, cgroups_path=pod.sandbox_group
             )
             self.runtime.sandboxes[pod.sandbox_id] = self._listed(pod)
@@ -211,7 +211,7 @@ class PlayedNode:
             self._end(pod, each)
         with self.runtime.lock:
             del self.runtime.sandboxes[pod.sandbox_id]
-            del self.runtime.placements[pod.sandbox_id]
+            del self.runtime.statuses[pod.sandbox_id]
         self.cgroups.remove(pod.sandbox_group)
         self.cgroups.remove(pod.parent)
         del self.pods[pod.uid]
@@ -280,7 +280,7 @@ class PlayedNode:
         )
         with self.runtime.lock:
             self.runtime.containers[container.id] = listed
-            self.runtime.placements[container.id] = Placement(
+            self.runtime.statuses[container.id] = VerboseStatus(
                 cgroups_path=f"{pod.parent}/{container.id}"
             )
         if starts:
@@ -291,7 +291,7 @@ class PlayedNode:
         """Starts it on the CPUs of the runtime's record, which the agent may have changed."""
         group = f"{pod.parent}/{container.id}"
         with self.runtime.lock:
-            prepared = self.runtime.placements[container.id].resources.cpuset
+            prepared = self.runtime.statuses[container.id].resources.cpuset
             self._make(group, CpuSet.parse(prepared) if prepared else None, process=True)
             self.runtime.containers[container.id] = msgspec.structs.replace(
                 self.runtime.containers[container.id], state=ContainerState.RUNNING
@@ -301,7 +301,7 @@ class PlayedNode:
     def _end(self, pod: Pod, container: Container) -> None:
         with self.runtime.lock:
             del self.runtime.containers[container.id]
-            del self.runtime.placements[container.id]
+            del self.runtime.statuses[container.id]
         if container.group is not None:
             self.cgroups.remove(container.group)
         pod.containers.remove(container)

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import msgspec
 
-from agent.cri.client import Placement, RuntimeContainer, Sandbox
+from agent.cri.client import RuntimeContainer, Sandbox, VerboseStatus
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pods import ContainerState
 from agent.proto import cri_pb2 as pb
@@ -24,7 +24,7 @@ _PREFIX = "/runtime.v1.RuntimeService/"
 
 
 class PlayedRuntime(grpc.GenericRpcHandler):
-    """`sandboxes`, `containers` and `placements` by id; change them while holding `lock`.
+    """`sandboxes`, `containers` and `statuses` by id; change them while holding `lock`.
 
     `environment`: of every container, as NAME=VALUE. `hanging`: names of methods, and ids of
     containers and sandboxes, that get no answer until `relent`; `asked`: those of them that were
@@ -38,7 +38,7 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         self.lock = threading.RLock()
         self.sandboxes: dict[str, Sandbox] = {}
         self.containers: dict[str, RuntimeContainer] = {}
-        self.placements: dict[str, Placement] = {}
+        self.statuses: dict[str, VerboseStatus] = {}
         self.environment: tuple[str, ...] = ()
         self.replies: dict[str, bytes] = {}
         self.event = b""
@@ -69,7 +69,7 @@ class PlayedRuntime(grpc.GenericRpcHandler):
     def succeed(self, other: PlayedRuntime) -> None:
         """Ends the server; its containers are kept."""
         self.sandboxes, self.containers = other.sandboxes, other.containers
-        self.placements = other.placements
+        self.statuses = other.statuses
 
     def service(
         self, details: grpc.HandlerCallDetails
@@ -156,9 +156,9 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         envs = [{"key": name, "value": value} for name, _, value in pairs]
         return {"pid": place.pid, "config": {"envs": envs}, "runtimeSpec": spec}
 
-    def _place(self, wanted: str, context: grpc.ServicerContext) -> Placement:
+    def _place(self, wanted: str, context: grpc.ServicerContext) -> VerboseStatus:
         with self.lock:
-            place = self.placements.get(wanted)
+            place = self.statuses.get(wanted)
         if place is None:
             context.abort(grpc.StatusCode.NOT_FOUND, f"{wanted} is gone")
             raise AssertionError("abort raises")
@@ -171,7 +171,7 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         with self.lock:
             place = self._place(update.container_id, context)
             if cpuset:
-                self.placements[update.container_id] = msgspec.structs.replace(
+                self.statuses[update.container_id] = msgspec.structs.replace(
                     place, resources=msgspec.structs.replace(place.resources, cpuset=cpuset)
                 )
                 if self.containers[update.container_id].state is ContainerState.RUNNING:

@@ -187,15 +187,15 @@ class TestNode:
 
     def cpus(self, container_id: str) -> str:
         """The cpuset in the kernel's files of a running container."""
-        return kernel_cpus(self.direct.container_placement(container_id).pid)
+        return kernel_cpus(self.direct.container_status(container_id).pid)
 
     def sandbox_cpus(self, sandbox_id: str) -> str:
         """The same of a pause container."""
-        return kernel_cpus(self.direct.sandbox_placement(sandbox_id).pid)
+        return kernel_cpus(self.direct.sandbox_status(sandbox_id).pid)
 
     def kernel_value(self, container_id: str, controller: str, file: str) -> str:
         """A file of the cgroup of a running container."""
-        pid = self.direct.container_placement(container_id).pid
+        pid = self.direct.container_status(container_id).pid
         return (kernel_group(pid, controller) / file).read_text().strip()
 
     def run_cli(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -51,7 +51,7 @@ def test_the_story_of_an_owner_and_its_neighbour(node: TestNode) -> None:
     assert "Container main may be created with CPUs 1" in story
     assert "by topolet proxy." in story
 
-    group = kernel_group(node.direct.container_placement(ls).pid, "cpuset")
+    group = kernel_group(node.direct.container_status(ls).pid, "cpuset")
     (group / "cpuset.cpus").write_text("0-1")
     eventually("the drift is recorded", lambda: recorded(node, pod="ls", reason="ChangedByOther"))
     assert "another process had set it to 0-1" in told(node, "ls")

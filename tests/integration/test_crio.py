@@ -94,7 +94,7 @@ def test_containers_run_on_their_cpus_from_their_creation(both: TestNode) -> Non
     _, be = run_pod(both.proxied, both.spec("be", "BE", kube_class="besteffort"))
     assert both.cpus(be) == "0"
     assert both.metric("topolet_cpu_overlaps_total") == 0
-    assert kernel_group(both.direct.container_placement(lse).pid, "cpuset").name == f"crio-{lse}"
+    assert kernel_group(both.direct.container_status(lse).pid, "cpuset").name == f"crio-{lse}"
 
     end(both.proxied, sandbox, lse)
     eventually("LS has CPU 1 again", lambda: both.cpus(ls) == "0-1")
@@ -105,9 +105,9 @@ def test_nothing_of_a_pod_is_on_an_owners_cpu(both: TestNode) -> None:
     """CRI-O's monitors are in the pods' cgroups; its `infra_ctr_cpuset` keeps them away."""
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
-    owner = both.direct.container_placement(lse).pid
+    owner = both.direct.container_status(lse).pid
     eventually("the owner is alone", lambda: processes_on(both, 1) == {owner})
-    assert both.direct.container_placement(ls).pid in processes_on(both, 0)
+    assert both.direct.container_status(ls).pid in processes_on(both, 0)
 
 
 def test_containers_are_created_while_the_agent_is_away_after_the_notification(

@@ -127,7 +127,7 @@ class DeviceTest:
         config(request.config)
         container = create_container(self.cri, request)
         start_container(self.cri, container)
-        return self._seen(self.node.direct.container_placement(container).pid)
+        return self._seen(self.node.direct.container_status(container).pid)
 
     def _publish(self) -> None:
         decided = pod_visibility(self._pods, FILES, self.isolation)
@@ -402,7 +402,7 @@ def test_a_privileged_container_starts_while_other_pods_have_cards(frontend: Dev
     request.config.linux.security_context.privileged = True
     container = create_container(frontend.cri, request)
     start_container(frontend.cri, container)
-    process = pathlib.Path(f"/proc/{frontend.node.direct.container_placement(container).pid}")
+    process = pathlib.Path(f"/proc/{frontend.node.direct.container_status(container).pid}")
     eventually("its program runs", lambda: b"sleep" in process.joinpath("cmdline").read_bytes())
     assert (process / "root/dev/nvidia242").exists()
 

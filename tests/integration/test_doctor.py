@@ -64,7 +64,7 @@ def test_a_changed_cgroup_is_found_and_sets_the_exit_code(node: TestNode) -> Non
     assert codes(node) == []
 
     node.stop_agent()
-    pid = node.direct.container_placement(ls).pid
+    pid = node.direct.container_status(ls).pid
     (kernel_group(pid, "cpuset") / "cpuset.cpus").write_text("0-1")
     drifted = findings(node)
     assert [(each["kind"], each["expected"], each["found"]) for each in drifted] == [

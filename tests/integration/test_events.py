@@ -47,7 +47,7 @@ def test_a_start_is_followed_by_its_cpuset_without_a_periodic_pass(agent_node: T
         spec = agent_node.spec(name, "LSE", "1")
         sandbox = run_sandbox(agent_node.direct, spec)
         container = create_container(agent_node.direct, create_request(spec, sandbox))
-        assert agent_node.direct.container_placement(container).pid == 0
+        assert agent_node.direct.container_status(container).pid == 0
         start_container(agent_node.direct, container)
         eventually(f"{name} is on its CPU", lambda id=container: agent_node.cpus(id) == "1")
         remove_pod(agent_node.direct, sandbox)

@@ -21,9 +21,7 @@ def test_use_memory_and_health_by_card_pod_and_container(node: TestNode) -> None
     first, second = gpus.machine.cards[:2]
     spec = node.spec("trainer", "LS")
     other = node.spec("monitor", namespace="kube-system")
-    pids = [
-        node.direct.container_placement(gpus.run(each, first.uuid)).pid for each in (spec, other)
-    ]
+    pids = [node.direct.container_status(gpus.run(each, first.uuid)).pid for each in (spec, other)]
     mib = {pids[0]: 300, pids[1]: 20, os.getpid(): 5}
     compute = " ".join(f"{pid} {size} {WHOLE} {WHOLE}" for pid, size in mib.items())
     samples = f"{pids[0]} 40 7 0 0"

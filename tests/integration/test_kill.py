@@ -117,7 +117,7 @@ def test_every_container_is_created_once_on_its_cpus(node: TestNode, manager: Ma
     there = [(each.sandbox_id, each.name, each.id) for each in node.direct.containers()]
     assert sorted(there) == sorted((*name, each) for name, each in ids.items())
     cpus = collections.Counter(
-        (wanted_cpus[sandbox], node.direct.container_placement(container).resources.cpuset)
+        (wanted_cpus[sandbox], node.direct.container_status(container).resources.cpuset)
         for (sandbox, _), container in ids.items()
     )
     assert cpus == {("0", "0"): 3 * CONTAINERS, ("1", "1"): CONTAINERS}

@@ -68,7 +68,7 @@ def test_a_kubelet_starts_on_the_file_that_was_written(kubelet: Kubelet) -> None
         sandboxes = {each.id for each in kubelet.cri.sandboxes() if each.name == pod}
         for each in kubelet.cri.containers():
             if each.sandbox_id in sandboxes:
-                pids[pod] = kubelet.cri.container_placement(each.id).pid
+                pids[pod] = kubelet.cri.container_status(each.id).pid
                 return kernel_cpus(pids[pod]) if pids[pod] else ""
         return ""
 

@@ -121,7 +121,7 @@ def test_resize_in_place_to_a_fraction_of_a_cpu_returns_to_the_pool(node: TestNo
     )
     # The agent's update of the runtime with the pool must not restore the quota before the resize,
     # or its absence, for longer than the notification of the resize takes.
-    resources = lambda: node.direct.container_placement(container).resources  # noqa: E731
+    resources = lambda: node.direct.container_status(container).resources  # noqa: E731
     eventually(
         "the runtime has both",
         lambda: (resources().cpuset, resources().quota_microseconds) == ("0-1", 50_000),
@@ -132,7 +132,7 @@ def test_resize_in_place_to_a_fraction_of_a_cpu_returns_to_the_pool(node: TestNo
 def test_dynamic_container_reads_its_cpus_in_a_file(node: TestNode) -> None:
     started(node, "dynamic")
     _, _, container = run_guaranteed(node, "g", 1)
-    pid = node.direct.container_placement(container).pid
+    pid = node.direct.container_status(container).pid
     with open(f"/proc/{pid}/root/run/topolet/cpus", encoding="ascii") as file:
         assert json.load(file) == {"cpus": node.cpus(container), "generation": 1}
     with open(f"/proc/{pid}/mountinfo", encoding="ascii") as file:

@@ -108,7 +108,7 @@ def test_pools_shrink_before_an_owner_starts_and_the_runtime_knows(both: Plugged
     assert (node.cpus(lse), node.cpus(ls)) == ("1", "0")
     assert node.metric("topolet_cpu_overlaps_total") == 0
     eventually(
-        "the runtime remembers", lambda: node.direct.container_placement(ls).resources.cpuset == "0"
+        "the runtime remembers", lambda: node.direct.container_status(ls).resources.cpuset == "0"
     )
 
 
@@ -129,7 +129,7 @@ def test_no_owner_starts_while_a_created_container_has_its_cpu(
         return bool(made)
 
     eventually("the owner is made", attempt)
-    assert node.direct.container_placement(waiting).resources.cpuset == "0"
+    assert node.direct.container_status(waiting).resources.cpuset == "0"
     for each in (waiting, made[0]):
         start_container(node.direct, each)
     assert (node.cpus(waiting), node.cpus(made[0])) == ("0", "1")
@@ -178,7 +178,7 @@ def test_an_update_keeps_the_wanted_cpus(both: PluggedNode) -> None:
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     update(both, lse, cpuset_cpus="0-1", cpu_shares=300)
     assert node.cpus(lse) == "1"
-    resources = node.direct.container_placement(lse).resources
+    resources = node.direct.container_status(lse).resources
     assert (resources.cpuset, resources.shares) == ("1", 300)
 
 
@@ -188,7 +188,7 @@ def test_changes_of_the_agent_are_unsolicited_updates(plugged: PluggedNode) -> N
     _, ls = run_pod(plugged.node.direct, plugged.node.spec("ls", "LS"))
     plugged.publish(**{ls: "1"})
     eventually("the runtime moved it", lambda: plugged.node.cpus(ls) == "1")
-    assert plugged.node.direct.container_placement(ls).resources.cpuset == "1"
+    assert plugged.node.direct.container_status(ls).resources.cpuset == "1"
     eventually("it is counted", lambda: plugged.metric("topolet_nri_updates_total") == 1)
     plugged.publish(**{ls: "7"})
     eventually("it was refused", lambda: plugged.metric("topolet_nri_failed_updates_total") == 1)

@@ -53,7 +53,7 @@ def running_pid(kubelet: Kubelet, pod: str, container: str) -> int:
         for each in kubelet.cri.containers()
         if each.sandbox_id in sandboxes and each.name == container
     ]
-    return kubelet.cri.container_placement(ids[0]).pid if ids else 0
+    return kubelet.cri.container_status(ids[0]).pid if ids else 0
 
 
 def test_pod_with_pod_level_resources_has_no_cpus_of_its_own(kubelet: Kubelet) -> None:

@@ -52,7 +52,7 @@ def test_container_that_waits_for_its_start_starts_on_the_current_pool(node: Tes
     spec = node.spec("ls", "LS")
     ls = create_container(node.direct, create_request(spec, run_sandbox(node.direct, spec)))
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    eventually("prepared", lambda: node.direct.container_placement(ls).resources.cpuset == "0")
+    eventually("prepared", lambda: node.direct.container_status(ls).resources.cpuset == "0")
     start_container(node.direct, ls)
     assert node.cpus(ls) == "0"
     # LS was moved when the sandbox of LSE was listed, perhaps before its container.
@@ -68,11 +68,11 @@ def test_runtime_does_not_restore_its_old_cpuset_with_its_next_update(node: Test
     eventually("LS on 0", lambda: node.cpus(ls) == "0")
     eventually(
         "the runtime has the cpuset",
-        lambda: node.direct.container_placement(ls).resources.cpuset == "0",
+        lambda: node.direct.container_status(ls).resources.cpuset == "0",
     )
     eventually(
         "the runtime has the cpuset",
-        lambda: node.direct.container_placement(lse).resources.cpuset == "1",
+        lambda: node.direct.container_status(lse).resources.cpuset == "1",
     )
     node.kill_agent()
     for container in (ls, lse):
@@ -86,7 +86,7 @@ def test_runtime_does_not_restore_its_old_cpuset_with_its_next_update(node: Test
     eventually("LS on 0-1", lambda: node.cpus(ls) == "0-1")
     eventually(
         "the runtime has the cpuset",
-        lambda: node.direct.container_placement(ls).resources.cpuset == "0-1",
+        lambda: node.direct.container_status(ls).resources.cpuset == "0-1",
     )
 
 
@@ -187,7 +187,7 @@ def test_runtime_that_stops_answering_makes_the_agent_unready_and_loses_nothing(
     node.start_agent()
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     eventually("LSE on 1", lambda: node.cpus(lse) == "1")
-    pid = node.direct.container_placement(lse).pid
+    pid = node.direct.container_status(lse).pid
     node.containerd.kill()
     try:
         eventually("not ready", lambda: node.get("/readyz")[0] == 503)
@@ -196,7 +196,7 @@ def test_runtime_that_stops_answering_makes_the_agent_unready_and_loses_nothing(
     finally:
         node.containerd.start()
     eventually("ready again", lambda: node.get("/readyz")[0] == 200)
-    assert node.direct.container_placement(lse).pid == pid
+    assert node.direct.container_status(lse).pid == pid
     assert node.cpus(lse) == "1"
 
 
@@ -212,7 +212,7 @@ def test_runtime_update_of_another_field_does_not_restore_old_cpus(
     # seen yet.
     eventually(
         "the runtime has the cpuset",
-        lambda: node.direct.container_placement(ls).resources.cpuset == "0",
+        lambda: node.direct.container_status(ls).resources.cpuset == "0",
     )
     linux = pb.LinuxContainerResources(cpuset_cpus="0-1", cpu_shares=512)
     request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)

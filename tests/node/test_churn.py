@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from agent.cgroup.hierarchy import Controllers
 from agent.cgroup.journal import Journal
-from agent.cri.client import Placement, RuntimeContainer, Sandbox
+from agent.cri.client import RuntimeContainer, Sandbox, VerboseStatus
 from agent.kube.store import EmbeddedStore
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
@@ -95,9 +95,9 @@ class Runtime(ListedRuntime):
     """Changes the values with which a created container will start, as a runtime does."""
 
     def update(self, container_id: str, wanted: Wanted) -> None:
-        placement = self.placements[container_id]
-        cpuset = wanted.cpuset or placement.resources.cpuset
-        self.placements[container_id] = with_resources(placement, cpuset=cpuset)
+        status = self.statuses[container_id]
+        cpuset = wanted.cpuset or status.resources.cpuset
+        self.statuses[container_id] = with_resources(status, cpuset=cpuset)
 
 
 class Host:
@@ -130,7 +130,7 @@ class Host:
         other.kernel = copy.deepcopy(self.kernel)
         other.kernel.journal = other.state / "journal"
         other.runtime = copy.copy(self.runtime)
-        other.runtime.placements = dict(self.runtime.placements)
+        other.runtime.statuses = dict(self.runtime.statuses)
         other.write_kubelet()
         return other
 
@@ -175,7 +175,7 @@ class Host:
         return next(each for each in self.runtime.listed_sandboxes if each.uid == uid)
 
     def pod_group(self, uid: str) -> str:
-        return self.runtime.placements[f"s-{uid}"].cgroup_parent
+        return self.runtime.statuses[f"s-{uid}"].cgroup_parent
 
     def containers(self, state: ContainerState) -> list[RuntimeContainer]:
         return [each for each in self.runtime.listed_containers if each.state is state]
@@ -187,7 +187,7 @@ class Host:
     def running_containers(self) -> dict[str, tuple[str, str]]:
         """Group to pod uid and container's name."""
         return {
-            self.runtime.placements[each.id].cgroups_path: (
+            self.runtime.statuses[each.id].cgroups_path: (
                 each.sandbox_id.removeprefix("s-"),
                 each.name,
             )
@@ -280,7 +280,7 @@ class Churn(RuleBasedStateMachine):
         sandbox = Sandbox(f"s-{uid}", uid, "ns", uid, True, self.pods, labels, notes)
         self.host.runtime.listed_sandboxes.append(sandbox)
         group = f"{parent}/{sandbox.id}"
-        self.host.runtime.placements[sandbox.id] = Placement(
+        self.host.runtime.statuses[sandbox.id] = VerboseStatus(
             cgroup_parent=parent, cgroups_path=group
         )
         self.host.make(group)
@@ -321,7 +321,7 @@ class Churn(RuleBasedStateMachine):
             ContainerState.CREATED,
         )
         runtime.listed_containers.append(container)
-        runtime.placements[container.id] = Placement(
+        runtime.statuses[container.id] = VerboseStatus(
             cgroups_path=f"{self.host.pod_group(uid)}/{container.id}",
             resources=RequestedResources(str(self.host.kubelet.get(uid, wanted.cpuset))),
         )
@@ -338,16 +338,16 @@ class Churn(RuleBasedStateMachine):
 
     def started(self, container: RuntimeContainer) -> None:
         host = self.host
-        placement = host.runtime.placements[container.id]
+        status = host.runtime.statuses[container.id]
         listed = host.runtime.listed_containers
         listed[listed.index(container)] = msgspec.structs.replace(
             container, state=ContainerState.RUNNING
         )
         held = {group: host.kernel.effective(group) for group in host.kernel.cpus}
-        host.make(placement.cgroups_path, CpuSet.parse(placement.resources.cpuset))
-        held[placement.cgroups_path] = host.kernel.effective(placement.cgroups_path)
+        host.make(status.cgroups_path, CpuSet.parse(status.resources.cpuset))
+        held[status.cgroups_path] = host.kernel.effective(status.cgroups_path)
         owned = self.owned()
-        bad = [pair for pair in host.shared(held, owned) if placement.cgroups_path in pair]
+        bad = [pair for pair in host.shared(held, owned) if status.cgroups_path in pair]
         assert not bad, f"{container.id} started on CPUs that are not its own: {bad} {owned}"
         self.settled = False
 
@@ -362,9 +362,9 @@ class Churn(RuleBasedStateMachine):
 
     def remove(self, container: RuntimeContainer) -> None:
         self.host.runtime.listed_containers.remove(container)
-        placement = self.host.runtime.placements.pop(container.id)
+        status = self.host.runtime.statuses.pop(container.id)
         if container.state is ContainerState.RUNNING:
-            self.host.kernel.remove(placement.cgroups_path)
+            self.host.kernel.remove(status.cgroups_path)
         self.settled = False
 
     @precondition(lambda self: self.uids())
@@ -378,9 +378,9 @@ class Churn(RuleBasedStateMachine):
         ]:
             self.remove(each)
         self.host.runtime.listed_sandboxes.remove(self.host.sandbox_of(uid))
-        placement = self.host.runtime.placements.pop(f"s-{uid}")
-        self.host.kernel.remove(placement.cgroups_path)
-        self.host.kernel.remove(placement.cgroup_parent)
+        status = self.host.runtime.statuses.pop(f"s-{uid}")
+        self.host.kernel.remove(status.cgroups_path)
+        self.host.kernel.remove(status.cgroup_parent)
         self.host.kubelet.pop(uid, None)
         self.host.write_kubelet()
         self.settled = False
@@ -630,11 +630,11 @@ def test_a_created_owner_does_not_get_a_cpu_that_another_container_still_has(
     state.widen("p2", 1)
     state.reconcile(SnapshotRequest())
     (created,) = state.host.containers(ContainerState.CREATED)
-    assert state.host.runtime.placements[created.id].resources.cpuset == "2"
+    assert state.host.runtime.statuses[created.id].resources.cpuset == "2"
     state.kernel_relents()
     state.reconcile(SnapshotRequest())
     state.reconcile(SnapshotRequest())
-    assert state.host.runtime.placements[created.id].resources.cpuset == "1-2"
+    assert state.host.runtime.statuses[created.id].resources.cpuset == "1-2"
     state.started(created)
     state.teardown()
 
@@ -651,9 +651,10 @@ def test_created_owners_that_change_cpus_with_each_other_start_on_their_own(
     state.host.write_kubelet()
     state.reconcile(SnapshotRequest())
     first, second = state.host.containers(ContainerState.CREATED)
-    assert [
-        state.host.runtime.placements[each.id].resources.cpuset for each in (first, second)
-    ] == ["1", "2"]
+    assert [state.host.runtime.statuses[each.id].resources.cpuset for each in (first, second)] == [
+        "1",
+        "2",
+    ]
     state.started(first)
     state.started(second)
     state.teardown()

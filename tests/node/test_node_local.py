@@ -251,10 +251,10 @@ def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptur
     group = start(world, agent, sandbox, 2)
     seen = [CpuSet.parse(world.cpus(group))]
     for cpus in (3, 1):
-        current = world.runtime.placements["c-g-main"]
+        current = world.runtime.statuses["c-g-main"]
         assert world.cpus("kubepods/burstable/podls/c-ls-main") == str(pool(world))
         changed = with_resources(current, shares=1024 * cpus)
-        world.runtime.placements["c-g-main"] = changed
+        world.runtime.statuses["c-g-main"] = changed
         agent.notified([Resized("c-g-main", RequestedResources(shares=1024 * cpus))])
         agent.reconcile()
         seen.append(CpuSet.parse(world.cpus(group)))
@@ -269,8 +269,8 @@ def test_resize_without_a_notification_is_found(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
-    current = world.runtime.placements["c-g-main"]
-    world.runtime.placements["c-g-main"] = with_resources(current, shares=1024)
+    current = world.runtime.statuses["c-g-main"]
+    world.runtime.statuses["c-g-main"] = with_resources(current, shares=1024)
     agent.reconcile()
     assert len(CpuSet.parse(world.cpus(group))) == 1
 
@@ -287,8 +287,8 @@ def test_container_resized_to_a_fraction_shares_with_its_requested_quota(
     for lifted in (group, "kubepods/podg"):
         assert world.limit(lifted, "cpu.cfs_quota_us") == "-1"
     agent = world.agent(STATIC)
-    current = world.runtime.placements["c-g-main"]
-    world.runtime.placements["c-g-main"] = with_resources(current, shares=1536)
+    current = world.runtime.statuses["c-g-main"]
+    world.runtime.statuses["c-g-main"] = with_resources(current, shares=1536)
     agent.notified(
         [Resized("c-g-main", RequestedResources(shares=1536, quota_microseconds=150_000))]
     )
@@ -412,8 +412,8 @@ def test_dynamic_container_moves_to_better_cpus_and_its_file_is_written(wide: Wo
 def test_container_that_starts_sharing_gets_the_pool_in_its_file(world: World) -> None:
     sandbox = guaranteed(world, "g")
     start(world, world.agent(NodeLocalCpus("dynamic")), sandbox, 2)
-    placement = world.runtime.placements["c-g-main"]
-    world.runtime.placements["c-g-main"] = with_resources(placement, shares=1536)
+    placement = world.runtime.statuses["c-g-main"]
+    world.runtime.statuses["c-g-main"] = with_resources(placement, shares=1536)
     world.agent(NodeLocalCpus("dynamic")).reconcile()
     assert cpus_file(world, "g") == {"cpus": "0-3", "generation": 2}
 
@@ -571,8 +571,8 @@ def test_container_gets_cpus_where_its_huge_pages_are_free(wide: World) -> None:
         agent.reconcile()
         assert decided(wide, uid).cpuset == expected
         container = wide.container(sandbox, cpus=2, cpuset=expected)
-        requested = wide.runtime.placements[container.id]
-        wide.runtime.placements[container.id] = msgspec.structs.replace(
+        requested = wide.runtime.statuses[container.id]
+        wide.runtime.statuses[container.id] = msgspec.structs.replace(
             requested, hugepages=hugepages
         )
         agent.reconcile()

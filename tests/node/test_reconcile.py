@@ -374,7 +374,7 @@ def test_a_pass_at_rest_asks_the_runtime_for_two_lists_and_decides_nothing_again
         world.group(f"kubepods/burstable/pod{uid}/{sandbox.id}")
         world.container(sandbox)
     counted = {}
-    for name in ("sandboxes", "containers", "sandbox_placement", "container_placement", "update"):
+    for name in ("sandboxes", "containers", "sandbox_status", "container_status", "update"):
         counted[name] = CountedCalls(getattr(world.runtime, name))
         monkeypatch.setattr(world.runtime, name, counted[name])
     decide = CountedCalls(pools.decide)

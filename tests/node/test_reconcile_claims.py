@@ -75,8 +75,8 @@ def test_without_an_api_server_log_and_metrics_name_both(
     """The sums in the sandbox of the pod show that its limit differs."""
     sandbox = world.sandbox("a", "LSR", "2-3")
     unequal = "its sandbox: requests.cpu is 2, limits.cpu is 4"
-    world.runtime.placements[sandbox.id] = msgspec.structs.replace(
-        world.runtime.placements[sandbox.id], unequal=unequal
+    world.runtime.statuses[sandbox.id] = msgspec.structs.replace(
+        world.runtime.statuses[sandbox.id], unequal=unequal
     )
     container = world.container(sandbox)
     world.container(world.sandbox("b", "LSE"))

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.cri.client import Cri, Placement
+from agent.cri.client import Cri, VerboseStatus
 from agent.model.notifications import RequestedResources
 from agent.model.snapshot import CgroupLimits, Wanted
 from agent.model.verdict import Code
-from agent.node.runtime_updater import RuntimeUpdater, remembers
+from agent.node.runtime_updater import RuntimeUpdater, stores
 from agent.rpc.grpc import RpcError
 from tests.waiting import DEADLINE_SECONDS, eventually
 
@@ -54,7 +54,7 @@ def test_differing_values_are_sent_to_the_runtime_once(
     for _ in range(3):
         updater.update(
             {"c1": POOL, "c2": POOL},
-            {"c1": Placement(resources=RequestedResources("0-3")), "c2": Placement()},
+            {"c1": VerboseStatus(resources=RequestedResources("0-3")), "c2": VerboseStatus()},
             {},
         )
         eventually("the runtime is updated", updater.idle)
@@ -129,7 +129,7 @@ def test_call_without_an_answer_may_take_effect_until_a_later_one_is_answered(
     assert updater.pause()
     assert {each: str(cpus) for each, cpus in updater.in_progress().items()} == {"c1": "0,2-3"}
     runtime.failing = {}
-    updater.update({"c1": POOL}, {"c1": Placement(resources=RequestedResources("0-3"))}, {})
+    updater.update({"c1": POOL}, {"c1": VerboseStatus(resources=RequestedResources("0-3"))}, {})
     eventually("updated with the same values again", lambda: runtime.updates[2:] == [("c1", POOL)])
     eventually("idle", updater.idle)
     assert not updater.pause()
@@ -155,32 +155,34 @@ def test_call_without_an_answer_is_forgotten_with_its_container(
 @pytest.mark.parametrize(
     ("stored", "wanted", "same"),
     [
-        (Placement(resources=RequestedResources("1", quota_microseconds=5)), Wanted("1"), True),
+        (VerboseStatus(resources=RequestedResources("1", quota_microseconds=5)), Wanted("1"), True),
         (
-            Placement(resources=RequestedResources("1", quota_microseconds=5)),
+            VerboseStatus(resources=RequestedResources("1", quota_microseconds=5)),
             Wanted("1", exclusive=True),
             False,
         ),
         (
-            Placement(resources=RequestedResources("1", quota_microseconds=-1)),
+            VerboseStatus(resources=RequestedResources("1", quota_microseconds=-1)),
             Wanted("1", exclusive=True),
             True,
         ),
         (
-            Placement(resources=RequestedResources("1")),
+            VerboseStatus(resources=RequestedResources("1")),
             Wanted("1", limits=CgroupLimits(shares=5)),
             False,
         ),
         (
-            Placement(resources=RequestedResources("1", shares=5)),
+            VerboseStatus(resources=RequestedResources("1", shares=5)),
             Wanted("1", limits=CgroupLimits(shares=5)),
             True,
         ),
-        (Placement(resources=RequestedResources("0-3")), Wanted("1"), False),
+        (VerboseStatus(resources=RequestedResources("0-3")), Wanted("1"), False),
     ],
 )
-def test_values_that_the_runtime_has_already(stored: Placement, wanted: Wanted, same: bool) -> None:
-    assert remembers(stored, wanted) == same
+def test_values_that_the_runtime_has_already(
+    stored: VerboseStatus, wanted: Wanted, same: bool
+) -> None:
+    assert stores(stored, wanted) == same
 
 
 def test_no_update_competes_with_the_start_of_the_pod_that_causes_it(runtime: Runtime) -> None:
@@ -199,9 +201,9 @@ def test_no_update_competes_with_the_start_of_the_pod_that_causes_it(runtime: Ru
 
 def test_an_update_that_is_not_needed_any_more_is_never_sent(runtime: Runtime) -> None:
     updater = RuntimeUpdater(runtime, lambda group: True, settle_seconds=0.2)
-    updater.update({"c1": LESS}, {"c1": Placement(resources=RequestedResources("0-3"))}, {})
+    updater.update({"c1": LESS}, {"c1": VerboseStatus(resources=RequestedResources("0-3"))}, {})
     updater.pause()
-    updater.update({"c1": POOL}, {"c1": Placement(resources=RequestedResources("0-3"))}, {})
+    updater.update({"c1": POOL}, {"c1": VerboseStatus(resources=RequestedResources("0-3"))}, {})
     assert updater.idle()
     time.sleep(0.3)  # longer than the settle time
     assert not runtime.updates

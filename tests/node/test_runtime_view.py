@@ -9,7 +9,7 @@ import pytest
 
 from agent.allocate.device_holders.grants import Carriers
 from agent.cgroup.hierarchy import Hierarchy
-from agent.cri.client import Placement
+from agent.cri.client import VerboseStatus
 from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.pod.pods import ContainerState, Pod
 from agent.model.verdict import Code
@@ -93,11 +93,11 @@ def test_hanging_status_is_requested_again_later(
     world.runtime.failing[hung.id] = Code.DEADLINE_EXCEEDED
     assert pods(observer).keys() == {"p", "q"}
     del world.runtime.failing[hung.id]
-    place = world.runtime.placements[hung.id]
-    world.runtime.placements[hung.id] = with_resources(place, cpuset="1")
-    assert observer.observe().starts_with[hung.id].resources.cpuset == ""
+    place = world.runtime.statuses[hung.id]
+    world.runtime.statuses[hung.id] = with_resources(place, cpuset="1")
+    assert observer.observe().statuses[hung.id].resources.cpuset == ""
     now += 61
-    assert observer.observe().starts_with[hung.id].resources.cpuset == "1"
+    assert observer.observe().statuses[hung.id].resources.cpuset == "1"
 
 
 def test_two_sandboxes_of_a_pod_are_one_pod(world: World, observer: RuntimeView) -> None:
@@ -142,16 +142,16 @@ def test_pid_of_another_service_is_not_taken_for_the_container(
     proc.mkdir(parents=True)
     locator = CgroupLocator(Hierarchy(str(world.cpuset.parent), str(tmp_path / "proc")))
     (proc / "cgroup").write_text(f"4:cpuset:{path or '/odd/place/c1'}\n")
-    found = locator.group_of("c1", Placement(pid=77), "/kubepods/podp")
+    found = locator.group_of("c1", VerboseStatus(pid=77), "/kubepods/podp")
     assert found == (None if path else "/odd/place/c1")
 
 
 def test_created_container_has_the_values_of_its_start(world: World, observer: RuntimeView) -> None:
     container = world.container(world.sandbox("p"), state=ContainerState.CREATED)
-    placement = world.runtime.placements[container.id]
-    world.runtime.placements[container.id] = with_resources(placement, cpuset="1-2")
+    status = world.runtime.statuses[container.id]
+    world.runtime.statuses[container.id] = with_resources(status, cpuset="1-2")
     observed = observer.observe()
-    assert observed.starts_with[container.id].resources.cpuset == "1-2"
+    assert observed.statuses[container.id].resources.cpuset == "1-2"
     assert groups(observed.pods[0]) == {container.id: None}
 
 
@@ -222,7 +222,7 @@ def test_a_status_that_is_too_large_is_asked_for_and_reported_once(
         running = state is ContainerState.RUNNING
         group = f"/kubepods/burstable/podp/{container.id}" if running else None
         assert groups(pods(observer)["p"]) == {container.id: group}
-    assert world.runtime.statuses[container.id] == 1
+    assert world.runtime.status_calls[container.id] == 1
     assert len([each for each in caplog.records if container.id in each.getMessage()]) == 1
 
 
@@ -238,7 +238,7 @@ def test_a_status_that_was_too_large_is_asked_for_after_a_change(world: World) -
         container, state=ContainerState.RUNNING
     )
     observer.observe()
-    assert world.runtime.statuses[container.id] == 2
+    assert world.runtime.status_calls[container.id] == 2
     world.runtime.failing.clear()
     assert observer.observe().grants == ()
     observer.changed(container.id)
@@ -253,7 +253,7 @@ def test_a_sandbox_whose_status_is_too_large_is_asked_for_once(
     world.runtime.failing[pod.id] = Code.RESOURCE_EXHAUSTED
     for _ in range(3):
         assert pods(observer)["p"].kube_class == "burstable"
-    assert world.runtime.statuses[pod.id] == 1
+    assert world.runtime.status_calls[pod.id] == 1
 
 
 def test_texts_of_all_statuses_are_bounded(world: World, observer: RuntimeView) -> None:
@@ -261,9 +261,9 @@ def test_texts_of_all_statuses_are_bounded(world: World, observer: RuntimeView) 
     pod = world.sandbox("p")
     for number in range(1_000):
         container = world.container(pod, f"c{number}", state=ContainerState.CREATED)
-        place = world.runtime.placements[container.id]
+        place = world.runtime.statuses[container.id]
         wide = "\U0001f600" + "a" * 3_000
-        world.runtime.placements[container.id] = msgspec.structs.replace(place, cgroups_path=wide)
+        world.runtime.statuses[container.id] = msgspec.structs.replace(place, cgroups_path=wide)
     for _ in range(2):
         with pytest.raises(RpcError, match="paths and CPUs of all containers"):
             observer.observe()
@@ -306,10 +306,10 @@ def test_containers_that_have_not_ended_are_bounded(world: World, observer: Runt
     """Those that have ended cost less, and a node may have thousands."""
     pod = world.sandbox("p")
     container = world.container(pod, state=ContainerState.CREATED)
-    place = world.runtime.placements[container.id]
+    place = world.runtime.statuses[container.id]
     numbers = range(MAX_LIVING + 1)
     listed = [msgspec.structs.replace(container, id=f"c{number}") for number in numbers]
-    world.runtime.placements |= {each.id: place for each in listed}
+    world.runtime.statuses |= {each.id: place for each in listed}
     world.runtime.listed_containers = listed
     with pytest.raises(RpcError, match=f"more than {MAX_LIVING} containers"):
         observer.observe()

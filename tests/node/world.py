@@ -13,7 +13,7 @@ import msgspec
 from agent.allocate.device_holders.grants import Carriers
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
-from agent.cri.client import Cri, Placement, RuntimeContainer, Sandbox
+from agent.cri.client import Cri, RuntimeContainer, Sandbox, VerboseStatus
 from agent.discover.cpus import TopologyView
 from agent.kube.errors import StoreError
 from agent.kube.events import Regarding
@@ -62,28 +62,28 @@ LIMITS = {
 """The files of a cgroup v1 group without limits and processes."""
 
 
-def with_resources(placement: Placement, **changes: Any) -> Placement:
-    """The placement with other values of these resources."""
-    resources = msgspec.structs.replace(placement.resources, **changes)
-    return msgspec.structs.replace(placement, resources=resources)
+def with_resources(status: VerboseStatus, **changes: Any) -> VerboseStatus:
+    """The status with other values of these resources."""
+    resources = msgspec.structs.replace(status.resources, **changes)
+    return msgspec.structs.replace(status, resources=resources)
 
 
 class ListedRuntime(Cri):
     """Replaces a runtime for answers that a real one cannot be brought to give: `failing` by
-    container or sandbox id, `placements` and `carriers` the verbose statuses of the others, `asked`
-    the ids whose carriers were requested. `statuses`
+    container or sandbox id, `statuses` and `carriers` the verbose statuses of the others, `asked`
+    the ids whose carriers were requested. `status_calls`
     counts the requested statuses by id."""
 
     def __init__(self) -> None:
         super().__init__("/nowhere")
         self.listed_sandboxes: list[Sandbox] = []
         self.listed_containers: list[RuntimeContainer] = []
-        self.placements: dict[str, Placement] = {}
+        self.statuses: dict[str, VerboseStatus] = {}
         self.failing: dict[str, Code] = {}
         self.updates: dict[str, str] = {}
         self.carriers: dict[str, Carriers] = {}
         self.asked: list[str] = []
-        self.statuses: Counter[str] = Counter()
+        self.status_calls: Counter[str] = Counter()
 
     def sandboxes(self) -> list[Sandbox]:
         return self.listed_sandboxes
@@ -91,11 +91,11 @@ class ListedRuntime(Cri):
     def containers(self) -> list[RuntimeContainer]:
         return self.listed_containers
 
-    def sandbox_placement(self, sandbox_id: str) -> Placement:
-        return self._placement(sandbox_id)
+    def sandbox_status(self, sandbox_id: str) -> VerboseStatus:
+        return self._status(sandbox_id)
 
-    def container_placement(self, container_id: str, *, carriers: bool = False) -> Placement:
-        found = self._placement(container_id)
+    def container_status(self, container_id: str, *, carriers: bool = False) -> VerboseStatus:
+        found = self._status(container_id)
         if not carriers:
             return found
         self.asked.append(container_id)
@@ -105,11 +105,11 @@ class ListedRuntime(Cri):
     def update(self, container_id: str, wanted: Wanted) -> None:
         self.updates[container_id] = wanted.cpuset or ""
 
-    def _placement(self, which: str) -> Placement:
-        self.statuses[which] += 1
+    def _status(self, which: str) -> VerboseStatus:
+        self.status_calls[which] += 1
         if which in self.failing:
             raise RpcError(self.failing[which], "as the test wants")
-        return self.placements[which]
+        return self.statuses[which]
 
 
 class Objects:
@@ -310,7 +310,7 @@ class World:
             handler=handler,
         )
         self.runtime.listed_sandboxes.append(it)
-        self.runtime.placements[it.id] = Placement(cgroup_parent=parent)
+        self.runtime.statuses[it.id] = VerboseStatus(cgroup_parent=parent)
         return it
 
     def container(
@@ -328,12 +328,12 @@ class World:
         suffix = f"-{created_at}" if created_at else ""
         it = RuntimeContainer(f"c-{of.uid}-{name}{suffix}", of.id, name, state, created_at)
         self.runtime.listed_containers.append(it)
-        path = f"{self.runtime.placements[of.id].cgroup_parent}/{it.id}"
-        placement = Placement(
+        path = f"{self.runtime.statuses[of.id].cgroup_parent}/{it.id}"
+        status = VerboseStatus(
             cgroups_path=path,
             resources=RequestedResources(cpuset, shares=1024 * cpus or 2),
         )
-        self.runtime.placements[it.id] = placement
+        self.runtime.statuses[it.id] = status
         if state is ContainerState.RUNNING:
             self.group(path.lstrip("/"), cpuset or self.cpus(""))
         return it
@@ -345,8 +345,8 @@ class World:
             return
         ended = msgspec.structs.replace(container, state=ContainerState.ENDED)
         self.runtime.listed_containers.append(ended)
-        found = self.runtime.placements[container.id]
+        found = self.runtime.statuses[container.id]
         group = self.cpuset / found.cgroups_path.lstrip("/")
         held = (group / "cpuset.cpus").read_text().strip()
-        self.runtime.placements[container.id] = with_resources(found, cpuset=held)
+        self.runtime.statuses[container.id] = with_resources(found, cpuset=held)
         shutil.rmtree(group)

@@ -53,7 +53,7 @@ def created(node: TestNode, spec: PodSpec, sandbox: str, name: str, quota: int =
 
 
 def group_of(node: TestNode, container: str) -> pathlib.Path:
-    return kernel_group(node.direct.container_placement(container).pid, "cpu")
+    return kernel_group(node.direct.container_status(container).pid, "cpu")
 
 
 def read(group: pathlib.Path, file: str) -> str:
@@ -211,7 +211,7 @@ def restart(node: TestNode) -> None:
 
 def remembered(node: TestNode, container: str) -> tuple[int, str]:
     """The runtime's value."""
-    resources = node.direct.container_placement(container).resources
+    resources = node.direct.container_status(container).resources
     return resources.quota_microseconds, resources.cpuset
 
 

@@ -33,8 +33,8 @@ def test_same_end_state_without_a_proxy(containerd: Containerd) -> None:
             sandboxes[name], ids[name] = run_pod(node.direct, spec)
             if name in IN_SLICES:
                 for placement, container in (
-                    (node.direct.container_placement(ids[name]), ids[name]),
-                    (node.direct.sandbox_placement(sandboxes[name]), sandboxes[name]),
+                    (node.direct.container_status(ids[name]), ids[name]),
+                    (node.direct.sandbox_status(sandboxes[name]), sandboxes[name]),
                 ):
                     move_to_scope(placement.pid, spec, container)
 
@@ -50,7 +50,7 @@ def test_same_end_state_without_a_proxy(containerd: Containerd) -> None:
 
         eventually("pause containers follow", lambda: paused() == RUNS_ON)
         assert node.kernel_value(ids["lse"], "cpuset", "cpuset.cpus") == "4-7"
-        group = kernel_group(node.direct.container_placement(ids["be"]).pid, "cpuset")
+        group = kernel_group(node.direct.container_status(ids["be"]).pid, "cpuset")
         assert group.relative_to(MOUNTS).parts[:2] == (
             "kubepods.slice",
             "kubepods-besteffort.slice",

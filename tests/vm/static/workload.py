@@ -79,7 +79,7 @@ class Workload:
         found = {}
         for each in self.kubelet.cri.containers():
             name = short.get(names.get(each.sandbox_id, ""))
-            if name is not None and (pid := self.kubelet.cri.container_placement(each.id).pid):
+            if name is not None and (pid := self.kubelet.cri.container_status(each.id).pid):
                 found[name] = pid
         return found
 
