@@ -257,9 +257,9 @@ def _simulate(
                 runs.append(simulation.run(*given))
             progress.done(title)
         if arguments.departures:
-            found[policy] = simulation.occupancy(occupancies)
+            found[policy] = simulation.occupancy_result(occupancies)
         else:
-            found[policy] = simulation.result(runs)
+            found[policy] = simulation.policy_result(runs)
             curves[policy] = simulation.mean_curve([each.curve for each in runs])
     return found, curves
 

@@ -1,10 +1,11 @@
 """What a cluster loses to fragmentation: free CPUs and GPUs that the pods of the cluster can't use,
 what rebinds would gain, and how many more pods of one kind fit.
 
-- Free CPUs on broken cores: another CPU of the core has an owner, so that no pod gets a whole core.
-- Free CPUs on small rests of NUMA nodes: expected over the pods of the cluster that own CPUs, those
-  of NUMA nodes that have fewer free CPUs than the pod owns, and could hold it when empty (the
-  measure of Weng et al., USENIX ATC 2023, for GPUs, applied to NUMA nodes).
+- Free CPUs on broken cores: another CPU of the core has an owner, so no pod can get the whole core.
+- Free CPUs on small rests of NUMA nodes: the expected number of free CPUs of a NUMA node that a pod
+  can't use because it owns more CPUs than are free there. The expectation is over the pods of the
+  cluster that own CPUs and fit into the empty NUMA node (the measure of Weng et al., USENIX ATC
+  2023, for GPUs, applied to NUMA nodes).
 - GPUs lost to shares, and GPUs without CPU or memory: see `allocate.placement.residual`.
 """
 
@@ -24,13 +25,13 @@ from agent.allocate.placement.residual import residual
 from agent.model.apiobjects import ApiPod
 from agent.model.fragmentation import ClusterFragmentation, NodeFragmentation, RebindGain
 from agent.model.rebind_resource import RebindRequest, StatusMeasures
-from agent.scheduler.node_table import FRACTION, PodDemand, of_node
+from agent.scheduler.node_table import DECIMALS, PodDemand, fragmentation_of
 from agent.scheduler.rebind.planning import RebindRules, first_status
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.node_info import NodeInfo
 
 MAX_FITTING: Final = 10_000
-"""Pods that are counted on one node."""
+"""The most pods that are counted on one node."""
 
 
 def fragmentation(
@@ -39,22 +40,23 @@ def fragmentation(
     sample: ApiPod | None = None,
     progress: Callable[[str, float], None] = lambda node, part: None,
 ) -> ClusterFragmentation:
-    """`pods`: of the cluster, with their allocations. `sample`: the pod to count. Raises
+    """`pods`: all pods of the cluster. `sample`: how many such pods still fit is counted.
+    `progress` is called with the name of a node and the part of the nodes that is done. Raises
     PodRequestError for a sample whose request can't be read."""
     with cluster.lock:
         nodes = sorted(cluster.nodes(), key=lambda each: each.name)
         request = None if sample is None else request_of(sample, cluster.device_resources())
-        there = [each for each in pods if not each.terminal]
-        demand = _demand(there, nodes, cluster)
+        live = [each for each in pods if not each.terminal]
+        demand = _demand(live, nodes, cluster)
         by_node: dict[str, list[ApiPod]] = {}
-        for pod in there:
+        for pod in live:
             by_node.setdefault(pod.node, []).append(pod)
         found = []
         for number, node in enumerate(nodes):
             progress(node.name, number / len(nodes))
             fitting = None if request is None else _fitting(cluster, node, request)
             gain = _gain(node.allocator, by_node.get(node.name, ()))
-            lost = of_node(node.allocator, demand)
+            lost = fragmentation_of(node.allocator, demand)
             found.append(msgspec.structs.replace(lost, rebind=gain, fitting=fitting))
         return _total(nodes, found)
 
@@ -87,7 +89,7 @@ def _gain(allocator: NodeAllocator, pods: Sequence[ApiPod]) -> RebindGain | None
 
 
 def _fitting(cluster: SchedulerCache, node: NodeInfo, request: PodRequest) -> int:
-    """How many such pods the node takes one after the other."""
+    """The number of pods with this request that the node has room for, one after the other."""
     if cluster.eligible(node.name, request) is not None:
         return 0
     allocator = node.allocator.without(())
@@ -105,14 +107,14 @@ def _fitting(cluster: SchedulerCache, node: NodeInfo, request: PodRequest) -> in
 
 
 def _sums_suffice(allocator: NodeAllocator, request: PodRequest) -> bool:
-    """As kube-scheduler compares the sums of a node (NodeResourcesFit)."""
-    there = allocator.properties.allocatable
-    if "pods" in there and len(allocator.holdings) >= there["pods"]:
+    """Compares the sums of the node as kube-scheduler does (NodeResourcesFit)."""
+    allocatable = allocator.properties.allocatable
+    if "pods" in allocatable and len(allocator.holdings) >= allocatable["pods"]:
         return False
     return all(
-        allocator.requested.get(name, 0) + amount <= there[name]
+        allocator.requested.get(name, 0) + amount <= allocatable[name]
         for name, amount in request.requests.items()
-        if name in there
+        if name in allocatable
     )
 
 
@@ -125,7 +127,7 @@ def _total(nodes: Sequence[NodeInfo], found: Sequence[NodeFragmentation]) -> Clu
         return sum(measure(each.before) - measure(each.after) for each in gains)
 
     def total(amount: Callable[[NodeFragmentation], float]) -> float:
-        return round(sum(map(amount, found)), FRACTION)
+        return round(sum(map(amount, found)), DECIMALS)
 
     return ClusterFragmentation(
         cpus=sum(layout.cpus.bit_count() for layout in layouts if layout is not None),

@@ -1,9 +1,10 @@
-"""The nodes of the cluster as rows, for the scheduler's page: what is free on each, and what it
-loses to fragmentation (the measures of `scheduler.fragmentation`).
+"""A table of the cluster's nodes for the scheduler's page: the free amounts of each node, and what
+it loses to fragmentation (the measures of `scheduler.fragmentation`).
 
-A table of 15,000 nodes takes seconds of CPU time. So it is filled a little with each request of a
-viewer, and afterwards only the nodes that changed are read again. The cluster's lock is held for
-about a millisecond at a time, and is free for three in between: filters go on."""
+To fill the table for 15,000 nodes takes seconds of CPU time. So each request of a viewer reads only
+some nodes. Once the table is full, only the nodes that changed are read again. The cluster's lock
+is held for about a millisecond at a time and is free for three in between, so that filters are not
+delayed."""
 
 from __future__ import annotations
 
@@ -23,29 +24,32 @@ from agent.model.fragmentation import NodeFragmentation
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.node_info import NodeInfo
 
-FRACTION: Final = 3
+DECIMALS: Final = 3
 """Decimals of CPUs and GPUs in sums."""
 SLICE_SECONDS: Final = 0.001
+"""The time for which the cluster's lock is held without a pause."""
 PAUSE_SECONDS: Final = 0.003
-"""How long the lock is held at a time, and is free in between."""
+"""The time between two slices, in which the lock is free."""
 STEP_SECONDS: Final = 0.5
-"""The time of one `step` at most."""
+"""The longest time of one `step`."""
 DEMAND_SECONDS: Final = 300.0
-"""How long the pods that rests are compared with may be out of date."""
+"""The time after which the pods of the cluster are counted again."""
 
 
 class PodDemand(msgspec.Struct, frozen=True):
-    """What the pods of the cluster ask for. `owned`: their numbers by the CPUs of their own."""
+    """What the pods of the cluster request. `owned`: the number of pods by the number of CPUs that
+    they own. `placement`: the value of remainders of GPUs, and the stranded GPUs, for these
+    pods."""
 
     owned: Mapping[int, int]
     placement: Residual
 
 
 class NodeRow(msgspec.Struct, frozen=True, gc=False):
-    """`state`: why the node takes no pods that need CPUs, "" if it does. Free CPUs, cores and NUMA
-    nodes have no owner; a core counts if all its threads are free. Lost CPUs are free ones on
-    broken cores and on rests of NUMA nodes that are too small, lost GPUs are free ones that stay
-    idle: see `model.fragmentation`."""
+    """`state`: why the node takes no pods that need CPUs, "" if it does. CPUs, cores and NUMA nodes
+    are free if they have no owner; a core only if all its threads are free. Lost CPUs are free CPUs
+    on broken cores, and on NUMA nodes with too few free CPUs; lost GPUs are free GPUs that are
+    expected to stay idle (see `model.fragmentation`)."""
 
     name: str
     state: str = ""
@@ -66,8 +70,8 @@ class NodeRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeTable:
-    """Safe for many threads. `revision` grows with each change of the rows; `pending`:
-    nodes that are still to be read."""
+    """Safe for many threads. `revision` grows with each change of the rows. `pending`: the number
+    of nodes that are not read yet."""
 
     def __init__(
         self, cluster: SchedulerCache, clock: Callable[[], float] = time.monotonic
@@ -77,7 +81,7 @@ class NodeTable:
         self._stepping = threading.Lock()
         self._demand: PodDemand | None = None
         self._demand_at = 0.0
-        self._count = _Count()
+        self._count = _DemandCount()
         self._counting: deque[str] = deque()
         self._reading: deque[str] = deque()
         self._serial = 0
@@ -92,7 +96,7 @@ class NodeTable:
         return len(self._counting) + len(self._reading)
 
     def step(self, seconds: float = STEP_SECONDS) -> None:
-        """Reads nodes for about `seconds`. Returns at once while another thread does."""
+        """Reads nodes for about `seconds`. Returns at once if another thread is in `step`."""
         if not self._stepping.acquire(blocking=False):
             return
         try:
@@ -102,15 +106,15 @@ class NodeTable:
                 self._read_some()
                 if self._demand is None and not self._counting:
                     self._demand = self._count.demand()
-                    self._count = _Count()
+                    self._count = _DemandCount()
                 if self.pending:
                     time.sleep(PAUSE_SECONDS)
         finally:
             self._stepping.release()
 
     def _begin(self) -> None:
-        """Adds the nodes that changed since the last step. The demand is counted again from time to
-        time, and then all nodes are read again."""
+        """Queues the nodes that changed since the last step. If the demand is older than
+        DEMAND_SECONDS, queues all nodes, to count the demand and then to read them again."""
         now = self._clock()
         stale = self._demand is not None and now - self._demand_at > DEMAND_SECONDS
         changes = self._cluster.placement_changed_since(self._serial)
@@ -120,7 +124,7 @@ class NodeTable:
                 del self._rows[gone]
                 self.revision += 1
             self._reading = deque(names)
-            self._counting, self._count = deque(names), _Count()
+            self._counting, self._count = deque(names), _DemandCount()
             self._demand, self._demand_at = None, now
         else:
             waiting = set(self._reading)
@@ -128,6 +132,7 @@ class NodeTable:
         self._serial = changes.serial
 
     def _read_some(self) -> None:
+        """Counts or reads nodes for SLICE_SECONDS. No node is read before all are counted."""
         with self._cluster.lock:
             until = time.perf_counter() + SLICE_SECONDS
             while time.perf_counter() < until:
@@ -152,8 +157,8 @@ class NodeTable:
             self._rows[name] = row
 
 
-class _Count:
-    """The pods of all nodes, as they are counted."""
+class _DemandCount:
+    """Counts the pods of the nodes, one node after the other."""
 
     def __init__(self) -> None:
         self._owned: Counter[int] = Counter()
@@ -176,7 +181,7 @@ class _Count:
 def _row(node: NodeInfo, demand: PodDemand, *, agents: bool) -> NodeRow:
     """The caller holds the cluster's lock."""
     allocator = node.allocator
-    lost = of_node(allocator, demand)
+    lost = fragmentation_of(allocator, demand)
     holdings = allocator.holdings.values()
     found = NodeRow(
         node.name,
@@ -207,8 +212,9 @@ def _row(node: NodeInfo, demand: PodDemand, *, agents: bool) -> NodeRow:
     )
 
 
-def of_node(allocator: NodeAllocator, demand: PodDemand) -> NodeFragmentation:
-    """Without `rebind` and `fitting`. The caller holds the cluster's lock."""
+def fragmentation_of(allocator: NodeAllocator, demand: PodDemand) -> NodeFragmentation:
+    """The fragmentation of a node, without the fields `rebind` and `fitting`. The caller holds the
+    cluster's lock."""
     found = NodeFragmentation(allocator.properties.name)
     cpus = allocator.properties.cpus
     if cpus is not None and (layout := cpus.layout) is not None:
@@ -235,17 +241,18 @@ def of_node(allocator: NodeAllocator, demand: PodDemand) -> NodeFragmentation:
     stranded = demand.placement.stranded(idle, max(0, room.cpu), max(0, room.memory))
     return msgspec.structs.replace(
         found,
-        free_gpus=round(idle, FRACTION),
-        gpus_lost_to_shares=round(shares, FRACTION),
-        gpus_without_cpu_or_memory=round(stranded, FRACTION),
+        free_gpus=round(idle, DECIMALS),
+        gpus_lost_to_shares=round(shares, DECIMALS),
+        gpus_without_cpu_or_memory=round(stranded, DECIMALS),
     )
 
 
 def _unusable(capacity: int, free: int, owned: Mapping[int, int]) -> float:
-    """The expected free CPUs of a NUMA node that a pod with CPUs of its own can't use there."""
+    """The expected number of free CPUs of a NUMA node that a pod can't use there, over the pods
+    that own CPUs and fit into the empty NUMA node. `capacity`, `free`: of the NUMA node."""
     fitting = {size: pods for size, pods in owned.items() if size <= capacity}
     pods = sum(fitting.values())
     if not pods:
         return 0.0
     larger = sum(each for size, each in fitting.items() if size > free)
-    return round(free * larger / pods, FRACTION)
+    return round(free * larger / pods, DECIMALS)

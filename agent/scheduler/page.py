@@ -1,25 +1,24 @@
-"""The values of the scheduler's page for the cluster: nodes by what is free on them, pods that find
-no node with the reasons, and the last decisions.
+"""The values of the scheduler's page for the cluster: the nodes with their free amounts, the pods
+that wait for a node with the reasons, and the last decisions.
 
-The process loads this module when somebody looks, and drops it when nobody does. As for
-`explain.endpoint`, a request has to name the holder of the leader's Lease, so it comes from
-somebody whom the API server lets read the Lease; and its client has a loopback address, so it was
-let forward a port to the scheduler's pod. The page names pods of all namespaces.
+The process loads this module for the first viewer, and drops its state when nobody views the page.
+The page names pods of all namespaces. Its requests come from a loopback address, so the viewer has
+the permission to forward a port to the scheduler's pod. Like those of `explain.endpoint`, they name
+the holder of the leader's Lease, so the viewer also has the permission to read the Lease.
 
-Replies are bounded: sorting, filtering and paging are done here. Texts are made of the decisions
-and the pods that are asked for, and not before."""
+Replies are bounded: nodes and pods are sorted, filtered and paged here. The text of a decision or
+of a pod is made only for a request that selects it."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Annotated, Any, Final, Literal, Protocol, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -28,11 +27,12 @@ from agent.http.requests import BadRequestError, Reply
 from agent.http.routes import text_reply
 from agent.model import audit, bounds
 from agent.model.bounds import JsonError
-from agent.model.explanation import Explanation
+from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.causes import offer_facts
 from agent.scheduler.node_table import NodeRow, NodeTable
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.pod_info import BindDecision, PodInfo, PodName
+from agent.scheduler.state.pod_info import BindDecision, PodInfo
+from agent.scheduler.unschedulable.events import WaitingPodExplainer
 from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue
 from agent.view import explanation
 
@@ -47,6 +47,7 @@ MAX_CAUSES: Final = 12
 EXPLAIN_SECONDS: Final = 2.0
 _WIDTH: Final = 100
 _CLOCK_SECONDS: Final = 1.0
+"""The drift between the clocks after which timestamps are computed anew."""
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 _Text = Annotated[str, msgspec.Meta(max_length=253)]
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
@@ -75,7 +76,7 @@ _KINDS: Final[dict[str, Callable[[NodeRow], bool]]] = {
     "closed": lambda row: bool(row.state),
 }
 _STEPS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128)
-"""The first amount of each bar of a chart."""
+"""The least amount of each bar of a chart."""
 _CHARTS: Final = ("free_cores", "free_numa_nodes", "free_gpus", "lost_cpus", "lost_gpus")
 _TEXTS: Final = ("name", "model", "state")
 _AMOUNTS: Final = tuple(name for name in get_args(_Column) if name not in _TEXTS)
@@ -89,9 +90,10 @@ class _Range(msgspec.Struct, frozen=True):
     high: _Amount = 1e9
 
 
-class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a viewer looks at. `search`: a part of names of nodes and pods. `revision`: of the
-    viewer's last reply to the same question."""
+class StateQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request for the tables. `search`: a part of the names of nodes and pods. `kind`: a filter
+    of nodes, a key of `_KINDS`. `revision`: that of the viewer's last reply to the same query, ""
+    if there is none."""
 
     lease_holder: str = ""
     revision: Annotated[str, msgspec.Meta(max_length=64)] = ""
@@ -104,8 +106,9 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pods_offset: _Offset = 0
 
 
-class DetailQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`pod`: its namespace and name. `explain`: also why each node has no room for it now."""
+class DetailQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request for one node, one decision (by its number) or one pod (NAMESPACE/NAME). `explain`:
+    with the reasons why no node has room for the pod now."""
 
     lease_holder: str = ""
     node: _Text = ""
@@ -114,80 +117,73 @@ class DetailQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     explain: bool = False
 
 
-class WaitingExplainer(Protocol):
-    """What an `Explainer` does for waiting pods."""
-
-    def explain_waiting(self, info: PodInfo, *, until: float) -> Explanation: ...
-
-
 class ClusterPage:
-    """Safe for many threads."""
+    """Answers the requests of the page. Safe for many threads."""
 
     def __init__(
         self,
         cluster: SchedulerCache,
         queue: UnschedulableQueue,
         decisions: Iterable[BindDecision],
-        explainer: WaitingExplainer,
+        explainer: WaitingPodExplainer,
         unavailable: Callable[[], str | None],
         lease_holder: str,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`unavailable`: why this process does not know the cluster now, None if it does.
-        `lease_holder`: its name in the leader's Lease, "" without a Lease: all viewers are
-        answered."""
+        """`unavailable` and `lease_holder`: see `endpoint.refusal`."""
         self._cluster = cluster
         self._queue = queue
         self._decisions = decisions
         self._explainer = explainer
         self._unavailable = unavailable
-        self._holder = lease_holder.encode()
+        self._lease_holder = lease_holder
         self._wall_clock = wall_clock
         self._table = NodeTable(cluster)
         self._explaining = threading.Lock()
         self._offset = 0.0
-        self._kept: tuple[object, dict[str, Any]] = None, {}
+        self._cached: tuple[object, dict[str, Any]] = None, {}
 
     def state(self, body: bytes) -> Reply:
-        """The tables as `Question` asks for them."""
-        question = decode_question(body)
-        if (refusal := self._refusal(question.lease_holder)) is not None:
-            return refusal
+        """The tables; only `same` if the reply would be the viewer's last one."""
+        query = decode_state_query(body)
+        if (refused := self._refusal(query.lease_holder)) is not None:
+            return refused
         self._table.step()
-        found = {**self._nodes(question), **self._pods(question)}
+        found = {**self._nodes(query), **self._pods(query)}
         text = msgspec.json.encode(found)
         revision = hashlib.blake2b(text, digest_size=8).hexdigest()
         now = self._stamp(time.monotonic())
-        if revision == question.revision:
+        if revision == query.revision:
             return _json({"same": True, "time": now})
         return _json(
             {"revision": revision, "time": now, "page": MAX_NODES, "pods_page": MAX_PODS, **found}
         )
 
-    def _nodes(self, question: Question) -> dict[str, Any]:
-        """Kept for the next viewer that asks the same before a node changes."""
-        asked = msgspec.structs.replace(question, revision="", lease_holder="", pods_offset=0)
-        key = (asked, self._table.revision, self._table.pending)
-        kept, found = self._kept
-        if kept == key:
+    def _nodes(self, query: StateQuery) -> dict[str, Any]:
+        """The part of the reply about nodes, cached until a node changes or the query differs."""
+        about_nodes = msgspec.structs.replace(query, revision="", lease_holder="", pods_offset=0)
+        key = (about_nodes, self._table.revision, self._table.pending)
+        cached_key, found = self._cached
+        if cached_key == key:
             return found
         rows = self._table.rows()
-        search = question.search.lower()
+        search = query.search.lower()
         shown = rows
-        if search or question.kind or question.range is not None:
-            shown = [each for each in rows if _matches(each, question, search)]
+        if search or query.kind or query.range is not None:
+            shown = [each for each in rows if _matches(each, query, search)]
         found = {
             "reading": self._table.pending,
             "totals": _totals(rows),
             "charts": {column: _chart(shown, column) for column in _CHARTS},
-            "nodes": _page(shown, question),
+            "nodes": _page(shown, query),
             "matching": len(shown),
         }
-        self._kept = key, found
+        self._cached = key, found
         return found
 
-    def _pods(self, question: Question) -> dict[str, Any]:
-        search, first = question.search.lower(), question.pods_offset
+    def _pods(self, query: StateQuery) -> dict[str, Any]:
+        """The part of the reply about waiting pods and decisions."""
+        search, first = query.search.lower(), query.pods_offset
         waiting = [each for each in self._queue.pods() if search in each.title]
         decisions = [
             each
@@ -202,32 +198,28 @@ class ClusterPage:
         }
 
     def detail(self, body: bytes) -> Reply:
-        """One node, waiting pod or decision; 404 for one that is not there."""
-        question = decode_detail_question(body)
-        if (refusal := self._refusal(question.lease_holder)) is not None:
-            return refusal
+        """One node, waiting pod or decision; 404 if it does not exist."""
+        query = decode_detail_query(body)
+        if (refused := self._refusal(query.lease_holder)) is not None:
+            return refused
         found: dict[str, Any] | None = None
-        if question.node:
-            found = self._node(question.node)
-        elif question.decision:
-            found = self._decision(lambda each: each.number == question.decision)
-        elif question.pod:
-            found = self._pod(question.pod, explain=question.explain)
-            found = found or self._decision(lambda each: each.pod.title == question.pod)
+        if query.node:
+            found = self._node(query.node)
+        elif query.decision:
+            found = self._decision(lambda each: each.number == query.decision)
+        elif query.pod:
+            found = self._pod(query.pod, explain=query.explain)
+            found = found or self._decision(lambda each: each.pod.title == query.pod)
         if found is None:
-            return text_reply(404, "it does not exist, or not any more")
+            return text_reply(404, "this node, pod or decision does not exist, or no longer exists")
         return _json(found)
 
     def _refusal(self, named_holder: str) -> Reply | None:
-        if self._holder and not hmac.compare_digest(named_holder.encode(), self._holder):
-            return text_reply(403, "the request does not name the holder of the leader's Lease")
-        if (reason := self._unavailable()) is not None:
-            return text_reply(503, reason)
-        return None
+        return endpoint.refusal(self._lease_holder, named_holder, self._unavailable)
 
     def _stamp(self, at: float) -> str:
-        """The time of the wall clock for one of the monotonic clock: the same text each time, also
-        if the clocks run a little apart."""
+        """Formats a time of the monotonic clock by the wall clock. The offset of the clocks is kept
+        while it changes little, so that one time has the same text in all replies."""
         offset = self._wall_clock() - time.monotonic()
         if abs(offset - self._offset) > _CLOCK_SECONDS:
             self._offset = offset
@@ -263,8 +255,9 @@ class ClusterPage:
             "score": facts.score if facts else None,
         }
 
-    def _decision(self, is_it: Callable[[BindDecision], bool]) -> dict[str, Any] | None:
-        decision = next(filter(is_it, reversed(tuple(self._decisions))), None)
+    def _decision(self, selects: Callable[[BindDecision], bool]) -> dict[str, Any] | None:
+        """The last decision that is selected."""
+        decision = next(filter(selects, reversed(tuple(self._decisions))), None)
         if decision is None:
             return None
         granted = decision.granted
@@ -283,14 +276,12 @@ class ClusterPage:
         if queued is None:
             return None
         found: dict[str, Any] = {"pod": self._pod_row(queued)}
-        if explain and queued.requirements is not None:
-            name = PodName(queued.namespace, queued.name, queued.uid)
-            info = PodInfo(name, queued.requirements.pod_request, queued.group)
+        if explain and (info := queued.info) is not None:
             found["explanation"] = self._explained(info)
         return found
 
     def _explained(self, info: PodInfo) -> dict[str, Any]:
-        """One at a time: an explanation reads every node."""
+        """One explanation is made at a time, because each reads every node."""
         with self._explaining:
             until = time.monotonic() + EXPLAIN_SECONDS
             explained = self._explainer.explain_waiting(info, until=until)
@@ -346,7 +337,7 @@ class ClusterPage:
 
 
 def _holds(pod: AssignedPod) -> bool:
-    """Whether the pod has CPUs, NUMA nodes or devices of its own."""
+    """Whether the pod owns CPUs or devices, or is bound to NUMA nodes."""
     return bool(pod.allocation.cpus or pod.allocation.amounts or pod.kinds)
 
 
@@ -363,20 +354,21 @@ def _holding(pod: AssignedPod) -> dict[str, Any]:
     }
 
 
-def _matches(row: NodeRow, question: Question, search: str) -> bool:
-    within = question.range
+def _matches(row: NodeRow, query: StateQuery, search: str) -> bool:
+    """`search`: in lower case."""
+    within = query.range
     if within is not None and not within.low <= getattr(row, within.column) < within.high:
         return False
-    if not _KINDS[question.kind](row):
+    if not _KINDS[query.kind](row):
         return False
     return not search or search in row.name or search in row.model.lower() or search in row.state
 
 
-def _page(rows: Sequence[NodeRow], question: Question) -> list[NodeRow]:
-    """The rows that the viewer sees: in the order of the column, equal ones by name."""
+def _page(rows: Sequence[NodeRow], query: StateQuery) -> list[NodeRow]:
+    """The rows of one page of the table, ordered by the column of the query, then by name."""
     ordered = sorted(rows, key=attrgetter("name"))
-    ordered.sort(key=attrgetter(question.sort), reverse=question.descending)
-    return ordered[question.offset : question.offset + MAX_NODES]
+    ordered.sort(key=attrgetter(query.sort), reverse=query.descending)
+    return ordered[query.offset : query.offset + MAX_NODES]
 
 
 def _totals(rows: Sequence[NodeRow]) -> dict[str, float]:
@@ -387,8 +379,8 @@ def _totals(rows: Sequence[NodeRow]) -> dict[str, float]:
 
 
 def _chart(rows: Iterable[NodeRow], column: str) -> list[tuple[float, float, int]]:
-    """Bars: from, to (exclusive) and the number of nodes, without empty ones at the end. The first
-    bar has the nodes with nothing, or with less than one."""
+    """The bars of a chart: the least amount, the end of the interval (exclusive) and the number of
+    nodes. The first bar has the nodes with less than one. Empty bars at the end are left out."""
     counts = [0] * len(_STEPS)
     for value, nodes in Counter(map(attrgetter(column), rows)).items():
         counts[min(math.floor(value).bit_length(), len(counts) - 1)] += nodes
@@ -398,18 +390,18 @@ def _chart(rows: Iterable[NodeRow], column: str) -> list[tuple[float, float, int
     return list(zip(_STEPS, highs, counts, strict=False))
 
 
-_questions: Final = msgspec.json.Decoder(Question)
-_detail_questions: Final = msgspec.json.Decoder(DetailQuestion)
+_state_queries: Final = msgspec.json.Decoder(StateQuery)
+_detail_queries: Final = msgspec.json.Decoder(DetailQuery)
 
 
-def decode_question(body: bytes) -> Question:
+def decode_state_query(body: bytes) -> StateQuery:
     """Raises BadRequestError, which names the field."""
-    return _decoded(_questions, body)
+    return _decoded(_state_queries, body)
 
 
-def decode_detail_question(body: bytes) -> DetailQuestion:
+def decode_detail_query(body: bytes) -> DetailQuery:
     """Raises BadRequestError, which names the field."""
-    return _decoded(_detail_questions, body)
+    return _decoded(_detail_queries, body)
 
 
 def _decoded(decoder: msgspec.json.Decoder[Value], body: bytes) -> Value:

@@ -86,8 +86,9 @@ EVICT_SECONDS: Final = 1.0
 EVENT_SECONDS: Final = 2.0
 """Interval of the search for waiting pods that need an Event."""
 CONTROLLER: Final = "topolet.io/scheduler"
-# kube-scheduler sends binds in parallel, without a limit of its own; its scheduling loop waits for
-# the other verbs only. All its connections have one address.
+
+# kube-scheduler sends binds in parallel and without a limit; its scheduling loop waits only for the
+# other verbs. All its connections have one address.
 LIMITS: Final = ServerLimits(
     ConnectionLimits(
         connections=320,
@@ -114,7 +115,7 @@ PAGE_LIMITS: Final = ServerLimits(
     threads=3,
 )
 
-_PAGES: Final = ("/healthz", "/readyz", "/metrics")
+_STATUS_PATHS: Final = ("/healthz", "/readyz", "/metrics")
 
 
 def run(settings: SchedulerSettings) -> None:
@@ -128,8 +129,8 @@ def run(settings: SchedulerSettings) -> None:
         transports = Transports(access, "topolet-scheduler")
         closing.callback(transports.close)
         scheduler = _Scheduler(settings, args, transports)
-        for_people = {endpoint.PATH: scheduler.explain, **scheduler.page}
-        listening = servers(settings, scheduler.routes, for_people)
+        user_routes = {endpoint.PATH: scheduler.explain, **scheduler.page}
+        listening = servers(settings, scheduler.routes, user_routes)
         with Ending(ended.set), ExitStack() as open_servers:
             for each in listening:
                 each.start()
@@ -377,7 +378,7 @@ class _Scheduler:
         )
 
     def _make_page(self) -> ClusterPage:
-        from agent.scheduler.page import ClusterPage  # only while somebody looks
+        from agent.scheduler.page import ClusterPage  # loaded for the first viewer
 
         state, leading = self._state, self._leading
         return ClusterPage(
@@ -395,7 +396,7 @@ class _Scheduler:
         closing.callback(self._recorder.close)
         state, leading = self._state, self._leading
         if leading.leader is not None:
-            # Before the watches: what they list first has all pods bound before this term.
+            # Before the watches: their first lists then contain all pods bound before this term.
             leading.leader.start()
         for part in (state.watches, self._expiry, leading.gate):
             part.start()
@@ -413,7 +414,8 @@ class _Scheduler:
 
 
 def extender_limits(settings: SchedulerSettings) -> ServerLimits:
-    """With a client CA, kube-scheduler's connections do not count."""
+    """With a client CA, `new_each_second` limits only handshakes without an accepted certificate,
+    so never those of kube-scheduler."""
     if not settings.client_ca_file:
         return LIMITS
     connections = msgspec.structs.replace(
@@ -423,10 +425,10 @@ def extender_limits(settings: SchedulerSettings) -> ServerLimits:
 
 
 def servers(
-    settings: SchedulerSettings, routes: Mapping[str, Route], for_people: Mapping[str, Route]
+    settings: SchedulerSettings, routes: Mapping[str, Route], user_routes: Mapping[str, Route]
 ) -> list[HttpServer]:
-    """Returns the extender's server as the first one. `for_people`: explanations and the page.
-    Raises CertificateError and SettingsError."""
+    """Returns the server of the extender and, if configured, that of the pages. `user_routes`: the
+    routes of explanations and of the page. Raises CertificateError and SettingsError."""
     certificate = None
     if settings.tls_certificate_file:
         certificate = CertificateFiles(
@@ -441,8 +443,8 @@ def servers(
     limits = extender_limits(settings)
     found = [HttpServer(settings.extender_address, routes, limits, node, certificate, names)]
     if settings.scheduler_http:
-        pages = {path: routes[path] for path in _PAGES}
+        pages = {path: routes[path] for path in _STATUS_PATHS}
         if settings.explain:
-            pages |= for_people
+            pages |= user_routes
         found.append(HttpServer(settings.scheduler_http, pages, PAGE_LIMITS, node))
     return found

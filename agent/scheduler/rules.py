@@ -1,4 +1,4 @@
-"""The rules of a scheduler, from its settings and from the file with its arguments."""
+"""Derives the rules of a scheduler from its settings and from the file with its arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from agent.scheduler.state.records import AgentSelector
 
 
 def scheduler_args(path: str) -> SchedulerArgs:
-    """Reads a YAML or JSON file. Raises SettingsError, which names file and field."""
+    """Reads the arguments from a YAML or JSON file; the defaults of the proposals if `path` is
+    empty. Raises SettingsError, which names file and field."""
     if not path:
         return plugin_args.defaults(Rules.PROPOSAL)
     try:
@@ -38,7 +39,7 @@ def allocator_rules(args: SchedulerArgs, shares: Strategy) -> AllocatorRules:
 
 
 def rules_of(settings: ExplainSettings) -> AllocatorRules:
-    """The allocation rules of all nodes, for a command. Raises SettingsError."""
+    """The allocation rules of all nodes from the settings of a command. Raises SettingsError."""
     args = scheduler_args(settings.scheduler_args_file)
     return allocator_rules(args, Strategy(settings.gpu_shares))
 

@@ -1,14 +1,14 @@
-"""Places the pods of a trace with the scheduler's own code: each node is a `NodeAllocator`, whose
-offers decide what fits, and the placement of its rules decides which node is best.
+"""Simulates a cluster: places the pods of a trace with the scheduler's own code. Each node is a
+`NodeAllocator`; its offers decide whether a pod fits, and its placement rates it.
 
-The protocol is that of the published results for the openb traces (Weng et al., USENIX ATC 2023):
-all pods of the trace, and pods drawn with replacement until they request a given part of all GPUs,
-arrive in random order. No pod leaves, and none that fits is refused. The order of the nodes is
-random too.
+`run` follows the protocol of the published results for the openb traces (Weng et al., USENIX ATC
+2023). The pods of the trace arrive in random order, and more pods, drawn from the trace with
+replacement, until they request a given part of all GPUs. A pod that fits is placed, and no pod
+leaves. The order of the nodes is random too. In `run_with_departures` pods leave after some time.
 
-kube-scheduler compares the sums of a node before it asks the extender; `Room.fits` does so here.
-Offers are made in the order of the verdicts, best first, so the first one that is granted is the
-one that the scheduler would choose among all."""
+`Room.fits` compares the sums of a node, as kube-scheduler does before it calls the extender. The
+nodes are tried in the order of their verdicts, the best first. So the first node with an offer is
+the one that the scheduler would choose."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, node_properties
 from agent.allocate.placement.demand import FULL, Demand, PodKind
 from agent.allocate.placement.residual import placement
-from agent.allocate.placement.rivals import Fragmentation
+from agent.allocate.placement.published import Fragmentation
 from agent.model.apiobjects import from_object
 from agent.model.cpu.policies import PlacementPolicy
 from agent.model.devices.device_object import Device, DeviceObject, DeviceType
@@ -36,11 +36,12 @@ from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_MODEL
 from agent.scheduler.traces import TraceNode, arrivals, shuffled
 
 _PERCENT: Final = 100
-_SETTLED: Final = 3.0
-_MEASURED: Final = 2.0
-"""Mean lifetimes of a pod until averages begin, and over which they go."""
-_MARKS: Final = (1.0, 1.3)
-"""Parts of all GPUs whose requests are reported."""
+_SETTLING_LIFETIMES: Final = 3.0
+"""Mean lifetimes of a pod after which averages begin."""
+_MEASURED_LIFETIMES: Final = 2.0
+"""Mean lifetimes of a pod over which averages are taken."""
+_REPORTED_LOADS: Final = (1.0, 1.3)
+"""The loads at which the allocated part is reported, as parts of all GPUs."""
 
 
 class LoadPoint(msgspec.Struct, frozen=True):
@@ -51,8 +52,9 @@ class LoadPoint(msgspec.Struct, frozen=True):
 
 
 class TraceRun(msgspec.Struct, frozen=True):
-    """One seed. `marks`: the allocated percent at a load; `fragmented`: the percent that typical
-    pods can't use at a load of 100; None if the load is below."""
+    """The result of one seed. `marks`: by reported load that was reached, the allocated percent of
+    all GPUs. `fragmented`: the percent that typical pods can't use at a load of 1.0, None if the
+    load stayed below."""
 
     curve: tuple[LoadPoint, ...]
     marks: Mapping[float, float]
@@ -60,14 +62,14 @@ class TraceRun(msgspec.Struct, frozen=True):
 
 
 class SeedSpread(msgspec.Struct, frozen=True):
-    """Over the seeds."""
+    """A figure over the seeds."""
 
     mean: float
     stdev: float
 
 
 class PolicyResult(msgspec.Struct, frozen=True):
-    """Of one policy; None: the load is not reached."""
+    """The figures of one policy; None for a load that a seed did not reach."""
 
     alloc_pct_at_100: SeedSpread | None
     alloc_pct_at_130: SeedSpread | None
@@ -75,8 +77,8 @@ class PolicyResult(msgspec.Struct, frozen=True):
 
 
 class TraceOccupancy(msgspec.Struct, frozen=True):
-    """One seed with departures, averages over time: percent of all GPUs, pods in the queue;
-    `longest_wait` in mean lifetimes of a pod."""
+    """The result of one seed with departures. `allocated`: percent of all GPUs, `queued`: pods in
+    the queue, both averaged over time. `longest_wait`: in mean lifetimes of a pod."""
 
     allocated: float
     queued: float
@@ -84,7 +86,7 @@ class TraceOccupancy(msgspec.Struct, frozen=True):
 
 
 class OccupancyResult(msgspec.Struct, frozen=True):
-    """Of one policy with departures."""
+    """The figures of one policy with departures."""
 
     alloc_pct_mean: SeedSpread
     queued_pods_mean: SeedSpread
@@ -92,98 +94,103 @@ class OccupancyResult(msgspec.Struct, frozen=True):
 
 
 class SimulationReport(msgspec.Struct, frozen=True):
-    """By policy."""
+    """The figures by the name of the policy."""
 
     policies: Mapping[str, PolicyResult | OccupancyResult]
 
 
 class TraceCluster:
-    """The nodes in their order, each with its allocator, under the placement of a policy, which is
-    rebuilt from the pods that were seen."""
+    """The allocators of the nodes, in the order of the nodes. The placement is rebuilt from the
+    pods that have arrived."""
 
     def __init__(
         self,
         nodes: Sequence[TraceNode],
         policy: PlacementPolicy,
         ties: random.Random,
-        known: Demand | None = None,
+        expected: Demand | None = None,
     ) -> None:
-        """`ties`: where equal verdicts of BestFit are drawn. `known`: the pods to expect, if they
-        are known beforehand."""
-        self._policy, self._ties, self._fixed = policy, ties, known is not None
-        self._demand, self._built_at = known or Demand(), 0
+        """`ties`: chooses among equal verdicts of BestFit. `expected`: the pods from which the
+        placement is built once, instead of those that arrive."""
+        self._policy, self._ties, self._fixed = policy, ties, expected is not None
+        self._demand, self._built_from = expected or Demand(), 0
         self.allocators = [_allocator(f"n{number:05d}", node) for number, node in enumerate(nodes)]
         self._sites = [each.room.site for each in self.allocators]
         self._requests: dict[PodKind, PodRequest] = {}
-        self._rows: dict[PodKind, tuple[list[float], int]] = {}
+        self._cached_costs: dict[PodKind, tuple[list[float], int]] = {}
+        """By kind, the cost of each node, and how many entries of `_changed` it includes."""
         self._changed: list[int] = []
-        self._names = 0
+        self._placed = 0
         self.gpus = sum(each.gpus for each in nodes)
         if self._fixed:
             self._rebuild()
 
     def place(self, kind: PodKind) -> str | None:
-        """Places a pod and returns its uid; None: it fits nowhere."""
+        """Places a pod and returns its uid; None if it fits on no node."""
         costs = self._costs(kind)
         while (best := min(costs)) < inf:
-            place = costs.index(best)
+            node = costs.index(best)
             if self._policy is PlacementPolicy.BEST_FIT:
-                place = self._ties.choice([at for at, each in enumerate(costs) if each == best])
-            allocator = self.allocators[place]
-            offer = allocator.offer(self.request(kind))
+                node = self._ties.choice([at for at, each in enumerate(costs) if each == best])
+            offer = self.allocators[node].offer(self.request(kind))
             if isinstance(offer, Granted):
-                self._names += 1
-                return self._commit(allocator, place, offer, f"{place}/{self._names}")
-            costs[place] = inf
+                return self._commit(node, offer)
+            costs[node] = inf
         return None
 
     def leave(self, uid: str) -> None:
-        place = int(uid.partition("/")[0])
-        self.allocators[place].release(uid)
-        self._changed.append(place)
+        node = int(uid.partition("/")[0])
+        self.allocators[node].release(uid)
+        self._changed.append(node)
 
-    def fragmented(self, meter: Fragmentation) -> float:
-        """Percent of all GPUs."""
-        idle = sum(meter.of_room(each.room) for each in self.allocators)
-        return 100 * idle / FULL / self.gpus
+    def fragmented(self, fragmentation: Fragmentation) -> float:
+        """The percent of all GPUs that a typical pod can't use."""
+        unusable = sum(fragmentation.of_room(each.room) for each in self.allocators)
+        return 100 * unusable / FULL / self.gpus
 
-    def _commit(self, allocator: NodeAllocator, place: int, offer: Granted, uid: str) -> str:
-        request = offer.pod_request
+    def _commit(self, node: int, offer: Granted) -> str:
+        """Allocates the offer for a new pod, and returns the pod's uid: INDEX OF THE
+        NODE/NUMBER."""
+        self._placed += 1
+        uid, request = f"{node}/{self._placed}", offer.pod_request
         resources = msgspec.structs.replace(request.resources, uid=uid)
-        allocator.commit(offer.to(msgspec.structs.replace(request, resources=resources)))
-        self._changed.append(place)
+        self.allocators[node].commit(
+            offer.to(msgspec.structs.replace(request, resources=resources))
+        )
+        self._changed.append(node)
         return uid
 
-    def see(self, kind: PodKind) -> None:
-        """Counts a pod that has arrived."""
+    def count_arrival(self, kind: PodKind) -> None:
+        """Counts a pod that has arrived, for the placement of later ones."""
         if self._fixed:
             return
         self._demand.add(kind)
-        if self._demand.due(self._built_at):
+        if self._demand.due(self._built_from):
             self._rebuild()
 
     def _rebuild(self) -> None:
-        self._built_at = self._demand.pods
+        self._built_from = self._demand.pods
         rules = AllocatorRules(placement=placement(self._policy, self._demand.counts, self._sites))
-        self._rows.clear()
+        self._cached_costs.clear()
         self._changed.clear()
-        for place, each in enumerate(self.allocators):
+        for node, each in enumerate(self.allocators):
             properties = msgspec.structs.replace(each.properties, rules=rules)
-            self.allocators[place] = each.with_properties(properties)
+            self.allocators[node] = each.with_properties(properties)
 
     def _costs(self, kind: PodKind) -> list[float]:
-        """Of each node; infinite where the pod does not fit."""
+        """The cost of each node; infinite where the pod does not fit."""
         request, allocators = self.request(kind), self.allocators
-        costs, seen = self._rows.get(kind) or ([inf] * len(allocators), -1)
-        stale = range(len(allocators)) if seen < 0 else set(self._changed[seen:])
-        for place in stale:
-            room = allocators[place].room
-            verdict = allocators[place].verdict(request) if room.fits(kind) else None
-            costs[place] = inf if verdict is None else verdict.cost
-        self._rows[kind] = costs, len(self._changed)
+        costs, included = self._cached_costs.get(kind) or ([inf] * len(allocators), -1)
+        stale = range(len(allocators)) if included < 0 else set(self._changed[included:])
+        for node in stale:
+            room = allocators[node].room
+            verdict = allocators[node].verdict(request) if room.fits(kind) else None
+            costs[node] = inf if verdict is None else verdict.cost
+        self._cached_costs[kind] = costs, len(self._changed)
         return costs
 
     def request(self, kind: PodKind) -> PodRequest:
+        """The request of a pod of this kind."""
         found = self._requests.get(kind)
         if found is None:
             found = self._requests[kind] = request_of(from_object(_pod(kind)))
@@ -225,49 +232,53 @@ def run(
     seed: int,
     progress: Callable[[float], None] = lambda part: None,
 ) -> TraceRun:
-    """`progress` is called with the part that is done."""
+    """Pods arrive and stay. `load`: the requests of all pods, as a part of all GPUs. `progress` is
+    called with the part that is done."""
     cluster = TraceCluster(
-        shuffled(nodes, seed), policy, random.Random(seed), _typical(policy, pods)
+        shuffled(nodes, seed), policy, random.Random(seed), _expected(policy, pods)
     )
     arriving = arrivals(pods, cluster.gpus, load, seed)
-    meter = Fragmentation(_demand(pods).counts)
-    asked = got = 0
+    fragmentation = Fragmentation(_demand(pods).counts)
+    all_milli = cluster.gpus * FULL
+    requested_milli = allocated_milli = 0
     curve, marks, fragmented = [LoadPoint(0.0, 0.0)], dict[float, float](), None
     for number, kind in enumerate(arriving, start=1):
-        gpu = kind.gpus * kind.milli
-        asked += gpu
-        cluster.see(kind)
+        milli = kind.gpus * kind.milli
+        requested_milli += milli
+        cluster.count_arrival(kind)
         if cluster.place(kind) is not None:
-            got += gpu
-        allocated = got / (cluster.gpus * FULL) * 100
-        for mark in _MARKS:
-            if mark not in marks and asked >= mark * cluster.gpus * FULL:
+            allocated_milli += milli
+        allocated = allocated_milli / all_milli * 100
+        for mark in _REPORTED_LOADS:
+            if mark not in marks and requested_milli >= mark * all_milli:
                 marks[mark] = allocated
                 if mark == 1.0:
-                    fragmented = cluster.fragmented(meter)
+                    fragmented = cluster.fragmented(fragmentation)
         if number % 50 == 0 or number == len(arriving):
-            curve.append(LoadPoint(asked / (cluster.gpus * FULL) * 100, allocated))
+            curve.append(LoadPoint(requested_milli / all_milli * 100, allocated))
             progress(number / len(arriving))
     return TraceRun(tuple(curve), marks, fragmented)
 
 
-def result(runs: Sequence[TraceRun]) -> PolicyResult:
-    full, over = _MARKS
+def policy_result(runs: Sequence[TraceRun]) -> PolicyResult:
+    full, over = _REPORTED_LOADS
     return PolicyResult(
-        _figure([each.marks.get(full) for each in runs]),
-        _figure([each.marks.get(over) for each in runs]),
-        _figure([each.fragmented for each in runs]),
+        _spread_if_all([each.marks.get(full) for each in runs]),
+        _spread_if_all([each.marks.get(over) for each in runs]),
+        _spread_if_all([each.fragmented for each in runs]),
     )
 
 
 def mean_curve(curves: Sequence[Sequence[LoadPoint]]) -> list[tuple[float, float]]:
-    """The mean of the curves of the seeds, at each whole percent of load that all reach."""
+    """The mean of the seeds' curves: load and allocated, at each whole percent of load that all
+    reach."""
     last = min(curve[-1].load for curve in curves)
     loads = [float(load) for load in range(int(last) + 1)]
     return [(load, sum(_at(curve, load) for curve in curves) / len(curves)) for load in loads]
 
 
 def _at(curve: Sequence[LoadPoint], load: float) -> float:
+    """The allocated percent at this load, interpolated."""
     before = curve[0]
     for point in curve:
         if point.load >= load:
@@ -289,70 +300,73 @@ def run_with_departures(
     seed: int,
     progress: Callable[[float], None] = lambda part: None,
 ) -> TraceOccupancy:
-    """Pods of the trace arrive at random, and stay for an exponentially distributed time after they
-    have started; in the mean, their requests add up to `load`. A pod that fits nowhere waits, and
-    the first in the queue that fits starts when another one leaves. Averages over time begin when
-    the cluster has settled."""
+    """Pods of the trace arrive at random times. After its start, a pod stays for an exponentially
+    distributed time, whose mean is the unit of time. In the mean, the requests of the pods present
+    are `load`, a part of all GPUs. A pod that fits on no node waits in the queue. Whenever a pod
+    leaves, the waiting pods are tried kind by kind, the kind of the longest wait first. Averages
+    over time begin when the cluster has settled."""
     drawn = random.Random(seed)
     cluster = TraceCluster(
-        shuffled(nodes, seed), policy, random.Random(seed), _typical(policy, pods)
+        shuffled(nodes, seed), policy, random.Random(seed), _expected(policy, pods)
     )
-    mean = sum(each.gpus * each.milli for each in pods) / len(pods)
-    each_unit = load * cluster.gpus * FULL / mean
-    end = _SETTLED + _MEASURED
-    ends: list[tuple[float, str, int]] = []
+    mean_milli = sum(each.gpus * each.milli for each in pods) / len(pods)
+    arrival_rate = load * cluster.gpus * FULL / mean_milli
+    end = _SETTLING_LIFETIMES + _MEASURED_LIFETIMES
+    departures: list[tuple[float, str, int]] = []
     queue: dict[PodKind, deque[float]] = {}
-    now = held = waiting = 0
-    arrives = drawn.expovariate(each_unit)
-    time = allocated = queued = waited = 0.0
-    while time < end:
-        at = min(arrives, ends[0][0] if ends else inf, end)
-        span = max(0.0, at - max(time, _SETTLED))
-        allocated += span * held
-        queued += span * waiting
-        time = at
-        if time >= end:
+    arrived = allocated_milli = waiting = 0
+    next_arrival = drawn.expovariate(arrival_rate)
+    now = allocated_sum = queued_sum = longest_wait = 0.0
+    while now < end:
+        event = min(next_arrival, departures[0][0] if departures else inf, end)
+        measured = max(0.0, event - max(now, _SETTLING_LIFETIMES))
+        allocated_sum += measured * allocated_milli
+        queued_sum += measured * waiting
+        now = event
+        if now >= end:
             break
-        if time < arrives:
-            _, uid, gpu = heappop(ends)
+        if now < next_arrival:
+            _, uid, milli = heappop(departures)
             cluster.leave(uid)
-            held -= gpu
-            starting = sorted(queue, key=lambda kind: queue[kind][0])
+            allocated_milli -= milli
+            tried = sorted(queue, key=lambda kind: queue[kind][0])
         else:
             kind = drawn.choice(pods)
-            cluster.see(kind)
-            arrives = time + drawn.expovariate(each_unit)
-            queue.setdefault(kind, deque()).append(time)
+            cluster.count_arrival(kind)
+            next_arrival = now + drawn.expovariate(arrival_rate)
+            queue.setdefault(kind, deque()).append(now)
             waiting += 1
-            starting = [kind]
-            now += 1
-            if now % 500 == 0:
-                progress(time / end)
-        for kind in starting:
+            tried = [kind]
+            arrived += 1
+            if arrived % 500 == 0:
+                progress(now / end)
+        for kind in tried:
             while kind in queue and (started := cluster.place(kind)) is not None:
-                gpu = kind.gpus * kind.milli
-                heappush(ends, (time + drawn.expovariate(1.0), started, gpu))
-                since = queue[kind].popleft()
-                waited = max(waited, time - since)
-                held += gpu
+                milli = kind.gpus * kind.milli
+                heappush(departures, (now + drawn.expovariate(1.0), started, milli))
+                longest_wait = max(longest_wait, now - queue[kind].popleft())
+                allocated_milli += milli
                 waiting -= 1
                 if not queue[kind]:
                     del queue[kind]
     progress(1.0)
-    whole = _MEASURED * cluster.gpus * FULL
-    return TraceOccupancy(100 * allocated / whole, queued / _MEASURED, waited)
-
-
-def occupancy(runs: Sequence[TraceOccupancy]) -> OccupancyResult:
-    return OccupancyResult(
-        _some([each.allocated for each in runs]),
-        _some([each.queued for each in runs]),
-        _some([each.longest_wait for each in runs]),
+    whole = _MEASURED_LIFETIMES * cluster.gpus * FULL
+    return TraceOccupancy(
+        100 * allocated_sum / whole, queued_sum / _MEASURED_LIFETIMES, longest_wait
     )
 
 
-def _typical(policy: PlacementPolicy, pods: Sequence[PodKind]) -> Demand | None:
-    """FGD knows the pods of the trace, as published; all others see the pods that arrive."""
+def occupancy_result(runs: Sequence[TraceOccupancy]) -> OccupancyResult:
+    return OccupancyResult(
+        _spread([each.allocated for each in runs]),
+        _spread([each.queued for each in runs]),
+        _spread([each.longest_wait for each in runs]),
+    )
+
+
+def _expected(policy: PlacementPolicy, pods: Sequence[PodKind]) -> Demand | None:
+    """The placement of FGD is built from the pods of the trace, as published; those of all other
+    policies from the pods that arrive."""
     if policy is not PlacementPolicy.FGD:
         return None
     return _demand(pods)
@@ -365,10 +379,11 @@ def _demand(pods: Iterable[PodKind]) -> Demand:
     return found
 
 
-def _figure(values: Sequence[float | None]) -> SeedSpread | None:
+def _spread_if_all(values: Sequence[float | None]) -> SeedSpread | None:
+    """None if a seed has no value."""
     found = [each for each in values if each is not None]
-    return _some(found) if found and len(found) == len(values) else None
+    return _spread(found) if found and len(found) == len(values) else None
 
 
-def _some(found: Sequence[float]) -> SeedSpread:
-    return SeedSpread(round(statistics.mean(found), 4), round(statistics.pstdev(found), 4))
+def _spread(values: Sequence[float]) -> SeedSpread:
+    return SeedSpread(round(statistics.mean(values), 4), round(statistics.pstdev(values), 4))

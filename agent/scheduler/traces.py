@@ -1,7 +1,7 @@
 """Traces of a GPU cluster in CSV files: nodes, pods, and the order in which pods arrive.
 
-The columns are those of the openb traces (Weng et al., USENIX ATC 2023). `gpu_milli` is the share
-of one GPU, `gpu_spec` the allowed models, separated by `|`."""
+The files have the columns of the openb traces (Weng et al., USENIX ATC 2023). `gpu_milli`: the
+requested thousandths of each GPU; `gpu_spec`: the allowed models, separated by `|`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TraceNode(msgspec.Struct, frozen=True):
 
 
 def read_nodes(lines: Iterable[str], title: str) -> list[TraceNode]:
-    """Raises TraceError."""
+    """Raises TraceError. `title` names the file in errors."""
     nodes = [
         TraceNode(row["cpu_milli"], row["memory_mib"] * _MIB, row["gpu"], texts["model"] or "")
         for row, texts in _rows(lines, title, _NODE_COLUMNS, {"model"}, {"gpu": _MAX_GPUS})
@@ -47,7 +47,8 @@ def read_nodes(lines: Iterable[str], title: str) -> list[TraceNode]:
 
 
 def read_pods(lines: Iterable[str], title: str) -> list[PodKind]:
-    """Raises TraceError. GPU amounts are rounded up to a percent, as requests are percents."""
+    """Raises TraceError. Parts of GPUs are rounded up to whole percents, the unit of pods'
+    requests. `title` names the file in errors."""
     pods = []
     limits = {"num_gpu": _MAX_GPUS, "gpu_milli": FULL}
     for row, texts in _rows(lines, title, _POD_COLUMNS, set(), limits):
@@ -70,7 +71,8 @@ def _rows(
     text_columns: set[str],
     limits: Mapping[str, int],
 ) -> Iterator[tuple[dict[str, int], dict[str, str]]]:
-    """Each line's numbers and its texts."""
+    """The numbers of each line by column, and its texts. `limits`: the largest number of a
+    column."""
     reader = csv.DictReader(lines)
     if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
         raise TraceError(f"{title}: line 1: no column {missing[0]}")
@@ -94,12 +96,13 @@ def _rows(
 
 
 def arrivals(pods: Sequence[PodKind], gpus: int, load: float, seed: int) -> list[PodKind]:
-    """The pods in the order in which they arrive."""
-    drawn, asked = random.Random(seed), sum(each.gpus * each.milli for each in pods)
+    """All pods of the trace, and pods drawn from it until they request `load`, a part of all
+    `gpus`, in the order in which they arrive."""
+    drawn, requested_milli = random.Random(seed), sum(each.gpus * each.milli for each in pods)
     arriving = list(pods)
-    while asked < load * gpus * FULL:
+    while requested_milli < load * gpus * FULL:
         arriving.append(chosen := drawn.choice(pods))
-        asked += chosen.gpus * chosen.milli
+        requested_milli += chosen.gpus * chosen.milli
     drawn.shuffle(arriving)
     return arriving
 

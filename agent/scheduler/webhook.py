@@ -1,14 +1,15 @@
 """Admission webhooks for pods with GPUs: an HTTPS server that decodes an AdmissionReview.
 
-For the Binding of a pod it reads the pod from the API server, and allows or denies the Binding. A
-Binding does not contain its pod, so an admission policy can't select the Bindings of pods with
-GPUs. By the matchConditions of the configuration, the API server does not send the Bindings of
-accounts that may bind such pods. Anybody who reaches the port can send a review, and would learn
-from the answer whether a pod exists and what it requests. So the webhook reads pods only for a
-caller with a client certificate, and without a CA of such certificates it reads none.
+For the Binding of a pod, the webhook reads the pod from the API server, and allows or denies the
+Binding. A Binding does not contain its pod, so an admission policy can't select the Bindings of
+pods with GPUs. The matchConditions of the configuration exclude the Bindings of accounts that may
+bind such pods. Any process that reaches the port can send a review, and would learn from the answer
+whether a pod exists and what it requests. So the webhook reads pods only for callers with a client
+certificate, and reads none if no CA of these certificates is configured.
 
-To a new pod with GPUs that names no scheduler it gives Topolet's. It does that for API servers
-without MutatingAdmissionPolicy, by the rule of deploy/policies/gpu-scheduler.yaml."""
+The webhook also sets Topolet's scheduler in new pods with GPUs that name no scheduler. This is for
+API servers without MutatingAdmissionPolicy; the rule is that of deploy/policies/gpu-scheduler.yaml.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +40,14 @@ from agent.model.nrt.node_status import GPU
 from agent.model.objects import ObjectError
 from agent.model.settings.options import SettingsError
 from agent.model.settings.scheduler import WebhookSettings, split_names
+
+log = logging.getLogger(__name__)
+
+PATH: Final = "/admit-binding"
+POD_PATH: Final = "/mutate-pod"
+_VERSION: Final = "admission.k8s.io/v1"
+_KIND: Final = "AdmissionReview"
+_DEFAULT_SCHEDULER: Final = "default-scheduler"
 
 # The same as in deploy/policies/gpu-scheduler.yaml.
 GPU_PREFIX: Final = GPU
@@ -93,7 +102,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def binds(self) -> bool:
-        """Whether it is the Binding of a pod, by either of the two resources."""
+        """Whether the request creates the Binding of a pod: pods/binding, or the older bindings."""
         resource = self.resource.resource, self.sub_resource
         return (
             self.operation == "CREATE"
@@ -127,7 +136,7 @@ def decode(body: bytes) -> AdmissionRequest:
 
 
 def encode(uid: str, verdict: AdmissionVerdict) -> bytes:
-    """The AdmissionReview that answers the request of that uid."""
+    """The AdmissionReview that answers the request with this uid."""
     response = _Response(
         uid,
         verdict.refusal is None,
@@ -141,7 +150,7 @@ def encode(uid: str, verdict: AdmissionVerdict) -> bytes:
     return msgspec.json.encode(_Answer(response))
 
 
-def scheduled(request: AdmissionRequest, scheduler: str) -> AdmissionVerdict:
+def scheduler_verdict(request: AdmissionRequest, scheduler: str) -> AdmissionVerdict:
     """Sets the scheduler of a new pod that names a GPU but neither a scheduler nor a node."""
     spec = request.object.spec if request.object else None
     if not request.creates_pod or spec is None or spec.node_name:
@@ -151,7 +160,7 @@ def scheduled(request: AdmissionRequest, scheduler: str) -> AdmissionVerdict:
     return AdmissionVerdict(scheduler=scheduler if spec.names_gpus else "")
 
 
-def judge(
+def binding_verdict(
     request: AdmissionRequest, look_up: LookUp | None, on_failure: FailurePolicy
 ) -> AdmissionVerdict:
     """Denies the Binding of a pod that requests GPUs.
@@ -207,8 +216,8 @@ class _Amounts(msgspec.Struct, frozen=True):
 
     @property
     def names_gpus(self) -> bool:
-        """The same rule as the policy's, which counts amounts of 0 too. Vendors' resources have a
-        limit wherever they have a request."""
+        """The rule of the policy, which also counts amounts of 0. A resource of GPU_NAMES has a
+        limit wherever it has a request, since the API server requires both to be equal."""
         limits, requests = self.limits or {}, self.requests or {}
         return bool(GPU_NAMES & limits.keys()) or any(
             name.startswith(GPU_PREFIX) for name in (*limits, *requests)
@@ -268,10 +277,6 @@ class _Response(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel")
     patch_type: str = ""
 
 
-_VERSION: Final = "admission.k8s.io/v1"
-_KIND: Final = "AdmissionReview"
-
-
 class _Answer(msgspec.Struct, frozen=True, rename="camel"):
     response: _Response
     api_version: str = _VERSION
@@ -279,13 +284,6 @@ class _Answer(msgspec.Struct, frozen=True, rename="camel"):
 
 
 _reviews: Final = msgspec.json.Decoder(_Review)
-
-
-log = logging.getLogger(__name__)
-
-PATH: Final = "/admit-binding"
-POD_PATH: Final = "/mutate-pod"
-_DEFAULT_SCHEDULER: Final = "default-scheduler"
 
 # Shorter than the API server's timeoutSeconds, so that it receives a reason.
 LOOK_UP_LIMITS: Final = ResponseLimits(connect_seconds=2.0, read_seconds=4.0, whole_seconds=4.0)
@@ -331,11 +329,11 @@ def routes(look_up: LookUp | None, on_failure: FailurePolicy, scheduler: str) ->
 
     def mutate(body: bytes) -> Reply:
         request = reviewed(body)
-        return Reply(200, encode(request.uid, scheduled(request, scheduler)))
+        return Reply(200, encode(request.uid, scheduler_verdict(request, scheduler)))
 
     def admit(body: bytes) -> Reply:
         request = reviewed(body)
-        verdict = judge(request, look_up, on_failure)
+        verdict = binding_verdict(request, look_up, on_failure)
         if verdict.refusal is not None:
             log.info("refused: %s", verdict.refusal.message)
         elif verdict.warning:

@@ -866,7 +866,7 @@ def _requests() -> Iterator[Target]:
     }
     yield Target(
         "AdmissionReview",
-        lambda body: webhook.scheduled(webhook.decode(body), "s"),
+        lambda body: webhook.scheduler_verdict(webhook.decode(body), "s"),
         of_json,
         (_json(review),),
         ("scheduler.webhook:decode",),
@@ -884,7 +884,7 @@ def _requests() -> Iterator[Target]:
     )
     yield Target(
         "question of the page of the cluster",
-        page.decode_question,
+        page.decode_state_query,
         of_json,
         (_json({"lease_holder": "h", "search": "n", "range": {"column": "gpus", "low": 1}}),),
         ("scheduler.page:_decoded",),
@@ -893,7 +893,7 @@ def _requests() -> Iterator[Target]:
     )
     yield Target(
         "question about a node, a pod or a decision",
-        page.decode_detail_question,
+        page.decode_detail_query,
         of_json,
         (_json({"lease_holder": "h", "pod": "n/p", "explain": True}),),
         ("scheduler.page:_decoded",),

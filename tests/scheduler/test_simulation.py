@@ -48,7 +48,7 @@ def test_the_chosen_node_is_the_best_of_all_offers(policy: PlacementPolicy) -> N
     machines, demand = few()
     cluster = TraceCluster(shuffled(machines, 42), policy, random.Random(42))
     for kind in arrivals(demand, cluster.gpus, 1.3, 42):
-        cluster.see(kind)
+        cluster.count_arrival(kind)
         best = _best(cluster.allocators, kind, cluster)
         assert _node(cluster.place(kind)) == best
 
@@ -73,7 +73,7 @@ def test_nothing_is_allocated_twice() -> None:
     machines, demand = few()
     cluster = TraceCluster(machines, PlacementPolicy.RESIDUAL, random.Random(42))
     for kind in arrivals(demand, cluster.gpus, 1.3, 42):
-        cluster.see(kind)
+        cluster.count_arrival(kind)
         cluster.place(kind)
     for each in cluster.allocators:
         assert not each.overlaps()
@@ -82,7 +82,7 @@ def test_nothing_is_allocated_twice() -> None:
 
 
 def test_a_load_that_is_not_reached_has_no_figure() -> None:
-    found = simulation.result([simulation.run(*few(), PlacementPolicy.RESIDUAL, 1.0, 42)])
+    found = simulation.policy_result([simulation.run(*few(), PlacementPolicy.RESIDUAL, 1.0, 42)])
     assert found.alloc_pct_at_130 is None
     assert found.alloc_pct_at_100 is not None
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
 from agent.scheduler import webhook
-from agent.scheduler.webhook import FailurePolicy, LookUpError, ReviewError, decode, encode, judge
+from agent.scheduler.webhook import FailurePolicy, LookUpError, ReviewError, decode, encode, binding_verdict
 from tests.deploy.manifests import of_kind
 
 OURS = "system:serviceaccount:topolet-system:topolet-scheduler"
@@ -85,7 +85,7 @@ def answered(
         return found
 
     request = decode(json.dumps(review_).encode())
-    answer = json.loads(encode(request.uid, judge(request, look_up, on_failure)))
+    answer = json.loads(encode(request.uid, binding_verdict(request, look_up, on_failure)))
     assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     assert answer["response"]["uid"] == review_["request"]["uid"]
     assert looked in ([], [("gpu", "p")])
@@ -98,14 +98,14 @@ def answered(
 def test_without_a_client_ca_the_answer_says_nothing_about_the_pod(resource: str) -> None:
     """Anybody who reaches the port can send a review."""
     request = decode(json.dumps(review(resource=resource)).encode())
-    refused = judge(request, None, "Fail").refusal
+    refused = binding_verdict(request, None, "Fail").refusal
     assert refused is not None
     assert (refused.code, refused.reason) == (403, "Forbidden")
     assert refused.message == (
         "alice may not bind pod gpu/p: only configured accounts may, since the webhook reads no "
         "pods without client-ca-file"
     )
-    ignored = judge(request, None, "Ignore")
+    ignored = binding_verdict(request, None, "Ignore")
     assert (ignored.refusal, ignored.warning) == (
         None,
         "pod gpu/p was not read before it was bound",
@@ -114,7 +114,7 @@ def test_without_a_client_ca_the_answer_says_nothing_about_the_pod(resource: str
 
 def test_without_a_client_ca_other_requests_are_allowed() -> None:
     request = decode(json.dumps(review(resource="pods")).encode())
-    assert judge(request, None, "Fail").refusal is None
+    assert binding_verdict(request, None, "Fail").refusal is None
 
 
 GPU_POD = pod(limits={"nvidia.com/gpu": "1"})

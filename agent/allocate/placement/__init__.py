@@ -1,5 +1,6 @@
-"""Placement of pods by the GPUs that it leaves usable: the cost of each node for a pod, and the
-cards that a pod with parts of GPUs gets there.
+"""Placement of pods by the GPUs that stay usable: the cost of each node for a pod, and the cards
+that a pod with parts of GPUs gets there.
 
-`residual` is Topolet's own placement, `rivals` has the published ones; both are built from the
-kinds of pods that were seen (`demand`)."""
+`demand` counts the pods of the cluster by kind. A placement is built from these counts and from the
+nodes, and gives a verdict for each node: `residual` is Topolet's own placement, `published` has the
+placements of other authors. It is built again after more pods have been counted."""

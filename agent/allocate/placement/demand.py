@@ -1,8 +1,8 @@
-"""What placements read: a node's free amounts, the kind of a pod, and the kinds of the pods that
-were seen.
+"""The input of placements: a node's free amounts, the kind of a pod, and the number of pods of each
+kind.
 
-The pods that were seen are counted by kind. Placements are rebuilt from the counts after 1, 50,
-100, 200, 400, ... pods: often while little is known, then rarely."""
+Placements are rebuilt from these numbers after 1, 50, 100, 200, 400, ... pods: often while few pods
+are counted, then rarely."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from typing import Final, Protocol
 import msgspec
 
 FULL: Final = 1000
-"""Thousandths of one GPU."""
+"""One GPU in thousandths, the unit of all amounts of GPUs here."""
 FIRST_PODS: Final = 50
 """Pods after which a placement is rebuilt for the second time; then each time their number has
 doubled."""
 REBUILD_PODS: Final = 20_000
-"""Pods after which it is rebuilt in any case."""
+"""The most pods between two rebuilds."""
 MAX_PODS: Final = 200_000
-"""Beyond them all counts are halved: what was seen long ago counts less."""
+"""Beyond this sum all counts are halved, so that older pods count less."""
 MAX_KINDS: Final = 400
-"""Kinds kept. Beyond them the rarest are dropped, so that the state fits into a ConfigMap."""
+"""Kinds that are kept. The rarest are dropped, so that the counts fit into a ConfigMap."""
 
 
 class PodKind(msgspec.Struct, frozen=True, order=True):
-    """`cpu` in milli-CPU, `memory` in bytes; `milli` of each of `gpus` GPUs, FULL for whole ones;
-    `models`: the allowed GPU models, sorted; empty: any."""
+    """The requests of a pod that placements compare. `cpu` in milli-CPU, `memory` in bytes. `gpus`:
+    the number of GPUs, `milli`: the thousandths of each, FULL for whole ones. `models`: the allowed
+    GPU models, sorted; empty: any."""
 
     cpu: int
     memory: int
@@ -38,7 +39,7 @@ class PodKind(msgspec.Struct, frozen=True, order=True):
 
     @property
     def gpu(self) -> float:
-        """GPUs in sum."""
+        """The requested GPUs in sum: 1.0 for two halves."""
         return self.gpus * self.milli / FULL
 
     @property
@@ -50,8 +51,8 @@ NO_KIND: Final = PodKind(0, 0)
 
 
 class Site(msgspec.Struct, frozen=True):
-    """A node without pods. `cpu` in milli-CPU, `memory` in bytes; `rank` is 0 to 1, a pseudo-random
-    place in the order of all nodes."""
+    """The capacity of a node. `cpu` in milli-CPU, `memory` in bytes. `rank`: 0 to 1, the node's
+    pseudo-random position in the order of all nodes."""
 
     name: str
     cpu: int
@@ -66,7 +67,8 @@ def site(name: str, cpu: int, memory: int, gpus: int, model: str) -> Site:
 
 
 class Room(msgspec.Struct, frozen=True):
-    """What pods leave free on a node. `left`: of each healthy GPU, by minor, in thousandths."""
+    """The free amounts of a node: `cpu` in milli-CPU, `memory` in bytes. `left`: the free
+    thousandths of each healthy GPU, by minor."""
 
     site: Site
     cpu: int
@@ -74,7 +76,7 @@ class Room(msgspec.Struct, frozen=True):
     left: Mapping[int, int]
 
     def fits(self, kind: PodKind) -> bool:
-        """Whether the sums and the GPUs suffice."""
+        """Whether a pod of this kind fits, by the sums of CPU and memory and by the GPUs."""
         if self.cpu < kind.cpu or self.memory < kind.memory:
             return False
         if kind.models and self.site.model not in kind.models:
@@ -86,8 +88,9 @@ class Room(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How good a node is for a pod: less `cost` is better; `points` (0 to 100) is a coarser measure
-    of the same order, more is better. `cards`: for parts of GPUs, the preferred minors."""
+    """How good a node is for a pod. The node with the least `cost` is best. `points`, 0 to 100, has
+    the same order in fewer steps; more is better. `cards`: for parts of GPUs, the preferred
+    minors."""
 
     cost: int
     points: int
@@ -105,13 +108,13 @@ class CardOrder(msgspec.Struct, frozen=True):
 
 class NodePlacement(Protocol):
     def verdict(self, room: Room, kind: PodKind) -> Verdict:
-        """For a pod that fits there."""
+        """Rates the node of `room` for a pod that fits there."""
         ...
 
 
 class Demand:
-    """The pods that were seen, by kind; `pods` are all that were ever added. Not safe for several
-    threads."""
+    """Counts pods by kind. `pods`: all that were ever added, also those that no count has any more.
+    Not safe for several threads."""
 
     def __init__(self, counts: Mapping[PodKind, int] | None = None) -> None:
         self._counts: Counter[PodKind] = Counter(counts or {})
@@ -129,18 +132,19 @@ class Demand:
             halved = {each: pods // 2 for each, pods in self._counts.items() if pods > 1}
             self._replace(halved)
         if len(self._counts) > 2 * MAX_KINDS:
-            self._replace(commonest(self._counts, MAX_KINDS))
+            self._replace(most_frequent(self._counts, MAX_KINDS))
 
-    def due(self, built_at: int) -> bool:
-        """Whether a placement that was built from `built_at` pods has to be rebuilt."""
+    def due(self, built_from: int) -> bool:
+        """Whether a placement that was built from this number of pods has to be rebuilt; 0: none
+        was built."""
         if not self.pods:
             return False
-        more = min(built_at, REBUILD_PODS)
-        return not built_at or self.pods >= max(FIRST_PODS, built_at + more)
+        more = min(built_from, REBUILD_PODS)
+        return not built_from or self.pods >= max(FIRST_PODS, built_from + more)
 
     def merge(self, counts: Mapping[PodKind, int]) -> None:
-        """Adds the pods that another process has seen, or this one before it was restarted. A pod
-        that both have seen must not count twice: the larger number of each kind counts."""
+        """Adds the counts of another process, or of this one before it was restarted. Of each kind
+        the larger number counts, because both may have counted the same pods."""
         before = self._counts.total()
         self._replace(self._counts | Counter(counts))
         self.pods += max(0, self._kept - before)
@@ -150,12 +154,12 @@ class Demand:
         self._kept = self._counts.total()
 
 
-def commonest(counts: Mapping[PodKind, int], kinds: int) -> dict[PodKind, int]:
+def most_frequent(counts: Mapping[PodKind, int], kinds: int) -> dict[PodKind, int]:
     """The most frequent kinds; among equally frequent ones the smallest."""
     ordered = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     return dict(ordered[:kinds])
 
 
 def capacity(sites: Iterable[Site], models: Collection[str] = ()) -> int:
-    """The GPUs of these models; of any without `models`."""
+    """The number of GPUs of these models; of all models if `models` is empty."""
     return sum(each.gpus for each in sites if not models or each.model in models)

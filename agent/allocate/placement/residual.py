@@ -1,20 +1,20 @@
-"""Residual-value placement: a pod goes where the value of what is left of GPUs falls least.
+"""Residual-value placement: a pod goes to the node where the GPUs lose the least value.
 
 The unit of every term of the cost is one GPU:
 
-    cost = 3 * split + (stranded after - stranded before) + price * GPUs asked for + rank
+    cost = 3 * split + (stranded after - stranded before) + price * requested GPUs + rank
 
-- split: what a part of a GPU costs beyond its size. The value of what is left of a GPU is the best
-  sum of prices of the parts that fit into it, and the prices are the dual solution of "the fewest
-  GPUs that hold the demand for parts".
-- stranded: the idle GPUs that are expected to stay idle, because CPU or memory of the node runs out
-  first: the CPU that idle GPUs need is about normally distributed.
-- price: of a GPU of this node, for models that many pods insist on, and for CPU that pods without
+- split: the value that the pod takes from a GPU beyond the size of its part. The value of the
+  remainder of a GPU is the greatest sum of prices of the parts that fit into it. The prices are the
+  dual solution of the problem "hold the demand for parts on the fewest GPUs".
+- stranded: the idle GPUs that are expected to stay idle because the node runs out of CPU or memory
+  first. The CPU that idle GPUs need is taken as normally distributed.
+- price: a GPU costs more if many pods allow only its model, and on a node whose CPU pods without
   GPUs will need.
 - rank: a fixed pseudo-random order of the nodes, so that they are filled one after the other and
   whole nodes stay for large pods.
 
-The weights were set on published traces; the result changes little around them."""
+The weights were set on published traces; other weights near them change the result little."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.placement import rivals
+from agent.allocate.placement import published
 from agent.allocate.placement.demand import (
     FULL,
     NodePlacement,
@@ -41,9 +41,11 @@ SPREAD: Final = 0.25
 MODEL: Final = 0.5
 CPU_RICH: Final = 1.0
 RANK: Final = 1.0
+"""The weights of the terms of the cost: `SPREAD` of the deviation in `stranded`, `MODEL` and
+`CPU_RICH` of the two parts of the price."""
 
 CELL: Final = 10
-"""Thousandths of a GPU, the step of the values."""
+"""Thousandths of a GPU: the step of the values of remainders."""
 MICRO: Final = 1_000_000
 """Costs are whole millionths of a GPU."""
 _MAX_STEPS: Final = 500
@@ -52,36 +54,37 @@ _FAR: Final = 6.0
 """Standard deviations beyond which a normal distribution is a constant."""
 
 
-class Companion(msgspec.Struct, frozen=True):
-    """How much CPU or memory comes with one GPU: its mean, and its spread for one GPU."""
+class AmountPerGpu(msgspec.Struct, frozen=True):
+    """The CPU (milli-CPU) or memory (bytes) that pods request for each GPU: the mean, and the
+    weighted standard deviation for one GPU."""
 
     mean: float
     spread: float
 
 
 class Residual(msgspec.Struct, frozen=True):
-    """`value`: in GPUs, of what is left of a GPU, by cells. `models`: the price of a GPU, by model.
-    `pressure`: how much of the CPU that GPUs do not need, pods without GPUs ask for, to the third
-    power."""
+    """`value`: the value, in GPUs, of each remainder of a GPU, by its number of CELLs. `models`:
+    the price of a GPU, by model. `pressure`: the part of the CPU beyond the need of GPUs that pods
+    without GPUs request, to the third power."""
 
     value: tuple[float, ...]
-    cpu: Companion
-    memory: Companion
+    cpu: AmountPerGpu
+    memory: AmountPerGpu
     models: dict[str, float]
     pressure: float
 
     def verdict(self, room: Room, kind: PodKind) -> Verdict:
         idle = sum(room.left.values()) / FULL
-        asked = kind.gpu
+        requested = kind.gpu
         split, cards = self._split(room.left, kind) if kind.shared else (0.0, ())
-        rise = self.stranded(idle - asked, room.cpu - kind.cpu, room.memory - kind.memory)
+        rise = self.stranded(idle - requested, room.cpu - kind.cpu, room.memory - kind.memory)
         rise -= self.stranded(idle, room.cpu, room.memory)
-        place = room.site
-        cost = SPLIT * split + rise + self._price(place) * asked + RANK * place.rank
+        cost = SPLIT * split + rise + self._price(room.site) * requested + RANK * room.site.rank
         return Verdict(round(cost * MICRO), points(cost), cards)
 
     def stranded(self, idle: float, cpu: float, memory: float) -> float:
-        """The idle GPUs that are expected to stay idle with this much free CPU and memory."""
+        """The number of `idle` GPUs that are expected to stay idle with this free CPU and
+        memory."""
         if idle <= 0:
             return 0.0
         root = math.sqrt(idle)
@@ -90,8 +93,8 @@ class Residual(msgspec.Struct, frozen=True):
         return min(idle, max(by_cpu, by_memory))
 
     def _split(self, left: Mapping[int, int], kind: PodKind) -> tuple[float, tuple[int, ...]]:
-        """The cards that lose the least value, the lowest minors first, and the value that is lost
-        beyond the parts themselves."""
+        """Returns the value that is lost beyond the pod's parts, and the cards that lose the least,
+        of equal ones those with the lowest minors."""
         value, milli = self.value, kind.milli
         lost = sorted(
             (value[free // CELL] - value[(free - milli) // CELL], minor)
@@ -100,34 +103,47 @@ class Residual(msgspec.Struct, frozen=True):
         )[: kind.gpus]
         return sum(each for each, _ in lost) - kind.gpu, tuple(minor for _, minor in lost)
 
-    def _price(self, place: Site) -> float:
-        spare = max(0.0, place.cpu - self.cpu.mean * place.gpus)
-        return self.models.get(place.model, 0.0) + self.pressure * spare / max(1, place.cpu)
+    def _price(self, site: Site) -> float:
+        """The price of one GPU of the node."""
+        spare = max(0.0, site.cpu - self.cpu.mean * site.gpus)
+        return self.models.get(site.model, 0.0) + self.pressure * spare / max(1, site.cpu)
 
 
 def residual(counts: Mapping[PodKind, int], sites: Collection[Site]) -> Residual:
-    """The placement for this demand, blown up to all GPUs of the cluster."""
-    of_gpus = {kind: pods for kind, pods in counts.items() if kind.gpus}
-    asked = sum(kind.gpu * pods for kind, pods in of_gpus.items()) or 1.0
-    scale = capacity(sites) / asked
-    cpu = _companion([(each.cpu, each.gpu, pods) for each, pods in of_gpus.items()], asked)
-    memory = _companion([(each.memory, each.gpu, pods) for each, pods in of_gpus.items()], asked)
-    wanted: dict[tuple[str, ...], float] = {}
+    """The placement for pods like `counts`, whose requests are scaled to all GPUs of the
+    cluster."""
+    with_gpus = {kind: pods for kind, pods in counts.items() if kind.gpus}
+    requested = sum(kind.gpu * pods for kind, pods in with_gpus.items()) or 1.0
+    scale = capacity(sites) / requested
+    cpu = _amount_per_gpu([(each.cpu, each.gpu, n) for each, n in with_gpus.items()], requested)
+    memory = _amount_per_gpu(
+        [(each.memory, each.gpu, n) for each, n in with_gpus.items()], requested
+    )
     parts: dict[int, int] = {}
-    for kind, pods in sorted(of_gpus.items()):
-        if kind.models:
-            wanted[kind.models] = wanted.get(kind.models, 0.0) + kind.gpu * pods
+    for kind, pods in with_gpus.items():
         if kind.shared:
             parts[kind.milli] = parts.get(kind.milli, 0) + kind.gpus * pods
-    models: dict[str, float] = {}
-    for names, gpus in wanted.items():
-        price = MODEL * scale * gpus / max(1, capacity(sites, names))
-        for name in names:
-            models[name] = models.get(name, 0.0) + price
+    models = _model_prices(with_gpus, sites, scale)
     spare = sum(max(0.0, each.cpu - cpu.mean * each.gpus) for each in sites)
     without = sum(kind.cpu * pods for kind, pods in counts.items() if not kind.gpus)
     pressure = CPU_RICH * min(1.0, scale * without / max(_TINY, spare)) ** 3
-    return Residual(values_of_rests(dict(sorted(parts.items()))), cpu, memory, models, pressure)
+    return Residual(remainder_values(dict(sorted(parts.items()))), cpu, memory, models, pressure)
+
+
+def _model_prices(
+    with_gpus: Mapping[PodKind, int], sites: Collection[Site], scale: float
+) -> dict[str, float]:
+    """By GPU model: the requests of the pods that allow only some models, for each GPU of these."""
+    requested: dict[tuple[str, ...], float] = {}
+    for kind, pods in sorted(with_gpus.items()):
+        if kind.models:
+            requested[kind.models] = requested.get(kind.models, 0.0) + kind.gpu * pods
+    prices: dict[str, float] = {}
+    for models, gpus in requested.items():
+        price = MODEL * scale * gpus / max(1, capacity(sites, models))
+        for model in models:
+            prices[model] = prices.get(model, 0.0) + price
+    return prices
 
 
 def points(cost: float) -> int:
@@ -135,17 +151,19 @@ def points(cost: float) -> int:
     return int(100 / (1 + math.exp(max(-50.0, min(50.0, cost)))))
 
 
-def _companion(amounts: Sequence[tuple[int, float, int]], asked: float) -> Companion:
-    """`amounts`: the amount and the GPUs of each kind, and its pods."""
-    mean = sum(amount * pods for amount, _, pods in amounts) / asked or _TINY
-    variance = sum(pods * (amount - mean * gpu) ** 2 for amount, gpu, pods in amounts) / asked
-    return Companion(mean, max(_TINY * mean, SPREAD * math.sqrt(variance)))
+def _amount_per_gpu(amounts: Sequence[tuple[int, float, int]], gpus: float) -> AmountPerGpu:
+    """`amounts`: of each kind the amount and the GPUs of a pod, and the number of pods. `gpus`: of
+    all these pods."""
+    mean = sum(amount * pods for amount, _, pods in amounts) / gpus or _TINY
+    variance = sum(pods * (amount - mean * gpu) ** 2 for amount, gpu, pods in amounts) / gpus
+    return AmountPerGpu(mean, max(_TINY * mean, SPREAD * math.sqrt(variance)))
 
 
-def _shortage(companion: Companion, idle: float, root: float, have: float) -> float:
-    """The expected shortage, in GPUs."""
-    mean, deviation = companion.mean, companion.spread * root
-    score = (mean * idle - have) / deviation
+def _shortage(needed: AmountPerGpu, idle: float, root: float, free: float) -> float:
+    """The expected number of `idle` GPUs for which `free` is not enough. `root`: the square root of
+    `idle`."""
+    mean, deviation = needed.mean, needed.spread * root
+    score = (mean * idle - free) / deviation
     if score < -_FAR:
         return 0.0
     if score > _FAR:
@@ -154,13 +172,13 @@ def _shortage(companion: Companion, idle: float, root: float, have: float) -> fl
     return deviation * (density + score * 0.5 * math.erfc(-score / math.sqrt(2))) / mean
 
 
-def values_of_rests(parts: Mapping[int, int]) -> tuple[float, ...]:
-    """By cells, the value of what is left of a GPU; a whole one has the value 1. `parts`: how often
-    each part (thousandths) is asked for.
+def remainder_values(parts: Mapping[int, int]) -> tuple[float, ...]:
+    """The value of each remainder of a GPU, by its number of CELLs; a whole GPU has the value 1.
+    `parts`: the number of requests for each part, by its thousandths.
 
-    Column generation for the cutting-stock problem: each column is a set of parts that one GPU
-    holds; the one with the most value by the current prices enters while it is worth more than a
-    GPU."""
+    Column generation for the cutting-stock problem. Each column is a set of parts that fit into one
+    GPU. The set with the most value by the current prices enters the basis while its value exceeds
+    that of a GPU."""
     demand = parts or {FULL: 1}
     cells = FULL // CELL
     widths = [-(-part // CELL) for part in demand]
@@ -189,7 +207,8 @@ def values_of_rests(parts: Mapping[int, int]) -> tuple[float, ...]:
 def _knapsack(
     widths: Sequence[int], prices: Sequence[float], cells: int
 ) -> tuple[list[float], list[int]]:
-    """By free cells, the most value that fits, and the part that was put in last; -1: none."""
+    """By the number of free cells: the greatest value that fits, and the index of the part that was
+    added last, -1 for none."""
     value, taken = [0.0] * (cells + 1), [-1] * (cells + 1)
     items = list(enumerate(zip(widths, prices, strict=True)))
     for free in range(1, cells + 1):
@@ -202,7 +221,7 @@ def _knapsack(
 
 
 def _pattern(widths: Sequence[int], taken: Sequence[int], cells: int) -> list[float]:
-    """How often each part is in the most valuable set."""
+    """The number of times that each part is in the most valuable set."""
     found = [0.0] * len(widths)
     while cells > 0:
         part = taken[cells]
@@ -219,13 +238,13 @@ def _pivot(
     entering: Sequence[float],
     weight: float,
 ) -> None:
-    """Exchanges the column of the basis that reaches 0 first for the entering one."""
+    """Replaces the column of the basis that reaches 0 first by the entering one."""
     size = range(len(weights))
     change = [sum(row[each] * entering[each] for each in size) for row in inverse]
-    held = [sum(row[each] * need[each] for each in size) for row in inverse]
+    solution = [sum(row[each] * need[each] for each in size) for row in inverse]
     leaving = min(
         (each for each in size if change[each] > _TINY),
-        key=lambda each: held[each] / change[each],
+        key=lambda each: solution[each] / change[each],
     )
     pivot = [each / change[leaving] for each in inverse[leaving]]
     for row in size:
@@ -239,15 +258,15 @@ def _pivot(
 def placement(
     policy: PlacementPolicy, counts: Mapping[PodKind, int], sites: Collection[Site]
 ) -> NodePlacement:
-    """The placement for pods like these on such nodes."""
+    """The placement of this policy, for pods like `counts` on nodes like `sites`."""
     if policy is PlacementPolicy.RESIDUAL:
         return residual(counts, sites)
     if policy is PlacementPolicy.FGD:
-        return rivals.Fgd(counts)
+        return published.Fgd(counts)
     if policy is PlacementPolicy.BEST_FIT:
-        return rivals.ByAmounts(rivals.best_fit, whole=True)
+        return published.ByAmounts(published.best_fit, whole=True)
     if policy is PlacementPolicy.BIN_PACK:
-        return rivals.ByAmounts(rivals.bin_pack)
+        return published.ByAmounts(published.bin_pack)
     if policy is PlacementPolicy.MOST_ALLOCATED:
-        return rivals.ByAmounts(rivals.most_allocated)
-    return rivals.ByAmounts(rivals.least_allocated)
+        return published.ByAmounts(published.most_allocated)
+    return published.ByAmounts(published.least_allocated)

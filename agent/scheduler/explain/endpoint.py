@@ -1,18 +1,18 @@
 """The path /explain of the scheduler's HTTP port for pages, and its client.
 
-A user reaches it through the proxy of the API server, which does not tell who the user is. So the
-answer shows no more than the user knows: the request has the pods themselves, which the user had to
-read, and the answer names no other pod and no PodDisruptionBudget. What the scheduler knows of one
-pod (its node, its group) counts only for a pod with the uid of that one, which only readers of the
-pod know. One explanation is made at a time, within EXPLAIN_SECONDS.
+Users reach it through the proxy of the API server, which does not identify them. So the answer
+contains only what the user can read anyway: the request contains the pods, which the user had to
+read before, and the answer names no other pod and no PodDisruptionBudget. It uses what the
+scheduler knows of a pod (its node, its group) only if the request has the uid of that pod, which
+only readers of the pod know. One explanation is made at a time, within EXPLAIN_SECONDS.
 
-A pod may reach the port itself, which has no credentials of callers. So a request has to name the
-holder of the leader's Lease, which has 122 random bits: it comes from somebody whom the API server
-lets read the Lease. Nothing else shows the holder to others.
+Pods in the cluster may reach the port directly, without credentials. So a request has to name the
+holder of the leader's Lease. The holder has 122 random bits, and is in no other output that others
+can read, so the caller has the permission to read the Lease.
 
-In the place of a name the answer has a reference: a hash of the object's uid with a salt of this
-answer. The client lists the pods and budgets that its user may list, and so finds the names of
-these, and of no others: a uid has 122 random bits.
+Instead of names the answer has references: the hash of an object's uid with a salt of the answer.
+The client lists the pods and budgets that its user may list, and replaces the references to these
+by names. Others can't be resolved, because a uid has 122 random bits.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ MAX_PODS: Final = 256
 MAX_DRAINED: Final = 64
 _SALT_BYTES: Final = 16
 EXPLAIN_SECONDS: Final = 8.0
-"""Time for one request. Nodes that it does not reach are counted and not looked at."""
+"""Time for one request. Nodes that are not explained within it are only counted."""
 MAX_NAMED_NODES: Final = 16
 """Nodes whose pods the client lists for their names."""
 _LONGEST_NAME: Final = 253
 _REFERENCE: Final = "#"
-"""Begins a reference, and no name of an object."""
+"""The first character of a reference; no name of an object begins with it."""
 
 
 class _Request(msgspec.Struct, frozen=True, rename="camel"):
@@ -70,7 +70,7 @@ class Request(NamedTuple):
 
 
 class Answer(msgspec.Struct, frozen=True, rename="camel"):
-    """`salt`: of its references, in hexadecimal digits."""
+    """`salt`: the salt of the references, in hexadecimal digits."""
 
     explanations: tuple[Explanation, ...]
     salt: str = ""
@@ -122,17 +122,13 @@ class PodExplainer(Protocol):
 def route(
     explainer: PodExplainer, unavailable: Callable[[], str | None], lease_holder: str
 ) -> Route:
-    """`unavailable`: why this process does not know the cluster now, None if it does.
-    `lease_holder`: its name in the leader's Lease, "" without a Lease: all callers are answered."""
-    expected = lease_holder.encode()
+    """`unavailable` and `lease_holder`: see `refusal`."""
     busy = threading.Lock()
 
     def handle(body: bytes) -> Reply:
         pods, drained, named_holder = decode_request(body)
-        if expected and not hmac.compare_digest(named_holder.encode(), expected):
-            return text_reply(403, "the request does not name the holder of the leader's Lease")
-        if (reason := unavailable()) is not None:
-            return text_reply(503, reason)
+        if (refused := refusal(lease_holder, named_holder, unavailable)) is not None:
+            return refused
         if unknown := explainer.unknown(drained):
             raise BadRequestError(f"explain: drained: node {unknown[0]} does not exist")
         if not busy.acquire(blocking=False):
@@ -151,6 +147,20 @@ def route(
     return Route("POST", handle)
 
 
+def refusal(
+    lease_holder: str, named_holder: str, unavailable: Callable[[], str | None]
+) -> Reply | None:
+    """The reply to a request that must not or can't be answered now; None if it can.
+    `lease_holder`: the name of this process in the leader's Lease; "" without leader election, and
+    then all callers are answered. `named_holder`: the holder that the request names. `unavailable`:
+    returns why this process does not know the cluster now, None if it does."""
+    if lease_holder and not hmac.compare_digest(named_holder.encode(), lease_holder.encode()):
+        return text_reply(403, "the request does not name the holder of the leader's Lease")
+    if (reason := unavailable()) is not None:
+        return text_reply(503, reason)
+    return None
+
+
 def request_explanations(
     transport: Transport,
     namespace: str,
@@ -159,9 +169,9 @@ def request_explanations(
     pods: Sequence[dict[str, Any]],
     drained: Sequence[str],
 ) -> tuple[Explanation, ...]:
-    """The scheduler's explanations of these pods, through the API server, with the names of the
-    pods and budgets that the caller may list. `service`, `lease`: NAME:PORT of the Service, and the
-    name of the leader's Lease, in that namespace. Raises KubeError."""
+    """Requests the scheduler's explanations of these pods through the API server, and adds the
+    names of the pods and budgets that the caller may list. `service`: NAME:PORT of the Service;
+    `lease`: the name of the leader's Lease; both are in `namespace`. Raises KubeError."""
     proxy = f"/api/v1/namespaces/{segment(namespace)}/services/{service}/proxy{PATH}"
     holder = _lease_holder(transport, namespace, lease)
     body = {"pods": list(pods), "drained": list(drained), "leaseHolder": holder}
@@ -196,8 +206,8 @@ def reference(salt: str, uid: str) -> str:
 
 
 def named(answer: Answer, titles: Mapping[str, str]) -> tuple[Explanation, ...]:
-    """The explanations with titles in the place of references, and without those that have none.
-    `titles`: by uid."""
+    """The explanations with titles instead of references, and without references that no title
+    resolves. `titles`: by uid."""
     known = {reference(answer.salt, uid): title for uid, title in titles.items()}
 
     def name(each: str) -> str:
@@ -209,7 +219,7 @@ def named(answer: Answer, titles: Mapping[str, str]) -> tuple[Explanation, ...]:
 def _titles(
     transport: Transport, answer: Answer, namespaces: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """The uids and titles of pods and budgets to which the references may lead."""
+    """The uids and titles of the pods and budgets that the references may mean."""
     verdicts = [of_node for each in answer.explanations for of_node in each.nodes]
     nodes = dict.fromkeys(each.node for each in verdicts if _has_references(each))
     for node in list(nodes)[:MAX_NAMED_NODES]:
@@ -232,13 +242,13 @@ def _listed(
     namespaces: Sequence[str],
     query: Mapping[str, str],
 ) -> Iterator[tuple[str, str]]:
-    """The uids and titles of the objects that the caller may list: of all namespaces, else of each
-    of these."""
+    """The uids and titles of the objects that the caller may list: in all namespaces, or else in
+    those of `namespaces`."""
     try:
         yield from _items(transport, f"{base}/{plural}", query)
         return
     except ForbiddenError:
-        pass  # a role of a namespace is the usual case
+        pass  # most users may list only in some namespaces
     for namespace in namespaces:
         try:
             yield from _items(transport, f"{base}/namespaces/{segment(namespace)}/{plural}", query)

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import msgspec
 
 from agent.allocate.node_allocator.properties import AllocatorRules
-from agent.allocate.placement.demand import FULL, MAX_KINDS, Demand, PodKind, Site, commonest
+from agent.allocate.placement.demand import FULL, MAX_KINDS, Demand, PodKind, Site, most_frequent
 from agent.allocate.placement.residual import placement
 from agent.host.daemon import Periodic
 from agent.host.log_once import Problem
@@ -65,7 +65,7 @@ def encode(counts: Mapping[PodKind, int]) -> str:
     """The content of the ConfigMap: the most frequent kinds that fit."""
     lines: list[str] = []
     left = MAX_BYTES
-    for kind, pods in commonest(counts, MAX_KINDS).items():
+    for kind, pods in most_frequent(counts, MAX_KINDS).items():
         entry = (kind.cpu, kind.memory, kind.gpus, kind.milli, kind.models, pods)
         line = msgspec.json.encode(entry).decode()
         left -= len(line.encode()) + 2

@@ -1,9 +1,10 @@
-"""Events of pods that no node has room for: the reasons and the objects to change, in words.
+"""Events of pods for which no node has room, with the reasons and the objects to change.
 
-kube-scheduler's own Event counts the nodes of each reason. This one says what can be changed. A pod
-gets it when it has waited LASTING_SECONDS, and again every AGAIN_SECONDS; its text has no amounts,
-so that the API server has one Event for it while the reasons stay the same. Explanations take a
-small part of the process's time only: after each there is a pause of PAUSES times its duration.
+kube-scheduler's own Event counts the nodes of each reason; this one names what can be changed. A
+pod gets it after it has waited for LASTING_SECONDS, and again every AGAIN_SECONDS. Its text has no
+amounts, so the API server keeps one Event while the reasons stay the same. Each explanation is
+followed by a pause of PAUSES times its duration, so that they take a small part of the process's
+time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final, Protocol
 
 from agent.kube.events import Regarding
 from agent.model.explanation import Explanation
-from agent.scheduler.state.pod_info import PodInfo, PodName
+from agent.scheduler.state.pod_info import PodInfo
 from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue
 from agent.view import explanation
 
@@ -77,13 +78,11 @@ class NoRoomEvents:
 
     def _explain(self, queued: QueuedPod, now: float) -> None:
         self._due[queued.uid] = now + AGAIN_SECONDS
-        if queued.requirements is None:
+        if (info := queued.info) is None:
             return
-        name = PodName(queued.namespace, queued.name, queued.uid)
-        info = PodInfo(name, queued.requirements.pod_request, queued.group)
         found = self._explainer.explain_waiting(info, until=time.monotonic() + EXPLAIN_SECONDS)
         self._not_before = now + (self._clock() - now) * (1 + PAUSES)
-        # With a winner, kube-scheduler has reasons of its own, or the room is new.
+        # If a node has room, kube-scheduler rejects it for other reasons, or the room is new.
         if not found.winner and not found.nodes_left_out:
             regarding = Regarding(queued.namespace, queued.name, queued.uid)
             self._recorder.record(regarding, NO_NODE_HAS_ROOM, explanation.note(found))

@@ -1,5 +1,5 @@
-"""The queue of the pods that the extender rejected, and the pods of it for which a changed node has
-room."""
+"""The queue of the pods that the extender rejected. `retryable` finds the queued pods for which a
+changed node has room."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from agent.scheduler.state.pod_info import (
     Feasible,
     NodeCheck,
     PodInfo,
+    PodName,
     Requirements,
     RequirementsCheck,
 )
@@ -51,6 +52,14 @@ class QueuedPod(msgspec.Struct, frozen=True, eq=False):
         return f"{self.namespace}/{self.name}"
 
     @property
+    def info(self) -> PodInfo | None:
+        """The pod as the verbs need it; None if its requirements are unknown."""
+        if self.requirements is None:
+            return None
+        name = PodName(self.namespace, self.name, self.uid)
+        return PodInfo(name, self.requirements.pod_request, self.group)
+
+    @property
     def unit(self) -> str:
         return scheduling_unit(self.uid, self.group)
 
@@ -66,6 +75,7 @@ def scheduling_unit(uid: str, group: PodGroup | None) -> str:
 
 
 MAX_NAMES: Final = 100_000
+"""Names of nodes that are numbered."""
 
 
 class NodeSets:

@@ -11,7 +11,7 @@ from agent.allocate.placement.demand import (
     Demand,
     PodKind,
     Room,
-    commonest,
+    most_frequent,
     site,
 )
 
@@ -53,7 +53,7 @@ def test_pods_that_two_processes_have_seen_count_once() -> None:
 
 def test_equally_frequent_kinds_are_kept_in_order() -> None:
     counts = {PodKind(3, 0): 1, PodKind(2, 0): 1, PodKind(1, 0): 1}
-    assert list(commonest(counts, 2)) == [PodKind(1, 0), PodKind(2, 0)]
+    assert list(most_frequent(counts, 2)) == [PodKind(1, 0), PodKind(2, 0)]
 
 
 def test_a_pod_fits_by_sums_cards_and_model() -> None:

@@ -14,7 +14,7 @@ from agent.allocate.placement.residual import (
     Residual,
     placement,
     residual,
-    values_of_rests,
+    remainder_values,
 )
 from agent.model.cpu.policies import PlacementPolicy
 
@@ -35,7 +35,7 @@ def built(*kinds: PodKind) -> Residual:
 
 
 def test_what_a_common_part_leaves_has_the_value_of_the_parts_that_fit() -> None:
-    value = values_of_rests(PARTS)
+    value = remainder_values(PARTS)
     assert [round(value[milli // CELL], 6) for milli in (0, 180, 470, 940, FULL)] == [
         0,
         0,
@@ -51,7 +51,7 @@ def test_what_a_common_part_leaves_has_the_value_of_the_parts_that_fit() -> None
 def test_no_set_of_parts_that_one_gpu_holds_is_worth_more_than_a_gpu(
     percents: dict[int, int],
 ) -> None:
-    value = values_of_rests({percent * CELL: pods for percent, pods in percents.items()})
+    value = remainder_values({percent * CELL: pods for percent, pods in percents.items()})
     assert value[0] == pytest.approx(0)
     assert value[-1] == pytest.approx(1)
     assert all(one <= two + 1e-9 for one, two in pairwise(value))

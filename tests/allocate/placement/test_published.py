@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.placement.demand import FULL, PodKind, Room, site
-from agent.allocate.placement.rivals import Fgd, Fragmentation
+from agent.allocate.placement.published import Fgd, Fragmentation
 
 WHOLE = PodKind(8000, 1, 1, FULL)
 SMALL = PodKind(2000, 1, 1, 300)

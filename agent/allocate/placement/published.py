@@ -1,10 +1,10 @@
-"""Published placements of GPUs, for clusters that want them and for comparison.
+"""Placements of GPUs that others published, as alternatives and for comparison.
 
-FGD (Weng et al., USENIX ATC 2023) keeps the fragmentation low: the idle GPUs that a typical pod
-can't use, in expectation over the kinds that make up 95 % of the pods. Its score is a whole number,
-as in the authors' simulator (pkg/simulator/plugin/fgd_score.go); BestFit is that of
-best_fit_score.go there, with its constants. BinPack, MostAllocated and LeastAllocated look at the
-amounts alone."""
+FGD (Weng et al., USENIX ATC 2023) keeps the fragmentation low. The fragmentation of a node is the
+expected number of its idle GPUs that a pod can't use, over the kinds that make up 95 % of the pods.
+The score is a whole number, as in the authors' simulator (pkg/simulator/plugin/fgd_score.go).
+BestFit has the formula and the constants of best_fit_score.go there. BinPack, MostAllocated and
+LeastAllocated depend on the amounts alone."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _MAX_TABLES: Final = 100_000
 
 
 class Fragmentation:
-    """How many of a node's idle GPUs a typical pod can't use. It keeps what it has computed: a
-    result depends on the GPUs and, in steps, on the CPU of a node."""
+    """Computes how many of a node's idle GPUs a typical pod can't use. Results are cached by the
+    GPUs of a node; they change with its CPU only in steps."""
 
     def __init__(self, counts: Mapping[PodKind, int]) -> None:
         merged: dict[PodKind, int] = {}
@@ -44,7 +44,8 @@ class Fragmentation:
         self._tables: dict[tuple[str, tuple[int, ...]], tuple[list[int], list[float]]] = {}
 
     def of(self, model: str, cpu: int, left: tuple[int, ...]) -> float:
-        """In thousandths of a GPU. `left`: of each GPU, sorted."""
+        """In thousandths of a GPU. `cpu`: the free milli-CPU. `left`: the free thousandths of each
+        GPU, sorted."""
         table = self._tables.get((model, left))
         if table is None:
             if len(self._tables) >= _MAX_TABLES:
@@ -56,8 +57,8 @@ class Fragmentation:
         return self.of(room.site.model, room.cpu, tuple(sorted(room.left.values())))
 
     def _table(self, model: str, left: tuple[int, ...]) -> tuple[list[int], list[float]]:
-        """The CPU from which on one more kind fits, ascending, and what stays unusable with less
-        CPU than each, and with more than all."""
+        """Returns the steps of CPU at which one more kind fits, ascending, and for each interval
+        between them the GPUs (thousandths) that stay unusable: one entry more than steps."""
         idle = sum(left)
         steps: dict[int, float] = {}
         for kind, pods in self._typical:
@@ -98,10 +99,10 @@ class Fgd:
 
 
 class ByAmounts:
-    """A placement by the free amounts of a node alone. `score`: 0 to 100, more is better."""
+    """A placement by the free amounts of a node alone."""
 
     def __init__(self, score: Callable[[Room, PodKind], float], whole: bool = False) -> None:
-        """`whole`: scores are whole numbers."""
+        """`score`: 0 to 100, more is better. `whole`: scores are rounded down to whole numbers."""
         self._score, self._whole = score, whole
 
     def verdict(self, room: Room, kind: PodKind) -> Verdict:
@@ -117,7 +118,7 @@ def best_fit(room: Room, kind: PodKind) -> float:
 
 
 def bin_pack(room: Room, kind: PodKind) -> float:
-    """By GPUs, and by CPU among nodes with equally many."""
+    """By the free GPUs; of nodes with equally many, by the free CPU."""
     free = sum(room.left.values()) - kind.gpus * kind.milli
     cpu = (room.cpu - kind.cpu) / max(1, room.site.cpu)
     return 100 - free / _MAX_GPU * 99 - cpu / 100
@@ -125,14 +126,14 @@ def bin_pack(room: Room, kind: PodKind) -> float:
 
 def most_allocated(room: Room, kind: PodKind) -> float:
     """The mean over CPU, memory and GPUs of the part that is used."""
-    place = room.site
+    site = room.site
     shares = [
-        1 - (room.cpu - kind.cpu) / max(1, place.cpu),
-        1 - (room.memory - kind.memory) / max(1, place.memory),
+        1 - (room.cpu - kind.cpu) / max(1, site.cpu),
+        1 - (room.memory - kind.memory) / max(1, site.memory),
     ]
-    if place.gpus:
+    if site.gpus:
         free = sum(room.left.values()) - kind.gpus * kind.milli
-        shares.append(1 - free / (place.gpus * FULL))
+        shares.append(1 - free / (site.gpus * FULL))
     return 100 * sum(shares) / len(shares)
 
 
@@ -149,7 +150,7 @@ def _cards(room: Room, kind: PodKind, order: Callable[[int], int]) -> tuple[int,
 
 
 def _after(room: Room, kind: PodKind, cards: Collection[int]) -> tuple[int, ...]:
-    """What is left of each GPU, sorted."""
+    """The free thousandths of each GPU after the pod got these cards, sorted."""
     return tuple(
         sorted(free - kind.milli if minor in cards else free for minor, free in room.left.items())
     )
