@@ -27,8 +27,8 @@ from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, node_properties
 from agent.allocate.placement.demand import FULL, Demand, PodKind
-from agent.allocate.placement.residual import placement
 from agent.allocate.placement.published import Fragmentation
+from agent.allocate.placement.residual import placement
 from agent.model.apiobjects import from_object
 from agent.model.cpu.policies import PlacementPolicy
 from agent.model.devices.device_object import Device, DeviceObject, DeviceType

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
 from agent.scheduler import webhook
-from agent.scheduler.webhook import FailurePolicy, LookUpError, ReviewError, decode, encode, binding_verdict
+from agent.scheduler.webhook import (
+    FailurePolicy,
+    LookUpError,
+    ReviewError,
+    binding_verdict,
+    decode,
+    encode,
+)
 from tests.deploy.manifests import of_kind
 
 OURS = "system:serviceaccount:topolet-system:topolet-scheduler"

@@ -57,8 +57,8 @@ PodTitle = Callable[[str], str]
 def causes_of(
     refusal: Refused, allocator: NodeAllocator, request: PodRequest, title: PodTitle
 ) -> tuple[Cause, ...]:
-    """The causes of a node's refusal, and what else explains them: cards that device plugins gave
-    away, and CPUs that the kubelet reserves. These come first where they are all that lacks."""
+    """The causes of a node's refusal, and what contributes to them: devices that device plugins
+    gave to pods, and reserved CPUs. These come before the cause if they alone explain it."""
     found: list[Cause] = []
     for why in refusal.reasons:
         if _has_enough(why, refusal):
@@ -75,7 +75,7 @@ def causes_of(
 
 
 def _has_enough(why: Why, refusal: Refused) -> bool:
-    """Whether the NUMA nodes have enough of this resource, and only lack another one."""
+    """Whether the NUMA nodes have enough of this resource and lack only another one."""
     return _unaligned(why) and any(_unaligned(each, short=True) for each in refusal.reasons)
 
 
@@ -90,7 +90,7 @@ def _unaligned(why: Why, *, short: bool = False) -> bool:
 
 
 def cause_of(why: Why, allocator: NodeAllocator, request: PodRequest) -> Cause:
-    """One reason with its amounts, and the objects to change."""
+    """The cause for one reason, with its amounts and the objects to change."""
     node, text, summary = allocator.properties.name, text_of(why), summary_of(why)
     pod = request.title
     if isinstance(why, Missing):
@@ -115,7 +115,7 @@ def cause_of(why: Why, allocator: NodeAllocator, request: PodRequest) -> Cause:
 
 
 def missing_cause(why: Missing, node: str, pod: str) -> Cause:
-    """What a node lacks for every such pod, or the pod's own fields."""
+    """The cause for what a node lacks for every such pod, or for a field of the pod itself."""
     objects = tuple(_object(each, node, pod) for each in _MISSING_OBJECTS[why.cause])
     return Cause(why.cause, text_of(why), summary_of(why), objects=objects)
 
@@ -123,12 +123,13 @@ def missing_cause(why: Missing, node: str, pod: str) -> Cause:
 def node_resource_causes(
     allocator: NodeAllocator, request: PodRequest, pods: int = 1
 ) -> Iterator[Cause]:
-    """One for each resource that the node lacks as a whole (kube-scheduler, NodeResourcesFit)."""
+    """One cause for each resource of which the whole node has too little left for `pods` such pods
+    (kube-scheduler, NodeResourcesFit)."""
     node, allocatable = allocator.properties.name, allocator.properties.allocatable
     own = allocator.holdings.get(request.uid)
-    there = sum(not each.reservation for each in allocator.holdings.values()) - (own is not None)
+    placed = sum(not each.reservation for each in allocator.holdings.values()) - (own is not None)
     wanted = {name: amount * pods for name, amount in request.requests.items()} | {"pods": pods}
-    used = {**allocator.requested, "pods": there}
+    used = {**allocator.requested, "pods": placed}
     for name, amount in wanted.items():
         taken = used.get(name, 0)
         if own is not None and name != "pods":
@@ -185,7 +186,8 @@ def _device_cause(why: DeviceRefusal, allocator: NodeAllocator, request: PodRequ
 
 
 def _free(allocator: NodeAllocator, kind: str, part: Mapping[str, int]) -> int | None:
-    """The devices of a type that have that much left."""
+    """The number of healthy devices of a type that have this part left; None if the node has
+    none."""
     inventory = allocator.properties.inventory
     if inventory is None or kind not in inventory.fleets:
         return None
@@ -200,7 +202,8 @@ def _free(allocator: NodeAllocator, kind: str, part: Mapping[str, int]) -> int |
 def _held_by_plugin(
     why: DeviceRefusal, allocator: NodeAllocator, title: PodTitle
 ) -> Iterator[Cause]:
-    """The devices that pods have from their device plugin, without an allocation of a scheduler."""
+    """A cause for the devices that device plugins gave to pods which no scheduler allocated them
+    to."""
     node, holders, minors, count = allocator.properties.name, set[str](), set[int](), 0
     for uid, held in allocator.properties.imported.items():
         own = allocator.holdings.get(uid)
@@ -226,7 +229,7 @@ def _held_by_plugin(
 
 
 def _reserved(why: Rejection, allocator: NodeAllocator) -> Iterator[Cause]:
-    """The CPUs that are kept from owners, if the pod lacks CPU."""
+    """A cause for each set of reserved CPUs, if the pod lacks CPU."""
     if why.resource != "cpu":
         return
     for each in reservations(allocator):
@@ -236,7 +239,7 @@ def _reserved(why: Rejection, allocator: NodeAllocator) -> Iterator[Cause]:
 
 
 class CpuReservation(NamedTuple):
-    """CPUs that no pod may own, who reserves them, and what decides about it."""
+    """CPUs that no pod may own, who reserves them, and the fields that decide it."""
 
     who: str
     cpus: CpuSet
@@ -244,7 +247,7 @@ class CpuReservation(NamedTuple):
 
 
 def reservations(allocator: NodeAllocator) -> Iterator[CpuReservation]:
-    """Those of the node that have CPUs."""
+    """The reservations of the node that name CPUs."""
     cpus, node = allocator.properties.cpus, allocator.properties.name
     if cpus is None:
         return
@@ -305,7 +308,7 @@ def _rejection_objects(why: Rejection, allocator: NodeAllocator) -> tuple[_Place
 
 
 def _numa_policy_place(allocator: NodeAllocator) -> _Place:
-    """Who sets the NUMA policy of the node."""
+    """The field that sets the NUMA policy in force on the node."""
     cpus = allocator.properties.cpus
     if cpus is not None:
         kubelet, label = cpus.policies.numa_kubelet, cpus.policies.numa_label

@@ -1,10 +1,10 @@
-"""Explains pods on the state of the cluster: the verdict of every node with its reasons, the node
-that the pod gets and why, and what the pod itself waits for.
+"""Explains pods by the state of the cluster: the verdict of every node with its reasons, the node
+that the pod gets, and what in the pod itself prevents its placement.
 
-Nothing is cached and nothing changes: nodes are asked one after the other, as in the first filter
-of such a pod. With several pods, each gets its node on a copy before the next one is looked at. The
-checks are Topolet's, and the sums of the whole node; kube-scheduler's other plugins (taints,
-affinity, volumes, ...) may reject a node that has room here.
+Nodes are checked one after the other, as in the first filter of such a pod, without a cache and
+without a change of the state. Of several pods, each is placed on a copy of its node before the next
+one is explained. The checks are those of Topolet and the sums of the whole node. kube-scheduler's
+other plugins (taints, affinity, volumes, ...) may still reject a node that has room here.
 """
 
 from __future__ import annotations
@@ -51,29 +51,33 @@ DRAINED: Final = "drained"
 NOMINATED: Final = "nominated"
 
 MAX_NODES: Final = 5_000
-"""Nodes that one explanation looks at."""
+"""Nodes that one explanation checks."""
 MAX_EVICTION_NODES: Final = 16
-"""Nodes for which an explanation looks for victims, and the sets of pods tried on each."""
+"""Nodes for which an explanation selects victims."""
 _EVICTION_TRIALS: Final = 100
-# As the cache of results: the lock is free for binds and watches between two nodes.
+"""Sets of victims that are tried on each node."""
 _PAUSE_SECONDS: Final = 0.00005
-# Not the parts that are reserved for a group of that name, which may be another user's.
+"""The pause after each node, in which the cluster's lock is free for binds and watches."""
+# The group under which the missing members are tried. No real group has its empty name: the parts
+# that are reserved for a real group may belong to another user.
 _PLACEHOLDERS: Final = PodGroup("", "", 0)
 _GROUP_FIELD: Final = "metadata.annotations[topolet.io/group]"
 
 
 def by_title(uid: str, title: str) -> str:
-    """For a reader who may see everything."""
+    """Names every object; for a reader who may read all of them."""
     return title
 
 
 def unnamed(uid: str, title: str) -> str:
-    """For a reader of whom nothing is known."""
+    """Names no object; for a reader whose permissions are unknown."""
     return ""
 
 
-class _Question(msgspec.Struct, frozen=True):
-    """`drained`: nodes that no pod gets. `copies`: the nodes with the pods before this one."""
+class _Scope(msgspec.Struct, frozen=True):
+    """The conditions of one explanation. `drained`: nodes that no pod may get. `until`: the
+    deadline, by the monotonic clock. `name`: returns the name of an object for the reader.
+    `copies`: the nodes on which the earlier pods of the request were placed."""
 
     drained: tuple[str, ...] = ()
     until: float = math.inf
@@ -82,8 +86,8 @@ class _Question(msgspec.Struct, frozen=True):
 
 
 class Explainer:
-    """Safe for many threads. `scheduler`: the name in `spec.schedulerName` of the pods that Topolet
-    places. `nominated`: the nodes that are kept for other pods."""
+    """Safe for many threads. `scheduler`: the `spec.schedulerName` of the pods that Topolet places.
+    `nominated`: returns the nodes that are nominated for more important pods."""
 
     def __init__(
         self,
@@ -106,47 +110,47 @@ class Explainer:
         until: float = math.inf,
         name: NameOf = unnamed,
     ) -> tuple[Explanation, ...]:
-        """Each pod in turn, on the room that the pods before it leave. No pod gets a drained node.
-        `until`: nodes that are not looked at before that time of the monotonic clock are left
-        out."""
-        question = _Question(tuple(drained), until, name)
-        return tuple(self._explain(pod, question) for pod in pods)
+        """Explains each pod in turn, after the pods before it were placed. No pod gets a drained
+        node. `until`: the deadline, by the monotonic clock; nodes that are not checked before it
+        are left out. `name`: returns the name of an object for the reader."""
+        scope = _Scope(tuple(drained), until, name)
+        return tuple(self._explain(pod, scope) for pod in pods)
 
     def explain_waiting(self, info: PodInfo, *, until: float) -> Explanation:
-        """A pod that this scheduler has read before, and rejected."""
-        return self._of_info(info, self._scheduler, _Question(until=until))
+        """Explains a pod that this scheduler rejected before."""
+        return self._of_info(info, self._scheduler, _Scope(until=until))
 
     def unknown(self, nodes: Iterable[str]) -> list[str]:
         """Those of the nodes that do not exist."""
         return [each for each in nodes if self._cluster.node(each) is None]
 
-    def _explain(self, pod: ApiPod, question: _Question) -> Explanation:
+    def _explain(self, pod: ApiPod, scope: _Scope) -> Explanation:
         try:
             info = pod_info(pod, self._cluster.device_resources())
         except (PodRequestError, GroupError) as error:
             objects = (ObjectField("Pod", pod.title, "metadata.annotations, or its requests"),)
             cause = Cause(INVALID, str(error), str(error), objects=objects)
-            return Explanation(pod.title, pod.scheduler, causes=(cause,), drained=question.drained)
-        return self._of_info(info, pod.scheduler, question)
+            return Explanation(pod.title, pod.scheduler, causes=(cause,), drained=scope.drained)
+        return self._of_info(info, pod.scheduler, scope)
 
-    def _of_info(self, info: PodInfo, scheduler: str, question: _Question) -> Explanation:
+    def _of_info(self, info: PodInfo, scheduler: str, scope: _Scope) -> Explanation:
         group = self._group(info)
         verdicts, granted = [], {}
         names = self._node_names()
         nominated = self._nominated(info)
         for name in names[:MAX_NODES]:
-            if time.monotonic() > question.until:
+            if time.monotonic() > scope.until:
                 break
-            verdict, offer = self._on_node(info, group, name, nominated, question)
+            verdict, offer = self._on_node(info, group, name, nominated, scope)
             verdicts.append(verdict)
             if offer is not None:
                 granted[name] = offer
             time.sleep(_PAUSE_SECONDS)
         winner = min(granted, key=lambda name: _rank(granted[name], name), default="")
         if winner:
-            self._commit(winner, granted[winner], question.copies)
-        elif not question.copies and (group is None or group.known):
-            verdicts = self._with_evictions(info, verdicts, question)
+            self._commit(winner, granted[winner], scope.copies)
+        elif not scope.copies and (group is None or group.known):
+            verdicts = self._with_evictions(info, verdicts, scope)
         own = self._own_causes(info, scheduler, group, winner)
         return Explanation(
             info.pod.title,
@@ -160,15 +164,15 @@ class Explainer:
             winner,
             tuple(verdicts),
             len(names) - len(verdicts),
-            question.drained,
+            scope.drained,
         )
 
     def _node_names(self) -> list[str]:
         return sorted(each.name for each in self._cluster.nodes())
 
     def _group(self, info: PodInfo) -> GroupFacts | None:
-        """What the scheduler knows of the group counts only for a pod that it knows as a member:
-        its uid shows that the reader may read a pod of that group."""
+        """The state of the pod's group. Nodes and members are included only if the pod is a known
+        member: then its uid shows that the reader may read a pod of that group."""
         group, cluster = info.group, self._cluster
         if group is None:
             return None
@@ -186,9 +190,9 @@ class Explainer:
         group: GroupFacts | None,
         name: str,
         nominated: frozenset[str],
-        question: _Question,
+        scope: _Scope,
     ) -> tuple[NodeVerdict, Granted | None]:
-        if name in question.drained:
+        if name in scope.drained:
             return _refused(name, DRAINED, "the node counts as drained", "Node", name), None
         if name in nominated:
             text = "the node is nominated for a more important pod"
@@ -203,8 +207,8 @@ class Explainer:
                 return NodeVerdict(name, (causes.missing_cause(gone, name, info.pod.title),)), None
             lack = state.lack(info.pod_request.needs, agents=self._cluster.agents)
             if lack is None:
-                allocator = question.copies.get(name, state.allocator)
-                return self._offer(allocator, info, group, question.name)
+                allocator = scope.copies.get(name, state.allocator)
+                return self._offer(allocator, info, group, scope.name)
             return NodeVerdict(name, (causes.missing_cause(lack, name, info.pod.title),)), None
 
     def _offer(
@@ -219,7 +223,7 @@ class Explainer:
 
         missing = 1 if group is None else max(1, group.size - group.placed)
         if info.group is not None and group is not None and group.known:
-            # The room that is reserved for the group is free for the group.
+            # The parts that are reserved for the group are free for its members.
             allocator = allocator.without([info.group.part(each) for each in range(group.size)])
         of_node = tuple(causes.node_resource_causes(allocator, request, missing))
         found = allocator.offer(request)
@@ -254,20 +258,22 @@ class Explainer:
     def _own_causes(
         self, info: PodInfo, scheduler: str, group: GroupFacts | None, winner: str
     ) -> tuple[Cause, ...]:
+        """The causes in the pod itself: its scheduler, an earlier Binding, its group, its claim."""
         pod, found = info.pod.title, []
         if scheduler != self._scheduler:
             text = f"{scheduler or 'the default scheduler'} places this pod"
             text = f"{text}, and not {self._scheduler}"
             found.append(_cause(OTHER_SCHEDULER, text, ("Pod", pod, "spec.schedulerName")))
-        kept = self._cluster.reservation(info.pod.uid)
-        if kept is not None and kept.sent:
-            text = f"an earlier Binding to {kept.node} may take effect"
-            found.append(_cause(BINDING_OPEN, text, ("Node", kept.node, "nothing: wait")))
+        reservation = self._cluster.reservation(info.pod.uid)
+        if reservation is not None and reservation.sent:
+            text = f"an earlier Binding to {reservation.node} may take effect"
+            found.append(_cause(BINDING_OPEN, text, ("Node", reservation.node, "nothing: wait")))
         if group is not None and info.group is not None:
             found += _group_causes(group, info, winner)
         return (*found, *self._refused_claim(info))
 
     def _refused_claim(self, info: PodInfo) -> tuple[Cause, ...]:
+        """Why the agent of the pod's node refuses its CPU claim."""
         cluster, uid = self._cluster, info.pod.uid
         with cluster.lock:
             pod = cluster.pod(uid)
@@ -305,15 +311,15 @@ class Explainer:
             return BoundFacts(pod.node, str(allocation.cpus), nodes, by_type)
 
     def _with_evictions(
-        self, info: PodInfo, verdicts: Sequence[NodeVerdict], question: _Question
+        self, info: PodInfo, verdicts: Sequence[NodeVerdict], scope: _Scope
     ) -> list[NodeVerdict]:
-        """Adds the pods whose eviction would make room, on the first nodes where that may help."""
+        """Adds the pods whose eviction would make room, to the first nodes where this may help."""
         found, tried = [], 0
         for each in verdicts:
-            late = tried >= MAX_EVICTION_NODES or time.monotonic() > question.until
+            late = tried >= MAX_EVICTION_NODES or time.monotonic() > scope.until
             if each.resolvable and info.pod_request.preempts and not late:
                 tried += 1
-                each = self._with_eviction(info, each, question.name)
+                each = self._with_eviction(info, each, scope.name)
             found.append(each)
         return found
 
@@ -356,10 +362,10 @@ def _rank(granted: Granted, node: str) -> tuple[Any, ...]:
 
 
 def _group_causes(group: GroupFacts, info: PodInfo, winner: str) -> list[Cause]:
-    asked = info.group.size if info.group is not None else group.size
+    size = info.group.size if info.group is not None else group.size
     where = ("Pod", info.pod.title, _GROUP_FIELD)
-    if asked != group.size:
-        text = f"{group.group} has size {group.size}, not {asked}"
+    if size != group.size:
+        text = f"{group.group} has size {group.size}, not {size}"
         return [_cause(GROUP_SIZE, text, where)]
     if group.placed >= group.size:
         return [_cause(GROUP_FULL, f"{group.group} has all {group.size} members", where)]
@@ -374,8 +380,8 @@ def _group_causes(group: GroupFacts, info: PodInfo, winner: str) -> list[Cause]:
 
 def _protected(facts: EvictionFacts, budgets: Iterable[str]) -> Cause:
     number = facts.protecting
-    said = f"{number} PodDisruptionBudget{'s protect' if number != 1 else ' protects'}"
-    text = f"{said} {facts.protected} of the {facts.pods} pods whose eviction would make room"
+    subject = f"{number} PodDisruptionBudget{'s protect' if number != 1 else ' protects'}"
+    text = f"{subject} {facts.protected} of the {facts.pods} pods whose eviction would make room"
     summary = "PodDisruptionBudgets protect pods whose eviction would make room"
     objects = (ObjectField("PodDisruptionBudget", each, "spec") for each in budgets)
     return Cause(BUDGET_PROTECTS, text, summary, objects=tuple(dict.fromkeys(objects)))

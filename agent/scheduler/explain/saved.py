@@ -1,4 +1,4 @@
-"""The state of the cluster from saved objects, and pods from YAML files."""
+"""Builds the state of the cluster from saved objects, and pods from the objects in a file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.preemption.disruption_budgets import Budgets
 from agent.scheduler.state import koordinator_reservations, records
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.pods_seen import PodsSeen, place_by, sites_of
+from agent.scheduler.state.pods_seen import PodsSeen, apply_placement, sites_of
 from agent.scheduler.state.records import AgentSelector
 
 _WHAT_IF: Final = "what-if"
 
 
 class SavedCluster:
-    """The objects of one moment. `problems`: what can't be read, which counts as missing. A kind
-    that the scheduler does not read is ignored."""
+    """The scheduler's state from the objects of a cluster at one time. `problems`: the objects that
+    can't be read; they count as missing. Kinds that the scheduler does not read are ignored."""
 
     def __init__(
         self, saved: Iterable[Object], agents: AgentSelector, rules: AllocatorRules
@@ -35,7 +35,7 @@ class SavedCluster:
         by_kind: dict[str, list[Object]] = {}
         for each in saved:
             by_kind.setdefault(each["kind"], []).append(each)
-        # In the order of their start, before the reports that count them.
+        # Pods come in the order of their start, and before the reports that count them.
         pods = sorted(map(_with_uid, by_kind.get(kinds.POD.name, [])), key=_started_at)
         self.pods: dict[ObjectKey, Object] = {_key(each, "default"): each for each in pods}
         cluster, devices = self.cluster, by_kind.get(kinds.DEVICE.name, [])
@@ -54,14 +54,15 @@ class SavedCluster:
         budgets = by_kind.get(disruption_budgets.KIND, [])
         self._add(budgets, disruption_budgets.read, self.budgets.changed)
         if policy is not None:
-            place_by(seen, cluster, rules, policy, sites_of(cluster))
+            apply_placement(seen, cluster, rules, policy, sites_of(cluster))
 
     def _add(
         self,
         saved: Iterable[Object],
         read: Callable[[bytes], Any],
-        *changed: Callable[[list[Change[Any]]], None],
+        *handlers: Callable[[list[Change[Any]]], None],
     ) -> None:
+        """Decodes the objects by `read`, and reports each to the handlers as added."""
         for each in saved:
             try:
                 value = read(documents.as_json(each))
@@ -73,29 +74,30 @@ class SavedCluster:
                 continue
             if isinstance(value, records.Unreadable):
                 self.problems.append(value.text)
-            for tell in changed:
-                tell([Change(ChangeKind.ADDED, _key(each), value)])
+            for handle in handlers:
+                handle([Change(ChangeKind.ADDED, _key(each), value)])
 
 
 def pod_object(found: Object, namespace: str, *, new: bool) -> Object:
-    """A pod, or the pod that a workload would create. `new`: as it would be before it is placed.
-    Requests that are not set are the limits, as the API server sets them."""
+    """The object of a pod, or of the pod that a workload would create. `new`: without what the
+    scheduler and the kubelet wrote. Requests that are not set become the limits, as in the API
+    server."""
     template = _mapping(found.get("spec")).get("template")
     if found.get("kind") != kinds.POD.name and isinstance(template, dict):
-        of_workload = _mapping(found.get("metadata"))
-        metadata = {**_mapping(template.get("metadata")), "name": of_workload.get("name", "")}
-        metadata["namespace"] = of_workload.get("namespace", namespace)
+        workload = _mapping(found.get("metadata"))
+        metadata = {**_mapping(template.get("metadata")), "name": workload.get("name", "")}
+        metadata["namespace"] = workload.get("namespace", namespace)
         found, new = {"kind": "Pod", "metadata": metadata, "spec": template.get("spec")}, True
     body = {**found, "metadata": {"namespace": namespace, **_mapping(found.get("metadata"))}}
     if new:
-        body = _unplaced(body)
+        body = _unscheduled(body)
     body["spec"] = _with_requests(_mapping(body.get("spec")))
     return _with_uid(body)
 
 
 def drained_pods(pods: Iterable[Object], node: str) -> Iterator[Object]:
-    """The pods that a drain of the node evicts, as they are created again: all but those of
-    DaemonSets, mirrors of static pods, and pods that ended. The most important first."""
+    """The pods that a drain of the node evicts, those with the highest priority first: all except
+    pods of DaemonSets, mirrors of static pods, and pods that ended."""
     found = [
         each
         for each in pods
@@ -122,13 +124,13 @@ def _is_evicted(pod: Object) -> bool:
     )
 
 
-def _unplaced(body: Object) -> Object:
-    """Without what a scheduler and the kubelet wrote."""
+def _unscheduled(body: Object) -> Object:
+    """The pod without uid, node, allocation and status."""
     metadata = {**body["metadata"]}
     metadata.pop("uid", None)
     written = (RESOURCE_STATUS, DEVICE_ALLOCATED)
-    notes = _mapping(metadata.get("annotations"))
-    metadata["annotations"] = {key: notes[key] for key in notes if key not in written}
+    annotations = _mapping(metadata.get("annotations"))
+    metadata["annotations"] = {key: annotations[key] for key in annotations if key not in written}
     spec = {key: each for key, each in _mapping(body.get("spec")).items() if key != "nodeName"}
     return {"kind": "Pod", "metadata": metadata, "spec": spec}
 
@@ -148,7 +150,7 @@ def _with_container_requests(container: Object) -> Object:
 
 
 def _with_uid(body: Object) -> Object:
-    """An object from a file that no API server has seen has no uid."""
+    """Adds a uid to an object that was never created, and so has none."""
     metadata = _mapping(body.get("metadata"))
     if metadata.get("uid"):
         return body

@@ -1,3 +1,6 @@
-"""Leader election: the election by a Lease (`election`), the gate that lets the leader answer once
-it knows all pods that were bound before its term (`gate`), the label by which a Service selects the
-leader's pod (`label`), and what a process leaves to the one that follows it (`lease_dir`)."""
+"""Leader election among the replicas of the scheduler.
+
+`election` acquires and renews a Lease. `gate` lets the leader answer requests once it knows all
+pods that were bound before its term. `label` labels the leader's pod, so that a Service selects
+it. `lease_dir` keeps the identity of a process and its Bindings without an answer in files, so that
+the next process on the node can continue the term of a killed one."""

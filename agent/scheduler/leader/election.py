@@ -1,7 +1,7 @@
 """Leader election among the schedulers, by a Lease (coordination.k8s.io/v1).
 
-The clocks of machines are not compared: a Lease expires when it has not changed for its duration,
-by the candidate's own clock.
+The clocks of machines are not compared, as in client-go (tools/leaderelection): a Lease expires
+when a candidate has not seen it change for its duration, by the candidate's own clock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ that it receives a reason."""
 
 class LeaseTimes(msgspec.Struct, frozen=True):
     """A candidate acquires a Lease that has not changed for `lease_seconds`. A leader that could
-    not renew it for `renew_seconds` stops. It is renewed, or read, every `retry_seconds`."""
+    not renew its Lease for `renew_seconds` stops to lead. A leader renews the Lease, and every
+    other candidate reads it, every `retry_seconds`."""
 
     lease_seconds: int = 15
     renew_seconds: float = 10.0
@@ -64,9 +65,9 @@ class Clocks(msgspec.Struct, frozen=True):
 
 
 def limits(times: LeaseTimes) -> ResponseLimits:
-    """The limits of a Leader's transport: an answer after them is useless."""
-    patience = (times.renew_seconds - times.retry_seconds) / 3
-    return ResponseLimits(connect_seconds=patience, read_seconds=patience, whole_seconds=patience)
+    """The limits of a Leader's transport, so that several attempts fit into `renew_seconds`."""
+    seconds = (times.renew_seconds - times.retry_seconds) / 3
+    return ResponseLimits(connect_seconds=seconds, read_seconds=seconds, whole_seconds=seconds)
 
 
 def lease_times(lease_seconds: int) -> LeaseTimes:
@@ -114,7 +115,7 @@ class AlwaysLeader:
 class Leader:
     """A candidate, and the leader while `leading`. Runs on a thread of its own until `stop`.
 
-    Leadership that could not be renewed ends by the clock alone, even while the thread is blocked,
+    Leadership that is not renewed ends by the clock alone, even while the thread is blocked, and
     some seconds before another candidate may lead.
     """
 
@@ -129,9 +130,9 @@ class Leader:
         clocks: Clocks | None = None,
         acquired: Callable[[], None] | None = None,
     ) -> None:
-        """`identity` must be unique, also across restarts; a process may have that of a former one
-        that is dead (`lease_dir`). `acquired` is called at each acquisition, on the thread that
-        made the attempt, and must not block."""
+        """`identity` must be unique, also across restarts, except that a process may reuse the
+        identity of a dead one (`lease_dir`). `acquired` is called at each acquisition, on the
+        thread that made the attempt, and must not block."""
         self.identity = identity
         self.problem = Problem(log, f"lease {namespace}/{name}: ")
         self._transport = transport
@@ -162,13 +163,13 @@ class Leader:
 
     @property
     def continues(self) -> bool:
-        """Whether no other candidate has led since a former process with this identity: whenever
-        this process read the Lease, it had this identity already."""
+        """Whether no other candidate has led since the former process with this identity. It is so
+        if the Lease had this identity whenever this process read it."""
         return self._continues
 
     @property
     def holder(self) -> str:
-        """The host of the other candidate that held the Lease when it was read last, empty for
+        """The host of the other candidate that holds the Lease, as it was read last; "" if there is
         none."""
         holder = self._observed.spec.holder_identity if self._observed else None
         return host_of(holder) if holder and holder != self.identity else ""
@@ -225,8 +226,8 @@ class Leader:
             self._check_end()
 
     def _renew(self) -> bool:
-        """Renews the Lease without a read. Returns False if another client changed it since this
-        process wrote it."""
+        """Renews the Lease without a read. Returns False if this process does not lead, or another
+        client has changed the Lease since this process wrote it."""
         if self._written is None or not self.leading:
             return False
         try:
@@ -355,7 +356,6 @@ def _released_spec(before: _LeaseSpec, wall: datetime.datetime) -> _LeaseSpec:
 
 
 def _new_lease(namespace: str, name: str, spec: _LeaseSpec) -> _Object:
-    """A new Lease object."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": _KIND,
@@ -370,8 +370,8 @@ def _with_spec(found: _Object, spec: _LeaseSpec) -> _Object:
 
 
 def host_of(identity: str) -> str:
-    """The part of a candidate's identity that others may know: `lease_dir` puts a random part after
-    it, by which readers of the Lease are known."""
+    """The part of a candidate's identity that is not secret. The random part after it is known only
+    to readers of the Lease (see `explain.endpoint`)."""
     return identity.partition("_")[0]
 
 

@@ -22,8 +22,8 @@ RETRY_SECONDS: Final = 1.0
 
 
 class LeaderGate:
-    """Observes a Leader and the watches on a thread of its own. At the beginning of each term, and
-    after a watch failed, it makes the watches catch up."""
+    """Decides whether requests may be answered. A thread of its own makes the watches catch up at
+    the beginning of each term, and after a watch failed."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class LeaderGate:
         former: FormerBindings | None = None,
         label: LeaderLabel | None = None,
     ) -> None:
-        """`settled` is called before the first answer of a leader. `former`: what a former process
-        with the same identity has sent and is not known to have failed or succeeded. `label`: of
-        this process's pod, if a Service selects the leader by it."""
+        """`settled` is called in each term when the cluster is known, before the first answer.
+        `former`: the Bindings that a former process with the same identity sent, with an unknown
+        outcome. `label`: the label of this process's pod, if a Service selects the leader by it."""
         self._leader = leader
         self._watches = watches
         self._settled = settled
@@ -62,9 +62,9 @@ class LeaderGate:
         return None
 
     def unready(self) -> str | None:
-        """Returns why this process is not Ready; None if it is. Without the label, clients find the
-        leader because no other process is Ready. With it, a leader that answers is Ready, and so is
-        a standby that knows the cluster and can acquire the lease."""
+        """Returns why this process is not Ready; None if it is. Without the label, only the leader
+        is Ready, so that clients find it. With the label, a leader that answers requests is Ready,
+        and so is a standby that knows the cluster and can acquire the lease."""
         if self._label is None or self._leader.leading:
             reason = self.reason()
         else:
@@ -72,7 +72,8 @@ class LeaderGate:
         return reason or (self._label.unready() if self._label is not None else None)
 
     def begin(self) -> None:
-        """The leader has acquired the lease: from now on the watches are behind. Does not block."""
+        """Must be called when this process has acquired the lease. The watches count as behind
+        until they have caught up. Does not block."""
         self._mark(self._leader.term)
         self._wake.set()
         if self._label is not None:
@@ -100,8 +101,8 @@ class LeaderGate:
                 self._wake.clear()
 
     def _mark(self, term: int) -> None:
-        """Makes the watches catch up, once in a term. A watch that starts after this has caught up
-        with its first list."""
+        """Marks the watches as behind, once in a term. A watch that starts later has caught up when
+        its first list is complete."""
         with self._lock:
             if self._marked_term != term:
                 self._marked_term = term

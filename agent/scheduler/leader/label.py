@@ -1,8 +1,8 @@
 """The label of the leader's pod, by which a Service selects it.
 
-The label only directs requests: a standby that gets one answers 503. A process whose pod may have
-the wrong label is not Ready, which keeps the pod out of the Service too, since the kubelet reports
-that by a connection of its own.
+The label only directs requests: a standby that receives one answers 503. A process whose pod may
+have the wrong label is not Ready. This removes the pod from the Service even if this process can't
+reach the API server, because the kubelet reports the readiness.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LABEL: Final = "topolet.io/scheduler-leader"
 VALUE: Final = "true"
 STEP_SECONDS: Final = 0.5
 AGAIN_SECONDS: Final = 30.0
-"""The label is written again after this time: another client may have changed it."""
+"""The time after which the label is written again, because another client may have changed it."""
 
 
 class LeaderLabel:
-    """Adds the label while `leading`, and removes it otherwise; a former process of the same pod
-    may have left it. Runs on a thread of its own from `start` to `stop`."""
+    """Adds the label while `leading`, and removes it otherwise, also a label of a former process of
+    the pod. Runs on a thread of its own from `start` to `stop`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class LeaderLabel:
         self._written, self._written_at = wanted, self._clock()
 
     def hurry(self) -> None:
-        """The leadership has changed. Does not block."""
+        """Makes the next step begin at once, after the leadership has changed. Does not block."""
         self._periodic.hurry()
 
     def start(self) -> None:

@@ -1,26 +1,26 @@
-"""The folder of `--lease-dir`: the identity of a candidate and its Bindings without an answer, in
-files that outlive the process.
+"""The folder of `--lease-dir`: files with the identity of a candidate, and with its Bindings that
+have no answer yet. A process that starts after another one was killed continues that one's term.
 
-A process that was killed finds its own Lease when it starts again. It may acquire that Lease at
-once, since the former process is dead: it had the file of the identity locked, and the kernel
-releases the lock after the last system call of a process. The identity and the lock are in one
-file, so that a process never finds the one without the other:
+The next process reuses the identity in the file, and so acquires the Lease at once. This is safe
+because the former process is dead: it had locked the file, and the kernel releases the lock only
+after the last system call of a process. The identity is in the locked file itself, so that it can't
+be used without the lock:
 
-- a file that was removed takes the identity with it;
-- a copy, also one on another machine, is recognized by the inode and the kernel's boot id, and is
-  not used: nobody holds the lock of a copy;
-- after a boot the identity is new, since a file that was not flushed may lack what the former
-  process had written to its folder.
+- If the file is removed, the identity is gone too.
+- A copy of the file is not used, because nobody holds its lock. A copy, also on another machine, is
+  recognized by its inode and by the kernel's boot id.
+- After a boot the identity is new, because files that the former process wrote to the folder may be
+  lost if they were not flushed.
 
-The file has the identity from the first answer of a leader until the process that follows has read
-it. So a process that ends before it can answer does not keep the Lease from other candidates.
+The file has the identity only from the first answer of a leader until the next process has read it.
+So a process that ends before it can answer does not exclude other candidates from the Lease.
 
-A Binding may take effect after the process that sent it was killed: its bytes are in a buffer of
-the kernel, or the API server has not written it yet. A process that continues the term of the
-killed one would not see it and could give its CPUs and devices to another pod. So a process keeps a
-file for each Binding from before it is sent until its outcome is known, and the process that
-continues the term sends the same Bindings again before it decides anything. A pod is bound once:
-the first of equal Bindings takes effect, the others are conflicts. The files are valid only
+A Binding may take effect after the process that sent it was killed, because its bytes are still in
+a buffer of the kernel, or because the API server has not written it yet. A process that continues
+the term would not know it, and could allocate its CPUs and devices to another pod. So a process
+keeps a file for each Binding from before it is sent until its outcome is known. The process that
+continues the term sends these Bindings again before it decides anything. A pod is bound once: the
+first of equal Bindings takes effect, and the others are conflicts. These files are valid only
 together with the identity.
 """
 
@@ -58,14 +58,14 @@ _IDENTITY_BYTES: Final = 4096
 _BINDING_BYTES: Final = 1 << 20
 
 GiveUp = Callable[[str], None]
-"""Makes the files worthless, for the given reason: no later process continues the term of this one.
-Raises OSError."""
+"""Invalidates the files for the given reason, so that no later process continues the term of this
+one. Raises OSError."""
 
 
 class Candidate:
-    """The identity of this process in the Lease, and what it keeps in `lease-dir` for the process
-    that follows it. Without the folder, or if it can't be used, the identity is new and nothing is
-    kept: `sent` is None then. The folder stays locked until the process has ended."""
+    """The identity of this process in the Lease, and its files in `lease-dir`. Without a usable
+    folder the identity is new, and `sent` is None: no Bindings are recorded. The folder stays
+    locked until the process has ended."""
 
     def __init__(self, folder: str) -> None:
         new = f"{socket.gethostname()}_{uuid.uuid4()}"
@@ -83,7 +83,7 @@ class Candidate:
         self.identity = self._file.identity
 
     def keep(self) -> None:
-        """A process that follows this one may have its identity."""
+        """Lets the next process reuse this identity."""
         if self.sent is not None and self._file is not None:
             self._file.keep()
 
@@ -98,12 +98,12 @@ class Candidate:
 
 
 class IdentityFile:
-    """The file of one process. It is locked from construction until `close` or the end of the
-    process, however it ends."""
+    """The file with the identity. It is locked from construction until `close` or the end of the
+    process, also if the process is killed."""
 
     def __init__(self, folder: str, new: str) -> None:
-        """Creates the folder if it does not exist. `new`: the identity, unless the former process
-        left a valid one. Raises LockedError if another process has the file, and OSError."""
+        """Creates the folder if it does not exist. `new`: the identity to use if the file has no
+        valid one. Raises LockedError if another process has the file locked, and OSError."""
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._path = os.path.join(folder, _IDENTITY_FILE)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -121,14 +121,14 @@ class IdentityFile:
         self._given_up = False
         self.identity = former or new
         self.reused = former is not None
-        """Whether the identity is that of a former process, which is dead."""
+        """Whether the identity is that of a former process."""
 
     def renew(self) -> None:
         """Replaces the identity of the former process by the new one."""
         self.identity, self.reused = self._new, False
 
     def keep(self) -> None:
-        """Writes the identity: the process that follows may know itself again. Never raises."""
+        """Writes the identity to the file, so that the next process can reuse it. Never raises."""
         if self._given_up:
             return
         try:
@@ -137,8 +137,8 @@ class IdentityFile:
             self._report(str(error))
 
     def give_up(self, reason: str) -> None:
-        """Removes the identity for good: the process that follows waits until the Lease of this one
-        expires. Raises OSError."""
+        """Removes the identity from the file for good, so that the next process has to wait until
+        the Lease of this one expires. Raises OSError."""
         if not self._given_up:
             os.ftruncate(self._descriptor, 0)
             self._given_up = True
@@ -156,7 +156,7 @@ class IdentityFile:
         )
 
     def _former(self) -> str | None:
-        """The identity in the file, None if it is not valid."""
+        """The identity of the former process; None if the file has none, or is a copy."""
         try:
             found = bounds.decode(_content, os.pread(self._descriptor, _IDENTITY_BYTES, 0))
         except JsonError:
@@ -165,13 +165,13 @@ class IdentityFile:
         return found.identity if valid else None
 
     def _with(self, identity: str) -> _Content:
-        """The content of this very file, on this boot."""
+        """The content that is valid for this file since the last boot."""
         found = os.fstat(self._descriptor)
         return _Content(identity, files.boot_id(), found.st_dev, found.st_ino)
 
 
 class _Content(msgspec.Struct, frozen=True):
-    """`device` and `inode` are those of the file itself."""
+    """`device` and `inode`: those of the file, by which a copy is recognized."""
 
     identity: str
     boot_id: str
@@ -183,7 +183,8 @@ _content: Final = msgspec.json.Decoder(_Content)
 
 
 class SentBinding(msgspec.Struct, frozen=True):
-    """`sent_at`: seconds of CLOCK_BOOTTIME, which all processes of one boot share."""
+    """A Binding in a file. `sent_at`: seconds of CLOCK_BOOTTIME, which is the same for all
+    processes since the last boot."""
 
     pod: PodName
     node: str
@@ -192,8 +193,8 @@ class SentBinding(msgspec.Struct, frozen=True):
 
 
 class SentBindings:
-    """The files in one folder. `former`: the Bindings of the former process, by uid of the pod.
-    Safe for several threads, as long as only one at a time binds a pod."""
+    """The files of the Bindings whose outcome is unknown. `former`: those of the former process, by
+    uid of the pod. Safe for several threads, as long as only one at a time binds a pod."""
 
     def __init__(
         self,
@@ -203,9 +204,9 @@ class SentBindings:
         give_up: GiveUp,
         clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
-        """Creates the folder if it does not exist. `valid`: this process continues the former one;
-        otherwise the files of that one are removed. Raises OSError, and ValueError, which names a
-        valid file that can't be read."""
+        """Creates the folder if it does not exist. `valid`: this process continues the term of the
+        former one; otherwise the files of the former one are removed. Raises OSError, and
+        ValueError, which names the file, if a valid file can't be read."""
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._folder = folder
         self._give_up = give_up
@@ -215,7 +216,7 @@ class SentBindings:
         self.former: dict[str, SentBinding] = {}
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
-            # A file with another name was not complete, so its Binding was not sent.
+            # A file with another name was not written completely, so its Binding was not sent.
             if not valid or not name.endswith(_SUFFIX) or name.startswith("."):
                 os.unlink(path)
                 continue
@@ -224,7 +225,7 @@ class SentBindings:
             self._unknown[found.pod.uid] = found.sent_at
 
     def began(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> None:
-        """To be called before a Binding is sent. Raises OSError; then it must not be sent."""
+        """Must be called before a Binding is sent. Raises OSError; then it must not be sent."""
         now = self._clock()
         sent = SentBinding(pod, node, dict(annotations), now)
         with self._lock:
@@ -240,35 +241,36 @@ class SentBindings:
                     self.settled(uid)
 
     def ended(self, uid: str, outcome: BindOutcome) -> None:
-        """To be called with the outcome of each Binding. The outcome of this Binding does not
-        determine that of an earlier one, unless the pod is bound."""
+        """Must be called with the outcome of each Binding. A failure does not settle an earlier
+        Binding of the pod with an unknown outcome."""
         if outcome.bound or (outcome.bound is False and uid not in self._unknown):
             self.settled(uid)
         elif outcome.bound is None:
             self._unknown[uid] = self._clock()
 
     def settled(self, uid: str) -> None:
-        """No Binding of the pod can take effect any more."""
+        """Removes the file of the pod, for which no Binding can take effect any more."""
         self._unknown.pop(uid, None)
         self.former.pop(uid, None)
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path(uid))
         except OSError as error:
-            # The next process would send the Binding again, when its CPUs may be another pod's.
+            # The next process would send the Binding again, when another pod may own its CPUs.
             with contextlib.suppress(OSError):
                 self._give_up(str(error))
 
     def sent_again(self, uid: str) -> None:
-        """The Binding of a former process was sent again, and its outcome is unknown too."""
+        """Records that the Binding of the former process was sent again, with an unknown
+        outcome."""
         self.former[uid] = msgspec.structs.replace(self.former[uid], sent_at=self._clock())
 
     def final(self, sent: SentBinding) -> bool:
-        """Whether the API server has ended the request by now."""
+        """Whether the request is so old that the API server has ended it."""
         return self._clock() - sent.sent_at >= EXPIRY_SECONDS
 
     def _path(self, uid: str) -> str:
-        # The name is bounded, and has no slash, whatever the uid is.
+        # A digest has a bounded length and no slash, whatever the uid is.
         digest = hashlib.blake2b(uid.encode(), digest_size=16).hexdigest()
         return os.path.join(self._folder, digest + _SUFFIX)
 
@@ -286,10 +288,10 @@ class FormerBindings:
         return bool(self._sent.former)
 
     def finish(self, continues: bool, wait: Callable[[float], bool]) -> bool:
-        """Returns True when no Binding of the former process can take effect any more; False if
-        `wait`, which pauses for the given number of seconds, returns True to stop. `continues`:
-        no other process has led since the former one. Otherwise none is sent again, since its CPUs
-        may be another pod's, and the lease has expired in between."""
+        """Returns True when no Binding of the former process can take effect any more. `wait`
+        pauses for the given number of seconds; if it returns True, this returns False. `continues`:
+        no other process has led since the former one. Otherwise no Binding is sent again: another
+        pod may own its CPUs, and the Lease has expired since it was sent."""
         while former := tuple(self._sent.former.values()):
             for each in former:
                 if wait(0):

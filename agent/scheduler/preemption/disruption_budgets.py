@@ -17,7 +17,7 @@ PATH: Final = f"/apis/policy/v1/{PLURAL}"
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """`allowed` is the number of further disruptions. `disrupted` are the names of pods whose
+    """`allowed`: how many more pods may be disrupted now. `disrupted`: the names of the pods whose
     disruption is granted and counted already."""
 
     namespace: str
@@ -32,8 +32,8 @@ class Budget(msgspec.Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
     def covers(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Whether the disruption of that pod of its namespace counts. An empty selector selects all
-        pods (policy/v1), a missing one selects none."""
+        """Whether the disruption of a pod in the budget's namespace counts. An empty selector
+        selects all pods (policy/v1), a missing one selects none."""
         return (
             self.selector is not None
             and name not in self.disrupted

@@ -1,4 +1,4 @@
-"""Evicts pods on nodes that only the extender rejects: CPUs are free in sum, but NUMA nodes or
+"""Evicts pods on nodes that only the extender rejects: enough CPU is free in sum, but NUMA nodes or
 devices are full.
 
 kube-scheduler does not preempt there, since its own rules accept the node. The evictor selects
@@ -49,8 +49,8 @@ kube-scheduler selects no other victims and keeps the nomination."""
 
 
 class EvictionResult(enum.Enum):
-    """The API server's answer to an eviction: the pod is evicted (with dryRun: would be), no longer
-    exists, or must stay by a disruption budget."""
+    """The API server's answer to an eviction: the pod is evicted (with dryRun: it would be), the
+    pod no longer exists, or a disruption budget forbids the eviction."""
 
     EVICTED = "evicted"
     DELETED = "deleted"

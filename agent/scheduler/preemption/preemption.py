@@ -33,10 +33,10 @@ from agent.scheduler.state.pod_info import PodInfo, Requirements, pod_info
 from agent.scheduler.unschedulable.queue import UnschedulableQueue
 
 EVICTION_SECONDS: Final = 10.0
-"""Time in which kube-scheduler evicts the victims, and retries a member of the group after that."""
+"""Time in which kube-scheduler evicts the victims and retries a member of the group."""
 SEARCH_SECONDS: Final = 2.0
-"""Time for the candidates of a request; the other ones are omitted. kube-scheduler waits 5 s
-(`httpTimeout`), and starts with other nodes the next time."""
+"""Time for the candidates of a request; candidates that are not checked in it are omitted.
+kube-scheduler waits 5 s (`httpTimeout`), and its next request begins with other nodes."""
 # Trials for all candidates of a request, and the minimum for each.
 _TRIALS, _MIN_TRIALS = 2000, 20
 

@@ -1,5 +1,5 @@
-"""Selects the victims on a node: few pods of low priority, without which a pod, or a group, has
-room there.
+"""Selects the victims on a node: few pods of low priority, so that without them a pod, or a group,
+has room there.
 
 `select_victims` checks on a copy of the node allocator whether the eviction of a set of pods makes
 room; `best_set` searches for the best set. A superset of a set that makes room makes room too.
@@ -21,7 +21,7 @@ from agent.scheduler.state.pod_info import Feasible, Requirements
 from agent.scheduler.state.records import PodRecord
 
 TRIALS: Final = 400
-"""The number of sets that a search checks; after that the best set so far is the result."""
+"""The most sets that a search checks; then the best set so far is the result."""
 
 
 class BoundPod(msgspec.Struct, frozen=True, gc=False):
@@ -322,8 +322,8 @@ class _Search:
         return Victims(tuple(each.uid for each in self._of(best)), violated)
 
     def _reprieve(self, all_pods: int) -> int:
-        """Returns the rest after pods are spared one by one, first those that no budget allows.
-        Bisection finds how many can be spared together."""
+        """Returns the pods that are left after pods are spared one by one, first those
+        whose eviction violates a budget. Bisection finds how many can be spared together."""
         violating = list(_violating(self._pods, self._allowed))
         order = sorted(range(len(violating)), key=lambda index: not violating[index])
         chosen, start = all_pods, 0
@@ -341,8 +341,8 @@ class _Search:
         return chosen
 
     def _try_few(self) -> None:
-        """Single pods and pairs, the least important first: among many similar pods, where one
-        large pod replaces several small ones, a search by importance finds it late."""
+        """Tries single pods and pairs, the least important first. The search by importance finds
+        them late, for instance one large pod that replaces several small ones."""
         indexes = range(len(self._pods) - 1, -1, -1)
         for index in indexes:
             self._try((index,))

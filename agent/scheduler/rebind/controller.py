@@ -1,8 +1,8 @@
 """Serves RebindResource objects: one rebind of a node at a time, one write in each step.
 
-While a rebind has a plan that is not completed, its node takes no further pods that need CPUs or
-devices. The plan is in the status before the first pod is written, and every write of a pod or of
-the status is only for the version that the step has read."""
+While a rebind has a plan that is not completed, its node is locked: it takes no further pods that
+need CPUs or devices. The plan is written into the status before the first pod is changed. Every
+write of a pod or of the status fails if the object has changed since the step read it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from agent.telemetry.schedulermetrics import RebindValues
 log = logging.getLogger(__name__)
 
 MAX_WRITES: Final = 50
-"""Writes of one step at most."""
+"""The most writes of one step."""
 MAX_REASON: Final = 1024
 _ENDS: Final = (RebindPhase.SUCCEED, RebindPhase.FAILED, RebindPhase.UNKNOWN)
 
@@ -75,9 +75,8 @@ class RebindHours(msgspec.Struct, frozen=True):
 
 
 class RebindRequests:
-    """The objects by name, as a watch reports them. A node is locked while a rebind of it is in
-    progress, as soon as the watch reports that, and while the controller holds it. Safe for many
-    threads."""
+    """The RebindResources, as a watch reports them. A node is locked while the watch reports a
+    rebind of it in progress, and while the controller holds it (`hold`). Safe for many threads."""
 
     def __init__(self, cluster: SchedulerCache) -> None:
         self._cluster = cluster
@@ -115,7 +114,7 @@ class RebindRequests:
             self._update(request.node)
 
     def release(self, node: str) -> None:
-        """The node stays locked while the watch reports a rebind in progress."""
+        """Ends `hold`. The node stays locked while the watch reports a rebind in progress."""
         with self._lock:
             if self._held.pop(node, None) is not None:
                 self._update(node)
@@ -214,7 +213,6 @@ class Rebinds:
             if not self._advance(request, status, status.plan):
                 return
 
-    # before the plan
     def _begin(self, request: RebindRequest) -> None:
         if reason := self._obstacle(request.node):
             self._write(request, RebindStatus(RebindPhase.FAILED, reason))
@@ -236,7 +234,8 @@ class Rebinds:
                 if status.plan is not None:
                     self._plans += 1
         finally:
-            # Nothing was moved yet. If the status was written nevertheless, the watch locks again.
+            # No pod was moved yet. If the API server wrote the status nevertheless, the watch
+            # reports the rebind in progress, and the node is locked again.
             if status is None or status.phase is not RebindPhase.PENDING:
                 self._requests.release(request.node)
 
@@ -262,9 +261,9 @@ class Rebinds:
         if request.status.reason != reason or not request.status.taken:
             self._write(request, RebindStatus(RebindPhase.PENDING, reason))
 
-    # with a plan
     def _advance(self, request: RebindRequest, status: RebindStatus, plan: StatusPlan) -> bool:
-        """Whether a pod was written, so that there may be more to do at once."""
+        """Takes one step of the plan. Returns whether it wrote a pod, so that the next step may
+        follow at once."""
         pods = self._pods(request.node)
         started = unix_seconds(plan.started_at)
         overdue = started is None or self._clock() >= started + request.deadline_seconds
@@ -288,8 +287,8 @@ class Rebinds:
         return False
 
     def _cached(self, name: str, now: Mapping[str, PodNow]) -> bool:
-        """Whether the watch has reported the pods' allocations, which the next pods of the node are
-        placed by."""
+        """Whether the watch has reported these allocations, so that the next pods of the node are
+        placed by them."""
         with self._cluster.lock:
             node = self._cluster.node(name)
             holdings = node.allocator.holdings if node is not None else {}

@@ -1,4 +1,4 @@
-"""The first status of a rebind: its plan, or why there is none."""
+"""Makes the first status of a rebind: its plan, or the reasons why there is none."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def first_status(
     rules: RebindRules,
     now: float,
 ) -> RebindStatus:
-    """`pods`: those of the node that are not terminal. `reservations`: what Reservations hold
-    there. `now`: seconds since 1970."""
+    """`pods`: the pods of the node that are not terminal. `reservations`: the amounts that
+    Reservations hold on the node. `now`: seconds since 1970."""
     allocator = NodeAllocator(properties, [*map(holding_of, pods), *reservations])
     fixed = {pod.uid: why for pod in pods if (why := _why_fixed(pod, rules))}
     node = placed_node(allocator, _requests(pods), fixed)
@@ -74,7 +74,7 @@ def first_status(
 
 
 def _requests(pods: Iterable[ApiPod]) -> dict[str, ResourceRequest]:
-    """By uid, without pods whose request can't be read: these are not moved."""
+    """The requests by uid, without pods whose request can't be read: they are not moved."""
     found = {}
     for pod in pods:
         try:
@@ -110,7 +110,7 @@ def _moves(
 
 
 def status_of(allocation: PodAllocation) -> str:
-    """The annotation resource-status of the allocation, as plans have it."""
+    """The allocation as the text of resource-status, as in the moves of a plan."""
     return status_text(allocation.cpus, allocation.amounts)
 
 

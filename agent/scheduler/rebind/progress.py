@@ -1,10 +1,10 @@
-"""The next step of a rebind whose plan is in the status of its object, from the status and the
-present allocations of the node's pods. It is pure, so that the next leader decides the same.
+"""Decides the next step of a rebind that has a plan, from the status of its object and the present
+allocations of the node's pods. The next leader decides the same, because nothing else is read.
 
 The moves are made in their order, each only while the CPUs of its target have no other owner. They
-are undone, in the reverse order, when the deadline has passed, when another client changed the
-allocation of a pod of the plan, and when another pod got CPUs that the plan needs. A pod that was
-deleted drops out. If it can't be undone either, the phase is Unknown."""
+are undone in reverse order if the deadline has passed, if another client changed the allocation of
+a pod of the plan, or if another pod got CPUs that the plan needs. Moves of deleted pods are left
+out. If a move can't be undone either, the phase is Unknown."""
 
 from __future__ import annotations
 
@@ -45,25 +45,26 @@ def next_step(
     status: RebindStatus, plan: StatusPlan, pods: Mapping[str, PodNow], *, overdue: bool
 ) -> Rewrite | Conclude:
     """`pods`: by uid. `overdue`: the deadline has passed."""
-    state = _Progress(plan.moves, pods)
+    progress = _Progress(plan.moves, pods)
     if plan.undoing:
-        return state.undo(status)
-    if state.changed:
-        title = state.changed[0]
+        return progress.undo(status)
+    if progress.changed:
+        title = progress.changed[0]
         return _undoing(status, plan, f"another client changed {RESOURCE_STATUS} of pod {title}")
-    move = next(state.open(), None)
+    move = next(progress.open(), None)
     if move is None:
         moved = sum(1 for each in {each.uid for each in plan.moves} if each in pods)
         return Conclude(_ended(status, RebindPhase.SUCCEED, f"pods moved: {moved}"))
     if overdue:
         return _undoing(status, plan, "the deadline has passed")
-    if taken := state.taken(move.uid, move.target):
-        return _undoing(status, plan, f"pod {move.pod}: {taken}")
+    if obstacle := progress.obstacle(move.uid, move.target):
+        return _undoing(status, plan, f"pod {move.pod}: {obstacle}")
     return Rewrite(pods[move.uid], move.target)
 
 
 class _Progress:
-    """`changed`: titles of the pods whose allocation is none of the plan."""
+    """The moves that are made, read from the present allocations. `changed`: the titles of the pods
+    whose allocation is not in the plan."""
 
     def __init__(self, moves: Sequence[StatusMove], pods: Mapping[str, PodNow]) -> None:
         self._moves = moves
@@ -82,11 +83,12 @@ class _Progress:
                 self.changed.append(pod.title)
 
     def open(self) -> Iterator[StatusMove]:
-        """The moves that are not made, in their order."""
+        """The moves that are not made yet, in their order."""
         return (move for move, done in self._each() if not done)
 
     def _each(self) -> list[tuple[StatusMove, bool]]:
-        """The moves of pods that are on the node and that no other client changed."""
+        """The moves of the pods that are on the node and that no other client changed, and whether
+        each is made."""
         seen: dict[str, int] = {}
         found = []
         for move in self._moves:
@@ -95,7 +97,7 @@ class _Progress:
                 found.append((move, number <= self._done[move.uid]))
         return found
 
-    def taken(self, uid: str, status: str) -> str:
+    def obstacle(self, uid: str, status: str) -> str:
         """Why the pod can't have this allocation, "" if it can."""
         wanted = cpus_of(status)
         others = union(pod.cpus for pod in self._pods.values() if pod.uid != uid)
@@ -107,8 +109,8 @@ class _Progress:
             reason = f"undone: {status.reason}"
             return Conclude(_ended(status, RebindPhase.FAILED, reason))
         move = done[-1]
-        if taken := self.taken(move.uid, move.source):
-            reason = f"{status.reason}; it can't be undone: pod {move.pod}: {taken}"
+        if obstacle := self.obstacle(move.uid, move.source):
+            reason = f"{status.reason}; it can't be undone: pod {move.pod}: {obstacle}"
             return Conclude(_ended(status, RebindPhase.UNKNOWN, reason))
         return Rewrite(self._pods[move.uid], move.source)
 

@@ -28,20 +28,18 @@ from agent.scheduler.state.pods_api import BindError, BindingApi, BindOutcome, P
 log = logging.getLogger(__name__)
 
 SNAPSHOT_SECONDS: Final = 1.0
-"""At the filter of a pod, kube-scheduler's snapshot of the nodes is younger than this."""
-
-
+"""The greatest age of kube-scheduler's snapshot of the nodes when it filters for a pod."""
 MAX_DECISIONS: Final = 200
-"""The last decisions that are kept, of some kilobytes each."""
+"""Decisions that are kept for the page; each has some kilobytes."""
 
 
 class LostRaceError(BindError):
-    """The filter returned the node, but it does not have room for the pod any more."""
+    """The filter returned the node, but the node no longer has room for the pod."""
 
 
 class Binder:
     """Safe for many threads. `lost_races` counts the binds that failed because another pod took the
-    room after the filter. `decisions`: the last ones, the newest at the end."""
+    room after the filter. `decisions`: the last MAX_DECISIONS, the newest at the end."""
 
     def __init__(
         self,
@@ -72,12 +70,12 @@ class Binder:
         try:
             bound, granted = self._bind(pod, node)
         except BindError as error:
-            self._decided(pod, node, error=str(error))
+            self._record(pod, node, error=str(error))
             raise
         if bound:
-            self._decided(pod, node, granted)
+            self._record(pod, node, granted)
 
-    def _decided(
+    def _record(
         self, pod: PodName, node: str, granted: Granted | None = None, error: str = ""
     ) -> None:
         self.decisions.append(
@@ -85,7 +83,8 @@ class Binder:
         )
 
     def _bind(self, pod: PodName, node: str) -> tuple[bool, Granted | None]:
-        """Whether the pod was not bound before, and the offer that it got."""
+        """Returns whether this call bound the pod, and the offer that it got; no offer if an
+        earlier Binding was sent again."""
         granted: Granted | None = None
         with self._exclusively(pod):
             info = self._pod_info(pod, node)
@@ -202,9 +201,9 @@ class Binder:
 
     def _check_overcommitment(self, info: PodInfo, node: str) -> None:
         """Ends the new reservation if another scheduler has bound a pod to the node since
-        kube-scheduler read the node's pods, and both do not fit: the kubelet would fail one of them
-        for good (OutOfcpu). A later cycle of kube-scheduler knows that pod, and its decision
-        counts. Raises LostRaceError. The caller holds the lock."""
+        kube-scheduler read the node's pods, and the node has too little for both: the kubelet would
+        reject one of them for good (OutOfcpu). The next cycle of kube-scheduler counts that pod.
+        Raises LostRaceError. The caller holds the lock."""
         state, filtered_at = self._cluster.node(node), self._pod_infos.filtered_at(info.pod.uid)
         if state is None or state.foreign_bound_at is None or filtered_at is None:
             return

@@ -1,8 +1,9 @@
-"""The Reservations of Koordinator's scheduler: each holds CPUs, NUMA amounts and devices of a node
-for pods that come later, by the annotations that a pod has too.
+"""The Reservations of Koordinator's scheduler. A Reservation holds CPUs, NUMA amounts and devices
+of a node for later pods, in the same annotations as a pod.
 
-A pod that Koordinator's scheduler placed in a Reservation names it in an annotation, and holds its
-part itself: the Reservation holds the rest. Topolet's scheduler places no pod in a Reservation.
+A pod that Koordinator's scheduler placed in a Reservation names the Reservation in an annotation,
+and holds its part of it; the Reservation holds the rest. Topolet's scheduler places no pod in a
+Reservation.
 (Koordinator: apis/scheduling/v1alpha1/reservation_types.go; pkg/util/reservation/reservation.go,
 IsReservationActive and NewReservePod.)
 """
@@ -25,8 +26,8 @@ _ACTIVE: Final = frozenset(("Available", "Waiting"))
 
 
 class ReservationRecord(msgspec.Struct, frozen=True):
-    """A Reservation. `held`: what it holds on its node, with the parts of its pods; None if it is
-    not active."""
+    """A Reservation. `held`: all that it holds on its node, including the parts of its pods; None
+    if it is not active."""
 
     uid: str
     node: str = ""
@@ -34,7 +35,7 @@ class ReservationRecord(msgspec.Struct, frozen=True):
 
 
 class ReservedPart(msgspec.Struct, frozen=True):
-    """What a Reservation holds on a node besides its pods; None: nothing."""
+    """What a Reservation holds on a node in addition to its pods; `held` None: nothing."""
 
     node: str
     uid: str
@@ -52,7 +53,7 @@ class KoordinatorReservations:
         self._owners: dict[str, set[str]] = {}
 
     def update(self, name: str, record: ReservationRecord | None) -> list[ReservedPart]:
-        """Returns what changed. `record` None: the Reservation was deleted."""
+        """Returns the changed parts. `record` None: the Reservation was deleted."""
         before = self._by_name.pop(name, None)
         parts = []
         if before is not None:
@@ -116,7 +117,7 @@ _reservations: Final = msgspec.json.Decoder(_Reservation)
 
 
 def reservation(text: bytes) -> ReservationRecord:
-    """Decodes a Reservation. Annotations of the object replace those of its template. Raises
+    """Decodes a Reservation. Annotations of the object override those of its template. Raises
     ObjectError."""
     raw = decoded(text, "Reservation", _reservations)
     metadata, status = raw.metadata, raw.status

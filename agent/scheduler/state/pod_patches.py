@@ -1,14 +1,14 @@
-"""What the leading scheduler writes to pods because of the NodeResourceTopology of their node: the
-agent of the node, which makes that report, has no permission to write pods.
+"""Writes to pods what the NodeResourceTopology of their node reports about them. The leading
+scheduler does this, because the agent that makes the report has no permission to write pods.
 
 - The annotation resource-status of a pod to which a static kubelet gave other CPUs. The kubelet
   does not know which CPUs a scheduler chose. The report lists the CPUs that the kubelet gave to
-  each pod, by uid. Each mismatch is corrected once: if another client restores the old value, it
-  stays.
+  each pod, by uid. Each mismatch is corrected once; if another client restores the old value, that
+  value stays.
 - The condition topolet.io/CPUClaimRefused of a pod whose CPU claim the agent refuses. The report
   names these pods; the agent's Events expire. The condition is True with the agent's reason when
-  the refusal lasts, and False when the report no longer names the pod. The condition of a pod on
-  another node than the report's is never set.
+  the refusal lasts, and False when the report no longer names the pod. A report changes only
+  conditions of pods on its own node.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from agent.scheduler.state.pods_api import condition, patch_status
 from agent.scheduler.state.records import CLAIM_REFUSED
 
 LASTING_SECONDS: Final = 10.0
-"""How long a claim is refused before the condition says so: the pod that had its CPUs before may
-still be ending."""
+"""The time for which a claim must be refused until the condition is set: the previous owner of the
+CPUs may still be terminating."""
 MAX_PER_STEP: Final = 50
-"""Pods that one step writes at most."""
+"""The most pods that one step writes."""
 
 log = logging.getLogger(__name__)
 
 OfNode = TypeVar("OfNode")
-"""What the report of a node says about its pods."""
+"""What the report of a node contains about its pods."""
 
 
 class _Patch:
@@ -97,7 +97,8 @@ class ReportPatches(ABC, Generic[OfNode, Pending]):
                 break
 
     def _changed_reports(self) -> dict[str, OfNode]:
-        """By node; all nodes after this process began to lead."""
+        """The reports of the nodes that changed since the last call, by node; of all nodes at the
+        beginning of a term."""
         serial = 0 if self._serial is None else self._serial
         with self._cluster.lock:
             changes = self._cluster.reports_changed_since(serial)
@@ -129,11 +130,11 @@ class ReportPatches(ABC, Generic[OfNode, Pending]):
 
     @abstractmethod
     def _forget(self) -> None:
-        """This process does not lead."""
+        """Drops all pending writes, because this process does not lead."""
 
 
 class _Correction(_Patch):
-    """Due at once."""
+    """The correction of one annotation, due at once."""
 
     def __init__(self, node: str, mismatch: CpuMismatch) -> None:
         super().__init__(node, 0.0)
@@ -230,7 +231,7 @@ class Corrections(ReportPatches[tuple[CpuMismatch, ...], _Correction]):
 
 
 Refusals = dict[str, tuple[str, str]]
-"""By uid, the pod's title and the reason; no reason: the claim is not refused any more."""
+"""By uid, the pod's title and the reason, "" if the claim is no longer refused."""
 
 
 class _Condition(_Patch):
@@ -242,7 +243,7 @@ class _Condition(_Patch):
 
 
 class ClaimConditions(ReportPatches[Refusals, _Condition]):
-    """Sets conditions."""
+    """Sets the conditions of refused claims."""
 
     def __init__(
         self,
@@ -282,8 +283,8 @@ class ClaimConditions(ReportPatches[Refusals, _Condition]):
     def _changed(
         self, node: str, refusals: Refusals, before: dict[str, _Condition], written: Refusals
     ) -> dict[str, _Condition]:
-        """The conditions to write. `before`: those that the last report of the node wanted, which
-        keep their time."""
+        """The conditions to write. `before`: those by the last report of the node; a condition that
+        is still to be written keeps its time."""
         wanted = {}
         for uid, now in refusals.items():
             if written.get(uid) == now:

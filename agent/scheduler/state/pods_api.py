@@ -62,8 +62,7 @@ class BindingApi:
         self._record = record
 
     def bind(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> BindOutcome:
-        """Sends one Binding. If the answer leaves the outcome open, reads the pod to determine
-        it."""
+        """Sends one Binding. If the answer does not determine the outcome, reads the pod."""
         if self._record is None:
             return self._bind(pod, node, annotations)
         try:

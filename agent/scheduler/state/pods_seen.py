@@ -1,9 +1,9 @@
-"""The pods that the scheduler has seen, for the statistics of its placement, and their ConfigMap.
+"""Counts the pods of the cluster by kind, builds the placement from the counts, and keeps the
+counts in a ConfigMap.
 
-Every replica counts the pods that its watch reports, each once. The counts of a process that starts
-are rebuilt from the pods that are listed. Pods that have ended are in the ConfigMap, which only the
-leader writes; a new leader merges it with what it has seen itself. The placement is rebuilt from
-the counts, and applies to all nodes from then on."""
+Every replica counts each pod that its watch reports once; after a start, these are all pods that
+exist. Only the ConfigMap has pods that were deleted before. The leader writes it, and a new leader
+merges it into its own counts. A new placement applies to all nodes at once."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ NAME: Final = "topolet-scheduler-pods-seen"
 KEY: Final = "pods"
 KIND: Final = "ConfigMap"
 MAX_BYTES: Final = 60_000
-"""Of the content; the rarest kinds are left out beyond it."""
+"""The largest content; the rarest kinds that do not fit are left out."""
 STEP_SECONDS: Final = 1.0
 WRITE_SECONDS: Final = 60.0
+"""The least time between two writes of the ConfigMap."""
 SITES_SECONDS: Final = 300.0
-"""How long a placement may be out of date with the nodes."""
+"""The interval in which the nodes are compared with those of the placement."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _Entry = tuple[
@@ -85,15 +86,15 @@ def decode(text: str) -> dict[PodKind, int]:
 
 
 class PodsSeen:
-    """Counts pods as a watch reports them. Safe for many threads. `hurry` is called when the
-    placement has to be rebuilt; it must not block."""
+    """Counts the pods that a watch reports. Safe for many threads. `hurry` is called when the
+    placement has to be rebuilt, and must not block."""
 
     def __init__(self) -> None:
         self.hurry: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._uids: set[str] = set()
         self._demand = Demand()
-        self._built_at = 0
+        self._built_from = 0
 
     def pods_changed(self, changes: Sequence[Change[PodRecord]]) -> None:
         with self._lock:
@@ -104,7 +105,7 @@ class PodsSeen:
                 elif pod.uid not in self._uids:
                     self._uids.add(pod.uid)
                     self._demand.add(pod.kind)
-            due = self._demand.due(self._built_at)
+            due = self._demand.due(self._built_from)
         if due:
             self.hurry()
 
@@ -115,16 +116,17 @@ class PodsSeen:
     def due(self) -> bool:
         """Whether a placement from these counts has to be rebuilt."""
         with self._lock:
-            return self._demand.due(self._built_at)
+            return self._demand.due(self._built_from)
 
-    def building(self) -> dict[PodKind, int]:
-        """The counts by kind, for a placement that is built now."""
+    def counts_to_build(self) -> dict[PodKind, int]:
+        """The counts by kind. The caller must build a placement from them: `due` compares with
+        them from now on."""
         with self._lock:
-            self._built_at = self._demand.pods
+            self._built_from = self._demand.pods
             return dict(self._demand.counts)
 
     def counts(self) -> tuple[dict[PodKind, int], int]:
-        """By kind, and the number of all pods that were ever seen."""
+        """The counts by kind, and the number of all pods that were ever counted."""
         with self._lock:
             return dict(self._demand.counts), self._demand.pods
 
@@ -134,21 +136,21 @@ def sites_of(cluster: SchedulerCache) -> tuple[Site, ...]:
         return tuple(each.site for each in cluster.nodes())
 
 
-def place_by(
+def apply_placement(
     seen: PodsSeen,
     cluster: SchedulerCache,
     rules: AllocatorRules,
     policy: PlacementPolicy,
     sites: Collection[Site],
 ) -> None:
-    """Applies the placement for the pods that were seen."""
-    built = placement(policy, seen.building(), sites)
+    """Builds the placement from the counts, and applies it to all nodes."""
+    built = placement(policy, seen.counts_to_build(), sites)
     cluster.use_rules(msgspec.structs.replace(rules, placement=built))
 
 
 class PlacementUpdates:
-    """Rebuilds the placement, and keeps what the leader has seen. `periodic` calls `step`; the
-    caller starts it."""
+    """Rebuilds the placement when it is due, and writes the leader's counts to the ConfigMap.
+    `periodic` calls `step`; the caller starts it."""
 
     def __init__(
         self,
@@ -169,7 +171,7 @@ class PlacementUpdates:
         self._synced, self._leading = synced, leading
         self._clock = clock
         self._merged = False
-        self._written = 0
+        self._stored_pods = 0
         self._sites: Collection[Site] | None = None
         self._compared_at = self._stored_at = 0.0
         self.periodic = Periodic("placement", STEP_SECONDS, self.step)
@@ -186,7 +188,7 @@ class PlacementUpdates:
         self._merged = self._merged and leading
         self._rebuild()
         if self._merged:
-            self._keep()
+            self._store_counts()
 
     def _rebuild(self) -> None:
         now = self._clock()
@@ -198,19 +200,19 @@ class PlacementUpdates:
         if not due and sites == self._sites:
             return
         self._sites = sites
-        place_by(self._seen, self._cluster, self._rules, self._policy, sites)
+        apply_placement(self._seen, self._cluster, self._rules, self._policy, sites)
 
-    def _keep(self) -> None:
+    def _store_counts(self) -> None:
         counts, pods = self._seen.counts()
-        if pods == self._written or self._clock() - self._stored_at < WRITE_SECONDS:
+        if pods == self._stored_pods or self._clock() - self._stored_at < WRITE_SECONDS:
             return
         self._stored_at = self._clock()
         if self._store.write(counts):
-            self._written = pods
+            self._stored_pods = pods
 
 
 class _Store:
-    """The ConfigMap."""
+    """Reads and writes the ConfigMap."""
 
     def __init__(self, transport: Transport, namespace: str) -> None:
         self._transport, self._namespace = transport, namespace
@@ -218,7 +220,8 @@ class _Store:
         self._problem = Problem(log, f"ConfigMap {namespace}/{NAME}: ")
 
     def read(self) -> dict[PodKind, int] | None:
-        """None if the API server does not answer; a content that can't be read counts as none."""
+        """The counts; none if the ConfigMap does not exist or can't be decoded. None if the API
+        server does not answer."""
         try:
             found = content(self._transport.get(self._path))
         except NotFoundError:

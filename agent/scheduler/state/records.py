@@ -72,15 +72,15 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
 
     Fields of assigned pods for the selection of victims: `labels`, `started_at` in nanoseconds
     since 1970, `terminating` (its deletion has begun) and `mirror` (it is the mirror of a static
-    pod, which the API server can't end). `reservation`: the uid of Koordinator's Reservation that
-    the pod was placed in.
+    pod, which can't be evicted). `reservation`: the uid of Koordinator's Reservation in which the
+    pod was placed.
 
     Fields for the zone report: `zoned` without names of containers, `started` (the pod runs, so a
     fingerprint of the node's pods contains it), and `terminated`, the title of a terminated pod
     that still exists, since a fingerprint may contain it too.
 
-    `has_claim_condition`: it has the condition CLAIM_REFUSED, whatever its status. `kind`: what
-    placements read of it, if that was asked for.
+    `has_claim_condition`: it has the condition CLAIM_REFUSED, whatever its status. `kind`: the kind
+    for placements, NO_KIND unless the decoder reads kinds.
     """
 
     uid: str
@@ -129,25 +129,26 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 MAX_VALUES: Final = 4096
 MAX_LABELS: Final = 128
-"""Of a pod: an object of 1.5 MB may have thousands. A selector of a PodDisruptionBudget by another
-one does not match here, and the API server refuses the eviction."""
+"""The most labels of a pod that are kept, since an object of 1.5 MB may have thousands. A selector
+of a PodDisruptionBudget by another label does not match here; the API server then refuses the
+eviction."""
 
 
 class InternPool(Generic[T]):
-    """Keeps the first of equal values, by their JSON. The values must not be changed. A full pool
-    is cleared, since most of its values may be unused by then. Two threads may both keep a value,
-    which costs only memory."""
+    """Keeps the first of equal values, compared by their JSON. The values must not be changed. A
+    full pool is cleared, since most of its values may be unused by then. Two threads may both keep
+    equal values, which only costs memory."""
 
     def __init__(self, max_values: int = MAX_VALUES) -> None:
         self._max_values = max_values
         self._kept: dict[bytes, T] = {}
 
     def of(self, value: T) -> T:
-        return self.made(value, lambda: value)
+        return self.by_source(value, lambda: value)
 
-    def made(self, of: object, make: Callable[[], T]) -> T:
-        """Returns the value of `make`, which must depend on `of` alone."""
-        key = msgspec.json.encode(of)
+    def by_source(self, source: object, make: Callable[[], T]) -> T:
+        """Returns the value of `make`, which must depend on `source` alone."""
+        key = msgspec.json.encode(source)
         kept = self._kept.get(key)
         if kept is None:
             kept = make()
@@ -163,8 +164,8 @@ def interned(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def pods(agents: AgentSelector, *, kinds: bool = False) -> Callable[[bytes], PodRecord]:
-    """Returns a decoder, which raises ObjectError. `kinds`: the kind of a pod is read too, which
-    takes a third of the time of a pod with GPUs."""
+    """Returns a decoder, which raises ObjectError. `kinds`: it reads the kinds of pods too, a third
+    of its time for a pod with GPUs."""
 
     def read(text: bytes) -> PodRecord:
         raw = decoded(text, apiobjects.KIND, _pods)
@@ -215,7 +216,8 @@ def _group(pod: ApiPod) -> PodGroup | None:
 
 
 def _reservation(pod: ApiPod) -> str:
-    """An annotation that can't be read names none: then the Reservation holds all of its part."""
+    """The uid of the pod's Reservation; "" also for an annotation that can't be read, so that the
+    Reservation keeps all that it holds."""
     try:
         return reservation_uid(pod.annotations)
     except AnnotationError as error:
@@ -244,7 +246,7 @@ def topology(text: bytes) -> NodeTopology | Unreadable:
         return _unreadable(error)
     kept = bounds.kept(read.annotations, _TOPOLOGY_READ)
     if allocs := kept.get(node_annotations.POD_CPU_ALLOCS):
-        # The annotations of the other pods have their CPUs.
+        # The CPUs of all other pods are in the pods' own annotations.
         kept[node_annotations.POD_CPU_ALLOCS] = node_annotations.only_kubelet_allocated(allocs)
     return msgspec.structs.replace(read, annotations=interned(kept))
 
@@ -258,7 +260,7 @@ def devices(text: bytes) -> DeviceObject | Unreadable:
     try:
         grants.of_device_object(read.annotations)
     except AnnotationError as error:
-        # The devices in use are unknown.
+        # Without this list it is unknown which devices are in use.
         return _unreadable(ObjectError(device_object.KIND, read.name, str(error)))
     found = tuple(
         msgspec.structs.replace(each, resources=_resources.of(each.resources))
@@ -334,7 +336,8 @@ _NO_IDS: Final[dict[tuple[str, int], str]] = {}
 
 
 def _has_claim_condition(text: bytes) -> bool:
-    """The search saves most pods the decoding; the text may be in an annotation too."""
+    """The search in the text avoids the decoding of most pods; the text may also be in an
+    annotation."""
     return CLAIM_REFUSED.encode() in text and any(
         each.type == CLAIM_REFUSED for each in _conditions_of(text)
     )
@@ -369,7 +372,7 @@ def _compact(assigned: AssignedPod) -> AssignedPod:
 def _zoned_of(pod: ApiPod) -> ZonedPod:
     amounts = pod.counted, pod.limits, pod.overhead
     key = (pod.kube_class, pod.containers, pod.init_containers, *amounts)
-    return _zoned_by_key.made(key, lambda: _zoned.of(_nameless(zoned_pod(pod))))
+    return _zoned_by_key.by_source(key, lambda: _zoned.of(_nameless(zoned_pod(pod))))
 
 
 def _nameless(pod: ZonedPod) -> ZonedPod:

@@ -26,10 +26,10 @@ from agent.scheduler.state.records import AgentSelector, PodRecord
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-# Interval of the check for kinds that were added or removed.
 CHECK_SECONDS: Final = 10.0
-# A watch that does not report a change of the server within this time lists all objects.
-PATIENCE_SECONDS: Final = 2.0
+"""Interval of the check for kinds that were added or removed."""
+RESYNC_SECONDS: Final = 2.0
+"""A watch that has not reached the version of the server within this time lists all objects."""
 _STEP_SECONDS: Final = 0.02
 
 
@@ -64,8 +64,8 @@ class KindWatch(Generic[T]):
 
     @property
     def age_seconds(self) -> float:
-        """The age of the watch; for a kind that does not exist, the time since the API server
-        reported that."""
+        """The age of the watch, as in ListWatch; for a kind that does not exist, the time since the
+        API server reported this."""
         watch = self._watch
         if watch is not None:
             return watch.age_seconds
@@ -296,10 +296,10 @@ def stale(watches: Mapping[str, WatchAge], stale_seconds: float) -> str | None:
 
 
 class CatchUp:
-    """Lets watches catch up. Reads the current resourceVersion of the API server, which counts the
-    changes of all objects: a watch that has reached it has reported all earlier changes. A watch of
-    objects that do not change never reaches it, so it lists all objects again after
-    PATIENCE_SECONDS."""
+    """Waits until watches have caught up. It reads the current resourceVersion of the API server,
+    which counts the changes of all objects: a watch that has reached it has reported all earlier
+    changes. A watch of objects that do not change never reaches it, so it lists all objects again
+    after RESYNC_SECONDS."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -321,7 +321,7 @@ class CatchUp:
         reached = watch.version
         if not proof.listed and reached is not None and wire.not_newer(proof.version, reached):
             watch.mark_caught_up(proof.breaks)
-        elif not proof.listed and proof.waited_seconds >= PATIENCE_SECONDS:
+        elif not proof.listed and proof.waited_seconds >= RESYNC_SECONDS:
             proof.listed = True
             watch.resync()
         proof.waited_seconds += passed_seconds

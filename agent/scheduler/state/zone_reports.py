@@ -2,9 +2,10 @@
 Topolet: the amounts of its NodeResourceTopology report, without the pods that the report does not
 count yet.
 
-No object contains which pods a report counts. That depends on the order in which pods started, the
-last pods that ended, and the pods that were added since the report. A process that starts does not
-know these; if the report counts other pods, it waits for the next report.
+The report does not name the pods that it counts; it has only a fingerprint of them. Which pods fit
+the fingerprint is found from the order in which pods started, the last pods that ended, and the
+pods that were added since the report. A process that has just started does not know these. If the
+report then counts unknown pods, the free amounts are unknown until the next report.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MAX_REMOVED: Final = 8
 
 
 class ReportFreshness:
-    """The pods that the report of one node counts. One thread at a time."""
+    """Determines the pods that the report of one node counts. One thread at a time."""
 
     __slots__ = ("_admitted", "_counted", "_deleted", "_ended", "_pods", "_started", "_unreported")
 

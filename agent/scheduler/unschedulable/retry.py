@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 class Retry:
     """One thread calls `step`. `leading` returns whether this process leads; only the leader
-    patches pods. `initial` returns the pods that were unschedulable before this process led."""
+    patches pods. `initial` lists the unschedulable pods at the beginning of a term."""
 
     def __init__(
         self,
@@ -109,4 +109,4 @@ def unschedulable_pods(
             info = pod_info(pod, cluster.device_resources())
             yield queued_pod(info, cluster, time.monotonic(), nominated=pod.nominated)
         except (PodRequestError, GroupError):
-            continue  # a change of a node does not help
+            continue  # no change of a node helps an invalid pod

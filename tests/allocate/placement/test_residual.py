@@ -13,8 +13,8 @@ from agent.allocate.placement.residual import (
     CELL,
     Residual,
     placement,
-    residual,
     remainder_values,
+    residual,
 )
 from agent.model.cpu.policies import PlacementPolicy
 

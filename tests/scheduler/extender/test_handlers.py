@@ -28,7 +28,7 @@ from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pods_api import BindingApi
-from agent.scheduler.state.pods_seen import PodsSeen, place_by, sites_of
+from agent.scheduler.state.pods_seen import PodsSeen, apply_placement, sites_of
 from agent.scheduler.state.records import AgentSelector
 from tests.fixtures.fleet import (
     CARDS,
@@ -356,7 +356,7 @@ def test_a_placement_decides_about_plain_pods_too(server: hostile.Server) -> Non
     read = records.pods(AgentSelector(), kinds=True)(json.dumps(body).encode())
     seen.pods_changed([Change(ChangeKind.ADDED, ObjectKey("default", "seen"), read)])
     sites = sites_of(scene.cluster)
-    place_by(seen, scene.cluster, AllocatorRules(), PlacementPolicy.RESIDUAL, sites)
+    apply_placement(seen, scene.cluster, AllocatorRules(), PlacementPolicy.RESIDUAL, sites)
     entries = scene.scores(scene.pod(plain("500m", "1Gi"), "p"), NODES)
     assert sorted(entries) == NODES
     assert list(entries.values()).count(handlers.MAX_PRIORITY) == 1

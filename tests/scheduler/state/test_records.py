@@ -41,7 +41,7 @@ def test_a_derived_value_is_made_once() -> None:
         made.append(1)
         return [len(made)]
 
-    assert shared.made({"a": 1}, make) is shared.made({"a": 1}, make)
+    assert shared.by_source({"a": 1}, make) is shared.by_source({"a": 1}, make)
     assert made == [1]
 
 
