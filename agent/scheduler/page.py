@@ -32,8 +32,11 @@ from agent.scheduler.explain.causes import offer_facts
 from agent.scheduler.node_table import NodeRow, NodeTable
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_info import BindDecision, PodInfo
-from agent.scheduler.unschedulable.events import WaitingPodExplainer
-from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue
+from agent.scheduler.unschedulable.queue import (
+    QueuedPod,
+    UnschedulableQueue,
+    WaitingPodExplainer,
+)
 from agent.view import explanation
 
 Value = TypeVar("Value")

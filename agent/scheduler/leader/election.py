@@ -32,14 +32,15 @@ _KIND: Final = "Lease"
 _BASE: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _Object = dict[str, Any]
 BIND_SECONDS: Final = 3.5
+"""The longest time of a Binding."""
 READ_LIMITS: Final = ResponseLimits(connect_seconds=0.5, read_seconds=0.5, whole_seconds=0.5)
-"""A Binding and the read of its outcome take less than kube-scheduler waits (`httpTimeout`), so
-that it receives a reason."""
+"""The limits of the read that determines the outcome of a Binding. Both together end before
+kube-scheduler's timeout (`httpTimeout`), so that kube-scheduler receives a reason."""
 
 
 class LeaseTimes(msgspec.Struct, frozen=True):
     """A candidate acquires a Lease that has not changed for `lease_seconds`. A leader that could
-    not renew its Lease for `renew_seconds` stops to lead. A leader renews the Lease, and every
+    not renew its Lease for `renew_seconds` stops leading. A leader renews the Lease, and every
     other candidate reads it, every `retry_seconds`."""
 
     lease_seconds: int = 15
@@ -71,13 +72,14 @@ def limits(times: LeaseTimes) -> ResponseLimits:
 
 
 def lease_times(lease_seconds: int) -> LeaseTimes:
-    """Returns times in the proportions of kube-scheduler: 15, 10 and 2 seconds."""
+    """Returns the times for this duration, in the proportions of kube-scheduler's 15, 10 and 2
+    seconds."""
     return LeaseTimes(lease_seconds, lease_seconds * 2 / 3, lease_seconds * 2 / 15)
 
 
 def bind_limits(times: LeaseTimes) -> ResponseLimits:
-    """The limits of a Binding: one that is in flight when the lease expires ends before another
-    candidate may lead."""
+    """The limits of a Binding. A Binding that is sent at the end of the leader's term ends before
+    another candidate may lead."""
     seconds = min(BIND_SECONDS, (times.lease_seconds - times.renew_seconds) * 0.8)
     connect, answer = seconds / 4, seconds * 3 / 4
     return ResponseLimits(connect_seconds=connect, read_seconds=answer, whole_seconds=answer)

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from agent.kube.events import Regarding
-from agent.model.explanation import Explanation
-from agent.scheduler.state.pod_info import PodInfo
-from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue
+from agent.scheduler.unschedulable.queue import (
+    QueuedPod,
+    UnschedulableQueue,
+    WaitingPodExplainer,
+)
 from agent.view import explanation
 
 NO_NODE_HAS_ROOM: Final = "NoNodeHasRoom"
@@ -31,12 +33,6 @@ class EventRecording(Protocol):
     """Delivers Events."""
 
     def record(self, regarding: Regarding, reason: str, note: str) -> None: ...
-
-
-class WaitingPodExplainer(Protocol):
-    """What an `Explainer` does for waiting pods."""
-
-    def explain_waiting(self, info: PodInfo, *, until: float) -> Explanation: ...
 
 
 class NoRoomEvents:

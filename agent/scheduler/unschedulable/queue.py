@@ -11,6 +11,7 @@ import msgspec
 
 from agent.kube.objects import Change, ChangeKind
 from agent.model.apiobjects import PodGroup
+from agent.model.explanation import Explanation
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_info import (
     ChangedNodes,
@@ -136,6 +137,12 @@ class FeasibilitySource(Protocol):
     def node_names(self) -> Iterable[str]: ...
 
     def results(self, check: NodeCheck, nodes: Sequence[str]) -> Sequence[Feasibility]: ...
+
+
+class WaitingPodExplainer(Protocol):
+    """What an `Explainer` does for queued pods."""
+
+    def explain_waiting(self, info: PodInfo, *, until: float) -> Explanation: ...
 
 
 class RetryCandidate(msgspec.Struct, frozen=True):
