@@ -10,7 +10,7 @@ import msgspec
 
 from agent.hooks import cpuset
 from agent.hooks.agent_client import Notifier, SnapshotFile
-from agent.hooks.cpuset import Answer, CpuGrant, Grants, Keep, Override, requested_cpus
+from agent.hooks.cpuset import CpuGrant, Grants, Keep, Override, requested_cpus
 from agent.hooks.requests import (
     UNCHANGED,
     Changes,
@@ -25,7 +25,7 @@ from agent.hooks.requests import (
     UpdateContainer,
     Verdict,
     announced,
-    joined,
+    with_device_changes,
 )
 from agent.host.log_once import about
 from agent.model import notice
@@ -62,7 +62,7 @@ _UNREAD: Final = frozenset(
 )
 """Reasons that leave the content of a request unknown."""
 MAX_NAMES: Final = 4096
-"""Of containers; those that were created first are forgotten."""
+"""The most containers whose names are kept; those that were created first are dropped."""
 _CODES: Final[dict[str, Code]] = {
     FailureReason.TOO_LARGE: Code.RESOURCE_EXHAUSTED,
     FailureReason.MALFORMED: Code.INVALID_ARGUMENT,
@@ -70,8 +70,9 @@ _CODES: Final[dict[str, Code]] = {
 
 
 class Admission:
-    """`state_dir`: the agent's folder, with the file of CPUs of each container. `settable`: the
-    fields of devices that the frontend can change."""
+    """Decides requests. `state_dir`: the agent's folder, where each container has the file that
+    lists its CPUs. `settable`: the fields of devices that the frontend can change. `append` takes
+    records for the audit trail."""
 
     def __init__(
         self,
@@ -83,7 +84,6 @@ class Admission:
         settable: DeviceFields,
         append: Callable[[Sequence[Record]], None] = lambda records: None,
     ) -> None:
-        """`append`: to the audit trail."""
         self._append = append
         self._snapshots = snapshots
         self._notifier = notifier
@@ -99,8 +99,9 @@ class Admission:
         return self._notifier.notify(pod)
 
     def create_sandbox(self, sandbox: SandboxCreation) -> Verdict:
-        """The answer to a request to create a sandbox: it waits while the pod's cgroup, from which
-        the sandbox inherits its CPUs, may have some of another pod. A late agent never fails it."""
+        """The answer to a request to create a sandbox. It is Wait while the pod's cgroup, from
+        which the sandbox inherits its CPUs, may have CPUs of another pod. A sandbox is created even
+        if the agent does not correct the cgroup in time."""
         pod, snapshot = sandbox.pod, self._snapshots.current()
         if sandbox.notified is None:
             sandbox.notified = self.pod_announced(pod)
@@ -137,13 +138,14 @@ class Admission:
                 )
             creation.waiting.notify(self._notifier.notify, notification)
             return Wait()
-        waited = ""
+        late_reason = ""
         if isinstance(answer, Wait):
-            waited = answer.reason
-            answer = self._fallback(creation, snapshot, grants, waited)
-        if isinstance(answer, Wait):
-            return self._refused(creation, answer.reason)
-        shown = UNCHANGED
+            late_reason = answer.reason
+            decided = self._fallback(creation, snapshot, grants, late_reason)
+            if isinstance(decided, Refuse):
+                return decided
+            answer = decided
+        device_changes = UNCHANGED
         if visible is not None:
             from agent.hooks.visibility import (  # not on a node without devices
                 DeniedError,
@@ -152,24 +154,25 @@ class Admission:
 
             try:
                 node = snapshot.devices if snapshot is not None else None
-                shown = visible_devices(
+                device_changes = visible_devices(
                     creation, carried, visible, node, self._settable, self.outcomes
                 )
             except DeniedError as error:
                 return self._refused(creation, str(error))
         changes = self._granted(creation, answer, snapshot)
-        if shown != UNCHANGED:
-            changes = joined(changes, shown)
-        self._append([_admitted(creation, changes, waited)])
+        if device_changes != UNCHANGED:
+            changes = with_device_changes(changes, device_changes)
+        self._append([_admission_record(creation, changes, late_reason)])
         return changes
 
     def unhooked(
         self, hook: str, creation: Creation | None, reason: str, detail: str
     ) -> Unread | Refuse | None:
-        """The answer to a request that can't be read, whose hook failed (_UNREAD), or that can't
-        wait any longer. An unread request fails if it could take CPUs or devices that a pod owns;
-        otherwise the failure policy decides. The caller reports the result of a creation that
-        continues to `created`. `creation`: the part that was read before."""
+        """The answer to a request that can't be read, whose hook failed, or that can't wait any
+        longer. `creation` is None if the request was not read. A request with unknown content
+        (_UNREAD) fails if it could take CPUs or devices that a pod owns; otherwise the failure
+        policy decides. Returns Unread for a creation that continues: the caller passes it to
+        `created` with the result; None for another request that continues unchanged."""
         class_, title = None, "a container whose request could not be read"
         fields: Mapping[str, str] = {}
         if creation is not None:
@@ -185,15 +188,16 @@ class Admission:
             why = f"{why}; it could take {owned}"
             self.outcomes.refused(hook, class_, reason, why, fields)
         elif not self.outcomes.fails(hook, class_, reason, why, fields):
-            self._append([_unread(hook, creation, reason, why, refused=False)])
+            self._append([_unhooked_record(hook, creation, reason, why, refused=False)])
             return Unread(self._grants.open(CpuGrant("", title, None))) if hook == CREATE else None
-        self._append([_unread(hook, creation, reason, why, refused=True)])
+        self._append([_unhooked_record(hook, creation, reason, why, refused=True)])
         return Refuse(_CODES.get(reason, Code.INTERNAL), f"{hook}: {why}")
 
     def created(self, creation: Creation | Unread, container_id: str) -> None:
-        """The result of a creation; "" for no container, or one with an unknown id."""
+        """The result of a creation. `container_id` is "" if no container was created, or if its id
+        is unknown."""
         if isinstance(creation, Creation) and container_id:
-            self._remember(container_id, creation)
+            self._keep_name(container_id, creation)
         if creation.grant is None:
             return
         if container_id:
@@ -208,15 +212,16 @@ class Admission:
         self._notifier.notify(notification)
 
     def abandoned(self, creation: Creation) -> None:
-        """The caller cancelled a held creation: it holds nothing, but the agent may hold CPUs for
-        it."""
+        """The caller cancelled a creation that waited. It has no grant, but the agent may reserve
+        CPUs for it."""
         if creation.announced:
             self._notifier.notify(creation.failed())
 
     def creations_missed(self) -> None:
-        """Containers may have been created without a hook: until the agent's next pass they may
+        """Containers may have been created without a hook. Until the agent's next pass they may
         hold any CPU."""
-        self._grants.failed(self._grants.open(CpuGrant("", "a time without us", None)))
+        title = "a container that was created without a hook"
+        self._grants.failed(self._grants.open(CpuGrant("", title, None)))
         self._notifier.notify(SnapshotRequest())
 
     def start(self) -> int:
@@ -229,12 +234,12 @@ class Admission:
             self.report_change()
 
     def removed(self, container_id: str) -> None:
-        """The container holds nothing any more."""
+        """The container was removed, and holds no CPUs."""
         self._names.pop(container_id, None)
         self._grants.removed(container_id)
 
     def report_change(self) -> None:
-        """Asks the agent for a pass after a change; no call waits for it."""
+        """Notifies the agent of a change, which starts a pass. No call waits for that pass."""
         self._notifier.notify(SnapshotRequest(waits=False))
 
     def update(self, update: Update) -> Verdict:
@@ -247,20 +252,21 @@ class Admission:
                 return Wait()
             waited = f"container {request.container_id}: {answer.reason}"
             if self.outcomes.fails(UPDATE, None, FailureReason.TIMEOUT, waited):
-                record = _unread(UPDATE, None, FailureReason.TIMEOUT, waited, refused=True)
-                self._append([self._named(record, request)])
+                record = _unhooked_record(UPDATE, None, FailureReason.TIMEOUT, waited, refused=True)
+                self._append([self._with_name(record, request)])
                 return Refuse(Code.UNAVAILABLE, waited)
             answer = cpuset.without_owners(request, snapshot)
         changes = UNCHANGED if isinstance(answer, Wait) else cpuset.changes(request, answer)
         if changes != UNCHANGED:
-            record = self._named(Record(event=AuditEvent.UPDATE_ADMITTED), request)
-            about = f"container {request.container_id}"
-            self._append([_with_changes(record, request.requested, changes, about)])
+            record = self._with_name(Record(event=AuditEvent.UPDATE_ADMITTED), request)
+            message = f"container {request.container_id}"
+            self._append([_with_changes(record, request.requested, changes, message)])
         return changes
 
     def updated(self, update: Update, *, may_be_ours: bool = False) -> None:
-        """The runtime made the update. `may_be_ours`: the frontend also gets updates with the
-        agent's own values, by their CPU shares; these are not a kubelet's request."""
+        """The runtime made the update. `may_be_ours`: this frontend also gets the updates that the
+        agent makes. An update with the agent's CPU shares counts as one of them, and not as a
+        kubelet's request."""
         request, snapshot = update.request, self._snapshots.current()
         if snapshot is None:
             return
@@ -270,8 +276,8 @@ class Admission:
         if snapshot.cpu_policy != "none" and request.requested.shares:
             self._notifier.notify(Resized(request.container_id, request.requested))
 
-    def _remember(self, container_id: str, creation: Creation) -> None:
-        """For the records of its updates, which have only the id."""
+    def _keep_name(self, container_id: str, creation: Creation) -> None:
+        """For the audit records of the container's updates: these requests have only its id."""
         pod = creation.request.pod
         if len(self._names) >= MAX_NAMES:
             del self._names[next(iter(self._names))]
@@ -279,7 +285,7 @@ class Admission:
             pod.namespace, pod.name, pod.uid, creation.request.container_name
         )
 
-    def _named(self, record: Record, request: UpdateContainer) -> Record:
+    def _with_name(self, record: Record, request: UpdateContainer) -> Record:
         name = request.name or self._names.get(request.container_id)
         if name is None:
             return record
@@ -288,13 +294,12 @@ class Admission:
     def _granted(
         self, creation: Creation, answer: Keep | Override, snapshot: Snapshot | None
     ) -> Changes:
-        """Grants the CPUs and limits of the answer to the container."""
+        """Opens the container's grant. Returns the changes of its CPUs and limits."""
         request = creation.request
         given = answer.wanted if isinstance(answer, Override) else NOTHING
         cpus = requested_cpus(request.requested.cpuset if given.cpuset is None else given.cpuset)
-        creation.grant = self._grants.open(
-            CpuGrant(request.pod.uid, creation.pod_title, cpus, given)
-        )
+        title = f"a new container of {creation.pod_title}"
+        creation.grant = self._grants.open(CpuGrant(request.pod.uid, title, cpus, given))
         cpus_folder = ""
         if given.exclusive and snapshot is not None and cpuset.reads_own_cpus(request, snapshot):
             folder = notice.folder(request.pod.uid, request.container_name)
@@ -306,7 +311,7 @@ class Admission:
     def _refused(self, creation: Creation, why: str) -> Refuse:
         if creation.announced:
             self._notifier.notify(creation.failed())
-        record = _of_creation(creation, AuditEvent.CONTAINER_REFUSED)
+        record = _record(creation, AuditEvent.CONTAINER_REFUSED)
         self._append([msgspec.structs.replace(record, message=why)])
         return Refuse(Code.UNAVAILABLE, why)
 
@@ -316,18 +321,19 @@ class Admission:
         snapshot: Snapshot | None,
         grants: Collection[CpuGrant],
         reason: str,
-    ) -> Answer:
-        """The answer after the deadline; Wait is an error, with its text."""
+    ) -> Keep | Override | Refuse:
+        """The answer after the deadline. `reason`: why the creation waited until then."""
         if snapshot is not None and cpuset.local_request(creation.request, snapshot):
             creation.qos = QoS.LSR
-        waited = f"{creation.pod_title}: no CPUs after {creation.waiting.patience_seconds:g} s"
+        waited = f"{creation.pod_title}: no CPUs after {creation.waiting.timeout_seconds:g} s"
         why, fields = f"{waited}: {reason}", creation.fields
         if self.outcomes.fails(CREATE, creation.qos, FailureReason.TIMEOUT, why, fields):
-            return Wait(why)
+            return self._refused(creation, why)
         answer = cpuset.fallback(creation.request, snapshot, grants)
         if isinstance(answer, Wait):
-            answer = Wait(f"{waited}: {answer.reason}")
-            self.outcomes.refused(CREATE, creation.qos, FailureReason.NO_CPU, answer.reason, fields)
+            why = f"{waited}: {answer.reason}"
+            self.outcomes.refused(CREATE, creation.qos, FailureReason.NO_CPU, why, fields)
+            return self._refused(creation, why)
         return answer
 
     def _seen(self) -> Snapshot | None:
@@ -337,7 +343,7 @@ class Admission:
         return snapshot
 
 
-def _of_creation(creation: Creation, event: str) -> Record:
+def _record(creation: Creation, event: str) -> Record:
     pod = creation.request.pod
     return Record(
         event=event,
@@ -348,17 +354,18 @@ def _of_creation(creation: Creation, event: str) -> Record:
     )
 
 
-def _admitted(creation: Creation, changes: Changes, waited: str) -> Record:
-    """`waited`: for what, until the deadline."""
-    record = _of_creation(creation, AuditEvent.CONTAINER_ADMITTED)
-    record = _with_changes(record, creation.request.requested, changes, waited)
-    return msgspec.structs.replace(record, reason=FailureReason.TIMEOUT) if waited else record
+def _admission_record(creation: Creation, changes: Changes, late_reason: str) -> Record:
+    """`late_reason`: why the agent had not decided at the deadline, "" if it had."""
+    record = _record(creation, AuditEvent.CONTAINER_ADMITTED)
+    record = _with_changes(record, creation.request.requested, changes, late_reason)
+    return msgspec.structs.replace(record, reason=FailureReason.TIMEOUT) if late_reason else record
 
 
 def _with_changes(
     record: Record, requested: RequestedResources, changes: Changes, message: str
 ) -> Record:
-    """The CPUs, and the names of all other changed fields: their values may be secrets."""
+    """Adds the CPUs, and only the names of the other changed fields: their values may be
+    secrets."""
     others = [name for name in changes.__struct_fields__[1:] if getattr(changes, name)]
     also = f"also changed: {', '.join(others)}" if others else ""
     return msgspec.structs.replace(
@@ -370,22 +377,23 @@ def _with_changes(
     )
 
 
-def _unread(
+def _unhooked_record(
     hook: str, creation: Creation | None, reason: str, why: str, *, refused: bool
 ) -> Record:
-    """`why` names the pod, or the container."""
+    """The record of a request that continued or failed without a decision. `why` names the pod or
+    the container."""
     event = AuditEvent.CONTAINER_REFUSED if refused else AuditEvent.CONTAINER_ADMITTED
     if hook == UPDATE:
         event = AuditEvent.UPDATE_REFUSED if refused else AuditEvent.UPDATE_ADMITTED
-    record = _of_creation(creation, event) if creation else Record(event=event)
+    record = _record(creation, event) if creation else Record(event=event)
     return msgspec.structs.replace(record, reason=reason, message=f"{hook}: {why}")
 
 
 def decided_devices(
     request: CreateContainer, snapshot: Snapshot | None
 ) -> Visibility | Wait | None:
-    """The agent's decision about the container's devices; None when the snapshot has no decisions
-    about devices."""
+    """The agent's decision about the container's devices; None if the snapshot has no decisions
+    about devices, or the container is excluded from them."""
     pod = request.pod
     if snapshot is None:
         allocated = DEVICE_ALLOCATED in pod.annotations

@@ -26,14 +26,15 @@ from agent.model.notifications import (
 from agent.model.snapshot import Snapshot
 
 MAX_KEPT = 1024
+"""The most notifications that are kept to be sent later."""
 
 log = logging.getLogger(__name__)
 
 
 class SnapshotFile:
-    """Keeps the last valid snapshot while the file can't be decoded. A snapshot of another boot
-    counts as none. The agent replaces the file and never removes it: a missing file was removed on
-    purpose."""
+    """The agent's snapshot, by its file. While the file can't be decoded, the last valid snapshot
+    counts. A snapshot of another boot counts as none, and so does a missing file: the agent
+    replaces the file and never removes it, so that somebody removed it on purpose."""
 
     def __init__(self, path: str, boot_id: str) -> None:
         self._path = path
@@ -64,26 +65,28 @@ class SnapshotFile:
         except OSError as error:
             if error.errno != errno.EFBIG:
                 self._stamp = None  # the file may be valid: it is read at the next call
-            self._keep(str(error))
+            self._report(str(error))
         except snapshots.SnapshotError as error:
-            self._keep(f"{self._path}: {error}")
+            self._report(f"{self._path}: {error}")
         else:
             self._problem.text = None
             self._current = new if new.boot_id == self._boot_id else None
             if self._current is None:
                 log.info("%s is of another boot: waiting for the agent", self._path)
 
-    def _keep(self, error: str) -> None:
+    def _report(self, error: str) -> None:
         self.unreadable += 1
         self._problem.report(error)
 
 
 class Notifier:
-    """Never blocks: a datagram that can't be delivered is dropped and counted. Only notifications
-    of values that a creation replaced are kept and sent later: a restore needs them."""
+    """Sends notifications to the agent and never blocks. A datagram that can't be delivered is
+    dropped and counted, except one that says which values a creation replaced (Created): it is
+    kept and sent later, because `topolet restore` needs these values."""
 
     def __init__(self, path: str, session: FrontendSession | None = None) -> None:
-        """`session`: for announcements of calls that end with this process."""
+        """`session`: announcements name it, for a frontend whose held calls end with its process.
+        The agent drops them when the session has ended."""
         self._path = path
         self._session = session
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -94,7 +97,7 @@ class Notifier:
     def notify(self, notification: Notification) -> bool:
         """Sends one datagram, after the kept ones. Returns whether it was delivered."""
         self.sent += 1
-        datagram = encode(self._of_session(notification))
+        datagram = encode(self._with_session(notification))
         if self._send(datagram):
             while self._kept and self._send(self._kept[0]):
                 self._kept.popleft()
@@ -108,7 +111,7 @@ class Notifier:
         """Closes the socket."""
         self._socket.close()
 
-    def _of_session(self, notification: Notification) -> Notification:
+    def _with_session(self, notification: Notification) -> Notification:
         if isinstance(notification, PodAnnounced):
             return msgspec.structs.replace(notification, session=self._session)
         if isinstance(notification, ContainerAnnounced):

@@ -1,10 +1,11 @@
 """Carriers: the places of a request to create a container that name GPUs, and the forms of such
 names.
 
-A name is a UUID, NVML's number of a card (`1`, of a MIG instance `1:0`), such a number behind `gpu`
-or `mig`, or `all`; a qualified one follows its CDI kind (`nvidia.com/gpu=1`). NVIDIA's runtime
-accepts more (libnvidia-container: src/cli/common.c, select_devices): a PCI address, a sign or a
-blank before a number, any text behind `1:0`. These spellings are not understood here.
+A name is a UUID, NVML's number of a card (`1`) or of a MIG instance (`1:0`), `gpu` or `mig` with
+such a number behind it, or `all`. A qualified name has its CDI kind before it (`nvidia.com/gpu=1`).
+NVIDIA's runtime accepts more (libnvidia-container: src/cli/common.c, select_devices): a PCI
+address, a sign or a blank before a number, any text behind `1:0`. These spellings are not
+understood here.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ DEV_NULL: Final = "/dev/null"
 
 _CARD: Final = re.compile(r"/dev/nvidia\d+|/dev/nvidia-caps/nvidia-cap\d+")
 _CAPABILITY: Final = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)")
-_OF_NO_INSTANCE: Final = frozenset({"0", "1", "2"})
-_FAMILIES: Final = {
+_NO_INSTANCE: Final = frozenset({"0", "1", "2"})
+_NODES_BY_TYPE: Final = {
     "rdma": re.compile(r"/dev/infiniband/(?:uverbs|umad|issm|ucm)\d+"),
     "fpga": re.compile(r"/dev/(?:dfl-(?:fme|port)\.|intel-fpga-(?:fme|port)\.|xclmgmt)\d+"),
 }
@@ -55,16 +56,17 @@ _WITHOUT_CARDS: Final = re.compile(
     r"(?:.+\.)?nvidia\.com/(?:gds|gdrcopy|mofed|nvswitch|imex-channel)"
     r"|(?:.+\.)?compute-domain\.nvidia\.com/.+"
 )
-"""CDI kinds of NVIDIA's that give no card (container toolkit: pkg/nvcdi, and its driver for
-claims on compute domains)."""
+"""NVIDIA's CDI kinds that give no card (container toolkit: pkg/nvcdi, and its DRA driver for
+compute domains)."""
 
 
 class Carried(msgspec.Struct, frozen=True):
-    """All parts of a request that may name devices, in its order. `environment`: the values of
-    NVIDIA_VISIBLE_DEVICES that are not the image's. `mounts`: paths in the container that name
-    devices (`visibility.mounted`), with any source. `annotations`: those that CDI reads. `serving`:
-    it mounts a folder through which the kubelet or others find the node's devices. `of_pod`: the
-    annotations of the pod that CDI may read (`visibility.of_pod`), which no frontend can change."""
+    """All parts of a request that may name devices, in the request's order. `environment`: the
+    values of NVIDIA_VISIBLE_DEVICES that are not the image's. `mounts`: paths in the container that
+    name devices (`visibility.mounted`), with any source. `annotations`: those that CDI reads.
+    `serving`: the container mounts a folder through which the kubelet or others find the node's
+    devices. `of_pod`: the values of the pod's annotations that CDI may read (`visibility.of_pod`),
+    which no frontend can change."""
 
     environment: tuple[str, ...] = ()
     preload: str = ""
@@ -82,12 +84,12 @@ class Carried(msgspec.Struct, frozen=True):
         return _gpu_names(self._listed())
 
     def names_of_pod(self) -> Iterator[str]:
-        """Those that are in annotations of the pod."""
+        """The names of GPUs in the pod's annotations, without their kind."""
         return _gpu_names(name for value in self.of_pod for name in split(value))
 
     def claimed(self) -> Iterator[tuple[str, str]]:
-        """Names by other kinds of NVIDIA's that may give cards: those of its driver for claims
-        (DRA) with the device node of the card, any other one with ""."""
+        """The names of NVIDIA's other CDI kinds that may give a card, each with the card's device
+        node. Only names of NVIDIA's DRA driver tell the card; the node of other names is ""."""
         for each in self._listed():
             kind, _ = kind_and_name(each)
             if match := _CLAIMED.fullmatch(each):
@@ -96,7 +98,7 @@ class Carried(msgspec.Struct, frozen=True):
                 yield each, ""
 
     def _listed(self) -> Iterator[str]:
-        """Every name, qualified or not."""
+        """Every name of a device, qualified or not."""
         for value in self.environment:
             if value not in NOTHING_NAMED and value != MOUNT_ROOT:
                 yield from split(value)
@@ -135,13 +137,13 @@ def mounted_name(container_path: str) -> str | None:
 
 
 def serves(host_path: str) -> bool:
-    """Whether a container with that mount reports the node's devices or asks for them: device
-    plugins, exporters, feature discovery."""
+    """Whether a container that mounts the path offers or reads the node's devices: device plugins,
+    exporters, feature discovery."""
     return _SERVING.fullmatch(cleaned(host_path)) is not None
 
 
 def mount_path(name: str) -> str:
-    """The path that names the GPU."""
+    """The path in the container of the mount that names the GPU."""
     kind, equals, plain = name.rpartition("=")
     return f"{MOUNT_ROOT}/cdi/{kind}/{plain}" if equals else f"{MOUNT_ROOT}/{name}"
 
@@ -155,13 +157,13 @@ def is_instance_node(path: str) -> bool:
     """Whether the node opens a MIG instance; the first two of its kind are for configuration and
     monitoring."""
     capability = _CAPABILITY.fullmatch(path)
-    return capability is not None and capability[1] not in _OF_NO_INSTANCE
+    return capability is not None and capability[1] not in _NO_INSTANCE
 
 
 def is_node_of(device_type: str, path: str) -> bool:
     """Whether it is a node of one device of the type (which /dev/infiniband/rdma_cm is not)."""
-    family = _FAMILIES.get(device_type)
-    return family is not None and family.fullmatch(path) is not None
+    pattern = _NODES_BY_TYPE.get(device_type)
+    return pattern is not None and pattern.fullmatch(path) is not None
 
 
 def names_all(value: str) -> bool:
@@ -188,7 +190,7 @@ def card_of(name: str) -> str:
 
 
 def is_mig_name(name: str) -> bool:
-    """Whether the name is that of a MIG instance."""
+    """Whether the name means a MIG instance."""
     number = _NUMBER.fullmatch(name)
     return name[:4].upper() == "MIG-" or bool(number and ":" in number[2])
 
@@ -212,14 +214,15 @@ def _plain(uuid: str) -> str:
 
 
 def _numbers(index: str) -> list[str]:
-    """As texts, whose length has no bound."""
+    """The parts of an index without leading zeros; as texts, since a request may have a number of
+    any length."""
     return [part.lstrip("0") for part in index.split(":")] if index else []
 
 
-def written(gpu: VisibleGpu, like: Iterable[str]) -> str | None:
-    """The GPU's name in the form of those names, if they have one form; otherwise its UUID. None
-    when that form needs an index that is unknown."""
-    numbers = [_NUMBER.fullmatch(name) for name in like if name != _ALL]
+def name_like(names: Iterable[str], gpu: VisibleGpu) -> str | None:
+    """The GPU's number in the form of the names, if all of them are numbers; otherwise its UUID.
+    None if its number is needed and not known."""
+    numbers = [_NUMBER.fullmatch(name) for name in names if name != _ALL]
     if not numbers or not all(numbers):
         return gpu.uuid
     if not gpu.index:

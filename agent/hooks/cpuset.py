@@ -1,17 +1,15 @@
 """The CPUs, memory nodes and limits of a container's request: pure functions of request, snapshot
 and grants.
 
-The agent decides, the hook applies the decision. The snapshot's values of a pod replace those of
+The agent decides, the hook applies the decision. The snapshot's values for a pod replace those of
 the request. A pod that is missing in the snapshot shares the pool of its class, or waits for the
-agent when it claims CPUs of its own. A container that qualifies by a node-local policy and has no
-decision waits too. A container with CPUs of its own also waits while a creation that the agent has
-not seen yet may hold one of them: that container could start with it. Such creations are the
-grants; a frontend keeps them in `Grants`.
+agent if it claims exclusive CPUs. A container that gets exclusive CPUs by a node-local policy also
+waits for the agent's decision. A container with exclusive CPUs waits, too, while a container that
+the agent has not seen yet may run on one of them. `Grants` has the CPUs of such new containers.
 
-The request has the CPUs that a kubelet with the static policy gave to a container, and the
-kubelet's checkpoint has them before the pod's sandbox exists: they are never replaced. The
-container waits until the snapshot has read that checkpoint, so that no other container is on its
-CPUs.
+A kubelet with the static policy writes the CPUs of a container into its checkpoint before it
+creates the pod's sandbox, and into the request. These CPUs are never replaced. The container waits
+until the agent has read the checkpoint, so that no other container is on its CPUs.
 """
 
 from __future__ import annotations
@@ -55,8 +53,10 @@ Value = TypeVar("Value", str, int)
 
 
 class CpuGrant(msgspec.Struct, frozen=True):
-    """The CPUs of a creation: `cpus` None when unknown, `given` by the hooks. `answered_at`
-    (CLOCK_MONOTONIC, nanoseconds) is None while the runtime works on it."""
+    """The CPUs that a container may hold, before the agent has seen it. `uid`: of its pod, "" if
+    unknown. `title` names the container in messages. `cpus` is None if they may be any. `given`:
+    the values that the hooks set. `answered_at` (CLOCK_MONOTONIC, nanoseconds) is None while the
+    runtime works on the request."""
 
     uid: str
     title: str
@@ -116,10 +116,10 @@ def create(
             return Wait("the agent has not decided about this pod")
         return _share(pod, request.container_name, snapshot, grants)
     wanted = known.of(request.container_name)
-    kubelets = _given_by_kubelet(request, snapshot)
-    read = wanted.kubelet and CpuSet.parse(wanted.cpuset or "") <= kubelets
-    if kubelets and not read and wanted.cpuset is not None:
-        return Wait(f"the agent has not read that the kubelet assigned it CPUs {kubelets}")
+    assigned = _assigned_by_kubelet(request, snapshot)
+    agent_read_them = wanted.kubelet and CpuSet.parse(wanted.cpuset or "") <= assigned
+    if assigned and not agent_read_them and wanted.cpuset is not None:
+        return Wait(f"the agent has not read that the kubelet assigned CPUs {assigned} to it")
     if wanted.blocked:
         return Wait(wanted.blocked)
     if wanted.exclusive:
@@ -127,7 +127,7 @@ def create(
         for grant in grants:
             own = grant.uid == pod.uid and grant.exclusive
             if not own and not grant.seen_by(snapshot) and grant.may_hold(cpus):
-                return Wait(f"a new container of {grant.title} may hold one of CPUs {cpus}")
+                return Wait(f"{grant.title} may hold one of CPUs {cpus}")
     return _override(wanted, request.requested)
 
 
@@ -135,11 +135,11 @@ def fallback(
     request: CreateContainer, snapshot: Snapshot | None, grants: Collection[CpuGrant]
 ) -> Answer:
     """The answer for a creation without a decision of the agent: the pool without the CPUs of every
-    known owner. When no CPU is left it stays Wait and the creation fails, since an empty cpuset
-    would mean every CPU of the parent. A container keeps the CPUs that a static kubelet gave it,
-    also when the snapshot names another owner: the kubelet gives each CPU to one container."""
+    known owner. It is Wait if no CPU is left, and the creation must fail: an empty cpuset would
+    mean every CPU of the parent. A container keeps the CPUs that a static kubelet assigned to it,
+    even if the snapshot names another owner: the kubelet assigns each CPU to one container only."""
     pod = announced(request.pod, 0)
-    if snapshot is None or _given_by_kubelet(request, snapshot):
+    if snapshot is None or _assigned_by_kubelet(request, snapshot):
         return Keep()
     if snapshot.kubelet_static and kubelet_may_own(pod) and request.requested.cpuset:
         answer = _without_owned(request.requested.cpuset, snapshot)
@@ -158,20 +158,20 @@ def local_request(request: CreateContainer, snapshot: Snapshot) -> int:
 
 
 def reads_own_cpus(request: CreateContainer, snapshot: Snapshot) -> bool:
-    """Whether the container's CPUs may change, and it reads them in a file."""
+    """Whether the container's CPUs may change, so that it gets a file with its CPUs."""
     return snapshot.cpu_policy == "dynamic" and bool(local_request(request, snapshot))
 
 
 def _outdated(decided: Wanted, cpus: int) -> bool:
-    """Whether the decision was about another request."""
+    """Whether the decision was made for another number of CPUs."""
     held = CpuSet.parse(decided.cpuset or "")
     return decided.exclusive and not decided.blocked and len(held) != cpus
 
 
 def update(request: UpdateContainer, snapshot: Snapshot | None, granted: CpuGrant | None) -> Answer:
-    """The answer for an update of a running container: from the snapshot, then the grant, then the
-    request without other pods' CPUs. A request without cpuset gets one too: the runtime would
-    restore the cpuset that it remembers from the creation."""
+    """The answer for an update of a running container: the snapshot's values, or those of its
+    grant. It is Wait for an unknown container. A request without a cpuset gets one too: otherwise
+    the runtime would restore the cpuset of the creation."""
     if snapshot is not None and request.container_id in snapshot.containers:
         return _override(snapshot.containers[request.container_id], request.requested)
     if granted is not None:
@@ -182,8 +182,8 @@ def update(request: UpdateContainer, snapshot: Snapshot | None, granted: CpuGran
 
 
 def without_owners(request: UpdateContainer, snapshot: Snapshot | None) -> Answer:
-    """The answer for an unknown container: the CPUs of its request without those of other
-    owners."""
+    """The answer after the deadline for a container that the agent does not know: the CPUs of its
+    request without those of owners."""
     return _without_owned(request.requested.cpuset, snapshot) if snapshot else Keep()
 
 
@@ -214,11 +214,12 @@ def missing(wanted: Wanted, requested: RequestedResources) -> Changes:
     )
 
 
-def _given_by_kubelet(request: CreateContainer, snapshot: Snapshot) -> CpuSet:
-    """The CPUs of its own that a static kubelet gave to the container: it gives some to all those
-    of a Guaranteed pod that request whole CPUs, and no others (pkg/kubelet/cm/cpumanager,
-    policy_static.go, guaranteedCPUs). The quota of such a container equals its request, or is
-    removed: another quota is that of a pod with pod-level resources, which gets none."""
+def _assigned_by_kubelet(request: CreateContainer, snapshot: Snapshot) -> CpuSet:
+    """The exclusive CPUs that a kubelet with the static policy assigned to the container; empty for
+    none. The policy assigns exclusive CPUs to the containers of a Guaranteed pod that request whole
+    CPUs, and to no others (pkg/kubelet/cm/cpumanager, policy_static.go, guaranteedCPUs). The quota
+    of such a container equals its request, or is removed. Another quota means a pod with pod-level
+    resources, whose containers get no exclusive CPUs."""
     whole = whole_cpus(request.requested.shares) if snapshot.kubelet_static else 0
     if not whole or not kubelet_may_own(announced(request.pod, 0)):
         return EMPTY
@@ -233,7 +234,8 @@ def _given_by_kubelet(request: CreateContainer, snapshot: Snapshot) -> CpuSet:
 
 
 def _override(wanted: Wanted, requested: RequestedResources) -> Keep | Override:
-    """The kubelet's CPUs in the request are never older than the agent's decision."""
+    """A request with CPUs that the kubelet assigned keeps them: they are never older than the
+    agent's decision."""
     if wanted.kubelet and requested.cpuset:
         wanted = msgspec.structs.replace(wanted, cpuset=None)
     keeps = wanted.unmanaged and not wanted.exclusive
@@ -257,7 +259,7 @@ def _without_owned(requested: str, snapshot: Snapshot) -> Answer:
 def _share(
     pod: Pod, container_name: str, snapshot: Snapshot, grants: Collection[CpuGrant]
 ) -> Answer:
-    """The pod's pool without owned CPUs; a BE pool may hold those of owners other than LSE."""
+    """The pod's pool without owned CPUs; a BE pod may share the CPUs of owners other than LSE."""
     on_be = pool_class(pod) is QoS.BE
     owned = union(
         owner.cpus for owner in snapshot.owners if not on_be or owner.qos is QoS.LSE
@@ -274,7 +276,8 @@ def _share(
 
 
 def _batch(pod: Pod, container_name: str) -> CgroupLimits:
-    """Without the node's ratio, which the agent's next pass applies."""
+    """The limits of a BE pod's batch resources, without the ratio of the node, which the agent's
+    next pass applies."""
     if pod.qos is not QoS.BE:
         return NO_LIMITS
     try:
@@ -285,7 +288,7 @@ def _batch(pod: Pod, container_name: str) -> CgroupLimits:
 
 
 MAX_GRANTS = 256
-"""The most grants that are kept one by one."""
+"""The most grants, and ended starts, that are kept one by one."""
 
 
 def requested_cpus(cpuset: str) -> CpuSet | None:
@@ -297,20 +300,22 @@ def requested_cpus(cpuset: str) -> CpuSet | None:
 
 
 class _Start(msgspec.Struct):
-    """A StartContainer call. `listed_at`: that of the snapshot when it began, 0 for none."""
+    """A StartContainer call. `listed_at`: of the snapshot when the call began, 0 without a
+    snapshot."""
 
     listed_at: int
     ended_at: int | None = None
 
 
-_STARTING: Final = CpuGrant("", "a pod whose container is being started", None)
+_STARTING: Final = CpuGrant("", "a container that is being started", None)
+_EARLIER_TITLE: Final = "a container that was created earlier"
 
 
 class Grants:
-    """Every creation since the agent's last pass, by a number of its own and by container id. A new
-    process does not know the creations of the last one: until the agent's next pass a grant without
-    CPUs represents them. It also represents the oldest beyond MAX_GRANTS: memory must stay bounded
-    while no agent runs.
+    """The grants of every creation since the agent's last pass, by number and by container id. A
+    new process does not know the creations that an earlier process handled: until the agent's next
+    pass one grant of any CPUs represents them. The same grant represents the oldest ones beyond
+    MAX_GRANTS: memory must stay bounded while no agent runs.
 
     A start uses the cpuset that the runtime had when the start began: containerd reads the spec
     first and creates the cgroup later, so that the agent's update of a container that is being
@@ -323,24 +328,25 @@ class Grants:
         self._ids: dict[str, int] = {}
         self._starts: dict[int, _Start] = {}
         self._earlier: CpuGrant | None = CpuGrant(
-            "", "an earlier time", None, answered_at=time.monotonic_ns()
+            "", _EARLIER_TITLE, None, answered_at=time.monotonic_ns()
         )
 
     def all(self, snapshot: Snapshot | None) -> tuple[CpuGrant, ...]:
-        """Those that count for a decision by this snapshot."""
+        """The grants that count for a decision by this snapshot."""
         others = () if self._earlier is None else (self._earlier,)
         if any(each.listed_at != _listed_at(snapshot) for each in self._starts.values()):
             others = (*others, _STARTING)
         return (*others, *self._open.values())
 
     def of(self, container_id: str) -> CpuGrant | None:
-        """The grant of a container that was created through this frontend and not seen yet."""
+        """The grant of a container that was created through this frontend and that the agent has
+        not seen yet."""
         number = self._ids.get(container_id)
         return None if number is None else self._open.get(number)
 
     def open(self, grant: CpuGrant) -> int:
-        """A creation is sent to the runtime; the number identifies it in `answered` and
-        `failed`."""
+        """A request is sent to the runtime. Returns the number that identifies its grant in
+        `answered` and `failed`."""
         number = self._number()
         self._open[number] = grant
         return number
@@ -354,21 +360,23 @@ class Grants:
             self._fold()
 
     def failed(self, number: int) -> None:
-        """No answer, or an error: the container may exist until the agent's next pass."""
+        """The runtime gave no answer or an error. The container may still exist: the grant counts
+        until the agent's next pass."""
         grant = self._open.get(number)
         if grant is not None:
             self._open[number] = msgspec.structs.replace(grant, answered_at=time.monotonic_ns())
             self._fold()
 
     def start(self, snapshot: Snapshot | None) -> int:
-        """A container is being started; the number identifies the start in `started`."""
+        """A container is being started. Returns the number that identifies the start in
+        `started`."""
         number = self._number()
         self._starts[number] = _Start(_listed_at(snapshot))
         return number
 
     def started(self, number: int, snapshot: Snapshot | None) -> bool:
-        """The start has ended. Returns whether the agent published a snapshot meanwhile, which does
-        not show the container as it runs."""
+        """The start has ended. Returns whether the agent published a snapshot in the meantime: the
+        container may run with the cpuset of the snapshot before it."""
         start = self._starts[number]
         start.ended_at = time.monotonic_ns()
         ended = [each for each, start in self._starts.items() if start.ended_at is not None]
@@ -383,7 +391,7 @@ class Grants:
             self._open.pop(number, None)
 
     def seen(self, snapshot: Snapshot) -> None:
-        """Drops the grants that the agent's pass has seen."""
+        """Drops the grants of containers that the agent's last pass has seen."""
         if self._earlier is not None and self._earlier.seen_by(snapshot):
             self._earlier = None
         self._starts = {
@@ -398,6 +406,8 @@ class Grants:
             self._ids = {each: number for each, number in self._ids.items() if number in self._open}
 
     def _fold(self) -> None:
+        """Replaces the older half of the answered grants by one grant of any CPUs, if there are
+        more than MAX_GRANTS."""
         if len(self._open) <= MAX_GRANTS:
             return
         answered = [number for number, each in self._open.items() if each.answered_at is not None]
@@ -405,7 +415,7 @@ class Grants:
         if not folded:
             return
         latest = max(self._open[number].answered_at or 0 for number in folded)
-        self._earlier = CpuGrant("", "an earlier time", None, answered_at=latest)
+        self._earlier = CpuGrant("", _EARLIER_TITLE, None, answered_at=latest)
         self._open = {number: each for number, each in self._open.items() if number not in folded}
         self._ids = {each: number for each, number in self._ids.items() if number in self._open}
 

@@ -58,12 +58,12 @@ _PAGE_SIZE, _LIMIT = 1, 2
 
 
 def run_pod_sandbox(message: bytes) -> PodAnnounced:
-    """Raises WireError."""
+    """The pod of a RunPodSandboxRequest. Raises WireError."""
     return _pod(merged(message, 1))
 
 
 def create_container(message: bytes) -> CreateContainer:
-    """Raises WireError."""
+    """What decisions read of a CreateContainerRequest. Raises WireError."""
     config = merged(message, CONFIG)
     resources = merged(message, *CREATE_RESOURCES)
     return CreateContainer(
@@ -84,13 +84,13 @@ def mounted(message: bytes) -> frozenset[str]:
 
 
 def update_container(message: bytes) -> UpdateContainer:
-    """Raises WireError."""
+    """What decisions read of an UpdateContainerResourcesRequest. Raises WireError."""
     resources = merged(message, *_UPDATE_RESOURCES)
     return UpdateContainer(text(message, 1), _requested(resources))
 
 
 def removed_id(message: bytes) -> str:
-    """The container of a request to remove one. Raises WireError."""
+    """The id in a RemoveContainerRequest. Raises WireError."""
     return text(message, 1)
 
 
@@ -122,7 +122,7 @@ def _pod(sandbox_config: bytes) -> PodAnnounced:
     )
 
 
-_SIGNS: Final = {
+_MARKERS: Final = {
     _ENVIRONMENT: (visibility.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
     _MOUNTS: (
         b"nvidia-container-devices",
@@ -134,42 +134,41 @@ _SIGNS: Final = {
     _ANNOTATIONS: (visibility.CDI_ANNOTATIONS.encode(),),
     _CDI_DEVICES: (b"",),
 }
-"""Part of every entry that may name devices: most requests have many other entries."""
+"""By field of the container's config: each entry that may name devices contains one of these
+texts. Other entries are not decoded: most requests have many."""
 
 
 def carried(message: bytes) -> Carried:
-    """The carriers of devices of a request to create a container. Raises WireError."""
-    found: dict[int, list[bytes]] = {field: [] for field in _SIGNS}
+    """The parts of a CreateContainerRequest that may name devices. Raises WireError."""
+    found: dict[int, list[bytes]] = {field: [] for field in _MARKERS}
     for field, kind, payload in fields(merged(message, CONFIG)):
-        if kind == BYTES and field in found:
-            signs = _SIGNS[field]
-            if any(sign in payload for sign in signs):
-                found[field].append(payload)
+        if kind == BYTES and field in found and any(map(payload.__contains__, _MARKERS[field])):
+            found[field].append(payload)
     variables = [
         (name, text(each, 2))
         for each in found[_ENVIRONMENT]
         if (name := text(each, 1)) in (visibility.VISIBLE_DEVICES, carriers.PRELOAD)
     ]
-    notes = [
+    annotations = [
         (key, text(each, 2))
         for each in found[_ANNOTATIONS]
         if visibility.is_cdi_annotation(key := text(each, 1))
     ]
     sandbox = merged(message, _SANDBOX_CONFIG)
-    of_pod: dict[str, str] = {}
+    pod_annotations: dict[str, str] = {}
     if visibility.CDI_ANNOTATIONS.encode() in sandbox:
-        of_pod = string_map(sandbox, _POD_ANNOTATIONS)
-    places = [text(each, _CONTAINER_PATH) for each in found[_MOUNTS]]
+        pod_annotations = string_map(sandbox, _POD_ANNOTATIONS)
+    mount_paths = [text(each, _CONTAINER_PATH) for each in found[_MOUNTS]]
     return Carried(
         environment=tuple(value for name, value in variables if name == visibility.VISIBLE_DEVICES),
         preload=dict(variables).get(carriers.PRELOAD, ""),
-        mounts=tuple(each for each in places if visibility.mounted(each) is not None),
-        annotations=tuple(notes),
+        mounts=tuple(each for each in mount_paths if visibility.mounted(each) is not None),
+        annotations=tuple(annotations),
         cdi_devices=tuple(text(each, 1) for each in found[_CDI_DEVICES]),
         nodes=tuple(_carried_node(each) for each in found[_NODES]),
         privileged=bool(number(merged(message, *_SECURITY_CONTEXT), _PRIVILEGED)),
         serving=any(carriers.serves(text(each, _HOST_PATH)) for each in found[_MOUNTS]),
-        of_pod=visibility.of_pod(of_pod),
+        of_pod=visibility.of_pod(pod_annotations),
     )
 
 
@@ -193,12 +192,12 @@ def create_request_with(message: bytes, changes: Changes) -> bytes | None:
     patches += [_pair(_ANNOTATIONS, key, value) for key, value in changes.annotations if value]
     patches += [patch((CONFIG, _CDI_DEVICES), patch((1,), name)) for name in changes.cdi_devices]
     patches += [_node(each) for each in changes.nodes]
-    left = _without(message, changes)
-    return left + b"".join(patches) if patches or left != message else None
+    kept = _without_replaced(message, changes)
+    return kept + b"".join(patches) if patches or kept != message else None
 
 
-def _without(message: bytes, changes: Changes) -> bytes:
-    """The entries without removed ones and those that are replaced."""
+def _without_replaced(message: bytes, changes: Changes) -> bytes:
+    """The request without the entries that the changes remove or replace."""
     variables = {name for name, _ in changes.environment}
     removed: dict[int, tuple[int, Collection[str]]] = {
         _ENVIRONMENT: (1, variables),

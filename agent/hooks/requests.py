@@ -1,9 +1,9 @@
 """The request for a pod or container as a value, from its arrival to the reply, for every frontend.
 
-`CreateContainer` and `UpdateContainer` are read from the runtime's client, `Changes` is what the
-hooks make of them, `SandboxCreation`, `Creation` and `Update` keep the state of one request while
-it is held and until its result is known. `Outcomes` counts and logs requests that the hooks could
-not decide.
+`CreateContainer` and `UpdateContainer` have what decisions read of the request of a runtime's
+client. `Changes` is the answer of the hooks. `SandboxCreation`, `Creation` and `Update` keep the
+state of one request while it is held and until its result is known. `Outcomes` counts and logs
+requests that the hooks could not decide.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def announced_pod(
     annotations: Mapping[str, str],
     cgroup_parent: str,
 ) -> PodAnnounced:
-    """With the labels and annotations that decisions read."""
+    """The announcement of a pod, with only the labels and annotations that decisions read."""
     read = pod_metadata(labels, annotations)
     return PodAnnounced(
         uid=pod_uid(uid, namespace, name),
@@ -139,11 +139,12 @@ class CarriedNode(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """None and empty: the request keeps its value. The quota is for 100,000 microseconds; quota and
-    memory limit may be -1, none. The fields from `mounts` on are for a creation alone. They are
-    added to the request's own entries, except those that are `removed` (mounts and nodes by their
-    path in the container); a variable or annotation of the request gets the value, an annotation
-    without a value is removed."""
+    """The changes of one request. Where a field is None or empty, the request keeps its value. The
+    quota is for a period of 100,000 microseconds; quota and memory limit are -1 for no limit. The
+    fields from `mounts` on apply to a creation only. Their entries are added to those of the
+    request; a variable or an annotation that the request has gets the new value. An annotation with
+    the value None is removed, and so are the entries in the `removed_` fields (mounts and nodes by
+    their path in the container)."""
 
     cpuset: str | None = None
     mems: str | None = None
@@ -165,7 +166,7 @@ class Changes(msgspec.Struct, frozen=True):
         return tuple(name for name in _LIMITS if getattr(self, name) is None)
 
     def over(self, requested: RequestedResources) -> RequestedResources:
-        """The values that the runtime gets in the end."""
+        """The request's values with these changes: what the runtime gets."""
         names = RequestedResources.__struct_fields__
         changed = {name: value for name in names if (value := getattr(self, name)) is not None}
         return msgspec.structs.replace(requested, **changed)
@@ -177,28 +178,26 @@ Verdict = Changes | Wait | Refuse
 
 
 class DeviceFields(msgspec.Struct, frozen=True):
-    """The fields of a container's devices that a frontend can change. `numbers`: it adds device
-    nodes by the kernel's numbers."""
+    """The fields of Changes about devices that a frontend can change. `numbers`: it adds device
+    nodes by their major and minor numbers."""
 
     fields: frozenset[str] = frozenset(FIELDS)
     numbers: bool = False
 
 
-def beyond(wanted: Changes, settable: DeviceFields) -> tuple[str, ...]:
-    """The changed fields that the frontend can't change."""
-    lacking = tuple(
-        name for name in FIELDS if name not in settable.fields and getattr(wanted, name)
-    )
+def not_settable(wanted: Changes, settable: DeviceFields) -> tuple[str, ...]:
+    """The wanted changes of devices that the frontend can't make, by field."""
+    names = tuple(name for name in FIELDS if name not in settable.fields and getattr(wanted, name))
     if settable.numbers and any(node.major < 0 for node in wanted.nodes):
-        return (*lacking, "nodes without a number")
-    return lacking
+        return (*names, "nodes without a number")
+    return names
 
 
-def joined(limits: Changes, shown: Changes) -> Changes:
-    """One answer from those for CPUs and limits and for devices."""
-    of_devices = {name: getattr(shown, name) for name in FIELDS}
-    of_devices["mounts"] = (*limits.mounts, *shown.mounts)
-    return msgspec.structs.replace(limits, **of_devices)
+def with_device_changes(changes: Changes, device_changes: Changes) -> Changes:
+    """The changes of CPUs and limits together with those of devices."""
+    fields = {name: getattr(device_changes, name) for name in FIELDS}
+    fields["mounts"] = (*changes.mounts, *device_changes.mounts)
+    return msgspec.structs.replace(changes, **fields)
 
 
 _NOTIFY_AGAIN_SECONDS: Final = 0.1
@@ -208,19 +207,21 @@ log = logging.getLogger(__name__)
 
 
 class Waiting:
-    """A request that may be held until `deadline` (monotonic seconds). While it is held it notifies
-    the agent repeatedly, but not at every retry."""
+    """The time for which a request may be held: `timeout_seconds` from `started` (monotonic
+    seconds) on."""
 
-    def __init__(self, started: float, patience_seconds: float) -> None:
-        self.patience_seconds = patience_seconds
-        self._deadline = started + patience_seconds
+    def __init__(self, started: float, timeout_seconds: float) -> None:
+        self.timeout_seconds = timeout_seconds
+        self._deadline = started + timeout_seconds
         self._notified_at = 0.0
 
     @property
     def late(self) -> bool:
+        """Whether the deadline has passed."""
         return time.monotonic() >= self._deadline
 
     def notify(self, send: Callable[[Notification], bool], notification: Notification) -> None:
+        """Sends the notification, but not at every retry of the request."""
         now = time.monotonic()
         if now - self._notified_at >= _NOTIFY_AGAIN_SECONDS:
             self._notified_at = now
@@ -228,8 +229,8 @@ class Waiting:
 
 
 class SandboxCreation:
-    """One sandbox, from the request to create it to the result. `notified` is None before the
-    agent was notified, False if the notification could not be delivered."""
+    """One sandbox, from the request to create it to the result. `notified`: whether the
+    notification of the agent was delivered, None before it was sent."""
 
     def __init__(self, pod: PodAnnounced, waiting: Waiting) -> None:
         self.pod = pod
@@ -245,11 +246,11 @@ class Creation:
         self.waiting = waiting
         self.pod_title = f"pod {request.pod.namespace}/{request.pod.name}"
         self.qos = announced(request.pod, 0).qos
-        """For the failure policy: LSR also where a node-local policy gives the container CPUs."""
+        """For the failure policy: also LSR if a node-local policy gives the container CPUs."""
         self.grant: int | None = None
         self.kept: tuple[str, ...] = ()
         self.announced = False
-        """Whether the agent holds CPUs for the container alone."""
+        """Whether the agent may reserve CPUs for the container."""
 
     @property
     def fields(self) -> Mapping[str, str]:
@@ -259,11 +260,11 @@ class Creation:
 
     @property
     def allocated(self) -> bool:
-        """Whether a scheduler gave its pod devices."""
+        """Whether a scheduler allocated devices to its pod."""
         return DEVICE_ALLOCATED in self.request.pod.annotations
 
     def failed(self) -> Notification:
-        """The notification of the agent when the container is not created."""
+        """The agent's notification if the container is not created."""
         pod = self.request.pod
         return (
             ContainerFailed(pod.uid, self.request.container_name)
@@ -289,12 +290,12 @@ class Unread:
 
 
 Key = tuple[str, ...]
-"""Hook, class ("" where the pod is not known), reason."""
+"""Hook, class ("" for an unknown pod), reason."""
 
 
 class Outcomes:
-    """Counts and logs outcomes. The reasons are those of FailureReason. A class is a QoS
-    class or `devices`."""
+    """Counts and logs the requests that fail, or continue without a decision. The reasons are
+    those of FailureReason. A class is a QoS class or `devices`."""
 
     def __init__(self, policies: FailurePolicies) -> None:
         self._policies = policies
@@ -310,8 +311,8 @@ class Outcomes:
         detail: str,
         fields: Mapping[str, str] = {},
     ) -> bool:
-        """Whether the call fails by the policy of its hook and class. `fields`: those of the log
-        record, without the reason."""
+        """Whether the call fails by the policy of its hook and class. `fields`: of the log record,
+        without the reason."""
         if self._policies.fails(hook, class_):
             self.refused(hook, class_, reason, detail, fields)
             return True
@@ -342,7 +343,7 @@ class Outcomes:
         fields: Mapping[str, str] = {},
     ) -> None:
         """The call continues under every policy."""
-        self._note(self.failed_open, hook, class_, reason, f"goes on: {detail}", fields)
+        self._note(self.failed_open, hook, class_, reason, f"continues: {detail}", fields)
 
     def _note(
         self,

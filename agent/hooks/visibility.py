@@ -1,9 +1,14 @@
-"""The devices that a new container sees: by the agent's decision, by policy, and by the fields that
-the frontend can change (docs/devices.md, "Device visibility").
+"""The devices that a new container sees (docs/devices.md, "Device visibility").
 
-Every carrier of a device is rewritten, also those that the device plugin does not use: strategies
-combine, and one unchanged carrier would expose another pod's card. Names of other vendors and kinds
-stay. A card never replaces a MIG instance: that would be more than the request.
+The agent decides which devices these are. `device_changes` makes the changes of the request for a
+container with a decision, `unallocated` those for a container that keeps the devices of its
+request. Both refuse a request that names another pod's device. The failure policy decides about a
+container that can't have its devices, also because the frontend can't make the changes.
+
+Every part of the request that names a device is rewritten, also those that the device plugin does
+not use: plugins combine several, and one unchanged name would expose another pod's card. Names of
+other vendors and kinds stay. A card never replaces a MIG instance: that would be more than the
+container requests.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from agent.hooks.requests import (
     Creation,
     DeviceFields,
     Outcomes,
-    beyond,
+    not_settable,
 )
 from agent.model.devices import visibility
 from agent.model.devices.visibility import (
@@ -42,9 +47,10 @@ from agent.model.settings.failure_policy import CREATE, DEVICES
 from agent.model.verdict import FailureReason, Wait
 
 _ALL: Final = "all"
-_LONGEST: Final = 64
+_SHOWN_CHARACTERS: Final = 64
+"""Of a name in a message."""
 _MAX_NAMES: Final = 1024
-"""More GPUs than a node has: each name is compared with each GPU."""
+"""More GPUs than a node has. The names are bounded because each is compared with each GPU."""
 
 
 class DeniedError(Exception):
@@ -52,8 +58,8 @@ class DeniedError(Exception):
 
 
 class UnhonouredError(ValueError):
-    """The container can't have its allocation; the text is the explanation, `reason` a short
-    name."""
+    """The container can't have the devices allocated to it; the text is the explanation, `reason`
+    one of FailureReason."""
 
     reason = FailureReason.NOT_HONORED
 
@@ -67,7 +73,8 @@ class _FrontendError(UnhonouredError):
 
 
 class TakenError(ValueError):
-    """A request names a device of another pod, so it must not pass. The text names the device."""
+    """A request names a device of another pod: it fails under every policy. The text names the
+    device."""
 
 
 def visible_devices(
@@ -78,9 +85,10 @@ def visible_devices(
     settable: DeviceFields,
     outcomes: Outcomes,
 ) -> Changes:
-    """The changes for it. A container that can't have its allocation fails or keeps its plugin's
-    choice, by policy; it never gets another pod's device. `visible` is Wait when there was no
-    decision in time. Raises DeniedError."""
+    """The changes of the request for the devices that its container sees. A container that can't
+    have the devices allocated to it fails, or keeps those of its request, by policy; it never gets
+    another pod's device. `visible` is Wait if the agent did not decide in time. Raises
+    DeniedError."""
     title = creation.pod_title
     try:
         try:
@@ -89,7 +97,7 @@ def visible_devices(
             why = f"{title}: {error}"
             if outcomes.fails(CREATE, DEVICES, error.reason, why, creation.fields):
                 raise DeniedError(why) from None
-            return _kept(creation, carried, node, settable)
+            return _as_requested(creation, carried, node, settable)
     except TakenError as error:
         why = f"{title}: {error}"
         outcomes.refused(CREATE, DEVICES, FailureReason.DEVICE_TAKEN, why, creation.fields)
@@ -105,8 +113,8 @@ def _decided(
     outcomes: Outcomes,
 ) -> Changes:
     if isinstance(visible, Wait):
-        patience = creation.waiting.patience_seconds
-        raise _LateError(f"no devices after {patience:g} s: {visible.reason}")
+        timeout = creation.waiting.timeout_seconds
+        raise _LateError(f"no devices after {timeout:g} s: {visible.reason}")
     if node is None:
         return UNCHANGED
     found = carried()
@@ -114,29 +122,31 @@ def _decided(
         why = f"{creation.pod_title}: is privileged, and reaches every device"
         outcomes.continued(CREATE, DEVICES, FailureReason.PRIVILEGED, why, creation.fields)
     changes = device_changes(creation.request.pod.uid, found, visible, node)
-    if lacking := beyond(changes, settable):
-        raise _FrontendError(f"this frontend can't change {', '.join(lacking)}")
+    if names := not_settable(changes, settable):
+        raise _FrontendError(f"this frontend can't change {', '.join(names)}")
     return changes
 
 
-def _kept(
+def _as_requested(
     creation: Creation,
     carried: Callable[[], Carried],
     node: NodeVisibility | None,
     settable: DeviceFields,
 ) -> Changes:
+    """The changes for a container without a decision, as far as the frontend can make them. Raises
+    TakenError."""
     if node is None:
         return UNCHANGED
     uid = creation.request.pod.uid
-    changes = unallocated(uid, carried(), node, given=creation.allocated)
-    return UNCHANGED if beyond(changes, settable) else changes
+    changes = unallocated(uid, carried(), node, allocated=creation.allocated)
+    return UNCHANGED if not_settable(changes, settable) else changes
 
 
 def device_changes(
     uid: str, carried: Carried, visible: Visibility, node: NodeVisibility
 ) -> Changes:
-    """The changes of the request that show those devices to the container. Raises UnhonouredError,
-    TakenError."""
+    """The changes of the request after which the container sees the devices in `visible`. Raises
+    UnhonouredError, TakenError."""
     if visible.refused:
         raise UnhonouredError(visible.refused)
     if visible.gpus is None:
@@ -149,9 +159,9 @@ def device_changes(
         present = [
             each for each in carried.nodes if carriers.is_node_of(device_type, each.host_path)
         ]
-        go, come = replaced(present, nodes, carried.nodes)
-        removed += go
-        added += come
+        removed_of_type, added_of_type = replaced(present, nodes, carried.nodes)
+        removed += removed_of_type
+        added += added_of_type
     _refuse_nodes_of_others(uid, carried, node, removed)
     return msgspec.structs.replace(
         own,
@@ -165,29 +175,31 @@ def device_changes(
 def _refuse_annotations_of_pod(
     uid: str, carried: Carried, gpus: Sequence[VisibleGpu], node: NodeVisibility
 ) -> None:
-    """Raises TakenError or UnhonouredError for a GPU that the container must not see: a runtime may
-    read the pod's annotations, and they can't be changed."""
+    """Raises TakenError or UnhonouredError if an annotation of the pod names a GPU that the
+    container must not see: a runtime may read these annotations, and no frontend can change
+    them."""
     names = list(carried.names_of_pod())
-    _refuse_names_of_others(uid, names, node, given=True)
+    _refuse_names_of_others(uid, names, node, allocated=True)
     for name in names:
         if not any(carriers.refers(name, gpu.uuid, gpu.index) for gpu in gpus):
-            raise UnhonouredError(f"an annotation of its pod names another GPU: {name[:_LONGEST]}")
+            short = name[:_SHOWN_CHARACTERS]
+            raise UnhonouredError(f"an annotation of its pod names another GPU: {short}")
 
 
 def unallocated(
-    uid: str, carried: Carried, node: NodeVisibility, *, given: bool = False
+    uid: str, carried: Carried, node: NodeVisibility, *, allocated: bool = False
 ) -> Changes:
-    """The changes for a container that keeps the devices of its request. `given`: its pod has an
-    allocation that can't be honoured. Raises TakenError when the request names another pod's
-    device; a pod without an allocation may name `all`: it monitors them. A container that names
-    none must not get those of its image, unless it serves the node's devices or reaches them in any
-    case."""
+    """The changes for a container that keeps the devices of its request. `allocated`: its pod has
+    an allocation, which the container can't have. Raises TakenError if the request names another
+    pod's device. A pod without an allocation may name `all`, unless the node's policy denies it:
+    such pods monitor the devices. A container whose request names no device must not get those that
+    its image names, unless it serves the node's devices or is privileged."""
     names = list(dict.fromkeys(carried.names()))
     if len(names) > _MAX_NAMES:
         raise TakenError(f"its request names {len(names)} GPUs")
-    _refuse_names_of_others(uid, names, node, given=given)
+    _refuse_names_of_others(uid, names, node, allocated=allocated)
     _refuse_nodes_of_others(uid, carried, node)
-    if not given and (
+    if not allocated and (
         node.unasked == "leave"
         or (node.unasked == "hide" and (carried.serving or carried.privileged))
     ):
@@ -202,11 +214,12 @@ def unallocated(
 
 
 def _refuse_names_of_others(
-    uid: str, names: Iterable[str], node: NodeVisibility, *, given: bool
+    uid: str, names: Iterable[str], node: NodeVisibility, *, allocated: bool
 ) -> None:
-    """Raises TakenError for the name of another pod's device, and, while another pod has a GPU, for
-    a name that may mean any GPU: one that is not understood, or a number while those of the GPUs
-    are not known. An instance that is not known belongs to its card."""
+    """Raises TakenError for the name of another pod's device. While another pod has a GPU, also for
+    a name that may mean any GPU: a name that is not understood, or a number while the number of a
+    GPU of another pod is not known. `allocated`: the pod has an allocation, so that it must not
+    name `all`."""
     others = list(_others(node, uid))
     gpus = [each for each in others if each.is_gpu]
     unnumbered = [each for each in gpus if not each.index]
@@ -214,9 +227,9 @@ def _refuse_names_of_others(
         each.uuid: device for device in reversed(others) for each in _related(device, node.held)
     }
     for name in names if others else ():
-        title = f"{name[:_LONGEST]} of its request"
-        taken = [owned[uuid] for uuid in _meant(name, node.held) if uuid in owned]
-        if given and name.lower() == _ALL:
+        title = f"{name[:_SHOWN_CHARACTERS]} of its request"
+        taken = [owned[uuid] for uuid in _named(name, node.held) if uuid in owned]
+        if allocated and name.lower() == _ALL:
             taken = gpus
         if taken:
             raise TakenError(f"{title} is {taken[0].uuid}, another pod's")
@@ -228,20 +241,21 @@ def _refuse_names_of_others(
             )
 
 
-def _meant(name: str, held: Sequence[NodeDevice]) -> list[str]:
-    """The devices that the name means; the card of an instance that is not known."""
+def _named(name: str, held: Sequence[NodeDevice]) -> list[str]:
+    """The UUIDs of the devices that the name means; of the card for an instance that is not
+    known."""
     found = [each.uuid for each in held if carriers.refers(name, each.uuid, each.index)]
     card = "" if found else carriers.card_of(name)
-    return _meant(card, held) if card else found
+    return _named(card, held) if card else found
 
 
 def _others(node: NodeVisibility, uid: str) -> Iterator[NodeDevice]:
-    """The devices of other pods that this pod was not given."""
+    """The devices that only other pods hold."""
     return (each for each in node.held if each.holders and uid not in each.holders)
 
 
 def _related(device: NodeDevice, held: Iterable[NodeDevice]) -> list[NodeDevice]:
-    """The device, the card that it is part of, and its parts."""
+    """The device, the card that it is an instance of, and its own instances."""
     return [
         each for each in held if device.uuid in (each.uuid, each.card) or each.uuid == device.card
     ]
@@ -250,15 +264,17 @@ def _related(device: NodeDevice, held: Iterable[NodeDevice]) -> list[NodeDevice]
 def _refuse_nodes_of_others(
     uid: str, carried: Carried, node: NodeVisibility, removed: Collection[CarriedNode] = ()
 ) -> None:
-    """Raises TakenError for a device node, or a card of a claim, of another pod, and for a CDI name
-    that may give any card. A card's own node gives no access to its instances, which have nodes of
-    their own; of a folder a runtime takes every node."""
+    """Raises TakenError if the request has the device node of another pod's device, or a folder
+    with it, from which a runtime takes every node. `removed` nodes don't count. Also for the CDI
+    name of a ResourceClaim on such a card, and, while another pod has a GPU, for a CDI name that
+    may mean any card. The node of a card gives no access to its MIG instances, which have their own
+    nodes."""
     paths = {each.host_path: each.host_path for each in carried.nodes if each not in removed}
     paths |= {path: name for name, path in carried.claimed()}
     for device in _others(node, uid) if paths else ():
         if device.is_gpu and (name := paths.get("")) is not None:
             raise TakenError(
-                f"{name[:_LONGEST]} of its request may be {device.uuid}, another pod's"
+                f"{name[:_SHOWN_CHARACTERS]} of its request may be {device.uuid}, another pod's"
             )
         parts = (each for each in node.held if device.uuid in (each.uuid, each.card))
         for path in chain.from_iterable(each.nodes for each in parts):
@@ -274,7 +290,8 @@ def _with_folders(path: str) -> Iterator[str]:
 
 
 def _environment(carried: Carried, visible: Visibility) -> tuple[tuple[str, str], ...]:
-    """The container's own preloaded libraries stay, after Topolet's."""
+    """The variables that the devices need. The request's own preloaded libraries stay, after
+    those."""
     return tuple(
         (name, f"{value}:{carried.preload}" if name == PRELOAD and carried.preload else value)
         for name, value in visible.environment
@@ -282,20 +299,11 @@ def _environment(carried: Carried, visible: Visibility) -> tuple[tuple[str, str]
 
 
 def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") -> Changes:
-    """The changes after which the request names these GPUs and no others. `cdi_kind`: names them
-    for a request without names; empty: in the environment. Raises UnhonouredError."""
+    """The changes after which the request names these GPUs and no others. A request without names
+    gets CDI names of the kind `cdi_kind`; if that is empty, the environment names the GPUs. Raises
+    UnhonouredError."""
     if any(not gpu.is_mig for gpu in gpus):
-        for name in carried.names():
-            if carriers.is_mig_name(name) and not any(
-                carriers.refers(name, gpu.uuid, gpu.index) for gpu in gpus
-            ):
-                raise UnhonouredError(f"it requests MIG instance {name}, but was allocated a card")
-        own_paths = {node.path for gpu in gpus for node in gpu.nodes}
-        for node in carried.nodes:
-            if carriers.is_instance_node(node.host_path) and node.host_path not in own_paths:
-                raise UnhonouredError(
-                    f"it requests a MIG instance's {node.host_path}, but was allocated a card"
-                )
+        _refuse_requests_of_instances(carried, gpus)
     cdi_devices = _in_list(carried.cdi_devices, gpus)
     annotations = tuple(_in_annotations(carried.annotations, gpus))
     if gpus and cdi_kind and not any(carried.names()):
@@ -325,13 +333,29 @@ def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") 
     )
 
 
+def _refuse_requests_of_instances(carried: Carried, gpus: Sequence[VisibleGpu]) -> None:
+    """Raises UnhonouredError if the request names a MIG instance that is not among the GPUs."""
+    for name in carried.names():
+        if carriers.is_mig_name(name) and not any(
+            carriers.refers(name, gpu.uuid, gpu.index) for gpu in gpus
+        ):
+            raise UnhonouredError(f"it requests MIG instance {name}, but was allocated a card")
+    own_paths = {node.path for gpu in gpus for node in gpu.nodes}
+    for node in carried.nodes:
+        if carriers.is_instance_node(node.host_path) and node.host_path not in own_paths:
+            raise UnhonouredError(
+                f"it requests a MIG instance's {node.host_path}, but was allocated a card"
+            )
+
+
 def _in_list(names: Sequence[str], gpus: Sequence[VisibleGpu]) -> list[str]:
-    """The CDI names of other devices in the list, with the GPUs in place of the first GPU."""
+    """The list of CDI names with the GPUs in place of its first GPU, and without its other GPUs.
+    Raises UnhonouredError."""
     kinds = {name: visibility.kind_and_name(name)[0] for name in names if carriers.names_gpu(name)}
     first = next((name for name, kind in kinds.items() if kind), None)
     kind = kinds[first] if first is not None else ""
     like = [name for name, of_name in kinds.items() if of_name == kind]
-    chosen = [f"{kind}={name}" for name in _written(gpus, like)] if kind else []
+    chosen = [f"{kind}={name}" for name in _names_like(like, gpus)] if kind else []
     kept = [
         chosen if name == first else [name]
         for name in dict.fromkeys(names)
@@ -343,7 +367,8 @@ def _in_list(names: Sequence[str], gpus: Sequence[VisibleGpu]) -> list[str]:
 def _in_annotations(
     annotations: Iterable[tuple[str, str]], gpus: Sequence[VisibleGpu]
 ) -> Iterator[tuple[str, str | None]]:
-    """None when no name is left."""
+    """The annotations with the GPUs in place of those that they name; None for an annotation that
+    names no device then. Raises UnhonouredError."""
     for key, value in annotations:
         names = visibility.split(value)
         if any(map(carriers.names_gpu, names)):
@@ -352,31 +377,37 @@ def _in_annotations(
             yield key, value
 
 
-def _written(gpus: Iterable[VisibleGpu], present: Iterable[str]) -> Iterator[str]:
-    """Names in the form of the request: a CDI specification may have one form only."""
-    forms = [name.rpartition("=")[2] for name in present]
+def _names_like(present: Iterable[str], gpus: Iterable[VisibleGpu]) -> Iterator[str]:
+    """The GPUs' names in the form of those that the request has: a CDI specification may have one
+    form only. Raises UnhonouredError."""
+    names = [name.rpartition("=")[2] for name in present]
     for gpu in gpus:
-        name = carriers.written(gpu, forms)
+        name = carriers.name_like(names, gpu)
         if name is None:
-            raise UnhonouredError(f"it names GPUs by number, but that of {gpu.uuid} is not known")
+            raise UnhonouredError(
+                f"it names GPUs by number, but the number of {gpu.uuid} is not known"
+            )
         yield name
 
 
 def _mounts(mounts: Sequence[str], gpus: Sequence[VisibleGpu]) -> list[str]:
-    """Where to mount /dev/null for the GPUs; nowhere for a request without such mounts."""
+    """The paths at which /dev/null is mounted to name the GPUs; none for a request without such
+    mounts. Raises UnhonouredError."""
     present = [name for each in mounts if (name := carriers.mounted_name(each)) is not None]
     if not present:
         return []
     kind, _ = visibility.kind_and_name(present[0])
     if not kind:
         return [carriers.mount_path(gpu.uuid) for gpu in gpus]
-    return [carriers.mount_path(f"{kind}={name}") for name in _written(gpus, present)]
+    return [carriers.mount_path(f"{kind}={name}") for name in _names_like(present, gpus)]
 
 
 def _variable(
     carried: Carried, gpus: Sequence[VisibleGpu], *, by_mounts: bool, by_cdi: bool
 ) -> str:
-    """The value of NVIDIA_VISIBLE_DEVICES; the image may have another one."""
+    """The value of NVIDIA_VISIBLE_DEVICES. It is always set, because the image may set another
+    value. `by_mounts`, `by_cdi`: whether mounts or CDI names already name the GPUs. Raises
+    UnhonouredError."""
     present = carried.environment[-1] if carried.environment else None
     if by_mounts:
         return MOUNT_ROOT
@@ -397,14 +428,15 @@ def _variable(
 def _nodes(
     nodes: Sequence[CarriedNode], gpus: Sequence[VisibleGpu]
 ) -> tuple[tuple[CarriedNode, ...], tuple[CarriedNode, ...]]:
-    """The removed and the added nodes, for a request that asks for nodes of cards."""
+    """The removed and the added nodes; none for a request without nodes of cards. Raises
+    UnhonouredError."""
     present = [each for each in nodes if carriers.is_card_node(each.host_path)]
     if not present:
         return (), ()
     for gpu in gpus:
         if not gpu.nodes:
             raise UnhonouredError(
-                f"it requests device nodes, but those of {gpu.uuid} are not known"
+                f"it requests device nodes, but the nodes of {gpu.uuid} are not known"
             )
     return replaced(present, [node for gpu in gpus for node in gpu.nodes], nodes)
 
@@ -412,16 +444,16 @@ def _nodes(
 def replaced(
     present: Sequence[CarriedNode], wanted: Sequence[DeviceNode], nodes: Sequence[CarriedNode]
 ) -> tuple[tuple[CarriedNode, ...], tuple[CarriedNode, ...]]:
-    """The removed ones of the `present` nodes, and the added nodes that the request (`nodes`)
-    lacks, with the permissions that it asks for."""
+    """The `present` nodes that are not wanted, and the wanted nodes that the request (`nodes`)
+    lacks, with the permissions of the present ones."""
     paths = {each.path for each in wanted}
-    there = {each.host_path for each in nodes}
+    requested_paths = {each.host_path for each in nodes}
     permissions = present[0].permissions if present else "rw"
     return (
         tuple(each for each in present if each.host_path not in paths),
         tuple(
             CarriedNode(each.path, each.path, permissions, each.major, each.minor)
             for each in dict.fromkeys(wanted)
-            if each.path not in there
+            if each.path not in requested_paths
         ),
     )

@@ -1,10 +1,11 @@
 """Converts Koordinator's hook messages to the values that hooks read, and the changes of hooks to
 its responses.
 
-koord-runtime-proxy merges a response into the request by rules of its own
-(pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource and transferToCRIContainerEnvs). It
-overwrites cpuset, memory nodes and OOM score as soon as there are resources at all, and replaces
-the whole environment as soon as there is one: what stays is repeated then, and only then.
+koord-runtime-proxy merges a response into the request (pkg/runtimeproxy/resexecutor/cri/utils.go,
+updateResource and transferToCRIContainerEnvs): if the response has any resources, it overwrites
+cpuset, memory nodes and OOM score with those of the response; if it has an environment, it replaces
+the whole environment. So a response with resources, or with an environment, repeats the request's
+values that stay.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SETTABLE: Final = DeviceFields(frozenset({"environment"}))
 
 
 class ContainerRef(msgspec.Struct, frozen=True):
-    """A container that the runtime has, by its pod and name too."""
+    """An existing container, with the pod and name that its creation had."""
 
     pod_uid: str
     name: str
@@ -48,15 +49,16 @@ def sandbox(request: pb.PodSandboxHookRequest) -> PodAnnounced:
 
 
 def create(request: pb.ContainerResourceHookRequest) -> CreateContainer:
-    """A container that is about to be made: it has no id yet."""
+    """What decisions read of a request to create a container."""
     return CreateContainer(
         _pod_of(request), request.container_meta.name, _requested(request.container_resources)
     )
 
 
 def carried(request: pb.ContainerResourceHookRequest) -> Carried:
-    """The devices that the environment of a container to create names: the protocol has no other
-    carrier. Mounts that the environment refers to are there without their names."""
+    """The devices that the environment of a request to create a container names: the protocol has
+    no other part with devices. If the environment refers to mounts, one mount without a known
+    device stands for them."""
     value = request.container_envs.get(visibility.VISIBLE_DEVICES)
     return Carried(
         environment=() if value is None else (value,),
@@ -67,8 +69,9 @@ def carried(request: pb.ContainerResourceHookRequest) -> Carried:
 
 
 def update(request: pb.ContainerResourceHookRequest) -> UpdateContainer:
-    """koord-runtime-proxy merges the caller's values into all values that the container got before,
-    including those of hooks; they are empty for a container older than koord-runtime-proxy."""
+    """What decisions read of a request to update a container. koord-runtime-proxy merges the
+    caller's values into those that the container got before, also from hooks. It does not know the
+    earlier values of a container that is older than itself."""
     pod, container = request.pod_meta, request.container_meta
     return UpdateContainer(
         container.id,
@@ -78,7 +81,7 @@ def update(request: pb.ContainerResourceHookRequest) -> UpdateContainer:
 
 
 def container_ref(request: pb.ContainerResourceHookRequest) -> ContainerRef:
-    """Which container starts or stops."""
+    """The container that starts or stops."""
     return ContainerRef(
         _pod_of(request).uid, request.container_meta.name, request.container_meta.id
     )
@@ -87,7 +90,8 @@ def container_ref(request: pb.ContainerResourceHookRequest) -> ContainerRef:
 def response(
     request: pb.ContainerResourceHookRequest, changes: Changes
 ) -> pb.ContainerResourceHookResponse:
-    """Mounts, devices and lifting a memory limit are beyond this protocol: they are left out."""
+    """The response with these changes. It leaves out what the protocol can't express: mounts,
+    devices and the removal of a memory limit."""
     answer = pb.ContainerResourceHookResponse()
     resources = _resources(changes)
     if resources is not None:

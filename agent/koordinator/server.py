@@ -1,11 +1,11 @@
 """The agent as a hook server of koord-runtime-proxy: its socket, its registration and its metrics.
 Importing this loads grpcio.
 
-The registration is a file in a folder that koord-runtime-proxy watches. The proxy reads a new file
-at once, and knows it by its inode. While it reads a new one, and as long as it can't parse it,
-every hooked call ends the whole proxy: so a file appears complete, a correct one is not touched,
-and a wrong one is changed in place. The proxy notices a removed file once a minute; so a file is
-emptied of hooks before it is removed.
+The registration is a file in a folder that koord-runtime-proxy watches. koord-runtime-proxy reads a
+new file at once, and identifies it by its inode. While it reads a new file, and as long as it can't
+parse one, every hooked call ends its process. So a file is complete when it appears, a correct file
+is not touched, and a file is changed in place where possible. koord-runtime-proxy looks for removed
+files once a minute only, so the hooks are removed from a file before the file is removed.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ HOOKS: Final = (
 )
 FILE: Final = "topolet.json"
 _THREADS: Final = 128
-"""A held call keeps one, and others must not wait for it."""
+"""Each held call occupies one; other calls must not wait for it."""
 _MAX_CALLS: Final = 256
 _MAX_MESSAGE_BYTES: Final = 8 << 20
-"""koord-runtime-proxy takes requests of 4 MiB, and adds what it knows of the pod."""
+"""koord-runtime-proxy accepts requests of 4 MiB, and adds the pod's labels and annotations."""
 _LOCK_SECONDS: Final = 3.0
-"""How long a Topolet proxy or plugin may take to end."""
+"""How long to wait for a Topolet proxy or plugin to end."""
 _GRACE_SECONDS: Final = 2.0
 _HOOK_SERVER: Final = Declarations("topolet_hook_server")
 _CALLS: Final = _HOOK_SERVER.counter("calls", "Calls of koord-runtime-proxy, by hook.", "hook")
@@ -69,11 +69,11 @@ log = logging.getLogger(__name__)
 
 
 class HookServer:
-    """Uses the same admission as relay and NRI plugin, in the agent's process. `notice_seconds`:
-    how long koord-runtime-proxy may take to notice a file without hooks."""
+    """The hook server in the agent's process: socket, registration and admission. `notice_seconds`:
+    how long koord-runtime-proxy may take to read a changed file."""
 
     def __init__(self, settings: AgentSettings, notice_seconds: float = 0.3) -> None:
-        """Raises SettingsError, LockedError while another frontend of ours runs, OSError."""
+        """Raises SettingsError, LockedError while another frontend of Topolet runs, OSError."""
         path = options.socket_path(settings.hook_server_socket)
         self._registration = Registration(
             settings.hook_server_registration_dir,
@@ -125,7 +125,7 @@ class HookServer:
         )
 
     def close(self) -> None:
-        """Leaves neither file nor socket."""
+        """Removes the registration, then the socket."""
         try:
             self._registration.withdraw()
             if self._server is not None:
@@ -155,7 +155,7 @@ def _method(service: HookService, hook: str) -> Method:
 
 
 def parse_hooks(text: str) -> tuple[str, ...]:
-    """Names of hooks, separated by commas. Raises SettingsError that names the wrong one."""
+    """The hooks in a text with their names, separated by commas. Raises SettingsError."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in HOOKS:
@@ -175,8 +175,8 @@ _decoder = msgspec.json.Decoder(_Config)
 
 
 class Registration:
-    """Our file in `folder`; `policy`: what the proxy does when the server fails or does not
-    answer."""
+    """The agent's registration file in `folder`. `policy`: what koord-runtime-proxy does if the
+    server fails or does not answer."""
 
     def __init__(
         self, folder: str, socket_path: str, policy: str, runtime_hooks: tuple[str, ...]
@@ -192,8 +192,8 @@ class Registration:
             files.replace(str(self._path), msgspec.json.encode(self._config), durable=False)
 
     def others(self) -> list[str]:
-        """Files by which another server registers the same hooks: the proxy then calls one of them,
-        by chance."""
+        """The names of files that register another server for the same hooks. koord-runtime-proxy
+        then calls any one of the servers."""
         ours = set(self._config.runtime_hooks)
         return sorted(
             path.name
@@ -202,7 +202,7 @@ class Registration:
         )
 
     def withdraw(self) -> None:
-        """Leaves a file without hooks. Raises OSError."""
+        """Removes the hooks from the file. Raises OSError."""
         if not self._is_ours():
             return
         nothing = msgspec.json.encode(_Config(self._config.remote_endpoint, "Ignore"))
@@ -220,7 +220,7 @@ class Registration:
 
 
 def _read(path: Path) -> _Config:
-    """An empty one for a missing or unreadable file."""
+    """An empty configuration for a missing or unreadable file."""
     try:
         return bounds.decode(_decoder, path.read_bytes())
     except (OSError, JsonError):

@@ -1,7 +1,7 @@
-"""The calls of koord-runtime-proxy, one a thread: bytes in, bytes or a refusal out.
+"""The calls of koord-runtime-proxy, each in a thread: bytes in, bytes or a refusal out.
 
-`HookService` decodes them, counts them and keeps those that are held; `KoordinatorHooks` asks
-admission, and knows which creations are in progress.
+`HookService` decodes and counts the calls, and holds those that wait. `KoordinatorHooks` calls
+admission, and keeps the creations in progress.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _ASK_AGAIN_SECONDS: Final = 0.02
 _MARGIN_SECONDS: Final = 0.2
 """A held call ends this long before the caller's timeout, so that the answer still arrives."""
 SETTLE_SECONDS: Final = 10.0
-"""After which a creation that was not started counts as over: there is no report of its failure."""
+"""A creation whose container did not start for so long counts as ended: the protocol does not
+report a failed creation."""
 _METHODS: Final = {
     "PreRunPodSandbox": failure_policy.RUN,
     "PostStopPodSandbox": "StopPodSandbox",
@@ -53,11 +54,11 @@ _METHODS: Final = {
     "PreUpdateContainerResources": failure_policy.UPDATE,
     "PostStopContainer": "StopContainer",
 }
-"""The name of a hook in failure policies."""
+"""By hook of Koordinator, the hook's name in failure policies."""
 
 
 class Caller(Protocol):
-    """The part of a gRPC context that matters here."""
+    """The part of a gRPC context that this module uses."""
 
     def is_active(self) -> bool:
         """Whether the caller still waits."""
@@ -70,8 +71,9 @@ class Caller(Protocol):
 
 class RuntimeHookCall:
     """A request to create a sandbox, or to create or update a container, until its answer.
-    `budget_seconds`: for how long it may be held; `carried` reads the devices that a container to
-    create names. `state` is the hooks' own, None at first."""
+    `budget_seconds`: for how long the caller lets it wait, None without a limit. `carried` reads
+    the devices that a request to create a container names. `state`: what KoordinatorHooks keeps for
+    the call, None at first."""
 
     def __init__(self, started: float, budget_seconds: float | None) -> None:
         self.started = started
@@ -81,7 +83,8 @@ class RuntimeHookCall:
 
 
 class HookService:
-    """`calls` counts calls by hook; `held` are those that wait now."""
+    """Answers calls. `calls` and `errors` count by hook; `held`: the number of calls that wait
+    now."""
 
     def __init__(self, hooks: KoordinatorHooks) -> None:
         self._hooks = hooks
@@ -212,9 +215,9 @@ class _InProgress(NamedTuple):
 
 
 class KoordinatorHooks:
-    """What koord-runtime-proxy asks, as calls of admission. Its methods run one at a time, and none
-    may block. A call is held until its hook's deadline or shortly before its caller's; then its
-    failure policy decides."""
+    """Translates the calls of koord-runtime-proxy to calls of admission. The methods run one at a
+    time, and none may block. The caller repeats a call while the answer is Wait: until the hook's
+    deadline, or until shortly before the caller's own; then the failure policy decides."""
 
     def __init__(self, admission: Admission, deadlines: Deadlines) -> None:
         self._admission = admission
@@ -222,13 +225,13 @@ class KoordinatorHooks:
         self._in_progress: dict[tuple[str, str], _InProgress] = {}
 
     def pod_announced(self, call: RuntimeHookCall, pod: PodAnnounced) -> Verdict:
-        """Its sandbox is about to be made. Asked again while the answer is Wait."""
+        """The pod's sandbox is about to be created."""
         if not isinstance(call.state, SandboxCreation):
             call.state = SandboxCreation(pod, self._waiting(call, failure_policy.RUN))
         return self._admission.create_sandbox(call.state)
 
     def create(self, call: RuntimeHookCall, request: CreateContainer) -> Verdict:
-        """Asked again while the answer is Wait."""
+        """The answer to a request to create a container."""
         self._settle()
         if not isinstance(call.state, Creation):
             call.state = Creation(request, self._waiting(call, failure_policy.CREATE))
@@ -241,17 +244,17 @@ class KoordinatorHooks:
         return answer
 
     def update(self, call: RuntimeHookCall, request: UpdateContainer) -> Verdict:
-        """Asked again while the answer is Wait."""
+        """The answer to a request to update a container."""
         if not isinstance(call.state, Update):
             call.state = Update(request, self._waiting(call, failure_policy.UPDATE))
         answer = self._admission.update(call.state)
         if isinstance(answer, Changes):
-            # koord-runtime-proxy repeats a container's values in every update of it.
+            # koord-runtime-proxy repeats a container's values in each of its updates.
             self._admission.updated(call.state, may_be_ours=True)
         return answer
 
     def exists(self, container: ContainerRef) -> None:
-        """It was created, and is about to start or has started."""
+        """The container was created, and is about to start or has started."""
         pending = self._in_progress.pop((container.pod_uid, container.name), None)
         if pending is None:
             self._admission.report_change()
@@ -259,12 +262,12 @@ class KoordinatorHooks:
             self._admission.created(pending.creation, container.container_id)
 
     def stopped(self, container: ContainerRef) -> None:
-        """It ended."""
+        """The container has stopped."""
         self._admission.removed(container.container_id)
         self._admission.report_change()
 
     def pod_stopped(self, uid: str) -> None:
-        """Its sandbox ended."""
+        """The pod's sandbox has stopped."""
         for key in [key for key in self._in_progress if key[0] == uid]:
             self._ended(*key)
         self._admission.report_change()
@@ -277,7 +280,7 @@ class KoordinatorHooks:
             self._admission.abandoned(call.state)
 
     def unhooked(self, hook: str, call: RuntimeHookCall, reason: str, detail: str) -> Refuse | None:
-        """The verdict on a call that can't be read or whose hook failed; None: the call continues
+        """The answer to a call that can't be read or whose hook failed; None if it continues
         unchanged."""
         creation = call.state if isinstance(call.state, Creation) else None
         answer = self._admission.unhooked(_METHODS[hook], creation, reason, detail)
@@ -287,18 +290,19 @@ class KoordinatorHooks:
         return answer
 
     def _settle(self) -> None:
+        """Ends the creations that are older than SETTLE_SECONDS."""
         now = time.monotonic()
         for key in [key for key, pending in self._in_progress.items() if pending.over_at <= now]:
             self._ended(*key)
 
     def _ended(self, uid: str, name: str) -> None:
-        """The container may exist, or was never made."""
+        """Ends a creation in progress: it is unknown whether the container exists."""
         pending = self._in_progress.pop((uid, name), None)
         if pending is not None:
             self._admission.created(pending.creation, "")
 
     def _waiting(self, call: RuntimeHookCall, hook: str) -> Waiting:
-        patience = self._deadlines.of(hook)
+        timeout_seconds = self._deadlines.of(hook)
         if call.budget_seconds is not None:
-            patience = min(patience, call.budget_seconds)
-        return Waiting(call.started, patience)
+            timeout_seconds = min(timeout_seconds, call.budget_seconds)
+        return Waiting(call.started, timeout_seconds)

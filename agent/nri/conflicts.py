@@ -1,8 +1,9 @@
 """Detects and names other writers of the cpusets that Topolet sets.
 
-Two plugins that set one field make the runtime fail the container (NRI: pkg/api/owners.go,
-Conflict), and only the caller learns their names. So the other processes that are connected to the
-plugins' socket are named too: the kernel reports the peers of unix sockets (sock_diag(7)).
+If two plugins set one field, the runtime does not create the container (NRI: pkg/api/owners.go,
+Conflict), and only its caller gets an error with the plugins' names. A message about such a
+container therefore names all other processes that are connected to the plugins' socket: the kernel
+reports the peers of unix sockets (sock_diag(7)).
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _LOOK_UP_SECONDS: Final = 10.0
 log = logging.getLogger(__name__)
 
 
-def named(text: str, own: str) -> str | None:
-    """The other plugin that an error of the runtime names, None for another error; `own` for a
-    second session of this plugin."""
+def other_plugin(text: str, own: str) -> str | None:
+    """The other plugin in an error of the runtime about two plugins; `own`, this plugin's name, if
+    both are sessions of this plugin. None for other errors."""
     found = _BOTH.search(text)
     if found is None:
         return None
@@ -38,12 +39,12 @@ def named(text: str, own: str) -> str | None:
 
 
 class Conflicts:
-    """`own`: this plugin's name in the runtime (`10-topolet`). `others` returns the processes that
-    may be other plugins now."""
+    """Counts and logs conflicts with other writers. `own`: this plugin's name in the runtime
+    (`10-topolet`). `others` returns the processes that may be other plugins now."""
 
     def __init__(self, own: str, others: Callable[[], Sequence[str]]) -> None:
         self.found: Counter[tuple[str, ...]] = Counter()
-        """By kind (`error`, `undone`, `changed`) and name, "" where the plugin is unknown."""
+        """By kind (`error`, `undone`, `changed`) and the plugin's name, "" if it is unknown."""
         self._own = own
         self._others = others
         self._warnings = CountedWarnings(log, _LOG_AGAIN_SECONDS)
@@ -51,8 +52,8 @@ class Conflicts:
         self._looked_up_at = -_LOOK_UP_SECONDS
 
     def error(self, title: str, text: str) -> None:
-        """The runtime refused a change of a container."""
-        name = named(text, self._own)
+        """The runtime refused a change of a container, with the error `text`."""
+        name = other_plugin(text, self._own)
         if name is not None:
             self._note("error", name, f"{title}: plugin {name} sets the same fields: {text}")
 
@@ -65,8 +66,7 @@ class Conflicts:
         self._note("undone", names, text)
 
     def changed(self, title: str, ours: str, found: str) -> None:
-        """A container has other CPUs than the last request asked for; "" for those of its
-        parent."""
+        """A container has the CPUs `found` instead of `ours`; "" means all CPUs of its parent."""
         names = self._suspects()
         by = f"; perhaps by {names}" if names else ""
         self._note(
@@ -104,29 +104,29 @@ _READ_BYTES: Final = 1 << 16
 
 
 def connected_processes(path: str, proc: str = "/proc") -> tuple[str, ...]:
-    """Other processes at the far end of connections to the listening socket at `path`, as `name
-    (PID)`, sorted; none when the kernel does not report them."""
+    """The other processes that are connected to the listening socket at `path`, as `name (PID)`,
+    sorted; none if the kernel does not report them."""
     try:
-        far_ends = {
+        peers = {
             peer for name, peer in _sockets() if name.rstrip("\0") == path and peer is not None
         }
     except OSError:
         return ()
-    if not far_ends:
+    if not peers:
         return ()
-    links = {f"socket:[{inode}]" for inode in far_ends}
+    links = {f"socket:[{inode}]" for inode in peers}
     return tuple(sorted(_holders(proc, links)))
 
 
 def _sockets() -> Iterator[tuple[str, int | None]]:
-    """Name and the peer's inode of every connected unix socket. Raises OSError."""
+    """The name and the inode of the peer of every connected unix socket. Raises OSError."""
     body = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 1 << _ESTABLISHED, 0,
                        _SHOW_NAME | _SHOW_PEER, 0xFFFFFFFF, 0xFFFFFFFF)  # fmt: skip
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as it:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as netlink:
         size = _HEADER.size + len(body)
-        it.send(_HEADER.pack(size, _BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
+        netlink.send(_HEADER.pack(size, _BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
         while True:
-            data = it.recv(_READ_BYTES)
+            data = netlink.recv(_READ_BYTES)
             at = 0
             while at < len(data):
                 size, kind, _, _, _ = _HEADER.unpack_from(data, at)
@@ -140,6 +140,7 @@ def _sockets() -> Iterator[tuple[str, int | None]]:
 
 
 def _attributes(attributes: bytes) -> tuple[str, int | None]:
+    """The name and the inode of the peer in the attributes of one socket."""
     name, peer = "", None
     at = 0
     while at + _ATTRIBUTE.size <= len(attributes):
@@ -154,6 +155,7 @@ def _attributes(attributes: bytes) -> tuple[str, int | None]:
 
 
 def _holders(proc: str, links: set[str]) -> Iterator[str]:
+    """The other processes with an open descriptor that is one of the links."""
     own = os.getpid()
     for entry in os.listdir(proc):
         if not entry.isdigit() or int(entry) == own:

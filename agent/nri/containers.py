@@ -1,10 +1,11 @@
-"""The runtime's containers: their values, by its reports and by the requests since, and their
-updates after changes of the agent, one container at a time. A runtime whose NRI can lock up over
-updates gets the agent's CRI calls only, which it gets in any case.
+"""The runtime's containers with their values, by its reports and by later requests, and the updates
+of those whose values differ from the agent's, one container at a time.
 
-An update never runs inside a call of the runtime, which holds its lock until the answer. An update
-in progress counts as a grant, until a pass of the agent that began after its end, so that no
-owner's container is created on CPUs that it may still apply.
+An update is never sent inside a call of the runtime, which holds its lock until the answer. A
+runtime in which updates can cause a deadlock gets none (`service`); the agent also updates
+containers by CRI calls, with every runtime. An update in progress counts as a grant until a pass of
+the agent that began after the update's end: until then no owner's container is created on CPUs that
+the update may still set.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from agent.rpc.grpc import NO_ANSWER, RpcError
 
 PERIOD_SECONDS: Final = 0.1
 _EXPECTED_CPUSETS: Final = 4
-"""Of each container: a creation or change, another one at the same time, and the runtime's values
-after each."""
+"""The CPUs that a container may have at one time: those of a request, of another request at the
+same time, and the runtime's after each of the two."""
 
 log = logging.getLogger(__name__)
 
 
 class Containers:
-    """The runtime's containers. `version` grows with everything after which a container may differ
-    from the wanted values."""
+    """The runtime's containers. `version` grows with each change after which a container may
+    differ from the agent's values."""
 
     def __init__(self) -> None:
         self._present: dict[str, NriContainer] = {}
@@ -65,12 +66,13 @@ class Containers:
         self.expect(container.id, container.requested.cpuset)
 
     def expect(self, container_id: str, cpuset: str) -> None:
-        """The runtime has these CPUs for a container, or they were requested."""
+        """The runtime reports these CPUs for a container, or they were requested."""
         expected = self._expected.setdefault(container_id, deque(maxlen=_EXPECTED_CPUSETS))
         expected.append(cpuset)
 
     def requested(self, container_id: str, values: RequestedResources) -> None:
-        """The runtime was requested to set these values; an unreported container stays unknown."""
+        """The runtime was requested to set these values. Without effect for a container that the
+        runtime has not reported."""
         before = self._present.get(container_id)
         if before is not None and before.requested != values:
             self.version += 1
@@ -86,24 +88,24 @@ class Containers:
         return container_id in self._present
 
     def values_of(self, container_id: str) -> RequestedResources | None:
-        """The values that the runtime was asked for last, None for an unreported container."""
+        """The last requested values; None for a container that the runtime has not reported."""
         present = self._present.get(container_id)
         return None if present is None else present.requested
 
     def changed_by_others(self, container: NriContainer) -> str | None:
-        """The last requested cpuset, when the runtime has another one than the container had or was
-        asked for shortly before; otherwise None. Changes by the CRI and by NRI are concurrent, and
-        containerd reads a container before it waits for the lock of NRI (internal/cri/nri,
-        UpdateContainerResources): a request may show a container as it was before a change that has
-        ended."""
+        """The last expected cpuset, if another process changed the reported container's CPUs;
+        otherwise None. Several of the last expected cpusets are right, because changes by the CRI
+        and by NRI are concurrent: containerd reads a container before it waits for the lock of NRI
+        (internal/cri/nri, UpdateContainerResources), so that it may report the values before a
+        change that has ended."""
         expected = self._expected.get(container.id)
         if not expected or container.requested.cpuset in expected:
             return None
         return expected[-1]
 
     def differing(self, snapshot: Snapshot) -> Iterator[tuple[NriContainer, Changes]]:
-        """The containers whose values differ from the agent's, with the changes. A container that
-        must not be created yet is not changed either."""
+        """The containers whose values differ from the snapshot's, with the changes to make. Leaves
+        out containers that the agent blocks."""
         for each in self._present.values():
             wanted = snapshot.containers.get(each.id, NOTHING)
             changes = missing(wanted, each.requested)
@@ -112,10 +114,12 @@ class Containers:
 
 
 class Updater:
-    """No answer of the runtime proves a change: for an unknown or ended container it answers
-    success (containerd: internal/nri/domain.go, updateContainers). So the CPUs of the container's
-    process are read when it is known, and the agent runs a pass in any case. A refused update is
-    not repeated until other values are wanted."""
+    """Updates the containers whose values differ from the snapshot's.
+
+    The runtime's answer does not prove a change: for an unknown or ended container it is success
+    (containerd: internal/nri/domain.go, updateContainers). So after an update the CPUs of the
+    container's process are read, if the process is known, and the agent is notified in any case. A
+    refused update is not repeated until the agent wants other values."""
 
     def __init__(
         self,
@@ -131,7 +135,8 @@ class Updater:
         self.updates = 0
         self.failed = 0
         self.unverified = 0
-        """Accepted by the runtime, and yet a process of the container may run elsewhere."""
+        """Updates that the runtime accepted while the container's process may run on other
+        CPUs."""
         self._loop = loop
         self._link = link
         self._snapshots = snapshots
@@ -152,7 +157,7 @@ class Updater:
         self._loop.after(PERIOD_SECONDS, self.start)
 
     def _update_next(self) -> None:
-        """Updates the first container that differs, and after its answer the next."""
+        """Updates the first container that differs, and after the runtime's answer the next."""
         snapshot = self._snapshots.current()
         if self._under_way or snapshot is None or self._link.stats.held_now:
             return

@@ -105,8 +105,8 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
         name,
         index,
         hooks,
-        given=launched.socket if launched else None,
-        over=loop.stop if launched else None,
+        connected=launched.socket if launched else None,
+        on_end=loop.stop if launched else None,
     )
     updater = Updater(loop, link, snapshots, containers, grants, notifier, conflicts)
     manager = ServiceManager(os.environ)
@@ -138,8 +138,8 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
 
 
 def unready(link: PluginLink) -> str:
-    """Why the plugin changes no container, empty if it is registered with a runtime that has told
-    its containers."""
+    """Why the plugin changes no container; empty if it is registered with a runtime that has
+    reported its containers."""
     if link.ready:
         return ""
     return ": ".join(filter(None, ("the plugin is not registered with the runtime", link.problem)))
@@ -154,7 +154,7 @@ def metrics_page(
     notifier: Notifier,
     snapshots: SnapshotFile,
 ) -> str:
-    """All series, in base units."""
+    """The metrics page."""
     stats = link.stats
     return render(
         [
@@ -182,7 +182,7 @@ class LaunchError(Exception):
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """`socket` is connected."""
+    """The runtime's parameters for a plugin that it starts. `socket` is connected."""
 
     socket: socket.socket
     name: str
@@ -190,14 +190,14 @@ class Launched(msgspec.Struct, frozen=True):
 
 
 def launched(environment: MutableMapping[str, str]) -> Launched | None:
-    """None when the runtime did not start this process; removes the variables. Raises
-    LaunchError."""
+    """Reads and removes the variables that a runtime sets for a plugin; None if the runtime did not
+    start this process. Raises LaunchError."""
     number, name, index = (environment.pop(each, "") for each in _NAMES)
     if not number:
         return None
     try:
-        it = socket.socket(fileno=int(number))
-        os.set_inheritable(it.fileno(), False)
+        connected = socket.socket(fileno=int(number))
+        os.set_inheritable(connected.fileno(), False)
     except (OSError, ValueError) as error:
         raise LaunchError(f"NRI_PLUGIN_SOCKET={number} is not a socket: {error}") from None
-    return Launched(it, name, index)
+    return Launched(connected, name, index)

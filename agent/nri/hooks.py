@@ -34,16 +34,16 @@ _HOOKS = {
 
 
 class _InProgress(NamedTuple):
-    """A container between the plugin's answer and its creation; `adjusted`: the plugin's
-    changes."""
+    """A creation that the plugin answered, until the runtime reports its result. `adjusted`: the
+    plugin's changes."""
 
     creation: Creation | Unread
     adjusted: Changes
 
 
 class NriHooks:
-    """Holds a call until its hook's deadline, or until the runtime would time out if that is
-    earlier; then its failure policy decides."""
+    """Implements `service.Plugin` with admission. A call waits until its hook's deadline, or until
+    the end of the call's budget if that is earlier; then the failure policy decides."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class NriHooks:
         self._changing: dict[str, Update] = {}
 
     def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, Changes]:
-        """The calls in progress have ended: each container exists or was not created. Others may
-        have been created without a hook."""
+        """The runtime reports its containers when a session begins. The calls of the session before
+        have ended, and other containers may have been created without a hook."""
         present = {each.id for each in containers}
         for container_id, pending in self._in_progress.items():
             made = container_id if container_id in present else ""
@@ -147,7 +147,7 @@ class NriHooks:
         self._admission.report_change()
 
     def _check(self, container: NriContainer) -> None:
-        """Whether another writer changed the container's CPUs."""
+        """Reports a conflict if another writer changed the container's CPUs."""
         if (expected := self._containers.changed_by_others(container)) is not None:
             self._conflicts.changed(container.title, expected, container.requested.cpuset)
 

@@ -1,5 +1,5 @@
-"""The connection to the runtime: connects, registers, connects again; and one session on it, with
-its timers and calls. All in the process's one loop."""
+"""The connection to the runtime, in the process's epoll loop. `PluginLink` keeps a session open: it
+connects, registers the plugin, and connects again after the session's end."""
 
 from __future__ import annotations
 
@@ -36,32 +36,34 @@ class _PluginConnection:
     def __init__(
         self,
         loop: Loop,
-        it: socket.socket,
+        connected: socket.socket,
         plugin: Plugin,
         stats: PluginStats,
         synchronized: Callable[[], None],
         ended: Callable[[str, float], None],
     ) -> None:
+        """`synchronized` is called when the runtime has reported all containers, `ended` at the end
+        of the session with its reason and the seconds that it lasted."""
         self.ready = False
         self._loop = loop
-        self._socket = it
+        self._socket = connected
         self._synchronized = synchronized
         self._ended = ended
         self._began = time.monotonic()
-        self._service = PluginService(plugin, stats, self._is_ready)
+        self._service = PluginService(plugin, stats, self._on_synchronized)
         self._session = Session(self._service.serve)
         self._again: Timer | None = None
         self._open = True
         self._interest = READ
-        it.setblocking(False)
-        loop.register(it.fileno(), READ, self._on_ready)
+        connected.setblocking(False)
+        loop.register(connected.fileno(), READ, self._on_events)
 
     @property
     def accepts_updates(self) -> bool:
         return self.ready and self._service.accepts_updates
 
     def register(self, name: str, index: str) -> None:
-        """A runtime that refuses gives the reason; the session then ends."""
+        """Registers the plugin. The session ends if the runtime refuses."""
 
         def registered(reply: bytes | RpcError) -> None:
             if isinstance(reply, RpcError):
@@ -77,8 +79,9 @@ class _PluginConnection:
         seconds: float,
         done: Callable[[RpcError | None], None],
     ) -> None:
-        """Where the runtime does not answer in time, the session ends: its server for our calls may
-        have stopped while the connection stays open (NRI: pkg/net/multiplex/mux.go, conn.Read)."""
+        """Asks the runtime for the changes. If the runtime does not answer in time, the session
+        ends: the runtime's server for the plugin's calls may have stopped while the connection
+        stays open (NRI: pkg/net/multiplex/mux.go, conn.Read)."""
 
         def updated(reply: bytes | RpcError) -> None:
             error = reply if isinstance(reply, RpcError) else _failure(reply)
@@ -90,13 +93,13 @@ class _PluginConnection:
         self._call("UpdateContainers", request.SerializeToString(), seconds, updated)
 
     def finish(self) -> None:
-        """Sends what is queued, as far as the socket takes it, and closes."""
+        """Answers the held calls, sends what the socket accepts without blocking, and closes."""
         self._service.finish()
         self._flush()
-        self.close("we end")
+        self.close("the plugin ends")
 
     def close(self, why: str) -> None:
-        """Once."""
+        """Closes the connection and reports the end, once."""
         if not self._open:
             return
         self._open = self.ready = False
@@ -108,7 +111,7 @@ class _PluginConnection:
         self._service.close()
         self._ended(why, time.monotonic() - self._began)
 
-    def _is_ready(self) -> None:
+    def _on_synchronized(self) -> None:
         self.ready = True
         self._synchronized()
 
@@ -127,7 +130,7 @@ class _PluginConnection:
             return
         self._flush()
 
-    def _on_ready(self, events: int) -> None:
+    def _on_events(self, events: int) -> None:
         try:
             if events & WRITE:
                 self._flush()
@@ -141,17 +144,17 @@ class _PluginConnection:
     def _read(self) -> None:
         data = self._socket.recv(_READ_BYTES)
         if not data:
-            self.close("the runtime closed it")
+            self.close("the runtime closed the connection")
             return
         try:
             self._session.receive(data)
         except MuxError as error:
             self.close(f"malformed: {error}")
             return
-        self._settle()
+        self._after_calls()
 
-    def _settle(self) -> None:
-        """After calls were served."""
+    def _after_calls(self) -> None:
+        """Sends the answers, and plans the next try of held calls."""
         if not self._open:
             return
         self._flush()
@@ -161,7 +164,7 @@ class _PluginConnection:
     def _retry_held(self) -> None:
         self._again = None
         self._service.again()
-        self._settle()
+        self._after_calls()
 
     def _flush(self) -> None:
         unsent = self._session.unsent
@@ -195,15 +198,15 @@ _UPDATE_SECONDS: Final = 10.0
 _FIRST_DELAY_SECONDS: Final = 0.2
 _LONGEST_DELAY_SECONDS: Final = 5.0
 _STEADY_SECONDS: Final = 10.0
-"""How long a session must have lasted for the next one to be tried soon."""
+"""After a session that lasted so long, the next one is tried after the first delay."""
 
 log = logging.getLogger(__name__)
 
 
 class PluginLink:
-    """Keeps one session open until `close`. With `given`, a socket that the runtime connected
-    before it started this process, there is one session, and `over` is called at its end: the
-    runtime starts another process when it needs one."""
+    """Keeps one session open until `close`. With `connected`, a socket that the runtime connected
+    before it started this process, there is only one session, and `on_end` is called at its end:
+    the runtime starts another process when it needs one."""
 
     def __init__(
         self,
@@ -213,21 +216,21 @@ class PluginLink:
         index: str,
         plugin: Plugin,
         *,
-        given: socket.socket | None = None,
-        over: Callable[[], None] | None = None,
+        connected: socket.socket | None = None,
+        on_end: Callable[[], None] | None = None,
         update_seconds: float = _UPDATE_SECONDS,
     ) -> None:
         self.stats = PluginStats()
         self.sessions = 0
-        """Begun so far."""
+        """The number of sessions so far."""
         self.failed_sessions = 0
         self._loop = loop
         self._path = path
         self._name = name
         self._index = index
         self._plugin = plugin
-        self._given = given
-        self._over = over
+        self._connected = connected
+        self._on_end = on_end
         self._update_seconds = update_seconds
         self._connection: _PluginConnection | None = None
         self._delay_seconds = _FIRST_DELAY_SECONDS
@@ -248,39 +251,38 @@ class PluginLink:
 
     @property
     def accepts_updates(self) -> bool:
-        """Whether it is ready, and an update can't lock up the runtime."""
+        """Whether the link is ready, and an update can't cause a deadlock in the runtime."""
         return self._connection is not None and self._connection.accepts_updates
 
     def start(self) -> None:
-        """Connects now, or later."""
+        """Connects, and tries again later if that fails."""
         self._retry = None
         try:
-            it = self._given or _connected(self._path)
+            connected = self._connected or _connect(self._path)
         except OSError as error:
             self._ended(f"{self._path}: {error.strerror}", 0.0)
             return
-        self._given = None
+        self._connected = None
         self.sessions += 1
         self._connection = _PluginConnection(
-            self._loop, it, self._plugin, self.stats, self._ready, self._ended
+            self._loop, connected, self._plugin, self.stats, self._ready, self._ended
         )
         self._connection.register(self._name, self._index)
 
     def update(
         self, container_id: str, changes: Changes, done: Callable[[RpcError | None], None]
     ) -> None:
-        """Asks the runtime to change one container, not several: after a container that fails, it
-        changes the others too, but its answer is one error for all (containerd:
-        internal/nri/domain.go, updateContainers). An answer without an error does not prove that
-        anything has changed.
-        """
+        """Asks the runtime to change one container. The protocol allows several in one call, but
+        the runtime's answer is then one error for all of them, also for those that it changed
+        (containerd: internal/nri/domain.go, updateContainers). An answer without an error does not
+        prove that anything has changed."""
         if self._connection is None:
             done(RpcError(Code.UNAVAILABLE, "no session with the runtime"))
             return
         self._connection.update(container_id, changes, self._update_seconds, done)
 
     def close(self) -> None:
-        """Ends the session, and does not begin another one."""
+        """Ends the session for good."""
         self._closing = True
         if self._retry is not None:
             self._retry.cancel()
@@ -297,8 +299,8 @@ class PluginLink:
             return
         self.failed_sessions += was_up
         self._problem.report(why, again=was_up)
-        if self._over is not None:
-            self._over()
+        if self._on_end is not None:
+            self._on_end()
             return
         if lasted_seconds >= _STEADY_SECONDS:
             self._delay_seconds = _FIRST_DELAY_SECONDS
@@ -306,12 +308,13 @@ class PluginLink:
         self._delay_seconds = min(self._delay_seconds * 2, _LONGEST_DELAY_SECONDS)
 
 
-def _connected(path: str) -> socket.socket:
-    it = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    it.setblocking(False)
+def _connect(path: str) -> socket.socket:
+    """Raises OSError."""
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connected.setblocking(False)
     try:
-        it.connect(path)
+        connected.connect(path)
     except OSError:
-        it.close()
+        connected.close()
         raise
-    return it
+    return connected

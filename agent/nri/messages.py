@@ -1,8 +1,8 @@
 """Converts NRI's messages to the values that hooks read, and the changes of hooks to NRI's
 messages.
 
-What Topolet reads and sets is in ../../../protos/nri.proto. An empty cpuset means "no change" to
-the runtime, so none is ever sent.
+protos/nri.proto has the fields that Topolet reads and sets. The runtime takes an empty cpuset for
+"no change", so none is ever sent.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
 from agent.proto import nri_pb2 as pb
 
 SETTABLE: Final = DeviceFields(frozenset(FIELDS) - {"removed_cdi_devices"}, numbers=True)
-"""The CDI devices of a request are part of the container before a plugin is called."""
+"""All fields but one: the runtime adds a request's CDI devices to the container before it calls a
+plugin."""
 
 _CHARACTER: Final = "c"
 
 
 class NriContainer(msgspec.Struct, frozen=True):
-    """A container in the runtime's report; `requested`: its values now or at its start. `pid` is 0
-    when it does not run or is unknown."""
+    """A container in the runtime's report. `requested`: its values, of a container that does not
+    run those of its start. `pid`: 0 if the container does not run, or its process is unknown."""
 
     id: str
     pod_uid: str
@@ -60,14 +61,14 @@ def pod(sandbox: pb.PodSandbox) -> PodAnnounced:
 
 
 def trimmed_sandbox(sandbox: pb.PodSandbox) -> pb.PodSandbox:
-    """The pod with nothing but what `seen` reads."""
+    """The pod with only the fields that `reported` reads."""
     return pb.PodSandbox(
         id=sandbox.id, uid=sandbox.uid, namespace=sandbox.namespace, name=sandbox.name
     )
 
 
 def trimmed_container(container: pb.Container) -> pb.Container:
-    """The container with nothing but what `seen` reads: its environment may be large."""
+    """The container with only the fields that `reported` reads: its environment may be large."""
     kept = pb.Container(
         id=container.id,
         pod_sandbox_id=container.pod_sandbox_id,
@@ -79,13 +80,13 @@ def trimmed_container(container: pb.Container) -> pb.Container:
     return kept
 
 
-def seen(container: pb.Container, sandbox: pb.PodSandbox | None) -> NriContainer:
-    """None for a container of an unreported pod."""
-    of_pod = sandbox or pb.PodSandbox()
+def reported(container: pb.Container, sandbox: pb.PodSandbox | None) -> NriContainer:
+    """`sandbox` is None for a container of a pod that the runtime does not report."""
+    pod = sandbox or pb.PodSandbox()
     return NriContainer(
         container.id,
-        pod_uid(of_pod.uid, of_pod.namespace, of_pod.name),
-        f"{of_pod.namespace}/{of_pod.name} {container.name}",
+        pod_uid(pod.uid, pod.namespace, pod.name),
+        f"{pod.namespace}/{pod.name} {container.name}",
         requested_resources(container.linux.resources),
         container.pid,
     )
@@ -110,17 +111,18 @@ def requested_hugepages(container: pb.Container) -> dict[int, int]:
 
 
 def carried(container: pb.Container, sandbox: pb.PodSandbox) -> Carried:
-    """The devices that a request to create a container names. CDI has edited it already; the
-    image's environment can't be distinguished from the request's, and `all` counts as the image's.
-    For a privileged container runtimes list every node of the host, which it did not request."""
+    """The devices that a request to create a container names. The runtime has applied CDI to the
+    container already. The image's environment can't be distinguished from the request's: `all`
+    counts as the image's. The nodes of a privileged container don't count: runtimes list every node
+    of the host there."""
     variables = [each.partition(b"=")[::2] for each in container.env]
     named_devices, preload = visibility.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()
     named = [value.decode(errors="replace") for name, value in variables if name == named_devices]
     preloaded = [value.decode(errors="replace") for name, value in variables if name == preload]
-    notes = {key: container.annotations[key] for key in container.annotations}
+    annotations = sorted(container.annotations.items())
     injected = [
         name
-        for key, value in sorted(notes.items())
+        for key, value in annotations
         if key.startswith(visibility.CDI_OF_RUNTIME)
         for name in visibility.split(value)
     ]
@@ -135,7 +137,7 @@ def carried(container: pb.Container, sandbox: pb.PodSandbox) -> Carried:
         ),
         annotations=tuple(
             (key, value)
-            for key, value in sorted(notes.items())
+            for key, value in annotations
             if visibility.is_cdi_annotation(key) and not key.startswith(visibility.CDI_OF_RUNTIME)
         ),
         cdi_devices=tuple(
@@ -153,7 +155,8 @@ def carried(container: pb.Container, sandbox: pb.PodSandbox) -> Carried:
 
 
 def _allows_all(rule: pb.LinuxDeviceCgroup) -> bool:
-    """Absent and -1 are any number, no type is any."""
+    """Whether the rule allows every device. An absent number and -1 mean any number, an empty type
+    means any type."""
     anywhere = all(
         not rule.HasField(name) or getattr(rule, name).value == -1 for name in ("major", "minor")
     )
@@ -161,8 +164,8 @@ def _allows_all(rule: pb.LinuxDeviceCgroup) -> bool:
 
 
 def adjustment(changes: Changes, mounted: Collection[str]) -> pb.ContainerAdjustment | None:
-    """The adjustment of a container that is being created and itself mounts paths at `mounted`;
-    None without changes."""
+    """The adjustment of a container that is being created; None without changes. `mounted`: the
+    paths in the container that its own request mounts."""
     if changes == UNCHANGED:
         return None
     mounts = [
@@ -210,8 +213,8 @@ def _removed(name: str) -> str:
 
 
 def _with_denials(resources: pb.LinuxResources, changes: Changes) -> pb.LinuxResources:
-    """A node that is removed leaves the rule behind that lets the container use its number, and
-    runtimes with NRI 0.12 leave the node too: its number is denied."""
+    """Adds rules that deny the numbers of removed nodes. When a runtime removes a node, it leaves
+    the rule that allows its number, and with NRI 0.12 also the node itself."""
     used = {(each.major, each.minor) for each in changes.nodes}
     for each in changes.removed_nodes:
         if (each.major, each.minor) not in used:
@@ -221,7 +224,7 @@ def _with_denials(resources: pb.LinuxResources, changes: Changes) -> pb.LinuxRes
 
 
 def update(container_id: str, changes: Changes) -> pb.ContainerUpdate:
-    """For an existing container: only its resources can change."""
+    """The update of an existing container, of which only the resources can change."""
     linux = pb.LinuxContainerUpdate(resources=_resources(changes))
     return pb.ContainerUpdate(container_id=container_id, linux=linux)
 

@@ -1,10 +1,10 @@
-"""The calls of the runtime to a plugin, served by hooks (`Plugin`) that never block and may ask for
-a retry.
+"""The runtime's calls to a plugin, answered by hooks (`Plugin`) that never block and may answer
+Wait.
 
-A failing handler must not prevent a container: the runtime does not create one when the answer is
-an error, so the failure policy decides. A late answer ends the session, and the container continues
-unchanged: held calls end well before that. (For both see NRI: pkg/adaptation/plugin.go,
-createContainer.)
+The runtime does not create a container if the answer is an error, so the failure policy decides
+what an internal error of a hook means. If the answer is late, the runtime ends the session and
+creates the container unchanged, so held calls end well before that. (Both: NRI:
+pkg/adaptation/plugin.go, createContainer.)
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from agent.proto import nri_pb2 as pb
 
 SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 _DEFAULT_TIMEOUT_SECONDS: Final = 2.0
-"""The runtime's timeout for each of its calls; runtimes before NRI 0.9 do not send it."""
-# None has a number above 11: NRI before 0.10 refuses those (pkg/adaptation/plugin.go, configure).
+"""The runtime's timeout for each of its calls; runtimes before NRI 0.9 do not send theirs."""
+# No event has a number above 11: NRI before 0.10 refuses those (pkg/adaptation/plugin.go,
+# configure).
 _EVENTS: Final = {
     "RunPodSandbox": pb.RUN_POD_SANDBOX,
     "CreateContainer": pb.CREATE_CONTAINER,
@@ -48,6 +49,8 @@ _EVENTS: Final = {
     "StopContainer": pb.STOP_CONTAINER,
     "RemoveContainer": pb.REMOVE_CONTAINER,
 }
+_REQUESTS: Final = ("CreateContainer", "UpdateContainer")
+"""The methods whose replies have changes; the others are events, also as a StateChange."""
 _LONGEST_TIMEOUT_SECONDS: Final = 600.0
 _MAX_HELD: Final = 1_024
 _MAX_HELD_BYTES: Final = 40 << 20
@@ -65,9 +68,10 @@ log = logging.getLogger(__name__)
 
 
 class PluginCall:
-    """One request for a container, from its first try to its answer. `budget_seconds`: how long the
-    answer may be Wait, from `started` (monotonic seconds) on. For a container to create: `mounted`:
-    whether it mounts a path, `carried` reads the devices that it names. `state` is the plugin's."""
+    """One request to create or update a container, until its answer. `budget_seconds`: how long the
+    answer may be Wait, from `started` (monotonic seconds) on. Of a container to create, `mounted`
+    has the paths in the container that its request mounts, and `carried` reads the devices that the
+    request names. `state`: what the plugin keeps for the call, None at first."""
 
     __slots__ = ("budget_seconds", "carried", "container", "mounted", "request", "started", "state")
 
@@ -89,14 +93,14 @@ class PluginCall:
 
 
 class Plugin(Protocol):
-    """No method may block: every container of the node would wait."""
+    """The hooks of a plugin. No method may block: every container of the node would wait."""
 
     def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, Changes]:
-        """Replaces all containers by these; returns the changes by id."""
+        """The runtime reports all containers. Returns the changes to make, by container id."""
         ...
 
     def pod_announced(self, pod: PodAnnounced) -> None:
-        """Its sandbox was created; its containers will follow."""
+        """The pod's sandbox was created, and its containers are not yet."""
         ...
 
     def create(self, call: PluginCall) -> Verdict:
@@ -110,9 +114,8 @@ class Plugin(Protocol):
     def unhooked(
         self, method: str, call: PluginCall | None, reason: str, detail: str
     ) -> Refuse | None:
-        """A request that went wrong in the plugin, or (without a call) can't be read, or is held
-        when the plugin ends: refused, or let pass unchanged. `reason` is `hook_error`, `irregular`
-        or `late`."""
+        """The answer to a request whose hook failed, that can't wait, or that can't be decoded
+        (`call` is None then); None if it continues unchanged. `reason`: one of FailureReason."""
         ...
 
     def abandoned(self, call: PluginCall) -> None:
@@ -124,8 +127,8 @@ class Plugin(Protocol):
     def updated(self, container: NriContainer) -> None: ...
 
     def ended(self, container: NriContainer) -> None:
-        """The container was stopped, removed or both, each with a call, also when it was never
-        created."""
+        """The container was stopped or removed; called for each of the two, also for a container
+        that was never created."""
         ...
 
 
@@ -166,7 +169,7 @@ class PluginService:
         return bool(self._held)
 
     def serve(self, incoming: Incoming) -> None:
-        """Answers now, or keeps the call."""
+        """Answers the call, or holds it."""
         method = incoming.method
         if incoming.service != SERVICE:
             incoming.refuse(Code.UNIMPLEMENTED, f"unknown service {incoming.service[:100]}")
@@ -185,7 +188,7 @@ class PluginService:
             self._unread(incoming, str(error))
             return
         self._stats.calls[method or "other"] += 1
-        if method in ("CreateContainer", "UpdateContainer"):
+        if method in _REQUESTS:
             self._open(method, request, incoming)
             return
         self._guarded(method, lambda: self._report(method, request))
@@ -197,7 +200,8 @@ class PluginService:
             self._ask(call, incoming)
 
     def finish(self) -> None:
-        """Ends every held call by its policy: the end of a session must not let them all pass."""
+        """Ends every held call by its failure policy, before the plugin ends the session: the
+        runtime would let them all pass."""
         for call, incoming in self._released():
             refused = self._plugin.unhooked(
                 incoming.method, call, FailureReason.TIMEOUT, "the plugin ends"
@@ -217,7 +221,7 @@ class PluginService:
         return held
 
     def _set_up(self, incoming: Incoming) -> None:
-        """Raises DecodeError."""
+        """Answers the calls at the begin and the end of a session. Raises DecodeError."""
         if incoming.method == "Configure":
             configure = pb.ConfigureRequest.FromString(incoming.payload)
             timeout = configure.request_timeout / 1000 or _DEFAULT_TIMEOUT_SECONDS
@@ -240,26 +244,26 @@ class PluginService:
             incoming.refuse(Code.UNIMPLEMENTED, f"{incoming.method[:100]} is not implemented")
 
     def _synchronize(self, incoming: Incoming) -> None:
-        """The runtime sends the whole node in pieces of 4 MiB; only the fields of `seen` are
-        kept."""
-        piece = pb.SynchronizeRequest.FromString(incoming.payload)
-        pods_ = [messages.trimmed_sandbox(each) for each in piece.pods]
-        containers_ = [messages.trimmed_container(each) for each in piece.containers]
-        self._reported_bytes += sum(each.ByteSize() for each in (*pods_, *containers_))
+        """The runtime reports the pods and containers of the node in messages of 4 MiB. Only the
+        fields that `messages.reported` reads are kept."""
+        part = pb.SynchronizeRequest.FromString(incoming.payload)
+        new_pods = [messages.trimmed_sandbox(each) for each in part.pods]
+        new_containers = [messages.trimmed_container(each) for each in part.containers]
+        self._reported_bytes += sum(each.ByteSize() for each in (*new_pods, *new_containers))
         if self._reported_bytes > _MAX_REPORTED_BYTES:
             self._pods, self._containers, self._reported_bytes = {}, [], 0
-            most = f"{_MAX_REPORTED_BYTES} bytes are the maximum"
-            incoming.refuse(Code.RESOURCE_EXHAUSTED, f"too many pods and containers: {most}")
+            maximum = f"{_MAX_REPORTED_BYTES} bytes are the maximum"
+            incoming.refuse(Code.RESOURCE_EXHAUSTED, f"too many pods and containers: {maximum}")
             return
-        self._pods |= {each.id: each for each in pods_}
-        self._containers += containers_
-        if piece.more:
+        self._pods |= {each.id: each for each in new_pods}
+        self._containers += new_containers
+        if part.more:
             incoming.answer(pb.SynchronizeResponse(more=True).SerializeToString())
             return
         pods, self._pods = self._pods, {}
         received, self._containers = self._containers, []
         self._reported_bytes = 0
-        containers = [messages.seen(each, pods.get(each.pod_sandbox_id)) for each in received]
+        containers = [messages.reported(each, pods.get(each.pod_sandbox_id)) for each in received]
         changes = self._guarded("Synchronize", lambda: self._plugin.synchronize(containers)) or {}
         updates = [messages.update(each, changed) for each, changed in changes.items()]
         incoming.answer(pb.SynchronizeResponse(update=updates).SerializeToString())
@@ -269,7 +273,7 @@ class PluginService:
         if method == "RunPodSandbox":
             self._plugin.pod_announced(messages.pod(request.pod))
             return
-        container = messages.seen(request.container, request.pod)
+        container = messages.reported(request.container, request.pod)
         if method == "PostCreateContainer":
             self._plugin.created(container)
         elif method == "PostUpdateContainer":
@@ -278,7 +282,7 @@ class PluginService:
             self._plugin.ended(container)
 
     def _open(self, method: str, event: pb.EventRequest, incoming: Incoming) -> None:
-        container = messages.seen(event.container, event.pod)
+        container = messages.reported(event.container, event.pod)
         if method == "CreateContainer":
             pod, name = messages.pod(event.pod), event.container.name
             hugepages = messages.requested_hugepages(event.container)
@@ -298,8 +302,9 @@ class PluginService:
         self._ask(call, incoming)
 
     def _unread(self, incoming: Incoming, detail: str) -> None:
-        """Bytes that are not a message: calls about containers pass or fail by policy."""
-        if incoming.method in ("CreateContainer", "UpdateContainer"):
+        """Answers a call that can't be decoded: for calls about containers the failure policy
+        decides."""
+        if incoming.method in _REQUESTS:
             self._stats.errors[incoming.method] += 1
             refused = self._plugin.unhooked(incoming.method, None, FailureReason.MALFORMED, detail)
             self._end(incoming, refused, b"")
@@ -318,7 +323,7 @@ class PluginService:
                 or UNCHANGED
             )
         if isinstance(answer, Wait) and not self._has_room(incoming):
-            detail = "other held requests leave no memory for this one"
+            detail = "other held requests use all the memory"
             answer = (
                 self._plugin.unhooked(incoming.method, call, FailureReason.TIMEOUT, detail)
                 or UNCHANGED
@@ -369,7 +374,7 @@ def _response(call: PluginCall, changes: Changes) -> Message:
 
 
 def _accepts_updates(nri_version: str) -> bool:
-    """Before NRI 0.12.1 a plugin's own update can meet another event in the runtime so that each
-    waits for the other's lock, and no pod can be made or removed from then on."""
+    """Before NRI 0.12.1 an update by a plugin can cause a deadlock with another event in the
+    runtime, which then can't create or remove any pod."""
     numbers = _VERSION.match(nri_version)
     return numbers is not None and tuple(map(int, numbers.groups())) >= _FIRST_WITHOUT_DEADLOCK

@@ -1,13 +1,13 @@
-"""ttrpc calls both ways over one stream, as NRI carries them (NRI: pkg/net/multiplex/mux.go and
-ttrpc.go; ttrpc: channel.go). No I/O.
+"""ttrpc calls both ways over one byte stream, as NRI multiplexes them (NRI:
+pkg/net/multiplex/mux.go and ttrpc.go; ttrpc: channel.go). No I/O.
 
 On connection 1 the runtime calls the plugin, on connection 2 the plugin calls the runtime. A frame
 of the multiplexer is `connection u32 | length u32 | bytes`, and the bytes of one connection are a
-stream of messages `length u32 | stream u32 | type u8 | flags u8 | payload`; all numbers big-endian.
-A sender in Go cuts messages where it likes, but a reader in Go loses every frame that is larger
-than the buffer it reads into (mux.go, conn.Read: ENOMEM). That buffer has 4096 bytes where it waits
-for a header of 10 bytes, and the size of the payload where it waits for a longer payload. So each
-message is sent as two frames, header and payload.
+stream of messages `length u32 | stream u32 | type u8 | flags u8 | payload`; all numbers are
+big-endian. NRI's sender splits messages into frames at any byte. NRI's reader loses a frame that is
+larger than its buffer (mux.go, conn.Read: ENOMEM): 4096 bytes while it waits for a header of 10
+bytes, and the size of the payload while it waits for a longer payload. So each message is sent as
+two frames, header and payload.
 """
 
 from __future__ import annotations
@@ -121,13 +121,14 @@ class Session:
         return stream
 
     def cancel_call(self, stream: int) -> None:
-        """A late reply is left out; without effect for a call that has its reply."""
+        """Ends the call with DEADLINE_EXCEEDED, and ignores a later reply. Without effect after the
+        reply."""
         done = self._pending.pop(stream, None)
         if done is not None:
             done(RpcError(Code.DEADLINE_EXCEEDED, "no answer in time"))
 
     def close(self, why: str) -> None:
-        """Ends every pending call with UNAVAILABLE; sends nothing any more."""
+        """Ends every pending call with UNAVAILABLE. Nothing is sent after it."""
         if self._closed:
             return
         self._closed = why
@@ -162,22 +163,22 @@ def _reply(payload: bytes) -> bytes | RpcError:
 
 
 class Demux:
-    """Bytes as they come to whole messages; frames of other connections are left out."""
+    """Assembles whole messages from received bytes; ignores frames of other connections."""
 
     def __init__(self, connections: Collection[int]) -> None:
         self._frames = bytearray()
         self._streams = {each: bytearray() for each in connections}
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Must be exhausted before the next call. Raises MuxError: nothing after it can be
-        decoded."""
+        """The messages that are complete with these bytes. The iterator must be exhausted before
+        the next call. Raises MuxError: nothing after it can be decoded."""
         self._frames += data
-        self._part()
+        self._split()
         for connection, stream in self._streams.items():
             yield from self._messages(connection, stream)
 
-    def _part(self) -> None:
-        """Gives each connection its bytes."""
+    def _split(self) -> None:
+        """Moves the bytes of whole frames to their connections. Raises MuxError."""
         frames = self._frames
         at = 0
         while len(frames) - at >= _FRAME.size:
@@ -208,7 +209,7 @@ class Demux:
 
 def encode(message: Message) -> bytes:
     """One frame with the header and, unless it is empty, one with the payload. Raises MuxError for
-    a payload that its reader would not take."""
+    a payload that is larger than the protocol allows."""
     size = len(message.payload)
     if size > _LARGEST_PAYLOAD_BYTES:
         raise MuxError(f"a message of {size} bytes: {_LARGEST_PAYLOAD_BYTES} are the maximum")

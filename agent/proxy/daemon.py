@@ -144,8 +144,8 @@ def run(settings: ProxySettings, listening: socket.socket, served: str) -> None:
 
 
 def unready(runtime: str, *, accepting: bool) -> str:
-    """Why the proxy can't serve a kubelet, empty if it can. Does not wait for the runtime: a
-    runtime whose queue of connections has no room counts as one that does not answer."""
+    """Why the proxy can't serve a kubelet; empty if it can. Does not wait for the runtime: a
+    runtime whose queue of new connections is full counts as one that does not answer."""
     if not accepting:
         return "the proxy accepts no connections"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
@@ -190,7 +190,7 @@ def metrics_page(
     latencies: Latencies,
     problem: str = "",
 ) -> str:
-    """All series, in base units. `problem`: why the proxy is not ready."""
+    """The metrics page. `problem`: why the proxy is not ready; empty if it is."""
     server.meter.settle()
     stats = server.stats
     in_flight: dict[tuple[str, ...], float] = {
@@ -218,7 +218,8 @@ def metrics_page(
 
 
 class Latencies:
-    """As many series as methods were called (agent.relay.meter bounds them)."""
+    """Histograms of the time of calls by method, whole and in the proxy. `agent.relay.meter` bounds
+    the number of methods."""
 
     def __init__(self) -> None:
         self._total: dict[bytes, Histogram] = {}
@@ -245,5 +246,5 @@ def _named(series: dict[bytes, Histogram]) -> dict[tuple[str, ...], Histogram]:
 
 
 def _method_label(path: bytes) -> tuple[str]:
-    """A path of a client's making as a label's value."""
+    """The label of a method's path, which a client may choose freely: it is shortened."""
     return (path.decode(errors="backslashreplace")[:128],)

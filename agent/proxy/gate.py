@@ -1,4 +1,4 @@
-"""The relay's gate: CRI messages to admission, and its answers back into the messages."""
+"""The relay's gate: translates CRI messages for admission, and its answers into the messages."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ METHODS: Final = {
 
 
 class _Ending:
-    """A container or sandbox that is stopped or removed, or a sandbox that changes: nothing is
-    rewritten, and the agent reconciles when the call is done. `removed`: the container that does
-    not exist then."""
+    """A call that stops or removes a container or sandbox, or updates a sandbox. It is forwarded
+    unchanged, and the agent is notified of its result. `removed`: the id of the removed container,
+    "" for other calls."""
 
     def __init__(self, removed: str) -> None:
         self.removed = removed
 
 
 class _Starting:
-    """A container that is being started: nothing is rewritten, and owners of CPUs wait while it may
-    get a cpuset that the agent has changed meanwhile. `number`: that of admission."""
+    """A call that starts a container. It is forwarded unchanged, but owners of CPUs wait while the
+    container may get a cpuset that the agent has changed in the meantime. `number` identifies the
+    start for admission."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -75,7 +76,7 @@ class CpusetGate:
         return Forward()
 
     def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
-        """By the policy of hook and class; a call whose pod could not be read has no class."""
+        """The answer to a call that no hook can decide (`Admission.unhooked`)."""
         creation = call.state if isinstance(call.state, Creation) else None
         answer = self._admission.unhooked(METHODS[call.path], creation, reason, detail)
         if isinstance(answer, Refuse):
@@ -98,7 +99,7 @@ class CpusetGate:
             self._admission.report_change()
 
     def abandoned(self, call: Call) -> None:
-        """A held call has no grant, but the agent may hold CPUs for it."""
+        """Reports to admission that the caller cancelled a held call."""
         if isinstance(call.state, SandboxCreation):
             self._admission.pod_created(call.state.pod, made=False)
         elif isinstance(call.state, Creation):
@@ -135,8 +136,8 @@ def _verdict(message: bytes | None) -> GateVerdict:
 
 
 def _made(reply: bytes | None) -> str:
-    """The id in a reply; "" for no reply, and for an unreadable one: the creation must count as
-    answered then, or owners would wait for it for ever."""
+    """The id in a reply; "" without a reply. Also "" for a reply that can't be decoded: otherwise
+    the creation would stay in progress, and owners would wait for it forever."""
     try:
         return cri.created_id(reply or b"")
     except WireError:

@@ -147,7 +147,7 @@ PART = VisibleGpu("MIG-def", "1:0")
 def test_a_name_has_the_form_of_those_it_replaces(
     gpu: VisibleGpu, like: list[str], name: str | None
 ) -> None:
-    assert carriers.written(gpu, like) == name
+    assert carriers.name_like(like, gpu) == name
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,7 @@ def test_whatever_a_pod_names_it_gets_no_card_of_another(
         if carriers.names_all(environment):
             continue
         try:
-            unallocated("other", carried, node(held), given=True)
+            unallocated("other", carried, node(held), allocated=True)
         except TakenError:
             continue
         assert held not in (gpuruntime.given(carried.environment, carried.mounts) or ())

@@ -15,8 +15,8 @@ from agent.hooks.requests import (
     Changes,
     CreateContainer,
     DeviceFields,
-    beyond,
-    joined,
+    not_settable,
+    with_device_changes,
 )
 from agent.hooks.visibility import TakenError, UnhonouredError
 from agent.model.devices.visibility import (
@@ -427,7 +427,7 @@ def test_no_pod_gets_a_device_of_another_pod(carried: Carried) -> None:
     with pytest.raises(TakenError, match="another pod's"):
         visibility.device_changes("other", carried, Visibility(), HELD)
     with pytest.raises(TakenError):
-        visibility.unallocated("other", carried, HELD, given=True)
+        visibility.unallocated("other", carried, HELD, allocated=True)
     assert visibility.device_changes("owner", carried, Visibility(), HELD) == UNCHANGED
 
 
@@ -452,14 +452,14 @@ def test_a_plugins_choice_is_kept(carried: Carried) -> None:
 def test_a_pod_with_allocated_cards_may_not_request_all() -> None:
     for name in ("all", "All"):
         with pytest.raises(TakenError, match=f"{name} of its request"):
-            visibility.unallocated("other", Carried((name,)), HELD, given=True)
+            visibility.unallocated("other", Carried((name,)), HELD, allocated=True)
     for without_request in (Carried(), Carried(serving=True), Carried(privileged=True)):
-        assert visibility.unallocated("other", without_request, HELD, given=True) == env("void")
+        assert visibility.unallocated("other", without_request, HELD, allocated=True) == env("void")
 
 
 def test_all_cards_are_not_refused_for_devices_of_other_kinds() -> None:
     nic = NodeVisibility((NodeDevice("0000:17:00.0", nodes=("/dev/u0",), holders=("owner",)),))
-    assert visibility.unallocated("other", Carried(("all",)), nic, given=True) == UNCHANGED
+    assert visibility.unallocated("other", Carried(("all",)), nic, allocated=True) == UNCHANGED
 
 
 def test_too_long_a_list_is_refused_at_once() -> None:
@@ -537,17 +537,19 @@ def test_the_agents_refusal_is_reported() -> None:
 
 def test_devices_that_the_frontend_cannot_change_are_refused() -> None:
     changed = Changes(environment=((ENV, "void"),), removed_cdi_devices=("nvidia.com/gpu=0",))
-    assert beyond(changed, DeviceFields(frozenset({"environment"}))) == ("removed_cdi_devices",)
-    assert beyond(changed, DeviceFields()) == ()
-    assert beyond(Changes(cpuset="1", shares=2), DeviceFields(frozenset())) == ()
+    assert not_settable(changed, DeviceFields(frozenset({"environment"}))) == (
+        "removed_cdi_devices",
+    )
+    assert not_settable(changed, DeviceFields()) == ()
+    assert not_settable(Changes(cpuset="1", shares=2), DeviceFields(frozenset())) == ()
     unnumbered = Changes(nodes=(node_of("/dev/nvidia0"),))
-    assert beyond(unnumbered, DeviceFields()) == ()
-    assert beyond(unnumbered, DeviceFields(numbers=True)) == ("nodes without a number",)
+    assert not_settable(unnumbered, DeviceFields()) == ()
+    assert not_settable(unnumbered, DeviceFields(numbers=True)) == ("nodes without a number",)
 
 
 def test_device_changes_are_merged_with_other_changes() -> None:
     mount = Mount("/told", "/cpus")
-    both = joined(
+    both = with_device_changes(
         Changes(cpuset="1", mounts=(mount,)),
         Changes(environment=((ENV, "void"),), mounts=(Mount("/a", "/b"),)),
     )

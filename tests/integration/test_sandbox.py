@@ -109,7 +109,7 @@ def test_hanging_agent_delays_a_sandbox_and_corrects_it_later(
         sandbox = run_sandbox(node.proxied, spec)
     finally:
         os.kill(node.agent_pid, signal.SIGCONT)
-    assert "RunPodSandbox goes on: pod default/ls" in node.log("proxy")
+    assert "RunPodSandbox continues: pod default/ls" in node.log("proxy")
     assert runc.first_cpus(sandbox) == "0-1"
     eventually("the sandbox has the pool", lambda: node.sandbox_cpus(sandbox) == "0")
 

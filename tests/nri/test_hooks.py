@@ -177,7 +177,7 @@ def test_no_owner_starts_during_a_change_of_its_cpus(early: World) -> None:
     early.runtime.until("the change", lambda: len(early.runtime.requests) == 2)
     early.publish(OWNED)
     status = early.runtime.response(early.begin_create(container("o", "own"), OWN)).status
-    assert "a new container of container ns/p main may hold one of CPUs 1" in status.message
+    assert "container ns/p main may hold one of CPUs 1" in status.message
     early.runtime.respond(early.runtime.requests[1][0], refusal(Code.OK, ""))
     early.runtime.until("its answer", lambda: early.updater.updates)
     early.publish(OWNED)
@@ -359,7 +359,7 @@ def test_containers_created_without_the_plugin_may_hold_any_cpu_until_the_next_p
     world.runtime.set_up(container("new", "p"), pods=(pod("p"),))
     assert SnapshotRequest() in world.notifications()
     status = world.runtime.response(world.begin_create(container("o", "own"), OWN)).status
-    assert "a new container of a time without us may hold" in status.message
+    assert "a container that was created without a hook may hold" in status.message
     world.publish(OWNED)
     assert world.create(container("o", "own"), OWN) == "1"
 

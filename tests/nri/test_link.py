@@ -550,8 +550,8 @@ def test_a_launched_plugin_ends_with_its_socket(world: World) -> None:
         "topolet",
         "10",
         world.plugin,
-        given=ours,
-        over=lambda: over.append(True),
+        connected=ours,
+        on_end=lambda: over.append(True),
     )
     link.start()
     world.runtime.inherit(theirs)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.hooks.carriers import Carried
-from agent.hooks.requests import CarriedNode, Changes, beyond
+from agent.hooks.requests import CarriedNode, Changes, not_settable
 from agent.model.devices.visibility import MOUNT_ROOT, Mount
 from agent.nri import messages
 from agent.proto import nri_pb2 as pb
@@ -111,8 +111,8 @@ def test_removed_devices_are_marked_and_denied_by_number() -> None:
 
 def test_injected_cdi_devices_cannot_be_removed() -> None:
     changed = Changes(removed_cdi_devices=("nvidia.com/gpu=0",))
-    assert beyond(changed, messages.SETTABLE) == ("removed_cdi_devices",)
-    assert beyond(Changes(cdi_devices=("nvidia.com/gpu=0",)), messages.SETTABLE) == ()
+    assert not_settable(changed, messages.SETTABLE) == ("removed_cdi_devices",)
+    assert not_settable(Changes(cdi_devices=("nvidia.com/gpu=0",)), messages.SETTABLE) == ()
 
 
 def test_huge_pages_of_a_container() -> None:
