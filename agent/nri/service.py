@@ -179,6 +179,8 @@ class PluginService:
                 change = pb.StateChangeEvent.FromString(incoming.payload)
                 request = pb.EventRequest(pod=change.pod, container=change.container)
                 method = _METHODS.get(change.event, "")
+                if method in _REQUESTS:
+                    method = ""
             elif method in _EVENTS:
                 request = pb.EventRequest.FromString(incoming.payload)
             else:

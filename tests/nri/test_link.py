@@ -291,6 +291,15 @@ def test_the_plugin_gets_the_runtimes_events(up: World, one_by_one: bool) -> Non
     up.runtime.call("StateChange", unused, pb.Empty)
 
 
+@pytest.mark.parametrize("event", [pb.CREATE_CONTAINER, pb.UPDATE_CONTAINER])
+def test_a_state_change_is_never_a_request(up: World, event: pb.Event) -> None:
+    """Its reply can't have changes, and a held one would have no hook in the failure policy."""
+    up.plugin.answer = Wait()
+    change = pb.StateChangeEvent(event=event, pod=POD, container=container())
+    assert up.runtime.call("StateChange", change, pb.Empty) == pb.Empty()
+    assert not up.plugin.calls
+
+
 def test_a_held_creation_is_retried_until_it_has_an_answer(up: World) -> None:
     up.plugin.answer = Wait()
     request = pb.EventRequest(pod=POD, container=container())
