@@ -11,7 +11,7 @@ understood here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -20,6 +20,7 @@ from agent.hooks.requests import CarriedNode
 from agent.model.devices.visibility import (
     MOUNT_ROOT,
     NOTHING_NAMED,
+    DeviceNode,
     VisibleGpu,
     cleaned,
     kind_and_name,
@@ -229,3 +230,21 @@ def name_like(names: Iterable[str], gpu: VisibleGpu) -> str | None:
         return None
     plain = any(number is not None and number[1] is None for number in numbers)
     return gpu.index if plain else f"{'mig' if gpu.is_mig else 'gpu'}{gpu.index}"
+
+
+def replaced_nodes(
+    present: Sequence[CarriedNode], wanted: Sequence[DeviceNode], nodes: Sequence[CarriedNode]
+) -> tuple[tuple[CarriedNode, ...], tuple[CarriedNode, ...]]:
+    """The `present` nodes that are not wanted, and the wanted nodes that the request (`nodes`)
+    lacks, with the permissions of the present ones."""
+    paths = {each.path for each in wanted}
+    requested_paths = {each.host_path for each in nodes}
+    permissions = present[0].permissions if present else "rw"
+    return (
+        tuple(each for each in present if each.host_path not in paths),
+        tuple(
+            CarriedNode(each.path, each.path, permissions, each.major, each.minor)
+            for each in dict.fromkeys(wanted)
+            if each.path not in requested_paths
+        ),
+    )

@@ -36,7 +36,6 @@ from agent.model.devices.visibility import (
     NOTHING_NAMED,
     VISIBLE_DEVICES,
     VOID,
-    DeviceNode,
     Mount,
     NodeDevice,
     NodeVisibility,
@@ -159,7 +158,7 @@ def device_changes(
         present = [
             each for each in carried.nodes if carriers.is_node_of(device_type, each.host_path)
         ]
-        removed_of_type, added_of_type = replaced(present, nodes, carried.nodes)
+        removed_of_type, added_of_type = carriers.replaced_nodes(present, nodes, carried.nodes)
         removed += removed_of_type
         added += added_of_type
     _refuse_nodes_of_others(uid, carried, node, removed)
@@ -438,22 +437,4 @@ def _nodes(
             raise UnhonouredError(
                 f"it requests device nodes, but the nodes of {gpu.uuid} are not known"
             )
-    return replaced(present, [node for gpu in gpus for node in gpu.nodes], nodes)
-
-
-def replaced(
-    present: Sequence[CarriedNode], wanted: Sequence[DeviceNode], nodes: Sequence[CarriedNode]
-) -> tuple[tuple[CarriedNode, ...], tuple[CarriedNode, ...]]:
-    """The `present` nodes that are not wanted, and the wanted nodes that the request (`nodes`)
-    lacks, with the permissions of the present ones."""
-    paths = {each.path for each in wanted}
-    requested_paths = {each.host_path for each in nodes}
-    permissions = present[0].permissions if present else "rw"
-    return (
-        tuple(each for each in present if each.host_path not in paths),
-        tuple(
-            CarriedNode(each.path, each.path, permissions, each.major, each.minor)
-            for each in dict.fromkeys(wanted)
-            if each.path not in requested_paths
-        ),
-    )
+    return carriers.replaced_nodes(present, [node for gpu in gpus for node in gpu.nodes], nodes)
