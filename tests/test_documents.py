@@ -21,7 +21,7 @@ from agent.cli import options
 from agent.model.settings.agent import AgentSettings
 from agent.node.drift import DriftKind
 from agent.node.node_findings import NodeCode
-from tests.view import test_node
+from tests.view import decided
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -291,7 +291,7 @@ def test_settings_in_toml_are_accepted(tmp_path: Path) -> None:
 
 def test_the_picture_of_the_concepts_is_drawn_by_our_tool() -> None:
     picture = next(text for text in blocks(ROOT / "docs/concepts.md", "") if "Owners" in text)
-    assert picture == test_node.two_sockets_and_every_kind_of_pod()
+    assert picture == decided.two_sockets_and_every_kind_of_pod()
 
 
 def test_the_comparison_with_koordinator_is_as_printed() -> None:

@@ -25,7 +25,7 @@ from agent.rpc.grpc import RpcError
 
 _SERVICE: Final = "/runtime.v1.RuntimeService"
 _ANSWER_SECONDS: Final = 10.0
-_FIRST_PAUSE_SECONDS: Final = 0.5
+FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _LARGEST_EVENT_BYTES: Final = 16 << 20
 _MAJOR: Final = re.compile(r"v?([0-9]{1,9})\.")
@@ -64,7 +64,7 @@ class ContainerEvents:
         self._thread.join(_ANSWER_SECONDS)
 
     def _run(self) -> None:
-        pause = _FIRST_PAUSE_SECONDS
+        pause = FIRST_PAUSE_SECONDS
         while not self._closed.is_set():
             began = time.monotonic()
             try:
@@ -72,7 +72,7 @@ class ContainerEvents:
             except RpcError as error:
                 log.debug("container events: %s", error)
             if time.monotonic() - began > _LONGEST_PAUSE_SECONDS:
-                pause = _FIRST_PAUSE_SECONDS
+                pause = FIRST_PAUSE_SECONDS
             self._closed.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 

@@ -54,7 +54,7 @@ _THREADS: Final = 128
 _MAX_CALLS: Final = 256
 _MAX_MESSAGE_BYTES: Final = 8 << 20
 """koord-runtime-proxy accepts requests of 4 MiB, and adds the pod's labels and annotations."""
-_LOCK_SECONDS: Final = 3.0
+LOCK_SECONDS: Final = 3.0
 """How long to wait for a Topolet proxy or plugin to end."""
 _GRACE_SECONDS: Final = 2.0
 _HOOK_SERVER: Final = Declarations("topolet_hook_server")
@@ -84,7 +84,7 @@ class HookServer:
         policies, deadlines = failure_policy.failure_policies(settings)
         if settings.cpu_policy == "dynamic":
             log.warning("containers get no CPU file: Koordinator's hooks can't add a mount")
-        self._lock = locks.lock_for_hook_server(settings.state_dir, _LOCK_SECONDS)
+        self._lock = locks.lock_for_hook_server(settings.state_dir, LOCK_SECONDS)
         snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
         self._notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
         trail = Trail(settings.state_dir, "hook-server", settings.audit_mebibytes << 20)

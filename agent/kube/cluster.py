@@ -219,7 +219,7 @@ IsOwn = Callable[[Path, str], bool]
 """Whether Topolet wrote an entry of a list without keys: the names of the lists that lead to it,
 and the entry's key."""
 
-_KEYS: Final = {
+LIST_KEYS: Final = {
     "zones": "name",
     "resources": "name",
     "costs": "name",
@@ -308,7 +308,7 @@ class _Merge:
             below = [of for each in written if isinstance(of := each.get(f"f:{name}"), dict)]
             if isinstance(value, dict) and isinstance(before, dict):
                 value = self.object(value, before, below, path)
-            elif name in _KEYS and isinstance(value, list) and isinstance(before, list):
+            elif name in LIST_KEYS and isinstance(value, list) and isinstance(before, list):
                 keyed = any(key.startswith("k:") for each in below for key in each)
                 if not keyed and name != "ownerReferences":
                     value = self._list(value, before, (*path, name))
@@ -317,7 +317,7 @@ class _Merge:
 
     def _list(self, wanted: list[Object], seen: list[Object], path: Path) -> list[Object]:
         """In the stored order; new entries are last."""
-        key = _KEYS[path[-1]]
+        key = LIST_KEYS[path[-1]]
         left = {each[key]: each for each in wanted}
         merged = []
         for entry in seen:
@@ -339,8 +339,8 @@ def _contains(seen: object, wanted: object) -> bool:
         return seen == wanted
     found = seen if isinstance(seen, dict) else {}
     return all(
-        _list_contains(found.get(name), value, _KEYS[name])
-        if name in _KEYS and isinstance(value, list)
+        _list_contains(found.get(name), value, LIST_KEYS[name])
+        if name in LIST_KEYS and isinstance(value, list)
         else _contains(found.get(name), value)
         for name, value in wanted.items()
     )
@@ -363,7 +363,7 @@ def _stale(owned: Object, wanted: object, key: str = "") -> bool:
         kind, _, name = field.partition(":")
         if kind == "f":
             if isinstance(wanted, dict) and name in wanted:
-                if isinstance(below, dict) and _stale(below, wanted[name], _KEYS.get(name, "")):
+                if isinstance(below, dict) and _stale(below, wanted[name], LIST_KEYS.get(name, "")):
                     return True
             elif name != "name":
                 return True

@@ -35,7 +35,7 @@ _HISTORY_SECONDS: Final = 86_400.0
 _POOL_SECONDS: Final = 3_600.0
 _FIRST_BYTES: Final = 1 << 20
 """Of each file of the trail that are read for the first viewer."""
-_LOAD_SECONDS: Final = 0.4
+LOAD_SECONDS: Final = 0.4
 """The least time between two reads of the load: browsers share one."""
 _Sysfs = tuple[Mapping[str, Function], Rdma, Fpgas]
 _NO_SYSFS: Final[_Sysfs] = {}, Rdma(), Fpgas()
@@ -184,7 +184,7 @@ class NodePage:
     def _load_of(self, topology: Topology) -> bytes:
         now = time.monotonic()
         of, found = self._loads
-        if topology is not of or now - self._read_at >= _LOAD_SECONDS:
+        if topology is not of or now - self._read_at >= LOAD_SECONDS:
             times = cpu_times(self._files.text("proc/stat") or "")
             found = loads(self._times, times, (cpu.id for cpu in topology.cpus))
             self._times, self._read_at, self._loads = times, now, (topology, found)

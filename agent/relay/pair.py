@@ -116,7 +116,7 @@ _SEND_BUFFER_BYTES: Final = 1 << 18
 """The kernel doubles it: one receive fits in one send while the previous one is still unread."""
 _CALL_SLICES: Final = 4
 """More than this number of receives from the upstream, without one from the client, is a stream."""
-_STREAM_SECONDS: Final = 0.001
+STREAM_SECONDS: Final = 0.001
 """A slower receive has no further bytes waiting."""
 _MAX_OF_MESSAGES_BYTES: Final = 1 << 16
 """A larger slice belongs to one long message, whose sender waits until the relay has read it."""
@@ -227,7 +227,7 @@ class Pair:
     def _yield_to_writer(self) -> None:
         """Yields the CPU to the stream's writer: then many messages pass in one send."""
         now = perf_counter()
-        if now - self._streamed < _STREAM_SECONDS:
+        if now - self._streamed < STREAM_SECONDS:
             os.sched_yield()
         self._streamed = now
 

@@ -20,7 +20,7 @@ from agent.model.pod.annotations import (
 )
 from agent.model.pod.resource_request import ResourceRequest
 from tests.allocate.nodes import owner
-from tests.allocate.test_offering_sums import nodes, owners, sharers
+from tests.allocate.random_nodes import nodes, owners, sharers
 
 
 @given(nodes(), st.lists(owners | sharers, max_size=5), owners | sharers)

@@ -1,6 +1,6 @@
 """A model of the kernel's cpuset rules, v1 and v2, and a hierarchy on top of it.
 
-`test_model.py` compares it with the real kernel. Not modelled: `cpuset.mems` (always set),
+`test_kernel.py` compares it with the real kernel. Not modelled: `cpuset.mems` (always set),
 partitions, deadline tasks and `cpuset.cpu_exclusive` (off, as kubelet and runtimes leave it).
 """
 

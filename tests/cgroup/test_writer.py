@@ -1,25 +1,58 @@
+import errno
+import os
 import posixpath
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.cgroup.hierarchy import CgroupError, GroupGone, Populated
+from agent.cgroup.hierarchy import Populated
 from agent.cgroup.journal import Journal, Original
 from agent.cgroup.outcome import WriteOutcome, WriteState
 from agent.cgroup.writer import apply, restore
 from agent.model.cpu.cpuset import EMPTY, CpuSet
-from tests.cgroup.kernel import Kernel, ModelHierarchy
+from tests.cgroup.kernel import Kernel, ModelFiles, ModelHierarchy
 
 ROOT = CpuSet(range(4))
 
 
+class FaultyFiles(ModelFiles):
+    """Fails where a test requests it: such faults cannot be caused in a real kernel. A write that
+    the kernel's rules forbid is an error of Topolet and not a fault."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.refusing: set[str] = set()
+        self.vanishing: set[str] = set()
+        self.ignores_writes = False
+        self.before_write: Callable[[], object] = lambda: None
+        self.log: list[str] = []
+
+    def write(self, path: str, data: bytes) -> None:
+        self.before_write()
+        group = posixpath.dirname(path) or "/"
+        groups = self.kernel.cpus
+        if group in self.vanishing:
+            for each in [one for one in groups if f"{one}/".startswith(f"{group}/")]:
+                del groups[each]
+        if group in self.refusing:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        if self.ignores_writes:
+            return
+        try:
+            super().write(path, data)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise AssertionError(f"{path}: {error}") from error
+        self.log.append(f"{group}={data.decode().strip()}")
+
+
 class Machine(ModelHierarchy):
-    """Counts calls and fails where a test requests it: such faults cannot be caused in a real
-    kernel. A write that the kernel's rules forbid is an error of Topolet and not a fault."""
+    """`reads`: the groups that were read."""
 
     def __init__(self, version: int, groups: Mapping[str, str | CpuSet]) -> None:
         parsed = {
@@ -27,10 +60,9 @@ class Machine(ModelHierarchy):
             for group, cpus in groups.items()
         }
         super().__init__(Kernel(version, {"/": ROOT} | parsed))
+        self.files = FaultyFiles(self.kernel)
+        self.handles = self.files
         self.groups = self.kernel.cpus
-        self.refusing: set[str] = set()
-        self.vanishing: set[str] = set()
-        self.log: list[str] = []
         self.reads: list[str] = []
 
     def own_cpus(self, group: str) -> CpuSet:
@@ -40,20 +72,6 @@ class Machine(ModelHierarchy):
     def effective_cpus(self, group: str) -> CpuSet:
         self.reads.append(group)
         return super().effective_cpus(group)
-
-    def _write(self, group: str, cpus: CpuSet) -> None:
-        if group in self.vanishing:
-            for each in [one for one in self.groups if f"{one}/".startswith(f"{group}/")]:
-                del self.groups[each]
-        if group in self.refusing:
-            raise CgroupError(f"cannot write '{cpus}' to {group!r}: Device or resource busy")
-        try:
-            super()._write(group, cpus)
-        except GroupGone:
-            raise
-        except CgroupError as error:
-            raise AssertionError(str(error)) from error
-        self.log.append(f"{group}={cpus}")
 
 
 @pytest.fixture
@@ -75,20 +93,14 @@ def test_unchanged_values_cost_few_reads(journal: Journal, version: int, reads: 
     outcome = apply(machine, journal, cpusets(a="0-1", c="2"))
     assert {each.state for each in outcome.changes} == {WriteState.RIGHT}
     assert sorted(machine.reads) == sorted(["/a", "/c"] * reads)
-    assert machine.log == []
+    assert machine.files.log == []
     assert not journal.path.exists()
 
 
 def test_originals_are_on_disk_before_the_first_write(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-3", "/a/b": "0-3", "/c": "0", "/c/d": "0"})
     seen: list[Mapping[str, Original]] = []
-    write = machine._write
-
-    def watching(group: str, cpus: CpuSet) -> None:
-        seen.append(Journal(journal.path).originals)
-        write(group, cpus)
-
-    machine._write = watching  # type: ignore[method-assign]
+    machine.files.before_write = lambda: seen.append(Journal(journal.path).originals)
     outcome = apply(machine, journal, cpusets(a="0-1", c_d="2"))
     assert outcome.ok
     originals = {"/a": "0-3", "/a/b": "0-3", "/c": "0", "/c/d": "0"}
@@ -110,7 +122,7 @@ def test_without_a_journal_nothing_is_written(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "file/j")
     machine = Machine(1, {"/a": "0-3", "/b": "1"})
     outcome = apply(machine, journal, cpusets(a="0", b="1"))
-    assert machine.log == []
+    assert machine.files.log == []
     state, note = states(outcome)["/a"]
     assert state is WriteState.FAILED
     assert "file/j" in (note or "")
@@ -139,20 +151,20 @@ def test_an_impossible_value_is_reported(
 
 def test_a_cpu_that_a_failed_group_keeps_is_not_given_to_others(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1", "/b": "2", "/c": "1-2"})
-    machine.refusing = {"/a"}
+    machine.files.refusing = {"/a"}
     outcome = apply(machine, journal, cpusets(a="0", b="1-2", c="1-3"))
     assert states(outcome) == {
-        "/a": (WriteState.FAILED, "cannot write '0' to '/a': Device or resource busy"),
+        "/a": (WriteState.FAILED, "cannot write '0' to '/a/cpuset.cpus': Device or resource busy"),
         "/b": (WriteState.FAILED, "not written: '/a' failed to give up CPUs '1'"),
         "/c": (WriteState.WRITTEN, None),
     }
-    assert machine.log == ["/c=1-3"]
+    assert machine.files.log == ["/c=1-3"]
 
 
 def test_a_write_that_needs_a_failed_ancestor_is_not_tried(journal: Journal) -> None:
     for version in (1, 2):
         machine = Machine(version, {"/a": "0", "/a/b": "0", "/c": "0-1"})
-        machine.refusing = {"/a"}
+        machine.files.refusing = {"/a"}
         outcome = apply(machine, journal, cpusets(a_b="1", c="0"))
         assert states(outcome)["/a"][0] is WriteState.FAILED
         assert states(outcome)["/a/b"] == (WriteState.FAILED, "not written: '/a' has only CPUs '0'")
@@ -161,7 +173,7 @@ def test_a_write_that_needs_a_failed_ancestor_is_not_tried(journal: Journal) -> 
 
 def test_a_failed_child_keeps_its_ancestor_wide(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1", "/a/b": "0-1"})
-    machine.refusing = {"/a/b"}
+    machine.files.refusing = {"/a/b"}
     outcome = apply(machine, journal, cpusets(a="0"))
     assert states(outcome)["/a"] == (
         WriteState.FAILED,
@@ -171,7 +183,7 @@ def test_a_failed_child_keeps_its_ancestor_wide(journal: Journal) -> None:
 
 def test_a_group_that_is_removed_in_between_frees_its_cpus(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1", "/a/x": "0-1", "/b": "2"})
-    machine.vanishing = {"/a/x"}
+    machine.files.vanishing = {"/a/x"}
     outcome = apply(machine, journal, cpusets(a="0", a_x="0", b="1-2"))
     assert {group: state for group, (state, _) in states(outcome).items()} == {
         "/a": WriteState.WRITTEN,
@@ -182,7 +194,7 @@ def test_a_group_that_is_removed_in_between_frees_its_cpus(journal: Journal) -> 
 
 def test_a_value_that_reads_back_differently_is_reported(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1"})
-    machine._write = lambda group, cpus: None  # type: ignore[method-assign]
+    machine.files.ignores_writes = True
     outcome = apply(machine, journal, cpusets(a="0"))
     note = "'0' was written, '0-1' read back ('0-1' effective)"
     assert states(outcome) == {"/a": (WriteState.FAILED, note)}
@@ -192,10 +204,10 @@ def test_v2_restore(journal: Journal) -> None:
     start = {"/a": "", "/a/b": "", "/c": "0-1", "/d": "3"}
     machine = Machine(2, start)
     assert apply(machine, journal, cpusets(a_b="1", c="2")).ok
-    machine.log.clear()
+    machine.files.log.clear()
     outcome = restore(machine, journal, cpusets(d=""))
     assert outcome.ok
-    assert machine.log == ["/c=0-1", "/d=", "/a/b="]
+    assert machine.files.log == ["/c=0-1", "/d=", "/a/b="]
     assert (machine.groups["/d"], machine.groups["/a/b"]) == (EMPTY, EMPTY)
     assert journal.originals == {}
 
@@ -221,11 +233,11 @@ def test_values_that_could_not_be_restored_stay_in_the_journal(journal: Journal)
     for version in (1, 2):
         machine = Machine(version, {"/a": "0-1", "/b": "0-1"})
         assert apply(machine, journal, cpusets(a="0", b="1")).ok
-        machine.refusing = {"/a"}
+        machine.files.refusing = {"/a"}
         outcome = restore(machine, journal)
         assert not outcome.ok
         assert list(journal.originals) == ["/a"]
-        machine.refusing = set()
+        machine.files.refusing = set()
         assert restore(machine, journal).ok
         assert machine.groups["/a"] == machine.groups["/b"] == CpuSet([0, 1])
 
@@ -261,8 +273,8 @@ def machines(draw: st.DrawFn) -> tuple[Machine, list[dict[str, CpuSet]]]:
                 wish[group] = limits[group] = some(limits[group])
         wishes.append(wish)
     machine = Machine(version, groups)
-    machine.refusing = draw(st.sets(st.sampled_from(names), max_size=2))
-    machine.vanishing = draw(st.sets(st.sampled_from(names), max_size=1))
+    machine.files.refusing = draw(st.sets(st.sampled_from(names), max_size=2))
+    machine.files.vanishing = draw(st.sets(st.sampled_from(names), max_size=1))
     return machine, wishes
 
 
@@ -305,8 +317,8 @@ def test_faults_never_break_order_or_exclusivity(
                 for group, cpus in machine.groups.items():
                     if not related(group, failed.group):
                         assert not (cpus - before[group]) & kept, f"{group} and {failed.group}"
-        machine.refusing = set()
-        machine.vanishing = set()
+        machine.files.refusing = set()
+        machine.files.vanishing = set()
         assert restore(machine, journal).ok
         for group, cpus in machine.groups.items():
             assert cpus == start[group], f"{group} has its value back"

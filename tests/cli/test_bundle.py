@@ -17,7 +17,7 @@ from agent.model.audit import AuditEvent, Record
 from agent.model.settings.agent import DoctorSettings
 from agent.node.doctor import Examination
 from agent.telemetry.audit import Trail
-from tests.cli.test_secrets import ANSWER, ENVIRONMENT, SECRET, write_checkpoint
+from tests.cli.secret_values import ANSWER, ENVIRONMENT, SECRET, write_checkpoint
 from tests.faults.conftest import Around
 from tests.faults.launcher import Launcher
 from tests.faults.node import PlayedNode, large_machine

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubelet.test_cpu_manager_state import KUBELETS_OWN
-from tests.kubelet.test_device_checkpoint import REAL
-from tests.kubelet.test_memory_manager_state import FILLED
+from tests.kubelet.state_files import FILLED, KUBELETS_OWN, REAL
 
 CPUS = json.dumps(KUBELETS_OWN["whole pods"][1])
 

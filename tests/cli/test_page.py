@@ -21,7 +21,7 @@ from agent.http.peers import NodeAddresses
 from agent.http.routes import Route, text_reply
 from agent.http.server import HttpServer
 from agent.node.daemon import HTTP_LIMITS
-from tests.cli.test_remote import RUNNING, pod
+from tests.cli.kubectl import RUNNING, pod
 from tests.waiting import DEADLINE_SECONDS
 
 KUBECTL = """#!/bin/sh

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 from collections.abc import Iterator
@@ -13,16 +12,11 @@ import pytest
 
 from agent.__main__ import main
 from agent.model.pod.annotations import RESOURCE_STATUS
+from tests.cli.secret_values import ANSWER, ENVIRONMENT, SECRET, write_checkpoint
 from tests.faults.conftest import Around
 from tests.faults.launcher import Launcher
 from tests.faults.node import PlayedNode, large_machine
 from tests.waiting import eventually
-
-SECRET = "s3cr3t"
-"""A part of each of these values."""
-ANSWER = base64.b64encode(b"\x0a\x0f\x0a\x05TOKEN\x12\x06" + SECRET.encode()).decode()
-"""A ContainerAllocateResponse with one variable."""
-ENVIRONMENT = (f"DB_PASSWORD={SECRET}-of-the-database", f"NOTE={SECRET}")
 
 
 @pytest.fixture
@@ -45,21 +39,6 @@ def node(tmp_path: Path) -> Iterator[PlayedNode]:
     write_checkpoint(tmp_path / "kubelet")
     yield played
     played.close()
-
-
-def write_checkpoint(kubelet: Path) -> None:
-    entry = {
-        "PodUID": "u",
-        "ContainerName": "main",
-        "ResourceName": "example.com/card",
-        "DeviceIDs": {"-1": ["card-0"]},
-        "AllocResp": ANSWER,
-    }
-    folder = kubelet / "device-plugins"
-    folder.mkdir()
-    data = {"PodDeviceEntries": [entry], "RegisteredDevices": {"example.com/card": ["card-0"]}}
-    text = json.dumps({"Data": data, "Checksum": 0})
-    (folder / "kubelet_internal_checkpoint").write_text(text)
 
 
 COMMANDS = (

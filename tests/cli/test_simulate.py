@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from agent.__main__ import main
-from tests.cli.test_explain import bound, kind, saved
+from tests.cli.saved_objects import bound, kind, saved
 from tests.fixtures.fleet import owner
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from agent.__main__ import main
-from agent.cli import top
 from agent.model import snapshot as snapshots
 from agent.model.audit import AuditEvent, Record
 from agent.model.devices.gpus import pci_address
+from agent.node.sampler import NodeSampler
 from agent.telemetry.audit import Trail
 from tests.discover import buses, fakenvml, gpumachines
 from tests.discover.fakenvml import FakeDriver
@@ -256,7 +256,7 @@ def test_ctrl_c_before_the_screen(words: list[str], monkeypatch: pytest.MonkeyPa
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(top, "_once", interrupted)
+    monkeypatch.setattr(NodeSampler, "observe", interrupted)
     assert main(words[words.index("top") :]) == 130
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 from tests.deploy import chart
-from tests.integration.test_helm import KINDS
+from tests.integration.helmcluster import KINDS
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "install.md"
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

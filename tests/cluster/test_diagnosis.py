@@ -32,6 +32,7 @@ from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 from tests.cluster.controlplane import ADDRESS as ADDRESS_OF_SERVER
 from tests.cluster.controlplane import SERVICE_ADDRESS
 from tests.cluster.machine import ProgramError
+from tests.cluster.plugin import ROOT, run
 from tests.cluster.pods import manifest
 from tests.deploy.chart import CHART, rendered
 from tests.discover import fakenvml, gpumachines
@@ -40,19 +41,12 @@ from tests.integration.gpunode import GpuHost
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("pods_gone")]
 
-ROOT = Path(__file__).resolve().parents[2]
 RULES = CHART / "files/alerts.yaml"
 ADDRESS = "127.0.0.1:9390"
 """Of Prometheus, in the world."""
 SLOW_PORT = "16443"
 FILLER = "/run/topolet/filler"
 CPU_STATE = "/var/lib/kubelet/cpu_manager_state"
-_TOPOLET = """export PYTHONPATH="$1" KUBECONFIG="$2" HOME=/tmp
-folder=$3
-shift 3
-"$@" 2>"$folder/err"
-echo $? >"$folder/code"
-"""
 _PAGE = """export PYTHONPATH="$1" KUBECONFIG="$2" HOME=/tmp
 folder=$3
 shift 3
@@ -66,16 +60,6 @@ wait $!
 echo $? >"$folder/code"
 """
 """Reads the page that the command forwards, and ends the command."""
-
-
-def run(cluster: Cluster, *words: str, script: str = _TOPOLET) -> tuple[int, str, str]:
-    """`kubectl topolet WORDS` as the administrator, from outside of the node: exit code, standard
-    output and standard error."""
-    world = cluster.control.world
-    arguments = (str(ROOT), cluster.control.config("admin"), str(world.folder))
-    text = world.run("sh", "-c", script, "sh", *arguments, "kubectl", "topolet", *words)
-    code = (world.folder / "code").read_text()
-    return int(code), text, (world.folder / "err").read_text()
 
 
 def findings(cluster: Cluster) -> set[str]:

@@ -15,9 +15,9 @@ import yaml
 from agent.model.pod.annotations import RESOURCE_STATUS, status_text
 from tests.cluster import failures, images, release, units
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
+from tests.cluster.plugin import run as plugin
 from tests.cluster.pods import manifest
 from tests.cluster.release import documented, helm
-from tests.cluster.test_diagnosis import run as plugin
 from tests.deploy import chart
 from tests.fixtures import image
 from tests.integration.systemdhost import CONFIG, ENV, ROOT, SystemdHost

@@ -94,7 +94,7 @@ def following(path: Path, heard: Heard) -> Iterator[ContainerEvents]:
 
 def test_a_call_refused_by_goaway_is_repeated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As from a server that is just ending: GOAWAY before it started any call."""
-    monkeypatch.setattr(events, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(events, "FIRST_PAUSE_SECONDS", 0.01)
     settings, goaway = bytes.fromhex("000000040000000000"), "000008070000000000" + 16 * "0"
     with socket.socket(socket.AF_UNIX) as ending:
         ending.bind(str(path))
@@ -143,7 +143,7 @@ def test_events_beyond_both_windows_are_all_received(path: Path) -> None:
 def test_restarted_runtime_is_subscribed_again_and_both_are_reported(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(events, "FIRST_PAUSE_SECONDS", 0.01)
     first, second, heard = Runtime(), Runtime(), Heard()
     with serving(path, first), following(path, heard):
         assert first.subscribed.wait(10)

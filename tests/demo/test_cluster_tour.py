@@ -18,7 +18,7 @@ from demo.cluster import ClusterTour
 from tests.builders import machine
 from tests.cluster.cluster import HOST, Cluster
 from tests.cluster.machine import ProgramError
-from tests.demo.test_tour import SNAPSHOT
+from tests.demo.decided import SNAPSHOT
 
 CPUSET = "/sys/fs/cgroup/kubepods/burstable/podx/c0ffee/cpuset.cpus.effective"
 LATE = audit.stamp(4e9)

@@ -8,27 +8,12 @@ import pytest
 
 from agent.model import audit
 from agent.model.audit import AuditEvent, Record, WriteReason
-from agent.model.pod.qos import QoS
-from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.model.snapshot import Snapshot
 from demo import tour
 from demo.tour import Tour
 from tests.builders import machine
+from tests.demo.decided import SNAPSHOT
 from tests.waiting import eventually
-
-SNAPSHOT = Snapshot(
-    generation=1,
-    listed_at=0,
-    boot_id="boot",
-    kubelet_static=False,
-    ls_pools=(Pool(0, 0, "0"),),
-    be_pools=(Pool(0, 0, "0"),),
-    owners=(Owner("u1", "demo/lse", QoS.LSE, "1"),),
-    pods={
-        "u1": PodWanted("demo/lse", QoS.LSE, Wanted(cpuset="1", exclusive=True)),
-        "u2": PodWanted("demo/ls", QoS.LS, Wanted(cpuset="0")),
-    },
-    containers={},
-)
 
 
 class FakeTour(Tour):

@@ -220,3 +220,11 @@ def complaints(value: object, schema: Object, at: str = "") -> list[str]:
     elif "enum" in schema and value not in schema["enum"]:
         found.append(f"{at}: {value!r} is none of {schema['enum']}")
     return found
+
+
+HARDENED = {
+    "privileged": False,
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}

@@ -32,6 +32,7 @@ from tests.deploy.manifests import (
     AGENT,
     DEPLOY,
     EVERYTHING,
+    HARDENED,
     NODE_ADDRESS,
     ROOT,
     SCHEDULER,
@@ -80,12 +81,6 @@ THEIR_ROLES = (
 WARN = ("topolet-schedulers",)
 """The policies that refuse nothing."""
 CRIO = "/run/crio/crio.sock"
-HARDENED = {
-    "privileged": False,
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-}
 
 
 def test_every_file_is_listed_and_every_object_exists_once() -> None:
@@ -564,7 +559,7 @@ def keyed(schema: dict[str, Any]) -> dict[str, str]:
 
 
 def test_lists_with_keys_are_compared_by_key() -> None:
-    known = {key: value for key, value in cluster._KEYS.items() if key != "ownerReferences"}
+    known = {key: value for key, value in cluster.LIST_KEYS.items() if key != "ownerReferences"}
     assert keyed(schema_of(NRT, "v1alpha2")) == known
 
 

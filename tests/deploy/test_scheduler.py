@@ -15,8 +15,7 @@ from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings
 from agent.scheduler.extender import extender
 from agent.scheduler.leader import label
 from agent.scheduler.rules import agent_selector
-from tests.deploy.manifests import SCHEDULER, kustomized, objects, of_kind, variables
-from tests.deploy.test_manifests import HARDENED
+from tests.deploy.manifests import HARDENED, SCHEDULER, kustomized, objects, of_kind, variables
 
 Object = dict[str, Any]
 

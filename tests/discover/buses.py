@@ -7,6 +7,8 @@ from pathlib import Path
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Cpu, NumaNode, Topology
+from agent.model.devices.gpus import Ancestor
+from agent.model.devices.pci import Function
 
 
 def topology(
@@ -59,3 +61,19 @@ def plug(root: Path, way: str, files: Mapping[str, str] | None = None) -> Path:
     listing.mkdir(parents=True, exist_ok=True)
     (listing / folder.name).symlink_to(f"../../../devices/{way}")
     return folder
+
+
+def proximity(one: Function, other: Function) -> Ancestor:
+    """The highest level that the path between two functions crosses, numbered as in NVML."""
+    if one.address == other.address:
+        return Ancestor.BOARD
+    if one.bridges and other.bridges and one.bridges[0] == other.bridges[0]:
+        together = one.bridges == other.bridges or (
+            one.switches and one.switches[-1:] == other.switches[-1:]
+        )
+        return Ancestor.SWITCH if together else Ancestor.SWITCHES
+    if one.root and one.root == other.root:
+        return Ancestor.HOST_BRIDGE
+    if one.node >= 0 and one.node == other.node:
+        return Ancestor.NODE
+    return Ancestor.SYSTEM

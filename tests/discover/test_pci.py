@@ -9,7 +9,7 @@ from agent.discover import cpus, pci
 from agent.discover.sysfs import DiscoveryError
 from agent.model.devices.gpus import Ancestor
 from agent.model.devices.pci import Function
-from tests.discover.buses import plug, put, topology
+from tests.discover.buses import plug, proximity, put, topology
 
 TWO_NODES = topology({0: "0-3", 1: "4-7"})
 
@@ -19,22 +19,6 @@ def function(root: Path, way: str, files: dict[str, str] | None = None) -> Funct
     found = pci.read(str(root), TWO_NODES)
     assert found.problems == ()
     return found.by_address[address]
-
-
-def proximity(one: Function, other: Function) -> Ancestor:
-    """The highest level that the path between two functions crosses, numbered as in NVML."""
-    if one.address == other.address:
-        return Ancestor.BOARD
-    if one.bridges and other.bridges and one.bridges[0] == other.bridges[0]:
-        together = one.bridges == other.bridges or (
-            one.switches and one.switches[-1:] == other.switches[-1:]
-        )
-        return Ancestor.SWITCH if together else Ancestor.SWITCHES
-    if one.root and one.root == other.root:
-        return Ancestor.HOST_BRIDGE
-    if one.node >= 0 and one.node == other.node:
-        return Ancestor.NODE
-    return Ancestor.SYSTEM
 
 
 @pytest.fixture

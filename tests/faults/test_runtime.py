@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,24 +13,13 @@ from agent.cgroup.hierarchy import Hierarchy
 from agent.cri.client import Cri
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
-from tests.cri import test_hostile_runtime as hostile
+from tests.cri import hostile
 from tests.faults.conftest import Around
+from tests.faults.launcher import page
 from tests.fixtures.ports import free_port
 from tests.integration.harness import eventually
 
 CALL_SECONDS = 2.0
-
-
-def page(port: int, name: str) -> tuple[int, str]:
-    """Status and text; status 0 without an answer."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=5) as reply:
-            return reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError:
-        return 0, ""
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ import pytest
 
 from agent.cri.client import MAX_INFO_BYTES, MAX_ITEMS, MAX_PATH_BYTES, MAX_REPLY_BYTES
 from agent.proto import cri_pb2 as pb
+from tests.faults.launcher import page
 from tests.faults.node import PlayedNode, large_machine
-from tests.faults.test_runtime import page
 from tests.fixtures.ports import free_port
 from tests.waiting import eventually
 

@@ -27,7 +27,7 @@ from agent.http.server import HttpServer, ServerLimits
 from agent.node.notifications import NotificationSocket
 from agent.nri.link import PluginLink
 from agent.relay.server import RelayServer
-from tests.nri.test_link import Recorder
+from tests.nri.recorder import Recorder
 from tests.relay.relay_child import Hooks
 
 DESCRIPTORS = 64

@@ -17,7 +17,15 @@ from tests.integration.kubelet import standalone
 from tests.integration.kubelet.standalone import Kubelet
 
 _STARTED = pytest.StashKey[float]()
+_TEMPORARY = pytest.StashKey[Path]()
 _END_CHARACTERS = 4_000
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_folder(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> None:
+    pytestconfig.stash[_TEMPORARY] = tmp_path_factory.getbasetemp()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -33,10 +41,11 @@ def pytest_runtest_makereport(
     temporary folder, and below the folders of the test's fixtures."""
     report = yield
     if report.failed:
-        base: Path = item.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         fixtures = getattr(item, "funcargs", {}).values()
         of_fixtures = (getattr(each, "folder", None) for each in fixtures)
-        folders = {base} | {each for each in of_fixtures if isinstance(each, str | Path)}
+        folders = {each for each in of_fixtures if isinstance(each, str | Path)}
+        if _TEMPORARY in item.config.stash:
+            folders.add(item.config.stash[_TEMPORARY])
         logs = {log for folder in folders for log in Path(folder).rglob("*.log")}
         for each in sorted(logs):
             if each.stat().st_mtime >= item.stash[_STARTED]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from agent.kube.errors import KubeError
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
 
@@ -45,3 +47,40 @@ WRITING: list[dict[str, Any]] = [
     {"apiGroups": ["topology.node.k8s.io"], "resources": ["*"], "verbs": ["*"]},
     {"apiGroups": ["scheduling.koordinator.sh"], "resources": ["*"], "verbs": ["*"]},
 ]
+
+
+STATUS = "scheduling.koordinator.sh/resource-status"
+QOS = "koordinator.sh/qosClass"
+TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/"
+
+
+class Place:
+    """A node's name and an account of one test."""
+
+    def __init__(self, api: ApiServer, node: TestNode, name: str, rules: list[Any]) -> None:
+        self.api = api
+        self.name = name
+        api.namespace(name)
+        api.node(name)
+        api.account(name, "agent", rules)
+        self.account = Account(api, node)
+        self.account.put(api.token(name, "agent"))
+
+    def start_agent(self, node: TestNode, *flags: str) -> None:
+        self.account.start_agent(node, f"--node-name={self.name}", *flags)
+
+    def pod(self, name: str, qos: str, cpuset: str) -> str:
+        """Its uid."""
+        self.api.account(self.name, "default", [])
+        status = json.dumps({"cpuset": cpuset})
+        made = self.api.pod(
+            self.name, name, self.name, labels={QOS: qos}, annotations={STATUS: status}
+        )
+        return str(made["metadata"]["uid"])
+
+    def reported(self) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads(self.api.admin.get(TOPOLOGY + self.name))
+        except KubeError:
+            return None
+        return found

@@ -26,7 +26,7 @@ from tests.fixtures.containerd import Containerd
 from tests.fixtures.crio import Crio
 from tests.fixtures.ports import free_port
 from tests.integration.harness import HOLD, TestNode, fresh_node
-from tests.nri.test_link import Recorder
+from tests.nri.recorder import Recorder
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 EMPTY = Snapshot(1, 0, boot_id(), False, (Pool(0, 0, "0-1"),), (Pool(0, 0, "0-1"),), (), {}, {})

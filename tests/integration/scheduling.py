@@ -9,11 +9,26 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.deploy.manifests import objects
 from tests.fixtures.ports import free_port
+from tests.integration.apiserver.server import ApiServer
 from tests.integration.command import Command
 from tests.waiting import eventually
 
 Object = dict[str, Any]
+
+REBINDS = "/apis/scheduling.koordinator.sh/v1alpha1/rebindresources"
+NO_AGENT_PODS = "--agent-selector="
+"""For agents that do not run in pods."""
+_MANIFESTS = (
+    "Namespace",
+    "ServiceAccount",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "Role",
+    "RoleBinding",
+    "CustomResourceDefinition",
+)
 
 
 class Scheduler(Command):
@@ -91,3 +106,16 @@ def binding(pod: Object, node: str) -> Object:
         "PodUID": metadata["uid"],
         "Node": node,
     }
+
+
+def write_kubeconfig(apiserver: ApiServer, path: Path, url: str = "") -> None:
+    """For the account of the scheduler, with the role of its overlay. `url`: of a relay to the
+    server."""
+    for each in [*objects("crds"), *objects("overlays/scheduler")]:
+        if each["kind"] in _MANIFESTS:
+            apiserver.apply(each)
+    token = apiserver.token("topolet-system", "topolet-scheduler")
+    made = apiserver.kubeconfig(token)
+    if url:
+        made["clusters"][0]["cluster"] = {"server": url}
+    path.write_text(json.dumps(made))

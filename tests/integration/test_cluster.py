@@ -7,51 +7,15 @@ from typing import Any
 
 import pytest
 
-from agent.kube.errors import KubeError
 from tests.deploy.manifests import objects
 from tests.fixtures.pods import run_pod
 from tests.fixtures.ports import free_port
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
-from tests.integration.incluster import READING, WRITING, Account
+from tests.integration.incluster import READING, STATUS, WRITING, Place
 from tests.waiting import eventually
 
 PATIENCE_SECONDS = 60.0
-STATUS = "scheduling.koordinator.sh/resource-status"
-QOS = "koordinator.sh/qosClass"
-TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/"
-
-
-class Place:
-    """A node's name and an account of one test."""
-
-    def __init__(self, api: ApiServer, node: TestNode, name: str, rules: list[Any]) -> None:
-        self.api = api
-        self.name = name
-        api.namespace(name)
-        api.node(name)
-        api.account(name, "agent", rules)
-        self.account = Account(api, node)
-        self.account.put(api.token(name, "agent"))
-
-    def start_agent(self, node: TestNode, *flags: str) -> None:
-        self.account.start_agent(node, f"--node-name={self.name}", *flags)
-
-    def pod(self, name: str, qos: str, cpuset: str) -> str:
-        """Its uid."""
-        self.api.account(self.name, "default", [])
-        status = json.dumps({"cpuset": cpuset})
-        made = self.api.pod(
-            self.name, name, self.name, labels={QOS: qos}, annotations={STATUS: status}
-        )
-        return str(made["metadata"]["uid"])
-
-    def reported(self) -> dict[str, Any] | None:
-        try:
-            found: dict[str, Any] = json.loads(self.api.admin.get(TOPOLOGY + self.name))
-        except KubeError:
-            return None
-        return found
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ class DeviceTest:
         self._pods.append(
             DevicePod(spec.uid, f"default/{name}", notes, labels, pod_requests or None)
         )
-        self._publish()
+        self.publish()
         return spec
 
     def run(
@@ -129,7 +129,7 @@ class DeviceTest:
         start_container(self.cri, container)
         return self._seen(self.node.direct.container_status(container).pid)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         decided = pod_visibility(self._pods, FILES, self.isolation)
         pods = {
             pod.uid: PodWanted(pod.title, QoS.LS, Wanted("0-1")).with_visible(
@@ -195,7 +195,7 @@ def plugged(containerd2: Containerd) -> Iterator[PluggedNode]:
 def plugin(plugged: PluggedNode) -> DeviceTest:
     """Containers pass the NRI plugin, on containerd 2."""
     it = DeviceTest(plugged.node, plugged.node.direct)
-    it._publish()
+    it.publish()
     plugged.start_plugin("--hold-seconds=0.2")
     return it
 

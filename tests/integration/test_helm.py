@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,23 +14,24 @@ import pytest
 import yaml
 
 from tests.deploy import chart
-from tests.deploy.api import Api, RefusedError, Who
-from tests.integration import bystanders, deployed
+from tests.integration import deployed
 from tests.integration.apiserver import server as apiservers
-from tests.integration.apiserver.cluster import Kubectl, controllers, kubeconfig
-from tests.integration.apiserver.server import ApiServer
+from tests.integration.apiserver.cluster import controllers
+from tests.integration.helmcluster import (
+    DEVICES,
+    NAMESPACE,
+    PLAIN,
+    REBINDS,
+    TOPOLOGIES,
+    Cluster,
+    _name,
+)
 from tests.waiting import eventually
 
 Object = dict[str, Any]
 
 EARLIER = Path(__file__).parents[1] / "data" / "deploy" / "release-before.yaml.gz"
 """`kubectl kustomize` of the overlays scheduler and webhook of the release before the chart."""
-NAMESPACE = chart.NAMESPACE
-PLAIN = "plain"
-DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-DEVICES = "devices.scheduling.koordinator.sh"
-TOPOLOGIES = "noderesourcetopologies.topology.node.k8s.io"
-REBINDS = "rebindresources.scheduling.koordinator.sh"
 EVERYTHING: Object = {
     "scheduler": {"enabled": True, "evict": True},
     "webhook": {"enabled": True},
@@ -40,93 +40,8 @@ EVERYTHING: Object = {
         {"mode": "nri"},
     ],
 }
-CPUS = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"0-3"}'}
-KINDS = (
-    "namespaces,serviceaccounts,configmaps,secrets,services,daemonsets,deployments,"
-    "poddisruptionbudgets,networkpolicies,roles,rolebindings,clusterroles,clusterrolebindings,"
-    "customresourcedefinitions,validatingadmissionpolicies,validatingadmissionpolicybindings,"
-    "validatingwebhookconfigurations,mutatingwebhookconfigurations,priorityclasses,jobs"
-)
 
 pytestmark = pytest.mark.timeout(900)
-
-
-class Cluster:
-    """A server with controllers, Helm and kubectl. `program`: Helm of another version."""
-
-    def __init__(self, server: ApiServer, api: Api, program: Path | None = None) -> None:
-        self.server = server
-        self.program = program
-        self.api = api
-        self.kubectl = Kubectl(server)
-        self._config = kubeconfig(server)
-        self.chart = str(server.folder / "chart")
-        if not Path(self.chart).exists():
-            chart.for_any_version(server.folder)
-
-    def helm(self, *words: str, values: Object | None = None) -> str:
-        ended = self.attempt(*words, values=values)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
-
-    def attempt(
-        self, *words: str, values: Object | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        where = (f"--kubeconfig={self._config}", f"--namespace={NAMESPACE}")
-        given = (*words, *where)
-        return chart.attempt(self.server.folder, *given, values=values, program=self.program)
-
-    def install(self, values: Object, *more: str) -> str:
-        """Or upgrades, as the documents say."""
-        words = ("upgrade", "--install", *more)
-        return self.helm(*words, "topolet", self.chart, values=values)
-
-    def uninstall(self) -> None:
-        """Without what runs on nodes: there are none."""
-        self.helm("uninstall", "topolet", "--wait", "--no-hooks")
-
-    def objects(self) -> dict[str, Object]:
-        """All that exist of the kinds that the chart has, without what the server adds."""
-        kinds = KINDS
-        if deployed.changes_pods(self.server):
-            kinds += ",mutatingadmissionpolicies,mutatingadmissionpolicybindings"
-        listed = yaml.safe_load(self.kubectl("get", kinds, "-A", "-o", "json"))["items"]
-        return {_name(each): _content(each) for each in listed}
-
-    def definition(self, name: str) -> Object:
-        return self.api.request("GET", f"/{DEFINITIONS}/{name}")
-
-    def refuses(self) -> bool:
-        """Whether the policies refuse that anybody sets a pod's CPUs."""
-        body = bystanders.pod("claims")
-        body["metadata"]["annotations"] = CPUS
-        try:
-            self.api.request("POST", f"/api/v1/namespaces/{PLAIN}/pods?dryRun=All", body, Who())
-        except RefusedError as refused:
-            if "may not set" not in str(refused):
-                raise
-            return True
-        return False
-
-    def remove_definitions(self) -> None:
-        deployed.delete(self.kubectl, "crd", DEVICES, TOPOLOGIES, REBINDS)
-
-
-def _name(body: Object) -> str:
-    metadata = body["metadata"]
-    return f"{body['kind']}/{metadata.get('namespace', '')}/{metadata['name']}"
-
-
-def _content(body: Object) -> Object:
-    metadata = {
-        key: body["metadata"].get(key) or {} for key in ("labels", "annotations", "ownerReferences")
-    }
-    metadata["annotations"].pop("deprecated.daemonset.template.generation", None)
-    rest = {key: each for key, each in body.items() if key not in ("metadata", "status")}
-    if body["kind"] == "Service":
-        addresses = ("clusterIP", "clusterIPs")
-        rest["spec"] = {key: each for key, each in body["spec"].items() if key not in addresses}
-    return {"metadata": metadata, **rest}
 
 
 def is_of_a_release(name: str) -> bool:

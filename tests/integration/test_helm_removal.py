@@ -25,7 +25,7 @@ from tests.integration import deployed
 from tests.integration.apiserver import server as apiservers
 from tests.integration.apiserver.cluster import controllers
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.test_helm import NAMESPACE, PLAIN, Cluster
+from tests.integration.helmcluster import NAMESPACE, PLAIN, Cluster
 from tests.waiting import eventually
 
 MERGE = "application/merge-patch+json"

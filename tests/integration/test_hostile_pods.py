@@ -28,9 +28,8 @@ from tests.fixtures.pods import (
 )
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import NO_PASS, TestNode
-from tests.integration.incluster import READING, WRITING
+from tests.integration.incluster import READING, WRITING, Place
 from tests.integration.memorylimit import MemoryLimit, limited
-from tests.integration.test_cluster import Place
 from tests.waiting import eventually
 
 LIMIT_BYTES = 128 << 20

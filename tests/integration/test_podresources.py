@@ -26,7 +26,13 @@ from agent.node.kubelet_view import PodResourcesView
 from tests.integration.harness import kernel_cpus
 from tests.integration.kubelet import standalone
 from tests.integration.kubelet.plugin import RESOURCE, DevicePlugin
-from tests.integration.kubelet.standalone import MIB, RESERVED_BYTES, Kubelet, container
+from tests.integration.kubelet.standalone import (
+    MIB,
+    RESERVED_BYTES,
+    Kubelet,
+    container,
+    running_pid,
+)
 from tests.waiting import eventually
 
 SECONDS = standalone.START_SECONDS
@@ -43,17 +49,6 @@ def pod(
         yield full
     finally:
         kubelet.end(name)
-
-
-def running_pid(kubelet: Kubelet, pod: str, container: str) -> int:
-    """0 while it does not run."""
-    sandboxes = {each.id for each in kubelet.cri.sandboxes() if each.name == pod}
-    ids = [
-        each.id
-        for each in kubelet.cri.containers()
-        if each.sandbox_id in sandboxes and each.name == container
-    ]
-    return kubelet.cri.container_status(ids[0]).pid if ids else 0
 
 
 def test_pod_with_pod_level_resources_has_no_cpus_of_its_own(kubelet: Kubelet) -> None:

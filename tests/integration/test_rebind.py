@@ -18,32 +18,23 @@ from agent.__main__ import main
 from agent.kube.errors import NotFoundError
 from agent.model.nrt.node_annotations import CPU_TOPOLOGY
 from agent.node.rebinds import PERIOD_SECONDS, UNTAKEN_SECONDS
-from tests.deploy.manifests import objects
 from tests.fixtures import trees
 from tests.fixtures.pods import run_pod
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
-from tests.integration.incluster import READING, WRITING, Account
-from tests.integration.scheduling import Scheduler
-from tests.integration.test_webhook import kubeconfig
+from tests.integration.incluster import QOS, READING, STATUS, TOPOLOGY, WRITING, Account
+from tests.integration.scheduling import NO_AGENT_PODS, REBINDS, Scheduler, write_kubeconfig
 from tests.waiting import eventually
 
 Object = dict[str, Any]
 
 PATIENCE_SECONDS = 60.0
-STATUS = "scheduling.koordinator.sh/resource-status"
-QOS = "koordinator.sh/qosClass"
-REBINDS = "/apis/scheduling.koordinator.sh/v1alpha1/rebindresources"
-TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/"
 BOTH = {
     "numaNodeResources": [
         {"node": 0, "resources": {"cpu": "200m"}},
         {"node": 1, "resources": {"cpu": "200m"}},
     ]
 }
-MANIFESTS = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role")
-NO_AGENT_PODS = "--agent-selector="
-"""The agent of this test does not run in a pod."""
 
 
 class Mended:
@@ -123,23 +114,10 @@ class Mended:
         return self.status(name)
 
 
-def access(apiserver: ApiServer, path: Path, url: str = "") -> None:
-    """Writes a kubeconfig with the account of the scheduler and the role of its overlay. `url`:
-    another way to the server."""
-    for each in [*objects("crds"), *objects("overlays/scheduler")]:
-        if each["kind"] in (*MANIFESTS, "RoleBinding", "CustomResourceDefinition"):
-            apiserver.apply(each)
-    token = apiserver.token("topolet-system", "topolet-scheduler")
-    made = kubeconfig(apiserver, token)
-    if url:
-        made["clusters"] = [{"name": "it", "cluster": {"server": url}}]
-    path.write_text(json.dumps(made))
-
-
 @pytest.fixture
 def config(apiserver: ApiServer, tmp_path: Path) -> Path:
     path = tmp_path / "kubeconfig"
-    access(apiserver, path)
+    write_kubeconfig(apiserver, path)
     return path
 
 
@@ -197,7 +175,7 @@ def test_a_node_is_mended_while_its_containers_run(
 
     # An operator without another right uses the command.
     operator = tmp_path / "operator"
-    operator.write_text(json.dumps(kubeconfig(apiserver, operators_token(apiserver, mended.name))))
+    operator.write_text(json.dumps(apiserver.kubeconfig(operators_token(apiserver, mended.name))))
     assert main(["rebind", mended.name, f"--kubeconfig={operator}", "--wait"]) == 0
     assert "Succeed: no pods could be placed better" in capsys.readouterr().out
     mended.rebind("nowhere", nodeName="nowhere")

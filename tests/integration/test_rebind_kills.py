@@ -20,8 +20,8 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.rebind_resource import unix_seconds
 from tests.integration.apiserver.relay import KillingRelay, Moment, relaying
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.scheduling import Scheduler
-from tests.integration.test_rebind import NO_AGENT_PODS, QOS, REBINDS, STATUS, TOPOLOGY, access
+from tests.integration.incluster import QOS, STATUS, TOPOLOGY
+from tests.integration.scheduling import NO_AGENT_PODS, REBINDS, Scheduler, write_kubeconfig
 from tests.scheduler import objects
 from tests.waiting import eventually
 
@@ -158,7 +158,7 @@ class Killer:
 
 @pytest.fixture(scope="module")
 def exchange(apiserver: ApiServer) -> Exchange:
-    access(apiserver, apiserver.folder / "exchange.kubeconfig")
+    write_kubeconfig(apiserver, apiserver.folder / "exchange.kubeconfig")
     return Exchange(apiserver)
 
 
@@ -167,7 +167,7 @@ def killer(apiserver: ApiServer, exchange: Exchange, tmp_path: Path) -> Iterator
     exchange.shared.clear()
     with relaying(apiserver, exchange.written) as relay:
         path = tmp_path / "kubeconfig"
-        access(apiserver, path, relay.url)
+        write_kubeconfig(apiserver, path, relay.url)
         with Scheduler(tmp_path, path) as scheduler:
             yield Killer(relay, scheduler)
     assert not exchange.shared, "a CPU had two owners"

@@ -24,7 +24,7 @@ from tests.integration import deployed
 from tests.integration.apiserver import server as apiservers
 from tests.integration.apiserver.cluster import controllers, kubeconfig, program_or_skip
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.test_helm import NAMESPACE, Cluster
+from tests.integration.helmcluster import NAMESPACE, Cluster
 from tests.waiting import eventually
 
 MERGE = "application/merge-patch+json"

@@ -23,7 +23,6 @@ from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
 from tests.integration.incluster import READING, WRITING, Account
 from tests.integration.scheduling import Scheduler, args, binding
-from tests.integration.test_webhook import kubeconfig
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -147,7 +146,7 @@ def place(
     apiserver.account(name, "agent", [*READING, *WRITING])
     apiserver.account(name, "scheduler", EVERYTHING)
     config = tmp_path / "kubeconfig"
-    config.write_text(json.dumps(kubeconfig(apiserver, apiserver.token(name, "scheduler"))))
+    config.write_text(json.dumps(apiserver.kubeconfig(apiserver.token(name, "scheduler"))))
     with Scheduler(tmp_path, config) as scheduler:
         yield Place(apiserver, node, Releases(folder, monkeypatch), scheduler)
     apiserver.admin.delete(f"/api/v1/nodes/{name}")

@@ -29,7 +29,7 @@ from tests.integration import bystanders, deployed
 from tests.integration.apiserver.certificates import Authority
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.command import Command
-from tests.scheduler.test_webhook_admission import review
+from tests.scheduler.reviews import review
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -123,19 +123,6 @@ def pod(name: str, namespace: str, limits: Object) -> Object:
     }
 
 
-def kubeconfig(server: ApiServer, token: str) -> Object:
-    named = {"name": "it", "cluster": {"server": server.url}}
-    named["cluster"]["certificate-authority"] = str(server.folder / "ca.crt")
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "it",
-        "clusters": [named],
-        "users": [{"name": "it", "user": {"token": token}}],
-        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-    }
-
-
 def configuration(webhook: Webhook, kind: str = KINDS[0]) -> Object:
     """The manifest, with a URL instead of the Service, which does not exist here."""
     (manifest,) = of_kind(kind).values()
@@ -203,7 +190,7 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
     folder = tmp_path_factory.mktemp("webhook")
     config = folder / "kubeconfig"
     token = apiserver.token("topolet-system", "topolet-webhook")
-    config.write_text(json.dumps(kubeconfig(apiserver, token)))
+    config.write_text(json.dumps(apiserver.kubeconfig(token)))
     (folder / "callers").mkdir()
     with Webhook(folder, config) as webhook, shows_a_certificate(apiserver, webhook):
         webhook.start()

@@ -324,7 +324,7 @@ def test_the_registration_exists_while_the_server_runs(tmp_path: Path) -> None:
 
 
 def test_only_one_frontend_runs_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.koordinator.server._LOCK_SECONDS", 0.0)
+    monkeypatch.setattr("agent.koordinator.server.LOCK_SECONDS", 0.0)
     with pytest.raises(LockedError, match="held by topolet agent's hook server"):
         HookServer(world.settings)
 

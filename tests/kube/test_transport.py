@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -217,10 +218,10 @@ def test_token_with_an_undetected_change_is_read_after_a_refusal(
     access = FileAccess(server.url, token=str(path))
     assert access.headers() == {"Authorization": "Bearer one"}
     Guarded(server, "two")
+    before = path.stat()
     path.write_text("two")
-    access._token_stamp = (  # as if the clock had not moved between the two writes
-        (path.stat().st_ino, path.stat().st_size, path.stat().st_mtime_ns),
-    )
+    # As if the clock had not moved between the two writes.
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     Transport(access, limits=LIMITS).get("/x")
     assert len(server.requests) == 2
 

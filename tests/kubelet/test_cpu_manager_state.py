@@ -22,51 +22,9 @@ from agent.kubelet.cpu_manager_state import (
 from agent.kubelet.statefile import Checked, StateFileError
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from tests.conftest import DATA
+from tests.kubelet.state_files import KUBELETS_OWN
 
 VECTORS = DATA / "vectors" / "kubelet-state-files.jsonl"
-
-BY_POD = {"pod": {"container1": "4-6", "container2": "1-3"}}
-
-KUBELETS_OWN: dict[str, tuple[int, dict[str, Any]]] = {
-    "containers by id": (
-        1,
-        {
-            "policyName": "static",
-            "defaultCpuSet": "7-9",
-            "entries": {"containerID1": "4-6", "containerID2": "1-3"},
-            "checksum": 2026311253,
-        },
-    ),
-    "containers by pod, of a kubelet that knows whole pods too": (
-        3,
-        {
-            "policyName": "static",
-            "defaultCpuSet": "7-9",
-            "entries": BY_POD,
-            "checksum": 1942532442,
-        },
-    ),
-    "whole pods": (
-        3,
-        {
-            "policyName": "static",
-            "defaultCpuSet": "1-2",
-            "entries": {"pod1": {"container1": "5-6", "container2": "3-4"}},
-            "podEntries": {"pod2": {"cpuSet": "7-9"}},
-            "checksum": 2284712151,
-        },
-    ),
-    "data under its first name": (
-        4,
-        {
-            # A file of the kubelet's tests with a field name that differs from the kubelet's.
-            "data": '{"policyName":"static","defaultCPUSet":"7-9",'
-            '"entries":{"pod":{"container1":"4-6","container2":"1-3"}}}',
-            "checksum": 1420829534,
-        },
-    ),
-}
-"""Contents and checksums from the kubelet's own tests (pkg/kubelet/cm/cpumanager/state)."""
 
 
 def real_files() -> list[str]:

@@ -18,20 +18,9 @@ from agent.kubelet.device_checkpoint import (
 )
 from agent.kubelet.statefile import Checked, StateFileError
 from tests.conftest import DATA
+from tests.kubelet.state_files import ENTRY, REAL
 
 VECTORS = DATA / "vectors" / "kubelet-state-files.jsonl"
-
-ENTRY: dict[str, Any] = {
-    "PodUID": "bf52b2cd-b611-4e79-86b1-280b283185c3",
-    "ContainerName": "check",
-    "ResourceName": "nvidia.com/gpu",
-    "DeviceIDs": {"-1": ["tegra"]},
-    "AllocResp": "Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh",
-}
-REAL: dict[str, Any] = {
-    "Data": {"PodDeviceEntries": [ENTRY], "RegisteredDevices": {"nvidia.com/gpu": ["tegra"]}},
-    "Checksum": 3660592824,
-}
 
 
 def of(*entries: dict[str, Any], **outer: Any) -> bytes:

@@ -18,27 +18,8 @@ from agent.kubelet.memory_manager_state import (
     read,
 )
 from agent.kubelet.statefile import Checked, StateFileError
+from tests.kubelet.state_files import BLOCK, FILLED
 
-BLOCK = {"numaAffinity": [0], "type": "memory", "size": 512}
-FILLED: dict[str, Any] = {
-    "policyName": "static",
-    "machineState": {
-        "0": {
-            "numberOfAssignments": 0,
-            "memoryMap": {
-                "memory": {
-                    "total": 2048,
-                    "systemReserved": 512,
-                    "allocatable": 1536,
-                    "reserved": 512,
-                    "free": 1024,
-                }
-            },
-            "cells": [],
-        }
-    },
-    "entries": {"pod": {"container1": [BLOCK]}},
-}
 OF_PODS = FILLED | {"podEntries": {"pod": {"memoryBlocks": [BLOCK]}}}
 AS_DATA = {
     "policyName": "other",

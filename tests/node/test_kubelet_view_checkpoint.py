@@ -8,7 +8,7 @@ import pytest
 from agent.kubelet.device_checkpoint import FILE_NAME
 from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.node.kubelet_view import DeviceCheckpointView
-from tests.kubelet.test_device_checkpoint import ENTRY, REAL
+from tests.kubelet.state_files import ENTRY, REAL
 
 GIVEN = ReportedDevices(
     ENTRY["PodUID"], "check", "nvidia.com/gpu", ("tegra",), HoldingSource.CHECKPOINT

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.allocate.pools import Decision
 from agent.cgroup.journal import Journal, Original
 from agent.host import locks
 from agent.host.listener import Listener
@@ -17,14 +18,15 @@ from agent.host.locks import Lock
 from agent.koordinator.server import Registration
 from agent.kube.store import EmbeddedStore
 from agent.model.apiobjects import ApiNode
-from agent.model.notice import Notice
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import LocalOwner, PodWanted, Wanted
 from agent.node.cluster_view import ClusterCache, ClusterState
 from agent.node.node_local import CpuNotices
 from agent.node.notifications import NotificationSocket
 from agent.node.publisher import Publisher
 from agent.scheduler.leader.lease_dir import IdentityFile, SentBindings
 from agent.scheduler.state.pod_info import PodName
-from tests.node.test_publisher import publish
+from tests.node.decisions import publish
 
 EXPECTED = {
     "agent.lock": "-rw-------",
@@ -85,7 +87,9 @@ def test_every_created_file_has_its_mode(tmp_path: Path) -> None:
     publish(Publisher(str(state / "snapshot.json"), "boot"))
     cache = ClusterCache(_Source(), str(state / "cluster.json"))
     cache.update(ClusterState(node=ApiNode("u")), ())
-    CpuNotices(str(state))._write("containers/u/c", Notice("0-3", 1))
+    pods = {"u": PodWanted("ns/p", QoS.LS, Wanted("0-3"))}
+    made = Decision((), (), (), (), pods, local_owners=(LocalOwner("u", "c", "0-3"),))
+    assert CpuNotices(str(state)).write(made, dynamic=True) == []
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"a": "b"}}}
     EmbeddedStore(str(state / "objects")).apply(node)
     Registration(str(state / "hooks"), "/a.sock", "Ignore", ("PreRunPodSandbox",)).write()

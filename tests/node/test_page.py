@@ -110,7 +110,7 @@ def test_a_refused_claim_is_told_once(node: ServedNode) -> None:
 def test_the_load_is_that_since_the_last_read(
     node: ServedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.node.page._LOAD_SECONDS", 0.0)
+    monkeypatch.setattr("agent.node.page.LOAD_SECONDS", 0.0)
     node.reconcile()
     assert load(node) == [255] * 4
     node.busy = {2: 1.0, 3: 0.25}
@@ -121,7 +121,7 @@ def test_the_load_is_that_since_the_last_read(
 def test_browsers_share_a_read_of_the_load(
     node: ServedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.node.page._LOAD_SECONDS", 3600.0)
+    monkeypatch.setattr("agent.node.page.LOAD_SECONDS", 3600.0)
     node.reconcile()
     load(node)
     node.busy = {0: 1.0}

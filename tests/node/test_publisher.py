@@ -5,44 +5,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.allocate.pools import Decision, decide
+from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.visibility.pod_devices import DeviceVisibility, PodVisibility
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.visibility import NodeDevice, NodeVisibility, Visibility, VisibleGpu
-from agent.model.pod.pods import Container, ContainerState, Pod
+from agent.model.pod.pods import Container, ContainerState
 from agent.model.snapshot import CgroupLimits, PodWanted, Snapshot, Wanted
 from agent.node.publisher import Publisher
-from tests.builders import machine, pod, running
-
-PODS = (
-    pod("a", "LSE", "1", containers=(running("c1"),)),
-    pod("b", "LS", containers=(running("c2"), running("c3"))),
-)
+from tests.builders import machine, pod
+from tests.node.decisions import PODS, decision, publish
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "snapshot.json"
-
-
-def decision(pods: tuple[Pod, ...] = PODS) -> Decision:
-    return decide(machine(), pods, KubeletCpus(), {}, {})
-
-
-def publish(
-    publisher: Publisher,
-    pods: tuple[Pod, ...] = PODS,
-    *,
-    blocked: dict[str, str] | None = None,
-    listed_at: int = 1,
-    fresh: bool = False,
-    visibility: DeviceVisibility | None = None,
-) -> None:
-    publisher.publish(
-        decision(pods), pods, blocked or {}, False, listed_at, fresh=fresh, visibility=visibility
-    )
 
 
 def read(path: Path) -> Snapshot:

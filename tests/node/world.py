@@ -123,7 +123,8 @@ class Objects:
         node = None
         with contextlib.suppress(StoreError):
             node = self._store.get("Node", "n")
-        return ClusterState(node and apiobjects.node_from_object(node), dict(self.pods), True)
+        read = apiobjects.node_from_object(node) if node else None
+        return ClusterState(read, dict(self.pods), True)
 
 
 class Recorded:

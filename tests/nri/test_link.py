@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,16 +19,16 @@ from agent.hooks.requests import (
 )
 from agent.host.loop import Loop
 from agent.model.devices.visibility import Mount
-from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.notifications import RequestedResources
 from agent.model.pod.qos import QOS_LABEL
 from agent.model.verdict import Code, Refuse, Wait
 from agent.nri.link import PluginLink
 from agent.nri.messages import NriContainer
-from agent.nri.service import PluginCall
 from agent.proto import nri_pb2 as pb
 from agent.proto import ttrpc_pb2 as ttrpc
 from agent.rpc.grpc import RpcError
 from tests.nri.fake import FakeRuntime, refusal
+from tests.nri.recorder import Recorder
 
 POD = pb.PodSandbox(id="s", uid="u", namespace="ns", name="p", labels={QOS_LABEL: "LSR", "x": "y"})
 POD.linux.cgroup_parent = "/kubepods/podu"
@@ -51,58 +51,6 @@ def container(cpus: str = "", **fields: object) -> pb.Container:
     it.linux.resources.cpu.period.value = 10_000
     it.mounts.add(destination="/taken", source="/theirs")
     return it
-
-
-class Recorder:
-    """A plugin that answers with the test's values and records its calls."""
-
-    def __init__(self) -> None:
-        self.answer: Changes | Wait | Refuse = UNCHANGED
-        self.error: Exception | None = None
-        self.changes: Mapping[str, Changes] = {}
-        self.calls: list[PluginCall] = []
-        self.unhooked_calls: list[tuple[str, PluginCall | None, str, str]] = []
-        self.refusal: Refuse | None = None
-        self.told: list[tuple[str, object]] = []
-
-    def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, Changes]:
-        self._tell("synchronize", containers)
-        return self.changes
-
-    def pod_announced(self, pod: PodAnnounced) -> None:
-        self._tell("pod", pod)
-
-    def create(self, call: PluginCall) -> Changes | Wait | Refuse:
-        self.calls.append(call)
-        if self.error:
-            raise self.error
-        return self.answer
-
-    def update(self, call: PluginCall) -> Changes | Wait | Refuse:
-        return self.create(call)
-
-    def unhooked(
-        self, method: str, call: PluginCall | None, reason: str, detail: str
-    ) -> Refuse | None:
-        self.unhooked_calls.append((method, call, reason, detail))
-        return self.refusal
-
-    def abandoned(self, call: PluginCall) -> None:
-        self._tell("abandoned", call.container.id)
-
-    def created(self, container: NriContainer) -> None:
-        self._tell("created", container.id)
-
-    def updated(self, container: NriContainer) -> None:
-        self._tell("updated", container.id)
-
-    def ended(self, container: NriContainer) -> None:
-        self._tell("ended", container.id)
-
-    def _tell(self, what: str, it: object) -> None:
-        self.told.append((what, it))
-        if self.error:
-            raise self.error
 
 
 class World:

@@ -89,7 +89,7 @@ class Exchange(PlayedAgent):
             self.records.extend,
         )
         self.gate = CpusetGate(self.admission, Deadlines(hold_seconds))
-        self._messages: dict[Call, bytes] = {}
+        self.messages: dict[Call, bytes] = {}
 
     def run(self, uid: str, qos: str = "", claim: str = "") -> tuple[Call, GateVerdict]:
         return self.ask(RUN, pb.RunPodSandboxRequest(config=sandbox(uid, qos, claim)))
@@ -122,7 +122,7 @@ class Exchange(PlayedAgent):
 
     def again(self, call: Call) -> GateVerdict:
         """The relay calls the gate again for a held call."""
-        return self.gate.request(call, self._messages[call])
+        return self.gate.request(call, self.messages[call])
 
     def created(self, call: Call, container_id: str) -> None:
         reply = pb.CreateContainerResponse(container_id=container_id)
@@ -139,7 +139,7 @@ class Exchange(PlayedAgent):
     ) -> Call:
         """A call with its complete message, before the relay has passed it to the gate."""
         call = Call(f"/{service}/{method}".encode(), time.monotonic())
-        self._messages[call] = request.SerializeToString()
+        self.messages[call] = request.SerializeToString()
         return call
 
     def close(self) -> None:

@@ -448,7 +448,7 @@ class Fuzz:
         assert self.stats.held_now == self.stats.malformed == 0
         assert relay._is_quiet_up
         assert relay._is_quiet_down or relay._credit.excess
-        real = self.server._inbound_flow_control_window_manager.current_window_size
+        real = self.server.inbound_flow_control_window
         assert relay._credit.window == real
         assert self.client.outbound_flow_control_window == real + relay._credit.excess
 

@@ -454,7 +454,7 @@ def test_only_a_streams_writer_gets_the_processor_first(
     """`between`: the number of slices of the upstream between two messages of the client."""
     seen: list[None] = []
     monkeypatch.setattr(os, "sched_yield", lambda: seen.append(None))
-    monkeypatch.setattr(pair, "_STREAM_SECONDS", seconds)
+    monkeypatch.setattr(pair, "STREAM_SECONDS", seconds)
     bare.stop_loop()
     word = frames.PREFACE
     for _ in range(3):

@@ -102,3 +102,11 @@ def reserve(known: SchedulerCache, kind: Kind, node: str, name: str = "p") -> bo
     if isinstance(granted, Granted):
         known.reserve(node, granted)
     return isinstance(granted, Granted)
+
+
+def held(cluster: SchedulerCache, name: str = "n1") -> set[str]:
+    """Titles of the pods with an allocation, without agents."""
+    state = cluster.node(name)
+    assert state is not None
+    titles = {each.title.removeprefix("ns/") for each in state.allocator.holdings.values()}
+    return {each for each in titles if not each.startswith("agent-")}

@@ -12,24 +12,8 @@ from agent.allocate.placement.demand import PodKind
 from agent.model.cpu.policies import PlacementPolicy
 from agent.scheduler import simulation
 from agent.scheduler.simulation import LoadPoint, TraceCluster, TraceRun
-from agent.scheduler.traces import TraceNode, arrivals, read_nodes, read_pods, shuffled
-from tests.test_data import DATA
-
-OPENB = DATA / "openb"
-
-
-def nodes() -> list[TraceNode]:
-    with (OPENB / "openb_node_list_gpu_node.csv").open() as file:
-        return read_nodes(file, "nodes")
-
-
-def pods(trace: str = "default") -> list[PodKind]:
-    with (OPENB / f"openb_pod_list_{trace}.csv").open() as file:
-        return read_pods(file, "pods")
-
-
-def few() -> tuple[list[TraceNode], list[PodKind]]:
-    return nodes()[::40], pods()[::40]
+from agent.scheduler.traces import arrivals, shuffled
+from tests.scheduler.openb import few, nodes, pods
 
 
 @pytest.mark.parametrize("policy", PlacementPolicy, ids=lambda each: each.value)

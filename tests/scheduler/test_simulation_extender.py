@@ -31,7 +31,7 @@ from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pods_seen import PlacementUpdates, PodsSeen
 from agent.scheduler.state.records import AgentSelector
 from agent.scheduler.traces import TraceNode, arrivals, shuffled
-from tests.scheduler.test_simulation import few
+from tests.scheduler.openb import few
 
 SEED = 42
 _read = records.pods(AgentSelector(), kinds=True)

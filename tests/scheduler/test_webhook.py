@@ -16,7 +16,7 @@ from agent.kube.transport import ResponseLimits, Transport
 from agent.scheduler.webhook import PATH, POD_PATH, LookUp, LookUpError, gpus, pods, routes
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
-from tests.scheduler.test_webhook_admission import review
+from tests.scheduler.reviews import review
 
 POD = {
     "metadata": {"name": "p", "namespace": "gpu", "uid": "u"},

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,46 +19,9 @@ from agent.scheduler.webhook import (
     encode,
 )
 from tests.deploy.manifests import of_kind
+from tests.scheduler.reviews import ALICE, Object, review
 
 OURS = "system:serviceaccount:topolet-system:topolet-scheduler"
-ALICE = "alice"
-
-Object = dict[str, Any]
-
-
-def review(
-    user: str = ALICE,
-    resource: str = "pods/binding",
-    operation: str = "CREATE",
-    group: str = "",
-    **fields: Any,
-) -> Object:
-    """As an API server sends it."""
-    name, _, below = resource.partition("/")
-    request = {
-        "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
-        "kind": {"group": "", "version": "v1", "kind": "Binding"},
-        "resource": {"group": group, "version": "v1", "resource": name},
-        "subResource": below,
-        "name": "p",
-        "namespace": "gpu",
-        "operation": operation,
-        "userInfo": {"username": user, "groups": ["system:authenticated"]},
-        "object": {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": "p", "namespace": "gpu"},
-            "target": {"kind": "Node", "name": "node-1"},
-        },
-        "oldObject": None,
-        "dryRun": False,
-        "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
-    }
-    return {
-        "apiVersion": "admission.k8s.io/v1",
-        "kind": "AdmissionReview",
-        "request": {**request, **fields},
-    }
 
 
 def pod(

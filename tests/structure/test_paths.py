@@ -14,7 +14,7 @@ from tests.fixtures.fleet import owner
 from tests.kube import hostile
 from tests.proxy.exchanges import OWNED, Exchange, creation
 from tests.scheduler.conftest import server as server
-from tests.scheduler.extender.test_handlers import NODES, Scene
+from tests.scheduler.extender.scene import NODES, Scene
 from tests.structure.paths import entered
 
 CREATE_CONTAINER = 8

@@ -1,8 +1,5 @@
-from collections import Counter
-
 import msgspec
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from agent.allocate.cpu_claims import RefusalCause
 from agent.allocate.pools import decide
@@ -12,19 +9,9 @@ from agent.model.pod.pods import Pod
 from agent.node.change_log import ChangeRecorder
 from agent.telemetry.metrics import AgentMetrics
 from tests.builders import machine, pod
+from tests.telemetry.scrape import samples
 
 OWNER = {("namespace", "ns"), ("pod", "a"), ("qos_class", "LSE")}
-
-
-def samples(metrics: AgentMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    found = [
-        ((each.name, frozenset(each.labels.items())), each.value)
-        for family in text_string_to_metric_families(metrics.render())
-        for each in family.samples
-    ]
-    twice = [key for key, count in Counter(key for key, _ in found).items() if count > 1]
-    assert not twice, "a scrape with a series twice is refused whole"
-    return dict(found)
 
 
 def test_a_decision_is_exported_until_the_next() -> None:

@@ -4,7 +4,7 @@ from agent.model.devices.device_object import Device
 from agent.model.devices.gpu_users import GpuUse
 from agent.model.devices.gpus import GpuReading
 from agent.telemetry.metrics import AgentMetrics
-from tests.telemetry.test_metrics import samples
+from tests.telemetry.scrape import samples
 
 GPU = Device("gpu", "GPU-1", 3, {"koordinator.sh/gpu-memory": 80}, healthy=False)
 NIC = Device("rdma", "0000:1a:00.0", 0, {})

@@ -69,7 +69,7 @@ def test_proxy_devices_and_cgroups_on_four_numa_nodes_with_cgroup_v2(
             "tests/vm/inside/test_proxy.py",
             f"--deselect={KILLS}",
             "tests/vm/inside/test_topology.py",
-            "tests/cgroup/test_kernel.py",
+            "tests/cgroup/test_writer_kernel.py",
             "tests/cgroup/test_values_kernel.py",
         ],
     )
@@ -85,9 +85,9 @@ def test_limits_kills_and_an_agent_alone_on_four_numa_nodes_with_cgroup_v2(
         "tests/vm/inside/test_limits.py",
         "tests/vm/inside/test_local.py",
         "tests/vm/inside/test_reconciler.py",
-        "tests/node/test_nodelocal_benchmark.py",
+        "tests/benchmarks/test_nodelocal.py",
         KILLS,
-        "tests/cgroup/test_model.py",
+        "tests/cgroup/test_kernel.py",
     ]
     hold(share, record_property, paths)
 

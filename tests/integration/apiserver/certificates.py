@@ -81,31 +81,26 @@ class Authority:
 
 
 def kubeconfig(url: str, folder: Path, user: str) -> dict[str, Any]:
-    """The kubeconfig of a user with a certificate with its name in that folder, for the server at
-    `url`."""
+    """Of a user with a certificate in that folder, whose file has the user's name."""
+    certificate, key = folder / f"{user}.crt", folder / f"{user}.key"
+    credentials = {"client-certificate": str(certificate), "client-key": str(key)}
+    return _kubeconfig(url, folder, credentials)
+
+
+def token_kubeconfig(url: str, folder: Path, token: str) -> dict[str, Any]:
+    """The folder has the certificate of the authority."""
+    return _kubeconfig(url, folder, {"token": token})
+
+
+def _kubeconfig(url: str, folder: Path, credentials: dict[str, str]) -> dict[str, Any]:
+    cluster = {"server": url, "certificate-authority": str(folder / "ca.crt")}
     return {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "test",
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
-        "clusters": [
-            {
-                "name": "test",
-                "cluster": {
-                    "server": url,
-                    "certificate-authority": str(folder / "ca.crt"),
-                },
-            }
-        ],
-        "users": [
-            {
-                "name": user,
-                "user": {
-                    "client-certificate": str(folder / f"{user}.crt"),
-                    "client-key": str(folder / f"{user}.key"),
-                },
-            }
-        ],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "user"}}],
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "user", "user": credentials}],
     }
 
 

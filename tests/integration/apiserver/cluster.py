@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests import tools
+from tests.integration.apiserver import certificates
 from tests.integration.apiserver.server import ApiServer
 
 _KUBECTL_SECONDS = 300
 
 
 def kubeconfig(server: ApiServer) -> Path:
-    """The administrator's kubeconfig."""
-    cluster = {"server": server.url, "certificate-authority": str(server.folder / "ca.crt")}
-    user = {
-        "client-certificate": str(server.folder / "admin.crt"),
-        "client-key": str(server.folder / "admin.key"),
-    }
+    """The administrator's."""
     path = server.folder / "admin.kubeconfig"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "it",
-                "clusters": [{"name": "it", "cluster": cluster}],
-                "users": [{"name": "it", "user": user}],
-                "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-            }
-        )
-    )
+    path.write_text(json.dumps(certificates.kubeconfig(server.url, server.folder, "admin")))
     return path
 
 

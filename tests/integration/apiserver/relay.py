@@ -42,7 +42,7 @@ class KillingRelay:
 
         class Handler(_Handler):
             def serve(self) -> None:
-                relay._serve(self)
+                relay.serve(self)
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = False
@@ -66,7 +66,7 @@ class KillingRelay:
         self._http.server_close()
         self._thread.join()
 
-    def _serve(self, caller: _Handler) -> None:
+    def serve(self, caller: _Handler) -> None:
         if caller.command != "PATCH":
             self._forward(caller)
             return

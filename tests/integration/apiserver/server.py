@@ -20,7 +20,7 @@ from agent.kube.errors import KubeError, NotFoundError, TooManyRequestsError
 from agent.kube.transport import Transport
 from tests import tools
 from tests.fixtures.ports import free_port
-from tests.integration.apiserver.certificates import Authority
+from tests.integration.apiserver.certificates import Authority, token_kubeconfig
 from tests.waiting import eventually
 
 START_SECONDS = 120.0
@@ -289,6 +289,9 @@ class ApiServer:
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
         return str(self.create(path, {**kind, "spec": spec})["status"]["token"])
+
+    def kubeconfig(self, token: str) -> dict[str, Any]:
+        return token_kubeconfig(self.url, self.folder, token)
 
     def _run(self, name: str, *words: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:

@@ -19,7 +19,6 @@ from tests.integration.gpunode import GpuNode
 from tests.integration.harness import TestNode
 from tests.integration.incluster import READING, WRITING, Account
 from tests.integration.scheduling import Scheduler, args, binding
-from tests.integration.test_webhook import kubeconfig
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -48,7 +47,7 @@ def api(apiserver: ApiServer) -> ApiServer:
 def scheduler(api: ApiServer, tmp_path: Path) -> Iterator[Scheduler]:
     """A node that needs no agent's pod."""
     config = tmp_path / "kubeconfig"
-    config.write_text(json.dumps(kubeconfig(api, api.token(NAME, "scheduler"))))
+    config.write_text(json.dumps(api.kubeconfig(api.token(NAME, "scheduler"))))
     with Scheduler(tmp_path, config) as it:
         it.start("--lease-name=", "--agent-selector=")
         it.until_ready()

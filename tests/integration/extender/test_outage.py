@@ -26,7 +26,6 @@ from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects as kubescheduler
 from tests.integration.scheduling import Scheduler, args, binding
-from tests.integration.test_webhook import kubeconfig
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -115,7 +114,7 @@ def place(apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest) 
         deployed.apply(api, [body for body in found if body["kind"] in each])
     config = tmp_path / "kubeconfig"
     token = apiserver.token("topolet-system", "topolet-scheduler")
-    config.write_text(json.dumps(kubeconfig(apiserver, token)))
+    config.write_text(json.dumps(apiserver.kubeconfig(token)))
     name = f"outage-{re.sub('[^a-z0-9]+', '-', request.node.name.lower()).strip('-')[-40:]}"
     it = Place(apiserver, name, config)
     yield it

@@ -19,12 +19,12 @@ from agent.model.devices.device_object import Device, DeviceType
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_MODEL
 from agent.scheduler import simulation
 from agent.scheduler.state import pods_seen
-from agent.scheduler.traces import TraceNode, arrivals, read_nodes, read_pods, shuffled
+from agent.scheduler.traces import TraceNode, arrivals, shuffled
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects, process
 from tests.integration.kubescheduler.hosts import DEVICES, SYSTEM
 from tests.integration.kubescheduler.schedulers import PROFILE, Topolet, furnish, shipped
-from tests.test_data import DATA
+from tests.scheduler import openb
 from tests.waiting import eventually
 
 NAMESPACE = "placement"
@@ -36,10 +36,7 @@ PATIENCE_SECONDS = 400.0
 
 
 def trace() -> tuple[list[TraceNode], list[PodKind]]:
-    with (DATA / "openb/openb_node_list_gpu_node.csv").open() as file:
-        nodes = read_nodes(file, "nodes")[::PART]
-    with (DATA / "openb/openb_pod_list_default.csv").open() as file:
-        return nodes, read_pods(file, "pods")[::PART]
+    return openb.nodes()[::PART], openb.pods()[::PART]
 
 
 @contextlib.contextmanager

@@ -29,7 +29,6 @@ from tests.fixtures.fleet import SMALL, Kind, Machine
 from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.scheduling import Scheduler, args, binding
-from tests.integration.test_webhook import kubeconfig
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -92,7 +91,7 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> C
         add_agent(api, name)
     config = tmp_path_factory.mktemp("scheduler") / "kubeconfig"
     token = apiserver.token("topolet-system", "topolet-scheduler")
-    config.write_text(json.dumps(kubeconfig(apiserver, token)))
+    config.write_text(json.dumps(apiserver.kubeconfig(token)))
     return Cluster(api, config)
 
 

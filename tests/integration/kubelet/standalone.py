@@ -317,3 +317,14 @@ def _make_cgroups(name: str) -> None:
             (mount / name).mkdir(exist_ok=True)
     for file in ("cpuset.cpus", "cpuset.mems"):
         (MOUNTS / "cpuset" / name / file).write_text((MOUNTS / "cpuset" / file).read_text())
+
+
+def running_pid(kubelet: Kubelet, pod: str, container: str) -> int:
+    """0 while it does not run."""
+    sandboxes = {each.id for each in kubelet.cri.sandboxes() if each.name == pod}
+    ids = [
+        each.id
+        for each in kubelet.cri.containers()
+        if each.sandbox_id in sandboxes and each.name == container
+    ]
+    return kubelet.cri.container_status(ids[0]).pid if ids else 0

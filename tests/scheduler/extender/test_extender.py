@@ -18,7 +18,7 @@ from agent.scheduler.extender.extender import (
     ExtenderPreemptionResult,
 )
 from agent.telemetry.schedulermetrics import SchedulerMetrics
-from tests.scheduler.extender.test_extender_types import ARGS, BINDING, META, POD, text
+from tests.scheduler.extender.requests import ARGS, BINDING, META, POD, text
 
 PREEMPTION = {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": META}
 BODIES = {"filter": ARGS, "prioritize": ARGS, "preempt": PREEMPTION, "bind": BINDING}

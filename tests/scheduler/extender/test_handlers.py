@@ -1,37 +1,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
 from agent.allocate.node_allocator.properties import AllocatorRules
-from agent.kube.auth import FileAccess
 from agent.kube.objects import Change, ChangeKind, ObjectKey
-from agent.kube.transport import Transport
-from agent.model.apiobjects import GROUP_ANNOTATION, ApiPod
+from agent.model.apiobjects import GROUP_ANNOTATION
 from agent.model.cpu.policies import PlacementPolicy
-from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
+from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler.extender import handlers
-from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import (
-    ExtenderArgs,
-    ExtenderBindingArgs,
-    ExtenderFilterResult,
     ExtenderPreemptionArgs,
     ExtenderPreemptionResult,
 )
-from agent.scheduler.extender.handlers import ExtenderHandlers
 from agent.scheduler.state import records
-from agent.scheduler.state.binder import Binder, ReservationExpiry
-from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.group_reservations import GroupReservations
-from agent.scheduler.state.pod_info import PodInfoCache
-from agent.scheduler.state.pods_api import BindingApi
 from agent.scheduler.state.pods_seen import PodsSeen, apply_placement, sites_of
 from agent.scheduler.state.records import AgentSelector
 from tests.fixtures.fleet import (
-    CARDS,
     NOTHING,
     SINGLE,
     SMALL,
@@ -45,69 +32,8 @@ from tests.fixtures.fleet import (
 from tests.kube import hostile
 from tests.scheduler import clusters
 from tests.scheduler.clusters import DGX1
-from tests.scheduler.podserver import Pods
-from tests.scheduler.state import test_koordinator_reservations as koordinators
-
-NODES = ["a", "b", "c"]
-
-
-class Scene:
-    """The handlers over nodes a and b, which are small, and c with cards."""
-
-    def __init__(
-        self, server: hostile.Server, *, best_only: bool = True, placing: bool = False
-    ) -> None:
-        self.server = server
-        self.pods = Pods(server)
-        self.cluster: SchedulerCache = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
-        self.now = 0.0
-        self.transport = Transport(FileAccess(server.url))
-        groups = GroupReservations(self.cluster, clock=lambda: self.now)
-        pod_infos = PodInfoCache(device_resources=self.cluster.device_resources)
-        bindings = BindingApi(self.transport)
-        self.expiry = ReservationExpiry(self.cluster, groups, bindings)
-        binder = Binder(self.cluster, groups, bindings, pod_infos)
-        self.verbs = ExtenderHandlers(
-            self.cluster,
-            groups,
-            binder.bind,
-            pod_infos,
-            EquivalenceCache(self.cluster),
-            _no_preemption,
-            best_only=best_only,
-            placing=placing,
-        )
-
-    def pod(self, kind: Kind, name: str, **annotations: str) -> ApiPod:
-        """A pod that exists on the API server too."""
-        body = kind.pod(name)
-        body["metadata"]["annotations"] |= annotations
-        self.pods.pods["default", name] = body
-        return clusters.read(body)
-
-    def filter(self, pod: ApiPod, nodes: Sequence[str] = NODES) -> ExtenderFilterResult:
-        return self.verbs.filter(ExtenderArgs(pod, nodes))
-
-    def fits(self, pod: ApiPod, nodes: Sequence[str] = NODES) -> list[str]:
-        names = self.filter(pod, nodes).node_names
-        return list(names)
-
-    def scores(self, pod: ApiPod, nodes: Sequence[str] = NODES) -> dict[str, int]:
-        entries = json.loads(bytes(self.verbs.prioritize(ExtenderArgs(pod, nodes))))
-        return {each["Host"]: each["Score"] for each in entries}
-
-    def cards(self, name: str) -> list[int]:
-        """The allocation in the pod's annotation."""
-        notes = self.pods.pods["default", name]["metadata"]["annotations"]
-        return [each["minor"] for each in json.loads(notes[DEVICE_ALLOCATED])["gpu"]]
-
-    def bind(self, pod: ApiPod, node: str) -> str:
-        args = ExtenderBindingArgs(pod.name, pod.namespace, pod.uid, node)
-        return self.verbs.bind(args).error
-
-
-def _no_preemption(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
-    return ExtenderPreemptionResult(args.victims)
+from tests.scheduler.extender.scene import NODES, Scene
+from tests.scheduler.state import reservations
 
 
 @pytest.fixture
@@ -336,15 +262,15 @@ def test_the_kubelet_policy_of_a_node_applies(scene: Scene) -> None:
 
 def test_cards_of_a_koordinator_reservation_are_free_when_it_ends(scene: Scene) -> None:
     """Kept answers of the node are computed again."""
-    body = koordinators.body("r", koordinators.allocation("", dict.fromkeys(range(7), 100)))
+    body = reservations.body("r", reservations.allocation("", dict.fromkeys(range(7), 100)))
     body["status"]["nodeName"] = "c"
     pod = scene.pod(carder(2), "p")
     assert scene.fits(pod) == ["c"]
-    scene.cluster.koordinator_reservations_changed([koordinators.event(body)])
+    scene.cluster.koordinator_reservations_changed([reservations.event(body)])
     assert scene.fits(pod) == []
     assert scene.fits(scene.pod(carder(1), "q")) == ["c"]
     assert "gpu: not enough devices are free" in scene.bind(pod, "c")
-    scene.cluster.koordinator_reservations_changed([koordinators.event(body, ChangeKind.DELETED)])
+    scene.cluster.koordinator_reservations_changed([reservations.event(body, ChangeKind.DELETED)])
     assert scene.fits(pod) == ["c"]
     assert scene.bind(pod, "c") == ""
 

@@ -14,7 +14,7 @@ from agent.model.pod.annotations import DEVICE_ALLOCATED
 from tests.fixtures.fleet import CARDS, Kind, Machine, carder
 from tests.kube import hostile
 from tests.scheduler import clusters, objects
-from tests.scheduler.extender.test_handlers import NODES, Scene
+from tests.scheduler.extender.scene import NODES, Scene
 
 XPU = "example.com/xpu"
 OF_KOORDINATOR = "koordinator.sh/xpu"

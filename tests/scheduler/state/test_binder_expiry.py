@@ -18,7 +18,7 @@ from tests.kube import hostile
 from tests.kube.hostile import Request, Server
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
-from tests.scheduler.state.test_cluster import held
+from tests.scheduler.clusters import held
 
 WISH = objects.pod_request({"cpu": "1"}, name="a")
 

@@ -16,6 +16,7 @@ from agent.model.settings import plugin_args
 from agent.scheduler.state.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
+from tests.scheduler.clusters import held
 
 ADDED, DELETED = ChangeKind.ADDED, ChangeKind.DELETED
 PLAIN = objects.pod_request({"cpu": "1"})
@@ -33,14 +34,6 @@ def cluster(clock: Clock) -> SchedulerCache:
         it.devices_changed([objects.of_devices(objects.devices(name))])
         it.pods_changed([objects.of_pod(objects.agent(name))])
     return it
-
-
-def held(cluster: SchedulerCache, name: str = "n1") -> set[str]:
-    """Titles of the pods with an allocation, without agents."""
-    state = cluster.node(name)
-    assert state is not None
-    titles = {each.title.removeprefix("ns/") for each in state.allocator.holdings.values()}
-    return {each for each in titles if not each.startswith("agent-")}
 
 
 def see(cluster: SchedulerCache, *args: Any, **more: Any) -> None:

@@ -10,55 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kube.objects import Change, ChangeKind, ObjectKey
+from agent.kube.objects import Change
 from agent.model.objects import ObjectError
-from agent.model.pod.annotations import DEVICE_ALLOCATED, RESERVATION_ALLOCATED, RESOURCE_STATUS
+from agent.model.pod.annotations import DEVICE_ALLOCATED, RESERVATION_ALLOCATED
 from agent.scheduler.preemption.victim_selection import NodeSnapshots
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.koordinator_reservations import ReservationRecord, reservation
+from agent.scheduler.state.koordinator_reservations import reservation
 from tests.scheduler import objects
-
-CORE = "koordinator.sh/gpu-core"
-DELETED = ChangeKind.DELETED
-
-
-def card(minor: int, percent: int) -> dict[str, Any]:
-    return {"minor": minor, "id": f"GPU-{minor}", "resources": {CORE: str(percent)}}
-
-
-def allocation(cpus: str = "", cards: Mapping[int, int] | None = None) -> dict[str, str]:
-    """The annotations; `cards`: percents by minor."""
-    notes = {}
-    if cpus:
-        notes[RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
-    if cards:
-        devices = [card(minor, percent) for minor, percent in cards.items()]
-        notes[DEVICE_ALLOCATED] = json.dumps({"gpu": devices})
-    return notes
-
-
-def body(
-    name: str,
-    annotations: Mapping[str, str],
-    *,
-    node: str = "n",
-    phase: str = "Available",
-    uid: str = "",
-    template: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    return {
-        "metadata": {"name": name, "uid": uid or f"uid-{name}", "annotations": dict(annotations)},
-        "spec": {"template": {"metadata": {"annotations": dict(template or {})}}, "owners": []},
-        "status": {"phase": phase, "nodeName": node},
-    }
-
-
-def read(of: Mapping[str, Any]) -> ReservationRecord:
-    return reservation(json.dumps(of).encode())
-
-
-def event(of: Mapping[str, Any], kind: ChangeKind = ChangeKind.MODIFIED) -> Change[Any]:
-    return Change(kind, ObjectKey("", of["metadata"]["name"]), read(of))
+from tests.scheduler.state.reservations import CORE, DELETED, allocation, body, event, read
 
 
 def owner(name: str, of: str, annotations: Mapping[str, str], node: str = "n") -> dict[str, Any]:

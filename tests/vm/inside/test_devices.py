@@ -12,7 +12,7 @@ from agent.host.kernel_events import Uevents
 from agent.model.devices.gpus import Ancestor
 from agent.model.devices.pci import Function
 from agent.node.triggers import SUBSYSTEMS
-from tests.discover.test_pci import proximity
+from tests.discover.buses import proximity
 from tests.vm.guest import FAR_BUS, FAR_NODE
 from tests.waiting import eventually
 

@@ -18,8 +18,7 @@ from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod.zone_request import zoned_pod
 from tests.fixtures.containerd import Containerd
 from tests.integration.kubelet import standalone
-from tests.integration.kubelet.standalone import NODE, Kubelet, container
-from tests.integration.test_podresources import running_pid
+from tests.integration.kubelet.standalone import NODE, Kubelet, container, running_pid
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(1200)

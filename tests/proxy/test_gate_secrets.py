@@ -29,7 +29,7 @@ def test_no_variable_of_a_container_is_logged_or_sent(
     message.config.annotations["note"] = SECRET
     message.sandbox_config.annotations["example.com/token"] = SECRET
     call = exchange.arrived("CreateContainer", message)
-    exchange._messages[call] += spoil
+    exchange.messages[call] += spoil
     verdict = exchange.again(call)
     notifications = [msgspec.json.encode(each) for each in exchange.notifications()]
     exchange.close()

@@ -1,0 +1,59 @@
+"""Agents' pods as kubectl lists them, and a program in the place of kubectl."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RUNNING = {"name": "agent", "state": {"running": {}}}
+CRASHED = {
+    "name": "agent",
+    "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}},
+}
+
+
+def pod(name: str, *statuses: dict[str, Any], ends: bool = False) -> dict[str, Any]:
+    meta: dict[str, Any] = {"name": name} | ({"deletionTimestamp": "x"} if ends else {})
+    return {"metadata": meta, "status": {"phase": "Running", "containerStatuses": list(statuses)}}
+
+
+class Kubectl:
+    """Answers `get pods` and `get node`, and keeps the words of `exec`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        program = folder / "kubectl"
+        program.write_text(
+            f"#!/bin/sh\ncd {folder}\n"
+            'while [ "${1#--context}" != "$1" ]; do echo "$1" >context; shift; done\n'
+            'if [ "$(cat hangs)" = "$1 $2" ]; then exec sleep 60; fi\n'
+            'case "$1 $2" in\n'
+            '"get pods") echo "$@" >listed; cat pods; cat refused >&2; exit $(cat code);;\n'
+            '"get node") cat node;;\n'
+            '*) echo "$@" >executed; echo output; cat error >&2; exit $(cat exec_code);;\n'
+            "esac\n"
+        )
+        program.chmod(0o755)
+        self.answers(pods=[], node="node/n1")
+
+    def answers(self, *, pods: list[Any], node: str = "", refused: str = "") -> None:
+        self._write("pods", json.dumps({"items": pods}))
+        self._write("node", node)
+        self._write("refused", refused)
+        self._write("code", "1" if refused else "0")
+        self._write("hangs", "")
+        self.ends(0, "")
+
+    def hangs(self, words: str) -> None:
+        self._write("hangs", words)
+
+    def ends(self, code: int, error: str) -> None:
+        self._write("exec_code", str(code))
+        self._write("error", error)
+
+    def read(self, name: str) -> str:
+        return (self._folder / name).read_text().strip()
+
+    def _write(self, name: str, text: str) -> None:
+        (self._folder / name).write_text(text)

@@ -1,0 +1,63 @@
+"""A plugin that records the runtime's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agent.hooks.requests import UNCHANGED, Changes
+from agent.model.notifications import PodAnnounced
+from agent.model.verdict import Refuse, Wait
+from agent.nri.messages import NriContainer
+from agent.nri.service import PluginCall
+
+
+class Recorder:
+    """A plugin that answers with the test's values and records its calls."""
+
+    def __init__(self) -> None:
+        self.answer: Changes | Wait | Refuse = UNCHANGED
+        self.error: Exception | None = None
+        self.changes: Mapping[str, Changes] = {}
+        self.calls: list[PluginCall] = []
+        self.unhooked_calls: list[tuple[str, PluginCall | None, str, str]] = []
+        self.refusal: Refuse | None = None
+        self.told: list[tuple[str, object]] = []
+
+    def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, Changes]:
+        self._tell("synchronize", containers)
+        return self.changes
+
+    def pod_announced(self, pod: PodAnnounced) -> None:
+        self._tell("pod", pod)
+
+    def create(self, call: PluginCall) -> Changes | Wait | Refuse:
+        self.calls.append(call)
+        if self.error:
+            raise self.error
+        return self.answer
+
+    def update(self, call: PluginCall) -> Changes | Wait | Refuse:
+        return self.create(call)
+
+    def unhooked(
+        self, method: str, call: PluginCall | None, reason: str, detail: str
+    ) -> Refuse | None:
+        self.unhooked_calls.append((method, call, reason, detail))
+        return self.refusal
+
+    def abandoned(self, call: PluginCall) -> None:
+        self._tell("abandoned", call.container.id)
+
+    def created(self, container: NriContainer) -> None:
+        self._tell("created", container.id)
+
+    def updated(self, container: NriContainer) -> None:
+        self._tell("updated", container.id)
+
+    def ended(self, container: NriContainer) -> None:
+        self._tell("ended", container.id)
+
+    def _tell(self, what: str, it: object) -> None:
+        self.told.append((what, it))
+        if self.error:
+            raise self.error

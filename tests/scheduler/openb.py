@@ -1,0 +1,23 @@
+"""Parts of the openb traces."""
+
+from __future__ import annotations
+
+from agent.allocate.placement.demand import PodKind
+from agent.scheduler.traces import TraceNode, read_nodes, read_pods
+from tests.conftest import DATA
+
+OPENB = DATA / "openb"
+
+
+def nodes() -> list[TraceNode]:
+    with (OPENB / "openb_node_list_gpu_node.csv").open() as file:
+        return read_nodes(file, "nodes")
+
+
+def pods(trace: str = "default") -> list[PodKind]:
+    with (OPENB / f"openb_pod_list_{trace}.csv").open() as file:
+        return read_pods(file, "pods")
+
+
+def few() -> tuple[list[TraceNode], list[PodKind]]:
+    return nodes()[::40], pods()[::40]

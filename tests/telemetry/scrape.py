@@ -1,0 +1,20 @@
+"""The samples of a scrape."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.telemetry.metrics import AgentMetrics
+
+
+def samples(metrics: AgentMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    found = [
+        ((each.name, frozenset(each.labels.items())), each.value)
+        for family in text_string_to_metric_families(metrics.render())
+        for each in family.samples
+    ]
+    twice = [key for key, count in Counter(key for key, _ in found).items() if count > 1]
+    assert not twice, "a scrape with a series twice is refused whole"
+    return dict(found)
