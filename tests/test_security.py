@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/security.md").read_text()
 TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 CLAIMS = (
-    "What is believed",
+    "Trusted input",
     "A tenant",
     "A neighbour on the network",
     "A process on the node",
