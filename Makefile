@@ -9,6 +9,9 @@ RUNTIME ?=
 # End by itself after so many seconds: make run SECONDS=20
 SECONDS ?=
 
+# Without bytecode each worker compiles every test, and each process that a test starts the agent.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Four workers on two processors: most of the time of the slow suites is waiting.
 WORKERS ?= 4
 WORKED := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
@@ -32,7 +35,8 @@ API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
 	bind evictor gpulinks outage scheduler_process scheduler_state))
 
 .PHONY: run run-numa run-cluster check test test-all test-fuzz test-api-servers test-cluster plan-tests \
-	prepare-tests all-suites fuzz api-servers audit lint lock manifests pictures release clean
+	prepare-tests all-suites fuzz api-servers audit lint lint-types lint-others lock manifests pictures \
+	release clean
 
 run: $(VENV)/.run
 	@demo/prepare run
@@ -99,12 +103,16 @@ prepare-tests: plan-tests $(VENV)/.test
 	@tests/cluster/prepare
 	@tests/tools/prepare $(ALL) $(BIN)/python
 
+# Types on one processor, all else on the other.
 lint: $(VENV)/.lint
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint-types lint-others
+
+lint-types:
+	$(BIN)/mypy -p agent -p demo -p tests.fixtures -m deploy.release -m deploy.render
+
+lint-others:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/mypy -p demo -p tests.fixtures
-	$(BIN)/mypy deploy/release.py deploy/render.py
 	$(BIN)/lint-imports
 	$(BIN)/python protos/regenerate.py --check
 	$(BIN)/python docs/reference.py --check

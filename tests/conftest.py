@@ -3,6 +3,7 @@ summaries."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import resource
 from collections import Counter
@@ -73,6 +74,18 @@ _ONE_WORKER = {
     "tests/integration/test_daemonset.py": "image",
 }
 """Workers by the prefix of a test's id. Modules of one worker share their servers, or compete."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected lives until the end: the collector of garbage need not look at it again and
+    again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
