@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests import tools
-from tests.deploy.manifests import DEPLOY
+from tests.deploy.manifests import DEPLOY, documents
 
 Object = dict[str, Any]
 
@@ -51,7 +51,7 @@ def rendered(
     version_flag = f"--kube-version={version}"
     ended = attempt(home, *words, version_flag, values=values, program=program)
     assert ended.returncode == 0, ended.stderr
-    return [each for each in yaml.safe_load_all(ended.stdout) if each]
+    return [each for each in documents(ended.stdout) if each]
 
 
 def refused(home: Path, values: Object) -> str:

@@ -34,9 +34,23 @@ EVERYTHING = ("overlays/webhook", "overlays/scheduler-evict")
 """Overlays that together have all objects."""
 
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def documents(text: str) -> list[Any]:
+    """All documents of a YAML text, by the fast loader where PyYAML has it."""
+    return list(yaml.load_all(text, _LOADER))
+
+
+@functools.cache
+def _documents_of(path: Path) -> list[Any]:
+    """Parsed once; callers must not change the result."""
+    return documents(path.read_text())
+
+
 def listed(folder: str) -> list[Path]:
     """The files of a kustomization and of the folders it lists, in order."""
-    described = yaml.safe_load((DEPLOY / folder / "kustomization.yaml").read_text())
+    (described,) = _documents_of(DEPLOY / folder / "kustomization.yaml")
     names = [*described.get("resources", ()), *described.get("components", ())]
     paths = [(DEPLOY / folder / name).resolve() for name in names]
     return [
@@ -50,12 +64,7 @@ def objects(*folders: str) -> list[Object]:
     """All objects of the kustomizations, each file once, in their order: variables have their
     values, patches are left out."""
     paths = dict.fromkeys(path for folder in folders for path in listed(folder))
-    return [
-        _filled(each)
-        for path in paths
-        for each in yaml.safe_load_all(path.read_text())
-        if not is_local(each)
-    ]
+    return [_filled(each) for path in paths for each in _documents_of(path) if not is_local(each)]
 
 
 def is_local(body: Object) -> bool:
@@ -67,12 +76,8 @@ def is_local(body: Object) -> bool:
 def variables() -> dict[str, str]:
     """The values of `$(NAME)`, if no layer above Topolet's sets others."""
     folder = DEPLOY / "policies"
-    described = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    bodies = [
-        each
-        for name in described["resources"]
-        for each in yaml.safe_load_all((folder / name).read_text())
-    ]
+    (described,) = _documents_of(folder / "kustomization.yaml")
+    bodies = [each for name in described["resources"] for each in _documents_of(folder / name)]
     found = {}
     for each in described["vars"]:
         (value,) = (
@@ -138,7 +143,7 @@ def kustomized_folder(folder: Path, home: Path) -> list[Object]:
         text=True,
         env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
     )
-    return list(yaml.safe_load_all(built.stdout))
+    return documents(built.stdout)
 
 
 NODE_ADDRESS = "127.0.0.1"
@@ -171,13 +176,15 @@ def pod_of(overlay: str) -> Object:
     component's patch merged by name."""
     another = DEPLOY / "components" / overlay / "daemonset.yaml"
     if another.exists():
-        of_its_own: Object = yaml.safe_load(another.read_text())["spec"]["template"]["spec"]
+        (daemonset,) = documents(another.read_text())
+        of_its_own: Object = daemonset["spec"]["template"]["spec"]
         return of_its_own
     pod: Object = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
     path = DEPLOY / "components" / overlay / "agent.yaml"
     if not path.exists():
         return pod
-    merged: Object = _patched(pod, yaml.safe_load(path.read_text())["spec"]["template"]["spec"])
+    (patch,) = documents(path.read_text())
+    merged: Object = _patched(pod, patch["spec"]["template"]["spec"])
     return merged
 
 

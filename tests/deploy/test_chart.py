@@ -67,8 +67,12 @@ def _unordered(value: Any) -> Any:
         return {key: _unordered(below) for key, below in value.items()}
     if isinstance(value, list):
         below = [_unordered(each) for each in value]
-        return sorted(below, key=yaml.safe_dump) if below and isinstance(below[0], dict) else below
+        return sorted(below, key=_sort_key) if below and isinstance(below[0], dict) else below
     return value
+
+
+def _sort_key(value: Object) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def without_cert_manager(bodies: list[Object]) -> list[Object]:
