@@ -1,10 +1,14 @@
 """Admission of CPU claims: their order, and for each claim the CPUs that it takes or the reason of
 its refusal.
 
-The CPUs that a pod's resource-status names are a request until they are checked. The kubelet's
+The CPUs that a pod's resource-status names are a request until they are checked. `admit_claims`
+reads all claims and admits them one after the other (`ClaimAdmission.claim`). The kubelet's
 assignments come first. Pods that owned their CPUs before, or already run on them, are admitted
-next, then the older pods. An owner whose new claim can't be read or honoured claims the CPUs that
-it owned instead, and admission is repeated until no claim changes."""
+next, then the older pods.
+
+A refusal changes what the other claims may take, so admission is repeated from the beginning until
+nothing changes: an owner whose new claim is refused claims the CPUs that it owned instead, and a
+running pod whose claim is refused uses a pool, which no claim may empty."""
 
 from __future__ import annotations
 
@@ -82,63 +86,63 @@ def admit_claims(
     `pools.decide`."""
     known = topology.online | topology.offline
     owned_before = {uid: cpus & known - assigned.named for uid, cpus in owned_before.items()}
-    read = _read(topology, pods, assigned, owned_before, running_on)
+    read = _read_claims(topology, pods, assigned, owned_before, running_on)
     claims = read.claims
-    served = {owner.uid for owner in assigned.owners}
-    claimed = union(union(of_pod.values()) for of_pod in kubelet.claimed.values())
+    kubelet_owners = {owner.uid for owner in assigned.owners}
+    of_dra = union(union(of_pod.values()) for of_pod in kubelet.claimed.values())
     claimants = {pod.uid for pod, _ in claims}
     all_requested = {pod.uid: requested for pod, requested in claims}
-    # Pods that run on a pool and whose claims are refused.
+    # Running pods whose claims were refused: they use a pool, which no claim may empty.
     sharing: set[str] = set()
 
     def admit() -> tuple[ClaimAdmission, dict[str, ClaimProblem]]:
-        admission = ClaimAdmission(topology, assigned, rules, claimed)
+        admission = ClaimAdmission(topology, assigned, rules, of_dra)
         for pod in pods:
             if pod.uid in claimants:
                 shares = pod.uid in sharing or bool(sidecars(pod))
             else:
-                shares = pod.uid not in served or some_share(pod, kubelet)
+                shares = pod.uid not in kubelet_owners or some_share(pod, kubelet)
             if shares:
                 admission.joins_pool(pod, runs=bool(running_on.get(pod.uid)))
-        places = _UnownedPools(topology.online, admission.ls, admission.system)
+        unowned = _UnownedPools(topology.online, admission.ls, admission.system)
         reasons = {}
-        for claim in _in_order(claims, places, pods, owned_before, running_on):
+        for claim in _in_order(claims, unowned, pods, owned_before, running_on):
             if reason := admission.claim(claim):
                 reasons[claim.pod.uid] = reason
                 admission.keep_offline(claim.pod, owned_before.get(claim.pod.uid, EMPTY))
                 admission.joins_pool(claim.pod, runs=bool(running_on.get(claim.pod.uid)))
         return admission, reasons
 
-    kept: dict[str, ClaimProblem] = {}
+    first_reasons: dict[str, ClaimProblem] = {}
     while True:
         admission, reasons = admit()
-        staying = {
+        falling_back = {
             pod.uid
             for pod, requested in claims
             if pod.uid in reasons
             and requested != (before := owned_before.get(pod.uid, EMPTY))
             and before & topology.online
         }
-        # A claim that is admitted before these are refused must not empty the pool of these pods.
-        stranded = {
+        # Claims that were admitted before the refusal of these pods emptied their pool.
+        without_cpus = {
             pod.uid
             for pod, _ in claims
             if pod.uid in reasons.keys() - sharing
             and running_on.get(pod.uid)
             and not admission.pool_of(pod)
         }
-        sharing |= stranded
-        if not staying and not stranded:
+        sharing |= without_cpus
+        if not falling_back and not without_cpus:
             break
-        # A pod that can't move still has its CPUs, even if they now belong to another pod.
-        kept |= {uid: reasons[uid] for uid in staying}
+        # The reason of the claim in the annotation, not of the one that takes its place.
+        first_reasons |= {uid: reasons[uid] for uid in falling_back}
         claims = [
-            (pod, owned_before[pod.uid] if pod.uid in staying else requested)
+            (pod, owned_before[pod.uid] if pod.uid in falling_back else requested)
             for pod, requested in claims
         ]
     for pod, _ in claims:
-        if why := kept.get(pod.uid) or reasons.get(pod.uid):
-            # The reason names an owner of the CPUs, whatever the order of the claims.
+        if why := first_reasons.get(pod.uid) or reasons.get(pod.uid):
+            # If the CPUs have an owner, the reason names it, whatever the order of the claims.
             requested = all_requested[pod.uid]
             if requested <= known and not requested & assigned.named:
                 why = admission.conflict(pod, requested) or why
@@ -160,17 +164,19 @@ class _Claims(msgspec.Struct):
         )
 
 
-def _read(
+def _read_claims(
     topology: Topology,
     pods: Collection[Pod],
     assigned: KubeletAssignments,
     owned_before: Mapping[str, CpuSet],
     running_on: Mapping[str, CpuSet],
 ) -> _Claims:
+    """The claims of the annotations; of an owner whose annotation can't be read, the CPUs that it
+    owned."""
     found = _Claims()
     cause = RefusalCause
     known = topology.online | topology.offline
-    served = {owner.uid: owner for owner in assigned.owners}
+    kubelet_owners = {owner.uid: owner for owner in assigned.owners}
     for pod in pods:
         owned = owned_before.get(pod.uid, EMPTY)
         try:
@@ -184,7 +190,7 @@ def _read(
         except AnnotationError as error:
             found.refuse(pod, ClaimProblem(cause.INVALID, error.reason), error.key)
             requested = owned
-        if (owner := served.get(pod.uid)) is not None:
+        if (owner := kubelet_owners.get(pod.uid)) is not None:
             named = found.named.get(pod.uid)
             if named and named != owner.claimed:
                 found.refuse(pod, _assigned(owner.claimed))
@@ -198,7 +204,7 @@ def _read(
             and owned
             and owned != requested
             and owned == running_on.get(pod.uid)
-            and _kubelet_served(pod)
+            and _had_kubelet_cpus(pod)
         ):
             found.refuse(pod, _assigned(owned))
             requested = owned
@@ -215,10 +221,10 @@ def _assigned(cpus: CpuSet) -> ClaimProblem:
     return ClaimProblem(RefusalCause.KUBELET, f"the kubelet assigned it CPUs {cpus}")
 
 
-def _kubelet_served(pod: Pod) -> bool:
+def _had_kubelet_cpus(pod: Pod) -> bool:
     """Whether a static kubelet assigned CPUs to a container that runs. It does so before the
-    container starts, so that a pod without an assignment is one that it stops: it releases the CPUs
-    of a pod that it deems terminated while containers still run (kubelet: removeStaleState in
+    container starts. If the pod has no assignment now, the kubelet stops the pod: it releases the
+    CPUs of a pod that it deems terminated while containers still run (kubelet: removeStaleState in
     pkg/kubelet/cm/cpumanager)."""
     return kubelet_may_own(pod) and any(whole_cpus(each.shares) for each in pod.containers)
 
@@ -232,8 +238,9 @@ def _unknown_nodes(status: ResourceStatus, topology: Topology) -> ClaimProblem |
 
 class _CpuClaim(msgspec.Struct, frozen=True):
     """`keeps`: the pod owned these CPUs, or runs on exactly these and no other pod runs there that
-    could not share them. `keeps_reserved`: the same, unless these CPUs are just the pool that the
-    pod would share. `stays`: the same, and a container of the pod runs."""
+    could not share them. `keeps_reserved`: as `keeps`, but not if it runs on them only because they
+    are the pool that it would share. `stays`: as `keeps_reserved`, and a container of the pod
+    runs."""
 
     pod: Pod
     requested: CpuSet
@@ -257,14 +264,14 @@ class _UnownedPools(msgspec.Struct, frozen=True):
 
 def _in_order(
     claims: Collection[tuple[Pod, CpuSet]],
-    places: _UnownedPools,
+    unowned: _UnownedPools,
     pods: Collection[Pod],
     owned_before: Mapping[str, CpuSet],
     running_on: Mapping[str, CpuSet],
 ) -> list[_CpuClaim]:
     """Pods that owned their CPUs or some of them before, or already run on them, come first, then
     the older pods."""
-    online = places.online
+    online = unowned.online
 
     def ranked(
         pod: Pod, requested: CpuSet
@@ -276,49 +283,50 @@ def _in_order(
             for other in pods
             if other.uid != pod.uid and (other.qos is not QoS.BE or pod.qos is QoS.LSE)
         )
-        proven = owned or (alone and not shares(pod, requested & online))
-        had = bool(requested & owned_before.get(pod.uid, EMPTY))
-        rank = (not owned, not had, not alone, not runs, pod.created_at, pod.uid)
-        stays = proven and bool(running_on.get(pod.uid))
-        return rank, _CpuClaim(pod, requested, owned or alone, proven, stays)
+        keeps_reserved = owned or (alone and not shares(pod, requested & online))
+        owned_some = bool(requested & owned_before.get(pod.uid, EMPTY))
+        rank = (not owned, not owned_some, not alone, not runs, pod.created_at, pod.uid)
+        stays = keeps_reserved and bool(running_on.get(pod.uid))
+        return rank, _CpuClaim(pod, requested, owned or alone, keeps_reserved, stays)
 
-    def shares(pod: Pod, place: CpuSet) -> bool:
+    def shares(pod: Pod, cpus: CpuSet) -> bool:
         """Whether the pod would also run on these CPUs if it owned none."""
         owned = union(
             requested
             for other, requested in claims
-            if running_on.get(other.uid) == requested & online and not requested & place
+            if running_on.get(other.uid) == requested & online and not requested & cpus
             if pod.qos is not QoS.BE or other.qos is QoS.LSE
         )
-        return place == places.of(pod) - owned
+        return cpus == unowned.of(pod) - owned
 
     ordered = sorted((ranked(*claim) for claim in claims), key=lambda each: each[0])
-    return [claimant for _, claimant in ordered]
+    return [claim for _, claim in ordered]
 
 
 class ClaimAdmission:
-    """The owners and the pools while claims are admitted one after the other."""
+    """The owners, and the CPUs that are left in the pools, while claims are admitted one after the
+    other. `system` is the pool of SYSTEM pods, empty if they use the LS pool."""
 
     def __init__(
         self,
         topology: Topology,
-        given: KubeletAssignments,
+        assigned: KubeletAssignments,
         rules: PoolRules,
-        claimed: CpuSet = EMPTY,
+        of_dra: CpuSet = EMPTY,
     ) -> None:
-        """`given`: the CPUs that a static kubelet assigned; `claimed`: those that DRA drivers gave
-        for ResourceClaims."""
+        """`assigned`: the CPUs that a static kubelet assigned; `of_dra`: the CPUs that DRA drivers
+        gave for ResourceClaims."""
         self._online = topology.online
         self._offline = topology.offline
         unbound = topology.online - topology.isolated or topology.online
-        self.ls = unbound - given.all - claimed - rules.kept
-        self.be = unbound - (given.all - given.with_be) - claimed - rules.kept
-        self.system = rules.system & topology.online - given.all - claimed
-        self.owners = list(given.owners)
-        self._kubelets = given.named
-        self._claimed = claimed
-        self._static = given.static
-        self._never_alone = rules.reserved if given.static else EMPTY
+        self.ls = unbound - assigned.all - of_dra - rules.kept
+        self.be = unbound - (assigned.all - assigned.with_be) - of_dra - rules.kept
+        self.system = rules.system & topology.online - assigned.all - of_dra
+        self.owners = list(assigned.owners)
+        self._kubelets = assigned.named
+        self._of_dra = of_dra
+        self._static = assigned.static
+        self._never_alone = rules.reserved if assigned.static else EMPTY
         kubelet_reserved = EMPTY if rules.owners_on_reserved else rules.reserved
         self._reserved = (
             (kubelet_reserved, "are reserved by the kubelet"),
@@ -352,7 +360,7 @@ class ClaimAdmission:
             return ClaimProblem(cause.KUBELET, f"CPUs {taken} are assigned by the kubelet")
         if reason := self.conflict(pod, requested):
             return reason
-        if not claim.keeps and (taken := requested & self._claimed):
+        if not claim.keeps and (taken := requested & self._of_dra):
             text = f"CPUs {taken} are allocated by a ResourceClaim"
             return ClaimProblem(cause.RESOURCE_CLAIM, text)
         if pod.unequal and pod.qos in CPU_OWNERS and not claim.stays:
@@ -371,9 +379,7 @@ class ClaimAdmission:
             return ClaimProblem(cause.OFFLINE, f"CPUs {offline} are offline")
         # An owner keeps its CPUs, unless a static kubelet assigned the rest of a pool.
         kept_from = self._running if self._static else {}
-        if user := self._left_with_nothing(
-            pod, requested, kept_from if claim.keeps else self._users
-        ):
+        if user := self._emptied_for(pod, requested, kept_from if claim.keeps else self._users):
             text = f"CPUs {requested} are all that pod {user} and others share"
             return ClaimProblem(cause.POOL_EMPTIED, text)
         self.ls -= requested
@@ -414,9 +420,7 @@ class ClaimAdmission:
         self.system -= gone
         return outcome
 
-    def _left_with_nothing(
-        self, pod: Pod, requested: CpuSet, users: Mapping[QoS, str]
-    ) -> str | None:
+    def _emptied_for(self, pod: Pod, requested: CpuSet, users: Mapping[QoS, str]) -> str | None:
         """One of these users of pools whose pool the claim would empty, if any."""
         on_system = users.get(QoS.SYSTEM)
         pools = [

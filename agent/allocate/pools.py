@@ -24,7 +24,7 @@ container is created."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -32,7 +32,12 @@ import msgspec
 
 from agent.allocate.cpu_claims import ClaimRefusal, RefusalCause, admit_claims
 from agent.allocate.node_local.claim import Alignment, LocalInput, LocalOutcome, Move, Share
-from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules, given
+from agent.allocate.reserved_cpus import (
+    DEFAULT_RULES,
+    KubeletCpus,
+    PoolRules,
+    kubelet_assignments,
+)
 from agent.allocate.shares import claims, numa_nodes, pool_class, shared_cpus, sidecars
 from agent.model.bounds import reason as shortened
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
@@ -87,10 +92,10 @@ def decide(
 
     An owner whose new claim can't be read or honoured keeps what it owned."""
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
-    by_kubelet = given(topology, pods, kubelet)
-    served = {owner.uid: owner for owner in by_kubelet.owners}
+    assigned = kubelet_assignments(topology, pods, kubelet)
+    kubelet_owners = {owner.uid: owner for owner in assigned.owners}
     admission, refusals = admit_claims(
-        topology, pods, kubelet, by_kubelet, owned_before, running_on, rules
+        topology, pods, kubelet, assigned, owned_before, running_on, rules
     )
 
     def refuse(pod: Pod, cause: RefusalCause, reason: str, key: str) -> None:
@@ -103,56 +108,44 @@ def decide(
             admission.owners.append(Owner(pod.uid, pod.title, QoS.LSE, str(share.all)))
     owners = tuple(sorted(admission.owners, key=lambda owner: owner.uid))
     ls_pools = _by_node(topology, admission.ls)
-    batches: dict[str, dict[str, BatchResources]] = {}
-    for pod in pods:
-        batches[pod.uid] = {}
-        try:
-            named = of_spec(pod, batch_resources(pod.annotations))
-        except AnnotationError as error:
-            refuse(pod, RefusalCause.INVALID, error.reason, error.key)
-            continue
-        if pod.batch_excess:
-            refuse(pod, RefusalCause.INVALID, pod.batch_excess, EXTENDED_RESOURCE_SPEC)
-        else:
-            batches[pod.uid] = named
+    batches = {pod.uid: _batch_of(pod, refuse) for pod in pods}
     requested_milli = sum(cpu_request_milli(batches[pod.uid]) for pod in pods if pod.qos is QoS.BE)
     be_pools = _by_node(topology, _be_pool(admission.be, requested_milli, rules))
-    portions = _Portions(
+    values = _PodValues(
         ls_pools,
         be_pools,
         admission.system,
         _Memory(topology, bind=rules.bind_memory),
         rules.kubelet_memory,
         rules.cpu_normalization_ratio,
-        _whose(owners, rules),
+        _why_empty(owners, rules),
     )
-    own_cpus = {
+    pod_owned = {
         owner.uid: owner.cpus
         for owner in owners
         if owner.cpuset and owner.uid not in outcome.by_uid and not owner.kubelet
     }
-    # A CPU with an owner is not used by a container of another pod that a driver gave it to.
-    free = topology.online - union(owner.claimed for owner in owners)
+    # A container does not get a CPU from a DRA driver if another pod owns it.
+    unowned = topology.online - union(owner.claimed for owner in owners)
     wanted = {}
     for pod in pods:
-        own = own_cpus.get(pod.uid)
         kubelets: dict[str, CpuSet] | None = None
-        if (owner := served.get(pod.uid)) is not None:
+        if (owner := kubelet_owners.get(pod.uid)) is not None:
             of_pod = kubelet.containers.get(pod.uid, {})
             kubelets = {name: cpus & owner.cpus for name, cpus in of_pod.items()}
         by_claim = {
             name: left
             for name, cpus in kubelet.claimed.get(pod.uid, {}).items()
-            if (left := cpus & free)
+            if (left := cpus & unowned)
         }
         share = outcome.by_uid.get(pod.uid, Share())
         for name, reason in share.blocked.items():
             if reason:
                 refuse(pod, RefusalCause.CPU_POLICY, f"container {name}: {reason}", "")
         refused = refusals[pod.uid].reason if pod.uid in refusals else ""
-        wanted[pod.uid] = portions.of(
+        wanted[pod.uid] = values.of(
             pod,
-            own,
+            pod_owned.get(pod.uid),
             share.cpus,
             batches[pod.uid],
             refused,
@@ -178,6 +171,21 @@ def decide(
     )
 
 
+def _batch_of(
+    pod: Pod, refuse: Callable[[Pod, RefusalCause, str, str], None]
+) -> dict[str, BatchResources]:
+    """By container, the batch resources of the pod's annotation; none if it is refused."""
+    try:
+        named = of_spec(pod, batch_resources(pod.annotations))
+    except AnnotationError as error:
+        refuse(pod, RefusalCause.INVALID, error.reason, error.key)
+        return {}
+    if pod.batch_excess:
+        refuse(pod, RefusalCause.INVALID, pod.batch_excess, EXTENDED_RESOURCE_SPEC)
+        return {}
+    return named
+
+
 def _be_pool(free: CpuSet, requested_milli: int, rules: PoolRules) -> CpuSet:
     reserved = free & rules.reserved
     fits = rules.be_on_reserved and 0 < len(reserved) * 1000 >= requested_milli
@@ -198,7 +206,8 @@ def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:
     return tuple(sorted(pools, key=lambda pool: (pool.socket, pool.node)))
 
 
-def _whose(owners: tuple[Owner, ...], rules: PoolRules) -> str:
+def _why_empty(owners: tuple[Owner, ...], rules: PoolRules) -> str:
+    """Why a pool has no CPU, for messages."""
     named = [f"{rules.kept} are reserved for the node"] if rules.kept else []
     named += [f"{owner.cpuset} belong to pod {owner.title}" for owner in owners if owner.cpuset]
     return shortened("; ".join(named)) or "the kubelet assigned every CPU"
@@ -212,20 +221,19 @@ has them. A kubelet creates one after the other, and existing ones are always de
 
 
 def of_spec(pod: Pod, named: Mapping[str, T]) -> dict[str, T]:
-    """Without the containers that are not in the pod's spec, if the spec is known."""
+    """The entries of containers that are in the pod's spec; all, if the spec is not known."""
     if pod.named is None:
         return dict(named)
     there = {*pod.named, *_present(pod)}
     return {name: value for name, value in named.items() if name in there}
 
 
-def counting(pod: Pod, names: Collection[str]) -> set[str]:
-    """The names of containers that the pod has, and of the next ones that the kubelet will create.
-    This bounds the entries in the snapshot: a pod's annotations may name any number of
-    containers."""
+def decided_names(pod: Pod, names: Collection[str]) -> set[str]:
+    """The containers of `names` that the pod has, and the next ones that the kubelet will create.
+    This bounds the entries in the snapshot: annotations may name any number of containers."""
     present = _present(pod)
-    to_come = names if pod.named is None else pod.named
-    coming = (name for name in to_come if name in names and name not in present)
+    in_order = names if pod.named is None else pod.named
+    coming = (name for name in in_order if name in names and name not in present)
     return {*islice(coming, MAX_COMING), *(name for name in names if name in present)}
 
 
@@ -254,8 +262,9 @@ _NO_CLAIM: Final[Mapping[str, CpuSet]] = {}
 _OWNERS: Final = (QoS.LSE, QoS.LSR)
 
 
-class _Portions(msgspec.Struct, frozen=True):
-    """`why_empty`: why no CPU is left for a container, for messages. `cpu_normalization_ratio`: see
+class _PodValues(msgspec.Struct, frozen=True):
+    """Makes the wanted values of a pod and its containers from the pools and the pod's own CPUs.
+    `why_empty`: why no CPU is left for a container, for messages. `cpu_normalization_ratio`: see
     batch_limits."""
 
     ls_pools: tuple[Pool, ...]
@@ -308,15 +317,15 @@ class _Portions(msgspec.Struct, frozen=True):
         kubelets: Mapping[str, CpuSet] | None,
         by_claim: Mapping[str, CpuSet] = _NO_CLAIM,
     ) -> PodWanted:
-        """`own`: the pod's CPUs; `by_container`: the CPUs of single containers. `blocked`: by
-        container, why it must not be created, "" for no reason. `kubelets`: the CPUs that the
-        kubelet assigned, by container; None: it assigned none. The agent does not write to a
-        container of them that has no CPU left, nor to the whole pod if no container is named.
-        `by_claim`: the CPUs that a DRA driver gave, by container; the limits of these containers
-        are the kubelet's."""
+        """`own`: the CPUs of the whole pod. By container: `by_container` has its own CPUs by a
+        node-local policy, `blocked` why it must not be created ("" for no reason), `kubelets` the
+        CPUs that a static kubelet assigned, `by_claim` the CPUs that a DRA driver gave; its limits
+        are the kubelet's. `kubelets` None: the kubelet assigned none to the pod. An empty CPU set
+        in it means that the agent does not write to the container; an empty dict, not to the
+        pod."""
         shared = Wanted() if kubelets == {} else self.shared(pod)
         each = shared if own is None else self.own(pod, own)
-        named = {} if own is None else dict.fromkeys(counting(pod, sidecars(pod)), shared)
+        named = {} if own is None else dict.fromkeys(decided_names(pod, sidecars(pod)), shared)
         named |= {name: self.own(pod, cpus) for name, cpus in by_container.items()}
         lifted = bool(own or by_container)
         for name, cpus in (kubelets or {}).items():
@@ -332,7 +341,7 @@ class _Portions(msgspec.Struct, frozen=True):
             group = limited.pod
             named |= {
                 name: _limited(named.get(name, each), limited.containers[name])
-                for name in counting(pod, limited.containers)
+                for name in decided_names(pod, limited.containers)
             }
         return PodWanted(pod.title, pod.qos, each, dict(sorted(named.items())), refused, group)
 

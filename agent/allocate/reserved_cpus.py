@@ -86,9 +86,11 @@ class KubeletAssignments(msgspec.Struct, frozen=True):
     named: CpuSet
 
 
-def given(topology: Topology, pods: tuple[Pod, ...], kubelet: KubeletCpus) -> KubeletAssignments:
-    """No other pod runs on these CPUs, as if their pods were LSE, except on CPUs of LSR pods. The
-    kubelet assigns each CPU once; if its file names one twice, the older pod has it."""
+def kubelet_assignments(
+    topology: Topology, pods: tuple[Pod, ...], kubelet: KubeletCpus
+) -> KubeletAssignments:
+    """Pods own the CPUs that a static kubelet assigned to them: LSR pods as LSR, all others as LSE.
+    The kubelet assigns each CPU once; if its file names one twice, the older pod has it."""
     owned = kubelet_owned(pods, kubelet)
     owners = []
     taken = EMPTY
@@ -108,9 +110,9 @@ def given(topology: Topology, pods: tuple[Pod, ...], kubelet: KubeletCpus) -> Ku
     )
 
 
-def given_away(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:
-    """By pod uid, the CPUs that the kubelet and DRA drivers gave; schedulers must not give them
-    again."""
+def cpus_outside_scheduling(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:
+    """By pod uid, the CPUs that the kubelet and DRA drivers gave to pods; a scheduler must not
+    allocate them."""
     found = kubelet_owned(pods, kubelet)
     for uid, of_pod in kubelet.claimed.items():
         found[uid] = union(of_pod.values()) | found.get(uid, EMPTY)

@@ -8,7 +8,7 @@ import msgspec
 
 from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
-from agent.allocate.reserved_cpus import KubeletCpus, given_away
+from agent.allocate.reserved_cpus import KubeletCpus, cpus_outside_scheduling
 from agent.allocate.visibility.pod_devices import UNDECIDED, DeviceVisibility
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model import bounds
@@ -225,7 +225,7 @@ def held(
     """The resources that each pod holds: the CPUs that it owns, and its amounts by NUMA node, as
     assigned by the kubelet (`granted`, by uid) or else by the scheduler."""
     cpus: dict[str, CpuSet] = {owner.uid: owner.cpus for owner in decision.owners}
-    for uid, given in given_away(pods, kubelet).items():
+    for uid, given in cpus_outside_scheduling(pods, kubelet).items():
         cpus[uid] = cpus.get(uid, EMPTY) | given
     amounts = {}
     for pod in pods:
@@ -274,7 +274,7 @@ def _allocs(
     Those that the kubelet or a DRA driver assigned are managed by the kubelet: schedulers find all
     others by the pods' annotations."""
     names = {pod.uid: (pod.namespace, pod.name) for pod in pods}
-    kubelets = given_away(pods, kubelet)
+    kubelets = cpus_outside_scheduling(pods, kubelet)
     others = {each.uid: each.claimed - kubelets.get(each.uid, EMPTY) for each in decision.owners}
     return tuple(
         PodCpuAlloc(*names.get(uid, ("", "")), uid, str(cpus), managed)

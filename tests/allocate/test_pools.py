@@ -366,7 +366,7 @@ def test_no_present_owner_loses_all_its_cpus(
     """Whatever it and other pods claim."""
     topology, pods, kubelet = case
     claiming = [each for each in pods if claim_of(each)]
-    by_kubelet = reserved_cpus.given(topology, tuple(pods), kubelet)
+    by_kubelet = reserved_cpus.kubelet_assignments(topology, tuple(pods), kubelet)
     cpus = data.draw(st.permutations(sorted(topology.online - by_kubelet.named)))
     owned = {each.uid: CpuSet([cpu]) for each, cpu in zip(claiming, cpus, strict=False)}
     decision = decide(topology, tuple(pods), kubelet, owned, {})

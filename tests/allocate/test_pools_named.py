@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.pools import MAX_COMING, counting, decide, of_spec
+from agent.allocate.pools import MAX_COMING, decide, decided_names, of_spec
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model import bounds
 from agent.model import snapshot as snapshots
@@ -59,7 +59,7 @@ SPEC = tuple(reversed(NAMES))
     ],
 )
 def test_present_containers_and_the_next_ones_of_the_spec_count(it: Pod, wanted: set[str]) -> None:
-    assert counting(it, NAMES) == wanted
+    assert decided_names(it, NAMES) == wanted
 
 
 @given(
@@ -71,7 +71,7 @@ def test_the_number_of_counted_containers_is_bounded(
     present: list[str], spec: list[str] | None, names: set[str]
 ) -> None:
     it = pod({}, *present, named=None if spec is None else tuple(spec))
-    counted = counting(it, names)
+    counted = decided_names(it, names)
     assert counted <= names
     assert counted >= names & set(present)
     assert len(counted) <= len(present) + MAX_COMING
