@@ -22,7 +22,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agent.http.page import LOOKING_SECONDS
+from agent.http.page import VIEWER_SECONDS
 from benchmarks.common import Row, alone, arguments, compared, percentile, report
 from benchmarks.scheduler import Caller, Extender, cluster, started
 
@@ -86,7 +86,7 @@ def rows(nodes: int, rounds: int) -> list[Row]:
         found.append(alone("viewer_kb_per_second", sent, "kB/s"))
         found.append(alone("rss_mb_before", before, "MB"))
         found.append(alone("rss_mb_looking", while_looking, "MB"))
-        time.sleep(LOOKING_SECONDS + 5)
+        time.sleep(VIEWER_SECONDS + 5)
         found.append(alone("rss_mb_afterwards", ours.rss_mb(), "MB"))
     return found
 

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     fail_on_signals()
     try:
         if arguments.dry_run:
-            for line in installation.shown(remove=arguments.undo):
+            for line in installation.described(remove=arguments.undo):
                 print_line(line)
         elif arguments.undo:
             print_line("removed" if installation.remove() else "nothing is installed")

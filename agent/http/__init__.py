@@ -1,8 +1,10 @@
-"""The HTTP ports of all processes, which answer probes whatever their other clients do.
+"""The HTTP ports of all processes. They answer probes whatever other clients do.
 
-`limits` decides who may stay connected and whose request is next, `peers` which clients are on the
-node. `requests` reads a head and encodes a reply, `routes` finds the function that answers.
-`connection` is one client in an epoll loop, `listener` all of them: the frontends on the host
-answer in their own loop. `server` adds a thread for the loop and threads for requests, and
-`certificates` TLS.
+A `listener` in an epoll loop accepts connections. `peers` determines which clients are on the node;
+`limits` decides who may stay connected and whose request is next. Each client is a `connection`:
+`requests` decodes the head of its request, `routes` finds the function that replies and checks what
+the client must have (method, Content-Type, certificate, loopback address), and `requests` encodes
+the reply. Proxy and NRI plugin run the listener in their own loop. `server`, for all other
+processes, runs it in a thread, and requests in further threads. `certificates` adds TLS, and `page`
+the routes of a page for browsers, whose files are in the folder `pages`.
 """

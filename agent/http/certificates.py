@@ -1,5 +1,5 @@
-"""TLS of a server: certificate, key and the CA of clients from files, which are read again when
-they change, and a connection's stream over TLS. Importing this module loads ssl (5 MB)."""
+"""TLS of a server: certificate, key and client CA, from files that are read again when they change;
+and the stream of a connection over TLS. The import of this module loads ssl (5 MB)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class CertificateError(RuntimeError):
 
 
 class CertificateFiles:
-    """Reads the files again when they change. While certificate and key do not match, as when only
-    one of them was replaced yet, the previous ones stay in use."""
+    """Reads the files again when they change. The previous certificate stays in use while the files
+    can't be used, for example because only one of certificate and key was replaced yet."""
 
     def __init__(
         self, certificate: str, key: str, client_ca: str = "", *, client_optional: bool = False
     ) -> None:
-        """`client_ca`: a client must show a certificate of that CA; empty for none.
-        `client_optional`: it may connect without one too. Raises CertificateError."""
+        """`client_ca`: the CA of the certificate that a client must show; empty: none is requested.
+        `client_optional`: a client may also connect without one. Raises CertificateError."""
         self._paths = (certificate, key, client_ca) if client_ca else (certificate, key)
         self._client_ca = client_ca
         self.client_optional = client_optional
@@ -98,9 +98,9 @@ class TlsStream:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def hello(self) -> int:
-        """Continues the handshake; returns the events that it waits for, 0 at its end. Then `names`
-        are those of the client's certificate, None if it has shown none."""
+    def handshake(self) -> int:
+        """Continues the handshake. Returns the events that it waits for, 0 at its end. Then `names`
+        has the names in the client's certificate, None if the client has shown none."""
         try:
             self._socket.do_handshake()
         except ssl.SSLWantReadError:
@@ -123,7 +123,7 @@ class TlsStream:
             return None
 
     def pending(self) -> bool:
-        """Whether received bytes wait that the kernel does not report."""
+        """Whether decrypted bytes can be received, which epoll does not report."""
         return bool(self._socket.pending())
 
     def send(self, data: memoryview) -> int:
@@ -133,7 +133,8 @@ class TlsStream:
             return 0
 
     def end_sending(self) -> None:
-        """Bytes that are received after this are not decrypted: the reader must ignore them."""
+        """Ends the TLS session and the sending side of the connection. Bytes that are received
+        after this call are not decrypted, so the reader must drop them."""
         with contextlib.suppress(OSError):
             self._socket.unwrap()  # sends the end, and does not wait for the client's
         self._socket.shutdown(socket.SHUT_WR)

@@ -1,7 +1,7 @@
-"""One client's connection in an epoll loop: handshake, requests one after the other, replies.
+"""One client's connection in an epoll loop: handshake, then requests and replies in turn.
 
-The connection does not block and has no thread: a client that is slow, silent or endless holds a
-socket and a few bytes. Its limits are those of `limits`, applied by the `listener`.
+The connection does not block and has no thread: a client that is slow, or never ends its request,
+occupies a socket and a few bytes. The `listener` applies the limits of `limits` to it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from agent.http.limits import ConnectionLimits, ConnectionPhase
 from agent.http.requests import BadRequestError, Reply, RequestHead
 from agent.http.routes import HttpRequest, text_reply
 
-_READS: Final = 4
-"""Of one event, so that a client that sends without end does not delay others."""
+_MAX_READS: Final = 4
+"""In one event, so that a client that sends without end does not delay others."""
 _READING: Final = frozenset(
     {ConnectionPhase.HEAD, ConnectionPhase.BODY, ConnectionPhase.IDLE, ConnectionPhase.CLOSING}
 )
@@ -31,7 +31,7 @@ class ByteStream(Protocol):
 
     def fileno(self) -> int: ...
 
-    def hello(self) -> int:
+    def handshake(self) -> int:
         """Returns the events that the handshake waits for, 0 at its end."""
         ...
 
@@ -62,7 +62,7 @@ class PlainStream:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def hello(self) -> int:
+    def handshake(self) -> int:
         return 0
 
     def receive(self, buffer: memoryview) -> int | None:
@@ -88,7 +88,7 @@ class PlainStream:
 
 
 class ConnectionOwner(Protocol):
-    """The listener that accepted a connection, as far as the connection calls it."""
+    """What a connection uses of the listener that accepted it."""
 
     limits: ConnectionLimits
     loop: Loop
@@ -97,13 +97,13 @@ class ConnectionOwner(Protocol):
     """No further request is read."""
 
     def crowded(self) -> bool:
-        """Whether the places of connections are better used for others after this request."""
+        """Whether the connection should be closed after its reply, to make room for others."""
         ...
 
     def entered(self, connection: HttpConnection, phase: ConnectionPhase) -> None: ...
 
     def holds(self, connection: HttpConnection, held_bytes: int) -> None:
-        """May close connections, this one too."""
+        """Notes the size of the request's body. May close connections, including this one."""
         ...
 
     def requested(self, connection: HttpConnection, request: HttpRequest) -> None:
@@ -118,8 +118,8 @@ class ConnectionOwner(Protocol):
 
 
 class HttpConnection:
-    """From `start` to `close`. All methods are called in the loop's thread, except `encoded` and
-    `send_at_once`."""
+    """The states of a connection from `start` to `close`. All methods are called in the loop's
+    thread, except `encoded` and `send_at_once`."""
 
     def __init__(
         self,
@@ -129,13 +129,13 @@ class HttpConnection:
         local: bool,
         loopback: bool = False,
     ) -> None:
-        """`local`: the client is on the node, `loopback`: in this process's network."""
+        """`local`: the client is on the node. `loopback`: it has a loopback address."""
         self.peer = peer
         self.local = local
         self._loopback = loopback
         self._owner = owner
         self._stream = stream
-        self._phase: ConnectionPhase | None = ConnectionPhase.HELLO
+        self._phase: ConnectionPhase | None = ConnectionPhase.HANDSHAKE
         """None after `close`."""
         self._interest = 0
         self._received = bytearray()
@@ -163,31 +163,37 @@ class HttpConnection:
         self._ready(WRITE)
 
     def encoded(self, reply: Reply) -> bytes:
-        """The bytes of the reply to the request that is being handled; safe as `send_at_once`."""
+        """The bytes of the reply to the request that is being handled. May be called in another
+        thread meanwhile."""
         head = self._head
-        # The leader is another process behind the same Service: a new connection may reach it.
+        # 503 may come from a process that is not the leader: a new connection may reach the leader.
         if head is None or not self._keeps_open(head) or reply.status == 503:
             self._close_after = True
         with_body = head is None or head.method != "HEAD"
         return requests.encode_reply(reply, with_body=with_body, close=self._close_after)
 
     def send_at_once(self, data: memoryview) -> int:
-        """Sends as much as the socket takes of a reply; safe in another thread while the request is
-        being handled. Returns the number of sent bytes; an error appears when the rest is sent."""
+        """Sends as much of a reply as the socket takes, and returns the number of bytes. May be
+        called in another thread while the request is being handled. An error is reported when the
+        rest is sent."""
         with contextlib.suppress(OSError):
             return self._stream.send(data)
         return 0
 
     def expire(self, phase: ConnectionPhase) -> None:
-        """The phase has lasted too long."""
-        begun = phase is ConnectionPhase.BODY or (phase is ConnectionPhase.HEAD and self._received)
-        if begun:
+        """Closes the connection, because the phase has lasted too long; replies first if the client
+        has begun a request."""
+        has_begun = phase is ConnectionPhase.BODY or (
+            phase is ConnectionPhase.HEAD and self._received
+        )
+        if has_begun:
             self._refuse(text_reply(408, "the request did not end in time"))
         else:
             self.close()
 
     def drain(self) -> None:
-        """Closes the connection, if it is between requests, or else after the reply."""
+        """Closes the connection, at once if no request is being handled, otherwise after the
+        reply."""
         if self._phase not in (
             ConnectionPhase.HANDLING,
             ConnectionPhase.REPLY,
@@ -196,7 +202,7 @@ class HttpConnection:
             self.close()
 
     def close(self) -> None:
-        """Once; `ended` is called."""
+        """Closes the stream and calls `ended` of the owner; does nothing the second time."""
         if self._interest:
             self._owner.loop.unregister(self._stream.fileno())
             self._interest = 0
@@ -209,8 +215,8 @@ class HttpConnection:
 
     def _ready(self, events: int) -> None:
         try:
-            if self._phase is ConnectionPhase.HELLO:
-                self._hello()
+            if self._phase is ConnectionPhase.HANDSHAKE:
+                self._handshake()
             elif self._phase is ConnectionPhase.REPLY:
                 self._send()
             else:
@@ -218,8 +224,8 @@ class HttpConnection:
         except OSError:
             self.close()
 
-    def _hello(self) -> None:
-        waits_for = self._stream.hello()
+    def _handshake(self) -> None:
+        waits_for = self._stream.handshake()
         if waits_for:
             self._watch(waits_for)
             return
@@ -231,9 +237,9 @@ class HttpConnection:
         self._receive()
 
     def _receive(self) -> None:
-        """Reads until nothing is received, a request is complete or it is another one's turn."""
+        """Reads until nothing is received, a request is complete, or _MAX_READS is reached."""
         buffer, reads = self._owner.buffer, 0
-        while self._phase in _READING and (reads < _READS or self._stream.pending()):
+        while self._phase in _READING and (reads < _MAX_READS or self._stream.pending()):
             size = self._stream.receive(buffer)
             if size is None:
                 break
@@ -255,7 +261,7 @@ class HttpConnection:
             self.close()
 
     def _advance(self) -> None:
-        """After bytes were received, or a reply was sent."""
+        """Reads head and body from the received bytes, as far as they have arrived."""
         if self._phase is ConnectionPhase.IDLE and self._received:
             self._enter(ConnectionPhase.HEAD)
         try:
@@ -338,8 +344,9 @@ class HttpConnection:
             self._watch(READ)
 
     def _end(self) -> None:
-        """Closes after the reply. A socket that is closed with unread bytes is reset, and its
-        client may lose the reply: what the client still sends is read and dropped for a while."""
+        """Closes the connection after the reply. The kernel resets a socket that is closed with
+        unread bytes, and the client may lose the reply: so what the client still sends is dropped
+        for a while."""
         self._stream.end_sending()
         self._enter(ConnectionPhase.CLOSING)
         self._receive()

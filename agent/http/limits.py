@@ -1,9 +1,10 @@
-"""Who may stay connected to a server, and whose request is next. No I/O: the clock's time is given.
+"""Who may stay connected to a server, and whose request is next. No I/O: callers pass the time.
 
-A port that pods reach must answer the kubelet's probes whatever the pods do. So connections are
-limited in number, in all and by peer, and in time, by phase; a part of them is reserved for the
-node's own addresses; and a full server closes the oldest idle connection for a new one. A client
-that sends a byte now and then does not become younger: the age counts from the begin of the phase.
+A port that pods reach must answer the kubelet's probes whatever the pods do. So the number of
+connections is limited, in total and by peer, and so is the time of each phase of a connection. Some
+connections are reserved for the node's own addresses. A full server closes the oldest idle
+connection for a new one. The age counts from the begin of the phase, so that a client does not
+become younger by sending a byte now and then.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ Item = TypeVar("Item")
 
 
 class ConnectionPhase(enum.IntEnum):
-    """What a connection does. HELLO: its TLS handshake. HEAD, BODY: it sends a request. HANDLING:
-    the request is complete and has no reply yet. IDLE: between two requests. CLOSING: the reply is
-    sent, and what the client still sends is dropped."""
+    """What a connection does. HANDSHAKE: of TLS. HEAD, BODY: the client sends a request. HANDLING:
+    the request is complete and has no reply yet. REPLY: the reply is sent. IDLE: between two
+    requests. CLOSING: the reply was sent, and what the client still sends is dropped."""
 
-    HELLO = enum.auto()
+    HANDSHAKE = enum.auto()
     HEAD = enum.auto()
     BODY = enum.auto()
     HANDLING = enum.auto()
@@ -35,7 +36,7 @@ class ConnectionPhase(enum.IntEnum):
 
 
 PAGES_EACH_SECOND: Final = 5.0
-"""New connections of one address, of which each asks for a page."""
+"""New connections of one address, if each of them requests a page."""
 HANDSHAKES_EACH_SECOND: Final = 100.0
 """TLS handshakes of one address that shows no accepted certificate: a tenth of the loop's time with
 RSA keys."""
@@ -45,17 +46,17 @@ has this limit too: more than a kube-scheduler binds pods a second, with a conne
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True):
-    """`connections`: in all, of which `reserved` are for the node's own addresses; `each_peer`: of
-    one other address, and `new_each_second`: how many of these it may open, 0 for any number.
-    `idle_seconds`: between two requests, 0 for one request a connection. The
-    other times are of one phase each. `bodies_bytes`: of all requests together that have no reply
-    yet."""
+    """`connections`: the largest number in total; `reserved` of them are for the node's own
+    addresses. `each_peer`: the largest number of another peer, and `new_each_second`: how many it
+    may open in a second, 0 for any number. `idle_seconds`: between two requests, 0 for one request
+    on each connection. The other times are each for one phase. `bodies_bytes`: the size of the
+    bodies of all requests that have no reply yet."""
 
     connections: int
     reserved: int
     each_peer: int
     new_each_second: float = 0.0
-    hello_seconds: float = 5.0
+    handshake_seconds: float = 5.0
     head_seconds: float = 5.0
     body_seconds: float = 5.0
     reply_seconds: float = 10.0
@@ -65,9 +66,9 @@ class ConnectionLimits(msgspec.Struct, frozen=True):
     bodies_bytes: int = 0
 
     def seconds(self, phase: ConnectionPhase) -> float | None:
-        """None for a phase without an end of its own."""
+        """The longest time of a phase, None if it has no limit."""
         return {
-            ConnectionPhase.HELLO: self.hello_seconds,
+            ConnectionPhase.HANDSHAKE: self.handshake_seconds,
             ConnectionPhase.HEAD: self.head_seconds,
             ConnectionPhase.BODY: self.body_seconds,
             ConnectionPhase.REPLY: self.reply_seconds,
@@ -79,128 +80,137 @@ class ConnectionLimits(msgspec.Struct, frozen=True):
 _CLOSING_SECONDS: Final = 2.0
 
 
-class _Place:
+class _Entry:
+    """One connection. `since`: the begin of its phase. `answered`: it had a reply. `bytes`: of the
+    body of its request."""
+
     __slots__ = ("answered", "bytes", "local", "peer", "phase", "since")
 
     def __init__(self, peer: str, local: bool, now: float) -> None:
         self.peer = peer
         self.local = local
-        self.phase = ConnectionPhase.HELLO
+        self.phase = ConnectionPhase.HANDSHAKE
         self.since = now
         self.answered = False
         self.bytes = 0
 
     @property
     def age_order(self) -> tuple[int, float]:
-        """A client that never had an answer is closed before one that had, and both before one
-        that reads its answer."""
+        """The smallest is closed first: clients that never had a reply, then those that had one,
+        then those to which a reply is being sent; among them the oldest phase."""
         return 2 if self.phase is ConnectionPhase.REPLY else int(self.answered), self.since
 
 
-class Places(Generic[Key]):
-    """The open connections. Only a connection whose request is being handled is never closed for
-    another one."""
+class ConnectionTable(Generic[Key]):
+    """The open connections. To make room for a new one, any of them may be closed except one whose
+    request is being handled."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
-        self._places: dict[Key, _Place] = {}
+        self._entries: dict[Key, _Entry] = {}
         self._of_peer: Counter[str] = Counter()
         self._remote = 0
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(self._places)
+        return iter(self._entries)
 
     def admit(self, key: Key, peer: str, local: bool, now: float) -> Key | None:
-        """Gives the new connection a place. Returns the one to close for it, which has lost its
-        place already; None for none. Raises FullError if no place can be made."""
+        """Adds a connection. Returns the connection that the caller has to close for it, which is
+        already removed; None for none. Raises FullError if none can be closed."""
         limits, victim = self._limits, None
         if not local and self._of_peer[peer] >= limits.each_peer:
-            victim = self._leave(lambda each: each.peer == peer and not each.local)
+            victim = self._remove_oldest(lambda each: each.peer == peer and not each.local)
         elif not local and self._remote >= limits.connections - limits.reserved:
-            victim = self._leave(lambda each: not each.local)
-        elif len(self._places) >= limits.connections:
-            victim = self._leave(lambda each: True)
-        self._places[key] = _Place(peer, local, now)
+            victim = self._remove_oldest(lambda each: not each.local)
+        elif len(self._entries) >= limits.connections:
+            victim = self._remove_oldest(lambda each: True)
+        self._entries[key] = _Entry(peer, local, now)
         if not local:
             self._of_peer[peer] += 1
             self._remote += 1
         return victim
 
     def crowded(self) -> bool:
-        """Whether other addresses have all their places, and a request in each of them."""
-        remote = [each for each in self._places.values() if not each.local]
+        """Whether peers other than the node have as many connections as they may have, and a
+        request is being handled on each."""
+        remote = [each for each in self._entries.values() if not each.local]
         full = len(remote) >= self._limits.connections - self._limits.reserved
         return full and all(each.phase is ConnectionPhase.HANDLING for each in remote)
 
     def shed(self) -> Key | None:
-        """Takes the place of the oldest idle connection, of another address first; None if there is
-        none. For a process without free descriptors."""
-        for of_some in (lambda each: not each.local, lambda each: each.local):
+        """Removes and returns the connection to close in a process without free descriptors: the
+        oldest idle one, if possible not of the node; None if there is none."""
+        for may_close in (lambda each: not each.local, lambda each: each.local):
             with contextlib.suppress(FullError):
-                return self._leave(of_some)
+                return self._remove_oldest(may_close)
         return None
 
     def enter(self, key: Key, phase: ConnectionPhase, now: float) -> None:
         """The connection begins a phase."""
-        place = self._places[key]
-        if place.phase is ConnectionPhase.REPLY:
-            place.answered = True
-        place.phase, place.since = phase, now
+        entry = self._entries[key]
+        if entry.phase is ConnectionPhase.REPLY:
+            entry.answered = True
+        entry.phase, entry.since = phase, now
 
     def hold(self, key: Key, held_bytes: int) -> Key | None:
-        """The request of the connection has so many bytes now. Returns the connection to close for
-        it, which has lost its place: the oldest one that still sends a body, maybe this one; None
-        for none."""
-        place = self._places[key]
-        self._bytes += held_bytes - place.bytes
-        place.bytes = held_bytes
+        """Notes the size of the body of the connection's request. If all bodies are too large
+        together, removes and returns the connection to close: the oldest one that still sends a
+        body, which may be this one. None for none."""
+        entry = self._entries[key]
+        self._bytes += held_bytes - entry.bytes
+        entry.bytes = held_bytes
         if self._bytes <= self._limits.bodies_bytes or not held_bytes:
             return None
         try:
-            return self._leave(lambda each: each.phase is ConnectionPhase.BODY and each.bytes > 0)
+            return self._remove_oldest(
+                lambda each: each.phase is ConnectionPhase.BODY and each.bytes > 0
+            )
         except FullError:
             self.remove(key)
             return key
 
     def next_end(self) -> float | None:
-        """When the time of the first connection is over; None if none has an end."""
+        """The time at which the first phase of a connection has lasted too long, None without
+        one."""
         ends = (
-            place.since + seconds
-            for place in self._places.values()
-            if (seconds := self._limits.seconds(place.phase)) is not None
+            entry.since + seconds
+            for entry in self._entries.values()
+            if (seconds := self._limits.seconds(entry.phase)) is not None
         )
         return min(ends, default=None)
 
     def late(self, now: float) -> list[tuple[Key, ConnectionPhase]]:
-        """The connections whose phase has lasted too long; they keep their places."""
+        """The connections whose phase has lasted too long; they are not
+        removed."""
         found = []
-        for key, place in self._places.items():
-            seconds = self._limits.seconds(place.phase)
-            if seconds is not None and now - place.since >= seconds:
-                found.append((key, place.phase))
+        for key, entry in self._entries.items():
+            seconds = self._limits.seconds(entry.phase)
+            if seconds is not None and now - entry.since >= seconds:
+                found.append((key, entry.phase))
         return found
 
     def remove(self, key: Key) -> None:
-        """The connection has ended; does nothing if it has lost its place before."""
-        place = self._places.pop(key, None)
-        if place is None:
+        """The connection has ended. Does nothing if it is already removed."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
             return
-        self._bytes -= place.bytes
-        if not place.local:
+        self._bytes -= entry.bytes
+        if not entry.local:
             self._remote -= 1
-            self._of_peer[place.peer] -= 1
-            if not self._of_peer[place.peer]:
-                del self._of_peer[place.peer]
+            self._of_peer[entry.peer] -= 1
+            if not self._of_peer[entry.peer]:
+                del self._of_peer[entry.peer]
 
-    def _leave(self, may: Callable[[_Place], bool]) -> Key:
+    def _remove_oldest(self, may_close: Callable[[_Entry], bool]) -> Key:
+        """Raises FullError if no connection may be closed."""
         idle = (
-            (place.age_order, key)
-            for key, place in self._places.items()
-            if place.phase is not ConnectionPhase.HANDLING and may(place)
+            (entry.age_order, key)
+            for key, entry in self._entries.items()
+            if entry.phase is not ConnectionPhase.HANDLING and may_close(entry)
         )
         oldest = min(idle, key=lambda each: each[0], default=None)
         if oldest is None:
@@ -210,53 +220,55 @@ class Places(Generic[Key]):
 
 
 class NewConnections:
-    """How often each peer may open a connection: `each_peer` at once, and then `new_each_second`. A
-    connection costs a handshake or a page, which take the loop a thousand times as long as to close
-    it at once."""
+    """Limits how often each peer opens connections: `each_peer` at once, then `new_each_second` (a
+    token bucket). A handshake or a page takes the loop a thousand times as long as to close a new
+    connection."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._tokens: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def admit(self, peer: str, now: float) -> bool:
-        """Whether the peer may open one more now."""
+        """Whether the peer may open a connection now."""
         if not self._limits.new_each_second:
             return True
-        left = self._of(peer, now)
+        left = self._tokens_of(peer, now)
         self._put(peer, left - 1 if left >= 1 else left, now)
         return left >= 1
 
     def certified(self, peer: str, now: float) -> None:
-        """The peer's connection does not count: it has shown an accepted certificate."""
+        """Gives the peer back the connection that it opened: it has shown an accepted
+        certificate."""
         if self._limits.new_each_second:
-            self._put(peer, self._of(peer, now) + 1, now)
+            self._put(peer, self._tokens_of(peer, now) + 1, now)
 
-    def _of(self, peer: str, now: float) -> float:
+    def _tokens_of(self, peer: str, now: float) -> float:
         most: float = self._limits.each_peer
-        left, since = self._left.get(peer, (most, now))
+        left, since = self._tokens.get(peer, (most, now))
         return min(most, left + (now - since) * self._limits.new_each_second)
 
     def _put(self, peer: str, left: float, now: float) -> None:
-        self._left[peer] = left, now
-        self._left.move_to_end(peer)
-        if len(self._left) > _MAX_PEERS:
-            self._left.popitem(last=False)
+        self._tokens[peer] = left, now
+        self._tokens.move_to_end(peer)
+        if len(self._tokens) > _MAX_PEERS:
+            self._tokens.popitem(last=False)
 
 
 _MAX_PEERS: Final = 4096
-"""The one that connected longest ago is forgotten first."""
+"""The peer that connected longest ago is removed first."""
 
 
 class FullError(RuntimeError):
     """No connection can be closed for another one."""
 
 
-class Turns(Generic[Item]):
-    """Requests that wait for one of `threads`. The node's own come first, and `reserved` threads
-    are for them; the other peers take turns, so that none waits for all requests of another."""
+class WaitingRequests(Generic[Item]):
+    """A fair queue of requests for a number of threads. Requests from the node come first, and
+    `reserved` threads are only for them. The other peers take turns, so that none of them waits for
+    all requests of another."""
 
     def __init__(self, threads: int, reserved: int) -> None:
-        self._most_remote = threads - reserved
+        self._max_remote = threads - reserved
         self._local: deque[Item] = deque()
         self._remote: OrderedDict[str, deque[Item]] = OrderedDict()
         self._running = 0
@@ -271,7 +283,7 @@ class Turns(Generic[Item]):
         """The next request, and whether it is the node's own; None if none may run now."""
         if self._local:
             return self._local.popleft(), True
-        if not self._remote or self._running >= self._most_remote:
+        if not self._remote or self._running >= self._max_remote:
             return None
         peer, waiting = self._remote.popitem(last=False)
         item = waiting.popleft()

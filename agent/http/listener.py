@@ -1,7 +1,8 @@
-"""The HTTP port of an epoll loop: it accepts connections, keeps the limits, and gives complete
+"""The HTTP port of an epoll loop: it accepts connections, enforces the limits, and passes complete
 requests to its caller.
 
-A process with one loop and no threads answers them there (`PageListener`); `server` has threads.
+A process with one loop and without threads handles requests in the loop (`PageListener`); `server`
+has threads for them.
 """
 
 from __future__ import annotations
@@ -21,35 +22,38 @@ from agent.http.limits import (
     PAGES_EACH_SECOND,
     ConnectionLimits,
     ConnectionPhase,
+    ConnectionTable,
     FullError,
     NewConnections,
-    Places,
 )
 from agent.http.peers import NodeAddresses, is_loopback, peer_name
 from agent.http.routes import HttpRequest, Route, dispatch
 
 _CHECK_SECONDS: Final = 0.2
-"""The shortest time between two checks for connections whose time is over."""
+"""The shortest time between two checks for phases that have lasted too long."""
 _PAUSE_SECONDS: Final = 1.0
-"""Pause before the next accept when no descriptor is left and no connection is idle."""
-_ACCEPTS: Final = 8
-"""Of one event."""
-_REFUSALS: Final = 256
-"""Of one event: the connections of others wait behind those of a peer that opens too many."""
+"""The pause before the next accept if no descriptor is free and no connection is idle."""
+_MAX_BEGUN: Final = 8
+"""Connections that are begun in one event."""
+_MAX_ACCEPTED: Final = 256
+"""Connections that are accepted in one event, most of them to be refused: the connections of other
+peers wait in the queue behind those of a peer that opens too many."""
 _BACKLOG: Final = 1024
 _BODY_READ_BYTES: Final = 64 << 10
 _LOG_SECONDS: Final = 60.0
+_MAX_NAMES_CHARACTERS: Final = 200
+"""Of a certificate, in a log line: the client chooses its size."""
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 log = logging.getLogger(__name__)
 
 OnRequest = Callable[[HttpConnection, HttpRequest], None]
-"""Called in the loop; `HttpConnection.respond` is to be called once."""
+"""Called in the loop. It, or a thread that it starts, calls `HttpConnection.respond` once."""
 
 
 class HttpListener:
-    """Accepts connections from its construction on. `port` is the actual one where 0 was requested.
-    All calls are made in the loop's thread."""
+    """Accepts connections from its construction on. `port`: the actual port if 0 was requested. All
+    methods are called in the loop's thread."""
 
     def __init__(
         self,
@@ -75,7 +79,7 @@ class HttpListener:
         self._node = node
         self._stream = stream
         self._clients = clients
-        self._places: Places[HttpConnection] = Places(limits)
+        self._table: ConnectionTable[HttpConnection] = ConnectionTable(limits)
         self._new = NewConnections(limits)
         self._check: Timer | None = None
         self._resume: Timer | None = None
@@ -91,10 +95,10 @@ class HttpListener:
 
     @property
     def connections(self) -> int:
-        return len(self._places)
+        return len(self._table)
 
     def drain(self) -> None:
-        """Stops listening; each connection ends when it has its reply."""
+        """Stops listening. Each connection is closed when its reply is sent."""
         if self.draining:
             return
         self.draining = True
@@ -103,26 +107,26 @@ class HttpListener:
         else:
             self.loop.unregister(self._socket.fileno())
         self._socket.close()
-        for each in list(self._places):
+        for each in list(self._table):
             each.drain()
 
     def close(self) -> None:
         """Stops listening and closes all connections."""
         self.drain()
-        for each in list(self._places):
+        for each in list(self._table):
             each.close()
         if self._check is not None:
             self._check.cancel()
 
     def entered(self, connection: HttpConnection, phase: ConnectionPhase) -> None:
         now = time.monotonic()
-        self._places.enter(connection, phase, now)
+        self._table.enter(connection, phase, now)
         seconds = self.limits.seconds(phase)
         if seconds is not None:
             self._check_at(now + seconds)
 
     def holds(self, connection: HttpConnection, held_bytes: int) -> None:
-        victim = self._places.hold(connection, held_bytes)
+        victim = self._table.hold(connection, held_bytes)
         if victim is not None:
             self._close_for(victim)
 
@@ -130,20 +134,21 @@ class HttpListener:
         self._on_request(connection, request)
 
     def crowded(self) -> bool:
-        return self._places.crowded()
+        return self._table.crowded()
 
     def certifies(self, connection: HttpConnection, names: frozenset[str] | None) -> bool:
         if names is None:
             return False
         if self._clients and self._clients.isdisjoint(names):
-            log.warning("client certificate refused: names %s", ", ".join(sorted(names)))
+            shown = ", ".join(sorted(names))[:_MAX_NAMES_CHARACTERS]
+            self._warn("certificate", "client certificate refused: names %s", shown)
             return False
         if not connection.local:
             self._new.certified(connection.peer, time.monotonic())
         return True
 
     def ended(self, connection: HttpConnection) -> None:
-        self._places.remove(connection)
+        self._table.remove(connection)
 
     def _accept_again(self) -> None:
         self._resume = None
@@ -151,7 +156,7 @@ class HttpListener:
 
     def _accept(self, events: int) -> None:
         begun = 0
-        for _ in range(_REFUSALS):
+        for _ in range(_MAX_ACCEPTED):
             try:
                 accepted, address = self._socket.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -160,13 +165,13 @@ class HttpListener:
                 self._refused(error)
                 return
             begun += self._begin(accepted, address[0])
-            if begun >= _ACCEPTS:
+            if begun >= _MAX_BEGUN:
                 return
 
     def _refused(self, error: OSError) -> None:
-        """The system lacks descriptors or memory for the waiting connection, and would report it at
-        every poll."""
-        victim = self._places.shed() if error.errno in _OUT_OF_DESCRIPTORS else None
+        """Handles an accept that failed, such as for lack of descriptors: closes an idle
+        connection, or pauses, because epoll would report the waiting connection again at once."""
+        victim = self._table.shed() if error.errno in _OUT_OF_DESCRIPTORS else None
         if victim is not None:
             self._close_for(victim)
             return
@@ -175,7 +180,7 @@ class HttpListener:
         self._resume = self.loop.after(_PAUSE_SECONDS, self._accept_again)
 
     def _begin(self, accepted: socket.socket, peer: str) -> bool:
-        """False if the connection is refused, which takes no time."""
+        """Begins a connection. Returns False if it is refused, which takes hardly any time."""
         now = time.monotonic()
         try:
             local = self._node.local(peer, accepted.getsockname()[0])
@@ -191,14 +196,14 @@ class HttpListener:
             return False
         connection = HttpConnection(self, stream, peer_name(peer), local, is_loopback(peer))
         try:
-            victim = self._places.admit(connection, connection.peer, local, now)
+            victim = self._table.admit(connection, connection.peer, local, now)
         except FullError:
             stream.close()
             self._warn("full", "a connection of %s is refused: all others are busy", peer)
             return False
         if victim is not None:
             self._close_for(victim)
-        self._check_at(now + self.limits.hello_seconds)
+        self._check_at(now + self.limits.handshake_seconds)
         connection.start()
         return True
 
@@ -211,12 +216,13 @@ class HttpListener:
 
     def _check_times(self) -> None:
         self._check = None
-        for connection, phase in self._places.late(time.monotonic()):
+        for connection, phase in self._table.late(time.monotonic()):
             connection.expire(phase)
-        self._check_at(self._places.next_end())
+        self._check_at(self._table.next_end())
 
     def _check_at(self, when: float | None) -> None:
-        """Checks then at the latest, and not before: connections that wait wake no thread."""
+        """Plans the next check of the times for `when`. There is no periodic check, so that waiting
+        connections do not wake the thread."""
         if when is None or (self._check is not None and self._check.when <= when + _CHECK_SECONDS):
             return
         if self._check is not None:
@@ -231,7 +237,7 @@ PAGE_LIMITS: Final = ConnectionLimits(
 
 
 class PageListener(HttpListener):
-    """Serves GET routes in the loop, one request a connection."""
+    """Serves GET routes in the loop, one request on each connection."""
 
     def __init__(
         self,

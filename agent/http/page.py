@@ -1,9 +1,10 @@
-"""Pages for browsers: each is one document without outside hosts, made of packaged files, and the
-values that its script asks for.
+"""Pages for browsers: a document that is made of packaged files and loads nothing from other hosts,
+and the JSON values that its script requests.
 
-A page only shows. It is for clients with a loopback address: on the machine, or by `kubectl
-port-forward`. The document has its own nonce for each reply, and its policy lets the browser run
-only the script and the style that have it; no string becomes HTML or code (Trusted Types).
+A page changes nothing. It is served to clients with a loopback address: on the machine, or through
+`kubectl port-forward`. The document has a new nonce in each reply. Its Content-Security-Policy lets
+the browser run only the script and style with this nonce, and make no HTML or code from strings
+(Trusted Types).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from agent.http.routes import JSON, Route
 
 Value = TypeVar("Value")
 PATH: Final = "/page"
-LOOKING_SECONDS: Final = 60.0
-"""Time after the last request of a viewer until nobody looks."""
+VIEWER_SECONDS: Final = 60.0
+"""The time after the last request of a viewer until its values are dropped."""
 HTML: Final = "text/html; charset=utf-8"
 _FOLDER: Final = os.path.join(os.path.dirname(__file__), "pages")
 _PLACE: Final = re.compile("{(nonce|style|body|script)}")
@@ -48,11 +49,11 @@ def page_routes(
     *,
     path: str = PATH,
 ) -> dict[str, Route]:
-    """The routes of a page: at `path` its document, of the files NAME.html, NAME.css and NAME.js,
-    and below it the JSON that each of `values` returns, by its name, and the replies of `answers`
-    to posted JSON."""
+    """The routes of a page. `path`: its document, made of the files NAME.html, NAME.css and
+    NAME.js. Below it, by name: the JSON that each of `values` returns, and the reply of each of
+    `answers` to posted JSON."""
 
-    def of(value: Callable[[], bytes]) -> Route:
+    def get(value: Callable[[], bytes]) -> Route:
         return Route("GET", lambda _: Reply(200, value(), JSON, headers=_HEADERS), loopback=True)
 
     def posted(answer: Callable[[bytes], Reply]) -> Route:
@@ -64,13 +65,13 @@ def page_routes(
 
     return {
         path: Route("GET", lambda _: _document(name), loopback=True),
-        **{f"{path}/{each}": of(value) for each, value in values.items()},
+        **{f"{path}/{each}": get(value) for each, value in values.items()},
         **{f"{path}/{each}": posted(answer) for each, answer in (answers or {}).items()},
     }
 
 
 def _document(name: str) -> Reply:
-    """Reads the files for each reply: nothing is kept while nobody looks."""
+    """Reads the files for each reply, so that they use no memory without a viewer."""
     texts = {
         "nonce": os.urandom(16).hex(),
         "style": _file("frame.css") + _file(f"{name}.css"),
@@ -88,26 +89,26 @@ def _file(name: str) -> str:
 
 
 class Viewed(Generic[Value]):
-    """The values of a page: made when somebody looks, and dropped when nobody does. Safe for many
-    threads."""
+    """The values of a page, made at the first request of a viewer, and dropped some time after the
+    last one. Safe for several threads."""
 
     def __init__(self, make: Callable[[], Value]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self._value: Value | None = None
-        self._asked_at = 0.0
+        self._requested_at = 0.0
 
     def current(self) -> Value:
-        """For a request of a viewer."""
+        """The values, for a request of a viewer."""
         with self._lock:
-            self._asked_at = time.monotonic()
+            self._requested_at = time.monotonic()
             value = self._value
             if value is None:
                 value = self._value = self._make()
             return value
 
-    def forget(self, seconds: float = LOOKING_SECONDS) -> None:
-        """Drops them after `seconds` without a request."""
+    def forget(self, seconds: float = VIEWER_SECONDS) -> None:
+        """Drops the values if the last request was more than `seconds` ago."""
         with self._lock:
-            if self._value is not None and time.monotonic() - self._asked_at > seconds:
+            if self._value is not None and time.monotonic() - self._requested_at > seconds:
                 self._value = None

@@ -1,9 +1,9 @@
-"""Which clients connect from the node itself, such as the kubelet with its probes, and which
-addresses count as one peer.
+"""Decides which clients connect from the node itself, such as the kubelet with its probes, and
+which addresses count as one peer.
 
-A process on the host sees such a client with its own address, or with a loopback address. In a pod
-the client has an address of the node, which the pod knows from the downward API, or that of the
-bridge, which is the pod's gateway (the plugins bridge and ptp of CNI).
+For a process on the host, such a client has the same address as the process, or a loopback address.
+For a process in a pod, it has an address of the node, which the pod knows from the downward API, or
+the address of the bridge, which is the pod's gateway (the plugins bridge and ptp of CNI).
 
 Addresses are compared in the kernel's form: ipaddress would take the proxy 0.3 MB.
 """
@@ -26,8 +26,8 @@ _NET: Final = "/proc/self/net"
 
 
 class NodeAddresses:
-    """The node's own addresses. `gateways` count only where the server's address is not the node's:
-    the gateway of the host is another machine."""
+    """The node's own addresses. `gateways`: of the process's network. They count only if the
+    server's address is not one of the node, because the gateway of a node is another machine."""
 
     def __init__(self, configured: Collection[str] = (), gateways: Collection[str] = ()) -> None:
         """Raises SettingsError."""
@@ -52,8 +52,8 @@ def node_addresses(configured: str, net: str = _NET) -> NodeAddresses:
 
 
 def peer_name(address: str) -> str:
-    """The name under which the connections of an address are counted: an IPv6 host has as many
-    addresses as it likes in its network of 64 bits."""
+    """The name under which the connections of an address are counted: an IPv4 address, or the IPv6
+    network of 64 bits, in which a host may have any number of addresses."""
     packed = _address(address)
     if len(packed) == 4:
         return socket.inet_ntop(socket.AF_INET, packed)
@@ -62,8 +62,8 @@ def peer_name(address: str) -> str:
 
 
 def ipv4_gateways(text: str) -> list[str]:
-    """Of /proc/net/route (fib_route_seq_show of net/ipv4/fib_trie.c): the third column, in the
-    machine's byte order."""
+    """The gateways in the text of /proc/net/route (fib_route_seq_show of net/ipv4/fib_trie.c): the
+    third column, in the machine's byte order."""
     lines = (line.split() for line in text.splitlines()[1:])
     numbers = {words[2] for words in lines if len(words) > 2}
     return [
@@ -74,7 +74,8 @@ def ipv4_gateways(text: str) -> list[str]:
 
 
 def ipv6_gateways(text: str) -> list[str]:
-    """Of /proc/net/ipv6_route (rt6_info_route of net/ipv6/route.c): the fifth column."""
+    """The gateways in the text of /proc/net/ipv6_route (rt6_info_route of net/ipv6/route.c): the
+    fifth column."""
     lines = (line.split() for line in text.splitlines())
     numbers = {words[4] for words in lines if len(words) > 4}
     return [
@@ -91,7 +92,8 @@ def is_loopback(address: str) -> bool:
 
 
 def _address(text: str) -> bytes:
-    """4 bytes, also of an IPv4 address in IPv6's form, or 16."""
+    """The 16 bytes of an IPv6 address, or the 4 of an IPv4 address, also in IPv6's form. Raises
+    SettingsError."""
     plain = text.partition("%")[0]
     family = socket.AF_INET6 if ":" in plain else socket.AF_INET
     try:

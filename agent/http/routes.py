@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One path. A route for GET answers HEAD too, whose reply has no body. `handle` takes the body,
-    empty unless the method is POST; a server with threads
-    calls it in several at once. It may raise BadRequestError. `certified`: the client must have
-    shown a certificate that the server accepts. `loopback`: the client must have a loopback
-    address, and name a loopback host: a page of another site, whose name's address was changed to a
-    loopback address (DNS rebinding), names its own."""
+    """The reply to requests for a path. A route for GET also answers HEAD, without a body. `handle`
+    takes the body of the request, which is empty unless the method is POST; it may raise
+    BadRequestError, and a server with threads calls it in several at once. `certified`: the client
+    must have shown a certificate that the server accepts. `loopback`: the client must have a
+    loopback address, and the header Host must name a loopback host. With DNS rebinding (the name of
+    another site resolves to a loopback address) the header names that site."""
 
     method: str
     handle: Callable[[bytes], Reply]

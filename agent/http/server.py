@@ -1,9 +1,8 @@
 """The HTTP server of the agent, the scheduler and the webhook: one thread with an epoll loop for
 all connections, and threads for complete requests.
 
-So a client occupies a thread only while its request is handled: a handshake, a head, a body and the
-rest of a reply that a client takes slowly are the loop's.
-"""
+A client occupies a thread only while its request is handled. The loop has handshakes, heads,
+bodies, and the rest of a reply that its client reads slowly."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import msgspec
 
 from agent.host.loop import Loop
 from agent.http.connection import HttpConnection, PlainStream
-from agent.http.limits import ConnectionLimits, Turns
+from agent.http.limits import ConnectionLimits, WaitingRequests
 from agent.http.listener import HttpListener
 from agent.http.peers import NodeAddresses
 from agent.http.routes import HttpRequest, Route, dispatch
@@ -34,9 +33,9 @@ class HttpListenError(RuntimeError):
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """`threads`: requests that are handled at a time; 0: the loop's thread handles them, one
-    request a connection (`idle_seconds` is 0), which saves two switches of threads.
-    `stop_seconds`: for requests in flight when the server stops."""
+    """`threads`: the number of requests that are handled at the same time. 0: the loop's thread
+    handles them, which saves two thread switches; then each connection has one request
+    (`idle_seconds` is 0). `stop_seconds`: the time for requests in flight when the server stops."""
 
     connections: ConnectionLimits
     threads: int
@@ -65,7 +64,7 @@ class HttpServer:
         self._node = node
         self._certificate = certificate
         self._clients = frozenset(clients)
-        self._waiting = _Waiting(limits.threads)
+        self._queue = _RequestQueue(limits.threads)
         self._threads: list[threading.Thread] = []
         self._loop = Loop()
         self._listener: HttpListener | None = None
@@ -110,34 +109,34 @@ class HttpServer:
         listener.drain()
         self._loop.run_on(lambda: not listener.connections, self._limits.stop_seconds)
         listener.close()
-        self._waiting.close()
+        self._queue.close()
 
     def _requested(self, connection: HttpConnection, request: HttpRequest) -> None:
         if not self._limits.threads:
             connection.respond(dispatch(self._routes, request))
             return
-        self._waiting.put(connection, request)
-        if not self._waiting.served and len(self._threads) < self._limits.threads:
+        self._queue.put(connection, request)
+        if not self._queue.served and len(self._threads) < self._limits.threads:
             name = f"http-{len(self._threads)}"
             self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
             self._threads[-1].start()
 
     def _serve(self) -> None:
         """A thread for requests."""
-        while (taken := self._waiting.take()) is not None:
+        while (taken := self._queue.take()) is not None:
             connection, request = taken
             encoded = memoryview(connection.encoded(dispatch(self._routes, request)))
             sent = connection.send_at_once(encoded)
-            self._waiting.end(connection.local)
+            self._queue.end(connection.local)
             self._loop.call(functools.partial(connection.send, encoded[sent:]))
 
 
-class _Waiting:
-    """The requests that wait for a thread; safe in all threads."""
+class _RequestQueue:
+    """The requests that wait for a thread; safe for several threads."""
 
     def __init__(self, threads: int) -> None:
         self._changed = threading.Condition()
-        self._turns: Turns[tuple[HttpConnection, HttpRequest]] = Turns(
+        self._turns: WaitingRequests[tuple[HttpConnection, HttpRequest]] = WaitingRequests(
             threads, _RESERVED_THREADS if threads > 1 else 0
         )
         self._idle = 0
@@ -157,7 +156,7 @@ class _Waiting:
             self._changed.notify()
 
     def take(self) -> tuple[HttpConnection, HttpRequest] | None:
-        """Waits for a request; None at the end."""
+        """Waits for a request; returns None after `close`."""
         with self._changed:
             self._idle += 1
             while (taken := self._turns.take()) is None:

@@ -1,10 +1,14 @@
-"""The proxy as a service of a host whose kubelet already runs: `topolet install-proxy`, and
-`topolet uninstall-node`.
+"""Installs the proxy on a host whose kubelet already runs, and removes Topolet from nodes: `topolet
+install-proxy`, `topolet uninstall-node` and `topolet uninstall-nodes`.
 
-`observe` reads how this node's kubelet is started and configured, as a value. `endpoint` decides
-which file names the runtime's socket, and with which text the kubelet uses the proxy; `plan` makes
-the steps, in an order in which the kubelet finds a runtime at every moment, and the steps back.
-`installer` executes them: it journals each change before it makes it (`journal`), and goes back by
-itself when a step fails, or when an earlier run was killed. `tree` changes files below a root,
-`folder` copies the interpreter, `checks` asks the runtime and systemd whether all is as before.
+An installation (`proxy`) has four parts. `observe` reads how this node's kubelet is started and
+configured, as a value; `unitfiles` reads its systemd unit. `endpoint` determines which file sets
+the kubelet's runtime endpoint, and the text of that file with the proxy's socket. `plan` makes the
+steps, in an order in which the kubelet has a runtime at every moment, and the steps that undo them.
+`installer` executes the steps. It journals each change before it makes it (`journal`), and undoes
+all changes when a step fails, or when an earlier run was killed. `tree` reads and changes files
+below a root, `folder` copies the interpreter, and `checks` compares runtime, kubelet and containers
+with their state before.
+
+`uninstall` undoes everything on one node; `nodes` runs it in a pod on each node of a cluster.
 """

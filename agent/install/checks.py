@@ -1,4 +1,5 @@
-"""Whether the runtime answers through the proxy, and kubelet and containers are as before."""
+"""Checks that the runtime answers through the proxy, that the kubelet runs, and that the containers
+which ran before still run."""
 
 from __future__ import annotations
 
@@ -25,16 +26,17 @@ _CONNECTED: Final = "03"
 """SS_CONNECTED in the column St of /proc/net/unix."""
 _POLL_SECONDS: Final = 0.2
 _YOUNG_SECONDS: Final = 60.0
-"""A container that began later may end by itself: one that fails is restarted again and again."""
+"""Containers that are younger are not compared: a container that fails again and again may end by
+itself."""
 
 
 class CheckError(RuntimeError):
-    """The node is not as it should be; the message says what differs."""
+    """The node is not as expected; the message says what differs."""
 
 
 class Checks:
-    """Waits at most `deadline_seconds` for each condition; a kubelet has to run for
-    `settle_seconds` without a restart. Methods raise CheckError, OSError."""
+    """`deadline_seconds`: the longest wait for each condition. `settle_seconds`: the time for which
+    the kubelet has to run without a restart. Methods raise CheckError, OSError."""
 
     def __init__(
         self,
@@ -49,7 +51,8 @@ class Checks:
         self._settle_seconds = settle_seconds
 
     def running(self, runtime: str) -> tuple[RuntimeContainer, ...]:
-        """The containers that run, by the runtime itself, without young ones."""
+        """The running containers that the runtime lists, without those younger than
+        _YOUNG_SECONDS."""
         oldest = (time.time() - _YOUNG_SECONDS) * 1e9
         return tuple(
             each
@@ -58,7 +61,7 @@ class Checks:
         )
 
     def await_proxy(self, runtime: str) -> None:
-        """Until the proxy gives the runtime's own answer."""
+        """Waits until the proxy answers, and compares its answer with the runtime's."""
         direct = self._version(runtime)
         end = time.monotonic() + self._deadline_seconds
         while True:
@@ -70,7 +73,7 @@ class Checks:
                     raise CheckError(f"the proxy does not answer: {error}") from error
             time.sleep(_POLL_SECONDS)
         if through != direct:
-            raise CheckError(f"through the proxy the runtime is {through}, not {direct}")
+            raise CheckError(f"the proxy reports the runtime as {through}, not {direct}")
 
     def await_kubelet(
         self,
@@ -80,8 +83,8 @@ class Checks:
         *,
         through_proxy: bool,
     ) -> None:
-        """Until the kubelet has run for a while, connected to the proxy if it should be; then
-        compares the containers with those `before`."""
+        """Waits until the kubelet has run for `settle_seconds`, with `through_proxy` connected to
+        the proxy; then checks that the containers of `before` still run."""
         end = time.monotonic() + self._deadline_seconds
         since, process = time.monotonic(), ""
         problem = f"{unit} does not run"
@@ -94,7 +97,7 @@ class Checks:
                 raise CheckError(problem or f"{unit} restarts again and again")
             time.sleep(_POLL_SECONDS)
         if gone := lost(before, self._containers(runtime)):
-            raise CheckError(f"these containers ran before, and do not run: {', '.join(gone)}")
+            raise CheckError(f"containers that ran before do not run any more: {', '.join(gone)}")
 
     def _problem(self, unit: str, process: str, *, through_proxy: bool) -> str:
         if not process:
@@ -104,7 +107,7 @@ class Checks:
         return ""
 
     def _main_process(self, unit: str) -> str:
-        """ "" where the unit is not active."""
+        """The id of the unit's main process, "" if the unit is not active."""
         shown = self._command(["systemctl", "show", "--property=ActiveState,MainPID", unit])
         values = dict(line.partition("=")[::2] for line in shown.splitlines())
         pid = values.get("MainPID", "0")
@@ -119,15 +122,15 @@ class Checks:
             return any(len(row) == 8 and row[5] == _CONNECTED and row[7] == path for row in rows)
 
     def _version(self, endpoint: str) -> str:
-        return self._ask(endpoint, Cri.version)
+        return self._call(endpoint, Cri.version)
 
     def _containers(self, endpoint: str) -> list[RuntimeContainer]:
-        return self._ask(endpoint, Cri.containers)
+        return self._call(endpoint, Cri.containers)
 
-    def _ask(self, endpoint: str, question: Callable[[Cri], Answer]) -> Answer:
+    def _call(self, endpoint: str, method: Callable[[Cri], Answer]) -> Answer:
         cri = Cri(self._tree.path(socket_path(endpoint)))
         try:
-            return question(cri)
+            return method(cri)
         except RpcError as error:
             raise CheckError(f"{endpoint}: {error}") from error
         finally:
@@ -135,14 +138,14 @@ class Checks:
 
 
 def host_command(root: str) -> HostCommand:
-    """Runs programs of the host below `root`. In a container its systemd is asked through the
-    host's own sockets in that root."""
+    """Returns the function that runs programs of the host below `root`. In a container, systemctl
+    reaches the host's systemd through the sockets below that root."""
 
     def run(words: Sequence[str]) -> str:
         environment = {**os.environ, "SYSTEMD_PAGER": "", "LC_ALL": "C"}
         if root != "/":
             words = ["chroot", root, *words]
-            # systemctl does nothing in a root other than its process 1 has.
+            # Without it, systemctl does nothing in a root that differs from the root of process 1.
             environment |= {"SYSTEMD_IGNORE_CHROOT": "1", "PATH": _PATH}
         try:
             done = subprocess.run(
@@ -158,8 +161,8 @@ def host_command(root: str) -> HostCommand:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CheckError(f"{' '.join(words)}: {error}") from error
         if done.returncode:
-            said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-            raise CheckError(f"{' '.join(words)}: {said}")
+            reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+            raise CheckError(f"{' '.join(words)}: {reason}")
         return done.stdout
 
     return run

@@ -1,4 +1,4 @@
-"""Where a kubelet's runtime endpoint is set, and the texts with which it is another one.
+"""Finds the file that sets a kubelet's runtime endpoint, and changes its text to another endpoint.
 
 The flag --container-runtime-endpoint overrides the field containerRuntimeEndpoint of the
 KubeletConfiguration (since Kubernetes 1.27), which a drop-in overrides (--config-dir; kubelet:
@@ -39,7 +39,7 @@ _LINE: Final = re.compile(rf"^{FIELD}:.*$", re.MULTILINE)
 
 
 class EndpointError(ValueError):
-    """The endpoint can't be changed here; the message names the file, and what to do."""
+    """The endpoint can't be changed automatically; the message names the file, and what to do."""
 
 
 class FileChange(msgspec.Struct, frozen=True):
@@ -53,11 +53,11 @@ class FileChange(msgspec.Struct, frozen=True):
 class ObservedKubelet(msgspec.Struct, frozen=True):
     """How this node's kubelet is started and configured.
 
-    `unit`: the systemd service that runs it. `argv`: the kubelet's own command line; of k3s, which
-    hides it, the flags in its files. `environment_files`: those of the unit that exist. `config`:
-    the file that --config names; `drop_ins`: those of --config-dir (`config_dir`) in the kubelet's
-    order. `k3s_files`: the configuration files of k3s or RKE2 in their order, below `k3s_folder`,
-    which is "" for other kubelets."""
+    `unit`: the systemd service that runs it. `argv`: the kubelet's command line; for k3s, whose
+    kubelet has none, the flags in its files. `environment_files`: the existing EnvironmentFiles of
+    the unit. `config`: the file of --config. `drop_ins`: the files in --config-dir (`config_dir`),
+    in the kubelet's order. `k3s_files`: the configuration files of k3s or RKE2 in their order,
+    below `k3s_folder`, which is "" for other kubelets."""
 
     unit: Unit
     argv: tuple[str, ...]
@@ -85,8 +85,8 @@ def configured(kubelet: ObservedKubelet) -> str:
 
 
 def changes(kubelet: ObservedKubelet, endpoint: str) -> tuple[FileChange, ...]:
-    """The files with which the kubelet uses this endpoint after a restart; none where it does.
-    Raises EndpointError."""
+    """The changes of files after which a restarted kubelet uses this endpoint; none if it already
+    does. Raises EndpointError."""
     if configured(kubelet) == endpoint:
         return ()
     if kubelet.k3s_folder:
@@ -100,9 +100,9 @@ def changes(kubelet: ObservedKubelet, endpoint: str) -> tuple[FileChange, ...]:
     return (_unit_change(kubelet.unit, endpoint, appended=True),)
 
 
-def taken_back(text: str, ours: str, former: str) -> str:
-    """A text that others changed meanwhile: where it names our endpoint, it names the former."""
-    return text.replace(ours, former)
+def reverted(text: str, endpoint: str, former: str) -> str:
+    """The text of a file that others changed since the installation, with the former endpoint."""
+    return text.replace(endpoint, former)
 
 
 def _url(endpoint: str) -> str:
@@ -123,7 +123,7 @@ def _object(file: TextFile) -> Mapping[str, Any]:
 
 
 def _with_flag(text: str, endpoint: str) -> str:
-    """Replaces the flag's value wherever it is given, except in comments."""
+    """The text with this value for each occurrence of the flag, except in comments."""
     return "".join(
         line
         if line.lstrip().startswith(("#", ";"))
@@ -143,27 +143,28 @@ def _flag_changes(kubelet: ObservedKubelet, endpoint: str) -> tuple[FileChange, 
         if (text := _with_flag(file.text, endpoint)) != file.text
     ]
     unit = kubelet.unit
-    in_unit = any(_GIVEN.search(value) for value in _started(unit))
+    in_unit = any(_GIVEN.search(value) for value in _values_with_flags(unit))
     if in_unit:
         found.append(_unit_change(unit, endpoint))
     if not found:
         raise EndpointError(
-            f"{unit.name}: the kubelet has the flag --{FLAG}, but neither the unit nor a file that "
-            f"it names gives it: change it to {endpoint} where this kubelet is started"
+            f"{unit.name}: the kubelet has the flag --{FLAG}, but neither the unit nor its "
+            f"environment files contain it: change it to {endpoint} where this kubelet is started"
         )
     return tuple(found)
 
 
-def _started(unit: Unit) -> Iterator[str]:
+def _values_with_flags(unit: Unit) -> Iterator[str]:
     yield from unit.values("ExecStart")
     yield from unit.environment.values()
 
 
 def _unit_change(unit: Unit, endpoint: str, *, appended: bool = False) -> FileChange:
-    """A drop-in with the changed values of the unit; `appended`: the flag is new."""
+    """A drop-in with the changed values of the unit. `appended`: the command line has no such flag
+    yet."""
     commands = unit.values("ExecStart")
     if len(commands) != 1:
-        raise EndpointError(f"{unit.name}: has {len(commands)} values of ExecStart, not one")
+        raise EndpointError(f"{unit.name}: ExecStart has {len(commands)} values, not one")
     command = _with_flag(commands[0], endpoint)
     if appended:
         program = (unitfiles.words(command) or [""])[0].rpartition("/")[2]
@@ -207,7 +208,7 @@ def _drop_in_change(kubelet: ObservedKubelet, endpoint: str) -> FileChange:
 
 
 def _config_change(config: TextFile, endpoint: str) -> FileChange:
-    """Edits one line, so that comments and order stay; JSON is written anew."""
+    """Edits one line, so that comments and order stay; of JSON, the whole file is written."""
     content = _object(config)
     wanted = {**content, FIELD: endpoint}
     line = f"{FIELD}: {endpoint}"
@@ -219,10 +220,10 @@ def _config_change(config: TextFile, endpoint: str) -> FileChange:
         text = config.text.rstrip("\n") + f"\n{line}\n"
     change = _edited(config, text)
     try:
-        right = documents.parse(text) == wanted
+        is_edited = documents.parse(text) == wanted
     except DocumentError:
-        right = False
-    if not right:
+        is_edited = False
+    if not is_edited:
         raise EndpointError(f"{config.path}: can't be edited safely: set {line} there")
     return change
 

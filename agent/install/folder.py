@@ -1,8 +1,9 @@
-"""The folder of a version: interpreter, libraries and Topolet, copied from this process's own.
+"""The folder of a version: the interpreter of this process, its libraries and Topolet, copied.
 
-Nothing in it depends on the host's Python or C library: the program is started by its own dynamic
-loader, which finds every shared library in the folder. `bin` and `lib` are folders whose files
-SELinux's policies let services execute (file_contexts: /opt/.../bin, /opt/.../lib).
+The copy does not depend on the host's Python or C library: its own dynamic loader starts the
+program, and finds every shared library in the folder. The folders are called `bin` and `lib`,
+because SELinux policies let services execute files in them (file_contexts: /opt/.../bin,
+/opt/.../lib).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import agent
 
 PROGRAM: Final = "topolet"
 VERSION: Final = re.compile(r"[0-9][\w.+]*-[0-9a-f]{8}(\.unfinished)?")
-"""The names of folders that are made here."""
+"""The names of folders of versions."""
 _DISTRIBUTION: Final = "topolet"
 _PACKAGES: Final = "packages"
 _LEFT_OUT: Final = frozenset(
@@ -35,7 +36,7 @@ _LEFT_OUT: Final = frozenset(
         *("pydoc_data", "site-packages", "dist-packages"),
     }
 )
-"""Folders of a standard library that no command uses."""
+"""Folders of the standard library that no command needs."""
 _LEFT_OUT_MODULES: Final = ("_test", "_ctypes_test", "_tkinter", "_xx", "xxlimited")
 _ELF: Final = b"\x7fELF"
 _PT_INTERP: Final = 3
@@ -60,8 +61,8 @@ class FolderError(RuntimeError):
 
 
 def version() -> str:
-    """The version of Topolet, and a digest of its files and its Python: an image of the same
-    version with other content has another folder."""
+    """The name of the folder: the version of Topolet, and a digest of its files and its Python, so
+    that images of the same version with different files have different folders."""
     found = hashlib.sha256(sys.version.encode())
     package = _package()
     for path in sorted(package.rglob("*")):
@@ -71,7 +72,7 @@ def version() -> str:
 
 
 def stage(folder: str) -> None:
-    """Makes the folder, unless it is there; it appears as a whole. Raises OSError, FolderError."""
+    """Makes the folder atomically, unless it exists. Raises OSError, FolderError."""
     if os.path.isdir(folder):
         return
     unfinished = Path(f"{folder}.unfinished")
@@ -128,7 +129,7 @@ def _copy_packages(target: Path) -> None:
     own = importlib.metadata.distribution(_DISTRIBUTION)
     for distribution in (own, *_required(_DISTRIBUTION, set())):
         for file in distribution.files or ():
-            # An editable installation has files of its own beside its metadata.
+            # Of Topolet itself only the metadata: an editable installation lists other files.
             metadata = file.parts[0].endswith(".dist-info")
             if ".." not in file.parts and (distribution is not own or metadata):
                 copied = target / file
@@ -187,13 +188,13 @@ def _libraries(loader: Path, programs: Iterable[Path]) -> set[Path]:
         if listed.returncode:
             raise FolderError(f"{loader} --list {program}: {listed.stderr.strip()[-200:]}")
         if missing := re.search(r"(\S+) => not found", listed.stdout):
-            raise FolderError(f"{program}: {missing[1]} is not there")
+            raise FolderError(f"{program}: the library {missing[1]} is missing")
         found.update(map(Path, _LOADED.findall(listed.stdout)))
     return {each for each in found if each.name != loader.name}
 
 
 def _compile(folder: Path) -> None:
-    """What has no bytecode: a service can't write it."""
+    """Compiles each module that has no bytecode: the service can't write to its folder."""
     for source in folder.rglob("*.py"):
         compiled = Path(importlib.util.cache_from_source(str(source)))
         if not compiled.exists():

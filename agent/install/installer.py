@@ -1,6 +1,5 @@
-"""Executes the steps of a plan on the host. Before each change the journal has it; when a step
-fails, all changes of the run are taken back, and so they are by the next run after a kill.
-"""
+"""Executes the steps of a plan on the host. Each change is journalled before it is made. When a
+step fails, all changes of the run are undone; after a kill, the next run undoes them."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from agent.install.tree import FileState, HostTree, TreeError
 
 
 class InstallError(RuntimeError):
-    """A step failed. `undone`: everything is as before; otherwise the message says what is not."""
+    """A step failed. `undone`: every change is undone; otherwise the message says which is not."""
 
     def __init__(self, message: str, *, undone: bool) -> None:
         super().__init__(message)
@@ -28,7 +27,7 @@ class InstallError(RuntimeError):
 
 
 class Installer:
-    """`stage` copies the interpreter to a version's folder. `say` reports each step."""
+    """`stage` copies the interpreter to a version's folder. `report` reports each step."""
 
     def __init__(
         self,
@@ -36,36 +35,36 @@ class Installer:
         command: HostCommand,
         checks: Checks,
         stage: Callable[[str], None],
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._tree = tree
         self._command = command
         self._checks = checks
         self._stage = stage
-        self._say = say
+        self._report = report
         self._before: Sequence[RuntimeContainer] = ()
 
     def present(self, paths: Sequence[str]) -> Mapping[str, FileState]:
-        """Raises OSError, TreeError."""
+        """The state of these files. Raises OSError, TreeError."""
         return {path: self._tree.state(path) for path in paths}
 
     def recover(self) -> bool:
-        """Takes back what a run has begun and not finished. Whether there was such a run. Raises
-        InstallError, InstallJournalError, OSError."""
+        """Undoes the changes of an earlier run that did not finish. Returns whether there was one.
+        Raises InstallError, InstallJournalError, OSError."""
         journal = journals.read(self._tree)
         if journal is None or journal.finished:
             return False
-        self._say("an earlier run did not finish: its changes are taken back")
-        self._take_back(journal)
+        self._report("an earlier run did not finish: undoing its changes")
+        self._undo(journal)
         return True
 
     def install(self, steps: Sequence[Step], unit: str, runtime: str) -> None:
-        """After `recover`. Raises InstallError; then everything is as before, if that is
-        possible."""
+        """Executes the steps; call `recover` before. Raises InstallError, after it has undone every
+        change that it could."""
         journal = journals.read(self._tree) or InstallJournal(unit, runtime)
         journal = msgspec.structs.replace(journal, unit=unit, runtime=runtime)
         try:
-            # A copied interpreter is removed too, although it is not a change that is journalled.
+            # With a journal, a killed run is recovered, which also removes the copied interpreter.
             journals.write(self._tree, journal)
             self._before = self._checks.running(runtime)
             for step in steps:
@@ -73,20 +72,20 @@ class Installer:
                     pending = plan.merged(journal.pending, [step.change])
                     journal = msgspec.structs.replace(journal, pending=pending)
                     journals.write(self._tree, journal)
-                self._do(step, runtime)
+                self._execute(step, runtime)
             installed = plan.merged(journal.installed, journal.pending)
             journals.write(self._tree, InstallJournal(unit, runtime, installed))
         except (CheckError, FolderError, TreeError, OSError) as error:
-            self._say(f"failed: {error}")
-            self._take_back(journal)
+            self._report(f"failed: {error}")
+            self._undo(journal)
             raise InstallError(f"{error}; everything is as before", undone=True) from error
         try:
             self._remove_versions()
         except OSError as error:
-            self._say(f"a version that is not used stays: {error}")
+            self._report(f"an unused version could not be removed: {error}")
 
     def remove(self) -> bool:
-        """Takes every installation back. False where nothing is installed. Raises InstallError,
+        """Undoes all installations. Returns False if nothing is installed. Raises InstallError,
         InstallJournalError, OSError."""
         journal = journals.read(self._tree)
         if journal is None:
@@ -94,26 +93,28 @@ class Installer:
         changes = plan.merged(journal.installed, journal.pending)
         journal = InstallJournal(journal.unit, journal.runtime, pending=changes, removes=True)
         journals.write(self._tree, journal)
-        self._take_back(journal)
+        self._undo(journal)
         return True
 
     def undo_steps(self, journal: InstallJournal, changes: Sequence[FileChange]) -> Sequence[Step]:
-        """Raises OSError, TreeError."""
+        """The steps that undo these changes. Raises OSError, TreeError."""
         present = self.present([each.path for each in changes])
         return plan.undo(changes, present, journal.unit, journal.runtime)
 
-    def _take_back(self, journal: InstallJournal) -> None:
-        """Undoes the pending changes. Raises InstallError, and then the journal keeps them."""
+    def _undo(self, journal: InstallJournal) -> None:
+        """Undoes the pending changes of the journal, and removes them from it. Raises InstallError;
+        then the journal keeps them."""
         try:
             if journal.pending:
-                # What runs when the kubelet goes back: a container that ended before can't return.
+                # Containers that ended earlier can't run again: only those that run now are
+                # compared.
                 self._before = self._checks.running(journal.runtime)
             for step in self.undo_steps(journal, journal.pending):
-                self._do(step, journal.runtime)
+                self._execute(step, journal.runtime)
         except (CheckError, TreeError, OSError) as error:
             raise InstallError(
-                f"not everything could be taken back: {error}; what is left is in {journals.PATH}, "
-                "and `topolet install-proxy --undo` tries again",
+                f"not every change could be undone: {error}; the rest is in {journals.PATH}, and "
+                "`topolet install-proxy --undo` tries again",
                 undone=False,
             ) from error
         self._remove_versions()
@@ -123,9 +124,9 @@ class Installer:
         else:
             journals.write(self._tree, msgspec.structs.replace(journal, pending=()))
 
-    def _do(self, step: Step, runtime: str) -> None:
+    def _execute(self, step: Step, runtime: str) -> None:
         """Raises CheckError, TreeError, OSError."""
-        self._say(str(step))
+        self._report(str(step))
         match step:
             case plan.CopyVersion():
                 self._stage(step.version)
@@ -141,8 +142,9 @@ class Installer:
                 )
 
     def _remove_versions(self) -> None:
-        """All but the linked one, only when no change is left that names another. Other folders
-        there, such as a virtual environment, are not ours."""
+        """Removes the folders of all versions but the linked one. To be called when no pending
+        change names another version. Other folders there, such as a virtual environment, are not
+        Topolet's."""
         linked = self._tree.state(plan.CURRENT).link
         for name in self._tree.names(plan.FOLDER):
             if name != linked and folder.VERSION.fullmatch(name):

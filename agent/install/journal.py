@@ -1,4 +1,4 @@
-"""What `topolet install-proxy` changed on this host, written before each change."""
+"""The changes of `topolet install-proxy` on this host, written before each change is made."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class InstallJournalError(ValueError):
 
 
 class InstallJournal(msgspec.Struct, frozen=True):
-    """`unit`: the kubelet's service; `runtime`: the endpoint behind the proxy. `installed`: the
-    changes of installations that were finished, from before the first; `pending`: those that a run
-    has begun and not finished, which are taken back next. `removes`: the run takes everything
-    back."""
+    """`unit`: the kubelet's service. `runtime`: the endpoint of the runtime to which the proxy
+    connects. `installed`: the changes of all finished installations, each from the state before
+    the first. `pending`: the changes of a run that has not finished, which are undone next.
+    `removes`: that run undoes all installations."""
 
     unit: str
     runtime: str
@@ -31,7 +31,7 @@ class InstallJournal(msgspec.Struct, frozen=True):
 
     @property
     def finished(self) -> bool:
-        """Whether the last run was: an installation of nothing is not."""
+        """Whether the last run finished an installation."""
         return bool(self.installed) and not self.pending and not self.removes
 
 
@@ -49,11 +49,11 @@ def read(tree: HostTree) -> InstallJournal | None:
 def write(tree: HostTree, journal: InstallJournal) -> None:
     """Durably. Raises OSError."""
     text = msgspec.json.format(msgspec.json.encode(journal)).decode() + "\n"
-    # It holds copies of files that may be root's alone.
+    # It contains copies of files that only root may be allowed to read.
     tree.put(PATH, FileState(text, mode=0o600))
 
 
 def remove(tree: HostTree) -> None:
-    """Also its folder, unless it holds other files."""
+    """Removes the journal, and its folder if that is empty then."""
     tree.put(PATH, FileState())
     tree.remove_empty(FOLDER)

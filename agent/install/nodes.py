@@ -1,8 +1,9 @@
-"""`topolet uninstall-nodes`: takes back what Topolet changed on all nodes, by a pod on each.
+"""The removal of Topolet from all nodes (`topolet uninstall-nodes`), by a pod on each node.
 
 The DaemonSets of the agents are deleted first, so that no controller starts an agent again. Then
-each node gets a pod that runs `topolet uninstall-node`, some nodes at once, as soon as its agent
-has ended. A node has a deadline of its own, and all have one together: what is left then is listed.
+each node, some nodes at a time, gets a pod that runs `topolet uninstall-node`, as soon as its agent
+has ended. Each node has a deadline, and so have all nodes together. Nodes on which something is
+left are listed.
 """
 
 from __future__ import annotations
@@ -29,31 +30,33 @@ _POLL_SECONDS: Final = 1.0
 _ENDED: Final = ("Succeeded", "Failed")
 
 
-class Excluded(msgspec.Struct, frozen=True):
-    """A label of a node that belongs to another pool."""
+class ExcludedLabel(msgspec.Struct, frozen=True):
+    """A label that the nodes of a pool must not have."""
 
     key: str
     value: str
 
 
 class NodePool(msgspec.Struct, frozen=True, rename="camel"):
-    """One DaemonSet of agents, and the pod (`metadata`, `spec`) that takes a node of it back.
-    `remark` is printed with its nodes: what a person has to do there."""
+    """The nodes of one DaemonSet of agents. `pod`: `metadata` and `spec` of the pod that removes
+    Topolet from a node of the pool. `remark`: what a person has to do on the nodes; it is printed
+    with each."""
 
     daemon_set: str
     node_selector: dict[str, str]
-    excluded: tuple[Excluded, ...]
+    excluded: tuple[ExcludedLabel, ...]
     pod: dict[str, Any]
     remark: str = ""
 
-    def has(self, labels: Mapping[str, str]) -> bool:
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels is in the pool."""
         return self.node_selector.items() <= labels.items() and not any(
             labels.get(each.key) == each.value for each in self.excluded
         )
 
 
 class NodePools(msgspec.Struct, frozen=True):
-    """The file that the chart writes."""
+    """The pools of the chart, as it writes them for the command."""
 
     namespace: str
     pools: tuple[NodePool, ...]
@@ -72,8 +75,8 @@ class ClusterNode(msgspec.Struct, frozen=True):
 
 
 class NodePod(msgspec.Struct, frozen=True):
-    """A pod of Topolet on a node. `message`: the last lines of a container that failed, or why it
-    waits."""
+    """A pod of Topolet on a node. `message`: the last lines of a container that failed, or why a
+    container waits."""
 
     name: str
     node: str
@@ -83,7 +86,8 @@ class NodePod(msgspec.Struct, frozen=True):
 
 
 class RemovalLimits(msgspec.Struct, frozen=True):
-    """Nodes at once, the time of each, and the time of all."""
+    """`at_once`: the number of nodes at the same time. `node_seconds`: the longest time of each.
+    `whole_seconds`: the longest time of all."""
 
     at_once: int
     node_seconds: float
@@ -94,14 +98,12 @@ class NodeState(enum.Enum):
     WAITING = "waiting"
     BEGUN = "begun"
     DONE = "done"
-    LEFT = "left"
-
-
-_GOING: Final = (NodeState.WAITING, NodeState.BEGUN)
+    FAILED = "failed"
 
 
 class NodeProgress(msgspec.Struct):
-    """How far one node is. `problem` is empty unless something is left on it."""
+    """The progress on one node. `pool` None: no pool selects the node. `created`: this run has
+    created the node's pod. `problem`: why something is left on the node, "" otherwise."""
 
     node: str
     pool: NodePool | None
@@ -112,23 +114,23 @@ class NodeProgress(msgspec.Struct):
 
 
 class PodChange(msgspec.Struct, frozen=True):
-    """The node's pod is created from the pool, or this one is deleted."""
+    """What is to be done for a node: create its pod from a pool, or delete a pod."""
 
     record: NodeProgress
     create: NodePool | None = None
     delete: NodePod | None = None
 
 
-def records(
+def nodes_to_clean(
     nodes: Sequence[ClusterNode], pools: Sequence[NodePool], pods: Iterable[NodePod]
 ) -> list[NodeProgress]:
-    """The nodes that Topolet was on: those with a pod of an agent or with labels of one. Ready
-    nodes come first: the others may take their whole time."""
+    """The nodes on which Topolet runs or ran: they have an agent's pod, or labels that an agent
+    wrote. Ready nodes come first, because each of the others may take its whole time."""
     occupied = {each.node for each in pods if each.node}
     ours = [each for each in nodes if each.reported or each.name in occupied]
     ours.sort(key=lambda each: (not each.ready, each.name))
     return [
-        NodeProgress(each.name, next((pool for pool in pools if pool.has(each.labels)), None))
+        NodeProgress(each.name, next((pool for pool in pools if pool.selects(each.labels)), None))
         for each in ours
     ]
 
@@ -136,7 +138,8 @@ def records(
 def steps(
     found: Sequence[NodeProgress], pods: Sequence[NodePod], limits: RemovalLimits, now: float
 ) -> Iterator[PodChange]:
-    """Moves each record on, and yields what is to be done for it."""
+    """Advances the state of each node in `found`, and yields what is to be done. `pods`: the
+    present pods of Topolet. `now`: the time of the same clock as `begun_at`."""
     agents = {each.node for each in pods if each.component == AGENT}
     ours = {each.node: each for each in pods if each.component == UNINSTALL}
     for each in found:
@@ -147,7 +150,7 @@ def steps(
         if each.state is not NodeState.WAITING or free <= 0:
             continue
         if each.pool is None:
-            each.state, each.problem = NodeState.LEFT, "it belongs to no pool of the release"
+            each.state, each.problem = NodeState.FAILED, "no pool of the release selects it"
             continue
         each.state, each.begun_at = NodeState.BEGUN, now
         free -= 1
@@ -159,21 +162,21 @@ def _step(
 ) -> Iterator[PodChange]:
     if pod is not None and record.created and pod.phase in _ENDED:
         succeeded = pod.phase == "Succeeded"
-        record.state = NodeState.DONE if succeeded else NodeState.LEFT
+        record.state = NodeState.DONE if succeeded else NodeState.FAILED
         record.problem = "" if succeeded else pod.message or "its pod failed"
         yield PodChange(record, delete=pod)
     elif now - record.begun_at >= limits.node_seconds:
-        record.state, record.problem = NodeState.LEFT, _unanswered(agent, pod, limits)
+        record.state, record.problem = NodeState.FAILED, _timeout_problem(agent, pod, limits)
         if pod is not None:
             yield PodChange(record, delete=pod)
     elif pod is not None and not record.created:
-        # An earlier run's: it may have ended with what this run is to try again.
+        # The pod of an earlier run: it may have failed at what this run has to try again.
         yield PodChange(record, delete=pod)
     elif not agent and not record.created:
         yield PodChange(record, create=record.pool)
 
 
-def _unanswered(agent: bool, pod: NodePod | None, limits: RemovalLimits) -> str:
+def _timeout_problem(agent: bool, pod: NodePod | None, limits: RemovalLimits) -> str:
     after = f"after {limits.node_seconds:.0f} s"
     if agent:
         return f"its agent has not ended {after}"
@@ -182,8 +185,12 @@ def _unanswered(agent: bool, pod: NodePod | None, limits: RemovalLimits) -> str:
     return f"its pod is {pod.phase} {after}" + (f": {pod.message}" if pod.message else "")
 
 
+def _unfinished(found: Sequence[NodeProgress]) -> list[NodeProgress]:
+    return [each for each in found if each.state in (NodeState.WAITING, NodeState.BEGUN)]
+
+
 def node_pod(pool: NodePool, node: str) -> dict[str, Any]:
-    """The pod of one node. It names its node, so that it also runs on one that is cordoned."""
+    """The pod for one node. It names the node, so that it also runs on a cordoned node."""
     pod = copy.deepcopy(pool.pod)
     pod["metadata"] = {**pod["metadata"], "generateName": f"topolet-{UNINSTALL}-"}
     pod["spec"]["nodeName"] = node
@@ -191,15 +198,15 @@ def node_pod(pool: NodePool, node: str) -> dict[str, Any]:
 
 
 class ClusterRemoval:
-    """`say` reports what was done; `left` has a record of each node on which something is left.
-    `clock` and `pause` are those of `time`."""
+    """`report` is called with a line for what was done. `left`: the nodes on which something is
+    left. `clock`, `pause`: `time.monotonic` and `time.sleep`."""
 
     def __init__(
         self,
         transport: Transport,
         pools: NodePools,
         limits: RemovalLimits,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -207,29 +214,29 @@ class ClusterRemoval:
         self._transport = transport
         self._pools = pools
         self._limits = limits
-        self._say = say
+        self._report = report
         self._clock = clock
         self._pause = pause
         self._core = f"/api/v1/namespaces/{segment(pools.namespace)}/pods"
 
     def run(self) -> bool:
-        """Whether nothing is left on any node. Raises KubeError for a request before the first node
-        is begun."""
+        """Removes Topolet from all nodes. Returns whether nothing is left on any. Raises KubeError
+        for a request that fails before the first node is begun."""
         end = self._clock() + self._limits.whole_seconds
-        found = records(self._nodes(), self._pools.pools, self._pods())
-        self._say(f"{len(found)} nodes have something of Topolet")
+        found = nodes_to_clean(self._nodes(), self._pools.pools, self._pods())
+        self._report(f"Topolet runs, or ran, on {len(found)} of the nodes")
         for pool in self._pools.pools:
             self._delete_daemon_set(pool.daemon_set)
         ended: set[str] = set()
-        while (going := [each for each in found if each.state in _GOING]) and self._clock() < end:
+        while (going := _unfinished(found)) and self._clock() < end:
             try:
                 self._pass(found)
             except KubeError as error:
-                self._say(f"this is tried again: {error}")
+                self._report(f"will be tried again: {error}")
             for each in found:
                 if each.state is NodeState.DONE and each.node not in ended:
                     ended.add(each.node)
-                    self._say_done(each)
+                    self._report_done(each)
             self._pause(_POLL_SECONDS)
         if going:
             self._stop(going)
@@ -247,24 +254,26 @@ class ClusterRemoval:
         try:
             self._transport.create(self._core, node_pod(pool, record.node))
         except (errors.ForbiddenError, errors.RejectedError) as error:
-            record.state, record.problem = NodeState.LEFT, str(error)
+            record.state, record.problem = NodeState.FAILED, str(error)
         else:
             record.created = True
 
-    def _say_done(self, record: NodeProgress) -> None:
+    def _report_done(self, record: NodeProgress) -> None:
         remark = f", but {record.pool.remark}" if record.pool and record.pool.remark else ""
-        self._say(f"node {record.node}: nothing of Topolet is left{remark}")
+        self._report(f"node {record.node}: nothing of Topolet is left{remark}")
 
     def _stop(self, going: Sequence[NodeProgress]) -> None:
         for each in going:
-            word = "begun" if each.state is NodeState.WAITING else "ended"
-            each.problem = f"not {word} in the {self._limits.whole_seconds:.0f} s of all nodes"
+            what = "begin" if each.state is NodeState.WAITING else "end"
+            each.problem = (
+                f"it did not {what} in the {self._limits.whole_seconds:.0f} s of all nodes"
+            )
         try:
             for pod in self._pods():
                 if pod.component == UNINSTALL:
                     self._delete_pod(pod)
         except KubeError as error:
-            self._say(f"pods of nodes that have not ended may be left: {error}")
+            self._report(f"pods of `topolet uninstall-node` may be left: {error}")
 
     def _nodes(self) -> list[ClusterNode]:
         return wire.listed("/api/v1/nodes", {}, self._transport.get, _node).found
@@ -274,8 +283,8 @@ class ClusterRemoval:
         return wire.listed(self._core, query, self._transport.get, _pod).found
 
     def _delete_pod(self, pod: NodePod) -> None:
-        """One that runs ends by itself, and takes back a step that is half done. Nobody waits for
-        the kubelet of another."""
+        """Deletes a pod. A running one gets its grace period, in which it undoes a step that is
+        half done; any other is deleted at once, without waiting for its kubelet."""
         query = {} if pod.phase == "Running" else {"gracePeriodSeconds": 0}
         with contextlib.suppress(errors.NotFoundError):
             self._transport.request("DELETE", f"{self._core}/{segment(pod.name)}", query)

@@ -22,16 +22,17 @@ _K3S: Final = {
     "rke2-server.service": "/etc/rancher/rke2",
     "rke2-agent.service": "/etc/rancher/rke2",
 }
-"""The folder of the configuration of programs that start or contain a kubelet, by their service."""
+"""The configuration folder of k3s and RKE2, which contain a kubelet, by their services."""
 
 
 class ObservationError(ValueError):
-    """The kubelet can't be determined; the message says what to do."""
+    """The kubelet, or the way it is started, can't be determined; the message says what to do."""
 
 
 def kubelet(tree: HostTree, own_group: str | None) -> ObservedKubelet:
-    """The node's running kubelet. `own_group`: the root of this process's cgroup namespace. Raises
-    ObservationError, TreeError, DocumentError, ConfigurationError, OSError."""
+    """How the node's running kubelet is started and configured. `own_group`: the root of this
+    process's cgroup namespace. Raises ObservationError, TreeError, DocumentError,
+    ConfigurationError, OSError."""
     proc = tree.path("/proc")
     found = kubelet_process.find(proc, own_group)
     if found.doubts:
@@ -111,7 +112,7 @@ def _drop_ins(tree: HostTree, folder: str) -> list[TextFile]:
         if tree.is_folder(path):
             found += _drop_ins(tree, path)
         elif name.endswith(".conf") and (file := tree.file(path)):
-            # By the path in the folder, which decides about the order.
+            # With the path in this folder, not the target of a link: the path determines the order.
             found.append(TextFile(path, file.state))
     return found
 

@@ -1,8 +1,8 @@
-"""The steps that put the proxy between a kubelet and its runtime, and those back.
+"""The steps that put the proxy between a kubelet and its runtime, and the steps that undo them.
 
-In this order the kubelet finds a runtime at every moment, also if it restarts by itself: the proxy
-serves before a file of the kubelet names its socket, and is stopped only after the kubelet has left
-it. Restarts of a kubelet do not touch its containers.
+Their order ensures that the kubelet has a runtime at every moment, even if it restarts by itself:
+the proxy serves before a file of the kubelet names its socket, and is stopped only after the
+kubelet uses the runtime directly. A restart of the kubelet does not affect its containers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent.kubelet.configuration import flags
 
 FOLDER: Final = "/opt/topolet"
 CURRENT: Final = f"{FOLDER}/current"
-"""A link to the folder of the version that runs."""
+"""The link to the folder of the installed version."""
 SERVICE: Final = "topolet-proxy.service"
 SOCKET: Final = "topolet-proxy.socket"
 _UNITS: Final = "/etc/systemd/system"
@@ -33,11 +33,11 @@ _WANTED: Final = {
     f"{_UNITS}/multi-user.target.wants/{SERVICE}": SERVICE_FILE,
 }
 OWN_FILES: Final = (CURRENT, SOCKET_FILE, SERVICE_FILE, SERVICE_DROP_IN, *_WANTED, CRICTL)
-"""All other files that change are the kubelet's."""
+"""The files of Topolet. All other files that an installation changes are the kubelet's."""
 
 
 class CopyVersion(msgspec.Struct, frozen=True, tag=True):
-    """Copies interpreter and libraries to FOLDER/VERSION, unless they are there."""
+    """Copies the interpreter and its libraries to FOLDER/VERSION, unless that folder exists."""
 
     version: str
 
@@ -76,7 +76,7 @@ class AwaitProxy(msgspec.Struct, frozen=True, tag=True):
 
 
 class AwaitKubelet(msgspec.Struct, frozen=True, tag=True):
-    """Waits until the kubelet runs, and compares the running containers with those before."""
+    """Waits until the kubelet runs, and checks that the containers which ran before still run."""
 
     unit: str
     through_proxy: bool
@@ -91,8 +91,9 @@ _RELOAD: Final = Systemctl(("daemon-reload",))
 
 
 class ObservedNode(msgspec.Struct, frozen=True):
-    """`own`: the present OWN_FILES. `proxy`: the unit of a proxy that is there, `proxy_active`
-    whether it runs. `runtime`: the endpoint that an earlier installation noted, or ""."""
+    """`own`: the state of the OWN_FILES. `proxy`: the unit of the proxy, and `proxy_active` whether
+    it runs. `runtime`: the runtime endpoint in the journal of an earlier installation, "" without
+    one."""
 
     kubelet: ObservedKubelet
     own: Mapping[str, FileState] = {}
@@ -102,7 +103,8 @@ class ObservedNode(msgspec.Struct, frozen=True):
 
 
 def runtime_endpoint(node: ObservedNode) -> str:
-    """The runtime that is behind the proxy, or will be. Raises EndpointError."""
+    """The endpoint of the runtime to which the proxy connects, or will connect. Raises
+    EndpointError."""
     used = endpoint.configured(node.kubelet)
     if used != PROXY_ENDPOINT:
         return used
@@ -112,16 +114,16 @@ def runtime_endpoint(node: ObservedNode) -> str:
         if found := flags(words(command)).get("runtime-endpoint"):
             return found
     raise EndpointError(
-        f"{node.kubelet.unit.name}: the kubelet uses {PROXY_ENDPOINT}, and nothing says which "
-        "runtime is behind it: name it with --runtime-endpoint"
+        f"{node.kubelet.unit.name}: the kubelet uses {PROXY_ENDPOINT}, and neither the journal nor "
+        "the proxy's unit names the runtime: name it with --runtime-endpoint"
     )
 
 
 def install(
     node: ObservedNode, version: str, runtime: str, units: Mapping[str, str]
 ) -> tuple[Step, ...]:
-    """No steps where nothing is to be changed. `units`: the texts of SERVICE and SOCKET. Raises
-    EndpointError."""
+    """The steps of an installation, none if nothing has to change. `units`: the texts of SERVICE
+    and SOCKET. Raises EndpointError."""
     if not runtime.startswith("unix:///"):
         raise EndpointError(f"the runtime's endpoint {runtime!r} is not a unix socket")
     own = [
@@ -153,40 +155,42 @@ def undo(
     unit: str,
     runtime: str,
 ) -> tuple[Step, ...]:
-    """Takes these changes back, whichever of them were made. A file that others changed meanwhile
-    only loses our endpoint, and one of ours is removed."""
-    back = []
+    """The steps that undo these changes, whether or not each of them was made. `present`: the
+    present state of the files. In a file of the kubelet that others changed since, only the
+    endpoint is changed; a file of Topolet gets its former state."""
+    reverse = []
     for change in reversed(changes):
         now = present.get(change.path, ABSENT)
-        back.append(FileChange(change.path, now, former(change, now, runtime)))
-    kubelet = [each for each in back if each.path not in OWN_FILES]
-    own = [each for each in back if each.path in OWN_FILES]
+        reverse.append(FileChange(change.path, now, former(change, now, runtime)))
+    kubelet = [each for each in reverse if each.path not in OWN_FILES]
+    own = [each for each in reverse if each.path in OWN_FILES]
     steps: list[Step] = [Put(each) for each in kubelet if each.before != each.after]
     if kubelet:
         steps += _restarted(unit, kubelet, through_proxy=False)
-    leaves = any(each.path == SOCKET_FILE and each.after.absent for each in own)
-    if leaves and not present.get(SOCKET_FILE, ABSENT).absent:
+    removes_proxy = any(each.path == SOCKET_FILE and each.after.absent for each in own)
+    if removes_proxy and not present.get(SOCKET_FILE, ABSENT).absent:
         steps.append(Systemctl(("stop", SOCKET, SERVICE)))
     steps += [Put(each) for each in own if each.before != each.after]
     if _of_systemd(own):
         steps.append(_RELOAD)
-    if own and not leaves and not present.get(SERVICE_FILE, ABSENT).absent:
+    if own and not removes_proxy and not present.get(SERVICE_FILE, ABSENT).absent:
         steps += [Systemctl(("restart", SERVICE)), AwaitProxy()]
     return tuple(steps)
 
 
 def former(change: FileChange, now: FileState, runtime: str) -> FileState:
-    """What a changed file becomes when the change is taken back."""
+    """The state of a changed file after the change is undone. `now`: its present state."""
     if now in (change.before, change.after) or change.before.absent or change.path in OWN_FILES:
         return change.before
     if now.text is None:
         return now
-    text = endpoint.taken_back(now.text, PROXY_ENDPOINT, runtime)
+    text = endpoint.reverted(now.text, PROXY_ENDPOINT, runtime)
     return msgspec.structs.replace(now, text=text)
 
 
 def merged(earlier: Iterable[FileChange], later: Iterable[FileChange]) -> tuple[FileChange, ...]:
-    """One change for each file, from before the first to after the last."""
+    """One change for each file, from the state before its first change to the state after its
+    last."""
     found: dict[str, FileChange] = {}
     for each in (*earlier, *later):
         first = found.get(each.path, each)
@@ -197,7 +201,7 @@ def merged(earlier: Iterable[FileChange], later: Iterable[FileChange]) -> tuple[
 def _restarted(unit: str, changes: Sequence[FileChange], *, through_proxy: bool) -> Iterator[Step]:
     if _of_systemd(changes):
         yield _RELOAD
-    # A kubelet that failed too often is not started otherwise.
+    # systemd does not start a unit that failed too often.
     yield Systemctl(("reset-failed", unit))
     yield Systemctl(("restart", unit))
     yield AwaitKubelet(unit, through_proxy)
@@ -215,6 +219,6 @@ def _own_files(version: str, runtime: str, units: Mapping[str, str]) -> dict[str
         SERVICE_FILE: FileState(units[SERVICE]),
         SERVICE_DROP_IN: FileState(f"[Service]\nExecStart=\nExecStart={command}\n"),
         **{path: FileState(link=target) for path, target in _WANTED.items()},
-        # crictl without a file tries several sockets. The runtime's own works without the proxy.
+        # Without a file, crictl tries several sockets. The runtime's own works without the proxy.
         CRICTL: FileState(f"runtime-endpoint: {runtime}\nimage-endpoint: {runtime}\n"),
     }

@@ -1,4 +1,4 @@
-"""`topolet install-proxy`: observes this node, plans and installs, or takes everything back."""
+"""The installation of the proxy on a host, and its removal: observe, plan, execute."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ ERRORS: Final = (
 )
 """What an installation and its removal raise."""
 
-Say = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 
-class Prepared(msgspec.Struct, frozen=True):
-    """What an installation does on this node: none of it is done yet."""
+class InstallPlan(msgspec.Struct, frozen=True):
+    """The steps of an installation on this node. `unit`: the kubelet's service. `runtime`: the
+    endpoint to which the proxy connects."""
 
     steps: tuple[Step, ...]
     unit: str
@@ -48,38 +49,38 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class ProxyInstallation:
-    """On the host below `settings.root`. Methods raise ERRORS: LockedError while another one
-    runs."""
+    """The installation on the host below `settings.root`. Methods raise ERRORS; LockedError while
+    another installation or removal runs."""
 
     def __init__(
-        self, settings: InstallSettings, say: Say, command: HostCommand | None = None
+        self, settings: InstallSettings, report: ReportLine, command: HostCommand | None = None
     ) -> None:
         self._settings = settings
         self._tree = HostTree(settings.root)
         self._command = command or host_command(self._tree.root)
-        self._say = say
+        self._report = report
         checks = Checks(
             self._tree, self._command, settings.deadline_seconds, settings.settle_seconds
         )
-        self._installer = Installer(self._tree, self._command, checks, self._stage, say)
+        self._installer = Installer(self._tree, self._command, checks, self._stage, report)
 
     def install(self) -> bool:
-        """Whether anything was changed."""
+        """Installs the proxy. Returns False if nothing had to change."""
         with self._locked():
             recovered = self._installer.recover()
-            prepared = self.prepared()
-            if not prepared.steps:
+            found = self.planned()
+            if not found.steps:
                 return recovered
-            self._installer.install(prepared.steps, prepared.unit, prepared.runtime)
+            self._installer.install(found.steps, found.unit, found.runtime)
             return True
 
     def remove(self) -> bool:
-        """False where nothing is installed."""
+        """Undoes the installation. Returns False if nothing is installed."""
         with self._locked():
             return self._installer.remove()
 
-    def shown(self, *, remove: bool) -> Iterator[str]:
-        """The steps that one of the two would do, with the changes of files."""
+    def described(self, *, remove: bool) -> Iterator[str]:
+        """Lines with the steps of `install`, or of `remove`, and the changes of files."""
         noted = journal.read(self._tree)
         if noted and (remove or not noted.finished):
             changes = plan.merged(noted.installed if remove else (), noted.pending)
@@ -87,26 +88,26 @@ class ProxyInstallation:
         if remove:
             return
         if noted and not noted.finished:
-            yield "then observe the node again, and install"
+            yield "then observe the node again and install"
             return
-        yield from _described(self.prepared().steps)
+        yield from _described(self.planned().steps)
 
     def runtime(self) -> str:
-        """The runtime's endpoint, which the kubelet uses directly or through the proxy."""
+        """The endpoint of the runtime that the kubelet uses, directly or through the proxy."""
         return self._settings.runtime_endpoint or plan.runtime_endpoint(self._observed())
 
-    def prepared(self) -> Prepared:
-        """Observes and decides."""
+    def planned(self) -> InstallPlan:
+        """Observes the node and plans an installation."""
         if not self._tree.is_folder("/run/systemd/system"):
             raise ObservationError(
-                "systemd does not run this host (Talos, for example, starts no service of others): "
-                "topolet nri does the same in the runtime, without a service of the host"
+                "this host is not run by systemd (Talos, for example, starts no further services): "
+                "use topolet nri, which needs no service of the host"
             )
         node = self._observed()
         runtime = self._settings.runtime_endpoint or plan.runtime_endpoint(node)
         units = {name: (_UNITS / name).read_text() for name in (plan.SERVICE, plan.SOCKET)}
         steps = plan.install(node, folder.version(), runtime, units)
-        return Prepared(steps, node.kubelet.unit.name, runtime)
+        return InstallPlan(steps, node.kubelet.unit.name, runtime)
 
     def _observed(self) -> ObservedNode:
         noted = journal.read(self._tree) or InstallJournal("", "")
@@ -128,7 +129,7 @@ class ProxyInstallation:
         Path(top).mkdir(mode=0o755, parents=True, exist_ok=True)
         folder.stage(f"{top}/{version}")
         if Path(self._tree.path(_RESTORECON)).exists():
-            # SELinux: a service may execute the files by the labels of their paths.
+            # With SELinux, a service may execute the files only with the labels for their paths.
             with contextlib.suppress(CheckError):
                 self._command([_RESTORECON, "-R", plan.FOLDER])
 

@@ -1,7 +1,7 @@
 """Files of a host below a root: read as values, and replaced atomically.
 
-The root may be the host's in a container. Absolute links of the host are followed below that root:
-`/var/run` is one on many distributions.
+In a container, the root is the folder where the host's root is mounted. Absolute links, such as
+`/var/run` on many distributions, are followed below that root.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TreeError(ValueError):
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """A text file or a symbolic link. Without `text` and `link`, the file does not exist."""
+    """The state of a path: a text file, a symbolic link, or, without `text` and `link`, nothing."""
 
     text: str | None = None
     link: str | None = None
@@ -42,7 +42,7 @@ ABSENT: Final = FileState()
 
 
 class TextFile(msgspec.Struct, frozen=True):
-    """A file of the host with its path there."""
+    """A file with its path on the host."""
 
     path: str
     state: FileState
@@ -53,14 +53,14 @@ class TextFile(msgspec.Struct, frozen=True):
 
 
 class HostTree:
-    """Paths are the host's, absolute. Methods raise OSError, and TreeError where it is named."""
+    """The files below `root`. Arguments are absolute paths of the host. Methods raise OSError."""
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/") or "/"
 
     def path(self, path: str, *, follow: bool = True) -> str:
-        """The path for this process. `follow`: also a link in its last part. Raises TreeError for a
-        circle of links."""
+        """The path for this process. `follow`: whether a link in the last part is followed. Raises
+        TreeError for too many links."""
         found = self.root
         todo = [part for part in reversed(path.split("/")) if part]
         links = 0
@@ -78,20 +78,20 @@ class HostTree:
                 continue
             links += 1
             if links > _MAX_LINKS:
-                raise TreeError(f"{path}: its links lead in a circle")
+                raise TreeError(f"{path}: too many symbolic links")
             if target.startswith("/"):
                 found = self.root
             todo += [each for each in reversed(target.split("/")) if each]
         return found
 
     def real(self, path: str) -> str:
-        """The host's path without links."""
+        """The path on the host with all links followed. Raises TreeError."""
         found = self.path(path)
         return found if self.root == "/" else found[len(self.root) :] or "/"
 
     def state(self, path: str) -> FileState:
-        """What is at this path; a link is not followed. Raises TreeError for anything but a text
-        file or a link."""
+        """The state of the path; a link is not followed. Raises TreeError for something other than
+        a text file or a link."""
         place = self.path(path, follow=False)
         try:
             found = os.lstat(place)
@@ -108,13 +108,14 @@ class HostTree:
         return FileState(text, None, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
 
     def file(self, path: str) -> TextFile | None:
-        """The text file that this path leads to, with its path without links; None for none."""
+        """The text file at this path, with its path after all links; None without one. Raises
+        TreeError."""
         real = self.real(path)
         state = self.state(real)
         return None if state.text is None else TextFile(real, state)
 
     def put(self, path: str, state: FileState) -> None:
-        """Makes the file so, atomically and durably, with the folders above it."""
+        """Gives the path this state, atomically and durably; makes the folders above it."""
         place = self.path(path, follow=False)
         if state.absent:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -133,7 +134,7 @@ class HostTree:
             os.chown(place, state.uid, state.gid)
 
     def names(self, folder: str) -> list[str]:
-        """Sorted; none for an absent folder."""
+        """The sorted names in a folder; none if it does not exist."""
         try:
             return sorted(os.listdir(self.path(folder)))
         except (FileNotFoundError, NotADirectoryError):
@@ -143,19 +144,19 @@ class HostTree:
         return os.path.isdir(self.path(path))
 
     def remove_folder(self, path: str) -> None:
-        """With everything in it; absent is fine."""
+        """Removes a folder with everything in it, if it exists."""
         place = self.path(path, follow=False)
         if os.path.isdir(place) and not os.path.islink(place):
             shutil.rmtree(place)
 
     def remove_empty(self, path: str) -> None:
-        """Removes a folder that holds nothing."""
+        """Removes a folder, if it is empty."""
         with contextlib.suppress(OSError):
             os.rmdir(self.path(path, follow=False))
 
 
 def _target(path: str) -> str | None:
-    """Of a symbolic link; None for anything else."""
+    """The target of a symbolic link, None if the path is not one."""
     try:
         return os.readlink(path)
     except OSError:

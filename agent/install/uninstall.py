@@ -1,8 +1,9 @@
-"""`topolet uninstall-node`: takes back what Topolet changed on a node, and nothing of others.
+"""The removal of Topolet from a node (`topolet uninstall-node`): undoes what Topolet changed, and
+nothing that others changed.
 
-Each part is done although another one fails, and can be repeated: what could not be done is listed.
-The agent's fields of objects are those that its field manager owns: an apply without them removes
-them, and fields that another manager owns too stay.
+The parts are independent: each is done even if another one fails, can be repeated, and what could
+not be done is listed. Of objects, the fields that the agent's field manager owns are removed, by an
+apply without them; a field that another manager owns too stays.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 from agent.cgroup.outcome import WriteState
 from agent.host.locks import AGENT_LOCK, FRONTEND_LOCK
 from agent.install.checks import CheckError
-from agent.install.proxy import ERRORS, ProxyInstallation, Say
+from agent.install.proxy import ERRORS, ProxyInstallation, ReportLine
 from agent.kube.errors import StoreError
 from agent.kube.objects import Objects
 from agent.kube.transport import FIELD_MANAGER
@@ -37,10 +38,10 @@ _OWN_STATE: Final = (
     AGENT_LOCK,
     "doorbell.sock",
 )
-"""The files that Topolet's processes make in the state folder."""
+"""Files of Topolet's processes in the state folder."""
 _SOCKET: Final = "cri.sock"
-_OF_FRONTENDS: Final = (_SOCKET, FRONTEND_LOCK)
-"""A proxy that stays needs them."""
+_FRONTEND_STATE: Final = (_SOCKET, FRONTEND_LOCK)
+"""Further files there, which a proxy that is not removed needs."""
 _OWN_FOLDERS: Final = {
     "audit": "*.jsonl",
     "containers": "cpus",
@@ -49,13 +50,15 @@ _OWN_FOLDERS: Final = {
     "objects/noderesourcetopology": "*.yaml",
     "objects": "",
 }
-"""Its folders, with the names of the files in and below them. People add pods to the objects."""
+"""Folders of Topolet in the state folder, with the pattern of its files in them. Files of other
+names stay: people may add pods to `objects`."""
 _ERRORS: Final = (*ERRORS, RpcError, SettingsError, StoreError)
 
 
 class NodeRemoval:
-    """`objects`: the API server's; None leaves them as they are. `installation`: None leaves a
-    proxy, and the files that it needs. `say` reports what was done; `left` says what was not."""
+    """`objects`: of the API server; None: they are not changed. `installation`: of the proxy; None:
+    the proxy and its files stay. `report` is called with a line for each part that was done.
+    `left`: a line for everything that is left."""
 
     def __init__(
         self,
@@ -63,17 +66,17 @@ class NodeRemoval:
         node_name: str,
         objects: Objects | None,
         installation: ProxyInstallation | None,
-        say: Say,
+        report: ReportLine,
     ) -> None:
         self.left: list[str] = []
         self._settings = settings
         self._node_name = node_name
         self._objects = objects
         self._installation = installation
-        self._say = say
+        self._report = report
 
     def run(self) -> bool:
-        """Whether everything is taken back."""
+        """Undoes everything. Returns whether nothing is left."""
         runtime = self._runtime()
         if self._installation is not None:
             self._remove_proxy(self._installation)
@@ -90,10 +93,11 @@ class NodeRemoval:
     def _remove_proxy(self, installation: ProxyInstallation) -> None:
         with self._part("the kubelet's endpoint and the proxy"):
             removed = installation.remove()
-            self._say("the proxy is removed" if removed else "no proxy was installed")
+            self._report("the proxy is removed" if removed else "no proxy was installed")
 
     def _runtime(self) -> str:
-        """Before the proxy is removed: it says which runtime is behind it."""
+        """The runtime's endpoint. To be read before the proxy is removed, because only its
+        installation may name it."""
         if self._installation is None:
             return self._settings.runtime_endpoint or RUNTIME_ENDPOINT
         try:
@@ -102,9 +106,9 @@ class NodeRemoval:
             return RUNTIME_ENDPOINT
 
     def _restore(self, runtime: str) -> bool:
-        """Whether every cgroup has its original values."""
+        """Restores the cgroups. Returns whether all have their original values."""
         if not os.path.isdir(self._settings.state_dir):
-            self._say("cgroups: nothing to restore")
+            self._report("cgroups: nothing to restore")
             return True
         settings = msgspec.structs.replace(self._settings, runtime_endpoint=runtime)
         with self._part("cgroups"):
@@ -120,7 +124,7 @@ class NodeRemoval:
             if restored.unchecked:
                 failed.append(restored.unchecked)
             self.left += (f"cgroups: {each}" for each in failed)
-            self._say(f"cgroups: {len(restored.outcome.having(WriteState.WRITTEN))} restored")
+            self._report(f"cgroups: {len(restored.outcome.having(WriteState.WRITTEN))} restored")
             return not failed
         return False
 
@@ -142,15 +146,16 @@ class NodeRemoval:
             ),
         )
         if self.left:
-            # By them `topolet uninstall-nodes` finds the node again.
-            self.left.append("labels of the Node: they stay while something of the host is left")
+            # `topolet uninstall-nodes` finds the node by its labels.
+            self.left.append("labels of the Node: they stay until nothing is left on the host")
             parts = parts[1:]
         for title, remove in parts:
             with self._part(title):
-                self._say(f"{title}: {'removed' if remove() else 'nothing of ours'}")
+                self._report(f"{title}: {'removed' if remove() else 'nothing of Topolet'}")
 
     def _remove_object(self, objects: Objects, kind: str, empty: dict[str, Any]) -> bool:
-        """Deletes an object in which only Topolet wrote, and removes its part of another."""
+        """Deletes the object if only Topolet wrote in it, otherwise removes Topolet's part. Returns
+        whether there was one. Raises StoreError, CheckError."""
         found = objects.get(kind, self._node_name)
         managers = set() if found is None else _managers(found)
         if found is None or FIELD_MANAGER not in managers:
@@ -159,8 +164,8 @@ class NodeRemoval:
             return objects.delete(kind, self._node_name)
         if kind == resource_topology.KIND and not _zones_of_others(found):
             raise CheckError(
-                "others wrote in it, and the API server takes none without zones: delete it if "
-                "nobody needs it"
+                "others wrote in it, and the API server accepts no object without zones: "
+                "delete it if nobody needs it"
             )
         metadata = {"name": self._node_name}
         version = found["apiVersion"]
@@ -171,17 +176,17 @@ class NodeRemoval:
         if not os.path.isdir(folder):
             return
         proxy_stays = self._installation is None and os.path.exists(os.path.join(folder, _SOCKET))
-        for name in (*_OWN_STATE, *(() if proxy_stays else _OF_FRONTENDS)):
+        for name in (*_OWN_STATE, *(() if proxy_stays else _FRONTEND_STATE)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder, name))
         for name, pattern in _OWN_FOLDERS.items():
             _remove_files(os.path.join(folder, name), pattern)
         if proxy_stays:
-            self._say(f"{folder}: the proxy has its socket there")
+            self._report(f"{folder}: stays, because the proxy has its socket there")
         elif others := sorted(os.listdir(folder)):
-            self._say(f"{folder}: has files of others: {', '.join(others)}")
+            self._report(f"{folder}: stays, because it has files of others: {', '.join(others)}")
         else:
-            # A container has it as a mount, which stays.
+            # In a container the folder is a mount, which can't be removed.
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
 
@@ -194,7 +199,8 @@ class NodeRemoval:
 
 
 def _remove_files(top: str, pattern: str) -> None:
-    """And the folders that hold nothing then."""
+    """Removes the files with names of this pattern in and below a folder, and folders that are
+    empty then."""
     for folder, _, names in os.walk(top, topdown=False):
         for name in fnmatch.filter(names, pattern):
             os.unlink(os.path.join(folder, name))
@@ -203,10 +209,11 @@ def _remove_files(top: str, pattern: str) -> None:
 
 
 def _zones_of_others(found: dict[str, Any]) -> bool:
+    """Whether the NodeResourceTopology has zones that Topolet did not write."""
     names = (each.get("name", "") for each in found.get("zones") or ())
     return any(not resource_topology.is_own_entry(("zones",), name) for name in names)
 
 
 def _managers(found: dict[str, Any]) -> set[str | None]:
-    """Of the fields of an object."""
+    """The field managers of an object."""
     return {each.get("manager") for each in found["metadata"].get("managedFields") or ()}

@@ -1,4 +1,5 @@
-"""What systemd reads of a unit: the fragment, then its drop-ins (systemd.unit(5))."""
+"""The files of a systemd unit, its fragment and its drop-ins, and the values in them
+(systemd.unit(5))."""
 
 from __future__ import annotations
 
@@ -18,19 +19,21 @@ FOLDERS: Final = (
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 )
-"""A file in an earlier folder hides one of the same name in a later one."""
+"""A file in an earlier folder overrides a file of the same name in a later one."""
 
 _CONTINUED: Final = re.compile(r"\\\n(?:[ \t]*[#;][^\n]*\n)*")
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """`files`: in the order in which systemd reads them; none where the unit is not known."""
+    """A unit. `files`: in the order in which systemd reads them, none if the unit does not
+    exist."""
 
     name: str
     files: tuple[TextFile, ...] = ()
 
     def values(self, key: str) -> list[str]:
-        """The values of a list in [Service]; an empty value removes those before it."""
+        """The values of a key in [Service] that may occur several times. An empty value removes the
+        values before it."""
         found: list[str] = []
         for file in self.files:
             for each, value in _assignments(file.text):
@@ -44,7 +47,7 @@ class Unit(msgspec.Struct, frozen=True):
         return {name: value for name, equals, value in pairs if equals}
 
     def with_drop_in(self, file: TextFile) -> Unit:
-        """With this file among the drop-ins, by its name, in the place of one at the same path."""
+        """The unit with this drop-in, which replaces one at the same path."""
         fragment, *others = self.files
         drop_ins = [each for each in others if each.path != file.path]
         ordered = sorted([*drop_ins, file], key=lambda each: each.path.rpartition("/")[2])
@@ -52,7 +55,7 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 def words(line: str) -> list[str]:
-    """The words of a value, without their quotes; none of a value that can't be split."""
+    """The words of a value, without quotes; none if the value can't be split."""
     try:
         return shlex.split(line)
     except ValueError:
@@ -60,13 +63,13 @@ def words(line: str) -> list[str]:
 
 
 def quoted(word: str) -> str:
-    """A word of a value."""
+    """A word, quoted for a value of a unit."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def read(tree: HostTree, name: str) -> Unit:
-    """Raises OSError, TreeError."""
+    """The unit of this name. Raises OSError, TreeError."""
     fragment = next((file for each in FOLDERS if (file := tree.file(f"{each}/{name}"))), None)
     drop_ins: dict[str, TextFile] = {}
     for folder in reversed(FOLDERS):

@@ -74,7 +74,9 @@ def test_what_others_put_there_stays(
         (tmp_path / "state" / each).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "state" / each).write_text("")
     assert main(words) == 0
-    assert "has files of others: containers, objects, own" in capsys.readouterr().out
+    assert (
+        "stays, because it has files of others: containers, objects, own" in capsys.readouterr().out
+    )
     state = tmp_path / "state"
     assert {str(each.relative_to(state)) for each in state.rglob("*") if each.is_file()} == mine
 
@@ -111,7 +113,7 @@ def test_a_proxy_that_stays_keeps_its_socket_and_its_lock(
 ) -> None:
     (tmp_path / "state/cri.sock").touch()
     assert main([*words, "--without-proxy"]) == 0
-    assert "the proxy has its socket there" in capsys.readouterr().out
+    assert "stays, because the proxy has its socket there" in capsys.readouterr().out
     assert cpus(tmp_path) == "0-3"
     assert {each.name for each in (tmp_path / "state").iterdir()} == {"cri.sock", "door.lock"}
 

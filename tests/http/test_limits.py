@@ -18,10 +18,10 @@ from hypothesis.stateful import (
 from agent.http.limits import (
     ConnectionLimits,
     ConnectionPhase,
+    ConnectionTable,
     FullError,
     NewConnections,
-    Places,
-    Turns,
+    WaitingRequests,
 )
 
 LIMITS = ConnectionLimits(
@@ -36,7 +36,7 @@ class Clients(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places: Places[int] = Places(LIMITS)
+        self.places: ConnectionTable[int] = ConnectionTable(LIMITS)
         self.now = 0.0
         self.number = 0
         self.peers: dict[int, str] = {}
@@ -72,7 +72,7 @@ class Clients(RuleBasedStateMachine):
             assert before[victim] is not ConnectionPhase.HANDLING, "a request in progress is lost"
             self.forget(victim)
         self.peers[self.number], self.local[self.number] = peer, local
-        self.phases[self.number] = ConnectionPhase.HELLO
+        self.phases[self.number] = ConnectionPhase.HANDSHAKE
         return self.number
 
     @rule(key=keys, phase=st.sampled_from(ConnectionPhase))
@@ -138,9 +138,9 @@ TestClients = Clients.TestCase
 TestClients.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def filled(limits: ConnectionLimits = LIMITS) -> Places[str]:
+def filled(limits: ConnectionLimits = LIMITS) -> ConnectionTable[str]:
     """Four remote connections of two peers, the first of each the older."""
-    places: Places[str] = Places(limits)
+    places: ConnectionTable[str] = ConnectionTable(limits)
     for now, key in enumerate(("a1", "b1", "a2", "b2")):
         assert places.admit(key, key[0], False, float(now)) is None
     return places
@@ -215,7 +215,7 @@ def test_a_request_in_progress_keeps_its_body_while_others_send() -> None:
 )
 def test_turns(asked: list[tuple[str, bool]], threads: int, data: st.DataObject) -> None:
     """Each request gets a thread once, in the order of its peer; one thread is the node's own."""
-    turns: Turns[int] = Turns(threads, 1)
+    turns: WaitingRequests[int] = WaitingRequests(threads, 1)
     for number, (peer, local) in enumerate(asked):
         turns.put(peer, local, number)
     running: list[bool] = []
@@ -237,7 +237,7 @@ def test_turns(asked: list[tuple[str, bool]], threads: int, data: st.DataObject)
 
 
 def test_many_requests_of_one_peer_do_not_delay_the_first_of_another() -> None:
-    turns: Turns[str] = Turns(3, 1)
+    turns: WaitingRequests[str] = WaitingRequests(3, 1)
     for number in range(5):
         turns.put("a", False, f"a{number}")
     turns.put("b", False, "b0")

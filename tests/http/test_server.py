@@ -30,7 +30,7 @@ CONNECTIONS = ConnectionLimits(
     connections=40,
     reserved=8,
     each_peer=32,
-    hello_seconds=DEADLINE_SECONDS,
+    handshake_seconds=DEADLINE_SECONDS,
     head_seconds=DEADLINE_SECONDS,
     body_seconds=DEADLINE_SECONDS,
     reply_seconds=DEADLINE_SECONDS,
@@ -50,7 +50,7 @@ def limited(**fields: Any) -> ServerLimits:
 
 def patient(**fields: Any) -> ServerLimits:
     """Without an end of any phase."""
-    phases = ("hello", "head", "body", "reply")
+    phases = ("handshake", "head", "body", "reply")
     return limited(**{f"{each}_seconds": 3600.0 for each in phases}, **fields)
 
 
@@ -424,7 +424,7 @@ def test_an_answered_connection_occupies_a_thread_shortly(plain: HttpServer) -> 
 
 
 def test_an_incomplete_handshake_is_dropped_in_time(started: Started, authority: Authority) -> None:
-    server = started(limited(hello_seconds=2.0))
+    server = started(limited(handshake_seconds=2.0))
     halves = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
         for _ in range(LIMITS.threads + 1)
@@ -569,11 +569,22 @@ def test_only_clients_with_an_accepted_name_are_answered(
     server = started(client_ca=str(clients.folder / "ca.crt"), clients=["kube-scheduler", "x"])
     made = shown_by(server, clients, "another")
     assert exchange(made, "GET", "/healthz")[0] == 403
-    assert "client certificate refused: names another" in caplog.messages
     made.close()
+    assert f"port {server.port}: client certificate refused: names another" in caplog.messages
     made = shown_by(server, clients, "kube-scheduler")
     assert exchange(made, "GET", "/healthz")[0] == 200
     made.close()
+
+
+def test_refused_certificates_do_not_fill_the_log(
+    started: Started, clients: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = started(client_ca=str(clients.folder / "ca.crt"), clients=["kube-scheduler"])
+    for _ in range(5):
+        made = shown_by(server, clients, "another")
+        assert exchange(made, "GET", "/healthz")[0] == 403
+        made.close()
+    assert sum("certificate refused" in each for each in caplog.messages) == 1
 
 
 def test_a_replaced_client_ca_is_used(started: Started, clients: Authority, tmp_path: Path) -> None:

@@ -180,4 +180,4 @@ class _Answers(Checks):
         if through_proxy and self._host.loses_container:
             self._host.pods = ()
         if gone := lost(before, self._host.pods):
-            raise CheckError(f"these containers ran before, and do not run: {', '.join(gone)}")
+            raise CheckError(f"containers that ran before do not run any more: {', '.join(gone)}")

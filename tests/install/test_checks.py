@@ -79,7 +79,7 @@ def test_a_kubelet_that_does_not_use_the_proxy(tmp_path: Path, path: str, state:
 def test_a_lost_container_is_named(tmp_path: Path) -> None:
     checks = Answers(connected(tmp_path), ["7"])
     checks.containers = [container("a", ENDED)]
-    with pytest.raises(CheckError, match=r"ran before, and do not run: a \(id-a\)"):
+    with pytest.raises(CheckError, match=r"ran before do not run any more: a \(id-a\)"):
         awaited(checks)
 
 

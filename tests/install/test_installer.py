@@ -174,7 +174,9 @@ def test_a_step_that_fails(it: Kubelet, fault: int) -> None:
 def test_a_container_that_is_lost_takes_everything_back(host: Host) -> None:
     before = host.files()
     host.loses_container = True
-    with pytest.raises(InstallError, match=r"do not run: app \(c1\); everything is as before"):
+    with pytest.raises(
+        InstallError, match=r"not run any more: app \(c1\); everything is as before"
+    ):
         install(host)
     assert host.loaded == CONTAINERD
     assert host.files() == before

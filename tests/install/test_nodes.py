@@ -16,7 +16,7 @@ from agent.install.nodes import (
     UNINSTALL,
     ClusterNode,
     ClusterRemoval,
-    Excluded,
+    ExcludedLabel,
     NodePod,
     NodePool,
     NodePools,
@@ -24,7 +24,7 @@ from agent.install.nodes import (
     NodeState,
     RemovalLimits,
     node_pod,
-    records,
+    nodes_to_clean,
     steps,
 )
 from agent.kube.auth import FileAccess
@@ -33,7 +33,9 @@ from agent.kube.transport import JSON, ApiResponse, Query, Transport
 
 TEMPLATE = {"metadata": {"labels": {COMPONENT: UNINSTALL}}, "spec": {"containers": []}}
 CARDS = NodePool("topolet-agent-cards", {"cards": "yes"}, (), TEMPLATE)
-OTHERS = NodePool("topolet-agent", {}, (Excluded("cards", "yes"),), TEMPLATE, "its proxy stays")
+OTHERS = NodePool(
+    "topolet-agent", {}, (ExcludedLabel("cards", "yes"),), TEMPLATE, "its proxy stays"
+)
 LIMITS = RemovalLimits(at_once=2, node_seconds=30, whole_seconds=100)
 REPORTED = {"topology.topolet.io/cpus": "8"}
 
@@ -50,7 +52,7 @@ def test_nodes_with_labels_or_agents_are_ours_and_those_that_answer_come_first()
         ClusterNode("new", {}, True),
     ]
     pods = [NodePod("agent-1", "new", AGENT, "Running"), NodePod("agent-2", "", AGENT, "Pending")]
-    found = records(nodes, [CARDS, OTHERS], pods)
+    found = nodes_to_clean(nodes, [CARDS, OTHERS], pods)
     assert [(each.node, each.pool) for each in found] == [
         ("b", CARDS),
         ("new", OTHERS),
@@ -59,11 +61,11 @@ def test_nodes_with_labels_or_agents_are_ours_and_those_that_answer_come_first()
 
 
 def test_a_node_of_no_pool_is_left() -> None:
-    (record,) = records([node("n")], [CARDS], [])
+    (record,) = nodes_to_clean([node("n")], [CARDS], [])
     assert list(steps([record], [], LIMITS, 0)) == []
     assert (record.state, record.problem) == (
-        NodeState.LEFT,
-        "it belongs to no pool of the release",
+        NodeState.FAILED,
+        "no pool of the release selects it",
     )
 
 
@@ -123,8 +125,8 @@ def test_no_more_nodes_at_once_and_each_ends(count: int, at_once: int, seconds: 
                 del began[change.delete.name]
         assert len(began) <= at_once
     assert began == {}
-    assert all(each.state in (NodeState.DONE, NodeState.LEFT) for each in found)
-    assert all((each.state is NodeState.LEFT) is bool(each.problem) for each in found)
+    assert all(each.state in (NodeState.DONE, NodeState.FAILED) for each in found)
+    assert all((each.state is NodeState.FAILED) is bool(each.problem) for each in found)
 
 
 class Server(Transport):
@@ -235,8 +237,8 @@ def test_the_whole_time_ends_it_and_leaves_no_pod() -> None:
     assert server.now == 100
     problems = [each.problem for each in removal.left]
     assert len(problems) == 9
-    assert problems[-1] == "not begun in the 100 s of all nodes"
-    assert "not ended in the 100 s of all nodes" in problems
+    assert problems[-1] == "it did not begin in the 100 s of all nodes"
+    assert "it did not end in the 100 s of all nodes" in problems
     assert server._pods_listed() == []
 
 
@@ -253,7 +255,7 @@ def test_an_api_server_that_is_away_for_a_while_is_asked_again() -> None:
     server.silent_until = 5
     done, _, said = run(server)
     assert done
-    assert [each for each in said if each.startswith("this is tried again: ")]
+    assert [each for each in said if each.startswith("will be tried again: ")]
 
 
 @pytest.mark.parametrize("refused", [ForbiddenError("quota")])

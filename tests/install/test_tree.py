@@ -36,7 +36,7 @@ def test_links_lead_below_the_root(tree: HostTree, path: str, real: str) -> None
 def test_links_in_a_circle_are_named(tree: HostTree) -> None:
     os.symlink("/etc/b", f"{tree.root}/etc/a")
     os.symlink("/etc/a", f"{tree.root}/etc/b")
-    with pytest.raises(TreeError, match="/etc/a: its links lead in a circle"):
+    with pytest.raises(TreeError, match="/etc/a: too many symbolic links"):
         tree.real("/etc/a")
 
 

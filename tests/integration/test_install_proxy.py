@@ -183,7 +183,7 @@ def test_killed(node: SystemdHost, step: str) -> None:
         systemdhost.START_SECONDS,
     )
     output = node.topolet("install-proxy", *QUICK)
-    assert output.startswith("an earlier run did not finish: its changes are taken back\n")
+    assert output.startswith("an earlier run did not finish: undoing its changes\n")
     assert output.endswith("\ninstalled\n")
 
 

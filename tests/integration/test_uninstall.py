@@ -126,8 +126,8 @@ def test_what_others_wrote_into_our_objects_stays(place: Place, tmp_path: Path) 
     it = removal(place.node, place.cluster, tmp_path)
     assert not it.run()
     assert it.left == [
-        "NodeResourceTopology: others wrote in it, and the API server takes none without zones: "
-        "delete it if nobody needs it"
+        "NodeResourceTopology: others wrote in it, and the API server accepts no object without "
+        "zones: delete it if nobody needs it"
     ]
     after = objects(place)
     topology = after["NodeResourceTopology"]["metadata"]
