@@ -22,6 +22,7 @@ CPUSET: Final = "cpuset.cpus"
 Append = Callable[[Sequence[Record]], None]
 _OWNS: Final = "the pod owns these CPUs"
 _NAMED: Final = 2
+"""The most owners that one message names."""
 _RESTORES: Final = (
     WriteReason.SANDBOX_MADE,
     WriteReason.EXCLUDED,
@@ -39,11 +40,12 @@ class Written(msgspec.Struct, frozen=True):
 
 
 _Change = tuple[str, str, GroupChange | ValueChange]
-"""With the file."""
+"""Reason, file and change."""
 
 
 class _Subject(msgspec.Struct, frozen=True):
-    """What has a cgroup. `container`: "" for the pod itself and its sandbox."""
+    """The pod or container that a cgroup belongs to. `title`: of the pod; `container`: "" for the
+    pod itself and its sandbox; `role`: why it has its CPUs, "" if unknown."""
 
     title: str
     uid: str = ""
@@ -52,8 +54,11 @@ class _Subject(msgspec.Struct, frozen=True):
 
 
 class PassAudit:
-    """Keeps what each file was last set to, to tell a new decision from a value that another
-    process has changed, and the failures, of which each is recorded once."""
+    """Collects the records of a pass and appends them at its end.
+
+    Between passes it keeps the last value that was written to each file, to detect values that
+    another process has set since, and the last failures: a failure that lasts is recorded once.
+    """
 
     def __init__(self, append: Append) -> None:
         self._append = append
@@ -67,18 +72,21 @@ class PassAudit:
     def decided(
         self, before: Snapshot | None, after: Snapshot | None, moves: Iterable[Move]
     ) -> None:
-        """The last snapshot of this boot before and after the pass published one."""
+        """Adds what the pass decided. `before`, `after`: the last snapshot of this boot, before and
+        after the pass published one; `moves`: of containers to other CPUs."""
         if after is not None and before is not after:
             self._decisions = decisions(before, after, moves)
             self._cause = cause(before, after)
 
     def written(self, writes: Iterable[Written], created: Iterable[Record] = ()) -> None:
-        """`created`: records of containers that the runtime will start with other values."""
+        """Adds what the pass wrote. `created`: records of containers that the runtime will start
+        with other values."""
         self._created += created
         self._writes += [each for of in writes for each in _changes(of)]
 
     def end(self, pods: Iterable[Pod], wanted: Mapping[str, PodWanted]) -> None:
-        """The pass has ended, maybe by an error. `pods`: those of the runtime; `wanted`: by uid."""
+        """Appends the records at the end of a pass, also of one that failed. `pods`: those of the
+        runtime; `wanted`: the decision, by pod uid."""
         writes, records = self._writes, [*self._decisions, *self._created]
         self._decisions, self._created, self._writes = [], [], []
         failed = {
@@ -132,52 +140,52 @@ class PassAudit:
 
 
 def decisions(before: Snapshot | None, after: Snapshot, moves: Iterable[Move]) -> list[Record]:
-    """What differs between two snapshots: pools, pods, their CPUs and devices, and refusals; the
-    ends of pods last."""
-    records = []
-    for kind in ("ls_pools", "be_pools"):
-        old = _by_node(getattr(before, kind) if before else ())
-        new = _by_node(getattr(after, kind))
-        text = cause(before, after)
-        records += [
-            Record(
-                event=AuditEvent.POOL_CHANGED,
-                field=kind.replace("_pools", "-pool"),
-                numa_node=node,
-                before=old.get(node),
-                after=new.get(node),
-                message=text,
-            )
-            for node in sorted(old | new)
-            if old.get(node) != new.get(node)
-        ]
+    """Records of what differs between two snapshots: pools, pods, their CPUs and devices, and
+    refusals; the ends of pods last. `before` None: there was no snapshot."""
+    records = [*_of_pools(before, after)]
     known = before.pods if before else {}
     if known != after.pods:
         for uid in sorted(known.keys() | after.pods.keys()):
             if known.get(uid) != after.pods.get(uid):
                 records += _of_pod(uid, known.get(uid), after.pods.get(uid))
     records += _of_owners(before, after)
-    for move in moves:
-        of = after.pods.get(move.uid)
-        record = of_pod(
-            of.title if of else "", AuditEvent.CPUS_MOVED, uid=move.uid, container=move.name
-        )
-        name = "".join(each.capitalize() for each in move.reason.name.split("_"))
-        records.append(
-            msgspec.structs.replace(
-                record,
-                field="cpus",
-                before=str(move.source),
-                after=str(move.target),
-                reason=name,
-                message=move.reason.value,
-            )
-        )
+    records += (_of_move(move, after) for move in moves)
     return sorted(records, key=lambda each: each.event == AuditEvent.POD_ENDED)
 
 
+def _of_pools(before: Snapshot | None, after: Snapshot) -> Iterator[Record]:
+    for kind in ("ls_pools", "be_pools"):
+        old = _by_node(getattr(before, kind) if before else ())
+        new = _by_node(getattr(after, kind))
+        text = cause(before, after)
+        for node in sorted(old | new):
+            if old.get(node) != new.get(node):
+                yield Record(
+                    event=AuditEvent.POOL_CHANGED,
+                    field=kind.replace("_pools", "-pool"),
+                    numa_node=node,
+                    before=old.get(node),
+                    after=new.get(node),
+                    message=text,
+                )
+
+
+def _of_move(move: Move, after: Snapshot) -> Record:
+    pod = after.pods.get(move.uid)
+    title = pod.title if pod else ""
+    return msgspec.structs.replace(
+        of_pod(title, AuditEvent.CPUS_MOVED, uid=move.uid, container=move.name),
+        field="cpus",
+        before=str(move.source),
+        after=str(move.target),
+        reason="".join(each.capitalize() for each in move.reason.name.split("_")),
+        message=move.reason.value,
+    )
+
+
 def cause(before: Snapshot | None, after: Snapshot) -> str:
-    """The owners of CPUs that came, changed or went, as a sentence; "" for none."""
+    """A sentence about the owners of CPUs that are new, have other CPUs or have ended; "" for
+    none."""
     old, new = _owners(before), _owners(after)
     texts = [
         f"pod {owner.title} owns {f'CPUs {owner.claimed}' if uid in new else 'no CPUs any more'}"
@@ -189,7 +197,7 @@ def cause(before: Snapshot | None, after: Snapshot) -> str:
 
 
 def write_record(reason: str, field: str, change: GroupChange | ValueChange) -> Record:
-    """Without its pod, which the group names."""
+    """The record of a change to a cgroup, without its pod."""
     event = AuditEvent.CGROUP_WRITTEN
     if change.state is WriteState.FAILED:
         event = AuditEvent.CGROUP_WRITE_FAILED
@@ -207,7 +215,8 @@ def write_record(reason: str, field: str, change: GroupChange | ValueChange) -> 
 
 
 def write_records(written: Written, pods: Mapping[str, PodWanted]) -> list[Record]:
-    """What was written or failed, with the pods, by uid, whose groups these are."""
+    """Records of what was written or failed. `pods`: by uid, those that the groups may belong
+    to."""
     records = []
     for reason, field, each in _changes(written):
         if each.state in (WriteState.WRITTEN, WriteState.FAILED):
@@ -219,7 +228,7 @@ def write_records(written: Written, pods: Mapping[str, PodWanted]) -> list[Recor
 
 
 def _changes(written: Written) -> list[_Change]:
-    """Those that did something; most groups have the right values already."""
+    """The changes, without those to groups that had the right value already."""
     right, related = WriteState.RIGHT, WriteReason.RELATED_GROUP
     found: list[_Change] = [
         (written.reason, CPUSET, each)
@@ -238,16 +247,16 @@ def _changes(written: Written) -> list[_Change]:
 def _subjects(pods: Iterable[Pod], wanted: Mapping[str, PodWanted]) -> dict[str, _Subject]:
     found = {}
     for pod in pods:
-        of_pod = wanted.get(pod.uid)
+        decided = wanted.get(pod.uid)
         for each in (*pod.sandboxes, *pod.containers):
             if each.group is not None:
                 found[parent(each.group)] = _Subject(pod.title, pod.uid)
-                found[each.group] = _Subject(pod.title, pod.uid, each.name, _role(of_pod, each))
+                found[each.group] = _Subject(pod.title, pod.uid, each.name, _role(decided, each))
     return found
 
 
 def _of_group(group: str, wanted: Mapping[str, PodWanted]) -> _Subject | None:
-    """The pod whose uid the name of the group has: it has no container or sandbox there yet."""
+    """The pod whose uid is in the group's name, for a group that no container or sandbox has."""
     plain = group.replace("-", "_")
     for uid, pod in wanted.items():
         if f"pod{uid.replace('-', '_')}" in plain:
@@ -313,7 +322,7 @@ def _of_owners(before: Snapshot | None, after: Snapshot) -> list[Record]:
 
 
 def _of_pod(uid: str, before: PodWanted | None, after: PodWanted | None) -> Iterator[Record]:
-    """Each pod begins with one record and ends with one; between them, what changed."""
+    """The records of one pod: that it is new, what has changed, or that it has ended."""
     if after is None:
         assert before is not None
         yield of_pod(before.title, AuditEvent.POD_ENDED, uid=uid)
@@ -355,7 +364,7 @@ def _blocked(pod: PodWanted | None) -> str:
 def _of_devices(
     record: Record, before: Visibility | None, after: Visibility | None
 ) -> Iterator[Record]:
-    """No values of the environment: they may be secrets."""
+    """The records never have values of the environment, which may be secrets."""
     if after is None or before == after:
         return
     if after.refused and (before is None or before.refused != after.refused):
@@ -368,7 +377,7 @@ def _of_devices(
 
 
 def _devices(visible: Visibility | None) -> str | None:
-    """None: not decided."""
+    """The devices that a container sees; None if that is not decided."""
     if visible is None:
         return None
     nodes = [node.path for of_type in visible.nodes.values() for node in of_type]

@@ -1,5 +1,8 @@
 """The change log: reports what changed since the last pass, each change once, as log messages,
 metrics and Events of pods and of the Node.
+
+`ChangeRecorder` compares each pass with the one before, and writes log and metrics. `PodEvents`
+limits how often a lasting cause becomes an Event.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class ChangeRecorder:
         self._short: frozenset[Shortfall] = frozenset()
         self._unallocated: frozenset[Unallocated] = frozenset()
         self._refused_limits: frozenset[tuple[str, str, str]] = frozenset()
-        self._vanished: dict[str, str] = {}
+        self._offline: dict[str, str] = {}
         self._no_cgroup: dict[str, float] = {}
         self._logged_without_cgroup: frozenset[str] = frozenset()
 
@@ -61,8 +64,22 @@ class ChangeRecorder:
         owners: tuple[Owner, ...],
         holds: Mapping[str, CpuSet],
     ) -> None:
-        """Logs refused claims, owners of offline CPUs, moved CPUs, new owners with devices or huge
-        pages, and containers on the CPUs of owners that run. `owners`: those to check."""
+        """Logs refused claims, moved CPUs, new owners with devices or huge pages, owners of offline
+        CPUs, and containers on the CPUs of owners that run. `owners`: those whose CPUs must be free
+        of other containers; `holds`: by container id, the CPUs that it holds."""
+        self._log_refusals(decision)
+        titles = {pod.uid: pod.title for pod in pods}
+        for move in decision.moves:
+            change = f"CPUs {move.source} -> {move.target}: {move.reason.value}"
+            fields = about(titles[move.uid], move.name, move.reason.name.lower())
+            log.info("%s %s: %s", titles[move.uid], move.name, change, extra=fields)
+        for owner in decision.alignments:
+            fields = about(titles[owner.uid], owner.name)
+            log.info("%s %s: %s", titles[owner.uid], owner.name, owner.text, extra=fields)
+        self._log_offline({each.title: each.offline for each in decision.owners if each.offline})
+        self._log_overlaps(pods, owners, holds)
+
+    def _log_refusals(self, decision: Decision) -> None:
         refused = frozenset(decision.refusals)
         for each in sorted(refused - self._refused, key=lambda each: each.uid):
             self._metrics.refusals.inc()
@@ -74,30 +91,23 @@ class ChangeRecorder:
                 "pod %s %s: %s%s%s", each.title, place, where, claims, each.reason, extra=fields
             )
         self._refused = refused
-        titles = {pod.uid: pod.title for pod in pods}
-        for move in decision.moves:
-            change = f"CPUs {move.source} -> {move.target}: {move.reason.value}"
-            fields = about(titles[move.uid], move.name, move.reason.name.lower())
-            log.info("%s %s: %s", titles[move.uid], move.name, change, extra=fields)
-        for owner in decision.alignments:
-            fields = about(titles[owner.uid], owner.name)
-            log.info("%s %s: %s", titles[owner.uid], owner.name, owner.text, extra=fields)
 
-        vanished = {each.title: each.offline for each in decision.owners if each.offline}
-        for title in sorted(vanished.keys()):
-            if vanished[title] != self._vanished.get(title):
+    def _log_offline(self, offline: dict[str, str]) -> None:
+        """`offline`: by the title of a pod, the CPUs that it owns and that are offline."""
+        for title in sorted(offline.keys()):
+            if offline[title] != self._offline.get(title):
+                fields = about(title, reason="offline")
                 log.error(
-                    "pod %s: CPUs %s of its own are offline",
-                    title,
-                    vanished[title],
-                    extra=about(title, reason="offline"),
+                    "pod %s: CPUs %s of its own are offline", title, offline[title], extra=fields
                 )
-        for title in sorted(self._vanished.keys() - vanished.keys()):
-            log.info(
-                "pod %s: its CPUs are online again, or its pod has ended", title, extra=about(title)
-            )
-        self._vanished = vanished
+        for title in sorted(self._offline.keys() - offline.keys()):
+            text = "pod %s: its CPUs are online again, or it has ended"
+            log.info(text, title, extra=about(title))
+        self._offline = offline
 
+    def _log_overlaps(
+        self, pods: tuple[Pod, ...], owners: tuple[Owner, ...], holds: Mapping[str, CpuSet]
+    ) -> None:
         running = started(pods)
         found = {
             (each.container_id, each.owner_uid): each
@@ -145,8 +155,8 @@ class ChangeRecorder:
         self._metrics.short_of_cpus.set(len(shortfalls))
 
     def differing(self, numbers: Mapping[CpuSource, int]) -> None:
-        """Exports the number of containers on other CPUs than a source names. Their reasons are
-        logged as refused claims, shortfalls and failed writes."""
+        """Exports, by source, the number of containers on other CPUs than it names. The log has the
+        reasons, as refused claims, shortfalls and failed writes."""
         for source in CpuSource:
             self._metrics.differing_cpus.labels(source.value).set(numbers.get(source, 0))
 
@@ -159,7 +169,7 @@ class ChangeRecorder:
         self._metrics.without_cpus.set(len(pods))
 
     def refused_limits(self, limits: tuple[RefusedLimit, ...]) -> None:
-        """Logs limits that the cgroup of their pod does not take."""
+        """Logs limits that the state of their pod's cgroup does not allow."""
         now = {(each.uid, each.container, each.file): each for each in limits}
         for key in sorted(now.keys() - self._refused_limits):
             limit = now[key]
@@ -172,8 +182,8 @@ class ChangeRecorder:
     def written(
         self, outcomes: Sequence[WriteOutcome], others: ValueOutcome, titles: Mapping[str, str]
     ) -> list[str]:
-        """Logs what was written. Returns the failures as texts, without refused limits; `titles`
-        by group."""
+        """Logs what was written to cpusets (`outcomes`) and other files (`others`). `titles`: by
+        group. Returns the failures as texts, without refused limits."""
         for change in (each for of in outcomes for each in of.having(WriteState.WRITTEN)):
             self._metrics.cgroup_writes.labels("written").inc()
             title = titles[change.group]
@@ -209,8 +219,8 @@ NO_CPUS_ALLOCATED: Final = "NoCPUsAllocated"
 CPUS_ASSIGNED: Final = "CPUsAssigned"
 CPUS_CHANGED: Final = "CPUsChanged"
 CPUS_RELEASED: Final = "CPUsReleased"
-AGAIN_SECONDS: Final = 1800.0
-"""The API server keeps an Event for an hour: a lasting cause is recorded again."""
+REPEAT_SECONDS: Final = 1800.0
+"""A lasting cause is recorded again after this time: the API server keeps an Event for an hour."""
 PAUSE_SECONDS: Final = 60.0
 """The least time between two Events of one pod and reason."""
 LASTING_SECONDS: Final = 10.0
@@ -227,8 +237,8 @@ class EventRecorder(Protocol):
 
 
 class _Cause(NamedTuple):
-    """`since`: when it appeared. `recorded`: when its last Event was recorded, with `note`; None
-    before the first."""
+    """The cause of an Event. `since`: when it appeared; `recorded`: when its last Event was
+    recorded, with `note`; None before the first. All times are monotonic seconds."""
 
     since: float
     recorded: float | None = None
@@ -238,17 +248,19 @@ class _Cause(NamedTuple):
         """Whether an Event with this note is to be recorded."""
         if self.recorded is None:
             return now - self.since >= delay_seconds
-        wait = AGAIN_SECONDS if note == self.note else PAUSE_SECONDS
-        return now - self.recorded >= wait
+        pause = REPEAT_SECONDS if note == self.note else PAUSE_SECONDS
+        return now - self.recorded >= pause
 
 
 class PodEvents:
-    """Events of pods that do not have promised CPUs, have an invalid annotation or label or a limit
-    that their cgroup does not take, or belong to a class that owns CPUs and got none, and of the
-    Node: one for each object and reason when the cause appears, and every AGAIN_SECONDS while it
-    lasts; one with a new text after PAUSE_SECONDS. Normal Events of pods that get or lose CPUs, and
-    of the Node when it changes.
-    Without `records` it does nothing."""
+    """Records Events of pods and of the Node.
+
+    Warnings about a pod that does not have its promised CPUs, has an invalid annotation or label or
+    a limit that its cgroup does not allow, or belongs to a class that owns CPUs and got none; and
+    about faults of the Node. One for each object and reason when the cause appears, again every
+    REPEAT_SECONDS while it lasts, and with a new text after PAUSE_SECONDS. Normal Events when a pod
+    gets or loses CPUs, and when the Node changes. `records` None: no Event is recorded.
+    """
 
     def __init__(
         self, records: EventRecorder | None, clock: Callable[[], float] = time.monotonic
@@ -267,10 +279,10 @@ class PodEvents:
         return self._records is not None
 
     def owners(self, owners: Iterable[Owner], known: Mapping[str, ApiPod]) -> None:
-        """Normal Events of pods that get CPUs of their own, get others, or lose them, once for each
-        change. A change has to last LASTING_SECONDS, as a pod has both sets of CPUs while it moves,
-        and one that ends loses its own. The owners at the agent's start are not new. `known`: the
-        API's pods."""
+        """Records a normal Event for each pod that gets CPUs of its own, gets other ones, or loses
+        them. A change is recorded after it has lasted LASTING_SECONDS: while a pod moves it has
+        both sets of CPUs, and a pod that is ending loses its CPUs. The owners at the agent's start
+        are not recorded. `known`: the API's pods."""
         if self._records is None:
             return
         current = {each.uid: each.cpuset for each in owners}
@@ -307,9 +319,9 @@ class PodEvents:
         node: NodeNotes | None = None,
         limits: Iterable[RefusedLimit] = (),
     ) -> None:
-        """`refusals`: those of annotations. `created`: the uids of pods with a container. `known`:
-        the API's pods. `labels`: uids of pods with faults of their labels. `node` None: nothing
-        about the Node."""
+        """Records the warnings of a pass that are due. `refusals`: of annotations; `created`: the
+        uids of pods with a container; `known`: the API's pods; `labels`: pairs of a pod's uid and a
+        fault of its labels; `node` None: nothing about the Node."""
         if self._records is None:
             return
         now = self._clock()
@@ -330,7 +342,7 @@ class PodEvents:
             for reason, note in node.faults.items() if node.uid else ():
                 events[about, reason] = note, node_events.DELAY_SECONDS[reason]
             self._node_changes(about, node.state, now)
-        # A cause that comes and goes causes no Event each time.
+        # A cause that ended recently is kept: one that comes and goes makes no Event each time.
         causes = {
             key: each
             for key, each in self._causes.items()
@@ -341,7 +353,8 @@ class PodEvents:
         self._causes = causes
 
     def failed(self, node: NodeNotes) -> None:
-        """A pass failed, which may have called nothing else: other causes stay as they were."""
+        """Records the faults of a failed pass, which may not have called `record`: the other causes
+        stay as they are."""
         for reason, note in node.faults.items() if self._records is not None else ():
             key = Regarding("", node.name, node.uid, "Node"), reason
             delay_seconds = node_events.DELAY_SECONDS[reason]
@@ -350,7 +363,8 @@ class PodEvents:
     def _lasting(
         self, key: tuple[Regarding, str], note: str, delay_seconds: float, now: float
     ) -> _Cause:
-        """Records an Event of a cause that is there, if one is due."""
+        """Records an Event of a present cause, if one is due. Returns the new state of the
+        cause."""
         assert self._records is not None
         cause = self._causes.get(key) or _Cause(now)
         if not cause.due(note, now, delay_seconds):
@@ -359,8 +373,9 @@ class PodEvents:
         return _Cause(cause.since, now, note)
 
     def _node_changes(self, about: Regarding, state: Mapping[str, str], now: float) -> None:
-        """One normal Event for each reason in PAUSE_SECONDS, with all that changed since the last
-        one. The state at the agent's start is not new; what changes before the Node is known is."""
+        """Records at most one normal Event for each reason in PAUSE_SECONDS, with all that changed
+        since the last one. The state at the agent's start is not recorded; a change before the Node
+        is known is recorded later."""
         assert self._records is not None
         changes = node_events.changes(self._node, state) if about.uid else {}
         for reason, note in changes.items():
@@ -387,7 +402,8 @@ def _notes(
     labels: Iterable[tuple[str, str]],
     limits: Iterable[RefusedLimit],
 ) -> dict[tuple[str, str], list[str]]:
-    """By pod uid and reason. The shortfalls of a pod name the reason of its refusal."""
+    """By pod uid and reason. Omits the refusal of a pod with a shortfall, whose text has the same
+    reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for short in shortfalls:
         found.setdefault((short.uid, CLAIM_NOT_HONORED), []).append(short.text)
