@@ -25,7 +25,7 @@ from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, Wanted, pool_cpus
 from agent.node.audit import Written
 from agent.node.node_local import CpuNotices
-from agent.node.originals import AnnouncedPods, OriginalValues
+from agent.node.originals import AnnouncedPodGroups, OriginalValues
 from agent.node.runtime_updater import RuntimeUpdater, stores
 from agent.node.runtime_view import RuntimeState
 from agent.node.violations import RefusedLimit, find_overlaps, find_refused_limits
@@ -87,7 +87,7 @@ class Enforcement:
         self._notices = notices
         self._migrate_memory = migrate_memory
         self.originals = OriginalValues(hierarchy, controllers, journal)
-        self._announced = AnnouncedPods(hierarchy, journal)
+        self._announced = AnnouncedPodGroups(hierarchy, journal)
         self._restored: dict[str, dict[str, str]] = {}
 
     def pause(self) -> bool:

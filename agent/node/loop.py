@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 _PODS_CHANGED = frozenset({Trigger.TREE, Trigger.RUNTIME, Trigger.KUBELET})
 """Triggers after which the kubelet may have assigned or released devices or CPUs."""
 _STALE_SECONDS: Final = 5.0
+"""The least time without a successful pass after which the agent is not Ready."""
 
 
 class Health:
@@ -53,7 +54,8 @@ class Health:
         self._begun = time.monotonic()
 
     def end(self, error: str) -> None:
-        """The pass ended, with "" for success. Logs a new error."""
+        """A pass ended; `error`: "" if it succeeded. Logs an error that the last pass did not
+        have."""
         if self.is_new(error):
             log.error("%s", error)
         self._error = error
@@ -61,11 +63,11 @@ class Health:
             self._succeeded = time.monotonic()
 
     def rest(self, pause_seconds: float) -> None:
-        """The next pass begins only after this time."""
+        """Without an event, the next pass begins only after this time."""
         self._pause_seconds = pause_seconds
 
     def is_new(self, error: str) -> bool:
-        """Whether the last pass ended otherwise: a lasting error is logged once."""
+        """Whether this is an error that the last pass did not have."""
         return bool(error) and error != self._error
 
     def snapshot_age_seconds(self) -> float | None:
@@ -80,7 +82,7 @@ class Health:
         return text_reply(200, "ok")
 
     def problem(self) -> str:
-        """Empty if the last pass succeeded (so the runtime answers) and is recent."""
+        """Why the agent is not Ready; "" if the last pass succeeded and is recent."""
         if self._error:
             return self._error
         age = self.snapshot_age_seconds() or 0.0
@@ -109,7 +111,8 @@ class PassLoop:
         pod_resources: PodResourcesView,
         kubelet_configuration: KubeletConfigurationView,
     ) -> None:
-        """The last three are refreshed after the triggers that concern them."""
+        """`devices`, `pod_resources` and `kubelet_configuration` are refreshed after the triggers
+        that concern them."""
         self._settings = settings
         self._read_again = read_again
         self._socket = socket
@@ -219,13 +222,13 @@ def excluded(settings: AgentSettings) -> Patterns:
 
 
 def reloaded(
-    old: AgentSettings, read_again: Callable[[], AgentSettings], node: Reconciler
+    old: AgentSettings, read_again: Callable[[], AgentSettings], reconciler: Reconciler
 ) -> AgentSettings:
-    """Returns the settings to use. An invalid file leaves the old ones in force; a changed option
-    that needs a restart is logged."""
+    """Reads the settings again, applies the options in LIVE, and returns the settings in force. The
+    old ones stay in force if the new ones are invalid. Logs changed options that need a restart."""
     try:
         new = read_again()
-        node.exclude = excluded(new)
+        reconciler.exclude = excluded(new)
     except SettingsError as error:
         log.error("the old settings stay in force: %s", error)
         return old

@@ -65,16 +65,16 @@ class NodeLocalCpus:
         self._reserved = reserved
         self._root = root
         self._layout: tuple[Topology, Layout] | None = None
-        self._yielding = False
+        self._suspended = False
 
     def policy(self, kubelet_static: bool) -> CpuPolicy:
         """The policy in force."""
-        if kubelet_static and self._policy is not LocalPolicy.NONE and not self._yielding:
+        if kubelet_static and self._policy is not LocalPolicy.NONE and not self._suspended:
             log.error(
                 "%s; until then the policy is suspended",
                 _static_kubelet_conflict(self._policy.value),
             )
-        self._yielding = kubelet_static
+        self._suspended = kubelet_static
         return "none" if kubelet_static else self._policy.value
 
     def decision_input(

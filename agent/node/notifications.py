@@ -30,10 +30,11 @@ from agent.model.pod.pods import Pod
 LARGEST_BYTES = 1 << 18
 MAX_NOTIFICATIONS = 1024
 MAX_BYTES = 1 << 20
-"""The most that one wait returns: a flood of notifications must neither block the agent nor fill
-its memory."""
+"""The most notifications, and bytes of them, that one wait returns: a flood of notifications must
+neither block the agent nor fill its memory."""
 MAX_SESSIONS = 16
-"""The most sessions that are followed; there are two while one proxy drains and the next serves."""
+"""The most sessions whose end is detected; there are two while one proxy drains and the next
+serves."""
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class NotificationSocket:
         return [SessionEnded(each) for each in ended]
 
     def also_wake_on(self, descriptor: int) -> None:
-        """A wait also ends when this descriptor is readable; the caller reads it."""
+        """Makes a wait also end when this descriptor is readable. The caller reads it."""
         self._poll.register(descriptor, select.POLLIN)
 
     def lost(self) -> bool:
@@ -136,7 +137,7 @@ MAX_ANNOUNCED = 256
 oldest are dropped first."""
 
 
-class _AnnouncedPod(msgspec.Struct, frozen=True):
+class _PodEntry(msgspec.Struct, frozen=True):
     """`until`: seconds on the monotonic clock."""
 
     pod: Pod
@@ -145,12 +146,12 @@ class _AnnouncedPod(msgspec.Struct, frozen=True):
     session: tuple[int, int] | None
 
 
-class Announced:
+class AnnouncedPods:
     """Keeps a pod from its notification until the runtime lists it, its sandbox fails, the process
     that had the call ends, the API server says that the pod has ended, or PATIENCE_SECONDS pass."""
 
     def __init__(self) -> None:
-        self._pods: dict[str, _AnnouncedPod] = {}
+        self._pods: dict[str, _PodEntry] = {}
         self._in_api: frozenset[str] = frozenset()
 
     def add(self, notification: PodAnnounced, now_seconds: float, wall_nanoseconds: int) -> None:
@@ -158,7 +159,7 @@ class Announced:
         not change."""
         known = self._pods.get(notification.uid)
         created_at = known.pod.created_at if known else wall_nanoseconds
-        self._pods[notification.uid] = _AnnouncedPod(
+        self._pods[notification.uid] = _PodEntry(
             announced(notification, created_at),
             notification.cgroup_parent,
             now_seconds + PATIENCE_SECONDS,
@@ -172,13 +173,14 @@ class Announced:
         self._pods.pop(uid, None)
 
     def session_ended(self, session: tuple[int, int]) -> None:
-        """The session's calls are over: their caller got an error, and repeats a call by another
-        session, which announces it again."""
+        """Drops the pods of a session: its calls have failed. The kubelet repeats them through
+        another session, which announces the pods again."""
         self._pods = {uid: each for uid, each in self._pods.items() if each.session != session}
 
     def in_api(self, pods: Mapping[str, ApiPod]) -> None:
-        """All pods of the node that the API server has, by uid. Drops those that ended there, and
-        those that it had and removed. A pod that it never had is a static one, or not known yet."""
+        """Drops the pods that have ended according to the API server, and those that it has
+        removed. `pods`: all pods of the node in the API, by uid. Keeps a pod that the API never
+        had: it is static, or the API does not list it yet."""
         gone = self._in_api.difference(pods)
         self._in_api = frozenset(pods)
         for uid in [*self._pods]:
@@ -186,8 +188,8 @@ class Announced:
                 del self._pods[uid]
 
     def missing_from(self, listed: Collection[str], now_seconds: float) -> tuple[Pod, ...]:
-        """The announced pods that are not listed. Drops the others, and those whose time has
-        expired."""
+        """The announced pods that are not among the `listed` uids. Drops the others, and those
+        whose time has expired."""
         self._pods = {
             uid: each
             for uid, each in self._pods.items()
@@ -197,7 +199,7 @@ class Announced:
 
     @property
     def cgroup_parents(self) -> dict[str, str]:
-        """Those of the pods that the last call of `missing_from` returned, by uid."""
+        """By uid, of the pods that the last call of `missing_from` returned."""
         return {uid: each.cgroup_parent for uid, each in self._pods.items()}
 
 
@@ -212,7 +214,7 @@ class AnnouncedContainer(msgspec.Struct, frozen=True):
     hugepages: dict[int, int] = {}
 
 
-class _Coming(msgspec.Struct, frozen=True):
+class _ContainerEntry(msgspec.Struct, frozen=True):
     """`until`: seconds on the monotonic clock."""
 
     container: AnnouncedContainer
@@ -225,7 +227,7 @@ class AnnouncedContainers:
     process that had the call ends, or PATIENCE_SECONDS pass."""
 
     def __init__(self) -> None:
-        self._containers: dict[tuple[str, str], _Coming] = {}
+        self._containers: dict[tuple[str, str], _ContainerEntry] = {}
 
     def add(
         self, notification: ContainerAnnounced, now_seconds: float, wall_nanoseconds: int
@@ -234,7 +236,7 @@ class AnnouncedContainers:
         key = notification.pod.uid, notification.name
         known = self._containers.get(key)
         created_at = known.container.created_at if known else wall_nanoseconds
-        self._containers[key] = _Coming(
+        self._containers[key] = _ContainerEntry(
             AnnouncedContainer(*key, notification.shares, created_at, notification.hugepages),
             now_seconds + PATIENCE_SECONDS,
             notification.pod.session,
@@ -247,7 +249,7 @@ class AnnouncedContainers:
         self._containers.pop((uid, name), None)
 
     def session_ended(self, session: tuple[int, int]) -> None:
-        """The session's calls are over."""
+        """Drops the containers of a session, as AnnouncedPods does."""
         self._containers = {
             key: each for key, each in self._containers.items() if each.session != session
         }
@@ -255,8 +257,8 @@ class AnnouncedContainers:
     def missing_from(
         self, pods: Collection[Pod], now_seconds: float
     ) -> tuple[AnnouncedContainer, ...]:
-        """The announced containers of these pods that are not listed. Drops the others, and those
-        whose time has expired."""
+        """The announced containers of these pods that the runtime does not list. Drops the others,
+        and those whose time has expired."""
         present = {(pod.uid, each.name) for pod in pods for each in pod.containers}
         uids = {pod.uid for pod in pods}
         self._containers = {

@@ -1,8 +1,8 @@
-"""The original values of cgroups: the agent journals a value before its first write.
+"""The original values of cgroups: the agent journals each value before it first writes another.
 
-A frontend replaces values before the container has a cgroup; they are recorded as soon as it has
-one. Excluded containers get their values back while the agent runs, all containers with
-`topolet restore`, while it is stopped.
+A frontend replaces values before the container has a cgroup; they are journalled as soon as it has
+one. The agent restores the values of containers that become excluded, and of announced pods;
+`topolet restore` restores all values while no agent runs.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 
 class OriginalValues:
-    """Keeps the values that a frontend replaced at creation until the container has a cgroup, for
-    which the journal then records them."""
+    """Keeps the values that frontends replaced in requests until the container has a cgroup, and
+    then journals them as the originals of this cgroup."""
 
     def __init__(self, hierarchy: Hierarchy, controllers: Controllers, journal: Journal) -> None:
         self._hierarchy = hierarchy
@@ -59,15 +59,15 @@ class OriginalValues:
         self._resized: dict[str, RequestedResources] = {}
 
     def created(self, notification: Created) -> None:
-        """A frontend let the runtime create a container with replaced values."""
+        """Keeps the values of a request to create a container, which a frontend has replaced."""
         self._replaced[notification.container_id] = notification
 
     def resized(self, container_id: str, requested: RequestedResources) -> None:
-        """A frontend forwarded an update of a container that requested these values."""
+        """Keeps the values of a request to update a container."""
         self._resized[container_id] = requested
 
     def restore_excluded(self, unmanaged: tuple[Container, ...]) -> tuple[Written, list[str]]:
-        """Restores the original values of containers that are excluded. Returns also the
+        """Restores the original values of excluded containers. Returns what was written, and the
         failures."""
         failures: list[str] = []
         outcome, others = WriteOutcome(), ValueOutcome()
@@ -93,8 +93,8 @@ class OriginalValues:
         return Written(WriteReason.EXCLUDED, outcome, others), failures
 
     def record(self, containers: Iterable[Container]) -> list[str]:
-        """Records the values that a frontend replaced, for containers that have a cgroup now: a
-        restore writes them back. `containers`: all that are listed. Returns the failures."""
+        """Journals the values that a frontend replaced, for containers that have a cgroup now.
+        `containers`: all that the runtime lists. Returns the failures."""
         groups = {each.id: each.group for each in containers}
         for unlisted in self._replaced.keys() - groups.keys():
             del self._replaced[unlisted]
@@ -118,7 +118,7 @@ class OriginalValues:
         # When a container was created and updated since the last pass, the update counts.
         others = list({(one.group, one.file): one for one in others}.values())
         try:
-            # The frontend's value wins over the one that a write found before the notification.
+            # They replace an original that the agent read from the cgroup before the notification.
             if originals:
                 gone = [one for one in self._journal.originals if not self._hierarchy.exists(one)]
                 self._journal.update(originals, gone + [each.group for each in originals])
@@ -144,14 +144,14 @@ class OriginalValues:
 _UNTIL_SANDBOX: Final = "until its sandbox has CPUs of its own"
 
 
-class AnnouncedPods:
-    """Takes the CPUs of other pods from the cgroup of an announced pod: the runtime makes a sandbox
-    with those of the pod. Once the sandbox has a cpuset of its own, the pod's cgroup gets its
-    original CPUs back: they must contain whatever its containers get later. It keeps every other
-    CPU, because a runtime may run the monitor of a container there (CRI-O: conmon, on
-    `infra_ctr_cpuset`).
+class AnnouncedPodGroups:
+    """Removes the CPUs that other pods own from the cgroups of announced pods: the runtime makes a
+    sandbox with the CPUs of the pod's cgroup. Once the sandbox has a cpuset of its own, the pod's
+    cgroup gets its original CPUs again, because it must contain all CPUs that its containers get
+    later. All other CPUs stay in the cgroup: a runtime may run the monitor of a container there
+    (CRI-O: conmon, on `infra_ctr_cpuset`).
 
-    The journal marks these cgroups, so that the next agent gives them back too.
+    The journal marks these cgroups, so that an agent that starts later restores them.
     """
 
     def __init__(self, hierarchy: Hierarchy, journal: Journal) -> None:
@@ -162,8 +162,8 @@ class AnnouncedPods:
         }
 
     def narrow(self, others: Mapping[str, CpuSet]) -> tuple[dict[str, CpuSet], list[str]]:
-        """`others`: by group, the CPUs that its sandbox must not begin with. Journals the cgroups
-        that have some of them. Returns the CPUs of those to write, and the failures."""
+        """Journals the cgroups that have CPUs of other pods. `others`: by group, the CPUs with
+        which its sandbox must not begin. Returns, by group, the CPUs to write, and the failures."""
         new = []
         wanted = {}
         for group, taken in others.items():
@@ -175,7 +175,7 @@ class AnnouncedPods:
                 continue
             if left := cpus - taken:
                 wanted[group] = left
-            # A v1 cgroup without CPUs could not be given back: it can't inherit.
+            # A v1 cgroup that has no CPUs can't be restored: a v1 cgroup can't inherit.
             can_return = bool(own) or self._hierarchy.version == 2
             if left and left != cpus and group not in self._narrowed and can_return:
                 new.append(Original(group, str(own), _UNTIL_SANDBOX))
@@ -188,7 +188,7 @@ class AnnouncedPods:
         return {group: wanted[group] for group in wanted.keys() & self._narrowed}, failures
 
     def _original(self, group: str) -> CpuSet:
-        """The CPUs of the group while none is taken from it. Raises CgroupError."""
+        """The CPUs that the group has without `narrow`. Raises CgroupError."""
         if group not in self._narrowed:
             return self._hierarchy.effective_cpus(group)
         own = CpuSet.parse(self._journal.originals[group].cpus)
@@ -197,13 +197,13 @@ class AnnouncedPods:
     def widen(
         self, sandboxes: Mapping[str, CpuSet], announced: Collection[str]
     ) -> tuple[WriteOutcome, WriteOutcome, list[str]]:
-        """Gives the cgroups other than `announced` their original CPUs back, after the sandboxes in
-        them got theirs. Returns what was written to sandboxes, what to the others, and the
-        failures."""
-        over = self._narrowed.difference(announced)
-        if not over:
+        """Restores the original CPUs of all cgroups but those in `announced`, after it has written
+        the cpusets of the `sandboxes` in them. Returns what was written to sandboxes, what was
+        restored, and the failures."""
+        ready = self._narrowed.difference(announced)
+        if not ready:
             return WriteOutcome(), WriteOutcome(), []
-        own = {group: cpus for group, cpus in sandboxes.items() if parent(group) in over}
+        own = {group: cpus for group, cpus in sandboxes.items() if parent(group) in ready}
         if self._hierarchy.version == 1:  # the sandbox began with a copy of its pod's CPUs
             of_pods = self._journal.originals
             own = {group: cpus for group, cpus in own.items() if parent(group) in of_pods}
@@ -212,19 +212,19 @@ class AnnouncedPods:
             except JournalError as error:
                 return WriteOutcome(), WriteOutcome(), [str(error)]
         written = writer.apply(self._hierarchy, self._journal, own)
-        back = writer.restore(self._hierarchy, self._journal, only=over)
+        restored = writer.restore(self._hierarchy, self._journal, only=ready)
         failed = {
-            each.group: f"{each.group}: {each.note}" for each in back.having(WriteState.FAILED)
+            each.group: f"{each.group}: {each.note}" for each in restored.having(WriteState.FAILED)
         }
-        self._narrowed -= over - failed.keys()
-        errors = [] if back.journal_error is None else [back.journal_error]
-        return written, back, [*failed.values(), *errors]
+        self._narrowed -= ready - failed.keys()
+        errors = [] if restored.journal_error is None else [restored.journal_error]
+        return written, restored, [*failed.values(), *errors]
 
 
 def _replaced(controllers: Controllers, group: str, created: Created) -> tuple[OriginalValue, ...]:
-    """The originals of the files whose value differs; none when the group can't be read. Values
-    that the request omits are those of runtimes: no limit, and the minimum shares. A value that the
-    frontend passed on unchanged has no original."""
+    """The requested values, for the files that have another value; none when the group can't be
+    read. A value that the request omits is the runtime's default: no limit, and the minimum of
+    shares. Omits the values that the frontend passed on unchanged (`kept`)."""
     requested = created.requested
     try:
         mems: CpuSet | None = CpuSet.parse(requested.mems)
@@ -243,7 +243,8 @@ def _replaced(controllers: Controllers, group: str, created: Created) -> tuple[O
 def _resized(
     controllers: Controllers, group: str, requested: RequestedResources
 ) -> tuple[OriginalValue, ...]:
-    """As `_replaced`, for the quota alone, which the agent lifts: an update omits what stays."""
+    """As `_replaced`, but only the quota, which is what the agent lifts. An update omits values
+    that do not change."""
     quota = requested.quota_microseconds or None
     return _values(controllers, group, CgroupLimits(quota_microseconds=quota))
 
@@ -266,8 +267,8 @@ def _values(
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """`outcome` of cpusets, `values` of other files. `unchecked`: why a container that was created
-    on CPUs of the agent's choice could not be checked, or ""."""
+    """`outcome`: of cpusets; `values`: of other files. `unchecked`: why the runtime, or a container
+    that began with CPUs of the agent's choice, could not be updated; "" for none."""
 
     outcome: WriteOutcome
     values: ValueOutcome
@@ -276,11 +277,9 @@ class Restored(msgspec.Struct, frozen=True):
 
 def restore(settings: RestoreSettings, append: Append) -> Restored:
     """Updates the runtime with the original values of its containers, so that it does not write the
-    agent's values again, and restores every journalled file. A container that the proxy created
-    with CPUs of the agent's choice is not in the journal: it gets the CPUs of its parent. Then
-    removes the snapshot, so that the proxy rewrites no more requests. `append`: to the audit trail.
-    Raises LockedError while an
-    agent or an NRI plugin runs, CgroupError, OSError."""
+    agent's values again, restores every journalled file, and removes the snapshot, so that the
+    proxy rewrites no more requests. `append`: to the audit trail. Raises LockedError while an agent
+    or an NRI plugin runs, CgroupError, OSError."""
     state = Path(settings.state_dir)
     lock = Lock(str(state / AGENT_LOCK))
     try:
@@ -292,10 +291,34 @@ def restore(settings: RestoreSettings, append: Append) -> Restored:
     controllers = Controllers(settings.cgroup_root, hierarchy.handles)
     journal = Journal(state / "journal")
     path = state / "snapshot.json"
+    last = _last_snapshot(path)
+    cri = Cri(options.socket_path(settings.runtime_endpoint))
+    chosen, unchecked = _restore_runtime(cri, last, hierarchy, controllers, journal)
+    cri.close()
+    outcome = writer.restore(hierarchy, journal, chosen)
+    others = values.restore(controllers, journal)
+    written = Written(WriteReason.RESTORE, outcome, others)
+    append(write_records(written, last.pods if last else {}))
+    hierarchy.close()
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    no_plugin.release()
+    lock.release()
+    return Restored(outcome, others, unchecked)
+
+
+def _restore_runtime(
+    cri: Cri,
+    last: Snapshot | None,
+    hierarchy: Hierarchy,
+    controllers: Controllers,
+    journal: Journal,
+) -> tuple[dict[str, CpuSet], str]:
+    """Updates the runtime with the original values of the containers of the last snapshot. Returns
+    the cpusets of groups that are not in the journal, because the proxy created the container with
+    CPUs of the agent's choice: they get the CPUs of their parent. Also returns `unchecked`."""
     unchecked = ""
     chosen: dict[str, CpuSet] = {}
-    cri = Cri(options.socket_path(settings.runtime_endpoint))
-    last = _last_snapshot(path)
     try:
         managed = _managed(last, cri, hierarchy) if last else []
     except RpcError as error:
@@ -312,17 +335,7 @@ def restore(settings: RestoreSettings, append: Append) -> Restored:
                 chosen[container.group] = _parent_cpus(hierarchy, container.group)
         except (RpcError, CgroupError) as error:
             unchecked = f"container {container.id}: {error}"
-    cri.close()
-    outcome = writer.restore(hierarchy, journal, chosen)
-    others = values.restore(controllers, journal)
-    written = Written(WriteReason.RESTORE, outcome, others)
-    append(write_records(written, last.pods if last else {}))
-    hierarchy.close()
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    no_plugin.release()
-    lock.release()
-    return Restored(outcome, others, unchecked)
+    return chosen, unchecked
 
 
 def _last_snapshot(path: Path) -> Snapshot | None:
@@ -346,8 +359,8 @@ def _managed(last: Snapshot, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
 def _original_values(
     hierarchy: Hierarchy, controllers: Controllers, journal: Journal, container: Container
 ) -> Wanted:
-    """The values with which the runtime is updated. A group that inherited its CPUs gets the
-    effective ones."""
+    """The original values of a container, for an update of the runtime. A group that inherited its
+    CPUs gets those of the machine."""
     group = container.group or "/"
     original = journal.originals.get(group)
     cpuset = original.cpus if original else ""
@@ -357,7 +370,7 @@ def _original_values(
 
 
 def _parent_cpus(hierarchy: Hierarchy, group: str) -> CpuSet:
-    """Empty on v2: the group inherits."""
+    """The CPUs of the parent group; empty on v2, where the group inherits."""
     if hierarchy.version == 2:
         return EMPTY
     return hierarchy.own_cpus(group.rpartition("/")[0] or "/")

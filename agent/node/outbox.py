@@ -1,5 +1,6 @@
-"""Delivery of reports to the cluster. Reports are delayed and merged, so that there are few. A
-thread of their own delivers them, so that a slow server does not delay decisions."""
+"""Delivery of reports to the cluster. Only the newest report is delivered, after a delay, so that
+there are few deliveries. A thread of its own delivers it, so that a slow server does not delay
+decisions."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from agent.telemetry.metrics import AgentMetrics
 log = logging.getLogger(__name__)
 
 
-AGAIN_SECONDS = 30.0
+RESYNC_SECONDS = 30.0
+"""The least time between the last delivery and the one that follows a write of another client."""
 
 
 class ReportPace(msgspec.Struct, frozen=True):
@@ -58,20 +60,20 @@ class Outbox:
         clock: Callable[[], float] = time.monotonic,
         first: Callable[[], None] = lambda: None,
     ) -> None:
-        """`deliver` returns whether it wrote anything; raises StoreError. So does `first`, which is
-        called until it succeeds, before the first delivery."""
+        """`deliver` returns whether it wrote anything. `first` is called before the first delivery,
+        until it succeeds. Both raise StoreError."""
         self._deliver = deliver
         self._first = first
         self._metrics = metrics
         self._pace = pace or ReportPace()
         self._clock = clock
         self._backoff = Backoff(random.random)
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._report: Report | None = None
         self._pending_since: float | None = None
         self._last_put = 0.0
         self._not_before = 0.0
-        self._taken = False
+        self._overwritten = False
         self._checked = 0.0
         self._closed = threading.Event()
         self._started = False
@@ -80,7 +82,7 @@ class Outbox:
 
     def start(self) -> None:
         """Starts the thread. A second call does nothing."""
-        with self._news:
+        with self._changed:
             if not self._started and not self._closed.is_set():
                 self._started = True
                 self._thread.start()
@@ -88,33 +90,33 @@ class Outbox:
     def put(self, report: Report) -> bool:
         """Replaces the queued report. Returns False: it is not known yet whether anything is
         written."""
-        with self._news:
+        with self._changed:
             self._report = report
             self._schedule()
         return False
 
     def resync(self) -> None:
-        """Another client changed the agent's objects. They are written again soon, but a client
-        that does so repeatedly does not cause endless writes."""
-        with self._news:
-            self._taken = True
-            self._news.notify()
+        """To be called when another client has changed the agent's objects: they are written again,
+        at most every RESYNC_SECONDS."""
+        with self._changed:
+            self._overwritten = True
+            self._changed.notify()
 
     def server_available(self) -> None:
-        """The server is available again. All nodes notice this at about the same time, so each
-        delays its report by a random part of SPREAD_SECONDS."""
-        with self._news:
+        """To be called when the server is available again. All nodes notice this at about the same
+        time, so each delays its report by a random part of SPREAD_SECONDS."""
+        with self._changed:
             if self.problem.text:
                 self._backoff.reset()
                 soon = self._clock() + random.random() * SPREAD_SECONDS
                 self._not_before = min(self._not_before, soon)
-                self._news.notify()
+                self._changed.notify()
 
     def close(self) -> None:
         """Ends the delivery."""
-        with self._news:
+        with self._changed:
             self._closed.set()
-            self._news.notify()
+            self._changed.notify()
         if self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)
 
@@ -122,27 +124,28 @@ class Outbox:
         self._last_put = self._clock()
         if self._pending_since is None:
             self._pending_since = self._last_put
-        self._news.notify()
+        self._changed.notify()
 
     def _due(self) -> float | None:
         """The time of the next delivery; None without a report."""
         if self._report is None:
             return None
         after = self._pace.recheck_seconds
-        due = self._checked + (min(after, AGAIN_SECONDS) if self._taken else after)
+        due = self._checked + (min(after, RESYNC_SECONDS) if self._overwritten else after)
         if self._pending_since is not None:
             settled = self._last_put + self._pace.settle_seconds
             due = min(settled, self._pending_since + self._pace.max_seconds)
         return max(due, self._not_before)
 
     def _run(self) -> None:
-        while not self._began():
-            if not self._paused():
+        while not self._ran_first():
+            if not self._waited():
                 return
         while (report := self._next()) is not None:
             self._send(report)
 
-    def _began(self) -> bool:
+    def _ran_first(self) -> bool:
+        """Calls `first`. Returns whether it succeeded."""
         try:
             self._first()
         except StoreError as error:
@@ -151,27 +154,27 @@ class Outbox:
         self._succeeded()
         return True
 
-    def _paused(self) -> bool:
-        """Waits for the next attempt. False after `close`."""
-        with self._news:
+    def _waited(self) -> bool:
+        """Waits until the next attempt is due. Returns False after `close`."""
+        with self._changed:
             while not self._closed.is_set():
                 left = self._not_before - self._clock()
                 if left <= 0:
                     return True
-                self._news.wait(left)
+                self._changed.wait(left)
             return False
 
     def _next(self) -> Report | None:
         """Waits until a report is due. None after `close`."""
-        with self._news:
+        with self._changed:
             while not self._closed.is_set():
                 due = self._due()
                 left = None if due is None else due - self._clock()
                 if left is not None and left <= 0:
                     self._pending_since = None
-                    self._taken = False
+                    self._overwritten = False
                     return self._report
-                self._news.wait(left)
+                self._changed.wait(left)
             return None
 
     def _send(self, report: Report) -> None:
@@ -179,7 +182,7 @@ class Outbox:
             written = self._deliver(report)
         except StoreError as error:
             self._failed(error)
-            with self._news:
+            with self._changed:
                 if self._pending_since is None:
                     self._pending_since = self._clock()
             return
@@ -191,13 +194,13 @@ class Outbox:
 
     def _failed(self, error: StoreError) -> None:
         self._metrics.reports.labels("failed").inc()
-        asked_after = error.retry_after_seconds if isinstance(error, KubeError) else None
-        with self._news:
+        retry_after_seconds = error.retry_after_seconds if isinstance(error, KubeError) else None
+        with self._changed:
             self.problem.report(str(error))
-            self._not_before = self._clock() + self._backoff.next(asked_after)
+            self._not_before = self._clock() + self._backoff.next(retry_after_seconds)
 
     def _succeeded(self) -> None:
-        with self._news:
+        with self._changed:
             self._backoff.reset()
 
 
@@ -205,9 +208,9 @@ _JOIN_SECONDS = 2.0
 
 
 def deliver(objects: Objects, report: Report) -> bool:
-    """Whether anything was written. If some objects can't be written, writes the others and then
-    raises a KubeError that names all failures. Raises the error of an unavailable server at
-    once."""
+    """Writes the objects of a report, and returns whether anything was written. If some objects
+    can't be written, writes the others and then raises a KubeError that names all failures. Raises
+    the error of an unavailable server at once."""
     name = report.topology.name
     parts: tuple[Callable[[], bool], ...] = (
         lambda: _deliver_topology(objects, report),
@@ -220,7 +223,7 @@ def deliver(objects: Objects, report: Report) -> bool:
     for part in parts:
         try:
             written.append(part())
-        except _ABOUT_THE_SERVER:
+        except _SERVER_ERRORS:
             raise
         except StoreError as error:
             failures.append(error)
@@ -232,7 +235,7 @@ def deliver(objects: Objects, report: Report) -> bool:
     return any(written)
 
 
-_ABOUT_THE_SERVER = (UnreachableError, ServerError, UnauthorizedError, TooManyRequestsError)
+_SERVER_ERRORS = (UnreachableError, ServerError, UnauthorizedError, TooManyRequestsError)
 
 
 def _deliver_topology(objects: Objects, report: Report) -> bool:
@@ -245,7 +248,8 @@ def _deliver_topology(objects: Objects, report: Report) -> bool:
 
 
 def _deliver_devices(objects: Objects, report: Report) -> bool:
-    """A node that never had devices has no Device object."""
+    """Writes the Device object. Without devices it is written only if it exists and is the agent's:
+    a node that never had devices does not get one."""
     name, reported = report.topology.name, report.devices
     if not reported.devices:
         before = objects.get(device_object.KIND, name)

@@ -57,7 +57,7 @@ from agent.node.enforcement import Enforcement, Freed
 from agent.node.kubelet_view import KubeletState, KubeletView
 from agent.node.node_configuration import NodeObject, rules
 from agent.node.node_local import NodeLocalCpus
-from agent.node.notifications import Announced, AnnouncedContainers
+from agent.node.notifications import AnnouncedContainers, AnnouncedPods
 from agent.node.publisher import Publisher
 from agent.node.report import Reporter, ReportInput
 from agent.node.runtime_view import RuntimeState, RuntimeView, without_excluded
@@ -90,9 +90,10 @@ DecisionInputs = tuple[
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """`began_nanoseconds` on the monotonic clock. `listed`: all pods of the runtime; `managed`:
-    without those that `exclude` names; `unmanaged`: the containers that it names. `update_pending`:
-    an update of the runtime is in progress, which may still apply CPUs of the last decision."""
+    """The result of the stage "observe". `began_nanoseconds`: on the monotonic clock; `listed`: all
+    pods of the runtime; `managed`: without the pods and containers that `exclude` names;
+    `unmanaged`: the excluded containers. `update_pending`: an update of the runtime is in progress,
+    which may still apply CPUs of the last decision."""
 
     began_nanoseconds: int
     listed: RuntimeState
@@ -104,8 +105,9 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """`pods`: those to decide about; `all_pods`: with excluded ones, which hold devices and CPUs of
-    claims too. `holds`: by container id, the CPUs that it runs on or will start on."""
+    """The result of the stage "resolve". `pods`: those to decide about; `all_pods`: also excluded
+    ones, which hold devices and CPUs of claims too. `holds`: by container id, the CPUs that it runs
+    on or will start on."""
 
     pods: tuple[Pod, ...]
     all_pods: tuple[Pod, ...]
@@ -116,7 +118,7 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 class LastPass(msgspec.Struct, frozen=True):
-    """What the last pass found, for those who look at the node; references only."""
+    """The results of the last pass, for the node's page. It shares its values with the pass."""
 
     topology: Topology
     snapshot: Snapshot | None
@@ -154,7 +156,7 @@ class Reconciler:
         self._reporter = reporter
         self._node_local = node_local or NodeLocalCpus()
         self._devices = devices or DeviceVisibilityView(None)
-        self._announced = Announced()
+        self._announced = AnnouncedPods()
         self._announced_containers = AnnouncedContainers()
         self._notified = True
         self._decided: tuple[DecisionInputs, Decision] | None = None
@@ -190,8 +192,8 @@ class Reconciler:
                 self._enforcement.originals.created(notification)
 
     def reconcile(self) -> None:
-        """One pass. Raises RpcError, DiscoveryError, StateFileError or OSError, after which the
-        last snapshot stays in force; and StoreError or ReconcileError at its end."""
+        """Runs a pass. Raises RpcError, DiscoveryError, StateFileError or OSError, after which the
+        last snapshot stays in force; at the end of the pass StoreError or ReconcileError."""
         seen = self._observe()
         node = self._resolve(seen)
         decision = self._decide(seen, node)
@@ -206,7 +208,8 @@ class Reconciler:
             raise ReconcileError("; ".join(failures))
 
     def failed(self, problem: str) -> None:
-        """The pass failed: it may have reported nothing."""
+        """Reports that a pass failed with this problem. To be called after `reconcile` has raised
+        an error."""
         self._reporter.failed(self._cluster.now().node, problem)
 
     def _observe(self) -> Observation:
@@ -281,8 +284,8 @@ class Reconciler:
         return freed
 
     def _announced_groups(self, pods: tuple[Pod, ...]) -> dict[str, str]:
-        """The cgroup_parent of announced pods by uid, without pods that have excluded containers,
-        which may start on any CPU."""
+        """By uid, the cgroup_parent of announced pods. Omits pods with excluded containers, which
+        may start on any CPU."""
         parents = self._announced.cgroup_parents
         return {
             pod.uid: parents[pod.uid]
@@ -364,8 +367,8 @@ class Reconciler:
     def _pods(
         self, managed: tuple[Pod, ...], cluster: ClusterState
     ) -> tuple[tuple[Pod, ...], frozenset[str]]:
-        """The pods that the runtime has or that were announced (with their uids), and those that
-        the cluster assigned to this node."""
+        """The pods that the runtime lists, that were announced, or that the cluster assigned to
+        this node, without excluded ones; and the uids of those listed or announced."""
         listed = {pod.uid for pod in managed}
         if cluster.pods_listed:
             self._announced.in_api(cluster.pods)
@@ -380,7 +383,7 @@ class Reconciler:
 
 
 def _without_cgroup(pods: tuple[Pod, ...]) -> dict[str, str]:
-    """Running containers without a known cgroup: their title by id."""
+    """By id, the titles of running containers whose cgroup is not known."""
     return {
         each.id: f"{pod.title} {each.name}"
         for pod in pods

@@ -66,10 +66,8 @@ class Trigger(enum.Enum):
 
 
 class Triggers:
-    """Ends the wait for notifications on an event. A source that is missing on this machine is
-    reported once.
-
-    Events during a pass trigger one pass together.
+    """Ends the wait for notifications when an event occurs. Reports once a source of events that
+    this machine does not have. All events during one pass trigger only one further pass.
     """
 
     def __init__(
@@ -126,8 +124,8 @@ class Triggers:
     def pause(
         self, settings: AgentSettings, healthy: bool, triggers: Set[Trigger], began: float
     ) -> float:
-        """How long after `began`, in seconds, the next pass is due without an event. `triggers` of
-        the last pass, `healthy` whether it succeeded."""
+        """How long after `began`, in seconds, the next pass is due without an event. `triggers`,
+        `began`: of the last pass; `healthy`: whether it succeeded."""
         if Trigger.CLOCK in triggers and began - self._last_event >= SETTLE_SECONDS:
             self._catch_up()
         if triggers & {Trigger.NOTIFICATION, Trigger.TREE, Trigger.RUNTIME}:
@@ -145,8 +143,9 @@ class Triggers:
         return settings.period_seconds
 
     def cooldown(self, settings: AgentSettings, took_seconds: float) -> float:
-        """The seconds after a pass in which only a held call triggers another one, by the length
-        of the pass: endless cgroup changes keep the agent busy at most half of the time."""
+        """The seconds after a pass in which only a frontend that holds a call triggers another one.
+        They are at least as long as the pass was: endless changes of cgroups keep the agent busy at
+        most half of the time."""
         least = FIRST_PAUSE_SECONDS
         if self._runtime.streaming:
             least = FRONTEND_COOLDOWN_SECONDS if self._by_frontend else LEAST_COOLDOWN_SECONDS
@@ -176,7 +175,8 @@ class Triggers:
 
 
 class GroupKind(enum.Enum):
-    """The kinds of groups. The kubelet's own root may be one level down (its --cgroup-root)."""
+    """The kinds of groups. TOP: the root of the hierarchy; OTHER: a group right below it, which may
+    contain the pods (the kubelet's --cgroup-root); KUBEPODS: the root of the pods."""
 
     TOP = "top"
     OTHER = "other"
@@ -187,7 +187,8 @@ class GroupKind(enum.Enum):
 
 
 _FILES: Final = frozenset({CPUS, MEMS, limits.MAX, limits.WEIGHT, limits.MEMORY_MAX})
-"""On v1 the limits are in other hierarchies: the next pass reads them."""
+"""The files whose changes need a pass. On v1 the limits are in other hierarchies, which are not
+watched: the next pass reads them."""
 _OUTSIDE: Final = frozenset({GroupKind.TOP, GroupKind.OTHER})
 _MASKS: Final = {
     GroupKind.TOP: kernel_events.CREATE | kernel_events.DELETE,
@@ -201,12 +202,12 @@ _MASKS: Final = {
 
 
 class CgroupWatch:
-    """`root` is where the hierarchy is mounted. Raises OSError when the limit of inotify instances
-    is reached.
+    """Watches the groups of pods by inotify, below the mount point `root`. Raises OSError when the
+    limit of inotify instances is reached.
 
-    `complete` is False while some group is not watched, because the kernel allows no more watches.
-    The kernel keeps the watch of a cgroup that was removed (its inode still has links), so this
-    class ends it.
+    `complete`: False while some group is not watched, because the kernel allows no more watches.
+    The kernel keeps the watch of a removed cgroup (its inode still has links), so this class ends
+    it.
     """
 
     def __init__(self, root: str) -> None:
@@ -221,7 +222,7 @@ class CgroupWatch:
         return self._queue.fileno()
 
     def read(self) -> bool:
-        """Whether a change needs a pass; new groups are watched from now on."""
+        """Reads all events, and watches new groups. Returns whether a change needs a pass."""
         news = False
         for event in self._queue.read():
             if event.mask & kernel_events.OVERFLOW:
@@ -232,7 +233,7 @@ class CgroupWatch:
         return news
 
     def watch_all(self) -> None:
-        """Walks the tree: watches groups that are not watched yet, and no others."""
+        """Walks the tree: watches the groups that exist, and ends the watches of all others."""
         self.complete = True
         before, self._numbers = self._numbers, {}
         self._enter(self._root, GroupKind.TOP)
@@ -245,12 +246,12 @@ class CgroupWatch:
         self._queue.close()
 
     def _handle(self, event: kernel_events.InotifyEvent) -> bool:
-        directory, place = self._watched.get(event.watch, ("", None))
-        if place is None:
+        directory, kind = self._watched.get(event.watch, ("", None))
+        if kind is None:
             return False
         if not event.mask & kernel_events.IS_DIRECTORY:
             return event.mask & kernel_events.MODIFY != 0 and event.name in _FILES
-        below = place_below(place, event.name)
+        below = kind_below(kind, event.name)
         if below is None:
             return False
         path = os.path.join(directory, event.name)
@@ -264,15 +265,16 @@ class CgroupWatch:
         self._queue.unwatch(number)
         self._watched.pop(number, None)
 
-    def _enter(self, directory: str, place: GroupKind) -> None:
-        """Watches before it lists: changes in between are reported twice, never missed."""
+    def _enter(self, directory: str, kind: GroupKind) -> None:
+        """Watches a directory, then those in it. The watch begins before the listing: a change in
+        between is reported twice, but never missed."""
         try:
-            number = self._queue.watch(directory, _MASKS[place])
+            number = self._queue.watch(directory, _MASKS[kind])
             if (before := self._numbers.get(directory, number)) != number:
                 self._unwatch(before)
-            self._watched[number] = (directory, place)
+            self._watched[number] = (directory, kind)
             self._numbers[directory] = number
-            if place is GroupKind.CONTAINER:
+            if kind is GroupKind.CONTAINER:
                 return
             with os.scandir(directory) as entries:
                 names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
@@ -283,12 +285,12 @@ class CgroupWatch:
                 self.complete = False
             return
         for name in names:
-            below = place_below(place, name)
+            below = kind_below(kind, name)
             if below is not None:
                 self._enter(os.path.join(directory, name), below)
 
 
-def place_below(parent: GroupKind, name: str) -> GroupKind | None:
+def kind_below(parent: GroupKind, name: str) -> GroupKind | None:
     """The kind of the group of this name in such a parent; None for one that is not watched."""
     if parent in _OUTSIDE:
         if name in ("kubepods", "kubepods.slice") or name.endswith("-kubepods.slice"):

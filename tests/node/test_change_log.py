@@ -15,7 +15,6 @@ from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner
 from agent.node.change_log import (
-    AGAIN_SECONDS,
     CLAIM_NOT_HONORED,
     CPUS_ASSIGNED,
     CPUS_CHANGED,
@@ -25,6 +24,7 @@ from agent.node.change_log import (
     LASTING_SECONDS,
     NO_CPUS_ALLOCATED,
     PAUSE_SECONDS,
+    REPEAT_SECONDS,
     ChangeRecorder,
     PodEvents,
 )
@@ -99,7 +99,7 @@ def test_faults_of_the_node_are_events_again_while_they_last() -> None:
         (PAUSE_SECONDS, ["label a: x", "label b: y"], 2),
         (PAUSE_SECONDS + 1, [], 2),
         (PAUSE_SECONDS + 2, ["label a: x", "label b: y"], 2),
-        (PAUSE_SECONDS + AGAIN_SECONDS, ["label a: x", "label b: y"], 3),
+        (PAUSE_SECONDS + REPEAT_SECONDS, ["label a: x", "label b: y"], 3),
     ):
         notes = {INVALID_NODE: "; ".join(faults)} if faults else {}
         events.record((), (), (), (), {}, node=NodeNotes("n", "uid-n", notes))
@@ -205,7 +205,7 @@ def test_one_event_for_each_pod_and_reason() -> None:
 def test_an_event_is_repeated_while_its_cause_lasts() -> None:
     scene = Scene()
     assert scene.passes(shortfalls=(shortfall("a"),))
-    scene.now += AGAIN_SECONDS - 1
+    scene.now += REPEAT_SECONDS - 1
     assert scene.passes(shortfalls=(shortfall("a"),)) == []
     scene.now += 1
     assert scene.passes(shortfalls=(shortfall("a"),))

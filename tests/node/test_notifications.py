@@ -28,7 +28,7 @@ from agent.model.notifications import (
 )
 from agent.model.pod.pods import ANNOTATIONS
 from agent.node import notifications
-from agent.node.notifications import Announced, AnnouncedContainers, NotificationSocket
+from agent.node.notifications import AnnouncedContainers, AnnouncedPods, NotificationSocket
 from tests.waiting import eventually
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -189,7 +189,7 @@ def test_killed_proxy_ends_its_announcements_and_no_others(
     finally:
         for each in (killed, other):
             each.kill()
-    pods, containers = Announced(), AnnouncedContainers()
+    pods, containers = AnnouncedPods(), AnnouncedContainers()
     for notification in heard:
         if isinstance(notification, PodAnnounced):
             pods.add(notification, 0.0, 0)

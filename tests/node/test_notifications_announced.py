@@ -7,16 +7,16 @@ from agent.model.notifications import ContainerAnnounced, PodAnnounced
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.node.notifications import (
     PATIENCE_SECONDS,
-    Announced,
     AnnouncedContainer,
     AnnouncedContainers,
+    AnnouncedPods,
 )
 
 NOTIFICATION = PodAnnounced("u", "ns", "n", {}, {"k": "1"}, "/kubepods/burstable/podu")
 
 
 def test_announced_pod_is_kept_until_the_runtime_lists_it() -> None:
-    announced = Announced()
+    announced = AnnouncedPods()
     announced.add(NOTIFICATION, 0.0, 7)
     (pod,) = announced.missing_from([], 1.0)
     assert (pod.uid, pod.title, pod.kube_class, pod.created_at) == ("u", "ns/n", "burstable", 7)
@@ -27,7 +27,7 @@ def test_announced_pod_is_kept_until_the_runtime_lists_it() -> None:
 
 
 def test_repeated_notification_keeps_the_first_time() -> None:
-    announced = Announced()
+    announced = AnnouncedPods()
     announced.add(NOTIFICATION, 0.0, 7)
     changed = msgspec.structs.replace(NOTIFICATION, annotations={"k": "2"})
     announced.add(changed, PATIENCE_SECONDS - 1, 99)
@@ -36,13 +36,13 @@ def test_repeated_notification_keeps_the_first_time() -> None:
 
 
 def test_announced_pod_expires() -> None:
-    announced = Announced()
+    announced = AnnouncedPods()
     announced.add(NOTIFICATION, 0.0, 7)
     assert announced.missing_from([], PATIENCE_SECONDS) == ()
 
 
 def test_failed_sandbox_can_be_dropped_twice() -> None:
-    announced = Announced()
+    announced = AnnouncedPods()
     announced.add(NOTIFICATION, 0.0, 7)
     announced.drop("u")
     announced.drop("u")
@@ -85,7 +85,7 @@ OTHER = msgspec.structs.replace(NOTIFICATION, uid="other", session=(1, 2))
 
 
 def test_announcement_of_a_pod_that_the_api_server_removed_ends() -> None:
-    announced = Announced()
+    announced = AnnouncedPods()
     announced.in_api(in_api("u"))
     announced.add(NOTIFICATION, 0.0, 7)
     announced.in_api(in_api("u"))
@@ -95,7 +95,7 @@ def test_announcement_of_a_pod_that_the_api_server_removed_ends() -> None:
 
 
 def test_announcement_of_a_pod_that_was_removed_before_the_next_pass_ends() -> None:
-    announced = Announced()
+    announced = AnnouncedPods()
     announced.in_api(in_api("u"))
     announced.add(NOTIFICATION, 0.0, 7)
     announced.in_api({})
@@ -104,7 +104,7 @@ def test_announcement_of_a_pod_that_was_removed_before_the_next_pass_ends() -> N
 
 @pytest.mark.parametrize("phase", [Phase.SUCCEEDED, Phase.FAILED])
 def test_announcement_of_a_pod_that_ended_in_the_api_ends(phase: Phase) -> None:
-    announced = Announced()
+    announced = AnnouncedPods()
     announced.add(NOTIFICATION, 0.0, 7)
     announced.in_api(in_api("u", phase))
     assert announced.missing_from([], 0.0) == ()
@@ -112,7 +112,7 @@ def test_announcement_of_a_pod_that_ended_in_the_api_ends(phase: Phase) -> None:
 
 def test_announcement_of_a_pod_that_the_api_server_never_had_stays() -> None:
     """A static pod, or one that the kubelet's watch reported before the agent's."""
-    announced = Announced()
+    announced = AnnouncedPods()
     announced.add(NOTIFICATION, 0.0, 7)
     for pods in ({}, in_api("v", Phase.FAILED), {}):
         announced.in_api(pods)
@@ -121,14 +121,14 @@ def test_announcement_of_a_pod_that_the_api_server_never_had_stays() -> None:
 
 def test_deletion_that_was_requested_ends_no_announcement() -> None:
     """The kubelet may still wait for the call."""
-    announced = Announced()
+    announced = AnnouncedPods()
     announced.add(NOTIFICATION, 0.0, 7)
     announced.in_api({"u": msgspec.structs.replace(in_api("u")["u"], deleted=True)})
     assert len(announced.missing_from([], 0.0)) == 1
 
 
 def test_call_that_another_proxy_repeats_is_of_that_proxy() -> None:
-    announced, containers = Announced(), AnnouncedContainers()
+    announced, containers = AnnouncedPods(), AnnouncedContainers()
     again = msgspec.structs.replace(OTHER, session=(1, 3))
     for pod in (OTHER, again):
         announced.add(pod, 0.0, 7)

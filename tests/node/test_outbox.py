@@ -15,7 +15,7 @@ from agent.kube.errors import (
 )
 from agent.model.nrt.report import DeviceReport, Report
 from agent.model.nrt.resource_topology import NodeTopology
-from agent.node.outbox import AGAIN_SECONDS, Outbox, ReportPace
+from agent.node.outbox import RESYNC_SECONDS, Outbox, ReportPace
 from agent.telemetry.metrics import AgentMetrics
 from tests.waiting import eventually
 
@@ -70,7 +70,7 @@ class Time:
         return self.now
 
     def begins(self, outbox: Outbox) -> None:
-        self._news = outbox._news = News()
+        self._news = outbox._changed = News()
         outbox.start()
 
     def passes(self, seconds: float) -> None:
@@ -143,7 +143,7 @@ def test_another_writer_of_the_same_fields_causes_few_writes(
         outbox.resync()
         time.passes(1)
     assert server.tried == 1
-    time.passes(AGAIN_SECONDS)
+    time.passes(RESYNC_SECONDS)
     assert server.tried == 2
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.node.triggers import CgroupWatch, GroupKind, place_below
+from agent.node.triggers import CgroupWatch, GroupKind, kind_below
 
 UID = "0a1b"
 
@@ -44,7 +44,7 @@ def tree(root: Path) -> Iterator[CgroupWatch]:
 def test_paths_by_both_cgroup_drivers(
     parent: GroupKind, name: str, place: GroupKind | None
 ) -> None:
-    assert place_below(parent, name) == place
+    assert kind_below(parent, name) == place
 
 
 def test_pods_and_containers_are_created_and_removed(root: Path, tree: CgroupWatch) -> None:
