@@ -257,8 +257,6 @@ class _Memory:
         return nodes if nodes and nodes <= self._with_memory else None
 
 
-_UNBLOCKED: Final[Mapping[str, str]] = {}
-_NO_CLAIM: Final[Mapping[str, CpuSet]] = {}
 _OWNERS: Final = (QoS.LSE, QoS.LSR)
 
 
@@ -313,9 +311,9 @@ class _PodValues(msgspec.Struct, frozen=True):
         batch: Mapping[str, BatchResources],
         refused: str,
         *,
-        blocked: Mapping[str, str] = _UNBLOCKED,
+        blocked: Mapping[str, str],
         kubelets: Mapping[str, CpuSet] | None,
-        by_claim: Mapping[str, CpuSet] = _NO_CLAIM,
+        by_claim: Mapping[str, CpuSet],
     ) -> PodWanted:
         """`own`: the CPUs of the whole pod. By container: `by_container` has its own CPUs by a
         node-local policy, `blocked` why it must not be created ("" for no reason), `kubelets` the
