@@ -72,14 +72,13 @@ def take_on_nodes(
     request: CpuRequest,
     shares: Mapping[int, int],
     max_ref: int = 1,
-    preferred: int = 0,
 ) -> Taken | Shortage:
     """Takes `shares` CPUs, by node id, from each NUMA node. ValueError if one is negative or they
     do not add up to the request. `request.nodes` is ignored."""
     if sum(shares.values()) != request.count or min(shares.values(), default=0) < 0:
         raise ValueError(f"shares: {dict(shares)} do not add up to {request.count} CPUs")
     free = available & layout.cpus & ~holdings.full(max_ref)
-    fitting, preferred = _fitting(layout, free, preferred, request)
+    fitting, _ = _fitting(layout, free, 0, request)
     terms = Terms.of(layout, holdings, request, max_ref)
     taken = 0
     steps = [AllocationStep.GIVEN_NODES]
@@ -88,7 +87,7 @@ def take_on_nodes(
         here = fitting & node
         found = None
         if share <= here.bit_count():
-            found = _find(pack, terms, here, preferred & node, share)
+            found = _find(pack, terms, here, 0, share)
         if found is None:
             return _shortage(share, free & node, here, id_)
         taken |= found[0]

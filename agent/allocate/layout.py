@@ -237,17 +237,14 @@ class CpuRefCounts(msgspec.Struct, frozen=True):
         return new
 
     def removing(
-        self, cpus: int, exclusive: ExclusivePolicy = ExclusivePolicy.NONE, times: int = 1
+        self, cpus: int, exclusive: ExclusivePolicy = ExclusivePolicy.NONE
     ) -> CpuRefCounts:
-        """The reverse of `adding`; ValueError if a CPU is not held in this way."""
-        new = self
-        for _ in range(times):
-            new = CpuRefCounts(
-                _fewer(new.held, cpus),
-                _fewer(new.core_exclusive, cpus if exclusive is _CORE else 0),
-                _fewer(new.node_exclusive, cpus if exclusive is _NODE else 0),
-            )
-        return new
+        """Without one of the pods on these CPUs; ValueError if a CPU is not held in this way."""
+        return CpuRefCounts(
+            _fewer(self.held, cpus),
+            _fewer(self.core_exclusive, cpus if exclusive is _CORE else 0),
+            _fewer(self.node_exclusive, cpus if exclusive is _NODE else 0),
+        )
 
     def full(self, max_ref: int) -> int:
         """The CPUs that no further pod may take if `max_ref` pods (at least 1) may share one."""

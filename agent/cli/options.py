@@ -168,9 +168,6 @@ class Arguments:
     def add_argument_group(self, *_: object) -> Arguments:
         return self
 
-    def add_mutually_exclusive_group(self, **_: object) -> Arguments:
-        return self
-
 
 def arguments_of(command: str) -> list[Argument]:
     """The arguments of a subcommand."""

@@ -46,10 +46,8 @@ def page_routes(
     name: str,
     values: Mapping[str, Callable[[], bytes]],
     answers: Mapping[str, Callable[[bytes], Reply]] | None = None,
-    *,
-    path: str = PATH,
 ) -> dict[str, Route]:
-    """The routes of a page. `path`: its document, made of the files NAME.html, NAME.css and
+    """The routes of a page. PATH: its document, made of the files NAME.html, NAME.css and
     NAME.js. Below it, by name: the JSON that each of `values` returns, and the reply of each of
     `answers` to posted JSON."""
 
@@ -64,9 +62,9 @@ def page_routes(
         )
 
     return {
-        path: Route("GET", lambda _: _document(name), loopback=True),
-        **{f"{path}/{each}": get(value) for each, value in values.items()},
-        **{f"{path}/{each}": posted(answer) for each, answer in (answers or {}).items()},
+        PATH: Route("GET", lambda _: _document(name), loopback=True),
+        **{f"{PATH}/{each}": get(value) for each, value in values.items()},
+        **{f"{PATH}/{each}": posted(answer) for each, answer in (answers or {}).items()},
     }
 
 

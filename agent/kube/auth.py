@@ -156,10 +156,9 @@ class KubeconfigAccess:
     """A kubeconfig file, read by the package `kubernetes`, which supports exec plugins. The package
     is imported only here, since it needs 20 MB."""
 
-    def __init__(self, path: str, context: str | None = None) -> None:
+    def __init__(self, path: str) -> None:
         """Raises AccessError."""
         self._path = path
-        self._context = context
         self._load()
 
     @property
@@ -195,7 +194,7 @@ class KubeconfigAccess:
         configuration: Any = client.Configuration()
         try:
             config.load_kube_config(
-                self._path, self._context, client_configuration=configuration, persist_config=False
+                self._path, client_configuration=configuration, persist_config=False
             )
         except (config.ConfigException, OSError) as error:
             raise AccessError(f"kubeconfig {self._path}: {error}") from error

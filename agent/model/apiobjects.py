@@ -375,11 +375,6 @@ def decode_node(text: bytes) -> ApiNode:
     return node_value(decoded(text, NODE_KIND, _node_decoder))
 
 
-def node_from_object(body: object) -> ApiNode:
-    """Raises ObjectError."""
-    return node_value(converted(body, NODE_KIND, NodeBody))
-
-
 def node_value(raw: NodeBody) -> ApiNode:
     metadata = raw.metadata
     return ApiNode(metadata.uid, metadata.labels or {}, metadata.annotations or {})

@@ -31,7 +31,7 @@ def draw(found: Explanation, width: int = 100) -> str:
     for each other node."""
     lines = _wrapped(_headline(found), width)
     for cause in found.causes:
-        lines += _cause_lines(cause, width, "  ")
+        lines += _cause_lines(cause, width)
     if found.bound is not None:
         lines += _wrapped(_bound(found.bound), width, "  ")
     verdicts = sorted(found.nodes, key=lambda each: (each.node != found.winner, each.node))
@@ -107,7 +107,7 @@ def _verdict_lines(verdict: NodeVerdict, wins: bool, width: int) -> list[str]:
         return offer_lines(verdict.node, verdict.offer, wins, width)
     lines = [f"{verdict.node}: no room"]
     for cause in verdict.causes:
-        lines += _cause_lines(cause, width, "  ")
+        lines += _cause_lines(cause, width)
     if verdict.eviction is not None:
         lines += _wrapped(_eviction(verdict.eviction), width, "  ")
     return lines
@@ -148,10 +148,10 @@ def _eviction(eviction: EvictionFacts) -> str:
     return f"{text}."
 
 
-def _cause_lines(cause: Cause, width: int, indent: str) -> list[str]:
-    lines = _wrapped(cause.message, width, indent)
+def _cause_lines(cause: Cause, width: int) -> list[str]:
+    lines = _wrapped(cause.message, width, "  ")
     if cause.objects:
-        lines += _wrapped(f"change {_field_list(cause.objects)}", width, f"{indent}  ")
+        lines += _wrapped(f"change {_field_list(cause.objects)}", width, "    ")
     return lines
 
 

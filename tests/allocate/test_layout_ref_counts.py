@@ -48,8 +48,9 @@ def test_a_removed_pod_leaves_no_counts(
 ) -> None:
     gone = data.draw(st.lists(st.sampled_from(pods), unique_by=id) if pods else st.just([]))
     holdings = account(pods)
-    for pod in gone:
-        holdings = holdings.removing(*pod)
+    for cpus, exclusive, times in gone:
+        for _ in range(times):
+            holdings = holdings.removing(cpus, exclusive)
     assert holdings == account([pod for pod in pods if not any(pod is each for each in gone)])
 
 

@@ -122,9 +122,9 @@ class Objects:
     def now(self) -> ClusterState:
         node = None
         with contextlib.suppress(StoreError):
-            node = self._store.get("Node", "n")
-        read = apiobjects.node_from_object(node) if node else None
-        return ClusterState(read, dict(self.pods), True)
+            if (found := self._store.get("Node", "n")) is not None:
+                node = apiobjects.decode_node(msgspec.json.encode(found))
+        return ClusterState(node, dict(self.pods), True)
 
 
 class Recorded:

@@ -580,7 +580,6 @@ def _objects() -> Iterator[Target]:
         "objects as values",
         lambda value: (
             _raised(lambda: apiobjects.from_object(value), ObjectError),
-            _raised(lambda: apiobjects.node_from_object(value), ObjectError),
             _raised(lambda: resource_topology.decode(value), ObjectError),
             _raised(lambda: device_object.decode(value), ObjectError),
         ),
@@ -588,7 +587,6 @@ def _objects() -> Iterator[Target]:
         (_POD, _NODE, _TOPOLOGY, _DEVICE),
         (
             "model.apiobjects:from_object",
-            "model.apiobjects:node_from_object",
             "model.objects:converted",
         ),
     )
