@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from agent.cli.topology import Screen
+from agent.cli.screen import Screen
 from agent.model import audit
 from agent.model.audit import AuditEvent, Record
 from agent.model.cpu.topology import Topology

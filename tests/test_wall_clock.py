@@ -19,7 +19,7 @@ REASONS = {
     "node.rebinds": "the time of a status, as the API has it",
     "install.checks": "the age of a container, beside the runtime's times",
     "discover.gpureport": "NVML's samples have the wall clock's time",
-    "cli.audit": "the beginning of a period that ends now",
+    "cli.audit_trail": "the beginning of a period that ends now",
     "node.page": "the hour and the day up to now that a page shows, and its clock",
     "telemetry.audit": "the time of a record, and the age of a file",
     "kube.events": "the time of an Event",

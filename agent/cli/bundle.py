@@ -24,9 +24,10 @@ import msgspec
 
 from agent import VERSION
 from agent.cgroup.journal import Original, OriginalValue
-from agent.cli import kubelet_state, options
+from agent.cli import options
 from agent.discover import cpus
 from agent.discover.sysfs import DiscoveryError
+from agent.kubelet import state_folder
 from agent.model import snapshot as snapshots
 from agent.model.settings.agent import DoctorSettings
 from agent.model.settings.options import SettingsError
@@ -82,13 +83,13 @@ def archive_of(settings: DoctorSettings, examined: Examination, text: str, confi
     )
     for name, read in (
         ("config.json", lambda: _config(config)),
-        ("topology.json", lambda: kubelet_state.body(cpus.read(settings.root))),
+        ("topology.json", lambda: msgspec.to_builtins(cpus.read(settings.root), enc_hook=str)),
         ("snapshot.json", lambda: _snapshot(settings.state_dir)),
         ("journal.json", lambda: _journal(settings.state_dir)),
         ("audit.json", lambda: _audit(settings.state_dir)),
         (
             "kubelet-state.json",
-            lambda: kubelet_state.body(kubelet_state.read(settings.kubelet_dir)),
+            lambda: state_folder.body(state_folder.read(settings.kubelet_dir)),
         ),
         ("metrics.json", lambda: _metrics(address)),
     ):

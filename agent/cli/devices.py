@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from agent.cli import options, remote
-from agent.discover import cpus, pci
+from agent.discover import cpus, network
 from agent.discover.gpuwatcher import GpuSession, SessionError
 from agent.discover.sysfs import DiscoveryError
+from agent.discover.sysfs_devices import SysfsDevices
 from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.cpu.topology import Topology
@@ -32,7 +33,6 @@ from agent.model.settings.agent import DevicesSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import Snapshot, SnapshotError
 from agent.node import own_processes
-from agent.node.devices import SysfsDevices
 from agent.view import devices, format
 from agent.view.devices import DeviceSources
 
@@ -95,7 +95,7 @@ def read(
     functions = of_sysfs.functions
     found = DeviceSources(
         functions,
-        pci.interfaces(root, functions),
+        network.interfaces(root, functions),
         of_sysfs.rdma,
         of_sysfs.fpgas,
         problems=of_sysfs.problems,

@@ -13,34 +13,35 @@ import sys
 
 import msgspec
 
-from agent.cli import audit, options
-from agent.model.settings.agent import TopologySettings
+from agent.cli import audit_trail, options
 from agent.model.settings.options import SettingsError
 from agent.view import format, history
 
-SETTINGS = TopologySettings
+SETTINGS = audit_trail.SETTINGS
 SCHEMA_VERSION = 1
 """Of the JSON output."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="name of the pod")
-    audit.add_filters(parser, since="24h")
+    audit_trail.add_filters(parser)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.node:
-        return audit.on_node("history", arguments)
+        return audit_trail.on_node("history", arguments)
     try:
         settings = options.load(arguments, SETTINGS)
     except SettingsError as error:
         return options.fail(error, 2)
     try:
-        found = history.pod_histories(audit.selected_records(arguments, settings.state_dir).records)
+        found = history.pod_histories(
+            audit_trail.selected_records(arguments, settings.state_dir).records
+        )
     except OSError as error:
-        return audit.fail_without_trail(error, settings.state_dir)
+        return audit_trail.fail_without_trail(error, settings.state_dir)
     if not found and arguments.output == "text":
         return options.fail(
             LookupError(f"the audit trail has no record of pod {arguments.pod} in that time")

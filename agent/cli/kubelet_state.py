@@ -14,21 +14,19 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options
 from agent.discover.sysfs import DiscoveryError
-from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state, statefile
+from agent.kubelet import device_checkpoint, state_folder
 from agent.kubelet.configuration import ConfigurationError
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.device_checkpoint import DeviceCheckpoint
 from agent.kubelet.memory_manager_state import Blocks, MemoryManagerState
+from agent.kubelet.state_folder import StateFile
 from agent.kubelet.statefile import Checked, StateFileError
-from agent.model.cpu.cpuset import CpuSet
 from agent.model.settings.agent import DoctorSettings
 from agent.model.settings.options import SettingsError
 from agent.node import takeover
@@ -41,26 +39,6 @@ SETTINGS = DoctorSettings
 
 SCHEMA_VERSION = 1
 """Of the JSON output."""
-
-State = CpuManagerState | MemoryManagerState | DeviceCheckpoint
-
-_FILES: dict[str, Callable[[bytes], State]] = {
-    cpu_manager_state.FILE_NAME: cpu_manager_state.decode,
-    memory_manager_state.FILE_NAME: memory_manager_state.decode,
-    device_checkpoint.FILE_NAME: device_checkpoint.decode,
-}
-
-
-class StateFile(msgspec.Struct, frozen=True):
-    """`error`: why the file can't be read. Without an error and a `state` it is absent."""
-
-    name: str
-    state: State | None = None
-    error: str = ""
-
-    @property
-    def whole(self) -> bool:
-        return not self.error and (self.state is None or self.state.checked is not Checked.MISMATCH)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,14 +75,14 @@ def run(arguments: argparse.Namespace) -> int:
     elif not os.path.isdir(settings.kubelet_dir):
         return options.fail(SettingsError(f"kubelet-dir: {settings.kubelet_dir} does not exist"))
     else:
-        shown = found = read(settings.kubelet_dir)
+        shown = found = state_folder.read(settings.kubelet_dir)
         name, lines = "files", described(found)
-        code = 0 if all(each.whole for each in found) else 1
+        code = 1 if any(each.problem for each in found) else 0
     try:
         if arguments.output == "json":
             # The answers of device plugins (bytes) contain environment variables, which may be
             # secrets.
-            shape = {"schema_version": SCHEMA_VERSION, name: body(shown)}
+            shape = {"schema_version": SCHEMA_VERSION, name: state_folder.body(shown)}
             json.dump(shape, sys.stdout, indent=1, default=lambda raw: f"{len(raw)} bytes")
             print(flush=True)
         else:
@@ -114,29 +92,6 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         return format.unwritten("kubelet-state", error)
     return code
-
-
-def read(folder: str) -> list[StateFile]:
-    """All three files, also damaged ones."""
-    found = []
-    for name, decode in _FILES.items():
-        try:
-            raw = statefile.load(f"{folder}/{name}")
-            found.append(StateFile(name, None if raw is None else decode(raw)))
-        except StateFileError as error:
-            found.append(StateFile(name, error=str(error)))
-    return found
-
-
-def body(shown: object) -> Any:
-    """As JSON values, and bytes: CPU sets as Linux lists."""
-
-    def listed(value: Any) -> Any:
-        if isinstance(value, CpuSet):
-            return str(value)
-        raise NotImplementedError(type(value))
-
-    return msgspec.to_builtins(shown, builtin_types=(bytes,), enc_hook=listed)
 
 
 def described(found: list[StateFile]) -> Iterator[str]:

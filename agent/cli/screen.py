@@ -1,5 +1,7 @@
-"""The terminal of a command that draws on the whole screen and reads keys. The terminal gets its
-former modes back however the command ends."""
+"""The terminal of a command that draws on the whole screen.
+
+`Screen` shows one text after the other. `KeyTerminal` also reads keys. The terminal gets its former
+modes back however the command ends."""
 
 from __future__ import annotations
 
@@ -12,13 +14,16 @@ import termios
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from agent.view import terminal
 from agent.view.terminal import Ability, Frame
 
-_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"
-_LEAVE: Final = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
+_ALTERNATE, _MAIN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+"""The screen without a cursor, and the way back."""
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_ENTER: Final = f"{_ALTERNATE}\x1b[?7l"
+_LEAVE: Final = f"\x1b[0m\x1b[?7h{_MAIN}"
 _ERASE: Final = "\x1b[0m\x1b[2J"
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
 """Around a frame: terminals that know these modes show it at once (synchronized output)."""
@@ -35,6 +40,39 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 class TerminalGoneError(Exception):
     """The terminal was closed."""
+
+
+class Screen:
+    """On a terminal, each text replaces the one before, on the alternate screen. On another stream,
+    texts follow each other, without repetitions."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self._shown = ""
+
+    def __enter__(self) -> Screen:
+        if self._terminal:
+            self._stream.write(_ALTERNATE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal:
+            self._stream.write(_MAIN)
+        self._stream.flush()
+
+    def show(self, text: str, lines: int) -> None:
+        """Shows the text, on a terminal at most `lines` of it."""
+        if text == self._shown:
+            return
+        self._shown = text
+        if self._terminal:
+            rows = text.rstrip("\n").split("\n")[: max(lines - 1, 1)]
+            body = "".join(f"{row}{_CLEAR_LINE}\r\n" for row in rows)
+            self._stream.write(f"{_HOME}{body}{_CLEAR_BELOW}")
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
 
 
 class KeyTerminal:

@@ -15,11 +15,12 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
 from agent.cli import devices, options, remote
+from agent.cli.screen import Screen
 from agent.discover import cpus, hardware
 from agent.discover.sysfs import DiscoveryError
 from agent.model.cpu.hardware import Hardware, MemoryTraits
@@ -250,40 +251,3 @@ def _width() -> int:
 
 def _coloured() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
-
-
-class Screen:
-    """On a terminal, each text replaces the one before, on the alternate screen. On another stream,
-    texts follow each other, without repetitions."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._terminal = stream.isatty()
-        self._shown = ""
-
-    def __enter__(self) -> Screen:
-        if self._terminal:
-            self._stream.write(_ENTER)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._terminal:
-            self._stream.write(_LEAVE)
-        self._stream.flush()
-
-    def show(self, text: str, lines: int) -> None:
-        """Shows the text, on a terminal at most `lines` of it."""
-        if text == self._shown:
-            return
-        self._shown = text
-        if self._terminal:
-            rows = text.rstrip("\n").split("\n")[: max(lines - 1, 1)]
-            body = "".join(f"{row}{_CLEAR_LINE}\r\n" for row in rows)
-            self._stream.write(f"{_HOME}{body}{_CLEAR_BELOW}")
-        else:
-            self._stream.write(text + "\n")
-        self._stream.flush()

@@ -7,7 +7,6 @@ they may be missing from the listing.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -108,16 +107,6 @@ class PciLocality:
             if len(sockets) == 1:
                 return sockets.pop()
         return -1
-
-
-def interfaces(root: str, addresses: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The names of the functions' network interfaces, by address."""
-    tree = Tree(root)
-    found = {}
-    for address in addresses:
-        with contextlib.suppress(OSError):
-            found[address] = tuple(sorted(tree.names(f"{DEVICES}/{address}/net")))
-    return found
 
 
 def root_and_bridges(parts: Iterable[str]) -> tuple[str, tuple[str, ...]]:

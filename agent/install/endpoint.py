@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.install import unitfiles
+from agent.install.observe import FLAG, ObservedKubelet
 from agent.install.tree import ABSENT, FileState, TextFile
 from agent.install.unitfiles import Unit
 from agent.kube import documents
@@ -27,7 +28,6 @@ from agent.kubelet.configuration import flags
 from agent.model.settings.options import RUNTIME_ENDPOINT, STATE_DIR
 from agent.node.kubelet_process import K3S_ENDPOINT
 
-FLAG: Final = "container-runtime-endpoint"
 FIELD: Final = "containerRuntimeEndpoint"
 PROXY_ENDPOINT: Final = f"unix://{STATE_DIR}/cri.sock"
 DROP_IN: Final = "99-topolet.conf"
@@ -48,25 +48,6 @@ class FileChange(msgspec.Struct, frozen=True):
     path: str
     before: FileState
     after: FileState
-
-
-class ObservedKubelet(msgspec.Struct, frozen=True):
-    """How this node's kubelet is started and configured.
-
-    `unit`: the systemd service that runs it. `argv`: the kubelet's command line; for k3s, whose
-    kubelet has none, the flags in its files. `environment_files`: the existing EnvironmentFiles of
-    the unit. `config`: the file of --config. `drop_ins`: the files in --config-dir (`config_dir`),
-    in the kubelet's order. `k3s_files`: the configuration files of k3s or RKE2 in their order,
-    below `k3s_folder`, which is "" for other kubelets."""
-
-    unit: Unit
-    argv: tuple[str, ...]
-    environment_files: tuple[TextFile, ...] = ()
-    config: TextFile | None = None
-    config_dir: str = ""
-    drop_ins: tuple[TextFile, ...] = ()
-    k3s_folder: str = ""
-    k3s_files: tuple[TextFile, ...] = ()
 
 
 def configured(kubelet: ObservedKubelet) -> str:

@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from agent.host.processes import Process, ProcessGoneError, UnreadableError
 from agent.install import unitfiles
-from agent.install.endpoint import FLAG, ObservedKubelet
 from agent.install.tree import HostTree, TextFile
 from agent.install.unitfiles import Unit
 from agent.kube import documents
@@ -16,6 +17,7 @@ from agent.kubelet.configuration import flags
 from agent.node import kubelet_process
 from agent.node.kubelet_process import KubeletProcess
 
+FLAG: Final = "container-runtime-endpoint"
 _K3S: Final = {
     "k3s.service": "/etc/rancher/k3s",
     "k3s-agent.service": "/etc/rancher/k3s",
@@ -23,6 +25,25 @@ _K3S: Final = {
     "rke2-agent.service": "/etc/rancher/rke2",
 }
 """The configuration folder of k3s and RKE2, which contain a kubelet, by their services."""
+
+
+class ObservedKubelet(msgspec.Struct, frozen=True):
+    """How this node's kubelet is started and configured.
+
+    `unit`: the systemd service that runs it. `argv`: the kubelet's command line; for k3s, whose
+    kubelet has none, the flags in its files. `environment_files`: the existing EnvironmentFiles of
+    the unit. `config`: the file of --config. `drop_ins`: the files in --config-dir (`config_dir`),
+    in the kubelet's order. `k3s_files`: the configuration files of k3s or RKE2 in their order,
+    below `k3s_folder`, which is "" for other kubelets."""
+
+    unit: Unit
+    argv: tuple[str, ...]
+    environment_files: tuple[TextFile, ...] = ()
+    config: TextFile | None = None
+    config_dir: str = ""
+    drop_ins: tuple[TextFile, ...] = ()
+    k3s_folder: str = ""
+    k3s_files: tuple[TextFile, ...] = ()
 
 
 class ObservationError(ValueError):

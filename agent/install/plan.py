@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 
 from agent.install import endpoint
-from agent.install.endpoint import PROXY_ENDPOINT, EndpointError, FileChange, ObservedKubelet
+from agent.install.endpoint import PROXY_ENDPOINT, EndpointError, FileChange
+from agent.install.observe import ObservedKubelet
 from agent.install.tree import ABSENT, FileState
 from agent.install.unitfiles import Unit, words
 from agent.kubelet.configuration import flags

@@ -19,8 +19,8 @@ from agent.allocate.device_holders.holdings import (
     withheld,
 )
 from agent.allocate.device_holders.names import Keys, keys
-from agent.discover import fpga, pci, rdma
-from agent.discover.sysfs import DiscoveryError, SysfsReader
+from agent.discover.sysfs import SysfsReader
+from agent.discover.sysfs_devices import SysfsDevices
 from agent.host.files import Tree
 from agent.model.apiobjects import ApiNode
 from agent.model.cpu.topology import Topology
@@ -45,7 +45,6 @@ from agent.model.devices.listing import (
     nvidia_cards,
     places,
 )
-from agent.model.devices.pci import Fpgas, Function, Rdma
 from agent.model.devices.visibility import DeviceNode
 from agent.model.nrt.report import DeviceReport
 from agent.model.pod.annotations import AnnotationError
@@ -62,46 +61,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-RESCAN_SECONDS: Final = 60.0
-"""No event reports that the port of a network card goes up or down."""
 _LONGEST: Final = 64
-
-
-class SysfsDevices:
-    """`functions` of PCI by address; `known`: they could be listed; `problems`: what could not be
-    read."""
-
-    def __init__(self, root: str) -> None:
-        """`root` is where the host's /sys is."""
-        self._root = root
-        self._scanned: tuple[Topology, float] | None = None
-        self.known = False
-        self.functions: Mapping[str, Function] = {}
-        self.rdma = Rdma()
-        self.fpgas = Fpgas()
-        self.problems: tuple[str, ...] = ()
-
-    def rescan(self) -> None:
-        """Something was plugged in or out."""
-        self._scanned = None
-
-    def update(self, topology: Topology) -> None:
-        """Reads sysfs when it is due. When PCI can't be listed, the last list stays in force."""
-        now = time.monotonic()
-        if self._scanned is not None:
-            of, at = self._scanned
-            if of == topology and now - at < RESCAN_SECONDS:
-                return
-        try:
-            found = pci.read(self._root, topology)
-        except DiscoveryError as error:
-            self.problems = (str(error),)
-            return
-        self._scanned, self.known = (topology, now), True
-        self.functions = found.by_address
-        self.rdma = rdma.read(self._root, self.functions)
-        self.fpgas = fpga.read(self._root, self.functions)
-        self.problems = found.problems + self.rdma.problems + self.fpgas.problems
 
 
 class DeviceState(msgspec.Struct, frozen=True):

@@ -11,20 +11,20 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri
 from agent.hooks.agent_client import Notifier
-from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state, statefile
+from agent.kubelet import state_folder
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.device_checkpoint import DeviceCheckpoint
 from agent.kubelet.memory_manager_state import MemoryManagerState
-from agent.kubelet.statefile import Checked, StateFileError
+from agent.kubelet.statefile import StateFileError
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import SnapshotRequest
@@ -52,7 +52,6 @@ ANSWER_SECONDS: Final = 3.0
 _PAUSE_SECONDS: Final = 0.02
 SCHEMA_VERSION: Final = 1
 """Of the JSON output: it changes when a field changes its meaning or goes."""
-_State = TypeVar("_State", CpuManagerState, MemoryManagerState, DeviceCheckpoint)
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -167,36 +166,28 @@ def observed_kubelet(settings: DoctorSettings) -> tuple[KubeletStatus, tuple[str
         if source is not SourceName.MEMORY_MANAGER_STATE
         for text in texts
     ]
-    problems: list[str] = []
-    folder = settings.kubelet_dir
-    cpus = _state(folder, cpu_manager_state.FILE_NAME, cpu_manager_state.decode, problems)
-    memory = _state(folder, memory_manager_state.FILE_NAME, memory_manager_state.decode, problems)
-    devices = _state(folder, device_checkpoint.FILE_NAME, device_checkpoint.decode, problems)
+    cpu_state = memory_state = ""
+    registered: dict[str, int] = {}
+    files = state_folder.read(settings.kubelet_dir)
+    for each in files:
+        match each.state:
+            case CpuManagerState():
+                cpu_state = each.state.policy
+            case MemoryManagerState():
+                memory_state = each.state.policy
+            case DeviceCheckpoint():
+                registered = {name: len(ids) for name, ids in each.state.registered.items()}
     found = KubeletStatus(
         program=process.program if process else "",
         configuration=reading.whole,
         unread=tuple(unread),
-        cpu_state=cpus.policy if cpus else "",
-        memory_state=memory.policy if memory else "",
-        registered={each: len(ids) for each, ids in devices.registered.items()} if devices else {},
+        cpu_state=cpu_state,
+        memory_state=memory_state,
+        registered=registered,
     )
-    return found, tuple(problems)
-
-
-def _state(
-    folder: str, name: str, decode: Callable[[bytes], _State], problems: list[str]
-) -> _State | None:
-    """The content of a state file, None without one; adds the reason if it can't be read."""
-    path = f"{folder}/{name}"
-    try:
-        raw = statefile.load(path)
-        state = None if raw is None else decode(raw)
-    except StateFileError as error:
-        problems.append(f"{path}: {error}")
-        return None
-    if state is not None and state.checked is Checked.MISMATCH:
-        problems.append(f"{path}: its checksum is wrong")
-    return state
+    return found, tuple(
+        f"{settings.kubelet_dir}/{each.name}: {each.problem}" for each in files if each.problem
+    )
 
 
 def _facts_of(kubelet: KubeletStatus) -> dict[str, str]:

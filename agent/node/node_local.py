@@ -24,7 +24,8 @@ from agent.allocate.node_local.claim import LocalInput, LocalPolicy, LocalReques
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import cpus_for
 from agent.allocate.shares import may_own, whole_cpus
-from agent.discover.cpus import TopologyView, huge_pages
+from agent.discover.cpus import TopologyView
+from agent.discover.numa import huge_pages
 from agent.discover.sysfs import DiscoveryError
 from agent.host import files
 from agent.kubelet import cpu_manager_state

@@ -13,7 +13,8 @@ from typing import Final
 
 import msgspec
 
-from agent.discover import hardware, pci
+from agent.discover import hardware, network
+from agent.discover.sysfs_devices import SysfsDevices
 from agent.host.files import Tree
 from agent.model import audit
 from agent.model.bounds import reason
@@ -22,7 +23,6 @@ from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Device
 from agent.model.devices.gpus import GpuReading, GpuReport
 from agent.model.devices.pci import Fpgas, Function, Rdma
-from agent.node.devices import SysfsDevices
 from agent.node.reconcile import LastPass
 from agent.telemetry import audit as trail
 from agent.view import devices as devices_view
@@ -157,7 +157,7 @@ class NodePage:
             gpus = msgspec.structs.replace(gpus, readings=())
         made_of = last, sysfs, gpus
         if self._live is None or made_of != self._made_of:
-            shown = _shown(last, sysfs, gpus, pci.interfaces(self._root, sysfs[0]))
+            shown = _shown(last, sysfs, gpus, network.interfaces(self._root, sysfs[0]))
             if last.topology is not self._hardware[0]:
                 known = hardware.read(self._root, last.topology)
                 self._hardware = last.topology, tuple(machine.about(known))
@@ -193,9 +193,8 @@ class NodePage:
     def _read_trail(self) -> None:
         """A trail that can't be read is as one without records: the log has the reason."""
         try:
-            for line in trail.appended(self._state_dir, self._places, _FIRST_BYTES):
-                record = audit.decode(line)
-                if record is not None and self._recent.add(record):
+            for record in trail.appended(self._state_dir, self._places, _FIRST_BYTES):
+                if self._recent.add(record):
                     self._history += 1
         except OSError:
             return

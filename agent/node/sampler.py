@@ -16,7 +16,7 @@ import msgspec
 from agent.cgroup import names
 from agent.cgroup.hierarchy import Hierarchy, mounted
 from agent.cri.client import Cri
-from agent.discover import cpus
+from agent.discover.cpus import TopologyView
 from agent.host import files
 from agent.host.files import Stamp, Tree
 from agent.model import audit
@@ -36,7 +36,6 @@ _DAY_SECONDS: Final = 86_400.0
 _TRAIL_BYTES: Final = 8 << 20
 """Of each file of the trail that are read at the start."""
 _MOST_SAMPLES: Final = 3_600
-_ONLINE: Final = "sys/devices/system/cpu/online"
 _STAT: Final = "proc/stat"
 
 
@@ -47,13 +46,11 @@ class NodeSampler:
         self, node: str, root: str, state_dir: str, clock: Callable[[], float] = time.time
     ) -> None:
         self._node = node
-        self._root = root
         self._tree = Tree(root)
+        self._machine = TopologyView(root)
         self._state_dir = state_dir
         self._path = os.path.join(state_dir, "snapshot.json")
         self._clock = clock
-        self._online: bytes | None = None
-        self._topology: Topology | None = None
         self._stamp: Stamp = ()
         self._snapshot: Snapshot | None = None
         self._unread = ""
@@ -66,11 +63,8 @@ class NodeSampler:
 
     @property
     def topology(self) -> Topology:
-        """The machine; it is read again when CPUs come or go. Raises DiscoveryError, OSError."""
-        online = self._tree.read(_ONLINE)
-        if self._topology is None or online != self._online:
-            self._topology, self._online = cpus.read(self._root), online
-        return self._topology
+        """The machine; it is read again when CPUs come or go. Raises DiscoveryError."""
+        return self._machine.topology()
 
     @property
     def generation(self) -> int:
@@ -126,9 +120,8 @@ class NodeSampler:
     def _read_trail(self) -> None:
         """A trail that does not exist or can't be read has no records."""
         with contextlib.suppress(OSError):
-            for line in trail.appended(self._state_dir, self._places, _TRAIL_BYTES):
-                if record := audit.decode(line):
-                    self._recent.add(record)
+            for record in trail.appended(self._state_dir, self._places, _TRAIL_BYTES):
+                self._recent.add(record)
 
 
 def _answers(path: str) -> bool:

@@ -22,11 +22,18 @@ from agent.allocate.node_allocator.answer import Refused
 from agent.allocate.node_allocator.pod_request import PodRequest, PodRequestError, request_of
 from agent.allocate.placement.demand import PodKind
 from agent.allocate.placement.residual import residual
+from agent.allocate.rebind.of_allocator import placed_node
+from agent.allocate.rebind.planner import NoPlan, plan
 from agent.model.apiobjects import ApiPod
 from agent.model.fragmentation import ClusterFragmentation, NodeFragmentation, RebindGain
-from agent.model.rebind_resource import RebindRequest, StatusMeasures
+from agent.model.rebind_resource import StatusMeasures
 from agent.scheduler.node_table import DECIMALS, PodDemand, fragmentation_of
-from agent.scheduler.rebind.planning import RebindRules, first_status
+from agent.scheduler.rebind.planning import (
+    RebindRules,
+    fixed_pods,
+    requests_of,
+    status_measures,
+)
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.node_info import NodeInfo
 
@@ -78,14 +85,12 @@ def _demand(
 
 
 def _gain(allocator: NodeAllocator, pods: Sequence[ApiPod]) -> RebindGain | None:
-    request = RebindRequest("", "", allocator.properties.name, dry_run=True)
-    bound = {pod.uid for pod in pods}
-    reservations = [each for uid, each in allocator.holdings.items() if uid not in bound]
-    status = first_status(request, allocator.properties, pods, reservations, RebindRules(), 0.0)
-    if status.plan is None:
+    node = placed_node(allocator, requests_of(pods), fixed_pods(pods, RebindRules()))
+    found = node if isinstance(node, NoPlan) else plan(node)
+    if isinstance(found, NoPlan):
         return None
-    moved = {each.uid for each in status.plan.moves}
-    return RebindGain(len(moved), status.plan.before, status.plan.after)
+    before, after = status_measures(found.before), status_measures(found.after)
+    return RebindGain(len(found.uids), before, after)
 
 
 def _fitting(cluster: SchedulerCache, node: NodeInfo, request: PodRequest) -> int:

@@ -187,9 +187,9 @@ def lines(state_dir: str, since: str = "") -> Iterator[bytes]:
                     yield line
 
 
-def appended(state_dir: str, places: dict[str, int], most_bytes: int) -> Iterator[bytes]:
-    """The lines that were appended since the last call with these `places`: by file, how much of it
-    was read. Of a file that is new there, at most its last `most_bytes`. Raises as `read`."""
+def appended(state_dir: str, places: dict[str, int], most_bytes: int) -> Iterator[Record]:
+    """The records that were appended since the last call with these `places`: by file, how much of
+    it was read. Of a file that is new there, at most its last `most_bytes`. Raises as `read`."""
     present = _files(os.path.join(state_dir, audit.FOLDER))
     for path in places.keys() - {each.path for each in present}:
         del places[path]
@@ -211,7 +211,8 @@ def appended(state_dir: str, places: dict[str, int], most_bytes: int) -> Iterato
                 if not line.endswith(b"\n"):
                     break  # in the middle of its write
                 places[each.path] += len(line)
-                yield line
+                if (record := audit.decode(line)) is not None:
+                    yield record
 
 
 def _files(folder: str) -> list[_File]:

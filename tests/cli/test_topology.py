@@ -12,6 +12,8 @@ from typing import IO, Any
 
 import pytest
 
+from agent.cli.topology import watched
+from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import NOTHING, Owner, PodWanted, Pool, Snapshot, Wanted, encode
@@ -222,3 +224,13 @@ def written_to(file: IO[bytes], root: Path, output: str) -> subprocess.Completed
         text=True,
         check=False,
     )
+
+
+def test_devices_leave_most_of_a_screen_to_the_machine(tmp_path: Path) -> None:
+    topology = cpus.read(write(str(tmp_path), machine()))
+    few = ["", "Devices", "  gpu"]
+    shown = watched(topology, str(tmp_path / "none"), few, 24)
+    assert shown.endswith("\n\nDevices\n  gpu\n")
+    assert "[0] [1]" in shown
+    many = watched(topology, str(tmp_path / "none"), few * 3, 24)
+    assert many.endswith("\n\nNo room for the devices: see topolet devices\n")

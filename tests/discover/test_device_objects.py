@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from agent.discover import cpus, fpga, pci, rdma
+from agent.discover import cpus, fpga, network, pci
 from agent.model.devices.device_object import encode
 from agent.model.devices.listing import DiscoveredDevices, Published, device_list
 
 
 def device_object(root: str) -> dict[str, Any]:
     functions = pci.read(root, cpus.read(root))
-    adapters = rdma.read(root, functions.by_address)
+    adapters = network.rdma(root, functions.by_address)
     cards = fpga.read(root, functions.by_address)
     assert functions.problems + adapters.problems + cards.problems == ()
     found = DiscoveredDevices(functions.by_address, (), adapters.devices, cards.devices)

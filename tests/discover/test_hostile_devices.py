@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.discover import fpga, pci, rdma
+from agent.discover import fpga, network, pci
 from agent.model.devices.device_object import Device
 from agent.model.devices.listing import DeviceList, DiscoveredDevices, Published, device_list
 from tests.discover.buses import plug, put, topology
@@ -37,7 +37,7 @@ LINKS = ("../0000:3b:00.0", "../0000:18:00.0", "../0000:3b:00.1", "gone", "/", "
 
 def look(root: Path) -> DeviceList:
     functions = pci.read(str(root), MACHINE)
-    adapters = rdma.read(str(root), functions.by_address)
+    adapters = network.rdma(str(root), functions.by_address)
     cards = fpga.read(str(root), functions.by_address)
     found = DiscoveredDevices(functions.by_address, (), adapters.devices, cards.devices)
     made = device_list(found, Published(), "2026-01-01T00:00:00Z")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent.cri.client import RuntimeContainer
-from agent.install import endpoint, observe
+from agent.install import observe
 from agent.install.checks import CheckError, Checks, lost
 from agent.install.installer import Installer
 from agent.install.plan import CURRENT, FOLDER, SERVICE_DROP_IN, SOCKET_FILE
@@ -106,7 +106,7 @@ class Host:
         served = self.proxy_runs and os.path.lexists(self.root / SOCKET_FILE.lstrip("/"))
         return all(each != PROXY or served for each in (self.loaded, self.named()))
 
-    def observed(self) -> endpoint.ObservedKubelet:
+    def observed(self) -> observe.ObservedKubelet:
         return observe.kubelet(self.tree, "/")
 
     def files(self) -> dict[str, str]:

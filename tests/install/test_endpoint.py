@@ -24,7 +24,7 @@ from tests.node.procfs import process
 TABLE = pytest.mark.parametrize("it", KUBELETS, ids=[each.name for each in KUBELETS])
 
 
-def observed(root: Path) -> endpoint.ObservedKubelet:
+def observed(root: Path) -> observe.ObservedKubelet:
     return observe.kubelet(HostTree(str(root)), "/")
 
 

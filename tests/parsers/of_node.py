@@ -21,7 +21,7 @@ from agent.cgroup import limits
 from agent.cgroup.journal import Journal
 from agent.cgroup.names import _roots
 from agent.cri import client, events
-from agent.discover import cpus, fpga, hardware, pci, rdma
+from agent.discover import cpus, fpga, hardware, network, numa, pci
 from agent.discover.sysfs import DiscoveryError
 from agent.hooks import carriers, cri
 from agent.hooks.requests import UNCHANGED, Changes
@@ -1040,9 +1040,9 @@ def _kernel(folder: Path) -> Iterator[Target]:
             return (
                 topology,
                 functions,
-                rdma.read(str(folder), functions.by_address),
+                network.rdma(str(folder), functions.by_address),
                 fpga.read(str(folder), functions.by_address),
-                cpus.huge_pages(str(folder), (0,)),
+                numa.huge_pages(str(folder), (0,)),
                 gpus._booted(str(folder)),
                 hardware.read(str(folder), topology),
             )
@@ -1055,15 +1055,15 @@ def _kernel(folder: Path) -> Iterator[Target]:
         _of_files,
         tuple(_TREE.items()),
         (
-            "discover.cpus:_distances",
-            "discover.cpus:_memory_bytes",
-            "discover.cpus:_pool_of_meminfo",
-            "discover.cpus:_pools_of_folder",
             "discover.hardware:_of_gpus",
             "discover.hardware:_size_bytes",
+            "discover.network:_port",
+            "discover.network:_ports",
+            "discover.numa:_distances",
+            "discover.numa:_memory_bytes",
+            "discover.numa:_pool_of_meminfo",
+            "discover.numa:_pools_of_folder",
             "discover.pci:_function",
-            "discover.rdma:_port",
-            "discover.rdma:_ports",
             "discover.sysfs:SysfsReader.char_device",
             "discover.sysfs:SysfsReader.hexadecimal",
             "discover.sysfs:integer",

@@ -55,8 +55,7 @@ def first_status(
     """`pods`: the pods of the node that are not terminal. `reservations`: the amounts that
     Reservations hold on the node. `now`: seconds since 1970."""
     allocator = NodeAllocator(properties, [*map(holding_of, pods), *reservations])
-    fixed = {pod.uid: why for pod in pods if (why := _why_fixed(pod, rules))}
-    node = placed_node(allocator, _requests(pods), fixed)
+    node = placed_node(allocator, requests_of(pods), fixed_pods(pods, rules))
     if isinstance(node, NoPlan):
         return RebindStatus(RebindPhase.FAILED, _text(node))
     limits = [each for each in (request.max_pods, rules.max_pods) if each is not None]
@@ -64,16 +63,15 @@ def first_status(
     if isinstance(found, NoPlan):
         return RebindStatus(RebindPhase.SUCCEED, _text(found))
     moves = _moves(properties.cpus, allocator, found.moves)
-    written = StatusPlan(
-        time_text(now), before=_shown(found.before), after=_shown(found.after), moves=moves
-    )
+    before, after = status_measures(found.before), status_measures(found.after)
+    written = StatusPlan(time_text(now), before=before, after=after, moves=moves)
     if request.dry_run:
         reason = f"dry run; pods to move: {len(found.uids)}"
         return RebindStatus(RebindPhase.SUCCEED, reason, plan=written)
     return RebindStatus(RebindPhase.PENDING, f"pods to move: {len(found.uids)}", plan=written)
 
 
-def _requests(pods: Iterable[ApiPod]) -> dict[str, ResourceRequest]:
+def requests_of(pods: Iterable[ApiPod]) -> dict[str, ResourceRequest]:
     """The requests by uid, without pods whose request can't be read: they are not moved."""
     found = {}
     for pod in pods:
@@ -82,6 +80,11 @@ def _requests(pods: Iterable[ApiPod]) -> dict[str, ResourceRequest]:
         except PodRequestError:
             continue
     return found
+
+
+def fixed_pods(pods: Iterable[ApiPod], rules: RebindRules) -> dict[str, str]:
+    """Why pods are not moved, by uid."""
+    return {pod.uid: why for pod in pods if (why := _why_fixed(pod, rules))}
 
 
 def _why_fixed(pod: ApiPod, rules: RebindRules) -> str:
@@ -114,7 +117,8 @@ def status_of(allocation: PodAllocation) -> str:
     return status_text(allocation.cpus, allocation.amounts)
 
 
-def _shown(measures: Measures) -> StatusMeasures:
+def status_measures(measures: Measures) -> StatusMeasures:
+    """The measures as plans have them."""
     return StatusMeasures(*msgspec.structs.astuple(measures))
 
 

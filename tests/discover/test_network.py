@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.discover import cpus, pci, rdma
+from agent.discover import cpus, network, pci
 from agent.model.devices.pci import CharDevice, Rdma, RdmaDevice, RdmaPort
 from tests.discover.buses import plug, put, topology
 
@@ -26,7 +26,7 @@ def link(name: str, number: int, *states: str) -> dict[str, str]:
 
 def read(root: Path) -> Rdma:
     found = pci.read(str(root), TWO_NODES)
-    return rdma.read(str(root), found.by_address)
+    return network.rdma(str(root), found.by_address)
 
 
 def only(root: Path) -> RdmaDevice:
@@ -41,7 +41,7 @@ def test_an_hca_whose_class_is_not_network_controller(
     snapshot: Callable[[str], str], name: str
 ) -> None:
     root = snapshot(name)
-    found = rdma.read(root, pci.read(root, cpus.read(root)).by_address)
+    found = network.rdma(root, pci.read(root, cpus.read(root)).by_address)
     assert found.problems == ()
     (device,) = found.devices
     physical = device.physical
@@ -64,7 +64,7 @@ def test_an_hca_whose_class_is_not_network_controller(
 
 def test_adapters_whose_driver_for_rdma_is_not_loaded(snapshot: Callable[[str], str]) -> None:
     root = snapshot("32intel64-2p8co2t+8ve")
-    assert rdma.read(root, pci.read(root, cpus.read(root)).by_address) == Rdma()
+    assert network.rdma(root, pci.read(root, cpus.read(root)).by_address) == Rdma()
 
 
 @pytest.mark.parametrize("name", ["mlx5_0", "rocep23s0f0", "ibp23s0", "bnxt_re0", "erdma_0", "x"])

@@ -5,15 +5,11 @@ import os
 import pty
 import select
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TextIO
 
 import pytest
 
-from agent.cli.topology import Screen, watched
-from agent.discover import cpus
-from tests.fixtures import trees
-from tests.fixtures.trees import write
+from agent.cli.screen import Screen
 
 
 class Terminal:
@@ -72,13 +68,3 @@ def test_pipe_gets_every_new_text_without_control_sequences() -> None:
         for text in ("a\nb\n", "a\nb\n", "c\n"):
             screen.show(text, 1)
     assert stream.getvalue() == "a\nb\n\nc\n\n"
-
-
-def test_devices_leave_most_of_a_screen_to_the_machine(tmp_path: Path) -> None:
-    machine = cpus.read(write(str(tmp_path), trees.machine()))
-    few = ["", "Devices", "  gpu"]
-    shown = watched(machine, str(tmp_path / "none"), few, 24)
-    assert shown.endswith("\n\nDevices\n  gpu\n")
-    assert "[0] [1]" in shown
-    many = watched(machine, str(tmp_path / "none"), few * 3, 24)
-    assert many.endswith("\n\nNo room for the devices: see topolet devices\n")

@@ -1,4 +1,5 @@
-"""RDMA devices: the PCI functions that have an `infiniband` folder (Mellanox/rdmamap: rdma_map.go).
+"""The network interfaces of PCI functions, and RDMA devices, which are the functions that have a
+folder `infiniband` (Mellanox/rdmamap: rdma_map.go).
 
 The class of the function does not identify them: HCAs are Ethernet, InfiniBand, serial bus or other
 controllers. A device without a PCI function (`scif0`, soft RoCE) is not allocated."""
@@ -6,7 +7,7 @@ controllers. A device without a PCI function (`scif0`, soft RoCE) is not allocat
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from agent.discover.pci import DEVICES
@@ -30,7 +31,13 @@ _STATE: Final = re.compile(r"[0-9]+: *(\w+)")
 _RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
 
 
-def read(root: str, functions: Mapping[str, Function]) -> Rdma:
+def interfaces(root: str, addresses: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The names of the functions' network interfaces, by address; none where they can't be read."""
+    reader = SysfsReader(Tree(root))
+    return {address: _interfaces(reader, address) for address in addresses}
+
+
+def rdma(root: str, functions: Mapping[str, Function]) -> Rdma:
     """The RDMA devices among `functions`. A virtual function is a separate device only if its
     physical function is missing (in a virtual machine) or does not have RDMA."""
     reader = SysfsReader(Tree(root))
