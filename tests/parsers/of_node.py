@@ -266,7 +266,7 @@ def _runtime() -> Iterator[Target]:
         mutations.of_json,
         (_INFO,),
         (
-            "cri.client:_placement",
+            "cri.client:_status",
             "cri.client:device_carriers",
         ),
     )
@@ -287,7 +287,11 @@ def _runtime() -> Iterator[Target]:
         ],
         mutations.of_message,
         (bytes(listed.SerializeToString()),),
-        ("cri.client:Cri.sandboxes", "cri.client:Cri.call", "cri.events:ContainerEvents._asked"),
+        (
+            "cri.client:Cri.sandboxes",
+            "cri.client:Cri.call",
+            "cri.events:ContainerEvents._has_events",
+        ),
         (wire.WireError, DecodeError),
     )
     yield Target(
@@ -504,7 +508,7 @@ def _nri() -> Iterator[Target]:
         mutations.of_bytes,
         (*whole, encode(TtrpcMessage(RUNTIME, 1, RESPONSE, 0, reply)) + whole[0]),
         (
-            "nri.ttrpc:Demux._part",
+            "nri.ttrpc:Demux._split",
             "nri.ttrpc:Demux._messages",
             "nri.ttrpc:Session._called",
             "nri.ttrpc:_reply",

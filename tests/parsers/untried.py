@@ -14,7 +14,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "allocate.nrt.score:_balanced_allocation",
         "allocate.score:spread",
         "cgroup.limits:text",
-        "http.limits:_Place.age_order",
+        "http.limits:_Entry.age_order",
         "kube.events:Recorder.__init__",
         "kube.listwatch:ListWatch._watch",
         "model.nrt.pod_holdings:device_portions",
