@@ -364,7 +364,8 @@ def _matches(row: NodeRow, query: StateQuery, search: str) -> bool:
         return False
     if not _KINDS[query.kind](row):
         return False
-    return not search or search in row.name or search in row.model.lower() or search in row.state
+    texts = row.name, row.model.lower(), row.state.lower()
+    return not search or any(search in each for each in texts)
 
 
 def _page(rows: Sequence[NodeRow], query: StateQuery) -> list[NodeRow]:

@@ -86,6 +86,13 @@ def test_nodes_are_sorted_filtered_and_cut_here() -> None:
     assert ask(scene, search="h100")["matching"] == 12
 
 
+def test_a_search_finds_the_state_of_a_node_in_any_case() -> None:
+    scene = PageScene(3)
+    scene.cluster.lock_node("node-00001", "RebindResource mend moves pods of the node")
+    for search in ("RebindResource", "rebindresource"):
+        assert names(ask(scene, search=search)) == ["node-00001"]
+
+
 def test_nodes_of_equal_rank_are_in_the_order_of_their_names() -> None:
     scene = PageScene(40)
     ranked = names(ask(scene, sort="pods"))
