@@ -12,6 +12,11 @@ import msgspec
 
 GPU_MODEL: Final = "node.koordinator.sh/gpu-model"
 """The label of a node with the model of its GPUs."""
+MAX_VALUES: Final = 64
+"""Values that are kept of a pod. An affinity may list thousands, and the scheduler keeps the values
+for each kind of pods."""
+_LABEL_CHARACTERS: Final = 63
+"""The longest value of a label (Kubernetes: validation.LabelValueMaxLength)."""
 
 
 class _Expression(msgspec.Struct, frozen=True):
@@ -43,7 +48,8 @@ class PodAffinity(msgspec.Struct, frozen=True, rename="camel"):
 def admitted_values(
     label: str, selector: Mapping[str, str] | None, affinity: PodAffinity | None
 ) -> tuple[str, ...]:
-    """Sorted; empty: any value. A pod that no value suits gets the values of its node selector."""
+    """Sorted; empty: any value, also if there are more than MAX_VALUES. A pod that no value suits
+    gets the values of its node selector."""
     required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
     terms = [_of_term(label, each) for each in (required and required.node_selector_terms) or ()]
     found: frozenset[str] = frozenset()
@@ -51,7 +57,8 @@ def admitted_values(
         found = frozenset().union(*(each for each in terms if each is not None))
     if selector and label in selector:
         found = frozenset((selector[label],))
-    return tuple(sorted(found))
+    possible = [each for each in found if len(each) <= _LABEL_CHARACTERS]
+    return tuple(sorted(possible)) if len(possible) <= MAX_VALUES else ()
 
 
 def _of_term(label: str, term: _Term) -> frozenset[str] | None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.model.pod.node_selection import PodAffinity, admitted_values
+from agent.model.pod.node_selection import MAX_VALUES, PodAffinity, admitted_values
 
 
 def term(*expressions: tuple[str, str, list[str]]) -> dict[str, Any]:
@@ -34,6 +34,23 @@ def term(*expressions: tuple[str, str, list[str]]) -> dict[str, Any]:
 def test_selectors_and_lists_limit_the_values(
     selector: dict[str, str] | None, terms: list[Any] | None, admitted: tuple[str, ...]
 ) -> None:
+    found = admitted_values("model", selector, affinity(terms) if terms is not None else None)
+    assert found == admitted
+
+
+def affinity(terms: list[Any] | None) -> PodAffinity:
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    affinity = msgspec.convert({"nodeAffinity": required}, PodAffinity)
-    assert admitted_values("model", selector, affinity if terms is not None else None) == admitted
+    return msgspec.convert({"nodeAffinity": required}, PodAffinity)
+
+
+def test_a_long_list_counts_as_any_value() -> None:
+    """Placements keep the values for each kind of pods, and an object has up to 1.5 MB."""
+    values = [f"model-{number}" for number in range(MAX_VALUES + 1)]
+    assert admitted_values("model", None, affinity([term(("model", "In", values))])) == ()
+    found = admitted_values("model", None, affinity([term(("model", "In", values[1:]))]))
+    assert len(found) == MAX_VALUES
+
+
+def test_a_value_that_no_label_can_have_is_left_out() -> None:
+    terms = [term(("model", "In", ["a", "x" * 64]))]
+    assert admitted_values("model", None, affinity(terms)) == ("a",)
