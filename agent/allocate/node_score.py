@@ -35,7 +35,7 @@ class WholeNode(msgspec.Struct, frozen=True):
 
 
 class ScoreInput(msgspec.Struct, frozen=True):
-    """The state of the node; `account` does not contain the pod yet."""
+    """The state of the node, without the pod."""
 
     options: TopologyOptions
     account: NodeAllocation
@@ -78,8 +78,8 @@ def score(
 
 
 def bound(args: SchedulerArgs, state: ScoreInput, request: ResourceRequest) -> int:
-    """No allocation for the request has a higher `score` on the node. It costs less than an offer,
-    so the nodes that can't be the best need no offer."""
+    """An upper bound of `score` on the node over all allocations for the request. It costs less
+    time than an offer, and nodes whose bound is too low need no offer."""
     kind, account = args.node.type, state.account
     if args.rules is Rules.KOORDINATOR or kind not in (
         Strategy.MOST_ALLOCATED,
@@ -101,7 +101,8 @@ def bound(args: SchedulerArgs, state: ScoreInput, request: ResourceRequest) -> i
 
 
 def _most(state: ScoreInput, request: ResourceRequest, kind: Strategy) -> dict[str, int]:
-    """The amounts of the pod that make the score highest, wherever they are: all, or none."""
+    """The amounts on one NUMA node with which the score is highest: all of the pod's for
+    MostAllocated, none for LeastAllocated."""
     if kind is not Strategy.MOST_ALLOCATED:
         return {}
     cpu_milli = 1000 * -(-max(request.requests.get("cpu", 0), 1) // 1000)
@@ -111,10 +112,7 @@ def _most(state: ScoreInput, request: ResourceRequest, kind: Strategy) -> dict[s
 def _whole_bound(
     state: ScoreInput, request: ResourceRequest, kind: Strategy, weights: dict[str, int]
 ) -> int:
-    options = state.options
-    owned = 1000 * state.account.holdings.full(1).bit_count()
-    used = dict(state.whole.requested)
-    used["cpu"] = used.get("cpu", 0) - owned + options.amplified(owned)
+    used = _used_of_whole(state)
     most = _most(state, request, kind) or request.requests
     for name, amount in most.items():
         used[name] = used.get(name, 0) + amount
@@ -124,8 +122,9 @@ def _whole_bound(
 def _numa_bound(
     state: ScoreInput, request: ResourceRequest, kind: Strategy, weights: dict[str, int]
 ) -> int:
-    """The worst NUMA node counts: that of a pod on one of them has room for all of it, and of a pod
-    on several the second best of all is an upper bound."""
+    """An upper bound of the score by NUMA nodes, which is that of the worst NUMA node of the pod. A
+    pod on one NUMA node gets at most the best score of the nodes with room for all of it. A pod on
+    several gets at most the second-best score of all nodes."""
     account, most = state.account, _most(state, request, kind)
     totals, left = account.totals(), account.available()
     scores, single = [], 0
@@ -154,8 +153,8 @@ def _count_bound(strategy: Strategy, busy: int, total: int) -> int:
 
 
 def by_count(strategy: Strategy, used: int, total: int) -> int:
-    """The score of a machine on which `used` of `total` NUMA nodes are in use. All or none are
-    balanced."""
+    """The score of a machine on which `used` of `total` NUMA nodes are in use. BalancedAllocation
+    is highest if all or none are in use."""
     if strategy is Strategy.BALANCED_ALLOCATION:
         return spread({1.0: used, 0.0: total - used})
     return utilization_score(strategy, {"nodes": 1}, {"nodes": total}, {"nodes": used})
@@ -202,11 +201,16 @@ def _of_whole(
     args: SchedulerArgs, state: ScoreInput, request: ResourceRequest, allocation: PodAllocation
 ) -> int:
     """The score of the whole node, with the CPUs that pods own amplified."""
-    options = state.options
-    owned = 1000 * state.account.holdings.full(1).bit_count()
+    used = _used_of_whole(state)
+    return _with_pod(args, state.options, request, allocation, state.whole.allocatable, used)
+
+
+def _used_of_whole(state: ScoreInput) -> dict[str, int]:
+    """The requests of the node's pods, with the CPUs that pods own amplified."""
+    owned_milli = 1000 * state.account.holdings.full(1).bit_count()
     used = dict(state.whole.requested)
-    used["cpu"] = used.get("cpu", 0) - owned + options.amplified(owned)
-    return _with_pod(args, options, request, allocation, state.whole.allocatable, used)
+    used["cpu"] = used.get("cpu", 0) - owned_milli + state.options.amplified(owned_milli)
+    return used
 
 
 def _as_koordinator(

@@ -6,12 +6,14 @@ CPUs of a pod that binds them are taken from the whole machine. With one, hints 
 that CPU, memory and other resources could come from, their merge chooses the nodes, and the amounts
 are split over these. Only what could be committed at once is offered.
 
-The choice of NUMA nodes is that of Koordinator's topology manager
-(pkg/scheduler/frameworkext/topologymanager), with three differences: a request that could not be
-reserved is not admitted, not even under BestEffort, the amounts of a machine with one NUMA node are
-counted too, and the strategy in force decides between NUMA nodes that the policy leaves equal,
-whatever their ids. Another hint provider, such as the allocator of devices, takes part in the
-merge."""
+NUMA nodes are chosen as by Koordinator's topology manager
+(pkg/scheduler/frameworkext/topologymanager), with three differences:
+
+- A request that could not be reserved is not admitted, not even under BestEffort.
+- The amounts of a machine with one NUMA node are counted too.
+- Among NUMA nodes that are equal under the policy, the strategy in force decides, not their ids.
+
+A second hint provider, the allocator of devices, takes part in the merge."""
 
 from __future__ import annotations
 
@@ -104,20 +106,22 @@ def offer(
     account: NodeAllocation,
     request: ResourceRequest,
     provider: HintProvider | None = None,
-    trying: Callable[[TopologyOptions, NodeAllocation, ResourceRequest, InForce], Trials] = Trials,
+    new_trials: Callable[
+        [TopologyOptions, NodeAllocation, ResourceRequest, InForce], Trials
+    ] = Trials,
 ) -> Offer | Declined:
     """An offer for a pod that holds nothing on the node. `provider` takes part under a NUMA policy.
-    `trying` makes the trials on NUMA nodes."""
+    `new_trials` returns the object that tries NUMA nodes; conformance tests replace it."""
     if not request.requests and not request.burst_milli and provider is None:
         return Offer(PodAllocation(request.uid, request.title), Price(0, 0, 0), Why())
     policies = in_force(options.policies, options.profile, request)
     if isinstance(policies, Rejection):
         return Declined(request.uid, request.title, (policies,), Why())
     why = Why(policies.chosen)
-    if rejection := _unfit(options, account, request, policies):
+    if rejection := _early_rejection(options, account, request, policies):
         return Declined(request.uid, request.title, (rejection,), why)
-    held = _held_by_cpu(request)
-    trials = trying(options, account, held, policies)
+    held = _with_cpu(request)
+    trials = new_trials(options, account, held, policies)
     if policies.numa is NumaPolicy.NONE:
         found = _unaligned(held, policies, trials)
         if isinstance(found, Rejection):
@@ -177,8 +181,7 @@ def _outgrown(
     request: ResourceRequest,
     allocation: PodAllocation,
 ) -> str:
-    """States that the shared pools are too small for the limit of a pod that bursts; "" if they are
-    not."""
+    """Why the shared pools are too small for the limit of a pod that bursts; "" if they are not."""
     limit = request.burst_milli
     if not limit or allocation.cpus or not allocation.amounts:
         return ""
@@ -190,9 +193,10 @@ def _outgrown(
     return f"the pools of NUMA nodes {nodes} have {pool} of {limit} milli-CPU left"
 
 
-def _unfit(
+def _early_rejection(
     options: TopologyOptions, account: NodeAllocation, request: ResourceRequest, policies: InForce
 ) -> Rejection | None:
+    """Rejects a pod that fits on no NUMA nodes, before any trial."""
     cpu_milli = request.requests.get("cpu", 0)
     bind = policies.bind
     if bind and cpu_milli % 1000:
@@ -213,8 +217,8 @@ def _unfit(
     return None
 
 
-def _held_by_cpu(request: ResourceRequest) -> ResourceRequest:
-    """The CPU amounts of a pod that bursts bind it to NUMA nodes, so it requests at least 1
+def _with_cpu(request: ResourceRequest) -> ResourceRequest:
+    """A pod that bursts is bound to NUMA nodes by its CPU amounts there, so it requests at least 1
     milli-CPU."""
     if not request.burst_milli or request.requests.get("cpu"):
         return request
@@ -227,7 +231,7 @@ def _unaligned(
     if policies.bind or not request.burst_milli:
         return trials.anywhere()
     left = trials.pools
-    if trials.numa_knows("cpu"):
+    if trials.numa_nodes_have("cpu"):
         left = {node: trials.available.get(node, {}).get("cpu", 0) for node in trials.pools}
     cpu_milli, memory = request.requests["cpu"], trials.bound_memory
     nodes = burst_nodes(
@@ -261,11 +265,11 @@ def burst_nodes(
     memory: Mapping[str, int],
     free_memory: Mapping[str, Mapping[int, int]],
 ) -> tuple[int, ...] | Rejection:
-    """The NUMA nodes to bind the pod to. `available`: the milli-CPU that no pod has; nodes without
-    any are left out. `memory`: what will be bound to them, by resource; `free_memory`: what they
-    have. Among single nodes
-    MostAllocated takes the smallest pool that fits, every other strategy the node with the most
-    available CPU; ties go to the lower id.
+    """The NUMA nodes to which a pod that bursts is bound. `pools`: the milli-CPU of the shared
+    pools. `available`: the milli-CPU that no pod has; nodes without any are left out. `memory`: the
+    amounts that will be bound to the nodes, by resource; `free_memory`: the free amounts, by
+    resource and node. Among single nodes MostAllocated takes the smallest pool that fits, every
+    other strategy the node with the most available CPU; of equal nodes the one with the lower id.
     """
     pools = {node: pool for node, pool in pools.items() if available.get(node, 0) > 0}
 
@@ -318,7 +322,9 @@ def _align(
     provider: HintProvider | None = None,
 ) -> _Aligned:
     """For a pod under a NUMA policy: hints, their merge, and a trial of the merged NUMA nodes."""
-    wanted = {name: amount for name, amount in request.requests.items() if trials.numa_knows(name)}
+    wanted = {
+        name: amount for name, amount in request.requests.items() if trials.numa_nodes_have(name)
+    }
     if not trials.totals:
         return _Aligned((Rejection(Reason.NO_NUMA_RESOURCES),))
     if "cpu" not in wanted and (policies.bind or request.burst_milli):
@@ -364,7 +370,7 @@ def _align(
             # Other providers exclude all of its narrow sets.
             merged = merge(None)
     else:
-        merged = _together(provider, trials, merge)
+        merged = _merged_with(provider, trials, merge)
     candidates = tuple(
         NumaCandidate(ids(mask), rejection=rejection)
         if (known := judged.get(mask)) is None
@@ -382,12 +388,13 @@ def _align(
     return _Aligned(found, candidates, merged)
 
 
-def _together(
+def _merged_with(
     provider: HintProvider, trials: Trials, merge: Callable[[Provider, int | None], Merged]
 ) -> Merged:
-    """Merges with the provider's narrowest sets first, which it prefers. If all providers prefer
-    some of these, no wider set can win, so wider sets are tried only otherwise. The provider's
-    wider sets matter only if a result that is not preferred is admitted too."""
+    """Merges the hints of both providers. The first merge has only the narrowest sets, which the
+    provider prefers: if its result is preferred, no wider set can win. Otherwise wider sets are
+    tried too; those of the provider matter only under a policy that admits a result that is not
+    preferred."""
     nodes = tuple(trials.totals)
     narrow = provider.hints(nodes, narrowest=True)
     sizes = [_size(hint) for hints in narrow.values() for hint in hints or ()]

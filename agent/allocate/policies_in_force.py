@@ -99,7 +99,7 @@ class NodePolicies(msgspec.Struct, frozen=True):
 
 
 class PolicyInForce(msgspec.Struct, frozen=True):
-    """One policy in force: its name (`numa policy`, `cpu bind policy`, ...), value and source."""
+    """The name of a policy (`numa policy`, `cpu bind policy`, ...), its value and its source."""
 
     policy: str
     value: str
@@ -107,8 +107,9 @@ class PolicyInForce(msgspec.Struct, frozen=True):
 
 
 class Bind(msgspec.Struct, frozen=True):
-    """CPUs are bound to the pod; `required`: the CPUs must follow the policy. `avoided`: the pod
-    prefers another policy; the scheduler chooses this node only if no other node fits."""
+    """The bind policy of a pod to which CPUs are bound. `required`: the CPUs must follow the
+    policy. `avoided`: the pod prefers another policy, so the scheduler chooses this node only if no
+    other one fits."""
 
     policy: BindPolicy
     required: bool
@@ -160,7 +161,7 @@ def numa_policy(
 
 
 def numa_exclusive(spec: NumaSpec) -> NumaExclusive | None:
-    """A pod with a policy of its own keeps NUMA nodes exclusive by default."""
+    """The NUMA exclusive policy of the pod; by default REQUIRED if the pod sets a NUMA policy."""
     if spec.exclusive is None and spec.policy not in (None, NumaPolicy.NONE):
         return NumaExclusive.REQUIRED
     return spec.exclusive
@@ -292,8 +293,9 @@ def in_force(
     )
 
 
-def _without_kubelet(policies: NodePolicies, words: FollowedPolicies) -> NodePolicies:
-    match words:
+def _without_kubelet(policies: NodePolicies, followed: FollowedPolicies) -> NodePolicies:
+    """Without the kubelet's policies that the pod does not follow."""
+    match followed:
         case FollowedPolicies.ALL:
             return policies
         case FollowedPolicies.NUMA:

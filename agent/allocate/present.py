@@ -1,14 +1,15 @@
 """The pods on the node, from two sources: the runtime lists the pods that exist, and the API server
 has their desired state.
 
-A pod's labels and annotations can change in the API after its sandbox was created, so those of the
-API count. Those of static pods come from the kubelet; their mirror pod in the API only shows them.
-A mirror pod names the uid of another pod, and anybody who may create pods can write one. One that
-the Node controls is the kubelet's (Kubernetes: plugin/pkg/admission/noderestriction/admission.go,
-admitPodCreate, and deploy/policies/mirror-pods.yaml).
-A pod that ended or was deleted in the API keeps its resources while the runtime lists it, by what
-was known of it before; a pod that was assigned to this node counts before the runtime has it. Only
-the uid identifies a pod: two pods with one name are two pods."""
+- Labels and annotations are those of the API, because they can change after the sandbox was
+  created. Those of a static pod come from the kubelet; its mirror pod in the API is only a copy.
+- A mirror pod names the uid of another pod, and every client that may create pods can write one.
+  Only mirror pods that the Node controls are written by the kubelet (Kubernetes:
+  plugin/pkg/admission/noderestriction/admission.go, admitPodCreate, and
+  deploy/policies/mirror-pods.yaml); all others are ignored.
+- A pod that ended or was deleted in the API keeps its resources while the runtime lists it, with
+  the last known metadata. A pod that is bound to this node counts before the runtime has it.
+- Only the uid identifies a pod: two pods with the same name are two pods."""
 
 from __future__ import annotations
 
@@ -24,23 +25,27 @@ from agent.model.pod.pods import ANNOTATIONS, LABELS, Pod, PodMetadata, pod_meta
 
 
 def vouched(pods: Mapping[str, ApiPod], node: ApiNode | None) -> dict[str, ApiPod]:
-    """The pods of a node without the mirror pods that its kubelet did not write, and without those
-    whose uid another pod has too. `node` None: its uid is unknown, and its name counts."""
+    """The pods of a node without the mirror pods that its kubelet did not write, and without mirror
+    pods that name the same uid as another pod. `node` None: the uid of the Node is unknown."""
     found = {uid: pod for uid, pod in pods.items() if not pod.mirror or _by_kubelet(pod, node)}
-    answering = Counter(pod.runtime_uid for pod in found.values())
+    pods_of_uid = Counter(pod.runtime_uid for pod in found.values())
     return {
-        uid: pod for uid, pod in found.items() if not pod.mirror or answering[pod.runtime_uid] == 1
+        uid: pod
+        for uid, pod in found.items()
+        if not pod.mirror or pods_of_uid[pod.runtime_uid] == 1
     }
 
 
 def _by_kubelet(mirror: ApiPod, node: ApiNode | None) -> bool:
-    known = node.uid if node is not None else ""
-    return mirror.controlling_node in ({known} if known else {mirror.controlling_node} - {""})
+    """Whether the Node controls the mirror pod. While the Node's uid is unknown, a controlling Node
+    of its name is enough."""
+    node_uid = node.uid if node is not None else ""
+    return mirror.controlling_node == node_uid if node_uid else bool(mirror.controlling_node)
 
 
 def in_api(pods: Iterable[Pod], api_pods: Iterable[ApiPod]) -> dict[str, ApiPod]:
-    """By the runtime's uid, the API's objects of these pods that have not ended: a mirror pod has
-    their name too."""
+    """The API's objects of these pods, by the runtime's uid, without pods that ended. The names
+    must be equal too, because a mirror pod may name any uid."""
     names = {pod.uid: pod.title for pod in pods}
     return {
         each.runtime_uid: each
@@ -50,7 +55,7 @@ def in_api(pods: Iterable[Pod], api_pods: Iterable[ApiPod]) -> dict[str, ApiPod]
 
 
 def metadata_by_uid(pods: Iterable[ApiPod]) -> dict[str, PodMetadata]:
-    """By the runtime's uid, the metadata that the API server has of pods that have not ended."""
+    """The metadata in the API by the runtime's uid, without mirror pods and pods that ended."""
     return {
         pod.runtime_uid: pod_metadata(
             pod.labels, pod.annotations, unequal_cpu(pod), _batch_excess(pod)
@@ -63,8 +68,8 @@ def metadata_by_uid(pods: Iterable[ApiPod]) -> dict[str, PodMetadata]:
 def present(
     api_pods: Iterable[ApiPod], running: Iterable[Pod], metadata: Mapping[str, PodMetadata]
 ) -> tuple[Pod, ...]:
-    """Sorted by the runtime's uid. `metadata`: what counts, also of pods that the API no longer
-    has."""
+    """The pods on the node, sorted by the runtime's uid. `metadata`: the last known metadata, also
+    of pods that the API no longer has."""
     pods = {
         pod.uid: _with(pod, metadata[pod.uid]) if pod.uid in metadata else pod for pod in running
     }
@@ -92,24 +97,26 @@ def present(
     return tuple(pods[uid] for uid in sorted(pods))
 
 
-def admitted(pods: Iterable[Pod], there: Container[str], *, static: bool) -> tuple[Pod, ...]:
-    """The pods that can be decided about. `there`: the uids of pods that the runtime has or is
-    about to get. A kubelet with the static policy assigns CPUs to a Guaranteed pod when it admits
-    it, before the sandbox is created. Until then these CPUs are unknown, and the claim of such a
-    pod does not count."""
+def admitted(pods: Iterable[Pod], created_uids: Container[str], *, static: bool) -> tuple[Pod, ...]:
+    """The pods whose claims count. `created_uids`: the uids of pods that the runtime has or is
+    about to create. `static`: the kubelet has the static policy. It assigns CPUs to a Guaranteed
+    pod when it admits the pod, before the sandbox is created; until then these CPUs are unknown,
+    and the pod's claim does not count."""
     return tuple(
-        pod for pod in pods if not static or pod.uid in there or pod.kube_class != "guaranteed"
+        pod
+        for pod in pods
+        if not static or pod.uid in created_uids or pod.kube_class != "guaranteed"
     )
 
 
 def coming(pod: ApiPod) -> bool:
-    """Whether a pod that the runtime does not have will still be started on this node. A kubelet
-    does not start a pod whose deletion was requested."""
+    """Whether the kubelet will still start a pod that the runtime does not have. It does not start
+    a pod whose deletion was requested."""
     return bool(pod.node) and not pod.terminal and not pod.deleted
 
 
 def _batch_excess(pod: ApiPod) -> str:
-    """ "" also for an annotation that can't be read."""
+    """The batch resources in the annotation that exceed the pod's; "" also if it can't be read."""
     if EXTENDED_RESOURCE_SPEC not in pod.annotations:
         return ""
     try:

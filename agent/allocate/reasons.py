@@ -30,9 +30,9 @@ class Reason(enum.StrEnum):
     AMPLIFIED_CPU = "amplified-cpu"
     """Bound CPUs cost their amplified amount, and less than that is left."""
     NOT_ENOUGH_CPUS = "not-enough-cpus"
-    """Fewer CPUs are free."""
+    """Fewer CPUs are free than requested."""
     BIND_POLICY_UNMET = "bind-policy-unmet"
-    """Enough CPUs are free, but too few suit the required bind policy."""
+    """Enough CPUs are free, but too few of them suit the required bind policy."""
     NUMA_UNSATISFIED = "numa-unsatisfied"
     """No NUMA nodes have enough of a resource."""
     NUMA_UNALIGNED = "numa-unaligned"
@@ -57,7 +57,7 @@ UNRESOLVABLE: Final = frozenset(
         Reason.NO_NUMA_RESOURCES,
     }
 )
-"""Reasons that remain whatever pods leave the node."""
+"""Reasons that remain even if all pods leave the node."""
 
 
 class Rejection(msgspec.Struct, frozen=True):

@@ -72,8 +72,9 @@ def _balance(weights: Amounts, capacity: Amounts, used: Amounts) -> int:
 
 
 class MaskScores:
-    """How full the NUMA nodes of a mask are with the request on them: the weighted mean over the
-    resources that they have. Only for MostAllocated is fuller better."""
+    """Scores sets of NUMA nodes with the request on them: the weighted mean over the resources that
+    they have. Fuller sets score higher under MostAllocated, emptier ones under every other
+    strategy."""
 
     def __init__(
         self,

@@ -3,8 +3,7 @@
 An amount is split evenly (`split_evenly`) or fills one NUMA node after the other (`split_packed`);
 both order the nodes by their available amounts. Koordinator's function
 (pkg/scheduler/plugins/nodenumaresource/resource_manager.go, tryBestToDistributeEvenly) compares
-available amounts by position instead, so its order is wrong unless the mask is NUMA nodes 0 to k -
-1.
+available amounts by position instead, so its order is wrong unless the nodes have the ids 0, 1, ...
 
 Where memory is bound to the NUMA nodes of a pod's CPUs, the memory of an owner comes from the NUMA
 nodes that give its CPUs, also without a NUMA policy: if those have too little, its CPUs come from
@@ -59,10 +58,10 @@ class Allotment(msgspec.Struct, frozen=True):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """`score`: 0-100, by the strategy in force over CPU and memory of the NUMA nodes that the pod
-    would use, or of the whole node if it is not bound to NUMA nodes. `numa_nodes`: how many it
-    would use. `split_cores`: the number of free whole cores that it would leave partly taken.
-    `avoided`: see Bind."""
+    """The cost of an allotment. `score`: 0-100, by the strategy in force over CPU and memory of the
+    NUMA nodes that the pod would use, or of the whole node if it is not bound to NUMA nodes.
+    `numa_nodes`: the number of NUMA nodes that it would use. `split_cores`: the number of free
+    whole cores that it would take only in part. `avoided`: see Bind."""
 
     score: int
     numa_nodes: int
@@ -84,11 +83,11 @@ class Trials:
     ) -> None:
         self._options = options
         self._account = account
-        self._ask = request
+        self._pod_request = request
         self._policies = policies
         self._free = account.free_cpus()
         self.totals = account.totals()
-        self._known = {name for amounts in self.totals.values() for name in amounts}
+        self._numa_resources = {name for amounts in self.totals.values() for name in amounts}
         self.available = account.available()
         self._recorded = account.recorded()
         if policies.bind:
@@ -101,7 +100,7 @@ class Trials:
 
     def anywhere(self) -> Allotment | Rejection:
         """Takes CPUs from the whole machine, for a pod without a NUMA policy."""
-        layout, request = self._options.layout, self._request
+        layout, request = self._options.layout, self._cpu_request
         if layout is None or request is None:
             return Allotment(0, {})
         taken = accumulator.take(
@@ -172,9 +171,9 @@ class Trials:
         """The policies in force for the pod."""
         return self._policies
 
-    def numa_knows(self, name: str) -> bool:
-        """Whether any NUMA node has this resource."""
-        return name in self._known
+    def numa_nodes_have(self, name: str) -> bool:
+        """Whether any NUMA node reports this resource."""
+        return name in self._numa_resources
 
     def left(self, name: str, *, together: bool) -> int:
         """The available amount of a resource: of all NUMA nodes `together`, or of the one that has
@@ -193,8 +192,8 @@ class Trials:
         """The requested memory and hugepages that will be bound to NUMA nodes which report them."""
         if not self._options.binds_memory:
             return {}
-        requested = memory_of(self._ask.requests)
-        return {name: amount for name, amount in requested.items() if name in self._known}
+        requested = memory_of(self._pod_request.requests)
+        return {name: amount for name, amount in requested.items() if name in self._numa_resources}
 
     def left_of(self, name: str, nodes: Collection[int]) -> dict[int, int]:
         """The available amounts of a resource on these NUMA nodes."""
@@ -219,10 +218,11 @@ class Trials:
         return Allotment(taken.cpus, amounts, taken.steps)
 
     def _where_memory_is(self, layout: Layout, lacking: Rejection) -> Allotment | Rejection:
-        """CPUs of the fewest NUMA nodes that have the CPUs and the memory. Among as many NUMA nodes
-        the exclusive policy decides, then the strategy by their free CPUs, then their ids.
-        `lacking`: why the CPUs that were chosen without regard to memory are not enough."""
-        request, terms = self._request, self._terms
+        """CPUs of the fewest NUMA nodes that have the CPUs and the memory. Among sets of equally
+        many NUMA nodes the exclusive policy decides, then the strategy by their free CPUs, then
+        their ids. `lacking`: the result if there are none: why the memory of the CPUs that were
+        chosen without regard to memory is not enough."""
+        request, terms = self._cpu_request, self._terms
         free = {area.id: (area.cpus & self._free).bit_count() for area in layout.nodes}
         holders = [node for node, count in free.items() if count]
         everywhere = self.with_memory(holders)
@@ -251,7 +251,7 @@ class Trials:
         return lacking
 
     def _have_enough(self, nodes: Collection[int]) -> bool:
-        """Decides by the sums of the nodes' amounts."""
+        """Whether the sums of the nodes' amounts show that the pod fits."""
         if self._units is None:
             return False
         for name, missing, unit in self._units:
@@ -263,12 +263,11 @@ class Trials:
 
     @cached_property
     def _units(self) -> list[tuple[str, int, int]] | None:
-        """Of each requested resource its name, the requested units and the size of a unit, if the
-        sum of the nodes' whole units decides whether the pod fits. None if it does not.
-        """
+        """The name, the requested number of units and the size of a unit of each requested
+        resource. None if the sums of the nodes' whole units do not decide whether the pod fits."""
         bind, layout = self._policies.bind, self._options.layout
         if bind is None:
-            if self._ask.burst_milli:
+            if self._pod_request.burst_milli:
                 return None
         elif (
             layout is None
@@ -277,15 +276,15 @@ class Trials:
             or self.bound_memory
         ):
             return None
-        known = [name for name in self._ask.requests if name in self._known]
-        requested = [(name, self._ask.requests[name], self.unit(name)) for name in known]
+        known = [name for name in self._pod_request.requests if name in self._numa_resources]
+        requested = [(name, self._pod_request.requests[name], self.unit(name)) for name in known]
         if any(amount % unit for _, amount, unit in requested):
             return None
         return [(name, amount // unit, unit) for name, amount, unit in requested]
 
     @cached_property
     def _scores(self) -> MaskScores:
-        requests = self._ask.requests
+        requests = self._pod_request.requests
         if self._policies.bind:
             requests = {**requests, "cpu": self._options.amplified(requests["cpu"])}
         return MaskScores(
@@ -298,16 +297,16 @@ class Trials:
 
     def _amounts(self, nodes: Collection[int]) -> Amounts | Rejection:
         """The amounts of each node, for the resources that NUMA nodes have."""
-        limit = 0 if self._policies.bind else self._ask.burst_milli
+        limit = 0 if self._policies.bind else self._pod_request.burst_milli
         amounts: Amounts = {}
         # CPU comes first: memory that will be bound follows it.
         for name, requested in sorted(
-            self._ask.requests.items(), key=lambda each: each[0] != "cpu"
+            self._pod_request.requests.items(), key=lambda each: each[0] != "cpu"
         ):
-            if name not in self._known:
+            if name not in self._numa_resources:
                 continue
             room = self.left_of(name, nodes)
-            if name in self.bound_memory and self._request is not None:
+            if name in self.bound_memory and self._cpu_request is not None:
                 giving = [node for node, given in amounts.items() if "cpu" in given]
                 if self._account.binds_memory_of(giving):
                     room = self.left_of(name, giving)
@@ -329,7 +328,7 @@ class Trials:
 
     def _shares(self, amounts: Amounts, nodes: Collection[int]) -> dict[int, int] | Rejection:
         """The number of CPUs that each node gives; empty for a pod that shares."""
-        request, areas = self._request, self._areas
+        request, areas = self._cpu_request, self._areas
         if request is None:
             return {}
         shares: dict[int, int] = {}
@@ -345,7 +344,7 @@ class Trials:
         return shares
 
     def _bound(self, amounts: Amounts, shares: dict[int, int]) -> Allotment | Rejection:
-        layout, request = self._options.layout, self._request
+        layout, request = self._options.layout, self._cpu_request
         if layout is None or request is None:
             return Allotment(0, amounts)
         taken = accumulator.take_on_nodes(
@@ -356,13 +355,13 @@ class Trials:
         return Allotment(taken.cpus, amounts, taken.steps)
 
     @cached_property
-    def _request(self) -> CpuRequest | None:
+    def _cpu_request(self) -> CpuRequest | None:
         """None for a pod that shares, and on a node that does not report its CPUs."""
         bind = self._policies.bind
         if bind is None or self._options.layout is None:
             return None
         return CpuRequest(
-            self._ask.requests["cpu"] // 1000,
+            self._pod_request.requests["cpu"] // 1000,
             bind.policy,
             self._policies.exclusive,
             self._policies.strategy,
@@ -373,7 +372,7 @@ class Trials:
 
     @cached_property
     def _terms(self) -> Terms | None:
-        layout, request = self._options.layout, self._request
+        layout, request = self._options.layout, self._cpu_request
         if layout is None or request is None:
             return None
         return Terms.of(layout, self._account.holdings, request, self._options.max_ref)

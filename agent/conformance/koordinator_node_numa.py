@@ -118,7 +118,9 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     account = _account(question, quirks)
     if refusal := next((quirk.refused for quirk in quirks if quirk.refused), ""):
         return {"error": "refused", "code": refusal}
-    found = offering.offer(question.options, account, question.request, trying=_trying(quirks))
+    found = offering.offer(
+        question.options, account, question.request, new_trials=_new_trials(quirks)
+    )
     if isinstance(found, Declined):
         return {
             "error": "; ".join(str(each.reason) for each in found.rejections),
@@ -152,7 +154,7 @@ def _account(question: _NodeCase, quirks: Sequence[Quirk]) -> NodeAllocation:
     return account
 
 
-def _trying(
+def _new_trials(
     quirks: Sequence[Quirk],
 ) -> Callable[[TopologyOptions, NodeAllocation, ResourceRequest, InForce], Trials]:
     loose = any(quirk.recorded_only or quirk.unpaid for quirk in quirks)

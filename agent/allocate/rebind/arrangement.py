@@ -1,5 +1,5 @@
-"""The places of all pods while a plan is searched: who has what, what is free, what a moved pod may
-take, and the measures.
+"""The places of all pods while a plan is searched: the CPUs in use, the places that a moved pod may
+take, and the measures of the node.
 
 A place is allowed if it has no more NUMA nodes and no more broken cores than the pod had before; if
 on each of its NUMA nodes the pods together have at most the room there, or what they had before;
@@ -69,7 +69,6 @@ class Arrangement:
                 del limits[id_, name]
         return limits
 
-    # the pods
     def movable(self, index: int) -> bool:
         return not self.pods[index].fixed
 
@@ -102,12 +101,12 @@ class Arrangement:
         return self._counts[index]
 
     def reach(self, index: int) -> int:
-        """Mask of the CPUs that the pod may have: it stays near its devices and huge pages."""
+        """Mask of the CPUs that the pod may have: those of its NUMA nodes if it can't leave
+        them."""
         near = self.pods[index].near
         cpus = self.node.assignable
         return cpus if near is None else cpus & self.layout.of_nodes(near)
 
-    # changes
     def remove(self, index: int) -> None:
         self._change(index, self.places[index], -1)
         self.places[index] = 0
@@ -124,7 +123,7 @@ class Arrangement:
         for at, amount in self._demand(index, place).items():
             self._used[at] += sign * amount
         if pod.owner:
-            # Owners of one CPU are fixed, so that no other pod loses it here.
+            # Pods that hold the same CPU are never moved, so this clears no other pod's CPU.
             self.held = self.held | place if sign > 0 else self.held & ~place
         else:
             for id_ in members(place):
@@ -178,7 +177,6 @@ class Arrangement:
                 found[id_][name] = share
         return found
 
-    # what a place costs
     def measures(self) -> Measures:
         return self._measures(self._crossings, self._broken, self.held, self._shared)
 
@@ -237,7 +235,7 @@ class Arrangement:
 
 
 def _fewest(sizes: list[int], need: int) -> int:
-    """How many of the sizes, which descend, add up to the need; at least 1."""
+    """How many of the sizes, from the first one on, add up to the need; at least 1."""
     count = 0
     for size in sizes:
         count += 1

@@ -1,9 +1,9 @@
-"""The best plan of a small node: all sets of moved pods, the smallest first, in all places that
-differ.
+"""Finds the best plan of a small node: tries all sets of moved pods, the smallest first, in all
+places that differ.
 
-Cores of a NUMA node with the same free CPUs and the same exclusive pods are equal, and so are the
-free CPUs of a core: of equal choices one is tried. The search ends when no plan can be better, or
-after `BUDGET` places; then the best plan so far counts."""
+Two cores of a NUMA node are equal if they have the same number of free CPUs and both or neither
+have exclusive pods; the free CPUs of a core are equal too. Of equal choices only one is tried. The
+search ends when no plan can be better, or after `BUDGET` places with the best plan so far."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from agent.model.cpu.cpuset import lowest, members
 from agent.model.cpu.policies import ExclusivePolicy
 
 MAX_PODS: Final = 8
-"""With more pods that may move, the sets of pods are too many."""
+"""The most pods that may move; more have too many sets."""
 BUDGET: Final = 20_000
 """Places that are tried at most."""
 
 
 class _Candidate(msgspec.Struct, frozen=True, order=True):
-    """A candidate: its measures, the number of moved pods, and all places."""
+    """The places of all pods, with their measures and the number of moved pods."""
 
     measures: Measures
     moves: int
@@ -59,7 +59,7 @@ class _Search:
             if self._best.measures == self._bound and count >= self._best.moves:
                 break
             for chosen in combinations(self._pods, count):
-                self._with(chosen)
+                self._try_moving(chosen)
         for index in chosen_pods(self._best.places, arrangement):
             arrangement.remove(index)
         for index, place in enumerate(self._best.places):
@@ -72,7 +72,7 @@ class _Search:
             arrangement.measures(), len(arrangement.moved()), tuple(arrangement.places)
         )
 
-    def _with(self, chosen: tuple[int, ...]) -> None:
+    def _try_moving(self, chosen: tuple[int, ...]) -> None:
         arrangement = self._arrangement
         for index in chosen:
             arrangement.remove(index)
@@ -107,7 +107,7 @@ class _Search:
         yield from _distinct(self._classes(free), arrangement.wanted(index))
 
     def _classes(self, free: int) -> list[list[int]]:
-        """The free CPUs of each core, cores that are equal together."""
+        """The free CPUs of each core, in a list for each class of equal cores."""
         arrangement, layout = self._arrangement, self._arrangement.layout
         exclusive = self._exclusive_cpus()
         equal: dict[tuple[object, ...], list[int]] = {}
@@ -133,13 +133,13 @@ class _Search:
 
 
 def chosen_pods(places: tuple[int, ...], arrangement: Arrangement) -> list[int]:
-    """The pods whose place differs."""
+    """The pods whose place in `arrangement` differs from that in `places`."""
     return [index for index, place in enumerate(places) if arrangement.places[index] != place]
 
 
 def lower_bound(arrangement: Arrangement) -> Measures:
-    """No places can have better measures than these. Each is a bound by itself; they need not be
-    possible together."""
+    """Measures that no places can improve. Each is a bound of its own; they may be impossible
+    together."""
     layout = arrangement.layout
     fixed = [index for index in range(len(arrangement.pods)) if not arrangement.movable(index)]
     misfits = [arrangement.misfit(index, arrangement.pods[index].place) for index in fixed]
@@ -162,7 +162,7 @@ def lower_bound(arrangement: Arrangement) -> Measures:
 
 
 def _fewest_nodes(arrangement: Arrangement, fixed: list[int], owned: int) -> int:
-    """The NUMA nodes of fixed pods, and as many others as the CPUs of all pods need."""
+    """The number of NUMA nodes of fixed pods, and of others that the CPUs of all pods need."""
     busy = 0
     for index in fixed:
         place = arrangement.pods[index].place
@@ -187,7 +187,7 @@ def _fewest_nodes(arrangement: Arrangement, fixed: list[int], owned: int) -> int
 
 
 def _distinct(classes: list[list[int]], count: int) -> Iterator[int]:
-    """All ways to take CPUs of these cores that are not equal."""
+    """All different ways to take `count` CPUs from these classes of equal cores."""
     if not count:
         yield 0
         return
@@ -200,7 +200,8 @@ def _distinct(classes: list[list[int]], count: int) -> Iterator[int]:
 
 
 def _of_class(cores: list[int], most: int, count: int) -> Iterator[int]:
-    """Up to `count` CPUs of equal cores, at most `most` of each; the first cores give most."""
+    """All ways to take up to `count` CPUs from equal cores, at most `most` of each, and of no core
+    more than of the one before."""
     yield 0
     if not cores:
         return

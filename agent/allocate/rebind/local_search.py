@@ -1,11 +1,11 @@
 """Improves the places of a node step by step, until nothing more is found.
 
-Each trial removes some pods and gives them places again, one after the other. A trial counts if the
-measures got better, none got worse than at the beginning, and not too many pods are moved.
+Each trial removes some pods and places them again, one after the other. Its result is kept if the
+measures improve, no measure is worse than at the beginning, and not too many pods are moved.
 
 A removed pod gets the best place. On a NUMA node it gets whole free cores, those with its present
-CPUs first, and its last CPUs on a core that other pods break already; under SpreadByPCPUs one CPU
-of each core, of broken cores first. So it leaves as many whole cores free as possible."""
+CPUs first, and its last CPUs on a core that is broken already; under SpreadByPCPUs it gets one CPU
+of each core, of broken cores first. So as many whole cores as possible stay free."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from agent.allocate.rebind.placed_pods import Measures
 from agent.model.cpu.cpuset import lowest
 
 TRIALS: Final = 600
-"""The most pods that are removed in one search, so that its time is bounded."""
+"""The most pods that one search removes, which bounds its time."""
 PARTNERS: Final = 6
-"""The pods that are tried to make room for one pod."""
+"""The most pods that are tried as partners of one pod."""
 
 
 def improve(arrangement: Arrangement, max_moves: int) -> None:
@@ -39,12 +39,12 @@ class _Search:
         self._trials = TRIALS
 
     def once(self) -> bool:
-        """Whether one round of all kinds of trials improved the measures."""
+        """Makes one round of all kinds of trials. Returns whether it improved the measures."""
         before = self._arrangement.measures()
         for index in self._misplaced():
             if not self._single(index):
                 self._with_partners(index)
-        for index in self._beside_free_threads():
+        for index in self._on_partly_free_cores():
             self._single(index)
         self._empty_numa_nodes()
         return self._trials > 0 and self._arrangement.measures() < before
@@ -59,7 +59,7 @@ class _Search:
             self._try(everything)
 
     def undo_idle_moves(self) -> None:
-        """Undoes the moves without which the measures are the same."""
+        """Undoes the moves that do not improve the measures."""
         arrangement = self._arrangement
         for index in arrangement.moved():
             now, at = arrangement.measures(), arrangement.places[index]
@@ -71,7 +71,6 @@ class _Search:
                 arrangement.remove(index)
             arrangement.put(index, at)
 
-    # trials
     def _try(self, indices: Sequence[int], avoided: int | None = None) -> bool:
         """Removes these pods and places them in this order. `avoided`: see `_best_place`."""
         arrangement = self._arrangement
@@ -89,7 +88,7 @@ class _Search:
                 break
             arrangement.put(index, place)
             done.append(index)
-        if len(done) == len(indices) and self._counts(now):
+        if len(done) == len(indices) and self._improves(now):
             return True
         for index in done:
             arrangement.remove(index)
@@ -97,7 +96,8 @@ class _Search:
             arrangement.put(index, place)
         return False
 
-    def _counts(self, now: Measures) -> bool:
+    def _improves(self, now: Measures) -> bool:
+        """Whether the present places may replace those with the measures `now`."""
         arrangement = self._arrangement
         measures = arrangement.measures()
         return (
@@ -116,9 +116,8 @@ class _Search:
         crossings, _ = self._arrangement.misfit(index, self._arrangement.places[index])
         if crossings <= 0 or not self._arrangement.pods[index].owner:
             return False
-        return any(self._try((index, *leaving)) for leaving in self._rooms(index))
+        return any(self._try((index, *leaving)) for leaving in self._leaving_pods(index))
 
-    # which pods
     def _misplaced(self) -> list[int]:
         """The pods with crossings or broken cores, the worst first."""
         arrangement = self._arrangement
@@ -153,9 +152,10 @@ class _Search:
             found.append((not there & cores, size, other))
         return [other for *_, other in sorted(found)[:PARTNERS]]
 
-    def _rooms(self, index: int) -> Iterator[list[int]]:
-        """For each NUMA node, the fullest last, pods that leave it so that the pod fits: the
-        largest ones that are not more than needed, then the smallest one that is enough."""
+    def _leaving_pods(self, index: int) -> Iterator[list[int]]:
+        """For each NUMA node, the one with the most free CPUs first: the pods that have to leave it
+        so that the pod fits there. These are the largest pods that together have no more CPUs than
+        are missing, and then the smallest pod that has the rest."""
         arrangement = self._arrangement
         free = arrangement.node.assignable & ~arrangement.held | arrangement.places[index]
         need = arrangement.wanted(index)
@@ -185,7 +185,7 @@ class _Search:
             if leaving and len(leaving) < self._max_moves:
                 yield leaving
 
-    def _beside_free_threads(self) -> list[int]:
+    def _on_partly_free_cores(self) -> list[int]:
         """The owners on cores that are free in part, the smallest first."""
         arrangement, layout = self._arrangement, self._arrangement.layout
         free = arrangement.node.assignable & ~arrangement.held
@@ -201,7 +201,8 @@ class _Search:
         return [index for _, index in sorted(found)]
 
     def _empty_numa_nodes(self) -> None:
-        """Moves all pods off NUMA nodes, those with the fewest pods first."""
+        """Tries to move all pods off one NUMA node after the other, the one with the fewest
+        first."""
         arrangement = self._arrangement
         groups = []
         for id_, cpus in arrangement.areas.items():
@@ -280,7 +281,7 @@ def _over_nodes(arrangement: Arrangement, free: int, count: int, own: int, *, sp
 
 
 def _pick(layout: Layout, free: int, count: int, own: int, *, spread: bool) -> int:
-    """`count` of the free CPUs, which are at least as many. `own`: the CPUs to prefer."""
+    """`count` of the free CPUs, of which there are enough. `own`: the preferred CPUs."""
     if spread:
         return _one_by_core(layout, free, count, own)
     whole = layout.whole(free)
@@ -314,7 +315,7 @@ def _pick(layout: Layout, free: int, count: int, own: int, *, spread: bool) -> i
 
 
 def _preferred(layout: Layout, leads: int, own: int) -> tuple[int, int, int]:
-    """Cores that are the pod's own, that it has a part of, and the others."""
+    """Divides the cores: those that `own` has as a whole, those that it has in part, the others."""
     mine = layout.whole(own) & leads
     part = layout.touched(own) & leads & ~mine
     return mine, part, leads & ~mine & ~part

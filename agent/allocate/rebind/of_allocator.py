@@ -1,5 +1,5 @@
-"""The input of a plan from a node allocator and the pods' requests, and the allocation of a moved
-pod."""
+"""Makes the input of a plan from a node allocator and the pods' requests, and the allocation of a
+moved pod."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def placed_node(
     requests: Mapping[str, ResourceRequest],
     fixed: Mapping[str, str],
 ) -> PlacedNode | NoPlan:
-    """`requests`: those of the node's pods, by uid; a pod without one is not moved. `fixed`: why
-    pods are not moved, by uid."""
+    """`requests`: the requests of the node's pods, by uid; a pod without one is not moved. `fixed`:
+    why pods must not be moved, by uid."""
     options, name = allocator.properties.cpus, allocator.properties.name
     if options is None or options.layout is None:
         return NoPlan((f"node {name} has no usable NodeResourceTopology",))
@@ -50,7 +50,7 @@ def placed_node(
             continue
         found.append(pod)
         if request is not None and request.burst_milli and not pod.owner:
-            # The pool of a pod that bursts must fit its limit, so that it does not shrink.
+            # The pool of a pod that bursts must not shrink, since its limit must fit into the pool.
             for area in layout.nodes:
                 if pod.place >> area.id & 1:
                     held = account.holdings.full(1)
@@ -139,8 +139,8 @@ def _stays(
     policies: InForce,
     memory: Mapping[int, Mapping[str, int]],
 ) -> bool:
-    """Whether the pod stays on its NUMA nodes: it has devices or huge pages there, nobody recorded
-    where its memory is, or it does not share NUMA nodes with pods of other widths."""
+    """Whether the pod has to stay on its NUMA nodes: it has devices or huge pages there, its bound
+    memory is not recorded by NUMA node, or its NUMA exclusive policy restricts the choice."""
     names = {name for of_node in memory.values() for name in of_node}
     if assigned.kinds or policies.numa_exclusive is not None:
         return True
@@ -166,8 +166,8 @@ def _not_movable(options: TopologyOptions, account: NodeAllocation, assigned: As
 
 
 def _rooms(account: NodeAllocation, pods: list[PlacedPod]) -> Amounts:
-    """What the pods of the plan may have together: all that is allocatable, without what other
-    pods, or these pods without a record, use."""
+    """The most that the pods of the plan may have together: the allocatable amounts, without those
+    that other pods use, and without those that these pods use without a record."""
     counted: dict[tuple[int, str], int] = {}
     for pod in pods:
         for node, of_node in pod.memory.items():

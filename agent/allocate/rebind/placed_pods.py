@@ -1,8 +1,8 @@
 """The input of a plan: the pods that are bound to CPUs or NUMA nodes of one node, and what the plan
 has to improve.
 
-A place is an int: for a pod that owns CPUs a mask of these, for one that shares CPUs a mask of the
-ids of its NUMA nodes."""
+A place is an int: the mask of the CPUs of a pod that owns CPUs, or the mask of the ids of the NUMA
+nodes of a pod that shares CPUs."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class PlacedPod(msgspec.Struct, frozen=True):
 
 
 class PlacedNode(msgspec.Struct, frozen=True):
-    """`assignable`: mask of the CPUs that a pod may own. `rooms`: by NUMA node and resource, what
-    all bound pods together may have; an absent resource has no limit. `cpu_cost_milli`: what an
-    owned CPU takes of the room for CPU, more than 1000 on an amplified node. `most_owned`: by NUMA
-    node, the CPUs that pods may own, where the pool must keep some."""
+    """`assignable`: mask of the CPUs that a pod may own. `rooms`: by NUMA node and resource, the
+    most that all bound pods together may have; an absent resource has no limit. `cpu_cost_milli`:
+    the milli-CPU of a room that an owned CPU uses, more than 1000 on an amplified node.
+    `most_owned`: by NUMA node whose pool must not shrink, the most CPUs that pods may own."""
 
     layout: Layout
     assignable: int
@@ -62,10 +62,10 @@ class PlacedNode(msgspec.Struct, frozen=True):
 class Measures(msgspec.Struct, frozen=True, order=True):
     """How well pods are placed; smaller is better, the first field counts first.
 
-    `numa_crossings`: the NUMA nodes that pods have beyond the fewest that could hold them.
-    `broken_cores`: the cores that pods have beyond the fewest, or for SpreadByPCPUs the CPUs
-    beside another CPU of the same pod. `used_cores`: the cores that no new pod can have as a whole;
-    `used_numa_nodes`: the NUMA nodes with a bound pod."""
+    `numa_crossings`: the NUMA nodes of pods in excess of the fewest that could hold each pod.
+    `broken_cores`: the cores of pods in excess of the fewest; under SpreadByPCPUs, the CPUs on a
+    core with another CPU of the same pod. `used_cores`: the cores that no new pod can have as a
+    whole. `used_numa_nodes`: the NUMA nodes with a bound pod."""
 
     numa_crossings: int
     broken_cores: int

@@ -1,8 +1,9 @@
-"""The plan: which pods move where, in which steps, and what it gains.
+"""Makes the plan: which pods move to which CPUs, in which steps, and what the plan gains.
 
-Between two steps no CPU has two owners, and every owner has as many CPUs as before. A pod whose new
-CPUs are free moves at once. Otherwise a pod takes the free part of its new CPUs. Where pods wait
-for each other's CPUs, one of them first goes to free CPUs that nobody is about to take."""
+Between two steps no CPU has two owners, and every owner has as many CPUs as before. The next step
+is the first of these that is possible: a pod whose new CPUs are all free moves to them; a pod takes
+the free part of its new CPUs; or, where pods wait for each other's CPUs, the pod that has most of
+these CPUs moves to free CPUs."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ class PodPlace(msgspec.Struct, frozen=True):
 
 
 class PodMove(msgspec.Struct, frozen=True):
-    """A pod gets another place. A plan has a pod in several moves if it first goes to other CPUs,
-    to make room."""
+    """A pod moves to another place. A plan has several moves of a pod that first moves to other
+    CPUs to make room."""
 
     uid: str
     title: str
@@ -36,7 +37,7 @@ class PodMove(msgspec.Struct, frozen=True):
 
 
 class RebindPlan(msgspec.Struct, frozen=True):
-    """`moves`: in their order; between them no CPU has two owners."""
+    """`moves`: in the order in which they must be made."""
 
     moves: tuple[PodMove, ...]
     before: Measures
@@ -139,7 +140,7 @@ def _ordered(now: Mapping[int, int], wanted: Mapping[int, int], free: int) -> li
     targets = {pod: wanted[pod] for pod in places}
     steps: list[_Step] = []
 
-    def go(pod: int, cpus: int) -> None:
+    def move(pod: int, cpus: int) -> None:
         nonlocal free
         free = (free | places[pod]) & ~cpus
         places[pod] = cpus
@@ -150,19 +151,19 @@ def _ordered(now: Mapping[int, int], wanted: Mapping[int, int], free: int) -> li
     while places:
         ready = [pod for pod in places if not targets[pod] & ~places[pod] & ~free]
         if ready:
-            go(ready[0], targets[ready[0]])
+            move(ready[0], targets[ready[0]])
             continue
         part = [pod for pod in places if targets[pod] & ~places[pod] & free]
         if part:
             pod = part[0]
             here = targets[pod] & ~places[pod] & free
-            go(pod, places[pod] & ~lowest(places[pod] & ~targets[pod], here.bit_count()) | here)
+            move(pod, places[pod] & ~lowest(places[pod] & ~targets[pod], here.bit_count()) | here)
             continue
         pod, leaves = _in_the_way(places, targets)
         count = min(leaves.bit_count(), free.bit_count())
         if not count:
             return None
-        go(pod, places[pod] & ~lowest(leaves, count) | lowest(free, count))
+        move(pod, places[pod] & ~lowest(leaves, count) | lowest(free, count))
     return steps
 
 
