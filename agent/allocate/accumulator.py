@@ -1,7 +1,7 @@
-"""Takes an exact number of CPUs for a pod from the available ones, or returns why there are too
+"""Takes an exact number of CPUs for a pod from the available CPUs, or returns why there are too
 few.
 
-An available CPU is free while fewer pods hold it than may share one. A required bind policy
+An available CPU is free while fewer pods hold it than may share a CPU. A required bind policy
 restricts the free CPUs: FullPCPUs to whole cores, SpreadByPCPUs to one CPU of each core. Preferred
 CPUs are taken first, in a separate search. `packing` chooses the CPUs. Under DistributeEvenly each
 NUMA node gives its share (`shares`), and `packing` chooses in each node.
@@ -30,9 +30,9 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Shortage(msgspec.Struct, frozen=True):
-    """`requested` CPUs, but only `free` may be taken, and only `fitting` of them suit the required
-    bind policy. `node`: the NUMA node whose share this is, if the shortage is on one node.
-    """
+    """`requested` CPUs are needed, but only `free` may be taken, and only `fitting` of these suit
+    the required bind policy. `node`: the NUMA node that lacks its share, None if the request is not
+    divided into shares."""
 
     reason: Reason
     requested: int
@@ -49,7 +49,8 @@ def take(
     max_ref: int = 1,
     preferred: int = 0,
 ) -> Taken | Shortage:
-    """The CPUs for the request; `max_ref`: how many pods may share a CPU, ValueError below 1."""
+    """The CPUs for the request. `max_ref`: how many pods may share a CPU. Raises ValueError if it
+    is less than 1."""
     free = available & layout.cpus & ~holdings.full(max_ref)
     if request.nodes is not None:
         free &= layout.of_nodes(members(request.nodes))
@@ -73,8 +74,8 @@ def take_on_nodes(
     shares: Mapping[int, int],
     max_ref: int = 1,
 ) -> Taken | Shortage:
-    """Takes `shares` CPUs, by node id, from each NUMA node. ValueError if one is negative or they
-    do not add up to the request. `request.nodes` is ignored."""
+    """Takes from each NUMA node its number of CPUs in `shares`. `request.nodes` is ignored. Raises
+    ValueError if a share is negative or the shares do not add up to the request."""
     if sum(shares.values()) != request.count or min(shares.values(), default=0) < 0:
         raise ValueError(f"shares: {dict(shares)} do not add up to {request.count} CPUs")
     free = available & layout.cpus & ~holdings.full(max_ref)
@@ -98,7 +99,8 @@ def take_on_nodes(
 def _find(
     search: Callable[[Terms, int, int], Found], terms: Terms, free: int, preferred: int, need: int
 ) -> Found | None:
-    """None if a required FullPCPUs can't be met; `free` has at least `need` CPUs."""
+    """Searches first among the preferred CPUs. `free` has at least `need` CPUs. None if a required
+    FullPCPUs can't be satisfied."""
     first = free & preferred
     if first:
         count = min(need, first.bit_count())

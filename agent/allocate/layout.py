@@ -1,10 +1,10 @@
-"""The CPUs of a machine as bit masks, on which all CPU decisions compute.
+"""The CPUs of a machine as bit masks, the form in which all decisions about CPUs are computed.
 
 `Layout` is computed once for a machine; `CpuRefCounts` counts the pods that hold each CPU.
 
-A core is identified by its lead, its lowest CPU; sets of cores are masks of leads. Cores whose
-threads lie at the same offsets from their lead form one stride, so that the free threads of all of
-them are counted by a few shifts of the whole mask.
+A core is identified by its lead, its lowest CPU, and a set of cores is a mask of leads. All cores
+whose threads have the same offsets from their lead form one stride. Their free threads are counted
+together, by a few shifts of the whole mask.
 """
 
 from __future__ import annotations
@@ -211,12 +211,11 @@ def _low(mask: int) -> int:
 
 
 class CpuRefCounts(msgspec.Struct, frozen=True):
-    """Each field is a tuple of masks, none empty; `[k]`: the CPUs held by more than k pods (of that
-    exclusive policy).
+    """How many pods hold each CPU, in all (`held`) and with each exclusive policy.
 
-    How many pods hold each CPU, and with which exclusive policy. Counts are kept as masks, so that
-    a few bit operations add or remove a pod. A CPU of several pods is exclusive at a level while
-    any of them has that policy: the result depends on the pods, not on their order.
+    Each field is a tuple of masks, none of them empty. Mask k has the CPUs that more than k pods
+    hold, so a few bit operations add or remove a pod. A CPU of several pods is exclusive at a level
+    while any of these pods has that policy, so the result does not depend on the order of the pods.
     """
 
     held: tuple[int, ...] = ()
@@ -226,7 +225,7 @@ class CpuRefCounts(msgspec.Struct, frozen=True):
     def adding(
         self, cpus: int, exclusive: ExclusivePolicy = ExclusivePolicy.NONE, times: int = 1
     ) -> CpuRefCounts:
-        """With one more pod, or `times` equal pods, on these CPUs."""
+        """The counts with one more pod, or with `times` equal pods, on these CPUs."""
         new = self
         for _ in range(times):
             new = CpuRefCounts(
@@ -239,7 +238,7 @@ class CpuRefCounts(msgspec.Struct, frozen=True):
     def removing(
         self, cpus: int, exclusive: ExclusivePolicy = ExclusivePolicy.NONE
     ) -> CpuRefCounts:
-        """Without one of the pods on these CPUs; ValueError if a CPU is not held in this way."""
+        """The reverse of `adding`. Raises ValueError if no such pod holds one of the CPUs."""
         return CpuRefCounts(
             _fewer(self.held, cpus),
             _fewer(self.core_exclusive, cpus if exclusive is _CORE else 0),
@@ -247,7 +246,8 @@ class CpuRefCounts(msgspec.Struct, frozen=True):
         )
 
     def full(self, max_ref: int) -> int:
-        """The CPUs that no further pod may take if `max_ref` pods (at least 1) may share one."""
+        """The CPUs that no further pod may take if `max_ref` pods may share one. Raises ValueError
+        if `max_ref` is less than 1."""
         if max_ref < 1:
             raise ValueError(f"max_ref: {max_ref} pods cannot share a CPU")
         return self.held[max_ref - 1] if len(self.held) >= max_ref else 0
@@ -279,8 +279,8 @@ def _fewer(levels: tuple[int, ...], cpus: int) -> tuple[int, ...]:
 
 
 def tiers(cpus: int, levels: tuple[int, ...]) -> list[int]:
-    """The CPUs by the number of pods that hold them, fewest first; no tier is empty. `levels`: the
-    first `max_ref - 1` masks of `CpuRefCounts.held`, so none if CPUs are not shared."""
+    """Groups the CPUs by the number of pods that hold them, fewest first; no group is empty.
+    `levels`: the first `max_ref - 1` masks of `CpuRefCounts.held`; none if CPUs are not shared."""
     found = []
     for level in levels:
         if cpus & ~level:
@@ -292,8 +292,8 @@ def tiers(cpus: int, levels: tuple[int, ...]) -> list[int]:
 
 
 def rounds(layout: Layout, order: Sequence[int]) -> Iterator[list[int]]:
-    """One CPU of each core, then a second one of each, ...; each round is in the order of the
-    tiers."""
+    """Yields one CPU of each core, then a second one of each, and so on. `order`: the CPUs in
+    tiers; each round is divided into the same tiers."""
     left = list(order)
     while any(left):
         seen = 0
@@ -310,7 +310,8 @@ def rounds(layout: Layout, order: Sequence[int]) -> Iterator[list[int]]:
 
 
 def core_tiers(layout: Layout, leads: int, cpus: int, levels: tuple[int, ...]) -> list[int]:
-    """The cores by the number of pods that hold their CPUs among these, summed, fewest first."""
+    """Groups the cores `leads` by the sum, over their CPUs in `cpus`, of the pods that hold each
+    CPU, fewest first."""
     digits: list[int] = []
     for level in levels:
         held = level & cpus

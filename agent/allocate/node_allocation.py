@@ -40,13 +40,14 @@ Amounts = dict[int, dict[str, int]]
 
 
 class TopologyOptions(msgspec.Struct, frozen=True):
-    """`layout` None: the CPU topology is unknown. `zones`: what NodeResourceTopology calls
-    allocatable. `reserved`: CPUs that no pod may own (kubelet, node reservation, system QoS,
-    assigned by the kubelet); `kubelet_reserved`: those of them that the profile may give to owners;
-    `node_reserved`: those of the node reservation.
+    """The CPUs and NUMA nodes of a node. `layout` None: the CPU topology is unknown. `zones`: the
+    allocatable amounts in the NodeResourceTopology. `reserved`: CPUs that no pod may own (those of
+    the kubelet, of the node reservation and of system QoS, and those that the kubelet assigned).
+    `kubelet_reserved`: CPUs that the kubelet reserves, see `owners_on_reserved`; `node_reserved`:
+    CPUs of the node reservation.
 
     `cpu_ratio`: the amplification ratio of CPU; bound CPUs count amplified. `cpu_milli`: the node's
-    allocatable CPU after amplification, None unknown. `max_ref`: pods that may share a CPU.
+    allocatable CPU after amplification, None if unknown. `max_ref`: how many pods may share a CPU.
     `kubelet_static`: the kubelet assigns CPUs itself, which may differ from those that a scheduler
     chose. `owners_on_reserved`: the node's agent lets LSE and LSR pods own CPUs that the kubelet
     reserves. `binds_memory`: pods that own CPUs or are bound to NUMA nodes get memory of these NUMA
@@ -105,9 +106,8 @@ class TopologyOptions(msgspec.Struct, frozen=True):
 
 class PodAllocation(msgspec.Struct, frozen=True):
     """The allocation of one pod. `amounts`: by NUMA node and resource, `cpu` in milli-CPU, the rest
-    in units; `cpu_milli`: the request of the whole pod, wherever it runs. `exclusive` has a meaning
-    only with `cpus`, and so has `memory`: the request of the whole pod, see `memory_of`.
-    """
+    in units. `cpu_milli`: the CPU request of the whole pod. Only for a pod with `cpus`:
+    `exclusive`, and `memory`, the request of the whole pod for the resources of `memory_of`."""
 
     uid: str
     title: str
@@ -125,7 +125,7 @@ class PodAllocation(msgspec.Struct, frozen=True):
 
 
 def memory_of(requests: Mapping[str, int]) -> dict[str, int]:
-    """The resources that a bound memory concerns: memory and hugepages."""
+    """The requests for resources that are bound together with memory: memory and hugepages."""
     return {
         name: amount
         for name, amount in requests.items()
@@ -184,7 +184,7 @@ class NodeAllocation:
         self._inside: Counter[int] = Counter()
         self._spanning: Counter[int] = Counter()
         self._totals = options.totals()
-        self._remembered: tuple[Amounts, Amounts] | None = None
+        self._cached_left: tuple[Amounts, Amounts] | None = None
 
     def copy(self) -> NodeAllocation:
         """An independent copy."""
@@ -209,7 +209,7 @@ class NodeAllocation:
     __hash__ = None  # type: ignore[assignment]
 
     def state(self) -> Hashable:
-        """Equal for equal sums of allocations."""
+        """A value that is equal for equal sums of allocations."""
         counters = (
             self._used,
             self._unrecorded,
@@ -236,19 +236,19 @@ class NodeAllocation:
         return self._totals
 
     def recorded(self) -> Amounts:
-        """The amounts that are left after the allocated amounts of pods, never below 0. Koordinator
-        scores NUMA nodes by them. The caller may change the result."""
+        """The amounts that the allocated amounts of pods leave, never below 0. Koordinator scores
+        NUMA nodes by them. The caller may change the result."""
         return _copied(self._left()[0])
 
     def available(self) -> Amounts:
-        """The amounts that are left, also without the CPUs that a pod owns beyond its amounts. The
-        caller may change the result."""
+        """The amounts of `recorded`, reduced also by the CPUs that a pod owns in excess of its
+        amounts. The caller may change the result."""
         return _copied(self._left()[1])
 
     def _left(self) -> tuple[Amounts, Amounts]:
         """The results of `recorded` and `available`, cached: most offers are not followed by a
         commit."""
-        if self._remembered is None:
+        if self._cached_left is None:
             recorded = {
                 node: {
                     name: max(0, total - self.recorded_used(node, name))
@@ -260,24 +260,26 @@ class NodeAllocation:
             for node, cpu_milli in self._owned.items():
                 if cpu_milli and "cpu" in left.get(node, ()):
                     left[node]["cpu"] = max(0, self._totals[node]["cpu"] - self.used(node, "cpu"))
-            self._remembered = recorded, left
-        return self._remembered
+            self._cached_left = recorded, left
+        return self._cached_left
 
     def used(self, node: int, name: str) -> int:
-        """The amount that pods hold of a NUMA node: a CPU that a pod owns counts, even if its
-        amounts are smaller."""
+        """The amount of a resource of a NUMA node that pods hold. All CPUs that a pod owns count,
+        also if its recorded amount is smaller."""
         amount = self._used[node, name]
         if name != "cpu":
             return amount
-        return amount + self._unrecorded[node] + self._more(node)
+        return amount + self._unrecorded[node] + self._amplification(node)
 
     def recorded_used(self, node: int, name: str) -> int:
-        """The same by the allocated amounts of pods. If there are any, what amplification adds to
-        the CPUs that pods own counts too (Koordinator:
+        """The amount that pods hold by their recorded amounts. If there are any, the amplification
+        of the CPUs that pods own is added (Koordinator:
         pkg/scheduler/plugins/nodenumaresource/node_allocation.go,
         getAvailableNUMANodeResources)."""
         amount = self._used[node, name]
-        return amount + self._more(node) if name == "cpu" and self._records[node] else amount
+        return (
+            amount + self._amplification(node) if name == "cpu" and self._records[node] else amount
+        )
 
     def busy_nodes(self) -> set[int]:
         """The NUMA nodes where a pod holds something."""
@@ -292,8 +294,8 @@ class NodeAllocation:
         return {area.id: 1000 * (area.cpus & shared).bit_count() for area in self._areas}
 
     def binds_memory_of(self, nodes: Collection[int]) -> bool:
-        """Whether a pod that owns CPUs of these NUMA nodes gets memory of these alone, and not of
-        any, as if one of them has none (see `allocate.pools`)."""
+        """Whether a pod that owns CPUs of these NUMA nodes gets memory of these nodes alone. It
+        does not if one of them has no memory (see `allocate.pools`)."""
         return self._options.binds_memory and all(
             self._totals.get(node, {}).get("memory") for node in nodes
         )
@@ -310,12 +312,12 @@ class NodeAllocation:
         }
 
     def paid(self, allocation: PodAllocation) -> int:
-        """The milli-CPU that a pod costs the whole node, with its own CPUs amplified."""
+        """The milli-CPU of the whole node that a pod uses, with its own CPUs amplified."""
         bound = 1000 * len(allocation.cpus)
         return max(allocation.cpu_milli, bound) - bound + self._options.amplified(bound)
 
     def _count(self, allocation: PodAllocation, sign: int) -> None:
-        self._remembered = None
+        self._cached_left = None
         self.cpu_milli += sign * self.paid(allocation)
         own = {
             area.id: count
@@ -339,8 +341,9 @@ class NodeAllocation:
     def _unrecorded_memory(
         self, allocation: PodAllocation, own: Mapping[int, int]
     ) -> Iterator[tuple[int, str, int]]:
-        """The memory that is bound to NUMA nodes without recorded amounts, because an owner was
-        placed by another scheduler, or before memory was bound: by the number of its CPUs there."""
+        """The memory that is bound to the NUMA nodes of an owner but not recorded in its amounts,
+        because another scheduler placed the pod, or memory was not bound then. It is divided in
+        proportion to the pod's CPUs on each node."""
         if not own or not self.binds_memory_of(own):
             return
         recorded = {name for amounts in allocation.amounts.values() for name in amounts}
@@ -351,7 +354,7 @@ class NodeAllocation:
                 missing, cpus = missing - share, cpus - count
                 yield node, name, share
 
-    def _more(self, node: int) -> int:
+    def _amplification(self, node: int) -> int:
         """What amplification adds to the CPUs that pods own on this NUMA node."""
         owned = self._owned[node]
         return self._options.amplified(owned) - owned

@@ -5,8 +5,8 @@ The caller makes sure that enough CPUs are free. A step that finds all that is n
 search:
 
 1. For FullPCPUs, and if cores have one thread: the whole cores of one NUMA node, else of one
-  socket. Else over sockets: those whose whole cores are all needed, most first, then core by core
-  from the others, fewest first, while a whole core is still needed.
+   socket. Else over sockets: those whose whole cores are all needed, most first, then core by core
+   from the others, fewest first, while a whole core is still needed.
 2. For the other policies: one thread of each core in one NUMA node, else more threads of its cores;
    else the same in one socket. Every core gives one thread before any gives a second.
 3. For the rest, single CPUs (`_take_singles`).
@@ -104,7 +104,7 @@ class Terms(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, layout: Layout, holdings: CpuRefCounts, request: CpuRequest, max_ref: int) -> Terms:
-        """The terms of a request next to what other pods hold; `max_ref` pods may share a CPU."""
+        """The terms of a request, given what other pods hold; `max_ref` pods may share a CPU."""
         cores = nodes = 0
         lower = None
         levels = holdings.held[: max_ref - 1]
@@ -120,7 +120,7 @@ class Terms(msgspec.Struct, frozen=True):
         return cls(layout, request, cores, nodes, levels, lower)
 
     def exclusivity(self, cpus: int) -> CpuExclusivity:
-        """What the exclusive policy gets with these CPUs."""
+        """How far these CPUs satisfy the exclusive policy."""
         if not cpus & (self.nodes_off | self.cores_off):
             return CpuExclusivity.SATISFIED
         shared = self.lower is None or cpus & self.lower.cores_off
@@ -128,7 +128,7 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 def pack(terms: Terms, free: int, need: int) -> Found:
-    """`need` of the free CPUs, which are at least as many, and the steps that gave them."""
+    """`need` of the free CPUs, of which there are enough, and the steps that gave them."""
     if not need:
         return 0, ()
     if terms.request.bind is BindPolicy.FULL_PCPUS or terms.layout.threads == 1:
@@ -199,8 +199,8 @@ def _threads(terms: Terms, free: int, need: int) -> Found:
 def _over_sockets(
     layout: Layout, whole: int, need: int, levels: tuple[int, ...], prefer_l3: bool
 ) -> int:
-    """Only whole cores; fewer CPUs than needed if these are too few or the last one is needed in
-    part."""
+    """Whole cores of several sockets; fewer CPUs than needed if there are too few whole cores, or
+    if the last core is needed only in part."""
     sockets = [whole & area.cpus for area in layout.sockets]
     taken = 0
     left = []

@@ -1,5 +1,5 @@
-"""The CPUs of a pod that owns none, and which containers may own CPUs under a node-local policy.
-Agent and proxy use this module, so it imports little."""
+"""The CPUs of a pod that owns none, and which pods may own CPUs under a node-local policy. The
+proxy uses this module too, so it imports few modules."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def whole_cpus(shares: int) -> int:
 
 
 def unequal_resources(shares: int, quota_microseconds: int, period_microseconds: int) -> str:
-    """Where the CPU limit of a pod differs from its request, by the sums that the kubelet gives to
-    its sandbox (kubelet: pkg/kubelet/kuberuntime, calculateSandboxResources); "" if they are equal,
-    or if the sandbox does not show it. A kubelet that sets no CFS quotas sets no period, and the
-    quota of a pod to which it assigned CPUs is -1."""
+    """How the CPU limit of a pod differs from its request, by the sums that the kubelet sets for
+    the sandbox (kubelet: pkg/kubelet/kuberuntime, calculateSandboxResources). "" if they are equal,
+    or if the sandbox does not have both: a kubelet that sets no CFS quotas sets no period, and the
+    quota of a pod to which the kubelet assigned CPUs is -1."""
     if shares <= 0 or quota_microseconds < 0 or period_microseconds <= 0:
         return ""
     limit_milli = quota_microseconds * 1000 // period_microseconds
@@ -114,6 +114,6 @@ def unequal_resources(shares: int, quota_microseconds: int, period_microseconds:
 
 
 def may_own(pod: Pod) -> bool:
-    """Whether containers of the pod qualify: it is Guaranteed, no scheduler chose its CPUs, and its
-    label does not put it on a pool."""
+    """Whether containers of the pod may own CPUs under a node-local policy: the pod is Guaranteed,
+    no scheduler chose its CPUs, and its label does not put it on a pool."""
     return kubelet_may_own(pod) and not claims(pod) and pod.qos is not QoS.SYSTEM
