@@ -41,8 +41,8 @@ class Access(Protocol):
         ...
 
     def renew(self) -> bool:
-        """Reads the credentials again after the server refused them. Returns False where there are
-        no others. Raises AccessError."""
+        """Reads the credentials again after the server refused them. Returns False if they are the
+        same. Raises AccessError."""
         ...
 
 
@@ -147,7 +147,7 @@ def in_cluster(folder: str, environ: Mapping[str, str] = os.environ) -> FileAcce
 
 
 def access(kubeconfig: str, folder: str) -> Access:
-    """Returns the access of the kubeconfig file, or, where `kubeconfig` is empty, of the service
+    """Returns the access of the kubeconfig file or, if `kubeconfig` is empty, of the service
     account in the folder. Raises AccessError."""
     return KubeconfigAccess(kubeconfig) if kubeconfig else in_cluster(folder)
 

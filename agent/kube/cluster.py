@@ -70,12 +70,12 @@ class Cluster:
         return events.Recorder(self._transport, controller, self._node_name, action, results)
 
     def version(self, kind: str) -> str | None:
-        """The best API version that the server and Topolet have in common, None when it does not
-        serve the kind."""
+        """The best API version that the server and Topolet have in common; None if the server does
+        not serve the kind."""
         return self.discovery.version(kind_named(kind))
 
     def get(self, kind: str, name: str) -> Object | None:
-        """Returns None also where the server does not serve the kind."""
+        """Returns None also if the server does not serve the kind."""
         which = kind_named(kind)
         version = self.discovery.version(which)
         if version is None:
@@ -88,7 +88,7 @@ class Cluster:
         return self._apply(wanted, "")
 
     def apply_status(self, wanted: Object) -> bool:
-        """The same for the status of an existing object."""
+        """Like `apply`, for the status of an existing object."""
         return self._apply(wanted, "/status")
 
     def delete(self, kind: str, name: str) -> bool:
@@ -161,19 +161,19 @@ class Cluster:
         """Raises ConflictError after a concurrent write."""
         version = wanted["apiVersion"].rpartition("/")[2]
         path = kinds.path(kind.group, version, kind.plural, wanted["metadata"]["name"])
-        seen = self._found(kind, path)
-        if seen is None and (kind.must_exist or subresource):
+        stored = self._found(kind, path)
+        if stored is None and (kind.must_exist or subresource):
             raise NotFoundError(f"{kind.name} {wanted['metadata']['name']} does not exist")
         if subresource:
-            wanted = node_status.with_stored_amounts(wanted, seen)
+            wanted = node_status.with_stored_amounts(wanted, stored)
         elif kind is kinds.DEVICE:
-            wanted = device_object.with_others(wanted, seen)
-        patch = self._patch(wanted, seen, subresource)
+            wanted = device_object.with_others(wanted, stored)
+        patch = self._patch(wanted, stored, subresource)
         if patch is None:
             return False
-        if seen is not None and (moved := same_version(seen, wanted["apiVersion"])):
-            seen = _decoded(path, self._transport.edit(path, moved))
-            patch = self._patch(wanted, seen, subresource)
+        if stored is not None and (changes := same_version(stored, wanted["apiVersion"])):
+            stored = _decoded(path, self._transport.json_patch(path, changes))
+            patch = self._patch(wanted, stored, subresource)
             if patch is None:
                 return True
         try:
@@ -181,11 +181,11 @@ class Cluster:
         except NotFoundError:
             self.discovery.forget(kind)
             raise
-        return seen is None or _version_of(seen) != _version_of(_decoded(path, answer.body))
+        return stored is None or _version_of(stored) != _version_of(_decoded(path, answer.body))
 
-    def _patch(self, wanted: Object, seen: Object | None, subresource: str) -> Object | None:
+    def _patch(self, wanted: Object, stored: Object | None, subresource: str) -> Object | None:
         is_own = _OWN_ENTRIES.get(wanted["kind"])
-        return patch(wanted, seen, FIELD_MANAGER, is_own, subresource.lstrip("/"))
+        return patch(wanted, stored, FIELD_MANAGER, is_own, subresource.lstrip("/"))
 
     def _found(self, kind: Kind, path: str) -> Object | None:
         try:
@@ -234,19 +234,19 @@ _TYPE: Final = frozenset(("apiVersion", "kind"))
 
 def patch(
     wanted: Object,
-    seen: Object | None,
+    stored: Object | None,
     manager: str,
     is_own: IsOwn | None = None,
     subresource: str = "",
 ) -> Object | None:
-    """The object to apply as `manager` with force, None where nothing has to be written.
+    """The object to apply as `manager` with force; None if nothing has to be written.
 
-    `seen`: its last known state, with managedFields, None where it does not exist. Without `is_own`
+    `stored`: the stored object with its managedFields, None if it does not exist. Without `is_own`
     all entries of lists without keys belong to others.
     """
-    if seen is None:
+    if stored is None:
         return wanted
-    fields = _managed(seen)
+    fields = _managed(stored)
     written = [_fields(each) for each in fields]
     own = [
         _fields(each)
@@ -256,18 +256,18 @@ def patch(
         and (each.get("subresource") or "") == subresource
     ]
     merge = _Merge(is_own or _nothing_own)
-    merged = merge.object(wanted, seen, written, ())
+    merged = merge.object(wanted, stored, written, ())
     stale = merge.dropped or any(_stale(each, wanted) for each in own)
     fields_wanted = {name: value for name, value in merged.items() if name not in _TYPE}
-    if _contains(seen, fields_wanted) and not stale:
+    if _contains(stored, fields_wanted) and not stale:
         return None
-    version = seen.get("metadata", {}).get("resourceVersion")
+    version = stored.get("metadata", {}).get("resourceVersion")
     if merge.others and version:
         merged = {**merged, "metadata": {**merged["metadata"], "resourceVersion": version}}
     return merged
 
 
-def same_version(seen: Object, api_version: str) -> list[Object] | None:
+def same_version(stored: Object, api_version: str) -> list[Object] | None:
     """The JSON patch to send before an apply in `api_version` to an object that was written in
     another version of the API, None if it is not needed. An API server that merges an apply
     converts the object to every version in which it was written, and fails (500) if one of them
@@ -279,12 +279,12 @@ def same_version(seen: Object, api_version: str) -> list[Object] | None:
             "path": f"/metadata/managedFields/{place}/apiVersion",
             "value": api_version,
         }
-        for place, entry in enumerate(_managed(seen))
+        for place, entry in enumerate(_managed(stored))
         if entry.get("apiVersion", api_version) != api_version
     ]
     if not changes:
         return None
-    version = seen["metadata"].get("resourceVersion")
+    version = stored["metadata"].get("resourceVersion")
     return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *changes]
 
 
@@ -293,18 +293,18 @@ def _nothing_own(_path: Path, _name: str) -> bool:
 
 
 class _Merge:
-    """Adds the entries of others to lists without keys. `others`: the lists had such entries.
-    `dropped`: the lists had entries of Topolet that the wanted object does not have."""
+    """Adds the stored entries of others to the wanted lists without keys. `others`: there were such
+    entries. `dropped`: there were entries of Topolet that the wanted object does not have."""
 
     def __init__(self, is_own: IsOwn) -> None:
         self._is_own = is_own
         self.others = False
         self.dropped = False
 
-    def object(self, wanted: Object, seen: Object, written: list[Object], path: Path) -> Object:
+    def object(self, wanted: Object, stored: Object, written: list[Object], path: Path) -> Object:
         merged = {}
         for name, value in wanted.items():
-            before = seen.get(name)
+            before = stored.get(name)
             below = [of for each in written if isinstance(of := each.get(f"f:{name}"), dict)]
             if isinstance(value, dict) and isinstance(before, dict):
                 value = self.object(value, before, below, path)
@@ -315,12 +315,12 @@ class _Merge:
             merged[name] = value
         return merged
 
-    def _list(self, wanted: list[Object], seen: list[Object], path: Path) -> list[Object]:
-        """In the stored order; new entries are last."""
+    def _list(self, wanted: list[Object], stored: list[Object], path: Path) -> list[Object]:
+        """The merged list, in the stored order; new entries are last."""
         key = LIST_KEYS[path[-1]]
         left = {each[key]: each for each in wanted}
         merged = []
-        for entry in seen:
+        for entry in stored:
             name = _key_of(entry, key)
             if name in left:
                 own = left.pop(name)
@@ -333,11 +333,11 @@ class _Merge:
         return merged + list(left.values())
 
 
-def _contains(seen: object, wanted: object) -> bool:
-    """Whether the object has all of `wanted`; an empty map needs nothing."""
+def _contains(stored: object, wanted: object) -> bool:
+    """Whether the stored object has all of `wanted`; an empty map in it counts as present."""
     if not isinstance(wanted, dict):
-        return seen == wanted
-    found = seen if isinstance(seen, dict) else {}
+        return stored == wanted
+    found = stored if isinstance(stored, dict) else {}
     return all(
         _list_contains(found.get(name), value, LIST_KEYS[name])
         if name in LIST_KEYS and isinstance(value, list)
@@ -346,10 +346,10 @@ def _contains(seen: object, wanted: object) -> bool:
     )
 
 
-def _list_contains(seen: object, wanted: list[Object], key: str) -> bool:
-    if not isinstance(seen, list):
+def _list_contains(stored: object, wanted: list[Object], key: str) -> bool:
+    if not isinstance(stored, list):
         return False
-    found = {_key_of(each, key): each for each in seen}
+    found = {_key_of(each, key): each for each in stored}
     return all(_contains(found.get(_key_of(each, key)), each) for each in wanted)
 
 
@@ -368,13 +368,14 @@ def _stale(owned: Object, wanted: object, key: str = "") -> bool:
             elif name != "name":
                 return True
         elif kind == "k" and isinstance(wanted, list):
-            entry = next((each for each in wanted if _is(each, name, key)), None)
+            entry = next((each for each in wanted if _has_key(each, name, key)), None)
             if entry is None or (isinstance(below, dict) and _stale(below, entry)):
                 return True
     return False
 
 
-def _is(entry: object, key_text: str, key: str) -> bool:
+def _has_key(entry: object, key_text: str, key: str) -> bool:
+    """Whether the entry of a keyed list is the one that managedFields name by `key_text` (JSON)."""
     try:
         wanted = bounds.decode(_any, key_text)
     except JsonError:
@@ -387,8 +388,8 @@ def _is(entry: object, key_text: str, key: str) -> bool:
     )
 
 
-def _managed(seen: Object) -> list[Object]:
-    metadata = seen.get("metadata")
+def _managed(stored: Object) -> list[Object]:
+    metadata = stored.get("metadata")
     found = metadata.get("managedFields") if isinstance(metadata, dict) else None
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 

@@ -52,7 +52,7 @@ class Regarding(NamedTuple):
 
 
 class EventKey(NamedTuple):
-    """The identity of one Event. `normal`: it says what happened, and no fault."""
+    """The identity of one Event. `normal`: its type is Normal, not Warning."""
 
     regarding: Regarding
     reason: str
@@ -118,7 +118,7 @@ class Recorder:
     def _record(self, key: EventKey) -> None:
         with self._changed:
             series = self._series.pop(key, None)
-            if series is None and not self._room():
+            if series is None and not self._make_room():
                 self._results("dropped")
                 return
             series = self._series[key] = series or _Series()
@@ -135,7 +135,9 @@ class Recorder:
         if self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)
 
-    def _room(self) -> bool:
+    def _make_room(self) -> bool:
+        """Drops the oldest Event that was sent if MAX_EVENTS are kept. Returns whether another
+        Event can be kept."""
         if len(self._series) < MAX_EVENTS:
             return True
         oldest = next((key for key, each in self._series.items() if each.sent), None)
@@ -171,7 +173,8 @@ class Recorder:
                 self._series[key] = series
 
     def _next(self) -> tuple[EventKey, _Series, int] | None:
-        """Waits for the first Event that is due and for the rate limit; None when closed."""
+        """Waits until an Event is due and the rate limit allows it. Returns the Event's key, its
+        series and the number of occurrences to send; None when closed."""
         with self._changed:
             while not self._closed:
                 now = self._clock()

@@ -16,8 +16,8 @@ from agent.model.bounds import JsonError
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """`versions`: the supported ones, the best first. `must_exist`: Topolet never creates such an
-    object, it only changes some of its fields."""
+    """A kind of objects. `versions`: the supported ones, the best first. `must_exist`: Topolet
+    never creates such an object, it only changes some of its fields."""
 
     name: str
     group: str
@@ -93,15 +93,15 @@ class Discovery:
 
     def _served_version(self, kind: Kind) -> str | None:
         for version in kind.versions:
-            of_version = path(kind.group, version)
+            version_path = path(kind.group, version)
             try:
-                body = self._transport.get(of_version)
+                body = self._transport.get(version_path)
             except NotFoundError:
                 continue
             try:
                 served = bounds.decode(_resources, body).resources or ()
             except JsonError as error:
-                raise MalformedError(f"GET {of_version}: {error}") from error
+                raise MalformedError(f"GET {version_path}: {error}") from error
             if any(each.name == kind.plural for each in served):
                 return version
         return None

@@ -104,8 +104,8 @@ class ListWatch(Generic[T]):
 
     @property
     def caught_up(self) -> bool:
-        """False after a failure, until a list, or the caller's comparison (`mark_caught_up`),
-        proves that every change since then was reported."""
+        """Whether all changes were reported. False after a failure, until a list, or the caller's
+        comparison (`mark_caught_up`), proves it."""
         return self._caught_up
 
     def resync(self) -> None:
@@ -276,8 +276,8 @@ class ListWatch(Generic[T]):
         }
 
     def _follow(self, query: Query, seconds: float, *, continues: bool) -> bool:
-        """Processes events until the server ends the watch; returns False where there were none.
-        Without `continues` it ends the watch itself once it has all existing objects."""
+        """Processes events until the server ends the watch. Returns whether there were any. Without
+        `continues` it ends the watch itself when it has all existing objects."""
         received = False
         initial: list[tuple[ObjectKey, Known[T] | None]] | None = None
         if self._version is None:

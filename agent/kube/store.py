@@ -48,10 +48,10 @@ class EmbeddedStore:
         return _read(f"{kind} {name}", self._path(kind, name))
 
     def apply(self, wanted: Object) -> bool:
-        """Stores the object; returns False if the stored one is the same. Raises StoreError. The
-        fields that others wrote to a Node stay, and devices of types that Topolet does not report.
-        An unreadable Node is an error; an unreadable
-        object that only Topolet writes is replaced."""
+        """Stores the object. Returns False if the stored one is the same. Fields that others wrote
+        to a Node stay, and so do devices of types that Topolet does not report. An unreadable
+        object that only Topolet writes is replaced. Raises StoreError, also for an unreadable
+        Node."""
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         stored: Object | None = None
         try:
@@ -197,6 +197,7 @@ def _merged_with_others(stored: Object, wanted: Object) -> Object:
 
 
 def _is_own(resource: object) -> bool:
+    """Whether Topolet reports the resource."""
     return str(resource).startswith(DOMAIN)
 
 

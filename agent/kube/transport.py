@@ -112,8 +112,8 @@ Listener = Callable[[], None]
 
 class Reachability:
     """Whether a server answers; a process has one object for each server. Every request reports
-    its result. A watch that pauses after a request without an answer listens: the first answer to
-    any request ends the pauses of all watches. Any thread may call every method."""
+    its result here. Watches that pause because the server did not answer are listeners: the first
+    answer to any request ends their pauses. Any thread may call every method."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -143,7 +143,7 @@ class Reachability:
             self._listeners.add(listener)
 
     def ignore(self, listener: Listener) -> None:
-        """Does nothing for a listener that does not listen."""
+        """Removes a listener, if it is one."""
         with self._lock:
             self._listeners.discard(listener)
 
@@ -165,7 +165,7 @@ JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
-EDIT: Final = "application/json-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
 
 
 class Transport:
@@ -206,12 +206,13 @@ class Transport:
         return self.request("PATCH", path, query, wanted, APPLY)
 
     def merge(self, path: str, patch: Any) -> bytes:
-        """JSON merge patch: None removes."""
+        """Sends a JSON merge patch (RFC 7386): fields with the value None are removed."""
         return self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, MERGE).body
 
-    def edit(self, path: str, changes: Any) -> bytes:
-        """JSON patch: applies all changes of the list or none."""
-        return self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, changes, EDIT).body
+    def json_patch(self, path: str, changes: Any) -> bytes:
+        """Sends a JSON patch (RFC 6902): the server makes all changes of the list or none."""
+        query = {"fieldManager": FIELD_MANAGER}
+        return self.request("PATCH", path, query, changes, JSON_PATCH).body
 
     def delete(self, path: str) -> bytes:
         return self.request("DELETE", path).body

@@ -33,8 +33,8 @@ _INITIAL_END: Final = "k8s.io/initial-events-end"
 
 
 class Stream:
-    """One connection, kept between requests. One thread sends requests. Any other thread may close
-    it, which ends a pending request and the stream."""
+    """One connection, which is kept between requests. One thread sends requests. Any other thread
+    may close the connection, which ends the request in progress."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -44,7 +44,7 @@ class Stream:
         self._closed = False
 
     def get(self, path: str, query: Query) -> bytes:
-        """Raises KubeError, AccessError."""
+        """The body of a response. Raises KubeError, AccessError."""
         request = f"GET {path}"
         limits = self._transport.limits
         with self._guarded(request):
@@ -259,9 +259,10 @@ def listed(
     *,
     from_cache: bool = False,
 ) -> Listed[T]:
-    """`take` reads the kept fields of an object, page by page. `from_cache`: the server answers
-    from its cache, which may be old, without pages. After a response that is too large the list
-    restarts with smaller pages. Raises KubeError, AccessError and the exceptions of `take`."""
+    """Lists objects, page by page. `take` decodes one object to the value that is kept.
+    `from_cache`: the server answers from its cache, which may be old, without pages. After a
+    response that is too large the list restarts with smaller pages. Raises KubeError, AccessError
+    and the exceptions of `take`."""
     request = f"list of {path}"
     size = PAGE
     query: Query = {**select, "limit": size}

@@ -1,11 +1,11 @@
-"""The relay of the CRI socket: it knows gRPC and HTTP/2, and nothing of the hooks but their `gate`.
+"""The relay of the CRI socket. It handles HTTP/2 and gRPC, and calls the hooks through a `gate`.
 
 `server` accepts clients in one epoll loop and opens one upstream connection for each (`pair`). So
 stream numbers, header compression and flow-control windows are those of the endpoints, and frames
 pass unchanged. `relay` is the state machine between the two sockets, without I/O:
 
-1. `forwarding` walks the frames of a direction. As long as nothing is taken over, all received
-   bytes leave in one send of the receive buffer.
+1. `forwarding` walks the frames of a direction. While the relay has taken over no message, all
+   received bytes leave in one send of the receive buffer.
 2. HEADERS of a hooked method pass too. The message of the call is collected (`calls`, `streams`),
    within the budget of the whole relay, and its bytes are returned to the client as flow-control
    credit.

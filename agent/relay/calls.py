@@ -14,7 +14,8 @@ from agent.rpc import frames, grpc
 
 
 class HookedCalls:
-    """`streams` holds every stream that does not simply pass; it is empty most of the time."""
+    """The hooked calls of one connection. `streams` has every stream whose frames don't pass
+    unchanged; it is empty most of the time."""
 
     def __init__(
         self,
@@ -40,12 +41,12 @@ class HookedCalls:
     def begin(self, number: int, path: bytes, announced: bool, ended: bool) -> None:
         """HEADERS of a hooked method; `ended`: no message follows."""
         if ended:
-            self._stats.passed_irregular += 1
+            self._stats.unread_malformed += 1
             self._untracked(number, path, FailureReason.MALFORMED, "no message")
         elif len(self.streams) >= self._limits.streams:
-            self._stats.passed_oversize += 1
-            under_way = f"{len(self.streams)} hooked calls are in progress"
-            self._untracked(number, path, FailureReason.TOO_LARGE, under_way)
+            self._stats.unread_too_large += 1
+            detail = f"{len(self.streams)} hooked calls are in progress"
+            self._untracked(number, path, FailureReason.TOO_LARGE, detail)
         else:
             window = self._credit.initial
             self.streams[number] = HeldStream(number, path, window, announced)
@@ -76,10 +77,12 @@ class HookedCalls:
             raise frames.FrameError(f"DATA on stream {stream.id} after its end")
 
     def trailers(self, stream: HeldStream) -> None:
-        """The client ends its side with HEADERS. No gRPC call does, so it passes unhooked."""
+        """The client ends its side with HEADERS, as no gRPC client does: the call is not hooked."""
         if stream.stage is Stage.COLLECTING and not stream.done:
-            self._stats.passed_irregular += 1
-            if not self._goes_on(stream, FailureReason.MALFORMED, "trailers behind the message"):
+            self._stats.unread_malformed += 1
+            if not self._may_continue(
+                stream, FailureReason.MALFORMED, "trailers behind the message"
+            ):
                 self._remove(stream)
                 return
             self._pass_on(stream)
@@ -132,7 +135,7 @@ class HookedCalls:
             if stream.stage is Stage.HELD:
                 self._decide(stream)
             elif stream.stage is Stage.COLLECTING and self._account.waits(stream):
-                self._take_room(stream)
+                self._reserve_memory(stream)
 
     def holds_bytes(self) -> bool:
         """Whether the relay holds bytes of the client, or windows differ: then the connection can't
@@ -150,43 +153,44 @@ class HookedCalls:
             try:
                 prefix = grpc.read_prefix(stream.body)
             except grpc.MessageError as error:
-                self._irregular(stream, str(error))
+                self._malformed(stream, str(error))
                 return
             if prefix is None:
                 if stream.done:
-                    self._irregular(stream, "not exactly one message")
+                    self._malformed(stream, "not exactly one message")
                 else:
                     self._send_owed_credit(stream)
                 return
             _, length = prefix
             if length > self._limits.body_bytes:
-                self._stats.passed_oversize += 1
-                most = f"{self._limits.body_bytes} are the maximum"
+                self._stats.unread_too_large += 1
+                maximum = f"{self._limits.body_bytes} are the maximum"
                 self._unhooked(
-                    stream, FailureReason.TOO_LARGE, f"a message of {length} bytes: {most}"
+                    stream, FailureReason.TOO_LARGE, f"a message of {length} bytes: {maximum}"
                 )
                 return
             stream.size_bytes = stream.needs_bytes = grpc.PREFIX_BYTES + length
         missing = stream.size_bytes - len(stream.body)
         if missing < 0 or (missing and stream.done):
-            self._irregular(stream, "not exactly one message")
+            self._malformed(stream, "not exactly one message")
         else:
-            self._take_room(stream)
+            self._reserve_memory(stream)
 
-    def _take_room(self, stream: HeldStream) -> None:
+    def _reserve_memory(self, stream: HeldStream) -> None:
         """Reserves memory for the message, or waits for it."""
         if stream.reserved_bytes == stream.needs_bytes:
-            self._filled(stream)
+            self._read_message(stream)
         elif self._account.reserve(stream, stream.needs_bytes):
             self._account.stop_waiting(stream)
-            self._filled(stream)
+            self._read_message(stream)
         elif not self._account.wait(stream):
             self._stats.no_room += 1
-            why = f"other requests leave no memory for one of {stream.needs_bytes} bytes: try again"
+            why = f"other requests use the memory for one of {stream.needs_bytes} bytes: try again"
             self._refuse(stream, grpc.trailers_only(Code.RESOURCE_EXHAUSTED, why))
 
-    def _filled(self, stream: HeldStream) -> None:
-        """Memory for the whole message is reserved."""
+    def _read_message(self, stream: HeldStream) -> None:
+        """Reads the message if it is complete, otherwise lets the client send the rest. Memory for
+        the whole message is reserved."""
         if not stream.done:
             self._send_owed_credit(stream)
             return
@@ -202,12 +206,12 @@ class HookedCalls:
         size = min(grpc.unpacked_bytes(packed), self._limits.body_bytes)
         if stream.needs_bytes != stream.size_bytes + size:
             stream.needs_bytes = stream.size_bytes + size
-            self._take_room(stream)
+            self._reserve_memory(stream)
             return
         try:
             message = grpc.gunzip(packed, size)
         except grpc.MessageError as error:
-            self._stats.passed_compressed += 1
+            self._stats.unread_compressed += 1
             self._unhooked(stream, FailureReason.COMPRESSED, str(error))
             return
         self._complete(stream, message)
@@ -245,26 +249,26 @@ class HookedCalls:
         self._commit(stream)
 
     def _untracked(self, number: int, path: bytes, reason: str, detail: str) -> None:
-        """A call that the connection does not track."""
+        """Lets a call pass that the connection does not track, or refuses it."""
         error = self._gate.untracked(path, reason, detail)
         if error is not None:
             self._answer(number, error)
 
-    def _irregular(self, stream: HeldStream, detail: str) -> None:
-        self._stats.passed_irregular += 1
+    def _malformed(self, stream: HeldStream, detail: str) -> None:
+        self._stats.unread_malformed += 1
         self._unhooked(stream, FailureReason.MALFORMED, detail)
 
     def _unhooked(self, stream: HeldStream, reason: str, detail: str) -> None:
-        """A call that can't be hooked: it passes unchanged, or is refused."""
-        if not self._goes_on(stream, reason, detail):
+        """Lets a call pass unchanged that can't be hooked, or refuses it."""
+        if not self._may_continue(stream, reason, detail):
             return
         if stream.done:
             self._commit(stream)
         else:
             self._pass_on(stream)
 
-    def _goes_on(self, stream: HeldStream, reason: str, detail: str) -> bool:
-        """Whether the gate lets a call pass that can't be hooked; a refused call is answered."""
+    def _may_continue(self, stream: HeldStream, reason: str, detail: str) -> bool:
+        """Whether the gate lets a call pass that can't be hooked. Answers the call otherwise."""
         call = Call(stream.path, time.monotonic())
         verdict, encoded = self._gate.unhooked(call, reason, detail)
         if isinstance(verdict, Refuse):

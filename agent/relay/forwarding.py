@@ -2,8 +2,7 @@
 back.
 
 Each gets the bytes of one receive, reads the heads of the frames in them, and passes them on as
-slices of the buffer. It takes out the frames of hooked calls, and keeps account of credit and
-settings.
+slices of the buffer. It removes the frames of hooked calls, and records credit and settings.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class Upward:
                         if block is None:
                             break
                     path = self._read_path(block)
-                    waits = (streams or queue) and self._is_queued(number, data[at:end])
+                    waits = (streams or queue) and self._handle_block(number, data[at:end])
                     if waits:
                         if start < at:
                             lane.chunks.append(data[start:at])
@@ -141,7 +140,7 @@ class Upward:
                         raise frames.FrameError(f"frame of kind {kind}: {length} bytes")
                     if end > size:
                         break
-                    if self._must_wait(kind, number, data[at:end]):
+                    if self._handle_control(kind, number, data[at:end]):
                         if start < at:
                             lane.chunks.append(data[start:at])
                         start = end
@@ -216,8 +215,8 @@ class Upward:
                 raise frames.FrameError("a header block is interrupted")
         raise frames.FrameError(f"header block of more than {_MAX_BLOCK_FRAMES} frames")
 
-    def _is_queued(self, number: int, block: memoryview) -> bool:
-        """Notes a header block of the client; True when it was queued."""
+    def _handle_block(self, number: int, block: memoryview) -> bool:
+        """Handles a header block of the client. Returns whether it was queued."""
         calls, uplink = self._calls, self._uplink
         if number in calls.streams:
             calls.trailers(calls.streams[number])
@@ -226,8 +225,8 @@ class Upward:
             uplink.put(HEADERS, number, bytes(block))
         return waits
 
-    def _must_wait(self, kind: int, number: int, frame: memoryview) -> bool:
-        """Notes RST_STREAM or a SETTINGS ACK of the client; True when it was queued."""
+    def _handle_control(self, kind: int, number: int, frame: memoryview) -> bool:
+        """Handles RST_STREAM or a SETTINGS ACK of the client. Returns whether it was queued."""
         calls, uplink = self._calls, self._uplink
         if kind == RST_STREAM:
             self._noted.append((number, None))
@@ -246,8 +245,8 @@ class Upward:
 
 
 class Downward:
-    """From the upstream to the client: keeps the account of the upstream's credit and settings, and
-    watches tapped replies."""
+    """From the upstream to the client: records the upstream's credit and settings, and copies the
+    replies to hooked calls into their taps."""
 
     def __init__(
         self,
@@ -271,8 +270,8 @@ class Downward:
         self._tapped: HeldStream | None = None  # the stream whose DATA frame is passing
         self._tapped_ends = False
 
-    def feed(self, data: memoryview, has_left: bool) -> None:
-        """Takes bytes of the upstream. With `has_left` they were sent to the client unchanged, and
+    def feed(self, data: memoryview, was_sent: bool) -> None:
+        """Takes bytes of the upstream. With `was_sent` they were sent to the client unchanged, and
         are only tracked; otherwise the lane gets the bytes to send. `lose_track` is called for
         bytes that can't be tracked."""
         lane, credit, streams = self._lane, self._credit, self._streams
@@ -281,7 +280,7 @@ class Downward:
             start, self._torn_bytes, lane.torn = self._torn_bytes, 0, False
             data, self._kept = memoryview(self._kept + data), b""  # small: SETTINGS at most
         size = len(data)
-        if has_left:
+        if was_sent:
             start = size
         if lane.opaque:
             at = size
@@ -313,18 +312,18 @@ class Downward:
                         raise frames.FrameError(f"WINDOW_UPDATE of {length} bytes")
                     if end > size:
                         break
-                    given = frames.read_uint(data[at + 9 : end], kind)
-                    passed = given
+                    credit_bytes = frames.read_uint(data[at + 9 : end], kind)
+                    passed = credit_bytes
                     if at < start:  # it was sent, or a part of it
-                        self._record_grant(number, given)
+                        self._record_grant(number, credit_bytes)
                     elif not number:
                         if credit.excess > 0:
-                            passed = credit.granted(given)
+                            passed = credit.granted(credit_bytes)
                         else:
-                            credit.window += given
+                            credit.window += credit_bytes
                     elif number in streams:
-                        passed = self._calls.granted(streams[number], given)
-                    if passed != given:
+                        passed = self._calls.granted(streams[number], credit_bytes)
+                    if passed != credit_bytes:
                         if start < at:
                             lane.chunks.append(data[start:at])
                         if passed:

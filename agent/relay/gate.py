@@ -1,7 +1,7 @@
 """The interface between the relay and the hooks: the relay calls a `Gate` for each hooked call.
 
-`GuardedGate` is the relay's side of it: an exception of the gate is counted, reported and turned
-into a verdict, so that a fault of a hook costs one call only.
+`GuardedGate` is what the relay calls: it counts and reports an exception of the gate and turns it
+into a verdict, so that a fault of a hook affects one call only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Forward(NamedTuple):
 
 
 class Replace(NamedTuple):
-    """Send this message in its place."""
+    """Send this message instead."""
 
     message: bytes
 
@@ -56,9 +56,9 @@ class Gate(Protocol):
         ...
 
     def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
-        """Called for a call that can't be hooked: `request` raised (`hook_error`), or the relay
-        could not pass the message on: `oversize`, `compressed` (and can't be decompressed),
-        `irregular` (no message, or several)."""
+        """The answer to a call that can't be hooked. `reason`: INTERNAL_ERROR if `request` raised,
+        TOO_LARGE, COMPRESSED or MALFORMED (no message, or several) if the relay could not read the
+        message (FailureReason)."""
         ...
 
     def reply(self, call: Call, message: bytes | None) -> None:
@@ -84,12 +84,12 @@ class RelayStats:
         "hooked",
         "malformed",
         "no_room",
-        "passed_compressed",
-        "passed_irregular",
-        "passed_oversize",
         "refused",
         "replaced",
         "replies_unread",
+        "unread_compressed",
+        "unread_malformed",
+        "unread_too_large",
     )
 
     def __init__(self) -> None:
@@ -100,13 +100,16 @@ class RelayStats:
         self.held_now = 0
         self.hook_errors = 0
         self.no_room = 0
-        """Refused: other requests held all memory for longer than a request waits."""
-        self.passed_oversize = 0
-        """Not hooked: the message, or the number of calls in progress, exceeds its limit."""
-        self.passed_compressed = 0
-        """Not hooked: compressed, and can't be decompressed within the limit."""
-        self.passed_irregular = 0
-        """Not hooked: no message or several, an invalid prefix, or trailers after the message."""
+        """Calls that were refused because other requests held all memory for longer than a request
+        waits."""
+        self.unread_too_large = 0
+        """Calls that were not hooked: the message, or the number of calls in progress, exceeds its
+        limit."""
+        self.unread_compressed = 0
+        """Calls that were not hooked: the message can't be decompressed within the limit."""
+        self.unread_malformed = 0
+        """Calls that were not hooked: no message or several, an invalid prefix, or trailers after
+        the message."""
         self.replies_unread = 0
         """Replies that exceed the tap's limit, or can't be decompressed."""
         self.malformed = 0
@@ -146,8 +149,8 @@ class GuardedGate:
         return result
 
     def untracked(self, path: bytes, reason: str, detail: str) -> bytes | None:
-        """For a call that the relay can't track: None if it continues, otherwise the error's header
-        block."""
+        """The answer to a call that the relay can't track: None if it continues, otherwise the
+        header block of the error."""
         call = Call(path, time.monotonic())
         verdict, encoded = self.unhooked(call, reason, detail)
         if isinstance(verdict, Refuse):

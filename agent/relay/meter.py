@@ -1,6 +1,6 @@
-"""The duration of calls, by method: in total, and the relay's own share. The share is the delay
-that the relay adds: from the arrival of a request to its departure, and from the arrival of the end
-of its reply to its departure. The time between is not measured."""
+"""The duration of calls by method, and the relay's share of it. The share is the delay that the
+relay adds: from the arrival of a request until it is sent, plus from the arrival of the reply's end
+until that is sent."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Meter:
 
 
 class Timing:
-    """The calls of one connection. Unknown streams are ignored. Calls that pass are only noted, so
-    that no caller waits, and many are settled together later. The arrival time of bytes goes into
-    `arrived`, their content into `noted`: stream and path for HEADERS, stream and None for the end
-    of a stream. `note` is called after the bytes were sent."""
+    """The calls of one connection. Unknown streams are ignored. The relay sets `arrived` to the
+    time when bytes arrived, adds what they contain to `noted` (stream and path for HEADERS, stream
+    and None for the end of a stream), and calls `note` when they were sent. Notes are evaluated
+    later, many at once (`settle`), so that no caller waits for it."""
 
     __slots__ = ("_meter", "_notes", "_open", "_staying", "arrived", "noted")
 
@@ -71,15 +71,15 @@ class Timing:
             self.settle()
 
     def stays(self, number: int, path: bytes) -> None:
-        """HEADERS of a call whose message is held."""
+        """HEADERS of a hooked call have arrived; the relay collects its message."""
         self._begin(number, path, self.arrived, 0.0)
 
     def whole(self, number: int) -> None:
-        """The held message is complete."""
+        """The message of a hooked call is complete."""
         self._staying[number] = self.arrived
 
     def left(self, number: int) -> None:
-        """A held message is sent."""
+        """The message of a hooked call was sent."""
         since = self._staying.pop(number, None)
         if since is not None and number in self._open:
             path, started, share = self._open[number]

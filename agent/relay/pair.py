@@ -16,7 +16,7 @@ from agent.relay.relay import Relay, RelayError
 
 class Port:
     """One end's socket. Bytes that can't be sent at once wait in `backlog`. `strained`: the socket
-    waits for something other than bytes to read.
+    may need more than to wait for bytes to read: it has a backlog, was ended by its peer, or broke.
     """
 
     __slots__ = (
@@ -109,9 +109,10 @@ class Port:
 
 
 _HIGH_WATER_BYTES: Final = 1 << 19
-"""Unsent bytes for one end that stop reading from the other."""
+"""With so many unsent bytes for one end, nothing is read from the other."""
 _MAX_ANSWER_BYTES: Final = 4 * _HIGH_WATER_BYTES
-"""Unsent bytes for a client that stop reading from it: it does not read the relay's answers."""
+"""With so many unsent bytes for a client, nothing is read from it: it does not read the relay's
+answers."""
 _SEND_BUFFER_BYTES: Final = 1 << 18
 """The kernel doubles it: one receive fits in one send while the previous one is still unread."""
 _CALL_SLICES: Final = 4

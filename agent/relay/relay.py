@@ -38,8 +38,8 @@ class RelayError(Exception):
 
 
 class Relay:
-    """The sinks must not keep the buffers that they get. Call `close` once at the end of the
-    connection."""
+    """The relay of one connection. The sinks must not keep the buffers that they get. `close` is
+    called once, at the end of the connection."""
 
     def __init__(
         self,
@@ -76,12 +76,13 @@ class Relay:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of the client that wait for the upstream's credit: read no more while it is
-        high."""
+        """Bytes of the client that wait for the upstream's credit. The owner reads no more from the
+        client while they are many."""
         return self._uplink.queued_bytes
 
     def from_client(self, data: memoryview) -> bool:
-        """Whether hooked calls are in progress, or frames of the relay wait. Raises RelayError."""
+        """Takes received bytes. Returns whether hooked calls are in progress, or frames of the
+        relay wait. Raises RelayError."""
         timing = self._timing
         timing.arrived = perf_counter()
         if self._upward.feed(data):
@@ -94,16 +95,17 @@ class Relay:
         return self._flush()
 
     def from_upstream(self, data: memoryview) -> bool:
-        """Whether hooked calls are in progress, or frames of the relay wait. Raises RelayError."""
+        """Takes received bytes. Returns whether hooked calls are in progress, or frames of the
+        relay wait. Raises RelayError."""
         timing = self._timing
         timing.arrived = perf_counter()
         if self._is_quiet_down:
             self._to_client(data)
-            self._downward.feed(data, has_left=True)
+            self._downward.feed(data, was_sent=True)
             if timing.noted:
                 timing.note()
             return False
-        self._downward.feed(data, has_left=False)
+        self._downward.feed(data, was_sent=False)
         return self._flush()
 
     def retry_held(self) -> None:
@@ -112,9 +114,9 @@ class Relay:
         self._flush()
 
     def send_goaway(self) -> bool:
-        """Asks the client to open no more streams on this connection: calls in progress go on, and
-        the client closes it afterwards. False when that is impossible: the upstream has not sent
-        its SETTINGS yet, or frames are not tracked."""
+        """Asks the client to open no more streams on this connection: calls in progress continue,
+        and the client closes the connection after them. Returns False if that is impossible: the
+        upstream has not sent its SETTINGS yet, or frames are not tracked."""
         if not self._downward.begun or self._down.opaque:
             return False
         self._down.insert(frames.goaway(frames.STREAM_MASK, frames.NO_ERROR))

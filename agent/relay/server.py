@@ -26,7 +26,7 @@ RETRY_SECONDS: Final = 0.004
 _READ_BYTES: Final = 1 << 18
 _OUT_OF_DESCRIPTORS_SECONDS: Final = 0.1
 _SPARE_DESCRIPTORS: Final = 32
-"""Descriptors that connections leave to the rest of the process: hooks open files."""
+"""Descriptors that connections don't use: hooks open files."""
 
 
 class RelayServer:
@@ -71,7 +71,7 @@ class RelayServer:
         self._resume: Timer | None = None
         self._pairs: set[Pair] = set()
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most_pairs = max((descriptors - _SPARE_DESCRIPTORS) // 2, descriptors // 4)
+        self._max_pairs = max((descriptors - _SPARE_DESCRIPTORS) // 2, descriptors // 4)
         self._listener = None
         if isinstance(listen, str):
             self._listener = Listener(listen, 0o600)
@@ -92,8 +92,8 @@ class RelayServer:
         return len(self._pairs)
 
     def drain(self) -> None:
-        """Accepts no more connections and asks every client to leave when its calls have ended;
-        `connections` shows when all have."""
+        """Accepts no more connections, and asks every client to close its connection when its calls
+        have ended. `connections` is 0 when all have closed theirs."""
         self._stop_accepting()
         for pair in list(self._pairs):
             pair.send_goaway()
@@ -176,7 +176,7 @@ class RelayServer:
             self._faulted,
         )
         self._pairs.add(pair)
-        if len(self._pairs) >= self._most_pairs:
+        if len(self._pairs) >= self._max_pairs:
             self._pause()
         pair.connect(self._upstream)
 
@@ -190,7 +190,7 @@ class RelayServer:
         self._listen_again()
 
     def _listen_again(self) -> None:
-        if not (self._listening or self._closing) and len(self._pairs) < self._most_pairs:
+        if not (self._listening or self._closing) and len(self._pairs) < self._max_pairs:
             self._loop.register(self._socket.fileno(), READ, self._accept)
             self._listening = True
 

@@ -131,13 +131,19 @@ class ReplyTap:
 
 
 class HeldStream:
-    """`body`: the collected bytes and, from SENDING or PASSING on, those left to send; empty for a
-    held call whose bytes are all in `message`. `size_bytes`: of the whole message with its prefix,
-    0 while unknown; `needs_bytes`: the reservation that it needs. `window`: the upstream's for this
-    stream. `owed`: credit that the client did not get for its bytes; `kept`: credit of the upstream
-    for this stream that the client did not get; in PASSING, `debt`: credit that the relay granted
-    and the upstream has not matched. `announced`: the stream's HEADERS were sent. `done`: the
-    client has ended its side; `ends`: with the END_STREAM that closes `body`."""
+    """The state of a stream that the relay has taken over.
+
+    `body`: the collected bytes and, from SENDING or PASSING on, the bytes left to send; empty for a
+    held call whose bytes are all in `message`. `size_bytes`: the size of the whole message with its
+    prefix, 0 while it is unknown. `needs_bytes`: the memory that must be reserved for the call.
+    `window`: the upstream's window for this stream.
+
+    `owed`: the bytes for which the client did not get credit yet. `kept`: the upstream's credit for
+    this stream that the client did not get. `debt`: in PASSING, the credit that the relay granted
+    to the client, and the upstream not yet to the relay.
+
+    `announced`: the stream's HEADERS were sent. `done`: the client has ended its side. `ends`:
+    END_STREAM is to be sent after `body`."""
 
     __slots__ = (
         "announced",
@@ -211,8 +217,8 @@ _SMALL_PART: Final = 4
 
 
 class MemoryBudget:
-    """`reserved_bytes` of all requests with a reservation; `waiting_bytes` received of those
-    without one."""
+    """The memory for the requests of all connections. `reserved_bytes`: for requests with a
+    reservation. `waiting_bytes`: received bytes of requests without one."""
 
     __slots__ = ("limits", "reserved_bytes", "waiting", "waiting_bytes")
 
@@ -236,8 +242,8 @@ class ConnectionBudget:
         self.share_bytes = 0
 
     def reserve(self, stream: HeldStream, size: int) -> bool:
-        """Raises the stream's reservation to `size`. False when there is no room for it now. A
-        stream that already has a reservation does not queue."""
+        """Raises the stream's reservation to `size`. Returns False if too little memory is left. A
+        stream that already has a reservation does not wait behind others."""
         budget, limits = self._budget, self._limits
         more = size - stream.reserved_bytes
         if not self._has_turn(stream) or budget.reserved_bytes + more > limits.held_bytes:
@@ -256,14 +262,14 @@ class ConnectionBudget:
         return not waiting or stream.reserved_bytes > 0 or next(iter(waiting)) is stream
 
     def wait(self, stream: HeldStream) -> bool:
-        """Queues a request without a reservation, and counts the bytes of its client. False when
-        the request is to be refused: the waiting clients have sent too much, or it has waited too
+        """Queues a request without a reservation, and counts its received bytes. Returns False if
+        the request must be refused: the waiting clients have sent too much, or it has waited too
         long."""
         budget, limits = self._budget, self._limits
         since = budget.waiting.setdefault(stream, time.monotonic())
-        here = max(len(stream.body) - stream.reserved_bytes, 0)
-        budget.waiting_bytes += here - stream.waiting_bytes
-        stream.waiting_bytes = here
+        received_bytes = max(len(stream.body) - stream.reserved_bytes, 0)
+        budget.waiting_bytes += received_bytes - stream.waiting_bytes
+        stream.waiting_bytes = received_bytes
         late = time.monotonic() - since > limits.wait_seconds
         return budget.waiting_bytes <= limits.waiting_bytes and not late
 

@@ -34,8 +34,8 @@ class Channel:
         """Returns the reply's message; `method` is like `/runtime.v1.RuntimeService/Version`.
 
         Raises RpcError: UNAVAILABLE if no server answers on the socket or the connection breaks,
-        DEADLINE_EXCEEDED after `timeout_seconds`, otherwise the server's status. A call that the
-        server certainly did not process, since it was going away, is made once more."""
+        DEADLINE_EXCEEDED after `timeout_seconds`, otherwise the server's status. A call that a
+        server did not begin because it was ending is made once more."""
         deadline = time.monotonic() + timeout_seconds
         if not self._lock.acquire(timeout=max(timeout_seconds, 0)):
             raise _late(method)

@@ -11,7 +11,7 @@ from agent.rpc import frames, headers
 
 PREFIX_BYTES: Final = 5
 STATUS_CHARACTERS: Final = 1_000
-"""Of a status's message that is sent, or kept of a received one."""
+"""The longest message of a status that is sent, or kept of a received status."""
 
 
 NO_ANSWER: Final = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED})

@@ -1,5 +1,5 @@
 """A gRPC server on a unix socket: unary calls, bytes in and out. Importing this module loads
-grpcio, so only services that are switched on import it."""
+grpcio, so it is imported only if an option enables such a server."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class GrpcServer:
         service: str,
         methods: Mapping[str, Method],
         threads: int,
-        most_calls: int,
-        most_message_bytes: int = 1 << 20,
+        max_calls: int,
+        max_message_bytes: int = 1 << 20,
     ) -> None:
-        """Replaces a socket that an earlier server left. More than `most_calls` calls at a time,
-        and requests of more than `most_message_bytes`, fail with RESOURCE_EXHAUSTED. Raises
+        """Replaces a socket that an earlier server left. More than `max_calls` calls at a time,
+        and requests of more than `max_message_bytes`, fail with RESOURCE_EXHAUSTED. Raises
         OSError."""
         self._pool = ThreadPoolExecutor(threads, service.rpartition(".")[2])
         self._server = grpc.server(
             self._pool,
-            maximum_concurrent_rpcs=most_calls,
+            maximum_concurrent_rpcs=max_calls,
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.max_receive_message_length", most_message_bytes),
+                ("grpc.max_receive_message_length", max_message_bytes),
             ],
         )
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
@@ -56,8 +56,9 @@ class GrpcServer:
         self._inode = self._bind(service)
 
     def _bind(self, service: str) -> int:
-        """gRPC takes no socket, and the mode of one that it binds is that of the umask: it binds in
-        a folder that others can't enter. Returns the socket's inode."""
+        """Binds the socket, with mode 0600 from the start, and returns its inode. grpcio accepts
+        only a path, and creates the socket with the mode of the umask: it does so in a folder that
+        others can't enter, from which the socket is renamed."""
         private = f"{self._path}.new"
         socket = f"{private}/s"
         os.makedirs(private, exist_ok=True)

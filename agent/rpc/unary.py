@@ -16,7 +16,7 @@ from agent.rpc.grpc import RpcError
 _WINDOW_BYTES: Final = 4 << 20
 _MAX_BLOCK_BYTES: Final = 1 << 17
 _MAX_UNSENT_BYTES: Final = 1 << 20
-"""Of replies to a server that sends and does not read."""
+"""The bound for a server that sends frames and does not read the answers to them."""
 _READ_HEADERS: Final = frozenset((b":status", b"grpc-status", b"grpc-message"))
 _STATUS_DIGITS: Final = 9
 MAX_MESSAGE_BYTES: Final = 256 << 20
@@ -40,7 +40,8 @@ class _Stream:
 
 
 class UnaryConnection:
-    """`outcome` is None while the call runs, then the reply's message or the RpcError."""
+    """A client connection that runs one call at a time. `outcome` is None while the call runs, then
+    the reply's message or the RpcError."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self.outcome: bytes | RpcError | None = None

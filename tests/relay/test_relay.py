@@ -231,7 +231,7 @@ def test_trailers_of_the_client_stay_behind_its_data() -> None:
     assert trailers(1) not in wire.up()
     wire.upstream(frames.window_update(1, 100_000), frames.window_update(0, 100_000))
     assert wire.up().endswith(trailers(1) + opening(3, OTHER))
-    assert (hooks.asked, wire.stats.passed_irregular) == ([], 1)
+    assert (hooks.asked, wire.stats.unread_malformed) == ([], 1)
 
 
 def test_a_refusal_is_answered_by_the_relay() -> None:
@@ -304,13 +304,13 @@ BOMB = gzip.compress(bytes(2_000_000))
 @pytest.mark.parametrize(
     ("body", "counter", "reason"),
     [
-        (b"", "passed_irregular", "malformed"),
-        (MESSAGE[:3], "passed_irregular", "malformed"),
-        (MESSAGE[:-1], "passed_irregular", "malformed"),
-        (MESSAGE + MESSAGE, "passed_irregular", "malformed"),
-        (b"\2" + MESSAGE[1:], "passed_irregular", "malformed"),
-        (b"\1" + MESSAGE[1:], "passed_compressed", "compressed"),
-        (b"\1" + len(BOMB).to_bytes(4, "big") + BOMB, "passed_compressed", "compressed"),
+        (b"", "unread_malformed", "malformed"),
+        (MESSAGE[:3], "unread_malformed", "malformed"),
+        (MESSAGE[:-1], "unread_malformed", "malformed"),
+        (MESSAGE + MESSAGE, "unread_malformed", "malformed"),
+        (b"\2" + MESSAGE[1:], "unread_malformed", "malformed"),
+        (b"\1" + MESSAGE[1:], "unread_compressed", "compressed"),
+        (b"\1" + len(BOMB).to_bytes(4, "big") + BOMB, "unread_compressed", "compressed"),
     ],
 )
 def test_a_request_that_is_not_one_message_passes_and_is_counted(
@@ -397,7 +397,7 @@ def test_a_message_beyond_the_limit_streams_through_in_bounded_memory() -> None:
             if (kind, stream) == (frames.WINDOW_UPDATE, 1):
                 client_window += int.from_bytes(payload, "big")
     assert sent == body
-    assert wire.stats.passed_oversize == 1
+    assert wire.stats.unread_too_large == 1
 
 
 def split(raw: bytes) -> list[tuple[int, int, bytes]]:
@@ -610,7 +610,7 @@ def test_the_number_of_hooked_calls_in_progress_is_bounded() -> None:
     for stream in range(1, 201, 2):
         wire.client(opening(stream, HOOKED))
     assert len(wire.relay._calls.streams) == 50
-    assert wire.stats.passed_oversize == 50
+    assert wire.stats.unread_too_large == 50
 
 
 @pytest.mark.parametrize("padded", [False, True])
