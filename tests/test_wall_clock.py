@@ -17,7 +17,7 @@ REASONS = {
     "node.devices": "the time of a condition, as the API has it",
     "node.sampler": "the end of the last day, whose changes are shown",
     "node.rebinds": "the time of a status, as the API has it",
-    "install.checks": "the age of a container, beside the runtime's times",
+    "install.installer": "the age of a container, beside the runtime's times",
     "discover.gpureport": "NVML's samples have the wall clock's time",
     "cli.audit_trail": "the beginning of a period that ends now",
     "node.page": "the hour and the day up to now that a page shows, and its clock",

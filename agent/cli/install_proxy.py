@@ -14,7 +14,7 @@ import signal
 from types import FrameType
 
 from agent.cli import options
-from agent.install.checks import CheckError
+from agent.install.installer import CheckError
 from agent.install.proxy import ERRORS, ProxyInstallation
 from agent.model.settings.agent import InstallSettings
 from agent.model.settings.options import SettingsError

@@ -5,10 +5,10 @@ An installation (`proxy`) has four parts. `observe` reads how this node's kubele
 configured, as a value; `unitfiles` reads its systemd unit. `endpoint` determines which file sets
 the kubelet's runtime endpoint, and the text of that file with the proxy's socket. `plan` makes the
 steps, in an order in which the kubelet has a runtime at every moment, and the steps that undo them.
-`installer` executes the steps. It journals each change before it makes it (`journal`), and undoes
-all changes when a step fails, or when an earlier run was killed. `tree` reads and changes files
-below a root, `folder` copies the interpreter, and `checks` compares runtime, kubelet and containers
-with their state before.
+`installer` executes the steps, and compares the containers that run with those that ran before. It
+journals each change before it makes it (`journal`), and undoes all changes when a step fails, or
+when an earlier run was killed. `tree` reads and changes files below a root, and `folder` copies the
+interpreter.
 
 `uninstall` undoes everything on one node; `nodes` runs it in a pod on each node of a cluster.
 """

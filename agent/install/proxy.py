@@ -13,10 +13,16 @@ import msgspec
 from agent.cgroup.hierarchy import CgroupError
 from agent.host.locks import Lock, LockedError
 from agent.install import folder, journal, observe, plan, unitfiles
-from agent.install.checks import CheckError, Checks, HostCommand, host_command
 from agent.install.endpoint import EndpointError
 from agent.install.folder import FolderError
-from agent.install.installer import Installer, InstallError
+from agent.install.installer import (
+    CheckError,
+    Checks,
+    HostCommand,
+    Installer,
+    InstallError,
+    host_command,
+)
 from agent.install.journal import InstallJournal, InstallJournalError
 from agent.install.observe import ObservationError
 from agent.install.plan import ObservedNode, Put, Step

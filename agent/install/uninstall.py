@@ -18,7 +18,7 @@ import msgspec
 
 from agent.cgroup.outcome import WriteState
 from agent.host.locks import AGENT_LOCK, FRONTEND_LOCK
-from agent.install.checks import CheckError
+from agent.install.installer import CheckError
 from agent.install.proxy import ERRORS, ProxyInstallation, ReportLine
 from agent.kube.errors import StoreError
 from agent.kube.objects import Objects

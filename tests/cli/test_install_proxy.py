@@ -10,7 +10,7 @@ import pytest
 
 _WAITS = """import signal
 from agent.cli.install_proxy import fail_on_signals
-from agent.install.checks import CheckError
+from agent.install.installer import CheckError
 if {ignored}:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 fail_on_signals()

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from agent.cri.client import RuntimeContainer
 from agent.install import observe
-from agent.install.checks import CheckError, Checks, lost
-from agent.install.installer import Installer
+from agent.install.installer import CheckError, Checks, Installer, lost
 from agent.install.plan import CURRENT, FOLDER, SERVICE_DROP_IN, SOCKET_FILE
 from agent.install.tree import FileState, HostTree
 from agent.model.pod.pods import ContainerState

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.cri.client import RuntimeContainer
-from agent.install.checks import CheckError, Checks, host_command, lost
+from agent.install.installer import CheckError, Checks, host_command, lost
 from agent.install.tree import HostTree
 from agent.model.pod.pods import ContainerState
 
