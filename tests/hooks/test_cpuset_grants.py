@@ -4,6 +4,7 @@ import msgspec
 
 from agent.hooks.cpuset import MAX_GRANTS, CpuGrant, Grants
 from agent.model.cpu.cpuset import CpuSet
+from tests.kept import kept_bytes
 from tests.proxy.exchanges import EMPTY
 
 GRANT = CpuGrant("p", "pod ns/p", CpuSet([1]))
@@ -70,7 +71,11 @@ def test_starts_without_an_agent_cost_bounded_memory() -> None:
     grants = Grants()
     before = msgspec.structs.replace(EMPTY, listed_at=1)
     starting = grants.start(before)
-    for _ in range(10 * MAX_GRANTS):
-        grants.started(grants.start(EMPTY), EMPTY)
-    assert len(grants._starts) <= MAX_GRANTS + 1
+
+    def starts(count: int) -> None:
+        for _ in range(count):
+            grants.started(grants.start(EMPTY), EMPTY)
+
+    starts(2 * MAX_GRANTS)
+    assert kept_bytes(lambda: starts(10 * MAX_GRANTS)) < 400 * MAX_GRANTS
     assert grants.started(starting, EMPTY)

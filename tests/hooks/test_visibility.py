@@ -99,7 +99,7 @@ def test_no_pod_gets_another_pods_card(policy: str, fixtures: pytest.FixtureRequ
         assert "pod ns/new" in verdict.message
         assert "GPU-other" in verdict.message
     assert exchange.admission.outcomes.failed[CREATE, "devices", "device_taken"] == 2
-    assert not exchange.grants.all(exchange.admission._snapshots.current())[1:], (
+    assert not exchange.grants.all(exchange.snapshots.current())[1:], (
         "what was refused holds nothing"
     )
 

@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -187,22 +186,49 @@ def test_event_is_sent_later_to_a_busy_server_and_dropped_if_refused(
     assert api.only["note"] == "next"
 
 
-def test_retry_after_is_observed(
-    server: Server, api: Api, recorder: Recorder, results: Results
-) -> None:
+class Clock:
+    """`read`: the times that were read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.read: list[float] = []
+
+    def __call__(self) -> float:
+        self.read.append(self.now)
+        return self.now
+
+
+def test_retry_after_is_observed(server: Server, api: Api, results: Results) -> None:
     api.refusals, api.details = [429], {"retryAfterSeconds": 300}
+    clock = Clock()
+    transport = Transport(FileAccess(server.url))
+    recorder = Recorder(
+        transport, "topolet.io/agent", "node-a", "AssignCPUs", results.append, clock=clock
+    )
     recorder.record(POD, "R", "note")
-    eventually("it waits", lambda: recorder._not_before > time.monotonic() + 60)
+    eventually("it is refused", lambda: server.requests and len(clock.read) >= 3)
+    clock.now = 299.0
     recorder.record(POD, "R", "another")
-    recorder.close()
+    eventually("the time is considered", lambda: 299.0 in clock.read)
     assert (len(server.requests), results) == (1, [])
+    clock.now = 1_000.0
+    recorder.record(POD, "R", "a third")
+    eventually("all are written", lambda: results == ["written"] * 3)
+    recorder.close()
+    transport.close()
 
 
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = Backoff(lambda: 0.5, base_seconds=0.01)
+    monkeypatch.setattr(events, "Backoff", lambda luck: short)
+
+
+@pytest.mark.usefixtures("short_pauses")
 def test_failing_event_does_not_delay_others(
     api: Api, recorder: Recorder, results: Results
 ) -> None:
     """For example while a webhook for its namespace is down."""
-    recorder._backoff = Backoff(lambda: 0.5, base_seconds=0.01)
     api.broken = {"first"}
     recorder.record(POD, "R", "first")
     recorder.record(POD, "R", "second")
@@ -223,8 +249,8 @@ def test_number_of_requests_and_of_notes_is_bounded(
     assert len(server.requests) == events.BURST
     for number in range(events.BURST + 100):
         recorder.record(POD, "R", f"more {number}")
-    assert results.count("dropped") > 0
-    assert len(recorder._series) <= events.MAX_EVENTS
+    recorded = events.MAX_EVENTS + 7 + events.BURST + 100
+    assert results.count("dropped") == recorded - events.BURST - events.MAX_EVENTS
 
 
 def test_long_node_name_is_truncated(server: Server, api: Api, results: Results) -> None:

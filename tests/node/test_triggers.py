@@ -8,6 +8,8 @@ import pytest
 from agent.model.settings.agent import AgentSettings
 from agent.node.notifications import NotificationSocket
 from agent.node.triggers import FIRST_PAUSE_SECONDS, Trigger, Triggers
+from tests.cri.event_stream import Runtime, serving
+from tests.waiting import eventually
 
 SETTINGS = AgentSettings(period_seconds=0.5, full_pass_seconds=10.0)
 NOW = 1000.0
@@ -15,39 +17,53 @@ NOW = 1000.0
 
 @pytest.fixture
 def triggers(tmp_path: Path) -> Iterator[Triggers]:
+    """Without a runtime."""
     socket = NotificationSocket(str(tmp_path / "doorbell.sock"))
-    it = Triggers(socket, str(tmp_path), str(tmp_path), str(tmp_path / "no-runtime.sock"))
+    it = Triggers(socket, str(tmp_path), str(tmp_path), str(tmp_path / "runtime.sock"))
     yield it
     it.close()
     socket.close()
 
 
+@pytest.fixture
+def streaming(tmp_path: Path) -> Iterator[Triggers]:
+    """The runtime streams its events."""
+    runtime = Runtime()
+    runtime.queue.put(b"")
+    with serving(tmp_path / "runtime.sock", runtime):
+        socket = NotificationSocket(str(tmp_path / "doorbell.sock"))
+        it = Triggers(socket, str(tmp_path), str(tmp_path), str(tmp_path / "runtime.sock"))
+        eventually("an event", lambda: it.cooldown(SETTINGS, 0.0) > FIRST_PAUSE_SECONDS)
+        yield it
+        it.close()
+        socket.close()
+
+
 @pytest.mark.parametrize(
-    ("streaming", "took", "seconds"),
+    ("runtime", "took", "seconds"),
     [
-        (False, 0.001, 0.02),
-        (False, 0.05, 0.05),
-        (True, 0.001, 0.1),
-        (True, 0.05, 0.1),
-        (True, 0.2, 0.2),
-        (True, 10.0, 0.5),
+        ("triggers", 0.001, 0.02),
+        ("triggers", 0.05, 0.05),
+        ("streaming", 0.001, 0.1),
+        ("streaming", 0.05, 0.1),
+        ("streaming", 0.2, 0.2),
+        ("streaming", 10.0, 0.5),
     ],
 )
 def test_cooldown_is_as_long_as_the_pass_within_bounds(
-    triggers: Triggers, streaming: bool, took: float, seconds: float
+    request: pytest.FixtureRequest, runtime: str, took: float, seconds: float
 ) -> None:
-    triggers._runtime.streaming = streaming
-    assert triggers.cooldown(SETTINGS, took) == seconds
+    it: Triggers = request.getfixturevalue(runtime)
+    assert it.cooldown(SETTINGS, took) == seconds
 
 
-def test_while_a_frontend_notifies_other_events_wait_longer(triggers: Triggers) -> None:
-    triggers._runtime.streaming = True
-    triggers.pause(SETTINGS, True, {Trigger.NOTIFICATION}, NOW)
-    assert triggers.cooldown(SETTINGS, 0.001) == 0.25
-    triggers.pause(SETTINGS, True, {Trigger.TREE}, NOW + 4.9)
-    assert triggers.cooldown(SETTINGS, 0.001) == 0.25
-    triggers.pause(SETTINGS, True, {Trigger.TREE}, NOW + 5)
-    assert triggers.cooldown(SETTINGS, 0.001) == 0.1
+def test_while_a_frontend_notifies_other_events_wait_longer(streaming: Triggers) -> None:
+    streaming.pause(SETTINGS, True, {Trigger.NOTIFICATION}, NOW)
+    assert streaming.cooldown(SETTINGS, 0.001) == 0.25
+    streaming.pause(SETTINGS, True, {Trigger.TREE}, NOW + 4.9)
+    assert streaming.cooldown(SETTINGS, 0.001) == 0.25
+    streaming.pause(SETTINGS, True, {Trigger.TREE}, NOW + 5)
+    assert streaming.cooldown(SETTINGS, 0.001) == 0.1
 
 
 def test_without_an_event_a_full_pass_is_due_after_its_period(triggers: Triggers) -> None:

@@ -79,8 +79,9 @@ class Exchange(PlayedAgent):
         self.notifier = Notifier(str(folder / "bell"))
         self.grants = Grants()
         self.records: list[Record] = []
+        self.snapshots = SnapshotFile(str(self.path), BOOT)
         self.admission = Admission(
-            SnapshotFile(str(self.path), BOOT),
+            self.snapshots,
             self.notifier,
             self.grants,
             failure_policy.parse_policies(policy),

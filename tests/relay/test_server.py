@@ -403,8 +403,7 @@ def test_a_peer_that_does_not_read_makes_the_relay_stop_reading(bare: Bare, floo
                 sent += source.send(part[sent % len(part) :])
         if sent == before:
             idle.set()
-    pair = next(iter(bare.server._pairs))
-    assert len(pair._client.backlog) + len(pair._upstream.backlog) < 1 << 20
+    assert sent < 2 << 20
     received = bytearray()
     while len(received) < sent:
         received += target.recv(1 << 20)
