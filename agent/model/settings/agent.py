@@ -84,7 +84,7 @@ class InstallSettings(RestoreSettings, frozen=True):
     settle_seconds: Annotated[
         float,
         msgspec.Meta(
-            ge=0, le=600, description="time that the kubelet has to run without a restart, seconds"
+            ge=0, le=600, description="time that the kubelet must run without a restart, seconds"
         ),
     ] = 10.0
 
@@ -124,8 +124,8 @@ class AgentSettings(DoctorSettings, frozen=True):
         msgspec.Meta(
             gt=0,
             le=86_400,
-            description="how often the reported objects are compared with those stored in the "
-            "cluster, seconds",
+            description="time between two comparisons of the reported objects with the stored "
+            "objects of the cluster, seconds",
         ),
     ] = 300.0
     kubelet_configz: Annotated[
@@ -152,14 +152,15 @@ class AgentSettings(DoctorSettings, frozen=True):
     kubelet_ca_file: Annotated[
         str,
         msgspec.Meta(
-            description="CA of the kubelet's certificate; empty: it is the one in kubelet-dir/pki"
+            description="CA of the kubelet's certificate; empty: the kubelet must have the "
+            "certificate in kubelet-dir/pki"
         ),
     ] = ""
     kubelet_cpu_manager: Annotated[
         Literal["detect", "none", "static"],
         msgspec.Meta(
             description="the kubelet's cpuManagerPolicy: with none or static the agent does not "
-            "start if the kubelet has another one; detect: any"
+            "start if the kubelet has another policy; detect: any policy"
         ),
     ] = "detect"
     devices: Annotated[
@@ -177,8 +178,8 @@ class AgentSettings(DoctorSettings, frozen=True):
     gfd_labels: Annotated[
         bool,
         msgspec.Meta(
-            description="the Node also gets those labels of NVIDIA's GPU feature discovery that "
-            "the agent knows: for nodes where that does not run"
+            description="the Node also gets the labels of NVIDIA's GPU feature discovery whose "
+            "values the agent has: for nodes where the discovery does not run"
         ),
     ] = False
     withhold_held_devices: Annotated[
@@ -199,7 +200,7 @@ class AgentSettings(DoctorSettings, frozen=True):
     corrected_pod_resources_socket: Annotated[
         str,
         msgspec.Meta(
-            description="agent: socket on which it serves PodResources as the kubelet does, with "
+            description="socket on which the agent serves PodResources as the kubelet does, with "
             "the devices and CPUs that containers really have, for exporters (DCGM) and Multus; "
             "empty: none. Needs grpcio and pod-resources-socket"
         ),
@@ -207,9 +208,9 @@ class AgentSettings(DoctorSettings, frozen=True):
     cpu_policy: Annotated[
         CpuPolicy,
         msgspec.Meta(
-            description="exclusive CPUs of Guaranteed containers that request whole CPUs and that "
-            "no scheduler gave any: none; static: fixed at creation; dynamic: the agent may "
-            "replace them by better ones, and lists them in a file in the container"
+            description="exclusive CPUs for containers of Guaranteed pods that request whole CPUs, "
+            "if no scheduler allocated CPUs. none: no CPUs; static: fixed at creation; dynamic: "
+            "the agent may replace them by better CPUs, and lists them in a file in the container"
         ),
     ] = "none"
     cpu_policy_options: Annotated[
@@ -229,8 +230,8 @@ class AgentSettings(DoctorSettings, frozen=True):
             ge=0,
             le=1_000_000_000,
             description="for cpu-policy, instead of reserved-cpus: an amount of CPU that no "
-            "container owns, as kube-reserved and system-reserved together, in millicores; the "
-            "whole CPUs for it are taken core by core from the lowest core",
+            "container owns, like the sum of kube-reserved and system-reserved, in millicores; it "
+            "is rounded up to whole CPUs, taken core by core from the lowest core",
         ),
     ] = 0
     owners_on_reserved: Annotated[
@@ -240,8 +241,8 @@ class AgentSettings(DoctorSettings, frozen=True):
     be_on_reserved: Annotated[
         bool,
         msgspec.Meta(
-            description="BE pods run on the CPUs that the kubelet reserves alone, while what they "
-            "request fits there"
+            description="BE pods run only on the CPUs that the kubelet reserves, while their "
+            "requests fit there"
         ),
     ] = False
     bind_memory: Annotated[
@@ -264,8 +265,8 @@ class AgentSettings(DoctorSettings, frozen=True):
             description="containers without an allocated GPU. leave: they stay unchanged; hide: "
             "they see no GPU unless the request names one, whatever the image names, except device "
             "plugins, exporters and privileged containers; deny: as hide, without exceptions, also "
-            "if the request names `all`, as that of a monitor. NRI does not distinguish image and "
-            "request: there hide takes `all` for the image's"
+            "if the request names `all`, as monitoring pods do. NRI does not distinguish image and "
+            "request: there hide treats `all` as a value of the image"
         ),
     ] = "hide"
     gpu_cdi_kind: Annotated[
@@ -280,8 +281,8 @@ class AgentSettings(DoctorSettings, frozen=True):
     hami_core_library: Annotated[
         str,
         msgspec.Meta(
-            description="path of HAMi-core's library on this host, for pods whose part of a GPU "
-            "is to be enforced; empty: there is none"
+            description="path of HAMi-core's library on this host, which enforces the parts of "
+            "GPUs of pods that request it; empty: not available"
         ),
     ] = ""
     http: Annotated[
@@ -292,7 +293,7 @@ class AgentSettings(DoctorSettings, frozen=True):
     hook_server_socket: Annotated[
         str,
         msgspec.Meta(
-            description="agent: socket on which it serves Koordinator's hooks to "
+            description="socket on which the agent serves Koordinator's hooks to "
             "koord-runtime-proxy; empty: none. Needs grpcio"
         ),
     ] = ""
@@ -303,9 +304,9 @@ class AgentSettings(DoctorSettings, frozen=True):
     hook_server_failure_policy: Annotated[
         Literal["Fail", "Ignore"],
         msgspec.Meta(
-            description="what koord-runtime-proxy does when the agent answers with an error or not "
-            "at all. Ignore: calls that hook-failure-policy fails go on unchanged; Fail: after a "
-            "crash of the agent only pods with the label skip-hookserver start, such as its own"
+            description="what koord-runtime-proxy does when the agent returns an error or no "
+            "answer. Ignore: calls that hook-failure-policy fails continue unchanged; Fail: after "
+            "a crash of the agent only pods with the label skip-hookserver start, such as its own"
         ),
     ] = "Ignore"
     hook_server_hooks: Annotated[
@@ -332,9 +333,9 @@ class AgentSettings(DoctorSettings, frozen=True):
     exclude: Annotated[
         str,
         msgspec.Meta(
-            description="what the agent does not manage: NAMESPACE, NAMESPACE/POD or "
-            "NAMESPACE/POD/CONTAINER, with * and ?, separated by commas; a namespace begins with "
-            "its name or a prefix"
+            description="pods and containers that the agent does not manage: NAMESPACE, "
+            "NAMESPACE/POD or NAMESPACE/POD/CONTAINER, with * and ?, separated by commas; a "
+            "namespace must not begin with a wildcard"
         ),
     ] = ""
     hold_seconds: HoldSeconds = HOLD_SECONDS

@@ -49,7 +49,9 @@ class ProxySettings(Options, frozen=True):
     drain_seconds: Annotated[
         float,
         msgspec.Meta(
-            ge=0, le=600, description="proxy: longest wait for open calls when it stops, seconds"
+            ge=0,
+            le=600,
+            description="proxy: longest wait for calls in progress at its end, seconds",
         ),
     ] = 5.0
     log_level: LogLevel = LOG_LEVEL
@@ -68,7 +70,7 @@ class NriSettings(Options, frozen=True):
         msgspec.Meta(
             pattern=r"^[A-Za-z0-9_.+-]+$",
             examples=["topolet"],
-            description="name of the NRI plugin, for the runtime",
+            description="name with which the NRI plugin registers at the runtime",
         ),
     ] = "topolet"
     nri_index: Annotated[
@@ -76,14 +78,14 @@ class NriSettings(Options, frozen=True):
         msgspec.Meta(
             pattern="^[0-9]{2}$",
             examples=["10"],
-            description="two digits: the runtime calls its plugins in this order",
+            description="two digits: the runtime calls its plugins in the order of their indices",
         ),
     ] = "10"
     nri_updates: Annotated[
         bool,
         msgspec.Meta(
             description="the NRI plugin updates the runtime, in addition to the agent's updates "
-            "through the CRI, if the runtime's NRI is 0.12.1 or later: earlier ones can deadlock"
+            "through the CRI, if the runtime's NRI is 0.12.1 or later: earlier NRI can deadlock"
         ),
     ] = True
     nri_http: Annotated[

@@ -20,7 +20,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="k
 
 StateDir = Annotated[
     str,
-    msgspec.Meta(description="folder shared by agent and proxy: snapshot, doorbell, journal"),
+    msgspec.Meta(
+        description="folder that agent and frontends share: snapshot, notifications, journal"
+    ),
 ]
 STATE_DIR: Final = "/run/topolet"
 RuntimeEndpoint = Annotated[str, msgspec.Meta(description="the container runtime's CRI socket")]
@@ -53,9 +55,9 @@ HookFailurePolicy = Annotated[
     str,
     msgspec.Meta(
         description="HOOK/CLASS=ignore or fail, separated by commas, `*` for all: whether a "
-        "call goes on or fails when its hook timed out, can't read it or had an error; the "
+        "call continues or fails if its hook timed out, could not read it or had an error; the "
         "narrowest rule applies. Class `devices`: whether a container that can't have the "
-        "devices allocated to it keeps those of its device plugin"
+        "devices allocated to it keeps the devices of its device plugin"
     ),
 ]
 HOOK_FAILURE_POLICY: Final = (
@@ -74,9 +76,9 @@ TLS_KEY_FILE: Final = "/etc/topolet/tls/tls.key"
 NodeAddresses = Annotated[
     str,
     msgspec.Meta(
-        description="addresses of this process's node, separated by commas: the HTTP port keeps "
-        "capacity free for clients with these addresses, the loopback's, the port's own, and, in "
-        "a pod, its gateway's"
+        description="addresses of this process's node, separated by commas: the HTTP port reserves "
+        "connections for clients with these addresses, a loopback address, the port's own address "
+        "and, in a pod, its gateway's address"
     ),
 ]
 NODE_ADDRESSES: Final = ""
@@ -85,13 +87,13 @@ AuditMebibytes = Annotated[
     msgspec.Meta(
         ge=0,
         le=1024,
-        description="most MiB of the audit trail of each process, in state-dir; 0: there is none",
+        description="size limit of the audit trail of each process, in state-dir, MiB; 0: no trail",
     ),
 ]
 AUDIT_MEBIBYTES: Final = 4
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
-    msgspec.Meta(description="lowest level to log"),
+    msgspec.Meta(description="lowest level of the log's lines"),
 ]
 LOG_LEVEL: Final[Literal["info"]] = "info"
 LogFormat: TypeAlias = Literal["logfmt", "json"]

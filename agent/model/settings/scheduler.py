@@ -52,14 +52,14 @@ SchedulerArgsFile = Annotated[
     str,
     msgspec.Meta(
         description="scheduler: file with a CPUOrchestrationPluginArgs or NodeNUMAResourceArgs "
-        "that configures how nodes are scored; empty: the former's defaults"
+        "that configures the scores of nodes; empty: the defaults of CPUOrchestrationPluginArgs"
     ),
 ]
 GpuShares = Annotated[
     Literal["MostAllocated", "LeastAllocated"],
     msgspec.Meta(
-        description="scheduler: a part of a GPU comes from the card with the least left for "
-        "parts, so that other cards stay whole (MostAllocated), or with the most",
+        description="scheduler: which card gives a part of a GPU. MostAllocated: the card with "
+        "the smallest free part, so that other cards stay whole; LeastAllocated: the largest",
     ),
 ]
 GPU_SHARES: Final[Literal["MostAllocated"]] = "MostAllocated"
@@ -74,16 +74,16 @@ LEASE_NAME: Final = "topolet-scheduler"
 AgentLabels = Annotated[
     str,
     msgspec.Meta(
-        description="scheduler: labels of the agent's pods, KEY=VALUE separated by commas; "
-        "only nodes with a Ready one offer CPUs and devices; empty: all nodes"
+        description="scheduler: labels of the agents' pods, KEY=VALUE separated by commas; only "
+        "nodes with a Ready agent offer CPUs and devices; empty: all nodes"
     ),
 ]
 AGENT_LABELS: Final = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
 AgentNamespace = Annotated[
     str,
     msgspec.Meta(
-        description="scheduler: the namespace of these pods, so that no other pod can pass for "
-        "one; empty: any"
+        description="scheduler: the namespace of the agents' pods, so that pods of other "
+        "namespaces do not count as agents; empty: any namespace"
     ),
 ]
 
@@ -133,7 +133,7 @@ class SchedulerSettings(Options, frozen=True):
         bool,
         msgspec.Meta(
             description="scheduler: offers only the best node to a pod that needs CPUs or devices, "
-            "so that no other score and no random choice decides"
+            "so that neither another score nor a random choice decides"
         ),
     ] = True
     group_seconds: Annotated[
@@ -148,15 +148,15 @@ class SchedulerSettings(Options, frozen=True):
     evict: Annotated[
         bool,
         msgspec.Meta(
-            description="scheduler: evicts pods of lower priority itself if kube-scheduler does "
-            "not, since CPU is free on the node, but not as the pod needs it"
+            description="scheduler: evicts pods of lower priority on nodes that only the extender "
+            "rejects, where kube-scheduler does not preempt because the sum of free CPU is enough"
         ),
     ] = False
     rebind_max_pods: Annotated[
         int,
         msgspec.Meta(
             ge=0,
-            description="scheduler: how many pods one RebindResource moves at most; 0: any number",
+            description="scheduler: most pods that one RebindResource moves; 0: any number",
         ),
     ] = 0
     rebind_hours: Annotated[
@@ -164,8 +164,8 @@ class SchedulerSettings(Options, frozen=True):
         msgspec.Meta(
             pattern=r"^(([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d)?$",
             examples=["22:00-06:00"],
-            description="scheduler: HH:MM-HH:MM in UTC, the time of the day in which pods begin to "
-            "be moved for a RebindResource; it may go over midnight; empty: always",
+            description="scheduler: HH:MM-HH:MM in UTC, the time of the day in which a "
+            "RebindResource may begin to move pods; it may include midnight; empty: always",
         ),
     ] = ""
     rebind_excluded_namespaces: Annotated[
@@ -184,8 +184,8 @@ class SchedulerSettings(Options, frozen=True):
         msgspec.Meta(
             ge=3,
             le=600,
-            description="scheduler: how long after the leader's last renewal another one takes "
-            "over, seconds",
+            description="scheduler: time after the leader's last renewal of its Lease until "
+            "another process may lead, seconds",
         ),
     ] = 15
     lease_dir: Annotated[
@@ -193,13 +193,13 @@ class SchedulerSettings(Options, frozen=True):
         msgspec.Meta(
             description="scheduler: local folder, of one scheduler only, that outlives the "
             "process: a leader that was killed has its Lease again as soon as it is restarted; "
-            "empty: it waits like any other until the Lease expires"
+            "empty: it waits until the Lease expires"
         ),
     ] = ""
     leader_pod: Annotated[
         str,
         msgspec.Meta(
-            description="scheduler: NAMESPACE/NAME of this process's pod: it has the label "
+            description="scheduler: NAMESPACE/NAME of this process's pod: the pod has the label "
             "topolet.io/scheduler-leader=true while the process leads, and a standby is Ready; "
             "empty: no label, and only the leader is Ready"
         ),
@@ -209,9 +209,9 @@ class SchedulerSettings(Options, frozen=True):
         msgspec.Meta(
             ge=15,
             le=600,
-            description="scheduler: how long a watch that decisions need may get no event, "
-            "bookmark or answer of the API server before the scheduler refuses requests, seconds; "
-            "each watch is renewed three times in that time",
+            description="scheduler: longest time without an event, bookmark or answer for a watch "
+            "that decisions need; then the scheduler refuses requests, seconds; each watch is "
+            "renewed three times in this time",
         ),
     ] = 30
     log_level: LogLevel = LOG_LEVEL
@@ -232,7 +232,7 @@ class ExplainSettings(Options, frozen=True):
         msgspec.Meta(
             pattern="^[a-z0-9-]+(:[a-z0-9-]+)?$",
             examples=["topolet-scheduler:http"],
-            description="explain: NAME:PORT of the Service that has the scheduler's scheduler-http",
+            description="explain: NAME:PORT of the Service for the scheduler's scheduler-http",
         ),
     ] = "topolet-scheduler:http"
     lease_name: LeaseName = LEASE_NAME
