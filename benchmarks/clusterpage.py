@@ -1,11 +1,12 @@
-"""The scheduler while somebody looks at its page of the cluster, compared with nobody looking.
+"""The scheduler while its page of the cluster is open in a browser, compared with no viewer.
 
 The server runs as in production, in its own process, with an API server of a simulated cluster in
-another; a third process is the viewer, which asks as the page's script does: at once while nodes
-are still being read, then every two seconds. `filter_prioritize_N`: both verbs for all nodes, by
-p50 and p99, during the first table, and afterwards with a pod bound between any two calls.
-`first_table`: until all nodes are read. `state`: one reply. `viewer_kb_per_second`: what it gets at
-rest; `rss_mb`: before, while somebody looks, and after the table was dropped.
+another. A third process is the viewer, which sends requests as the page's script does: without a
+pause while nodes are still being read, then every two seconds. `filter_prioritize_N`: p50 and p99
+of both verbs for all nodes, while the first table is made, and afterwards (`_looking`), with a pod
+bound between any two calls. `first_table`: the time until all nodes are read. `state`: the time of
+one reply. `viewer_kb_per_second`: what the viewer receives while nothing changes. `rss_mb`: the
+memory before, with the viewer, and after the table was dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _REST_POLLS: Final = 5
 
 
 def view(port: int) -> None:
-    """Prints, for each reply: seconds, bytes, and whether all nodes are read."""
+    """Prints for each reply its seconds, its bytes, and whether nodes are still being read."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     revision, reading = "", True
     while True:

@@ -3,7 +3,7 @@
 Each server is a separate process and answers without a decision. The client calls the servers in
 turns, on one open connection and on four at the same time. Then each holds idle connections, and
 then attackers of other addresses send a byte of a request's head now and then on as many as they
-can, while the client of the server's own address asks for its health on a new connection each time.
+can, while a client at the server's own address probes its health, each time on a new connection.
 The project does not depend on the other servers: install them for their rows
 (`pip install cheroot gunicorn uvicorn`).
 """
@@ -158,7 +158,7 @@ def held(port: int, number: int, sent: bytes) -> list[socket.socket]:
 
 
 def idle_row(peer: Peer) -> list[Row]:
-    """The memory with connections that have said nothing."""
+    """The additional memory with idle connections that have sent nothing."""
     before = rss_mb(peer.pid)
     connections = held(peer.port, IDLE, b"")
     time.sleep(1)

@@ -1,22 +1,21 @@
 """Latency of containers under the node-local policies static and dynamic; the base is policy none.
 
 The pods are the examples of the CPU manager proposal. Containers with whole CPUs serve requests:
-on each of their CPUs one comes every 2 ms and takes 0.7 ms of CPU time. Small ones (0.5 CPU) serve
-one every 10 ms. All others compute without a pause: those with a part of a CPU up to their quota, a
-Burstable and a BestEffort pod with a thread for each CPU of the machine. The policies decide with
-the agent's own code on this machine's CPUs, one of them reserved; the cpusets, quotas and shares
-are written to cgroups of the benchmark. Before, other owners came and went, so that the CPUs that
-were free are scattered: dynamic then moves owners to better ones.
+each of their CPUs gets a request every 2 ms, which takes 0.7 ms of CPU time. Small containers (0.5
+CPU) get one every 10 ms. All others compute without a pause: containers with a part of a CPU up to
+their quota, and a Burstable and a BestEffort pod with a thread for each CPU of the machine. The
+policies decide with the agent's own code on this machine's CPUs, one of them reserved; the cpusets,
+quotas and shares are written to cgroups of the benchmark. Other owners started and ended before, so
+that the free CPUs are scattered, and dynamic moves owners to better CPUs.
 
-`latency` is the time from when a request was due until it was served, `wakeup` that until a CPU
-runs it, which is the kernel's scheduler alone. Both are in ms, p50, p99 and p99.9 of all requests
-of all rounds; a request that waits for 100 ms is given up. `small` are the containers that share
-CPUs. `sharing_cpus` is what all that compute without a pause get together: exclusive CPUs are idle
-at times, and these pay for it. The policies take turns. Containers that do not fit the machine are
-left out; standard error names them, and the CPUs that each policy chose. On an emulated machine the
-CPUs compete for those of the host, and on a machine with other work for that: the figures then say
-nothing.
-"""
+`latency` is the time from the due time of a request until it is served, `wakeup` the time until a
+CPU runs it, which depends only on the kernel's scheduler. Both are in ms: p50, p99 and p99.9 of all
+requests of all rounds. A request that waits for 100 ms is dropped. `small` is the latency of the
+small containers. `sharing_cpus` is the CPU time of all containers that compute without a pause:
+they lose the time in which exclusive CPUs are idle. The policies take turns. Containers that do not
+fit the machine are left out; standard error names them, and the CPUs that each policy chose. The
+figures mean nothing on an emulated machine, whose CPUs compete for CPUs of the host, or on a
+machine with other work."""
 
 from __future__ import annotations
 
@@ -59,9 +58,9 @@ POLICIES: Final[tuple[CpuPolicy, ...]] = ("none", "static", "dynamic")
 NANO: Final = 1_000_000_000
 PERIODS: Final = {"serve": 2_000_000, "small": 10_000_000}
 WORK_NANOSECONDS: Final = 700_000
-GIVEN_UP_NANOSECONDS: Final = 100_000_000
-"""A request that has waited so long costs no CPU time: a server that is too slow does not fall
-behind for ever."""
+DROPPED_NANOSECONDS: Final = 100_000_000
+"""A request that has waited so long is not served, so that a server that is too slow can catch
+up."""
 RESERVED_MILLI: Final = 1000
 PERCENTILES: Final = (50, 99, 99.9)
 CASES: Final = tuple(
@@ -133,7 +132,7 @@ def fitting(assignable: int) -> tuple[Example, ...]:
 
 
 def shares(milli: int) -> int:
-    """As the kubelet computes them."""
+    """The CPU shares that the kubelet sets for a request."""
     return max(2, milli * 1024 // 1000)
 
 
@@ -226,7 +225,8 @@ CGROUPS: Final = "/sys/fs/cgroup"
 
 
 def limit(milli: int, limited: bool) -> CgroupLimits:
-    """The kubelet's shares and quota for a request that equals the limit, or for one without."""
+    """The kubelet's shares and quota for a request; `limited`: the limit is equal to the request,
+    otherwise there is none."""
     quota = milli * 100 if limited else -1
     return CgroupLimits(quota_microseconds=quota, shares=shares(milli))
 
@@ -265,7 +265,7 @@ def decided(topology: Topology, pods: tuple[Pod, ...], policy: CpuPolicy) -> Dec
 
 
 def remark(pods: Sequence[Pod], decisions: dict[CpuPolicy, Decision]) -> None:
-    """Says on standard error which CPUs each policy chose."""
+    """Prints the CPUs that each policy chose to standard error."""
     for policy, decision in decisions.items():
         chosen = [
             f"{pod.name} {each.name}: {decision.pods[pod.uid].of(each.name).cpuset}"
@@ -294,7 +294,8 @@ class Worker:
         return int(text.split()[0])
 
     def samples(self) -> tuple[Work, array[int]]:
-        """Ends it. For each request: when it was due, when it ran, when it was served."""
+        """Ends the process. Returns, for each request, the times when it was due, when it ran, and
+        when it was served."""
         self._process.terminate()
         found: array[int] = array("q")
         found.frombytes(self._reader.recv_bytes())
@@ -325,7 +326,7 @@ def _work(machine: Machine, group: str, work: Work, loops: int, result: Connecti
         if (wait := due - time.monotonic_ns()) > 0:
             time.sleep(wait / NANO)
         ran = time.monotonic_ns()
-        if ran - due < GIVEN_UP_NANOSECONDS:
+        if ran - due < DROPPED_NANOSECONDS:
             spin(loops)
         seen.extend((due, ran, time.monotonic_ns()))
         due += period

@@ -1,9 +1,8 @@
-"""The page of a node of 512 CPUs with 100 pods in a real browser without a window.
+"""The page of a node of 512 CPUs with 100 pods in a headless browser.
 
-Measured are the CPU time of the browser's main thread for one update (script, style, layout and
-paint) while all loads change and while an owner comes or goes, the bytes that a viewer receives a
-second while nothing changes, and the memory that the serving process has more while a browser
-looks."""
+It measures the CPU time of the browser's main thread for one update (script, style, layout and
+paint) while all loads change and while an owner starts or ends, the bytes that a viewer receives in
+a second while nothing changes, and the additional memory of the serving process with a viewer."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ CASES = {FRAME: "ms", CHANGE: "ms", BYTES: "KB/s", MEMORY: "MB"}
 NODE = Path(__file__).resolve().parent / "peers" / "servednode.py"
 CPUS = 512
 SETTLE_SECONDS = 4
-"""The process has written loads a few times, as it does while nobody looks."""
+"""Time in which the process reads loads several times, as it does without a viewer."""
 
 
 @contextmanager
@@ -52,17 +51,17 @@ def node(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def updates(tab: Tab, count: int, before: Callable[[], object] = lambda: None) -> list[float]:
-    """The milliseconds of each update. An update is what happens between two requests of loads."""
+    """The milliseconds of CPU time of each update: those between two requests of loads."""
     found = []
     while len(found) < count:
         before()
-        asked, spent, end = loads(tab), tab.task_seconds(), time.monotonic() + 10
-        while loads(tab) == asked:
+        requests, spent, end = loads(tab), tab.task_seconds(), time.monotonic() + 10
+        while loads(tab) == requests:
             tab.events(0.02)
             if time.monotonic() > end:
-                raise SystemExit("the page does not ask any more")
+                raise SystemExit("the page sends no further request")
         tab.events(0.6)  # The update has ended, and the next request has not begun.
-        found.append(1000 * (tab.task_seconds() - spent) / (loads(tab) - asked))
+        found.append(1000 * (tab.task_seconds() - spent) / (loads(tab) - requests))
     return found
 
 
@@ -93,7 +92,7 @@ def rows(quick: bool) -> list[Row]:
         received, began = tab.received_bytes, time.monotonic()
         frames = updates(tab, count)
         kilobytes = (tab.received_bytes - received) / 1000 / (time.monotonic() - began)
-        looked_mb = rss_mb(process.pid) - alone_mb
+        viewed_mb = rss_mb(process.pid) - alone_mb
 
         def change() -> None:
             print(file=process.stdin, flush=True)
@@ -103,7 +102,7 @@ def rows(quick: bool) -> list[Row]:
         alone(FRAME, percentile(frames, 95), CASES[FRAME]),
         alone(CHANGE, percentile(changes, 95), CASES[CHANGE]),
         alone(BYTES, kilobytes, CASES[BYTES]),
-        alone(MEMORY, looked_mb, CASES[MEMORY]),
+        alone(MEMORY, viewed_mb, CASES[MEMORY]),
     ]
 
 

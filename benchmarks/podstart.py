@@ -1,13 +1,13 @@
-"""The start of a pod on a node with Topolet, compared with one on a node without.
+"""The start of a pod on a node with Topolet, compared with its start on a node without.
 
-Two clusters of real parts side by side: etcd, kube-apiserver, kube-controller-manager,
-kube-scheduler, containerd and a kubelet each. In one, everything of Topolet is installed and the
-kubelet uses the proxy; in the other one nothing of it is, and the kubelet uses containerd. Pods
-start in turns, one at a time. A ratio is that of the medians; the time of a stage is from the
-request that creates the pod. `cpu_KIND_PROCESS`: the CPU time that a process uses for a pod's start
-and end. `cpu_at_rest_PROCESS`: CPU seconds an hour of a process while 30 pods run, and what it does
-in that time: `proxy_calls_at_rest`, `agent_passes_at_rest`. `cpu_at_rest_proxy` is compared with
-relays in C and in Python that interpret nothing, in the proxy's place.
+Two clusters run at the same time, each with a real etcd, kube-apiserver, kube-controller-manager,
+kube-scheduler, containerd and kubelet. One has all parts of Topolet, and its kubelet uses the
+proxy; the other has none, and its kubelet uses containerd. The clusters start pods alternately, one
+at a time. The time of a stage begins with the request that creates the pod; a ratio is the ratio of
+the medians. `cpu_KIND_PROCESS`: the CPU time that a process uses for the start and end of a pod.
+`cpu_at_rest_PROCESS`: the CPU seconds of a process in an hour while 30 pods run, with the number of
+calls and passes in that time (`proxy_calls_at_rest`, `agent_passes_at_rest`). The base of
+`cpu_at_rest_proxy` are relays in C and in Python that interpret nothing, in the proxy's place.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PROCESSES = {
     "containerd": ("containerd",),
     "kube-apiserver": ("kube-apiserver",),
 }
-"""By name: the first words of the command line."""
+"""The first words of the command line of each process, by name."""
 RELAYS = ("bare_relay", "bare_relay.py")
 RELAY_SOCKET = "/run/topolet/relay.sock"
 
@@ -132,7 +132,7 @@ def start_rows(ours: Cluster, base: Cluster, turns: int) -> list[Row]:
 
 
 def measured(cluster: Cluster, name: str, **words: Any) -> dict[str, float]:
-    """The milliseconds until each stage, and those of CPU time of each process."""
+    """The milliseconds until each stage, and the milliseconds of CPU time of each process."""
     before = cpu_seconds(cluster)
     stages = start(cluster, name, **words)
     after = cpu_seconds(cluster)

@@ -2,16 +2,14 @@
 
 Nodes of 256 CPUs in eight NUMA nodes with 250 pods at random places, a part of which share CPUs.
 `plan_N` is the milliseconds of CPU time of a plan, N the number of pods that own CPUs; it has no
-base.
-The other rows compare a measure after the plan (ours) with the bound that no places can be below
-(base); the bounds of the measures need not be possible together. `moves_N`: pods that own other
-CPUs after the plan than before, of the pods that were badly placed (base).
+base. The other rows compare a measure after the plan (ours) with a lower bound of it for any
+placement (base); the bounds of several measures may not be reachable together. `moves_N`: the
+number of pods that the plan moves; the base is the number of badly placed pods.
 
-`local_*_N` compare the node-local policy `dynamic`, one move in each decision until it moves no
-more (ours), with a plan (base), on nodes of 64 CPUs in four NUMA nodes with 16 containers and N
-free CPUs: moves, measures afterwards, and milliseconds of CPU time of the longest computation at
-once.
-"""
+`local_*_N` compare the node-local policy `dynamic`, with one move in each decision until it makes
+no further move (ours), with a plan (base), on nodes of 64 CPUs in four NUMA nodes with 16
+containers and N free CPUs: moves, measures afterwards, and milliseconds of CPU time of the longest
+computation at once."""
 
 from __future__ import annotations
 

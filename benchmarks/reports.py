@@ -1,9 +1,9 @@
 """The agent's writes to the API server, counted by the server's audit log.
 
-Idle: a node with a few real pods, without any change but the kubelet's heartbeats. The agent
-compares its report with the stored objects twice a second (every 300 s by default). Burst: 100
-pods, half of which own CPUs, are created at once; the count ends when the report is correct and was
-compared once more. One real etcd and kube-apiserver serve both.
+Idle: a node with a few real pods, on which only the kubelet's heartbeats change. The agent compares
+its report with the stored objects twice a second (every 300 s by default). Burst: 100 pods are
+created at once, and half of them own CPUs; writes are counted until the report is correct and was
+compared once more. Both use one real etcd and kube-apiserver.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def idle(folder: Path, cluster: Cluster, runtime: Runtime, seconds: float) -> Ro
 
 
 def burst(folder: Path, cluster: Cluster, runtime: Runtime) -> Row:
-    runtime.clear()  # the agent below sees a machine with other CPUs than this one
+    runtime.clear()  # The agent below has a machine with other CPUs than this one.
     root = trees.write(str(folder / "machine"), trees.machine(2, 1, 1, 16, 2))
     (Path(root) / "proc").mkdir(exist_ok=True)
     flags = [f"--root={root}", f"--recheck-seconds={RECHECK_SECONDS}"]

@@ -1,4 +1,5 @@
-"""The scheduler's extender compared with the bare HTTP exchange of the same bytes; pods a second.
+"""The scheduler's extender: the time of its verbs, compared with the HTTP exchange of the same
+bytes without a decision, and the number of pods a second.
 
 The server runs as in production, in its own process, and watches the API server of a simulated
 cluster in a second process; this process calls it over open connections. Every call is for another
@@ -9,8 +10,8 @@ are the times of decoding, deciding and encoding, and the rest for HTTP. `passed
 of a verb for a pod that needs nothing of Topolet, in addition to the bare exchange.
 `explaining_500`: 500 candidates while an explanation for another client is in progress, compared
 with 500 candidates while none is, in turns. `explanation`: the time of one about all nodes;
-`explanation_no_room`: of one for a pod that no node has room for. `growth_N`: all nodes of clusters
-of other sizes. The cases of single nodes are those of nodefilter.py and zonefilter.py.
+`explanation_no_room`: the same for a pod for which no node has room. `growth_N`: all nodes of
+clusters of other sizes. nodefilter.py and zonefilter.py have the cases of single nodes.
 """
 
 from __future__ import annotations

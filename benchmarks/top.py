@@ -1,9 +1,10 @@
-"""`topolet top` on a real terminal: its start, its CPU time and output at one picture a second, and
-its memory, on a generated machine of 512 CPUs whose load changes, with 110 pods, six of which own
-CPUs. Beside it programs that show one word with a library for terminals, where one is installed.
+"""`topolet top` on a terminal: the time of its start, its CPU time and output at one picture a
+second, and its memory. The machine is generated: 512 CPUs with changing loads, and 110 pods, six of
+them with their own CPUs. For comparison, the start and memory of libraries for terminals, if they
+are installed.
 
-The machine is a folder: reads of the kernel's own /proc/stat, cgroups and the runtime are not in
-it.
+The machine is a folder: the time to read the kernel's /proc/stat, cgroups and the runtime is not
+included.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def compared(python: str, rounds: int) -> Iterator[common.Row]:
-    """What a library alone costs: the time of a start, and memory."""
+    """The CPU time of a start, and the memory, of each library without a program."""
     alone = "pass"
     present = {name: code for name, code in LIBRARIES.items() if runs(python, f"import {name}")}
     codes = {"python": alone, **present}

@@ -1,8 +1,8 @@
-"""Topolet on this machine: a real runtime, proxy and agent, and pods that come and leave.
+"""Topolet on this machine: a real runtime, proxy and agent, and pods that are created and deleted.
 
-Shows the machine with the owners of its CPUs, live, and why each pod moves. On a terminal one key
-does each thing; otherwise, or with --seconds, they follow each other. Ctrl-C ends all processes and
-restores every cpuset.
+The tour shows the machine with the owners of its CPUs, live, and why each pod moves. On a terminal,
+each key starts an action; otherwise, or with --seconds, the actions run one after the other. Ctrl-C
+ends all processes and restores every cpuset.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from tests.fixtures.containerd import ContainerdError
 def main() -> int:
     """Exit code 1 if something did not start."""
     parser = argparse.ArgumentParser(prog="make run", description=__doc__)
-    parser.add_argument("--dir", default="var", help="folder for all that the demo writes")
-    parser.add_argument("--runtime", default="", help="unix:///... of a running containerd")
+    parser.add_argument("--dir", default="var", help="folder for all files of the demo")
+    text = "socket of a running containerd, unix:///... (default: a private containerd)"
+    parser.add_argument("--runtime", default="", help=text)
     parser.add_argument("--seconds", type=float, help="end after this number of seconds")
-    parser.add_argument("--slow", action="store_true", help="the machine is an emulated one")
+    text = "give programs more time to start, as in an emulated machine"
+    parser.add_argument("--slow", action="store_true", help=text)
     arguments = parser.parse_args()
     if os.geteuid():
         print("make run: needs root: containers and cgroups are real", file=sys.stderr)
@@ -47,7 +49,7 @@ def main() -> int:
         return 1
     code = 0
     try:
-        stage.start(lambda text: say(f"{text} ..."))
+        stage.start(lambda text: print_text(f"{text} ..."))
         topology = cpus.read("/")
         show(MachineTour(stage, topology), topology, arguments.seconds)
     except KeyboardInterrupt:
@@ -61,14 +63,14 @@ def main() -> int:
         for each in ENDING:
             signal.signal(each, signal.SIG_IGN)
         runtime = "" if arguments.runtime else " and runtime"
-        say(f"ending the agent, restoring every cpuset, ending pods{runtime}")
-        say(stage.stop())
+        print_text(f"ending the agent, restoring every cpuset, ending pods{runtime}")
+        print_text(stage.stop())
         lock.release()
     return code
 
 
-def say(text: str) -> None:
-    """To the standard output, if somebody still reads it."""
+def print_text(text: str) -> None:
+    """Prints the text; a closed standard output is not an error."""
     try:
         print(text, flush=True)
     except OSError as error:

@@ -1,4 +1,5 @@
-"""The processes of a demo, with a pid file for each: the next demo ends those of a killed one."""
+"""The processes of a demo, each with a pid file, by which the next demo ends those that a killed
+demo left running."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ import time
 
 
 class Child:
-    """One process with its own log file; `command` starts it."""
+    """A process with its log file and its pid file."""
 
     def __init__(self, name: str, command: list[str], folder: pathlib.Path) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self._command = command
-        self._mark = folder / f"{name}.pid"
+        self._pid_file = folder / f"{name}.pid"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -29,9 +30,9 @@ class Child:
                 self._command, stdout=log, stderr=log, start_new_session=True
             )
         pid = self._process.pid
-        self._mark.write_text(json.dumps([pid, started_at(pid)]))
+        self._pid_file.write_text(json.dumps([pid, started_at(pid)]))
 
-    def death(self) -> str:
+    def how_ended(self) -> str:
         """The signal or exit code of its end, "" while it runs."""
         code = self._process.poll() if self._process else None
         if code is None:
@@ -43,23 +44,23 @@ class Child:
         if self._process:
             self._process.kill()
 
-    def stop(self, patience_seconds: float = 10.0) -> None:
-        """SIGTERM, then SIGKILL."""
+    def stop(self, deadline_seconds: float = 10.0) -> None:
+        """Ends the process by SIGTERM, and after the deadline by SIGKILL."""
         if self._process is None:
             return
         self._process.terminate()
         try:
-            self._process.wait(patience_seconds)
+            self._process.wait(deadline_seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._process = None
-        self._mark.unlink(missing_ok=True)
+        self._pid_file.unlink(missing_ok=True)
 
     def end_leftover(self) -> None:
         """Kills a process of this name that a killed demo left running."""
         try:
-            pid, start = json.loads(self._mark.read_text())
+            pid, start = json.loads(self._pid_file.read_text())
         except (OSError, ValueError):
             return
         if start and started_at(pid) == start:
@@ -67,7 +68,7 @@ class Child:
             deadline = time.monotonic() + 10
             while started_at(pid) == start and time.monotonic() < deadline:
                 time.sleep(0.01)
-        self._mark.unlink(missing_ok=True)
+        self._pid_file.unlink(missing_ok=True)
 
     def tail(self, lines: int = 5) -> str:
         """The end of its log."""

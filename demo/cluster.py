@@ -1,7 +1,6 @@
 """The tour on a whole cluster (`make run-cluster`): API server, schedulers, kubelet and containerd
-in namespaces of their own on this machine, with Topolet installed as documented. The keys are those
-of `make run`; Ctrl-C ends all of it.
-"""
+in namespaces of this machine, with Topolet installed as documented. The keys are the same as for
+`make run`. Ctrl-C ends the cluster."""
 
 from __future__ import annotations
 
@@ -108,7 +107,7 @@ class ClusterTour(Tour):
         return None
 
     def records(self) -> Iterable[Record]:
-        """Of the tour's own pods: those of Topolet move with each of them."""
+        """The records of the tour's pods, without those of Topolet's own pods."""
         self._read()
         found = [
             record
@@ -130,7 +129,8 @@ class ClusterTour(Tour):
             return None
 
     def _read(self) -> None:
-        """The machine answers one question after the other, so it is not asked for each frame."""
+        """Reads the files of the machine, but not for each frame: the machine answers one request
+        after the other."""
         if time.monotonic() - self._read_at < _READ_SECONDS:
             return
         self._files = self._machine.read(f"{_STATE}/audit/*.jsonl", f"{_STATE}/snapshot.json")

@@ -1,6 +1,5 @@
-"""The demonstration in an emulated machine with two sockets, four NUMA nodes and 16 CPUs (`make
-run-numa`). The keys are those of `make run`; Ctrl-C ends the machine, and all of it is gone.
-"""
+"""The tour in an emulated machine with two sockets, four NUMA nodes and 16 CPUs (`make run-numa`).
+The keys are the same as for `make run`. Ctrl-C ends the machine."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for each in ENDING:
         signal.signal(each, signal.default_int_handler)
     seconds = [] if arguments.seconds is None else [f"--seconds={arguments.seconds:g}"]
-    # The guest can not write compiled files.
+    # The guest can't write compiled files.
     for folder in ("agent", "demo", "tests/fixtures"):
         compileall.compile_dir(guest.REPOSITORY / folder, quiet=1)
     with tempfile.TemporaryDirectory(prefix="topolet-") as folder, guest.turn():

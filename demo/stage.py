@@ -22,7 +22,7 @@ from tests.fixtures.ports import free_port
 
 NAMESPACE = "topolet-demo"
 DEMO_ANNOTATION = "demo.topolet.io/folder"
-"""Names the demo to which a pod belongs: several demos may use one runtime."""
+"""The annotation with the demo of a pod: several demos may use one runtime."""
 START_SECONDS = 30.0
 
 
@@ -31,8 +31,8 @@ class StageError(RuntimeError):
 
 
 class Stage:
-    """`runtime` names a running containerd; without it a private one is started. `slow`: every
-    program takes many times as long as usual to start."""
+    """`runtime`: the endpoint of a running containerd; None: a private one is started. `slow`:
+    programs may take many times as long as usual to start."""
 
     def __init__(self, folder: pathlib.Path, runtime: str | None, *, slow: bool = False) -> None:
         self.folder = folder
@@ -52,13 +52,13 @@ class Stage:
         agent = ["--standalone", f"--http={self.http}"]
         self.agent = Child("agent", topolet("agent", *common, *agent), folder)
         self.runtime_version = ""
-        """Name and version, once it runs."""
+        """The runtime's name and version, "" before `start`."""
         self.cri = Cri(self.listen)
         self.direct = Cri(self.runtime_socket)
 
     def start(self, report: Callable[[str], None]) -> None:
-        """Cleans up after a demo that was killed, then starts everything; `report` gets each step.
-        Raises StageError."""
+        """Removes what a killed demo left, then starts all processes. `report` is called with each
+        step. Raises StageError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.agent.end_leftover()
         self.proxy.end_leftover()
@@ -84,7 +84,7 @@ class Stage:
         self.start_agent()
 
     def pod(self, name: str, kube_class: str, cpuset: str = "") -> PodSpec:
-        """A pod of this demo; its name is its QoS class."""
+        """A pod of this demo. `name`: its QoS class in lower case."""
         return PodSpec(
             name,
             name.upper(),
@@ -113,10 +113,10 @@ class Stage:
             events.append(
                 f"containerd ended ({how}) and was restarted; its containers kept running"
             )
-        if how := self.proxy.death():
+        if how := self.proxy.how_ended():
             self.start_proxy()
             events.append(f"the proxy ended ({how}) and was restarted")
-        if how := self.agent.death():
+        if how := self.agent.how_ended():
             self.start_agent()
             events.append(f"the agent ended ({how}) and was restarted")
         return events
@@ -148,8 +148,8 @@ class Stage:
         return (done.stdout + done.stderr).strip()
 
     def _own_sandboxes(self) -> list[str]:
-        """Lists them with its own request: the agent's client drops annotations that the agent does
-        not read."""
+        """The ids of this demo's sandboxes. The agent's client is not used, because it drops
+        annotations that the agent does not read."""
         try:
             found = self.direct.call(
                 "ListPodSandbox", pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse
@@ -173,8 +173,8 @@ class Stage:
     def _wait_for(self, child: Child, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self._start_seconds
         while not condition():
-            if child.death() or time.monotonic() > deadline:
-                how = child.death() or f"not ready within {self._start_seconds:g} s"
+            if child.how_ended() or time.monotonic() > deadline:
+                how = child.how_ended() or f"not ready within {self._start_seconds:g} s"
                 raise StageError(f"the {child.name} did not start: {how}\n{child.tail()}")
             time.sleep(0.02)
 

@@ -1,5 +1,5 @@
-"""Keys of a terminal, one by one, and what ends a demonstration: signals, and that nobody reads its
-output any more."""
+"""Reads keys from a terminal one by one, and detects what ends a demonstration: signals, and a
+closed output."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def has_keys(source: TextIO, output: TextIO) -> bool:
-    """Whether somebody sees the output and can press keys."""
+    """Whether input and output are terminals."""
     return source.isatty() and output.isatty()
 
 
 class Keyboard:
-    """Without a terminal there are no keys, and waiting for one is a pause. The terminal has its
-    settings again at the end."""
+    """A context in which keys are read without Enter. Without a terminal there are no keys, and
+    `key` only waits. At the end the terminal gets its former settings back."""
 
     def __init__(self, source: TextIO, output: TextIO) -> None:
         self._source = source.fileno()
@@ -60,8 +60,8 @@ class Keyboard:
 
 
 def ended_by(error: OSError) -> int:
-    """The exit code. A reader that closes early (`head`) and a terminal that hangs up are no
-    errors; then further output goes nowhere."""
+    """The exit code after an error of the output. A reader that closes early (`head`), or a
+    terminal that hangs up, is not an error; further output is then dropped."""
     if error.errno in (errno.EPIPE, errno.EIO):
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -1,5 +1,6 @@
-"""What happens in the tour: pods of each class come and leave, the agent is killed, somebody else
-changes a cpuset. One key does each; without keys they follow each other."""
+"""The actions of the tour and its screen. Pods of each class come and leave, the agent is killed,
+and another program changes a cpuset. Each action has a key; without keys, the actions run one after
+the other."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ KEYS: Final = {
     "k": "kill -9",
     "d": "drift",
 }
-"""What a key does: a pod of this class comes or leaves, or the fault happens."""
+"""The action of each key: a pod of this class comes or leaves, or the fault is caused."""
 SCENES: Final = ((2.0, "1"), (3.0, "d"), (3.0, "k"), (4.0, "1"), (3.0, "2"), (4.0, "2"))
-"""After so many seconds the key is pressed; then they begin again."""
+"""The actions of a tour without keys, as seconds before the action, and its key; repeated."""
 _SHOWN: Final = frozenset(
     {
         AuditEvent.CPUS_ASSIGNED,
@@ -48,17 +49,18 @@ _VIEW: Final = "t"
 _FRAME_SECONDS: Final = 0.2
 _STORY_LINES: Final = 8
 _SMALL_LINES: Final = 30
-"""A lower terminal has room for little beside the machine, the pods and the story."""
+"""A terminal with fewer lines has room only for the machine, the pods and the story."""
 
 
 class Tour(abc.ABC):
-    """The pods of a place, and what happened, with reasons. Pods come and leave in a thread, one
-    after the other, so that the picture shows each move."""
+    """The pods of a tour, and the story of what happened, with reasons. A thread creates and
+    deletes pods, one after the other, so that the screen shows each move meanwhile. `plays`: the
+    actions run one after the other without keys."""
 
     def __init__(self) -> None:
         self.began = audit.stamp(time.time())
         self.plays = True
-        self._here: set[str] = set()
+        self._existing: set[str] = set()
         self._events: list[tuple[str, str]] = []
         self._worker = ThreadPoolExecutor(1)
         self._action: Future[None] | None = None
@@ -67,11 +69,11 @@ class Tour(abc.ABC):
 
     @abc.abstractmethod
     def come(self, qos: str) -> bool:
-        """Starts the pod of this class; returns whether it is there, also if it does not run."""
+        """Creates the pod of this class. Returns whether it exists, even if it does not run."""
 
     @abc.abstractmethod
     def leave(self, qos: str) -> None:
-        """Ends the pod of this class."""
+        """Deletes the pod of this class."""
 
     @abc.abstractmethod
     def kill_agent(self) -> None: ...
@@ -87,22 +89,23 @@ class Tour(abc.ABC):
 
     @abc.abstractmethod
     def decisions(self) -> Snapshot | None:
-        """What the agent decided last."""
+        """The last decisions of the agent, None if there are none."""
 
     @abc.abstractmethod
     def notes(self, *, small: bool) -> tuple[Sequence[str], Sequence[str]]:
-        """Lines above and below the picture; `small`: there is room for one alone."""
+        """Lines above and below the picture. `small`: the terminal has room for only one."""
 
     def viewer(self) -> Sequence[str]:
-        """The command that shows the same in this terminal, until it ends; empty for none."""
+        """The command `topolet top` for this tour; empty for none."""
         return ()
 
     def ended(self) -> Iterable[str]:
-        """Starts again what has ended, unless something else does it: a line for each."""
+        """Restarts the processes that have ended, unless another component does. Returns a line for
+        each."""
         return ()
 
     def close(self) -> None:
-        """Returns when no pod comes or leaves any more."""
+        """Waits until no pod is being created or deleted."""
         self._worker.shutdown(wait=True, cancel_futures=True)
 
     def begin(self) -> None:
@@ -112,8 +115,8 @@ class Tour(abc.ABC):
         self._next_scene = time.monotonic() + SCENES[0][0]
 
     def press(self, key: str) -> None:
-        """Begins the action of a key, if there is one; `a` begins or ends that the tour plays by
-        itself."""
+        """Begins the action of a key, if there is one. The key `a` switches between playing and
+        waiting for keys."""
         if key == "a":
             self.plays = not self.plays
             self._next_scene = time.monotonic()
@@ -127,7 +130,7 @@ class Tour(abc.ABC):
             self._action = self._worker.submit(self._come_or_leave, KEYS[key])
 
     def turn(self) -> None:
-        """Does what is due."""
+        """Restarts what has ended, and begins the next action if its time has come."""
         for event in self.ended():
             self.add(event)
         if self._action and self._action.done():
@@ -142,17 +145,17 @@ class Tour(abc.ABC):
         self._events.append((audit.stamp(time.time()), text))
 
     def story(self) -> Iterator[str]:
-        """What happened and what the agent did about it, in order of time."""
+        """Lines with what happened and what the agent did, in order of time."""
         lines = [(each.time, _sentence(each)) for each in self.records() if is_shown(each)]
         for stamp, text in sorted([*lines, *self._events], key=lambda each: each[0]):
             yield f"{history.local(stamp):%H:%M:%S}  {text}"
 
     def _come_or_leave(self, qos: str) -> None:
-        if qos in self._here:
-            self._here.discard(qos)
+        if qos in self._existing:
+            self._existing.discard(qos)
             self.leave(qos)
         elif self.come(qos):
-            self._here.add(qos)
+            self._existing.add(qos)
 
 
 def is_shown(record: Record) -> bool:
@@ -190,20 +193,21 @@ def picture(tour: Tour, topology: Topology, width: int, height: int, *, colour: 
 
 
 def show(tour: Tour, topology: Topology, seconds: float | None) -> None:
-    """Runs until `seconds` are over, Ctrl-C or `q`. Raises OSError if the output can't be written,
-    or if nobody reads it."""
+    """Shows the tour until `seconds` have passed, Ctrl-C, or the key `q`. Raises OSError if the
+    output can't be written, or is closed."""
     end = math.inf if seconds is None else time.monotonic() + seconds
     try:
         tour.plays = seconds is not None or not has_keys(sys.stdin, sys.stdout)
         tour.begin()
-        while _key(tour, topology, end) == _VIEW:
+        while _shown_until(tour, topology, end) == _VIEW:
             subprocess.run(tour.viewer(), check=False)
     finally:
         tour.close()
 
 
-def _key(tour: Tour, topology: Topology, end: float) -> str:
-    """Shows the tour until a key that is not the tour's, or until the end ("")."""
+def _shown_until(tour: Tour, topology: Topology, end: float) -> str:
+    """Shows the tour until its end, until `q`, or until the key of the viewer. Returns the key, ""
+    at the end."""
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     with Keyboard(sys.stdin, sys.stdout) as keyboard, Screen(sys.stdout) as screen:
         while time.monotonic() < end:

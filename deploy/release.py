@@ -1,11 +1,12 @@
-"""What is published of a version, in one folder: wheel, image, chart, SBOM, provenance, checksums.
+"""Makes the files that are published for a version: wheel, image, chart, SBOM, provenance,
+checksums.
 
     python deploy/release.py [--output dist] [--platform linux/amd64] [--base IMAGE]
 
-The image is an OCI archive with one image for each platform, built by buildah; nothing of another
-machine is executed. Its size and the time of its start are printed. The chart is packed if
-deploy/chart exists. Where buildah is missing, or a base can't be pulled, the command fails and
-writes nothing: --no-image makes the other parts.
+The image is an OCI archive with an image for each platform, built by buildah. No program of another
+platform is executed during the build. The command prints the size of the image and the time of its
+start. It packs the chart if deploy/chart exists. If buildah is missing, or a base can't be pulled,
+the command fails and writes no files; --no-image makes all other parts.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Package(NamedTuple):
 
 
 def version() -> str:
-    """Of the project."""
+    """The version of the project. Raises ReleaseError."""
     found = re.search(r'^VERSION = "(.+)"$', (ROOT / "agent/__init__.py").read_text(), re.MULTILINE)
     if found is None:
         raise ReleaseError("agent/__init__.py: VERSION is missing")
@@ -67,7 +68,7 @@ def version() -> str:
 
 
 def base() -> str:
-    """The base of the image, by digest."""
+    """The base of the image, with its digest. Raises ReleaseError."""
     found = _BASE.search((IMAGE / "Dockerfile").read_text())
     if found is None:
         raise ReleaseError("deploy/image/Dockerfile: no ARG BASE")
@@ -84,7 +85,7 @@ def locked(lock: str) -> list[Package]:
     ]
 
 
-def of_debian(status: str) -> list[Package]:
+def debian_packages(status: str) -> list[Package]:
     """The installed packages in dpkg's file `status`."""
     found = []
     for entry in status.split("\n\n"):
@@ -95,7 +96,8 @@ def of_debian(status: str) -> list[Package]:
 
 
 def sbom(number: str, packages: Iterable[Package]) -> dict[str, Any]:
-    """In CycloneDX's format. The serial number depends on nothing else than the contents."""
+    """The SBOM of a version in the format CycloneDX. The serial number depends only on the
+    packages."""
     components = [
         {
             "type": "library",
@@ -128,8 +130,8 @@ def sbom(number: str, packages: Iterable[Package]) -> dict[str, Any]:
 def provenance(
     files: Iterable[Path], commit: str, used_base: str, *, dirty: bool
 ) -> dict[str, Any]:
-    """An in-toto statement with SLSA's predicate: what the files were made of. Not signed. `dirty`:
-    the commit is not all of it."""
+    """An unsigned in-toto statement with the SLSA provenance of the files. `dirty`: the work tree
+    has changes that are not in the commit."""
     materials = [{"uri": f"git+{commit}", "digest": {"gitCommit": commit}}]
     name, _, digest = used_base.partition("@sha256:")
     if digest:
@@ -158,12 +160,13 @@ def sha256(file: Path) -> str:
 
 
 def checksums(files: Iterable[Path]) -> str:
-    """As `sha256sum --check` reads it."""
+    """The file that `sha256sum --check` reads."""
     return "".join(f"{sha256(each)}  {each.name}\n" for each in sorted(files))
 
 
 def pack_chart(chart: Path, folder: Path) -> Path:
-    """The chart as `helm package` makes it: the same files give the same bytes."""
+    """Packs the chart as `helm package` does, but reproducibly: equal files give equal bytes.
+    Raises ReleaseError."""
     text = (chart / "Chart.yaml").read_text()
     fields = dict(re.findall(r"^(name|version): *\"?([^\s\"#]+)", text, re.MULTILINE))
     if fields.keys() != {"name", "version"}:
@@ -189,7 +192,8 @@ def wheel(folder: Path) -> Path:
 
 
 class Builder:
-    """buildah. `words`: further options of all its commands, of `building` those of the build."""
+    """Runs buildah. `words`: further options of each command; `building`: of the build. Raises
+    ReleaseError."""
 
     def __init__(self, words: Sequence[str] = (), building: Sequence[str] = ()) -> None:
         self._words, self._building = words, building
@@ -206,7 +210,7 @@ class Builder:
                 *self._building,
                 f"--platform={platform}",
                 f"--build-arg=BASE={used_base}",
-                # buildah sets it itself only where it builds for several platforms.
+                # buildah sets it itself only if it builds for several platforms.
                 f"--build-arg=TARGETARCH={_architecture(platform)}",
                 *(f"--label=org.opencontainers.image.{key}={text}" for key, text in labels.items()),
                 f"--tag={_tag(name, platform)}",
@@ -217,8 +221,8 @@ class Builder:
         self._call("manifest", "push", "--all", "--quiet", name, f"oci-archive:{archive}")
 
     def inspect(self, name: str, platform: str) -> tuple[list[Package], str]:
-        """Debian's packages of the image for a platform, this machine's, and a line with its size
-        and the shortest time of some starts."""
+        """The Debian packages of the image for this machine's platform, and a line with its size
+        and the shortest time of several starts."""
         container = self._call("from", "--pull-never", _tag(name, platform))
         try:
             root = Path(self._call("mount", container))
@@ -229,13 +233,13 @@ class Builder:
                 self._call("run", "--isolation=chroot", container, "--", "topolet", "--help")
                 took.append(time.perf_counter() - start)
             status = root / "var/lib/dpkg/status"
-            packages = of_debian(status.read_text()) if status.exists() else []
+            packages = debian_packages(status.read_text()) if status.exists() else []
         finally:
             self._call("rm", container)
         return packages, f"{size / 1e6:.0f} MB unpacked, topolet --help in {min(took):.2f} s"
 
     def remove(self, name: str, platforms: Sequence[str]) -> None:
-        """What a build of that name has left in buildah's store; nothing else."""
+        """Removes what a build of this name has left in buildah's store."""
         for words in (["manifest", "rm", name], *(["rmi", _tag(name, one)] for one in platforms)):
             with contextlib.suppress(ReleaseError):
                 self._call(*words)
@@ -253,7 +257,7 @@ def _architecture(platform: str) -> str:
 
 
 def own_platform() -> str:
-    """Of this machine."""
+    """The platform of this machine."""
     machine = os.uname().machine
     return f"linux/{_MACHINES.get(machine, machine)}"
 
@@ -263,7 +267,7 @@ def revision() -> str:
 
 
 def _run(words: Sequence[str]) -> str:
-    """Its standard output. Raises ReleaseError."""
+    """Runs a program; returns its standard output. Raises ReleaseError."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = f"{done.stdout}\n{done.stderr}".strip().splitlines()

@@ -1,4 +1,5 @@
-"""Writes the manifests for kustomize from the chart, and daemonset.yaml; `--check` only compares.
+"""Renders the manifests for kustomize, and daemonset.yaml, from the chart; `--check` compares them
+with the files instead of writing them.
 
 python deploy/render.py [--helm PROGRAM] [--check]
 """
@@ -21,7 +22,7 @@ _COMPONENTS: tuple[dict[str, object], ...] = (
     {"webhook.enabled": True, "agent.kubeletConfigz": True, "scheduler.evict": True},
     {"pools": [_CARDS]},
 )
-"""Values that bring further files."""
+"""Values with which the chart has further files."""
 
 _FOLDERS = {
     "policies/": "policies/",
@@ -35,7 +36,7 @@ _FILES = {
     "scheduler/evict.yaml": "components/scheduler-evict/rbac.yaml",
     "agent/kubelet-configz.yaml": "components/kubelet-configz/rbac.yaml",
 }
-"""Below deploy/, of those below templates/."""
+"""Paths below deploy/, by paths below templates/."""
 
 _OBJECTS = {
     ("DaemonSet", "topolet-agent-nvidia"): "components/nvidia/daemonset.yaml",
@@ -49,11 +50,12 @@ _OBJECTS = {
         "rebindresources.scheduling.koordinator.sh",
     ): "components/scheduler/rebindresources.yaml",
 }
-"""Below deploy/, of single objects."""
+"""Paths below deploy/, by kind and name of an object."""
 
 
 def manifests(helm: str) -> dict[str, str]:
-    """The text of each file below deploy/ that comes from the chart; raises CalledProcessError."""
+    """The texts of all files below deploy/ that are made from the chart, by path. Raises
+    CalledProcessError."""
     found = _rendered(helm)
     for values in _COMPONENTS:
         flags = (f"--set-json={name}={json.dumps(value)}" for name, value in values.items())

@@ -112,7 +112,7 @@ def _partition_order(request: DeviceRequest, needs: dict[str, Need], answers: _A
     return several and all(each is not None for each in named) and theirs != actual
 
 
-def _shares_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
+def _shares_by_strategy(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     gpus = needs.get(GPU)
     theirs, actual = answers.minors(GPU)
     if gpus is None or not gpus.request.shared or len(theirs) != 1 or len(actual) != 1:
@@ -132,7 +132,7 @@ def _shares_in_scope(request: DeviceRequest, needs: dict[str, Need], answers: _A
     )
 
 
-def _switch_found(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
+def _switch_with_both(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     joint = request.preferences.joint
     if joint is None or joint.scope is not JointScope.SAME_PCIE or answers.theirs is not None:
         return False
@@ -146,7 +146,9 @@ def _switch_found(request: DeviceRequest, needs: dict[str, Need], answers: _Answ
     return len(kinds) > 1 and all(each == switches[0] for each in switches)
 
 
-def _as_many_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
+def _as_many_as_requested(
+    request: DeviceRequest, needs: dict[str, Need], answers: _Answers
+) -> bool:
     """Whether Topolet's devices are the first ones of Koordinator's."""
     joint = request.preferences.joint
     if joint is None or joint.scope is not JointScope.PREFERRED:
@@ -160,7 +162,7 @@ def _as_many_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: _
     return True
 
 
-def _gpu_beside(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
+def _gpu_near_nic(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     joint = request.preferences.joint
     if joint is None:
         return False
@@ -187,13 +189,15 @@ def _unfit_take_turns(request: DeviceRequest, needs: dict[str, Need], answers: _
     )
 
 
-def _functions_by_number(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
+def _same_devices_with_functions(
+    request: DeviceRequest, needs: dict[str, Need], answers: _Answers
+) -> bool:
     wanted = any(each.hint and each.hint.vf_selector is not None for each in needs.values())
     same = all(theirs == actual for theirs, actual in map(answers.minors, needs))
     return wanted and same
 
 
-def _not_listed(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
+def _resource_not_listed(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     return any(
         name not in each.candidates.fleet.totals.get(minor, {})
         for kind, each in needs.items()
@@ -243,7 +247,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
             "from the fuller switch whatever the strategy; Topolet follows the strategy",
             listed=True,
         ),
-        _shares_as_asked,
+        _shares_by_strategy,
     ),
     (
         Difference(
@@ -260,7 +264,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
             "finds switches that have both",
             listed=True,
         ),
-        _switch_found,
+        _switch_with_both,
     ),
     (
         Difference(
@@ -269,7 +273,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
             "requests; Topolet gives the requested number",
             listed=True,
         ),
-        _as_many_as_asked,
+        _as_many_as_requested,
     ),
     (
         Difference(
@@ -278,7 +282,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
             "switch first",
             listed=True,
         ),
-        _gpu_beside,
+        _gpu_near_nic,
     ),
     (
         Difference(
@@ -294,14 +298,14 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
             "virtual functions are taken in text order, 10 before 2; Topolet takes them by number",
             listed=True,
         ),
-        _functions_by_number,
+        _same_devices_with_functions,
     ),
     (
         Difference(
             "resource-not-listed",
             "a device that does not list a resource has any amount of it; for Topolet it has none",
         ),
-        _not_listed,
+        _resource_not_listed,
     ),
 )
 

@@ -22,8 +22,8 @@ from agent.model.bounds import JsonError
 
 Case = dict[str, Any]
 
-LONGEST_BYTES: Final = 1 << 26
-"""The longest line, so that a file without line breaks does not exhaust the memory."""
+MAX_LINE_BYTES: Final = 1 << 26
+"""A bound, so that a file without line breaks does not exhaust the memory."""
 
 _GZIP: Final = b"\x1f\x8b"
 _CASE: Final = msgspec.json.Decoder(Case)
@@ -43,7 +43,7 @@ def read(path: str) -> Iterator[tuple[int, Case]]:
     number = 0
     try:
         with open(path, "rb") as raw, _plain(raw) as content:
-            while line := content.readline(LONGEST_BYTES + 1):
+            while line := content.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if line.strip():
                     yield number, _case(path, number, line)
@@ -57,8 +57,8 @@ def _plain(raw: io.BufferedReader) -> io.BufferedIOBase:
 
 
 def _case(path: str, number: int, line: bytes) -> Case:
-    if len(line) > LONGEST_BYTES:
-        raise FileError(path, f"longer than {LONGEST_BYTES} bytes", number)
+    if len(line) > MAX_LINE_BYTES:
+        raise FileError(path, f"longer than {MAX_LINE_BYTES} bytes", number)
     try:
         return bounds.decode(_CASE, line)
     except JsonError as error:
@@ -169,7 +169,7 @@ DECLARED_PERCENT: Final = 2
 """The largest part of a set that may have declared differences that are not listed."""
 
 _UNREADABLE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""The exceptions of code that gets a value of an unexpected type."""
+"""The exceptions that code raises for a value of an unexpected type."""
 
 
 class UnknownKindError(FileError):

@@ -116,7 +116,7 @@ def _judge_container(case: dict[str, Any]) -> CaseVerdict:
     )
     answer = cpuset.create(request, snapshot, ())
     wanted = snapshot.pods.get(pod.uid) if snapshot else None
-    actual = _ours(answer, lifts_pod=wanted is not None and wanted.exclusive)
+    actual = _written(answer, lifts_pod=wanted is not None and wanted.exclusive)
     quotas = ("cfsQuota", "podCFSQuota")
     if "cpuset" not in expect or any(actual[key] != expect[key] for key in quotas):
         return CaseVerdict(False, actual)
@@ -193,13 +193,13 @@ def _snapshot(pod: Pod, claimed: CpuSet, reported: _Reported) -> Snapshot:
 
 
 def _machine(cpus: CpuSet) -> Topology:
-    """A machine with these CPUs and one more CPU to share."""
+    """A machine with these CPUs, and one more so that the shared pool is not empty."""
     ids = range(max(cpus, default=0) + 2)
     made = tuple(Cpu(id=cpu, core=cpu, l3=None, die=None, socket=0, node=0) for cpu in ids)
     return Topology(made, (), EMPTY, EMPTY, smt=False)
 
 
-def _ours(answer: Answer, *, lifts_pod: bool) -> dict[str, Any]:
+def _written(answer: Answer, *, lifts_pod: bool) -> dict[str, Any]:
     """The answer in the form of a case's `expect`; `wait`: why no container is created."""
     given = answer.wanted if isinstance(answer, Override) else NOTHING
     return {
@@ -220,10 +220,10 @@ def _compared(
     theirs = case["expect"]["cpuset"] or ""
     place = CpuSet.parse(actual["cpuset"] or "")
     pools = reported.be if pool_class(pod) is QoS.BE else reported.ls
-    left_alone = not _answers(case, pod, nodes, reported)
+    other_sets_it = not _hook_sets(case, pod, nodes, reported)
     if not theirs and not place and "wait" not in actual:
         return CaseVerdict(True, actual)
-    if left_alone and not theirs and place and place == _pool(pools, nodes):
+    if other_sets_it and not theirs and place and place == _pool(pools, nodes):
         return CaseVerdict(True, actual)
     if _cpus(theirs) and (same := _joined(actual, theirs)):
         return same
@@ -239,7 +239,7 @@ def _compared(
     )
 
 
-def _answers(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _Reported) -> bool:
+def _hook_sets(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _Reported) -> bool:
     """Whether Koordinator's hook, not another component, sets the cpuset of this container."""
     bound = bool(nodes) and (case.get("qos") != QoS.BE or case["beCPUManager"])
     by_class = case.get("qos") == QoS.LS or (case.get("qos") == QoS.SYSTEM and reported.system)

@@ -109,10 +109,10 @@ def judge_node(case: dict[str, Any]) -> CaseVerdict:
 
 def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, Any]:
     """Topolet's answer under these rules of Koordinator, in the form of a case's `expect`."""
-    seen = case
+    changed = case
     for quirk in quirks:
-        seen = quirk.case(seen)
-    question = _question(seen)
+        changed = quirk.case(changed)
+    question = _question(changed)
     if not question.request.requests:
         return {"skip": True}
     account = _account(question, quirks)

@@ -69,7 +69,7 @@ def judge(case: dict[str, Any]) -> CaseVerdict:
 
 
 def _annotations_first(case: dict[str, Any]) -> dict[str, Any]:
-    """The case with only the entries of the kubelet's checkpoint that Koordinator uses."""
+    """The case without the entries of the kubelet's checkpoint that Koordinator ignores."""
     checkpoint = case.get("checkpoint", {})
     managed = {
         pod["uid"]
@@ -77,7 +77,7 @@ def _annotations_first(case: dict[str, Any]) -> dict[str, Any]:
         if pod.get("qos") in ("LS", "BE") or _claimed_cpus(_pod(pod, checkpoint))
     }
     theirs = {uid: of for uid, of in checkpoint.items() if uid not in managed}
-    # Without a claim LSR is treated like other classes.
+    # Koordinator treats an LSR pod without a claim like other classes.
     pods = [
         {**pod, "qos": ""} if pod.get("qos") == "LSR" and pod["uid"] in theirs else pod
         for pod in case["pods"]

@@ -52,20 +52,20 @@ HALF_CORES: Final = Difference(
     listed=True,
 )
 
-_REUSABLE_TWICE: Final = Difference(
+_REUSABLE_COUNTED_TWICE: Final = Difference(
     "reusable-counted-twice",
     "hints include NUMA nodes with too few CPUs: the CPUs of a removed init container count as"
     " reusable and as free",
     listed=True,
 )
 
-_HANDED_OUT_TWICE: Final = Difference(
+_REUSED_WHILE_HELD: Final = Difference(
     "reused-while-held",
     "an init container that is placed again makes CPUs reusable that an app container holds",
     listed=True,
 )
 
-_SHARED_EMPTIED: Final = Difference(
+_SHARED_POOL_EMPTIED: Final = Difference(
     "shared-pool-emptied",
     "an allocation takes the last shared CPUs, so that other containers have none",
     listed=True,
@@ -128,8 +128,8 @@ def judge_static_policy(case: dict[str, Any]) -> CaseVerdict:
 
 
 class _Run:
-    """The state of a sequence. `doubtful`: CPUs that the kubelet treats as reusable by the pod that
-    placed a container last, although another container of the pod runs on them."""
+    """The state of a sequence of steps. `_doubtful`: CPUs that the kubelet treats as reusable by
+    the pod that placed a container last, although another container of the pod runs on them."""
 
     def __init__(self, policy: StaticPolicy, state: StaticState) -> None:
         self._policy = policy
@@ -165,17 +165,17 @@ class _Run:
             reusable = before.reusable | self._doubtful
             doubtful = msgspec.structs.replace(before, reusable=reusable)
             if _same(_answer(self._policy, doubtful, pod, step)[1], theirs):
-                return _HANDED_OUT_TWICE
+                return _REUSED_WHILE_HELD
         if "hints" in theirs:
             twice = before.reusable_by(pod.uid) & self._policy.available(before)
-            return _REUSABLE_TWICE if twice and _offers_more(actual, theirs) else None
+            return _REUSABLE_COUNTED_TWICE if twice and _offers_more(actual, theirs) else None
         if "error" in theirs or not theirs.get("cpuset"):
             return None
         given = CpuSet.parse(theirs["cpuset"]).mask
         layout, options = self._policy.layout, self._policy.options
         refused = actual.get("error")
         if refused == RefusalReason.DEFAULT_EMPTIED.value and not theirs["default"]:
-            return _SHARED_EMPTIED
+            return _SHARED_POOL_EMPTIED
         halves = options.full_pcpus_only and layout.expand(layout.whole(given)) != given
         if halves and refused in (None, RefusalReason.NOT_ENOUGH_CORES.value):
             return HALF_CORES
@@ -319,7 +319,13 @@ JUDGES: Final = {
     "kubelet-take-cpus": Judge(judge_take_cpus, (_SHARED_SLICE,)),
     "kubelet-static-policy": Judge(
         judge_static_policy,
-        (HALF_CORES, _REUSABLE_TWICE, _HANDED_OUT_TWICE, _SHARED_EMPTIED, _SHARED_SLICE),
+        (
+            HALF_CORES,
+            _REUSABLE_COUNTED_TWICE,
+            _REUSED_WHILE_HELD,
+            _SHARED_POOL_EMPTIED,
+            _SHARED_SLICE,
+        ),
     ),
     "kubelet-state-files": Judge(judge_state_file),
 }

@@ -1,14 +1,17 @@
 """The merge of NUMA hints: Koordinator's, which Topolet's scheduler uses too, and the kubelet's,
-which is implemented here. Masks are lists of NUMA ids in the vectors.
+which is implemented here. In the vectors, masks are lists of NUMA ids.
 
-In the kubelet's merge, combinations and preferred combinations are as in Koordinator's, without
-scores. Of the preferred masks the narrowest wins: the fewest nodes, then (if closest nodes are
-preferred) the smallest distance, then the lowest number. Without a preferred mask, the number of
-nodes should be B: the minimum number of nodes over the hints of a resource, maximised over the
-resources. The kubelet compares candidate by candidate. Its result is the narrowest mask of B nodes
-if there is one, else one of the most nodes below B, else one of the fewest above: it never replaces
-a mask of B nodes, replaces one below B only by one nearer to B, and one above B by any narrower
-one. So only the set of all intersections is needed, in any order.
+The kubelet's merge (pkg/kubelet/cm/topologymanager/policy.go, HintMerger) combines hints as
+Koordinator's does, without scores. Of the preferred masks the narrowest wins: the one with the
+fewest nodes, then (if closest nodes are preferred) the smallest distance, then the lowest number.
+Without a preferred mask, the number of nodes should be B: the minimum number of nodes over the
+hints of a resource, maximised over the resources. The result is the narrowest mask of B nodes; if
+there is none, the narrowest of those with the most nodes below B; if there is none either, the
+narrowest of those with the fewest nodes above B.
+
+The kubelet compares candidates one by one: it never replaces a mask of B nodes, replaces a mask
+with fewer only by one nearer to B, and a mask with more by any narrower one. So the result depends
+only on the set of all intersections, not on their order.
 """
 
 from __future__ import annotations
@@ -111,7 +114,7 @@ def _providers(written: list[Any]) -> list[Provider]:
 
 
 def _ids(mask: int | None) -> list[int] | None:
-    """The ids of a mask, None for no restriction."""
+    """The ids of a mask; None: no restriction."""
     return None if mask is None else list(members(mask))
 
 

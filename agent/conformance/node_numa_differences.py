@@ -1,8 +1,8 @@
 """The declared differences from Koordinator's NodeNUMAResource.
 
-Each is a wrong rule of Koordinator's, given as a change of the case, of the node's allocation, of
-the trials of its NUMA nodes or of the answer. A case is declared only if Topolet, under that rule,
-gives exactly Koordinator's answer.
+Each difference is a rule of Koordinator that is wrong. It is expressed as a change of the case, of
+the node's allocation, of the trials of its NUMA nodes, or of the answer. A case has the difference
+only if Topolet gives exactly Koordinator's answer under that rule.
 """
 
 from __future__ import annotations
@@ -169,10 +169,11 @@ def _amplified_without_request(case: Case) -> bool:
 
 
 class Quirk(msgspec.Struct, frozen=True):
-    """A wrong rule. `applies`: whether it concerns the case. `case`: changes the case.
-    `recorded_only`: uses RecordedAllocation. `unpaid`, `by_position`, `unbound`, `mixed`: use
-    KoordinatorTrials. `unaccounted`: no amounts of NUMA nodes are written. `unamplified`: the score
-    ignores the amplification ratio. `refused`: every pod is refused with that code."""
+    """A wrong rule. `applies`: whether it can affect the case. `case`: changes the case.
+    `recorded_only`: RecordedAllocation is used. `unpaid`, `by_position`, `unbound`, `mixed`:
+    KoordinatorTrials are used, `unpaid` as `loose`. `unaccounted`: no amounts of NUMA nodes are
+    written. `unamplified`: the score ignores the amplification ratio. `refused`: every pod is
+    refused with this code."""
 
     difference: Difference
     applies: Callable[[Case], bool]
@@ -409,7 +410,8 @@ class KoordinatorTrials(Trials):
 
 
 def _insertion_sorted(nodes: list[int], available: Amounts, name: str) -> list[int]:
-    """Sorts the nodes, but compares the amounts at the positions instead of those of the nodes."""
+    """The nodes sorted as Koordinator does: by the amounts at positions instead of the amounts of
+    the nodes."""
     have = [available.get(place, {}).get(name, 0) for place in range(len(nodes))]
     for end in range(1, len(nodes)):
         place = end

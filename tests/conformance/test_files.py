@@ -90,7 +90,7 @@ def test_torn_file_gives_its_whole_cases_and_names_the_torn_line(tmp_path: Path)
 
 
 def test_too_long_a_line_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LONGEST_BYTES", 20)
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 20)
     file = tmp_path / "cases"
     file.write_bytes(b'{"a": 1}\n{"a": "01234567890"}\n')
     with pytest.raises(FileError, match="line 2: longer than 20 bytes"):

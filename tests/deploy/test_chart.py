@@ -612,7 +612,7 @@ def test_the_hook_has_a_pod_for_the_nodes_of_each_daemonset(tmp_path: Path) -> N
     for labels in ({**a, **b} for a in sites for b in ({}, {"topolet.io/canary": "true"})):
         node = {"kubernetes.io/os": "linux", **labels}
         (name,) = (name for name, each in sets.items() if _runs_on(pod(each), node))
-        assert [each.daemon_set for each in found.pools if each.has(node)] == [name]
+        assert [each.daemon_set for each in found.pools if each.selects(node)] == [name]
     for each in found.pools:
         ours = each.daemon_set.startswith("topolet-agent-ours")
         (container,) = each.pod["spec"]["containers"]

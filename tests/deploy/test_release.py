@@ -93,7 +93,7 @@ Version: 1
 
 
 def test_the_bill_of_materials_has_the_packages_of_python_and_debian() -> None:
-    packages = [*release.of_debian(STATUS), Package("pypi", "msgspec", "0.22.0", ("ab",))]
+    packages = [*release.debian_packages(STATUS), Package("pypi", "msgspec", "0.22.0", ("ab",))]
     bill = release.sbom("1.2.3", packages)
     urls = [each["purl"] for each in bill["components"]]
     assert urls == ["pkg:deb/debian/libc6@2.36-9+deb12u10", "pkg:pypi/msgspec@0.22.0"]

@@ -1,14 +1,15 @@
-/* The page of the scheduler for the cluster. Tables are sorted, filtered and cut on the server:
-   `view` is what it is asked for, `found` its last answer. */
+/* The scheduler's page of the cluster. The server sorts, filters and cuts the tables: `view` is the
+   body of the page's requests, `found` the last reply. */
 const view = {search: '', kind: '', range: null, sort: 'free_cores', descending: true, offset: 0, pods_offset: 0};
 let found = null, revision = '', shownDetail = '';
 
-/* The holder of the leader's Lease is in the address once, and then only in this tab. */
+/* The holder of the leader's Lease. It is moved from the address to the storage of this tab, so that
+   copied addresses do not contain it. */
 const holder = (() => {
   const facts = Address.read(), key = 'topolet-lease-holder';
   try {
     if (facts.holder) sessionStorage.setItem(key, facts.holder);
-  } catch { /* The address keeps it. */ return facts.holder || ''; }
+  } catch { /* Storage is disabled: it stays in the address. */ return facts.holder || ''; }
   if (facts.holder) {
     delete facts.holder;
     history.replaceState(null, '', location.pathname + (Object.keys(facts).length ? Address.of(facts) : ''));
@@ -38,7 +39,7 @@ const COLUMNS = [
   ['lost_cpus', 'Lost CPUs', 'Free CPUs on broken cores, and on rests of NUMA nodes that are too small for the pods of this cluster'],
   ['lost_gpus', 'Lost GPUs', 'What is left of shared GPUs and worth less than its size, and GPUs that stay idle because CPU or memory runs out first'],
   ['pods', 'Pods', 'Pods and reservations on the node'], ['state', 'State', 'Why the node takes no pods that need CPUs of their own']];
-/* A failure is shown by the next turn of `repeat`. */
+/* A failure is reported by the next call of `repeat`. */
 const changeView = changes => { Object.assign(view, {offset: 0}, changes); askNow().catch(() => {}); };
 
 /* The cluster: figures, and a chart for each measure. */
@@ -51,7 +52,7 @@ const drawFigures = () => {
   keep(byId('figures'), facts, fact => fact[0], fact => element('div', {}, element('dt', {text: fact[0]}), element('dd')),
     (child, fact) => { child.lastElementChild.textContent = fact[1]; });
   byId('reading').hidden = !found.reading;
-  const text = 'The nodes are still being read: filters of the scheduler go first.';
+  const text = 'The nodes are still being read, because requests of kube-scheduler have priority.';
   if (found.reading && byId('reading').textContent !== text) byId('reading').textContent = text;
 };
 const rangeText = (low, high) => high >= 1e9 ? `${low}+` : high - low <= 1 ? String(low) : `${low}\u2013${high - 1}`;
@@ -104,7 +105,7 @@ const fillNode = (row, node) => {
 };
 const pager = (place, first, shown, step, all, what, move) => {
   place.hidden = all <= shown && !first;
-    if (!place.children.length) place.append(element('button', {type: 'button', text: 'Back'}), element('span'), element('button', {type: 'button', text: 'Next'}));
+  if (!place.children.length) place.append(element('button', {type: 'button', text: 'Back'}), element('span'), element('button', {type: 'button', text: 'Next'}));
   const [back, text, next] = place.children;
   back.disabled = !first; next.disabled = first + shown >= all;
   back.onclick = () => move(Math.max(first - step, 0)); next.onclick = () => move(first + step);
@@ -132,7 +133,7 @@ const UNITS = {cpu: value => `${value / 1000} CPU`, memory: value => bytes(value
 const requestText = requests => Object.entries(requests).map(([name, value]) =>
   UNITS[name] ? UNITS[name](value) : /memory$/.test(name) ? `${bytes(value)} ${name}` : `${name.replace(/^.*\//, '')} ${value}`).join(', ');
 const reasonsOf = reasons => reasons.length ? element('ul', {class: 'reasons'}, ...reasons.map(([text, nodes]) =>
-  element('li', {}, element('b', {text: `${nodes} ${nodesText(nodes)}: `}), text))) : element('span', {class: 'empty', text: 'not asked about since this process leads'});
+  element('li', {}, element('b', {text: `${nodes} ${nodesText(nodes)}: `}), text))) : element('span', {class: 'empty', text: 'kube-scheduler has not filtered nodes for it since this process became the leader'});
 const fillPod = (row, pod) => {
   row.toggleAttribute('data-selected', Address.read().pod === pod.title);
   const text = JSON.stringify(pod);
@@ -147,7 +148,7 @@ const drawPods = () => {
   byId('pods-title').textContent = `Pods without a node: ${found.waiting}`;
   keep(byId('pods'), found.pods, pod => pod.uid, () => element('tr', {}, ...[0, 1, 2, 3, 4, 5].map(index => element('td', {class: index === 4 ? 'number' : null}))), fillPod);
   byId('no-pods').hidden = found.pods.length > 0;
-  byId('no-pods').textContent = view.search ? 'No pod matches.' : 'Every pod that was asked about has a node.';
+  byId('no-pods').textContent = view.search ? 'No pod matches.' : 'Every pod for which kube-scheduler filtered nodes has a node.';
   pager(byId('pods-pager'), view.pods_offset, found.pods.length, found.pods_page, found.waiting, 'pods', offset => { view.pods_offset = offset; askNow().catch(() => {}); });
 };
 
@@ -164,7 +165,7 @@ const drawDecisions = () => {
   byId('no-decisions').textContent = view.search ? 'No decision matches.' : 'This process has placed no pod yet.';
 };
 
-/* What is selected. */
+/* The details of the selected node, pod or decision. */
 const row = (name, free, all, text) => element('div', {class: 'row'}, element('span', {text: name}), meter(all ? free / all : 0), element('span', {text}));
 const holdingRow = pod => element('tr', {}, element('td', {}, linkTo({pod: pod.title}, pod.title), pod.reservation ? ' (reservation)' : ''),
   element('td', {}, element('code', {text: pod.cpus || '\u2013'})), element('td', {text: devicesText(pod.devices) || '\u2013'}));
@@ -220,7 +221,7 @@ const showDecision = answer => {
     ['Result', each.error ? element('span', {class: 'tag bad', text: 'not bound'}) : 'bound'], ['Why not', each.error], ['Node', linkTo({node: each.node}, each.node)], ['Time', timeElement(each.time)],
     ['Class', each.class], ['Requests', requestText(answer.requests)], ['CPUs', each.cpus ? element('code', {text: each.cpus}) : ''],
     ['NUMA nodes', each.numa_nodes.join(', ')], ['Devices', devicesText(each.devices)], ['Score', each.score === null ? '' : String(each.score)]],
-  answer.lines.length ? [element('h3', {text: 'How this came about'}), element('ul', {class: 'lines'}, ...answer.lines.map(text => element('li', {text})))] : [],
+  answer.lines.length ? [element('h3', {text: 'How CPUs and NUMA nodes were chosen'}), element('ul', {class: 'lines'}, ...answer.lines.map(text => element('li', {text})))] : [],
   {decision: each.number});
 };
 const drawSelected = async () => {
@@ -235,7 +236,7 @@ const drawSelected = async () => {
   if (explained) return;
   shownDetail = text;
   const what = node ? `Node ${node}` : pod ? `Pod ${pod}` : `Decision ${decision}`;
-  if (!answer) Detail.show(what, what, [['State', node ? 'The scheduler does not know this node.' : 'It waits for no node, and is not among the last decisions.']]);
+  if (!answer) Detail.show(what, what, [['State', node ? 'The scheduler does not know this node.' : 'The pod does not wait for a node, and is not among the last decisions.']]);
   else if (answer.node) showNode(answer);
   else if (answer.pod) showWaiting(answer);
   else showDecision(answer);

@@ -1,5 +1,5 @@
-/* What all pages share: elements without HTML texts, times with their zone, colours, pause, search,
-   addresses of what is selected, and the requests that fill the page. */
+/* What all pages share: elements (never made from HTML text), times with their zone, colours, pause,
+   search, the address of the selected object, and the requests that update the page. */
 const element = (tag, attributes = {}, ...children) => {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -14,8 +14,9 @@ const element = (tag, attributes = {}, ...children) => {
 };
 const byId = id => document.getElementById(id);
 
-/* Makes the children of `parent` those of `items` and leaves what stays, so that focus and selection
-   stay too. `make(item)` makes a child, `update(child, item)` fills it. */
+/* Gives `parent` one child for each of `items`, in their order. A child whose `key(item)` was there
+   before is kept, with its focus and selection. `make(item)` makes a child, `update(child, item)`
+   fills it. */
 const keep = (parent, items, key, make, update = () => {}) => {
   const before = new Map([...parent.children].map(each => [each.dataset.key, each]));
   let place = parent.firstElementChild;
@@ -46,7 +47,7 @@ const bytes = size => {
   return `${value < 100 && unit ? value.toFixed(1).replace(/\.0$/, '') : Math.round(value)} ${['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'][unit]}`;
 };
 
-/* A list of the kernel, such as "0-3,8", as an array of numbers. */
+/* The numbers of a CPU list in the kernel's form, such as "0-3,8". */
 const numbers = list => (list || '').split(',').filter(Boolean).flatMap(range => {
   const [first, last = first] = range.split('-').map(Number);
   return Array.from({length: last - first + 1}, (_, index) => first + index);
@@ -57,7 +58,8 @@ const countOf = list => (list || '').split(',').filter(Boolean).reduce((sum, ran
   return sum + last - first + 1;
 }, 0);
 
-/* The page's address after "#": `pod=ns/name`, or with several facts, joined by "&". */
+/* The selected object, in the page's address after "#": `pod=ns/name`, or several names and values,
+   joined by "&". */
 const Address = {
   read: () => {
     const found = {};
@@ -113,14 +115,15 @@ byId('pause').addEventListener('click', () => {
   if (Pause.paused) Status.show('paused', 'Paused');
 });
 
-/* Calls `step` again and again, one call at a time, while the page is visible and not paused. */
+/* Calls `step` every `seconds` (less often after failures), one call at a time, while the page is
+   visible and not paused. `who`: returns the name of the process, for the message of a failure. */
 const repeat = (seconds, who, step) => {
   let failures = 0;
   const turn = async () => {
     if (!Pause.paused && !document.hidden) {
       try { await step(); failures = 0; } catch (error) {
         failures += 1;
-        const why = error.name === 'TimeoutError' ? 'no reply in 5 s' : error.name === 'TypeError' ? 'no connection' : error.message;
+        const why = error.name === 'TimeoutError' ? 'no reply in time' : error.name === 'TypeError' ? 'no connection' : error.message;
         Status.silent(who(), why);
         if (error.name !== 'TimeoutError' && error.name !== 'TypeError' && !/^\d{3} /.test(error.message)) console.error(error);
       }
@@ -138,7 +141,7 @@ const Theme = (() => {
   apply(field.value);
   field.addEventListener('change', () => {
     apply(field.value);
-    try { localStorage.setItem('topolet-theme', field.value); } catch { /* The browser keeps nothing. */ }
+    try { localStorage.setItem('topolet-theme', field.value); } catch { /* Storage is disabled. */ }
   });
 })();
 
@@ -154,8 +157,8 @@ document.addEventListener('keydown', event => {
 });
 document.querySelector('[data-skip]').addEventListener('click', event => { event.preventDefault(); byId('main').focus(); });
 
-/* What is selected, in the element `#detail`: title, facts (name and element or text), and more
-   elements. `null` closes it. */
+/* The details of the selected object, in the element `#detail`: a title, facts (name, and element or
+   text), further elements (`more`), and the names and values of the address to copy (`link`). */
 const Detail = {
   key: '',
   show: (key, title, facts, more = [], link = null) => {
@@ -174,28 +177,28 @@ const Detail = {
       link ? element('button', {type: 'button', id: 'copy', onclick: () => Detail.copy(link), text: 'Copy address'}) : null,
       element('button', {type: 'button', id: 'close', onclick: Address.close, text: 'Close'}));
     place.replaceChildren(title_, list, buttons, ...more);
-    if (fresh && Detail.by) title_.focus({preventScroll: matchMedia('(max-width: 640px)').matches});
+    if (fresh && Detail.clicked) title_.focus({preventScroll: matchMedia('(max-width: 640px)').matches});
     else if (focused && byId(focused)) byId(focused).focus({preventScroll: true});
-    Detail.by = false;
+    Detail.clicked = false;
   },
   hide: () => {
-    const back = Detail.from;
+    const opener = Detail.opener;
     Detail.key = '';
     const inside = byId('detail').contains(document.activeElement);
     byId('detail').hidden = true;
     byId('detail').replaceChildren();
-    if (inside && back && back.isConnected) back.focus();
+    if (inside && opener && opener.isConnected) opener.focus();
   },
   copy: async facts => {
     const text = location.origin + location.pathname + Address.of(facts);
     try { await navigator.clipboard.writeText(text); byId('copy').textContent = 'Copied'; } catch { prompt('Address', text); }
   },
 };
-/* A click selects by the person's own hand: the details get the focus. */
+/* The details get the focus only after a click, not after another change of the address. */
 document.addEventListener('click', event => {
   const link = event.target.closest('a[href^="#"], button[data-address]');
   if (!link || link.dataset.skip !== undefined) return;
-  Detail.by = true;
-  if (!byId('detail').contains(link)) Detail.from = link;
+  Detail.clicked = true;
+  if (!byId('detail').contains(link)) Detail.opener = link;
   if (link.dataset.address) location.hash = link.dataset.address;
 }, true);

@@ -1,5 +1,5 @@
-/* The page of a node. `node` is the agent's value of `/page/state`, `past` that of `/page/history`,
-   `now` that of `/page/load`. */
+/* The agent's page of its node: the last replies are `node` of `/page/state`, `past` of
+   `/page/history`, and `now` of `/page/load`. */
 let node = null, past = {since: {}, pools: [], changes: [], drift: [], begin: ''}, now = null;
 let cells = new Map(), ownerOf = new Map(), podsByTitle = new Map(), podsByUid = new Map(), devicesByAddress = new Map(), order = [];
 const hues = new Map();
@@ -248,11 +248,11 @@ const storyOf = title => {
   return found.length ? [element('h3', {text: 'In the last day'}), element('ol', {class: 'events'}, ...found.map(each => element('li', {}, timeElement(each.time), each.text)))] : [];
 };
 
-/* What is selected. */
+/* The details of the selected pod, CPU or device. */
 const devicesOf = title => node.devices.filter(each => holdersOf(each).includes(title));
 const listOf = parts => parts.length ? element('span', {}, ...parts.flatMap((part, index) => index ? [', ', part] : [part])) : '';
 const mono = text => text ? element('code', {text}) : '';
-const sinceOf = pod => past.since[pod.uid] ? timeElement(past.since[pod.uid]) : 'before the records that are kept';
+const sinceOf = pod => past.since[pod.uid] ? timeElement(past.since[pod.uid]) : 'before the oldest record of the audit trail';
 const showPod = title => {
   const pod = podsByTitle.get(title);
   if (!pod) return Detail.show(`pod ${title}`, `Pod ${title}`, [['State', 'The agent does not see this pod.']], storyOf(title));
@@ -267,17 +267,17 @@ const showPod = title => {
 const showCpu = id => {
   const cpu = node.byCpu.get(id), pod = ownerOf.get(id);
   if (!cpu) return Detail.show(`cpu ${id}`, `CPU ${id}`, [['State', new Set(numbers(node.offline)).has(id) ? 'offline' : 'This machine has no such CPU.']]);
-  const beside = node.cpus.filter(each => each.core === cpu.core && each.id !== id).map(each => each.id);
+  const siblings = node.cpus.filter(each => each.core === cpu.core && each.id !== id).map(each => each.id);
   const cache = cpu.l3 === undefined || cpu.l3 === null ? [] : node.cpus.filter(each => each.l3 === cpu.l3).map(each => each.id);
   const pools = poolsOf(id);
   const isolated = new Set(numbers(node.isolated)).has(id), system = new Set(numbers(node.system)).has(id);
   return Detail.show(`cpu ${id}`, `CPU ${id}`, [
     ['Owner', pod ? linkTo({pod: pod.title}, pod.title) : 'none'], ['Class', pod && pod.qos],
     ['Reason', pod ? pod.reason : pools.length ? 'no pod owns it: pods of the pool share it' : isolated ? 'the kernel isolates it'
-      : system ? 'it is reserved for SYSTEM pods' : 'it is reserved, or a pod without a class has it'],
+      : system ? 'it is reserved for SYSTEM pods' : 'it is reserved, or belongs to a pod without a class'],
     ['Since', pod ? sinceOf(pod) : ''], ['Pools', pools.join(', ') || 'none'],
     ['Load', element('span', {id: 'detail-load', text: percent(loadOf(id))})],
-    ['Core', `${cpu.core}${beside.length ? `, with CPU ${beside.join(', ')}` : ''}${cpu.kind ? `, kind ${cpu.kind}` : ''}`],
+    ['Core', `${cpu.core}${siblings.length ? `, with CPU ${siblings.join(', ')}` : ''}${cpu.kind ? `, kind ${cpu.kind}` : ''}`],
     ['L3 cache', cache.length ? `CPUs ${ranges(cache)}` : ''], ['NUMA node', String(cpu.node)], ['Socket', String(cpu.socket)]],
   pod ? storyOf(pod.title) : [], {cpu: id, node: node.node});
 };
@@ -324,7 +324,7 @@ const drawSelected = () => {
 };
 Address.onchange(drawSelected);
 
-/* One tab stop for all CPUs; arrow keys move. */
+/* All CPUs are one tab stop; arrow keys move between them. */
 byId('picture').addEventListener('keydown', event => {
   if (!event.target.dataset.cpu) return;
   const steps = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: 8, ArrowUp: -8, Home: -order.length, End: order.length};
@@ -337,7 +337,7 @@ byId('picture').addEventListener('keydown', event => {
   next.focus();
 });
 
-const take = value => {
+const applyState = value => {
   const before = node && JSON.stringify([node.cpus, node.parts]);
   node = value;
   node.byCpu = new Map(node.cpus.map(cpu => [cpu.id, cpu]));
@@ -362,7 +362,7 @@ repeat(1, () => `The agent${node ? ` of ${node.node}` : ''}`, async () => {
   const [state, history_] = await Promise.all([changed ? ask('/page/state') : null, recorded ? ask('/page/history') : null]);
   const drawn = performance.now();
   if (history_) { past = history_; histories = found.history; }
-  if (state) { take(state); states = found.state; }
+  if (state) { applyState(state); states = found.state; }
   const loads = Uint8Array.from(atob(found.load), each => each.charCodeAt(0));
   now = {...found, loads: new Map(node.cpus.map((cpu, index) => [cpu.id, loads[index]]))};
   paintLoads();
