@@ -135,9 +135,9 @@ def measured(words: list[str], columns: int, lines: int, seconds: float) -> Iter
     with EmulatedTerminal([*words, "--every=1"], columns, lines) as terminal:
         terminal.until("the first frame", lambda text: "team-0/model" in text)
         yield common.alone(f"{name}_first_frame", (time.monotonic() - began) * 1e3, "ms")
-        terminal.pump_for(2.0)
+        terminal.pump(2.0)
         cpu, received, begin = cpu_seconds(terminal.pid), len(terminal.received), time.monotonic()
-        terminal.pump_for(seconds)
+        terminal.pump(seconds)
         passed = time.monotonic() - begin
         used = (cpu_seconds(terminal.pid) - cpu) / passed
         yield common.alone(f"{name}_cpu", used * 100, "% of a CPU")

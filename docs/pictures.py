@@ -10,16 +10,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import logging
 import os
-import pty
 import re
-import select
-import struct
 import sys
 import tempfile
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,12 +30,12 @@ from agent.view.top.screen_state import ScreenState
 from tests.fixtures.browser import browsing
 from tests.fixtures.fleet import carder, owner
 from tests.fixtures.page import ServedNode, served
+from tests.fixtures.screen import EmulatedTerminal, topolet
 from tests.scheduler.page_scene import HOLDER, TOO_LARGE, PageScene
 from tests.view.top import nodes
 
 FOLDER: Final = Path(__file__).with_name("pictures")
 _ROOT: Final = FOLDER.parents[1]
-_SECONDS: Final = 60.0
 _LOAD_SECONDS: Final = 4.0
 """The page asks for loads once a second; a load needs two of them."""
 
@@ -164,42 +159,16 @@ def _run(piece: str, row: int, column: int, style: _Style) -> Iterator[str]:
         )
 
 
-def on_terminal(words: Sequence[str], columns: int, rows: int, keys: Sequence[str] = ()) -> str:
-    """What the command writes to a terminal of this size until it ends. Each of the keys is pressed
-    when the output has been quiet for a second."""
-    process, master = pty.fork()
-    size = struct.pack("HHHH", rows, columns, 0, 0)
-    if not process:
-        # Before the program can ask for it.
-        fcntl.ioctl(0, termios.TIOCSWINSZ, size)
-        inherited = {
-            name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
-        }
-        environment = {**inherited, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
-        os.execvpe(words[0], list(words), environment)
-    seen, left = b"", list(keys)
-    end = time.monotonic() + _SECONDS
-    with contextlib.suppress(OSError):  # EIO: the command has ended.
-        while time.monotonic() < end:
-            if select.select([master], [], [], 1.0)[0]:
-                piece = os.read(master, 65536)
-                if not piece:
-                    break
-                seen += piece
-            elif left:
-                os.write(master, left.pop(0).encode())
-    os.close(master)
-    os.waitpid(process, 0)
-    return seen.decode(errors="replace")
+def on_terminal(words: Sequence[str], columns: int, rows: int) -> str:
+    """What the command writes to a terminal of this size until it ends."""
+    with EmulatedTerminal(words, columns, rows, {"LANG": "C.UTF-8"}) as running:
+        running.ended()
+        return running.received.decode(errors="replace")
 
 
 def _plain(seen: str) -> str:
     """Without all sequences but colours."""
     return _OTHER_SEQUENCES.sub(lambda found: found[0] if found[0].endswith("m") else "", seen)
-
-
-def _topolet(*words: str) -> list[str]:
-    return [sys.executable, "-m", "agent", *words]
 
 
 @contextlib.contextmanager
@@ -226,7 +195,7 @@ def topology() -> str:
     """`topolet topology --owners` of a machine with pods."""
     with _node() as node:
         words = ("--owners", f"--root={node.world.root}", f"--state-dir={node.world.state}")
-        seen = on_terminal(_topolet("topology", *words), 110, 50)
+        seen = on_terminal(topolet("topology", *words), 110, 50)
     picture = _plain(seen).partition("\n\nDevices\n")[0]
     return as_svg(picture, "topolet topology --owners")
 

@@ -323,7 +323,7 @@ def test_gpus_and_a_driver_that_dies(words: list[str], tmp_path: Path) -> None:
         terminal.press("4")
         terminal.until("the cards", lambda text: text.count("NVIDIA A100") == len(cards.cards))
         (child,) = children(terminal.pid)
-        terminal.pump_for(0.5)
+        terminal.pump(0.5)
         assert children(terminal.pid) == [child]
         os.kill(child, signal.SIGKILL)
         terminal.until("a driver that does not answer", lambda text: "not answer" in text)

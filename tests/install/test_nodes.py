@@ -169,7 +169,7 @@ class Server(Transport):
             if self.refused:
                 raise self.refused
             self._pods[f"of-{body['spec']['nodeName']}"] = body["spec"]["nodeName"]
-        listed = self._pods_listed() if path.endswith("/pods") else self._nodes_listed()
+        listed = self.pods_listed() if path.endswith("/pods") else self._nodes_listed()
         return ApiResponse(200, json.dumps(_page(listed, query or {})).encode())
 
     def _nodes_listed(self) -> list[Any]:
@@ -178,7 +178,7 @@ class Server(Transport):
             {"metadata": {"name": n, "labels": REPORTED}, "status": status} for n in self._nodes
         ]
 
-    def _pods_listed(self) -> list[Any]:
+    def pods_listed(self) -> list[Any]:
         found = []
         for name, of in self._pods.items():
             phase, message = self._answers.get(of, ("Pending", ""))
@@ -239,7 +239,7 @@ def test_the_whole_time_ends_it_and_leaves_no_pod() -> None:
     assert len(problems) == 9
     assert problems[-1] == "it did not begin in the 100 s of all nodes"
     assert "it did not end in the 100 s of all nodes" in problems
-    assert server._pods_listed() == []
+    assert server.pods_listed() == []
 
 
 def test_a_pod_that_runs_at_its_deadline_has_time_to_end() -> None:

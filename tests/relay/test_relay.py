@@ -898,4 +898,3 @@ def test_the_relays_frames_never_split_a_partly_sent_frame(size: int) -> None:
     wire.upstream(credit[size:])
     ours = frames.window_update(1, 8) + frames.window_update(0, 8)
     assert wire.down() == credit[size:] + ours
-    assert wire.relay._credit.window == frames.DEFAULT_WINDOW + 1_000

@@ -26,7 +26,8 @@ class Action(enum.StrEnum):
     SUPPORT = "support"
 
 
-def _numbers(text: str) -> Iterator[int]:
+def xids(text: str) -> Iterator[int]:
+    """The XIDs of a row of the catalogue, such as `45 154-156`."""
     for part in text.split():
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
@@ -35,7 +36,7 @@ def _numbers(text: str) -> Iterator[int]:
 # Ignored although the catalogue lists them: XIDs that add details to another XID (45, 154, 171,
 # 172), and XIDs that require only monitoring (162-166). The workflows for NVLink and for 48 end in
 # a reset.
-_CATALOGUE: Final = {
+CATALOGUE_ROWS: Final = {
     Action.IGNORE: "14 37 38 43-45 63 66 67 92 93 106-108 121 137 141 152-154 157 160-166 171 172",
     Action.RESTART_APP: "8 11 13 25 31 32 39-41 60 68-72 75-77 80 82-86 88 89 94 96-105 126-135 "
     "139 159",
@@ -43,7 +44,7 @@ _CATALOGUE: Final = {
     Action.REBOOT: "79 151",
 }
 CATALOGUE: Final[Mapping[int, Action]] = {
-    number: action for action, text in _CATALOGUE.items() for number in _numbers(text)
+    number: action for action, text in CATALOGUE_ROWS.items() for number in xids(text)
 }
 ANY_OTHER: Final = Action.SUPPORT
 """The action for XIDs that the catalogue calls unused."""

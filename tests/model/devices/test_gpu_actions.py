@@ -40,7 +40,7 @@ def test_the_catalogue(xid: int, action: Action) -> None:
 
 
 def test_each_xid_is_in_one_row() -> None:
-    rows = [set(gpu_actions._numbers(text)) for text in gpu_actions._CATALOGUE.values()]
+    rows = [set(gpu_actions.xids(text)) for text in gpu_actions.CATALOGUE_ROWS.values()]
     assert sum(map(len, rows)) == len(CATALOGUE)
 
 

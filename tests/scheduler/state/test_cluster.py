@@ -14,6 +14,7 @@ from agent.model.devices import device_object
 from agent.model.devices.device_object import Device
 from agent.model.settings import plugin_args
 from agent.scheduler.state.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
+from tests.kept import kept_bytes
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
 from tests.scheduler.clusters import held
@@ -115,21 +116,25 @@ def test_pods_are_kept_without_their_node(cluster: SchedulerCache) -> None:
 
 def test_nothing_of_a_deleted_node_is_kept() -> None:
     it = SchedulerCache()
-    it.nodes_changed([objects.of_node(objects.node("n1"))])
-    it.topologies_changed([objects.of_topology(objects.topology("n1"))])
-    it.devices_changed([objects.of_devices(objects.devices("n1"))])
-    see(it, "a", "n1")
-    it.pods_changed([objects.of_pod(objects.agent("n1"))])
-    it.reserve("n1", granted("b"))
-    it.pods_changed([objects.of_pod(objects.agent("n1", phase="Failed"))])
-    it.topologies_changed([objects.of_topology(objects.topology("n1"), DELETED)])
-    it.devices_changed([objects.of_devices(objects.devices("n1"), DELETED)])
-    it.nodes_changed([objects.of_node(objects.node("n1"), DELETED)])
-    drop(it, "a", "n1")
-    it.release("uid-b")
-    it.pods_changed([objects.of_pod(objects.agent("n1", phase="Failed"), DELETED)])
-    assert not it._states
-    assert not it._pods
+
+    def comes_and_goes(node: str) -> None:
+        it.nodes_changed([objects.of_node(objects.node(node))])
+        it.topologies_changed([objects.of_topology(objects.topology(node))])
+        it.devices_changed([objects.of_devices(objects.devices(node))])
+        see(it, f"a-{node}", node)
+        it.pods_changed([objects.of_pod(objects.agent(node))])
+        it.reserve(node, granted(f"b-{node}"))
+        it.pods_changed([objects.of_pod(objects.agent(node, phase="Failed"))])
+        it.topologies_changed([objects.of_topology(objects.topology(node), DELETED)])
+        it.devices_changed([objects.of_devices(objects.devices(node), DELETED)])
+        it.nodes_changed([objects.of_node(objects.node(node), DELETED)])
+        drop(it, f"a-{node}", node)
+        it.release(f"uid-b-{node}")
+        it.pods_changed([objects.of_pod(objects.agent(node, phase="Failed"), DELETED)])
+
+    comes_and_goes("first")
+    nodes = [f"n{number}" for number in range(50)]
+    assert kept_bytes(lambda: [comes_and_goes(each) for each in nodes] and None) < 500 * len(nodes)
 
 
 # Reservations

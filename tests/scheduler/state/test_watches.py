@@ -16,6 +16,7 @@ from agent.kube.objects import Change, ChangeKind
 from agent.kube.schedule import WatchPace
 from agent.kube.transport import Transport
 from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.records import PodRecord
 from agent.scheduler.state.watches import KindWatch, Watches
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server
@@ -166,11 +167,34 @@ def test_an_error_of_the_server_does_not_mean_that_the_kind_is_missing(
     assert reported.known == {"n1": "1"}
 
 
+class PodNames(set[str]):
+    """Of the pods that the watch has reported."""
+
+    def follow(self, changes: Sequence[Change[PodRecord]]) -> None:
+        for each in changes:
+            if each.kind is ChangeKind.DELETED:
+                self.remove(each.key.name)
+            else:
+                self.add(each.key.name)
+
+
 @pytest.fixture
-def watching(server: Server) -> Iterator[Watches]:
+def pods() -> PodNames:
+    return PodNames()
+
+
+@pytest.fixture
+def watching(server: Server, pods: PodNames) -> Iterator[Watches]:
     """A cluster of unbound pods; all objects were reported."""
     transport = Transport(FileAccess(server.url))
-    it = Watches(transport, SchedulerCache(), stale_seconds=30, pace=PACE, check_seconds=0.01)
+    it = Watches(
+        transport,
+        SchedulerCache(),
+        stale_seconds=30,
+        pods_changed=(pods.follow,),
+        pace=PACE,
+        check_seconds=0.01,
+    )
     server.put("first")
     it.start()
     eventually("synced", lambda: it.synced)
@@ -181,8 +205,10 @@ def watching(server: Server) -> Iterator[Watches]:
     transport.close()
 
 
-def pods(watching: Watches) -> set[str]:
-    return {key.name for key in watching._pods.objects()}
+def lists(server: Server) -> int:
+    """How often a client has asked for all pods."""
+    pods = [each for each in server.requests if each.path.endswith("/pods")]
+    return sum("sendInitialEvents" in each.query for each in pods)
 
 
 def soon(seconds: float) -> bool:
@@ -193,44 +219,50 @@ def in_time(seconds: float) -> bool:
     return threading.Event().wait(seconds)
 
 
-def test_nothing_is_listed_again_if_all_was_reported(watching: Watches, server: Server) -> None:
+def test_nothing_is_listed_again_if_all_was_reported(
+    watching: Watches, server: Server, pods: PodNames
+) -> None:
     server.put("second")
     assert watching.behind() is not None
     assert watching.catch_up(in_time)
     assert watching.behind() is None
-    assert pods(watching) == {"first", "second"}
-    assert watching._pods.syncs == 1
+    assert pods == {"first", "second"}
+    assert lists(server) == 1
 
 
-def test_unreported_changes_are_listed_again(watching: Watches, server: Server) -> None:
+def test_unreported_changes_are_listed_again(
+    watching: Watches, server: Server, pods: PodNames
+) -> None:
     server.put("second")
     server.events.clear()
     assert watching.catch_up(soon)
-    assert pods(watching) == {"first", "second"}
-    assert watching._pods.syncs == 2
+    assert pods == {"first", "second"}
+    assert lists(server) == 2
 
 
 def test_a_watch_of_a_server_restored_from_a_backup_is_listed_again(
-    watching: Watches, server: Server
+    watching: Watches, server: Server, pods: PodNames
 ) -> None:
     """Its current versions are lower than those that it sent before."""
     server.put("lost")
-    eventually("the watch reports it", lambda: pods(watching) == {"first", "lost"})
+    eventually("the watch reports it", lambda: pods == {"first", "lost"})
     server.remove("lost")
     server.events.clear()
     server.version = 50
     assert watching.catch_up(soon)
-    assert pods(watching) == {"first"}
+    assert pods == {"first"}
 
 
-def test_a_broken_watch_is_behind_until_it_has_caught_up(watching: Watches, server: Server) -> None:
+def test_a_broken_watch_is_behind_until_it_has_caught_up(
+    watching: Watches, server: Server, pods: PodNames
+) -> None:
     assert watching.catch_up(soon)
     server.break_watches()
     eventually("behind", lambda: "the watch of pods" in (watching.behind() or ""))
     server.put("second")
     assert watching.catch_up(in_time)
     assert watching.behind() is None
-    assert pods(watching) == {"first", "second"}
+    assert pods == {"first", "second"}
 
 
 def test_stalest_watch_is_named_with_its_age(server: Server) -> None:
