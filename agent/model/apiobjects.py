@@ -27,7 +27,7 @@ CONFIG_HASH: Final = "kubernetes.io/config.hash"
 
 
 class Phase(enum.StrEnum):
-    """UNKNOWN is also any other value."""
+    """The phase of a pod. UNKNOWN also stands for values that are not known here."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -37,9 +37,10 @@ class Phase(enum.StrEnum):
 
 
 class ApiContainer(msgspec.Struct, frozen=True):
-    """The requests and limits of a container; `cpu` in milli-CPU, the rest in units. `sidecar`: an
-    init container that keeps running while the later ones run. `resized`: the CPU and memory that
-    count instead of the requests while a resize in place is not done, or if it is infeasible."""
+    """The requests and limits of a container; `cpu` in milli-CPU, the rest in units. `sidecar`: it
+    is an init container that keeps running while the later containers run. `resized`: the CPU and
+    memory that count instead of the requests while an in-place resize is not complete, or if it is
+    infeasible."""
 
     name: str
     requests: dict[str, int] = {}
@@ -54,13 +55,15 @@ class ApiContainer(msgspec.Struct, frozen=True):
 
 
 class ApiPod(msgspec.Struct, frozen=True):
-    """One pod. `uid` is the API's; `runtime_uid` is the one that the kubelet and the runtime use.
-    `deleted`: it has a deletion timestamp. `created_at` and `started_at` (0 before the kubelet has
-    started it) are in nanoseconds since 1970. `requests` and `limits` of the pod as a whole
-    override those of its containers, `overhead` is added: amounts and `resized` as in ApiContainer.
-    `preempts`: its preemption policy allows evictions. `nominated`: its nominated node.
-    `controlling_node`: the uid of its node's Node object where that controls it. `gpu_models`:
-    those that it admits, as in the nodes' labels; empty: any."""
+    """A pod of the API server. `uid` is the API's; `runtime_uid` is the one that the kubelet and
+    the runtime use. `deleted`: it has a deletion timestamp. `created_at` and `started_at` (0 before
+    the kubelet has started it) are in nanoseconds since 1970.
+
+    `requests`, `limits` and `resized` are the pod-level resources, with amounts as in ApiContainer;
+    they override those of the containers. `overhead` is added. `preempts`: the preemption policy
+    allows evictions. `nominated`: the nominated node. `controlling_node`: the uid of the Node if
+    that controls the pod, as it does a static pod. `gpu_models`: the GPU models that the pod
+    admits, as in the labels of nodes; empty: any."""
 
     uid: str
     namespace: str
@@ -122,9 +125,9 @@ class ApiPod(msgspec.Struct, frozen=True):
 
 
 def unequal_cpu(pod: ApiPod) -> str:
-    """Where the CPU limit of an LSE or LSR pod differs from the request: the container and its
-    fields, with both amounts. "" if they are equal, and for a pod of another class. Containers that
-    keep running count, or the amounts of the pod as a whole where it has them
+    """The container of an LSE or LSR pod whose CPU limit differs from its request, with the fields
+    and both amounts, for a message. "" if there is none, or if the pod has another class.
+    Containers that keep running count; pod-level amounts count instead if the pod has them
     (fine-grained-cpu-orchestration, Koordinator QoS CPU orchestration principles; the same rule as
     in deploy/policies/requests.yaml)."""
     if pod.labels.get(QOS_LABEL) not in CPU_OWNERS:
@@ -138,11 +141,13 @@ def unequal_cpu(pod: ApiPod) -> str:
         limit = limits.get("cpu")
         requested = requests.get("cpu", limit)
         if (requested or 0) != (limit or 0):
-            return f"{name}: requests.cpu is {_said(requested)}, limits.cpu is {_said(limit)}"
+            return (
+                f"{name}: requests.cpu is {_quantity(requested)}, limits.cpu is {_quantity(limit)}"
+            )
     return ""
 
 
-def _said(cpu_milli: int | None) -> str:
+def _quantity(cpu_milli: int | None) -> str:
     return "not set" if cpu_milli is None else cpu(cpu_milli)
 
 
@@ -227,7 +232,8 @@ class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _RawInForce(msgspec.Struct, frozen=True, rename="camel"):
-    """Of a container or a whole pod: what the runtime has set, and what the kubelet admitted."""
+    """The resources of a container or a whole pod in its status: those that the runtime has set,
+    and those that the kubelet admitted (`allocatedResources`)."""
 
     resources: _RawResources | None = None
     allocated_resources: dict[str, Quantity] | None = None
@@ -298,7 +304,7 @@ def _containers(
         limits = _amounts(title, f"{spec}.limits", each.resources.limits)
         sidecar = not plain and each.restart_policy == "Always"
         resized: dict[str, int] = {}
-        # An init container that ends counts as it is written, as for kube-scheduler.
+        # Of an init container that ends, kube-scheduler counts the requests in the spec, too.
         if each.name in in_force and (plain or sidecar):
             at, of_container = in_force[each.name]
             where = f"status.{kind}Statuses[{at}]"
@@ -315,20 +321,21 @@ def _resized(
     in_force: _RawInForce,
     status: _RawStatus,
 ) -> dict[str, int]:
-    """CPU and memory that count instead of the written requests, as kube-scheduler counts: the most
-    of what is written, set and admitted, without what is written if the resize is infeasible
-    (component-helpers: resource/helpers.go, determineEffectiveRequests)."""
+    """The CPU and memory that count instead of the `requests` in the spec, as kube-scheduler counts
+    them: the maximum of the amounts in the spec, set by the runtime and admitted by the kubelet,
+    without those in the spec if the resize is infeasible (component-helpers: resource/helpers.go,
+    determineEffectiveRequests). Empty if they equal the requests."""
     if in_force.resources is None:
         return {}
     present, admitted = in_force.resources.requests or {}, in_force.allocated_resources
     if present == (written.requests or {}) and admitted in (None, present):
         return {}
-    there = [
+    candidates = [
         _amounts(title, f"{field}.resources.requests", present),
         _amounts(title, f"{field}.allocatedResources", admitted),
         *([] if status.infeasible else [requests]),
     ]
-    counted = {name: max(each.get(name, 0) for each in there) for name in _RESIZABLE}
+    counted = {name: max(each.get(name, 0) for each in candidates) for name in _RESIZABLE}
     return {name: most for name, most in counted.items() if most != requests.get(name, 0)}
 
 
@@ -357,7 +364,7 @@ NODE_KIND: Final = "Node"
 
 
 class ApiNode(msgspec.Struct, frozen=True):
-    """`uid` is empty without an API server."""
+    """A Node. `uid` is empty without an API server."""
 
     uid: str = ""
     labels: dict[str, str] = {}
@@ -385,7 +392,7 @@ _node_decoder: Final = msgspec.json.Decoder(NodeBody)
 
 GROUP_ANNOTATION: Final = "topolet.io/group"
 MAX_GROUP_SIZE: Final = 64
-"""The members of a group, which are all on one node."""
+"""The most members of a group, which are all on one node."""
 
 
 class GroupError(ValueError):
@@ -405,7 +412,8 @@ class PodGroup(msgspec.Struct, frozen=True):
         return f"group {self.namespace}/{self.name}"
 
     def part(self, number: int) -> str:
-        """The placeholder uid of a part of the reservation that no member has taken yet."""
+        """The uid that stands for a part of the group's reservation while no member has taken that
+        part."""
         return f"{self.namespace}/{self.name}/{number}"
 
 

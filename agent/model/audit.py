@@ -24,8 +24,8 @@ SANDBOX: Final = "the pod's sandbox"
 
 
 class AuditEvent:
-    """What happened. Of a process, of a pool, of a pod or container as the agent decided, of a
-    request that a frontend answered, and of a file of a cgroup."""
+    """What happened: to a process, to a pool, to a pod or container by a decision of the agent, to
+    a request that a frontend answered, or to a file of a cgroup."""
 
     PROCESS_STARTED: Final = "ProcessStarted"
     RECORDS_LOST: Final = "RecordsLost"
@@ -53,7 +53,7 @@ class AuditEvent:
 
 
 class WriteReason:
-    """Why a file of a cgroup was written. Other reasons are those of decisions."""
+    """Why a file of a cgroup was written. Other records have the reasons of decisions."""
 
     DECISION: Final = "Decision"
     CHANGED_BY_OTHER: Final = "ChangedByOther"
@@ -98,7 +98,7 @@ _encoder = msgspec.json.Encoder()
 
 @functools.cache
 def _decoder() -> msgspec.json.Decoder[Record]:
-    """Only for readers: a daemon writes."""
+    """Built at the first use: daemons only write records, and need no decoder."""
     return msgspec.json.Decoder(Record)
 
 
@@ -131,7 +131,8 @@ def encode(record: Record) -> bytes:
 
 
 def decode(line: bytes) -> Record | None:
-    """None for a line that is not a record, such as the torn one of a process that was killed."""
+    """The record in a line; None if the line is not a record, such as an incomplete line of a
+    process that was killed."""
     try:
         record = bounds.decode(_decoder(), line)
     except JsonError:

@@ -43,7 +43,7 @@ REASON_CHARACTERS: Final = 300
 
 
 def excess(text: str, most_bytes: int) -> str:
-    """Why the text is too long, "" if it is not."""
+    """The message about a text that is too long; "" if it is not."""
     size = len(text)
     if size <= most_bytes and not text.isascii():
         size = len(text.encode(errors="surrogatepass"))
@@ -51,10 +51,10 @@ def excess(text: str, most_bytes: int) -> str:
 
 
 def kept(texts: Mapping[str, str], bounds: Mapping[str, int]) -> dict[str, str]:
-    """The texts that `bounds` names, each cut to one character more than its bound: a text that is
-    too long stays too long, so that its reader refuses it. Of a text with other characters than
-    ASCII's each byte is one character: one character would make the whole text four times as
-    large, and no value of these has any."""
+    """The texts with the keys in `bounds`, each cut to one character more than its bound: a text
+    that is too long stays too long, so that its reader refuses it. A text that is not ASCII is kept
+    as one character for each of its bytes (Latin-1): Python would store the whole text with up to
+    four bytes a character. No valid value has such characters."""
     return {key: _narrow(texts[key])[: most + 1] for key, most in bounds.items() if key in texts}
 
 

@@ -82,9 +82,9 @@ class OfferFacts(_Value, frozen=True):
 
 
 class EvictionFacts(_Value, frozen=True):
-    """Pods of lower priority whose eviction makes room. `protected`: how many of them their
-    PodDisruptionBudgets do not allow to be evicted; `protecting`: how many budgets these are.
-    `victims` and `budgets`: the titles of those that the reader may read."""
+    """Pods of lower priority whose eviction makes room. `protected`: the number of those whose
+    PodDisruptionBudget does not allow it; `protecting`: the number of these budgets. `victims` and
+    `budgets`: their titles, as far as the reader may read them."""
 
     pods: int
     protected: int = 0
@@ -94,8 +94,8 @@ class EvictionFacts(_Value, frozen=True):
 
 
 class NodeVerdict(_Value, frozen=True):
-    """`causes` is empty if the node has room; `offer` is None if it has none. `resolvable`: other
-    pods could leave room."""
+    """The verdict on one node. `causes` is empty if the node has room; `offer` is None if it does
+    not. `resolvable`: the eviction of other pods could make room."""
 
     node: str
     causes: tuple[Cause, ...] = ()
@@ -130,9 +130,10 @@ class GroupFacts(_Value, frozen=True):
 
 
 class Explanation(_Value, frozen=True):
-    """`causes`: those of the pod itself, whatever the node. `winner`: the node that the pod gets,
-    "" if it gets none. `nodes_left_out`: nodes that were not looked at, since there are too many.
-    `drained`: nodes that count as drained."""
+    """The explanation for one pod. `causes`: the causes in the pod itself, whatever the node.
+    `winner`: the node that the pod gets, "" if it gets none. `nodes_left_out`: the number of nodes
+    that were not examined, because there are too many. `drained`: the nodes that count as
+    drained."""
 
     pod: str
     scheduler: str = ""
@@ -147,8 +148,8 @@ class Explanation(_Value, frozen=True):
 
 
 class Explanations(_Value, frozen=True):
-    """One for each pod that was asked for, in this order: each pod gets its node before the next
-    one is looked at."""
+    """One explanation for each pod of the request, in its order: each pod gets its node before the
+    next one is examined."""
 
     explanations: tuple[Explanation, ...]
     schema_version: int = SCHEMA_VERSION
@@ -159,8 +160,8 @@ def encode(found: Explanations) -> bytes:
 
 
 def renamed(found: Explanation, name: Callable[[str], str]) -> Explanation:
-    """With other names of objects, victims and budgets; `name` returns "" for one that is left
-    out. Of objects that have no name then, equal ones count once."""
+    """The explanation with other names of objects, victims and budgets. `name` returns the new name
+    for a name, "" to leave it out. Objects that are equal after that are listed once."""
 
     def cause(each: Cause) -> Cause:
         objects = (msgspec.structs.replace(at, name=name(at.name)) for at in each.objects)

@@ -77,14 +77,14 @@ class Created(msgspec.Struct, frozen=True, tag="created"):
 
 
 class SessionEnded(msgspec.Struct, frozen=True, tag="session-ended"):
-    """The process of a session has ended, and with it the calls that it announced. The agent finds
-    this itself; no frontend sends it."""
+    """The process of a session has ended, and with it the calls that it announced. No frontend
+    sends this: the agent detects it."""
 
     session: tuple[int, int]
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
-    """A frontend waits for a new snapshot, or (`waits` False) something has changed."""
+    """A frontend waits for a new snapshot (`waits`), or reports that something has changed."""
 
     waits: bool = True
 
@@ -101,8 +101,8 @@ Notification = (
 
 
 def answers_a_call(notification: Notification | SessionEnded) -> bool:
-    """Whether a frontend may hold a call until the pass after this notification. A held call
-    notifies repeatedly, so that another notification, which only reports a change, may wait."""
+    """Whether a frontend may hold a call until the pass that follows this notification. Other
+    notifications only report a change, and may wait for a later pass."""
     if isinstance(notification, SnapshotRequest):
         return notification.waits
     return not isinstance(notification, Created | Resized)

@@ -1,6 +1,6 @@
 """RebindResource (fine-grained CPU orchestration proposal): a request to place the pods of one node
-again, and what became of it. Topolet adds the fields `dryRun` and `maxPods` to the spec, and the
-plan to the status."""
+again, with its result. Topolet adds the fields `dryRun` and `maxPods` to the spec, and the plan to
+the status."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DEADLINE_SECONDS: Final = 600
 
 
 class RebindPhase(enum.StrEnum):
-    """PENDING: it waits or is in progress. UNKNOWN: nobody has taken it, or it could be neither
-    completed nor undone."""
+    """The phase of a RebindResource. PENDING: it waits or is in progress. UNKNOWN: no scheduler has
+    accepted it, or it could be neither completed nor undone."""
 
     PENDING = "Pending"
     SUCCEED = "Succeed"
@@ -49,8 +49,9 @@ class StatusMeasures(msgspec.Struct, frozen=True):
 
 
 class StatusPlan(msgspec.Struct, frozen=True, rename="camel"):
-    """`started_at`: when it was written, RFC 3339; the deadline counts from then. `undoing`: the
-    moves are undone, for the reason of the status."""
+    """The plan of a RebindResource. `started_at`: the time when it was written (RFC 3339), from
+    which the deadline counts. `undoing`: the moves are being undone, for the reason in the
+    status."""
 
     started_at: str = ""
     undoing: bool = False
@@ -60,8 +61,8 @@ class StatusPlan(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RebindStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """Without `update_timestamp` nobody has taken the object: the rest is the default of its
-    definition."""
+    """The status. Without `update_timestamp` no scheduler has accepted the object, and the other
+    fields have the defaults of its CustomResourceDefinition."""
 
     phase: RebindPhase = RebindPhase.UNKNOWN
     reason: str = ""
@@ -70,6 +71,7 @@ class RebindStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def taken(self) -> bool:
+        """Whether a scheduler has accepted the object."""
         return bool(self.update_timestamp)
 
     @property
@@ -78,7 +80,7 @@ class RebindStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def in_progress(self) -> bool:
-        """Whether pods may have moved: the node takes no further pods until it is decided."""
+        """Whether pods may have moved. The node gets no new pods until it has ended."""
         return self.taken and self.phase is RebindPhase.PENDING and self.plan is not None
 
 

@@ -28,10 +28,10 @@ MAX_SHARES: Final = 262_144
 
 
 class CgroupLimits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Values of one cgroup; None: not decided, the value stays. `quota_microseconds` of CPU time in
-    each 100,000 and `memory_limit_bytes` may be UNLIMITED. `mems` are NUMA nodes; on cgroup v2 an
-    empty set means the parent's. `migrate`: whether pages move when `mems` change, on v1 only: v2
-    always moves them."""
+    """Values of one cgroup. None: there is no decision, and the value stays. `quota_microseconds`
+    (of CPU time in each 100,000) and `memory_limit_bytes` may be UNLIMITED. `mems`: NUMA nodes; on
+    cgroup v2 an empty set means those of the parent. `migrate`: whether pages move when `mems`
+    changes; it counts on v1 only, because v2 always moves them."""
 
     quota_microseconds: int | None = None
     shares: int | None = None
@@ -44,11 +44,11 @@ NO_LIMITS: Final = CgroupLimits()
 
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The wanted values of one container; `cpuset` None: it stays. `exclusive`: the container's pod
-    owns the CPUs. `kubelet`: a static kubelet assigned them, and a cpuset in its request overrides
-    `cpuset`. `keeps_quota`: the CFS quota of the request stays. `blocked`: why the container must
-    not be created yet: its CPUs are in use, or it has none. `visible` None: its devices are not
-    decided."""
+    """The wanted values of one container. `cpuset` None: its cpuset stays. `exclusive`: its pod
+    owns the CPUs. `kubelet`: a kubelet with the static policy assigned them, and a cpuset in its
+    request overrides `cpuset`. `keeps_quota`: the CFS quota of the request stays. `blocked`: why
+    the container must not be created yet, for example because its CPUs are in use. `visible` None:
+    there is no decision about its devices."""
 
     cpuset: str | None = None
     exclusive: bool = False
@@ -65,7 +65,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def lifts_quota(self) -> bool:
-        """Whether the container's CFS quota is removed, though `limits` does not decide it."""
+        """Whether the container's CFS quota is removed because it has exclusive CPUs."""
         has_quota = self.limits.quota_microseconds is not None
         return self.exclusive and not has_quota and not self.keeps_quota
 
@@ -201,8 +201,8 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     local_owners: tuple[LocalOwner, ...] = ()
     """Their pods are in `owners` too."""
     announced: tuple[str, ...] | None = None
-    """The uids of announced pods whose cgroup has its CPUs: the runtime may make their sandbox.
-    None: the agent is of a version that does not set them."""
+    """The uids of announced pods whose cgroup has the right CPUs: the runtime may create their
+    sandbox. None: the agent's version does not set it."""
     devices: NodeVisibility | None = None
     """None: the agent does not decide about device visibility."""
 

@@ -1,10 +1,10 @@
-"""Protobuf messages as bytes: reading of single fields, and changes as patches behind a message.
+"""Protobuf messages as bytes: single fields are read, and changes are appended as patches.
 
-Few fields of a message are read and fewer are changed, so it is never decoded as a whole and no
-protobuf library is loaded. Two properties of the encoding make that possible: occurrences of an
-embedded message merge, and the last occurrence of a scalar wins. So the concatenated payloads of
-all occurrences are the merged message, and a patch appended to a message overrides a nested field
-while every original byte stays, also of fields that we do not know.
+Few fields of a message are read and fewer are changed, so it is never decoded as a whole, and no
+protobuf library is loaded. Two rules of the encoding make that possible: all occurrences of an
+embedded message are merged, and the last occurrence of a scalar counts. So the concatenated
+payloads of all occurrences are the merged message, and a patch at the end of a message overrides a
+nested field, while all other bytes stay, also those of unknown fields.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def string_map(message: bytes, wanted: int) -> dict[str, str]:
 
 
 def filtered(message: bytes, keeps: Callable[[int, bytes], bool], *path: int) -> bytes:
-    """The message with only those fields of the embedded one at the path that `keeps`, by number
-    and payload, accepts; fields of other types than BYTES stay. Raises WireError."""
+    """The message without those fields of the embedded message at the path for which `keeps`, with
+    number and payload, returns False. Fields of other types than BYTES stay. Raises WireError."""
     kept = []
     for field, kind, payload in fields(message):
         if kind == BYTES:

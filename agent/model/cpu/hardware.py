@@ -1,5 +1,5 @@
-"""What people want to know of a machine and no decision needs: models of CPUs, caches, kinds of
-memory."""
+"""Properties of a machine that are shown and that no decision needs: models of CPUs, caches, kinds
+of memory."""
 
 from __future__ import annotations
 

@@ -78,9 +78,9 @@ def device_files(
     capability_nodes: Mapping[str, DeviceNode] | None = None,
     before: DeviceFiles = NO_FILES,
 ) -> DeviceFiles:
-    """The files of `devices`. `gpus` None: not listed yet. A device whose files are not visible now
-    keeps its files of `before`, unless another device has them now: an RDMA device or virtual
-    function is not visible while it is in the network namespace of its pod."""
+    """The files of `devices`. `gpus` None: the driver has not listed them yet. A device whose files
+    are not visible now keeps its files in `before`, unless another device has them now: an RDMA
+    device or virtual function is not visible while it is in the network namespace of its pod."""
     listed = list(devices)
     minors = {each.uuid: each.minor for each in listed if each.type == DeviceType.GPU}
     now = {(each.type, each.uuid): each for each in (*_rdma(rdma), *_fpgas(fpgas))}
@@ -109,8 +109,8 @@ def device_files(
 def _with_hidden(
     now: OtherFiles | None, before: OtherFiles | None, seen: Collection[str]
 ) -> OtherFiles | None:
-    """The visible files. Where there are none, the files of `before` that no other device has now
-    (`seen`, by path)."""
+    """The visible files of a device, if it has any; otherwise its files in `before`, without those
+    that another device has now (`seen`, by path)."""
     if before is None:
         return now
     functions = {bus: _without(nodes, seen) for bus, nodes in before.functions.items()}
@@ -130,8 +130,8 @@ def _without(nodes: Iterable[DeviceNode], seen: Collection[str]) -> tuple[Device
 
 
 def _card(gpu: Gpu, minor: int | None, capability_nodes: Mapping[str, DeviceNode]) -> CardFiles:
-    """`minor`: the card's minor in the Device object. If it differs from the driver's, the driver's
-    is unknown or another card has it now."""
+    """The files of a card. `minor`: the card's minor in the Device object. If it differs from the
+    driver's minor, the latter is unknown, or belongs to another card."""
     nodes = (
         ()
         if gpu.minor is None or gpu.minor != minor

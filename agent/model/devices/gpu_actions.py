@@ -16,8 +16,8 @@ class GpuActionError(ValueError):
 
 
 class Action(enum.StrEnum):
-    """From none to manual repair; `agent.model.devices.gpu_health` has the evidence that ends
-    each."""
+    """What a fault requires, from nothing to manual repair. `agent.model.devices.gpu_health` has
+    the evidence that ends each."""
 
     IGNORE = "ignore"
     RESTART_APP = "restart-app"
@@ -84,8 +84,9 @@ def is_xid(reason: str) -> bool:
 
 
 class GpuActions:
-    """The action of each reason. `overrides`: a site's actions. `any_other`: for XIDs in no row. A
-    state in no row is a fault of the driver, which needs an administrator: `SUPPORT`."""
+    """The action for each reason. `overrides`: the site's actions. `any_other`: for XIDs that the
+    catalogue does not have. Any other reason is a fault of the driver, which needs an
+    administrator: `SUPPORT`."""
 
     def __init__(self, overrides: Mapping[str, Action], any_other: Action = ANY_OTHER) -> None:
         catalogue = {xid_reason(number): action for number, action in CATALOGUE.items()}

@@ -27,8 +27,8 @@ def devices(
     host_memory_bytes: int = 0,
 ) -> tuple[Device, ...]:
     """The devices, sorted by minor. `places`: by PCI address. `cordoned`: reasons by UUID.
-    `host_memory_bytes`: the memory of cards that have none of their own. A card without a minor, or
-    whose minor another card has, gets the next number above all minors, in order of index."""
+    `host_memory_bytes`: the memory that cards without their own memory use. A card without a minor,
+    or with the minor of another card, gets the next number above all minors, in order of index."""
     ordered = sorted(
         health.cards, key=lambda card: (card.gpu.index < 0, card.gpu.index, card.gpu.uuid)
     )
@@ -71,7 +71,8 @@ def _device(
 
 
 def _resources(gpu: Gpu, host_memory_bytes: int) -> dict[str, int]:
-    """Empty for a card in MIG mode, with instances or without: it can't be allocated whole."""
+    """The resources of a card; empty in MIG mode, with or without instances: such a card can't be
+    allocated whole."""
     if gpu.mig:
         return {}
     memory = host_memory_bytes if gpu.memory_bytes is None else gpu.memory_bytes
@@ -136,8 +137,8 @@ def unknown_cordons(annotations: Mapping[str, str], cards: Iterable[Gpu]) -> tup
 
 
 def _cordoned_names(annotations: Mapping[str, str]) -> set[str]:
-    """UUIDs in lower case, addresses as the kernel writes them; NVIDIA's tools write both
-    differently."""
+    """The names in the annotation: UUIDs in lower case, and PCI addresses as the kernel writes
+    them. NVIDIA's tools write both differently."""
     listed = annotations.get(CORDONED_GPUS, "").split(",", bounds.MAX_DEVICES)
     named = (each.strip() for each in listed[: bounds.MAX_DEVICES])
     return {pci_address(each) or each.lower() for each in named} - {""}

@@ -1,10 +1,11 @@
 """The health of GPUs: the faults of a card, and the evidence that ends each fault.
 
-There are two kinds. A *state* is present while reports of the driver show it; it stays if the
-driver does not answer. An *XID* is an event. It stays until later evidence shows that the required
-action was taken (`_EVIDENCE`); that the card answers is not evidence. An XID that requires only a
-restart of the application ends when the processes of that time no longer use the card, or after
-`RESTART_SECONDS`. No function reads a clock: times are arguments, in seconds since 1970.
+There are two kinds of faults. A *state* is present while reports of the driver show it; it stays if
+the driver does not answer. An *XID* is an event. It stays until later evidence shows that the
+required action was taken (`_EVIDENCE`); an answer of the card is not such evidence. An XID that
+requires only a restart of the application ends when the processes that used the card then no longer
+use it, or after `RESTART_SECONDS`. No function reads a clock: times are arguments, in seconds since
+1970.
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ def _conditions(reading: GpuReading) -> Iterator[tuple[str, str]]:
 
 
 RESTART_SECONDS: Final = 300
-"""The longest time for which an XID with the action restart-app keeps a card unhealthy, as when its
-processes are unknown or run outside pods."""
+"""The longest time for which an XID with the action restart-app keeps a card unhealthy. It counts
+if the card's processes are unknown, or do not end."""
 
 
 class Evidence(enum.Enum):
@@ -153,9 +154,10 @@ class GpuCondition(msgspec.Struct, frozen=True):
 
 
 class GpuCard(msgspec.Struct, frozen=True):
-    """A card that the driver has listed. `seen`: the time of the last listing. `health_changed`:
-    the last change of its health. `energy_millijoules`: the last reading, which falls only when the
-    driver restarts. `labels`: those of a card from an earlier run, until it is listed again."""
+    """A card that the driver has listed. `seen`: the time when it was listed last.
+    `health_changed`: the time when its health changed last. `energy_millijoules`: the last reading,
+    which falls only when the driver restarts. `labels`: of a card from an earlier run, until the
+    driver lists it again."""
 
     gpu: Gpu
     seen: int
@@ -241,7 +243,7 @@ def _summed(cards: Iterable[GpuCard], driver: str, buses: Collection[str] | None
 
 
 def _named(silent: Iterable[SilentGpu]) -> Iterator[Gpu]:
-    """The cards for which the driver reports an identity and nothing else."""
+    """The cards of which the driver reports only UUID and address."""
     return (Gpu(each.uuid, each.index, each.bus) for each in silent if each.uuid and each.bus)
 
 

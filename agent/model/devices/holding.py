@@ -34,9 +34,9 @@ class HoldingSource(enum.StrEnum):
     CONTAINER = "container"
     """The CDI names with which the kubelet asked the runtime for the container."""
     ENVIRONMENT = "environment"
-    """The environment, mounts and annotations of the running container, which the author of its pod
-    writes: they prove nothing, and only tell which part of a device it is that another source
-    proves."""
+    """The environment, mounts and annotations of the running container. The author of its pod
+    writes them, so they are no proof of a holding; they only identify the part of a device that the
+    container holds by another source."""
     NODE = "node"
     """The device nodes of the running container."""
 
@@ -50,7 +50,7 @@ class Form(enum.StrEnum):
 
     WHOLE = "whole"
     SHARE = "share"
-    """A number of percents or bytes, which a scheduler accounts for."""
+    """A part in percent or bytes, which a scheduler allocates."""
     REPLICA = "replica"
     """A share by time-slicing or MPS."""
     INSTANCE = "instance"
@@ -58,7 +58,7 @@ class Form(enum.StrEnum):
     FUNCTION = "function"
     """A virtual function."""
     OPEN = "open"
-    """The container can open the device, as many others can: nothing is taken."""
+    """The container can open the device, as many others can, and holds no part of it."""
     CPUS = "cpus"
     """CPUs that a DRA driver allocated, not a device."""
 

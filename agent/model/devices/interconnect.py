@@ -4,11 +4,12 @@ The annotation `topolet.io/gpu-links` of the Device object lists pairs of cards 
 the same values are in one entry: `[{"ancestor": "switch", "nvlinks": 2, "mbPerSecond": 50000,
 "pairs": [[0, 1], [2, 3]]}]`. The values are the driver's, not scores.
 
-Koordinator's annotation gpu-partitions is computed from the links. The cards are halved repeatedly.
-Each halving makes the slowest link within a half as fast as possible, then the sum of the links
-within both halves as high as possible; of equal halvings it takes the one where the half with the
-lowest card has the lowest numbers. A set is listed if a ring of links connects all its cards:
-collective operations run around the ring, at the speed of its slowest link."""
+Koordinator's annotation gpu-partitions is computed from the links. The set of all cards is divided
+into halves, and these again, down to single cards. Each division makes the slowest link within the
+halves as fast as possible, then the sum of the links within both halves as high as possible; of
+equal divisions the one counts in which the half with the lowest card has the lowest numbers. A set
+is listed if a ring of links connects all its cards: collective operations run around the ring, at
+the speed of its slowest link."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class GpuLink(msgspec.Struct, frozen=True):
 
 
 Interconnect = dict[tuple[int, int], GpuLink]
-"""By two minors, the lower first; nothing is known about a missing pair."""
+"""By two minors, the lower first. The link of a missing pair is unknown."""
 
 
 def encode_links(devices: Iterable[Device], pairs: Iterable[GpuPair]) -> dict[str, str]:
@@ -223,7 +224,7 @@ _decoder: Final = msgspec.json.Decoder(tuple[_Entry, ...] | None)
 
 
 def _halves(matrix: _Matrix, members: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The set itself and all sets that the halvings make of it, in order of their lowest cards."""
+    """The set itself and all sets into which it is divided, in order of their lowest cards."""
     if not members:
         return
     yield members

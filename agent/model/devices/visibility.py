@@ -55,13 +55,13 @@ def of_pod(annotations: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def cleaned(path: str) -> str:
-    """The path normalised as runtimes do it; POSIX keeps two leading slashes."""
+    """The path as runtimes normalise it: with one leading slash, where POSIX keeps two."""
     return normpath(f"/{path.lstrip('/')}") if path.startswith("/") else normpath(path)
 
 
 def mounted(container_path: str) -> str | None:
-    """The device that a mount names, by its CDI name if the mount has one; None for other mounts.
-    NVIDIA's runtime takes whatever follows the root, also without a slash between them."""
+    """The device that a mount names, with its CDI kind if the mount has one; None for other mounts.
+    For NVIDIA's runtime the name is everything after MOUNT_ROOT, also without a slash between."""
     path = cleaned(container_path)
     below = path.removeprefix(MOUNT_ROOT).strip("/")
     if not path.startswith(MOUNT_ROOT) or not below or below.startswith(_IMEX_MOUNT):
@@ -138,9 +138,9 @@ class Visibility(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeDevice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A device of the node with all its names. `holders`: the uids of the pods that a scheduler
-    allocated it to. `card`: for a MIG instance, the UUID of its card. `nodes`: the paths of its own
-    device nodes, for an instance without those of its card; empty if many containers may open
+    """A device of the node with its names. `holders`: the uids of the pods to which a scheduler
+    allocated it. `card`: of a MIG instance, the UUID of its card. `nodes`: the paths of its own
+    device nodes (of an instance without those of its card); empty if many containers may open
     them."""
 
     uuid: str

@@ -355,9 +355,9 @@ def kubelet_allocated(annotations: Mapping[str, str]) -> dict[str, CpuSet]:
 def only_kubelet_allocated(text: str) -> str:
     """The annotation pod-cpu-allocs without the entries that `kubelet_allocated` does not read. A
     text that can't be read is not changed."""
-    notes = {POD_CPU_ALLOCS: text}
+    annotations = {POD_CPU_ALLOCS: text}
     try:
-        entries = decoded(notes, POD_CPU_ALLOCS, _allocs, bounds.OBJECT_LIST_BYTES) or ()
+        entries = decoded(annotations, POD_CPU_ALLOCS, _allocs, bounds.OBJECT_LIST_BYTES) or ()
     except AnnotationError:
         return text
     return _text(tuple(each for each in entries if each.managed_by_kubelet))
@@ -386,17 +386,17 @@ def _cpus(text: str, caches_of_zones: tuple[str, ...]) -> tuple[Cpu, ...]:
     detail = decoded({CPU_TOPOLOGY: text}, CPU_TOPOLOGY, _cpu_topology, bounds.OBJECT_LIST_BYTES)
     if detail is None:
         return ()
-    leads: dict[tuple[int, int], int] = {}
+    lowest: dict[tuple[int, int], int] = {}
     for each in detail.detail:
         core = each.socket, each.core
-        leads[core] = min(leads.get(core, each.id), each.id)
+        lowest[core] = min(lowest.get(core, each.id), each.id)
     if len({each.id for each in detail.detail}) < len(detail.detail):
         raise AnnotationError(CPU_TOPOLOGY, "detail: a CPU is named twice")
     caches = _caches(caches_of_zones)
     return tuple(
         Cpu(
             id=each.id,
-            core=leads[each.socket, each.core],
+            core=lowest[each.socket, each.core],
             l3=caches.get(each.id),
             die=None,
             socket=each.socket,
@@ -412,9 +412,9 @@ def _caches(lists: Iterable[str]) -> dict[int, int]:
     found: dict[int, int] = {}
     for text in ";".join(lists).split(";"):
         try:
-            mine = CpuSet.parse(text)
+            shared_by = CpuSet.parse(text)
         except CpuSetError:
             continue
-        for cpu in mine:
-            found[cpu] = (mine.mask & -mine.mask).bit_length() - 1
+        for cpu in shared_by:
+            found[cpu] = (shared_by.mask & -shared_by.mask).bit_length() - 1
     return found

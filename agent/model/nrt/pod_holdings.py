@@ -40,8 +40,8 @@ def holdings(
 ) -> Holdings:
     """The CPUs, bytes of memory and numbers of devices that pods hold.
 
-    `ended`: ended pods of which the runtime has nothing left. Kubelets before 1.34 list them until
-    they are deleted (Kubernetes issue 119423; later kubelets have the feature gate
+    `ended`: ended pods that the runtime has removed. Kubelets before 1.34 list them until they are
+    deleted (Kubernetes issue 119423; later kubelets have the feature gate
     KubeletPodResourcesListUseActivePods). Two pods with one name are one entry, with the resources
     of both. A device counts on each NUMA node that it is near to."""
     alive = [pod for pod in pods if pod.key not in ended]

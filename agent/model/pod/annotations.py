@@ -81,8 +81,9 @@ def cpu_list(key: str, field: str, text: str) -> CpuSet:
 
 
 class ResourceSpec(msgspec.Struct, frozen=True):
-    """`required` None: nothing is required. DEFAULT in either place: the configured policy. No
-    exclusive policy is configured, so the proposal's `Default` is NONE."""
+    """The annotation resource-spec. `required` None: no policy is required. DEFAULT, in either
+    field, means the configured policy. No exclusive policy can be configured, so the proposal's
+    `Default` is NONE there."""
 
     preferred: BindPolicy = BindPolicy.DEFAULT
     required: BindPolicy | None = None
@@ -90,7 +91,8 @@ class ResourceSpec(msgspec.Struct, frozen=True):
 
 
 class NumaSpec(msgspec.Struct, frozen=True):
-    """`policy` None: the node's policy. `exclusive` None: the default of the policy."""
+    """The annotation numa-topology-spec. `policy` None: the node's policy. `exclusive` None: the
+    default of the policy."""
 
     policy: NumaPolicy | None = None
     exclusive: NumaExclusive | None = None
@@ -206,9 +208,10 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
         return tuple(each.node for each in self.cpu_shared_pools)
 
     def pool_shares(self, cpu_milli: int) -> dict[int, int]:
-        """By NUMA node of cpuSharedPools, its share of a pod's CPU request: cpuSharedPools has no
-        amounts. The shares are equal, a remainder goes to the first nodes, and a node without a
-        share is left out. Empty if numaNodeResources has the pod's CPU. Raises AnnotationError."""
+        """The shares of a pod's CPU request, in milli-CPU, on the NUMA nodes of cpuSharedPools,
+        which has no amounts itself. The shares are equal, the remainder goes to the first nodes,
+        and nodes without a share are left out. Empty if numaNodeResources has the pod's CPU. Raises
+        AnnotationError."""
         if self._has_cpu():
             return {}
         nodes = dict.fromkeys(each.node for each in self.cpu_shared_pools)

@@ -68,8 +68,8 @@ _NO_RESOURCES: Final = BatchResources()
 
 
 def batch_resources(annotations: Mapping[str, str]) -> dict[str, BatchResources]:
-    """By container name; empty for a pod without batch resources. Raises AnnotationError, which
-    names the container and the resource."""
+    """The batch resources by container name; empty for a pod without any. Raises AnnotationError,
+    which names the container and the resource."""
     spec = decoded(annotations, EXTENDED_RESOURCE_SPEC, _decoder, bounds.POD_LIST_BYTES)
     containers = (spec and spec.containers) or {}
     return {name: _container(name, each) for name, each in containers.items()}
@@ -84,9 +84,10 @@ def batch_excess(
     named: Mapping[str, BatchResources],
     spec: Mapping[str, tuple[Mapping[str, int], Mapping[str, int]]],
 ) -> str:
-    """Where an annotation names more than the containers' own resources, which a scheduler has
-    counted: the container and the resource, "" for nowhere. `spec`: requests and limits by
-    container name; containers that are not in it do not count."""
+    """The message about an annotation that names more than the containers' own resources, which a
+    scheduler has counted: it names the container and the resource. "" if the annotation does not.
+    `named`: the amounts in the annotation. `spec`: the requests and limits of the containers by
+    name; others do not count."""
     for name, amounts in named.items():
         if name not in spec:
             continue
@@ -101,8 +102,8 @@ def batch_excess(
             if field == "limits" and not own:
                 continue
             if amount is None or amount > own:
-                said = "no limit" if amount is None else amount
-                text = f"containers.{name[:63]}.{field}.{names[0]}: {said} is more than {own}"
+                shown = "no limit" if amount is None else amount
+                text = f"containers.{name[:63]}.{field}.{names[0]}: {shown} is more than {own}"
                 return f"{text}, which the container has"
     return ""
 

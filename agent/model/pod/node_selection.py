@@ -48,8 +48,9 @@ class PodAffinity(msgspec.Struct, frozen=True, rename="camel"):
 def admitted_values(
     label: str, selector: Mapping[str, str] | None, affinity: PodAffinity | None
 ) -> tuple[str, ...]:
-    """Sorted; empty: any value, also if there are more than MAX_VALUES. A pod that no value suits
-    gets the values of its node selector."""
+    """The admitted values, sorted; empty: any value, also if there are more than MAX_VALUES. The
+    node selector alone decides if it names the label: a pod whose affinity excludes that value fits
+    no node in any case."""
     required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
     terms = [_of_term(label, each) for each in (required and required.node_selector_terms) or ()]
     found: frozenset[str] = frozenset()

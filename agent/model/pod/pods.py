@@ -56,12 +56,13 @@ class EndedContainer(msgspec.Struct, frozen=True):
 
 class Pod(msgspec.Struct, frozen=True):
     """A pod on this node. `containers`: without the pause containers, which are `sandboxes`.
-    `ended`: the newest ended container of each name that has no other container; only for pods for
-    which ended containers matter.
+    `ended`: the newest ended container of each name that no other container has; only for pods
+    whose ended containers count.
 
-    `named`: the container names in its spec, None while the spec is unknown. `unequal`: where the
-    CPU limit differs from the request, "" if they are equal or unknown. `batch_excess`: where
-    extended-resource-spec names more than the pod's spec, "" if nowhere or unknown.
+    `named`: the container names in its spec, None while the spec is unknown. `unequal`: the
+    message about a CPU limit that differs from the request (`apiobjects.unequal_cpu`).
+    `batch_excess`: the message about an extended-resource-spec with more than the pod's spec
+    (`batch.batch_excess`). Both are "" for none, or if unknown.
 
     `created_at`: nanoseconds since 1970, of the oldest sandbox, or of the notification if the
     runtime does not have the pod yet.
@@ -83,8 +84,9 @@ class Pod(msgspec.Struct, frozen=True):
 
     @property
     def qos(self) -> QoS:
-        """The class for decisions of the node. BE counts only in a BestEffort cgroup: any other has
-        a weight of its own, with which it would take time from LSR pods in the BE pool."""
+        """The class for decisions of the node. BE counts only in a BestEffort cgroup: another
+        cgroup has a higher weight, with which the pod would take CPU time from LSR pods in the BE
+        pool."""
         of_labels = qos_of(self.labels, self.kube_class)
         return QoS.LS if of_labels is QoS.BE and self.kube_class != "besteffort" else of_labels
 

@@ -35,9 +35,10 @@ class FollowedPolicies(enum.Enum):
 
 
 class ResourceRequest(msgspec.Struct, frozen=True):
-    """`requests`: `cpu` in milli-CPU, the rest in units; zero amounts are left out. `owner`: class
-    and priority let the pod own CPUs. `cpu_limit_milli` None or 0: no limit. `guaranteed`: the pod
-    is Guaranteed, or LSE or LSR with a CPU limit that equals the request."""
+    """The request of a pod. `requests`: `cpu` in milli-CPU, the rest in units; zero amounts are
+    left out. `owner`: the pod may own CPUs by its class and priority. `cpu_limit_milli` None or 0:
+    no limit. `guaranteed`: the pod is Guaranteed, or LSE or LSR with a CPU limit that equals the
+    request."""
 
     uid: str
     title: str
@@ -97,7 +98,8 @@ _BANDS: Final = {
 
 
 def _band(priority: int | None, priority_class: str) -> str | None:
-    """None: no band, so the default of the QoS class applies, which for LSE and LSR is prod."""
+    """The priority class; None if there is none: then the default of the QoS class applies, which
+    is koord-prod for LSE and LSR."""
     if priority_class in _BANDS:
         return priority_class
     if priority is None:
@@ -122,10 +124,10 @@ def pod_total(
     whole: Mapping[str, int] = _NOTHING,
     overhead: Mapping[str, int] = _NOTHING,
 ) -> dict[str, int]:
-    """By resource, as the API server counts: the sum of the containers and all sidecars, or the
-    request of an init container with the sidecars before it, whichever is larger. Pod-level
-    requests (`whole`) override this for the resources that pods may request; `overhead` is
-    added."""
+    """The pod's request by resource, as the API server computes it: the sum of the containers and
+    all sidecars, or the request of an init container with the sidecars before it, whichever is
+    larger. Pod-level requests (`whole`) override it for the resources that pods may request;
+    `overhead` is added."""
     sidecars: dict[str, int] = {}
     most: dict[str, int] = {}
     for each in init:
@@ -152,7 +154,8 @@ def _add(sums: dict[str, int], amounts: Mapping[str, int]) -> None:
 
 
 def pod_requests(pod: ApiPod) -> dict[str, int]:
-    """By resource: `cpu` in milli-CPU, the rest in units, overhead included; zeros are left out."""
+    """The pod's request by resource: `cpu` in milli-CPU, the rest in units, with overhead. Zero
+    amounts are left out."""
     total = pod_total(
         (each.counted for each in pod.containers),
         (InitRequests(each.counted, each.sidecar) for each in pod.init_containers),

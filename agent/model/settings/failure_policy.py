@@ -25,7 +25,8 @@ _CLASSES: Final = (*QoS, DEVICES)
 _FAILS: Final = {"ignore": False, "fail": True}
 _MAX_SECONDS: Final = 60.0
 SANDBOX_SECONDS: Final = 0.05
-"""The most that a sandbox is held unless an option names its hook: it only sleeps."""
+"""The longest time for which a sandbox is held, unless an option names its hook: the pause
+container in it needs hardly any CPU time."""
 
 
 class HookSettings(Protocol):
@@ -46,7 +47,7 @@ class FailurePolicyError(ValueError):
 
 
 class FailurePolicies(msgspec.Struct, frozen=True):
-    """`rules` by hook and class, each a name or `*`."""
+    """Which calls fail. `rules`: by hook and class, each a name or `*`, whether the call fails."""
 
     rules: Mapping[tuple[str, str], bool]
 
@@ -62,15 +63,16 @@ class FailurePolicies(msgspec.Struct, frozen=True):
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """How long a call may be held, in seconds; that of a sandbox at most SANDBOX_SECONDS unless it
-    is in `by_hook`."""
+    """How long a call may be held: `by_hook`, else `default_seconds`, which is at most
+    SANDBOX_SECONDS for the creation of a sandbox."""
 
-    usual: float
+    default_seconds: float
     by_hook: Mapping[str, float] = {}
 
     def of(self, hook: str) -> float:
-        usual = min(self.usual, SANDBOX_SECONDS) if hook == RUN else self.usual
-        return self.by_hook.get(hook, usual)
+        """The seconds for calls of the hook."""
+        default = self.default_seconds
+        return self.by_hook.get(hook, min(default, SANDBOX_SECONDS) if hook == RUN else default)
 
 
 def failure_policies(settings: HookSettings) -> tuple[FailurePolicies, Deadlines]:
@@ -85,7 +87,8 @@ def failure_policies(settings: HookSettings) -> tuple[FailurePolicies, Deadlines
 
 
 def parse_policies(text: str) -> FailurePolicies:
-    """Of two rules for one hook and class the later one applies. Raises FailurePolicyError."""
+    """The policies in a text. If two rules have the same hook and class, the later one applies.
+    Raises FailurePolicyError."""
     rules = {}
     for name, value, rule in _pairs(text):
         hook, _, class_ = name.partition("/")
@@ -101,8 +104,9 @@ def parse_policies(text: str) -> FailurePolicies:
     return FailurePolicies(rules)
 
 
-def parse_deadlines(text: str, usual: float) -> Deadlines:
-    """`usual` seconds for hooks that `text` does not name. Raises FailurePolicyError."""
+def parse_deadlines(text: str, default_seconds: float) -> Deadlines:
+    """The deadlines in a text. `default_seconds`: for hooks that it does not name. Raises
+    FailurePolicyError."""
     by_hook = {}
     for hook, value, rule in _pairs(text):
         if hook not in HOOKS:
@@ -114,10 +118,11 @@ def parse_deadlines(text: str, usual: float) -> Deadlines:
         if not 0 <= seconds <= _MAX_SECONDS:
             raise FailurePolicyError(f"{rule!r}: not between 0 and {_MAX_SECONDS:g} seconds")
         by_hook[hook] = seconds
-    return Deadlines(usual, by_hook)
+    return Deadlines(default_seconds, by_hook)
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str, str]]:
+    """Name, value and whole text of each rule. Raises FailurePolicyError."""
     for part in text.split(","):
         if rule := part.strip():
             name, equals, value = rule.partition("=")

@@ -33,7 +33,7 @@ Weights = dict[str, int]
 
 
 class Measure(enum.StrEnum):
-    """A criterion of a node's score: amounts of resources, or the number of its used NUMA nodes."""
+    """A criterion of a node's score: amounts of resources, or the number of NUMA nodes in use."""
 
     RESOURCES = "Resources"
     NUMA_NODES = "NUMANodes"
@@ -61,15 +61,18 @@ class ZoneScoring(msgspec.Struct, frozen=True):
 
 
 class SchedulerArgs(msgspec.Struct, frozen=True):
-    """`node`: how nodes are scored; `numa`: how sets of NUMA nodes of one node are scored.
-    `measures`: a node's score is the mean of these. `gpu_objective`: how sets of GPUs of a node are
-    chosen. `zones`: how nodes are scored for plain pods. `prefer_l3`: among equal CPUs, those that
-    share an L3. `distribute_across_numa`: amounts of several NUMA nodes are split evenly; otherwise
-    they fill one NUMA node after the other. `devices`: the order of whole devices. `unshared_gpus`:
-    by vendor, the GPU models that are never divided, both as in the labels of nodes.
-    `placement`: what scores nodes instead, None: nothing does.
-    `strict_full_pcpus_only`: nodes that allocate only whole cores allocate them to Guaranteed, LSE
-    and LSR pods, and come last for pods that prefer SpreadByPCPUs."""
+    """The configuration.
+
+    Scores: `node` for nodes, `numa` for the sets of NUMA nodes of one node, `zones` for nodes of
+    plain pods. `measures`: a node's score is the mean of these. `placement`: the policy that scores
+    nodes instead; None: there is none.
+
+    Choices on a node: `gpu_objective` between sets of GPUs, `devices` between whole devices.
+    `prefer_l3`: of equal CPUs, those that share an L3 cache. `distribute_across_numa`: amounts on
+    several NUMA nodes are split evenly; otherwise they fill one NUMA node after the other.
+    `unshared_gpus`: by vendor, the GPU models that are never divided, both as in the labels of
+    nodes. `strict_full_pcpus_only`: nodes that allocate only whole cores allocate them to
+    Guaranteed, LSE and LSR pods, and come last for pods that prefer SpreadByPCPUs."""
 
     rules: Rules
     bind: BindPolicy
