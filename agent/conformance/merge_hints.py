@@ -180,7 +180,7 @@ def kubelet_merge(
         picks = tuple(_preferring(column, chosen) for column in table)
     else:
         picks = first_place([column.masks for column in table], chosen)
-        why = causes(table, picks, kept_out=False)
+        why = causes(table, picks, excluded=False)
     mask: int | None = full if chosen is None else chosen
     return Merged(
         None if single and mask == full else mask,

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agent.allocate.device_holders.holdings import (
-    given,
-    had_twice,
+    allocated_by_schedulers,
+    held_by_two_pods,
     resolve_holdings,
     taken,
-    withheld,
+    without_taken,
 )
 from agent.allocate.device_holders.names import Keys, keys
 from agent.discover.sysfs import SysfsReader
@@ -166,7 +166,7 @@ class DeviceView:
         release, wrong = _release(node)
         health = self._gpus.observe(expected, release=release)
         cards = [card.gpu for card in health.cards]
-        allocations, problems = given(pods)
+        allocations, problems = allocated_by_schedulers(pods)
         self._log_foreign(pods, allocations)
         made = device_list(
             DiscoveredDevices(
@@ -205,7 +205,9 @@ class DeviceView:
             uid: amounts(renumbered(of_pod, made.devices)) for uid, of_pod in allocations.items()
         }
         self.files = self._files(made.devices, cards, expected)
-        refused = had_twice(held, made.devices, found.holdings, {pod.uid: pod for pod in pods})
+        refused = held_by_two_pods(
+            held, made.devices, found.holdings, {pod.uid: pod for pod in pods}
+        )
         lacking = self._lacking(health, node, cards)
         self._report(
             (
@@ -232,7 +234,7 @@ class DeviceView:
             },
             sum_amounts([*held.values(), taken(found.holdings, made.devices)]),
             self._gfd_labels,
-            withheld(made.devices, found.holdings) if self._withhold else None,
+            without_taken(made.devices, found.holdings) if self._withhold else None,
         )
         return DeviceState(
             report,

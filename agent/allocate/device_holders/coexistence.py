@@ -1,6 +1,8 @@
-"""Which two containers may hold one device at the same time: one table by how they hold it.
+"""Which two containers may hold one device at the same time, by one table of the forms in which
+they hold it.
 
-The names do not matter: a card held as nvidia.com/gpu counts as koordinator.sh/gpu, and vice versa.
+The resource names do not matter: a card that is held as nvidia.com/gpu conflicts with the same card
+as koordinator.sh/gpu.
 """
 
 from __future__ import annotations
@@ -65,10 +67,10 @@ class Conflict(msgspec.Struct, frozen=True):
 def conflicts(
     holdings: Iterable[DeviceHolding], capacities: Mapping[tuple[str, str], Mapping[str, int]]
 ) -> tuple[Conflict, ...]:
-    """The refused one of each two conflicting holdings: the one from the less reliable source,
-    otherwise the later one in the given order. Shares that exceed the device are refused from the
-    last one on. `capacities`: by type and id of the device; a resource without an entry has no
-    limit."""
+    """The conflicts between two holdings of a device. The one from the less reliable source is
+    refused, of equal sources the later one in the given order. If shares exceed the device, the
+    last ones are refused. `capacities`: by type and id of the device; a resource without an entry
+    has no limit."""
     by_device: dict[tuple[str, str], list[DeviceHolding]] = {}
     for each in holdings:
         if each.device or each.form is Form.CPUS:
@@ -81,7 +83,7 @@ def conflicts(
             rule = _rule(one, other)
             if (
                 rule is not Rule.FITTING
-                and not _together(one, other)
+                and not _same_pod_or_claim(one, other)
                 and not _allowed(rule, one, other)
             ):
                 found.append(Conflict(one, other, rule))
@@ -89,7 +91,7 @@ def conflicts(
     return tuple(found)
 
 
-def _together(one: DeviceHolding, other: DeviceHolding) -> bool:
+def _same_pod_or_claim(one: DeviceHolding, other: DeviceHolding) -> bool:
     return one.uid == other.uid or one.claim == other.claim != ""
 
 
@@ -99,7 +101,7 @@ def _rule(one: DeviceHolding, other: DeviceHolding) -> Rule:
 
 def _allowed(rule: Rule, one: DeviceHolding, other: DeviceHolding) -> bool:
     if rule is Rule.OTHER_PART:
-        return _apart(one.part, other.part)
+        return _differ(one.part, other.part)
     if rule is Rule.OTHER_REPLICA:
         return one.resource == other.resource and one.part != other.part
     if rule is Rule.OTHER_CPUS:
@@ -107,8 +109,8 @@ def _allowed(rule: Rule, one: DeviceHolding, other: DeviceHolding) -> bool:
     return rule is Rule.KEPT
 
 
-def _apart(one: str, other: str) -> bool:
-    """Different parts, or different replicas of one."""
+def _differ(one: str, other: str) -> bool:
+    """Whether they are different parts, or different replicas of one part."""
     (part, _, replica), (other_part, _, other_replica) = one.partition("::"), other.partition("::")
     return part != other_part or bool(replica and other_replica and replica != other_replica)
 

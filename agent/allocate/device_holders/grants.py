@@ -31,7 +31,7 @@ CPU_DRIVER: Final = "dra.cpu"
 _MAX_NAMES: Final = 1024
 """More names than a node has devices; runtimes do not create containers with unknown devices."""
 _MAX_CHARACTERS: Final = 64 << 10
-"""Of all names of a container from one source, which are kept as long as it runs."""
+"""The most characters of all names of a container from one source, which are kept while it runs."""
 
 
 class Carriers(msgspec.Struct, frozen=True):

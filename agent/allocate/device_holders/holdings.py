@@ -1,9 +1,9 @@
 """Which pod holds which device, and which CPUs of a ResourceClaim.
 
-For one device and container only the best source counts: a checkpoint has the replicas of a device,
-which the container's environment does not show, and the environment has the MIG instances, which
-its device nodes do not show. A scheduler's allocation replaces both. The environment alone proves
-nothing, because any pod can name any device there.
+For one device and container only the best source counts. A checkpoint has the replicas of a device,
+which the container's environment does not have; the environment has the MIG instances, which the
+device nodes do not have. A scheduler's allocation replaces all of them. The environment alone is no
+proof, because any pod can name any device there.
 
 CPUs that a DRA driver gave to a container are exclusive and in no pool. They need two sources: the
 driver's variable in the container has the CPUs and the uid of the claim (dra-driver-cpu), and the
@@ -34,12 +34,14 @@ _ORDER: Final = {source: place for place, source in enumerate(HoldingSource)}
 
 _TAKING: Final = frozenset({Form.WHOLE, Form.REPLICA, Form.INSTANCE})
 
-_SHOWN: Final = frozenset({HoldingSource.CONTAINER, HoldingSource.ENVIRONMENT})
-"""What a container shows, and may have kept since before the pod got its allocation."""
+_OF_CONTAINER: Final = frozenset({HoldingSource.CONTAINER, HoldingSource.ENVIRONMENT})
+"""Sources in the container itself, which may be older than the pod's allocation."""
 
-_MAX_SHOWN: Final = 8
+_MAX_LISTED: Final = 8
+"""The most names in one message."""
 
-_LONGEST: Final = 64
+_MAX_CHARACTERS: Final = 64
+"""The most characters of a name in a message."""
 
 _CPU_DEVICE: Final = re.compile(r"cpudev(numa|socket|machine)?\d*")
 """The variable of dra-driver-cpu, which other drivers of CPUs also use."""
@@ -62,27 +64,27 @@ def resolve_holdings(
     allocated: Mapping[str, Mapping[str, Set[str]]],
     present: Collection[str] | None,
 ) -> ResolvedHoldings:
-    """`allocated`: the ids of devices or parts that a scheduler allocated, by pod uid and device
-    type. For these types they replace the devices of the kubelet and of the pod's containers, which
-    may be older than the allocation. What a container's environment names counts if another source
-    of the container has that device. `present`: the pods on this node, None if unknown; a kubelet
-    forgets ended pods only when it admits the next one."""
+    """Decides which device each container holds. `allocated`: the ids of the devices or parts that
+    a scheduler allocated, by pod uid and device type. For these types they replace the devices of
+    all other sources, which may be older. A device in a container's environment counts only if
+    another source of the container has it too. `present`: the pods on this node, None if unknown;
+    the kubelet removes ended pods only when it admits the next one."""
     found: dict[tuple[str, str, str, str], list[DeviceHolding]] = {}
     problems: list[str] = []
     notes: list[str] = []
     unproven: list[str] = []
-    here = [
+    present_grants = [
         each for each in sorted(grants, key=_grant_order) if present is None or each.uid in present
     ]
     proven = {
         _part(holding)
-        for grant in here
+        for grant in present_grants
         if grant.source is not HoldingSource.ENVIRONMENT
         for holding in meaning(grant, keys).holdings
     }
-    for grant in here:
-        written = grant.source is HoldingSource.ENVIRONMENT
-        if written and grant.resource == CPU_DRIVER:
+    for grant in present_grants:
+        by_environment = grant.source is HoldingSource.ENVIRONMENT
+        if by_environment and grant.resource == CPU_DRIVER:
             continue
         of_pod = allocated.get(grant.uid, {})
         if DeviceType.GPU in of_pod:
@@ -91,31 +93,34 @@ def resolve_holdings(
             grant = msgspec.structs.replace(grant, names=kept)
         read = meaning(grant, keys)
         title = f"pod {grant.uid}, {grant.container}: {grant.resource or grant.source.value}"
-        shown = read.unknown[:_MAX_SHOWN]
-        alone = list(read.unknown) if written else []
-        if not written:
-            problems += [f"{title}: {_quoted(each)} is not a device of this node" for each in shown]
-            if more := len(read.unknown) - len(shown):
+        listed = read.unknown[:_MAX_LISTED]
+        names_alone = list(read.unknown) if by_environment else []
+        if not by_environment:
+            problems += [
+                f"{title}: {_quoted(each)} is not a device of this node" for each in listed
+            ]
+            if more := len(read.unknown) - len(listed):
                 problems.append(f"{title}: {more} more names are not devices of this node")
         notes += [f"{title}: {_quoted(name)} {why}" for name, why in read.left]
         for holding in read.holdings:
-            given = of_pod.get(holding.type)
-            if given is not None and (
-                holding.source not in _SHOWN or given & {holding.device, holding.part}
+            allocated_ids = of_pod.get(holding.type)
+            if allocated_ids is not None and (
+                holding.source not in _OF_CONTAINER
+                or allocated_ids & {holding.device, holding.part}
             ):
                 continue
-            if written and proven.isdisjoint((_part(holding), _whole(holding))):
-                alone.append(holding.part or holding.device)
+            if by_environment and proven.isdisjoint((_part(holding), _whole(holding))):
+                names_alone.append(holding.part or holding.device)
                 continue
             key = holding.uid, holding.container, holding.type, holding.device
             known = found.setdefault(key, [])
             if not known or (known[0].source is holding.source and holding not in known):
                 known.append(holding)
-        if alone:
-            some = ", ".join(map(_quoted, alone[:_MAX_SHOWN]))
+        if names_alone:
+            some = ", ".join(map(_quoted, names_alone[:_MAX_LISTED]))
             unproven.append(
                 f"{title}: it names devices that neither the kubelet nor the runtime gave it, which"
-                f" do not count: {some} ({len(alone)} in all)"
+                f" do not count: {some} ({len(names_alone)} in all)"
             )
     ordered = sorted((each for held in found.values() for each in held), key=_order)
     return ResolvedHoldings(
@@ -138,7 +143,7 @@ def _whole(holding: DeviceHolding) -> tuple[str, ...]:
 
 
 def _quoted(name: str) -> str:
-    return repr(name[:_LONGEST])
+    return repr(name[:_MAX_CHARACTERS])
 
 
 def _grant_order(grant: ReportedDevices) -> tuple[int, str, str, str]:
@@ -218,9 +223,11 @@ def functions_taken(
     return found
 
 
-def withheld(devices: Iterable[Device], holdings: Iterable[DeviceHolding]) -> tuple[Device, ...]:
-    """For schedulers that ignore the annotations of a Device: taken devices are listed with zeros,
-    and taken virtual functions are omitted."""
+def without_taken(
+    devices: Iterable[Device], holdings: Iterable[DeviceHolding]
+) -> tuple[Device, ...]:
+    """The devices for schedulers that ignore the annotations of a Device: taken devices have the
+    amount 0 of each resource, and taken virtual functions are left out."""
     devices, holdings = tuple(devices), tuple(holdings)
     used = taken(holdings, devices)
     functions = functions_taken(holdings, devices)
@@ -246,7 +253,9 @@ def withheld(devices: Iterable[Device], holdings: Iterable[DeviceHolding]) -> tu
     )
 
 
-def given(pods: Iterable[Pod]) -> tuple[dict[str, AllocatedDevices], tuple[str, ...]]:
+def allocated_by_schedulers(
+    pods: Iterable[Pod],
+) -> tuple[dict[str, AllocatedDevices], tuple[str, ...]]:
     """The devices that schedulers allocated, by pod uid, and errors for annotations that can't be
     read."""
     found: dict[str, AllocatedDevices] = {}
@@ -262,13 +271,13 @@ def given(pods: Iterable[Pod]) -> tuple[dict[str, AllocatedDevices], tuple[str, 
     return found, tuple(problems)
 
 
-def had_twice(
+def held_by_two_pods(
     held: Mapping[str, DeviceAmounts],
     devices: Iterable[Device],
     holdings: Iterable[DeviceHolding],
     pods: Mapping[str, Pod],
 ) -> Iterator[str]:
-    """Devices that two pods hold although they must not: no frontend could prevent it."""
+    """Yields a message for each device that two pods hold although they may not share it."""
     devices = tuple(devices)
     allocations = (
         holding
@@ -278,7 +287,7 @@ def had_twice(
     capacities = {(device.type, device.uuid): device.resources for device in devices}
     of_devices = (each for each in holdings if each.form is not Form.CPUS)
     for each in conflicts((*allocations, *of_devices), capacities):
-        kept, refused = (pods[it.uid].title for it in (each.kept, each.refused))
+        kept, refused = pods[each.kept.uid].title, pods[each.refused.uid].title
         what = f"{each.kept.type} {each.kept.device}"
         yield f"pod {refused} has {what} beside pod {kept}, by {each.refused.source.value}"
 

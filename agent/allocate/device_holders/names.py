@@ -1,4 +1,4 @@
-"""What a name of a device means: one table for plugins, drivers and containers.
+"""Resolves the names of devices that plugins, drivers and containers use, by one table.
 
 A name resolves to a device by a key: its UUID, its PCI address, the path of its file, or a number,
 either `index` (NVML's) or `minor` (of /dev/nvidiaN).
@@ -35,7 +35,8 @@ Keys = Mapping[str, Target]
 class Row(msgspec.Struct, frozen=True):
     """Names of a resource that match `pattern`; the first row that matches applies. `key`: a
     template of the key, filled from the groups of the pattern; "" if the name stands for no device.
-    `why`: why it stands for none. `form`: if it differs from the form of the target."""
+    `why`: the reason why it stands for none. `form`: the form of the holding, None for the form of
+    the target."""
 
     resource: str
     pattern: str
@@ -130,7 +131,7 @@ def keys(
 
 
 def is_number(name: str) -> bool:
-    """Whether it is NVML's number of a card or of an instance, or of a replica of one."""
+    """Whether the name is NVML's number of a card or of an instance, or of a replica of one."""
     return _NUMBER.fullmatch(name) is not None
 
 

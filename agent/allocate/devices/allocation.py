@@ -153,8 +153,8 @@ def _same_sites(
 
 
 def _with_all(needs: Sequence[Need], scope: JointScope) -> tuple[int, ...]:
-    """The leading devices of each site that has enough of every type; empty where the pod requires
-    no common site."""
+    """The leading devices of each site that has enough devices of every type; none if the pod does
+    not require a common site."""
     if scope is JointScope.PREFERRED:
         return ()
     masks = [(need, _masks(need, scope)) for need in needs]
@@ -162,14 +162,15 @@ def _with_all(needs: Sequence[Need], scope: JointScope) -> tuple[int, ...]:
         mask
         for site, mask in masks[0][1].items()
         if all(
-            (of.get(site, 0) & it.candidates.fitting).bit_count() >= it.request.count
-            for it, of in masks
+            (by_site.get(site, 0) & need.candidates.fitting).bit_count() >= need.request.count
+            for need, by_site in masks
         )
     )
 
 
 def _common(needs: Sequence[Need], scope: JointScope) -> Iterator[set[_Site]]:
-    """Sets of sites that have enough of every type; those in use count as lower ones."""
+    """The sets of sites that together have enough devices of every type, smaller sets first; among
+    equally large ones, sets of sites with devices in use first."""
     lead = needs[0]
     having = [
         site
@@ -226,7 +227,7 @@ def node_score(
         fleet, stock = node.inventory.fleets[kind], node.stocks[kind]
         total, free = fleet.sums, stock.sums
         mask = allowed_devices(fleet, request.preferences.hints.get(kind), numa)
-        if mask != fleet.everyone:
+        if mask != fleet.all_minors:
             allowed = list(members(mask))
             total = summed(fleet.weighed, (fleet.totals[minor] for minor in allowed))
             free = summed(fleet.weighed, (stock.free[minor] for minor in allowed))
@@ -257,7 +258,7 @@ def _device(chosen: ChosenDevice) -> dict[str, Any]:
 
 
 def unavailable(node: NodeDevices, request: DeviceRequest, allocation: Allocation) -> str:
-    """The needed parts that the node no longer has; "" if it has all."""
+    """The first part of the allocation that the node no longer has; "" if it has all of it."""
     for kind, chosen in allocation.devices.items():
         for each in chosen:
             if missing := _gone(node, request, kind, each):

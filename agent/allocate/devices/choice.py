@@ -25,7 +25,7 @@ from agent.model.objects import LabelSelector
 _RANKS: Final = 3
 """The number of values of `_in_use`."""
 
-_REMEMBERED: Final = 4096
+_CACHED_RESULTS: Final = 4096
 """The size of the cache: one result for 16 GPUs may take some milliseconds."""
 
 
@@ -167,7 +167,7 @@ def _partition(need: Need) -> list[int] | DeviceCause:
 def _best_linked(links: LinkTable, need: Need, joint_groups: tuple[int, ...]) -> list[int] | None:
     """None when the links are unknown, or no scope has enough."""
     candidates, count, scope = need.candidates, need.request.count, need.scope
-    groups: Sequence[int] = (candidates.fleet.everyone,)
+    groups: Sequence[int] = (candidates.fleet.all_minors,)
     if LEVELS[scope] > LEVELS[DeviceTopologyScope.NODE]:
         if candidates.fleet.groups is None:
             return None
@@ -187,7 +187,7 @@ def _best_within(
     for mask in groups:
         free = (
             everywhere
-            if mask == candidates.fleet.everyone
+            if mask == candidates.fleet.all_minors
             else _places(links, candidates.fitting & mask)
         )
         chosen = links.table.best(free, count)
@@ -301,7 +301,7 @@ def _holds(candidates: Candidates, scope: DeviceTopologyScope, mask: int) -> boo
     return any(not mask & ~group.mask for group in groups if group.level >= LEVELS[scope])
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=_CACHED_RESULTS)
 def best_spread(table: GpuTable, free: int, count: int, groups: tuple[int, ...]) -> int | None:
     """A set of `count` of the places in `free`; `free` and the disjoint groups are masks. Among
     equal sets the one with the lowest numbers; None without such a set."""

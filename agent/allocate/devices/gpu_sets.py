@@ -13,7 +13,7 @@ other free GPUs leaves most.
 `besteffort` is go-gpuallocator's policy (gpuallocator/besteffort_policy.go, Allocate). All free
 GPUs are partitioned into sets of the wanted size and one of the remainder; of all partitions the
 one wins whose sets have the greatest sum over their pairs, and of its sets of full size the one
-with the greatest sum. So the policy protects the rest before it serves the job. Of equal
+with the greatest sum. So the links of the remaining GPUs count before those of the job. Of equal
 partitions, with sets in the order of their first member, the one wins whose first differing set has
 the lower numbers (a remainder comes after the sets that it is a prefix of); of equal sets the one
 with the lower first member. The best partition of a set of GPUs consists of those of its parts,
@@ -42,7 +42,7 @@ MAX_GPUS: Final = 16
 _FASTEST: Final = 1 << 48
 """The largest value of a pair, in any unit; sums over all pairs stay within 64 bits."""
 
-_REMEMBERED: Final = 1 << 15
+_CACHED_RESULTS: Final = 1 << 15
 """The size of a table's cache of results."""
 
 _MODELS: Final = 64
@@ -106,7 +106,7 @@ class BandwidthTable:
         if answer is None:
             if not 0 < count <= free.bit_count() or free >> self._count:
                 return None
-            if len(self._answers) >= _REMEMBERED:
+            if len(self._answers) >= _CACHED_RESULTS:
                 self._answers.clear()
             answer = self._answers[requested] = self._best(free, count)
         return answer

@@ -68,7 +68,8 @@ Amounts = dict[str, int]
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """By device type. `types`: the device types that list a resource, except GPUs."""
+    """The devices of a node. `fleets`: by device type. `types`: by resource, the device types
+    (without GPUs) that list it."""
 
     fleets: dict[str, Fleet]
     partitions: Partitions = Partitions()
@@ -77,17 +78,19 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """All devices of one type. `whole`: by resource, the amount of the largest device, healthy or
-    not. `weighed`: the resources that are scored. `totals`: zero for an unhealthy device; `sums`:
-    the sums of the scored resources. `pcies`: by switch. `groups`: narrow groups before wider ones,
-    by NUMA id and switch; None if a device has no topology."""
+    """All devices of one type, by minor; sets of them are masks of minors. `whole`: by resource,
+    the amount of the largest device, healthy or not. `weighed`: the resources that are scored.
+    `totals`: the amounts of each device, none of an unhealthy one; `sums`: their sums, for scored
+    resources. `all_minors`: all devices. `numa`: by NUMA node, `pcies`: by PCIe switch. `groups`:
+    of GPUs, narrow groups before wider ones; None if a device has no topology. `virtual`: whether a
+    device has virtual functions."""
 
     devices: dict[int, Device]
     whole: dict[str, int]
     weighed: tuple[str, ...]
     totals: dict[int, dict[str, int]]
     sums: dict[str, int]
-    everyone: int
+    all_minors: int
     healthy: int
     numa: dict[int, int]
     pcies: dict[str, int]
@@ -144,7 +147,7 @@ def _fleet(kind: str, found: dict[int, Device]) -> Fleet:
         weighed,
         totals,
         summed(weighed, totals.values()),
-        everyone=sum(1 << minor for minor in devices),
+        all_minors=sum(1 << minor for minor in devices),
         healthy=sum(1 << minor for minor, each in devices.items() if each.healthy),
         numa=dict(sorted(numa.items())),
         pcies=dict(sorted(pcies.items())),
@@ -176,14 +179,15 @@ def _groups(devices: Mapping[int, Device], numa: Mapping[int, int]) -> tuple[Gpu
 
 
 class NodeDevices(msgspec.Struct, frozen=True):
-    """By device type; `taken`: virtual functions that pods hold, by bus id."""
+    """The devices of a node with what pods leave free, by device type. `taken`: by type and minor,
+    the bus ids of the virtual functions that pods hold."""
 
     inventory: Inventory
     stocks: dict[str, Stock]
     taken: VirtualFunctions = {}
 
     def state(self) -> Hashable:
-        """What differs between nodes of one inventory."""
+        """A value that is equal for nodes of one inventory with the same free devices."""
         free = frozenset(
             (kind, minor, frozenset(amounts.items()))
             for kind, stock in self.stocks.items()

@@ -132,9 +132,10 @@ def typed(request: DeviceRequest, inventory: Inventory) -> DeviceRequest | Devic
 def _divided(
     total: dict[str, int], whole: Mapping[str, int], hint: DeviceHint | None
 ) -> TypeRequest | DeviceCause:
-    """Over the fewest devices that have the amounts: an amount within that of one device comes from
-    one, a multiple of it from whole devices. Several resources are divided over the same number of
-    devices, and one of them takes these as a whole."""
+    """Divides the amounts over the fewest devices that have them. An amount that one device has
+    comes from one device; a larger one must be a multiple, and comes from whole devices. Several
+    resources are divided over the same number of devices, of which one resource takes the whole
+    amount."""
     if not all(whole.get(name, 0) > 0 for name in total):
         return DeviceCause.INSUFFICIENT
     count = max(-(-amount // whole[name]) for name, amount in total.items())
@@ -279,7 +280,7 @@ def candidates_of(
 def allowed_devices(fleet: Fleet, hint: DeviceHint | None, numa: int | None) -> int:
     """The devices that labels and NUMA nodes admit. `numa`: a mask of NUMA nodes. A device without
     a NUMA node is on all of them, one without a topology on none."""
-    allowed = fleet.everyone
+    allowed = fleet.all_minors
     if numa is not None:
         allowed = 0
         for node, mask in fleet.numa.items():
@@ -291,7 +292,7 @@ def allowed_devices(fleet: Fleet, hint: DeviceHint | None, numa: int | None) -> 
 def selected(fleet: Fleet, hint: DeviceHint | None) -> int:
     """The devices whose labels the hint selects."""
     if hint is None or hint.selector is None:
-        return fleet.everyone
+        return fleet.all_minors
     matches = hint.selector.matches
     return sum(1 << minor for minor, each in fleet.devices.items() if matches(each.labels))
 
@@ -314,4 +315,4 @@ def _undivided(fleet: Fleet, stock: Stock) -> int:
     for mask in fleet.pcies.values():
         if mask & stock.used:
             used |= mask
-    return fleet.everyone & ~used
+    return fleet.all_minors & ~used

@@ -47,9 +47,9 @@ def take(layout: Layout, free: int, count: int, options: StaticOptions) -> int:
 def take_aligned(layout: Layout, free: int, count: int, options: StaticOptions) -> int:
     """Like `take`, but with full-pcpus-only only whole cores. Raises NotEnoughCpusError.
 
-    Half cores count in the order of use, as in the kubelet, but are not handed out: the choice is
-    made again among whole cores, then among those with most threads, as cores of different widths
-    may not add up to the request.
+    Cores with only some free CPUs influence the order, as in the kubelet, but are not taken: if the
+    first choice has one, the choice is repeated among whole cores, and then among the whole cores
+    with the most threads, since cores of different widths may not add up to the request.
     """
     cpus = take(layout, free, count, options)
     if not options.full_pcpus_only or of_whole_cores(layout, cpus) == cpus:
@@ -279,8 +279,9 @@ def _taken(
     portions: tuple[int, int],
     spread: bool,
 ) -> int:
-    """A node gives its base in one call and then group by group, as the kubelet does: one call for
-    all would give other CPUs. `portions`: groups of the base, CPUs of a group."""
+    """Takes the CPUs of each node in one call for the base and then group by group, as the kubelet
+    does; a single call would choose other CPUs. `portions`: the number of groups in the base, and
+    the CPUs of a group."""
     base, group = portions
     taken = 0
     for node, cpus in zip(nodes, given, strict=True):

@@ -61,7 +61,7 @@ class LocalRequest(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """The key of the claim's answer."""
+        """Pod uid and container name."""
         return self.uid, self.name
 
 
@@ -175,11 +175,11 @@ class LocalOutcome(msgspec.Struct, frozen=True):
     alignments: tuple[Alignment, ...] = ()
 
 
-class Book:
-    """The owners during a decision, as masks. `assignable` CPUs may be owned; `shared` are all CPUs
-    that are owned or shared. CPUs of ended containers stay with their pod. `withheld`: CPUs on
-    which a container still runs and which it is about to leave; no other container gets them in
-    this decision."""
+class OwnedCpus:
+    """The CPUs of the owners during a decision, as masks. `assignable`: CPUs that may be owned;
+    `shared`: all CPUs that are owned or shared. CPUs of ended containers stay with their pod.
+    `withheld`: CPUs on which a container still runs and which it is about to leave; no other
+    container gets them in this decision."""
 
     def __init__(self, assignable: int, shared: int) -> None:
         self.withheld = 0
@@ -195,8 +195,8 @@ class Book:
         """The CPUs that the claim owns, 0 for none."""
         return self._own.get(claim.key, 0)
 
-    def give(self, claim: LocalRequest, cpus: int) -> None:
-        """The claim owns these CPUs and no others from now on."""
+    def assign(self, claim: LocalRequest, cpus: int) -> None:
+        """Makes these the CPUs that the claim owns."""
         before = self._own.get(claim.key, 0)
         self._own[claim.key] = cpus
         uid = claim.uid

@@ -26,7 +26,7 @@ import msgspec
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, of_whole_cores, take_aligned
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import Area, Layout
-from agent.allocate.node_local.claim import Book, LocalRequest, Move, MoveReason
+from agent.allocate.node_local.claim import LocalRequest, Move, MoveReason, OwnedCpus
 from agent.model.cpu.cpuset import CpuSet, lowest
 
 _Cost: TypeAlias = tuple[int, int, int, int]
@@ -209,13 +209,13 @@ class Mover:
     def __init__(
         self,
         fit: CpuFit,
-        book: Book,
+        owners: OwnedCpus,
         settled: Sequence[LocalRequest],
         choose: Callable[[LocalRequest, int], int],
         users: bool,
     ) -> None:
         self._fit = fit
-        self._book = book
+        self._owners = owners
         self._choose = choose
         self._users = users
         self._settled = settled
@@ -223,12 +223,12 @@ class Mover:
         self._trials = _TRIALS
 
     def plan(self, refused: Sequence[LocalRequest], limit: int) -> list[Move]:
-        """Plans at most `limit` moves and applies them to the book. `refused`: claims that got no
-        CPUs."""
+        """Plans at most `limit` moves and applies them to the owners. `refused`: claims that
+        got no CPUs."""
         moves: list[Move] = []
         moved: set[tuple[str, str]] = set()
-        needy = self._needy()
-        for claim in needy:
+        improvable = self._improvable()
+        for claim in improvable:
             if len(moves) == limit:
                 return moves
             if target := self._better(claim):
@@ -236,26 +236,26 @@ class Mover:
                 moved.add(claim.key)
         if len(moves) == limit:
             return moves
-        needy = [each for each in needy if each.key not in moved]
+        improvable = [each for each in improvable if each.key not in moved]
         others = sorted(
             (each for each in self._settled if each.key not in moved), key=lambda each: each.cpus
         )
-        for claim in (*refused, *needy):
+        for claim in (*refused, *improvable):
             for other in others:
                 if other.key == claim.key:
                     continue
                 if not self._trials:
                     return moves
                 self._trials -= 1
-                if target := self._room(claim, other):
+                if target := self._target_to_make_room(claim, other):
                     return [*moves, self._move(other, target, MoveReason.MAKE_ROOM)]
         return moves
 
-    def _needy(self) -> list[LocalRequest]:
+    def _improvable(self) -> list[LocalRequest]:
         """The owners whose CPUs would have a lower cost on an empty node; the worst first."""
         found = []
         for index, claim in enumerate(self._settled):
-            cost = self._cost(claim, self._book.own(claim))
+            cost = self._cost(claim, self._owners.own(claim))
             ideal = self._ideal(claim)
             if ideal < cost:
                 excess = tuple(low - high for low, high in zip(ideal, cost, strict=True))
@@ -271,7 +271,7 @@ class Mover:
     def _stays_on(self, claim: LocalRequest) -> int:
         """The CPUs to which an owner may move."""
         layout = self._fit.layout
-        own = self._book.own(claim) if claim.hugepages else 0
+        own = self._owners.own(claim) if claim.hugepages else 0
         return layout.of_nodes(layout.node_ids(own)) if own else layout.cpus
 
     def _best(self, fit: CpuFit, claim: LocalRequest, free: int) -> int:
@@ -291,7 +291,7 @@ class Mover:
         known = self._ideals.get(key)
         if known is None:
             try:
-                known = self._cost(claim, self._best(self._fit, claim, self._book.assignable))
+                known = self._cost(claim, self._best(self._fit, claim, self._owners.assignable))
             except NotEnoughCpusError:
                 known = _NO_COST
             self._ideals[key] = known
@@ -299,10 +299,10 @@ class Mover:
 
     def _better(self, claim: LocalRequest) -> int:
         """CPUs at a lower cost, 0 if there are none."""
-        own = self._book.own(claim)
-        free = self._book.free(claim) & ~own
+        own = self._owners.own(claim)
+        free = self._owners.free(claim) & ~own
         target = self._lower(claim, own, free) if free else 0
-        if target and self._users and self._book.empties((claim, target)):
+        if target and self._users and self._owners.empties((claim, target)):
             return 0
         return target
 
@@ -313,30 +313,31 @@ class Mover:
             return 0
         return target if self._cost(claim, target) < self._cost(claim, own) else 0
 
-    def _room(self, claim: LocalRequest, other: LocalRequest) -> int:
-        """CPUs to which the other could move so that the claim then gets CPUs, or better ones; 0:
-        none."""
-        fit, book = self._fit, self._book
-        own, others = book.own(claim), book.own(other)
-        # The CPUs of an ended container of the other's pod stay with that pod.
-        leaves = others & ~book.ended_of_others(claim.uid)
-        free = book.free(claim) & ~own
-        wanted = self._gets(claim, own, free | leaves)
+    def _target_to_make_room(self, claim: LocalRequest, other: LocalRequest) -> int:
+        """CPUs to which `other` could move so that the claim then gets CPUs, or better ones; 0 if
+        there are none."""
+        fit, owners = self._fit, self._owners
+        own, others = owners.own(claim), owners.own(other)
+        # CPUs that ended containers of the pod of `other` keep do not become free.
+        leaves = others & ~owners.ended_of_others(claim.uid)
+        free = owners.free(claim) & ~own
+        wanted = self._cpus_from(claim, own, free | leaves)
         if not wanted & leaves:
             return 0
         placed = fit if fit.usable(others) == others else fit.loose
         try:
-            target = self._best(placed, other, (book.free(other) | others) & ~wanted & ~own)
+            target = self._best(placed, other, (owners.free(other) | others) & ~wanted & ~own)
         except NotEnoughCpusError:
             return 0
         if self._cost(other, others) < self._cost(other, target):
             return 0
-        gets = self._gets(claim, own, (free | leaves) & ~target)
-        if not gets or (self._users and book.empties((other, target), (claim, gets))):
+        gets = self._cpus_from(claim, own, (free | leaves) & ~target)
+        if not gets or (self._users and owners.empties((other, target), (claim, gets))):
             return 0
         return target
 
-    def _gets(self, claim: LocalRequest, own: int, free: int) -> int:
+    def _cpus_from(self, claim: LocalRequest, own: int, free: int) -> int:
+        """The CPUs that the claim gets if these are free; 0 if it gets none, or no better ones."""
         if own:
             return self._lower(claim, own, free)
         try:
@@ -345,7 +346,7 @@ class Mover:
             return 0
 
     def _move(self, claim: LocalRequest, target: int, reason: MoveReason) -> Move:
-        source = self._book.own(claim)
-        self._book.give(claim, target)
-        self._book.withheld |= source & ~target
+        source = self._owners.own(claim)
+        self._owners.assign(claim, target)
+        self._owners.withheld |= source & ~target
         return Move(claim.uid, claim.name, CpuSet.from_int(source), CpuSet.from_int(target), reason)

@@ -31,7 +31,6 @@ from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.kubelet.static_policy import AllocationRefused, RefusalReason
 from agent.allocate.node_local.claim import (
     Alignment,
-    Book,
     LocalAllocation,
     LocalDecision,
     LocalInput,
@@ -42,6 +41,7 @@ from agent.allocate.node_local.claim import (
     Move,
     MoveReason,
     Occupancy,
+    OwnedCpus,
     Share,
     Sharing,
 )
@@ -115,7 +115,7 @@ def decide(rules: LocalRules, claims: Iterable[LocalRequest], sharing: Sharing) 
     ordered = sorted(claims, key=lambda each: (each.created_at, each.uid, each.name))
     admission = _Admission(rules, ordered, sharing, shared)
     admission.admit(sharing.users)
-    if not sharing.users and not admission.book.pool and admission.refused:
+    if not sharing.users and not admission.owners.pool and admission.refused:
         admission = _Admission(rules, ordered, sharing, shared)
         admission.admit(True)
     return admission.decision()
@@ -135,16 +135,16 @@ class _Admission:
         self._sources: dict[tuple[str, str], int] = {}
         self._moves: list[Move] = []
         self._alignments: list[Alignment] = []
-        self.book = Book(self._assignable, shared)
+        self.owners = OwnedCpus(self._assignable, shared)
         self.refused: dict[tuple[str, str], AllocationRefused] = {}
 
     def admit(self, users: bool) -> None:
         """`users`: new owners must not empty the pool."""
         self._keep()
-        kept = [each for each in self._claims if self.book.own(each)]
-        newcomers = [each for each in self._claims if not each.ended and not self.book.own(each)]
+        kept = [each for each in self._claims if self.owners.own(each)]
+        newcomers = [each for each in self._claims if not each.ended and not self.owners.own(each)]
         for claim in kept:
-            if not claim.ended and self.book.own(claim).bit_count() != claim.cpus:
+            if not claim.ended and self.owners.own(claim).bit_count() != claim.cpus:
                 self._serve(claim, users)
         for claim in newcomers:
             self._serve(claim, users)
@@ -156,17 +156,17 @@ class _Admission:
     def decision(self) -> LocalDecision:
         answers = {}
         for claim in self._claims:
-            own = self.book.own(claim)
+            own = self.owners.own(claim)
             answers[claim.key] = LocalAllocation(
                 CpuSet.from_int(own),
                 CpuSet.from_int(self._original(claim, own)),
                 self.refused.get(claim.key),
             )
-        waits = bool(self.refused and self.book.withheld)
+        waits = bool(self.refused and self.owners.withheld)
         better = any(
             each.reason in (MoveReason.DEFRAGMENT, MoveReason.MAKE_ROOM) for each in self._moves
         )
-        pool = CpuSet.from_int(self.book.pool)
+        pool = CpuSet.from_int(self.owners.pool)
         return LocalDecision(
             answers, pool, tuple(self._moves), waits or better, tuple(self._alignments)
         )
@@ -179,8 +179,8 @@ class _Admission:
 
     def _keep(self) -> None:
         """Owners keep those of their CPUs that are online and requested."""
-        book = self.book
-        owners = _tenures(
+        owners = self.owners
+        present = _present_owners(
             self._claims,
             self._occupancy,
             self._assignable,
@@ -189,10 +189,10 @@ class _Admission:
             lambda cpus, count: cpus.bit_count() == count and self._fit.usable(cpus) == cpus,
         )
         leaving = 0
-        for tenure in owners:
-            claim, had = tenure.claim, tenure.cpus
-            base = had & book.untaken(claim)
-            if base != had and not tenure.certain:
+        for owner in present:
+            claim, had = owner.claim, owner.cpus
+            base = had & owners.untaken(claim)
+            if base != had and not owner.certain:
                 continue
             self._sources[claim.key] = had
             if not base:
@@ -201,19 +201,19 @@ class _Admission:
             if base.bit_count() > claim.cpus and not claim.ended and self._whole(claim):
                 kept = self._fit.shrunk(base, claim.cpus, claim.original.mask)
             leaving |= base & ~kept
-            if self._sharing.users and book.empties((claim, kept)):
+            if self._sharing.users and owners.empties((claim, kept)):
                 leaving |= kept
                 continue
-            book.give(claim, kept)
-            if claim.held and tenure.certain and not claim.ended and self._occupancy.alone(claim):
+            owners.assign(claim, kept)
+            if claim.held and owner.certain and not claim.ended and self._occupancy.alone(claim):
                 leaving |= claim.held.mask & ~kept
-        book.withheld = leaving
+        owners.withheld = leaving
 
     def _serve(self, claim: LocalRequest, users: bool) -> None:
         """Assigns CPUs to a claim that has none, or fewer than it requests."""
-        book, fit = self.book, self._fit
-        own = book.own(claim)
-        free = book.free(claim)
+        owners, fit = self.owners, self._fit
+        own = owners.own(claim)
+        free = owners.free(claim)
         if not self._whole(claim):
             self._refuse(claim, RefusalReason.NO_WHOLE_CORES, free)
             return
@@ -224,18 +224,18 @@ class _Admission:
             reason = RefusalReason.NOT_ENOUGH_CORES if cores else RefusalReason.NOT_ENOUGH_CPUS
             self._refuse(claim, reason, fit.usable(free | own))
             return
-        if users and book.empties((claim, cpus)):
+        if users and owners.empties((claim, cpus)):
             self._refuse(claim, RefusalReason.DEFAULT_EMPTIED, free)
             return
         if not own and (claim.devices or claim.hugepages):
             self._note_alignment(claim, cpus)
-        book.give(claim, cpus)
+        owners.assign(claim, cpus)
 
     def _choose(self, claim: LocalRequest, free: int) -> int:
         """All CPUs that the claim owns, and more; CPUs of ended containers of the pod first. Raises
         NotEnoughCpusError."""
-        own = self.book.own(claim)
-        left = self.book.reusable(claim)
+        own = self.owners.own(claim)
+        left = self.owners.reusable(claim)
         try:
             if (own | left).bit_count() > claim.cpus:
                 return self._grown(claim, own, left)
@@ -247,11 +247,11 @@ class _Admission:
         """`base` and free CPUs of the first area that has enough. An area without all of `base`
         does not count: the CPUs would be on more NUMA nodes. Raises NotEnoughCpusError."""
         *near, machine = device_areas(self._fit.layout, claim)
-        roomy = 0
+        with_hugepages = 0
         if claim.hugepages and not base:
-            roomy = self._rules.layout.of_nodes(self._with_hugepages(claim))
+            with_hugepages = self._rules.layout.of_nodes(self._nodes_with_hugepages(claim))
         for area in (*near, machine):
-            for part in (area & roomy, area):
+            for part in (area & with_hugepages, area):
                 if part and part != self._fit.layout.cpus and not base & ~part:
                     try:
                         return self._fit.grown(base, free & part, claim.cpus)
@@ -259,12 +259,12 @@ class _Admission:
                         continue
         return self._fit.grown(base, free, claim.cpus)
 
-    def _with_hugepages(self, claim: LocalRequest) -> CpuSet:
-        """The NUMA nodes that have enough free huge pages."""
+    def _nodes_with_hugepages(self, claim: LocalRequest) -> CpuSet:
+        """The NUMA nodes that have enough free huge pages for the claim."""
         requested: Counter[tuple[int, int]] = Counter()
         for each in self._claims:
             if each.hugepages and not each.ended:
-                for node in self._rules.layout.node_ids(self.book.own(each)):
+                for node in self._rules.layout.node_ids(self.owners.own(each)):
                     requested.update({(node, size): n for size, n in each.hugepages.items()})
         free = {
             (node, pool.size_bytes): min(
@@ -289,7 +289,7 @@ class _Admission:
                 CpuSet.from_int(cpus),
                 CpuSet(layout.node_ids(cpus)),
                 CpuSet(claim.devices),
-                self._with_hugepages(claim) if claim.hugepages else None,
+                self._nodes_with_hugepages(claim) if claim.hugepages else None,
             )
         )
 
@@ -299,13 +299,13 @@ class _Admission:
 
     def _refuse(self, claim: LocalRequest, reason: RefusalReason, free: int) -> None:
         threads = self._rules.layout.threads
-        held = self.book.own(claim).bit_count()
+        held = self.owners.own(claim).bit_count()
         self.refused[claim.key] = AllocationRefused(
             reason, claim.cpus, free.bit_count(), threads, held
         )
 
     def _note_change(self, claim: LocalRequest) -> None:
-        source, target = self._sources.get(claim.key, 0), self.book.own(claim)
+        source, target = self._sources.get(claim.key, 0), self.owners.own(claim)
         if not source or not target or source == target:
             return
         if not source & ~target:
@@ -324,9 +324,9 @@ class _Admission:
             each
             for each in kept
             if not each.ended
-            and self._sources[each.key] == self.book.own(each)
-            and each.cpus == len(CpuSet.from_int(self.book.own(each)))
-            and (each.held or EMPTY).mask in (0, self.book.own(each))
+            and self._sources[each.key] == self.owners.own(each)
+            and each.cpus == len(CpuSet.from_int(self.owners.own(each)))
+            and (each.held or EMPTY).mask in (0, self.owners.own(each))
         ]
         refused = [
             each
@@ -334,27 +334,27 @@ class _Admission:
             if each.key in self.refused
             and self.refused[each.key].reason is RefusalReason.NOT_ENOUGH_CORES
         ]
-        mover = Mover(self._fit, self.book, settled, self._choose, users)
+        mover = Mover(self._fit, self.owners, settled, self._choose, users)
         self._moves += mover.plan(refused, self._rules.max_moves)
 
 
-class _Tenure(msgspec.Struct, frozen=True):
-    """The CPUs of a claim (a mask), before the check against earlier claims. `certain`: they are
-    from the last decision, so that a part of them is kept too."""
+class _PresentOwner(msgspec.Struct, frozen=True):
+    """A claim that owns CPUs (a mask) before the decision, not yet checked against earlier claims.
+    `certain`: the CPUs are from the last decision, so the claim also keeps a part of them."""
 
     claim: LocalRequest
     cpus: int
     certain: bool
 
 
-def _tenures(
+def _present_owners(
     claims: Sequence[LocalRequest],
     occupancy: Occupancy,
     assignable: int,
     shared: int,
     sharing: int,
     fits: Callable[[int, int], bool],
-) -> list[_Tenure]:
+) -> list[_PresentOwner]:
     """In the order of admission; `claims` are sorted. Masks: `assignable` CPUs may be owned,
     `shared` are all that are owned or shared, `sharing` those of sharing containers. `fits`:
     whether this number of CPUs could be assigned to a claim."""
@@ -385,9 +385,13 @@ def _tenures(
         and not occupancy.alone(claim)
     ]
     return [
-        *(_Tenure(each, (each.owned or EMPTY).mask, True) for each in certain if not each.ended),
-        *(_Tenure(each, (each.owned or EMPTY).mask, True) for each in certain if each.ended),
-        *(_Tenure(each, held, False) for each, held in proven if not each.ended),
-        *(_Tenure(each, held, False) for each, held in likely),
-        *(_Tenure(each, held, False) for each, held in proven if each.ended),
+        *(
+            _PresentOwner(each, (each.owned or EMPTY).mask, True)
+            for each in certain
+            if not each.ended
+        ),
+        *(_PresentOwner(each, (each.owned or EMPTY).mask, True) for each in certain if each.ended),
+        *(_PresentOwner(each, held, False) for each, held in proven if not each.ended),
+        *(_PresentOwner(each, held, False) for each, held in likely),
+        *(_PresentOwner(each, held, False) for each, held in proven if each.ended),
     ]

@@ -1,12 +1,13 @@
-"""Whether the NUMA nodes of a node hold a pod, and why not, as data (scheduler-plugins:
-pkg/noderesourcetopology/filter.go, Filter).
+"""Whether a pod fits on the NUMA nodes of a node, and if not, the reason as data
+(scheduler-plugins: pkg/noderesourcetopology/filter.go, Filter).
 
-Under `restricted` the plugin passes every pod. The kubelet admits a container, or a pod, only on a
-set of NUMA nodes that each of its resources prefers: one of as few NUMA nodes as an empty machine
-needs for the resource (kubelet: pkg/kubelet/cm, topologymanager/policy.go, mergePermutation,
-cpumanager/policy_static.go, generateCPUTopologyHints, memorymanager/policy_static.go,
-calculateHints, and devicemanager/topology_hints.go, generateDeviceTopologyHints). This is checked
-for the resources for which the kubelet gives hints."""
+Under `restricted` the plugin passes every pod. But the kubelet admits a container, or a pod, only
+on a set of NUMA nodes that each of its resources prefers: a set of as few NUMA nodes as the
+resource would need on an empty machine (kubelet: pkg/kubelet/cm, topologymanager/policy.go,
+mergePermutation, cpumanager/policy_static.go, generateCPUTopologyHints,
+memorymanager/policy_static.go, calculateHints, and devicemanager/topology_hints.go,
+generateDeviceTopologyHints). This is checked for the resources for which the kubelet gives
+hints."""
 
 from __future__ import annotations
 
@@ -45,21 +46,22 @@ class MisfitCause(enum.StrEnum):
     NOT_IN_ZONES = "not-in-zones"
     """No NUMA node reports the resource."""
     NO_ZONE_HOLDS = "no-zone-holds"
-    """None of the NUMA nodes that have enough of the resources before has enough of this one."""
+    """No NUMA node has enough of this resource; NUMA nodes that lack an earlier one are left
+    out."""
     ZONES_TOGETHER = "zones-together"
     """All NUMA nodes together do not have enough."""
     NO_PREFERRED_HOLDS = "no-preferred-holds"
-    """None of the sets of NUMA nodes that the kubelet prefers has enough of this resource, or of
-    those of them that have enough of the resources before."""
+    """No set of NUMA nodes that the kubelet prefers has enough of this resource; sets that lack an
+    earlier one are left out."""
     SIZES_DIFFER = "sizes-differ"
     """The kubelet prefers another number of NUMA nodes for this resource than for others."""
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """`available`: the most that one of `nodes` has left, or the sum of all, or the most that
-    `count` of them have together; None if no node reports it. `name`: the container, empty for the
-    pod. Amounts are in milli-CPU or units. `count`: the number of NUMA nodes that the kubelet
-    prefers for the part."""
+    """Why a part of a pod does not fit. `name`: the container, "" for the pod. Amounts are in
+    milli-CPU or units. `available`, by the cause: the most that one of `nodes` has left, the sum of
+    all, or the most that `count` of them have together; None if no node reports the resource.
+    `count`: the number of NUMA nodes that the kubelet prefers for the part."""
 
     cause: MisfitCause
     kind: PartKind
@@ -81,20 +83,21 @@ class Misfit(msgspec.Struct, frozen=True):
         return self.cause in _LASTING
 
     def summary(self) -> str:
-        """A message for people without amounts and NUMA nodes, which differ between similar
-        nodes."""
+        """The text without amounts and NUMA nodes, so that similar nodes have the same one."""
         match self.cause:
             case MisfitCause.NO_ZONE_HOLDS:
-                return f"{self._asked()}no NUMA node has that much left"
+                return f"{self._requested()}no NUMA node has that much left"
             case MisfitCause.ZONES_TOGETHER:
-                return f"{self._asked()}all NUMA nodes together do not have that much left"
+                return f"{self._requested()}all NUMA nodes together do not have that much left"
             case MisfitCause.NO_PREFERRED_HOLDS:
-                return f"{self._asked()}{_PREFERRED} {self._sets()}: not that much is left there"
+                return (
+                    f"{self._requested()}{_PREFERRED} {self._sets()}: not that much is left there"
+                )
         return self.text()
 
     def text(self) -> str:
-        """A message for people."""
-        requested = self._asked()
+        """The reason in words, with amounts and NUMA nodes."""
+        requested = self._requested()
         match self.cause:
             case MisfitCause.NOT_ON_NODE:
                 return f"{requested}the node has none"
@@ -119,7 +122,7 @@ class Misfit(msgspec.Struct, frozen=True):
     def _sets(self) -> str:
         return f"{self.count} NUMA node{'s' if self.count > 1 else ''}"
 
-    def _asked(self) -> str:
+    def _requested(self) -> str:
         who = f"{self.kind} {self.name}".rstrip()
         return (
             f"{who} requests {quantities.amount(self.resource, self.requested)} {self.resource}: "
@@ -207,10 +210,10 @@ def _together(node: ZonedNode, whole: PodPart) -> Misfit | None:
 
 
 def preferred_misfit(node: ZonedNode, pod: ZonedPod) -> Misfit | None:
-    """Why no set of NUMA nodes that the kubelet prefers has enough, None if one has. Gives each
-    part the set that the kubelet would choose, the one with the lowest ids. The CPUs and devices of
-    an init container are for the next containers, which have to use its NUMA nodes until they have
-    as much."""
+    """Why no set of NUMA nodes that the kubelet prefers has enough; None if one has. Each part
+    takes the set that the kubelet would choose, the one with the lowest ids. The kubelet reuses the
+    CPUs and devices of an init container for the next containers: these have to use the same NUMA
+    nodes until they have as many."""
     available = {name: dict(node.available.get(name, {})) for name in node.hinted}
     reusable: dict[str, tuple[int, int]] = {}
     for part in parts_of(node, pod):

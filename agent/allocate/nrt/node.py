@@ -22,10 +22,10 @@ from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.zone_request import foreign, of_memory
 
 MAX_NUMA_NODES: Final = 8
-"""The number of NUMA nodes that the kubelet's topology manager supports by default."""
+"""The most NUMA nodes that the kubelet's topology manager supports by default."""
 
 FAR: Final = 255
-"""The distance of NUMA nodes without a reported one."""
+"""The distance of two NUMA nodes for which none is reported."""
 
 DECLINING: Final = (NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.RESTRICTED)
 """The policies that can reject a pod."""
@@ -34,11 +34,12 @@ _ON_EVERY_NODE: Final = frozenset(("cpu", "memory", "ephemeral-storage", "pods")
 
 
 class ZonedNode(msgspec.Struct, frozen=True):
-    """`zones`: ids of its NUMA nodes, ascending, with any gaps; `available`: the free amounts, by
-    resource and NUMA node, of those that report the resource (`cpu` in milli-CPU, the rest in
-    units), and `together`; `distances` between all pairs, in the order of `zones`; `resources`: the
-    names of the whole node's resources. `hinted`: the resources for which the kubelet's managers
-    give hints, with the amounts of each NUMA node that decide how many of them are preferred."""
+    """`zones`: the ids of the NUMA nodes, ascending, possibly with gaps. `available`: the free
+    amounts by resource and NUMA node, without NUMA nodes that do not report the resource; `cpu` in
+    milli-CPU, the rest in units. `together`: the sums of `available`, by resource. `distances`:
+    between all pairs, in the order of `zones`. `resources`: the names of the whole node's
+    resources. `hinted`: the resources for which the kubelet's managers give hints, with the amount
+    of each empty NUMA node; these decide how many NUMA nodes the kubelet prefers."""
 
     policy: NumaPolicy
     scope: TopologyManagerScope
@@ -150,9 +151,9 @@ class Assumed(msgspec.Struct, frozen=True):
 
 
 def without(node: ZonedNode, pods: Iterable[Assumed]) -> ZonedNode:
-    """The amounts that are certainly free with these pods: an amount that may come from any NUMA
-    node is subtracted from each one, but only once from all together. Never below 0; resources that
-    the zones do not report are ignored."""
+    """The amounts that are certainly free in addition to these pods. An amount that may come from
+    any NUMA node is subtracted from each of them, but only once from the sum of all. No amount
+    becomes negative; resources that the zones do not report are ignored."""
     zones: dict[str, dict[int, int]] = {}
     total = dict(node.together)
     for pod in pods:
@@ -173,7 +174,7 @@ def without(node: ZonedNode, pods: Iterable[Assumed]) -> ZonedNode:
 def with_freed(
     node: ZonedNode, empty: ZonedNode, pods: Iterable[Mapping[int, Mapping[str, int]]]
 ) -> ZonedNode:
-    """With the amounts of pods that leave, by NUMA node and resource; never more than `empty`."""
+    """Adds the amounts of pods that leave, by NUMA node and resource, up to those of `empty`."""
     available = {resource: dict(there) for resource, there in node.available.items()}
     together = dict(node.together)
     for zones in pods:
@@ -193,7 +194,7 @@ def _take(amounts: dict[Key, int], keys: Iterable[Key], amount: int) -> None:
 
 
 MAX_MISSING: Final = 16
-"""The most of the last started pods that may be missing in a report."""
+"""The most pods, of those started last, that may be missing in a report."""
 
 
 class NrtFreshness(enum.StrEnum):
@@ -202,7 +203,7 @@ class NrtFreshness(enum.StrEnum):
     BEHIND = "behind"
     """The zones do not count the last started pods yet, or still count pods that ended."""
     OTHER = "other"
-    """The zones count other pods, and some of these are not known."""
+    """The zones count pods that are not known."""
     UNREPORTED = "unreported"
     """The node reports no fingerprint."""
 
@@ -214,18 +215,19 @@ class Freshness(msgspec.Struct, frozen=True):
     missing: int = 0
 
 
-def freshness(reported: str | None, known: Sequence[int], gone: Sequence[int] = ()) -> Freshness:
-    """`reported`: the node's fingerprint; `known`: the hashes of the pods on it (those of the
-    fingerprint's method), in the order of their start; `gone`: the hashes of ended pods, the last
-    one last."""
+def freshness(reported: str | None, known: Sequence[int], ended: Sequence[int] = ()) -> Freshness:
+    """Finds which pods the fingerprint counts: the known ones, without some of the last started and
+    with some of the last ended ones. `reported`: the node's fingerprint. `known`: the hashes of the
+    pods on the node that the method of the fingerprint selects, in the order of their start.
+    `ended`: the hashes of ended pods, the last one at the end."""
     if reported is None:
         return Freshness(NrtFreshness.UNREPORTED)
     most = min(len(known), MAX_MISSING)
-    for past in range(len(gone) + 1):
-        before = gone[len(gone) - past :]
+    for past in range(len(ended) + 1):
+        before = ended[len(ended) - past :]
         for missing in range(most + 1):
-            there = (*known[: len(known) - missing], *before)
-            if fingerprint.combined(there) == reported:
+            counted = (*known[: len(known) - missing], *before)
+            if fingerprint.combined(counted) == reported:
                 return Freshness(
                     NrtFreshness.BEHIND if missing or past else NrtFreshness.CURRENT, missing
                 )

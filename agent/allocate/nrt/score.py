@@ -54,13 +54,13 @@ def score(
 def _by_zone(node: ZonedNode, pod: ZonedPod, strategy: Strategy, weights: Mapping[str, int]) -> int:
     """The mean over the parts; each part counts with the least suitable of the NUMA nodes that it
     fits."""
-    judged = _BY_ZONE[strategy]
+    zone_score = _BY_ZONE[strategy]
     scores = []
     for part in parts_of(node, pod):
         if not part.requests:
             continue
         zones = (_left(node, zone) for zone in node.zones)
-        found = [each for zone in zones if (each := judged(part.requests, zone, weights))]
+        found = [each for zone in zones if (each := zone_score(part.requests, zone, weights))]
         scores.append(min(found, default=0))
     return sum(scores) // len(scores) if scores else 0
 
@@ -70,9 +70,11 @@ def _left(node: ZonedNode, zone: int) -> dict[str, int]:
 
 
 def least_numa_nodes(
-    node: ZonedNode, pod: ZonedPod, gives: Callable[[int], int] = lambda zone: zone
+    node: ZonedNode, pod: ZonedPod, charged: Callable[[int], int] = lambda zone: zone
 ) -> int:
-    """`gives`: the id of the NUMA node that gives what a part takes of the NUMA node with an id."""
+    """The score by the number of NUMA nodes that the pod needs. `charged`: the id of the NUMA node
+    whose amounts shrink when a part uses the given NUMA node; only conformance tests set it, since
+    the plugin mixes up ids and positions."""
     available: dict[str, dict[int, int]] = node.available
     count, closest = 0, True
     for part in parts_of(node, pod):
@@ -85,14 +87,14 @@ def least_numa_nodes(
         count = max(count, len(found.zones))
         closest = closest and found.closest
         if part.kind is not PartKind.INIT:
-            available = _without(available, tuple(map(gives, found.zones)), requested)
+            available = _without(available, tuple(map(charged, found.zones)), requested)
     return _count_score(count, closest, node.max_numa_nodes) if count else _BEST
 
 
 def _without(
     available: dict[str, dict[int, int]], zones: tuple[int, ...], requested: Mapping[str, int]
 ) -> dict[str, dict[int, int]]:
-    """The first NUMA node gives all that it has, and the next one the rest."""
+    """The available amounts without the request, which is taken from the zones in their order."""
     rest = dict(available)
     for resource, amount in requested.items():
         there = dict(available[resource])

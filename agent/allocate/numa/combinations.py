@@ -1,10 +1,11 @@
 """The combinations of one hint per list whose intersection is one given mask, without enumerating
 them.
 
-No combination has fewer nodes than the mask, so the hints of a list that contain it are its
-options, which count their score if they are the mask and 0 if they contain more. Combinations are
-ordered by their places. A combination with a score above 0 contains the mask itself as a hint, so
-that its other hints can be any options; other combinations must be searched for."""
+No combination has fewer nodes than the mask, so only hints that contain the mask can be part of a
+combination: the options of a list. An option that equals the mask counts its score, every other
+option counts 0. Combinations are ordered by their places. If a combination has a score above 0, one
+of its hints equals the mask, so its other hints may be any options. Combinations with the score 0
+have to be searched for."""
 
 from __future__ import annotations
 
@@ -43,8 +44,7 @@ def room(masks: Sequence[Sequence[int]]) -> list[int]:
 
 
 class Combinations:
-    """The combinations that give one mask. A list's hints that contain it are its options: they
-    count their score if they are the mask, else 0."""
+    """The combinations whose intersection is one mask. Options: see the module."""
 
     def __init__(
         self,

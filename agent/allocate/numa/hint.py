@@ -3,9 +3,9 @@
 A NUMA mask is an int whose bits are NUMA node ids; the mask `None` means any node.
 
 `resource_hints` makes the hints of CPU, memory and all other resources that the NUMA nodes of a
-machine count. A set of nodes is a hint of all requested resources if a trial allocation fits on it,
-except of resources of which one of its nodes has nothing left: a pod's memory may span a node
-without CPUs, its CPUs can't.
+machine report. If a trial allocation fits on a set of nodes, the set is a hint of each requested
+resource of which all its nodes have some left. So a hint of memory may include a node without free
+CPUs, but a hint of CPU may not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from agent.model.cpu.policies import NumaPolicy
 
 
 class TopologyHint(msgspec.Struct, frozen=True):
-    """One set of NUMA nodes that a resource could come from. `score`: 0 or more."""
+    """A set of NUMA nodes that a resource could come from. `score`: 0 or more. `unsatisfied`: no
+    set has enough of the resource; this hint takes the place of the missing ones."""
 
     mask: int | None
     preferred: bool
@@ -48,8 +49,8 @@ class MergeCause(enum.StrEnum):
 
 
 class Pick(msgspec.Struct, frozen=True):
-    """A hint by its index. `resource` None: the provider has no hints. `index` None: the resource
-    has no list or an empty one."""
+    """The hint of a resource that a merge took, by its index in the provider's list. `resource`
+    None: the provider has no hints. `index` None: the resource has no list, or an empty one."""
 
     provider: int
     resource: str | None
@@ -76,8 +77,8 @@ class Merged(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(enum.StrEnum):
-    """Which pods have CPUs of a NUMA node: none, only pods inside it, or a pod that is on other
-    nodes too."""
+    """Which pods own CPUs of a NUMA node: no pod, only pods inside this node, or also a pod that
+    owns CPUs of other nodes."""
 
     IDLE = "idle"
     SINGLE = "single"
@@ -99,16 +100,16 @@ def resource_hints(
     narrowest: bool = False,
     widest: int | None = None,
 ) -> dict[str, tuple[TopologyHint, ...]]:
-    """By requested resource that any node of `total` counts: its hints, none where nothing fits.
+    """The hints of each requested resource that a node of `total` reports; none if nothing fits.
 
-    `request` counts as `available` does (amplified or not). `fits`: the trial allocation of the
-    whole request on a mask, called only if the sums of the mask are enough; `score`: the score of a
-    mask that fits. The masks of the fewest nodes are preferred; under Restricted all masks are.
-    Exact for resources that up to ten nodes have something left of; beyond, the masks of `subsets`.
+    `request` is in the unit of `available` (amplified or not). `fits`: tries the whole request on a
+    mask; it is called only if the sums of the mask are enough. `score`: the score of a mask that
+    fits. The masks of the fewest nodes are preferred; under Restricted all masks are. All masks are
+    tried if at most ten nodes have some of the resource left, else those of `subsets`.
 
     `narrowest`: only masks with at most the fewest nodes that all resources prefer together. A
-    merge of only these hints, without exclusivity, has the same result. `widest`: only masks with
-    at most this number of nodes."""
+    merge of only these hints has the same result, except under exclusivity. `widest`: only masks
+    with at most this number of nodes."""
     wanted = {
         resource: amount
         for resource, amount in request.items()
@@ -126,7 +127,7 @@ def resource_hints(
             break
         if not _enough(mask, requested) or not fits(mask):
             continue
-        worth = score(mask)
+        mask_score = score(mask)
         preferring = 0
         hints: dict[bool, TopologyHint] = {}
         for resource, holder in holders.items():
@@ -137,7 +138,7 @@ def resource_hints(
             preferring += preferred
             hint = hints.get(preferred)
             if hint is None:
-                hint = hints[preferred] = TopologyHint(mask, preferred, worth)
+                hint = hints[preferred] = TopologyHint(mask, preferred, mask_score)
             found[resource].append(hint)
         if preferring == len(wanted):
             agreed = agreed or size
@@ -155,8 +156,9 @@ def _enough(mask: int, requested: Sequence[tuple[int, Sequence[tuple[int, int]]]
 
 
 def fewest_nodes(requested: tuple[int, Sequence[tuple[int, int]]]) -> int:
-    """The fewest nodes that have enough of a resource: the amount, and that of each node. One more
-    than there are if all together do not have enough."""
+    """The fewest nodes that together have enough of a resource; one more than there are if all
+    nodes together have too little. `requested`: the amount, and the nodes with their free
+    amounts."""
     missing, free = requested
     count = 1
     for amount in sorted((amount for _, amount in free), reverse=True):

@@ -3,9 +3,9 @@
 One hint of each resource makes a combination; its mask is the intersection. A combination is
 preferred if all its hints are preferred and name the same mask (no preference fits every mask).
 Preferred combinations win over others, then those of fewer nodes; among these the order of the
-hints decides (see `outcome`). If there is a preferred combination, only hints of preferred masks of
-the fewest nodes can be part of the winner; otherwise only combinations whose intersection is
-smallest: the merge tries no others.
+hints decides (see `outcome`). The merge tries only combinations that can win: if there is a
+preferred one, those of preferred hints with masks of the fewest nodes; otherwise those with the
+smallest intersection.
 
 A `Column` has the hints of one resource: the merge takes one hint from each column.
 """
@@ -72,7 +72,7 @@ def merge(
     if place is None:
         why = no_combination(table, single)
     elif not preferred:
-        why = causes(table, place, apart is not None and apart.keeps_out(best.mask))
+        why = causes(table, place, apart is not None and apart.excludes(best.mask))
     mask: int | None = best.mask
     score = best.score
     unsatisfied = best.place is not None and _unsatisfied(table, best.place, best.mask)
@@ -97,13 +97,14 @@ def merge(
 
 
 class _Exclusivity:
-    """Pods of one NUMA node and pods of several are kept apart."""
+    """Keeps pods of one NUMA node apart from pods of several (NUMA exclusive policy Required)."""
 
     def __init__(self, statuses: Mapping[int, NodeStatus]) -> None:
         self._single = _mask(statuses, NodeStatus.SINGLE)
         self._shared = _mask(statuses, NodeStatus.SHARED)
 
-    def keeps_out(self, mask: int) -> bool:
+    def excludes(self, mask: int) -> bool:
+        """Whether a pod on these NUMA nodes would share one with a pod of the other sort."""
         several = mask & (mask - 1)
         return bool(mask & (self._single if several else self._shared))
 
@@ -121,7 +122,7 @@ def _combine(
     before = Best(full, 0, None)
     masks = aligned(table, full)
     if apart is not None:
-        masks = {mask for mask in masks if not apart.keeps_out(mask)}
+        masks = {mask for mask in masks if not apart.excludes(mask)}
     preferred = bool(masks)
     if not preferred:
         masks = intersections([column.masks for column in table], full)
@@ -282,7 +283,8 @@ _LACKING: Final = (TopologyHint(None, False, 0, True),)
 class Column:
     """One resource's hints in their order, or those of them that a policy keeps.
 
-    `masks`: as hinted, no preference as the machine's full mask; `named`: None kept.
+    `named`: the masks of the hints, None for no preference. `masks`: the same, with the machine's
+    full mask for no preference.
     """
 
     __slots__ = ("hints", "kept", "masks", "named", "provider", "resource")
@@ -384,9 +386,9 @@ def aligned(columns: Sequence[Column], full: int) -> set[int]:
 
 
 def causes(
-    columns: Sequence[Column], place: Sequence[int], kept_out: bool
+    columns: Sequence[Column], place: Sequence[int], excluded: bool
 ) -> tuple[MergeCause, ...]:
-    """Why the combination at this place is not preferred; `kept_out`: exclusivity excludes it."""
+    """Why the combination at this place is not preferred. `excluded`: by exclusivity."""
     found = []
     if any(column.lacking for column in columns):
         found.append(MergeCause.RESOURCE_LACKING)
@@ -399,7 +401,7 @@ def causes(
         found.append(MergeCause.HINT_NOT_PREFERRED)
     if len({hint.mask for hint in hints} - {None}) > 1:
         found.append(MergeCause.MASKS_DIFFER)
-    if kept_out:
+    if excluded:
         found.append(MergeCause.NODE_EXCLUSIVE)
     return tuple(found)
 

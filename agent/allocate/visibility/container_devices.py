@@ -65,31 +65,31 @@ def container_device_requests(pod: ApiPod) -> tuple[ContainerDeviceRequest, ...]
 
 
 def split(
-    given: Sequence[AllocatedDevice], kind: str, containers: Sequence[ContainerDeviceRequest]
+    allocated: Sequence[AllocatedDevice], kind: str, containers: Sequence[ContainerDeviceRequest]
 ) -> dict[str, tuple[int, ...]]:
-    """The devices of each container that requests the type, by name, as indexes of `given`, which
-    is divided from its front. `containers` in the order in which they start. Raises SplitError.
-    """
-    ordered = tuple(range(len(given)))
-    asking = [each for each in containers if kind in each.requests]
-    if len(given) == 1 or len(asking) == 1:
-        return {each.name: ordered for each in asking}
-    staying = [each for each in asking if not each.init or each.sidecar]
-    room = _Room(kind, given)
+    """The devices of each container that requests the type, by name, as indexes of `allocated`,
+    which is divided from its front. `containers`: in the order in which they start. Raises
+    SplitError."""
+    ordered = tuple(range(len(allocated)))
+    requesting = [each for each in containers if kind in each.requests]
+    if len(allocated) == 1 or len(requesting) == 1:
+        return {each.name: ordered for each in requesting}
+    staying = [each for each in requesting if not each.init or each.sidecar]
+    free = _FreeAmounts(kind, allocated)
     taken = {}
     for each in sorted(staying, key=lambda each: (not each.sidecar, each.requests[kind].shared)):
-        taken[each.name] = room.take(each)
-    for before, each in enumerate(asking):
+        taken[each.name] = free.take(each)
+    for before, each in enumerate(requesting):
         if each.name not in taken:
-            room = _Room(kind, given)
-            for earlier in asking[:before]:
+            free = _FreeAmounts(kind, allocated)
+            for earlier in requesting[:before]:
                 if earlier.sidecar:
-                    room.take(earlier)
-            taken[each.name] = room.take(each)
+                    free.take(earlier)
+            taken[each.name] = free.take(each)
     return taken
 
 
-class _Room:
+class _FreeAmounts:
     """The free amounts of each device; None for one that is taken as a whole."""
 
     def __init__(self, kind: str, given: Sequence[AllocatedDevice]) -> None:

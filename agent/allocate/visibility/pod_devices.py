@@ -42,12 +42,12 @@ _LONGEST: Final = 64
 
 _PERCENTS: Final = (GPU_CORE, GPU_MEMORY_RATIO, RDMA, FPGA)
 
-_Elsewhere = Mapping[str, Mapping[str, str]]
-"""By uuid or PCI address, the pods that hold a device without an allocation: their titles by
-uid."""
+_PluginHolders = Mapping[str, Mapping[str, str]]
+"""By uuid or PCI address of a device: the titles, by uid, of the pods that hold it without an
+allocation."""
 
 Holders = Mapping[str, Collection[str]]
-"""By uuid or PCI address, the pods (uids) that a scheduler allocated it to."""
+"""By uuid or PCI address of a device: the uids of the pods to which a scheduler allocated it."""
 
 
 class DevicePod(msgspec.Struct, frozen=True):
@@ -77,14 +77,14 @@ class DeviceVisibility(msgspec.Struct, frozen=True):
 
 
 UNDECIDED: Final = DeviceVisibility({}, NodeVisibility())
-"""Too early to decide: pods with devices wait."""
+"""The devices of the node are not known yet; the creation of pods with devices waits."""
 
 
 def pod_visibility(
     pods: Iterable[DevicePod],
     files: DeviceFiles,
     isolation: Isolation = NO_ISOLATION,
-    elsewhere: _Elsewhere = MappingProxyType({}),
+    plugin_holders: _PluginHolders = MappingProxyType({}),
     before: Holders = MappingProxyType({}),
     running: Collection[str] = (),
 ) -> dict[str, PodVisibility]:
@@ -120,7 +120,7 @@ def pod_visibility(
     taken: _Taken = {}
     for pod, found in resolved:
         try:
-            _check(pod.uid, found, taken, elsewhere, before, running)
+            _check(pod.uid, found, taken, plugin_holders, before, running)
         except _RefusedError as error:
             answers[pod.uid] = PodVisibility(Visibility(refused=str(error)))
             continue
@@ -150,7 +150,7 @@ def _is_ours(kind: str, devices: Sequence[AllocatedDevice], files: DeviceFiles) 
 def _claims_anew(
     uid: str, found: Mapping[str, Iterable[_MatchedDevice]], before: Holders, here: frozenset[str]
 ) -> bool:
-    """Whether the pod claims a device that another present pod held before and it did not."""
+    """Whether the pod claims a device that it did not hold before, but another present pod did."""
     keys = (key for device in chain.from_iterable(found.values()) for key in device.keys)
     had = (before.get(key, ()) for key in keys)
     return any(uid not in each and not here.isdisjoint(each) for each in had)
@@ -160,7 +160,7 @@ def _check(
     uid: str,
     found: Mapping[str, Iterable[_MatchedDevice]],
     taken: _Taken,
-    elsewhere: _Elsewhere,
+    plugin_holders: _PluginHolders,
     before: Holders,
     running: Collection[str],
 ) -> None:
@@ -170,7 +170,7 @@ def _check(
     for device in chain.from_iterable(found.values()):
         for key in device.keys:
             had = uid in before.get(key, ())
-            for other, title in sorted(elsewhere.get(key, {}).items()):
+            for other, title in sorted(plugin_holders.get(key, {}).items()):
                 kept = had and (uid in running or other not in running)
                 if other != uid and not kept:
                     raise _RefusedError(f"{key} belongs to pod {title}")
@@ -283,13 +283,13 @@ def _allowed(
         seen = Visibility(gpus if DeviceType.GPU in found else None, nodes)
         return isolated(seen, pod.labels, [each.allocated for each in cards], request, isolation)
 
-    asking = [each for each in pod.containers or () if found.keys() & each.requests.keys()]
-    if not asking:
+    requesting = [each for each in pod.containers or () if found.keys() & each.requests.keys()]
+    if not requesting:
         return PodVisibility(visible(found, None), {}, keys)
-    shares: dict[str, dict[str, list[_MatchedDevice]]] = {each.name: {} for each in asking}
+    shares: dict[str, dict[str, list[_MatchedDevice]]] = {each.name: {} for each in requesting}
     try:
         for kind, devices in found.items():
-            for name, places in _places(kind, devices, asking).items():
+            for name, places in _places(kind, devices, requesting).items():
                 shares[name][kind] = [devices[place] for place in places]
     except SplitError as error:
         return PodVisibility(Visibility(refused=str(error)), devices=keys)
@@ -297,7 +297,7 @@ def _allowed(
         visible({}, None),
         {
             each.name: visible(shares[each.name], each.requests.get(DeviceType.GPU))
-            for each in asking
+            for each in requesting
         },
         keys,
     )
@@ -348,15 +348,17 @@ def held(files: DeviceFiles, pods: Mapping[str, PodVisibility]) -> tuple[NodeDev
         for device in pod.devices:
             holders.setdefault(device, []).append(uid)
 
-    def one(uuid: str, nodes: Iterable[DeviceNode], index: str = "", card: str = "") -> NodeDevice:
+    def node_device(
+        uuid: str, nodes: Iterable[DeviceNode], index: str = "", card: str = ""
+    ) -> NodeDevice:
         paths = tuple(each.path for each in nodes)
         return NodeDevice(uuid, index, card, paths, tuple(holders.get(uuid, ())))
 
     devices = []
     for each in files.cards or ():
-        devices.append(one(each.gpu.uuid, each.gpu.nodes, each.gpu.index))
+        devices.append(node_device(each.gpu.uuid, each.gpu.nodes, each.gpu.index))
         devices += [
-            one(
+            node_device(
                 part.uuid,
                 (node for node in part.nodes if node not in each.gpu.nodes),
                 part.index,
@@ -365,6 +367,8 @@ def held(files: DeviceFiles, pods: Mapping[str, PodVisibility]) -> tuple[NodeDev
             for part in each.instances
         ]
     for other in files.others:
-        devices.append(one(other.uuid, () if other.type == DeviceType.RDMA else other.nodes))
-        devices += [one(bus, nodes) for bus, nodes in sorted(other.functions.items())]
+        devices.append(
+            node_device(other.uuid, () if other.type == DeviceType.RDMA else other.nodes)
+        )
+        devices += [node_device(bus, nodes) for bus, nodes in sorted(other.functions.items())]
     return tuple(devices)

@@ -13,7 +13,7 @@ from agent.allocate.device_holders.holdings import (
     of_allocation,
     resolve_holdings,
     taken,
-    withheld,
+    without_taken,
 )
 from agent.allocate.device_holders.names import keys, meaning
 from agent.allocate.devices.allocation import allocate
@@ -272,7 +272,7 @@ def test_amounts_that_schedulers_count_as_used() -> None:
     )
     assert taken(holdings, DEVICES) == {("gpu", 0): GPU, ("gpu", 1): GPU}
     assert functions_taken(holdings, DEVICES) == {("rdma", 0): {"0000:18:00.1"}}
-    offered = {(each.type, each.minor): each for each in withheld(DEVICES, holdings)}
+    offered = {(each.type, each.minor): each for each in without_taken(DEVICES, holdings)}
     assert {key: sum(each.resources.values()) for key, each in offered.items()} == {
         ("gpu", 0): 0,
         ("gpu", 1): 0,
@@ -372,7 +372,7 @@ def test_nothing_is_allocated_twice(found: list[ReportedDevices], annotated: boo
         devices = inventory(DEVICES)
         used, taken_functions = taken(here, DEVICES), functions_taken(here, DEVICES)
     else:
-        devices, used, taken_functions = inventory(withheld(DEVICES, here)), {}, {}
+        devices, used, taken_functions = inventory(without_taken(DEVICES, here)), {}, {}
     for asked in ASKED:
         gone, gone_functions = dict(used), dict(taken_functions)
         for turn in range(40):

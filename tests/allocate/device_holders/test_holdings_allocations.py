@@ -4,7 +4,7 @@ import json
 
 import msgspec
 
-from agent.allocate.device_holders.holdings import given, had_twice
+from agent.allocate.device_holders.holdings import allocated_by_schedulers, held_by_two_pods
 from agent.model.devices.device_allocation import amounts
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource
 from agent.model.pod.annotations import DEVICE_ALLOCATED
@@ -20,7 +20,7 @@ def holder(uid: str, text: str) -> Pod:
 def test_allocations_from_annotations() -> None:
     text = json.dumps({"gpu": [{"minor": 0}], "rdma": [], "fpga": None})
     pods = [holder("a", text), holder("torn", "{"), holder("none", '{"gpu":[]}'), pod("b")]
-    found, troubles = given(pods)
+    found, troubles = allocated_by_schedulers(pods)
     assert {uid: list(of_pod) for uid, of_pod in found.items()} == {"a": ["gpu"]}
     (trouble,) = troubles
     assert trouble.startswith(
@@ -29,14 +29,18 @@ def test_allocations_from_annotations() -> None:
 
 
 def test_overlaps_of_two_pods() -> None:
-    found, _ = given([holder("a", json.dumps({"gpu": [{"minor": 0, "resources": GPU}]}))])
+    found, _ = allocated_by_schedulers(
+        [holder("a", json.dumps({"gpu": [{"minor": 0, "resources": GPU}]}))]
+    )
     held = {uid: amounts(of_pod) for uid, of_pod in found.items()}
     pods = {uid: pod(uid) for uid in "ab"}
     shows = DeviceHolding(
         "b", "main", "", "gpu", "GPU-a1", Form.WHOLE, source=HoldingSource.CONTAINER
     )
     cpus = DeviceHolding("b", "main", "dra.cpu", "", "", Form.CPUS, "0-3")
-    assert list(had_twice(held, DEVICES, [shows, cpus], pods)) == [
+    assert list(held_by_two_pods(held, DEVICES, [shows, cpus], pods)) == [
         "pod ns/b has gpu GPU-a1 beside pod ns/a, by container"
     ]
-    assert list(had_twice(held, DEVICES, [msgspec.structs.replace(shows, uid="a")], pods)) == []
+    assert (
+        list(held_by_two_pods(held, DEVICES, [msgspec.structs.replace(shows, uid="a")], pods)) == []
+    )

@@ -250,9 +250,9 @@ def test_a_changed_annotation_gets_no_device_of_another_pod() -> None:
 def test_a_device_that_a_plugin_gave_to_another_pod_is_refused() -> None:
     elsewhere = {"GPU-1": {"own": "ns/own", "plugins": "ns/plugins"}}
     given = {"gpu": [entry(0)]}
-    found = pod_visibility([pod("own", given)], FILES, elsewhere=elsewhere)
+    found = pod_visibility([pod("own", given)], FILES, plugin_holders=elsewhere)
     assert found["own"].each.refused == "GPU-1 belongs to pod ns/plugins"
-    found = pod_visibility([pod("own", given)], FILES, elsewhere={"GPU-1": {"own": "ns/own"}})
+    found = pod_visibility([pod("own", given)], FILES, plugin_holders={"GPU-1": {"own": "ns/own"}})
     assert not found["own"].each.refused
 
 
@@ -276,7 +276,7 @@ def test_a_pod_keeps_its_device_when_a_plugin_gives_it_to_another(
     found = pod_visibility(
         [pod("pod", {"gpu": [entry(0)]})],
         FILES,
-        elsewhere=elsewhere,
+        plugin_holders=elsewhere,
         before={"GPU-1": {had}},
         running=running,
     )["pod"]
