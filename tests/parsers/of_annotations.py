@@ -764,7 +764,7 @@ def _responses() -> Iterator[Target]:
         (_json(_TOPOLOGY), _json(_POD), _json(_DEVICE)),
         (
             "kube.cluster:_decoded",
-            "kube.cluster:_is",
+            "kube.cluster:_has_key",
             "model.nrt.node_status:_same",
         ),
         (MalformedError,),
