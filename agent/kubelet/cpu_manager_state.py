@@ -17,7 +17,7 @@ import msgspec
 from agent.host import kernel_events
 from agent.host.kernel_events import Inotify
 from agent.kubelet import statefile
-from agent.kubelet.statefile import Checked, StateFileError
+from agent.kubelet.statefile import Checked
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 
 FILE_NAME: Final = "cpu_manager_state"
@@ -26,9 +26,6 @@ Entries = dict[str, dict[str, CpuSet]]
 """By pod uid and container name."""
 
 _CONTENT: Final = frozenset({"policyName", "defaultCpuSet", "entries", "podEntries"})
-_PLAIN: Final = _CONTENT | {"checksum"}
-_OUTER: Final = _PLAIN | {"data", "dataChecksum"}
-_DATA: Final = _CONTENT | {"originals"}
 
 
 class CpuManagerState(msgspec.Struct, frozen=True):
@@ -107,17 +104,11 @@ class CpuManagerStateWatch:
 def decode(raw: bytes) -> CpuManagerState:
     """Raises StateFileError for a torn text or an unknown format; `checked` reports a wrong
     checksum."""
-    outer = statefile.parse(raw)
-    unwrapped = statefile.unwrap(outer)
-    content, checked = unwrapped or (outer, Checked.UNKNOWN)
-    if content.get("policyName") is None:
-        raise StateFileError("policyName is missing")
+    content, checked, problems = statefile.manager_state(raw, _CONTENT, _CONTENT | {"originals"})
     policy = statefile.member(content, "policyName", str, "")
     default = statefile.member(content, "defaultCpuSet", str, "")
-    problems = statefile.strange(outer, _OUTER if unwrapped else _PLAIN)
-    problems += statefile.strange(content, _DATA, "data.") if unwrapped else []
     version: int | None = 4
-    if unwrapped is None:
+    if checked is None:
         recorded = statefile.number(content, "checksum")
         version, checked = statefile.judge(recorded, () if problems else _forms(content))
     by_pod, by_id = _split(content)

@@ -10,13 +10,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from agent.kubelet import statefile
-from agent.kubelet.statefile import Checked, StateFileError
+from agent.kubelet.statefile import Checked
 
 FILE_NAME: Final = "memory_manager_state"
 
 _CONTENT: Final = frozenset({"policyName", "machineState", "entries", "podEntries"})
-_PLAIN: Final = _CONTENT | {"checksum"}
-_OUTER: Final = _PLAIN | {"data", "dataChecksum"}
 
 _TABLE_FIELDS: Final = {
     "total_bytes": "total",
@@ -96,13 +94,7 @@ def read(path: str) -> MemoryManagerState:
 def decode(raw: bytes) -> MemoryManagerState:
     """Raises StateFileError for a torn text or an unknown format; `checked` reports a wrong
     checksum."""
-    outer = statefile.parse(raw)
-    unwrapped = statefile.unwrap(outer)
-    content, checked = unwrapped or (outer, Checked.UNKNOWN)
-    if content.get("policyName") is None:
-        raise StateFileError("policyName is missing")
-    problems = statefile.strange(outer, _OUTER if unwrapped else _PLAIN)
-    problems += statefile.strange(content, _CONTENT, "data.") if unwrapped else []
+    content, checked, problems = statefile.manager_state(raw, _CONTENT, _CONTENT)
     state = MemoryManagerState(
         policy=statefile.member(content, "policyName", str, ""),
         machine=_machine(content, problems),
@@ -112,10 +104,10 @@ def decode(raw: bytes) -> MemoryManagerState:
             for uid, entry in _read(content, "podEntries", _PodEntry, problems).items()
         },
         version=3,
-        checked=checked,
+        checked=checked or Checked.UNKNOWN,
         problems=tuple(problems),
     )
-    if unwrapped is not None:
+    if checked is not None:
         return state
     recorded = statefile.number(content, "checksum")
     version, checked = statefile.judge(recorded, () if problems else _forms(state))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -94,6 +94,30 @@ def unwrap(outer: dict[str, Any]) -> tuple[dict[str, Any], Checked] | None:
         return parse(data), judge(recorded, [(1, checksum_of("string", data))])[1]
     except StateFileError as error:
         raise StateFileError(f"data: {error}") from None
+
+
+class ManagerState(NamedTuple):
+    """The content of a manager's file. `checked`: of the wrapped content; None: it is not wrapped,
+    and its checksum is in it. `problems`: the unknown fields."""
+
+    content: dict[str, Any]
+    checked: Checked | None
+    problems: list[str]
+
+
+def manager_state(raw: bytes, fields: Set[str], fields_in_data: Set[str]) -> ManagerState:
+    """The file of the CPU manager or the memory manager. `fields`: those of the content, and
+    `fields_in_data` those of content that is wrapped. Raises StateFileError."""
+    outer = parse(raw)
+    unwrapped = unwrap(outer)
+    content, checked = unwrapped or (outer, None)
+    if content.get("policyName") is None:
+        raise StateFileError("policyName is missing")
+    known = fields | {"checksum"}
+    if unwrapped is None:
+        return ManagerState(content, checked, strange(outer, known))
+    problems = strange(outer, known | {"data", "dataChecksum"})
+    return ManagerState(content, checked, problems + strange(content, fields_in_data, "data."))
 
 
 def judge(recorded: int, forms: Iterable[tuple[int, int]]) -> tuple[int | None, Checked]:
