@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "topology": "draw the machine: sockets, NUMA nodes, caches, cores, memory, distances",
-    "agent": "run the node agent: discover, keep pools and cgroups correct, report",
+    "agent": "run the node agent, which keeps CPU pools and cgroups correct, and reports",
     "proxy": "run the CRI proxy in front of the container runtime",
     "nri": "run the NRI plugin in the container runtime, in the proxy's place",
     "webhook": "run the admission webhook that restricts who may bind pods with GPUs",
@@ -44,7 +44,7 @@ COMMANDS = {
     "install-proxy": "install the CRI proxy as a service of this host, for its kubelet",
     "restore": "restore every cgroup value that the agent changed",
     "uninstall-node": "undo everything that Topolet changed on this node",
-    "uninstall-nodes": "undo it on all nodes of a cluster, as helm uninstall does",
+    "uninstall-nodes": "undo what Topolet changed on all nodes, as helm uninstall does",
     "config": "check a file of options",
     "completion": "print the completion of all commands for bash or zsh",
     "man": "print the manual page topolet(1)",

@@ -1,4 +1,5 @@
-"""Run the node agent: discover the machine, keep CPU pools and cgroups correct, report."""
+"""Run the node agent: it discovers the machine, keeps CPU pools and cgroups correct, and
+reports."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(settings: AgentSettings) -> None:
-    """Checks the texts among the options, whatever switches them on. Raises SettingsError."""
+    """Checks the options that are texts, even if no other option enables them. Raises
+    SettingsError."""
     failure_policy.failure_policies(settings)
     static_options(settings.cpu_policy_options)
     excluded(settings)
@@ -83,8 +85,8 @@ def check(settings: AgentSettings) -> None:
 
 
 def _frontend(settings: AgentSettings) -> Frontend | None:
-    """The server of Koordinator's hook protocol, if it is switched on: it costs the agent 14 MB.
-    Raises SettingsError, LockedError or OSError."""
+    """The server of Koordinator's hook protocol, None if it is not enabled; it takes 14 MB of
+    memory. Raises SettingsError, LockedError or OSError."""
     if not settings.hook_server_socket:
         return None
     _needs_grpcio("hook-server-socket")
@@ -94,7 +96,8 @@ def _frontend(settings: AgentSettings) -> Frontend | None:
 
 
 def _serve(settings: AgentSettings) -> Serve | None:
-    """The server of the corrected PodResources, if it is switched on. Raises SettingsError."""
+    """The server of the corrected PodResources API, None if it is not enabled. Raises
+    SettingsError."""
     name, socket = "corrected-pod-resources-socket", settings.corrected_pod_resources_socket
     if not socket:
         return None

@@ -30,9 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _words(of_commands: dict[str, list[Argument]]) -> str:
-    """The function that prints what can follow: its arguments are the command, empty for the first
-    word, and the flag before the word, empty without one. Prints nothing for a value that is a file
-    or a text."""
+    """The shell function that prints the words which can follow. Its arguments: the command, empty
+    for the first word, and the flag before the word, empty without one. It prints nothing if the
+    word is a file or any text."""
     lines = ["_topolet_words() {", '  case "$1 $2" in']
     lines.append(f"  ' '*) echo {shlex.quote(' '.join(of_commands))} ;;")
     for command, found in of_commands.items():

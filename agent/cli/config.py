@@ -1,5 +1,5 @@
-"""Check a file of options: every option exists, has a value that it may have, and one that its
-process can use. Exit code 0: it is valid; 2: it is not."""
+"""Check a file of options: that each option exists, and that its process can use the value. Exit
+code 0: the file is valid; 2: it is not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.model.settings.options import SettingsError
 from agent.view.format import count
 
 _PROCESSES: Final = ("agent", "proxy", "nri")
-"""Subcommands that check the texts among their options."""
+"""Subcommands that check more of their options than the types do."""
 
 USAGE = "topolet config check [FILE]"
 

@@ -36,6 +36,7 @@ from agent.node import own_processes
 from agent.view import devices, format
 from agent.view.devices import DeviceSources
 
+USAGE = "topolet devices [OPTIONS] [NODE]"
 SETTINGS = DevicesSettings
 SCHEMA_VERSION = 1
 """Of the JSON output."""

@@ -31,6 +31,7 @@ from agent.node.node_findings import NodeFinding
 from agent.view import format
 from agent.view.format import count
 
+USAGE = "topolet doctor [OPTIONS] [NODE]"
 SETTINGS = DoctorSettings
 
 _HEAD = ("CONTAINER", "QOS", "ANNOTATION", "KUBELET", "AGENT", "CGROUP", "PROCESSES", "")

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--what-if",
         action="store_true",
-        help="as if the pod were not there yet: without its node, CPUs and devices",
+        help="as if the pod did not exist yet: without its node, CPUs and devices",
     )
     parser.add_argument(
         "--what-if-drained",

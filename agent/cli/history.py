@@ -17,6 +17,7 @@ from agent.cli import audit_trail, options
 from agent.model.settings.options import SettingsError
 from agent.view import format, history
 
+USAGE = "topolet history [OPTIONS] [NAMESPACE/]POD"
 SETTINGS = audit_trail.SETTINGS
 SCHEMA_VERSION = 1
 """Of the JSON output."""

@@ -1,11 +1,10 @@
 """Show the kubelet's state files: which container has which CPUs, memory and devices, and whether
 the files are intact.
 
-Exit code 0: all files that exist are intact; 1: one is torn or its checksum is wrong, or a write
-was refused; 2: wrong usage. --write-kubelet-state writes the CPUs that a scheduler chose into the
-CPU manager's file, in the place of the kubelet's own choice. The kubelet has to be stopped; the old
-file is kept in the same folder.
-"""
+Exit code 0: all files that exist are intact; 1: a file is incomplete or its checksum is wrong, or a
+write was refused; 2: wrong usage. --write-kubelet-state writes the CPUs that a scheduler chose into
+the CPU manager's file, in place of the kubelet's own choice. The kubelet has to be stopped; the old
+file is kept in the same folder."""
 
 from __future__ import annotations
 

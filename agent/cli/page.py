@@ -35,6 +35,7 @@ from agent.model.settings.options import SettingsError
 from agent.model.settings.scheduler import LEASE_NAME
 from agent.node import own_processes
 
+USAGE = "topolet page [OPTIONS] [NODE]"
 SETTINGS = TopologySettings
 _FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 _DESKTOPS: Final = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -57,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"open the page of the scheduler that holds this Lease ({LEASE_NAME})",
     )
     parser.add_argument("--no-open", action="store_true", help="only print the page's address")
-    remote.add_arguments(parser)
+    text = "open the page of the agent on that node, by kubectl"
+    remote.add_arguments(parser, text, "with NODE or --scheduler: ")
     options.add_arguments(parser, SETTINGS)
 
 

@@ -29,6 +29,7 @@ from agent.model.rebind_resource import RebindPhase, RebindRequest, StatusPlan
 from agent.model.settings.options import CallerSettings, SettingsError
 from agent.view import format
 
+USAGE = "topolet rebind [OPTIONS] NODE"
 SETTINGS = CallerSettings
 POLL_SECONDS: Final = 0.5
 UNTAKEN_SECONDS: Final = 300.0

@@ -60,15 +60,16 @@ class LeadingScheduler(msgspec.Struct, frozen=True):
     holder: str
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds NODE, and the options with which its agent is found."""
-    parser.add_argument(
-        "node",
-        nargs="?",
-        metavar="NODE",
-        help="run the command in the agent's pod on that node, by kubectl",
-    )
-    add_agent_options(parser, "with NODE: ")
+_NODE_HELP: Final = "run the command in the agent's pod on that node, by kubectl"
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, text: str = _NODE_HELP, when: str = "with NODE: "
+) -> None:
+    """Adds NODE, and the options with which its agent is found. `text`: the help of NODE. `when`:
+    see `add_agent_options`."""
+    parser.add_argument("node", nargs="?", metavar="NODE", help=text)
+    add_agent_options(parser, when)
 
 
 def add_agent_options(parser: argparse.ArgumentParser, when: str = "") -> None:
@@ -78,7 +79,7 @@ def add_agent_options(parser: argparse.ArgumentParser, when: str = "") -> None:
         "-n",
         "--namespace",
         default="topolet-system",
-        help=f"{when}namespace of the agents (default: topolet-system)",
+        help=f"{when}namespace of Topolet (default: topolet-system)",
     )
     parser.add_argument("--context", metavar="NAME", help=f"{when}context of the kubeconfig")
 

@@ -26,6 +26,7 @@ from agent.cli import options, remote
 from agent.cli.remote import Agent, RemoteError
 from agent.view.format import count
 
+USAGE: Final = "topolet rollout [OPTIONS] DAEMONSET"
 REVISION: Final = "controller-revision-hash"
 """The label that the DaemonSet controller gives to pods and ControllerRevisions."""
 POLL_SECONDS: Final = 1.0

@@ -53,6 +53,7 @@ class TopSettings(RestoreSettings, frozen=True):
     node_name: NodeName = ""
 
 
+USAGE = "topolet top [OPTIONS] [NODE]"
 SETTINGS = TopSettings
 _LEAST_SECONDS, _MOST_SECONDS = 0.1, 3_600.0
 _SECONDS: Final = {"pods": 10.0, "devices": 10.0, "gpus": 2.0}

@@ -32,6 +32,7 @@ from agent.view import devices as devices_view
 from agent.view import format, machine, node
 from agent.view.devices import ShownDevice
 
+USAGE = "topolet topology [OPTIONS] [NODE]"
 SETTINGS = DevicesSettings
 
 _NARROWEST = 40

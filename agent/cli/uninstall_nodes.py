@@ -26,6 +26,7 @@ from agent.kube.transport import Transport
 from agent.model.settings.options import CallerSettings, SettingsError
 from agent.view.format import count
 
+USAGE = "topolet uninstall-nodes [OPTIONS] FILE"
 SETTINGS = CallerSettings
 
 

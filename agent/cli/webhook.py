@@ -1,4 +1,4 @@
-"""Run the webhook: pods with GPUs are bound by configured accounts only."""
+"""Run the admission webhook: it allows only configured accounts to bind pods with GPUs."""
 
 from __future__ import annotations
 

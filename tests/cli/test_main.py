@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.__main__ import COMMANDS
+from agent.__main__ import COMMANDS, parser_of
 from agent.cli import options, proxy
 
 
@@ -169,3 +170,11 @@ def test_the_usual_arguments_of_a_proxy_are_plain() -> None:
     words = ["--listen", "unix:///x", "--hold-seconds=2", "--config", "/etc/topolet.toml"]
     assert options.plain(words, proxy.SETTINGS) is not None
     assert options.plain([*words, "--help"], proxy.SETTINGS) is None
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_usage_names_every_positional_argument(command: str) -> None:
+    module = importlib.import_module(f"agent.cli.{command.replace('-', '_')}")
+    usage = parser_of(command, module).usage or ""
+    positional = [each for each in options.arguments_of(command) if not each.flags]
+    assert [each.metavar for each in positional if each.metavar not in usage] == []
