@@ -47,7 +47,7 @@ HookDeadlines = Annotated[
     str,
     msgspec.Meta(
         description="HOOK=SECONDS, separated by commas, for hooks that wait longer or shorter "
-        "than hold-seconds; RunPodSandbox: at most 0.05 unless it is named"
+        "than hold-seconds; without an entry RunPodSandbox waits for at most 0.05"
     ),
 ]
 HOOK_DEADLINES: Final = ""

@@ -219,8 +219,8 @@ class SchedulerSettings(Options, frozen=True):
 
 
 class ExplainSettings(Options, frozen=True):
-    """`topolet explain`. The options of the scheduler have its names, so that its file can be
-    given."""
+    """`topolet explain`. Options that the scheduler has too have the same names, so that its
+    settings file can be used."""
 
     kubeconfig: Kubeconfig = KUBECONFIG
     service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
