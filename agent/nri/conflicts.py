@@ -24,6 +24,9 @@ _BOTH: Final = re.compile(r'plugins "([^"]+)" and "([^"]+)" both tried to set (\
 _PARENTS: Final = "of its parent"
 _LOG_AGAIN_SECONDS: Final = 60.0
 _LOOK_UP_SECONDS: Final = 10.0
+MAX_NAMES: Final = 64
+"""The most writers, by kind of conflict and name, that are counted one by one."""
+_NAME_CHARACTERS: Final = 200
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,8 @@ class Conflicts:
 
     def __init__(self, own: str, others: Callable[[], Sequence[str]]) -> None:
         self.found: Counter[tuple[str, ...]] = Counter()
-        """By kind (`error`, `undone`, `changed`) and the plugin's name, "" if it is unknown."""
+        """By kind (`error`, `undone`, `changed`) and the plugin's name, which is "" if it is
+        unknown, and `other` for all names after the first MAX_NAMES."""
         self._own = own
         self._others = others
         self._warnings = CountedWarnings(log, _LOG_AGAIN_SECONDS)
@@ -83,7 +87,10 @@ class Conflicts:
         return self._names
 
     def _note(self, kind: str, name: str, text: str) -> None:
-        self._warnings.add(self.found, (kind, name), text)
+        key = kind, name[:_NAME_CHARACTERS]
+        if key not in self.found and len(self.found) >= MAX_NAMES:
+            key = kind, "other"
+        self._warnings.add(self.found, key, text)
 
 
 _SOCK_DIAG: Final = 4

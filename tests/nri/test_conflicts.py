@@ -44,3 +44,15 @@ def test_other_processes_at_the_far_end_are_named(tmp_path: Path) -> None:
 
 def test_missing_socket_has_no_connected_processes() -> None:
     assert conflicts.connected_processes("/nowhere/nri.sock") == ()
+
+
+def test_names_of_plugins_are_bounded() -> None:
+    """A plugin chooses its name, and a plugin that restarts has another process each time."""
+    found = conflicts.Conflicts("10-topolet", lambda: ())
+    for number in range(1000):
+        names = f'plugins "10-topolet" and "{number}{"x" * 1000}" both tried to set cpu'
+        found.error("container ns/p main", names)
+    assert sum(found.found.values()) == 1000
+    assert len(found.found) <= conflicts.MAX_NAMES + 1
+    assert found.found["error", "other"] == 1000 - conflicts.MAX_NAMES
+    assert max(len(name) for _, name in found.found) < 500
