@@ -217,7 +217,7 @@ class HookedCalls:
         self._complete(stream, message)
 
     def _complete(self, stream: HeldStream, message: bytes) -> None:
-        self.timing.whole(stream.id)
+        self.timing.message_complete(stream.id)
         stream.message = message
         stream.call = Call(stream.path, time.monotonic())
         self._stats.hooked += 1
@@ -323,7 +323,7 @@ class HookedCalls:
 
     def _sent(self, stream: HeldStream) -> None:
         self._account.release(stream)
-        self.timing.left(stream.id)
+        self.timing.message_sent(stream.id)
         if stream.stage is Stage.PASSING:
             self._drained(stream)
         elif stream.tap is None:

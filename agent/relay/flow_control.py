@@ -18,13 +18,13 @@ Sink = Callable[[bytes | bytearray | memoryview], None]
 
 
 class Lane:
-    """The relay never inserts a frame into another frame or a header block: it waits for the next
-    boundary.
+    """One direction of a connection. A frame of the relay is never inserted into another frame or a
+    header block: it waits for the next boundary.
 
-    `rest`: bytes of the current frame that have not passed yet; `in_block`: a header block
-    continues; `torn`: the first bytes of a frame were sent and its length is unknown. `opaque`:
-    frames are not tracked any more, and every byte passes. `waiting`: inserted frames that wait for
-    a boundary."""
+    `rest`: the bytes of the current frame that have not passed yet. `in_block`: a header block
+    continues. `torn`: the first bytes of a frame were sent, and its length is unknown. `opaque`:
+    frames are no longer tracked, and every byte passes. `waiting`: inserted frames that wait for a
+    boundary."""
 
     __slots__ = ("_sink", "chunks", "in_block", "opaque", "rest", "torn", "waiting")
 
@@ -62,12 +62,14 @@ class Lane:
 
 
 class Credit:
-    """The connection window that the client sees is the upstream's real window, less the bytes that
-    the relay has taken over from the client and not sent yet, plus `excess`: bytes that the client
-    may send although the upstream has granted no credit for them. Taking a frame from the client
-    lowers `excess`, committing bytes to the upstream raises it. Above zero, the relay keeps credit
-    of the upstream until the difference is settled. Below zero, the client gets the difference at
-    once.
+    """The account of the connection's window.
+
+    The window that the client sees is the upstream's real window, less the bytes that the relay has
+    taken over from the client and not sent yet, plus `excess`: the bytes that the client may send
+    although the upstream has granted no credit for them. A frame that is taken over from the client
+    lowers `excess`; bytes that are committed to the upstream raise it. While it is above zero, the
+    relay keeps the upstream's credit up to this difference. When it is below zero, the client gets
+    the difference at once.
 
     `window`: the bytes that the upstream accepts now; `initial`: its window for a new stream;
     `frame_bytes`: the largest frame payload that it has ever allowed."""
@@ -109,8 +111,8 @@ class Credit:
 
 
 class _Share:
-    """The entries of one stream in the queue: header blocks, DATA frames and their payload,
-    others."""
+    """The numbers of one stream's entries in the queue: header blocks, DATA frames (with the bytes
+    of their payloads) and others."""
 
     __slots__ = ("blocks", "data", "data_bytes", "rest")
 
@@ -122,10 +124,12 @@ class _Share:
 
 
 class Uplink:
-    """Most frames pass as slices of the receive buffer and are not queued. Two kinds are:
+    """Sends the client's frames to the upstream. Most pass as slices of the receive buffer and are
+    not queued here. Two kinds are:
 
     - Messages that were taken over leave from the buffers of their streams (`sending`), as far as
-      the windows of the connection and the stream allow. None waits for another stream's window.
+      the windows of the connection and the stream allow. A stream never waits for the window of
+      another stream.
     - A DATA frame of another stream, for which the relay granted credit but the upstream did not,
       waits in `queue`, in order. Everything that must not overtake it waits behind it: DATA, the
       client's SETTINGS ACK (the old windows apply before it), and a header block of a stream whose
@@ -170,18 +174,18 @@ class Uplink:
         self._sent = sent
 
     def delays_block(self, number: int) -> bool:
-        """A header block of this stream must wait."""
+        """Whether a header block of this stream must wait."""
         return number in self.sending or (
             bool(self.queue) and (self._barriers > 0 or number in self._shares)
         )
 
     def delays_reset(self, number: int) -> bool:
-        """The stream's HEADERS have not passed yet."""
+        """Whether an RST_STREAM must wait, because the stream's HEADERS have not passed yet."""
         share = self._shares.get(number)
         return share is not None and share.blocks > 0
 
     def put(self, kind: int, number: int, raw: bytes) -> None:
-        """Queues whole frames; `kind` is that of the first."""
+        """Queues whole frames. `kind`: of the first frame."""
         if kind == frames.DATA and number in self._ended_streams:
             self._credit.excess -= len(raw) - frames.HEAD_BYTES
             return

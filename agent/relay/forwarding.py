@@ -131,7 +131,7 @@ class Upward:
                             lane.chunks.append(data[start:end])
                         start = end
                         ended = bool(flags & frames.END_STREAM)
-                        self._timing.stays(number, path or b"")
+                        self._timing.begin_hooked(number, path or b"")
                         self._calls.begin(number, path or b"", announced=not waits, ended=ended)
                     elif path is not None:
                         self._noted.append((number, path))

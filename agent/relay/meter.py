@@ -13,15 +13,16 @@ Observe = Callable[[bytes, float, float], None]
 
 OTHERS: Final = b"other"
 _MAX_METHODS: Final = 128
-"""Clients choose the names: methods beyond this number count as one."""
+"""Clients choose the names of methods. Methods beyond this number are counted together, as
+OTHERS."""
 _MAX_CALLS: Final = 4_096
 """Calls of one connection that are timed; further ones are not."""
 _MAX_NOTES: Final = 64
 
 
 class Meter:
-    """`in_flight`: the calls in progress at the last `settle`, for every method that was ever
-    called."""
+    """The calls of all connections. `in_flight`: by method, also of methods without a call now, the
+    calls in progress at the last `settle`."""
 
     def __init__(self, observe: Observe | None = None) -> None:
         self.in_flight: dict[bytes, int] = {}
@@ -29,7 +30,7 @@ class Meter:
         self.timings: set[Timing] = set()
 
     def settle(self) -> None:
-        """Counts and observes the calls that connections have only noted."""
+        """Counts and observes the calls in the notes of all connections."""
         for timing in self.timings:
             timing.settle()
 
@@ -49,7 +50,7 @@ class Timing:
     and None for the end of a stream), and calls `note` when they were sent. Notes are evaluated
     later, many at once (`settle`), so that no caller waits for it."""
 
-    __slots__ = ("_meter", "_notes", "_open", "_staying", "arrived", "noted")
+    __slots__ = ("_complete_at", "_meter", "_notes", "_open", "arrived", "noted")
 
     def __init__(self, meter: Meter) -> None:
         self.arrived = 0.0
@@ -59,7 +60,7 @@ class Timing:
         self._open: dict[
             int, tuple[bytes, float, float]
         ] = {}  # path, start, the relay's share so far
-        self._staying: dict[int, float] = {}
+        self._complete_at: dict[int, float] = {}
         meter.timings.add(self)
 
     def note(self) -> None:
@@ -70,23 +71,23 @@ class Timing:
         if len(self._notes) >= _MAX_NOTES or len(noted) > _MAX_NOTES:
             self.settle()
 
-    def stays(self, number: int, path: bytes) -> None:
+    def begin_hooked(self, number: int, path: bytes) -> None:
         """HEADERS of a hooked call have arrived; the relay collects its message."""
         self._begin(number, path, self.arrived, 0.0)
 
-    def whole(self, number: int) -> None:
+    def message_complete(self, number: int) -> None:
         """The message of a hooked call is complete."""
-        self._staying[number] = self.arrived
+        self._complete_at[number] = self.arrived
 
-    def left(self, number: int) -> None:
+    def message_sent(self, number: int) -> None:
         """The message of a hooked call was sent."""
-        since = self._staying.pop(number, None)
+        since = self._complete_at.pop(number, None)
         if since is not None and number in self._open:
             path, started, share = self._open[number]
             self._open[number] = path, started, share + perf_counter() - since
 
     def settle(self) -> None:
-        """Counts and observes all noted calls."""
+        """Counts and observes the calls in the notes."""
         for arrived, now, noted in self._notes:
             for number, path in noted:
                 if path is None:
@@ -102,7 +103,7 @@ class Timing:
         for path, _, _ in self._open.values():
             self._meter.in_flight[path] -= 1
         self._open.clear()
-        self._staying.clear()
+        self._complete_at.clear()
         self._meter.timings.discard(self)
 
     def _begin(self, number: int, path: bytes, arrived: float, share: float) -> None:
@@ -112,7 +113,7 @@ class Timing:
             self._open[number] = path, arrived, share
 
     def _end(self, number: int, arrived: float, now: float) -> None:
-        since = self._staying.pop(number, arrived)
+        since = self._complete_at.pop(number, arrived)
         if number in self._open:
             path, started, share = self._open.pop(number)
             self._meter.in_flight[path] -= 1

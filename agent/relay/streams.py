@@ -23,25 +23,27 @@ class RelayLimits(NamedTuple):
     """The limits of a relay. A call beyond `body_bytes` or `streams` can't be hooked."""
 
     body_bytes: int = 16 << 20
-    """Of one request message, compressed or not. A kubelet's client and containerd's server have
-    the same limit (kubelet: maxMsgSize in cri-client/pkg/remote_runtime.go; containerd:
+    """The largest request message, compressed or not. A kubelet's client and containerd's server
+    have the same limit (kubelet: maxMsgSize in cri-client/pkg/remote_runtime.go; containerd:
     DefaultMaxRecvMsgSize in defaults/defaults.go)."""
     held_bytes: int = 40 << 20
-    """Of all requests of all connections that are partially received, held or not sent yet, with
-    the decompressed content. More than twice `body_bytes`: one compressed request may need that
-    much."""
+    """The memory for the requests of all connections that are partially received, held or not sent
+    yet, with their decompressed content. It is more than twice `body_bytes`, which one compressed
+    request may need."""
     share_bytes: int = 1 << 17
-    """Reserved for small requests of each connection, however much others hold."""
+    """The memory for small requests that each connection has in addition."""
     waiting_bytes: int = 8 << 20
-    """Received bytes of all requests that wait for memory; beyond it a further one is refused."""
+    """The most received bytes of all requests that wait for memory; beyond it, requests are
+    refused."""
     wait_seconds: float = 10.0
     """How long a request waits for memory before it is refused."""
     streams: int = 4_096
-    """Hooked calls in progress, of one connection."""
+    """The most hooked calls in progress on one connection."""
     reply_bytes: int = 1 << 16
-    """Of a reply's message, for Gate.reply."""
+    """The largest message of a reply that Gate.reply gets."""
     block_bytes: int = 1 << 16
-    """Of a header block with the heads of its frames; beyond it the connection is not tracked."""
+    """The largest header block, with the heads of its frames; beyond it, the connection is not
+    tracked."""
 
 
 class Stage(enum.Enum):

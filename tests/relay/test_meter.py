@@ -52,10 +52,10 @@ def test_the_time_of_a_passing_call_is_the_relays_own(clocked: Clocked) -> None:
 
 def test_the_time_of_a_held_request_includes_the_hold(clocked: Clocked) -> None:
     clocked.arrive_after(0)
-    clocked.timing.stays(1, b"/a")
+    clocked.timing.begin_hooked(1, b"/a")
     clocked.arrive_after(5)  # the client took some time for the message
-    clocked.timing.whole(1)
-    clocked.after(20).left(1)
+    clocked.timing.message_complete(1)
+    clocked.after(20).message_sent(1)
     clocked.arrive_after(3)
     clocked.timing.noted.append((1, None))
     clocked.after(1).note()
@@ -64,8 +64,8 @@ def test_the_time_of_a_held_request_includes_the_hold(clocked: Clocked) -> None:
 
 def test_the_time_of_the_relays_own_answer_is_since_the_request(clocked: Clocked) -> None:
     clocked.arrive_after(0)
-    clocked.timing.stays(1, b"/a")
-    clocked.timing.whole(1)
+    clocked.timing.begin_hooked(1, b"/a")
+    clocked.timing.message_complete(1)
     clocked.after(7).noted.append((1, None))
     clocked.timing.note()
     assert clocked.seen == [(b"/a", 7, 7)]
@@ -76,8 +76,8 @@ def test_an_aborted_call_is_not_in_flight_and_not_observed(clocked: Clocked) -> 
     clocked.timing.noted.append((1, b"/a"))
     clocked.timing.noted.append((3, b"/a"))
     clocked.timing.noted.append((5, None))
-    clocked.timing.left(5)
-    clocked.timing.whole(5)
+    clocked.timing.message_sent(5)
+    clocked.timing.message_complete(5)
     clocked.timing.note()
     clocked.timing.close()
     clocked.timing.note()
