@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import select
 import socket
 import threading
@@ -23,6 +24,7 @@ END_HEADERS = frames.END_HEADERS
 END = frames.END_HEADERS | frames.END_STREAM
 
 
+@functools.cache
 def block(path: bytes, *more: tuple[bytes, bytes]) -> bytes:
     """The header block of a gRPC request."""
     pairs = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path)]

@@ -185,11 +185,10 @@ def endless_message(streams: int) -> Parts:
 
 
 def gzip_bomb(path: bytes, size: int, streams: int) -> Parts:
-    packed = gzip.compress(bytes(size), 9)
-    message = b"\1" + len(packed).to_bytes(4, "big") + packed
-    pieces = [message[at : at + 16_384] for at in range(0, len(message), 16_384)]
-
     def parts() -> Iterator[bytes]:
+        packed = gzip.compress(bytes(size), 9)
+        message = b"\1" + len(packed).to_bytes(4, "big") + packed
+        pieces = [message[at : at + 16_384] for at in range(0, len(message), 16_384)]
         for number in range(1, 2 * streams, 2):
             yield opening(number, path, (b"grpc-encoding", b"gzip"))
             yield b"".join(data(number, piece, piece is pieces[-1]) for piece in pieces)
