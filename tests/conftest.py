@@ -64,8 +64,19 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return unpacked
 
 
-_LONGEST = ("tests/vm/", "tests/cluster/", "tests/critest/", "tests/integration/")
-"""Suites that start first, so that no worker starts a long one when the others have finished."""
+_LONGEST = (
+    "tests/vm/",
+    "tests/cluster/",
+    "tests/critest/",
+    "tests/integration/",
+    "tests/relay/test_hostile.py",
+    "tests/kube/test_listwatch.py",
+    "tests/parsers/",
+    "tests/cri/test_hostile_runtime.py",
+    "tests/test_pictures.py",
+)
+"""Suites and modules that start first, so that no worker starts a long one when the others have
+finished."""
 _ONE_WORKER = {
     "tests/cluster/": "cluster",
     "tests/vm/": "guests",
