@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         rf"\fI{_escaped(options.CONFIG)}\fR",
         "The options of all commands, in TOML.",
         ".SH EXIT STATUS",
-        "0: success; 1: failure; 2: wrong usage, or what the command says above.",
+        "0: success; 1: failure; 2: wrong usage. Some commands define others, see their sections.",
     ]
     print("\n".join(lines))
     return 0

@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     if own_processes.page(address) is None:
         return options.fail(
             ConnectionError(
-                f"the agent does not answer at {address[0]}:{address[1]}: topolet doctor says why"
+                f"the agent does not answer at {address[0]}:{address[1]}: run topolet doctor"
             )
         )
     _show(address[1], opens=not arguments.no_open)

@@ -148,9 +148,9 @@ def _restored(record: Record) -> str:
 
 def _admitted(record: Record) -> str:
     changes = f" with CPUs {record.after}" if record.field == "cpus" and record.after else ""
-    asked = f" (requested: {record.before})" if changes and record.before else ""
+    requested = f" (requested: {record.before})" if changes and record.before else ""
     tail = f": {record.message}" if record.message else ""
-    return f"container {record.container} may be created{changes}{asked}{tail}"
+    return f"container {record.container} may be created{changes}{requested}{tail}"
 
 
 _SENTENCES: Final[dict[str, Callable[[Record], str]]] = {

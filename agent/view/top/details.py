@@ -193,9 +193,9 @@ _LONG_NAME = 40
 def _fact(name: str, text: str, columns: int, *, alarm: bool = False) -> Iterator[Line]:
     """A name and its text, which is on the same line, or below a long name."""
     name = terminal.clean(name)
-    beside = len(name) <= _NAME
-    indent = 2 + _NAME + 1 if beside and columns >= _LONG_NAME else 4
-    if not beside or columns < _LONG_NAME:
+    on_one_line = len(name) <= _NAME
+    indent = 2 + _NAME + 1 if on_one_line and columns >= _LONG_NAME else 4
+    if not on_one_line or columns < _LONG_NAME:
         yield (Piece(f"  {name}", FAINT),)
         name = ""
     wrapped: list[str] = []

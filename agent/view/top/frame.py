@@ -166,10 +166,10 @@ class _Body:
         left = columns // 2 - 1
         right = columns - left - 3
         gap = Piece(" │ " if self.ability.unicode else " | ", FAINT)
-        beside = zip(
+        rows_of_both = zip(
             self._stacked(machine, left, rows), self._stacked(listed, right, rows), strict=True
         )
-        return [(*terminal.padded(one, left), gap, *other) for one, other in beside]
+        return [(*terminal.padded(one, left), gap, *other) for one, other in rows_of_both]
 
     def _pane(self, name: str, weight: int = 0) -> _Pane:
         observed, state, ability, marked = self.observed, self.state, self.ability, self.marked
