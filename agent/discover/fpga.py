@@ -88,10 +88,10 @@ def read(root: str, functions: Mapping[str, Function]) -> Fpgas:
             before = found.get(address)
             fpga = _fpga(reader, layout, functions[address], path, ports, managements)
             found[address] = _merged(before, fpga) if before else fpga
-    above = {_slot(each.address): each for each in functions.values() if each.driver == "xclmgmt"}
+    by_slot = {_slot(each.address): each for each in functions.values() if each.driver == "xclmgmt"}
     for function in functions.values():
         if function.driver == "xocl":
-            fpga = _xrt(reader, function, above.get(_slot(function.address)))
+            fpga = _xrt(reader, function, by_slot.get(_slot(function.address)))
             found[function.address] = fpga
     return Fpgas(
         tuple(found[address] for address in sorted(found, key=address_key)),
@@ -100,9 +100,10 @@ def read(root: str, functions: Mapping[str, Function]) -> Fpgas:
 
 
 def _address(reader: SysfsReader, path: str) -> str:
-    """The innermost PCI function on the folder's path, else the one that it links to."""
-    for way in (reader.link(path), reader.link(f"{path}/device")):
-        address = next(filter(is_address, reversed(way.split("/"))), "")
+    """The innermost PCI function on the folder's path, else on that of the device to which it
+    links; "" for none."""
+    for target in (reader.link(path), reader.link(f"{path}/device")):
+        address = next(filter(is_address, reversed(target.split("/"))), "")
         if address:
             return address
     return ""
@@ -138,7 +139,8 @@ def _slot(address: str) -> str:
 
 
 def _xrt(reader: SysfsReader, function: Function, management: Function | None) -> Fpga:
-    """Without a port while the driver does not report the card as ready: XRT does not use it."""
+    """The FPGA of a user function and its management function, None without one. It has no port
+    while the driver does not report the card as ready, because XRT does not use it then."""
     path = f"{DEVICES}/{function.address}"
     ports = []
     if reader.hexadecimal(f"{path}/ready"):
@@ -179,8 +181,8 @@ def _id(reader: SysfsReader, path: str) -> str:
 
 
 def _only_id(reader: SysfsReader, path: str) -> str:
-    """The id of a file with one for each slot or partition; "" for several. Zeros are none, and a
-    card without a device tree can't be asked."""
+    """The id in a file that has one for each slot or partition: "" if it has several or only zeros,
+    or can't be read, as on a card without a device tree."""
     try:
         ids = (reader.tree.text(path) or "").split()
     except OSError:
@@ -197,7 +199,7 @@ def _checked_id(reader: SysfsReader, path: str, text: str) -> str:
 
 
 def _merged(one: Fpga, other: Fpga) -> Fpga:
-    """One FPGA of two regions of a function."""
+    """Merges the FPGAs of two regions of one function."""
     return msgspec.structs.replace(
         one,
         ports=tuple(sorted({*one.ports, *other.ports}, key=lambda each: each.name)),

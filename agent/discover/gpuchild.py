@@ -1,7 +1,7 @@
-"""The child process with NVML: it answers requests and forwards the driver's events, until its
-parent ends. It is a separate process because NVML can hang, needs much memory, and can't be
-unloaded, which a new driver requires. `python -P -m agent.discover.gpuchild [DRIVER_ROOT]`, with a
-socket as standard input."""
+"""The child process with NVML: it answers the agent's requests and forwards the driver's events,
+until the agent ends. It is a separate process because NVML can hang, needs much memory, and can't
+be unloaded, as it must be before another version of the driver is used. It is started as
+`python -P -m agent.discover.gpuchild [DRIVER_ROOT]`, with a socket as standard input."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _ANY_INSTANCE: Final = 0xFFFFFFFF
 
 
 class EventReader:
-    """Events of these cards, by UUID. Raises DriverGoneError."""
+    """Registers for the events of cards, and reads them. `handles`: of the cards, by UUID. Raises
+    DriverGoneError."""
 
     def __init__(self, nvml: Nvml, handles: dict[str, Any]) -> None:
         self._nvml = nvml
@@ -45,7 +46,8 @@ class EventReader:
         """Whether the driver has no events."""
 
     def within(self, milliseconds: int) -> GpuEvent | None:
-        """Raises NvmlError too, when the wait fails."""
+        """The next event, None if there is none within this time. Raises DriverGoneError, and
+        NvmlError when the wait fails."""
         data = self._nvml.event_within(self._events, milliseconds)
         if data is None:
             return None
@@ -79,11 +81,14 @@ def _address(handle: Any) -> int:
 
 
 _WAIT_MILLISECONDS: Final = 200
-"""For events, in the thread that answers requests: a request waits for it, an event does not."""
+"""How long one wait for an event takes. The same thread answers requests, so a request may wait
+that long; an event ends the wait."""
 
 _NVLINK_XIDS: Final = frozenset({74, *range(144, 151)})
 _MAX_FAILURES: Final = 5
+"""Failed waits for an event, one after the other, before the session ends."""
 _MAX_LAST_EVENTS: Final = 100
+"""As many events as the driver keeps."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -145,7 +150,8 @@ class _Child:
             self._forward(event)
 
     def _forward_last_events(self, events: EventReader) -> None:
-        """The last events of a lost card, at most as many as the driver keeps."""
+        """Forwards the events that the driver still has when the list of cards changes: those of a
+        lost card."""
         if events.silent:
             return
         for _ in range(_MAX_LAST_EVENTS):
@@ -177,7 +183,7 @@ def main() -> None:
         try:
             _Child(connection, Nvml(*sys.argv[1:2])).run()
         except NvmlError as error:
-            # The same for a call about all cards: a report needs its answer.
+            # Also a failed call that is about all cards: without its answer there is no report.
             connection.sendall(line(End(error.fault, str(error))))
     except (BrokenPipeError, ConnectionResetError):
         return

@@ -1,4 +1,4 @@
-"""The messages between the agent and its child with NVML: lines of JSON."""
+"""The messages between the agent and its child with NVML: JSON objects, one a line."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from agent.model.devices.gpus import GpuEvent, GpuReport
 
 BUFFER_BYTES: Final = 1 << 16
 MAX_BYTES: Final = 16 << 20
-"""Of one line; a longer one is an error."""
+"""The most bytes of one line; a longer one is an error."""
 
 
 class Query(msgspec.Struct, frozen=True, tag="look"):
-    """Request of the agent; the answer is a Result with the same number."""
+    """The agent's request for a report; the answer is a Result with the same number."""
 
     number: int
 
 
 class Result(msgspec.Struct, frozen=True, tag="seen"):
+    """The answer to the Query with this number."""
+
     number: int
     report: GpuReport
 
 
 class Event(msgspec.Struct, frozen=True, tag="told"):
+    """An event of the driver."""
+
     event: GpuEvent
 
 

@@ -29,15 +29,15 @@ from agent.model.devices.gpus import (
 _MAX_LINKS: Final = 36
 _ENDS: Final = {0: LinkEnd.GPU, 1: LinkEnd.NPU, 2: LinkEnd.SWITCH}
 _LINKS_LAST: Final = 60
-"""The number of reports for which links and pairs stay valid: the fabric manager activates links at
-NVSwitches without an event."""
+"""The number of reports after which links and pairs are read again: the fabric manager activates
+links at NVSwitches without an event."""
 _MAY_READ: Final = 0
-"""As a number, because pynvml's constant for it is a tuple."""
+"""NVML_P2P_CAPS_INDEX_READ, as a number, because pynvml's constant is a tuple."""
 
 
 class InventoryReader:
-    """Reads the inventory; links and pairs, which need many calls, are cached for the same
-    cards."""
+    """Reads the inventory. Links and pairs, which need many calls, are read again only when the
+    cards change, after `forget_links`, and after _LINKS_LAST reports."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
@@ -47,8 +47,8 @@ class InventoryReader:
         self._reports = 0
 
     def read(self) -> tuple[GpuInventory, dict[str, Any]]:
-        """Also returns the cards' handles by UUID, valid for this session. Raises
-        DriverGoneError."""
+        """The inventory, and the handles of the cards that answered, by UUID; they are valid for
+        this session. Raises DriverGoneError."""
         gpus: list[Gpu] = []
         silent: list[SilentGpu] = []
         handles: dict[str, Any] = {}
@@ -145,7 +145,7 @@ class InventoryReader:
                 if up:
                     links.append(self._link(handle, number))
             except GpuGoneError:
-                # The next report has the state of the card itself.
+                # The next report has the fault of the card.
                 break
         return tuple(links)
 
@@ -282,7 +282,8 @@ def _recovery_action(nvml: Nvml, handle: Any) -> int | None:
 
 
 def _processes(nvml: Nvml, handle: Any) -> tuple[GpuProcess, ...] | None:
-    """A process that uses both compute and graphics is listed once, as compute."""
+    """The processes on a card, None if the driver does not list any. A process that uses both
+    compute and graphics is listed once, as compute."""
     # With an older driver, pynvml's names without a version raise another kind of error.
     compute = nvml.maybe("nvmlDeviceGetComputeRunningProcesses_v3", handle)
     graphics = nvml.maybe("nvmlDeviceGetGraphicsRunningProcesses_v3", handle)

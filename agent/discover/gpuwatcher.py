@@ -1,5 +1,5 @@
-"""The agent's end of the child process with NVML: a session whose answers have deadlines, and a
-thread that restarts the child and keeps what it reported."""
+"""The agent's side of the child process with NVML: a session whose answers have deadlines, and a
+thread that starts the child again when it ends, and keeps its reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _END_SECONDS: Final = 1.0
 
 
 class SessionError(Exception):
-    """The session is over; `fault` as a Condition's reason."""
+    """The session has ended. `fault`: the reason, in the form of a Condition's."""
 
     def __init__(self, fault: str, message: str) -> None:
         super().__init__(message)
@@ -32,25 +32,26 @@ class SessionError(Exception):
 
 
 class GpuSession:
-    """Starts the child. One thread uses and closes it; the child ends with that thread. `events`:
-    those received so far. After a SessionError only `close` is allowed."""
+    """Starts the child. One thread uses and closes the session; the kernel ends the child with that
+    thread. `events`: those received and not yet removed. After a SessionError only `close` is
+    allowed."""
 
     def __init__(self, driver_root: str = "", environment: Mapping[str, str] | None = None) -> None:
         words = [sys.executable, "-P", "-m", "agent.discover.gpuchild", driver_root]
         try:
-            ours, theirs = socket.socketpair()
-            with theirs, contextlib.ExitStack() as undo:
-                undo.enter_context(ours)
+            own_end, child_end = socket.socketpair()
+            with child_end, contextlib.ExitStack() as undo:
+                undo.enter_context(own_end)
                 self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                    words, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment
+                    words, stdin=child_end.fileno(), stdout=subprocess.DEVNULL, env=environment
                 )
                 undo.pop_all()
         except OSError as error:
             raise SessionError(NO_PROCESS, f"can't start {words[0]}: {error}") from None
-        self._socket = ours
+        self._socket = own_end
         self._socket.setblocking(False)
         self._poll = select.poll()
-        self._poll.register(ours, select.POLLIN)
+        self._poll.register(own_end, select.POLLIN)
         self._lines = Lines()
         self._decoder = msgspec.json.Decoder(Answer)
         self._asked = 0
@@ -63,20 +64,21 @@ class GpuSession:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def report(self, seconds: float) -> GpuReport:
-        """Requests a report. Raises SessionError, `DriverHung` without an answer in time."""
+    def report(self, timeout_seconds: float) -> GpuReport:
+        """Requests a report. Raises SessionError; its fault is `DriverHung` without an answer in
+        time."""
         self._asked += 1
         # If the child has ended, the read below finds the reason.
         with contextlib.suppress(OSError):
             self._socket.send(line(Query(self._asked)))
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + timeout_seconds
         while (left := deadline - time.monotonic()) > 0:
             for answer in self._answers(left):
                 if isinstance(answer, Result) and answer.number == self._asked:
                     return answer.report
-        raise SessionError("DriverHung", f"NVML did not answer within {seconds:g} s")
+        raise SessionError("DriverHung", f"NVML did not answer within {timeout_seconds:g} s")
 
-    def listen(self) -> None:
+    def read_messages(self) -> None:
         """Reads the received messages. Raises SessionError."""
         self._answers(0)
 
@@ -85,7 +87,8 @@ class GpuSession:
         self._process.kill()
 
     def close(self) -> bool:
-        """Whether the child ended; one that hangs in a system call ends after it."""
+        """Kills the child. Returns whether it has ended: one that hangs in a system call ends after
+        that call."""
         self._socket.close()
         self._process.kill()
         try:
@@ -122,37 +125,39 @@ class GpuSession:
 
 
 class GpuTiming(msgspec.Struct, frozen=True):
-    """Seconds: between two reports; the least time between two reports after events; until the
-    answer, and until the first answer, for which the driver may have to wake every card; until
-    another try, doubled each time up to the maximum."""
+    """`period_seconds`: from one report to the next; `least_seconds`: the same after an event.
+    `answer_seconds`: the longest wait for an answer; `first_answer_seconds`: for the first one,
+    before which the driver may have to wake every card. `retry_seconds`: until the child is started
+    again, doubled each time up to `max_retry_seconds`."""
 
-    period: float = 10.0
-    least: float = 1.0
-    answer: float = 30.0
-    first_answer: float = 120.0
-    retry: float = 1.0
-    max_retry: float = 300.0
+    period_seconds: float = 10.0
+    least_seconds: float = 1.0
+    answer_seconds: float = 30.0
+    first_answer_seconds: float = 120.0
+    retry_seconds: float = 1.0
+    max_retry_seconds: float = 300.0
 
 
 TIMING: Final = GpuTiming()
 
 _KEPT: Final = 4
-"""Most entries that wait for `take`."""
+"""The most entries that wait for `take`; later ones are merged into the last."""
 
 _MAX_ENDS: Final = 3
-"""Ends of children without an answer in between. A single end may have another cause, such as lack
-of memory; after this many the driver's library is the cause."""
+"""After this many ends of a child without an answer, the driver's library counts as the cause. A
+single end may have another cause, such as a lack of memory."""
 
 
 class GpuNews(msgspec.Struct, frozen=True):
-    """Events, and the report after them; None: there is none yet."""
+    """Events, and the report that followed them, None if there is none yet."""
 
     events: tuple[GpuEvent, ...]
     report: GpuReport | None
 
 
 class GpuWatcher:
-    """`news` is called from the thread whenever `take` has a new entry; it must not block."""
+    """Runs the child on a thread of its own, and keeps its reports and events for `take`. `news` is
+    called from that thread after each new entry; it must not block."""
 
     def __init__(
         self,
@@ -202,19 +207,18 @@ class GpuWatcher:
         self.request_report()
 
     def request_report(self) -> None:
-        """Requests a report after a change that has another source; also ends the wait for a
-        driver."""
+        """Requests a report now, for example after a uevent. Also ends the pause before the child
+        is started again."""
         os.eventfd_write(self._wake, 1)
 
     def take(self) -> tuple[GpuNews, ...]:
-        """The entries since the last call, in order: a report may be older than an event after
-        it."""
+        """The entries since the last call, in the order of their arrival."""
         with self._lock:
             news, self._pending = tuple(self._pending), []
         return news
 
     def _run(self) -> None:
-        pause, most = 0.0, self._timing.max_retry
+        pause, most, least = 0.0, self._timing.max_retry_seconds, self._timing.retry_seconds
         while not self._stopping:
             if self._stuck is not None and not self._stuck.ended():
                 # No second child while one hangs in the kernel.
@@ -224,33 +228,33 @@ class GpuWatcher:
                 while self._released and not self._stopping:
                     self._sleep(None)
             else:
-                saw = self._serve()
-                pause = self._timing.retry if saw else min(max(2 * pause, self._timing.retry), most)
-                # The wake-up of these may have been read already, during the session.
+                reported = self._serve()
+                pause = least if reported else min(max(2 * pause, least), most)
+                # The wake-up by `stop` or `release` may have been read during the session.
                 if not self._stopping and not self._released:
                     self._sleep(pause)
 
     def _serve(self) -> bool:
-        """Runs one child from its start to its end. Whether it made a report."""
-        session, saw = None, False
+        """Runs one child from its start to its end. Returns whether it made a report."""
+        session, reported = None, False
         try:
             session = self._started()
-            self._add(session.report(self._timing.first_answer))
-            saw = True
+            self._add(session.report(self._timing.first_answer_seconds))
+            reported = True
             self._ends = 0
             self._watch(session)
         except SessionError as error:
             if session is not None:
                 self._add_events(session)
             if not self._stopping and not self._released:
-                self._add(self._without(error))
+                self._add(self._report_of(error))
         if session is not None:
             with self._lock:
                 self._session = None
             self._stuck = None if session.close() else session
-        return saw
+        return reported
 
-    def _without(self, error: SessionError) -> GpuReport:
+    def _report_of(self, error: SessionError) -> GpuReport:
         self._ends = self._ends + 1 if error.fault == CHILD_ENDED else 0
         if self._ends < _MAX_ENDS:
             return GpuReport(error.fault, error.message)
@@ -265,9 +269,9 @@ class GpuWatcher:
         return session
 
     def _watch(self, session: GpuSession) -> None:
-        """Reports and events of a session until its end. Raises SessionError."""
-        reported = time.monotonic()
-        due = reported + self._timing.period
+        """Adds the reports and events of a session until its end. Raises SessionError."""
+        reported_at = time.monotonic()
+        due = reported_at + self._timing.period_seconds
         poll = select.poll()
         poll.register(session, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -277,16 +281,16 @@ class GpuWatcher:
                 left = max(0.0, due - time.monotonic())
                 ready = {fd for fd, _ in poll.poll(left * 1000)}
                 if session.fileno() in ready:
-                    session.listen()
+                    session.read_messages()
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
-                    due = reported
+                    due = reported_at
             if self._add_events(session):
-                due = min(due, reported + self._timing.least)
+                due = min(due, reported_at + self._timing.least_seconds)
             if time.monotonic() >= due:
-                self._add(session.report(self._timing.answer))
-                reported = time.monotonic()
-                due = reported + self._timing.period
+                self._add(session.report(self._timing.answer_seconds))
+                reported_at = time.monotonic()
+                due = reported_at + self._timing.period_seconds
 
     def _add_events(self, session: GpuSession) -> bool:
         events, session.events = session.events, []
@@ -304,8 +308,8 @@ class GpuWatcher:
         self._news()
 
     def _open(self) -> GpuNews:
-        """Removes and returns the last entry if it has no report yet, or if _KEPT entries wait: the
-        new one is merged with it."""
+        """The entry that a new one is merged with: removes and returns the last entry if it has no
+        report yet, or if _KEPT entries wait; otherwise an empty one."""
         if self._pending and (self._pending[-1].report is None or len(self._pending) >= _KEPT):
             return self._pending.pop()
         return GpuNews((), None)

@@ -1,5 +1,5 @@
-"""Models of CPUs, caches, and kinds of memory, for people. A file that is missing or invalid leaves
-its value out: none of them is needed to place a pod."""
+"""Models of CPUs, caches, and kinds of memory, to be displayed; no decision depends on them. A
+value whose file is missing or invalid is left out."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def _memory(reader: SysfsReader, nodes: tuple[NumaNode, ...]) -> Iterator[Memory
 def _by_speed(
     rate: int | None, rate_of_cpus: int, tier: int | None, tier_of_cpus: int | None
 ) -> MemoryKind | None:
-    """By bandwidth, otherwise by tier, beside the slowest node with CPUs. HBM has a multiple of the
-    bandwidth of DRAM."""
+    """The kind of a node's memory, compared with the slowest node with CPUs by bandwidth, otherwise
+    by tier; None if neither is known. HBM has a multiple of the bandwidth of DRAM."""
     if rate and rate_of_cpus:
         if rate >= 2 * rate_of_cpus:
             return MemoryKind.HBM
@@ -163,7 +163,7 @@ def _tiers(reader: SysfsReader) -> dict[int, int]:
 
 
 def _of_buses(reader: SysfsReader) -> dict[int, MemoryKind]:
-    """The kind of the nodes that DAX devices were made to."""
+    """The kind of the NUMA nodes whose memory was made from DAX devices."""
     found = {}
     for name in reader.names(_DAX):
         node = reader.integer(f"{_DAX}/{name}/target_node")

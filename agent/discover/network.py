@@ -100,8 +100,8 @@ def _links(reader: SysfsReader, address: str) -> tuple[RdmaLink, ...]:
 
 
 def _char_devices(reader: SysfsReader, path: str, names: list[str]) -> dict[str, list[CharDevice]]:
-    """By link. Each has a file `ibdev` with the name of its link; where that can't be read, the
-    only link has it."""
+    """The character devices of a function, by link. The file `ibdev` of each has the name of its
+    link; if that can't be read, a device belongs to the only link."""
     found: dict[str, list[CharDevice]] = {}
     for folder in _FOLDERS:
         for name in reader.names(f"{path}/{folder}"):

@@ -11,10 +11,10 @@ from agent.discover.sysfs import (
     DiscoveryError,
     cpu_list,
     cpu_map,
+    invalid_text,
     numbered,
     optional,
     optional_integer,
-    unclear,
 )
 from agent.host.files import Tree
 from agent.model.cpu.cpuset import CpuSet
@@ -97,7 +97,7 @@ def _memory_bytes(tree: Tree, path: str, meminfo: bytes) -> int:
     if match:
         return int(match[1]) << 10
     if meminfo.strip(b"\0 \n"):
-        raise unclear(tree, path, meminfo.decode("utf-8", "replace"), "has no MemTotal in kB")
+        raise invalid_text(tree, path, meminfo.decode("utf-8", "replace"), "has no MemTotal in kB")
     return 0
 
 

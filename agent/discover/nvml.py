@@ -1,7 +1,9 @@
-"""NVML through pynvml: the only module that knows its library, errors and pitfalls. A value that
-the driver does not know is missing; a lost card is a fault of that card; a driver that was unloaded
-or replaced ends the session, as the old library stays mapped for the life of the process. Transient
-errors are retried. One thread makes the calls, as pynvml shares buffers."""
+"""NVML through pynvml. Only this module depends on the library and its error numbers.
+
+The errors are of three kinds. A value that the driver does not have is None. A lost card is a fault
+of that card only (GpuGoneError). A driver that was unloaded or replaced ends the session
+(DriverGoneError): the old library stays mapped for the life of the process. Calls with transient
+errors are repeated. One thread makes all calls, because pynvml shares buffers."""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _FOLDERS: Final = (
     "usr/lib",
 )
 MEMORY_V2: Final = pynvml.nvmlMemory_v2
-"""The layout that separates the memory of the driver from that of processes."""
+"""The version of the struct in which the memory in use does not include the driver's own."""
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _TRIES: Final = 3
@@ -74,7 +76,7 @@ class NvmlError(Exception):
 
 
 class DriverGoneError(NvmlError):
-    """The driver is missing, or is not that of the library in this process."""
+    """The driver is missing, or is another one than the library in this process belongs to."""
 
 
 class GpuGoneError(NvmlError):
@@ -99,7 +101,7 @@ class Nvml:
             raise DriverGoneError("nvmlInit", error.code, error.fault) from None
 
     def must(self, call: str, *arguments: object) -> Any:
-        """Raises NvmlError."""
+        """The result of a call by its name. Raises NvmlError."""
         function = getattr(pynvml, call, None)
         if function is None:
             raise _error(call, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -115,8 +117,9 @@ class Nvml:
         raise _error(call, code)
 
     def known(self, call: str, *arguments: object) -> Any:
-        """None if the driver reports that the card does not support it; any other failure is an
-        error, so that a card is not taken for one of another kind. Raises NvmlError."""
+        """The result of a call; None if the driver reports that the card does not support it.
+        Raises NvmlError for any other failure: a card without MIG and one that does not answer
+        differ."""
         try:
             return self.must(call, *arguments)
         except NvmlError as error:
@@ -125,7 +128,7 @@ class Nvml:
             raise
 
     def maybe(self, call: str, *arguments: object) -> Any:
-        """None without an answer. Raises DriverGoneError, GpuGoneError."""
+        """The result of a call; None if it failed. Raises DriverGoneError, GpuGoneError."""
         try:
             return self.must(call, *arguments)
         except (DriverGoneError, GpuGoneError):
@@ -144,7 +147,7 @@ class Nvml:
                 yield index, error
 
     def event_within(self, events: Any, milliseconds: int) -> Any:
-        """The next event of the set, None if there is none in time. Raises as `must`."""
+        """The next event of a set, None if there is none within this time. Raises NvmlError."""
         try:
             return pynvml.nvmlEventSetWait(events, milliseconds)
         except pynvml.NVMLError as error:
@@ -169,7 +172,7 @@ def _candidates(driver_root: str) -> list[str]:
 
 
 def _followed(root: str, path: str) -> str:
-    """The target of a link below the root, which is written relative to the root."""
+    """Follows the links of a path below `root`: the target of an absolute link is below it too."""
     for _ in range(_MAX_LINKS):
         try:
             target = os.readlink(path)

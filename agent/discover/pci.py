@@ -70,10 +70,11 @@ class PciLocality:
         self._only = with_cpus[0] if len(with_cpus) == 1 else -1
         self._of_bridge: dict[str, tuple[int, CpuSet]] = {}
 
-    def of(self, path: str, way: tuple[str, ...]) -> tuple[int, int]:
-        """`way`: folders from the function's root bus to its parent, outermost first."""
+    def of(self, path: str, folders: tuple[str, ...]) -> tuple[int, int]:
+        """NUMA node and socket of a function, each -1 if unknown. `path`: the function's folder;
+        `folders`: from its root bus to its parent, outermost first."""
         node, local = self._read(path)
-        for bridge in reversed(way):
+        for bridge in reversed(folders):
             if node >= 0:
                 break
             if bridge not in self._of_bridge:
@@ -84,7 +85,8 @@ class PciLocality:
         return node, self._socket(self._cpus.get(node, CpuSet()), local)
 
     def _read(self, path: str) -> tuple[int, CpuSet]:
-        """Node and local CPUs; -1 for an unknown node, no CPUs if they do not determine it."""
+        """The NUMA node of a folder, -1 if unknown, and its local CPUs, none if they are the whole
+        machine."""
         bus = _ROOT_BUS.fullmatch(path.rpartition("/")[2])
         if bus:
             folder = f"{path}/pci_bus/{bus[1]}"
@@ -136,7 +138,7 @@ def _function(reader: SysfsReader, places: PciLocality, address: str) -> Functio
         if match and is_address(target := reader.link(f"{path}/{name}").rpartition("/")[2]):
             virtual.append((int(match[1]), target))
     physical = reader.link(f"{path}/physfn").rpartition("/")[2]
-    node, socket = places.of(path, _way(above))
+    node, socket = places.of(path, _folders_above(above))
     return Function(
         address=address,
         root=root,
@@ -153,7 +155,7 @@ def _function(reader: SysfsReader, places: PciLocality, address: str) -> Functio
     )
 
 
-def _way(above: list[str]) -> tuple[str, ...]:
+def _folders_above(above: list[str]) -> tuple[str, ...]:
     """The folders of buses and bridges above, as paths below the root."""
     start = next((at for at, part in enumerate(above) if _ROOT_BUS.fullmatch(part)), len(above))
     return tuple(
@@ -162,7 +164,8 @@ def _way(above: list[str]) -> tuple[str, ...]:
 
 
 def _nearest(topology: Topology) -> dict[int, int]:
-    """For each node the nearest one with CPUs, the lower of two; a node with CPUs itself."""
+    """By NUMA node, the nearest node with CPUs, -1 if unknown: a node with CPUs itself; of two
+    nodes at the same distance, the lower one."""
     with_cpus = [at for at, node in enumerate(topology.numa_nodes) if node.cpus]
     found = {}
     for node in topology.numa_nodes:

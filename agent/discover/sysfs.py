@@ -41,12 +41,12 @@ def integer(tree: Tree, path: str) -> int | None:
     if text is None:
         return None
     if not _INTEGER.fullmatch(text):
-        raise unclear(tree, path, text, "is not a number")
+        raise invalid_text(tree, path, text, "is not a number")
     return int(text)
 
 
 def optional(read: Callable[[Tree, str], CpuSet | None], tree: Tree, path: str) -> CpuSet | None:
-    """The result of `read`, None for an invalid file."""
+    """The result of `read`; None for an invalid file too."""
     try:
         return read(tree, path)
     except DiscoveryError:
@@ -76,9 +76,10 @@ def numbered(tree: Tree, path: str, prefix: str) -> CpuSet:
 def partition(
     cpus: CpuSet, sharers: Callable[[int], CpuSet | None]
 ) -> Iterator[tuple[int, CpuSet]]:
-    """Splits `cpus` into groups by the file of each group's lowest CPU, read once. A CPU of an
-    earlier group stays there, so the groups are disjoint even if the files contradict each other.
-    None: it shares with no other CPU."""
+    """Splits `cpus` into groups: yields the lowest CPU of each, and the group. `sharers`: the CPUs
+    that share with a CPU, by its file; None: no other CPU. It is called once for each group, for
+    its lowest CPU. A CPU stays in the first group that has it, so the groups are disjoint even if
+    the files contradict each other."""
     rest = cpus.mask
     while rest:
         low = rest & -rest
@@ -89,8 +90,8 @@ def partition(
         yield cpu, CpuSet.from_int(members)
 
 
-def unclear(tree: Tree, path: str, text: str, problem: str) -> DiscoveryError:
-    """The error for a file with an invalid text."""
+def invalid_text(tree: Tree, path: str, text: str, problem: str) -> DiscoveryError:
+    """The error for a file whose text is invalid."""
     quoted = repr(text if len(text) <= 80 else text[:77] + "...")
     return DiscoveryError(f"{tree.path(path)}: {quoted} {problem}")
 
@@ -112,7 +113,8 @@ _NUMBER: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 
 
 class SysfsReader:
-    """`problems` has a sentence for each file that was unreadable or invalid."""
+    """Reads files of devices. A file that can't be read, or is invalid, gives None and adds a
+    sentence to `problems`."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -151,7 +153,7 @@ class SysfsReader:
         return self._checked(lambda: self.tree.link(path), path) or ""
 
     def char_device(self, path: str, file: str) -> CharDevice:
-        """`path`: of the device's folder."""
+        """The device whose folder is `path`, and whose node in /dev is `file`."""
         text = self.text(f"{path}/dev")
         match = _NUMBER.fullmatch(text) if text else None
         if text and not match:

@@ -21,8 +21,12 @@ from tests.waiting import DEADLINE_SECONDS
 pytestmark = pytest.mark.skipif(fakenvml.missing() is not None, reason=str(fakenvml.missing()))
 
 NEVER = 3600.0
-QUICK = GpuTiming(period=0.05, answer=DEADLINE_SECONDS, retry=0.02, max_retry=0.1)
-ASKED = GpuTiming(period=NEVER, least=0.0, answer=DEADLINE_SECONDS, retry=NEVER)
+QUICK = GpuTiming(
+    period_seconds=0.05, answer_seconds=DEADLINE_SECONDS, retry_seconds=0.02, max_retry_seconds=0.1
+)
+ASKED = GpuTiming(
+    period_seconds=NEVER, least_seconds=0.0, answer_seconds=DEADLINE_SECONDS, retry_seconds=NEVER
+)
 """Queries only when it must."""
 
 
@@ -105,7 +109,7 @@ def test_an_event_is_reported_at_once_and_causes_a_query(watch: Callable[..., Wa
 def test_many_events_cause_few_queries(
     watch: Callable[..., Watch],
 ) -> None:
-    timing = GpuTiming(period=NEVER, least=NEVER, answer=DEADLINE_SECONDS)
+    timing = GpuTiming(period_seconds=NEVER, least_seconds=NEVER, answer_seconds=DEADLINE_SECONDS)
     here = watch(gpumachines.mixed(), timing)
     here.until(good)
     for _ in range(50):
@@ -123,7 +127,7 @@ def test_many_events_cause_few_queries(
 
 def test_an_event_after_a_query_is_reported_after_its_answer(watch: Callable[..., Watch]) -> None:
     """Otherwise the report would count as evidence about the event."""
-    timing = GpuTiming(period=NEVER, least=NEVER, answer=DEADLINE_SECONDS)
+    timing = GpuTiming(period_seconds=NEVER, least_seconds=NEVER, answer_seconds=DEADLINE_SECONDS)
     here = watch(gpumachines.mixed(), timing)
     for number in (0, 94):
         assert here.told.wait(DEADLINE_SECONDS)
@@ -172,7 +176,9 @@ def test_a_hanging_driver_is_reported_and_queried_again_by_another_child(
     watch: Callable[..., Watch],
 ) -> None:
     machine = gpumachines.mixed()
-    timing = GpuTiming(period=0.05, answer=0.5, retry=0.02, max_retry=0.1)
+    timing = GpuTiming(
+        period_seconds=0.05, answer_seconds=0.5, retry_seconds=0.02, max_retry_seconds=0.1
+    )
     here = watch(machine, timing)
     here.until(good)
     here.driver.tell(machine.but(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000}))
@@ -230,7 +236,7 @@ def test_a_watcher_that_released_the_driver_can_be_stopped(watch: Callable[..., 
 
 def test_stopping_does_not_wait_for_a_driver_that_hangs(tmp_path: Path) -> None:
     machine = gpumachines.mixed().but(**{"sleep.nvmlInitWithFlags": 3_600_000})
-    timing = GpuTiming(first_answer=NEVER)
+    timing = GpuTiming(first_answer_seconds=NEVER)
     here = Watch(FakeDriver(tmp_path, machine), timing)
     here.watcher.stop()
     assert here.watcher.take() == ()

@@ -407,7 +407,7 @@ def test_a_late_answer_is_not_taken_for_the_next(start: Start) -> None:
 
 
 def events_of(session: GpuSession) -> list[GpuEvent]:
-    session.listen()
+    session.read_messages()
     return session.events
 
 
@@ -495,7 +495,7 @@ def test_repeated_failures_of_waiting_for_events_end_the_session(start: Start) -
 
     def over() -> bool:
         try:
-            session.listen()
+            session.read_messages()
         except SessionError as error:
             return error.fault == "NoAnswer"
         return False
