@@ -56,8 +56,8 @@ class KubeletConfiguration(msgspec.Struct, frozen=True):
         return self.cpu_manager_policy == "static"
 
     def differing(self, cpu_state: str, memory_state: str) -> tuple[str, ...]:
-        """How the policies in the kubelet's state files, "" without one, differ from its own: with
-        these files it does not start."""
+        """How the policies in the kubelet's state files differ from this configuration: the kubelet
+        does not start then. `cpu_state`, `memory_state`: the policies there, "" without a file."""
         return tuple(
             f"its {name} is {policy}, and its state file has the policy {state}"
             for name, policy, state in (
@@ -74,7 +74,8 @@ class _ReservedMemory(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel"):
-    """As the kubelet writes it; null and empty mean that a field is not set."""
+    """The fields of a KubeletConfiguration that are read; null and "" mean that a field is not
+    set."""
 
     cpu_manager_policy: str | None = None
     cpu_manager_policy_options: dict[str, str] | None = None
@@ -282,10 +283,10 @@ _NO_CHECK_TIME: Final = 0x200000
 def read_configz(
     url: str, token_file: str, ca_file: str, kubelet_dir: str
 ) -> KubeletConfiguration | None:
-    """`url`: `https://NODE:10250/configz`, or a `file:` with such an answer. The server is verified
-    by `ca_file`, or else has to have the certificate in the kubelet's folder, as most kubelets sign
-    their own; a token is sent to no other server. None when nothing listens: the kubelet does not
-    run. Raises ConfigurationError."""
+    """Reads the answer of `/configz`. `url`: `https://NODE:10250/configz`, or a `file:` with such
+    an answer. The server is verified by `ca_file`; without that it must have the certificate in the
+    kubelet's folder, as most kubelets sign their own. A token is sent only to a verified server.
+    Returns None if nothing listens: the kubelet does not run. Raises ConfigurationError."""
     import urllib.error  # with ssl 7 MB, which most configurations do not need
     import urllib.request as http
     from http.client import HTTPException
@@ -307,7 +308,7 @@ def read_configz(
         ):
             opener.add_handler(handler)
         if request.type == "https":
-            opener.add_handler(http.HTTPSHandler(context=_verifying(ca_file, kubelet_dir)))
+            opener.add_handler(http.HTTPSHandler(context=_tls_context(ca_file, kubelet_dir)))
         answer = opener.open(request, timeout=CONFIGZ_SECONDS)
         if answer is None:
             raise ConfigurationError(f"{url}: the scheme must be https, http or file")
@@ -325,8 +326,9 @@ def read_configz(
     return of_object(content, url)
 
 
-def _verifying(ca_file: str, kubelet_dir: str) -> ssl.SSLContext:
-    """Raises OSError, ValueError."""
+def _tls_context(ca_file: str, kubelet_dir: str) -> ssl.SSLContext:
+    """The context that verifies the kubelet. Raises OSError, and ValueError if nothing can verify
+    it."""
     import ssl
 
     if ca_file:
@@ -338,7 +340,7 @@ def _verifying(ca_file: str, kubelet_dir: str) -> ssl.SSLContext:
             + "; ".join(problems)
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # This one certificate: its names and dates do not matter.
+    # Only this certificate is accepted, so its names and dates need no check.
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
     context.load_verify_locations(cadata="\n".join(own))
@@ -346,12 +348,13 @@ def _verifying(ca_file: str, kubelet_dir: str) -> ssl.SSLContext:
 
 
 def _own_certificates(folder: str) -> tuple[list[str], list[str]]:
-    """The kubelet's certificates without those of their signers, and why there are none."""
+    """The kubelet's certificates, without those of their signers; and, for each file without one,
+    why."""
     found, problems = [], []
     for name in _CERTIFICATE_FILES:
         path = os.path.join(folder, name)
         try:
-            if os.path.islink(path):  # it names a path of the host, in the same folder
+            if os.path.islink(path):  # to a path of the host, in the same folder
                 path = os.path.join(folder, os.path.basename(os.readlink(path)))
             first = _CERTIFICATE.search(files.read(path, CONFIGZ_BYTES))
         except OSError as error:
@@ -365,7 +368,8 @@ def _own_certificates(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _body(answer: HTTPResponse) -> bytes:
-    """Raises TimeoutError after CONFIGZ_SECONDS in all, even if each read is in time."""
+    """The body of an answer, cut at CONFIGZ_BYTES. Raises TimeoutError after CONFIGZ_SECONDS in
+    all, even if each read is in time."""
     end = time.monotonic() + CONFIGZ_SECONDS
     raw = b""
     while len(raw) < CONFIGZ_BYTES and (more := answer.read1(CONFIGZ_BYTES - len(raw))):

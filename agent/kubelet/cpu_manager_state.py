@@ -1,8 +1,9 @@
 """The kubelet's cpu_manager_state file: the CPUs that its static policy assigned (kubelet:
 pkg/kubelet/cm/cpumanager/state/checkpoint.go).
 
-Version 1 has CPUs by container id, 2 by pod uid and container name, 3 those of whole pods too; 4
-repeats all of it as a JSON text, which is the valid one.
+Version 1 has CPUs by container id; version 2 by pod uid and container name; version 3 also those of
+whole pods. Version 4 has all of this a second time, as a JSON text in `data`, which is what its
+kubelet reads.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class CpuManagerState(msgspec.Struct, frozen=True):
 
 
 def read(path: str) -> CpuManagerState:
-    """An absent file means a kubelet without a policy, or no kubelet. Raises StateFileError, also
-    for a wrong checksum."""
+    """The default value for an absent file: the kubelet has no policy, or does not exist. Raises
+    StateFileError, also for a wrong checksum."""
     return statefile.read(path, decode, CpuManagerState())
 
 
@@ -105,12 +106,12 @@ def decode(raw: bytes) -> CpuManagerState:
     """Raises StateFileError for a torn text or an unknown format; `checked` reports a wrong
     checksum."""
     content, checked, problems = statefile.manager_state(raw, _CONTENT, _CONTENT | {"originals"})
-    policy = statefile.member(content, "policyName", str, "")
-    default = statefile.member(content, "defaultCpuSet", str, "")
+    policy = statefile.field(content, "policyName", str, "")
+    default = statefile.field(content, "defaultCpuSet", str, "")
     version: int | None = 4
     if checked is None:
         recorded = statefile.number(content, "checksum")
-        version, checked = statefile.judge(recorded, () if problems else _forms(content))
+        version, checked = statefile.matching_version(recorded, () if problems else _forms(content))
     by_pod, by_id = _split(content)
     return CpuManagerState(
         policy=policy,
@@ -194,8 +195,9 @@ def _pod_entry(cpus: CpuSet) -> str:
 
 
 def _split(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The entries by pod uid, and those by container id, whose values are strings."""
-    entries = statefile.member(content, "entries", dict, {})
+    """The entries by pod uid, whose values are objects, and those by container id, whose values are
+    strings."""
+    entries = statefile.field(content, "entries", dict, {})
     by_id = {key: value for key, value in entries.items() if isinstance(value, str)}
     return {key: value for key, value in entries.items() if key not in by_id}, by_id
 
@@ -210,7 +212,7 @@ def _texts_only(by_pod: dict[str, Any], by_id: dict[str, Any]) -> bool:
 
 
 def _pod_texts(content: dict[str, Any]) -> dict[str, Any]:
-    pods = statefile.member(content, "podEntries", dict, {})
+    pods = statefile.field(content, "podEntries", dict, {})
     return {
         uid: entry.get("cpuSet", "") if isinstance(entry, dict) else entry
         for uid, entry in pods.items()
@@ -218,7 +220,7 @@ def _pod_texts(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _original_texts(content: dict[str, Any]) -> dict[str, Any]:
-    originals = statefile.member(content, "originals", dict, {})
+    originals = statefile.field(content, "originals", dict, {})
     return {
         uid: {
             name: each.get("original") if isinstance(each, dict) else each

@@ -1,8 +1,8 @@
 """The kubelet's device checkpoint: the devices that its device manager allocated to containers
 (kubelet: pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
 
-The checksum covers only `Data`. The device ids name the devices. For ids without a meaning the
-plugin's answer names them (`grants.of_answer`).
+The checksum covers only `Data`. Most device ids identify a device; where they are arbitrary, the
+plugin's answer does (`grants.of_answer`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Entry(msgspec.Struct, rename="pascal"):
 
 
 def read(path: str) -> DeviceCheckpoint:
-    """An absent file means a kubelet where no device plugin has registered. Raises StateFileError,
+    """The default value for an absent file: no device plugin has registered. Raises StateFileError,
     also for a wrong checksum."""
     return statefile.read(path, decode, DeviceCheckpoint())
 
@@ -80,13 +80,15 @@ def decode(raw: bytes) -> DeviceCheckpoint:
     """Raises StateFileError for a torn text or an unknown format; `checked` reports a wrong
     checksum."""
     outer = statefile.parse(raw)
-    data = statefile.member(outer, "Data", dict, None)
+    data = statefile.field(outer, "Data", dict, None)
     if data is None:
         raise StateFileError("Data is missing")
-    problems = statefile.strange(outer, _KNOWN) + statefile.strange(data, _KNOWN_DATA, "Data.")
+    problems = statefile.unknown_fields(outer, _KNOWN) + statefile.unknown_fields(
+        data, _KNOWN_DATA, "Data."
+    )
     entries = []
     raw_entries: list[_Entry] = []
-    for position, item in enumerate(statefile.member(data, "PodDeviceEntries", list, [])):
+    for position, item in enumerate(statefile.field(data, "PodDeviceEntries", list, [])):
         try:
             entry = msgspec.convert(item, _Entry)
             entries.append(_entry(entry))
@@ -104,9 +106,9 @@ def decode(raw: bytes) -> DeviceCheckpoint:
     return DeviceCheckpoint(
         entries=tuple(entries),
         registered=registered,
-        boot_id=statefile.member(outer, "BootID", str, ""),
+        boot_id=statefile.field(outer, "BootID", str, ""),
         version=version,
-        checked=statefile.judge(statefile.number(outer, "Checksum"), forms)[1],
+        checked=statefile.matching_version(statefile.number(outer, "Checksum"), forms)[1],
         problems=tuple(problems),
     )
 
@@ -149,7 +151,7 @@ def _title(item: Any, position: int) -> str:
 
 def _registered(data: dict[str, Any], problems: list[str]) -> dict[str, tuple[str, ...]]:
     registered = {}
-    for resource, ids in sorted(statefile.member(data, "RegisteredDevices", dict, {}).items()):
+    for resource, ids in sorted(statefile.field(data, "RegisteredDevices", dict, {}).items()):
         try:
             registered[resource] = tuple(msgspec.convert(ids, list[str] | None) or ())
         except msgspec.ValidationError as error:
@@ -160,8 +162,8 @@ def _registered(data: dict[str, Any], problems: list[str]) -> dict[str, tuple[st
 def _text(
     entries: list[_Entry] | None, registered: dict[str, list[str] | None] | None, *, listed: bool
 ) -> str:
-    """The text of the checksum. An absent and an empty value differ in it, so it is made of the
-    file's own values."""
+    """The text over which the kubelet computes the checksum. It is made from the file's own values,
+    because an absent value and an empty one have different texts."""
     kind = "[]string" if listed else "checkpoint.DevicesPerNUMA"
 
     def entry_text(entry: _Entry) -> str:
@@ -199,9 +201,9 @@ def _text(
 def grants_of(
     checkpoint: DeviceCheckpoint, boot_id: str = ""
 ) -> tuple[tuple[ReportedDevices, ...], tuple[str, ...]]:
-    """The grants, and problems. The ids name the devices; the plugin's answer adds the carriers of
-    ids without a meaning. `boot_id`: of this boot. After a reboot a kubelet gives pods the same
-    devices again, so entries of the last boot count."""
+    """The devices of containers, and problems. The ids name the devices; the plugin's answer adds
+    those of arbitrary ids. `boot_id`: of this boot; entries of the last boot are used too, because
+    a kubelet gives pods the same devices again after a reboot."""
     found: list[ReportedDevices] = []
     problems = list(checkpoint.problems)
     if boot_id and checkpoint.boot_id and checkpoint.boot_id != boot_id:
@@ -221,8 +223,8 @@ def grants_of(
 
 
 def nodes_of(checkpoint: DeviceCheckpoint) -> dict[tuple[str, str], Counter[int]]:
-    """By pod uid and container, and by NUMA node: how many of its devices are near to it. A device
-    that is near to several NUMA nodes is listed for each of them."""
+    """By pod uid and container, the number of its devices near to each NUMA node. A device that is
+    near to several NUMA nodes counts for each of them."""
     found: dict[tuple[str, str], Counter[int]] = {}
     for entry in checkpoint.entries:
         near = found.setdefault((entry.uid, entry.container), Counter())

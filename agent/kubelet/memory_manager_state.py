@@ -1,6 +1,8 @@
 """The kubelet's memory_manager_state file: the memory of NUMA nodes that its static policy assigned
-(kubelet: pkg/kubelet/cm/memorymanager/state/checkpoint.go). Version 1 has the memory of containers,
-2 that of whole pods too; 3 repeats all of it as a JSON text, which is the valid one."""
+(kubelet: pkg/kubelet/cm/memorymanager/state/checkpoint.go).
+
+Version 1 has the memory of containers; version 2 also that of whole pods. Version 3 has all of this
+a second time, as a JSON text in `data`, which is what its kubelet reads."""
 
 from __future__ import annotations
 
@@ -86,8 +88,8 @@ class MemoryManagerState(msgspec.Struct, frozen=True):
 
 
 def read(path: str) -> MemoryManagerState:
-    """An absent file means a kubelet without a policy, or no kubelet. Raises StateFileError, also
-    for a wrong checksum."""
+    """The default value for an absent file: the kubelet has no policy, or does not exist. Raises
+    StateFileError, also for a wrong checksum."""
     return statefile.read(path, decode, MemoryManagerState())
 
 
@@ -96,7 +98,7 @@ def decode(raw: bytes) -> MemoryManagerState:
     checksum."""
     content, checked, problems = statefile.manager_state(raw, _CONTENT, _CONTENT)
     state = MemoryManagerState(
-        policy=statefile.member(content, "policyName", str, ""),
+        policy=statefile.field(content, "policyName", str, ""),
         machine=_machine(content, problems),
         entries=_entries(content, problems),
         pods={
@@ -110,7 +112,7 @@ def decode(raw: bytes) -> MemoryManagerState:
     if checked is not None:
         return state
     recorded = statefile.number(content, "checksum")
-    version, checked = statefile.judge(recorded, () if problems else _forms(state))
+    version, checked = statefile.matching_version(recorded, () if problems else _forms(state))
     return msgspec.structs.replace(state, version=version, checked=checked)
 
 
@@ -191,7 +193,7 @@ def _machine(content: dict[str, Any], problems: list[str]) -> dict[int, NodeMemo
 
 def _entries(content: dict[str, Any], problems: list[str]) -> dict[str, dict[str, Blocks]]:
     entries = {}
-    for uid, containers in sorted(statefile.member(content, "entries", dict, {}).items()):
+    for uid, containers in sorted(statefile.field(content, "entries", dict, {}).items()):
         if isinstance(containers, dict):
             entries[uid] = _converted(containers, f"entries.{uid}", Blocks, problems)
         else:
@@ -202,7 +204,7 @@ def _entries(content: dict[str, Any], problems: list[str]) -> dict[str, dict[str
 def _read(
     content: dict[str, Any], place: str, kind: type[Value], problems: list[str]
 ) -> dict[str, Value]:
-    return _converted(statefile.member(content, place, dict, {}), place, kind, problems)
+    return _converted(statefile.field(content, place, dict, {}), place, kind, problems)
 
 
 Value = TypeVar("Value")

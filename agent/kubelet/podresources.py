@@ -1,10 +1,10 @@
 """The kubelet's PodResources API (v1, ../../protos/podresources.proto), which it serves on a unix
 socket of its node.
 
-The client returns its messages as values; the error for an impossible value names the field. The
+The client returns the answers as values; the error for an impossible value names the field. The
 corrected lister forwards the kubelet's answers to exporters, and replaces the CPUs and devices that
-the kubelet assigned by those that containers really have. It changes nothing else, and keeps the
-fields of newer kubelets.
+the kubelet assigned by those that containers really have. All other fields stay, also those that
+only newer kubelets have.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ some device plugins pass on."""
 
 
 MAX_REPLY_BYTES: Final = 16 << 20
-"""More than any node's pods need, and the limit of other clients (resource-topology-exporter:
-pkg/podres/client.go, DefaultMaxMsgSize)."""
+"""The limit of other clients too (resource-topology-exporter: pkg/podres/client.go,
+DefaultMaxMsgSize)."""
 
 SERVICE: Final = "v1.PodResourcesLister"
 
@@ -92,12 +92,12 @@ class PodResourcesClient:
     def pods(self) -> tuple[PodResources, ...]:
         """The kubelet's pods by name, also those without resources; before 1.34 also ended ones."""
         request, kind = pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse
-        return self._ask("List", request, kind, pods)
+        return self._call("List", request, kind, pods)
 
     def allocatable(self) -> Allocatable:
         """The resources that the kubelet can allocate."""
         request, kind = pb.AllocatableResourcesRequest(), pb.AllocatableResourcesResponse
-        return self._ask("GetAllocatableResources", request, kind, allocatable)
+        return self._call("GetAllocatableResources", request, kind, allocatable)
 
     def pod(self, namespace: str, name: str) -> PodResources | None:
         """One pod; None where the kubelet has none of that name."""
@@ -111,7 +111,7 @@ class PodResourcesClient:
             return found
 
         try:
-            return self._ask("Get", request, pb.GetPodResourcesResponse, read)
+            return self._call("Get", request, pb.GetPodResourcesResponse, read)
         except _NotFoundError:
             return None
 
@@ -119,7 +119,7 @@ class PodResourcesClient:
         """Closes the connection; a later call opens it again."""
         self._channel.close()
 
-    def _ask(
+    def _call(
         self, method: str, request: Message, kind: type[Reply], read: Callable[[Reply], Value]
     ) -> Value:
         path = f"/{SERVICE}/{method}"
@@ -140,8 +140,8 @@ class _NotFoundError(PodResourcesError):
 
 
 def _error_of(error: RpcError) -> type[PodResourcesError]:
-    """For a pod that does not exist or a feature gate that is off the kubelet answers UNKNOWN, with
-    the reason in the message."""
+    """The error of the client for a status. If a pod does not exist, or a feature gate is off, the
+    kubelet answers UNKNOWN, and only the message has the reason."""
     if error.code in NO_ANSWER:
         return KubeletDownError
     if error.code == Code.UNIMPLEMENTED:
@@ -168,13 +168,13 @@ def pod(message: pb.PodResources) -> PodResources:
     """Raises FieldError."""
     if not message.name or not message.namespace:
         raise FieldError(f"pod {message.namespace!r}/{message.name!r}: has no name or namespace")
-    with_name = f"pod {message.namespace}/{message.name}"
+    title = f"pod {message.namespace}/{message.name}"
     return PodResources(
         message.namespace,
         message.name,
-        tuple(_container(each, with_name) for each in message.containers),
-        _cpus(message.cpu_ids, with_name),
-        _memory(message.memory, with_name),
+        tuple(_container(each, title) for each in message.containers),
+        _cpus(message.cpu_ids, title),
+        _memory(message.memory, title),
     )
 
 
@@ -187,34 +187,34 @@ def allocatable(message: pb.AllocatableResourcesResponse) -> Allocatable:
     )
 
 
-def _container(message: pb.ContainerResources, of: str) -> ContainerResources:
+def _container(message: pb.ContainerResources, title: str) -> ContainerResources:
     if not message.name:
-        raise FieldError(f"{of}: a container has no name")
-    with_name = f"{of}, container {message.name}"
+        raise FieldError(f"{title}: a container has no name")
+    title = f"{title}, container {message.name}"
     return ContainerResources(
         message.name,
-        _cpus(message.cpu_ids, with_name),
-        _memory(message.memory, with_name),
-        _devices(message.devices, with_name),
-        tuple(_claim(each, with_name) for each in message.dynamic_resources),
+        _cpus(message.cpu_ids, title),
+        _memory(message.memory, title),
+        _devices(message.devices, title),
+        tuple(_claim(each, title) for each in message.dynamic_resources),
     )
 
 
-def _cpus(ids: Sequence[int], of: str) -> CpuSet:
+def _cpus(ids: Sequence[int], title: str) -> CpuSet:
     if len(ids) > MAX_ID + 1:
-        raise FieldError(f"{of}: cpu_ids: {len(ids)} of them")
+        raise FieldError(f"{title}: cpu_ids: {len(ids)} of them")
     for each in ids:
         if not 0 <= each <= MAX_ID:
-            raise FieldError(f"{of}: cpu_ids: {each} is not a CPU")
+            raise FieldError(f"{title}: cpu_ids: {each} is not a CPU")
     return CpuSet(ids)
 
 
-def _memory(messages: Iterable[pb.ContainerMemory], of: str) -> tuple[MemoryBlock, ...]:
+def _memory(messages: Iterable[pb.ContainerMemory], title: str) -> tuple[MemoryBlock, ...]:
     blocks = []
     for each in messages:
         if not each.memory_type:
-            raise FieldError(f"{of}: memory: a block has no memory_type")
-        field = f"{of}: memory {each.memory_type}"
+            raise FieldError(f"{title}: memory: a block has no memory_type")
+        field = f"{title}: memory {each.memory_type}"
         if each.size > MAX_SIZE_BYTES:
             raise FieldError(f"{field}: size: {each.size} bytes")
         nodes = tuple(sorted({_node(node.ID, field) for node in each.topology.nodes}))
@@ -222,11 +222,11 @@ def _memory(messages: Iterable[pb.ContainerMemory], of: str) -> tuple[MemoryBloc
     return tuple(sorted(blocks, key=lambda block: (block.kind, block.nodes, block.size_bytes)))
 
 
-def _devices(messages: Iterable[pb.ContainerDevices], of: str) -> tuple[PluginDevice, ...]:
+def _devices(messages: Iterable[pb.ContainerDevices], title: str) -> tuple[PluginDevice, ...]:
     """The kubelet writes a device that is near to several NUMA nodes once for each of them."""
     nodes: dict[tuple[str, str], set[int]] = {}
     for each in messages:
-        field = f"{of}: devices {each.resource_name}"
+        field = f"{title}: devices {each.resource_name}"
         if not each.resource_name or not all(each.device_ids):
             raise FieldError(f"{field}: resource_name or a device id is empty")
         near = {_node(node.ID, field) for node in each.topology.nodes if node.ID != _NO_NODE}
@@ -238,18 +238,18 @@ def _devices(messages: Iterable[pb.ContainerDevices], of: str) -> tuple[PluginDe
     )
 
 
-def _claim(message: pb.DynamicResource, of: str) -> ResourceClaim:
+def _claim(message: pb.DynamicResource, title: str) -> ResourceClaim:
     """Up to 1.36 at least, the kubelet lists for each device of a driver also the CDI names of the
     devices before it (cm/container_manager_linux.go, GetDynamicResources); they are removed. The
     order of the drivers changes each time."""
     if not message.claim_name:
-        raise FieldError(f"{of}: dynamic_resources: a claim has no claim_name")
+        raise FieldError(f"{title}: dynamic_resources: a claim has no claim_name")
     devices: list[ClaimedDevice] = []
     driver, before = "", list[str]()
     for each in message.claim_resources:
         if not each.driver_name:
             text = f"claim_resources of {message.claim_name}: driver_name is empty"
-            raise FieldError(f"{of}: dynamic_resources: {text}")
+            raise FieldError(f"{title}: dynamic_resources: {text}")
         names = [device.name for device in each.cdi_devices]
         again = len(before) if each.driver_name == driver and len(names) > len(before) else 0
         own = names[again:] if names[:again] == before[:again] else names
@@ -283,12 +283,13 @@ RESOURCES: Final = {
 """The resource names that exporters know, for devices that no device plugin allocated."""
 
 Known = tuple[Corrections, Keys]
-"""`Keys` has the types of the devices that the kubelet lists."""
+"""The corrections, and the devices by each of their names."""
 
 
 class CorrectedLister:
-    """Calls the kubelet for each answer, so that errors and rate limits are the kubelet's. `known`:
-    the present corrections, None before the first pass. Safe for threads."""
+    """Answers each request with the kubelet's corrected answer; its errors and rate limits are
+    passed on. `known`: returns the present corrections, None before the first pass. Safe for
+    threads."""
 
     def __init__(self, kubelet_socket: str, known: Callable[[], Known | None]) -> None:
         self._channel = Channel(kubelet_socket, MAX_REPLY_BYTES)
@@ -308,7 +309,7 @@ class CorrectedLister:
 
 
 def corrected(method: str, reply: bytes, corrections: Corrections, keys: Keys) -> bytes:
-    """Raises RpcError where the kubelet's reply can't be read."""
+    """The kubelet's reply with the corrections. Raises RpcError if the reply can't be read."""
     if method == "GetAllocatableResources":
         return reply
     kind = pb.ListPodResourcesResponse if method == "List" else pb.GetPodResourcesResponse

@@ -24,7 +24,8 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 class Checked(enum.Enum):
-    """UNKNOWN: the file has no checksum, or an unknown version."""
+    """Whether a checksum matches its content. UNKNOWN: the file has no checksum, or is of an
+    unknown version."""
 
     VERIFIED = "verified"
     MISMATCH = "mismatch"
@@ -84,14 +85,14 @@ def parse(text: bytes | str) -> dict[str, Any]:
 
 
 def unwrap(outer: dict[str, Any]) -> tuple[dict[str, Any], Checked] | None:
-    """The content of `data`, a JSON text with its own checksum; None without it. The other fields
-    are for kubelets that don't know `data`. Raises StateFileError."""
+    """The content of the field `data`, a JSON text with its own checksum; None without this field.
+    The other fields are for older kubelets. Raises StateFileError."""
     if "data" not in outer:
         return None
-    data = member(outer, "data", str, "")
+    data = field(outer, "data", str, "")
     recorded = number(outer, "dataChecksum" if "dataChecksum" in outer else "checksum")
     try:
-        return parse(data), judge(recorded, [(1, checksum_of("string", data))])[1]
+        return parse(data), matching_version(recorded, [(1, checksum_of("string", data))])[1]
     except StateFileError as error:
         raise StateFileError(f"data: {error}") from None
 
@@ -115,15 +116,17 @@ def manager_state(raw: bytes, fields: Set[str], fields_in_data: Set[str]) -> Man
         raise StateFileError("policyName is missing")
     known = fields | {"checksum"}
     if unwrapped is None:
-        return ManagerState(content, checked, strange(outer, known))
-    problems = strange(outer, known | {"data", "dataChecksum"})
-    return ManagerState(content, checked, problems + strange(content, fields_in_data, "data."))
+        return ManagerState(content, checked, unknown_fields(outer, known))
+    problems = unknown_fields(outer, known | {"data", "dataChecksum"})
+    return ManagerState(
+        content, checked, problems + unknown_fields(content, fields_in_data, "data.")
+    )
 
 
-def judge(recorded: int, forms: Iterable[tuple[int, int]]) -> tuple[int | None, Checked]:
-    """The version of a content and the state of its checksum. `forms` are its possible versions
-    with their checksums, likeliest first; without any the version is unknown. A kubelet does not
-    check 0."""
+def matching_version(recorded: int, forms: Iterable[tuple[int, int]]) -> tuple[int | None, Checked]:
+    """The version of a content, None if unknown, and whether its checksum matches. `recorded`: the
+    checksum in the file, 0 without one, which a kubelet does not check either. `forms`: the
+    possible versions of the content with their checksums, likeliest first."""
     first = None
     for version, computed in forms:
         if recorded and computed == recorded:
@@ -136,11 +139,11 @@ def judge(recorded: int, forms: Iterable[tuple[int, int]]) -> tuple[int | None, 
 
 def number(content: dict[str, Any], name: str) -> int:
     """A checksum; 0 when absent. Raises StateFileError."""
-    value: int = member(content, name, int, 0)
+    value: int = field(content, name, int, 0)
     return value
 
 
-def member(content: dict[str, Any], name: str, kind: type, default: Any) -> Any:
+def field(content: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     """A field of a JSON object; the default when absent or null. Raises StateFileError."""
     value = content.get(name)
     if value is None:
@@ -150,7 +153,7 @@ def member(content: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     return value
 
 
-def strange(content: dict[str, Any], known: Set[str], place: str = "") -> list[str]:
+def unknown_fields(content: dict[str, Any], known: Set[str], place: str = "") -> list[str]:
     """A problem for each unknown field."""
     return [f"{place}{name}: unknown field" for name in sorted(content.keys() - known)]
 
@@ -158,7 +161,7 @@ def strange(content: dict[str, Any], known: Set[str], place: str = "") -> list[s
 Key = TypeVar("Key", int, str)
 
 NIL: Final = "<nil>"
-"""The text of a nil map, slice or pointer of Go, which differs from that of an empty one."""
+"""The text of a nil map, slice or pointer of Go; an empty one has another text."""
 
 _OFFSET: Final = 0x811C9DC5
 _PRIME: Final = 0x01000193

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.kubelet.statefile import Checked, judge
+from agent.kubelet.statefile import Checked, matching_version
 
 FORMS = [(2, 20), (2, 21), (3, 30)]
 
@@ -21,4 +21,4 @@ FORMS = [(2, 20), (2, 21), (3, 30)]
 def test_judge(
     recorded: int, forms: list[tuple[int, int]], version: int | None, checked: Checked
 ) -> None:
-    assert judge(recorded, forms) == (version, checked)
+    assert matching_version(recorded, forms) == (version, checked)
