@@ -1,8 +1,8 @@
-"""The values of the node's page, made when a browser asks for them: from what the last pass of the
-agent knew, the audit trail and the kernel's load of each CPU.
+"""The values of the node's page, made when a browser requests them: from the results of the agent's
+last pass, the audit trail, and the load of each CPU.
 
-All calls are made in the HTTP server's thread. The page asks for `load` each second, and for the
-others when their revision in it changes."""
+All calls are made in the HTTP server's thread. The page requests `load` each second, and `state` or
+`history` when its revision in `load` has changed."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ from agent.view.recent import PoolSize, RecentChange, RecentChanges
 _HISTORY_SECONDS: Final = 86_400.0
 _POOL_SECONDS: Final = 3_600.0
 _FIRST_BYTES: Final = 1 << 20
-"""Of each file of the trail that are read for the first viewer."""
+"""How much of each file of the trail is read when the first browser asks: its last bytes."""
 LOAD_SECONDS: Final = 0.4
-"""The least time between two reads of the load: browsers share one."""
+"""The least time between two reads of the load: several browsers get the same one."""
 _Sysfs = tuple[Mapping[str, Function], Rdma, Fpgas]
 _NO_SYSFS: Final[_Sysfs] = {}, Rdma(), Fpgas()
-_NONE: Final = Topology((), (), CpuSet(), CpuSet(), False)
+_NO_TOPOLOGY: Final = Topology((), (), CpuSet(), CpuSet(), False)
 
 
 class _DeviceUse(msgspec.Struct, frozen=True):
-    """Of a GPU; None if unknown."""
+    """The use of a GPU; values are None if unknown."""
 
     percent: int | None
     memory_used_bytes: int | None
 
 
 class _History(msgspec.Struct, frozen=True):
-    """As `recent.Recent`; `begin`: of the last hour."""
+    """The fields of `recent.Recent`, with pools and drift of the last hour, which starts at
+    `begin`."""
 
     schema_version: int
     revision: int
@@ -102,12 +103,12 @@ class NodePage:
         self._live: LiveNode | None = None
         # Another agent's revisions differ, so that a page that stays open asks again.
         self._state = self._history = int(clock() * 1000)
-        self._hardware: tuple[Topology, tuple[str, ...]] = _NONE, ()
-        self._places: dict[str, int] = {}
+        self._hardware: tuple[Topology, tuple[str, ...]] = _NO_TOPOLOGY, ()
+        self._offsets: dict[str, int] = {}
         self._recent = RecentChanges()
         self._times: dict[int, tuple[int, int]] = {}
         self._read_at = 0.0
-        self._loads: tuple[Topology, bytes] = _NONE, b""
+        self._loads: tuple[Topology, bytes] = _NO_TOPOLOGY, b""
 
     def state(self) -> bytes:
         """The node as `live.LiveNode`."""
@@ -142,13 +143,13 @@ class NodePage:
                 self._state,
                 self._history,
                 reason(self._problem()),
-                base64.b64encode(self._load_of(last.topology if last else _NONE)).decode(),
+                base64.b64encode(self._load_of(last.topology if last else _NO_TOPOLOGY)).decode(),
                 self._use(),
             )
         )
 
     def _node_now(self) -> LiveNode:
-        last = self._last() or LastPass(_NONE, None)
+        last = self._last() or LastPass(_NO_TOPOLOGY, None)
         sysfs, gpus = _NO_SYSFS, self._gpu_report()
         if self._sysfs is not None:
             sysfs = self._sysfs.functions, self._sysfs.rdma, self._sysfs.fpgas
@@ -191,9 +192,9 @@ class NodePage:
         return found
 
     def _read_trail(self) -> None:
-        """A trail that can't be read is as one without records: the log has the reason."""
+        """A trail that can't be read counts as one without records; the log has the reason."""
         try:
-            for record in trail.appended(self._state_dir, self._places, _FIRST_BYTES):
+            for record in trail.appended(self._state_dir, self._offsets, _FIRST_BYTES):
                 if self._recent.add(record):
                     self._history += 1
         except OSError:

@@ -34,13 +34,14 @@ from agent.view.top.values import Group, NodeObservation, Opened, Sample, Usage,
 
 _DAY_SECONDS: Final = 86_400.0
 _TRAIL_BYTES: Final = 8 << 20
-"""Of each file of the trail that are read at the start."""
+"""How much of each file of the trail is read at the start: its last bytes."""
 _MOST_SAMPLES: Final = 3_600
 _STAT: Final = "proc/stat"
 
 
 class NodeSampler:
-    """Reads below `root` and from the agent's state folder; asks no other process."""
+    """Observes the node from files below `root` and in the agent's state folder, without requests
+    to other processes."""
 
     def __init__(
         self, node: str, root: str, state_dir: str, clock: Callable[[], float] = time.time
@@ -58,7 +59,7 @@ class NodeSampler:
         self._live: LiveNode | None = None
         self._times: dict[int, tuple[int, int]] = {}
         self._recent = RecentChanges()
-        self._places: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
         self._samples: list[Sample] = []
 
     @property
@@ -68,7 +69,7 @@ class NodeSampler:
 
     @property
     def generation(self) -> int:
-        """Of the last snapshot that was read, 0 before one."""
+        """The number of the last snapshot that was read, 0 without one."""
         return self._snapshot.generation if self._snapshot else 0
 
     def observe(
@@ -77,7 +78,9 @@ class NodeSampler:
         usage: Mapping[str, Usage] | None = None,
         problems: Sequence[str] = (),
     ) -> NodeObservation:
-        """Raises DiscoveryError, OSError. The loads are those since the last call."""
+        """The node now; the loads are those since the last call. `devices`, `usage`: what the
+        caller read of devices and pods; `problems`: why it could not read all. Raises
+        DiscoveryError, OSError."""
         now = self._clock()
         topology = self.topology
         found = [*self._read_snapshot(), *problems]
@@ -98,7 +101,8 @@ class NodeSampler:
         return msgspec.structs.replace(observed, samples=tuple(self._samples))
 
     def _read_snapshot(self) -> Iterator[str]:
-        """What is wrong with the agent's decisions."""
+        """Reads the snapshot again if it has changed. Yields why there are no decisions, or why
+        they may be outdated."""
         stamp = files.stamp(self._path)
         if stamp != self._stamp:
             self._stamp, self._unread = stamp, ""
@@ -120,13 +124,13 @@ class NodeSampler:
     def _read_trail(self) -> None:
         """A trail that does not exist or can't be read has no records."""
         with contextlib.suppress(OSError):
-            for record in trail.appended(self._state_dir, self._places, _TRAIL_BYTES):
+            for record in trail.appended(self._state_dir, self._offsets, _TRAIL_BYTES):
                 self._recent.add(record)
 
 
 def _answers(path: str) -> bool:
-    """Whether a process listens on a socket for datagrams, or that can't be known: only its owner
-    may connect to it."""
+    """Whether a process receives datagrams on this socket. True also if this process may not
+    connect to it, and so can't know."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as probe:
         return probe.connect_ex(path) not in (errno.ENOENT, errno.ECONNREFUSED)
 
@@ -143,12 +147,13 @@ _POD_FILES: Final = {
         ("memory", "memory.max", "memory.current"),
     ),
 }
-"""By version of the hierarchy: its controller, and the files that a person reads."""
+"""By cgroup version: the controllers, each with the files that are displayed."""
 _MICROSECONDS: Final = 1_000_000
 
 
 class PodReader:
-    """Pods by the runtime and their cgroups. For one thread: a runtime may take long to answer."""
+    """Reads pods from the runtime, and their use from their cgroups. For one thread, because a
+    runtime may take long to answer."""
 
     def __init__(self, cri: Cri, cgroup_root: str, proc: str) -> None:
         """Raises CgroupError."""
@@ -169,7 +174,7 @@ class PodReader:
         self._used = {uid: used for uid, used in self._used.items() if uid in self._pods}
 
     def usage(self) -> dict[str, Usage]:
-        """By uid, since the last call."""
+        """By pod uid, the use of CPU time since the last call, and of memory."""
         found = {}
         now = time.monotonic()
         for uid, pod in self._pods.items():
@@ -186,7 +191,7 @@ class PodReader:
         return found
 
     def opened(self, uid: str) -> Opened:
-        """All that is known of a pod."""
+        """The metadata, containers and cgroup files of a pod."""
         try:
             self.observe()
             pod = self._pods.get(uid)

@@ -1,11 +1,12 @@
 """The audit trail: what every process of Topolet changed or decided on a node, in files of JSON
 lines below the state folder.
 
-Each process appends to files of its own, `PROCESS.BEGIN.jsonl`; BEGIN is a time in seconds. A full
-file is never renamed: the next one is begun, and the oldest ones are removed. So a process may be
-killed at any moment, and two of one kind may append, as two proxies do while one drains. All
-records of one call are one write. A line that was cut short loses only itself: the next writer ends
-it. Nothing is flushed to the disk: what a process wrote survives its end, not that of the kernel.
+Each process appends to files of its own, `PROCESS.BEGIN.jsonl`; BEGIN is a time in seconds. When a
+file is full, the process begins another one and removes the oldest ones; no file is renamed. So a
+process may be killed at any moment, and two processes of one kind may append to one file, as two
+proxies do while one drains. All records of one call are one write. If a write is cut short, only
+its last line is lost: the next writer ends that line. Files are not flushed to the disk: records
+survive the end of the process, but not a crash of the kernel.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from agent.model.audit import AuditEvent, Record
 log = logging.getLogger(__name__)
 
 FILES: Final = 4
-"""The number of files of a process when they are full."""
+"""The number of full files of a process that fit into its room."""
 LONGEST_SECONDS: Final = 86_400.0
-"""A file of a quiet process is ended after this time."""
+"""After this time a process begins another file, even if the last one is not full."""
 KEPT_SECONDS: Final = 7 * 86_400.0
-"""A file is removed this time after its last record."""
+"""How long after its last record a file is kept."""
 _SUFFIX: Final = ".jsonl"
 
 
@@ -54,7 +55,8 @@ class Trail:
         most_bytes: int,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`process`: without dots. `most_bytes`: of its files together; 0: nothing is written."""
+        """`process`: its name, without dots. `most_bytes`: the room for its files; 0: no record is
+        written."""
         self._folder = os.path.join(state_dir, audit.FOLDER)
         self._process = process
         self._most_bytes = most_bytes
@@ -88,7 +90,7 @@ class Trail:
                 log.info("the audit trail can be written again")
 
     def close(self) -> None:
-        """Ends; a later record opens the file again."""
+        """Closes the file; a later record opens it again."""
         with self._lock:
             self._close()
 
@@ -187,12 +189,13 @@ def lines(state_dir: str, since: str = "") -> Iterator[bytes]:
                     yield line
 
 
-def appended(state_dir: str, places: dict[str, int], most_bytes: int) -> Iterator[Record]:
-    """The records that were appended since the last call with these `places`: by file, how much of
-    it was read. Of a file that is new there, at most its last `most_bytes`. Raises as `read`."""
+def appended(state_dir: str, offsets: dict[str, int], most_bytes: int) -> Iterator[Record]:
+    """The records that were appended since the last call with these `offsets`, which it updates:
+    by file, how many bytes of it were read. Of a file that is not in `offsets`, at most the last
+    `most_bytes`. Raises as `read`."""
     present = _files(os.path.join(state_dir, audit.FOLDER))
-    for path in places.keys() - {each.path for each in present}:
-        del places[path]
+    for path in offsets.keys() - {each.path for each in present}:
+        del offsets[path]
     for each in present:
         try:
             file = open(each.path, "rb")  # noqa: SIM115
@@ -200,17 +203,17 @@ def appended(state_dir: str, places: dict[str, int], most_bytes: int) -> Iterato
             continue  # removed meanwhile
         with file:
             size = os.fstat(file.fileno()).st_size
-            place = places.get(each.path)
-            if place is None and size > most_bytes:
+            offset = offsets.get(each.path)
+            if offset is None and size > most_bytes:
                 file.seek(size - most_bytes)
                 file.readline()
             else:
-                file.seek(place or 0)
-            places[each.path] = file.tell()
+                file.seek(offset or 0)
+            offsets[each.path] = file.tell()
             for line in file:
                 if not line.endswith(b"\n"):
                     break  # in the middle of its write
-                places[each.path] += len(line)
+                offsets[each.path] += len(line)
                 if (record := audit.decode(line)) is not None:
                     yield record
 

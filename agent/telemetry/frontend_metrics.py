@@ -138,7 +138,7 @@ class FrontendMetrics:
     def values(
         self, outcomes: Outcomes, notifier: Notifier, snapshots: SnapshotFile
     ) -> list[Metric]:
-        """With the memory of the process."""
+        """All metrics that every frontend has, and the memory of the process."""
         snapshot = snapshots.current()
         age = (time.monotonic_ns() - snapshot.listed_at) / 1e9 if snapshot else None
         return [
@@ -191,8 +191,9 @@ def serve_pages(
     page: Callable[[], str],
     problem: Callable[[], str],
 ) -> PageListener | None:
-    """Returns None without an address, and for a port in use: the process does its work without
-    metrics too. `problem`: why the process does not do its work, empty if it does."""
+    """Serves /metrics, /healthz and /readyz. Returns None without an address, and if the port is in
+    use: the process does its work without metrics too. `page`: returns the metrics; `problem`:
+    returns why the process is not Ready, "" if it is."""
     if address is None:
         return None
     routes = {

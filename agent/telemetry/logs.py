@@ -1,5 +1,6 @@
-"""Logs on standard error in logfmt or JSON, one line per record, and no more lines of one place of
-the code than a reader can use: what pods and peers send may cause a record each time."""
+"""Logs on standard error in logfmt or JSON, one line per record. The lines of each place in the
+code are limited to a number that a reader can use: pods and peers may cause a record with
+everything that they send."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _ESCAPED = {
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
 
 FIELDS: Final = ("node", "namespace", "pod", "container", "reason")
-"""What a record may be about (`agent.host.log_once.about`)."""
+"""The fields that say what a record is about (`agent.host.log_once.about`)."""
 
 
 class Logfmt(logging.Formatter):
@@ -83,14 +84,14 @@ def _value(name: str, value: str | int) -> str:
 
 
 BURST: Final = 500
-"""More than the pods of a node: each may have a line when an agent starts."""
+"""More than the pods of a node: there may be a line for each when an agent starts."""
 PER_SECOND: Final = 5
 _LEFT_OUT: Final = "left_out"
 
 
 class RateLimit(logging.Filter):
-    """Passes BURST records of one place of the code at once, and PER_SECOND from then on. The next
-    one that passes has the number of those that were left out."""
+    """Passes BURST records of one place in the code at once, and PER_SECOND from then on. The next
+    record that passes has the number of those that were left out before it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -137,7 +138,7 @@ def announce(process: str, settings: Options) -> None:
 
 
 def _differing(settings: Options) -> str:
-    """Of a URL without user and password."""
+    """The options that differ from their defaults; a URL without user and password."""
     return " ".join(
         f"--{encoded}={_CREDENTIALS.sub('//', str(value))}"
         for name, encoded, default in zip(

@@ -173,7 +173,7 @@ _READINGS: Final = (
         1.0,
     ),
 )
-"""Name, field of a reading, and the factor that converts it to base units."""
+"""Series, field of a reading, and the factor that converts it to base units."""
 _CONTAINER_LABELS: Final = ("namespace", "pod", "container", "uuid")
 _CONTAINER_GPU_MEMORY: Final = _AGENT.gauge(
     "container_gpu_memory_used_bytes",
@@ -212,7 +212,7 @@ def pod_labels(title: str) -> tuple[str, str]:
 
 
 class DeviceMetrics(Collector):
-    """The last readings."""
+    """Exports the last known devices and readings."""
 
     def __init__(self) -> None:
         self._devices: tuple[Device, ...] = ()
@@ -284,7 +284,7 @@ class DeviceMetrics(Collector):
 
 
 class AgentMetrics:
-    """`render` gives the text format."""
+    """The metrics of the agent. `render` returns them in the text format."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -331,8 +331,8 @@ class AgentMetrics:
     def follow_passes(
         self, ready: Callable[[], bool], age_seconds: Callable[[], float | None]
     ) -> None:
-        """Exports on every page whether the agent is ready, and the time since the last successful
-        pass. To be called once."""
+        """Exports with each scrape whether the agent is ready, and the time since the last
+        successful pass. To be called once."""
         self._registry.register(_Passes(ready, age_seconds))
 
     def decided(
@@ -341,14 +341,14 @@ class AgentMetrics:
         owners: tuple[Owner, ...],
         refusals: tuple[tuple[str, str, str], ...],
     ) -> None:
-        """Exports a decision until the next. `pools` by their name; `refusals`: pod, annotation and
-        cause of each refused claim, of a few causes: a label must not have the text of an
-        annotation, which would make a new series with each value."""
+        """Exports a decision until the next one. `pools`: by name; `refusals`: pod, annotation and
+        cause of each refused claim. There are only a few causes: the text of an annotation can't be
+        a label, as each text would make a new series."""
         self._decision.decision = pools, owners, refusals
 
     def follow(self, ages_seconds: Callable[[], Mapping[str, float]]) -> None:
-        """Exports on every page, by resource, the time since its watch last received something from
-        the API server. To be called once."""
+        """Exports with each scrape, by resource, the time since its watch last received something
+        from the API server. To be called once."""
         self._registry.register(_Watches(ages_seconds))
 
     def render(self) -> str:
@@ -385,7 +385,7 @@ _Decision = tuple[
 
 
 class _DecisionMetrics(Collector):
-    """Series that exist as long as their subject."""
+    """Exports the last decision: a series exists as long as its pool, pod or claim."""
 
     def __init__(self) -> None:
         self.decision: _Decision = ({}, (), ())

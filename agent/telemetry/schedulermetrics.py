@@ -128,7 +128,7 @@ class SchedulerValues(msgspec.Struct, frozen=True):
 
 
 class SchedulerMetrics:
-    """`render` gives the text format."""
+    """The metrics of the scheduler. `render` returns them in the text format."""
 
     def __init__(self, verbs: Sequence[str], results: Sequence[str]) -> None:
         """Every series of `verbs` and `results` exists from the start."""
@@ -152,7 +152,7 @@ class SchedulerMetrics:
         }
 
     def follow(self, read: Callable[[], SchedulerValues]) -> None:
-        """Exports the values of `read` on every page."""
+        """Exports with each scrape the values that `read` returns."""
         self._registry.register(_Read(read))
 
     def answered(self, verb: str, result: str, seconds: float) -> None:

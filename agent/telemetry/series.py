@@ -1,4 +1,4 @@
-"""The declaration of a metric, as every process makes it and as docs/metrics.md lists it."""
+"""Declarations of metrics, which all processes use and docs/metrics.md lists."""
 
 from __future__ import annotations
 
