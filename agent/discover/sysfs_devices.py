@@ -16,8 +16,8 @@ RESCAN_SECONDS: Final = 60.0
 
 
 class SysfsDevices:
-    """`functions` of PCI by address; `known`: they could be listed; `problems`: what could not be
-    read."""
+    """The devices in sysfs. `functions`: of PCI, by address; `known`: whether PCI could be listed;
+    `problems`: what could not be read."""
 
     def __init__(self, root: str) -> None:
         """`root` is where the host's /sys is."""
@@ -30,7 +30,7 @@ class SysfsDevices:
         self.problems: tuple[str, ...] = ()
 
     def rescan(self) -> None:
-        """Something was plugged in or out."""
+        """Makes the next `update` read sysfs: a device was plugged in or removed."""
         self._scanned = None
 
     def update(self, topology: Topology) -> None:

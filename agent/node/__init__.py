@@ -5,8 +5,9 @@
 the cluster, the kubelet and the devices (`runtime_view`, `cluster_view`, `kubelet_view`, `devices`,
 `device_visibility`), lets `agent.allocate` decide, and carries the decision out: `enforcement`
 writes cgroups and updates the runtime, `publisher` replaces the snapshot that the frontends read,
-`report` and `change_log` inform the cluster and people. `originals` and the journal keep what the
-values were before. A source that fails stops what depends on it and nothing else (`sources`).
+`report` and `change_log` report it to the cluster, the log, metrics and Events. `originals` and the
+journal keep the values from before the agent's writes. If a source fails, only what depends on it
+stops (`sources`).
 
 `doctor`, `takeover` and `originals.restore` are commands; they need no agent.
 """

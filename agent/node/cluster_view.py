@@ -50,17 +50,18 @@ EVENT_CONTROLLER: Final = "topolet.io/agent"
 EVENT_ACTION: Final = "AssignCPUs"
 
 LIMITS: Final = ResponseLimits(body_bytes=12 << 20, line_bytes=12 << 20)
-"""A pod may take 1.5 MB in etcd, and several times that as JSON. The node's pods are then listed in
-small pages."""
+"""A pod may take 1.5 MB in etcd, and several times that as JSON. If the list of the node's pods is
+larger than this, it is read in small pages."""
 
 CLOSE_SECONDS: Final = 2.0
 """How long the end of the agent waits for a request about RebindResources."""
 
 
 class ClusterState(msgspec.Struct, frozen=True):
-    """One state of the cluster. `node` None: unknown, or the object does not exist. `pods`: by the
-    API's uid, without mirror pods that its kubelet did not write. `pods_listed`: all are known.
-    `devices`: the Device object when the agent started, None while unknown."""
+    """The state of the cluster at one moment. `node` None: unknown, or it does not exist. `pods`:
+    of this node, by the API's uid, without mirror pods that its kubelet did not write;
+    `pods_listed`: whether all are known. `devices`: the Device object when the agent started, None
+    while unknown."""
 
     node: ApiNode | None = None
     pods: dict[str, ApiPod] = {}
@@ -118,7 +119,7 @@ class ClusterView:
         return self._outbox.put(report) if self._outbox is not None else self._deliver(report)
 
     def problems(self) -> tuple[str, ...]:
-        """Why watches and deliveries fail at present."""
+        """Why watches and deliveries fail now."""
         found = self._watches.problems()
         if self._outbox is not None and self._outbox.problem.text:
             found += (self._outbox.problem.text,)
@@ -200,7 +201,7 @@ class ClusterWatches:
             return ClusterState(self._node, vouched(self._pods, self._node), self._pods_listed)
 
     def problems(self) -> tuple[str, ...]:
-        """The reasons why watches fail at present."""
+        """Why watches fail now."""
         watches = self._node_watch, self._pods_watch
         return tuple(each.problem for each in watches if each.problem is not None)
 
@@ -262,9 +263,10 @@ class ClusterStateSource(Protocol):
 
 
 class CachedState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`pods` by uid of the runtime's pods; `devices`: the Device object, which numbers them, None
-    before it was read once. `files`: how containers reach the devices. Some are not visible while
-    pods hold them. `kubelet`: the last whole configuration of the kubelet
+    """The last known state, as the file has it. `pods`: by the runtime's uid; `devices`: the Device
+    object, which has their numbers, None before it was read once; `files`: how containers reach the
+    devices, also those that can't be discovered while pods hold them; `kubelet`: the last
+    configuration of the kubelet that could be read as a whole
     (`kubelet.configuration.to_object`)."""
 
     node: ApiNode = ApiNode()
@@ -275,7 +277,7 @@ class CachedState(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def configuration(self) -> KubeletConfiguration | None:
-        """The kubelet's; None without one that can be read."""
+        """The kubelet's configuration; None without one that can be read."""
         if not self.kubelet:
             return None
         try:
@@ -285,8 +287,8 @@ class CachedState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ClusterCache:
-    """A source of the cluster's state, and the file with its last state, which is written when it
-    changes. The file is not needed while a server answers."""
+    """Reads the cluster's state from a source, and keeps the last state in a file, which is written
+    when the state changes. The file is only needed while no server answers."""
 
     def __init__(
         self, source: ClusterStateSource, path: str, sources: Sources | None = None
@@ -300,7 +302,7 @@ class ClusterCache:
         self.known = self._stored()
 
     def now(self) -> ClusterState:
-        """The state that the source knows now; `update` stores it."""
+        """The present state of the source. It is stored only by `update`."""
         return self._source.now()
 
     def update(self, state: ClusterState, listed: Iterable[str]) -> CachedState:
@@ -349,8 +351,8 @@ class ClusterCache:
 
 
 def merged(last: CachedState, state: ClusterState, listed: Iterable[str]) -> CachedState:
-    """The last state of the Node, and of every pod that the runtime has, also when the API server
-    has removed it."""
+    """The state to store: the Node, and every pod that the runtime has (`listed`, by uid), also one
+    that the API server has removed; each as in `state`, or else as in `last`."""
     node = last.node
     if state.node is not None:
         labels, annotations = state.node.labels, state.node.annotations
@@ -373,9 +375,9 @@ _MIRROR_KEYS: Final = {CONFIG_MIRROR: 256, CONFIG_HASH: 256}
 def _pod_of_node(text: bytes) -> ApiPod:
     """The part of a pod of this node that the agent keeps, from an object's JSON: what
     `pod_metadata` keeps, the keys of a mirror pod, and MAX_CONTAINERS of its containers. Omits the
-    resource version, which changes with every write of the status. Of a pod that has ended only the
-    name counts: a kubelet runs a bounded number of pods, and who may create pods can name this node
-    in any number of others, which the kubelet ends at once. Raises ObjectError."""
+    resource version, which changes with every write of the status. Keeps only the name of a pod
+    that has ended: whoever may create pods can name this node in any number of them, and the
+    kubelet ends at once those that it does not admit. Raises ObjectError."""
     pod = apiobjects.decode(text)
     mirror = bounds.kept(pod.annotations, _MIRROR_KEYS)
     if pod.terminal:

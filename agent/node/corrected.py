@@ -75,11 +75,11 @@ class CorrectedPodResources:
     ) -> None:
         """Replaces the corrections in force."""
         shown = visibility.pods if visibility else {}
-        seeing = {
+        with_devices = {
             uid: each.with_visible(shown[uid].each, shown[uid].containers) if uid in shown else each
             for uid, each in wanted.items()
         }
-        found = corrections(pods, seeing, devices.files, devices.report.devices)
+        found = corrections(pods, with_devices, devices.files, devices.report.devices)
         self._known = found, devices.keys
 
     def close(self) -> None:
@@ -95,21 +95,21 @@ def corrections(
     files: DeviceFiles,
     devices: Iterable[Device],
 ) -> Corrections:
-    """`wanted` by pod uid, with the visible devices. Omits pods that share a name: the kubelet's
-    list has no uids."""
+    """The corrections by the name of a pod. `wanted`: by pod uid, with the visible devices. Omits
+    pods that have the same name as another one: the kubelet's list has no uids."""
     pods = tuple(pods)
     of_name = Counter((pod.namespace, pod.name) for pod in pods)
     own = _Devices(files, devices)
 
-    def of_container(want: Wanted) -> ContainerCorrection:
-        return ContainerCorrection(_cpus(want), own.seen(want.visible or Visibility()))
+    def of_container(each: Wanted) -> ContainerCorrection:
+        return ContainerCorrection(_cpus(each), own.seen(each.visible or Visibility()))
 
     found = {}
     for pod in pods:
-        key, want = (pod.namespace, pod.name), wanted.get(pod.uid)
-        if of_name[key] == 1 and want is not None:
-            containers = {name: of_container(each) for name, each in want.containers.items()}
-            found[key] = PodCorrection(of_container(want.each), containers)
+        key, decided = (pod.namespace, pod.name), wanted.get(pod.uid)
+        if of_name[key] == 1 and decided is not None:
+            containers = {name: of_container(each) for name, each in decided.containers.items()}
+            found[key] = PodCorrection(of_container(decided.each), containers)
     return found
 
 
@@ -121,7 +121,7 @@ def _cpus(wanted: Wanted) -> CpuSet | None:
 
 
 class _Devices:
-    """Maps what a container sees to devices."""
+    """Finds the devices that a container sees, by the files that it sees."""
 
     def __init__(self, files: DeviceFiles, devices: Iterable[Device]) -> None:
         self._nodes: dict[str, tuple[int, ...]] = {
@@ -141,7 +141,8 @@ class _Devices:
                 self._by_path |= {node.path: CorrectedDevice(bus, near) for node in nodes}
 
     def seen(self, visible: Visibility) -> dict[str, tuple[CorrectedDevice, ...]]:
-        """By type, the devices of the decision; none for a refused pod."""
+        """By type, the devices that a container sees; empty for a pod whose allocation was
+        refused."""
         if visible.refused:
             return {}
         found: dict[str, tuple[CorrectedDevice, ...]] = {}

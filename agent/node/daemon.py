@@ -112,7 +112,7 @@ def run(
     exclude = excluded(settings)
     node_local.check_kubelet(settings)
     node = node_addresses(settings.node_addresses)
-    _keep_files_open()
+    _raise_file_limit()
     closing = ExitStack()
     agent = _Agent(settings, serve, closing, standalone=standalone)
     agent.reconciler.exclude = exclude
@@ -314,8 +314,8 @@ def page_values(made: Callable[[], NodePage]) -> dict[str, Callable[[], bytes]]:
     return {each: functools.partial(value, each) for each in PAGE_VALUES}
 
 
-def _keep_files_open() -> None:
-    """Keeps as many files open as the limit allows: a pass reads the same few files of every
-    container."""
+def _raise_file_limit() -> None:
+    """Raises the soft limit of open files, up to OPEN_FILES: a pass reads the same few files of
+    every container, which stay open (`cgroup.hierarchy.Handles`)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(OPEN_FILES, hard)), hard))

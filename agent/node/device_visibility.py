@@ -57,10 +57,11 @@ MAX_LOCK_FILES: Final = 16_384
 
 
 def prepare(by: VisibilityPolicy) -> VisibilityPolicy:
-    """Creates the folder that containers mount: a runtime does not create it for NRI, and otherwise
-    creates one in which only root can create a lock. Every user may write to it only if it is a
-    file system of its own with limits: otherwise a pod could fill the one with the agent's state,
-    and containers that need the folder are refused. Raises OSError."""
+    """Creates the lock folder that containers mount: a runtime does not create it for NRI, and
+    otherwise creates one in which only root may create files. Makes it writable for every user if
+    it is a file system of its own with limits; otherwise a pod could fill the one with the agent's
+    state. Without that, `problem` says why, and containers that need the folder are refused. Raises
+    OSError."""
     folder = by.isolation.lock_folder
     if not by.isolation.library:
         return by
@@ -91,10 +92,11 @@ def visibility(
     by: VisibilityPolicy = VisibilityPolicy(),  # noqa: B008  a frozen value
     before: Holders = MappingProxyType({}),
 ) -> DeviceVisibility:
-    """`api_pods`: the pods whose requests are known; `existing`: devices that pods hold without an
-    allocation of a scheduler; `before`: the holders at the last call. Of two pods that claim one
-    device, the one that held it gets it, then the one whose containers exist, then the older one.
-    On a node without GPUs none is hidden."""
+    """Decides which devices the containers of `pods` see. `api_pods`: the pods whose requests are
+    known; `existing`: devices that pods hold without an allocation of a scheduler; `by`: the
+    settings; `before`: the holders at the last call. If two pods claim one device, it goes to the
+    pod that held it, otherwise to one whose containers exist, otherwise to the older one. On a node
+    without GPUs no GPU is hidden."""
     ordered = sorted(pods, key=lambda pod: (not pod.containers, pod.created_at, pod.uid))
     known = in_api(ordered, api_pods)
     decided = pod_visibility(
@@ -135,9 +137,9 @@ class DeviceVisibilityView:
         grants: tuple[ReportedDevices, ...],
         before: Holders,
     ) -> tuple[DeviceState, DeviceVisibility | None]:
-        """The devices and their visibility. It is UNDECIDED until PCI could be listed and the
-        numbers of the devices are known, from the Device object or from `cache`. `before`: the
-        holders at the last call."""
+        """The devices and their visibility. The visibility is UNDECIDED until PCI could be listed
+        and the numbers of the devices are known, from the Device object or from `cache`; None if
+        the settings switch devices off. `before`: the holders at the last call."""
         if self._devices is None:
             return DeviceState(), None
         known = cache.known
@@ -155,8 +157,9 @@ class DeviceVisibilityView:
 def _held_otherwise(
     existing: Iterable[DeviceHolding], titles: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """Devices that pods hold without an allocation. A part of a card is listed under its own name:
-    then no other pod can hold the whole card."""
+    """Devices that pods hold without an allocation of a scheduler: by name, and by the holder's uid
+    its title. A part of a card is listed under its own name, so that no other pod can hold the
+    whole card."""
     found: dict[str, dict[str, str]] = {}
     for each in existing:
         if each.source is HoldingSource.ALLOCATION or each.form in _TAKES_NOTHING:

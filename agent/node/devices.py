@@ -27,6 +27,7 @@ from agent.model.cpu.topology import Topology
 from agent.model.devices import gpu_actions, gpu_devices, holding, interconnect, listing
 from agent.model.devices.device_allocation import (
     AllocatedDevices,
+    DeviceAmounts,
     amounts,
     names,
     renumbered,
@@ -65,10 +66,11 @@ _LONGEST: Final = 64
 
 
 class DeviceState(msgspec.Struct, frozen=True):
-    """`report` for the cluster; `files` that reach the devices; `existing`: devices that pods hold
-    without an allocation of a scheduler; `readings`: the last ones of the GPUs; `keys`: the devices
-    by each of their names. `missing`: PCI addresses of GPUs that the driver never reported;
-    `fault`: why the driver could not be queried."""
+    """The devices of the node in one pass. `report`: for the cluster; `files`: how containers reach
+    the devices; `existing`: devices that pods hold without an allocation of a scheduler;
+    `readings`: the last ones of the GPUs; `keys`: the devices by each of their names. `missing`:
+    PCI addresses of GPUs that the driver does not list; `fault`: why the driver could not be
+    queried."""
 
     report: DeviceReport = DeviceReport()
     files: DeviceFiles = DeviceFiles()
@@ -80,8 +82,8 @@ class DeviceState(msgspec.Struct, frozen=True):
 
 
 class DeviceView:
-    """The devices of the node. It continues from the last state of the Device object, which it
-    reads once."""
+    """Observes the devices of the node. It starts from the Device object of the last agent, so that
+    devices keep their numbers and conditions."""
 
     def __init__(
         self,
@@ -96,9 +98,9 @@ class DeviceView:
         clock: Callable[[], float] = time.time,
         sources: Sources | None = None,
     ) -> None:
-        """`root` is where the host's /sys and /proc are; `watch` makes the watcher of GPUs;
+        """`root`: where the host's /sys and /proc are; `watch` makes the watcher of GPUs;
         `withhold`: the Device object omits devices that a device plugin gave to pods; `files`:
-        those that the last agent knew in this boot."""
+        those that the last agent found."""
         self._checkpoint = checkpoint
         self._root = root
         self._gfd_labels = gfd_labels
@@ -130,7 +132,7 @@ class DeviceView:
         return self._gpus.report()
 
     def rescan(self) -> None:
-        """Something was plugged in or out."""
+        """To be called when a device was plugged in or removed."""
         self._plugged.rescan()
         self._gpus.rescan()
 
@@ -147,10 +149,9 @@ class DeviceView:
         grants: Iterable[ReportedDevices] = (),
     ) -> DeviceState | None:
         """None before PCI could be listed, and on a node with devices before `published` is known.
-        `published`: the Device object when the agent started, which has the numbers and conditions
-        of devices; None while it is unknown. `grants`: devices that the kubelet gave to pods
-        according to PodResources, and those that containers show. Logs once what can't be read, and
-        never fails."""
+        `published`: the Device object when the agent started, None while it is not known. `grants`:
+        devices that the kubelet gave to pods according to PodResources, and those that containers
+        show. Logs once what can't be read, and raises no error."""
         plugged = self._plugged
         plugged.update(topology)
         if not plugged.known:
@@ -163,11 +164,63 @@ class DeviceView:
         expected = nvidia_cards(plugged.functions)
         if not self._begun and (plugged.rdma.devices or plugged.fpgas.devices or expected):
             return None
-        release, wrong = _release(node)
+        release, release_problems = _release(node)
         health = self._gpus.observe(expected, release=release)
         cards = [card.gpu for card in health.cards]
         allocations, problems = allocated_by_schedulers(pods)
         self._log_foreign(pods, allocations)
+        self.state = made = self._numbered(topology, node, health, allocations)
+        known = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
+        found = resolve_holdings(
+            (*grants, *self._checkpoint.grants()),
+            known,
+            {uid: names(of_pod, made.devices) for uid, of_pod in allocations.items()},
+            {pod.uid for pod in pods},
+        )
+        self._unproven = _logged(found.unproven, self._unproven)
+        self._plugin_devices = frozenset(
+            (each.type, each.device) for each in found.holdings if each.form is Form.WHOLE
+        )
+        held = {
+            uid: amounts(renumbered(of_pod, made.devices)) for uid, of_pod in allocations.items()
+        }
+        self.files = self._files(made.devices, cards, expected)
+        refused = held_by_two_pods(
+            held, made.devices, found.holdings, {pod.uid: pod for pod in pods}
+        )
+        missing = self._missing(health, node, cards)
+        self._report(
+            (
+                *plugged.problems,
+                *release_problems,
+                *missing,
+                *problems,
+                *found.problems,
+                *refused,
+            )
+        )
+        return DeviceState(
+            self._device_report(made, found.holdings, held),
+            self.files,
+            found.holdings,
+            self._gpus.readings,
+            known,
+            health.unclaimed,
+            self._gpus.fault,
+        )
+
+    def _numbered(
+        self,
+        topology: Topology,
+        node: ApiNode,
+        health: GpuHealth,
+        allocations: Mapping[str, AllocatedDevices],
+    ) -> Published:
+        """The next state of the Device object: the discovered devices with their numbers.
+        `allocations`: by pod uid. A device that a pod holds keeps its number while it is
+        missing."""
+        plugged = self._plugged
+        cards = [card.gpu for card in health.cards]
         made = device_list(
             DiscoveredDevices(
                 plugged.functions,
@@ -189,68 +242,39 @@ class DeviceView:
                 for name in of_kind
             ),
         )
-        self.state = Published(made.devices, made.gone, self._gpus.info, self._gpus.pairs)
-        known = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
-        found = resolve_holdings(
-            (*grants, *self._checkpoint.grants()),
-            known,
-            {uid: names(of_pod, made.devices) for uid, of_pod in allocations.items()},
-            {pod.uid for pod in pods},
-        )
-        self._unproven = _logged(found.unproven, self._unproven)
-        self._plugin_devices = frozenset(
-            (each.type, each.device) for each in found.holdings if each.form is Form.WHOLE
-        )
-        held = {
-            uid: amounts(renumbered(of_pod, made.devices)) for uid, of_pod in allocations.items()
-        }
-        self.files = self._files(made.devices, cards, expected)
-        refused = held_by_two_pods(
-            held, made.devices, found.holdings, {pod.uid: pod for pod in pods}
-        )
-        lacking = self._lacking(health, node, cards)
-        self._report(
-            (
-                *plugged.problems,
-                *wrong,
-                *lacking,
-                *problems,
-                *found.problems,
-                *refused,
-            )
-        )
+        return Published(made.devices, made.gone, self._gpus.info, self._gpus.pairs)
+
+    def _device_report(
+        self,
+        made: Published,
+        holdings: tuple[DeviceHolding, ...],
+        held: Mapping[str, DeviceAmounts],
+    ) -> DeviceReport:
+        """`holdings`: devices that pods hold without an allocation; `held`: by pod uid, the amounts
+        of its allocation."""
         links = interconnect.link_matrix(made.devices, self._gpus.pairs)
         if links != self._links:
             # This takes 50 ms with sixteen cards.
             self._links, self._table = links, interconnect.gpu_partitions(links)
-        report = DeviceReport(
+        return DeviceReport(
             made.devices,
             self._gpus.info,
             {
                 **listing.encode_gone(made.gone),
                 **interconnect.encode_partitions(self._table),
                 **interconnect.encode_links(made.devices, self._gpus.pairs),
-                **holding.encode(found.holdings),
+                **holding.encode(holdings),
             },
-            sum_amounts([*held.values(), taken(found.holdings, made.devices)]),
+            sum_amounts([*held.values(), taken(holdings, made.devices)]),
             self._gfd_labels,
-            without_taken(made.devices, found.holdings) if self._withhold else None,
-        )
-        return DeviceState(
-            report,
-            self.files,
-            found.holdings,
-            self._gpus.readings,
-            known,
-            health.unclaimed,
-            self._gpus.fault,
+            without_taken(made.devices, holdings) if self._withhold else None,
         )
 
     def _log_foreign(
         self, pods: Collection[Pod], allocations: Mapping[str, AllocatedDevices]
     ) -> None:
-        """Logs once for each pod which of its devices another component has to pass to its
-        containers."""
+        """Logs once the devices of each pod that their plugin has to pass to its containers,
+        because their type is not known here."""
         known = frozenset(each.value for each in DeviceType)
         found = frozenset(
             f"pod {pod.title}: the files of its allocated devices of type {kind[:_LONGEST]!r} are"
@@ -279,8 +303,8 @@ class DeviceView:
             found, cards=tuple(before.get(each.gpu.uuid, each) for each in found.cards)
         )
 
-    def _lacking(self, health: GpuHealth, node: ApiNode, cards: list[Gpu]) -> Iterator[str]:
-        """Describes GPUs that are missing."""
+    def _missing(self, health: GpuHealth, node: ApiNode, cards: list[Gpu]) -> Iterator[str]:
+        """Why GPUs are missing, and the cordons of unknown GPUs."""
         if self._gpus.fault:
             yield f"GPUs: {self._gpus.fault}: {self._gpus.message}"
         else:
@@ -338,7 +362,7 @@ def device_view(
 
 
 def _logged(texts: Iterable[str], before: frozenset[str]) -> frozenset[str]:
-    """Logs the texts that are new, and returns all."""
+    """Logs the texts that are not in `before`, and returns all."""
     now = frozenset(texts)
     for text in sorted(now - before):
         log.info("%s", text)

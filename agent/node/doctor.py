@@ -55,7 +55,7 @@ SCHEMA_VERSION: Final = 1
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a reader of findings needs to know of the node; "" for what is not known."""
+    """Facts of the node that help to understand the findings; "" if unknown."""
 
     runtime: str = ""
     cgroup_version: str = ""
@@ -80,7 +80,7 @@ class Examination(msgspec.Struct, frozen=True):
 
     @property
     def errors(self) -> int:
-        """The number of findings, without warnings."""
+        """The number of findings that are not warnings."""
         return len(self.findings) + sum(each.severity == "error" for each in self.node)
 
 
@@ -204,7 +204,7 @@ def _facts_of(kubelet: KubeletStatus) -> dict[str, str]:
 
 
 def _paths(settings: DoctorSettings) -> Iterator[tuple[str, int]]:
-    """What the agent has to use, and how."""
+    """The paths that the agent needs, each with a mode of os.access."""
     yield settings.state_dir, os.W_OK | os.X_OK
     yield options.socket_path(settings.runtime_endpoint), os.W_OK
     with contextlib.suppress(CgroupError):
@@ -247,7 +247,7 @@ def _containers(
 
 
 def _agent_answer(state_dir: str) -> tuple[NodeCode, str] | None:
-    """Requests a new snapshot and waits for it; why there is none."""
+    """Requests a new snapshot and waits for it. Returns the finding if there is none, else None."""
     requested_at = time.monotonic_ns()
     notifier = Notifier(os.path.join(state_dir, "doorbell.sock"))
     try:
@@ -270,7 +270,8 @@ def _agent_answer(state_dir: str) -> tuple[NodeCode, str] | None:
 
 
 def _proxy(path: str) -> tuple[str, str]:
-    """The socket, if somebody serves it, and why one that exists accepts no connection."""
+    """The path of the proxy's socket if a process serves it, else ""; and why an existing socket
+    accepts no connection, else ""."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
         result = client.connect_ex(path)
     if result in (0, errno.EAGAIN):

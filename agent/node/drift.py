@@ -72,7 +72,7 @@ class DriftKind(enum.StrEnum):
 DRIFT_REMEDIES: Final = {
     DriftKind.CLAIM: "correct the pod's annotation or its limits, or delete the pod so that it is "
     "scheduled anew",
-    DriftKind.CLAIM_UNSEEN: "is the agent Ready, and in the mode for clusters? Read its /readyz",
+    DriftKind.CLAIM_UNSEEN: "read the agent's /readyz, and start it without --standalone",
     DriftKind.NO_GROUP: "restart the container: the runtime lists it, and the kernel has no group",
     DriftKind.GROUP: "find who else writes cpusets (docs/coexistence.md), or read in the agent's "
     "log why the kernel refuses",
@@ -157,8 +157,9 @@ def _of_container(seen: ObservedContainer, owners: Sequence[Owner]) -> list[Find
 def device_drift(
     visible: Visibility, carriers: Carriers
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The allocated devices that a container does not show, the GPUs that it shows instead, and the
-    variables with other values than decided."""
+    """Three differences between a decision (`visible`) and what a container shows: the allocated
+    devices that it does not have, the GPUs that it has instead, and the names of variables with
+    other values."""
     if visible.refused:
         return (), (), ()
     missing, foreign = [], []
@@ -185,8 +186,8 @@ def device_drift(
 
 
 def own_numbers(proc: str) -> bool:
-    """Whether the procfs has the numbers of this process's PID namespace, in which the kernel lists
-    a cgroup's processes: in a container the host's procfs does not."""
+    """Whether the procfs numbers processes as this process's PID namespace does, in which the
+    kernel lists the processes of a cgroup. In a container the host's procfs does not."""
     try:
         return os.readlink(f"{proc}/self") == str(os.getpid())
     except OSError:
@@ -222,9 +223,9 @@ def observed(
     pids_of: Callable[[str], Sequence[int]],
     carriers: Carriers | None,
 ) -> ObservedContainer:
-    """`of_pod`: the agent's decision, `kubelet`: the pod's CPUs in the kubelet's checkpoint.
-    `pids_of`: see `members`.
-    `carriers`: what the container shows of its devices, None where none were decided."""
+    """Observes one running container. `of_pod`: the agent's decision about its pod, None without
+    one; `kubelet`: the pod's CPUs in the kubelet's checkpoint; `pids_of`: see `members`;
+    `carriers`: what shows its devices, None if no devices were decided."""
     wanted = of_pod.of(container.name) if of_pod else NOTHING
     claimed, problem = _claim(pod, of_pod)
     group = in_group = mems = None

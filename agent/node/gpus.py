@@ -40,7 +40,7 @@ class GpuView:
         self._watcher: GpuWatcher | None = None
         self._health = GpuHealth()
         self._release_requested = False
-        self._booted: int | None = None
+        self._boot_seconds: int | None = None
         self.answered = False
         """Whether the driver has listed its cards since the agent started."""
         self.released = False
@@ -62,7 +62,7 @@ class GpuView:
         self.pairs = published.pairs
 
     def rescan(self) -> None:
-        """A device was plugged in or removed."""
+        """To be called when a device was plugged in or removed."""
         if self._watcher is not None:
             self._watcher.request_report()
 
@@ -72,8 +72,8 @@ class GpuView:
             self._watcher.stop()
 
     def report(self) -> GpuReport | None:
-        """What the driver reported last, with the links and cards that it knew before if it does
-        not answer; None without GPUs."""
+        """The driver's last report; with the cards and links that are known from before if the
+        driver does not answer. None without GPUs."""
         cards = tuple(card.gpu for card in self._health.cards)
         if not cards:
             return GpuReport(self.fault, self.message) if self.fault else None
@@ -110,11 +110,11 @@ class GpuView:
         self.fault = "" if released else report.fault
         self.message = report.message
         self.readings = report.readings
-        if self._booted is None:
+        if self._boot_seconds is None:
             # Once: the kernel subtracts the uptime from its clock, which may be set.
-            self._booted = _booted(self._root)
+            self._boot_seconds = _boot_seconds(self._root)
         self._health = gpu_health.on_report(
-            self._health, report, now, self._actions, cards, self._booted
+            self._health, report, now, self._actions, cards, self._boot_seconds
         )
         if report.inventory is not None:
             self.answered = True
@@ -127,8 +127,8 @@ class GpuView:
         self.released = now
 
 
-def _booted(root: str) -> int | None:
-    """Seconds since 1970."""
+def _boot_seconds(root: str) -> int | None:
+    """When the machine was booted, in seconds since 1970; None if unknown."""
     stat = SysfsReader(Tree(root)).text("proc/stat") or ""
     for line in stat.splitlines():
         name, _, value = line.partition(" ")

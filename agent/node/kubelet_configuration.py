@@ -46,8 +46,8 @@ FIRST_SECONDS: Final = 15.0
 
 
 class CpuManagerStatus(msgspec.Struct, frozen=True):
-    """Other sources: `state` of the CPU manager, None without one, and the CPUs that it reserves
-    according to PodResources."""
+    """What other sources show of the kubelet's CPU manager: its `state` file, None without one, and
+    the CPUs that it reserves according to PodResources."""
 
     state: CpuManagerState | None = None
     reserved: CpuSet = EMPTY
@@ -59,8 +59,8 @@ class CpuManagerStatus(msgspec.Struct, frozen=True):
 
     @property
     def strict(self) -> bool:
-        """Whether no pod runs on the reserved CPUs: otherwise these are among the shared ones
-        (cpumanager/policy_static.go, validateState)."""
+        """Whether no pod may run on the reserved CPUs. Without this option they are among the
+        shared CPUs of the state (cpumanager/policy_static.go, validateState)."""
         if self.state is None or not self.state.static:
             return False
         return bool(self.reserved) and not self.reserved & self.state.default
@@ -70,9 +70,9 @@ UNKNOWN_CPU_MANAGER: Final = CpuManagerStatus()
 
 
 class KubeletConfigurationView:
-    """Reads the kubelet's configuration periodically, on a thread of its own. While it can't be
-    read as a whole, the last known one stays in force; without that one it is inferred from other
-    sources."""
+    """Reads the kubelet's configuration periodically, on a thread of its own. While a part of it
+    can't be read, the last known configuration stays in force; without one it is inferred from
+    other sources."""
 
     def __init__(
         self,
@@ -223,9 +223,9 @@ class _Files:
     def path(self, path: str) -> str:
         return os.path.join(self._root, path.lstrip("/"))
 
-    def sees(self, path: str) -> bool:
-        """Whether a missing file is missing on the host too: an agent in a container mounts only
-        some of the host's folders."""
+    def is_mounted(self, path: str) -> bool:
+        """Whether the agent's container has the host's top folder of this path; if not, the file
+        may exist on the host."""
         top = path.lstrip("/").partition("/")[0]
         return os.path.isdir(self.path(top))
 
@@ -307,7 +307,7 @@ def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Readin
 
 
 def _unclear(found: FoundKubelets) -> tuple[str, ...]:
-    """Why no process, or none of several processes, can be identified as the node's kubelet."""
+    """Why it is not known which process is the node's kubelet."""
     several = ", ".join(each.title for each in found.kubelets)
     if len(found.kubelets) < 2:
         return found.doubts
@@ -349,7 +349,7 @@ def _arguments(kubelet: KubeletProcess, files: _Files) -> list[str]:
 
 
 def _k3s_arguments(path: str, files: _Files) -> list[str]:
-    if not files.sees(path):
+    if not files.is_mounted(path):
         files.problems.append(f"{path}: its folder is not mounted in the agent's container")
         return []
     folder = f"{path}.d"

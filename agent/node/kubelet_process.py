@@ -3,8 +3,8 @@
 Any process may call itself `kubelet`. The node's kubelet runs as uid 0 in the PID namespace of the
 host's procfs, and neither it nor any of its ancestors belongs to a pod. `/proc/PID/exe` is not
 used: an agent without capabilities may not read it (ptrace(2)), and a link named kubelet may point
-to a file of any name. comm is the name of the executed file, so it exposes a process that only set
-the first word of its command line.
+to a file of any name. `/proc/PID/comm` is compared too: it has the name of the executed file, also
+if a process changed the first word of its command line.
 
 Some programs contain a kubelet and take its flags from elsewhere. k3s passes on the values of
 `--kubelet-arg`, or of `kubelet-arg` in its own files (docs.k3s.io, Configuration Options); the
@@ -51,7 +51,7 @@ _MAX_ABOVE: Final = 64
 _MAX_DOUBTS: Final = 8
 """Reported by one search: a pod may have thousands of processes that call themselves kubelet."""
 _TRIES: Final = 3
-"""Attempts: when an ancestor ends, its child gets another parent."""
+"""How often the ancestors are read: when one ends, its child gets another parent."""
 
 
 class KubeletProcess(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class KubeletProcess(msgspec.Struct, frozen=True):
 
 
 class FoundKubelets(msgspec.Struct, frozen=True):
-    """`doubts`: why other processes may be kubelets too."""
+    """`kubelets`: the processes that are kubelets; `doubts`: why others may be kubelets too."""
 
     kubelets: tuple[KubeletProcess, ...] = ()
     doubts: tuple[str, ...] = ()
@@ -89,7 +89,8 @@ class FoundKubelets(msgspec.Struct, frozen=True):
 
 
 def find(proc: str, own_group: str | None = "/") -> FoundKubelets:
-    """`own_group`: the root of this process's cgroup namespace, None when unknown."""
+    """Searches a procfs for kubelets. `own_group`: the root of this process's cgroup namespace,
+    None when unknown."""
     try:
         pids = processes.pids(proc)
     except OSError as error:
@@ -113,7 +114,7 @@ def find(proc: str, own_group: str | None = "/") -> FoundKubelets:
 
 def _kubelet(proc: str, process: Process, own_group: str | None) -> KubeletProcess | None:
     """None for any other process. The cheapest checks come first: a pod may have thousands of
-    processes that call themselves kubelet. Raises GoneError, UnreadableError."""
+    processes that call themselves kubelet. Raises ProcessGoneError, UnreadableError."""
     try:
         program = program_of(process.argv0())
     except UnreadableError:
@@ -158,7 +159,7 @@ def _one_of_pods(proc: str, pid: int, own_group: str | None) -> bool:
 
 
 def _of_pods(process: Process, own_group: str | None) -> bool:
-    """Raises ProcessGoneError, UnreadableError."""
+    """Whether the process is in a cgroup of pods. Raises ProcessGoneError, UnreadableError."""
     groups = process.groups()
     if any(map(names.of_pods, groups.values())):
         return True
@@ -227,12 +228,12 @@ def own_arguments(argv: Sequence[str]) -> list[str]:
     """The kubelet's arguments in the command line of its program."""
     if program_of(argv[0]) == KUBELET:
         return list(argv)
-    handed = [
+    passed = [
         word.partition("=")[2] if word.startswith(f"{_ARG_FLAG}=") else word
         for before, word in itertools.pairwise(argv)
         if word.startswith(f"{_ARG_FLAG}=") or before == _ARG_FLAG
     ]
-    return [argv[0], *map(_flag, handed)]
+    return [argv[0], *map(_flag, passed)]
 
 
 def arguments_of_file(text: str) -> list[str]:
@@ -244,12 +245,12 @@ def arguments_of_file(text: str) -> list[str]:
 def arguments_of_k3s(contents: Sequence[Mapping[str, Any]], source: str) -> list[str]:
     """The kubelet's flags in the files of k3s, in their order: a later `kubelet-arg` replaces the
     earlier ones, a `kubelet-arg+` appends to them. Raises ConfigurationError."""
-    handed: list[str] = []
+    passed: list[str] = []
     for content in contents:
         if _ARG in content:
-            handed = _args(content[_ARG], source)
-        handed += _args(content.get(f"{_ARG}+"), source)
-    return list(map(_flag, handed))
+            passed = _args(content[_ARG], source)
+        passed += _args(content.get(f"{_ARG}+"), source)
+    return list(map(_flag, passed))
 
 
 def _args(value: Any, source: str) -> list[str]:

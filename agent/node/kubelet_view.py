@@ -1,5 +1,5 @@
-"""The CPUs, memory and devices that this node's kubelet gave to pods, and its configuration: one
-view of its PodResources, its state file, resource claims and its configuration.
+"""The CPUs, memory and devices that this node's kubelet gave to pods, and its configuration, from
+four sources: its PodResources, its state files, resource claims, and its configuration.
 
 PodResources are polled on a thread of their own, so that no pass waits for a kubelet.
 """
@@ -143,9 +143,9 @@ class PodResourcesView:
         self._problems: dict[tuple[type[PodResourcesError], str], str] = {}
         """The first error of each kind since the last valid answer: the texts may differ each
         time."""
-        self._asking = Periodic("pod-resources", period_seconds, self._poll, settle_seconds)
+        self._polling = Periodic("pod-resources", period_seconds, self._poll, settle_seconds)
         if socket_path:
-            self._asking.start()
+            self._polling.start()
 
     def last_answer(self) -> PodResourcesAnswer | None:
         """The last valid answer."""
@@ -153,11 +153,11 @@ class PodResourcesView:
 
     def refresh(self) -> None:
         """Polls soon, after an event."""
-        self._asking.hurry()
+        self._polling.hurry()
 
     def close(self) -> None:
         """Ends the thread after the poll in progress."""
-        self._asking.stop(2 * self._answer_seconds)
+        self._polling.stop(2 * self._answer_seconds)
         self._client.close()
 
     def _poll(self) -> None:
@@ -229,17 +229,17 @@ class PodResourcesStateView:
         if answer is None:
             return PodResourcesState()
         names = {pod.uid: (pod.namespace, pod.name) for pod in pods}
-        there = frozenset(names.values())
-        over = {pod.key for pod in answer.pods} - there
-        found = holdings(answer.pods, topology, answer.allocatable, over)
+        present = frozenset(names.values())
+        ended = {pod.key for pod in answer.pods} - present
+        found = holdings(answer.pods, topology, answer.allocatable, ended)
         self._sources.report(SourceName.POD_RESOURCES_CONTENT, found.problems)
-        self._held = with_running(self._held, found.pods, there)
-        shares = {pod.uid for pod in pods if not kubelet_may_own(pod)}
+        self._held = with_running(self._held, found.pods, present)
+        sharing = {pod.uid for pod in pods if not kubelet_may_own(pod)}
         held = {
-            uid: msgspec.structs.replace(each, cpus=EMPTY) if uid in shares else each
+            uid: msgspec.structs.replace(each, cpus=EMPTY) if uid in sharing else each
             for uid, each in by_uid(self._held, names).items()
         }
-        uids = _only_one(names)
+        uids = _unique_names(names)
         given = of_pod_resources(answer.pods, uids)
         near = {
             (uids[pod.key], each.name): Counter(
@@ -254,7 +254,7 @@ class PodResourcesStateView:
         kept_back = reserved(topology, answer.allocatable)
         return PodResourcesState(
             held,
-            device_portions(answer.pods, answer.allocatable, over),
+            device_portions(answer.pods, answer.allocatable, ended),
             kept_back.memory_bytes,
             given,
             kept_back.cpus,
@@ -282,8 +282,8 @@ def _containers(
     }
 
 
-def _only_one(names: Mapping[str, PodName]) -> dict[PodName, str]:
-    """Uids by name, for names with one pod: the API reports names without uids."""
+def _unique_names(names: Mapping[str, PodName]) -> dict[PodName, str]:
+    """The uids of pods by name, without names that several pods have: PodResources has no uids."""
     uids: dict[PodName, list[str]] = {}
     for uid, name in names.items():
         uids.setdefault(name, []).append(uid)
@@ -302,9 +302,9 @@ class CpuManagerStateView:
         """The last valid content; None without a file, and before the first valid one."""
 
     def cpus(self, instead: KubeletCpus | None = None) -> KubeletCpus:
-        """Logs an error, and the entries that can't be read, once. Before the file could be read it
-        returns `instead`, the answer of another source. Without that it raises StateFileError,
-        because containers with CPUs of the kubelet can't be distinguished from the others."""
+        """Reads the file. Logs an error, and entries that can't be read, once. If the file could
+        never be read, returns `instead`, the answer of another source; without one raises
+        StateFileError, because it is not known which containers have CPUs of the kubelet."""
         try:
             state = cpu_manager_state.read(self._path)
         except StateFileError as error:
@@ -345,12 +345,13 @@ class DeviceCheckpointView:
         self._sources = sources or Sources()
 
     def grants(self) -> tuple[ReportedDevices, ...]:
-        """Empty without a checkpoint. Logs what can't be read once."""
+        """The devices of containers; empty without a checkpoint. Logs once what can't be read."""
         self._refresh()
         return self._grants
 
     def nodes(self) -> DeviceNodes | None:
-        """Empty without a checkpoint; None before it could be read."""
+        """The NUMA nodes of devices by container; empty without a checkpoint, None if it could
+        never be read."""
         self._refresh()
         return self._nodes
 

@@ -1,5 +1,5 @@
-"""What Events of the Node say: its faults while they last, and its changes. Values in, notes out;
-`node.change_log` limits how often they are recorded."""
+"""The notes of Events of the Node: about its faults while they last, and about its changes. Pure
+functions; `node.change_log` limits how often the Events are recorded."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _NAMED: Final = 8
 
 
 class NodeNotes(NamedTuple):
-    """The `faults` of a Node and its `state`, by the reason of the Event that reports a fault, or a
-    change of the state; `uid`: the API's, "" while it is not known."""
+    """`faults`: notes by the reason of a warning; `state`: by the reason of the normal Event that
+    reports its change. `uid`: the Node's in the API, "" while it is not known."""
 
     name: str
     uid: str
@@ -91,7 +91,7 @@ def _of_devices(faults: DeviceFaults) -> Iterator[str]:
 
 
 def _first(texts: Iterable[str]) -> str:
-    """The first ones, and the number of the others."""
+    """The first _NAMED texts, and the number of the others."""
     found = list(texts)
     more = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
     return "; ".join(found[:_NAMED] + more)
@@ -115,7 +115,8 @@ def state(topology: Topology, kubelet: KubeletConfiguration | None) -> dict[str,
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """Notes by reason. What is known on one side only has not changed."""
+    """Notes by reason, for the state that differs. A state that is known on one side only has not
+    changed."""
     return {
         reason: f"{text}; before: {before[reason]}"
         for reason, text in after.items()

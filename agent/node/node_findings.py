@@ -72,8 +72,8 @@ REMEDIES: Final = {
     "the same --nri-name and --nri-index (docs/nri.md)",
     NodeCode.PERMISSIONS: "run the agent as root with the mounts of its DaemonSet: cgroups and "
     "the state folder writable, the runtime's socket reachable",
-    NodeCode.WATCH: "is the API server up, and can the node reach it? Until then the agent works "
-    "with what it knew, and containers keep their CPUs",
+    NodeCode.WATCH: "start the API server, or repair the node's connection to it; until then the "
+    "agent decides by the last state that it received, and containers keep their CPUs",
     NodeCode.DEVICE: "read the condition of the node's Device object, which names the action "
     "(docs/gpus.md)",
     NodeCode.KUBELET_ABSENT: "start the kubelet (systemctl status kubelet), and read its log; if "
@@ -92,10 +92,10 @@ REMEDIES: Final = {
     "(docs/kubelet.md)",
     NodeCode.NRI_CONFLICT: "remove the other plugin from the node, or Topolet's: one of them sets "
     "CPUs (docs/coexistence.md)",
-    NodeCode.DRA_CPUS: "nothing, if pods shall claim CPUs by ResourceClaims too: those CPUs leave "
-    "the pools. Otherwise remove the driver",
-    NodeCode.DEVICE_PLUGIN: "nothing, if pods request these devices through Topolet's scheduler "
-    "only; else let no other scheduler place pods with them on this node (docs/devices.md)",
+    NodeCode.DRA_CPUS: "leave it if pods shall also claim CPUs by ResourceClaims, which removes "
+    "these CPUs from the pools; otherwise remove the driver",
+    NodeCode.DEVICE_PLUGIN: "leave it if only Topolet's scheduler places pods that request these "
+    "devices; otherwise keep other schedulers from placing such pods here (docs/devices.md)",
 }
 
 WARNINGS: Final = frozenset(
@@ -106,11 +106,12 @@ WARNINGS: Final = frozenset(
         NodeCode.DEVICE_PLUGIN,
     }
 )
-"""What works, and may be unintended: it does not change the exit code."""
+"""The codes of what works but may be unintended; they do not change the exit code."""
 
 
 class NodeFinding(msgspec.Struct, frozen=True):
-    """What is wrong with the node itself, and what to do. `severity`: error or warning."""
+    """One thing that is wrong with the node itself, and its remedy. `severity`: error or
+    warning."""
 
     code: NodeCode
     text: str
@@ -197,7 +198,7 @@ WATCH_SECONDS: Final = 120.0
 
 
 def of_agent(page: ProcessPage) -> dict[NodeCode, str]:
-    """What the agent says of itself."""
+    """What is wrong according to the agent's own /readyz and metrics."""
     wrong: dict[NodeCode, str] = {}
     if page.ready:
         wrong[NodeCode.AGENT_NOT_READY] = f"/readyz: {page.ready}"
@@ -230,7 +231,7 @@ _ABSENT: Final = tuple(map(os.strerror, (errno.ENOENT, errno.ECONNREFUSED)))
 
 
 def of_nri(page: ProcessPage) -> dict[NodeCode, str]:
-    """What the NRI plugin says of itself."""
+    """What is wrong according to the NRI plugin's own /readyz and metrics."""
     wrong: dict[NodeCode, str] = {}
     if page.ready:
         absent = page.ready.endswith(_ABSENT)
@@ -252,15 +253,16 @@ MIN_FREE_BYTES: Final = 1 << 20
 
 
 def of_free_bytes(path: str, free_bytes: int) -> dict[NodeCode, str]:
-    """The state folder's file system needs room for a snapshot."""
+    """Whether the file system of the state folder (`path`) has too little room for a snapshot."""
     if free_bytes >= MIN_FREE_BYTES:
         return {}
     return {NodeCode.DISK: f"{path} has {free_bytes} bytes left for the agent's decisions"}
 
 
 def of_groups(groups: Iterable[str]) -> dict[NodeCode, str]:
-    """`groups` of running containers. A runtime with the driver cgroupfs takes a kubelet's path for
-    systemd (`slice:prefix:name`) as the name of a folder."""
+    """Whether kubelet and runtime use different cgroup drivers. `groups`: of running containers. A
+    runtime with the driver cgroupfs takes a kubelet's path for systemd (`slice:prefix:name`) as the
+    name of a folder."""
     for group in groups:
         if ".slice:" in group:
             text = f"{group} has a name for systemd, and the runtime's cgroup driver is cgroupfs"
@@ -302,8 +304,8 @@ _NRI_INDEX: Final = re.compile(r"^\d\d-")
 
 
 def of_programs(command_lines: Iterable[Sequence[str]], *, proxy: bool) -> dict[NodeCode, str]:
-    """Running programs that set the same values. `proxy`: Topolet's proxy serves, and only one
-    program may rewrite a request."""
+    """Running programs that set the same values as Topolet. `proxy`: whether Topolet's proxy runs;
+    only one program may rewrite a request."""
     wrong: dict[NodeCode, str] = {}
     for argv in command_lines:
         program = _NRI_INDEX.sub("", os.path.basename(argv[0])) if argv else ""
@@ -318,7 +320,7 @@ def of_programs(command_lines: Iterable[Sequence[str]], *, proxy: bool) -> dict[
 
 
 def koordlet_gates(argv: Sequence[str]) -> tuple[str, ...]:
-    """The gates of a koordlet that let it write what Topolet writes, sorted."""
+    """The enabled gates of a koordlet with which it writes values that Topolet writes, sorted."""
     given = flags(argv)
     gates = dict(_KOORDLET_GATES)
     for flag in _GATE_FLAGS:
@@ -329,7 +331,7 @@ def koordlet_gates(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(name for name, on in gates.items() if on))
 
 
-_RESOURCES: Final = ("nvidia.com/",)
+_GPU_RESOURCES: Final = ("nvidia.com/",)
 
 
 def of_plugins(
@@ -342,7 +344,7 @@ def of_plugins(
     offered = [
         f"{name} ({number})"
         for name, number in sorted(registered.items())
-        if number and name.startswith(_RESOURCES)
+        if number and name.startswith(_GPU_RESOURCES)
     ]
     if not offered:
         return {}
@@ -351,7 +353,7 @@ def of_plugins(
 
 
 def not_permitted(paths: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """The paths that exist and that this process may not use so (a mode of os.access)."""
+    """A sentence for each existing path that this process may not use in this mode (os.access)."""
     for path, mode in paths:
         if os.path.exists(path) and not os.access(path, mode):
             verb = "write" if mode & os.W_OK else "read"

@@ -48,9 +48,10 @@ _NO_OPTIONS: Final = StaticOptions()
 
 
 class NodeLocalCpus:
-    """The policy of the settings. The policy `none` claims nothing.
+    """Derives CPU claims under the policy of the settings; there are none under the policy `none`.
 
-    A kubelet that switches to its static policy while the agent runs suspends the policy.
+    The policy is suspended while the kubelet has the static policy, to which it may switch while
+    the agent runs.
     """
 
     def __init__(
@@ -128,8 +129,8 @@ class NodeLocalCpus:
 
 
 def _located(claims: Collection[LocalRequest], device_nodes: DeviceNodes) -> Iterator[LocalRequest]:
-    """With the NUMA nodes of the devices of each container; of one without devices, those of all
-    devices of its pod: its CPUs may be the next container's."""
+    """Adds the NUMA nodes of the devices of each container. A container without devices gets those
+    of all devices of its pod, because another container of the pod may get its CPUs later."""
     of_pods: dict[str, Counter[int]] = {}
     for (uid, _), of_container in device_nodes.items():
         of_pods.setdefault(uid, Counter()).update(of_container)
@@ -144,8 +145,9 @@ def _claims(
     holds: Mapping[str, CpuSet],
     last: Mapping[tuple[str, str], LocalOwner],
 ) -> Iterator[tuple[LocalRequest, str]]:
-    """Claims with the id of their container, "" for a container without one. Among several
-    containers of one name the newest has the claim; an announced one is newer than an ended one."""
+    """The claims of a pod's containers, each with the container's id, "" if it has none. If several
+    containers have one name, the claim is the newest one's; an announced container is newer than
+    one that has ended."""
 
     def claim(
         name: str,

@@ -1,5 +1,5 @@
-"""Topolet's processes on a node, as the kernel shows them, and what the HTTP ports of agent and NRI
-plugin say."""
+"""Topolet's processes on a node, by the procfs, and the answers of the HTTP ports of agent and NRI
+plugin."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class MetricSeries(msgspec.Struct, frozen=True):
 
 
 class ProcessPage(msgspec.Struct, frozen=True):
-    """What a process's port answers. `ready`: "" if it is Ready, else why not."""
+    """The answers of a process's HTTP port. `ready`: why it is not Ready, "" if it is; `series`:
+    its metrics."""
 
     ready: str = ""
     series: tuple[MetricSeries, ...] = ()
@@ -83,7 +84,7 @@ def running(proc: str) -> Iterator[OwnProcess]:
 
 
 def command_lines(proc: str) -> Iterator[tuple[int, list[str]]]:
-    """Of all processes that can be read."""
+    """Pid and arguments of all processes that can be read."""
     try:
         pids = processes.pids(proc)
     except OSError:
@@ -117,9 +118,10 @@ def page_of(command: str, proc: str, state_dir: str) -> ProcessPage | None:
 def address_of(
     command: str, own: Sequence[OwnProcess], proc: str, state_dir: str
 ) -> tuple[str, int] | None:
-    """Where the agent or NRI plugin with this state folder serves HTTP. `own`: the processes of the
-    procfs. Any process may have such a command line, and may listen where one in a pod does; only
-    root may lock a file of the state folder."""
+    """Where the agent or NRI plugin with this state folder serves HTTP; None if it does not run, or
+    does not serve on this machine's addresses. `own`: Topolet's processes in the procfs. Only the
+    process that holds the lock of the state folder counts, which takes root: any process may have
+    such a command line, and may listen on the address of one that is in a pod."""
     locked_by = processes.lock_holders(os.path.join(state_dir, _PORTS[command].lock), proc)
     return http_address(command, own, {pid for pid in locked_by if _in_own_network(proc, pid)})
 
@@ -127,8 +129,8 @@ def address_of(
 def http_address(
     command: str, own: Sequence[OwnProcess], locked_by: Collection[int]
 ) -> tuple[str, int] | None:
-    """Where one of `locked_by` serves HTTP for this machine as this command; None if it does
-    not."""
+    """Where one of the processes `locked_by` serves HTTP as this command, by its command line; None
+    if none serves on an address of this machine."""
     of_command = _PORTS[command]
     for each in own:
         if each.command == command and each.pid in locked_by:
@@ -139,7 +141,8 @@ def http_address(
 
 
 def _in_own_network(proc: str, pid: int) -> bool:
-    """False where the kernel does not let this process know."""
+    """Whether a process is in this process's network namespace. False if this process may not
+    know."""
     try:
         with Process(proc, pid) as process:
             return process.namespace("net") == os.readlink("/proc/self/ns/net")

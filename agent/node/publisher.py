@@ -27,12 +27,11 @@ from agent.node.sources import SourceName, Sources
 
 
 class Publisher:
-    """Generations continue across restarts, so that each occurs once in a boot unless the file was
-    lost. A removed file is written again.
+    """Writes snapshots. Their generations continue across restarts, so that each occurs once in a
+    boot unless the file was lost. A removed file is written again.
 
-    `owners` are those of the last snapshot, also of an earlier agent in this boot: frontends may
-    have used it. Without a snapshot the cgroups show the owners, except in conflicts.
-    """
+    Owners of the last snapshot are kept also from an earlier agent of this boot: frontends may have
+    acted on it."""
 
     def __init__(self, path: str, boot_id: str, sources: Sources | None = None) -> None:
         self._path = path
@@ -66,7 +65,8 @@ class Publisher:
 
     @property
     def all_owners(self) -> dict[str, CpuSet]:
-        """By pod uid, the CPUs of all owners of the last snapshot: `owners` omits some."""
+        """By pod uid, the CPUs of all owners of the last snapshot: also those that the kubelet or
+        the node-local policy chose."""
         return {owner.uid: owner.claimed for owner in self._owners()}
 
     @property
@@ -149,7 +149,7 @@ class Publisher:
 
 
 def _blocked(wanted: PodWanted, reason: str) -> PodWanted:
-    """Blocks the containers with CPUs of their own."""
+    """Blocks the containers of a pod that own CPUs."""
 
     def block(each: Wanted) -> Wanted:
         return msgspec.structs.replace(each, blocked=reason) if each.exclusive else each

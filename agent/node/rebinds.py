@@ -1,11 +1,11 @@
-"""RebindResources of this node: those that nobody has taken, and those that have ended.
+"""RebindResources of this node: those that no scheduler has taken, and those that have ended.
 
-A leading scheduler of Topolet takes each object within seconds. Where none leads, the agent of the
-node writes that the object failed, and why: nobody else would. A write is only for the version of
-the object that nobody had taken, so a scheduler that takes it meanwhile is not overwritten.
+The leader of Topolet's schedulers takes each object within seconds. If there is no leader, the
+agent of the node sets the object to Failed, with the reason. Its write names the version of the
+object that it has read, so it does not overwrite a scheduler that takes the object meanwhile.
 
-What a scheduler moved is recorded in the audit trail of the node, once for each object that ended
-while the agent ran."""
+For each object that ended while the agent ran, the agent records once in the audit trail which pods
+were moved."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class NodeRebinds:
                 self._fail(each)
 
     def _record(self, ended: Sequence[RebindRequest]) -> None:
-        """Those that ended before the agent's start are not new."""
+        """Records the objects that ended since the agent's start, each once."""
         for each in ended:
             at = rebind_resource.unix_seconds(each.status.update_timestamp)
             if each.uid not in self._recorded and at is not None and at >= self._since:
@@ -103,8 +103,8 @@ class NodeRebinds:
 
 
 def records(request: RebindRequest) -> list[Record]:
-    """One for each pod that the plan moves, or one for the node without a plan. None of a dry
-    run, which moves none."""
+    """The records of an ended request: one for each pod that its plan moves, or one for the node
+    without a plan; none for a dry run."""
     if request.dry_run:
         return []
     status = request.status

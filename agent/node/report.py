@@ -43,9 +43,10 @@ UpdatePodResources = Callable[
 
 
 class ReportInput(msgspec.Struct, frozen=True):
-    """The input of the cluster's objects. `kubelet` has the policy and CPUs of the CPU manager,
-    `resources` everything else that the kubelet gave to pods. `node_faults`: of the Node object.
-    `kubelet_configuration` None: it is not known."""
+    """The input of the cluster's objects. `kubelet`: the policy of the CPU manager and the CPUs
+    that it assigned; `resources`: everything else that the kubelet gave to pods; `node_faults`: why
+    annotations and labels of the Node have no effect. `kubelet_configuration` None: it is not
+    known."""
 
     topology: Topology
     decision: Decision
@@ -65,8 +66,8 @@ class ClusterReporter:
     def __init__(
         self, node_name: str, deliver: Callable[[Report], bool], *, waits: bool = False
     ) -> None:
-        """`deliver` returns whether it wrote anything. `waits`: there is no report before the Node,
-        the pods and the Device object are known, because readers would take a partial report for a
+        """`deliver` returns whether it wrote anything. `waits`: no report before the Node, the pods
+        and the Device object are known, because readers can't distinguish a partial report from a
         complete one."""
         self.node_name = node_name
         self._deliver = deliver
@@ -174,7 +175,8 @@ class Reporter:
 
 
 def _of_annotations(decision: Decision) -> tuple[ClaimRefusal, ...]:
-    """Unmet CPU claims, and other annotations that can't be read."""
+    """The refusals that are due to annotations: unmet CPU claims, and annotations that can't be
+    read."""
     others = (each for each in decision.refusals if each.key not in ("", RESOURCE_STATUS))
     return (*unmet(decision), *others)
 

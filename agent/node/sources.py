@@ -1,7 +1,7 @@
 """The optional sources of information (all but the runtime, the machine and the cgroups), and the
 problems of each.
 
-A source that fails stops what depends on it and nothing else. Log and metric report it here.
+If a source fails, only what depends on it stops. Its problems are reported here, to log and metric.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class SourceName(enum.Enum):
-    """The names in log and metric."""
+    """The sources; the values are their names in log and metric."""
 
     KUBELET_PROCESS = "kubelet-process"
     KUBELET_CONFIG = "kubelet-config"
@@ -46,6 +46,7 @@ LEVELS: Final[Mapping[SourceName, int]] = {
     SourceName.DEVICES: logging.WARNING,
     SourceName.DEVICE_CHECKPOINT: logging.WARNING,
 }
+"""The log levels of problems; ERROR for all other sources."""
 
 
 class Sources:

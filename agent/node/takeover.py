@@ -40,10 +40,8 @@ class TakeoverError(ValueError):
 
 
 class TakenOver(msgspec.Struct, frozen=True):
-    """`nothing`: why nothing was written; otherwise `backup` is the path of the old file.
-
-    `remarks`: what could not be taken into account.
-    """
+    """The state before and after. `nothing`: why no file was written, "" if one was; then `backup`
+    is the path of the old file. `remarks`: what the takeover could not take into account."""
 
     before: CpuManagerState
     after: CpuManagerState
@@ -170,7 +168,8 @@ def write(path: str, state: CpuManagerState) -> str:
 
 
 def _keep(path: str) -> str:
-    """Links the present file to a second name, before another file replaces it."""
+    """Links the present file to another name, which it returns: the file itself is then
+    replaced."""
     number = 0
     while True:
         backup = f"{path}{BACKUP_SUFFIX}{f'.{number}' if number else ''}"

@@ -1,7 +1,10 @@
-"""Violations of the ownership of CPUs: containers that run on another pod's CPUs, containers that
-own fewer CPUs than the annotation of their pod, or the checkpoint of a kubelet with the static
-policy, promises, or run on other CPUs, and LSE and LSR pods to which nobody allocated CPUs. And
-limits that the cgroup of a pod does not take.
+"""Differences between what pods were promised and what they have:
+
+* overlaps: containers that run on another pod's CPUs;
+* shortfalls: containers that own fewer CPUs than the annotation of their pod, or the checkpoint of
+  a kubelet with the static policy, promises; and containers that run on other CPUs than these;
+* LSE and LSR pods to which neither a scheduler nor the node allocated CPUs;
+* limits that the state of a pod's cgroup does not allow.
 """
 
 from __future__ import annotations
@@ -47,8 +50,8 @@ class ContainerOverlap(msgspec.Struct, frozen=True):
 def find_overlaps(
     pods: tuple[Pod, ...], owners: tuple[Owner, ...], holds: Mapping[str, CpuSet]
 ) -> tuple[ContainerOverlap, ...]:
-    """`holds`: by container id, the CPUs that it holds or will start with; containers that are
-    missing there are ignored."""
+    """The containers that hold CPUs of `owners`. `holds`: by container id, the CPUs that it holds
+    or will start with; containers that are missing there are ignored."""
     owned = [(owner, owner.cpus) for owner in owners]
     found = []
     for pod in pods:
@@ -285,8 +288,9 @@ class Unallocated(msgspec.Struct, frozen=True):
 def find_unallocated(
     pods: tuple[Pod, ...], decision: Decision, kubelet: KubeletCpus
 ) -> tuple[Unallocated, ...]:
-    """Such pods with a container, in the order of `pods`. A pod whose annotation names NUMA nodes
-    got these instead of CPUs; one whose annotation can't be read is reported as a refusal."""
+    """The unallocated pods that have a container, in the order of `pods`. Omits pods whose
+    annotation names NUMA nodes, which they got instead of CPUs, and pods whose annotation can't be
+    read, which are reported as refusals."""
     served = {owner.uid for owner in decision.owners} | kubelet.claimed.keys()
     served |= {uid for uid, cpus in kubelet.by_uid.items() if cpus and kubelet.static}
     served |= {each.uid for each in decision.refusals if each.key in (RESOURCE_STATUS, "")}

@@ -77,7 +77,12 @@ class Node:
 
     def another(self, *, withhold: bool = False, files: DeviceFiles = NO_FILES) -> DeviceView:
         """The view of an agent that restarts."""
-        timing = GpuTiming(period=0.05, answer=DEADLINE_SECONDS, retry=0.02, max_retry=0.1)
+        timing = GpuTiming(
+            period_seconds=0.05,
+            answer_seconds=DEADLINE_SECONDS,
+            retry_seconds=0.02,
+            max_retry_seconds=0.1,
+        )
         root, environment = str(self.driver.root), self.driver.environment
 
         def watch() -> GpuWatcher:

@@ -253,7 +253,7 @@ def _info(text: str) -> object:
     carried = client.device_carriers(text)
     found = grants.of_carriers("u", "c", carried)
     return (
-        client._placement(text),
+        client._status(text),
         carried,
         [holder_names.meaning(each, _HOLDERS) for each in found],
     )
@@ -1047,7 +1047,7 @@ def _kernel(folder: Path) -> Iterator[Target]:
                 network.rdma(str(folder), functions.by_address),
                 fpga.read(str(folder), functions.by_address),
                 numa.huge_pages(str(folder), (0,)),
-                gpus._booted(str(folder)),
+                gpus._boot_seconds(str(folder)),
                 hardware.read(str(folder), topology),
             )
         finally:
