@@ -271,8 +271,8 @@ def _l3_groups(tree: Tree, cpus: CpuSet, cores: dict[int, CpuSet]) -> dict[int, 
 
 
 def _l3(tree: Tree, cpu: int, likely: str) -> tuple[str, CpuSet] | None:
-    """The name of the folder of the L3 (`indexM`) and the CPUs that share the cache; None without an
-    L3. `likely`: the name that is tried first."""
+    """The name of the folder of the L3 (`indexM`) and the CPUs that share the cache; None without
+    an L3. `likely`: the name that is tried first."""
     folder = f"{CPU}/cpu{cpu}/cache"
     if (sharers := _sharers(tree, f"{folder}/{likely}")) is not None:
         return likely, sharers
