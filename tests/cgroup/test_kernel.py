@@ -15,19 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.model.cpu.cpuset import CpuSet
 from tests.cgroup.kernel import Kernel
-
-if os.geteuid() != 0:
-    pytest.skip("cpusets can't be written without root", allow_module_level=True)
-try:
-    REAL = Hierarchy(os.environ.get("TOPOLET_CGROUP_ROOT", "/sys/fs/cgroup"))
-except CgroupError as error:
-    pytest.skip(str(error), allow_module_level=True)
-ALL = REAL.effective_cpus("/")
-if len(ALL) < 2:
-    pytest.skip("needs two CPUs", allow_module_level=True)
+from tests.cgroup.machine import ALL, REAL
 
 PATHS = ("/a", "/b", "/a/x", "/a/y", "/a/x/i")
 SLEEPERS = 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy
+from agent.cgroup.hierarchy import CgroupError, GroupGone
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteState
 from agent.cgroup.writer import apply, restore
@@ -16,16 +16,8 @@ from agent.host import kernel_events
 from agent.host.kernel_events import Inotify, InotifyEvent
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.node.triggers import CgroupWatch
+from tests.cgroup.machine import ALL, REAL
 
-if os.geteuid() != 0:
-    pytest.skip("cpusets can't be written without root", allow_module_level=True)
-try:
-    REAL = Hierarchy(os.environ.get("TOPOLET_CGROUP_ROOT", "/sys/fs/cgroup"))
-except CgroupError as error:
-    pytest.skip(str(error), allow_module_level=True)
-ALL = REAL.effective_cpus("/")
-if len(ALL) < 2:
-    pytest.skip("needs two CPUs", allow_module_level=True)
 X, Y = (CpuSet([cpu]) for cpu in list(ALL)[:2])
 BOTH = X | Y
 V1 = REAL.version == 1

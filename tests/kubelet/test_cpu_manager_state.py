@@ -22,7 +22,7 @@ from agent.kubelet.cpu_manager_state import (
 from agent.kubelet.statefile import Checked, StateFileError
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from tests.conftest import DATA
-from tests.kubelet.state_files import KUBELETS_OWN
+from tests.kubelet.state_files import KUBELETS_OWN, json_of
 
 VECTORS = DATA / "vectors" / "kubelet-state-files.jsonl"
 
@@ -283,12 +283,7 @@ def test_versions_that_are_not_written(state: CpuManagerState) -> None:
 FIELDS = ["policyName", "entries", "podEntries", "cpuSet", "data", "originals", "u"]
 
 
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(FIELDS), inner),
-    )
-)
+@given(json_of(FIELDS))
 def test_any_json_is_a_state_or_a_state_file_error(value: Any) -> None:
     with contextlib.suppress(StateFileError):
         assert decode(json.dumps(value).encode()).problems is not None

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.kubelet.memory_manager_state import (
     Block,
@@ -18,7 +17,7 @@ from agent.kubelet.memory_manager_state import (
     read,
 )
 from agent.kubelet.statefile import Checked, StateFileError
-from tests.kubelet.state_files import BLOCK, FILLED
+from tests.kubelet.state_files import BLOCK, FILLED, json_of
 
 OF_PODS = FILLED | {"podEntries": {"pod": {"memoryBlocks": [BLOCK]}}}
 AS_DATA = {
@@ -113,12 +112,7 @@ def test_errors_name_the_file(tmp_path: Path, raw: bytes, reason: str) -> None:
 FIELDS = ["policyName", "machineState", "entries", "podEntries", "memoryBlocks", "data", "0"]
 
 
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(FIELDS), inner),
-    )
-)
+@given(json_of(FIELDS))
 def test_any_json_is_a_state_or_a_state_file_error(value: Any) -> None:
     with contextlib.suppress(StateFileError):
         assert decode(json.dumps(value).encode()).problems is not None

@@ -61,17 +61,6 @@ def back(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     server.stop(None).wait()
 
 
-@pytest.fixture
-def front(tmp_path: Path) -> Path:
-    return tmp_path / "front.sock"
-
-
-@pytest.fixture
-def relay(front: Path, back: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with relay_process(front, back) as process:
-        yield process
-
-
 Parts = Callable[[], Iterator[bytes]]
 
 

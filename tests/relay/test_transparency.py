@@ -23,7 +23,7 @@ import pytest
 
 from agent.rpc import frames
 from tests.relay.hostile import Hostile, data, opening
-from tests.relay.relay_child import TAIL, relay_process
+from tests.relay.relay_child import TAIL
 from tests.waiting import eventually
 
 WAIT_SECONDS = 30.0
@@ -106,17 +106,6 @@ def connected(path: Path, *options: tuple[str, int]) -> Iterator[grpc.Channel]:
 @pytest.fixture
 def back(tmp_path: Path) -> Path:
     return tmp_path / "back.sock"
-
-
-@pytest.fixture
-def front(tmp_path: Path) -> Path:
-    return tmp_path / "front.sock"
-
-
-@pytest.fixture
-def relay(front: Path, back: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with relay_process(front, back) as process:
-        yield process
 
 
 @pytest.fixture

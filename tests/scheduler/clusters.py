@@ -13,8 +13,13 @@ from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
+from agent.scheduler.extender.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender.extender import ExtenderPreemptionResult
+from agent.scheduler.extender.handlers import Bind, ExtenderHandlers
 from agent.scheduler.state import records
 from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.records import AgentSelector, PodRecord
 from tests.allocate.devices.links import VOLTA_PAIRS
 from tests.fixtures import fleet
@@ -91,6 +96,28 @@ def pod(kind: Kind, name: str) -> ApiPod:
 
 def pod_request(kind: Kind, name: str = "p") -> PodRequest:
     return request_of(pod(kind, name))
+
+
+def handlers(
+    known: SchedulerCache,
+    groups: GroupReservations,
+    bind: Bind,
+    pod_infos: PodInfoCache,
+    *,
+    best_only: bool = True,
+    placing: bool = False,
+) -> ExtenderHandlers:
+    """Of an extender without preemption."""
+    return ExtenderHandlers(
+        known,
+        groups,
+        bind,
+        pod_infos,
+        EquivalenceCache(known),
+        lambda args: ExtenderPreemptionResult(args.victims),
+        best_only=best_only,
+        placing=placing,
+    )
 
 
 def reserve(known: SchedulerCache, kind: Kind, node: str, name: str = "p") -> bool:

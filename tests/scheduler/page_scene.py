@@ -13,14 +13,11 @@ from agent.http.server import HttpServer
 from agent.model.apiobjects import ApiPod
 from agent.scheduler import process
 from agent.scheduler.explain.explainer import Explainer
-from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import (
     ExtenderArgs,
     ExtenderBindingArgs,
-    ExtenderPreemptionArgs,
-    ExtenderPreemptionResult,
 )
-from agent.scheduler.extender.handlers import ExtenderHandlers, QueueingExtender
+from agent.scheduler.extender.handlers import QueueingExtender
 from agent.scheduler.page import ClusterPage
 from agent.scheduler.state.binder import Binder
 from agent.scheduler.state.group_reservations import GroupReservations
@@ -63,10 +60,7 @@ class PageScene:
         groups = GroupReservations(self.cluster)
         infos = PodInfoCache(device_resources=self.cluster.device_resources)
         self.binder = Binder(self.cluster, groups, self.bindings, infos)
-        cache = EquivalenceCache(self.cluster)
-        handlers = ExtenderHandlers(
-            self.cluster, groups, self.binder.bind, infos, cache, _no_preemption
-        )
+        handlers = clusters.handlers(self.cluster, groups, self.binder.bind, infos)
         self.verbs = QueueingExtender(handlers, infos, self.cluster, self.queue)
         self.page = ClusterPage(
             self.cluster,
@@ -97,7 +91,3 @@ class PageScene:
         """The port for pages, with the page alone."""
         routes = page_routes("cluster", {}, {"state": self.page.state, "detail": self.page.detail})
         return HttpServer("127.0.0.1:0", routes, process.PAGE_LIMITS, NodeAddresses(frozenset()))
-
-
-def _no_preemption(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
-    return ExtenderPreemptionResult(args.victims)

@@ -24,9 +24,7 @@ from agent.scheduler.extender.extender import (
     ExtenderArgs,
     ExtenderBindingArgs,
     ExtenderFilterResult,
-    ExtenderPreemptionResult,
 )
-from agent.scheduler.extender.handlers import ExtenderHandlers
 from agent.scheduler.state.binder import Binder
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
@@ -34,7 +32,7 @@ from agent.scheduler.state.pod_info import PodInfoCache, pod_info
 from agent.scheduler.state.pods_api import BindingApi
 from agent.scheduler.unschedulable.queue import UnschedulableQueue, queued_pod
 from tests.kube import hostile
-from tests.scheduler import objects, zonednodes
+from tests.scheduler import clusters, objects, zonednodes
 from tests.scheduler.podserver import Pods
 from tests.scheduler.zonednodes import GIB, NIC, Kubelet, Object, pod, topology
 
@@ -55,14 +53,7 @@ class Scene:
         self.transport = Transport(FileAccess(server.url))
         groups, pod_infos = GroupReservations(self.cluster), PodInfoCache()
         binder = Binder(self.cluster, groups, BindingApi(self.transport), pod_infos)
-        self.verbs = ExtenderHandlers(
-            self.cluster,
-            groups,
-            binder.bind,
-            pod_infos,
-            EquivalenceCache(self.cluster),
-            lambda args: ExtenderPreemptionResult(args.victims),
-        )
+        self.verbs = clusters.handlers(self.cluster, groups, binder.bind, pod_infos)
         self.names: list[str] = []
 
     def node(self, name: str, zones: zonednodes.Zones, told: Object | None = None) -> None:

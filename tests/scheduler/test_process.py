@@ -27,9 +27,6 @@ from agent.model.settings.plugin_args import Rules, ZoneScoring
 from agent.model.settings.scheduler import SchedulerSettings, split_names
 from agent.scheduler import process, rules
 from agent.scheduler.extender import extender
-from agent.scheduler.extender.equivalence_cache import EquivalenceCache
-from agent.scheduler.extender.extender import ExtenderPreemptionArgs, ExtenderPreemptionResult
-from agent.scheduler.extender.handlers import ExtenderHandlers
 from agent.scheduler.leader import election
 from agent.scheduler.state.binder import Binder, ReservationExpiry
 from agent.scheduler.state.group_reservations import GroupReservations
@@ -181,10 +178,6 @@ def post(port: int, verb: str, body: object) -> Any:
     return json.loads(text)
 
 
-def unchanged(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
-    return ExtenderPreemptionResult(args.victims)
-
-
 def test_binds_that_wait_for_the_api_server_do_not_delay_a_filter() -> None:
     """kube-scheduler sends any number of binds in parallel, and waits only for the filter."""
     go, bodies = threading.Event(), [owner(2, 2).pod(f"p{number}") for number in range(15)]
@@ -200,9 +193,7 @@ def test_binds_that_wait_for_the_api_server_do_not_delay_a_filter() -> None:
         transport = Transport(FileAccess(api.url), limits=limits, connections=len(bodies))
         groups, pod_infos = GroupReservations(known), PodInfoCache()
         binder = Binder(known, groups, BindingApi(transport), pod_infos)
-        verbs = ExtenderHandlers(
-            known, groups, binder.bind, pod_infos, EquivalenceCache(known), unchanged
-        )
+        verbs = clusters.handlers(known, groups, binder.bind, pod_infos)
         routes = extender.routes(verbs, lambda: None, extender.metrics())
         server = HttpServer("127.0.0.1:0", routes, process.LIMITS, NodeAddresses())
         server.start()

@@ -21,9 +21,7 @@ from agent.model.devices import device_object
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_MODEL
 from agent.scheduler import simulation
-from agent.scheduler.extender.equivalence_cache import EquivalenceCache
-from agent.scheduler.extender.extender import ExtenderArgs, ExtenderPreemptionResult
-from agent.scheduler.extender.handlers import ExtenderHandlers
+from agent.scheduler.extender.extender import ExtenderArgs
 from agent.scheduler.state import records
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
@@ -31,6 +29,7 @@ from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pods_seen import PlacementUpdates, PodsSeen
 from agent.scheduler.state.records import AgentSelector
 from agent.scheduler.traces import TraceNode, arrivals, shuffled
+from tests.scheduler import clusters
 from tests.scheduler.openb import few
 
 SEED = 42
@@ -64,13 +63,11 @@ class Scene:
             lambda: True,
             lambda: True,
         )
-        self.verbs = ExtenderHandlers(
+        self.verbs = clusters.handlers(
             self.cluster,
             GroupReservations(self.cluster),
             lambda pod, node: None,
             PodInfoCache(),
-            EquivalenceCache(self.cluster),
-            lambda args: ExtenderPreemptionResult(args.victims),
             placing=True,
         )
 

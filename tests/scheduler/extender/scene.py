@@ -9,15 +9,11 @@ from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.apiobjects import ApiPod
 from agent.model.pod.annotations import DEVICE_ALLOCATED
-from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import (
     ExtenderArgs,
     ExtenderBindingArgs,
     ExtenderFilterResult,
-    ExtenderPreemptionArgs,
-    ExtenderPreemptionResult,
 )
-from agent.scheduler.extender.handlers import ExtenderHandlers
 from agent.scheduler.state.binder import Binder, ReservationExpiry
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
@@ -47,15 +43,8 @@ class Scene:
         bindings = BindingApi(self.transport)
         self.expiry = ReservationExpiry(self.cluster, groups, bindings)
         binder = Binder(self.cluster, groups, bindings, pod_infos)
-        self.verbs = ExtenderHandlers(
-            self.cluster,
-            groups,
-            binder.bind,
-            pod_infos,
-            EquivalenceCache(self.cluster),
-            _no_preemption,
-            best_only=best_only,
-            placing=placing,
+        self.verbs = clusters.handlers(
+            self.cluster, groups, binder.bind, pod_infos, best_only=best_only, placing=placing
         )
 
     def pod(self, kind: Kind, name: str, **annotations: str) -> ApiPod:
@@ -84,7 +73,3 @@ class Scene:
     def bind(self, pod: ApiPod, node: str) -> str:
         args = ExtenderBindingArgs(pod.name, pod.namespace, pod.uid, node)
         return self.verbs.bind(args).error
-
-
-def _no_preemption(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
-    return ExtenderPreemptionResult(args.victims)

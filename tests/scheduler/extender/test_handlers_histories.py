@@ -20,13 +20,10 @@ from agent.kube.errors import (
 )
 from agent.kube.objects import ChangeKind
 from agent.model.apiobjects import GROUP_ANNOTATION, ApiPod
-from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import (
     ExtenderArgs,
     ExtenderBindingArgs,
-    ExtenderPreemptionResult,
 )
-from agent.scheduler.extender.handlers import ExtenderHandlers
 from agent.scheduler.state.binder import Binder, ReservationExpiry
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
@@ -135,14 +132,7 @@ class World:
         transport: Any = self.api
         groups, pod_infos = GroupReservations(self.cluster, clock=lambda: self.now), PodInfoCache()
         binder = Binder(self.cluster, groups, BindingApi(transport), pod_infos)
-        self.verbs = ExtenderHandlers(
-            self.cluster,
-            groups,
-            binder.bind,
-            pod_infos,
-            EquivalenceCache(self.cluster),
-            lambda args: ExtenderPreemptionResult(args.victims),
-        )
+        self.verbs = clusters.handlers(self.cluster, groups, binder.bind, pod_infos)
         self.expiry = ReservationExpiry(self.cluster, groups, BindingApi(transport))
 
     def pod_comes(self) -> None:
