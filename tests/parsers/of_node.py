@@ -752,7 +752,7 @@ def _pod_resources() -> Iterator[Target]:
         read,
         mutations.of_message,
         (bytes(listed.SerializeToString()),),
-        ("kubelet.podresources:PodResourcesClient._ask", "kubelet.podresources:corrected"),
+        ("kubelet.podresources:PodResourcesClient._call", "kubelet.podresources:corrected"),
         (FieldError, DecodeError),
     )
 
