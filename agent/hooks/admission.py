@@ -145,20 +145,9 @@ class Admission:
             if isinstance(decided, Refuse):
                 return decided
             answer = decided
-        device_changes = UNCHANGED
-        if visible is not None:
-            from agent.hooks.visibility import (  # not on a node without devices
-                DeniedError,
-                visible_devices,
-            )
-
-            try:
-                node = snapshot.devices if snapshot is not None else None
-                device_changes = visible_devices(
-                    creation, carried, visible, node, self._settable, self.outcomes
-                )
-            except DeniedError as error:
-                return self._refused(creation, str(error))
+        device_changes = self._device_changes(creation, carried, visible, snapshot)
+        if isinstance(device_changes, Refuse):
+            return device_changes
         changes = self._granted(creation, answer, snapshot)
         if device_changes != UNCHANGED:
             changes = with_device_changes(changes, device_changes)
@@ -314,6 +303,28 @@ class Admission:
         record = _record(creation, AuditEvent.CONTAINER_REFUSED)
         self._append([msgspec.structs.replace(record, message=why)])
         return Refuse(Code.UNAVAILABLE, why)
+
+    def _device_changes(
+        self,
+        creation: Creation,
+        carried: Callable[[], Carried],
+        visible: Visibility | Wait | None,
+        snapshot: Snapshot | None,
+    ) -> Changes | Refuse:
+        """The changes for the devices that the container sees. `visible`: the agent's decision
+        (`decided_devices`)."""
+        if visible is None:
+            return UNCHANGED
+        from agent.hooks.visibility import (  # not on a node without devices
+            DeniedError,
+            visible_devices,
+        )
+
+        node = snapshot.devices if snapshot is not None else None
+        try:
+            return visible_devices(creation, carried, visible, node, self._settable, self.outcomes)
+        except DeniedError as error:
+            return self._refused(creation, str(error))
 
     def _fallback(
         self,

@@ -83,16 +83,16 @@ class Objects(Protocol):
     """All methods raise StoreError. Those with a kind are for cluster-scoped kinds."""
 
     def version(self, kind: str) -> str | None:
-        """The API version in which objects of that kind are applied; None where the kind does not
+        """The API version in which objects of that kind are applied; None if the kind does not
         exist."""
         ...
 
     def get(self, kind: str, name: str) -> Object | None:
-        """Returns None where the object does not exist."""
+        """Returns None if the object does not exist."""
         ...
 
     def apply(self, wanted: Object) -> bool:
-        """Sets Topolet's fields to those of `wanted`. Returns False where nothing changed."""
+        """Sets Topolet's fields to those of `wanted`. Returns False if nothing changed."""
         ...
 
     def apply_status(self, wanted: Object) -> bool:
@@ -104,7 +104,7 @@ class Objects(Protocol):
         ...
 
     def delete(self, kind: str, name: str) -> bool:
-        """Returns False where the object does not exist."""
+        """Returns False if the object does not exist."""
         ...
 
     def watch_pods(self, node_name: str, read: Read[T], changed: Changed[T]) -> Watch[T]:
@@ -151,7 +151,7 @@ class Mirror(Generic[T]):
         return {key: known.value for key, known in self._known.copy().items()}
 
     def decoded(self, metadata: WatchedMetadata, raw: bytes) -> Known[T] | None:
-        """Decodes an existing object; None where it has no value. The mirror does not change: a
+        """Decodes an existing object; None if it has no value. The mirror does not change: a
         caller decodes a list object by object, and never keeps the bytes of all."""
         before = self._known.get(metadata.key)
         if before and (before.uid, before.version) == (metadata.uid, metadata.resource_version):

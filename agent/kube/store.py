@@ -44,7 +44,7 @@ class EmbeddedStore:
         self._period = period_seconds
 
     def get(self, kind: str, name: str) -> Object | None:
-        """The stored object, None where it does not exist. Raises StoreError."""
+        """The stored object, None if it does not exist. Raises StoreError."""
         return _read(f"{kind} {name}", self._path(kind, name))
 
     def apply(self, wanted: Object) -> bool:

@@ -90,7 +90,7 @@ class PathReader:
         self._offered = min(max(self._offered, table_bytes), MAX_TABLE_BYTES)
 
     def read(self, block: bytes) -> bytes | None:
-        """The block's `:path`, None where it has none (trailers).
+        """The block's `:path`, None if it has none (trailers).
 
         Raises HeaderError; the table is out of step from then on.
         """
