@@ -12,7 +12,9 @@ from tests import pictures
 
 
 @pytest.mark.parametrize("name", pictures.names())
-def test_a_machine_looks_as_it_was_looked_at(name: str, snapshot: Callable[[str], str]) -> None:
+def test_a_picture_of_a_machine_is_the_one_that_was_approved(
+    name: str, snapshot: Callable[[str], str]
+) -> None:
     """`python -m tests.pictures` writes the files again."""
     drawn = pictures.drawn(snapshot(name))
     assert drawn == (pictures.FOLDER / f"{name}.txt").read_text()

@@ -71,7 +71,7 @@ def test_negative_amounts_are_ignored() -> None:
     assert allocated(facts(), [held]).available()[0]["cpu"] == 7000
 
 
-def test_cpus_count_whatever_the_pods_spec_says() -> None:
+def test_cpus_count_with_any_spec_of_the_pod() -> None:
     notes = {RESOURCE_STATUS: '{"cpuset": "0-3"}', RESOURCE_SPEC: "{"}
     assert pod_allocation("u", "ns/p", notes) == PodAllocation("u", "ns/p", CpuSet(range(4)))
 

@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
     return it
 
 
-def test_a_copy_of_a_machine_has_what_pci_knows(
+def test_a_copy_of_a_machine_has_the_values_of_pci(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["devices", f"--root={root}", f"--state-dir={tmp_path}"]

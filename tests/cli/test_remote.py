@@ -60,7 +60,7 @@ def test_a_screen_there_is_drawn_for_the_terminal_here(
         (1, "error: unable to upgrade connection\n", 2, "error: unable to upgrade connection\n"),
     ],
 )
-def test_exit_codes_of_the_command_and_of_kubectl_are_told_apart(
+def test_exit_codes_of_the_command_and_of_kubectl_differ(
     kubectl: Kubectl,
     capfd: pytest.CaptureFixture[str],
     ended: int,
@@ -116,7 +116,7 @@ def test_a_kubectl_that_hangs_ends_the_command_with_its_reason(
     assert remote.logs(Agent(("kubectl",), "ns", "a", "n1", 1), 5) == {}
 
 
-def test_a_name_that_is_no_node_and_a_machine_without_kubectl(
+def test_a_name_that_is_not_a_node_and_a_machine_without_kubectl(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["doctor", "n1,spec.x=y"]) == 2

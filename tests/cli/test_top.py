@@ -260,7 +260,7 @@ def test_ctrl_c_before_the_screen(words: list[str], monkeypatch: pytest.MonkeyPa
     assert main(words[words.index("top") :]) == 130
 
 
-def test_a_reader_that_ends_early_is_no_error(words: list[str]) -> None:
+def test_a_reader_that_ends_early_does_not_cause_an_error(words: list[str]) -> None:
     command = " ".join(f"'{word}'" for word in words)
     shell = ["bash", "-c", f"set -o pipefail; {command} | head -n 1"]
     done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=False)

@@ -150,7 +150,7 @@ def test_huge_pages_of_a_container(requested: object, spec: object) -> None:
 
 
 @pytest.mark.parametrize("text", ["a" * (MAX_INFO_BYTES + 1), "[" + "1," * (1 << 18) + "1]"])
-def test_a_status_beyond_its_limits_is_told_from_a_failed_call(text: str) -> None:
+def test_a_status_beyond_its_limits_differs_from_a_failed_call(text: str) -> None:
     runtime = Answering(text)
     with pytest.raises(RpcError, match="more than") as raised:
         runtime.sandbox_status("s")

@@ -110,7 +110,7 @@ def test_it_plays_until_the_key_ends_that(place: FakeTour, monkeypatch: pytest.M
     assert place.did == ["drift", "kill"]
 
 
-def test_the_story_is_in_order_of_time_and_tells_reasons(place: FakeTour) -> None:
+def test_the_history_is_in_order_of_time_and_gives_reasons(place: FakeTour) -> None:
     def written(seconds: float, container: str, field: str = "cpuset.cpus") -> Record:
         return Record(
             1,

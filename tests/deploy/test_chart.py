@@ -250,7 +250,7 @@ NOT_SETTINGS = {
 """Options that the templates set, or that mean nothing in a pod."""
 
 
-def test_the_schema_knows_all_options() -> None:
+def test_the_schema_has_all_options() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     known = schema["$defs"]["settings"], schema["properties"]["scheduler"]["properties"]["settings"]
     fields = options.options(AgentSettings), options.options(SchedulerSettings)
@@ -570,7 +570,7 @@ PROXY_POOLS = [
 ]
 
 
-def test_only_a_pool_that_says_so_installs_the_proxy_with_rights_of_the_host(
+def test_only_a_pool_with_the_setting_installs_the_proxy_with_rights_of_the_host(
     tmp_path: Path,
 ) -> None:
     found = daemonsets(rendered(tmp_path, {"pools": PROXY_POOLS}))

@@ -414,7 +414,7 @@ def containers() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "agent", pod_of("nri")["containers"][1]
 
 
-def test_every_port_knows_the_addresses_from_which_the_kubelet_probes() -> None:
+def test_every_port_has_the_addresses_from_which_the_kubelet_probes() -> None:
     for _, container in containers():
         assert f"--node-addresses={NODE_ADDRESS}" in arguments(container)
 

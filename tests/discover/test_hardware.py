@@ -85,7 +85,7 @@ def test_caches_of_two_sizes_are_two_groups(tmp_path: Path) -> None:
         {"index3/shared_cpu_map": "zz"},
     ],
 )
-def test_an_invalid_cache_file_is_no_error(files: Files, tmp_path: Path) -> None:
+def test_an_invalid_cache_file_does_not_cause_an_error(files: Files, tmp_path: Path) -> None:
     of_cpu = {f"{CPU}/cpu0/cache/{path}": text for path, text in files.items()}
     assert len(made(tmp_path, of_cpu, shape=(1, 1, 1, 1)).caches) in (3, 4)
 

@@ -517,7 +517,7 @@ def test_unknown_system_pod(system: str, cpus: list[int]) -> None:
     ("qos", "claim", "waits"),
     [("LSR", "", True), ("SYSTEM", "", True), ("LS", "", False), ("BE", "", False)],
 )
-def test_guaranteed_pod_may_be_the_static_kubelets_unless_its_label_says_a_pool(
+def test_guaranteed_pod_may_be_the_static_kubelets_unless_its_label_selects_a_pool(
     qos: str, claim: str, waits: bool
 ) -> None:
     creation = request("new", qos, claim, parent="/kubepods/podnew")

@@ -125,7 +125,7 @@ def test_a_page_answers_posted_questions_for_itself_alone() -> None:
     assert dispatch(routes, plain).status == 415
 
 
-def test_values_are_there_while_somebody_looks() -> None:
+def test_values_exist_while_a_browser_reads_them() -> None:
     made: list[object] = []
 
     def make() -> object:

@@ -129,7 +129,7 @@ def test_one_request_a_connection_whatever_is_pipelined(served: Served) -> None:
     assert b"Connection: close" in answer
 
 
-def test_a_slow_client_is_told_and_closed(hasty: Served) -> None:
+def test_a_slow_client_gets_an_error_and_is_disconnected(hasty: Served) -> None:
     with hasty.connect() as client:
         client.sendall(b"GET /metrics")
         assert everything(client).startswith(b"HTTP/1.1 408")

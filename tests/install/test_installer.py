@@ -191,7 +191,7 @@ def test_without_the_runtime_nothing_begins(host: Host) -> None:
     assert host.commands == []
 
 
-def test_other_folders_beside_the_versions_stay(host: Host) -> None:
+def test_other_folders_next_to_the_versions_stay(host: Host) -> None:
     """A virtual environment, as the image has it."""
     host.tree.put(f"{plan.FOLDER}/pyvenv.cfg", plan.FileState("home = /usr\n"))
     host.tree.put(f"{plan.FOLDER}/lib/python3.13/a.py", plan.FileState("\n"))

@@ -56,7 +56,7 @@ def test_a_link_replaces_a_link_and_is_not_followed(tree: HostTree) -> None:
     assert tree.names("/etc") == ["current"]
 
 
-def test_what_is_no_text_file_is_named(tree: HostTree) -> None:
+def test_a_file_that_is_not_text_is_named(tree: HostTree) -> None:
     os.mkfifo(f"{tree.root}/etc/pipe")
     Path(tree.root, "etc/binary").write_bytes(b"\xff")
     with pytest.raises(TreeError, match="/etc/pipe: is not a regular file"):

@@ -100,7 +100,7 @@ def test_containers_run_on_their_cpus_from_their_creation(both: PluggedNode) -> 
     assert both.metric("topolet_nri_hook_errors_total") == 0
 
 
-def test_pools_shrink_before_an_owner_starts_and_the_runtime_knows(both: PluggedNode) -> None:
+def test_pools_shrink_before_an_owner_starts_also_in_the_runtime(both: PluggedNode) -> None:
     node = both.node
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     assert node.cpus(ls) == "0-1"

@@ -124,7 +124,7 @@ def test_update_keeps_the_cpus_and_applies_its_other_fields(
     assert both.kernel_value(container, "memory", "memory.limit_in_bytes") == str(64 << 20)
 
 
-def test_label_and_annotation_lift_no_limit_of_a_burstable_pod_beside_an_lsr_pod(
+def test_label_and_annotation_lift_no_limit_of_a_burstable_pod_next_to_an_lsr_pod(
     both: TestNode,
 ) -> None:
     """BE pods run on the CPUs of LSR pods, with the weight of the BestEffort hierarchy."""
@@ -342,7 +342,7 @@ def test_restore_restores_every_value(both: TestNode) -> None:
     assert both.cpus(later) == "0-1", "the proxy rewrites nothing more"
 
 
-def test_restore_knows_what_was_replaced_while_the_agent_was_away(both: TestNode) -> None:
+def test_restore_handles_what_was_replaced_without_the_agent(both: TestNode) -> None:
     """Created on a pool by the proxy alone, then written by an agent that has never seen it."""
     first, _ = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     both.kill_agent()

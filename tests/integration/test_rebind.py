@@ -203,7 +203,7 @@ def test_a_scheduler_that_is_killed_is_followed_by_one_that_completes(
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_agent_of_the_node_says_that_no_scheduler_serves_it(
+def test_the_agent_of_the_node_reports_that_no_scheduler_serves_it(
     apiserver: ApiServer, node: TestNode, config: Path
 ) -> None:
     mended = Mended(apiserver, node, "alone", config)

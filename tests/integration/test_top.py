@@ -8,7 +8,7 @@ from tests.integration.harness import TestNode
 from tests.waiting import eventually
 
 
-def test_pods_come_move_and_go_while_a_person_looks(node: TestNode) -> None:
+def test_pods_come_move_and_go_on_the_screen(node: TestNode) -> None:
     node.start_agent()
     node.start_proxy()
     _, ls = run_pod(node.proxied, node.spec("ls", "LS"))

@@ -25,7 +25,7 @@ def test_a_record_is_one_line_and_reads_back(record: Record) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_a_line_that_is_no_record_is_none(line: bytes) -> None:
+def test_a_line_that_is_not_a_record_is_none(line: bytes) -> None:
     audit.decode(line)
     assert audit.decode(b'{"pod": "x"}') is None
     assert audit.decode(audit.encode(written(Record()))[:-9]) is None

@@ -92,7 +92,7 @@ def test_a_value_that_another_process_set_is_recorded_as_such(world: World) -> N
     assert world.records[0].message == "another process had set it to 0-1"
 
 
-def test_a_restart_is_no_change(world: World) -> None:
+def test_a_restart_is_not_a_change(world: World) -> None:
     world.container(world.sandbox("own", "LSE", "1"))
     world.agent().reconcile()
     world.records.clear()

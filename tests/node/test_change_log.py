@@ -271,7 +271,7 @@ def test_cpus_that_a_pod_gets_exchanges_and_loses_are_normal_events() -> None:
     assert scene.owners(b="4-5") == []
 
 
-def test_a_short_change_of_cpus_is_no_event() -> None:
+def test_a_short_change_of_cpus_makes_no_event() -> None:
     scene = Scene()
     scene.owners(a="0-1")
     scene.owners(a="0-3")
@@ -281,7 +281,7 @@ def test_a_short_change_of_cpus_is_no_event() -> None:
     assert scene.owners(a="0-3") == []
 
 
-def test_the_end_of_an_owner_is_no_event() -> None:
+def test_the_end_of_an_owner_makes_no_event() -> None:
     scene = Scene(Phase.SUCCEEDED)
     scene.owners(a="0-1", gone="2-3")
     scene.now += LASTING_SECONDS

@@ -472,14 +472,14 @@ def test_setting_the_clock_does_not_count_as_a_boot(mixed: Node) -> None:
 
 
 @pytest.mark.parametrize("text", ["9" * 5_000, "", "soon"])
-def test_a_time_of_boot_that_is_no_number_of_the_kernels_is_ignored(mixed: Node, text: str) -> None:
+def test_an_invalid_time_of_boot_is_ignored(mixed: Node, text: str) -> None:
     stat = mixed.root / "proc" / "stat"
     stat.parent.mkdir()
     stat.write_text(f"cpu 1\nbtime {text}\n")
     mixed.until(lambda it: it.devices)
 
 
-def test_a_restarted_agent_knows_device_files_that_are_not_visible_yet(
+def test_a_restarted_agent_has_device_files_that_are_not_visible_yet(
     mixed: Node, tmp_path: Path
 ) -> None:
     """The driver must report numbers and instances of cards, and a network card is not visible

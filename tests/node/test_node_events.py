@@ -75,7 +75,7 @@ def test_another_policy_of_the_kubelet_and_other_cpus_are_changes() -> None:
     assert "before: cpuManagerPolicy none," in found[KUBELET_POLICY_CHANGED]
 
 
-def test_a_configuration_that_becomes_known_is_no_change() -> None:
+def test_a_configuration_that_becomes_known_is_not_a_change() -> None:
     assert changes(state(machine(2, 2), None), state(machine(2, 2), STATIC)) == {}
     assert changes(state(machine(2, 2), STATIC), state(machine(2, 2), None)) == {}
     assert changes({}, state(machine(2, 2), STATIC)) == {}
@@ -117,7 +117,7 @@ def test_a_change_before_the_node_is_known_is_recorded_when_it_is() -> None:
     assert recorded.events == [], "it has not lasted"
 
 
-def test_a_pass_that_fails_for_a_while_is_told_and_leaves_other_causes() -> None:
+def test_a_pass_that_fails_for_a_while_is_reported_and_leaves_other_causes() -> None:
     recorded, now = Recorded(), [0.0]
     events = PodEvents(recorded, lambda: now[0])
     invalid = NodeNotes("n", "uid-n", {INVALID_NODE: "label a"})
@@ -133,7 +133,7 @@ def test_a_pass_that_fails_for_a_while_is_told_and_leaves_other_causes() -> None
 
 
 @given(st.lists(st.sets(st.sampled_from([1, 2, 3])), min_size=1, max_size=20))
-def test_the_last_event_of_a_node_tells_what_it_has(offline: list[set[int]]) -> None:
+def test_the_last_event_of_a_node_has_its_state(offline: list[set[int]]) -> None:
     """Whatever changed, and however fast: a pass a minute later has nothing left to tell."""
     recorded, now = Recorded(), [0.0]
     events = PodEvents(recorded, lambda: now[0])

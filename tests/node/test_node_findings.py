@@ -277,7 +277,7 @@ def test_paths_that_must_not_be_used(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_the_agent_says_of_itself(page: ProcessPage, code: NodeCode, text: str) -> None:
+def test_what_the_agent_reports_about_itself(page: ProcessPage, code: NodeCode, text: str) -> None:
     assert of_agent(page) == {code: text}
 
 
@@ -324,7 +324,9 @@ def conflict(plugin: str, number: float) -> MetricSeries:
         ),
     ],
 )
-def test_what_the_nri_plugin_says_of_itself(page: ProcessPage, code: NodeCode, words: str) -> None:
+def test_what_the_nri_plugin_reports_about_itself(
+    page: ProcessPage, code: NodeCode, words: str
+) -> None:
     wrong = of_nri(page)
     assert list(wrong) == [code]
     assert words in wrong[code]

@@ -85,7 +85,7 @@ def test_revisions_of_another_agent_differ(node: ServedNode) -> None:
     assert json.loads(later.load())["state"] != first["state"]
 
 
-def test_a_device_that_is_ill_and_its_holders(node: ServedNode) -> None:
+def test_an_unhealthy_device_and_its_holders(node: ServedNode) -> None:
     node.pod("own", "LSE", "1")
     node.reconcile()
     node.cards, node.unhealthy = {1: ("ns/own",)}, {1: "Xid 79: the GPU has fallen off the bus"}
@@ -98,7 +98,7 @@ def test_a_device_that_is_ill_and_its_holders(node: ServedNode) -> None:
     ]
 
 
-def test_a_refused_claim_is_told_once(node: ServedNode) -> None:
+def test_a_refused_claim_is_shown_once(node: ServedNode) -> None:
     node.pod("one", "LSE", "1")
     node.reconcile()
     node.pod("two", "LSE", "1")
@@ -161,7 +161,7 @@ def test_changes_come_from_the_trail_with_what_others_appended(node: ServedNode)
     assert sizes[-2:] == [1, 2]
 
 
-def test_drift_that_the_agent_mended_is_told(node: ServedNode) -> None:
+def test_drift_that_the_agent_corrected_is_shown(node: ServedNode) -> None:
     node.pod("web", "LS")
     node.reconcile()
     node.pod("own", "LSE", "1")

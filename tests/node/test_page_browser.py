@@ -49,7 +49,7 @@ def owned(tab: Tab) -> list[int]:
     return sorted(tab.run(f"[...{cells}].map(each => Number(each.dataset.cpu))"))
 
 
-def test_the_machine_changes_while_the_page_looks(node: ServedNode, tab: Tab) -> None:
+def test_the_machine_changes_while_the_page_is_open(node: ServedNode, tab: Tab) -> None:
     """Owners come and go, a claim is refused, a card becomes unhealthy, CPUs get load."""
     assert owned(tab) == [0, 1, 2, 3, 16, 17, 32, 33, 34, 35, 48, 49]
     assert tab.run("document.getElementById('attention').hidden")
@@ -146,7 +146,7 @@ def test_pause_keeps_what_is_shown(node: ServedNode, tab: Tab) -> None:
 
 
 @pytest.mark.long
-def test_an_agent_that_does_not_answer_is_told_and_one_that_comes_back_too(
+def test_an_agent_that_does_not_answer_is_reported_and_its_return_too(
     node: ServedNode, server: HttpServer, tab: Tab
 ) -> None:
     port = server.port
@@ -162,7 +162,7 @@ def test_an_agent_that_does_not_answer_is_told_and_one_that_comes_back_too(
 
 
 @pytest.mark.long
-def test_an_agent_that_is_not_ready_says_why(node: ServedNode, tab: Tab) -> None:
+def test_an_agent_that_is_not_ready_gives_the_reason(node: ServedNode, tab: Tab) -> None:
     node.problem = "the runtime does not answer: connection refused"
     tab.until("document.getElementById('attention').innerText.includes('connection refused')")
 

@@ -58,7 +58,7 @@ def doorbell(folder: Path) -> Iterator[socket.socket]:
         yield it
 
 
-def test_loads_between_two_looks(folder: Path) -> None:
+def test_loads_between_two_reads(folder: Path) -> None:
     source = sampler(folder)
     assert source.observe().loads == bytes([255] * 4)
     stat(folder, {0: (50, 50), 1: (0, 100), 2: (100, 0), 3: (0, 0)})

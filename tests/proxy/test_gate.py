@@ -408,7 +408,7 @@ def test_policy_may_allow_an_lse_pod_without_its_cpus(tmp_path: Path) -> None:
     lax.close()
 
 
-def test_an_update_fails_if_the_policy_says_so(tmp_path: Path) -> None:
+def test_an_update_fails_under_the_policy_fail(tmp_path: Path) -> None:
     strict = Exchange(tmp_path, hold_seconds=0, policy="UpdateContainerResources=fail")
     strict.publish(OWNED)
     _, verdict = strict.update("stranger", "0-1")
@@ -495,7 +495,7 @@ def test_no_other_pod_waits_for_a_start(exchange: Exchange) -> None:
 
 
 @pytest.mark.parametrize("removed", [True, False], ids=["removed", "stopped"])
-def test_a_removed_container_is_no_longer_waited_for(exchange: Exchange, removed: bool) -> None:
+def test_a_removed_container_does_not_delay_owners(exchange: Exchange, removed: bool) -> None:
     exchange.publish(OWNED)
     held = CpuGrant("p", "p", None)
     exchange.grants.answered(exchange.grants.open(held), "c1")

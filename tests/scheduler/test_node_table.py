@@ -65,7 +65,7 @@ def test_a_node_that_is_gone_when_all_are_read_again_changes_the_table(clock: Cl
     assert table.revision > revision
 
 
-def test_a_node_without_an_agent_says_so() -> None:
+def test_a_node_without_an_agent_is_shown_as_such() -> None:
     cluster = clusters.cluster({"a": SMALL})
     clusters.add(cluster, "b", SMALL, agent=False)
     rows = complete(NodeTable(cluster))

@@ -45,7 +45,7 @@ def test_a_viewer_names_the_holder_of_the_lease() -> None:
     assert read(PageScene(1, holder="").page.state(b"{}"))["time"]
 
 
-def test_a_process_that_does_not_lead_says_why() -> None:
+def test_a_process_that_does_not_lead_gives_the_reason() -> None:
     scene = PageScene(1)
     scene.unavailable = "the leader is another"
     reply = scene.page.state(json.dumps({"lease_holder": HOLDER}).encode())

@@ -52,7 +52,7 @@ def figure(tab: Tab, name: str) -> str:
     return str(found)
 
 
-def test_the_cluster_changes_while_the_page_looks(scene: PageScene, tab: Tab) -> None:
+def test_the_cluster_changes_while_the_page_is_open(scene: PageScene, tab: Tab) -> None:
     """Pods come, find no node and find one; a node stops taking pods. The address does not keep the
     holder of the Lease."""
     assert HOLDER not in tab.run("location.href")
@@ -121,7 +121,7 @@ def test_a_click_opens_a_node_a_pod_and_a_decision(scene: PageScene, tab: Tab) -
 
 
 @pytest.mark.long
-def test_the_page_says_that_the_scheduler_does_not_answer(scene: PageScene, tab: Tab) -> None:
+def test_the_page_reports_that_the_scheduler_does_not_answer(scene: PageScene, tab: Tab) -> None:
     scene.unavailable = "the leader is another"
     tab.until("document.getElementById('stale')?.hidden === false")
     assert "503 the leader is another" in tab.text("#stale")

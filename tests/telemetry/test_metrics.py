@@ -86,7 +86,7 @@ def test_readiness_and_the_age_of_the_snapshot_are_read_for_every_page() -> None
     assert shown["topolet_snapshot_age_seconds", frozenset()] == 1.5
 
 
-def test_no_series_tells_when_another_was_created() -> None:
+def test_no_series_has_a_time_of_creation() -> None:
     metrics = AgentMetrics()
     metrics.passes.labels("succeeded").inc()
     assert not [name for name, _ in samples(metrics) if name.endswith("_created")]

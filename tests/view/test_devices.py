@@ -114,7 +114,7 @@ def test_a_tree_of_numa_nodes_and_switches() -> None:
     assert max(map(len, devices.as_tree(devices.shown(SOURCES), 60))) <= 60
 
 
-def test_a_driver_that_does_not_answer_leaves_what_pci_knows() -> None:
+def test_a_driver_that_does_not_answer_leaves_the_values_of_pci() -> None:
     for report, state in (
         (GpuReport("DriverNotLoaded", "no driver"), "the driver does not answer: DriverNotLoaded"),
         (GpuReport(inventory=GpuInventory("580")), "the driver does not list it"),

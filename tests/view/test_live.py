@@ -162,7 +162,7 @@ def test_loads() -> None:
 
 
 @given(st.tuples(*[st.integers(0, 1 << 40)] * 4))
-def test_a_load_is_a_percentage_or_unknown_whatever_the_kernel_says(
+def test_a_load_is_a_percentage_or_unknown_for_any_text_of_the_kernel(
     values: tuple[int, int, int, int],
 ) -> None:
     (found,) = loads({0: values[:2]}, {0: values[2:]}, [0])

@@ -131,7 +131,7 @@ def test_requests_that_a_node_can_not_serve_name_the_resource(
     ],
     ids=str,
 )
-def test_what_no_device_object_lists_is_no_device(amounts: dict[str, int]) -> None:
+def test_what_no_device_object_lists_is_not_a_device(amounts: dict[str, int]) -> None:
     assert device_request(amounts, {}, listed_resources(PERCENT)) is None
 
 

@@ -130,7 +130,7 @@ def port(minor: int, percent: int | None = None, *buses: str, id: str = "") -> d
     ],
     ids=str,
 )
-def test_what_a_reservation_holds_of_a_device_beside_its_pod(
+def test_a_reservation_holds_what_its_pod_does_not_use_of_a_device(
     reserved: dict[str, Any],
     owner: dict[str, Any],
     left: dict[int, tuple[dict[str, int], str]],
@@ -172,7 +172,7 @@ def test_a_reservation_with_its_pods_holds_what_it_holds_without_them(
     )
 
 
-def test_cpus_and_numa_amounts_of_a_reservation_beside_its_pod() -> None:
+def test_a_reservation_holds_the_cpus_and_numa_amounts_that_its_pod_does_not_use() -> None:
     reserved = part_of("r", [], "0-3")
     found = remaining(reserved, [part_of("p", [], "1")])
     assert found is not None

@@ -38,7 +38,7 @@ def test_all_are_preferred_under_restricted() -> None:
     assert all(hint.preferred for hint in found["cpu"])
 
 
-def test_a_node_with_nothing_left_is_no_hint_of_that_resource() -> None:
+def test_a_node_with_nothing_left_gives_no_hint_for_that_resource() -> None:
     available = {0: {"cpu": 4000, "memory": 16}, 1: {"cpu": 0, "memory": 12}}
     found = hints({"cpu": 2000, "memory": 20}, available)
     assert found == {"cpu": (), "memory": (TopologyHint(0b11, True, 3),)}
@@ -55,7 +55,7 @@ def test_resources_that_no_node_counts_have_no_hints() -> None:
     assert hints({"example.com/fpga": 1, "cpu": 0}, FOUR) == {}
 
 
-def test_a_failed_trial_is_no_hint() -> None:
+def test_a_failed_trial_gives_no_hint() -> None:
     found = resource_hints(
         {"cpu": 1000}, FOUR, FOUR, NumaPolicy.BEST_EFFORT, lambda mask: 0, lambda mask: mask != 1
     )

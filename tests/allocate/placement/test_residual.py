@@ -60,7 +60,7 @@ def test_no_set_of_parts_that_one_gpu_holds_is_worth_more_than_a_gpu(
             assert value[one] + value[two] <= value[one + two] + 1e-6
 
 
-def test_a_part_is_put_beside_the_part_that_it_completes() -> None:
+def test_a_part_is_placed_on_the_device_of_the_part_that_it_completes() -> None:
     kind = PodKind(4000, 16 * GIB, 1, 470)
     policy = residual({PodKind(1, 1, 1, milli): pods for milli, pods in PARTS.items()}, [])
     found = policy.verdict(room("a", {0: 1000, 1: 530, 2: 680}), kind)

@@ -204,7 +204,7 @@ def test_a_kind_that_is_installed_later_is_followed(apiserver: ApiServer, place:
         apiserver.apply(definition)
 
 
-def test_a_new_leader_knows_earlier_bindings(apiserver: ApiServer, place: str) -> None:
+def test_a_new_leader_has_the_earlier_bindings(apiserver: ApiServer, place: str) -> None:
     pod = make_pod(apiserver, place, "last")
     with watching(apiserver) as (cluster, it):
         gate = LeaderGate(AlwaysLeader(), it)
@@ -266,7 +266,7 @@ def test_after_a_kill_of_the_leader_the_other_leads_when_the_lease_expires(
     transport.close()
 
 
-def test_the_next_leader_answers_when_it_knows_the_last_ones_bindings(
+def test_the_next_leader_answers_when_it_has_the_bindings_of_the_last_one(
     apiserver: ApiServer, place: str, candidates: Any
 ) -> None:
     first = candidates("first")

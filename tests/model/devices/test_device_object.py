@@ -170,7 +170,7 @@ def test_devices_of_types_that_are_not_reported_stay(
     assert msgspec.json.encode(wanted) == before
 
 
-def test_another_order_of_the_same_devices_is_no_change() -> None:
+def test_another_order_of_the_same_devices_is_not_a_change() -> None:
     wanted = encode("n", [Device("rdma", "a", 0, {})])
     stored = {"metadata": {}, "spec": {"devices": [XPU, *wanted["spec"]["devices"]]}}
     assert with_others(wanted, stored)["spec"] == stored["spec"]

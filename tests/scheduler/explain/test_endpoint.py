@@ -143,7 +143,7 @@ def test_a_pod_with_cards_of_a_plugin_is_named_for_its_readers() -> None:
     assert cause.message.endswith(": gpu 0,1,2,3,4,5,6,7 (pods: 8)")
 
 
-def test_a_group_of_others_is_not_told(client: Transport) -> None:
+def test_a_group_of_other_pods_is_not_reported(client: Transport) -> None:
     """Whoever may read a member knows its uid."""
     stranger = owner(8, 4).pod("p")
     stranger["metadata"]["namespace"] = SECRET
@@ -164,7 +164,7 @@ def test_nodes_that_do_not_exist_cannot_be_drained(client: Transport) -> None:
     ask(client, owner(8, 4).pod("p"), drained=("a",))
 
 
-def test_a_process_that_does_not_know_the_cluster_says_so(scene: Scene) -> None:
+def test_a_process_that_does_not_lead_explains_nothing(scene: Scene) -> None:
     server = served(scene, "another replica leads")
     with pytest.raises(ServerError, match="another replica leads"):
         ask(Transport(FileAccess(f"http://127.0.0.1:{server.port}")), owner(8, 4).pod("p"))

@@ -121,7 +121,7 @@ def test_a_resource_becomes_a_devices_when_an_object_lists_it(scene: Scene) -> N
     assert scene.fits(scene.pod(wanting(xpu="100"), "q")) == NODES
 
 
-def test_beside_cards_on_one_node(scene: Scene) -> None:
+def test_a_pod_gets_a_card_and_a_listed_device_on_one_node(scene: Scene) -> None:
     body = Machine(CARDS).devices("c")
     added = {"type": "xpu", "id": "x", "minor": 0, "health": True, "resources": {XPU: "1"}}
     body["spec"]["devices"].append(added)

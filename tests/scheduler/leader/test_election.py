@@ -354,7 +354,7 @@ def test_the_thread_renews_the_lease_and_ends_with_the_leader(
     assert not [each for each in threading.enumerate() if each.name == "lease l"]
 
 
-def test_the_holder_of_a_lease_is_read_whole_and_told_without_its_random_part(
+def test_the_holder_of_a_lease_is_read_whole_and_shown_without_its_random_part(
     server: Server, leases: Leases
 ) -> None:
     first, second = Machine(server, "pod-a_0b0a"), Machine(server, "pod-b_9c1d")

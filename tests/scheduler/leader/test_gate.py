@@ -123,7 +123,7 @@ def test_a_follower_answers_no_request_and_names_the_leader(
     assert gate.reason() == "the leader is other"
 
 
-def test_a_leader_answers_when_it_knows_earlier_bindings(
+def test_a_leader_answers_when_it_has_the_earlier_bindings(
     gate: LeaderGate, leader: Leader, state: State
 ) -> None:
     lead(leader, gate, 1)
@@ -250,7 +250,7 @@ def test_watches_that_start_after_the_first_attempt_catch_up_by_their_first_list
     assert state.marks == 1, "before the thread has started"
 
 
-def test_with_a_label_a_standby_is_ready_when_it_knows_the_cluster(
+def test_with_a_label_a_standby_is_ready_when_it_has_the_state_of_the_cluster(
     leader: Leader, state: State
 ) -> None:
     gate = LeaderGate(leader, state, label=Label())

@@ -61,7 +61,7 @@ def test_one_without_a_node_holds_nothing(phase: str, node: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed", "", "Odd"])
-def test_one_that_is_no_longer_active_holds_nothing(phase: str) -> None:
+def test_one_that_has_ended_holds_nothing(phase: str) -> None:
     known = cluster()
     known.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
     known.koordinator_reservations_changed([event(body("r", allocation("0-3"), phase=phase))])
@@ -150,7 +150,7 @@ def test_no_other_pod_gets_its_cpus_or_devices() -> None:
     }
 
 
-def test_it_is_no_pod_of_the_node() -> None:
+def test_it_is_not_a_pod_of_the_node() -> None:
     """kube-scheduler does not count it, and it can't be evicted."""
     known = cluster()
     body_of_node = objects.node("n")

@@ -117,7 +117,7 @@ def test_a_refusal_that_lasts_is_a_condition_until_it_ends(scene: Scene) -> None
     assert scene.after(100) == []
 
 
-def test_a_refusal_that_ends_soon_is_no_condition(scene: Scene) -> None:
+def test_a_refusal_that_ends_soon_sets_no_condition(scene: Scene) -> None:
     scene.reports(a="why")
     scene.after(1)
     scene.reports()
