@@ -191,7 +191,7 @@ def test_moves_blocked_owners_and_devices() -> None:
         ("DevicesRefused", "ns/c", "", "", "", ""),
         ("CPUsMoved", "ns/a", "main", "1", "2", "MakeRoom"),
     ]
-    assert found[-1].message == "another container needs its CPUs more"
+    assert found[-1].message == "it makes room for another container"
     assert "secret" not in repr(found)
     assert [each.event for each in decisions(after, before, [])] == [
         AuditEvent.CPUS_FREE,

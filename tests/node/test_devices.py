@@ -370,9 +370,11 @@ def test_a_card_of_two_pods_is_reported(mixed: Node, caplog: pytest.LogCaptureFi
     ]
     for _ in range(2):
         mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (holder, pod("b")), grants)
-    lines = [each.getMessage() for each in caplog.records if "beside" in each.getMessage()]
+    lines = [each.getMessage() for each in caplog.records if "belongs to" in each.getMessage()]
     uuid = first.devices[0].uuid
-    assert lines == [f"devices: pod ns/b has gpu {uuid} beside pod ns/a, by container"]
+    assert lines == [
+        f"devices: pod ns/b has gpu {uuid}, which belongs to pod ns/a (source: container)"
+    ]
 
 
 def test_a_pod_that_only_names_every_card_marks_none_as_used(

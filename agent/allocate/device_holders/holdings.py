@@ -289,7 +289,8 @@ def held_by_two_pods(
     for each in conflicts((*allocations, *of_devices), capacities):
         kept, refused = pods[each.kept.uid].title, pods[each.refused.uid].title
         what = f"{each.kept.type} {each.kept.device}"
-        yield f"pod {refused} has {what} beside pod {kept}, by {each.refused.source.value}"
+        source = each.refused.source.value
+        yield f"pod {refused} has {what}, which belongs to pod {kept} (source: {source})"
 
 
 class ClaimedCpus(msgspec.Struct, frozen=True):

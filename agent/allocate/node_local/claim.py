@@ -90,11 +90,11 @@ class LocalAllocation(msgspec.Struct, frozen=True):
 class MoveReason(enum.StrEnum):
     """Why the CPUs of a container change."""
 
-    SHRINK = "it wants fewer CPUs"
-    WIDEN = "it wants more CPUs"
-    REPLACE = "some of its CPUs are not available any more"
+    SHRINK = "it requests fewer CPUs"
+    WIDEN = "it requests more CPUs"
+    REPLACE = "some of its CPUs are no longer available"
     DEFRAGMENT = "better CPUs are free"
-    MAKE_ROOM = "another container needs its CPUs more"
+    MAKE_ROOM = "it makes room for another container"
 
 
 class Move(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ def test_overlaps_of_two_pods() -> None:
     )
     cpus = DeviceHolding("b", "main", "dra.cpu", "", "", Form.CPUS, "0-3")
     assert list(held_by_two_pods(held, DEVICES, [shows, cpus], pods)) == [
-        "pod ns/b has gpu GPU-a1 beside pod ns/a, by container"
+        "pod ns/b has gpu GPU-a1, which belongs to pod ns/a (source: container)"
     ]
     assert (
         list(held_by_two_pods(held, DEVICES, [msgspec.structs.replace(shows, uid="a")], pods)) == []
