@@ -138,8 +138,8 @@ def _check(tree: GroupTree, wanted: Mapping[str, CpuSet], group: str) -> None:
 
 class _Changes(msgspec.Struct):
     """The groups that change, top-down, with their CPUs as masks. `own` and `held`: their own and
-    effective values, after the writes so far; `goals`: their final values. `above`: the nearest
-    ancestor that changes; `below`: the groups of which a group is that ancestor."""
+    effective values, after the writes so far; `goals`: their final values. `above`: by group, its
+    nearest ancestor that changes; `below`: by ancestor, the groups that have it in `above`."""
 
     groups: list[str]
     own: dict[str, int]

@@ -23,8 +23,8 @@ def of_title(title: str, reason: str = "") -> dict[str, str]:
 
 
 class Problem:
-    """The current problem of one peer or file. `text`: None if there is no problem; the owner
-    may reset it. Logs each text that differs from the one before."""
+    """The present problem of one peer or file: logs each text that differs from the one before.
+    `text`: None without a problem; the code that owns it may reset it."""
 
     __slots__ = ("_level", "_log", "_prefix", "text")
 

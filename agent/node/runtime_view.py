@@ -65,7 +65,7 @@ class CgroupLocator:
 
 
 class RuntimeState(msgspec.Struct, frozen=True):
-    """`pods` sorted by uid: those with a ready sandbox or a container that has not ended.
+    """`pods`: those with a ready sandbox or a container that has not ended, sorted by uid.
 
     `statuses`: by container id, for those that were inspected in this pass. It has all created
     containers, which start with the values in their status (cpuset "": every CPU of the parent).

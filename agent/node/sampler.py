@@ -1,5 +1,5 @@
 """What `topolet top` reads of a node: the machine, the agent's decisions, the audit trail and the
-load of each CPU at one moment, and of pods what their cgroups use and what the runtime knows."""
+load of each CPU at one moment; and of pods the use of their cgroups and the runtime's data."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def take_over(settings: DoctorSettings) -> TakenOver:
 
 def chosen(snapshot: Snapshot, pods: Sequence[Pod]) -> Entries:
     """The CPUs that a scheduler gave to pods, by container: each container has all CPUs of its pod.
-    Omits excluded containers, and those that the agent has not seen. Raises CpuSetError for an
+    Omits excluded containers, and those that are not in the snapshot. Raises CpuSetError for an
     invalid cpuset in the snapshot."""
     own = {owner.uid: owner.cpus for owner in snapshot.owners if not owner.kubelet}
     found: Entries = {}
