@@ -96,7 +96,7 @@ def test_sandbox_begins_without_the_cpus_of_owners(node: TestNode, runc: Recordi
         eventually("the pod has its CPUs back", lambda: pod_cpus(spec) == everything)  # noqa: B023
         assert node.sandbox_cpus(sandbox) == "0"
         remove_pod(node.proxied, sandbox)
-    assert "RunPodSandbox goes on" not in node.log("proxy")
+    assert "RunPodSandbox continues" not in node.log("proxy")
 
 
 def test_hanging_agent_delays_a_sandbox_and_corrects_it_later(
