@@ -18,7 +18,6 @@ import yaml
 
 from tests.deploy.manifests import objects as manifests
 from tests.fixtures.ports import free_port
-from tests.integration.apiserver.certificates import kubeconfig
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import hosts, process
 from tests.integration.kubescheduler.hosts import SYSTEM
@@ -43,7 +42,7 @@ class Topolet:
         self._log = folder / f"topolet-{next(_numbers)}.log"
         self.port, self._pages = free_port(), free_port()
         access = folder / "topolet.kubeconfig"
-        access.write_text(json.dumps(_with_token(api, api.token(SYSTEM, ACCOUNT))))
+        access.write_text(json.dumps(api.kubeconfig(api.token(SYSTEM, ACCOUNT))))
         pki = api.folder
         self._words = [
             sys.executable,
@@ -136,9 +135,3 @@ def furnish(api: ApiServer) -> None:
             api.apply(each)
     api.authority.server("extender")
     api.authority.client("extender-client")
-
-
-def _with_token(api: ApiServer, token: str) -> dict[str, Any]:
-    config = kubeconfig(api.url, api.folder, "topolet")
-    config["users"] = [{"name": "topolet", "user": {"token": token}}]
-    return config
