@@ -85,7 +85,6 @@ class InventoryReader:
             self._known, self._reports = known, 0
         return GpuInventory(
             self._nvml.must("nvmlSystemGetDriverVersion"),
-            self._nvml.maybe("nvmlSystemGetCudaDriverVersion_v2"),
             linked,
             self._pairs,
             tuple(silent),
@@ -95,7 +94,7 @@ class InventoryReader:
         query, know = self._nvml.maybe, self._nvml.known
         mig = know("nvmlDeviceGetMigMode", handle)
         memory = know("nvmlDeviceGetMemoryInfo", handle)
-        current, pending = (None, None) if mig is None else (mig[0] == 1, mig[1] == 1)
+        divided = None if mig is None else mig[0] == 1
         capability = query("nvmlDeviceGetCudaComputeCapability", handle)
         return Gpu(
             uuid,
@@ -107,9 +106,8 @@ class InventoryReader:
             query("nvmlDeviceGetSerial", handle),
             query("nvmlDeviceGetModuleId", handle),
             None if capability is None else (capability[0], capability[1]),
-            current,
-            pending,
-            self._instances(handle) if current else (),
+            divided,
+            self._instances(handle) if divided else (),
         )
 
     def _instances(self, handle: Any) -> tuple[MigInstance, ...]:
@@ -220,8 +218,8 @@ def _speed(links: list[NvLink]) -> int:
     return sum(MB_PER_SECOND[version] for version in versions)
 
 
-_SM, _MEMORY = 1, 2
-_CORRECTED, _UNCORRECTED = 0, 1
+_SM: Final = 1
+_UNCORRECTED: Final = 1
 _SINCE_LOAD: Final = 0
 _RECOVERY_ACTION: Final = 230
 _NO_INSTANCE: Final = 0xFFFFFFFF
@@ -252,17 +250,12 @@ def _reading(nvml: Nvml, uuid: str, handle: Any) -> GpuReading:
         uuid,
         _used(nvml, handle),
         None if rates is None else rates.gpu,
-        None if rates is None else rates.memory,
         query("nvmlDeviceGetClockInfo", handle, _SM),
-        query("nvmlDeviceGetMaxClockInfo", handle, _SM),
-        query("nvmlDeviceGetClockInfo", handle, _MEMORY),
-        query("nvmlDeviceGetMaxClockInfo", handle, _MEMORY),
         query("nvmlDeviceGetTemperature", handle, 0),
         query("nvmlDeviceGetPowerUsage", handle),
         query("nvmlDeviceGetTotalEnergyConsumption", handle),
-        query("nvmlDeviceGetTotalEccErrors", handle, _CORRECTED, _SINCE_LOAD),
         query("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_LOAD),
-        None if rows is None else RemappedRows(rows[0], rows[1], rows[2] != 0, rows[3] != 0),
+        None if rows is None else RemappedRows(rows[1], rows[2] != 0, rows[3] != 0),
         None if pages is None else pages != 0,
         _recovery_action(nvml, handle),
         _processes(nvml, handle),
@@ -303,6 +296,5 @@ def _processes(nvml: Nvml, handle: Any) -> tuple[GpuProcess, ...] | None:
             None if instance == _NO_INSTANCE else instance,
             graphic,
             None if sample is None else sample.smUtil,
-            None if sample is None else sample.memUtil,
         )
     return tuple(found[key] for key in sorted(found))

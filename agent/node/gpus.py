@@ -77,7 +77,7 @@ class GpuView:
         cards = tuple(card.gpu for card in self._health.cards)
         if not cards:
             return GpuReport(self.fault, self.message) if self.fault else None
-        found = GpuInventory(self.info.driver_version, None, cards, self.pairs)
+        found = GpuInventory(self.info.driver_version, cards, self.pairs)
         return GpuReport(self.fault, self.message, found, self.readings)
 
     def observe(self, cards: tuple[str, ...], *, release: bool = False) -> GpuHealth:

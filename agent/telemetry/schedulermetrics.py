@@ -70,7 +70,7 @@ _STATUS_MISMATCHES: Final = _SCHEDULER.gauge(
 )
 _REBINDS: Final = _SCHEDULER.counter("rebinds", "RebindResources that ended, by phase.", "phase")
 _REBIND_PLANS: Final = _SCHEDULER.counter(
-    "rebind_plans", "RebindResources of which pods began to be moved."
+    "rebind_plans", "RebindResources that began to move pods."
 )
 _REBIND_MOVES: Final = _SCHEDULER.counter(
     "rebind_moves",
@@ -94,7 +94,7 @@ DECLARED: Final = (*_SCHEDULER.all, BUILD_INFO)
 
 
 class RebindValues(msgspec.Struct, frozen=True):
-    """`ended`: RebindResources by phase. `plans`: those of which pods began to be moved. `made`,
+    """`ended`: RebindResources by phase. `plans`: those that began to move pods. `made`,
     `undone`: writes of pods' annotations. `finished`: the plans that ended, which took
     `seconds` together. `locked`: nodes that take no pods that need CPUs or devices now."""
 

@@ -79,7 +79,6 @@ class Machine:
         lines: list[tuple[str, object]] = [
             *self.facts.items(),
             ("driver", self.driver),
-            ("cuda", 12040),
             ("enumerated", " ".join(map(str, order))),
         ]
         for place, card in enumerate(self.cards):

@@ -55,7 +55,7 @@ def test_a100_hgx(start: Start) -> None:
     report = look(session)
     found = report.inventory
     assert found is not None
-    assert (found.driver, found.cuda, found.silent) == ("550.163.01", 12040, ())
+    assert (found.driver, found.silent) == ("550.163.01", ())
     assert [gpu.index for gpu in found.gpus] == list(range(8))
     assert [gpu.minor for gpu in found.gpus] == [2, 3, 0, 1, 6, 7, 4, 5]
     first = found.gpus[0]
@@ -75,8 +75,7 @@ def test_a100_hgx(start: Start) -> None:
         Ancestor.SYSTEM,
     ]
     reading = report.readings[0]
-    assert (reading.sm_mhz, reading.sm_max_mhz, reading.memory_mhz) == (1410, 1410, 1593)
-    assert (reading.gpu_percent, reading.memory_percent) == (30, 10)
+    assert (reading.sm_mhz, reading.gpu_percent) == (1410, 30)
     assert (reading.power_milliwatts, reading.energy_millijoules) == (70123, 1000)
     assert (reading.ecc_uncorrected, reading.recovery_action, reading.processes) == (0, 0, ())
 
@@ -105,11 +104,11 @@ def test_mixed_models_and_a_pci_domain_of_five_digits(start: Start) -> None:
 def test_mig(start: Start) -> None:
     _, session = start(gpumachines.with_mig())
     found = inventory(session)
-    assert [(gpu.mig, gpu.mig_pending, len(gpu.instances)) for gpu in found.gpus] == [
-        (False, False, 0),
-        (True, True, 2),
-        (True, True, 0),
-        (False, True, 0),
+    assert [(gpu.mig, len(gpu.instances)) for gpu in found.gpus] == [
+        (False, 0),
+        (True, 2),
+        (True, 0),
+        (False, 0),
     ]
     instance = found.gpus[1].instances[1]
     assert instance.uuid.startswith("MIG-")
@@ -269,7 +268,7 @@ def test_ecc_errors_remapped_rows_and_the_drivers_advice_are_read(start: Start) 
     machine = gpumachines.a100_hgx().but(5, ecc="7 2", remapped="1 2 1 0", field__230=1)
     _, session = start(machine)
     reading = look(session).readings[5]
-    assert (reading.ecc_corrected, reading.ecc_uncorrected) == (7, 2)
+    assert reading.ecc_uncorrected == 2
     assert reading.remapped is not None
     assert (reading.remapped.uncorrectable, reading.remapped.pending) == (2, True)
     assert (reading.remapped.failed, reading.recovery_action) == (False, 1)

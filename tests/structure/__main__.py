@@ -19,7 +19,7 @@ _LIMITS = {
     "constructor_arguments": 10,
     "citations": 0,
 }
-_SHARES = {"short_modules": 0.08, "single_importer": 0.175}
+_SHARES = {"short_modules": 0.08, "single_importer": 0.15}
 """The largest shares of all modules."""
 _MEANINGS = {
     "modules": "modules",

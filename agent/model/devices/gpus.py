@@ -69,7 +69,6 @@ class Gpu(msgspec.Struct, frozen=True):
     module: int | None = None
     capability: tuple[int, int] | None = None
     mig: bool | None = None
-    mig_pending: bool | None = None
     instances: tuple[MigInstance, ...] = ()
     links: tuple[NvLink, ...] = ()
 
@@ -100,10 +99,7 @@ class SilentGpu(msgspec.Struct, frozen=True):
 
 
 class GpuInventory(msgspec.Struct, frozen=True):
-    """`cuda`: the newest version that the driver runs, 12040 for 12.4."""
-
     driver: str
-    cuda: int | None = None
     gpus: tuple[Gpu, ...] = ()
     pairs: tuple[GpuPair, ...] = ()
     silent: tuple[SilentGpu, ...] = ()
@@ -112,7 +108,6 @@ class GpuInventory(msgspec.Struct, frozen=True):
 class RemappedRows(msgspec.Struct, frozen=True):
     """`pending`: a reset will remap more rows. `failed`: no spare row was left."""
 
-    correctable: int
     uncorrectable: int
     pending: bool
     failed: bool
@@ -127,7 +122,6 @@ class GpuProcess(msgspec.Struct, frozen=True):
     gpu_instance: int | None = None
     graphics: bool = False
     sm_percent: int | None = None
-    memory_percent: int | None = None
 
 
 class GpuReading(msgspec.Struct, frozen=True):
@@ -138,15 +132,10 @@ class GpuReading(msgspec.Struct, frozen=True):
     uuid: str
     memory_used_bytes: int | None = None
     gpu_percent: int | None = None
-    memory_percent: int | None = None
     sm_mhz: int | None = None
-    sm_max_mhz: int | None = None
-    memory_mhz: int | None = None
-    memory_max_mhz: int | None = None
     temperature_celsius: int | None = None
     power_milliwatts: int | None = None
     energy_millijoules: int | None = None
-    ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
     remapped: RemappedRows | None = None
     retirement_pending: bool | None = None

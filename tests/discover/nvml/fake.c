@@ -201,12 +201,6 @@ nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length) {
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    ENTER(NULL);
-    *version = (int)number("cuda", 0);
-    return NVML_SUCCESS;
-}
-
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) {
     char *order = value("enumerated");
     for (unsigned int place = 0; order && *order; place++) {
@@ -488,20 +482,12 @@ nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device,
     return NUMBERS(device, "retired.pending", (unsigned int *)pending);
 }
 
-/* `clock.T` and `clock.most.T`, MHz. */
+/* `clock.T`, MHz. */
 nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, ENUM(nvmlClockType_t) type,
                                     unsigned int *clock) {
     char key[32];
     ENTER(device);
     snprintf(key, sizeof key, "clock.%d", (int)type);
-    return NUMBERS(device, key, clock);
-}
-
-nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, ENUM(nvmlClockType_t) type,
-                                       unsigned int *clock) {
-    char key[32];
-    ENTER(device);
-    snprintf(key, sizeof key, "clock.most.%d", (int)type);
     return NUMBERS(device, key, clock);
 }
 

@@ -64,7 +64,7 @@ def test_a_card_without_a_pci_function_has_its_address_only() -> None:
 
 @pytest.mark.parametrize("instances", [(), (MigInstance("MIG-1", 1),)])
 def test_a_card_in_mig_mode_has_no_whole_card_resources(instances: tuple[MigInstance, ...]) -> None:
-    health = seen(gpu(0, mig=False, mig_pending=True), gpu(1, mig=True, instances=instances))
+    health = seen(gpu(0, mig=False), gpu(1, mig=True, instances=instances))
     whole, split = devices(health, {})
     assert whole.resources["koordinator.sh/gpu-core"] == 100
     assert (split.resources, split.healthy) == ({}, True)

@@ -42,7 +42,7 @@ GPUS = {
     B: Gpu(B, 1, "0000:0f:00.0", "NVIDIA A100-SXM4-80GB", 0, 80 << 30),
 }
 BUSES = tuple(gpu.bus for gpu in GPUS.values())
-GOOD = RemappedRows(0, 0, False, False)
+GOOD = RemappedRows(0, False, False)
 
 
 def pids(*numbers: int) -> tuple[GpuProcess, ...]:
@@ -70,7 +70,7 @@ def without_driver(fault: str) -> GpuReport:
 
 LOST = report(without=[A], silent=[SilentGpu(0, "GpuLost")])
 MISSING = report(without=[A])
-PENDING = report(remapped=RemappedRows(0, 1, True, False))
+PENDING = report(remapped=RemappedRows(1, True, False))
 PAGES_PENDING, PAGES_DONE = (
     report(remapped=None, retirement_pending=pending) for pending in (True, False)
 )
@@ -130,7 +130,7 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([XID[95], without_driver("DriverNotLoaded"), REPEATED],
          [["XID95"], ["DriverNotLoaded", "XID95"], []]),
         # Also if the report that shows it has another condition too.
-        ([XID[95], report(energy_millijoules=5, remapped=RemappedRows(0, 0, False, True)),
+        ([XID[95], report(energy_millijoules=5, remapped=RemappedRows(0, False, True)),
           REPEATED],
          [["XID95"], ["RowRemapFailure", "XID95"], []]),
         # That is not enough if a reboot is required, and a reset is not enough if a human is
@@ -154,11 +154,10 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         # Conditions of the current state appear and disappear with the readings.
         ([PENDING, REPEATED], [["RowRemapPending"], []]),
         ([PAGES_PENDING, PAGES_PENDING, PAGES_DONE], [*[["PageRetirementPending"]] * 2, []]),
-        ([report(remapped=RemappedRows(0, 9, False, True)), REPEATED], [["RowRemapFailure"], []]),
+        ([report(remapped=RemappedRows(9, False, True)), REPEATED], [["RowRemapFailure"], []]),
         ([report(remapped=None, ecc_uncorrected=2), report(remapped=None, ecc_uncorrected=0)],
          [["UncorrectableEcc"], []]),
         ([report(ecc_uncorrected=2)], [[]]),
-        ([report(ecc_corrected=99)], [[]]),
         ([ADVISED, REPEATED], [["RecoveryAction"], []]),
         # A missing answer refutes nothing, and is not evidence for an XID either.
         ([PAGES_PENDING, UNTOLD, PAGES_DONE], [*[["PageRetirementPending"]] * 2, []]),
