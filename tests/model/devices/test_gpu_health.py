@@ -418,7 +418,7 @@ _sights = st.one_of(
         ),
         energy_millijoules=st.one_of(st.none(), st.integers(0, 9)),
         remapped=st.one_of(
-            st.none(), st.builds(RemappedRows, *[st.integers(0, 2)] * 2, *[st.booleans()] * 2)
+            st.none(), st.builds(RemappedRows, st.integers(0, 2), *[st.booleans()] * 2)
         ),
         retirement_pending=st.one_of(st.none(), st.booleans()),
         ecc_uncorrected=st.one_of(st.none(), st.integers(0, 2)),
