@@ -24,13 +24,13 @@ Place: TypeAlias = tuple[int, ...]
 def first_place(masks: Sequence[Sequence[int]], result: int) -> Place:
     """The first combination that gives this mask. Raises ValueError if there is none."""
     scores = [[0] * len(held) for held in masks]
-    place = Combinations(result, masks, scores, room(masks)).first(None)
+    place = Combinations(result, masks, scores, removable_nodes(masks)).first(None)
     if place is None:
         raise ValueError(f"no combination gives the mask {result:#x}")
     return place
 
 
-def room(masks: Sequence[Sequence[int]]) -> list[int]:
+def removable_nodes(masks: Sequence[Sequence[int]]) -> list[int]:
     """For each list, the most nodes that its hints and those of later lists can remove."""
     union = 0
     for held in masks:
@@ -51,17 +51,17 @@ class Combinations:
         mask: int,
         masks: Sequence[Sequence[int]],
         scores: Sequence[Sequence[int]],
-        room: Sequence[int],
+        removable: Sequence[int],
     ) -> None:
         self.mask = mask
         self._count = mask.bit_count()
-        self._room = room
+        self._removable = removable
         self._masks = masks
         self._named = [_places(mask, *pair) for pair in zip(masks, scores, strict=True)]
         self._rest = [0] * (len(masks) + 1)
         """For each list, the sum of the highest scores of its hints and those of later lists."""
         for index in range(len(masks) - 1, -1, -1):
-            most = max((worth for _, worth in self._named[index]), default=0)
+            most = max((score for _, score in self._named[index]), default=0)
             self._rest[index] = self._rest[index + 1] + most
         self._reaches: dict[tuple[int, int], bool] = {}
         self._containing: dict[int, list[int]] = {}
@@ -76,7 +76,7 @@ class Combinations:
 
     def score_of(self, place: Place) -> int:
         return sum(
-            next((worth for at, worth in named if at == index), 0)
+            next((score for at, score in named if at == index), 0)
             for named, index in zip(self._named, place, strict=True)
         )
 
@@ -88,7 +88,7 @@ class Combinations:
         for index, held in self._shared(after):
             if self._option(index, after[index], -1, backwards=False) is None:
                 continue
-            named = (worth for at, worth in self._named[index] if at > after[index])
+            named = (score for at, score in self._named[index] if at > after[index])
             most = max(most, held + max(named, default=0) + self._rest[index + 1])
         return most
 
@@ -113,7 +113,7 @@ class Combinations:
             found.append((index, held))
             if self._masks[index][at] & self.mask != self.mask:
                 break
-            held += next((worth for named, worth in self._named[index] if named == at), 0)
+            held += next((score for named, score in self._named[index] if named == at), 0)
         found.reverse()
         return found
 
@@ -148,19 +148,19 @@ class Combinations:
         """The next option of a list with a score above `above`, and its score."""
         named = self._named[index]
         if above >= 0:
-            for at, worth in reversed(named) if backwards else named:
+            for at, score in reversed(named) if backwards else named:
                 passed = beyond is None or (at < beyond if backwards else at > beyond)
-                if passed and worth > above:
-                    return at, worth
+                if passed and score > above:
+                    return at, score
             return None
         masks = self._masks[index]
         mask = self.mask
         for at in _beyond(len(masks), beyond, backwards):
             if masks[at] & mask == mask:
-                worth = 0
+                score = 0
                 if masks[at] == mask:
-                    worth = next(worth for place, worth in named if place == at)
-                return at, worth
+                    score = next(score for place, score in named if place == at)
+                return at, score
         return None
 
     def _exact(self, bound: Place | None, *, backwards: bool) -> Place | None:
@@ -197,7 +197,7 @@ class Combinations:
         mask."""
         if common == self.mask or any(self._named[index:]):
             return True
-        if common.bit_count() - self._count > self._room[index] or index == len(self._masks):
+        if common.bit_count() - self._count > self._removable[index] or index == len(self._masks):
             return False
         key = index, common
         known = self._reaches.get(key)

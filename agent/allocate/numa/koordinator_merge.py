@@ -17,7 +17,13 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.numa.combinations import Combinations, Place, first_place, intersections, room
+from agent.allocate.numa.combinations import (
+    Combinations,
+    Place,
+    first_place,
+    intersections,
+    removable_nodes,
+)
 from agent.allocate.numa.hint import (
     MergeCause,
     Merged,
@@ -199,7 +205,7 @@ def outcome(
         return start
     if all(len(held) == 1 or _names_each_once(held, distinct) for held in masks):
         return _of_singles(masks, scores, distinct, start)
-    taken = room(masks)
+    taken = removable_nodes(masks)
     sources = [Combinations(mask, masks, scores, taken) for mask in sorted(distinct)]
     best = start
     after: Place | None = None
@@ -244,8 +250,8 @@ def _of_singles(
         (tuple(0 if at is None else at[result] for at in places), result) for result in results
     ):
         score = sum(
-            worth[at]
-            for held, worth, at in zip(masks, scores, place, strict=True)
+            of_list[at]
+            for held, of_list, at in zip(masks, scores, place, strict=True)
             if held[at] == result
         )
         if best is None or result < best.mask or score > best.score:
