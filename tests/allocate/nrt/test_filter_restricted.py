@@ -126,21 +126,25 @@ def cases(draw: st.DrawFn) -> tuple[Kubelet, ZonedNode, ApiPod, str]:
     one = {"cpu": CPU * made.nodes[0].cpus.bit_count(), "nic": max(total.values())}
     scope = draw(st.sampled_from(["pod", "container"]))
 
-    def asked(*, last: bool = False) -> dict[str, int]:
-        """No more than kube-scheduler itself admits. Of several NUMA nodes, the amounts do not tell
-        which CPUs the kubelet takes: in the scope container only the last one needs several."""
+    def asked(*, last: bool = False, threads: int = 1) -> dict[str, int]:
+        """No more than kube-scheduler itself admits; CPUs in multiples of `threads`. Of several
+        NUMA nodes, the amounts do not tell which CPUs the kubelet takes: in the scope container
+        only the last one needs several."""
         most = (
             left if last or scope == "pod" else {name: min(left[name], one[name]) for name in one}
         )
-        cpu = draw(st.sampled_from([0, 500, *range(CPU, most["cpu"] + 1, CPU)]))
+        step = threads * CPU
+        cpu = draw(st.sampled_from([0, 500, *range(step, most["cpu"] + 1, step)]))
         amounts = {"cpu": min(cpu, left["cpu"]), "nic": draw(st.integers(0, most["nic"]))}
         for name, amount in amounts.items():
             left[name] -= amount
         return amounts
 
+    kinds = draw(st.lists(st.sampled_from([container, sidecar]), max_size=1))
+    # Of a core that it shares, the kubelet may leave the CPU of an init container unused.
     init = tuple(
-        draw(st.sampled_from([container, sidecar]))(f"i{place}", memory=1, **asked())
-        for place in range(draw(st.integers(0, 1)))
+        kind(f"i{place}", memory=1, **asked(threads=shape[3] if kind is container else 1))
+        for place, kind in enumerate(kinds)
     )
     others = [
         container(f"c{place}", memory=1, **asked()) for place in range(draw(st.integers(0, 2)))
@@ -176,3 +180,21 @@ def test_a_pod_passes_if_the_kubelet_admits_it(
     kubelet, node, pod, scope = case
     found = filter(node, zoned_pod(pod))
     assert kubelet.admits(pod, scope) is not isinstance(found, Misfit), found
+
+
+def test_an_init_container_with_a_part_of_a_core_may_bind_the_pod_to_its_numa_node() -> None:
+    """A limit of the filter: amounts do not tell that the kubelet gives the next container a whole
+    core, so that the CPU of the init container, on a core that is partly in use, stays to be used
+    by the last one."""
+    made = layouts.of(machines.cpus((1, 2, 4, 2), "adjacent"))
+    policy = static_cpu_manager.make(made, StaticOptions(), NumaPolicy.RESTRICTED, 1)
+    kubelet = Kubelet(policy, StaticState(made.cpus, {}), {0: 0, 1: 0}, {0: 0, 1: 0})
+    zones = tuple(
+        Zone(node.id, {"cpu": Amounts(8000, 8000, CPU * (node.cpus & ~1).bit_count())})
+        for node in made.nodes
+    )
+    topology = NodeTopology("n", zones, "restricted", "container", annotations=STATIC)
+    containers = [container(name, memory=1, cpu=cpu) for name, cpu in (("a", 2000), ("b", 6000))]
+    pod = api_pod(*containers, init=(container("i", memory=1, cpu=CPU),))
+    assert not isinstance(filter(zoned_node(topology, ()), zoned_pod(pod)), Misfit)
+    assert not kubelet.admits(pod, "container")
