@@ -27,6 +27,7 @@ from agent.cgroup.journal import Original, OriginalValue
 from agent.cli import options
 from agent.discover import cpus
 from agent.discover.sysfs import DiscoveryError
+from agent.host import files
 from agent.kubelet import state_folder
 from agent.model import snapshot as snapshots
 from agent.model.settings.agent import DoctorSettings
@@ -84,7 +85,7 @@ def archive_of(settings: DoctorSettings, examined: Examination, text: str, confi
     for name, read in (
         ("config.json", lambda: _config(config)),
         ("topology.json", lambda: msgspec.to_builtins(cpus.read(settings.root), enc_hook=str)),
-        ("snapshot.json", lambda: _snapshot(settings.state_dir)),
+        (snapshots.FILE, lambda: _snapshot(settings.state_dir)),
         ("journal.json", lambda: _journal(settings.state_dir)),
         ("audit.json", lambda: _audit(settings.state_dir)),
         (
@@ -168,7 +169,7 @@ def _option_names() -> set[str]:
 
 
 def _snapshot(state_dir: str) -> Any:
-    raw = (Path(state_dir) / "snapshot.json").read_bytes()
+    raw = files.read(os.path.join(state_dir, snapshots.FILE), snapshots.MAX_BYTES)
     try:
         return json.loads(snapshots.encode(snapshots.decode(raw)))
     except SnapshotError:

@@ -158,7 +158,7 @@ def _holders(state_dir: str) -> Mapping[str, tuple[str, ...]]:
 
 def read_snapshot(state_dir: str) -> Snapshot:
     """The decisions that the agent published last. Raises SnapshotError, also if there are none."""
-    path = os.path.join(state_dir, "snapshot.json")
+    path = os.path.join(state_dir, snapshots.FILE)
     try:
         return snapshots.decode(files.read(path, snapshots.MAX_BYTES))
     except OSError as error:

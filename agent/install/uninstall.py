@@ -23,6 +23,7 @@ from agent.install.proxy import ERRORS, ProxyInstallation, ReportLine
 from agent.kube.errors import StoreError
 from agent.kube.objects import Objects
 from agent.kube.transport import FIELD_MANAGER
+from agent.model import notifications, snapshot
 from agent.model.devices import device_object
 from agent.model.nrt import node_status, resource_topology
 from agent.model.settings.agent import UninstallSettings
@@ -32,11 +33,11 @@ from agent.rpc.grpc import RpcError
 from agent.telemetry.audit import Trail
 
 _OWN_STATE: Final = (
-    "snapshot.json",
+    snapshot.FILE,
     "cluster.json",
     "journal",
     AGENT_LOCK,
-    "doorbell.sock",
+    notifications.SOCKET,
 )
 """Files of Topolet's processes in the state folder."""
 _SOCKET: Final = "cri.sock"

@@ -27,7 +27,7 @@ from agent.host import files, locks
 from agent.host.files import boot_id
 from agent.koordinator import messages
 from agent.koordinator.service import SERVICE, HookService, KoordinatorHooks
-from agent.model import bounds
+from agent.model import bounds, notifications, snapshot
 from agent.model.bounds import JsonError
 from agent.model.settings import failure_policy, options
 from agent.model.settings.agent import AgentSettings
@@ -85,8 +85,8 @@ class HookServer:
         if settings.cpu_policy == "dynamic":
             log.warning("containers get no CPU file: Koordinator's hooks can't add a mount")
         self._lock = locks.lock_for_hook_server(settings.state_dir, LOCK_SECONDS)
-        snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
-        self._notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
+        snapshots = SnapshotFile(f"{settings.state_dir}/{snapshot.FILE}", boot_id())
+        self._notifier = Notifier(f"{settings.state_dir}/{notifications.SOCKET}")
         trail = Trail(settings.state_dir, "hook-server", settings.audit_mebibytes << 20)
         admission = Admission(
             snapshots,

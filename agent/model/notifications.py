@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from agent.model import bounds
 from agent.model.bounds import JsonError
+
+SOCKET: Final = "doorbell.sock"
+"""In the state folder."""
 
 
 class NotificationError(ValueError):

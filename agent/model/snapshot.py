@@ -121,9 +121,11 @@ CpuPolicy: TypeAlias = Literal["none", "static", "dynamic"]
 """How the node itself gives containers their own CPUs (agent.allocate.node_local)."""
 
 
+FILE: Final = "snapshot.json"
+"""In the state folder."""
 MAX_BYTES: Final = 16 << 20
 """A reader accepts no larger snapshot. 4,000 pods with 4,000 containers fit: the agent bounds what
-each adds (`allocate.named`)."""
+each adds (`model.bounds`)."""
 
 
 class SnapshotError(ValueError):

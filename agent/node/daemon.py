@@ -31,6 +31,7 @@ from agent.http.peers import node_addresses
 from agent.http.requests import Reply
 from agent.http.routes import METRICS, Route
 from agent.http.server import HttpServer, ServerLimits
+from agent.model import notifications, snapshot
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
 from agent.node import device_visibility, node_local
@@ -177,7 +178,7 @@ class _Agent:
         self.sources = Sources(lambda name, number: by_source(name).set(number))
         if lock_problem := visibility_policy.isolation.problem:
             self.sources.report(SourceName.LOCK_FOLDER, [lock_problem])
-        self.notification_socket = NotificationSocket(str(state / "doorbell.sock"))
+        self.notification_socket = NotificationSocket(str(state / notifications.SOCKET))
         closing.callback(self.notification_socket.close)
         wake = self.notification_socket.wake
         pace = None if standalone else ReportPace(recheck_seconds=settings.recheck_seconds)
@@ -221,7 +222,7 @@ class _Agent:
                 checkpoint,
             ),
             self._enforcement(settings, hierarchy, cri, closing),
-            Publisher(str(state / "snapshot.json"), boot_id(), self.sources),
+            Publisher(str(state / snapshot.FILE), boot_id(), self.sources),
             Reporter(
                 ClusterReporter(node_name, self.cluster.deliver, waits=pace is not None),
                 self.metrics,

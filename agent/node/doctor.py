@@ -12,7 +12,6 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +19,7 @@ import msgspec
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri
 from agent.hooks.agent_client import Notifier
+from agent.host import files
 from agent.kubelet import state_folder
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.device_checkpoint import DeviceCheckpoint
@@ -27,7 +27,7 @@ from agent.kubelet.memory_manager_state import MemoryManagerState
 from agent.kubelet.statefile import StateFileError
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.notifications import SnapshotRequest
+from agent.model.notifications import SOCKET, SnapshotRequest
 from agent.model.pod.pods import ContainerState
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings, DoctorSettings
@@ -102,7 +102,7 @@ def examine(settings: DoctorSettings) -> Examination:
         wrong[answer[0]] = answer[1]
     snapshot: Snapshot | None = None
     try:
-        snapshot = snapshots.decode((Path(settings.state_dir) / "snapshot.json").read_bytes())
+        snapshot = _read_snapshot(settings.state_dir)
         owners = snapshot.owners
     except FileNotFoundError:
         pass
@@ -246,20 +246,25 @@ def _containers(
     return tuple(sorted(seen, key=lambda each: each.title)), groups, runtime
 
 
+def _read_snapshot(state_dir: str) -> Snapshot:
+    """Raises OSError, SnapshotError."""
+    path = os.path.join(state_dir, snapshots.FILE)
+    return snapshots.decode(files.read(path, snapshots.MAX_BYTES))
+
+
 def _agent_answer(state_dir: str) -> tuple[NodeCode, str] | None:
     """Requests a new snapshot and waits for it. Returns the finding if there is none, else None."""
     requested_at = time.monotonic_ns()
-    notifier = Notifier(os.path.join(state_dir, "doorbell.sock"))
+    notifier = Notifier(os.path.join(state_dir, SOCKET))
     try:
         if not notifier.notify(SnapshotRequest()):
             return NodeCode.AGENT_ABSENT, f"no agent uses the state folder {state_dir}"
     finally:
         notifier.close()
-    path = Path(state_dir) / "snapshot.json"
     deadline = requested_at + int(ANSWER_SECONDS * 1e9)
     while True:
         try:
-            if snapshots.decode(path.read_bytes()).listed_at >= requested_at:
+            if _read_snapshot(state_dir).listed_at >= requested_at:
                 return None
         except (OSError, SnapshotError):
             pass  # a finding of its own

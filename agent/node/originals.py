@@ -23,7 +23,7 @@ from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.cri.client import Cri
-from agent.host import locks
+from agent.host import files, locks
 from agent.host.locks import AGENT_LOCK, Lock, LockedError
 from agent.model import snapshot as snapshots
 from agent.model.audit import WriteReason
@@ -290,7 +290,7 @@ def restore(settings: RestoreSettings, append: Append) -> Restored:
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
     controllers = Controllers(settings.cgroup_root, hierarchy.handles)
     journal = Journal(state / "journal")
-    path = state / "snapshot.json"
+    path = state / snapshots.FILE
     last = _last_snapshot(path)
     cri = Cri(options.socket_path(settings.runtime_endpoint))
     chosen, unchecked = _restore_runtime(cri, last, hierarchy, controllers, journal)
@@ -340,7 +340,7 @@ def _restore_runtime(
 
 def _last_snapshot(path: Path) -> Snapshot | None:
     try:
-        return snapshots.decode(path.read_bytes())
+        return snapshots.decode(files.read(str(path), snapshots.MAX_BYTES))
     except (FileNotFoundError, snapshots.SnapshotError):
         return None
 

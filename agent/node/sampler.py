@@ -22,6 +22,7 @@ from agent.host.files import Stamp, Tree
 from agent.model import audit
 from agent.model import snapshot as snapshots
 from agent.model.cpu.topology import Topology
+from agent.model.notifications import SOCKET
 from agent.model.pod.pods import Pod
 from agent.model.snapshot import Snapshot, SnapshotError
 from agent.node.runtime_view import CgroupLocator, RuntimeView
@@ -50,7 +51,7 @@ class NodeSampler:
         self._tree = Tree(root)
         self._machine = TopologyView(root)
         self._state_dir = state_dir
-        self._path = os.path.join(state_dir, "snapshot.json")
+        self._path = os.path.join(state_dir, snapshots.FILE)
         self._clock = clock
         self._stamp: Stamp = ()
         self._snapshot: Snapshot | None = None
@@ -114,7 +115,7 @@ class NodeSampler:
                 self._unread = f"the agent's decisions can't be read: {error}"
         if self._unread:
             yield self._unread
-        if not _answers(os.path.join(self._state_dir, "doorbell.sock")):
+        if not _answers(os.path.join(self._state_dir, SOCKET)):
             yield (
                 f"no agent uses the state folder {self._state_dir}"
                 if self._snapshot is None

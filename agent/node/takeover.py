@@ -62,7 +62,7 @@ def take_over(settings: DoctorSettings) -> TakenOver:
     proc = os.path.join(settings.root, "proc")
     own_group = own_group_of(settings, proc)
     _require_stopped(proc, own_group, settings.kubelet_dir)
-    snapshot = _snapshot(Path(settings.state_dir) / "snapshot.json")
+    snapshot = _snapshot(Path(settings.state_dir) / snapshots.FILE)
     pods = _pods(settings, proc)
     kept, remarks = reserved(settings)
     try:
@@ -193,7 +193,7 @@ def _require_stopped(proc: str, own_group: str | None, kubelet_dir: str) -> None
 
 def _snapshot(path: Path) -> Snapshot:
     try:
-        snapshot = snapshots.decode(path.read_bytes())
+        snapshot = snapshots.decode(files.read(str(path), snapshots.MAX_BYTES))
     except (OSError, SnapshotError) as error:
         raise TakeoverError(f"the agent's decisions can't be read: {error}") from error
     if snapshot.boot_id != files.boot_id():

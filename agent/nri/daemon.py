@@ -21,6 +21,7 @@ from agent.host.daemon import Ending, ServiceManager, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.loop import Loop
 from agent.http.peers import node_addresses
+from agent.model import notifications, snapshot
 from agent.model.settings import failure_policy, options
 from agent.model.settings.frontends import NriSettings
 from agent.nri import messages
@@ -84,8 +85,8 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     index = launched.index if launched else settings.nri_index
     return_large_blocks()
     loop = Loop()
-    snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
-    notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
+    snapshots = SnapshotFile(f"{settings.state_dir}/{snapshot.FILE}", boot_id())
+    notifier = Notifier(f"{settings.state_dir}/{notifications.SOCKET}")
     grants, containers = Grants(), Containers()
     trail = Trail(settings.state_dir, "nri", settings.audit_mebibytes << 20)
     admission = Admission(

@@ -18,6 +18,7 @@ from agent.host.files import boot_id
 from agent.host.log_once import CountedWarnings
 from agent.host.loop import Loop
 from agent.http.peers import node_addresses
+from agent.model import notifications, snapshot
 from agent.model.settings import failure_policy, options
 from agent.model.settings.frontends import ProxySettings
 from agent.proxy.gate import CpusetGate
@@ -88,8 +89,8 @@ def run(settings: ProxySettings, listening: socket.socket, served: str) -> None:
     node = node_addresses(settings.node_addresses)
     return_large_blocks()
     loop = Loop()
-    snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
-    notifier = Notifier(f"{settings.state_dir}/doorbell.sock", lock.session())
+    snapshots = SnapshotFile(f"{settings.state_dir}/{snapshot.FILE}", boot_id())
+    notifier = Notifier(f"{settings.state_dir}/{notifications.SOCKET}", lock.session())
     policies, deadlines = failure_policy.failure_policies(settings)
     trail = Trail(settings.state_dir, "proxy", settings.audit_mebibytes << 20)
     admission = Admission(
