@@ -18,6 +18,7 @@ _LIMITS = {
     "duplicate_classes": 0,
     "constructor_arguments": 10,
     "citations": 0,
+    "missing_names": 0,
 }
 _SHARES = {"short_modules": 0.08, "single_importer": 0.15}
 """The largest shares of all modules."""
@@ -30,6 +31,7 @@ _MEANINGS = {
     "duplicate_classes": "public class names that are defined twice",
     "constructor_arguments": "arguments of the widest constructor",
     "citations": "citations of documents outside the repository",
+    "missing_names": "names of modules in the text that do not exist",
     "code_lines": "lines of code without docstrings and comments",
 }
 

@@ -20,6 +20,7 @@ SHORT_LINES = 60
 
 # A document, or a section of one: not below docs/, and no section of an RFC.
 _DOCUMENT = re.compile(r"(?<![\w/])(?:docs/)?[a-z][a-z_-]*\.md\b|(?<!RFC \d{4} )§")
+_NAMED = re.compile(r"`(?:agent\.)?([a-z]\w*(?:\.\w+)+)`")
 _STRUCTS = ("Struct", "NamedTuple")
 
 
@@ -47,6 +48,7 @@ class Figures(msgspec.Struct, frozen=True):
     duplicate_classes: int
     constructor_arguments: int
     citations: int
+    missing_names: int
     code_lines: int
     offenders: Mapping[str, tuple[str, ...]]
 
@@ -62,6 +64,7 @@ def measure(package: Path, generated: frozenset[str]) -> Figures:
     duplicates = duplicate_classes(modules.values())
     constructor, arguments = widest_constructor(modules.values())
     cited = [f"{each.name}: {line}" for each in modules.values() for line in citations(each.text)]
+    missing = missing_names(modules, _package_texts(package))
     return Figures(
         modules=len(modules),
         short_modules=len(short),
@@ -71,6 +74,7 @@ def measure(package: Path, generated: frozenset[str]) -> Figures:
         duplicate_classes=len(duplicates),
         constructor_arguments=arguments,
         citations=len(cited),
+        missing_names=len(missing),
         code_lines=sum(code_lines(each.text) for each in modules.values()),
         offenders={
             "short_modules": tuple(sorted(short)),
@@ -80,6 +84,7 @@ def measure(package: Path, generated: frozenset[str]) -> Figures:
             "duplicate_classes": tuple(duplicates),
             "constructor_arguments": (constructor,),
             "citations": tuple(cited),
+            "missing_names": tuple(missing),
         },
     )
 
@@ -196,6 +201,42 @@ def citations(text: str) -> list[str]:
             if not each.group().startswith("docs/"):
                 found.append(line.strip())
                 break
+    return found
+
+
+def _package_texts(package: Path) -> dict[str, str]:
+    """The text of each `__init__`, by the name of its package."""
+    return {
+        ".".join(file.relative_to(package.parent).parent.parts): file.read_text()
+        for file in sorted(package.rglob("__init__.py"))
+    }
+
+
+def missing_names(modules: Mapping[str, Module], package_texts: Mapping[str, str]) -> list[str]:
+    """Names in backquotes that begin with a sub-package, and that no module has: `model.cpu.cpuset`
+    or `cpuset.CpuSet`, from the package or from a package that has the module."""
+    folders = {name.rpartition(".")[0] for name in modules}
+    packages = {"" if "." not in each else each.partition(".")[2] for each in folders}
+    packages |= {each.rpartition(".")[0] for each in packages}
+    texts = {name.partition(".")[2]: module.text for name, module in modules.items()}
+    tops = {name.partition(".")[0] for name in texts if "." in name}
+
+    def exists(path: str) -> bool:
+        words = path.split(".")
+        for length in range(len(words), 0, -1):
+            start, rest = ".".join(words[:length]), words[length:]
+            if start in texts or start in packages:
+                return not rest or re.search(rf"\b{rest[0]}\b", texts.get(start, "")) is not None
+        return False
+
+    found = []
+    inits = {f"{name.partition('.')[2]}.__init__": text for name, text in package_texts.items()}
+    for name, text in (texts | inits).items():
+        folder = name.rpartition(".")[0]
+        bases = ("", f"{folder}.", f"{folder.rpartition('.')[0]}.")
+        for path in _NAMED.findall(text):
+            if path.partition(".")[0] in tops and not any(exists(base + path) for base in bases):
+                found.append(f"{name}: {path}")
     return found
 
 

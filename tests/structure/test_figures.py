@@ -106,6 +106,24 @@ def test_documents_outside_the_repository_are_citations(line: str, count: int) -
     assert len(citations(line)) == count
 
 
+def test_a_name_in_backquotes_has_to_exist(tmp_path: Path) -> None:
+    figures = package(
+        tmp_path,
+        host__files="def read(): ...",
+        node__loop='"""`host.files.read`, `host.files`, `node.loop`, `spec.host`, `self.x`"""',
+        node__sub__deep='"""`sub.deep`, `agent.host.files`, `loop.gone`"""',
+        node__stale='"""`host.files.write`, `host.gone`, `agent.node.gone.f`"""',
+    )
+    assert figures.offenders["missing_names"] == (
+        "node.stale: host.files.write",
+        "node.stale: host.gone",
+        "node.stale: node.gone.f",
+    )
+    (tmp_path / "agent" / "host" / "__init__.py").write_text('"""`host.left`"""')
+    missing = measure(tmp_path / "agent", GENERATED).offenders["missing_names"]
+    assert "host.__init__: host.left" in missing
+
+
 def test_docstrings_comments_and_empty_lines_do_not_count_as_code() -> None:
     text = (
         '"""A module."""\n\n# why\nx = (\n    1,\n)\n\n\ndef f():\n    """What."""\n    return x\n'

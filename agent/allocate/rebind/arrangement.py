@@ -23,7 +23,8 @@ Demand: TypeAlias = dict[tuple[int, str], int]
 
 
 class Arrangement:
-    """Pods are named by their index in `node.pods`. `places[i]` is 0 while pod i is removed."""
+    """Pods are named by their index in the pods of the node. `places[i]` is 0 while pod i is
+    removed."""
 
     def __init__(self, node: PlacedNode) -> None:
         self.node = node
