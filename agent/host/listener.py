@@ -5,6 +5,7 @@ service manager (sd_listen_fds(3)): it outlives the process, and clients wait fo
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -98,3 +99,10 @@ def inherited(environment: MutableMapping[str, str]) -> socket.socket | None:
     found.setblocking(False)
     os.set_inheritable(_FIRST, False)
     return found
+
+
+def receives_datagrams(path: str) -> bool:
+    """Whether a process has this datagram socket open, also one that does not read it: with a full
+    queue. True also if the caller may not connect to it, and so can't know."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as probe:
+        return probe.connect_ex(path) not in (errno.ENOENT, errno.ECONNREFUSED)

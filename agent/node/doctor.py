@@ -20,6 +20,7 @@ from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri
 from agent.hooks.agent_client import Notifier
 from agent.host import files
+from agent.host.listener import receives_datagrams
 from agent.kubelet import state_folder
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.device_checkpoint import DeviceCheckpoint
@@ -255,9 +256,11 @@ def _read_snapshot(state_dir: str) -> Snapshot:
 def _agent_answer(state_dir: str) -> tuple[NodeCode, str] | None:
     """Requests a new snapshot and waits for it. Returns the finding if there is none, else None."""
     requested_at = time.monotonic_ns()
-    notifier = Notifier(os.path.join(state_dir, SOCKET))
+    path = os.path.join(state_dir, SOCKET)
+    notifier = Notifier(path)
     try:
-        if not notifier.notify(SnapshotRequest()):
+        # Of an agent that hangs, the socket's queue may be full.
+        if not notifier.notify(SnapshotRequest()) and not receives_datagrams(path):
             return NodeCode.AGENT_ABSENT, f"no agent uses the state folder {state_dir}"
     finally:
         notifier.close()

@@ -4,9 +4,7 @@ load of each CPU at one moment; and of pods the use of their cgroups and the run
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
@@ -19,6 +17,7 @@ from agent.cri.client import Cri
 from agent.discover.cpus import TopologyView
 from agent.host import files
 from agent.host.files import Stamp, Tree
+from agent.host.listener import receives_datagrams
 from agent.model import audit
 from agent.model import snapshot as snapshots
 from agent.model.cpu.topology import Topology
@@ -115,7 +114,7 @@ class NodeSampler:
                 self._unread = f"the agent's decisions can't be read: {error}"
         if self._unread:
             yield self._unread
-        if not _answers(os.path.join(self._state_dir, SOCKET)):
+        if not receives_datagrams(os.path.join(self._state_dir, SOCKET)):
             yield (
                 f"no agent uses the state folder {self._state_dir}"
                 if self._snapshot is None
@@ -127,13 +126,6 @@ class NodeSampler:
         with contextlib.suppress(OSError):
             for record in trail.appended(self._state_dir, self._offsets, _TRAIL_BYTES):
                 self._recent.add(record)
-
-
-def _answers(path: str) -> bool:
-    """Whether a process receives datagrams on this socket. True also if this process may not
-    connect to it, and so can't know."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as probe:
-        return probe.connect_ex(path) not in (errno.ENOENT, errno.ECONNREFUSED)
 
 
 _POD_FILES: Final = {

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import socket
 import stat
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.listener import Listener, ListenError
+from agent.host.listener import Listener, ListenError, receives_datagrams
 
 
 def connects(path: Path) -> bool:
@@ -69,3 +70,19 @@ def test_an_invalid_path_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(ListenError, match=name[:20]):
         Listener(str(tmp_path / name))
     assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_datagram_socket_is_open_also_with_a_full_queue(tmp_path: Path) -> None:
+    path = tmp_path / "datagrams"
+    assert not receives_datagrams(str(path))
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender,
+    ):
+        receiver.bind(str(path))
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sender.sendto(b"", str(path))
+        assert receives_datagrams(str(path))
+    assert path.exists()
+    assert not receives_datagrams(str(path)), "a dead process left it"

@@ -8,8 +8,10 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from agent.model.notifications import SOCKET
 from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode, kernel_group
 from tests.integration.plugged import PluggedNode
@@ -86,8 +88,20 @@ def test_an_agent_that_is_stopped_is_the_first_finding(node: TestNode) -> None:
     with stopped(node.agent_pid):
         assert codes(node) == ["agent-does-not-answer"]
         text = doctor(node).stdout
+        fill(node.state / SOCKET)
+        assert codes(node) == ["agent-does-not-answer"]
     assert text.startswith("agent-does-not-answer: the agent has made no decision within 3 s\n")
     eventually("it answers again", lambda: codes(node) == [])
+
+
+def fill(path: Path) -> None:
+    """Sends datagrams until the queue of the socket is full: the doctor's does not arrive then."""
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender,
+        contextlib.suppress(BlockingIOError),
+    ):
+        while True:
+            sender.sendto(b"{}", str(path))
 
 
 def test_doctor_without_an_agent_has_no_claims(node: TestNode) -> None:
