@@ -168,7 +168,7 @@ def test_no_owner_starts_while_a_container_is_on_its_cpu(both: PluggedNode) -> N
         creating.set()
         for thread in threads:
             thread.join()
-    assert seen == ["1"] * 3
+    assert seen == ["1"] * 3, node.log("agent")
     assert not failures
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
