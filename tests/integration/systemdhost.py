@@ -116,8 +116,12 @@ class SystemdHost:
         self.world.start(name, *entered, "sh", "-ec", script, f"/run/{name}.pid", *own, *words)
 
     def kill(self, name: str, signal: str = "KILL") -> None:
-        """Sends the signal to a command that was begun."""
+        """Sends the signal to a command that was begun. After KILL it has no locks any more."""
         self.run("sh", "-ec", f'kill -{signal} "$(cat /run/{name}.pid)"')
+        if signal == "KILL":
+            ended = 'grep -qs "^State:[[:space:]]*Z" /proc/$pid/status || [ ! -e /proc/$pid ]'
+            script = f"pid=$(cat /run/{name}.pid); until {ended}; do sleep 0.05; done"
+            self.run("sh", "-ec", script)
 
     def systemctl(self, *words: str) -> str:
         return self.run("systemctl", *words)
