@@ -128,7 +128,7 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 def pack(terms: Terms, free: int, need: int) -> Found:
-    """`need` of the free CPUs, of which there are enough, and the steps that gave them."""
+    """`need` of the free CPUs, and the steps that gave them. There are at least as many."""
     if not need:
         return 0, ()
     if terms.request.bind is BindPolicy.FULL_PCPUS or terms.layout.threads == 1:

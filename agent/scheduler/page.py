@@ -94,9 +94,9 @@ class _Range(msgspec.Struct, frozen=True):
 
 
 class StateQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request for the tables. `search`: a part of the names of nodes and pods. `kind`: a filter
-    of nodes, a key of `_KINDS`. `revision`: that of the viewer's last reply to the same query, ""
-    if there is none."""
+    """A request for the tables. `search`: a part of the name, the GPU model or the state of a node,
+    or of the name of a pod. `kind`: a filter of nodes, a key of `_KINDS`. `revision`: that of the
+    viewer's last reply to the same query, "" if there is none."""
 
     lease_holder: str = ""
     revision: Annotated[str, msgspec.Meta(max_length=64)] = ""

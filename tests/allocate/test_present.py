@@ -129,7 +129,7 @@ def test_a_mirror_pod_that_its_node_does_not_control_does_not_exist() -> None:
         assert vouched(by_uid(real, tenants, plain), unknown) == by_uid(real, plain)
 
 
-def test_a_uid_that_two_pods_have_is_not_a_mirrors() -> None:
+def test_a_mirror_pod_does_not_count_if_another_pod_has_its_uid() -> None:
     node = ApiNode("n-uid")
     one, two = mirror_of("a", "one"), mirror_of("a", "two")
     plain, fake = api_pod("plain"), mirror_of("plain", "fake")

@@ -2,8 +2,9 @@
 
 For one device and container only the best source counts. A checkpoint has the replicas of a device,
 which the container's environment does not have; the environment has the MIG instances, which the
-device nodes do not have. A scheduler's allocation replaces all of them. The environment alone is no
-proof, because any pod can name any device there.
+device nodes do not have. A scheduler's allocation replaces the kubelet's report; other devices that
+a container itself has count in addition. The environment alone is no proof, because any pod can
+name any device there.
 
 CPUs that a DRA driver gave to a container are exclusive and in no pool. They need two sources: the
 driver's variable in the container has the CPUs and the uid of the claim (dra-driver-cpu), and the
@@ -35,7 +36,7 @@ _ORDER: Final = {source: place for place, source in enumerate(HoldingSource)}
 _TAKING: Final = frozenset({Form.WHOLE, Form.REPLICA, Form.INSTANCE})
 
 _OF_CONTAINER: Final = frozenset({HoldingSource.CONTAINER, HoldingSource.ENVIRONMENT})
-"""Sources in the container itself, which may be older than the pod's allocation."""
+"""What the container itself has: it uses these devices, whatever the pod's allocation is."""
 
 _MAX_LISTED: Final = 8
 """The most names in one message."""
@@ -65,10 +66,11 @@ def resolve_holdings(
     present: Collection[str] | None,
 ) -> ResolvedHoldings:
     """Decides which device each container holds. `allocated`: the ids of the devices or parts that
-    a scheduler allocated, by pod uid and device type. For these types they replace the devices of
-    all other sources, which may be older. A device in a container's environment counts only if
-    another source of the container has it too. `present`: the pods on this node, None if unknown;
-    the kubelet removes ended pods only when it admits the next one."""
+    a scheduler allocated, by pod uid and device type. They are not in the result. For these types
+    they replace the kubelet's report; other devices of a container itself still count, because the
+    annotation may have changed since the container was created. A device in a container's
+    environment counts only if another source of the container has it too. `present`: the pods on
+    this node, None if unknown; the kubelet removes ended pods only when it admits the next one."""
     found: dict[tuple[str, str, str, str], list[DeviceHolding]] = {}
     problems: list[str] = []
     notes: list[str] = []

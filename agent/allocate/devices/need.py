@@ -93,8 +93,8 @@ class Need(msgspec.Struct, frozen=True):
 
 def listed_resources(devices: Iterable[Device]) -> set[str]:
     """The extended resources of a node's devices that only a Device object assigns to a type: those
-    of types without a rule in
-    `model.pod.device_request`, and further ones of RDMA devices and FPGAs."""
+    of types without a rule in `model.pod.device_request`, and further ones of RDMA devices and
+    FPGAs."""
     listed = {
         name
         for device in devices
@@ -134,8 +134,8 @@ def _divided(
 ) -> TypeRequest | DeviceCause:
     """Divides the amounts over the fewest devices that have them. An amount that one device has
     comes from one device; a larger one must be a multiple, and comes from whole devices. Several
-    resources are divided over the same number of devices, of which one resource takes the whole
-    amount."""
+    resources are divided over the same number of devices. If there are several devices, one of the
+    resources must take all that they have of it."""
     if not all(whole.get(name, 0) > 0 for name in total):
         return DeviceCause.INSUFFICIENT
     count = max(-(-amount // whole[name]) for name, amount in total.items())

@@ -103,8 +103,8 @@ def _holding(
 
 
 def remaining(reserved: AssignedPod, owners: Iterable[AssignedPod]) -> AssignedPod | None:
-    """What a Reservation holds beside the pods that were placed in it, each of which holds its own
-    part; None if that is nothing."""
+    """The part of a Reservation that is left after the parts of the pods that were placed in it;
+    None if nothing is left."""
     owners = tuple(owners)
     whole = reserved.allocation
     cpus, amounts = whole.cpus, whole.amounts

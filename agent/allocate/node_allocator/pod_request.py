@@ -250,12 +250,12 @@ def as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodRequest
     """One request for the cards of all pods, without other resources."""
     size, first = len(pod_requests), pod_requests[0]
     total = {name: amount * size for name, amount in cards.total.items()}
-    asks = {DeviceType.GPU.value: TypeRequest(total, cards.count * size, cards.per)}
+    by_type = {DeviceType.GPU.value: TypeRequest(total, cards.count * size, cards.per)}
     hints = first.devices.preferences.hints if first.devices else {}
     return msgspec.structs.replace(
         first,
         resources=msgspec.structs.replace(first.resources, owner=False, requests={}),
-        devices=DeviceRequest(asks, DevicePreferences(hints=hints)),
+        devices=DeviceRequest(by_type, DevicePreferences(hints=hints)),
     )
 
 

@@ -223,8 +223,8 @@ class Mover:
         self._trials = _TRIALS
 
     def plan(self, refused: Sequence[LocalRequest], limit: int) -> list[Move]:
-        """Plans at most `limit` moves and applies them to the owners. `refused`: claims that
-        got no CPUs."""
+        """Plans at most `limit` moves and applies them to the owners. `refused`: claims that got no
+        CPUs."""
         moves: list[Move] = []
         moved: set[tuple[str, str]] = set()
         improvable = self._improvable()

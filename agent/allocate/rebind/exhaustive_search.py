@@ -1,9 +1,10 @@
 """Finds the best plan of a small node: tries all sets of moved pods, the smallest first, in all
 places that differ.
 
-Two cores of a NUMA node are equal if they have the same number of free CPUs and both or neither
-have exclusive pods; the free CPUs of a core are equal too. Of equal choices only one is tried. The
-search ends when no plan can be better, or after `BUDGET` places with the best plan so far."""
+Two cores of a NUMA node are equal if they have equally many threads and free CPUs, and both or
+neither have exclusive pods; the free CPUs of a core are equal too. Of equal choices only one is
+tried. The search ends when no plan can be better, or after `BUDGET` places with the best plan so
+far."""
 
 from __future__ import annotations
 

@@ -201,8 +201,8 @@ class _Search:
         return [index for _, index in sorted(found)]
 
     def _empty_numa_nodes(self) -> None:
-        """Tries to move all pods off one NUMA node after the other, the one with the fewest
-        first."""
+        """Tries to move all pods off a NUMA node, one node after the other, the one with the fewest
+        pods first."""
         arrangement = self._arrangement
         groups = []
         for id_, cpus in arrangement.areas.items():
@@ -281,7 +281,7 @@ def _over_nodes(arrangement: Arrangement, free: int, count: int, own: int, *, sp
 
 
 def _pick(layout: Layout, free: int, count: int, own: int, *, spread: bool) -> int:
-    """`count` of the free CPUs, of which there are enough. `own`: the preferred CPUs."""
+    """`count` of the free CPUs; there are at least as many. `own`: the preferred CPUs."""
     if spread:
         return _one_by_core(layout, free, count, own)
     whole = layout.whole(free)

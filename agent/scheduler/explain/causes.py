@@ -123,7 +123,7 @@ def missing_cause(why: Missing, node: str, pod: str) -> Cause:
 def node_resource_causes(
     allocator: NodeAllocator, request: PodRequest, pods: int = 1
 ) -> Iterator[Cause]:
-    """One cause for each resource of which the whole node has too little left for `pods` such pods
+    """One cause for each resource that the node, as a whole, has too little of for `pods` such pods
     (kube-scheduler, NodeResourcesFit)."""
     node, allocatable = allocator.properties.name, allocator.properties.allocatable
     own = allocator.holdings.get(request.uid)

@@ -322,8 +322,8 @@ class _Search:
         return Victims(tuple(each.uid for each in self._of(best)), violated)
 
     def _reprieve(self, all_pods: int) -> int:
-        """Returns the pods that are left after pods are spared one by one, first those
-        whose eviction violates a budget. Bisection finds how many can be spared together."""
+        """Returns the pods that are left after pods are spared one by one, first those whose
+        eviction violates a budget. Bisection finds how many can be spared together."""
         violating = list(_violating(self._pods, self._allowed))
         order = sorted(range(len(violating)), key=lambda index: not violating[index])
         chosen, start = all_pods, 0

@@ -3,9 +3,8 @@ of a node for later pods, in the same annotations as a pod.
 
 A pod that Koordinator's scheduler placed in a Reservation names the Reservation in an annotation,
 and holds its part of it; the Reservation holds the rest. Topolet's scheduler places no pod in a
-Reservation.
-(Koordinator: apis/scheduling/v1alpha1/reservation_types.go; pkg/util/reservation/reservation.go,
-IsReservationActive and NewReservePod.)
+Reservation. (Koordinator: apis/scheduling/v1alpha1/reservation_types.go;
+pkg/util/reservation/reservation.go, IsReservationActive and NewReservePod.)
 """
 
 from __future__ import annotations
