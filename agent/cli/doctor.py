@@ -5,7 +5,7 @@ the CPUs, memory nodes and devices that each container should have with those th
 The columns of the table are the CPUs in the pod's annotation, in the kubelet's checkpoint, in the
 agent's decision, in the cgroup, and of the processes in it. With NODE the command runs in the
 agent's pod on that node, by kubectl and with the caller's rights. --bundle also writes an archive
-of what a maintainer needs. The command changes nothing. Exit code 0: there are no findings, or only
+of what a maintainer needs. The command changes nothing. Exit code 0: no finding, apart from
 warnings; 1: there are findings; 2: wrong usage, or the containers can't be examined.
 """
 

@@ -171,7 +171,7 @@ def _http_port(pod: dict[str, Any], name: str) -> int | None:
 
 
 def _why_no_pod(kubectl: Sequence[str], node: str, namespace: str) -> str:
-    # A caller who may not read Nodes still learns that there is no agent.
+    # Not every caller may read Nodes.
     with contextlib.suppress(RemoteError):
         if not kubectl_output(
             kubectl, "get", "node", node, "--ignore-not-found", "-o", "name"

@@ -183,7 +183,7 @@ def main() -> None:
         try:
             _Child(connection, Nvml(*sys.argv[1:2])).run()
         except NvmlError as error:
-            # Also a failed call that is about all cards: without its answer there is no report.
+            # A report needs the answers to the calls that concern all cards.
             connection.sendall(line(End(error.fault, str(error))))
     except (BrokenPipeError, ConnectionResetError):
         return

@@ -221,8 +221,8 @@ class HttpListener:
         self._check_at(self._table.next_end())
 
     def _check_at(self, when: float | None) -> None:
-        """Plans the next check of the times for `when`. There is no periodic check, so that waiting
-        connections do not wake the thread."""
+        """Schedules the next check of the time limits. Checks are not periodic: connections that
+        wait do not wake the thread."""
         if when is None or (self._check is not None and self._check.when <= when + _CHECK_SECONDS):
             return
         if self._check is not None:

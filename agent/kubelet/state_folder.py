@@ -13,7 +13,6 @@ from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.device_checkpoint import DeviceCheckpoint
 from agent.kubelet.memory_manager_state import MemoryManagerState
 from agent.kubelet.statefile import Checked, StateFileError
-from agent.model.cpu.cpuset import CpuSet
 
 State = CpuManagerState | MemoryManagerState | DeviceCheckpoint
 
@@ -53,10 +52,4 @@ def read(folder: str) -> list[StateFile]:
 
 def body(shown: object) -> Any:
     """State files, or values of them, as JSON values and bytes: CPU sets as Linux lists."""
-
-    def listed(value: Any) -> Any:
-        if isinstance(value, CpuSet):
-            return str(value)
-        raise NotImplementedError(type(value))
-
-    return msgspec.to_builtins(shown, builtin_types=(bytes,), enc_hook=listed)
+    return msgspec.to_builtins(shown, builtin_types=(bytes,), enc_hook=str)

@@ -92,7 +92,7 @@ class MoveReason(enum.StrEnum):
 
     SHRINK = "it requests fewer CPUs"
     WIDEN = "it requests more CPUs"
-    REPLACE = "some of its CPUs are no longer available"
+    REPLACE = "some of its CPUs became unavailable"
     DEFRAGMENT = "better CPUs are free"
     MAKE_ROOM = "it makes room for another container"
 
