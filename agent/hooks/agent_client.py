@@ -95,7 +95,7 @@ class Notifier:
         self.undelivered = 0
 
     def notify(self, notification: Notification) -> bool:
-        """Sends one datagram, after the kept ones. Returns whether it was delivered."""
+        """Sends one datagram, and then the kept ones. Returns whether the first was delivered."""
         self.sent += 1
         datagram = encode(self._with_session(notification))
         if self._send(datagram):

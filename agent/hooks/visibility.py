@@ -47,7 +47,7 @@ from agent.model.verdict import FailureReason, Wait
 
 _ALL: Final = "all"
 _SHOWN_CHARACTERS: Final = 64
-"""Of a name in a message."""
+"""The most characters of a name that a message shows."""
 _MAX_NAMES: Final = 1024
 """More GPUs than a node has. The names are bounded because each is compared with each GPU."""
 

@@ -4,8 +4,8 @@ An apply compares the wanted with the stored object, and sends nothing if the st
 wanted fields. Maps and keyed lists are shared field by field: the API server knows the owner of
 each field. A list without keys (`zones` in the CRDs that others install) belongs to its last writer
 as a whole: there the apply includes the entries of others and the object's resourceVersion, so that
-a concurrent write leads to a conflict and is not lost. So does the list of devices, of which others
-own the entries of types that Topolet does not report.
+a concurrent write leads to a conflict and is not lost. The same applies to the list of devices,
+where others own the entries of types that Topolet does not report.
 """
 
 from __future__ import annotations

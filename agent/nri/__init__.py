@@ -1,7 +1,7 @@
 """The NRI plugin's process: the frontend of the hooks for runtimes with NRI, in place of the proxy.
 
 `daemon` puts the parts into one epoll loop. `link` connects to the runtime's socket and registers
-the plugin, again after each end of the connection, on which `ttrpc` carries calls both ways.
+the plugin, and does both again when the connection has ended. `ttrpc` carries calls both ways.
 `service` serves the runtime's calls: it decodes them (`messages`) and calls `hooks`, which calls
 admission. An answer may be Wait: the call is then held for at most half of the runtime's timeout.
 

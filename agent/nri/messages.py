@@ -38,8 +38,8 @@ _CHARACTER: Final = "c"
 
 
 class NriContainer(msgspec.Struct, frozen=True):
-    """A container in the runtime's report. `requested`: its values, of a container that does not
-    run those of its start. `pid`: 0 if the container does not run, or its process is unknown."""
+    """A container in the runtime's report. `requested`: its current values, or those with which it
+    starts. `pid`: 0 if the container does not run, or its process is unknown."""
 
     id: str
     pod_uid: str
@@ -82,11 +82,11 @@ def trimmed_container(container: pb.Container) -> pb.Container:
 
 def reported(container: pb.Container, sandbox: pb.PodSandbox | None) -> NriContainer:
     """`sandbox` is None for a container of a pod that the runtime does not report."""
-    pod = sandbox or pb.PodSandbox()
+    sandbox = sandbox or pb.PodSandbox()
     return NriContainer(
         container.id,
-        pod_uid(pod.uid, pod.namespace, pod.name),
-        f"{pod.namespace}/{pod.name} {container.name}",
+        pod_uid(sandbox.uid, sandbox.namespace, sandbox.name),
+        f"{sandbox.namespace}/{sandbox.name} {container.name}",
         requested_resources(container.linux.resources),
         container.pid,
     )

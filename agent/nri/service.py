@@ -50,7 +50,7 @@ _EVENTS: Final = {
     "RemoveContainer": pb.REMOVE_CONTAINER,
 }
 _REQUESTS: Final = ("CreateContainer", "UpdateContainer")
-"""The methods whose replies have changes; the others are events, also as a StateChange."""
+"""The methods whose replies have changes. The other methods only report events."""
 _LONGEST_TIMEOUT_SECONDS: Final = 600.0
 _MAX_HELD: Final = 1_024
 _MAX_HELD_BYTES: Final = 40 << 20
@@ -60,7 +60,8 @@ _MAX_REPORTED_BYTES: Final = 32 << 20
 _LONGEST_NAME: Final = 100
 _FIRST_WITHOUT_DEADLOCK: Final = (0, 12, 1)
 _VERSION: Final = re.compile(r"v?([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
-_METHODS: Final = {event: method for method, event in _EVENTS.items()}
+_METHODS: Final = {event: method for method, event in _EVENTS.items() if method not in _REQUESTS}
+"""The methods that a StateChange stands for."""
 _MASK: Final = sum(1 << (event - 1) for event in _EVENTS.values())
 T = TypeVar("T")
 
@@ -179,8 +180,6 @@ class PluginService:
                 change = pb.StateChangeEvent.FromString(incoming.payload)
                 request = pb.EventRequest(pod=change.pod, container=change.container)
                 method = _METHODS.get(change.event, "")
-                if method in _REQUESTS:
-                    method = ""
             elif method in _EVENTS:
                 request = pb.EventRequest.FromString(incoming.payload)
             else:
@@ -223,7 +222,7 @@ class PluginService:
         return held
 
     def _set_up(self, incoming: Incoming) -> None:
-        """Answers the calls at the begin and the end of a session. Raises DecodeError."""
+        """Answers the calls at the beginning and the end of a session. Raises DecodeError."""
         if incoming.method == "Configure":
             configure = pb.ConfigureRequest.FromString(incoming.payload)
             timeout = configure.request_timeout / 1000 or _DEFAULT_TIMEOUT_SECONDS

@@ -881,7 +881,7 @@ def _requests() -> Iterator[Target]:
         ("explain: ",),
     )
     yield Target(
-        "question of the page of the cluster",
+        "query of the page of the cluster",
         page.decode_state_query,
         of_json,
         (_json({"lease_holder": "h", "search": "n", "range": {"column": "gpus", "low": 1}}),),
@@ -890,7 +890,7 @@ def _requests() -> Iterator[Target]:
         ("page: ",),
     )
     yield Target(
-        "question about a node, a pod or a decision",
+        "query about a node, a pod or a decision",
         page.decode_detail_query,
         of_json,
         (_json({"lease_holder": "h", "pod": "n/p", "explain": True}),),

@@ -560,6 +560,7 @@ def test_a_request_that_passes_unhooked_no_longer_waits_for_budget(ends: bool) -
     else:
         second.client(data(3, bytes(10_501)))
     assert short not in second.up()
+    assert second.stats.unread_malformed == 1, "it passes as soon as the upstream accepts it"
     assert (budget.waiting, budget.waiting_bytes) == ({}, 0)
 
 

@@ -219,8 +219,8 @@ STATIC_MEMORY: Final = "Static"
 class ReportedSettings(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The settings of a node's agent that a scheduler must know. `owners_on_reserved`: LSE and LSR
     pods may own CPUs that the kubelet reserves. `bind_memory`: pods that own CPUs or are bound to
-    NUMA nodes get memory of these NUMA nodes alone. `memory_manager_policy`: the kubelet's, "" if
-    it gives no hints for memory."""
+    NUMA nodes get memory of their CPUs' NUMA nodes alone. `memory_manager_policy`: the kubelet's,
+    "" if it gives no hints for memory."""
 
     owners_on_reserved: bool = False
     bind_memory: bool = False

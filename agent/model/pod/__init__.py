@@ -2,8 +2,10 @@
 request CPUs and memory and by which a scheduler allocates them, and the resources that the kubelet
 reports (`pod_resources`).
 
-Each system reads a pod's requests in its own way: Koordinator CPU, memory and the rest of a pod
-with a QoS class (`resource_request`), its device plugin the devices (`device_request`), the kubelet
-the exclusive CPUs (`exclusive_cpus`), and NodeResourceTopologyMatch the parts of a pod that NUMA
-nodes have to hold (`zone_request`).
+Each system reads a pod's requests in its own way, in its own module:
+
+- `resource_request`: CPU, memory and the other resources of a pod with a QoS class, by Koordinator
+- `device_request`: devices, by Koordinator's DeviceShare plugin
+- `exclusive_cpus`: exclusive CPUs, by the kubelet
+- `zone_request`: the parts of a pod that NUMA nodes must hold, by NodeResourceTopologyMatch
 """

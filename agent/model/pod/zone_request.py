@@ -29,8 +29,8 @@ class PartKind(enum.StrEnum):
 class RequestedAmount(msgspec.Struct, frozen=True):
     """A request for an amount above 0. `held`: a NUMA node must have it free; otherwise it must
     only report the resource, because CPUs and memory of pods that are not aligned come from any
-    node. `of_machine`: if NUMA nodes do not report the resource, it may come from
-    outside of them."""
+    node. `of_machine`: if NUMA nodes do not report the resource, it may come from outside of
+    them."""
 
     resource: str
     amount: int

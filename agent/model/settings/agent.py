@@ -248,8 +248,8 @@ class AgentSettings(DoctorSettings, frozen=True):
     bind_memory: Annotated[
         bool,
         msgspec.Meta(
-            description="pods that own CPUs or are bound to NUMA nodes get memory of these NUMA "
-            "nodes, also if the Node does not have the label numa-memory-policy"
+            description="pods that own CPUs or are bound to NUMA nodes get memory of their CPUs' "
+            "NUMA nodes, also if the Node does not have the label numa-memory-policy"
         ),
     ] = False
     migrate_memory: Annotated[
