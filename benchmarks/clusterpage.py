@@ -97,7 +97,7 @@ def _row(case: str, during: list[float], without: list[float]) -> Row:
         case,
         statistics.median(during),
         statistics.median(without),
-        "nobody looks",
+        "without a viewer",
         "ms",
         p99=percentile(during, 99),
         base_p99=percentile(without, 99),

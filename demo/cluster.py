@@ -29,6 +29,7 @@ from tests.cluster.machine import MachineError, ProgramError
 
 _NAMESPACE: Final = "default"
 _STATE: Final = "/run/topolet"
+_SNAPSHOT: Final = f"{_STATE}/{snapshots.FILE}"
 _CPUS: Final = {"LSE": "1", "LSR": "1", "LS": "100m"}
 _READ_SECONDS: Final = 1.0
 _RUNS_SECONDS: Final = 30.0
@@ -122,7 +123,7 @@ class ClusterTour(Tour):
 
     def decisions(self) -> Snapshot | None:
         self._read()
-        text = self._files.get(f"{_STATE}/snapshot.json", "")
+        text = self._files.get(_SNAPSHOT, "")
         try:
             return snapshots.decode(text.encode())
         except snapshots.SnapshotError:
@@ -133,7 +134,7 @@ class ClusterTour(Tour):
         after the other."""
         if time.monotonic() - self._read_at < _READ_SECONDS:
             return
-        self._files = self._machine.read(f"{_STATE}/audit/*.jsonl", f"{_STATE}/snapshot.json")
+        self._files = self._machine.read(f"{_STATE}/audit/*.jsonl", _SNAPSHOT)
         self._read_at = time.monotonic()
 
     def notes(self, *, small: bool) -> tuple[Sequence[str], Sequence[str]]:

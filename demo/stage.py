@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable
 
 from agent.cri.client import Cri
+from agent.model import snapshot as snapshots
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from demo.children import Child, topolet
@@ -40,7 +41,7 @@ class Stage:
         self._identity = identity(folder)
         self._cgroup = OwnCgroup(NAMESPACE, self._identity)
         self.state = folder / "state"
-        self.snapshot = self.state / "snapshot.json"
+        self.snapshot = self.state / snapshots.FILE
         self.private = None if runtime else Containerd(folder / "containerd")
         self.runtime_socket = self.private.socket if self.private else _path(runtime or "")
         self.listen = str(folder / "cri.sock")

@@ -297,7 +297,7 @@ class _Background:
         self._reader = reader
         self._wake = wake
         self._every = every
-        self._opened = threading.Event()
+        self._due = threading.Event()
         self._uid = ""
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="reads", daemon=True)
@@ -309,7 +309,7 @@ class _Background:
 
     def __exit__(self, *_: object) -> None:
         self._stopped = True
-        self._opened.set()
+        self._due.set()
         # Not for longer: a runtime that does not answer must not delay the end of the command.
         self._thread.join(_ONCE_SECONDS)
 
@@ -317,7 +317,7 @@ class _Background:
         """A pod is opened, or closed if `uid` is ""."""
         if uid != self._uid:
             self._uid = uid
-            self._opened.set()
+            self._due.set()
 
     def _run(self) -> None:
         while not self._stopped:
@@ -327,6 +327,6 @@ class _Background:
                     self.opened = opened
                     self._wake()
             self._reader.read()
-            self._opened.wait(self._every)
-            self._opened.clear()
+            self._due.wait(self._every)
+            self._due.clear()
         self._reader.close()

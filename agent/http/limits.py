@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 class ConnectionPhase(enum.IntEnum):
     """What a connection does. HANDSHAKE: of TLS. HEAD, BODY: the client sends a request. HANDLING:
-    the request is complete and has no reply yet. REPLY: the reply is sent. IDLE: between two
+    the request is complete and has no reply yet. REPLY: the reply is being sent. IDLE: between two
     requests. CLOSING: the reply was sent, and what the client still sends is dropped."""
 
     HANDSHAKE = enum.auto()
@@ -184,8 +184,7 @@ class ConnectionTable(Generic[Key]):
         return min(ends, default=None)
 
     def late(self, now: float) -> list[tuple[Key, ConnectionPhase]]:
-        """The connections whose phase has lasted too long; they are not
-        removed."""
+        """The connections whose phase has lasted too long; they are not removed."""
         found = []
         for key, entry in self._entries.items():
             seconds = self._limits.seconds(entry.phase)

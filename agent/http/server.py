@@ -136,7 +136,7 @@ class _RequestQueue:
 
     def __init__(self, threads: int) -> None:
         self._changed = threading.Condition()
-        self._turns: WaitingRequests[tuple[HttpConnection, HttpRequest]] = WaitingRequests(
+        self._waiting: WaitingRequests[tuple[HttpConnection, HttpRequest]] = WaitingRequests(
             threads, _RESERVED_THREADS if threads > 1 else 0
         )
         self._idle = 0
@@ -151,7 +151,7 @@ class _RequestQueue:
 
     def put(self, connection: HttpConnection, request: HttpRequest) -> None:
         with self._changed:
-            self._turns.put(connection.peer, connection.local, (connection, request))
+            self._waiting.put(connection.peer, connection.local, (connection, request))
             self._open += 1
             self._changed.notify()
 
@@ -159,7 +159,7 @@ class _RequestQueue:
         """Waits for a request; returns None after `close`."""
         with self._changed:
             self._idle += 1
-            while (taken := self._turns.take()) is None:
+            while (taken := self._waiting.take()) is None:
                 if self._closed:
                     return None
                 self._changed.wait()
@@ -170,7 +170,7 @@ class _RequestQueue:
     def end(self, local: bool) -> None:
         """A request has its reply."""
         with self._changed:
-            self._turns.end(local)
+            self._waiting.end(local)
             self._changed.notify()
 
     def close(self) -> None:

@@ -109,9 +109,12 @@ def test_a_kubectl_that_hangs_ends_the_command_with_its_reason(
     kubectl.hangs("get pods")
     assert main(["doctor", "n1"]) == 2
     assert "kubectl get takes longer than 0.5 s" in capfd.readouterr().err
+    # For `get pods` too, which answers.
+    monkeypatch.setattr(remote, "KUBECTL_SECONDS", 3.0)
     kubectl.hangs("get node")
     assert main(["doctor", "n1"]) == 2
     assert "no agent runs on node n1" in capfd.readouterr().err
+    monkeypatch.setattr(remote, "KUBECTL_SECONDS", 0.5)
     kubectl.hangs("logs -n")
     assert remote.logs(Agent(("kubectl",), "ns", "a", "n1", 1), 5) == {}
 

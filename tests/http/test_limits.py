@@ -36,7 +36,7 @@ class Clients(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places: ConnectionTable[int] = ConnectionTable(LIMITS)
+        self.table: ConnectionTable[int] = ConnectionTable(LIMITS)
         self.now = 0.0
         self.number = 0
         self.peers: dict[int, str] = {}
@@ -58,7 +58,7 @@ class Clients(RuleBasedStateMachine):
         before = dict(self.phases)
         locals_before = sum(self.local.values())
         try:
-            victim = self.places.admit(self.number, peer, local, self.now)
+            victim = self.table.admit(self.number, peer, local, self.now)
         except FullError:
             assert not local or locals_before >= LIMITS.reserved, "a probe is refused"
             remote = [key for key in self.peers if not self.local[key]]
@@ -79,13 +79,13 @@ class Clients(RuleBasedStateMachine):
     def enter(self, key: int, phase: ConnectionPhase) -> None:
         if key in self.phases:
             self.now += 1
-            self.places.enter(key, phase, self.now)
+            self.table.enter(key, phase, self.now)
             self.phases[key] = phase
 
     @rule(key=keys, held=st.integers(0, 120))
     def hold(self, key: int, held: int) -> None:
         if key in self.phases:
-            victim = self.places.hold(key, held)
+            victim = self.table.hold(key, held)
             self.bytes[key] = held
             if victim is not None:
                 assert victim == key or self.phases[victim] is ConnectionPhase.BODY
@@ -93,13 +93,13 @@ class Clients(RuleBasedStateMachine):
 
     @rule(key=consumes(keys))
     def leave(self, key: int) -> None:
-        self.places.remove(key)
+        self.table.remove(key)
         if key in self.phases:
             self.forget(key)
 
     @rule()
     def out_of_descriptors(self) -> None:
-        victim = self.places.shed()
+        victim = self.table.shed()
         idle = [key for key, phase in self.phases.items() if phase is not ConnectionPhase.HANDLING]
         assert (victim is None) is (not idle)
         if victim is not None:
@@ -108,8 +108,8 @@ class Clients(RuleBasedStateMachine):
 
     @invariant()
     def no_limit_is_exceeded(self) -> None:
-        assert set(self.places) == set(self.phases)
-        assert len(self.places) <= LIMITS.connections
+        assert set(self.table) == set(self.phases)
+        assert len(self.table) <= LIMITS.connections
         remote = [key for key, local in self.local.items() if not local]
         assert len(remote) <= LIMITS.connections - LIMITS.reserved
         of_peer = Counter(self.peers[key] for key in remote)
@@ -117,20 +117,20 @@ class Clients(RuleBasedStateMachine):
 
     @invariant()
     def late_ones_are_those_whose_phase_has_lasted_too_long(self) -> None:
-        late = {key for key, _ in self.places.late(self.now + 59)}
+        late = {key for key, _ in self.table.late(self.now + 59)}
         short = {
             key
             for key, phase in self.phases.items()
             if phase not in (ConnectionPhase.HANDLING, ConnectionPhase.IDLE)
         }
         assert short <= late
-        ends = self.places.next_end()
+        ends = self.table.next_end()
         assert (ends is None) is all(
             each is ConnectionPhase.HANDLING for each in self.phases.values()
         )
         if ends is not None:
-            assert self.places.late(ends)
-            assert not self.places.late(ends - 0.001)
+            assert self.table.late(ends)
+            assert not self.table.late(ends - 0.001)
         assert all(self.phases[key] is not ConnectionPhase.HANDLING for key in late)
 
 
@@ -140,72 +140,72 @@ TestClients.settings = settings(max_examples=60, stateful_step_count=40, deadlin
 
 def filled(limits: ConnectionLimits = LIMITS) -> ConnectionTable[str]:
     """Four remote connections of two peers, the first of each the older."""
-    places: ConnectionTable[str] = ConnectionTable(limits)
+    table: ConnectionTable[str] = ConnectionTable(limits)
     for now, key in enumerate(("a1", "b1", "a2", "b2")):
-        assert places.admit(key, key[0], False, float(now)) is None
-    return places
+        assert table.admit(key, key[0], False, float(now)) is None
+    return table
 
 
 def test_the_oldest_idle_connection_is_closed_for_a_new_one() -> None:
-    places = filled()
-    assert places.admit("c1", "c", False, 9.0) == "a1"
-    assert places.admit("c2", "c", False, 9.0) == "b1"
+    table = filled()
+    assert table.admit("c1", "c", False, 9.0) == "a1"
+    assert table.admit("c2", "c", False, 9.0) == "b1"
 
 
 def test_a_client_that_had_an_answer_stays_longer_than_one_that_never_asked() -> None:
-    places = filled()
-    places.enter("a1", ConnectionPhase.REPLY, 4.0)
-    places.enter("a1", ConnectionPhase.IDLE, 4.0)
-    assert places.admit("c1", "c", False, 9.0) == "b1"
+    table = filled()
+    table.enter("a1", ConnectionPhase.REPLY, 4.0)
+    table.enter("a1", ConnectionPhase.IDLE, 4.0)
+    assert table.admit("c1", "c", False, 9.0) == "b1"
 
 
 def test_a_byte_now_and_then_makes_no_client_younger() -> None:
     """Only a phase that begins counts, and a dripped head begins none."""
-    places = filled()
-    assert [key for key, _ in places.late(5.5)] == ["a1"]
-    assert [key for key, _ in places.late(7.5)] == ["a1", "b1", "a2"]
+    table = filled()
+    assert [key for key, _ in table.late(5.5)] == ["a1"]
+    assert [key for key, _ in table.late(7.5)] == ["a1", "b1", "a2"]
 
 
 def test_a_peer_closes_its_own_connections_first() -> None:
-    places = filled()
-    assert places.admit("a3", "a", False, 9.0) == "a1"
-    places.enter("a2", ConnectionPhase.HANDLING, 9.0)
-    places.enter("a3", ConnectionPhase.HANDLING, 9.0)
-    assert places.admit("a4", "a", False, 9.0) == "b1"
+    table = filled()
+    assert table.admit("a3", "a", False, 9.0) == "a1"
+    table.enter("a2", ConnectionPhase.HANDLING, 9.0)
+    table.enter("a3", ConnectionPhase.HANDLING, 9.0)
+    assert table.admit("a4", "a", False, 9.0) == "b1"
 
 
 def test_a_probe_is_admitted_while_pods_hold_every_place_with_requests() -> None:
-    places = filled()
+    table = filled()
     for each in ("a1", "b1", "a2", "b2"):
-        places.enter(each, ConnectionPhase.HANDLING, 5.0)
-    assert places.admit("probe", "node", True, 6.0) is None
+        table.enter(each, ConnectionPhase.HANDLING, 5.0)
+    assert table.admit("probe", "node", True, 6.0) is None
 
 
 def test_a_crowd_is_one_request_in_each_place() -> None:
-    places = filled()
+    table = filled()
     for each in ("a1", "b1", "a2"):
-        places.enter(each, ConnectionPhase.HANDLING, 5.0)
-    assert not places.crowded()
-    places.enter("b2", ConnectionPhase.HANDLING, 5.0)
-    assert places.crowded()
-    places.remove("b2")
-    assert not places.crowded()
+        table.enter(each, ConnectionPhase.HANDLING, 5.0)
+    assert not table.crowded()
+    table.enter("b2", ConnectionPhase.HANDLING, 5.0)
+    assert table.crowded()
+    table.remove("b2")
+    assert not table.crowded()
 
 
 def test_endless_bodies_end_the_oldest_one() -> None:
-    places = filled()
+    table = filled()
     for each in ("a1", "b1"):
-        places.enter(each, ConnectionPhase.BODY, 5.0 + int(each == "b1"))
-    assert places.hold("a1", 100) is None
-    assert places.hold("b1", 100) == "a1"
+        table.enter(each, ConnectionPhase.BODY, 5.0 + int(each == "b1"))
+    assert table.hold("a1", 100) is None
+    assert table.hold("b1", 100) == "a1"
 
 
 def test_a_request_in_progress_keeps_its_body_while_others_send() -> None:
-    places = filled()
-    places.hold("a1", 100)
-    places.enter("a1", ConnectionPhase.HANDLING, 5.0)
-    places.enter("b1", ConnectionPhase.BODY, 6.0)
-    assert places.hold("b1", 100) == "b1"
+    table = filled()
+    table.hold("a1", 100)
+    table.enter("a1", ConnectionPhase.HANDLING, 5.0)
+    table.enter("b1", ConnectionPhase.BODY, 6.0)
+    assert table.hold("b1", 100) == "b1"
 
 
 @given(
@@ -215,20 +215,20 @@ def test_a_request_in_progress_keeps_its_body_while_others_send() -> None:
 )
 def test_turns(asked: list[tuple[str, bool]], threads: int, data: st.DataObject) -> None:
     """Each request gets a thread once, in the order of its peer; one thread is the node's own."""
-    turns: WaitingRequests[int] = WaitingRequests(threads, 1)
+    waiting: WaitingRequests[int] = WaitingRequests(threads, 1)
     for number, (peer, local) in enumerate(asked):
-        turns.put(peer, local, number)
+        waiting.put(peer, local, number)
     running: list[bool] = []
     order: list[int] = []
     while len(order) < len(asked) or running:
-        taken = turns.take() if len(running) < threads else None
+        taken = waiting.take() if len(running) < threads else None
         if taken is not None:
             order.append(taken[0])
             running.append(taken[1])
             assert asked[taken[0]][1] is taken[1]
         else:
             assert running, "a thread is idle while a request waits"
-            turns.end(running.pop(data.draw(st.integers(0, len(running) - 1))))
+            waiting.end(running.pop(data.draw(st.integers(0, len(running) - 1))))
         assert running.count(False) <= threads - 1
     assert sorted(order) == list(range(len(asked)))
     for each in set(asked):
@@ -237,15 +237,15 @@ def test_turns(asked: list[tuple[str, bool]], threads: int, data: st.DataObject)
 
 
 def test_many_requests_of_one_peer_do_not_delay_the_first_of_another() -> None:
-    turns: WaitingRequests[str] = WaitingRequests(3, 1)
+    waiting: WaitingRequests[str] = WaitingRequests(3, 1)
     for number in range(5):
-        turns.put("a", False, f"a{number}")
-    turns.put("b", False, "b0")
-    taken = [turns.take(), turns.take()]
+        waiting.put("a", False, f"a{number}")
+    waiting.put("b", False, "b0")
+    taken = [waiting.take(), waiting.take()]
     assert taken == [("a0", False), ("b0", False)]
-    assert turns.take() is None, "the last thread is reserved"
-    turns.put("kubelet", True, "probe")
-    assert turns.take() == ("probe", True)
+    assert waiting.take() is None, "the last thread is reserved"
+    waiting.put("kubelet", True, "probe")
+    assert waiting.take() == ("probe", True)
 
 
 RATE = ConnectionLimits(connections=6, reserved=2, each_peer=3, new_each_second=2.0)

@@ -67,7 +67,7 @@
 topolet-agent{{ with .name }}-{{ . }}{{ end }}{{ if .canary }}-canary{{ end }}
 {{- end }}
 
-{{/* Of a container that installs the proxy on the host, or takes it back: chroot, and files of others. */}}
+{{/* Of a container that installs the proxy on the host, or removes it: chroot, and files of other owners. */}}
 {{- define "topolet.hostSecurity" -}}
 privileged: false
 allowPrivilegeEscalation: false
@@ -83,8 +83,8 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
 {{- end }}
 
 {{/*
-The pod that takes a node of a pool back, without the node's name; of a dict with root and pool. Only where
-the chart installed the proxy it has the host's root.
+The pod that undoes the changes of a node of a pool, without the node's name; of a dict with root and pool.
+Only where the chart installed the proxy it has the host's root.
 */}}
 {{- define "topolet.uninstallPod" -}}
 {{ $socket := include "topolet.socket" (.pool.runtime | default "containerd") -}}
