@@ -84,7 +84,7 @@ def parse(text: bytes | str) -> dict[str, Any]:
         raise StateFileError(str(error)) from None
 
 
-def unwrap(outer: dict[str, Any]) -> tuple[dict[str, Any], Checked] | None:
+def _unwrap(outer: dict[str, Any]) -> tuple[dict[str, Any], Checked] | None:
     """The content of the field `data`, a JSON text with its own checksum; None without this field.
     The other fields are for older kubelets. Raises StateFileError."""
     if "data" not in outer:
@@ -110,7 +110,7 @@ def manager_state(raw: bytes, fields: Set[str], fields_in_data: Set[str]) -> Man
     """The file of the CPU manager or the memory manager. `fields`: those of the content, and
     `fields_in_data` those of content that is wrapped. Raises StateFileError."""
     outer = parse(raw)
-    unwrapped = unwrap(outer)
+    unwrapped = _unwrap(outer)
     content, checked = unwrapped or (outer, None)
     if content.get("policyName") is None:
         raise StateFileError("policyName is missing")

@@ -154,10 +154,10 @@ def decisions(before: Snapshot | None, after: Snapshot, moves: Iterable[Move]) -
 
 
 def _of_pools(before: Snapshot | None, after: Snapshot) -> Iterator[Record]:
+    text = cause(before, after)
     for kind in ("ls_pools", "be_pools"):
         old = _by_node(getattr(before, kind) if before else ())
         new = _by_node(getattr(after, kind))
-        text = cause(before, after)
         for node in sorted(old | new):
             if old.get(node) != new.get(node):
                 yield Record(

@@ -169,8 +169,8 @@ def observed_kubelet(settings: DoctorSettings) -> tuple[KubeletStatus, tuple[str
     ]
     cpu_state = memory_state = ""
     registered: dict[str, int] = {}
-    files = state_folder.read(settings.kubelet_dir)
-    for each in files:
+    state_files = state_folder.read(settings.kubelet_dir)
+    for each in state_files:
         match each.state:
             case CpuManagerState():
                 cpu_state = each.state.policy
@@ -187,7 +187,9 @@ def observed_kubelet(settings: DoctorSettings) -> tuple[KubeletStatus, tuple[str
         registered=registered,
     )
     return found, tuple(
-        f"{settings.kubelet_dir}/{each.name}: {each.problem}" for each in files if each.problem
+        f"{settings.kubelet_dir}/{each.name}: {each.problem}"
+        for each in state_files
+        if each.problem
     )
 
 
@@ -259,7 +261,7 @@ def _agent_answer(state_dir: str) -> tuple[NodeCode, str] | None:
     path = os.path.join(state_dir, SOCKET)
     notifier = Notifier(path)
     try:
-        # Of an agent that hangs, the socket's queue may be full.
+        # The queue of the socket may be full if the agent hangs.
         if not notifier.notify(SnapshotRequest()) and not receives_datagrams(path):
             return NodeCode.AGENT_ABSENT, f"no agent uses the state folder {state_dir}"
     finally:

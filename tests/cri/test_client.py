@@ -130,9 +130,9 @@ def test_a_sandbox_of_containerd_shows_the_sums_of_its_pod(resources: object, un
     linux = {"cgroup_parent": "/kubepods/podp", "resources": resources}
     spec = {"linux": {"cgroupsPath": "/kubepods/podp/s", "resources": {"cpu": {"shares": 2}}}}
     found = Answering(json.dumps({"pid": 7, "config": {"linux": linux}, "runtimeSpec": spec}))
-    placement = found.sandbox_status("s")
-    assert (placement.cgroup_parent, placement.resources.shares) == ("/kubepods/podp", 2)
-    assert placement.unequal == unequal
+    status = found.sandbox_status("s")
+    assert (status.cgroup_parent, status.resources.shares) == ("/kubepods/podp", 2)
+    assert status.unequal == unequal
 
 
 @pytest.mark.parametrize(

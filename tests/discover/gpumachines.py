@@ -38,7 +38,6 @@ def a100_hgx() -> Machine:
                 "capability": "8 0",
                 "utilization": "30 10",
                 "clock.1": 1410,
-                "clock.2": 1593,
                 "power": 70123,
                 "temperature": 34,
                 "energy": 1000 + place,

@@ -18,7 +18,7 @@ FORMS = [(2, 20), (2, 21), (3, 30)]
         (99, [], None, Checked.UNKNOWN),
     ],
 )
-def test_judge(
+def test_matching_version(
     recorded: int, forms: list[tuple[int, int]], version: int | None, checked: Checked
 ) -> None:
     assert matching_version(recorded, forms) == (version, checked)

@@ -412,8 +412,8 @@ def test_dynamic_container_moves_to_better_cpus_and_its_file_is_written(wide: Wo
 def test_container_that_starts_sharing_gets_the_pool_in_its_file(world: World) -> None:
     sandbox = guaranteed(world, "g")
     start(world, world.agent(NodeLocalCpus("dynamic")), sandbox, 2)
-    placement = world.runtime.statuses["c-g-main"]
-    world.runtime.statuses["c-g-main"] = with_resources(placement, shares=1536)
+    status = world.runtime.statuses["c-g-main"]
+    world.runtime.statuses["c-g-main"] = with_resources(status, shares=1536)
     world.agent(NodeLocalCpus("dynamic")).reconcile()
     assert cpus_file(world, "g") == {"cpus": "0-3", "generation": 2}
 

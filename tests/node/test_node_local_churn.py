@@ -144,8 +144,8 @@ class Churn(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(owners)))
         had = CpuSet.parse(owners[uid])
         container = self.running[uid]
-        placement = self.world.runtime.statuses[container.id]
-        self.world.runtime.statuses[container.id] = with_resources(placement, shares=1024 * cpus)
+        status = self.world.runtime.statuses[container.id]
+        self.world.runtime.statuses[container.id] = with_resources(status, shares=1024 * cpus)
         self.requests[uid] = cpus
         self.agent.notified([Resized(container.id, RequestedResources(shares=1024 * cpus))])
         self.agent.reconcile()

@@ -42,7 +42,7 @@ class Server:
         return True
 
 
-class News(threading.Condition):
+class Changed(threading.Condition):
     """`waits`: a thread waits and was not woken yet."""
 
     waits = False
@@ -70,15 +70,15 @@ class Time:
         return self.now
 
     def begins(self, outbox: Outbox) -> None:
-        self._news = outbox._changed = News()
+        self._changed = outbox._changed = Changed()
         outbox.start()
 
     def passes(self, seconds: float) -> None:
-        eventually("it waits", lambda: self._news.waits)
-        with self._news:
+        eventually("it waits", lambda: self._changed.waits)
+        with self._changed:
             self.now += seconds
-            self._news.notify()
-        eventually("it waits again", lambda: self._news.waits)
+            self._changed.notify()
+        eventually("it waits again", lambda: self._changed.waits)
 
 
 @pytest.fixture

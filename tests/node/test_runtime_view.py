@@ -93,8 +93,8 @@ def test_hanging_status_is_requested_again_later(
     world.runtime.failing[hung.id] = Code.DEADLINE_EXCEEDED
     assert pods(observer).keys() == {"p", "q"}
     del world.runtime.failing[hung.id]
-    place = world.runtime.statuses[hung.id]
-    world.runtime.statuses[hung.id] = with_resources(place, cpuset="1")
+    status = world.runtime.statuses[hung.id]
+    world.runtime.statuses[hung.id] = with_resources(status, cpuset="1")
     assert observer.observe().statuses[hung.id].resources.cpuset == ""
     now += 61
     assert observer.observe().statuses[hung.id].resources.cpuset == "1"
@@ -261,9 +261,9 @@ def test_texts_of_all_statuses_are_bounded(world: World, observer: RuntimeView) 
     pod = world.sandbox("p")
     for number in range(1_000):
         container = world.container(pod, f"c{number}", state=ContainerState.CREATED)
-        place = world.runtime.statuses[container.id]
+        status = world.runtime.statuses[container.id]
         wide = "\U0001f600" + "a" * 3_000
-        world.runtime.statuses[container.id] = msgspec.structs.replace(place, cgroups_path=wide)
+        world.runtime.statuses[container.id] = msgspec.structs.replace(status, cgroups_path=wide)
     for _ in range(2):
         with pytest.raises(RpcError, match="paths and CPUs of all containers"):
             observer.observe()
@@ -306,10 +306,10 @@ def test_containers_that_have_not_ended_are_bounded(world: World, observer: Runt
     """Those that have ended cost less, and a node may have thousands."""
     pod = world.sandbox("p")
     container = world.container(pod, state=ContainerState.CREATED)
-    place = world.runtime.statuses[container.id]
+    status = world.runtime.statuses[container.id]
     numbers = range(MAX_LIVING + 1)
     listed = [msgspec.structs.replace(container, id=f"c{number}") for number in numbers]
-    world.runtime.statuses |= {each.id: place for each in listed}
+    world.runtime.statuses |= {each.id: status for each in listed}
     world.runtime.listed_containers = listed
     with pytest.raises(RpcError, match=f"more than {MAX_LIVING} containers"):
         observer.observe()

@@ -25,7 +25,7 @@ def tree(root: Path) -> Iterator[CgroupWatch]:
 
 
 @pytest.mark.parametrize(
-    ("parent", "name", "place"),
+    ("parent", "name", "kind"),
     [
         (GroupKind.TOP, "kubepods", GroupKind.KUBEPODS),
         (GroupKind.TOP, "kubepods.slice", GroupKind.KUBEPODS),
@@ -41,10 +41,8 @@ def tree(root: Path) -> Iterator[CgroupWatch]:
         (GroupKind.CONTAINER, "init.scope", None),
     ],
 )
-def test_paths_by_both_cgroup_drivers(
-    parent: GroupKind, name: str, place: GroupKind | None
-) -> None:
-    assert kind_below(parent, name) == place
+def test_paths_by_both_cgroup_drivers(parent: GroupKind, name: str, kind: GroupKind | None) -> None:
+    assert kind_below(parent, name) == kind
 
 
 def test_pods_and_containers_are_created_and_removed(root: Path, tree: CgroupWatch) -> None:

@@ -71,8 +71,7 @@ def with_resources(status: VerboseStatus, **changes: Any) -> VerboseStatus:
 class ListedRuntime(Cri):
     """Replaces a runtime for answers that a real one cannot be brought to give: `failing` by
     container or sandbox id, `statuses` and `carriers` the verbose statuses of the others, `asked`
-    the ids whose carriers were requested. `status_calls`
-    counts the requested statuses by id."""
+    the ids whose carriers were requested. `status_calls` counts the requested statuses by id."""
 
     def __init__(self) -> None:
         super().__init__("/nowhere")
