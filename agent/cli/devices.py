@@ -23,7 +23,7 @@ from agent.discover import cpus, network
 from agent.discover.gpuwatcher import GpuSession, SessionError
 from agent.discover.sysfs import DiscoveryError
 from agent.discover.sysfs_devices import SysfsDevices
-from agent.host import files
+from agent.hooks import agent_client
 from agent.model import snapshot as snapshots
 from agent.model.cpu.topology import Topology
 from agent.model.devices.gpus import GpuReport
@@ -160,7 +160,7 @@ def read_snapshot(state_dir: str) -> Snapshot:
     """The decisions that the agent published last. Raises SnapshotError, also if there are none."""
     path = os.path.join(state_dir, snapshots.FILE)
     try:
-        return snapshots.decode(files.read(path, snapshots.MAX_BYTES))
+        return agent_client.read_snapshot(path)
     except OSError as error:
         raise SnapshotError(str(error)) from error
 

@@ -31,6 +31,16 @@ MAX_KEPT = 1024
 log = logging.getLogger(__name__)
 
 
+def read_snapshot(path: str) -> Snapshot:
+    """Reads the file once. Raises OSError, and SnapshotError for an invalid or too large file."""
+    try:
+        return snapshots.decode(files.read(path, snapshots.MAX_BYTES))
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise snapshots.SnapshotError(str(error.strerror)) from error
+        raise
+
+
 class SnapshotFile:
     """The agent's snapshot, by its file. While the file can't be decoded, the last valid snapshot
     counts. A snapshot of another boot counts as none, and so does a missing file: the agent
@@ -61,10 +71,9 @@ class SnapshotFile:
 
     def _read(self) -> None:
         try:
-            new = snapshots.decode(files.read(self._path, snapshots.MAX_BYTES))
+            new = read_snapshot(self._path)
         except OSError as error:
-            if error.errno != errno.EFBIG:
-                self._stamp = None  # the file may be valid: it is read at the next call
+            self._stamp = None  # the file may be valid: it is read at the next call
             self._report(str(error))
         except snapshots.SnapshotError as error:
             self._report(f"{self._path}: {error}")

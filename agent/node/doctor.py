@@ -18,8 +18,7 @@ import msgspec
 
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri
-from agent.hooks.agent_client import Notifier
-from agent.host import files
+from agent.hooks.agent_client import Notifier, read_snapshot
 from agent.host.listener import receives_datagrams
 from agent.kubelet import state_folder
 from agent.kubelet.cpu_manager_state import CpuManagerState
@@ -103,7 +102,7 @@ def examine(settings: DoctorSettings) -> Examination:
         wrong[answer[0]] = answer[1]
     snapshot: Snapshot | None = None
     try:
-        snapshot = _read_snapshot(settings.state_dir)
+        snapshot = read_snapshot(os.path.join(settings.state_dir, snapshots.FILE))
         owners = snapshot.owners
     except FileNotFoundError:
         pass
@@ -249,12 +248,6 @@ def _containers(
     return tuple(sorted(seen, key=lambda each: each.title)), groups, runtime
 
 
-def _read_snapshot(state_dir: str) -> Snapshot:
-    """Raises OSError, SnapshotError."""
-    path = os.path.join(state_dir, snapshots.FILE)
-    return snapshots.decode(files.read(path, snapshots.MAX_BYTES))
-
-
 def _agent_answer(state_dir: str) -> tuple[NodeCode, str] | None:
     """Requests a new snapshot and waits for it. Returns the finding if there is none, else None."""
     requested_at = time.monotonic_ns()
@@ -266,10 +259,11 @@ def _agent_answer(state_dir: str) -> tuple[NodeCode, str] | None:
             return NodeCode.AGENT_ABSENT, f"no agent uses the state folder {state_dir}"
     finally:
         notifier.close()
+    snapshot_path = os.path.join(state_dir, snapshots.FILE)
     deadline = requested_at + int(ANSWER_SECONDS * 1e9)
     while True:
         try:
-            if _read_snapshot(state_dir).listed_at >= requested_at:
+            if read_snapshot(snapshot_path).listed_at >= requested_at:
                 return None
         except (OSError, SnapshotError):
             pass  # a finding of its own

@@ -23,7 +23,8 @@ from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.cri.client import Cri
-from agent.host import files, locks
+from agent.hooks.agent_client import read_snapshot
+from agent.host import locks
 from agent.host.locks import AGENT_LOCK, Lock, LockedError
 from agent.model import snapshot as snapshots
 from agent.model.audit import WriteReason
@@ -340,7 +341,7 @@ def _restore_runtime(
 
 def _last_snapshot(path: Path) -> Snapshot | None:
     try:
-        return snapshots.decode(files.read(str(path), snapshots.MAX_BYTES))
+        return read_snapshot(str(path))
     except (FileNotFoundError, snapshots.SnapshotError):
         return None
 

@@ -9,6 +9,7 @@ import msgspec
 
 from agent.allocate.pools import Decision
 from agent.allocate.visibility.pod_devices import DeviceVisibility, Holders, holders
+from agent.hooks.agent_client import read_snapshot
 from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
@@ -139,7 +140,7 @@ class Publisher:
 
     def _stored(self) -> Snapshot | None:
         try:
-            return snapshots.decode(files.read(self._path, snapshots.MAX_BYTES))
+            return read_snapshot(self._path)
         except FileNotFoundError:
             return None
         except (OSError, snapshots.SnapshotError) as error:

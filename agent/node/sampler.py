@@ -15,6 +15,7 @@ from agent.cgroup import names
 from agent.cgroup.hierarchy import Hierarchy, mounted
 from agent.cri.client import Cri
 from agent.discover.cpus import TopologyView
+from agent.hooks.agent_client import read_snapshot
 from agent.host import files
 from agent.host.files import Stamp, Tree
 from agent.host.listener import receives_datagrams
@@ -107,7 +108,7 @@ class NodeSampler:
         if stamp != self._stamp:
             self._stamp, self._unread = stamp, ""
             try:
-                self._snapshot = snapshots.decode(files.read(self._path, snapshots.MAX_BYTES))
+                self._snapshot = read_snapshot(self._path)
             except FileNotFoundError:
                 self._snapshot = None
             except (OSError, SnapshotError) as error:

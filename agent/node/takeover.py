@@ -15,6 +15,7 @@ from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.names import own_root
 from agent.cri.client import Cri
 from agent.discover import cpus as machine_cpus
+from agent.hooks.agent_client import read_snapshot
 from agent.host import files
 from agent.kube import documents
 from agent.kube.documents import DocumentError
@@ -193,7 +194,7 @@ def _require_stopped(proc: str, own_group: str | None, kubelet_dir: str) -> None
 
 def _snapshot(path: Path) -> Snapshot:
     try:
-        snapshot = snapshots.decode(files.read(str(path), snapshots.MAX_BYTES))
+        snapshot = read_snapshot(str(path))
     except (OSError, SnapshotError) as error:
         raise TakeoverError(f"the agent's decisions can't be read: {error}") from error
     if snapshot.boot_id != files.boot_id():

@@ -10,7 +10,7 @@ from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.host import locks
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.snapshot import CgroupLimits
+from agent.model.snapshot import FILE, MAX_BYTES, CgroupLimits
 from agent.telemetry.audit import read
 
 GROUP = "/kubepods/besteffort/podx/box"
@@ -21,16 +21,20 @@ FILES = {
 }
 
 
-def test_every_value_is_restored_after_a_crash(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root, state = tmp_path / "cgroup", tmp_path / "state"
+def make_tree(root: Path) -> None:
     for depth in range(5):
         for name, text in FILES.items():
             folder, _, file = name.partition("/")
             path = root / folder / "/".join(GROUP.split("/")[1 : depth + 1])
             path.mkdir(parents=True, exist_ok=True)
             (path / file).write_text(f"{text}\n")
+
+
+def test_every_value_is_restored_after_a_crash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, state = tmp_path / "cgroup", tmp_path / "state"
+    make_tree(root)
     (root / "memory" / GROUP[1:] / "memory.usage_in_bytes").write_text("4096\n")
     state.mkdir()
     hierarchy, journal = Hierarchy(str(root)), Journal(state / "journal")
@@ -65,6 +69,20 @@ def test_every_value_is_restored_after_a_crash(
     ]
     assert main(words) == 0
     assert capsys.readouterr().out == "0 cpusets restored\n"
+
+
+def test_a_snapshot_that_is_too_large_does_not_prevent_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, state = tmp_path / "cgroup", tmp_path / "state"
+    make_tree(root)
+    state.mkdir()
+    assert writer.apply(Hierarchy(str(root)), Journal(state / "journal"), {GROUP: CpuSet([1])}).ok
+    with (state / FILE).open("wb") as snapshot:
+        snapshot.truncate(MAX_BYTES + 1)
+    words = [f"--state-dir={state}", f"--cgroup-root={root}", "--runtime-endpoint=unix:///none"]
+    assert main(["restore", *words]) == 0
+    assert "1 cpusets restored\n" in capsys.readouterr().out
 
 
 def test_nothing_is_restored_while_a_plugin_runs(
