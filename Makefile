@@ -9,7 +9,7 @@ RUNTIME ?=
 # End by itself after so many seconds: make run SECONDS=20
 SECONDS ?=
 
-# Without bytecode each worker compiles every test, and each process that a test starts the agent.
+# Without bytecode, each worker compiles all tests, and each process of a test compiles the agent.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Four workers on two processors: most of the time of the slow suites is waiting.

@@ -89,8 +89,7 @@ _ONE_WORKER = {
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is collected lives until the end: the collector of garbage need not look at it again and
-    again."""
+    """What is collected lives until the end: the garbage collector does not have to examine it."""
     gc.disable()
     try:
         return (yield)

@@ -7,8 +7,6 @@ import select
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,15 +99,3 @@ class Launcher:
 
     def _send(self, order: dict[str, Any]) -> None:
         self._orders.sendall(json.dumps(order).encode() + b"\n")
-
-
-def page(port: int, name: str) -> tuple[int, str]:
-    """Status and text; status 0 without an answer."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=5) as reply:
-            return reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError:
-        return 0, ""

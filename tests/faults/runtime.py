@@ -137,7 +137,7 @@ class PlayedRuntime(grpc.GenericRpcHandler):
     def _sandbox_status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         wanted = pb.PodSandboxStatusRequest.FromString(request).pod_sandbox_id
         self._wait_if(wanted)
-        config = {"linux": {"cgroup_parent": self._place(wanted, context).cgroup_parent}}
+        config = {"linux": {"cgroup_parent": self._status(wanted, context).cgroup_parent}}
         info = self._info(wanted, context) | {"config": config}
         return pb.PodSandboxStatusResponse(info={"info": json.dumps(info)}).SerializeToString()
 
@@ -148,32 +148,32 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         return pb.ContainerStatusResponse(info={"info": text}).SerializeToString()
 
     def _info(self, wanted: str, context: grpc.ServicerContext) -> dict[str, object]:
-        place = self._place(wanted, context)
-        resources = {"cpu": {"cpus": place.resources.cpuset}}
-        linux = {"cgroupsPath": place.cgroups_path, "resources": resources}
+        status = self._status(wanted, context)
+        resources = {"cpu": {"cpus": status.resources.cpuset}}
+        linux = {"cgroupsPath": status.cgroups_path, "resources": resources}
         spec = {"linux": linux, "process": {"env": self.environment}}
         pairs = [each.partition("=") for each in self.environment]
         envs = [{"key": name, "value": value} for name, _, value in pairs]
-        return {"pid": place.pid, "config": {"envs": envs}, "runtimeSpec": spec}
+        return {"pid": status.pid, "config": {"envs": envs}, "runtimeSpec": spec}
 
-    def _place(self, wanted: str, context: grpc.ServicerContext) -> VerboseStatus:
+    def _status(self, wanted: str, context: grpc.ServicerContext) -> VerboseStatus:
         with self.lock:
-            place = self.statuses.get(wanted)
-        if place is None:
+            status = self.statuses.get(wanted)
+        if status is None:
             context.abort(grpc.StatusCode.NOT_FOUND, f"{wanted} is gone")
             raise AssertionError("abort raises")
-        return place
+        return status
 
     def _update(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """The CPUs with which the container will start, or runs from now on."""
         update = pb.UpdateContainerResourcesRequest.FromString(request)
         cpuset = update.linux.cpuset_cpus
         with self.lock:
-            place = self._place(update.container_id, context)
+            status = self._status(update.container_id, context)
             if cpuset:
                 self.statuses[update.container_id] = msgspec.structs.replace(
-                    place, resources=msgspec.structs.replace(place.resources, cpuset=cpuset)
+                    status, resources=msgspec.structs.replace(status.resources, cpuset=cpuset)
                 )
                 if self.containers[update.container_id].state is ContainerState.RUNNING:
-                    self._put_in_force(place.cgroups_path, CpuSet.parse(cpuset))
+                    self._put_in_force(status.cgroups_path, CpuSet.parse(cpuset))
         return pb.UpdateContainerResourcesResponse().SerializeToString()

@@ -7,7 +7,7 @@ import pytest
 
 from agent.model.cpu.cpuset import CpuSet
 from tests.faults.conftest import Around
-from tests.integration.harness import eventually
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("restarts", [False, True])

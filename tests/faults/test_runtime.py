@@ -15,9 +15,9 @@ from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 from tests.cri import hostile
 from tests.faults.conftest import Around
-from tests.faults.launcher import page
 from tests.fixtures.ports import free_port
-from tests.integration.harness import eventually
+from tests.integration.harness import page
+from tests.waiting import eventually
 
 CALL_SECONDS = 2.0
 
@@ -36,19 +36,19 @@ def test_silent_runtime_makes_the_agent_unready_and_loses_nothing(around: Around
     node, port = around.node, free_port()
     own, ls = around.running("LSE", "1-2"), around.running("LS")
     around.start(f"--http=127.0.0.1:{port}", "--period-seconds=0.1")
-    eventually("ready", lambda: page(port, "readyz")[0] == 200)
+    eventually("ready", lambda: page(port, "/readyz")[0] == 200)
     node.stop_runtime()
     with silent(node.socket_path):
-        eventually("not ready", lambda: page(port, "readyz")[0] == 503)
-        assert page(port, "readyz")[1].startswith(
+        eventually("not ready", lambda: page(port, "/readyz")[0] == 503)
+        assert page(port, "/readyz")[1].startswith(
             ("the runtime does not answer", "the snapshot is")
         )
-        assert page(port, "healthz")[0] == 200
+        assert page(port, "/healthz")[0] == 200
         assert (around.cpus(own), around.cpus(ls)) == ("1-2", "0,3-15")
         assert around.launcher.running
     node.start_runtime()
     late = around.running("LS")
-    eventually("ready again", lambda: page(port, "readyz")[0] == 200)
+    eventually("ready again", lambda: page(port, "/readyz")[0] == 200)
     eventually("the late one has its place", lambda: around.cpus(late) == "0,3-15")
     assert (around.cpus(own), around.cpus(ls)) == ("1-2", "0,3-15")
 
@@ -71,11 +71,11 @@ def test_hostile_runtime_makes_the_agent_unready_and_loses_nothing(
     node, port = around.node, free_port()
     own, ls = around.running("LSE", "1-2"), around.running("LS")
     around.start(f"--http=127.0.0.1:{port}", "--period-seconds=0.1")
-    eventually("ready", lambda: page(port, "readyz")[0] == 200)
+    eventually("ready", lambda: page(port, "/readyz")[0] == 200)
     node.stop_runtime()
     with hostile.serving(node.socket_path, answer):
-        eventually("not ready", lambda: page(port, "readyz")[0] == 503)
-        assert page(port, "healthz")[0] == 200
+        eventually("not ready", lambda: page(port, "/readyz")[0] == 503)
+        assert page(port, "/healthz")[0] == 200
         assert (around.cpus(own), around.cpus(ls)) == ("1-2", "0,3-15")
         assert around.launcher.running
     node.socket_path.unlink()

@@ -12,9 +12,9 @@ import pytest
 
 from agent.cri.client import MAX_INFO_BYTES, MAX_ITEMS, MAX_PATH_BYTES, MAX_REPLY_BYTES
 from agent.proto import cri_pb2 as pb
-from tests.faults.launcher import page
 from tests.faults.node import PlayedNode, large_machine
 from tests.fixtures.ports import free_port
+from tests.integration.harness import page
 from tests.waiting import eventually
 
 LIMIT_BYTES = 128 << 20
@@ -228,7 +228,7 @@ def test_no_answers_of_a_runtime_fill_the_agents_memory(
     def passes() -> float:
         return sum(
             float(line.rpartition(" ")[2])
-            for line in page(port, "metrics")[1].splitlines()
+            for line in page(port, "/metrics")[1].splitlines()
             if line.startswith("topolet_reconciliations_total")
         )
 

@@ -57,6 +57,18 @@ def kernel_group(pid: int, controller: str) -> pathlib.Path:
     return pathlib.Path(f"/sys/fs/cgroup{groups['']}")
 
 
+def page(port: int, path: str) -> tuple[int, str]:
+    """Status and text of a page of this machine; status 0 without an answer."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
 class TestNode:
     """Starts and ends the processes of one node; `proxied` and `direct` are CRI clients."""
 
@@ -158,18 +170,9 @@ class TestNode:
         """The standard error of a process until now."""
         return (self.folder / f"{name}.log").read_text()
 
-    def get(self, page: str) -> tuple[int, str]:
-        """Status and text of a page of the agent; status 0 without an answer."""
-        try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{self.http_port}{page}", timeout=5
-            ) as reply:
-                return reply.status, reply.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+    def get(self, path: str) -> tuple[int, str]:
+        """As `page`, of the agent."""
+        return page(self.http_port, path)
 
     def metric(self, name: str) -> float:
         """The sum of the series that begin with the name (labels may follow)."""

@@ -71,7 +71,7 @@ class Cluster:
         if deployed.changes_pods(self.server):
             kinds += ",mutatingadmissionpolicies,mutatingadmissionpolicybindings"
         listed = yaml.safe_load(self.kubectl("get", kinds, "-A", "-o", "json"))["items"]
-        return {_name(each): _content(each) for each in listed}
+        return {name_of(each): _content(each) for each in listed}
 
     def definition(self, name: str) -> Object:
         return self.api.request("GET", f"/{DEFINITIONS}/{name}")
@@ -92,7 +92,7 @@ class Cluster:
         deployed.delete(self.kubectl, "crd", DEVICES, TOPOLOGIES, REBINDS)
 
 
-def _name(body: Object) -> str:
+def name_of(body: Object) -> str:
     metadata = body["metadata"]
     return f"{body['kind']}/{metadata.get('namespace', '')}/{metadata['name']}"
 

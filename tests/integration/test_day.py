@@ -25,7 +25,7 @@ from tests.fixtures import trees
 from tests.integration.apiserver import server
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
-from tests.integration.incluster import Account
+from tests.integration.incluster import QOS, STATUS, Account
 from tests.waiting import eventually
 
 NODE = "node-a"
@@ -33,8 +33,6 @@ SOCKETS, NODES, CORES = 2, 2, 16
 PER_NODE = CORES * 2
 CPUS = SOCKETS * NODES * PER_NODE
 WAVE, WAVES = 100, 10
-STATUS = "scheduling.koordinator.sh/resource-status"
-QOS = "koordinator.sh/qosClass"
 TOPOLOGIES = "/apis/topology.node.k8s.io/{}/noderesourcetopologies"
 PATIENCE_SECONDS = 60.0
 

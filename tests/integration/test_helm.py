@@ -24,7 +24,7 @@ from tests.integration.helmcluster import (
     REBINDS,
     TOPOLOGIES,
     Cluster,
-    _name,
+    name_of,
 )
 from tests.waiting import eventually
 
@@ -85,7 +85,7 @@ def test_helm_3_does_the_same(cluster: Cluster) -> None:
     values = {**EVERYTHING, "certificates": {"source": "secret"}}
     # Each has an order of its own for kinds that it does not know.
     one, other = (chart.rendered(folder, values, program=each) for each in (program, None))
-    assert {_name(each): each for each in one} == {_name(each): each for each in other}
+    assert {name_of(each): each for each in one} == {name_of(each): each for each in other}
     lives_without_a_trace(theirs)
     theirs.remove_definitions()
     takes_over(theirs, "--take-ownership")
@@ -100,7 +100,7 @@ def lives_without_a_trace(cluster: Cluster) -> None:
     new = {name for name in installed if name not in before}
     assert not [name for name in before if installed[name] != before[name]]
     rendered = {
-        _name(each)
+        name_of(each)
         for each in chart.rendered(cluster.server.folder, EVERYTHING)
         if "helm.sh/hook" not in each["metadata"].get("annotations", {})
     }
@@ -166,8 +166,8 @@ def takes_over(cluster: Cluster, *flags: str) -> None:
     cluster.install(values, *flags)
     assert cluster.refuses()
     found = cluster.objects()
-    ours = {_name(each) for each in chart.rendered(cluster.server.folder, values)}
-    not_ours = {_name(each) for each in earlier} - ours
+    ours = {name_of(each) for each in chart.rendered(cluster.server.folder, values)}
+    not_ours = {name_of(each) for each in earlier} - ours
     assert not_ours == {f"Namespace//{NAMESPACE}"}
     for name in ours & set(found):
         if not name.startswith("CustomResourceDefinition"):

@@ -14,7 +14,7 @@ from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
 from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode, fresh_node, kernel_cpus
-from tests.integration.kubelet.standalone import START_SECONDS, Kubelet, container
+from tests.integration.kubelet.standalone import START_SECONDS, Kubelet, container, running_pid
 from tests.waiting import eventually
 
 
@@ -62,15 +62,10 @@ def test_a_kubelet_starts_on_the_file_that_was_written(kubelet: Kubelet) -> None
     file = kubelet.root / cpu_manager_state.FILE_NAME
     claim = {RESOURCE_STATUS: json.dumps({"cpuset": str(own)})}
     metadata = {"labels": {QOS_LABEL: "LSE"}, "annotations": claim}
-    pids: dict[str, int] = {}
 
     def runs_on(pod: str) -> str:
-        sandboxes = {each.id for each in kubelet.cri.sandboxes() if each.name == pod}
-        for each in kubelet.cri.containers():
-            if each.sandbox_id in sandboxes:
-                pids[pod] = kubelet.cri.container_status(each.id).pid
-                return kernel_cpus(pids[pod]) if pids[pod] else ""
-        return ""
+        pid = running_pid(kubelet, pod, "main")
+        return kernel_cpus(pid) if pid else ""
 
     with fresh_node(kubelet.containerd) as node:
         node.start_agent(f"--kubelet-dir={kubelet.root}")

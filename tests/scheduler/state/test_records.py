@@ -30,7 +30,8 @@ def test_old_values_are_dropped() -> None:
     shared = InternPool[dict[str, int]](8)
     before = [shared.of({"old": old}) for old in range(100)]
     assert shared.of({"a": 1}) is shared.of({"a": 1})
-    assert sum(shared.of({"old": old}) is each for old, each in enumerate(before)) <= 8
+    newest_first = reversed(list(enumerate(before)))
+    assert sum(shared.of({"old": old}) is each for old, each in newest_first) <= 8
 
 
 def test_a_derived_value_is_made_once() -> None:

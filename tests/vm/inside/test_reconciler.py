@@ -32,11 +32,11 @@ def test_same_end_state_without_a_proxy(containerd: Containerd) -> None:
                 spec.slices, spec.cgroup_root = True, ""
             sandboxes[name], ids[name] = run_pod(node.direct, spec)
             if name in IN_SLICES:
-                for placement, container in (
+                for status, container in (
                     (node.direct.container_status(ids[name]), ids[name]),
                     (node.direct.sandbox_status(sandboxes[name]), sandboxes[name]),
                 ):
-                    move_to_scope(placement.pid, spec, container)
+                    move_to_scope(status.pid, spec, container)
 
         def cpus() -> dict[str, str]:
             return {name: node.cpus(container) for name, container in ids.items()}
