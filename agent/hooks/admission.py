@@ -119,7 +119,15 @@ class Admission:
 
     def pod_created(self, pod: PodAnnounced, *, made: bool) -> None:
         """The result of creating the sandbox."""
-        self._notifier.notify(SnapshotRequest(waits=False) if made else PodFailed(pod.uid))
+        if made:
+            self.sandbox_changed(pod.uid)
+        else:
+            self._notifier.notify(PodFailed(pod.uid))
+
+    def sandbox_changed(self, uid: str) -> None:
+        """The pod's sandbox was created or removed. An announced pod that is not in the runtime's
+        list any more has no claim."""
+        self._notifier.notify(SnapshotRequest(waits=False, sandbox_uid=uid))
 
     def create(self, creation: Creation, carried: Callable[[], Carried]) -> Verdict:
         """The answer to a request to create a container. The creation then counts as in progress

@@ -270,7 +270,7 @@ class KoordinatorHooks:
         """The pod's sandbox has stopped."""
         for key in [key for key in self._in_progress if key[0] == uid]:
             self._ended(*key)
-        self._admission.report_change()
+        self._admission.sandbox_changed(uid)
 
     def abandoned(self, call: RuntimeHookCall) -> None:
         """The caller of a held call gave up."""

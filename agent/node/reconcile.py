@@ -46,6 +46,7 @@ from agent.model.notifications import (
     PodFailed,
     Resized,
     SessionEnded,
+    SnapshotRequest,
 )
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.pod.pods import Container, ContainerState, Pod
@@ -176,6 +177,8 @@ class Reconciler:
                 self._announced.add(notification, time.monotonic(), time.time_ns())
             elif isinstance(notification, PodFailed):
                 self._announced.drop(notification.uid)
+            elif isinstance(notification, SnapshotRequest):
+                self._announced.drop(notification.sandbox_uid)
             elif isinstance(notification, ContainerAnnounced):
                 self._announced_containers.add(notification, time.monotonic(), time.time_ns())
             elif isinstance(notification, ContainerFailed):

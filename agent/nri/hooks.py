@@ -80,6 +80,9 @@ class NriHooks:
     def pod_announced(self, pod: PodAnnounced) -> None:
         self._admission.pod_announced(pod)
 
+    def pod_removed(self, uid: str) -> None:
+        self._admission.sandbox_changed(uid)
+
     def create(self, call: PluginCall) -> Verdict:
         if not isinstance(call.state, Creation):
             assert isinstance(call.request, CreateContainer)

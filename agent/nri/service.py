@@ -42,6 +42,7 @@ _DEFAULT_TIMEOUT_SECONDS: Final = 2.0
 # configure).
 _EVENTS: Final = {
     "RunPodSandbox": pb.RUN_POD_SANDBOX,
+    "RemovePodSandbox": pb.REMOVE_POD_SANDBOX,
     "CreateContainer": pb.CREATE_CONTAINER,
     "PostCreateContainer": pb.POST_CREATE_CONTAINER,
     "UpdateContainer": pb.UPDATE_CONTAINER,
@@ -102,6 +103,10 @@ class Plugin(Protocol):
 
     def pod_announced(self, pod: PodAnnounced) -> None:
         """The pod's sandbox was created, and its containers are not yet."""
+        ...
+
+    def pod_removed(self, uid: str) -> None:
+        """A sandbox of the pod was removed."""
         ...
 
     def create(self, call: PluginCall) -> Verdict:
@@ -273,6 +278,9 @@ class PluginService:
     def _report(self, method: str, request: pb.EventRequest) -> None:
         if method == "RunPodSandbox":
             self._plugin.pod_announced(messages.pod(request.pod))
+            return
+        if method == "RemovePodSandbox":
+            self._plugin.pod_removed(messages.pod(request.pod).uid)
             return
         container = messages.reported(request.container, request.pod)
         if method == "PostCreateContainer":

@@ -173,6 +173,15 @@ def test_no_owner_starts_while_a_container_is_on_its_cpu(both: PluggedNode) -> N
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
 
+def test_a_pod_that_was_removed_before_the_agent_saw_it_has_no_claim(both: PluggedNode) -> None:
+    node = both.node
+    os.kill(node.agent_pid, signal.SIGSTOP)
+    remove_pod(node.direct, run_sandbox(node.direct, node.spec("gone", "LSE", "1")))
+    os.kill(node.agent_pid, signal.SIGCONT)
+    _, next_owner = run_retrying(node, node.spec("next", "LSE", "1"))
+    assert node.cpus(next_owner) == "1"
+
+
 def test_an_update_keeps_the_wanted_cpus(both: PluggedNode) -> None:
     node = both.node
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))

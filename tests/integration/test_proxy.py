@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import threading
 
 import pytest
@@ -271,6 +273,14 @@ def test_agent_killed_while_pods_start_and_end_leaves_no_trace(both: TestNode) -
         stop.set()
         thread.join()
     eventually("LS has all", lambda: both.cpus(ls) == "0-1")
+
+
+def test_a_pod_that_was_removed_before_the_agent_saw_it_has_no_claim(both: TestNode) -> None:
+    os.kill(both.agent_pid, signal.SIGSTOP)
+    remove_pod(both.direct, run_sandbox(both.proxied, both.spec("gone", "LSE", "1")))
+    os.kill(both.agent_pid, signal.SIGCONT)
+    _, next_owner = run_retrying(both, both.spec("next", "LSE", "1"))
+    assert both.cpus(next_owner) == "1"
 
 
 def test_no_owner_starts_while_a_container_is_on_its_cpu(both: TestNode) -> None:

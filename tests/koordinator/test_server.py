@@ -182,7 +182,8 @@ def test_the_end_of_a_container_notifies_the_agent(world: World, hook: str) -> N
         world.container(hook, container("own", container_id="c-own"))
     else:
         world.sandbox(hook, "own")
-    assert world.notifications() == [SnapshotRequest(waits=False)]
+    uid = "own" if hook == "PostStopPodSandbox" else ""
+    assert world.notifications() == [SnapshotRequest(waits=False, sandbox_uid=uid)]
 
 
 def test_a_creation_waits_for_its_decision(patient: World) -> None:

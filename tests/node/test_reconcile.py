@@ -161,7 +161,7 @@ def test_announced_owner_takes_its_cpu_before_the_runtime_lists_it(world: World)
 SESSION = (7, 1 << 40)
 
 
-@pytest.mark.parametrize("word", ["session-ended", "gone", "terminal"])
+@pytest.mark.parametrize("word", ["session-ended", "sandbox-removed", "gone", "terminal"])
 def test_claim_of_a_pod_that_was_announced_and_died_does_not_keep_its_cpus_from_others(
     world: World, word: str
 ) -> None:
@@ -174,7 +174,8 @@ def test_claim_of_a_pod_that_was_announced_and_died_does_not_keep_its_cpus_from_
             "status": {"phase": "Pending"},
         }
     )
-    world.cluster_objects.pods = {} if word == "session-ended" else {"dead": dead_in_api}
+    in_api = word in ("gone", "terminal")
+    world.cluster_objects.pods = {"dead": dead_in_api} if in_api else {}
     agent = world.agent()
     agent.notified([dead])
     agent.reconcile()
@@ -182,6 +183,8 @@ def test_claim_of_a_pod_that_was_announced_and_died_does_not_keep_its_cpus_from_
     world.container(world.sandbox("own", "LSE", "3"))
     if word == "session-ended":
         agent.notified([SessionEnded(SESSION)])
+    elif word == "sandbox-removed":
+        agent.notified([SnapshotRequest(waits=False, sandbox_uid="dead")])
     elif word == "gone":
         world.cluster_objects.pods = {}
     else:

@@ -30,6 +30,9 @@ class Recorder:
     def pod_announced(self, pod: PodAnnounced) -> None:
         self._tell("pod", pod)
 
+    def pod_removed(self, uid: str) -> None:
+        self._tell("pod removed", uid)
+
     def create(self, call: PluginCall) -> Changes | Wait | Refuse:
         self.calls.append(call)
         if self.error:

@@ -62,6 +62,11 @@ def test_a_sandbox_notifies_the_agent(world: World) -> None:
     )
 
 
+def test_the_agent_is_notified_of_a_removed_sandbox(world: World) -> None:
+    world.runtime.call("RemovePodSandbox", pb.EventRequest(pod=pod("p", "LS")), pb.Empty)
+    assert world.notifications() == [SnapshotRequest(waits=False, sandbox_uid="p")]
+
+
 def test_an_owner_gets_its_cpus_and_others_the_rest(world: World) -> None:
     assert world.create(container("c", "own"), OWN) == "1"
     assert world.notifications()[0] == Created(

@@ -93,7 +93,7 @@ def test_the_plugin_registers_and_subscribes_to_the_events_it_uses(world: World)
     assert (registration.plugin_name, registration.plugin_idx) == ("topolet", "42")
     events = world.runtime.configure(request_timeout=2_000).events
     used = {number for number in range(1, 32) if events >> (number - 1) & 1}
-    assert used == {1, 4, 5, 8, 9, 10, 11}
+    assert used == {1, 3, 4, 5, 8, 9, 10, 11}
     assert not world.link.ready
     world.runtime.synchronize()
     assert world.link.ready
@@ -218,6 +218,7 @@ def test_an_update_is_merged_into_the_request(up: World) -> None:
 def test_the_plugin_gets_the_runtimes_events(up: World, one_by_one: bool) -> None:
     methods = {
         "RunPodSandbox": pb.RUN_POD_SANDBOX,
+        "RemovePodSandbox": pb.REMOVE_POD_SANDBOX,
         "PostCreateContainer": pb.POST_CREATE_CONTAINER,
         "PostUpdateContainer": pb.POST_UPDATE_CONTAINER,
         "StopContainer": pb.STOP_CONTAINER,
@@ -232,7 +233,9 @@ def test_the_plugin_gets_the_runtimes_events(up: World, one_by_one: bool) -> Non
         request.pod.CopyFrom(POD)
         request.container.CopyFrom(container())
         up.runtime.call(method, request, pb.Empty)
-    assert [what for what, _ in up.plugin.told] == ["pod", "created", "updated", "ended", "ended"]
+    assert [what for what, _ in up.plugin.told] == [
+        *("pod", "pod removed", "created", "updated", "ended", "ended"),
+    ]
     unused = pb.StateChangeEvent(event=pb.START_CONTAINER, pod=POD)
     up.runtime.call("StateChange", unused, pb.Empty)
 

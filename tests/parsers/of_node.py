@@ -399,6 +399,9 @@ class _Plugin:
     def pod_announced(self, pod: notifications.PodAnnounced) -> None:
         notifications.encode(pod)
 
+    def pod_removed(self, uid: str) -> None:
+        notifications.encode(notifications.SnapshotRequest(sandbox_uid=uid))
+
     def create(self, call: PluginCall) -> Changes:
         _shown(call.carried())
         return _CHANGES

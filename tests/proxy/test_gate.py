@@ -43,7 +43,7 @@ def test_sandbox_is_announced_and_passes(exchange: Exchange) -> None:
     assert (notification.uid, notification.labels) == ("p", {QOS_LABEL: "LSE"})
     assert list(notification.annotations.values()) == ['{"cpuset": "1"}']
     exchange.gate.reply(call, pb.RunPodSandboxResponse(pod_sandbox_id="s").SerializeToString())
-    assert exchange.notifications() == [SnapshotRequest(waits=False)]
+    assert exchange.notifications() == [SnapshotRequest(waits=False, sandbox_uid="p")]
 
 
 @pytest.mark.parametrize("reply", [None, b"", b"\xff garbage"])
