@@ -24,7 +24,7 @@ container is created."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -34,6 +34,7 @@ from agent.allocate.cpu_claims import ClaimRefusal, RefusalCause, admit_claims
 from agent.allocate.node_local.claim import Alignment, LocalInput, LocalOutcome, Move, Share
 from agent.allocate.reserved_cpus import (
     DEFAULT_RULES,
+    KubeletAssignments,
     KubeletCpus,
     PoolRules,
     kubelet_assignments,
@@ -93,23 +94,15 @@ def decide(
     An owner whose new claim can't be read or honoured keeps what it owned."""
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
     assigned = kubelet_assignments(topology, pods, kubelet)
-    kubelet_owners = {owner.uid: owner for owner in assigned.owners}
-    admission, refusals = admit_claims(
+    admission, refused = admit_claims(
         topology, pods, kubelet, assigned, owned_before, running_on, rules
     )
-
-    def refuse(pod: Pod, cause: RefusalCause, reason: str, key: str) -> None:
-        if pod.uid not in refusals:
-            refusals[pod.uid] = ClaimRefusal(pod.uid, pod.title, key, cause, shortened(reason))
-
+    refusals = _Refusals(refused)
     outcome = admission.give_local(local) if local else LocalOutcome({}, admission.ls)
-    for pod in pods:
-        if (share := outcome.by_uid.get(pod.uid)) and share.all:
-            admission.owners.append(Owner(pod.uid, pod.title, QoS.LSE, str(share.all)))
-    owners = tuple(sorted(admission.owners, key=lambda owner: owner.uid))
-    ls_pools = _by_node(topology, admission.ls)
-    batches = {pod.uid: _batch_of(pod, refuse) for pod in pods}
+    owners = _with_local_owners(admission.owners, pods, outcome)
+    batches = {pod.uid: _batch_of(pod, refusals) for pod in pods}
     requested_milli = sum(cpu_request_milli(batches[pod.uid]) for pod in pods if pod.qos is QoS.BE)
+    ls_pools = _by_node(topology, admission.ls)
     be_pools = _by_node(topology, _be_pool(admission.be, requested_milli, rules))
     values = _PodValues(
         ls_pools,
@@ -120,48 +113,19 @@ def decide(
         rules.cpu_normalization_ratio,
         _why_empty(owners, rules),
     )
-    pod_owned = {
-        owner.uid: owner.cpus
-        for owner in owners
-        if owner.cpuset and owner.uid not in outcome.by_uid and not owner.kubelet
-    }
-    # A container does not get a CPU from a DRA driver if another pod owns it.
-    unowned = topology.online - union(owner.claimed for owner in owners)
+    sources = _CpuSources(topology, owners, assigned, kubelet, outcome)
     wanted = {}
     for pod in pods:
-        kubelets: dict[str, CpuSet] | None = None
-        if (owner := kubelet_owners.get(pod.uid)) is not None:
-            of_pod = kubelet.containers.get(pod.uid, {})
-            kubelets = {name: cpus & owner.cpus for name, cpus in of_pod.items()}
-        by_claim = {
-            name: left
-            for name, cpus in kubelet.claimed.get(pod.uid, {}).items()
-            if (left := cpus & unowned)
-        }
-        share = outcome.by_uid.get(pod.uid, Share())
-        for name, reason in share.blocked.items():
+        cpus = sources.of(pod)
+        for name, reason in cpus.blocked.items():
             if reason:
-                refuse(pod, RefusalCause.CPU_POLICY, f"container {name}: {reason}", "")
-        refused = refusals[pod.uid].reason if pod.uid in refusals else ""
-        wanted[pod.uid] = values.of(
-            pod,
-            pod_owned.get(pod.uid),
-            share.cpus,
-            batches[pod.uid],
-            refused,
-            blocked=share.blocked,
-            kubelets=kubelets,
-            by_claim=by_claim,
-        )
-    held = {owner.uid: owner.cpuset for owner in owners}
-    sorted_refusals = tuple(
-        msgspec.structs.replace(refusals[uid], held=held.get(uid, "")) for uid in sorted(refusals)
-    )
+                refusals.add(pod, RefusalCause.CPU_POLICY, f"container {name}: {reason}", "")
+        wanted[pod.uid] = values.of(pod, cpus, batches[pod.uid], refusals.reason(pod))
     return Decision(
         owners,
         ls_pools,
         be_pools,
-        sorted_refusals,
+        refusals.sorted(owners),
         wanted,
         admission.system,
         outcome.owners,
@@ -171,17 +135,103 @@ def decide(
     )
 
 
-def _batch_of(
-    pod: Pod, refuse: Callable[[Pod, RefusalCause, str, str], None]
-) -> dict[str, BatchResources]:
+class _Refusals:
+    """By pod uid; the first refusal of a pod is kept."""
+
+    def __init__(self, of_claims: Mapping[str, ClaimRefusal]) -> None:
+        self._by_uid = dict(of_claims)
+
+    def add(self, pod: Pod, cause: RefusalCause, reason: str, key: str) -> None:
+        """`key`: the annotation's key, "" if the refusal is not about an annotation."""
+        if pod.uid not in self._by_uid:
+            refusal = ClaimRefusal(pod.uid, pod.title, key, cause, shortened(reason))
+            self._by_uid[pod.uid] = refusal
+
+    def reason(self, pod: Pod) -> str:
+        """ "" if nothing was refused."""
+        return self._by_uid[pod.uid].reason if pod.uid in self._by_uid else ""
+
+    def sorted(self, owners: tuple[Owner, ...]) -> tuple[ClaimRefusal, ...]:
+        """By pod uid, with the CPUs that the pods own instead."""
+        held = {owner.uid: owner.cpuset for owner in owners}
+        return tuple(
+            msgspec.structs.replace(refusal, held=held.get(uid, ""))
+            for uid, refusal in sorted(self._by_uid.items())
+        )
+
+
+def _with_local_owners(
+    owners: list[Owner], pods: tuple[Pod, ...], outcome: LocalOutcome
+) -> tuple[Owner, ...]:
+    """All owners, also those of a node-local policy, sorted by pod uid."""
+    of_policy = [
+        Owner(pod.uid, pod.title, QoS.LSE, str(share.all))
+        for pod in pods
+        if (share := outcome.by_uid.get(pod.uid)) and share.all
+    ]
+    return tuple(sorted([*owners, *of_policy], key=lambda owner: owner.uid))
+
+
+class _PodCpus(msgspec.Struct, frozen=True):
+    """The CPUs of one pod. `own`: those of the whole pod. By container: `by_policy` has its own
+    CPUs by a node-local policy, `blocked` why it must not be created ("" for no reason), `kubelets`
+    the CPUs that a static kubelet assigned, `by_claim` the CPUs that a DRA driver gave; its limits
+    are the kubelet's. `kubelets` None: the kubelet assigned none to the pod. An empty CPU set in it
+    means that the agent does not write to the container; an empty dict, not to the pod."""
+
+    own: CpuSet | None
+    by_policy: Mapping[str, CpuSet]
+    blocked: Mapping[str, str]
+    kubelets: Mapping[str, CpuSet] | None
+    by_claim: Mapping[str, CpuSet]
+
+
+class _CpuSources:
+    """Finds the CPUs that a pod does not share: those of its claim, of a node-local policy, of a
+    static kubelet or of a DRA driver."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        owners: tuple[Owner, ...],
+        assigned: KubeletAssignments,
+        kubelet: KubeletCpus,
+        outcome: LocalOutcome,
+    ) -> None:
+        self._kubelet = kubelet
+        self._outcome = outcome
+        self._kubelet_owners = {owner.uid: owner for owner in assigned.owners}
+        self._own = {
+            owner.uid: owner.cpus
+            for owner in owners
+            if owner.cpuset and owner.uid not in outcome.by_uid and not owner.kubelet
+        }
+        # A container does not get a CPU from a DRA driver if another pod owns it.
+        self._unowned = topology.online - union(owner.claimed for owner in owners)
+
+    def of(self, pod: Pod) -> _PodCpus:
+        kubelets: dict[str, CpuSet] | None = None
+        if (owner := self._kubelet_owners.get(pod.uid)) is not None:
+            of_pod = self._kubelet.containers.get(pod.uid, {})
+            kubelets = {name: cpus & owner.cpus for name, cpus in of_pod.items()}
+        by_claim = {
+            name: left
+            for name, cpus in self._kubelet.claimed.get(pod.uid, {}).items()
+            if (left := cpus & self._unowned)
+        }
+        share = self._outcome.by_uid.get(pod.uid, Share())
+        return _PodCpus(self._own.get(pod.uid), share.cpus, share.blocked, kubelets, by_claim)
+
+
+def _batch_of(pod: Pod, refusals: _Refusals) -> dict[str, BatchResources]:
     """By container, the batch resources of the pod's annotation; none if it is refused."""
     try:
         named = of_spec(pod, batch_resources(pod.annotations))
     except AnnotationError as error:
-        refuse(pod, RefusalCause.INVALID, error.reason, error.key)
+        refusals.add(pod, RefusalCause.INVALID, error.reason, error.key)
         return {}
     if pod.batch_excess:
-        refuse(pod, RefusalCause.INVALID, pod.batch_excess, EXTENDED_RESOURCE_SPEC)
+        refusals.add(pod, RefusalCause.INVALID, pod.batch_excess, EXTENDED_RESOURCE_SPEC)
         return {}
     return named
 
@@ -304,33 +354,20 @@ class _PodValues(msgspec.Struct, frozen=True):
         return None if kubelets else self.memory.of(cpus)
 
     def of(
-        self,
-        pod: Pod,
-        own: CpuSet | None,
-        by_container: Mapping[str, CpuSet],
-        batch: Mapping[str, BatchResources],
-        refused: str,
-        *,
-        blocked: Mapping[str, str],
-        kubelets: Mapping[str, CpuSet] | None,
-        by_claim: Mapping[str, CpuSet],
+        self, pod: Pod, cpus: _PodCpus, batch: Mapping[str, BatchResources], refused: str
     ) -> PodWanted:
-        """`own`: the CPUs of the whole pod. By container: `by_container` has its own CPUs by a
-        node-local policy, `blocked` why it must not be created ("" for no reason), `kubelets` the
-        CPUs that a static kubelet assigned, `by_claim` the CPUs that a DRA driver gave; its limits
-        are the kubelet's. `kubelets` None: the kubelet assigned none to the pod. An empty CPU set
-        in it means that the agent does not write to the container; an empty dict, not to the
-        pod."""
+        """`refused`: why the pod does not have what it claims, "" without a refusal."""
+        own, kubelets = cpus.own, cpus.kubelets
         shared = Wanted() if kubelets == {} else self.shared(pod)
         each = shared if own is None else self.own(pod, own)
         named = {} if own is None else dict.fromkeys(decided_names(pod, sidecars(pod)), shared)
-        named |= {name: self.own(pod, cpus) for name, cpus in by_container.items()}
-        lifted = bool(own or by_container)
-        for name, cpus in (kubelets or {}).items():
-            named[name] = self.given(pod, cpus) if cpus else Wanted()
+        named |= {name: self.own(pod, each_own) for name, each_own in cpus.by_policy.items()}
+        lifted = bool(own or cpus.by_policy)
+        for name, assigned in (kubelets or {}).items():
+            named[name] = self.given(pod, assigned) if assigned else Wanted()
             lifted = lifted or named[name].lifts_quota
-        named |= {name: Wanted(str(cpus)) for name, cpus in by_claim.items()}
-        for name, reason in blocked.items():
+        named |= {name: Wanted(str(given)) for name, given in cpus.by_claim.items()}
+        for name, reason in cpus.blocked.items():
             wanted = named.get(name, each)
             named[name] = msgspec.structs.replace(wanted, blocked=reason or wanted.blocked)
         group = CgroupLimits(quota_microseconds=UNLIMITED) if lifted else NO_LIMITS

@@ -123,8 +123,8 @@ class NodeProperties(msgspec.Struct, frozen=True):
     def aligns_all(self) -> bool:
         """Whether the policies align every pod to NUMA nodes; then the node's report counts only
         for the kubelet's policy restricted."""
-        said = self.cpus.policies.numa_label if self.cpus else None
-        return said not in (None, NumaPolicy.NONE)
+        label = self.cpus.policies.numa_label if self.cpus else None
+        return label not in (None, NumaPolicy.NONE)
 
 
 def room_of(
