@@ -22,8 +22,8 @@ from agent.allocate.node_allocator.answer import Refused
 from agent.allocate.node_allocator.pod_request import PodRequest, PodRequestError, request_of
 from agent.allocate.placement.demand import PodKind
 from agent.allocate.placement.residual import residual
-from agent.allocate.rebind.of_allocator import placed_node
 from agent.allocate.rebind.planner import NoPlan, plan
+from agent.allocate.rebind.planner_input import placed_node
 from agent.model.apiobjects import ApiPod
 from agent.model.fragmentation import ClusterFragmentation, NodeFragmentation, RebindGain
 from agent.model.rebind_resource import StatusMeasures
@@ -81,7 +81,7 @@ def _demand(
         kinds[request.kind] += 1
         if request.resources.owner:
             owned[-(-request.requests.get("cpu", 0) // 1000)] += 1
-    return PodDemand(owned, residual(kinds, [each.site for each in nodes]))
+    return PodDemand(owned, residual(kinds, [each.capacity for each in nodes]))
 
 
 def _gain(allocator: NodeAllocator, pods: Sequence[ApiPod]) -> RebindGain | None:
@@ -136,7 +136,7 @@ def _total(nodes: Sequence[NodeInfo], found: Sequence[NodeFragmentation]) -> Clu
 
     return ClusterFragmentation(
         cpus=sum(layout.cpus.bit_count() for layout in layouts if layout is not None),
-        gpus=sum(node.site.gpus for node in nodes),
+        gpus=sum(node.capacity.gpus for node in nodes),
         free_cpus=sum(each.free_cpus for each in found),
         cpus_on_broken_cores=sum(each.cpus_on_broken_cores for each in found),
         cpus_on_small_numa_rests=total(lambda each: each.cpus_on_small_numa_rests),

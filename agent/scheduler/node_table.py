@@ -18,7 +18,7 @@ import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.pod_request import Needs, kind_of_requests
-from agent.allocate.placement.demand import FULL, PodKind, Site
+from agent.allocate.placement.demand import FULL, NodeCapacity, PodKind
 from agent.allocate.placement.residual import CELL, Residual, residual
 from agent.model.fragmentation import NodeFragmentation
 from agent.scheduler.state.cluster import SchedulerCache
@@ -163,10 +163,10 @@ class _DemandCount:
     def __init__(self) -> None:
         self._owned: Counter[int] = Counter()
         self._kinds: Counter[PodKind] = Counter()
-        self._sites: list[Site] = []
+        self._capacities: list[NodeCapacity] = []
 
     def add(self, node: NodeInfo) -> None:
-        self._sites.append(node.site)
+        self._capacities.append(node.capacity)
         for each in node.allocator.holdings.values():
             if each.reservation:
                 continue
@@ -175,7 +175,7 @@ class _DemandCount:
                 self._owned[cpus] += 1
 
     def demand(self) -> PodDemand:
-        return PodDemand(self._owned, residual(self._kinds, self._sites))
+        return PodDemand(self._owned, residual(self._kinds, self._capacities))
 
 
 def _row(node: NodeInfo, demand: PodDemand, *, agents: bool) -> NodeRow:
@@ -188,7 +188,7 @@ def _row(node: NodeInfo, demand: PodDemand, *, agents: bool) -> NodeRow:
         node.ineligibility(Needs.CPUS, agents=agents) or "",
         allocator.properties.model,
         sum(not each.reservation for each in holdings),
-        gpus=node.site.gpus,
+        gpus=node.capacity.gpus,
         free_gpus=lost.free_gpus,
         cpus_on_broken_cores=lost.cpus_on_broken_cores,
         cpus_on_small_rests=lost.cpus_on_small_numa_rests,
@@ -231,14 +231,16 @@ def fragmentation_of(allocator: NodeAllocator, demand: PodDemand) -> NodeFragmen
         )
     if allocator.properties.inventory is None:
         return found
-    room, value = allocator.room, demand.placement.value
-    idle = sum(room.left.values()) / FULL
+    amounts, value = allocator.free, demand.placement.value
+    idle = sum(amounts.gpu_milli.values()) / FULL
     shares = sum(
         max(0.0, left / FULL - value[left // CELL])
-        for left in room.left.values()
+        for left in amounts.gpu_milli.values()
         if 0 < left < FULL
     )
-    stranded = demand.placement.stranded(idle, max(0, room.cpu), max(0, room.memory))
+    stranded = demand.placement.stranded(
+        idle, max(0, amounts.cpu_milli), max(0, amounts.memory_bytes)
+    )
     return msgspec.structs.replace(
         found,
         free_gpus=round(idle, DECIMALS),

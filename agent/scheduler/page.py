@@ -326,7 +326,7 @@ class ClusterPage:
                 }
                 for each in areas
             ]
-            left = allocator.room.left if allocator.properties.inventory is not None else {}
+            left = allocator.free.gpu_milli if allocator.properties.inventory is not None else {}
             holdings = tuple(allocator.holdings.values())
         holding = sorted(filter(_holds, holdings), key=lambda each: each.title)
         row = next((each for each in self._table.rows() if each.name == name), NodeRow(name))

@@ -6,9 +6,9 @@
 replacement, until they request a given part of all GPUs. A pod that fits is placed, and no pod
 leaves. The order of the nodes is random too. In `run_with_departures` pods leave after some time.
 
-`Room.fits` compares the sums of a node, as kube-scheduler does before it calls the extender. The
-nodes are tried in the order of their verdicts, the best first. So the first node with an offer is
-the one that the scheduler would choose."""
+`FreeAmounts.fits` compares the sums of a node, as kube-scheduler does before it calls the extender.
+The nodes are tried in the order of their verdicts, the best first. So the first node with an offer
+is the one that the scheduler would choose."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class TraceCluster:
         self._policy, self._ties, self._fixed = policy, ties, expected is not None
         self._demand, self._built_from = expected or Demand(), 0
         self.allocators = [_allocator(f"n{number:05d}", node) for number, node in enumerate(nodes)]
-        self._sites = [each.room.site for each in self.allocators]
+        self._capacities = [each.free.capacity for each in self.allocators]
         self._requests: dict[PodKind, PodRequest] = {}
         self._cached_costs: dict[PodKind, tuple[list[float], int]] = {}
         """By kind, the cost of each node, and how many entries of `_changed` it includes."""
@@ -145,7 +145,7 @@ class TraceCluster:
 
     def fragmented(self, fragmentation: Fragmentation) -> float:
         """The percent of all GPUs that a typical pod can't use."""
-        unusable = sum(fragmentation.of_room(each.room) for each in self.allocators)
+        unusable = sum(fragmentation.of_node(each.free) for each in self.allocators)
         return 100 * unusable / FULL / self.gpus
 
     def _commit(self, node: int, offer: Granted) -> str:
@@ -170,7 +170,9 @@ class TraceCluster:
 
     def _rebuild(self) -> None:
         self._built_from = self._demand.pods
-        rules = AllocatorRules(placement=placement(self._policy, self._demand.counts, self._sites))
+        rules = AllocatorRules(
+            placement=placement(self._policy, self._demand.counts, self._capacities)
+        )
         self._cached_costs.clear()
         self._changed.clear()
         for node, each in enumerate(self.allocators):
@@ -183,8 +185,8 @@ class TraceCluster:
         costs, included = self._cached_costs.get(kind) or ([inf] * len(allocators), -1)
         stale = range(len(allocators)) if included < 0 else set(self._changed[included:])
         for node in stale:
-            room = allocators[node].room
-            verdict = allocators[node].verdict(request) if room.fits(kind) else None
+            free = allocators[node].free
+            verdict = allocators[node].verdict(request) if free.fits(kind) else None
             costs[node] = inf if verdict is None else verdict.cost
         self._cached_costs[kind] = costs, len(self._changed)
         return costs
@@ -208,15 +210,15 @@ def _allocator(name: str, node: TraceNode) -> NodeAllocator:
             {GPU_MODEL: node.model},
             None,
             DeviceObject(name, devices) if devices else None,
-            allocatable={"cpu": node.cpu, "memory": node.memory},
+            allocatable={"cpu": node.cpu_milli, "memory": node.memory_bytes},
         )
     )
 
 
 def _pod(kind: PodKind) -> object:
-    amounts = {"cpu": f"{kind.cpu}m", "memory": str(kind.memory)}
+    amounts = {"cpu": f"{kind.cpu_milli}m", "memory": str(kind.memory_bytes)}
     if kind.gpus:
-        percent = kind.gpus * kind.milli * _PERCENT // FULL
+        percent = kind.gpus * kind.gpu_milli * _PERCENT // FULL
         amounts |= {GPU_CORE: str(percent), GPU_MEMORY_RATIO: str(percent)}
     return {
         "metadata": {"name": "pod", "namespace": "default", "uid": "pod"},
@@ -243,7 +245,7 @@ def run(
     requested_milli = allocated_milli = 0
     curve, marks, fragmented = [LoadPoint(0.0, 0.0)], dict[float, float](), None
     for number, kind in enumerate(arriving, start=1):
-        milli = kind.gpus * kind.milli
+        milli = kind.gpus * kind.gpu_milli
         requested_milli += milli
         cluster.count_arrival(kind)
         if cluster.place(kind) is not None:
@@ -309,7 +311,7 @@ def run_with_departures(
     cluster = TraceCluster(
         shuffled(nodes, seed), policy, random.Random(seed), _expected(policy, pods)
     )
-    mean_milli = sum(each.gpus * each.milli for each in pods) / len(pods)
+    mean_milli = sum(each.gpus * each.gpu_milli for each in pods) / len(pods)
     arrival_rate = load * cluster.gpus * FULL / mean_milli
     end = _SETTLING_LIFETIMES + _MEASURED_LIFETIMES
     departures: list[tuple[float, str, int]] = []
@@ -342,7 +344,7 @@ def run_with_departures(
                 progress(now / end)
         for kind in tried:
             while kind in queue and (started := cluster.place(kind)) is not None:
-                milli = kind.gpus * kind.milli
+                milli = kind.gpus * kind.gpu_milli
                 heappush(departures, (now + drawn.expovariate(1.0), started, milli))
                 longest_wait = max(longest_wait, now - queue[kind].popleft())
                 allocated_milli += milli

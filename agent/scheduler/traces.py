@@ -27,10 +27,10 @@ class TraceError(ValueError):
 
 
 class TraceNode(msgspec.Struct, frozen=True):
-    """`cpu` in milli-CPU, `memory` in bytes."""
+    """A node with GPUs of one `model`, "" without GPUs."""
 
-    cpu: int
-    memory: int
+    cpu_milli: int
+    memory_bytes: int
     gpus: int
     model: str
 
@@ -54,10 +54,16 @@ def read_pods(lines: Iterable[str], title: str) -> list[PodKind]:
     for row, texts in _rows(lines, title, _POD_COLUMNS, set(), limits):
         gpus = row["num_gpu"]
         step = FULL // _PERCENT
-        milli = -(-row["gpu_milli"] // step) * step if gpus else 0
+        gpu_milli = -(-row["gpu_milli"] // step) * step if gpus else 0
         models = tuple(sorted({*(texts.get("gpu_spec") or "").split("|")} - {""}))
         pods.append(
-            PodKind(row["cpu_milli"], row["memory_mib"] * _MIB, gpus if milli else 0, milli, models)
+            PodKind(
+                row["cpu_milli"],
+                row["memory_mib"] * _MIB,
+                gpus if gpu_milli else 0,
+                gpu_milli,
+                models,
+            )
         )
     if not any(each.gpus for each in pods):
         raise TraceError(f"{title}: no pod requests GPUs")
@@ -98,11 +104,11 @@ def _rows(
 def arrivals(pods: Sequence[PodKind], gpus: int, load: float, seed: int) -> list[PodKind]:
     """All pods of the trace, and pods drawn from it until they request `load`, a part of all
     `gpus`, in the order in which they arrive."""
-    drawn, requested_milli = random.Random(seed), sum(each.gpus * each.milli for each in pods)
+    drawn, requested_milli = random.Random(seed), sum(each.gpus * each.gpu_milli for each in pods)
     arriving = list(pods)
     while requested_milli < load * gpus * FULL:
         arriving.append(chosen := drawn.choice(pods))
-        requested_milli += chosen.gpus * chosen.milli
+        requested_milli += chosen.gpus * chosen.gpu_milli
     drawn.shuffle(arriving)
     return arriving
 

@@ -39,7 +39,7 @@ def test_the_chosen_node_is_the_best_of_all_offers(policy: PlacementPolicy) -> N
 
 def _best(allocators: list[NodeAllocator], kind: PodKind, cluster: TraceCluster) -> int | None:
     offers = [
-        each.offer(cluster.request(kind)) if each.room.fits(kind) else None for each in allocators
+        each.offer(cluster.request(kind)) if each.free.fits(kind) else None for each in allocators
     ]
     keys = [
         (-offer.score, offer.order, place)
@@ -61,8 +61,8 @@ def test_nothing_is_allocated_twice() -> None:
         cluster.place(kind)
     for each in cluster.allocators:
         assert not each.overlaps()
-        assert each.room.cpu >= 0
-        assert each.room.memory >= 0
+        assert each.free.cpu_milli >= 0
+        assert each.free.memory_bytes >= 0
 
 
 def test_a_load_that_is_not_reached_has_no_figure() -> None:

@@ -73,7 +73,7 @@ class Scene:
 
     def _add(self, name: str, node: TraceNode) -> None:
         key = ObjectKey("", name)
-        amounts = {"cpu": f"{node.cpu}m", "memory": str(node.memory)}
+        amounts = {"cpu": f"{node.cpu_milli}m", "memory": str(node.memory_bytes)}
         labels = {"name": name, "uid": name, "labels": {GPU_MODEL: node.model}}
         body = {"metadata": labels, "status": {"allocatable": amounts}}
         read = records.node(json.dumps(body).encode())
@@ -92,7 +92,7 @@ class Scene:
         self.seen.pods_changed([Change(ChangeKind.ADDED, key, _read(text))])
         self.updates.step()
         asked = apiobjects.from_object(body)
-        nodes = [each for each in self.names if self._allocator(each).room.fits(kind)]
+        nodes = [each for each in self.names if self._allocator(each).free.fits(kind)]
         fitting = list(self.verbs.filter(ExtenderArgs(asked, nodes)).node_names) if nodes else []
         if len(fitting) > 1:
             scores = json.loads(bytes(self.verbs.prioritize(ExtenderArgs(asked, fitting))))
@@ -111,9 +111,9 @@ class Scene:
 
 
 def pod(name: str, kind: PodKind) -> dict[str, Any]:
-    amounts = {"cpu": f"{kind.cpu}m", "memory": str(kind.memory)}
+    amounts = {"cpu": f"{kind.cpu_milli}m", "memory": str(kind.memory_bytes)}
     if kind.gpus:
-        percent = str(kind.gpus * kind.milli * 100 // FULL)
+        percent = str(kind.gpus * kind.gpu_milli * 100 // FULL)
         amounts |= {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}
     containers = [{"name": "main", "resources": {"requests": amounts}}]
     metadata = {"name": name, "namespace": "default", "uid": name}
@@ -128,6 +128,6 @@ def test_the_extender_allocates_as_the_simulation(policy: PlacementPolicy) -> No
     got = 0
     for number, kind in enumerate(arrivals(pods, gpus, 1.3, SEED)):
         if scene.place(f"p{number}", kind) is not None:
-            got += kind.gpus * kind.milli
+            got += kind.gpus * kind.gpu_milli
     simulated = simulation.run(nodes, pods, policy, 1.3, SEED)
     assert got / FULL / gpus * 100 == pytest.approx(simulated.curve[-1].allocated)

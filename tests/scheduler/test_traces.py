@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 def test_amounts_have_the_units_of_requests() -> None:
     nodes = read_nodes(NODES, "nodes")
-    assert [(each.cpu, each.memory, each.gpus, each.model) for each in nodes] == [
+    assert [(each.cpu_milli, each.memory_bytes, each.gpus, each.model) for each in nodes] == [
         (64_000, 1024 * MIB, 2, "T4"),
         (8_000, 512 * MIB, 0, ""),
     ]
@@ -56,9 +56,9 @@ def test_a_cluster_without_gpus_is_refused() -> None:
 def test_pods_are_drawn_until_they_request_the_load() -> None:
     pods = read_pods(PODS, "pods")
     arriving = arrivals(pods, 20, 1.3, 42)
-    asked = sum(each.gpus * each.milli for each in arriving)
+    asked = sum(each.gpus * each.gpu_milli for each in arriving)
     assert asked >= 26_000
-    assert asked - max(each.gpus * each.milli for each in pods) < 26_000
+    assert asked - max(each.gpus * each.gpu_milli for each in pods) < 26_000
     assert set(pods) <= set(arriving)
     assert arriving == arrivals(pods, 20, 1.3, 42)
     assert arriving != arrivals(pods, 20, 1.3, 43)

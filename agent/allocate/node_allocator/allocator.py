@@ -43,12 +43,12 @@ from agent.allocate.node_allocator.assigned_pods import (
     held_devices,
 )
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest, Reads, as_one
-from agent.allocate.node_allocator.properties import NodeProperties, room_of
+from agent.allocate.node_allocator.properties import NodeProperties, free_amounts
 from agent.allocate.node_allocator.zones import Zones
 from agent.allocate.node_score import ScoreInput, WholeNode
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.offering import Declined, Offer
-from agent.allocate.placement.demand import CardOrder, Room, Verdict
+from agent.allocate.placement.demand import CardOrder, FreeAmounts, Verdict
 from agent.allocate.score import HIGHEST
 from agent.allocate.trials import Price
 from agent.model.cpu.policies import Strategy
@@ -72,7 +72,7 @@ class NodeAllocator:
         self._requested: Counter[str] = Counter()
         self._account = NodeAllocation(properties.cpus) if properties.cpus else None
         self._devices: NodeDevices | None = None
-        self._room: Room | None = None
+        self._free: FreeAmounts | None = None
         self._zones = Zones(properties.zones)
         for holding in holdings:
             self.record(holding)
@@ -106,7 +106,7 @@ class NodeAllocator:
         report of its NUMA nodes does not count yet."""
         if new.cpus == self._properties.cpus:
             other = self.without(())
-            other._properties, other._devices, other._room = new, None, None
+            other._properties, other._devices, other._free = new, None, None
         else:
             other = NodeAllocator(new, self._holdings.values())
         other._zones = self._zones.with_report(new.zones, uncounted)
@@ -126,7 +126,7 @@ class NodeAllocator:
         other._holdings = dict(self._holdings)
         other._requested = self._requested.copy()
         other._account = self._account.copy() if self._account else None
-        other._room = None
+        other._free = None
         for uid in uids:
             other._forget(uid)
         if any(self._kinds(uid) for uid in uids):
@@ -161,16 +161,16 @@ class NodeAllocator:
         if placement is None:
             return None
         uid = pod_request.uid
-        room = self.without((uid,)).room if uid in self._holdings else self.room
-        return placement.verdict(room, pod_request.kind)
+        free = self.without((uid,)).free if uid in self._holdings else self.free
+        return placement.verdict(free, pod_request.kind)
 
     @property
-    def room(self) -> Room:
+    def free(self) -> FreeAmounts:
         """What the pods leave free, for placements."""
-        if self._room is None:
+        if self._free is None:
             devices = self._node_devices("") if self._properties.inventory else None
-            self._room = room_of(self._properties, self._requested, devices)
-        return self._room
+            self._free = free_amounts(self._properties, self._requested, devices)
+        return self._free
 
     def _offer(self, pod_request: PodRequest) -> Granted | Refused:
         properties = self._properties
@@ -184,8 +184,8 @@ class NodeAllocator:
         if properties.cpus is None and Needs.CPUS in pod_request.needs:
             text = f"node {properties.name} has no usable NodeResourceTopology"
             return refused(Missing(text, MissingCause.NO_REPORT))
-        if pod_request.unserved and properties.cpus is not None and properties.cpus.kubelet_static:
-            reason = pod_request.unserved
+        reason = pod_request.shared_reason
+        if reason and properties.cpus is not None and properties.cpus.kubelet_static:
             text = f"the kubelet's static CPU policy assigns it no CPUs: {reason}"
             return refused(Missing(text, MissingCause.STATIC_KUBELET))
         if not pod_request.needs and not properties.aligns_all:
@@ -254,7 +254,7 @@ class NodeAllocator:
         """Adds an assigned pod without checks and replaces its earlier allocation."""
         if holding.kinds or self._kinds(holding.uid):
             self._devices = None
-        self._room = None
+        self._free = None
         self._forget(holding.uid)
         self._requested.update(holding.requests)
         self._holdings[holding.uid] = holding
@@ -265,7 +265,7 @@ class NodeAllocator:
         """Releases what a pod holds; None for an unknown pod."""
         if self._kinds(uid):
             self._devices = None
-        self._room = None
+        self._free = None
         self._zones.leave(uid)
         return self._forget(uid)
 

@@ -38,7 +38,7 @@ from agent.model.pod.device_request import (
     names,
     type_requests,
 )
-from agent.model.pod.exclusive_cpus import unserved
+from agent.model.pod.exclusive_cpus import shared_reason
 from agent.model.pod.qos import CPU_OWNERS, PRIORITY_CLASS_LABEL, QOS_LABEL, QoS, qos_of
 from agent.model.pod.resource_request import (
     FollowedPolicies,
@@ -106,7 +106,7 @@ class PodRequest(msgspec.Struct, frozen=True):
     """Equal for two pods that get the same answer on every node."""
     taken: dict[str, int] = {}
     """The amounts that the kubelet takes from NUMA nodes for the pod, without CPUs that it owns."""
-    unserved: str = ""
+    shared_reason: str = ""
     """Why a static kubelet would not assign CPUs to every container of a pod that requests CPUs of
     its own."""
     unequal: str = ""
@@ -200,7 +200,7 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
     taken = zoned.whole.taken
     if Needs.CPUS in needs:
         taken = {name: amount for name, amount in requests.items() if foreign(name)}
-    without_cpus, unequal = (unserved(pod), unequal) if _binds(resources) else ("", "")
+    without_cpus, unequal = (shared_reason(pod), unequal) if _binds(resources) else ("", "")
     isolation = labels.get(GPU_ISOLATION_PROVIDER, "") if devices else ""
     return PodRequest(
         resources,
@@ -224,7 +224,7 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
             unequal,
         ),
         taken=taken,
-        unserved=without_cpus,
+        shared_reason=without_cpus,
         unequal=unequal,
         zoned=zoned,
         kind=_kind(requests, devices.requests if devices else {}, pod.gpu_models),

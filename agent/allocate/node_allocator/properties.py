@@ -32,7 +32,7 @@ from agent.allocate.layout import Layout
 from agent.allocate.node_allocation import Amounts, TopologyOptions
 from agent.allocate.node_allocator.assigned_pods import Imported
 from agent.allocate.nrt.node import ZoneReport
-from agent.allocate.placement.demand import FULL, NodePlacement, Room, site
+from agent.allocate.placement.demand import FULL, FreeAmounts, NodePlacement, node_capacity
 from agent.allocate.policies_in_force import PROFILES, Profile, node_policies
 from agent.model.bounds import unknown_value
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
@@ -127,23 +127,27 @@ class NodeProperties(msgspec.Struct, frozen=True):
         return label not in (None, NumaPolicy.NONE)
 
 
-def room_of(
+def free_amounts(
     properties: NodeProperties, requested: Mapping[str, int], devices: NodeDevices | None
-) -> Room:
-    """What is free on the node, for placements. `requested`: the sum of its pods. A card has as
+) -> FreeAmounts:
+    """The free amounts of the node, for placements. `requested`: the sum of its pods. A card has as
     much free as the lesser of its core and its memory."""
     amounts, stock = properties.allocatable, None
     if devices is not None:
         stock = devices.stocks.get(DeviceType.GPU)
-    left = {
+    gpu_milli = {
         minor: min(each.get(GPU_CORE, _PERCENT), each.get(GPU_MEMORY_RATIO, _PERCENT))
         * (FULL // _PERCENT)
         for minor, each in (stock.free.items() if stock else ())
         if each
     }
-    cpu, memory = amounts.get("cpu", 0), amounts.get("memory", 0)
-    place = site(properties.name, cpu, memory, len(left), properties.model)
-    return Room(place, cpu - requested.get("cpu", 0), memory - requested.get("memory", 0), left)
+    cpu_milli, memory_bytes = amounts.get("cpu", 0), amounts.get("memory", 0)
+    return FreeAmounts(
+        node_capacity(properties.name, cpu_milli, memory_bytes, len(gpu_milli), properties.model),
+        cpu_milli - requested.get("cpu", 0),
+        memory_bytes - requested.get("memory", 0),
+        gpu_milli,
+    )
 
 
 def node_properties(

@@ -27,64 +27,67 @@ MAX_KINDS: Final = 400
 
 
 class PodKind(msgspec.Struct, frozen=True, order=True):
-    """The requests of a pod that placements compare. `cpu` in milli-CPU, `memory` in bytes. `gpus`:
-    the number of GPUs, `milli`: the thousandths of each, FULL for whole ones. `models`: the allowed
-    GPU models, sorted; empty: any."""
+    """The requests of a pod that placements compare. `gpus`: the number of GPUs, `gpu_milli`: the
+    thousandths of each, FULL for whole ones. `models`: the allowed GPU models, sorted; empty:
+    any."""
 
-    cpu: int
-    memory: int
+    cpu_milli: int
+    memory_bytes: int
     gpus: int = 0
-    milli: int = 0
+    gpu_milli: int = 0
     models: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> float:
         """The requested GPUs in sum: 1.0 for two halves."""
-        return self.gpus * self.milli / FULL
+        return self.gpus * self.gpu_milli / FULL
 
     @property
     def shared(self) -> bool:
-        return 0 < self.milli < FULL
+        return 0 < self.gpu_milli < FULL
 
 
 NO_KIND: Final = PodKind(0, 0)
 
 
-class Site(msgspec.Struct, frozen=True):
-    """The capacity of a node. `cpu` in milli-CPU, `memory` in bytes. `rank`: 0 to 1, the node's
-    pseudo-random position in the order of all nodes."""
+class NodeCapacity(msgspec.Struct, frozen=True):
+    """The capacity of a node. `rank`: 0 to 1, the node's pseudo-random position in the order of all
+    nodes."""
 
     name: str
-    cpu: int
-    memory: int
+    cpu_milli: int
+    memory_bytes: int
     gpus: int
     model: str
     rank: float
 
 
-def site(name: str, cpu: int, memory: int, gpus: int, model: str) -> Site:
-    return Site(name, cpu, memory, gpus, model, zlib.crc32(name.encode()) / (1 << 32))
+def node_capacity(
+    name: str, cpu_milli: int, memory_bytes: int, gpus: int, model: str
+) -> NodeCapacity:
+    rank = zlib.crc32(name.encode()) / (1 << 32)
+    return NodeCapacity(name, cpu_milli, memory_bytes, gpus, model, rank)
 
 
-class Room(msgspec.Struct, frozen=True):
-    """The free amounts of a node: `cpu` in milli-CPU, `memory` in bytes. `left`: the free
-    thousandths of each healthy GPU, by minor."""
+class FreeAmounts(msgspec.Struct, frozen=True):
+    """The free amounts of a node. `gpu_milli`: the free thousandths of each healthy GPU, by
+    minor."""
 
-    site: Site
-    cpu: int
-    memory: int
-    left: Mapping[int, int]
+    capacity: NodeCapacity
+    cpu_milli: int
+    memory_bytes: int
+    gpu_milli: Mapping[int, int]
 
     def fits(self, kind: PodKind) -> bool:
         """Whether a pod of this kind fits, by the sums of CPU and memory and by the GPUs."""
-        if self.cpu < kind.cpu or self.memory < kind.memory:
+        if self.cpu_milli < kind.cpu_milli or self.memory_bytes < kind.memory_bytes:
             return False
-        if kind.models and self.site.model not in kind.models:
+        if kind.models and self.capacity.model not in kind.models:
             return False
         if not kind.gpus:
             return True
-        milli = kind.milli
-        return sum(left >= milli for left in self.left.values()) >= kind.gpus
+        requested = kind.gpu_milli
+        return sum(left >= requested for left in self.gpu_milli.values()) >= kind.gpus
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -107,8 +110,8 @@ class CardOrder(msgspec.Struct, frozen=True):
 
 
 class NodePlacement(Protocol):
-    def verdict(self, room: Room, kind: PodKind) -> Verdict:
-        """Rates the node of `room` for a pod that fits there."""
+    def verdict(self, free: FreeAmounts, kind: PodKind) -> Verdict:
+        """Rates the node with these free amounts for a pod that fits there."""
         ...
 
 
@@ -160,6 +163,6 @@ def most_frequent(counts: Mapping[PodKind, int], kinds: int) -> dict[PodKind, in
     return dict(ordered[:kinds])
 
 
-def capacity(sites: Iterable[Site], models: Collection[str] = ()) -> int:
+def gpu_total(nodes: Iterable[NodeCapacity], models: Collection[str] = ()) -> int:
     """The number of GPUs of these models; of all models if `models` is empty."""
-    return sum(each.gpus for each in sites if not models or each.model in models)
+    return sum(each.gpus for each in nodes if not models or each.model in models)

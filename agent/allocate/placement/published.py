@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import accumulate
 from typing import Final
 
-from agent.allocate.placement.demand import FULL, PodKind, Room, Verdict
+from agent.allocate.placement.demand import FULL, FreeAmounts, PodKind, Verdict
 
 _TYPICAL: Final = 0.95
 _MAX_CPU: Final = 128_000
@@ -30,7 +30,7 @@ class Fragmentation:
     def __init__(self, counts: Mapping[PodKind, int]) -> None:
         merged: dict[PodKind, int] = {}
         for kind, pods in counts.items():
-            plain = PodKind(kind.cpu, 0, kind.gpus, kind.milli, kind.models)
+            plain = PodKind(kind.cpu_milli, 0, kind.gpus, kind.gpu_milli, kind.models)
             merged[plain] = merged.get(plain, 0) + pods
         ordered = sorted(merged.items(), key=lambda each: (-each[1], each[0]))
         total, before = sum(merged.values()), 0
@@ -43,30 +43,33 @@ class Fragmentation:
         self._pods = max(1, before)
         self._tables: dict[tuple[str, tuple[int, ...]], tuple[list[int], list[float]]] = {}
 
-    def of(self, model: str, cpu: int, left: tuple[int, ...]) -> float:
-        """In thousandths of a GPU. `cpu`: the free milli-CPU. `left`: the free thousandths of each
-        GPU, sorted."""
-        table = self._tables.get((model, left))
+    def of(self, model: str, cpu_milli: int, gpu_milli: tuple[int, ...]) -> float:
+        """In thousandths of a GPU. `cpu_milli`: the free CPU. `gpu_milli`: the free thousandths of
+        each GPU, sorted."""
+        table = self._tables.get((model, gpu_milli))
         if table is None:
             if len(self._tables) >= _MAX_TABLES:
                 self._tables.clear()
-            table = self._tables[model, left] = self._table(model, left)
-        return table[1][bisect_right(table[0], cpu)]
+            table = self._tables[model, gpu_milli] = self._table(model, gpu_milli)
+        return table[1][bisect_right(table[0], cpu_milli)]
 
-    def of_room(self, room: Room) -> float:
-        return self.of(room.site.model, room.cpu, tuple(sorted(room.left.values())))
+    def of_node(self, free: FreeAmounts) -> float:
+        gpu_milli = tuple(sorted(free.gpu_milli.values()))
+        return self.of(free.capacity.model, free.cpu_milli, gpu_milli)
 
-    def _table(self, model: str, left: tuple[int, ...]) -> tuple[list[int], list[float]]:
+    def _table(self, model: str, gpu_milli: tuple[int, ...]) -> tuple[list[int], list[float]]:
         """Returns the steps of CPU at which one more kind fits, ascending, and for each interval
         between them the GPUs (thousandths) that stay unusable: one entry more than steps."""
-        idle = sum(left)
+        idle = sum(gpu_milli)
         steps: dict[int, float] = {}
         for kind, pods in self._typical:
             if not kind.gpus or (kind.models and model not in kind.models):
                 continue
-            large = [each for each in left if each >= kind.milli]
+            large = [each for each in gpu_milli if each >= kind.gpu_milli]
             if len(large) >= kind.gpus:
-                steps[kind.cpu] = steps.get(kind.cpu, 0.0) + sum(large) * pods / self._pods
+                steps[kind.cpu_milli] = (
+                    steps.get(kind.cpu_milli, 0.0) + sum(large) * pods / self._pods
+                )
         cpus = sorted(steps)
         return cpus, [idle - each for each in accumulate((steps[cpu] for cpu in cpus), initial=0.0)]
 
@@ -77,19 +80,20 @@ class Fgd:
     def __init__(self, counts: Mapping[PodKind, int]) -> None:
         self._fragmentation = Fragmentation(counts)
 
-    def verdict(self, room: Room, kind: PodKind) -> Verdict:
-        model, cpu, of = room.site.model, room.cpu - kind.cpu, self._fragmentation.of
-        before = self._fragmentation.of_room(room)
+    def verdict(self, free: FreeAmounts, kind: PodKind) -> Verdict:
+        model, of = free.capacity.model, self._fragmentation.of
+        cpu_milli = free.cpu_milli - kind.cpu_milli
+        before = self._fragmentation.of_node(free)
         if not kind.shared or kind.gpus > 1:
-            cards = _cards(room, kind, lambda free: -free)
-            found = self._score(of(model, cpu, _after(room, kind, cards)) - before)
+            cards = _cards(free, kind, lambda left: -left)
+            found = self._score(of(model, cpu_milli, _after(free, kind, cards)) - before)
             return Verdict(-found, found, cards if kind.shared else ())
         best, card, tried = -1, 0, set()
-        for minor, free in room.left.items():
-            if free < kind.milli or free in tried:
+        for minor, left in free.gpu_milli.items():
+            if left < kind.gpu_milli or left in tried:
                 continue
-            tried.add(free)
-            score = self._score(of(model, cpu, _after(room, kind, (minor,))) - before)
+            tried.add(left)
+            score = self._score(of(model, cpu_milli, _after(free, kind, (minor,))) - before)
             if score > best:
                 best, card = score, minor
         return Verdict(-best, best, (card,))
@@ -101,56 +105,61 @@ class Fgd:
 class ByAmounts:
     """A placement by the free amounts of a node alone."""
 
-    def __init__(self, score: Callable[[Room, PodKind], float], whole: bool = False) -> None:
+    def __init__(self, score: Callable[[FreeAmounts, PodKind], float], whole: bool = False) -> None:
         """`score`: 0 to 100, more is better. `whole`: scores are rounded down to whole numbers."""
         self._score, self._whole = score, whole
 
-    def verdict(self, room: Room, kind: PodKind) -> Verdict:
-        score = max(0.0, min(100.0, self._score(room, kind)))
+    def verdict(self, free: FreeAmounts, kind: PodKind) -> Verdict:
+        score = max(0.0, min(100.0, self._score(free, kind)))
         cost = -math.floor(score) if self._whole else -round(score * 1e6)
-        cards = _cards(room, kind, lambda free: free) if kind.shared else ()
+        cards = _cards(free, kind, lambda left: left) if kind.shared else ()
         return Verdict(cost, int(score), cards)
 
 
-def best_fit(room: Room, kind: PodKind) -> float:
-    gpu = sum(room.left.values()) - kind.gpus * kind.milli
-    return (1 - (room.cpu - kind.cpu) / _MAX_CPU / 2 - gpu / _MAX_GPU / 2) * 100
+def best_fit(free: FreeAmounts, kind: PodKind) -> float:
+    cpu_milli = free.cpu_milli - kind.cpu_milli
+    return (1 - cpu_milli / _MAX_CPU / 2 - _gpu_milli_after(free, kind) / _MAX_GPU / 2) * 100
 
 
-def bin_pack(room: Room, kind: PodKind) -> float:
+def bin_pack(free: FreeAmounts, kind: PodKind) -> float:
     """By the free GPUs; of nodes with equally many, by the free CPU."""
-    free = sum(room.left.values()) - kind.gpus * kind.milli
-    cpu = (room.cpu - kind.cpu) / max(1, room.site.cpu)
-    return 100 - free / _MAX_GPU * 99 - cpu / 100
+    cpu = (free.cpu_milli - kind.cpu_milli) / max(1, free.capacity.cpu_milli)
+    return 100 - _gpu_milli_after(free, kind) / _MAX_GPU * 99 - cpu / 100
 
 
-def most_allocated(room: Room, kind: PodKind) -> float:
+def most_allocated(free: FreeAmounts, kind: PodKind) -> float:
     """The mean over CPU, memory and GPUs of the part that is used."""
-    site = room.site
+    node = free.capacity
     shares = [
-        1 - (room.cpu - kind.cpu) / max(1, site.cpu),
-        1 - (room.memory - kind.memory) / max(1, site.memory),
+        1 - (free.cpu_milli - kind.cpu_milli) / max(1, node.cpu_milli),
+        1 - (free.memory_bytes - kind.memory_bytes) / max(1, node.memory_bytes),
     ]
-    if site.gpus:
-        free = sum(room.left.values()) - kind.gpus * kind.milli
-        shares.append(1 - free / (site.gpus * FULL))
+    if node.gpus:
+        shares.append(1 - _gpu_milli_after(free, kind) / (node.gpus * FULL))
     return 100 * sum(shares) / len(shares)
 
 
-def least_allocated(room: Room, kind: PodKind) -> float:
-    return 100 - most_allocated(room, kind)
+def least_allocated(free: FreeAmounts, kind: PodKind) -> float:
+    return 100 - most_allocated(free, kind)
 
 
-def _cards(room: Room, kind: PodKind, order: Callable[[int], int]) -> tuple[int, ...]:
+def _gpu_milli_after(free: FreeAmounts, kind: PodKind) -> int:
+    """The free thousandths of all GPUs after the pod got its cards."""
+    return sum(free.gpu_milli.values()) - kind.gpus * kind.gpu_milli
+
+
+def _cards(free: FreeAmounts, kind: PodKind, order: Callable[[int], int]) -> tuple[int, ...]:
     """The fitting cards, the smallest by `order` first."""
-    fitting = [
-        (order(free), minor) for minor, free in room.left.items() if free >= max(1, kind.milli)
-    ]
+    least = max(1, kind.gpu_milli)
+    fitting = [(order(left), minor) for minor, left in free.gpu_milli.items() if left >= least]
     return tuple(minor for _, minor in sorted(fitting)[: kind.gpus])
 
 
-def _after(room: Room, kind: PodKind, cards: Collection[int]) -> tuple[int, ...]:
+def _after(free: FreeAmounts, kind: PodKind, cards: Collection[int]) -> tuple[int, ...]:
     """The free thousandths of each GPU after the pod got these cards, sorted."""
     return tuple(
-        sorted(free - kind.milli if minor in cards else free for minor, free in room.left.items())
+        sorted(
+            left - kind.gpu_milli if minor in cards else left
+            for minor, left in free.gpu_milli.items()
+        )
     )

@@ -27,12 +27,12 @@ import msgspec
 from agent.allocate.placement import published
 from agent.allocate.placement.demand import (
     FULL,
+    FreeAmounts,
+    NodeCapacity,
     NodePlacement,
     PodKind,
-    Room,
-    Site,
     Verdict,
-    capacity,
+    gpu_total,
 )
 from agent.model.cpu.policies import PlacementPolicy
 
@@ -73,65 +73,71 @@ class Residual(msgspec.Struct, frozen=True):
     models: dict[str, float]
     pressure: float
 
-    def verdict(self, room: Room, kind: PodKind) -> Verdict:
-        idle = sum(room.left.values()) / FULL
-        requested = kind.gpu
-        split, cards = self._split(room.left, kind) if kind.shared else (0.0, ())
-        rise = self.stranded(idle - requested, room.cpu - kind.cpu, room.memory - kind.memory)
-        rise -= self.stranded(idle, room.cpu, room.memory)
-        cost = SPLIT * split + rise + self._price(room.site) * requested + RANK * room.site.rank
+    def verdict(self, free: FreeAmounts, kind: PodKind) -> Verdict:
+        idle = sum(free.gpu_milli.values()) / FULL
+        requested, node = kind.gpu, free.capacity
+        split, cards = self._split(free.gpu_milli, kind) if kind.shared else (0.0, ())
+        rise = self.stranded(
+            idle - requested,
+            free.cpu_milli - kind.cpu_milli,
+            free.memory_bytes - kind.memory_bytes,
+        )
+        rise -= self.stranded(idle, free.cpu_milli, free.memory_bytes)
+        cost = SPLIT * split + rise + self._price(node) * requested + RANK * node.rank
         return Verdict(round(cost * MICRO), points(cost), cards)
 
-    def stranded(self, idle: float, cpu: float, memory: float) -> float:
+    def stranded(self, idle: float, cpu_milli: float, memory_bytes: float) -> float:
         """The number of `idle` GPUs that are expected to stay idle with this free CPU and
         memory."""
         if idle <= 0:
             return 0.0
         root = math.sqrt(idle)
-        by_cpu = _shortage(self.cpu, idle, root, cpu)
-        by_memory = _shortage(self.memory, idle, root, memory)
+        by_cpu = _shortage(self.cpu, idle, root, cpu_milli)
+        by_memory = _shortage(self.memory, idle, root, memory_bytes)
         return min(idle, max(by_cpu, by_memory))
 
-    def _split(self, left: Mapping[int, int], kind: PodKind) -> tuple[float, tuple[int, ...]]:
+    def _split(self, gpu_milli: Mapping[int, int], kind: PodKind) -> tuple[float, tuple[int, ...]]:
         """Returns the value that is lost beyond the pod's parts, and the cards that lose the least,
         of equal ones those with the lowest minors."""
-        value, milli = self.value, kind.milli
+        value, part = self.value, kind.gpu_milli
         lost = sorted(
-            (value[free // CELL] - value[(free - milli) // CELL], minor)
-            for minor, free in left.items()
-            if free >= milli
+            (value[free // CELL] - value[(free - part) // CELL], minor)
+            for minor, free in gpu_milli.items()
+            if free >= part
         )[: kind.gpus]
         return sum(each for each, _ in lost) - kind.gpu, tuple(minor for _, minor in lost)
 
-    def _price(self, site: Site) -> float:
+    def _price(self, node: NodeCapacity) -> float:
         """The price of one GPU of the node."""
-        spare = max(0.0, site.cpu - self.cpu.mean * site.gpus)
-        return self.models.get(site.model, 0.0) + self.pressure * spare / max(1, site.cpu)
+        spare = max(0.0, node.cpu_milli - self.cpu.mean * node.gpus)
+        return self.models.get(node.model, 0.0) + self.pressure * spare / max(1, node.cpu_milli)
 
 
-def residual(counts: Mapping[PodKind, int], sites: Collection[Site]) -> Residual:
+def residual(counts: Mapping[PodKind, int], nodes: Collection[NodeCapacity]) -> Residual:
     """The placement for pods like `counts`, whose requests are scaled to all GPUs of the
     cluster."""
     with_gpus = {kind: pods for kind, pods in counts.items() if kind.gpus}
     requested = sum(kind.gpu * pods for kind, pods in with_gpus.items()) or 1.0
-    scale = capacity(sites) / requested
-    cpu = _amount_per_gpu([(each.cpu, each.gpu, n) for each, n in with_gpus.items()], requested)
+    scale = gpu_total(nodes) / requested
+    cpu = _amount_per_gpu(
+        [(each.cpu_milli, each.gpu, n) for each, n in with_gpus.items()], requested
+    )
     memory = _amount_per_gpu(
-        [(each.memory, each.gpu, n) for each, n in with_gpus.items()], requested
+        [(each.memory_bytes, each.gpu, n) for each, n in with_gpus.items()], requested
     )
     parts: dict[int, int] = {}
     for kind, pods in with_gpus.items():
         if kind.shared:
-            parts[kind.milli] = parts.get(kind.milli, 0) + kind.gpus * pods
-    models = _model_prices(with_gpus, sites, scale)
-    spare = sum(max(0.0, each.cpu - cpu.mean * each.gpus) for each in sites)
-    without = sum(kind.cpu * pods for kind, pods in counts.items() if not kind.gpus)
+            parts[kind.gpu_milli] = parts.get(kind.gpu_milli, 0) + kind.gpus * pods
+    models = _model_prices(with_gpus, nodes, scale)
+    spare = sum(max(0.0, each.cpu_milli - cpu.mean * each.gpus) for each in nodes)
+    without = sum(kind.cpu_milli * pods for kind, pods in counts.items() if not kind.gpus)
     pressure = CPU_RICH * min(1.0, scale * without / max(_TINY, spare)) ** 3
     return Residual(remainder_values(dict(sorted(parts.items()))), cpu, memory, models, pressure)
 
 
 def _model_prices(
-    with_gpus: Mapping[PodKind, int], sites: Collection[Site], scale: float
+    with_gpus: Mapping[PodKind, int], nodes: Collection[NodeCapacity], scale: float
 ) -> dict[str, float]:
     """By GPU model: the requests of the pods that allow only some models, for each GPU of these."""
     requested: dict[tuple[str, ...], float] = {}
@@ -140,7 +146,7 @@ def _model_prices(
             requested[kind.models] = requested.get(kind.models, 0.0) + kind.gpu * pods
     prices: dict[str, float] = {}
     for models, gpus in requested.items():
-        price = MODEL * scale * gpus / max(1, capacity(sites, models))
+        price = MODEL * scale * gpus / max(1, gpu_total(nodes, models))
         for model in models:
             prices[model] = prices.get(model, 0.0) + price
     return prices
@@ -256,11 +262,11 @@ def _pivot(
 
 
 def placement(
-    policy: PlacementPolicy, counts: Mapping[PodKind, int], sites: Collection[Site]
+    policy: PlacementPolicy, counts: Mapping[PodKind, int], nodes: Collection[NodeCapacity]
 ) -> NodePlacement:
-    """The placement of this policy, for pods like `counts` on nodes like `sites`."""
+    """The placement of this policy, for pods like `counts` on nodes like `nodes`."""
     if policy is PlacementPolicy.RESIDUAL:
-        return residual(counts, sites)
+        return residual(counts, nodes)
     if policy is PlacementPolicy.FGD:
         return published.Fgd(counts)
     if policy is PlacementPolicy.BEST_FIT:

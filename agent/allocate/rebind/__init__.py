@@ -8,5 +8,5 @@ two pods change their places, several pods make room for one that crosses NUMA n
 of a NUMA node leave it; then every move that gains nothing is undone. `exhaustive_search` finds the
 best plan of a small node: it goes through the sets of moved pods, the smallest first, and through
 their places, with equal cores tried once. `planner` puts them together and orders the moves so that
-no CPU has two owners in between, and `of_allocator` reads the input from a node allocator.
+no CPU has two owners in between, and `planner_input` reads the input from a node allocator.
 """

@@ -88,7 +88,7 @@ def pod_cpus(pod: PodCpu) -> int:
     return max(most, sidecars + sum(cpus_of(pod, each) for each in pod.containers))
 
 
-def unserved(pod: ApiPod) -> str:
+def shared_reason(pod: ApiPod) -> str:
     """Why a static kubelet assigns no exclusive CPUs to one of the pod's containers that keep
     running, "" if it assigns some to each. A container that the pod's annotation leaves on the
     shared CPUs needs none."""

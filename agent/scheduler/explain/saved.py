@@ -16,7 +16,7 @@ from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.preemption.disruption_budgets import Budgets
 from agent.scheduler.state import koordinator_reservations, records
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.pods_seen import PodsSeen, apply_placement, sites_of
+from agent.scheduler.state.pods_seen import PodsSeen, apply_placement, capacities
 from agent.scheduler.state.records import AgentSelector
 
 _WHAT_IF: Final = "what-if"
@@ -54,7 +54,7 @@ class SavedCluster:
         budgets = by_kind.get(disruption_budgets.KIND, [])
         self._add(budgets, disruption_budgets.read, self.budgets.changed)
         if policy is not None:
-            apply_placement(seen, cluster, rules, policy, sites_of(cluster))
+            apply_placement(seen, cluster, rules, policy, capacities(cluster))
 
     def _add(
         self,

@@ -11,9 +11,9 @@ from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
 from agent.allocate.node_allocator.pod_request import PodRequestError, request_of
 from agent.allocate.node_allocator.properties import NodeProperties
-from agent.allocate.rebind.of_allocator import moved_allocation, placed_node
 from agent.allocate.rebind.placed_pods import Measures
 from agent.allocate.rebind.planner import NoPlan, PodMove, plan
+from agent.allocate.rebind.planner_input import moved_allocation, placed_node
 from agent.model import bounds
 from agent.model.apiobjects import ApiPod
 from agent.model.pod.annotations import REBIND, REBIND_NEVER, status_text

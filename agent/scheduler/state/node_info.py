@@ -21,7 +21,7 @@ from agent.allocate.node_allocator.properties import (
     topology_options,
 )
 from agent.allocate.nrt.node import ZoneReport
-from agent.allocate.placement.demand import Site, site
+from agent.allocate.placement.demand import NodeCapacity, node_capacity
 from agent.allocate.policies_in_force import PROFILES
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import DeviceObject, DeviceType
@@ -152,13 +152,15 @@ class NodeInfo:
         self._rules = rules
 
     @property
-    def site(self) -> Site:
+    def capacity(self) -> NodeCapacity:
         """The node without pods, for placements."""
         node = self.node or NodeRecord(self.name, "")
         devices = self.devices.devices if isinstance(self.devices, DeviceObject) else ()
         gpus = sum(each.healthy and each.type == DeviceType.GPU for each in devices)
         amounts, model = node.allocatable, node.labels.get(GPU_MODEL, "")
-        return site(self.name, amounts.get("cpu", 0), amounts.get("memory", 0), gpus, model)
+        return node_capacity(
+            self.name, amounts.get("cpu", 0), amounts.get("memory", 0), gpus, model
+        )
 
     # Each method returns what changed.
     def update_node(self, node: NodeRecord | None) -> NodeChange:

@@ -16,7 +16,14 @@ from typing import Annotated, Final
 import msgspec
 
 from agent.allocate.node_allocator.properties import AllocatorRules
-from agent.allocate.placement.demand import FULL, MAX_KINDS, Demand, PodKind, Site, most_frequent
+from agent.allocate.placement.demand import (
+    FULL,
+    MAX_KINDS,
+    Demand,
+    NodeCapacity,
+    PodKind,
+    most_frequent,
+)
 from agent.allocate.placement.residual import placement
 from agent.host.daemon import Periodic
 from agent.host.log_once import Problem
@@ -39,7 +46,7 @@ MAX_BYTES: Final = 60_000
 STEP_SECONDS: Final = 1.0
 WRITE_SECONDS: Final = 60.0
 """The least time between two writes of the ConfigMap."""
-SITES_SECONDS: Final = 300.0
+CAPACITIES_SECONDS: Final = 300.0
 """The interval in which the nodes are compared with those of the placement."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -67,7 +74,7 @@ def encode(counts: Mapping[PodKind, int]) -> str:
     lines: list[str] = []
     left = MAX_BYTES
     for kind, pods in most_frequent(counts, MAX_KINDS).items():
-        entry = (kind.cpu, kind.memory, kind.gpus, kind.milli, kind.models, pods)
+        entry = (kind.cpu_milli, kind.memory_bytes, kind.gpus, kind.gpu_milli, kind.models, pods)
         line = msgspec.json.encode(entry).decode()
         left -= len(line.encode()) + 2
         if left < 0:
@@ -80,8 +87,8 @@ def decode(text: str) -> dict[PodKind, int]:
     """Raises ObjectError."""
     entries = decoded(text.encode(), KIND, _entries)
     found: dict[PodKind, int] = {}
-    for cpu, memory, gpus, milli, models, pods in entries[:MAX_KINDS]:
-        found[PodKind(cpu, memory, gpus, milli, tuple(sorted(set(models))))] = pods
+    for cpu_milli, memory_bytes, gpus, gpu_milli, models, pods in entries[:MAX_KINDS]:
+        found[PodKind(cpu_milli, memory_bytes, gpus, gpu_milli, tuple(sorted(set(models))))] = pods
     return found
 
 
@@ -131,9 +138,9 @@ class PodsSeen:
             return dict(self._demand.counts), self._demand.pods
 
 
-def sites_of(cluster: SchedulerCache) -> tuple[Site, ...]:
+def capacities(cluster: SchedulerCache) -> tuple[NodeCapacity, ...]:
     with cluster.lock:
-        return tuple(each.site for each in cluster.nodes())
+        return tuple(each.capacity for each in cluster.nodes())
 
 
 def apply_placement(
@@ -141,10 +148,10 @@ def apply_placement(
     cluster: SchedulerCache,
     rules: AllocatorRules,
     policy: PlacementPolicy,
-    sites: Collection[Site],
+    nodes: Collection[NodeCapacity],
 ) -> None:
     """Builds the placement from the counts, and applies it to all nodes."""
-    built = placement(policy, seen.counts_to_build(), sites)
+    built = placement(policy, seen.counts_to_build(), nodes)
     cluster.use_rules(msgspec.structs.replace(rules, placement=built))
 
 
@@ -172,7 +179,7 @@ class PlacementUpdates:
         self._clock = clock
         self._merged = False
         self._stored_pods = 0
-        self._sites: Collection[Site] | None = None
+        self._capacities: Collection[NodeCapacity] | None = None
         self._compared_at = self._stored_at = 0.0
         self.periodic = Periodic("placement", STEP_SECONDS, self.step)
         seen.hurry = self.periodic.hurry
@@ -193,14 +200,18 @@ class PlacementUpdates:
     def _rebuild(self) -> None:
         now = self._clock()
         due = self._seen.due()
-        if not due and self._sites is not None and now - self._compared_at < SITES_SECONDS:
+        if (
+            not due
+            and self._capacities is not None
+            and now - self._compared_at < CAPACITIES_SECONDS
+        ):
             return
         self._compared_at = now
-        sites = sites_of(self._cluster)
-        if not due and sites == self._sites:
+        nodes = capacities(self._cluster)
+        if not due and nodes == self._capacities:
             return
-        self._sites = sites
-        apply_placement(self._seen, self._cluster, self._rules, self._policy, sites)
+        self._capacities = nodes
+        apply_placement(self._seen, self._cluster, self._rules, self._policy, nodes)
 
     def _store_counts(self) -> None:
         counts, pods = self._seen.counts()

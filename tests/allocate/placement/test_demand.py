@@ -9,10 +9,10 @@ from agent.allocate.placement.demand import (
     FULL,
     MAX_KINDS,
     Demand,
+    FreeAmounts,
     PodKind,
-    Room,
     most_frequent,
-    site,
+    node_capacity,
 )
 
 
@@ -57,10 +57,10 @@ def test_equally_frequent_kinds_are_kept_in_order() -> None:
 
 
 def test_a_pod_fits_by_sums_cards_and_model() -> None:
-    room = Room(site("n", 8, 8, 2, "T4"), 8, 8, {0: 400, 1: FULL})
-    assert room.fits(PodKind(8, 8, 1, FULL, ("G2", "T4")))
-    assert room.fits(PodKind(8, 8, 2, 400))
-    assert not room.fits(PodKind(8, 8, 2, 410))
-    assert not room.fits(PodKind(9, 8))
-    assert not room.fits(PodKind(8, 9))
-    assert not room.fits(PodKind(1, 1, 1, FULL, ("G2",)))
+    free = FreeAmounts(node_capacity("n", 8, 8, 2, "T4"), 8, 8, {0: 400, 1: FULL})
+    assert free.fits(PodKind(8, 8, 1, FULL, ("G2", "T4")))
+    assert free.fits(PodKind(8, 8, 2, 400))
+    assert not free.fits(PodKind(8, 8, 2, 410))
+    assert not free.fits(PodKind(9, 8))
+    assert not free.fits(PodKind(8, 9))
+    assert not free.fits(PodKind(1, 1, 1, FULL, ("G2",)))

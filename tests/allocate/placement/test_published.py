@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.placement.demand import FULL, PodKind, Room, site
+from agent.allocate.placement.demand import FULL, FreeAmounts, PodKind, node_capacity
 from agent.allocate.placement.published import Fgd, Fragmentation
 
 WHOLE = PodKind(8000, 1, 1, FULL)
@@ -12,8 +12,9 @@ SMALL = PodKind(2000, 1, 1, 300)
 COUNTS = {WHOLE: 3, SMALL: 1}
 
 
-def room(left: dict[int, int], cpu: int = 64_000, model: str = "G2") -> Room:
-    return Room(site("n", 64_000, 64, len(left), model), cpu, 64, left)
+def amounts(gpu_milli: dict[int, int], cpu_milli: int = 64_000, model: str = "G2") -> FreeAmounts:
+    capacity = node_capacity("n", 64_000, 64, len(gpu_milli), model)
+    return FreeAmounts(capacity, cpu_milli, 64, gpu_milli)
 
 
 @pytest.mark.parametrize(
@@ -30,24 +31,24 @@ def room(left: dict[int, int], cpu: int = 64_000, model: str = "G2") -> Room:
 def test_a_fragment_is_what_typical_pods_cannot_use(
     left: dict[int, int], cpu: int, lost: float
 ) -> None:
-    assert Fragmentation(COUNTS).of_room(room(left, cpu)) == pytest.approx(lost)
+    assert Fragmentation(COUNTS).of_node(amounts(left, cpu)) == pytest.approx(lost)
 
 
 def test_gpus_of_a_model_that_a_pod_does_not_admit_are_fragments_for_it() -> None:
     meter = Fragmentation({PodKind(1000, 1, 1, FULL, ("T4",)): 1, WHOLE: 1})
-    assert meter.of_room(room({0: FULL})) == pytest.approx(500)
-    assert meter.of_room(room({0: FULL}, model="T4")) == pytest.approx(0)
+    assert meter.of_node(amounts({0: FULL})) == pytest.approx(500)
+    assert meter.of_node(amounts({0: FULL}, model="T4")) == pytest.approx(0)
 
 
 def test_kinds_beyond_95_percent_of_the_pods_do_not_count() -> None:
     meter = Fragmentation({WHOLE: 96, SMALL: 4})
-    assert meter.of_room(room({0: 500})) == pytest.approx(500)
+    assert meter.of_node(amounts({0: 500})) == pytest.approx(500)
 
 
 def test_fgd_takes_the_card_whose_rest_fewest_pods_miss() -> None:
-    assert Fgd(COUNTS).verdict(room({0: FULL, 1: 700}), SMALL).cards == (1,)
+    assert Fgd(COUNTS).verdict(amounts({0: FULL, 1: 700}), SMALL).cards == (1,)
 
 
 def test_fgd_has_whole_points() -> None:
-    found = Fgd(COUNTS).verdict(room({0: FULL}), SMALL)
+    found = Fgd(COUNTS).verdict(amounts({0: FULL}), SMALL)
     assert found.cost == -found.points

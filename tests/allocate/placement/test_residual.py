@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.placement.demand import FULL, PodKind, Room, site
+from agent.allocate.placement.demand import FULL, FreeAmounts, PodKind, node_capacity
 from agent.allocate.placement.residual import (
     CELL,
     Residual,
@@ -25,13 +25,16 @@ HALF = PodKind(4000, 16 * GIB, 1, 500)
 PLAIN = PodKind(8000, 16 * GIB)
 
 
-def room(name: str, left: dict[int, int], cpu: int = 64_000, model: str = "G2") -> Room:
-    return Room(site(name, 64_000, 256 * GIB, len(left), model), cpu, 256 * GIB, left)
+def amounts(
+    name: str, gpu_milli: dict[int, int], cpu_milli: int = 64_000, model: str = "G2"
+) -> FreeAmounts:
+    capacity = node_capacity(name, 64_000, 256 * GIB, len(gpu_milli), model)
+    return FreeAmounts(capacity, cpu_milli, 256 * GIB, gpu_milli)
 
 
 def built(*kinds: PodKind) -> Residual:
-    sites = [room(f"n{number}", dict.fromkeys(range(8), FULL)).site for number in range(10)]
-    return residual(dict.fromkeys(kinds, 10), sites)
+    nodes = [amounts(f"n{number}", dict.fromkeys(range(8), FULL)).capacity for number in range(10)]
+    return residual(dict.fromkeys(kinds, 10), nodes)
 
 
 def test_what_a_common_part_leaves_has_the_value_of_the_parts_that_fit() -> None:
@@ -63,17 +66,20 @@ def test_no_set_of_parts_that_one_gpu_holds_is_worth_more_than_a_gpu(
 def test_a_part_is_placed_on_the_device_of_the_part_that_it_completes() -> None:
     kind = PodKind(4000, 16 * GIB, 1, 470)
     policy = residual({PodKind(1, 1, 1, milli): pods for milli, pods in PARTS.items()}, [])
-    found = policy.verdict(room("a", {0: 1000, 1: 530, 2: 680}), kind)
+    found = policy.verdict(amounts("a", {0: 1000, 1: 530, 2: 680}), kind)
     assert found.cards == (1,)
-    beside = policy.verdict(room("a", {0: 530}), kind)
-    alone = policy.verdict(room("a", {0: 680}), kind)
-    assert beside.cost < alone.cost
-    assert beside.points >= alone.points
+    partly_used = policy.verdict(amounts("a", {0: 530}), kind)
+    less_used = policy.verdict(amounts("a", {0: 680}), kind)
+    assert partly_used.cost < less_used.cost
+    assert partly_used.points >= less_used.points
 
 
 def test_a_pod_does_not_take_the_cpu_of_idle_gpus() -> None:
     policy = built(WHOLE)
-    many, none = room("a", dict.fromkeys(range(8), FULL)), room("a", dict.fromkeys(range(8), 0))
+    many, none = (
+        amounts("a", dict.fromkeys(range(8), FULL)),
+        amounts("a", dict.fromkeys(range(8), 0)),
+    )
     assert policy.verdict(none, PLAIN).cost < policy.verdict(many, PLAIN).cost
 
 
@@ -93,32 +99,32 @@ def test_more_cpu_never_strands_more(idle: float, cpu: int, memory: int) -> None
 
 
 def test_a_gpu_of_a_model_that_others_insist_on_is_dear() -> None:
-    sites = [room(name, {0: FULL}, model=name).site for name in ("T4", "G2")]
-    policy = residual({PodKind(1000, GIB, 1, FULL, ("T4",)): 5, WHOLE: 5}, sites)
+    nodes = [amounts(name, {0: FULL}, model=name).capacity for name in ("T4", "G2")]
+    policy = residual({PodKind(1000, GIB, 1, FULL, ("T4",)): 5, WHOLE: 5}, nodes)
     assert policy.models == pytest.approx({"T4": 0.5})
-    assert policy.verdict(room("n", {0: FULL}, model="G2"), WHOLE).cost < (
-        policy.verdict(room("n", {0: FULL}, model="T4"), WHOLE).cost
+    assert policy.verdict(amounts("n", {0: FULL}, model="G2"), WHOLE).cost < (
+        policy.verdict(amounts("n", {0: FULL}, model="T4"), WHOLE).cost
     )
 
 
-def test_equal_rooms_are_ordered_by_their_nodes() -> None:
+def test_nodes_with_equal_amounts_are_ordered_by_their_nodes() -> None:
     policy = built(WHOLE)
-    costs = {policy.verdict(room(name, {0: FULL}), WHOLE).cost for name in "abcdef"}
+    costs = {policy.verdict(amounts(name, {0: FULL}), WHOLE).cost for name in "abcdef"}
     assert len(costs) == 6
 
 
 @pytest.mark.parametrize("policy", PlacementPolicy, ids=lambda each: each.value)
 def test_every_placement_has_points_in_the_order_of_its_costs(policy: PlacementPolicy) -> None:
-    rooms = [
-        room(name, {0: first, 1: second}, cpu)
+    free = [
+        amounts(name, {0: first, 1: second}, cpu)
         for name, first, second, cpu in product(
             "ab", (500, 700, FULL), (500, FULL), (9_000, 64_000)
         )
     ]
     counts = {WHOLE: 5, HALF: 10, PLAIN: 3}
-    decided = placement(policy, counts, [each.site for each in rooms])
+    decided = placement(policy, counts, [each.capacity for each in free])
     for kind in (HALF, PLAIN):
-        found = sorted((decided.verdict(each, kind) for each in rooms), key=lambda it: it.cost)
+        found = sorted((decided.verdict(each, kind) for each in free), key=lambda it: it.cost)
         assert all(0 <= each.points <= 100 for each in found)
         assert [each.points for each in found] == sorted((it.points for it in found), reverse=True)
         assert all(len(each.cards) == (1 if kind.shared else 0) for each in found)
@@ -126,6 +132,6 @@ def test_every_placement_has_points_in_the_order_of_its_costs(policy: PlacementP
 
 @pytest.mark.parametrize("policy", PlacementPolicy, ids=lambda each: each.value)
 def test_a_cluster_without_gpus_or_demand_is_scored(policy: PlacementPolicy) -> None:
-    empty = Room(site("n", 0, 0, 0, ""), 0, 0, {})
+    empty = FreeAmounts(node_capacity("n", 0, 0, 0, ""), 0, 0, {})
     placement(policy, {}, []).verdict(empty, PodKind(0, 0))
-    placement(policy, {PLAIN: 1}, [empty.site]).verdict(empty, PLAIN)
+    placement(policy, {PLAIN: 1}, [empty.capacity]).verdict(empty, PLAIN)

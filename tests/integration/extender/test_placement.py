@@ -45,7 +45,7 @@ def hosts(api: ApiServer, nodes: Sequence[TraceNode]) -> Iterator[None]:
     names = [f"n{number:05d}" for number in range(len(nodes))]
     for name, node in zip(names, nodes, strict=True):
         percent = str(node.gpus * 100)
-        amounts = {"cpu": f"{node.cpu}m", "memory": str(node.memory)}
+        amounts = {"cpu": f"{node.cpu_milli}m", "memory": str(node.memory_bytes)}
         amounts |= {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}
         objects.ready_node(api, name, amounts, labels={**LABEL, GPU_MODEL: node.model})
         whole = {GPU_CORE: 100, GPU_MEMORY_RATIO: 100}
@@ -61,9 +61,9 @@ def hosts(api: ApiServer, nodes: Sequence[TraceNode]) -> Iterator[None]:
 
 
 def create(api: ApiServer, name: str, kind: PodKind) -> None:
-    amounts = {"cpu": f"{kind.cpu}m", "memory": str(kind.memory)}
+    amounts = {"cpu": f"{kind.cpu_milli}m", "memory": str(kind.memory_bytes)}
     if kind.gpus:
-        percent = str(kind.gpus * kind.milli * 100 // FULL)
+        percent = str(kind.gpus * kind.gpu_milli * 100 // FULL)
         amounts |= {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}
     pod = objects.pending(NAMESPACE, name, amounts, scheduler=PROFILE, nodeSelector=LABEL)
     objects.create(api, pod)

@@ -6,7 +6,13 @@ import msgspec
 import pytest
 
 from agent.model.apiobjects import from_object
-from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu, cpus_of, pod_cpus, unserved
+from agent.model.pod.exclusive_cpus import (
+    ContainerCpu,
+    PodCpu,
+    cpus_of,
+    pod_cpus,
+    shared_reason,
+)
 from agent.model.pod.resource_request import pod_requests
 from agent.model.pod.zone_request import kube_class_of
 from tests.allocate.kubelet.nodes import pod
@@ -85,7 +91,7 @@ def test_the_cpus_that_a_static_kubelet_gives(
     of_api = from_object({"metadata": {"uid": "u", "name": "p"}, "spec": spec})
     kube_class = kube_class_of(of_api)
     of_api = msgspec.structs.replace(of_api, kube_class=kube_class)
-    assert unserved(of_api) == why
+    assert shared_reason(of_api) == why
     parts = tuple(
         ContainerCpu(each.name, each.requests.get("cpu", 0)) for each in of_api.containers
     )

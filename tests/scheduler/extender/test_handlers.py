@@ -16,7 +16,7 @@ from agent.scheduler.extender.extender import (
     ExtenderPreemptionResult,
 )
 from agent.scheduler.state import records
-from agent.scheduler.state.pods_seen import PodsSeen, apply_placement, sites_of
+from agent.scheduler.state.pods_seen import PodsSeen, apply_placement, capacities
 from agent.scheduler.state.records import AgentSelector
 from tests.fixtures.fleet import (
     NOTHING,
@@ -281,8 +281,8 @@ def test_a_placement_decides_about_plain_pods_too(server: hostile.Server) -> Non
     body = plain("500m", "1Gi").pod("seen", node="a")
     read = records.pods(AgentSelector(), kinds=True)(json.dumps(body).encode())
     seen.pods_changed([Change(ChangeKind.ADDED, ObjectKey("default", "seen"), read)])
-    sites = sites_of(scene.cluster)
-    apply_placement(seen, scene.cluster, AllocatorRules(), PlacementPolicy.RESIDUAL, sites)
+    nodes = capacities(scene.cluster)
+    apply_placement(seen, scene.cluster, AllocatorRules(), PlacementPolicy.RESIDUAL, nodes)
     entries = scene.scores(scene.pod(plain("500m", "1Gi"), "p"), NODES)
     assert sorted(entries) == NODES
     assert list(entries.values()).count(handlers.MAX_PRIORITY) == 1

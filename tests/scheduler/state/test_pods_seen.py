@@ -141,7 +141,7 @@ def test_a_placement_follows_the_nodes() -> None:
     serial = world.cluster.changed_since(0).serial
     world.updates.step()
     assert world.cluster.changed_since(serial).names == frozenset()
-    world.clock.now += pods_seen.SITES_SECONDS
+    world.clock.now += pods_seen.CAPACITIES_SECONDS
     world.updates.step()
     assert world.cluster.changed_since(serial).names == {"a", "b", "c"}
 

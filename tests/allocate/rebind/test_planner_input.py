@@ -11,9 +11,9 @@ from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.pod_request import request_of
-from agent.allocate.rebind.of_allocator import moved_allocation, placed_node
 from agent.allocate.rebind.placed_pods import PlacedNode
 from agent.allocate.rebind.planner import NoPlan, PodPlace
+from agent.allocate.rebind.planner_input import moved_allocation, placed_node
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
 from tests.allocate.node_allocator.builders import (
