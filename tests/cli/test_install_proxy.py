@@ -11,8 +11,8 @@ import pytest
 _WAITS = """import signal
 from agent.cli.install_proxy import fail_on_signals
 from agent.install.installer import CheckError
-if {ignored}:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+# A nohup around these tests would be inherited.
+signal.signal(signal.SIGHUP, signal.SIG_IGN if {ignored} else signal.SIG_DFL)
 fail_on_signals()
 try:
     print("ready", flush=True)
