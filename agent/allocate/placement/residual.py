@@ -264,7 +264,7 @@ def _pivot(
 def placement(
     policy: PlacementPolicy, counts: Mapping[PodKind, int], nodes: Collection[NodeCapacity]
 ) -> NodePlacement:
-    """The placement of this policy, for pods like `counts` on nodes like `nodes`."""
+    """The placement of this policy, for pods like `counts` on such nodes."""
     if policy is PlacementPolicy.RESIDUAL:
         return residual(counts, nodes)
     if policy is PlacementPolicy.FGD:
