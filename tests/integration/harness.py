@@ -291,7 +291,10 @@ def write_runc(folder: pathlib.Path, script: str) -> None:
 
 @contextlib.contextmanager
 def fresh_node(containerd: Containerd | Crio) -> Iterator[TestNode]:
-    """A node without running processes and without remains of earlier ones."""
+    """A node without running processes and without remains of earlier ones. A crash of the runtime
+    fails the test during which it happened, and no other."""
+    if isinstance(containerd, Containerd):
+        containerd.start_after_crash()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
     node = TestNode(folder, containerd)
     try:
