@@ -125,7 +125,7 @@ def decide(
         owners,
         ls_pools,
         be_pools,
-        refusals.sorted(owners),
+        refusals.with_held(owners),
         wanted,
         admission.system,
         outcome.owners,
@@ -136,7 +136,7 @@ def decide(
 
 
 class _Refusals:
-    """By pod uid; the first refusal of a pod is kept."""
+    """The refusals of a decision. Only the first one of each pod counts."""
 
     def __init__(self, of_claims: Mapping[str, ClaimRefusal]) -> None:
         self._by_uid = dict(of_claims)
@@ -148,11 +148,11 @@ class _Refusals:
             self._by_uid[pod.uid] = refusal
 
     def reason(self, pod: Pod) -> str:
-        """ "" if nothing was refused."""
+        """Why the pod's claim was refused; empty if it was not."""
         return self._by_uid[pod.uid].reason if pod.uid in self._by_uid else ""
 
-    def sorted(self, owners: tuple[Owner, ...]) -> tuple[ClaimRefusal, ...]:
-        """By pod uid, with the CPUs that the pods own instead."""
+    def with_held(self, owners: tuple[Owner, ...]) -> tuple[ClaimRefusal, ...]:
+        """All refusals, sorted by pod uid, with the CPUs that the pods own instead."""
         held = {owner.uid: owner.cpuset for owner in owners}
         return tuple(
             msgspec.structs.replace(refusal, held=held.get(uid, ""))

@@ -125,8 +125,8 @@ class Admission:
             self._notifier.notify(PodFailed(pod.uid))
 
     def sandbox_changed(self, uid: str) -> None:
-        """The pod's sandbox was created or removed. An announced pod that is not in the runtime's
-        list any more has no claim."""
+        """The runtime created or removed the pod's sandbox: the claim that the pod announced ends
+        unless the runtime lists the pod."""
         self._notifier.notify(SnapshotRequest(waits=False, sandbox_uid=uid))
 
     def create(self, creation: Creation, carried: Callable[[], Carried]) -> Verdict:

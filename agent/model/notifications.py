@@ -90,8 +90,8 @@ class SessionEnded(msgspec.Struct, frozen=True, tag="session-ended"):
 
 class SnapshotRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
     """A frontend waits for a new snapshot (`waits`), or reports that something has changed.
-    `sandbox_uid`: of a pod whose sandbox has just been created or removed, so that the runtime's
-    list has the pod, or the pod has ended."""
+    `sandbox_uid`: the pod whose sandbox the runtime has just created or removed: from now on the
+    runtime's list decides whether the pod exists."""
 
     waits: bool = True
     sandbox_uid: str = ""

@@ -147,9 +147,9 @@ class _PodEntry(msgspec.Struct, frozen=True):
 
 
 class AnnouncedPods:
-    """Keeps a pod from its notification until the runtime lists it or has removed it, its
-    sandbox fails, the process that had the call ends, the API server says that the pod has ended,
-    or PATIENCE_SECONDS pass."""
+    """Keeps a pod from its notification until the runtime lists or removes it, its sandbox fails,
+    the process that had the call ends, the API server says that the pod has ended, or
+    PATIENCE_SECONDS pass."""
 
     def __init__(self) -> None:
         self._pods: dict[str, _PodEntry] = {}
@@ -170,7 +170,8 @@ class AnnouncedPods:
             del self._pods[next(iter(self._pods))]
 
     def drop(self, uid: str) -> None:
-        """The sandbox failed, or the runtime's list says from now on whether the pod exists."""
+        """The sandbox failed, or the runtime has created or removed it, so that the runtime's list
+        decides whether the pod exists."""
         self._pods.pop(uid, None)
 
     def session_ended(self, session: tuple[int, int]) -> None:

@@ -218,7 +218,7 @@ def _allocator(name: str, node: TraceNode) -> NodeAllocator:
 def _pod(kind: PodKind) -> object:
     amounts = {"cpu": f"{kind.cpu_milli}m", "memory": str(kind.memory_bytes)}
     if kind.gpus:
-        percent = kind.gpus * kind.gpu_milli * _PERCENT // FULL
+        percent = kind.total_gpu_milli * _PERCENT // FULL
         amounts |= {GPU_CORE: str(percent), GPU_MEMORY_RATIO: str(percent)}
     return {
         "metadata": {"name": "pod", "namespace": "default", "uid": "pod"},
@@ -245,7 +245,7 @@ def run(
     requested_milli = allocated_milli = 0
     curve, marks, fragmented = [LoadPoint(0.0, 0.0)], dict[float, float](), None
     for number, kind in enumerate(arriving, start=1):
-        milli = kind.gpus * kind.gpu_milli
+        milli = kind.total_gpu_milli
         requested_milli += milli
         cluster.count_arrival(kind)
         if cluster.place(kind) is not None:
@@ -311,7 +311,7 @@ def run_with_departures(
     cluster = TraceCluster(
         shuffled(nodes, seed), policy, random.Random(seed), _expected(policy, pods)
     )
-    mean_milli = sum(each.gpus * each.gpu_milli for each in pods) / len(pods)
+    mean_milli = sum(each.total_gpu_milli for each in pods) / len(pods)
     arrival_rate = load * cluster.gpus * FULL / mean_milli
     end = _SETTLING_LIFETIMES + _MEASURED_LIFETIMES
     departures: list[tuple[float, str, int]] = []
@@ -344,7 +344,7 @@ def run_with_departures(
                 progress(now / end)
         for kind in tried:
             while kind in queue and (started := cluster.place(kind)) is not None:
-                milli = kind.gpus * kind.gpu_milli
+                milli = kind.total_gpu_milli
                 heappush(departures, (now + drawn.expovariate(1.0), started, milli))
                 longest_wait = max(longest_wait, now - queue[kind].popleft())
                 allocated_milli += milli

@@ -104,11 +104,11 @@ def _rows(
 def arrivals(pods: Sequence[PodKind], gpus: int, load: float, seed: int) -> list[PodKind]:
     """All pods of the trace, and pods drawn from it until they request `load`, a part of all
     `gpus`, in the order in which they arrive."""
-    drawn, requested_milli = random.Random(seed), sum(each.gpus * each.gpu_milli for each in pods)
+    drawn, requested_milli = random.Random(seed), sum(each.total_gpu_milli for each in pods)
     arriving = list(pods)
     while requested_milli < load * gpus * FULL:
         arriving.append(chosen := drawn.choice(pods))
-        requested_milli += chosen.gpus * chosen.gpu_milli
+        requested_milli += chosen.total_gpu_milli
     drawn.shuffle(arriving)
     return arriving
 

@@ -2,9 +2,9 @@
 
 For one device and container only the best source counts. A checkpoint has the replicas of a device,
 which the container's environment does not have; the environment has the MIG instances, which the
-device nodes do not have. A scheduler's allocation replaces the kubelet's report; other devices that
-a container itself has count in addition. The environment alone is no proof, because any pod can
-name any device there.
+device nodes do not have. A scheduler's allocation replaces the kubelet's report. Devices outside of
+the allocation still count if the container itself has them. The environment alone is no proof,
+because any pod can name any device there.
 
 CPUs that a DRA driver gave to a container are exclusive and in no pool. They need two sources: the
 driver's variable in the container has the CPUs and the uid of the claim (dra-driver-cpu), and the

@@ -134,8 +134,8 @@ def _divided(
 ) -> TypeRequest | DeviceCause:
     """Divides the amounts over the fewest devices that have them. An amount that one device has
     comes from one device; a larger one must be a multiple, and comes from whole devices. Several
-    resources are divided over the same number of devices. If there are several devices, one of the
-    resources must take all that they have of it."""
+    resources are divided over the same number of devices. With several devices, the request must
+    take all of at least one resource from each."""
     if not all(whole.get(name, 0) > 0 for name in total):
         return DeviceCause.INSUFFICIENT
     count = max(-(-amount // whole[name]) for name, amount in total.items())

@@ -4,8 +4,8 @@ A NUMA mask is an int whose bits are NUMA node ids; the mask `None` means any no
 
 `resource_hints` makes the hints of CPU, memory and all other resources that the NUMA nodes of a
 machine report. If a trial allocation fits on a set of nodes, the set is a hint of each requested
-resource, except of a resource that one of its nodes has nothing left of. So a hint of memory may
-include a node without free CPUs, but a hint of CPU may not.
+resource that every node of the set has free. So a hint of memory may include a node without free
+CPUs, but a hint of CPU may not.
 """
 
 from __future__ import annotations

@@ -38,9 +38,14 @@ class PodKind(msgspec.Struct, frozen=True, order=True):
     models: tuple[str, ...] = ()
 
     @property
+    def total_gpu_milli(self) -> int:
+        """The requested thousandths of all GPUs."""
+        return self.gpus * self.gpu_milli
+
+    @property
     def gpu(self) -> float:
         """The requested GPUs in sum: 1.0 for two halves."""
-        return self.gpus * self.gpu_milli / FULL
+        return self.total_gpu_milli / FULL
 
     @property
     def shared(self) -> bool:

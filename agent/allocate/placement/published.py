@@ -145,7 +145,7 @@ def least_allocated(free: FreeAmounts, kind: PodKind) -> float:
 
 def _gpu_milli_after(free: FreeAmounts, kind: PodKind) -> int:
     """The free thousandths of all GPUs after the pod got its cards."""
-    return sum(free.gpu_milli.values()) - kind.gpus * kind.gpu_milli
+    return sum(free.gpu_milli.values()) - kind.total_gpu_milli
 
 
 def _cards(free: FreeAmounts, kind: PodKind, order: Callable[[int], int]) -> tuple[int, ...]:

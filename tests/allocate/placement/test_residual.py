@@ -107,7 +107,7 @@ def test_a_gpu_of_a_model_that_others_insist_on_is_dear() -> None:
     )
 
 
-def test_nodes_with_equal_amounts_are_ordered_by_their_nodes() -> None:
+def test_nodes_with_equal_amounts_are_ordered_by_their_names() -> None:
     policy = built(WHOLE)
     costs = {policy.verdict(amounts(name, {0: FULL}), WHOLE).cost for name in "abcdef"}
     assert len(costs) == 6
