@@ -31,12 +31,12 @@ from tests.fixtures.ports import free_port
 from tests.integration import podnetwork
 from tests.waiting import DEADLINE_SECONDS, eventually
 
-NO_PASS = "--full-pass-seconds=600"
-"""Flag of an agent that must detect changes by events."""
+NO_FULL_PASS = "--full-pass-seconds=600"
+"""Flag of an agent that has to detect changes by events."""
 
 
 HOLD = "--hold-seconds=2"
-"""Flag of a frontend that waits for the agent, which is slow on a busy machine."""
+"""Flag of a frontend that waits longer for the agent, which is slow on a busy machine."""
 
 
 def kernel_cpus(pid: int) -> str:
@@ -58,7 +58,7 @@ def kernel_group(pid: int, controller: str) -> pathlib.Path:
 
 
 def page(port: int, path: str) -> tuple[int, str]:
-    """Status and text of a page of this machine; status 0 without an answer."""
+    """Status and text of an HTTP page on this machine; status 0 if nothing responds."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
             return reply.status, reply.read().decode()
@@ -95,25 +95,25 @@ class TestNode:
         environ: dict[str, str] | None = None,
         variables: dict[str, str] | None = None,
     ) -> None:
-        """Starts the agent without a cluster, or in the cluster of a pod's environment (`environ`),
-        with these additional variables. Returns when /readyz succeeds.
+        """Starts the agent without a cluster, or with the environment of a pod in a cluster
+        (`environ`), and with additional variables. Returns when /readyz succeeds.
 
-        Unless a flag names a kubelet's folder, a declared configuration replaces the one of another
-        test's kubelet on this machine."""
+        Unless a flag sets the kubelet's folder, the agent reads a kubelet configuration of its own,
+        and not that of another test's kubelet on this machine."""
         self.http_port = free_port()
         declared = self.folder / "kubelet-config.yaml"
         declared.write_text(
             "{kind: KubeletConfiguration, apiVersion: kubelet.config.k8s.io/v1beta1}\n"
         )
-        beside = any(each.startswith("--kubelet-dir=") for each in flags)
-        self._agent = self._start(
+        has_kubelet_dir = any(each.startswith("--kubelet-dir=") for each in flags)
+        self._agent = self.start_process(
             "agent",
             *(["--standalone"] if environ is None else []),
             f"--runtime-endpoint=unix://{self.containerd.socket}",
             f"--http=127.0.0.1:{self.http_port}",
             f"--kubelet-dir={self.folder / 'kubelet'}",
             "--node-name=node-a",
-            *([] if beside else [f"--kubelet-config={declared}"]),
+            *([] if has_kubelet_dir else [f"--kubelet-config={declared}"]),
             *flags,
             environ={**(environ or {}), **(variables or {})},
         )
@@ -122,8 +122,8 @@ class TestNode:
         assert agent.poll() is None, self.log("agent")
 
     def start_proxy(self, *flags: str) -> None:
-        """Returns when it accepts connections."""
-        self._proxy = self._start(
+        """Returns when the proxy accepts connections."""
+        self._proxy = self.start_process(
             "proxy",
             f"--listen={self.cri_socket}",
             f"--runtime-endpoint=unix://{self.containerd.socket}",
@@ -134,18 +134,18 @@ class TestNode:
         eventually("proxy accepts", self._proxy_accepts)
 
     def kill_agent(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         _kill(self._agent)
         self._agent = None
 
     def kill_proxy(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         _kill(self._proxy)
         self._proxy = None
         self.proxied.close()
 
     def stop_agent(self) -> None:
-        """SIGTERM."""
+        """Sends SIGTERM and expects exit code 0."""
         assert self._agent is not None
         self._agent.terminate()
         assert self._agent.wait(DEADLINE_SECONDS) == 0, self.log("agent")
@@ -171,11 +171,11 @@ class TestNode:
         return (self.folder / f"{name}.log").read_text()
 
     def get(self, path: str) -> tuple[int, str]:
-        """As `page`, of the agent."""
+        """Status and text of a page of the agent; see `page`."""
         return page(self.http_port, path)
 
     def metric(self, name: str) -> float:
-        """The sum of the series that begin with the name (labels may follow)."""
+        """The sum of the series with that name; labels may follow the name."""
         lines = [
             line.rpartition(" ")
             for line in self.get("/metrics")[1].splitlines()
@@ -193,11 +193,11 @@ class TestNode:
         return kernel_cpus(self.direct.container_status(container_id).pid)
 
     def sandbox_cpus(self, sandbox_id: str) -> str:
-        """The same of a pause container."""
+        """The cpuset in the kernel's files of a running pause container."""
         return kernel_cpus(self.direct.sandbox_status(sandbox_id).pid)
 
     def kernel_value(self, container_id: str, controller: str, file: str) -> str:
-        """A file of the cgroup of a running container."""
+        """The content of a file in the cgroup of a running container."""
         pid = self.direct.container_status(container_id).pid
         return (kernel_group(pid, controller) / file).read_text().strip()
 
@@ -209,7 +209,7 @@ class TestNode:
         )
 
     def close(self) -> None:
-        """Ends everything that this test started."""
+        """Ends all processes and pods of this test."""
         _kill(self._agent)
         _kill(self._proxy)
         with contextlib.suppress(RpcError):
@@ -219,9 +219,10 @@ class TestNode:
         self.proxied.close()
         remove_cgroups(self.cgroup_root)
 
-    def _start(
+    def start_process(
         self, command: str, *flags: str, environ: dict[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
+        """Starts `topolet COMMAND` with the node's state folder; its log is COMMAND.log."""
         with (self.folder / f"{command}.log").open("ab") as log:
             return subprocess.Popen(
                 [
@@ -257,10 +258,11 @@ def built_or_skip(name: str) -> pathlib.Path:
 def private_containerd(
     programs: pathlib.Path | None = None, pod_network: bool = False
 ) -> Iterator[Containerd]:
-    """A running one below a short path (a socket's may have 107 characters), this machine's or the
-    one in `programs`; skips if none can run.
+    """A running containerd below a short path (the path of a socket has at most 107 characters).
+    `programs`: the folder of its program, by default this machine's. Skips the test if containerd
+    cannot run.
 
-    `pod_network`: pods may have their own network, in which they reach only themselves.
+    `pod_network`: pods may have a network namespace, with a loopback device only.
     """
     if os.geteuid():
         pytest.skip("needs root: containers and cgroups are real")

@@ -10,7 +10,7 @@ import yaml
 
 from tests.deploy import chart
 from tests.deploy.api import Api, RefusedError, Who
-from tests.integration import bystanders, deployed
+from tests.integration import deployed, other_pods
 from tests.integration.apiserver.cluster import Kubectl, kubeconfig
 from tests.integration.apiserver.server import ApiServer
 
@@ -78,7 +78,7 @@ class Cluster:
 
     def refuses(self) -> bool:
         """Whether the policies refuse that anybody sets a pod's CPUs."""
-        body = bystanders.pod("claims")
+        body = other_pods.pod("claims")
         body["metadata"]["annotations"] = CPUS
         try:
             self.api.request("POST", f"/api/v1/namespaces/{PLAIN}/pods?dryRun=All", body, Who())

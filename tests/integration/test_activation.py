@@ -13,12 +13,12 @@ import pytest
 
 from agent.proto import cri_pb2 as pb
 from tests.integration.harness import DEADLINE_SECONDS, TestNode
-from tests.integration.manager import Manager
+from tests.integration.service_manager import ServiceManager
 
 
 @pytest.fixture
-def manager(node: TestNode) -> Iterator[Manager]:
-    with contextlib.closing(Manager(node)) as manager:
+def manager(node: TestNode) -> Iterator[ServiceManager]:
+    with contextlib.closing(ServiceManager(node)) as manager:
         yield manager
 
 
@@ -65,7 +65,7 @@ class Caller:
                 self.failures.append(str(error))
 
 
-def test_no_call_fails_while_the_proxy_restarts(node: TestNode, manager: Manager) -> None:
+def test_no_call_fails_while_the_proxy_restarts(node: TestNode, manager: ServiceManager) -> None:
     manager.start()
     with contextlib.closing(Caller(pathlib.Path(node.cri_socket))) as caller:
         for _ in range(3):
@@ -77,9 +77,11 @@ def test_no_call_fails_while_the_proxy_restarts(node: TestNode, manager: Manager
     assert os.path.exists(node.cri_socket), "the socket is the manager's"
 
 
-def test_the_service_manager_is_notified_of_the_watchdog_and_the_stop(manager: Manager) -> None:
+def test_the_service_manager_is_notified_of_the_watchdog_and_the_stop(
+    manager: ServiceManager,
+) -> None:
     manager.start()
-    manager.hears(b"WATCHDOG=1")
-    manager.hears(b"WATCHDOG=1")
+    manager.wait_for_notification(b"WATCHDOG=1")
+    manager.wait_for_notification(b"WATCHDOG=1")
     manager.stop()
-    manager.hears(b"STOPPING=1")
+    manager.wait_for_notification(b"STOPPING=1")

@@ -20,8 +20,14 @@ from tests.fixtures import image
 from tests.fixtures.cgroups import MOUNTS, make_cgroup
 from tests.fixtures.crio import WORKLOAD, Crio
 from tests.fixtures.pods import kill_container, remove_pod, run_pod
-from tests.integration.harness import NO_PASS, TestNode, built_or_skip, fresh_node, kernel_group
-from tests.integration.plugged import plugged_node
+from tests.integration.harness import (
+    NO_FULL_PASS,
+    TestNode,
+    built_or_skip,
+    fresh_node,
+    kernel_group,
+)
+from tests.integration.nri_node import nri_node
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -63,7 +69,7 @@ def node(crio: Crio) -> Iterator[TestNode]:
 @pytest.fixture
 def both(node: TestNode) -> TestNode:
     """A node whose agent and proxy run."""
-    node.start_agent(NO_PASS)
+    node.start_agent(NO_FULL_PASS)
     node.start_proxy()
     return node
 
@@ -158,7 +164,7 @@ def test_a_restarted_agent_finds_the_containers(both: TestNode) -> None:
     both.kill_agent()
     _, ls = run_pod(both.direct, both.spec("ls", "LS"))
     assert both.cpus(ls) == "0-1"
-    both.start_agent(NO_PASS)
+    both.start_agent(NO_FULL_PASS)
     eventually("corrected", lambda: both.cpus(ls) == "0")
     assert both.cpus(lse) == "1"
     both.stop_agent()
@@ -172,10 +178,10 @@ def test_a_restarted_agent_finds_the_containers(both: TestNode) -> None:
 
 
 def test_the_nri_plugin_does_the_same(crio: Crio) -> None:
-    with plugged_node(crio) as plugged:
-        node = plugged.node
-        node.start_agent(NO_PASS)
-        plugged.start_plugin()
+    with nri_node(crio) as nri:
+        node = nri.node
+        node.start_agent(NO_FULL_PASS)
+        nri.start_plugin()
         _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
         assert node.cpus(lse) == "1"
         _, ls = run_pod(node.direct, node.spec("ls", "LS"))

@@ -48,7 +48,7 @@ from tests.fixtures.pods import (
 )
 from tests.integration import devicefiles
 from tests.integration.harness import TestNode, fresh_node, kernel_group
-from tests.integration.plugged import EMPTY, PluggedNode, plugged_node
+from tests.integration.nri_node import EMPTY, NriNode, nri_node
 from tests.waiting import eventually
 
 MAJOR = 240
@@ -186,17 +186,17 @@ def relay(containerd: Containerd) -> Iterator[DeviceTest]:
 
 
 @pytest.fixture
-def plugged(containerd2: Containerd) -> Iterator[PluggedNode]:
-    with plugged_node(containerd2) as it:
+def nri(containerd2: Containerd) -> Iterator[NriNode]:
+    with nri_node(containerd2) as it:
         yield it
 
 
 @pytest.fixture
-def plugin(plugged: PluggedNode) -> DeviceTest:
+def plugin(nri: NriNode) -> DeviceTest:
     """Containers pass the NRI plugin, on containerd 2."""
-    it = DeviceTest(plugged.node, plugged.node.direct)
+    it = DeviceTest(nri.node, nri.node.direct)
     it.publish()
-    plugged.start_plugin("--hold-seconds=0.2")
+    nri.start_plugin("--hold-seconds=0.2")
     return it
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from agent.model.notifications import SOCKET
 from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode, kernel_group
-from tests.integration.plugged import PluggedNode
+from tests.integration.nri_node import NriNode
 from tests.waiting import eventually
 
 
@@ -174,14 +174,14 @@ def test_a_socket_of_a_proxy_that_the_kubelet_does_not_use(node: TestNode) -> No
 
 def test_an_nri_plugin_that_no_runtime_calls(node: TestNode) -> None:
     node.start_agent()
-    plugged = PluggedNode(node)
-    plugged.start_plugin("--nri-socket=/nowhere/nri.sock", waits=False)
+    nri = NriNode(node)
+    nri.start_plugin("--nri-socket=/nowhere/nri.sock", waits=False)
     try:
         eventually("doctor says so", lambda: codes(node) == ["nri-unavailable"])
         assert "/nowhere/nri.sock: No such file or directory" in doctor(node).stdout
         assert examined(node)["facts"]["frontend"] == "nri"
     finally:
-        plugged.close()
+        nri.close()
     assert codes(node) == []
 
 

@@ -14,7 +14,7 @@ from tests.fixtures.pods import (
     run_sandbox,
     start_container,
 )
-from tests.integration.harness import NO_PASS, TestNode, fresh_node
+from tests.integration.harness import NO_FULL_PASS, TestNode, fresh_node
 from tests.waiting import eventually
 
 
@@ -22,7 +22,7 @@ from tests.waiting import eventually
 def agent_node(containerd2: Containerd) -> Iterator[TestNode]:
     """A node whose agent has received events, and makes full passes at long intervals only."""
     with fresh_node(containerd2) as node:
-        node.start_agent(NO_PASS)
+        node.start_agent(NO_FULL_PASS)
         wait_for_event(node)
         yield node
 

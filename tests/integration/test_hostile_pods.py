@@ -27,7 +27,7 @@ from tests.fixtures.pods import (
     start_container,
 )
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.harness import NO_PASS, TestNode
+from tests.integration.harness import NO_FULL_PASS, TestNode
 from tests.integration.incluster import READING, WRITING, Place
 from tests.integration.memorylimit import MemoryLimit, limited
 from tests.waiting import eventually
@@ -108,7 +108,7 @@ def test_the_agent_runs_and_restarts_with_hostile_pods(
                 name, kube_class="besteffort", annotations=notes, uid=made["metadata"]["uid"]
             )
             hostile.append(run_pod(node.direct, spec)[1])
-    place.start_agent(node, NO_PASS)
+    place.start_agent(node, NO_FULL_PASS)
     node.start_proxy()
     synced = lambda: "hostile-109" in (node.state / "snapshot.json").read_text()  # noqa: E731
     eventually("all pods are known", synced, PATIENCE_SECONDS)
@@ -122,7 +122,7 @@ def test_the_agent_runs_and_restarts_with_hostile_pods(
     assert_bounded(node)
 
     node.kill_agent()
-    place.start_agent(node, NO_PASS)
+    place.start_agent(node, NO_FULL_PASS)
     eventually("all pods are known", synced, PATIENCE_SECONDS)
     assert node.cpus(owner) == "1"
     assert {node.cpus(each) for each in hostile} == {"0"}

@@ -14,7 +14,7 @@ import pytest
 from agent.proto import cri_pb2 as pb
 from tests.fixtures.pods import PodSpec, create_request, run_sandbox
 from tests.integration.harness import DEADLINE_SECONDS, TestNode
-from tests.integration.manager import Manager
+from tests.integration.service_manager import ServiceManager
 from tests.waiting import eventually
 
 PODS = {"lse": ("LSE", "1"), "ls": ("LS", "0"), "ls-2": ("LS", "0"), "be": ("BE", "0")}
@@ -84,12 +84,14 @@ class Kubelet:
 
 
 @pytest.fixture
-def manager(node: TestNode) -> Iterator[Manager]:
-    with contextlib.closing(Manager(node)) as manager:
+def manager(node: TestNode) -> Iterator[ServiceManager]:
+    with contextlib.closing(ServiceManager(node)) as manager:
         yield manager
 
 
-def test_every_container_is_created_once_on_its_cpus(node: TestNode, manager: Manager) -> None:
+def test_every_container_is_created_once_on_its_cpus(
+    node: TestNode, manager: ServiceManager
+) -> None:
     node.start_agent()
     manager.start()
     requests: dict[tuple[str, str], pb.CreateContainerRequest] = {}

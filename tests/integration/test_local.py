@@ -19,12 +19,12 @@ from tests.fixtures.pods import (
     run_sandbox,
     start_container,
 )
-from tests.integration.harness import NO_PASS, TestNode
+from tests.integration.harness import NO_FULL_PASS, TestNode
 from tests.waiting import eventually
 
 
 def started(node: TestNode, policy: CpuPolicy) -> TestNode:
-    node.start_agent(f"--cpu-policy={policy}", NO_PASS)
+    node.start_agent(f"--cpu-policy={policy}", NO_FULL_PASS)
     node.start_proxy()
     return node
 

@@ -36,24 +36,24 @@ from tests.fixtures.pods import (
     run_sandbox,
     start_container,
 )
-from tests.integration.harness import NO_PASS, TestNode
-from tests.integration.plugged import PluggedNode, other_plugin, plugged_node
+from tests.integration.harness import NO_FULL_PASS, TestNode
+from tests.integration.nri_node import NriNode, nri_node, other_plugin
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 
 @pytest.fixture
-def plugged(containerd2: Containerd) -> Iterator[PluggedNode]:
+def nri(containerd2: Containerd) -> Iterator[NriNode]:
     """No process of Topolet runs yet."""
-    with plugged_node(containerd2) as it:
+    with nri_node(containerd2) as it:
         yield it
 
 
 @pytest.fixture
-def both(plugged: PluggedNode) -> PluggedNode:
+def both(nri: NriNode) -> NriNode:
     """Agent and plugin run."""
-    plugged.node.start_agent(NO_PASS)
-    plugged.start_plugin()
-    return plugged
+    nri.node.start_agent(NO_FULL_PASS)
+    nri.start_plugin()
+    return nri
 
 
 def run_retrying(node: TestNode, spec: PodSpec) -> tuple[str, str]:
@@ -75,16 +75,14 @@ def run_retrying(node: TestNode, spec: PodSpec) -> tuple[str, str]:
     return done[0]
 
 
-def update(plugged: PluggedNode, container_id: str, **fields: object) -> None:
+def update(nri: NriNode, container_id: str, **fields: object) -> None:
     """As a kubelet."""
     linux = pb.LinuxContainerResources(**fields)  # type: ignore[arg-type]
     request = pb.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
-    plugged.node.direct.call(
-        "UpdateContainerResources", request, pb.UpdateContainerResourcesResponse
-    )
+    nri.node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
 
 
-def test_containers_run_on_their_cpus_from_their_creation(both: PluggedNode) -> None:
+def test_containers_run_on_their_cpus_from_their_creation(both: NriNode) -> None:
     node = both.node
     sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     assert node.cpus(lse) == "1"
@@ -100,7 +98,7 @@ def test_containers_run_on_their_cpus_from_their_creation(both: PluggedNode) -> 
     assert both.metric("topolet_nri_hook_errors_total") == 0
 
 
-def test_pools_shrink_before_an_owner_starts_also_in_the_runtime(both: PluggedNode) -> None:
+def test_pools_shrink_before_an_owner_starts_also_in_the_runtime(both: NriNode) -> None:
     node = both.node
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     assert node.cpus(ls) == "0-1"
@@ -113,7 +111,7 @@ def test_pools_shrink_before_an_owner_starts_also_in_the_runtime(both: PluggedNo
 
 
 def test_no_owner_starts_while_a_created_container_has_its_cpu(
-    both: PluggedNode,
+    both: NriNode,
 ) -> None:
     """An update that the agent requests passes the plugin, which may not know the new value yet.
     Then the owner waits, or starts at the second attempt."""
@@ -136,7 +134,7 @@ def test_no_owner_starts_while_a_created_container_has_its_cpu(
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_no_owner_starts_while_a_container_is_on_its_cpu(both: PluggedNode) -> None:
+def test_no_owner_starts_while_a_container_is_on_its_cpu(both: NriNode) -> None:
     """Owners and sharers are created at the same time."""
     node = both.node
     failures: list[str] = []
@@ -173,7 +171,7 @@ def test_no_owner_starts_while_a_container_is_on_its_cpu(both: PluggedNode) -> N
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_a_pod_that_was_removed_before_the_agent_saw_it_has_no_claim(both: PluggedNode) -> None:
+def test_a_pod_that_was_removed_before_the_agent_saw_it_has_no_claim(both: NriNode) -> None:
     node = both.node
     os.kill(node.agent_pid, signal.SIGSTOP)
     remove_pod(node.direct, run_sandbox(node.direct, node.spec("gone", "LSE", "1")))
@@ -182,7 +180,7 @@ def test_a_pod_that_was_removed_before_the_agent_saw_it_has_no_claim(both: Plugg
     assert node.cpus(next_owner) == "1"
 
 
-def test_an_update_keeps_the_wanted_cpus(both: PluggedNode) -> None:
+def test_an_update_keeps_the_wanted_cpus(both: NriNode) -> None:
     node = both.node
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     update(both, lse, cpuset_cpus="0-1", cpu_shares=300)
@@ -191,85 +189,85 @@ def test_an_update_keeps_the_wanted_cpus(both: PluggedNode) -> None:
     assert (resources.cpuset, resources.shares) == ("1", 300)
 
 
-def test_changes_of_the_agent_are_unsolicited_updates(plugged: PluggedNode) -> None:
-    plugged.publish()
-    plugged.start_plugin("--nri-updates=true")
-    _, ls = run_pod(plugged.node.direct, plugged.node.spec("ls", "LS"))
-    plugged.publish(**{ls: "1"})
-    eventually("the runtime moved it", lambda: plugged.node.cpus(ls) == "1")
-    assert plugged.node.direct.container_status(ls).resources.cpuset == "1"
-    eventually("it is counted", lambda: plugged.metric("topolet_nri_updates_total") == 1)
-    plugged.publish(**{ls: "7"})
-    eventually("it was refused", lambda: plugged.metric("topolet_nri_failed_updates_total") == 1)
-    assert plugged.node.cpus(ls) == "1"
-    assert "the runtime refuses a change" in plugged.node.log("nri")
+def test_changes_of_the_agent_are_unsolicited_updates(nri: NriNode) -> None:
+    nri.publish()
+    nri.start_plugin("--nri-updates=true")
+    _, ls = run_pod(nri.node.direct, nri.node.spec("ls", "LS"))
+    nri.publish(**{ls: "1"})
+    eventually("the runtime moved it", lambda: nri.node.cpus(ls) == "1")
+    assert nri.node.direct.container_status(ls).resources.cpuset == "1"
+    eventually("it is counted", lambda: nri.metric("topolet_nri_updates_total") == 1)
+    nri.publish(**{ls: "7"})
+    eventually("it was refused", lambda: nri.metric("topolet_nri_failed_updates_total") == 1)
+    assert nri.node.cpus(ls) == "1"
+    assert "the runtime refuses a change" in nri.node.log("nri")
 
 
-def test_a_restarted_plugin_corrects_what_it_missed(plugged: PluggedNode) -> None:
-    node = plugged.node
-    plugged.publish()
-    plugged.start_plugin()
-    plugged.kill_plugin()
+def test_a_restarted_plugin_corrects_what_it_missed(nri: NriNode) -> None:
+    node = nri.node
+    nri.publish()
+    nri.start_plugin()
+    nri.kill_plugin()
     sandbox, ls = run_pod(node.direct, node.spec("ls", "LS"))
     assert node.cpus(ls) == "0-1", "without a plugin pods start too"
-    plugged.publish(**{ls: "1"})
-    plugged.start_plugin()
+    nri.publish(**{ls: "1"})
+    nri.start_plugin()
     eventually("synchronised", lambda: node.cpus(ls) == "1")
-    assert plugged.metric("topolet_nri_updates_total") == 0, "sent in the synchronisation"
-    assert plugged.stop_plugin() == 0
+    assert nri.metric("topolet_nri_updates_total") == 0, "sent in the synchronisation"
+    assert nri.stop_plugin() == 0
     remove_pod(node.direct, sandbox)
 
 
-def test_the_plugin_synchronises_again_with_a_restarted_runtime(plugged: PluggedNode) -> None:
-    node, runtime = plugged.node, plugged.node.containerd
-    plugged.publish()
-    plugged.start_plugin()
+def test_the_plugin_synchronises_again_with_a_restarted_runtime(nri: NriNode) -> None:
+    node, runtime = nri.node, nri.node.containerd
+    nri.publish()
+    nri.start_plugin()
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     runtime.kill()
-    plugged.publish(**{ls: "1"})
+    nri.publish(**{ls: "1"})
     runtime.start()
     node.direct.close()
     eventually("synchronised again", lambda: node.cpus(ls) == "1")
     _, more = run_pod(node.direct, node.spec("more", "LS"))
     assert node.cpus(more) == "0-1"
-    assert plugged.metric("topolet_nri_sessions_total") >= 2
+    assert nri.metric("topolet_nri_sessions_total") >= 2
 
 
 def test_a_plugin_that_was_stopped_recovers(
-    plugged: PluggedNode,
+    nri: NriNode,
 ) -> None:
-    node = plugged.node
-    plugged.publish()
-    plugged.start_plugin()
+    node = nri.node
+    nri.publish()
+    nri.start_plugin()
     sandbox = run_sandbox(node.direct, node.spec("p", "LS"))
-    plugged.signal(signal.SIGSTOP)
+    nri.signal(signal.SIGSTOP)
     for name in ("a", "b", "c"):
         create_container(node.direct, create_request(node.spec("p", "LS"), sandbox, name))
-    plugged.signal(signal.SIGCONT)
-    eventually("a new session", lambda: plugged.metric("topolet_nri_sessions_total") >= 2)
-    eventually("ready again", lambda: plugged.metric("topolet_nri_ready") == 1)
-    calls = plugged.metric("topolet_nri_adjusted_containers_total")
+    nri.signal(signal.SIGCONT)
+    eventually("a new session", lambda: nri.metric("topolet_nri_sessions_total") >= 2)
+    eventually("ready again", lambda: nri.metric("topolet_nri_ready") == 1)
+    calls = nri.metric("topolet_nri_adjusted_containers_total")
     create_container(node.direct, create_request(node.spec("p", "LS"), sandbox, "d"))
-    assert plugged.metric("topolet_nri_adjusted_containers_total") == calls + 1
+    assert nri.metric("topolet_nri_adjusted_containers_total") == calls + 1
 
 
 def test_an_owner_without_an_agent_is_refused_before_the_runtimes_timeout(
-    plugged: PluggedNode,
+    nri: NriNode,
 ) -> None:
-    node = plugged.node
-    plugged.start_plugin("--hold-seconds=0.5")
+    node = nri.node
+    nri.start_plugin("--hold-seconds=0.5")
     spec = node.spec("lse", "LSE", "1")
     sandbox = run_sandbox(node.direct, spec)
     with pytest.raises(RpcError, match=r"no CPUs after 0\.5 s: the agent has written no snapshot"):
         create_container(node.direct, create_request(spec, sandbox))
-    assert plugged.metric("topolet_nri_sessions_total") == 1, "the session lives"
+    assert nri.metric("topolet_nri_sessions_total") == 1, "the session lives"
     run_pod(node.direct, node.spec("ls", "LS"))
 
 
-def test_another_plugin_that_pins_cpus_is_found_and_named(plugged: PluggedNode) -> None:
-    node = plugged.node
-    plugged.publish()
-    plugged.start_plugin()
+def test_another_plugin_that_pins_cpus_is_found_and_named(nri: NriNode) -> None:
+    node = nri.node
+    nri.publish()
+    nri.start_plugin()
     spec = node.spec("p", "LS")
     sandbox = run_sandbox(node.direct, spec)
     with (
@@ -277,15 +275,15 @@ def test_another_plugin_that_pins_cpus_is_found_and_named(plugged: PluggedNode) 
         pytest.raises(RpcError, match='"50-pinner" and "10-topolet" both tried to set'),
     ):
         create_container(node.direct, create_request(spec, sandbox))
-    assert plugged.metric("topolet_nri_conflicts_total") == 1
+    assert nri.metric("topolet_nri_conflicts_total") == 1
     assert "was not created after the plugin's answer" in node.log("nri")
     if conflicts.connected_processes(node.containerd.nri_socket):  # not every kernel reports it
         assert re.search(rf"may set its CPUs too: .*\({os.getpid()}\)", node.log("nri"))
     create_container(node.direct, create_request(spec, sandbox, "again"))
 
 
-def test_environments_and_answers_beyond_one_buffer_are_received(plugged: PluggedNode) -> None:
-    node = plugged.node
+def test_environments_and_answers_beyond_one_buffer_are_received(nri: NriNode) -> None:
+    node = nri.node
     large = "x" * 6_000
     spec = node.spec("p")
     with other_plugin(
@@ -321,7 +319,7 @@ HOSTILE = {
 tests/integration/test_hostile_pods.py."""
 
 
-def test_hostile_annotations_end_neither_the_plugin_nor_an_owners_cpus(both: PluggedNode) -> None:
+def test_hostile_annotations_end_neither_the_plugin_nor_an_owners_cpus(both: NriNode) -> None:
     node = both.node
     _, owner = run_pod(node.direct, node.spec("own", "LSE", "1"))
     for number, notes in enumerate(HOSTILE.values()):
@@ -338,9 +336,7 @@ def test_hostile_annotations_end_neither_the_plugin_nor_an_owners_cpus(both: Plu
 
 
 @pytest.mark.parametrize("size_bytes", [3 << 20, 5 << 20], ids=["within", "beyond a message"])
-def test_a_huge_environment_costs_its_own_container_alone(
-    both: PluggedNode, size_bytes: int
-) -> None:
+def test_a_huge_environment_costs_its_own_container_alone(both: NriNode, size_bytes: int) -> None:
     node = both.node
     _, owner = run_pod(node.direct, node.spec("own", "LSE", "1"))
     spec = node.spec("huge")
@@ -355,9 +351,9 @@ def test_a_huge_environment_costs_its_own_container_alone(
     assert both.metric("topolet_nri_hook_errors_total") == 0
 
 
-def test_only_one_kind_of_frontend_runs(plugged: PluggedNode) -> None:
-    node = plugged.node
-    plugged.start_plugin()
+def test_only_one_kind_of_frontend_runs(nri: NriNode) -> None:
+    node = nri.node
+    nri.start_plugin()
     common = (f"--state-dir={node.state}",)
     proxy = node.run_cli("proxy", *common, f"--listen={node.cri_socket}", "--proxy-http=")
     assert proxy.returncode == 1
@@ -368,12 +364,12 @@ def test_only_one_kind_of_frontend_runs(plugged: PluggedNode) -> None:
     assert "held by topolet nri" in second.stderr
 
 
-def test_a_plugin_that_the_runtime_launches_ends_with_it(plugged: PluggedNode) -> None:
-    node, runtime = plugged.node, plugged.node.containerd
+def test_a_plugin_that_the_runtime_launches_ends_with_it(nri: NriNode) -> None:
+    node, runtime = nri.node, nri.node.containerd
     folder = runtime.folder / "nri"
     folder.mkdir(exist_ok=True)
     script = folder / "07-launched"
-    plugged.publish()
+    nri.publish()
     runtime.kill()
     log = node.folder / "launched.log"
     log.touch()

@@ -23,14 +23,14 @@ from tests.fixtures.pods import (
     run_sandbox,
     start_container,
 )
-from tests.integration.harness import NO_PASS, TestNode
+from tests.integration.harness import NO_FULL_PASS, TestNode
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 
 @pytest.fixture
 def both(node: TestNode) -> TestNode:
     """A node whose agent and proxy run."""
-    node.start_agent(NO_PASS)
+    node.start_agent(NO_FULL_PASS)
     node.start_proxy()
     return node
 
@@ -209,7 +209,7 @@ def test_overlap_from_an_absence_of_the_agent_ends_at_its_return(both: TestNode)
     both.kill_agent()
     _, ls = run_pod(both.direct, both.spec("ls", "LS"))
     assert both.cpus(ls) == "0-1"
-    both.start_agent(NO_PASS)
+    both.start_agent(NO_FULL_PASS)
     eventually("no overlap", lambda: both.cpus(ls) == "0")
     assert both.cpus(lse) == "1"
     assert both.metric("topolet_cpu_overlaps_total") == 1
@@ -230,7 +230,7 @@ def test_kill_at_any_point_ends_in_the_same_state(both: TestNode, victim: str, p
             both.kill_proxy()
             both.start_proxy()
         if victim in ("agent", "both"):
-            both.start_agent(NO_PASS)
+            both.start_agent(NO_FULL_PASS)
 
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
     spec = both.spec("lse", "LSE", "1")
@@ -260,7 +260,7 @@ def test_agent_killed_while_pods_start_and_end_leaves_no_trace(both: TestNode) -
     def trouble() -> None:
         while not stop.wait(0.15):
             both.kill_agent()
-            both.start_agent(NO_PASS)
+            both.start_agent(NO_FULL_PASS)
 
     thread = threading.Thread(target=trouble)
     thread.start()
@@ -358,7 +358,7 @@ def test_restore_handles_what_was_replaced_without_the_agent(both: TestNode) -> 
     both.kill_agent()
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
     assert both.cpus(ls) == "0"
-    both.start_agent(NO_PASS)
+    both.start_agent(NO_FULL_PASS)
     remove_pod(both.proxied, first)
     eventually("LS has all", lambda: both.cpus(ls) == "0-1")
     run_pod(both.proxied, both.spec("again", "LSE", "1"))

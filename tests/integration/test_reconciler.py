@@ -17,12 +17,12 @@ from tests.fixtures.pods import (
     run_sandbox,
     start_container,
 )
-from tests.integration.harness import NO_PASS, TestNode
+from tests.integration.harness import NO_FULL_PASS, TestNode
 from tests.waiting import eventually
 
 
 def test_owner_gets_its_cpu_and_the_others_the_rest(node: TestNode) -> None:
-    node.start_agent(NO_PASS)
+    node.start_agent(NO_FULL_PASS)
     sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     be_sandbox, be = run_pod(node.direct, node.spec("be", "BE", kube_class="besteffort"))
@@ -41,7 +41,7 @@ def test_container_created_before_the_agent_is_corrected_and_counted(node: TestN
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     assert node.cpus(lse) == node.cpus(ls) == "0-1"
-    node.start_agent(NO_PASS)
+    node.start_agent(NO_FULL_PASS)
     eventually("no overlap", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
     assert node.metric("topolet_cpu_overlaps_total") == 1
     assert "pod default/ls runs on CPUs 1 of pod default/lse" in node.log("agent")
@@ -204,7 +204,7 @@ def test_runtime_update_of_another_field_does_not_restore_old_cpus(
     node: TestNode,
 ) -> None:
     """containerd writes the cpuset of its record back with every update."""
-    node.start_agent(NO_PASS)
+    node.start_agent(NO_FULL_PASS)
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
@@ -247,7 +247,7 @@ def test_pod_whose_sandbox_shows_another_limit_than_its_request_shares_the_pool(
         start_container(node.direct, made)
         return made
 
-    node.start_agent(NO_PASS)
+    node.start_agent(NO_FULL_PASS)
     unequal = runs("unequal", 200_000)
     eventually("it is refused", lambda: "requests.cpu is 1, limits.cpu is 2" in node.log("agent"))
     equal = runs("equal", 100_000)

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from tests.deploy.api import Api, RefusedError, Who, path_of
 from tests.deploy.manifests import DEPLOY, account, kustomization, kustomized_folder
-from tests.integration import bystanders, deployed
+from tests.integration import deployed, other_pods
 from tests.integration.apiserver import server as apiservers
 from tests.integration.apiserver.cluster import Kubectl, controllers
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.bystanders import Bystanders
+from tests.integration.other_pods import OtherPods
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -55,7 +55,7 @@ class Cluster:
         self.server = server
         self.home = server.folder
         self.kubectl = Kubectl(server)
-        self._bystander = deployed.administrator(server, "bystander", bystanders.HANG_SECONDS)
+        self._other_pods_api = deployed.administrator(server, "other-pods", other_pods.HANG_SECONDS)
 
     def folder(self, name: str) -> Path:
         """A folder below deploy/, as it is applied to this server."""
@@ -129,20 +129,20 @@ class Cluster:
             self.delete("-k", str(self.folder(f"overlays/{each}")))
 
     @contextlib.contextmanager
-    def watched(self, remove: Callable[[], None]) -> Iterator[Bystanders]:
+    def watched(self, remove: Callable[[], None]) -> Iterator[OtherPods]:
         """Pods without Topolet's keys start and end from before the first manifest until after the
         last one is removed by `remove`."""
-        with Bystanders(self._bystander, PLAIN, LABELLED) as made:
-            made.round()
-            usual = made.usual_seconds()
+        with OtherPods(self._other_pods_api, PLAIN, LABELLED) as made:
+            made.wait_for_rounds()
+            usual = made.median_seconds()
             yield made
             remove()
-            made.round()
-            assert made.usual_seconds() < usual + bystanders.HANG_SECONDS
+            made.wait_for_rounds()
+            assert made.median_seconds() < usual + other_pods.HANG_SECONDS
 
     def refuses(self, who: Who) -> bool:
         """Whether the policies refuse to set a pod's CPUs."""
-        body = bystanders.pod("claims")
+        body = other_pods.pod("claims")
         body["metadata"]["annotations"] = CPUS
         return self._refuses(f"{PLAIN}/pods", body, who, "may not set")
 
@@ -150,7 +150,7 @@ class Cluster:
         """Whether the API server accepts a pod without keys of Topolet."""
         try:
             path = f"/api/v1/namespaces/{PLAIN}/pods?dryRun=All"
-            self.api.request("POST", path, bystanders.pod("p"))
+            self.api.request("POST", path, other_pods.pod("p"))
         except RefusedError as refused:
             if "parameterNotFoundAction" not in str(refused):
                 raise
@@ -160,7 +160,7 @@ class Cluster:
     def refuses_binding(self, who: Who) -> bool:
         """The same for a Binding in the labelled namespace."""
         return self._refuses(
-            f"{LABELLED}/pods/free/binding", bystanders.binding("free"), who, "may not bind"
+            f"{LABELLED}/pods/free/binding", other_pods.binding("free"), who, "may not bind"
         )
 
     def _refuses(self, place: str, body: Object, who: Who, message: str) -> bool:
@@ -179,7 +179,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A separate server, because other tests cannot use a damaged one."""
     with apiservers.running(tmp_path_factory.mktemp("reinstall")) as server:
         api = deployed.administrator(server, "administrator")
-        server.node(bystanders.NODE)
+        server.node(other_pods.NODE)
         for name, labels in ((PLAIN, {}), (LABELLED, {"topolet.io/gpu-scheduling": "enabled"})):
             server.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
         with controllers(server, "namespace-controller", "serviceaccount-controller"):
@@ -187,13 +187,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
                 path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
                 eventually("accounts are made", partial(deployed.there, api, path))
             api.apply(
-                {**bystanders.pod("free"), "metadata": {"name": "free", "namespace": LABELLED}}
+                {**other_pods.pod("free"), "metadata": {"name": "free", "namespace": LABELLED}}
             )
             yield Cluster(server, api)
 
 
 @pytest.fixture
-def watch(cluster: Cluster) -> Iterator[Bystanders]:
+def watch(cluster: Cluster) -> Iterator[OtherPods]:
     with cluster.watched(cluster.remove) as made:
         yield made
 
@@ -203,25 +203,25 @@ def earlier_policies(server: ApiServer) -> list[Object]:
 
 
 @pytest.mark.long
-def test_a_reinstalled_overlay_does_not_affect_pods(cluster: Cluster, watch: Bystanders) -> None:
+def test_a_reinstalled_overlay_does_not_affect_pods(cluster: Cluster, watch: OtherPods) -> None:
     folder = cluster.folder("overlays/scheduler")
     for _ in range(3):
         cluster.apply(folder)
-        watch.round()
+        watch.wait_for_rounds()
         cluster.in_force(OURS)
         cluster.delete("-k", str(folder))
-        watch.round()
+        watch.wait_for_rounds()
     cluster.apply(folder)
     cluster.in_force(OURS)
-    watch.round()
+    watch.wait_for_rounds()
 
 
-def test_definitions_that_others_use_stay(cluster: Cluster, watch: Bystanders) -> None:
+def test_definitions_that_others_use_stay(cluster: Cluster, watch: OtherPods) -> None:
     """As docs/install.md removes Topolet."""
     folder = cluster.folder("overlays/scheduler")
     cluster.apply(folder)
     cluster.delete("-k", str(folder), "-l", "topolet.io/shared!=true")
-    watch.round()
+    watch.wait_for_rounds()
     left = cluster.kubectl("get", "crd", "-o", "name").split()
     assert [each.partition("/")[2] for each in left] == [
         "devices.scheduling.koordinator.sh",
@@ -286,14 +286,14 @@ def test_components_are_removed_in_any_order(cluster: Cluster, order: list[str])
         cluster.in_force(OURS)
         for each in order:
             cluster.delete_each(parts[each])
-            watch.round(1)
+            watch.wait_for_rounds(1)
         cluster.apply_each(everything)
         cluster.in_force(OURS)
-        watch.round()
+        watch.wait_for_rounds()
 
 
 def test_in_another_namespace_the_policies_use_its_accounts(
-    cluster: Cluster, watch: Bystanders, tmp_path: Path
+    cluster: Cluster, watch: OtherPods, tmp_path: Path
 ) -> None:
     policy = {"name": "topolet-policy", "namespace": OURS}
     data = {"allocators": f"{KOORDINATOR}\n"}
@@ -314,9 +314,9 @@ def test_in_another_namespace_the_policies_use_its_accounts(
         assert cluster.refuses(here)
         assert not cluster.refuses(Who(KOORDINATOR))
         assert not cluster.refuses_binding(there)
-        assert not cluster.refuses_binding(bystanders.SCHEDULER)
+        assert not cluster.refuses_binding(other_pods.SCHEDULER)
     cluster.delete("namespace", "elsewhere")
-    watch.round()
+    watch.wait_for_rounds()
     assert cluster.refuses(ALICE)
 
 
@@ -364,4 +364,4 @@ def test_before_1_36_kubectl_names_the_kinds_it_skips(cluster: Cluster) -> None:
         path = f"/apis/apps/v1/namespaces/{OURS}/daemonsets/topolet-agent"
         assert deployed.there(cluster.api, path)
         cluster.apply(cluster.folder("overlays/scheduler"))
-        watch.round()
+        watch.wait_for_rounds()

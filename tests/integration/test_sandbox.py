@@ -20,7 +20,13 @@ from agent.rpc.grpc import RpcError
 from tests.fixtures.cgroups import make_cgroup
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import PodSpec, remove_pod, run_pod, run_sandbox
-from tests.integration.harness import NO_PASS, TestNode, fresh_node, private_containerd, write_runc
+from tests.integration.harness import (
+    NO_FULL_PASS,
+    TestNode,
+    fresh_node,
+    private_containerd,
+    write_runc,
+)
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 _RUNC = """#!/bin/sh
@@ -70,7 +76,7 @@ def containerd(runc: RecordingRunc) -> Iterator[Containerd]:
 def node(containerd: Containerd) -> Iterator[TestNode]:
     """With an owner of CPU 1."""
     with fresh_node(containerd) as it:
-        it.start_agent(NO_PASS)
+        it.start_agent(NO_FULL_PASS)
         it.start_proxy()
         run_pod(it.proxied, it.spec("lse", "LSE", "1"))
         yield it
@@ -126,7 +132,7 @@ def test_agent_that_dies_after_the_notification_leaves_no_pod_narrow(node: TestN
     node.kill_agent()
     sandbox = run_sandbox(node.proxied, spec)
     assert pod_cpus(spec) == node.sandbox_cpus(sandbox) == "0"
-    node.start_agent(NO_PASS)
+    node.start_agent(NO_FULL_PASS)
     eventually("the pod has its CPUs back", lambda: pod_cpus(spec) == everything)
     assert node.sandbox_cpus(sandbox) == "0"
     node.stop_agent()
@@ -139,7 +145,7 @@ def test_proxy_killed_while_it_makes_a_sandbox_leaves_no_claim(
     containerd: Containerd, runc: RecordingRunc
 ) -> None:
     with fresh_node(containerd) as node:
-        node.start_agent(NO_PASS)
+        node.start_agent(NO_FULL_PASS)
         node.start_proxy()
         dead = node.spec("dead", "LSE", "1")
         (runc.folder / "hold").touch()

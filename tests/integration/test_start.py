@@ -16,7 +16,7 @@ from agent.cri.client import Cri
 from agent.model.verdict import Code
 from agent.rpc.grpc import RpcError
 from tests.fixtures.pods import create_container, create_request, run_sandbox, start_container
-from tests.integration.harness import NO_PASS, fresh_node, private_containerd, write_runc
+from tests.integration.harness import NO_FULL_PASS, fresh_node, private_containerd, write_runc
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 _RUNC = """#!/bin/sh
@@ -54,7 +54,7 @@ def test_an_owner_is_created_after_a_start_that_runc_delays(tmp_path: pathlib.Pa
         fresh_node(runtime) as node,
         contextlib.closing(Cri(node.cri_socket, DEADLINE_SECONDS)) as other,
     ):
-        node.start_agent(NO_PASS)
+        node.start_agent(NO_FULL_PASS)
         node.start_proxy()
         shared, owner = node.spec("ls", "LS"), node.spec("lse", "LSE", "1")
         request = create_request(shared, run_sandbox(node.proxied, shared))

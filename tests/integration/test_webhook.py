@@ -25,7 +25,7 @@ from agent.scheduler import webhook as webhook_
 from tests.deploy.api import Api, RefusedError, Who
 from tests.deploy.manifests import ROOT, SCHEDULER, objects, of_kind
 from tests.fixtures.ports import free_port
-from tests.integration import bystanders, deployed
+from tests.integration import deployed, other_pods
 from tests.integration.apiserver.certificates import Authority
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.command import Command
@@ -407,16 +407,16 @@ def test_a_failing_webhook_does_not_affect_requests_that_it_does_not_get(
     trouble: Callable[[Cluster], contextlib.AbstractContextManager[None]],
 ) -> None:
     """kube-scheduler and Topolet's bind any pod; other namespaces and requests are not affected."""
-    api = deployed.administrator(apiserver, trouble.__name__, bystanders.HANG_SECONDS)
-    api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": bystanders.NODE}})
-    with trouble(cluster), bystanders.Bystanders(api, "hooked", "unhooked") as others:
+    api = deployed.administrator(apiserver, trouble.__name__, other_pods.HANG_SECONDS)
+    api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": other_pods.NODE}})
+    with trouble(cluster), other_pods.OtherPods(api, "hooked", "unhooked") as others:
         eventually(
             "the webhook fails",
             lambda: "failed calling webhook" in cluster.refuses("gpu", ALICE),
         )
-        others.round(5)
+        others.wait_for_rounds(5)
         (webhook_entry,) = configuration(cluster.webhook)["webhooks"]
-        assert others.usual_seconds() < webhook_entry["timeoutSeconds"], "no request waited for it"
+        assert others.median_seconds() < webhook_entry["timeoutSeconds"], "no request waited for it"
         for who in (OURS, KUBE_SCHEDULER):
             for name in ("gpu", "plain"):
                 assert not cluster.refuses(name, who)
@@ -426,6 +426,6 @@ def test_a_failing_webhook_does_not_affect_requests_that_it_does_not_get(
         assert cluster.bind("plain", ALICE, "unhooked")
         began = time.monotonic()
         assert cluster.scheduler_of(GPU) == "default-scheduler"
-        assert time.monotonic() - began < bystanders.HANG_SECONDS
+        assert time.monotonic() - began < other_pods.HANG_SECONDS
     eventually("the webhook works", lambda: not cluster.refuses("plain", ALICE))
     eventually("pods are changed", lambda: cluster.scheduler_of(GPU) == "topolet-scheduler")

@@ -4,7 +4,7 @@ from agent.proto import cri_pb2 as pb
 from tests.fixtures.cgroups import MOUNTS, remove_cgroups
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import PodSpec, remove_pod, run_pod
-from tests.integration.harness import NO_PASS, TestNode, fresh_node, kernel_group
+from tests.integration.harness import NO_FULL_PASS, TestNode, fresh_node, kernel_group
 from tests.vm.inside.pods import RUNS_ON, specs
 from tests.waiting import eventually
 
@@ -76,7 +76,7 @@ def test_same_end_state_without_a_proxy(containerd: Containerd) -> None:
 def test_events_report_containers_before_the_full_pass(containerd: Containerd) -> None:
     """Here, because every new pod of another test on the machine triggers passes too."""
     with fresh_node(containerd) as node:
-        node.start_agent(NO_PASS)
+        node.start_agent(NO_FULL_PASS)
         _, ls = run_pod(node.direct, node.spec("ls", "LS"))
         eventually("at rest", lambda: at_rest(node))
         sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))

@@ -1,4 +1,4 @@
-"""A service manager for the proxy, like systemd: it owns the socket."""
+"""A service manager for the proxy, like systemd: it owns the proxy's socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ sys.exit(main())
 """
 
 
-class Manager:
+class ServiceManager:
     """Owns the socket, starts the proxy and receives its notifications."""
 
     def __init__(self, node: TestNode) -> None:
@@ -28,10 +28,10 @@ class Manager:
         self.listening = socket.socket(socket.AF_UNIX)
         self.listening.bind(node.cri_socket)
         self.listening.listen(128)
-        self._told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notifications = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify = str(node.folder / "notify.sock")
-        self._told.bind(self._notify)
-        self._told.settimeout(DEADLINE_SECONDS)
+        self._notifications.bind(self._notify)
+        self._notifications.settimeout(DEADLINE_SECONDS)
         self._proxy: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -48,11 +48,12 @@ class Manager:
                 env={**os.environ, "NOTIFY_SOCKET": self._notify, "WATCHDOG_USEC": "200000"},
                 stderr=log,
             )
-        self.hears(b"READY=1")
+        self.wait_for_notification(b"READY=1")
 
-    def hears(self, text: bytes) -> None:
+    def wait_for_notification(self, text: bytes) -> None:
+        """Waits for this message of sd_notify."""
         until = time.monotonic() + DEADLINE_SECONDS
-        while self._told.recv(64) != text:
+        while self._notifications.recv(64) != text:
             assert time.monotonic() < until, f"{text!r} does not arrive"
 
     def stop(self) -> None:
@@ -70,4 +71,4 @@ class Manager:
         if self._proxy is not None:
             self.kill()
         self.listening.close()
-        self._told.close()
+        self._notifications.close()

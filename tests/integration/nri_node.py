@@ -1,4 +1,4 @@
-"""A node whose containers pass the NRI plugin, on a containerd with NRI."""
+"""A node whose containers pass the NRI plugin, on a runtime with NRI."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 EMPTY = Snapshot(1, 0, boot_id(), False, (Pool(0, 0, "0-1"),), (Pool(0, 0, "0-1"),), (), {}, {})
 
 
-class PluggedNode:
-    """`node` with one plugin process; `publish` acts as an agent if none runs."""
+class NriNode:
+    """`node` with one plugin process. `publish` writes a snapshot in place of an agent."""
 
     def __init__(self, node: TestNode) -> None:
         self.node = node
@@ -41,9 +41,9 @@ class PluggedNode:
         self._plugin: subprocess.Popen[bytes] | None = None
 
     def start_plugin(self, *flags: str, waits: bool = True) -> None:
-        """`waits`: returns when the runtime calls it for containers."""
+        """With `waits`, returns when the runtime calls the plugin for containers."""
         self._port = free_port()
-        self._plugin = self.node._start(
+        self._plugin = self.node.start_process(
             "nri",
             f"--nri-socket={self.node.containerd.nri_socket}",
             f"--nri-http=127.0.0.1:{self._port}",
@@ -65,14 +65,14 @@ class PluggedNode:
             self._plugin = None
 
     def stop_plugin(self) -> int:
-        """SIGTERM; the exit code."""
+        """Sends SIGTERM and returns the exit code."""
         assert self._plugin is not None
         self._plugin.terminate()
         code, self._plugin = self._plugin.wait(DEADLINE_SECONDS), None
         return code
 
     def metric(self, name: str) -> float:
-        """The sum of the series of that name; -1 without an answer."""
+        """The sum of the series of that name; -1 if the plugin does not respond."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=5) as it:
                 lines = it.read().decode().splitlines()
@@ -85,7 +85,7 @@ class PluggedNode:
         )
 
     def publish(self, **containers: str) -> None:
-        """Cpusets by container id."""
+        """Writes a snapshot with these cpusets, by container id."""
         self.node.state.mkdir(exist_ok=True)
         snapshot = msgspec.structs.replace(
             EMPTY,
@@ -105,18 +105,18 @@ class PluggedNode:
 
 
 @contextlib.contextmanager
-def plugged_node(containerd: Containerd | Crio) -> Iterator[PluggedNode]:
+def nri_node(containerd: Containerd | Crio) -> Iterator[NriNode]:
     """A fresh node; the test starts the processes that it needs."""
     with fresh_node(containerd) as node:
-        it = PluggedNode(node)
+        it = NriNode(node)
         try:
             yield it
         finally:
             it.close()
 
 
-class Other(Recorder):
-    """Another plugin: gives every container the same changes."""
+class OtherPlugin(Recorder):
+    """A plugin of another vendor, which makes the same changes to every container."""
 
     def __init__(self, changes: Changes) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Other(Recorder):
 @contextlib.contextmanager
 def other_plugin(containerd: Containerd, name: str, changes: Changes) -> Iterator[None]:
     """Registers it under the name during the block."""
-    loop, plugin = Loop(), Other(changes)
+    loop, plugin = Loop(), OtherPlugin(changes)
     link = PluginLink(loop, containerd.nri_socket, name, "50", plugin)
     link.start()
     thread = threading.Thread(target=loop.run)

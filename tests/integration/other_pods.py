@@ -1,5 +1,5 @@
-"""Pods that have nothing of ours, made, bound and updated again and again by their usual accounts
-while something else goes on in the cluster."""
+"""Pods without keys of Topolet. Users, kube-scheduler and kubelet create, bind, update and delete
+them continuously while a test changes the cluster."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Object = dict[str, Any]
 
 USER = Who("alice")
 SCHEDULER = Who("system:kube-scheduler", "")
-NODE = "bystanding"
+NODE = "other-pods"
 KUBELET = Who(f"system:node:{NODE}", "system:nodes")
 
 HANG_SECONDS = 10.0
-"""A request that takes longer waits for a server that does not answer."""
+"""A longer request waits for a webhook or a policy that does not respond."""
 
 
 _PAUSE_SECONDS = 0.1
 """A pause between rounds, so that other tests get CPU time."""
 
 
-class Bystanders:
-    """Rounds of one pod in each namespace, in a thread, from entry to exit."""
+class OtherPods:
+    """A thread that runs one pod after the other in each namespace, from entry to exit."""
 
     def __init__(self, api: Api, *namespaces: str) -> None:
-        """`api`: an administrator's; a request that exceeds its timeout is a failure."""
+        """`api`: of an administrator. A request that exceeds its timeout is a failure."""
         self._api = api
         self._namespaces = namespaces
         self._end = threading.Event()
@@ -46,17 +46,17 @@ class Bystanders:
         self._end.set()
         self._thread.join()
 
-    def round(self, rounds: int = 3) -> None:
-        """Returns after this number of complete rounds without a failure."""
+    def wait_for_rounds(self, rounds: int = 3) -> None:
+        """Returns after so many complete rounds without a failure."""
         before = len(self.seconds)
         eventually("pods run", lambda: self.failures or len(self.seconds) > before + rounds, 3 * 60)
-        self.unharmed()
+        self.assert_no_failures()
 
-    def unharmed(self) -> None:
+    def assert_no_failures(self) -> None:
         assert not self.failures, self.failures[:3]
 
-    def usual_seconds(self) -> float:
-        """The median of the rounds until now."""
+    def median_seconds(self) -> float:
+        """The median duration of the rounds so far."""
         return statistics.median(self.seconds)
 
     def _run(self) -> None:
@@ -65,10 +65,10 @@ class Bystanders:
             began = time.monotonic()
             for namespace in self._namespaces:
                 number += 1
-                self._live(namespace, f"bystander-{number}")
+                self._run_pod(namespace, f"other-{number}")
             self.seconds.append(time.monotonic() - began)
 
-    def _live(self, namespace: str, name: str) -> None:
+    def _run_pod(self, namespace: str, name: str) -> None:
         """Creates, binds, updates and deletes a pod."""
         pods = f"/api/v1/namespaces/{namespace}/pods"
         steps: tuple[tuple[str, str, Object | None, Who | None], ...] = (
@@ -87,7 +87,7 @@ class Bystanders:
 
 
 def pod(name: str) -> Object:
-    """Without keys of Topolet."""
+    """A pod without keys of Topolet."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
