@@ -145,7 +145,7 @@ TRIED = {
     "topolet explain": "integration/extender/test_explain.py",
     "topolet history": "integration/test_audit_trail.py",
     "topolet install-proxy": "integration/test_install_proxy.py",
-    "topolet nri": "integration/plugged.py",
+    "topolet nri": "integration/nri_node.py",
     "topolet page": "cli/test_page.py",
     "topolet proxy": "integration/harness.py",
     "topolet restore": "integration/test_proxy.py",
