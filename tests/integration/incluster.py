@@ -1,4 +1,4 @@
-"""An agent as a pod of a cluster: a service account's folder, and the server's address."""
+"""An agent as a pod of a cluster: the folder of a service account, and the server's address."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Account:
         self.folder.mkdir()
         (self.folder / "ca.crt").write_bytes((api.folder / "ca.crt").read_bytes())
 
-    def put(self, token: str) -> None:
-        """Replaces the last token."""
+    def write_token(self, token: str) -> None:
+        """Writes a token in place of the last one."""
         fresh = self.folder / "fresh"
         fresh.write_text(token)
         fresh.replace(self.folder / "token")
@@ -28,7 +28,7 @@ class Account:
     def start_agent(
         self, node: TestNode, *flags: str, variables: dict[str, str] | None = None
     ) -> None:
-        """Like TestNode, in the cluster."""
+        """Starts the node's agent in the cluster."""
         port = self._api.url.rpartition(":")[2]
         node.start_agent(
             f"--service-account-dir={self.folder}",
@@ -38,11 +38,11 @@ class Account:
         )
 
 
-READING: list[dict[str, Any]] = [
+READ_RULES: list[dict[str, Any]] = [
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
 ]
-WRITING: list[dict[str, Any]] = [
+WRITE_RULES: list[dict[str, Any]] = [
     {"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["patch"]},
     {"apiGroups": ["topology.node.k8s.io"], "resources": ["*"], "verbs": ["*"]},
     {"apiGroups": ["scheduling.koordinator.sh"], "resources": ["*"], "verbs": ["*"]},
@@ -54,8 +54,8 @@ QOS = "koordinator.sh/qosClass"
 TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/"
 
 
-class Place:
-    """A node's name and an account of one test."""
+class ClusterNode:
+    """A Node object, and an account with these RBAC rules for its agent."""
 
     def __init__(self, api: ApiServer, node: TestNode, name: str, rules: list[Any]) -> None:
         self.api = api
@@ -64,13 +64,13 @@ class Place:
         api.node(name)
         api.account(name, "agent", rules)
         self.account = Account(api, node)
-        self.account.put(api.token(name, "agent"))
+        self.account.write_token(api.token(name, "agent"))
 
     def start_agent(self, node: TestNode, *flags: str) -> None:
         self.account.start_agent(node, f"--node-name={self.name}", *flags)
 
     def pod(self, name: str, qos: str, cpuset: str) -> str:
-        """Its uid."""
+        """Creates a pod that is bound to the node; its uid."""
         self.api.account(self.name, "default", [])
         status = json.dumps({"cpuset": cpuset})
         made = self.api.pod(
@@ -79,6 +79,7 @@ class Place:
         return str(made["metadata"]["uid"])
 
     def reported(self) -> dict[str, Any] | None:
+        """The NodeResourceTopology; None before the agent has written it."""
         try:
             found: dict[str, Any] = json.loads(self.api.admin.get(TOPOLOGY + self.name))
         except KubeError:

@@ -1,4 +1,4 @@
-"""`topolet scheduler` as a process, and a client that acts as kube-scheduler."""
+"""`topolet scheduler` as a process, and a client that calls it as kube-scheduler does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 REBINDS = "/apis/scheduling.koordinator.sh/v1alpha1/rebindresources"
 NO_AGENT_PODS = "--agent-selector="
-"""For agents that do not run in pods."""
+"""Flag of a scheduler whose cluster has no agents in pods."""
 _MANIFESTS = (
     "Namespace",
     "ServiceAccount",
@@ -32,7 +32,7 @@ _MANIFESTS = (
 
 
 class Scheduler(Command):
-    """Its log is a file below `folder`."""
+    """The log is a file below `folder`."""
 
     def __init__(self, folder: Path, kubeconfig: Path, name: str = "scheduler") -> None:
         super().__init__("scheduler", folder / f"{name}.log", "extender listens")
@@ -40,7 +40,7 @@ class Scheduler(Command):
         self._kubeconfig = kubeconfig
 
     def start(self, *flags: str) -> None:
-        """Returns when it listens, in plain HTTP unless the flags differ."""
+        """Returns when it listens: without TLS, unless the flags configure it."""
         self.run(
             f"--extender-address=127.0.0.1:{self.port}",
             f"--scheduler-http=127.0.0.1:{self.pages_port}",
@@ -63,8 +63,8 @@ class Scheduler(Command):
     def until_ready(self) -> None:
         eventually("ready", lambda: self.alive() and self.ready()[0] == 200)
 
-    def ask(self, verb: str, body: object) -> Any:
-        """The answer to a request in plain HTTP, which must be 200."""
+    def call(self, verb: str, body: object) -> Any:
+        """The body of the response to a request without TLS, whose status must be 200."""
         status, text = self.reply(verb, body)
         assert status == 200, (status, text, self.log()[-2000:])
         return json.loads(text)
@@ -83,7 +83,7 @@ class Scheduler(Command):
 def post(
     connection: http.client.HTTPConnection, page: str, body: bytes | None = None
 ) -> tuple[int, str]:
-    """Status and text of one answer."""
+    """Status and text of the response."""
     try:
         method = "GET" if body is None else "POST"
         connection.request(method, f"/{page}", body, {"Content-Type": "application/json"})
@@ -93,12 +93,13 @@ def post(
         connection.close()
 
 
-def args(pod: Object, nodes: Iterable[str]) -> Object:
-    """ExtenderArgs of a pod as the API server has it."""
+def extender_args(pod: Object, nodes: Iterable[str]) -> Object:
+    """ExtenderArgs with a pod of the API server."""
     return {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)}
 
 
-def binding(pod: Object, node: str) -> Object:
+def binding_args(pod: Object, node: str) -> Object:
+    """ExtenderBindingArgs of a pod of the API server."""
     metadata = pod["metadata"]
     return {
         "PodName": metadata["name"],
@@ -109,8 +110,8 @@ def binding(pod: Object, node: str) -> Object:
 
 
 def write_kubeconfig(apiserver: ApiServer, path: Path, url: str = "") -> None:
-    """For the account of the scheduler, with the role of its overlay. `url`: of a relay to the
-    server."""
+    """Writes a kubeconfig of the scheduler's service account, and applies the objects that give the
+    account its roles. `url`: the address of a relay to the server."""
     for each in [*objects("crds"), *objects("overlays/scheduler")]:
         if each["kind"] in _MANIFESTS:
             apiserver.apply(each)

@@ -12,7 +12,7 @@ from tests.fixtures.pods import run_pod
 from tests.fixtures.ports import free_port
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
-from tests.integration.incluster import READING, STATUS, WRITING, Place
+from tests.integration.incluster import READ_RULES, STATUS, WRITE_RULES, ClusterNode
 from tests.waiting import eventually
 
 PATIENCE_SECONDS = 60.0
@@ -28,7 +28,7 @@ def definitions(apiserver: ApiServer) -> ApiServer:
 def test_a_claim_that_changes_in_the_cluster_moves_a_running_container(
     definitions: ApiServer, node: TestNode
 ) -> None:
-    place = Place(definitions, node, "moves", [*READING, *WRITING])
+    place = ClusterNode(definitions, node, "moves", [*READ_RULES, *WRITE_RULES])
     uid = place.pod("own", "LSR", "1")
     _, own = run_pod(node.direct, node.spec("own", "LSR", "1", uid=uid))
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
@@ -55,7 +55,7 @@ def test_an_agent_without_a_permission_reports_it_and_does_the_rest(
     definitions: ApiServer, node: TestNode
 ) -> None:
     nodes_only = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}
-    place = Place(definitions, node, "lacks", [*READING, nodes_only])
+    place = ClusterNode(definitions, node, "lacks", [*READ_RULES, nodes_only])
     place.start_agent(node)
     account = "system:serviceaccount:lacks:agent"
     lacking = (
@@ -97,7 +97,7 @@ def test_pod_that_loses_its_cpus_to_a_static_kubelet_gets_an_event(
     definitions: ApiServer, node: TestNode
 ) -> None:
     events = {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]}
-    place = Place(definitions, node, "loses", [*READING, *WRITING, events])
+    place = ClusterNode(definitions, node, "loses", [*READ_RULES, *WRITE_RULES, events])
     kubelet = node.folder / "kubelet"
     kubelet.mkdir()
 

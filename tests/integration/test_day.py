@@ -87,7 +87,7 @@ class Day:
         last, self._agents_pod = self._agents_pod, f"agent-{next(self._names)}"
         space = "topolet-system"
         self.api.pod(space, self._agents_pod, NODE, "topolet-agent")
-        self._account.put(self.api.token(space, "topolet-agent", pod=self._agents_pod))
+        self._account.write_token(self.api.token(space, "topolet-agent", pod=self._agents_pod))
         if last:
             self._remove(space, last)
 

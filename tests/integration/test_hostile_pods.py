@@ -28,7 +28,7 @@ from tests.fixtures.pods import (
 )
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import NO_FULL_PASS, TestNode
-from tests.integration.incluster import READING, WRITING, Place
+from tests.integration.incluster import READ_RULES, WRITE_RULES, ClusterNode
 from tests.integration.memorylimit import MemoryLimit, limited
 from tests.waiting import eventually
 
@@ -96,7 +96,9 @@ def test_the_agent_runs_and_restarts_with_hostile_pods(
 ) -> None:
     for each in objects("crds"):
         apiserver.apply(each)
-    place = Place(apiserver, node, annotations.__name__.replace("_", "-"), [*READING, *WRITING])
+    place = ClusterNode(
+        apiserver, node, annotations.__name__.replace("_", "-"), [*READ_RULES, *WRITE_RULES]
+    )
     apiserver.account(place.name, "default", [])
     notes = annotations()
     hostile = []

@@ -22,7 +22,7 @@ from tests.fixtures import trees
 from tests.fixtures.pods import run_pod
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
-from tests.integration.incluster import QOS, READING, STATUS, TOPOLOGY, WRITING, Account
+from tests.integration.incluster import QOS, READ_RULES, STATUS, TOPOLOGY, WRITE_RULES, Account
 from tests.integration.scheduling import NO_AGENT_PODS, REBINDS, Scheduler, write_kubeconfig
 from tests.waiting import eventually
 
@@ -44,10 +44,10 @@ class Mended:
         self.api, self.node, self.name, self.config = api, node, name, config
         api.namespace(name)
         api.node(name)
-        api.account(name, "agent", [*READING, *WRITING])
+        api.account(name, "agent", [*READ_RULES, *WRITE_RULES])
         api.account(name, "default", [])
         account = Account(api, node)
-        account.put(api.token(name, "agent"))
+        account.write_token(api.token(name, "agent"))
         self.containers: dict[str, str] = {}
         for pod in ("a", "b"):
             made = api.pod(

@@ -21,8 +21,8 @@ from tests.deploy.manifests import objects
 from tests.fixtures.pods import PodSpec, run_pod
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
-from tests.integration.incluster import READING, WRITING, Account
-from tests.integration.scheduling import Scheduler, args, binding
+from tests.integration.incluster import READ_RULES, WRITE_RULES, Account
+from tests.integration.scheduling import Scheduler, binding_args, extender_args
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -86,7 +86,7 @@ class Place:
         self._pods = f"/api/v1/namespaces/{self._name}/pods"
 
     def start_agent(self, *, before: bool) -> None:
-        self._account.put(self._api.token(self._name, "agent"))
+        self._account.write_token(self._api.token(self._name, "agent"))
         with self._releases.of(before=before):
             self._account.start_agent(self.node, f"--node-name={self._name}")
 
@@ -114,11 +114,11 @@ class Place:
         pod = self._api.create(self._pods, {"metadata": metadata, "spec": spec})
 
         def known() -> bool:
-            found = self.scheduler.ask("filter", args(pod, [self._name]))
+            found = self.scheduler.call("filter", extender_args(pod, [self._name]))
             return bool(found["NodeNames"] == [self._name])
 
         eventually("the scheduler has the agent's report", known, PATIENCE_SECONDS)
-        assert self.scheduler.ask("bind", binding(pod, self._name)) == {"Error": ""}
+        assert self.scheduler.call("bind", binding_args(pod, self._name)) == {"Error": ""}
         bound = json.loads(self._api.admin.get(f"{self._pods}/{name}"))
         cpus = json.loads(bound["metadata"]["annotations"][RESOURCE_STATUS])["cpuset"]
         uid = bound["metadata"]["uid"]
@@ -143,7 +143,7 @@ def place(
         "application/merge-patch+json",
     )
     apiserver.account(name, "default", [])
-    apiserver.account(name, "agent", [*READING, *WRITING])
+    apiserver.account(name, "agent", [*READ_RULES, *WRITE_RULES])
     apiserver.account(name, "scheduler", EVERYTHING)
     config = tmp_path / "kubeconfig"
     config.write_text(json.dumps(apiserver.kubeconfig(apiserver.token(name, "scheduler"))))

@@ -17,8 +17,8 @@ from tests.discover import gpumachines
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.gpunode import GpuNode
 from tests.integration.harness import TestNode
-from tests.integration.incluster import READING, WRITING, Account
-from tests.integration.scheduling import Scheduler, args, binding
+from tests.integration.incluster import READ_RULES, WRITE_RULES, Account
+from tests.integration.scheduling import Scheduler, binding_args, extender_args
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -38,7 +38,7 @@ def api(apiserver: ApiServer) -> ApiServer:
     apiserver.namespace(NAME)
     apiserver.node(NAME)
     apiserver.account(NAME, "default", [])
-    apiserver.account(NAME, "agent", [*READING, *WRITING])
+    apiserver.account(NAME, "agent", [*READ_RULES, *WRITE_RULES])
     apiserver.account(NAME, "scheduler", EVERYTHING)
     return apiserver
 
@@ -102,7 +102,7 @@ def test_a_pod_gets_the_pair_with_the_best_links(
     two links, other neighbours one."""
     gpus = GpuNode(node, gpumachines.dgx1())
     account = Account(api, node)
-    account.put(api.token(NAME, "agent"))
+    account.write_token(api.token(NAME, "agent"))
     account.start_agent(node, f"--node-name={NAME}", *gpus.places, variables=gpus.environ)
     published = device(api)["metadata"]["annotations"][interconnect.GPU_LINKS]
     held(api, (0, 2, 4, 6))
@@ -110,11 +110,14 @@ def test_a_pod_gets_the_pair_with_the_best_links(
 
     def known() -> bool:
         """Returns when the scheduler has the cards and their holders."""
-        offers = (scheduler.ask("filter", args(pod, [NAME]))["NodeNames"] for pod in (pair, five))
+        offers = (
+            scheduler.call("filter", extender_args(pod, [NAME]))["NodeNames"]
+            for pod in (pair, five)
+        )
         return list(offers) == [[NAME], []]
 
     eventually("the node as it is", known, PATIENCE_SECONDS)
-    assert scheduler.ask("bind", binding(pair, NAME)) == {"Error": ""}
+    assert scheduler.call("bind", binding_args(pair, NAME)) == {"Error": ""}
     assert given(api, pair) == [1, 5]
     others = {"example.com/other": "kept"}
     api.admin.merge(DEVICE, {"metadata": {"annotations": others}})

@@ -25,7 +25,7 @@ from tests.fixtures.fleet import SMALL, Machine
 from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects as kubescheduler
-from tests.integration.scheduling import Scheduler, args, binding
+from tests.integration.scheduling import Scheduler, binding_args, extender_args
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -131,10 +131,10 @@ def scheduling(scheduler: Scheduler, pods: list[Object], node: str) -> Iterator[
     ended = threading.Event()
 
     def scheduled(pod: Object) -> bool:
-        status, text = scheduler.reply("filter", args(pod, [node]))
+        status, text = scheduler.reply("filter", extender_args(pod, [node]))
         if status != 200 or not json.loads(text).get("NodeNames"):
             return False
-        status, text = scheduler.reply("bind", binding(pod, node))
+        status, text = scheduler.reply("bind", binding_args(pod, node))
         return status == 200 and not json.loads(text)["Error"]
 
     def go_on(pod: Object) -> None:
@@ -179,8 +179,8 @@ def test_after_an_outage_no_cpu_reserved_meanwhile_is_allocated(
         scheduler.start(f"--watch-stale-seconds={STALE_SECONDS}", *flags)
         scheduler.until_ready()
         pods = [place.pod(number) for number in range(8)]
-        filtered = args(pods[0], [place.name])
-        eventually("offered", lambda: scheduler.ask("filter", filtered)["NodeNames"])
+        filtered = extender_args(pods[0], [place.name])
+        eventually("offered", lambda: scheduler.call("filter", filtered)["NodeNames"])
         with server.outage(seconds):
             calls.enter_context(scheduling(scheduler, pods, place.name))
             reserving = other.submit(place.reserve)
@@ -212,12 +212,12 @@ def test_silent_watches_are_current_and_those_of_a_hanging_server_are_stale(
             assert scheduler.ready() == (200, "ok\n")
             time.sleep(0.1)
         pod = place.pod(0)
-        filtered = args(pod, [place.name])
-        eventually("offered", lambda: scheduler.ask("filter", filtered)["NodeNames"])
+        filtered = extender_args(pod, [place.name])
+        eventually("offered", lambda: scheduler.call("filter", filtered)["NodeNames"])
         place.server.suspend_server()
         try:
             eventually("out of touch", lambda: STALE.search(scheduler.ready()[1]), 60)
-            for verb, body in (("filter", filtered), ("bind", binding(pod, place.name))):
+            for verb, body in (("filter", filtered), ("bind", binding_args(pod, place.name))):
                 status, text = scheduler.reply(verb, body)
                 assert status == 503
                 assert STALE.search(text)
@@ -226,7 +226,9 @@ def test_silent_watches_are_current_and_those_of_a_hanging_server_are_stale(
         finally:
             place.server.resume_server()
         eventually("every watch is current again", lambda: in_touch(scheduler), BACK_SECONDS)
-        eventually("bound", lambda: scheduler.reply("bind", binding(pod, place.name))[0] == 200)
+        eventually(
+            "bound", lambda: scheduler.reply("bind", binding_args(pod, place.name))[0] == 200
+        )
         assert scheduler.end() == 0
 
 

@@ -28,7 +28,7 @@ from tests.fixtures import fleet
 from tests.fixtures.fleet import SMALL, Kind, Machine
 from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.scheduling import Scheduler, args, binding
+from tests.integration.scheduling import Scheduler, binding_args, extender_args
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -130,12 +130,12 @@ def scheduled(scheduler: Scheduler, pod: Object) -> str:
 
     def bound() -> bool:
         nonlocal node
-        nodes = scheduler.ask("filter", args(pod, NODES))["NodeNames"]
+        nodes = scheduler.call("filter", extender_args(pod, NODES))["NodeNames"]
         assert nodes
-        scores = scheduler.ask("prioritize", args(pod, nodes))
+        scores = scheduler.call("prioritize", extender_args(pod, nodes))
         node = str(max(scores, key=lambda each: each["Score"])["Host"])
         assert node in nodes
-        error = scheduler.ask("bind", binding(pod, node))["Error"]
+        error = scheduler.call("bind", binding_args(pod, node))["Error"]
         assert not error or "has not caught up yet" in error, error
         return not error
 
@@ -155,7 +155,7 @@ def test_a_pod_is_bound_with_the_cpus_of_its_annotation(
         mine = [cluster.cpus(pod) for pod, node in zip(pods, nodes, strict=True) if node == name]
         assert len({cpu for cpus in mine for cpu in cpus}) == 12 * len(mine) <= CPUS
     more = cluster.pod(owner(12), "a-more")
-    answer = scheduler.ask("filter", args(more, [*NODES, "none-such"]))
+    answer = scheduler.call("filter", extender_args(more, [*NODES, "none-such"]))
     assert answer["NodeNames"] == []
     failed = answer["FailedNodes"] | answer["FailedAndUnresolvableNodes"]
     assert set(failed) == {*NODES, "none-such"}
@@ -163,7 +163,7 @@ def test_a_pod_is_bound_with_the_cpus_of_its_annotation(
     cluster.delete(pods[0])
     eventually(
         "the scheduler has the room",
-        lambda: scheduler.ask("filter", args(more, NODES))["NodeNames"],
+        lambda: scheduler.call("filter", extender_args(more, NODES))["NodeNames"],
     )
     for pod in (*pods[1:], more):
         cluster.delete(pod)
@@ -179,16 +179,19 @@ def test_the_next_leader_has_the_same_ledger(
         node = scheduled(scheduler, pod)
         eventually("the leader is known", lambda: "the leader is" in follower.ready()[1])
         assert follower.ready()[0] == 503
-        for verb, body in (("filter", args(pod, NODES)), ("bind", binding(pod, node))):
+        for verb, body in (
+            ("filter", extender_args(pod, NODES)),
+            ("bind", binding_args(pod, node)),
+        ):
             status, text = follower.reply(verb, body)
             assert (status, "the leader is" in text) == (503, True)
         assert scheduler.end() == 0
         follower.until_ready()
         second = cluster.pod(owner(20), "b-second")
         assert scheduled(follower, second) != node
-        assert not follower.ask("filter", args(cluster.pod(owner(20), "b-third"), [node]))[
-            "NodeNames"
-        ]
+        assert not follower.call(
+            "filter", extender_args(cluster.pod(owner(20), "b-third"), [node])
+        )["NodeNames"]
         assert follower.end() == 0
     for name in ("b-first", "b-second", "b-third"):
         cluster.delete({"metadata": {"name": name}})
@@ -276,7 +279,7 @@ def test_a_standby_is_ready_and_the_leaders_pod_has_the_label(
         second.start(flags[1])
         second.until_ready()
         assert leaders() == [True, False]
-        status, text = second.reply("filter", args(pods[0], NODES))
+        status, text = second.reply("filter", extender_args(pods[0], NODES))
         assert (status, "the leader is" in text) == (503, True)
         first.end(signal.SIGKILL)
         eventually("the other one leads", lambda: leaders() == [True, True])
@@ -294,10 +297,10 @@ def test_a_standby_is_ready_and_the_leaders_pod_has_the_label(
 def test_concurrent_binds_share_no_cpu(cluster: Cluster, scheduler: Scheduler) -> None:
     pods = [cluster.pod(owner(4), f"c-{number}") for number in range(10)]
     for pod in pods:
-        scheduler.ask("filter", args(pod, NODES))
+        scheduler.call("filter", extender_args(pod, NODES))
     with ThreadPoolExecutor(10) as together:
         answers = list(
-            together.map(lambda pod: scheduler.ask("bind", binding(pod, NODES[0])), pods)
+            together.map(lambda pod: scheduler.call("bind", binding_args(pod, NODES[0])), pods)
         )
     bound = [pod for pod, answer in zip(pods, answers, strict=True) if not answer["Error"]]
     assert len(bound) == CPUS // 4
@@ -310,10 +313,10 @@ def test_concurrent_binds_share_no_cpu(cluster: Cluster, scheduler: Scheduler) -
 
 def test_a_deleted_pod_is_not_bound(cluster: Cluster, scheduler: Scheduler) -> None:
     pod = cluster.pod(owner(4), "d-gone")
-    scheduler.ask("filter", args(pod, NODES))
+    scheduler.call("filter", extender_args(pod, NODES))
     cluster.delete(pod)
     again = cluster.pod(owner(4), "d-gone")
-    assert scheduler.ask("bind", binding(pod, NODES[0]))["Error"]
+    assert scheduler.call("bind", binding_args(pod, NODES[0]))["Error"]
     assert "nodeName" not in cluster.seen(again)["spec"]
     cluster.delete(again)
 
@@ -387,17 +390,17 @@ def hostile(port: int, ended: threading.Event) -> int:
 
 def test_invalid_callers_do_not_affect_a_valid_one(cluster: Cluster, scheduler: Scheduler) -> None:
     pod = cluster.pod(owner(4), "e-good")
-    expected = scheduler.ask("filter", args(pod, NODES))
+    expected = scheduler.call("filter", extender_args(pod, NODES))
     ended = threading.Event()
     with ThreadPoolExecutor(3) as callers:
         tries = [callers.submit(hostile, scheduler.port, ended) for _ in range(3)]
         try:
             for _ in range(100):
-                assert scheduler.ask("filter", args(pod, NODES)) == expected
+                assert scheduler.call("filter", extender_args(pod, NODES)) == expected
         finally:
             ended.set()
         assert all(each.result() for each in tries)
-    assert scheduler.ask("bind", binding(pod, expected["NodeNames"][0])) == {"Error": ""}
+    assert scheduler.call("bind", binding_args(pod, expected["NodeNames"][0])) == {"Error": ""}
     assert "Traceback" not in scheduler.log()
     cluster.delete(pod)
 
@@ -452,12 +455,12 @@ def test_the_documented_certificate_serves_both(cluster: Cluster, tmp_path: Path
         scheduler.until_ready()
         trust = ssl.create_default_context(cafile=str(tmp_path / "tls.crt"))
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            scheduler.reply_tls(trust, "filter", args(pod, NODES))
+            scheduler.reply_tls(trust, "filter", extender_args(pod, NODES))
         trust.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
-        status, text = scheduler.reply_tls(trust, "filter", args(pod, NODES))
+        status, text = scheduler.reply_tls(trust, "filter", extender_args(pod, NODES))
         assert status == 200
         node = json.loads(text)["NodeNames"][0]
-        assert scheduler.reply_tls(trust, "bind", binding(pod, node))[1] == '{"Error":""}'
+        assert scheduler.reply_tls(trust, "bind", binding_args(pod, node))[1] == '{"Error":""}'
         assert scheduler.end() == 0
     assert cluster.seen(pod)["spec"]["nodeName"] == node
     cluster.delete(pod)
