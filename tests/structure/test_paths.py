@@ -55,4 +55,4 @@ def test_filter_of_two_pods_that_need_the_same_cpus(server: hostile.Server) -> N
 
 
 def _filter(scene: Scene, args: ExtenderArgs, results: list[ExtenderFilterResult]) -> None:
-    results.append(scene.verbs.filter(args))
+    results.append(scene.handlers.filter(args))

@@ -1,11 +1,11 @@
-"""Requests of a kube-scheduler to its extenders."""
+"""Requests of kube-scheduler to an extender."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-# As a kube-scheduler of version 1.36 sent it, shortened: no kind, no apiVersion.
+# Sent by kube-scheduler 1.36 and shortened; it has no kind and no apiVersion.
 POD: dict[str, Any] = {
     "metadata": {
         "name": "e1",
@@ -40,5 +40,5 @@ BINDING = {"PodName": "e1", "PodNamespace": "default", "PodUID": "9ce0", "Node":
 META = {"f1": {"Pods": [{"UID": "44ba"}], "NumPDBViolations": 1}, "f2": {"Pods": None}}
 
 
-def text(body: object) -> bytes:
+def encoded(body: object) -> bytes:
     return json.dumps(body).encode()

@@ -1,4 +1,4 @@
-"""The extender's handlers over a small cluster."""
+"""The extender's handlers with a small cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NODES = ["a", "b", "c"]
 
 
 class Scene:
-    """The handlers over nodes a and b, which are small, and c with cards."""
+    """The handlers with the small nodes a and b, and node c, which has cards."""
 
     def __init__(
         self, server: hostile.Server, *, best_only: bool = True, placing: bool = False
@@ -43,33 +43,33 @@ class Scene:
         bindings = BindingApi(self.transport)
         self.expiry = ReservationExpiry(self.cluster, groups, bindings)
         binder = Binder(self.cluster, groups, bindings, pod_infos)
-        self.verbs = clusters.handlers(
+        self.handlers = clusters.handlers(
             self.cluster, groups, binder.bind, pod_infos, best_only=best_only, placing=placing
         )
 
     def pod(self, kind: Kind, name: str, **annotations: str) -> ApiPod:
-        """A pod that exists on the API server too."""
+        """A pod that also exists on the API server."""
         body = kind.pod(name)
         body["metadata"]["annotations"] |= annotations
         self.pods.pods["default", name] = body
         return clusters.read(body)
 
     def filter(self, pod: ApiPod, nodes: Sequence[str] = NODES) -> ExtenderFilterResult:
-        return self.verbs.filter(ExtenderArgs(pod, nodes))
+        return self.handlers.filter(ExtenderArgs(pod, nodes))
 
     def fits(self, pod: ApiPod, nodes: Sequence[str] = NODES) -> list[str]:
         names = self.filter(pod, nodes).node_names
         return list(names)
 
     def scores(self, pod: ApiPod, nodes: Sequence[str] = NODES) -> dict[str, int]:
-        entries = json.loads(bytes(self.verbs.prioritize(ExtenderArgs(pod, nodes))))
+        entries = json.loads(bytes(self.handlers.prioritize(ExtenderArgs(pod, nodes))))
         return {each["Host"]: each["Score"] for each in entries}
 
     def cards(self, name: str) -> list[int]:
-        """The allocation in the pod's annotation."""
+        """The minors of the cards in the pod's annotation."""
         notes = self.pods.pods["default", name]["metadata"]["annotations"]
         return [each["minor"] for each in json.loads(notes[DEVICE_ALLOCATED])["gpu"]]
 
     def bind(self, pod: ApiPod, node: str) -> str:
         args = ExtenderBindingArgs(pod.name, pod.namespace, pod.uid, node)
-        return self.verbs.bind(args).error
+        return self.handlers.bind(args).error

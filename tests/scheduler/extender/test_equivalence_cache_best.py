@@ -1,4 +1,4 @@
-"""The best node is found without asking all nodes, and it is the best of all."""
+"""The best node is found without the results of all nodes, and it is the best of all nodes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ steps = st.tuples(
 
 
 def filled(args: SchedulerArgs, history: list[tuple[int, str, int]]) -> SchedulerCache:
-    """Each step reserves for a pod, or releases the pod that has the name already."""
+    """Each step reserves for a new pod, or releases the pod that has the name."""
     rules = allocator_rules(args, Strategy.LEAST_ALLOCATED)
     cluster = SchedulerCache(rules=rules)
     for name, model in MODELS.items():
@@ -100,26 +100,26 @@ def test_no_offer_is_better_than_its_bound(
 
 
 @given(st.sampled_from(VARIANTS), st.lists(steps, min_size=5, max_size=30))
-def test_the_best_node_is_that_of_all_results(
+def test_the_best_node_is_the_best_of_all_results(
     args: SchedulerArgs, history: list[tuple[int, str, int]]
 ) -> None:
-    """Asked again after each change, from what the cache still knows."""
+    """Both caches are used again after each change."""
     cluster = filled(args, history[:10])
     names = sorted(MODELS)
-    cache, whole = EquivalenceCache(cluster), EquivalenceCache(cluster)
+    cache, complete = EquivalenceCache(cluster), EquivalenceCache(cluster)
     for kind, node, name in [*history[10:], history[0]]:
-        for asked in (KINDS[kind], KINDS[name % len(KINDS)]):
-            check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(asked)))
-            assert cache.best(check, names) == best_node(names, whole.results(check, names))
+        for requested in (KINDS[kind], KINDS[name % len(KINDS)]):
+            check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(requested)))
+            assert cache.best(check, names) == best_node(names, complete.results(check, names))
             assert cache.best(check, names[::2]) == best_node(
-                names[::2], whole.results(check, names[::2])
+                names[::2], complete.results(check, names[::2])
             )
         if not cluster.release(f"uid-p{name}"):
             clusters.reserve(cluster, KINDS[kind], node, f"p{name}")
 
 
-def test_nodes_that_cannot_be_the_best_are_not_asked() -> None:
-    """The fullest node wins; ten empty ones are in one state, others are emptier than it."""
+def test_nodes_that_cannot_be_the_best_are_not_checked() -> None:
+    """The fullest node is the best. Ten nodes are empty and in one state; others are less full."""
     args = plugin_args.defaults(Rules.PROPOSAL)
     rules = allocator_rules(args, Strategy.LEAST_ALLOCATED)
     cluster = SchedulerCache(rules=rules)
@@ -133,11 +133,11 @@ def test_nodes_that_cannot_be_the_best_are_not_asked() -> None:
     cache = EquivalenceCache(cluster)
     check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(owner(2, 2))))
     best = cache.best(check, names)
-    asked = cache.misses
+    misses = cache.misses
     assert best == best_node(names, EquivalenceCache(cluster).results(check, names))
-    assert asked < len(names) / 2
+    assert misses < len(names) / 2
     cache.best(check, names)
-    assert cache.misses == asked
+    assert cache.misses == misses
 
 
 @pytest.mark.parametrize("kind", [owner(400, 4), carder(9)])

@@ -1,4 +1,4 @@
-"""The numbers of the nodes' states are there before the first request needs them."""
+"""The states of nodes are numbered before a request needs the numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CountedStates(NodeStates):
 
 
 def numbered_by_requests(cluster: SchedulerCache, states: CountedStates) -> int:
-    """How many states are numbered while pods of all kinds are checked on all nodes."""
+    """The number of states that are numbered while pods of all kinds are checked on all nodes."""
     before = states.numbered
     for kind in KINDS:
         check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(kind)))
@@ -43,7 +43,7 @@ def numbered_by_requests(cluster: SchedulerCache, states: CountedStates) -> int:
     return states.numbered - before
 
 
-def test_a_request_finds_the_numbers_of_nodes_that_did_not_change() -> None:
+def test_a_request_does_not_number_nodes_that_have_not_changed() -> None:
     cluster = clusters.cluster(MODELS)
     cluster.node_states = states = CountedStates()
     numbering = StateNumbering(cluster)
@@ -56,28 +56,28 @@ def test_a_request_finds_the_numbers_of_nodes_that_did_not_change() -> None:
     assert numbered_by_requests(cluster, states) == 0
 
 
-def test_nodes_that_did_not_change_are_not_numbered_again() -> None:
+def test_nodes_that_have_not_changed_are_not_numbered_again() -> None:
     cluster = clusters.cluster(MODELS)
     cluster.node_states = states = CountedStates()
     numbering = StateNumbering(cluster)
     numbering.step()
-    of_all = states.numbered
+    of_all_nodes = states.numbered
     numbering.step()
-    assert states.numbered == of_all
+    assert states.numbered == of_all_nodes
     assert clusters.reserve(cluster, owner(2, 2), "a")
     clusters.remove(cluster, "b")
     numbering.step()
-    assert of_all < states.numbered <= of_all + len(Reads)
+    assert of_all_nodes < states.numbered <= of_all_nodes + len(Reads)
 
 
-def test_the_lock_is_free_between_a_few_nodes() -> None:
-    """A node takes longer here than the lock is held for."""
+def test_the_lock_is_released_between_nodes() -> None:
+    """A node takes longer here than the lock is held at a time."""
     cluster = clusters.cluster({f"node-{number}": SMALL for number in range(30)})
     cluster.node_states = states = CountedStates(seconds_each=0.002)
     numbering = threading.Thread(target=StateNumbering(cluster).step)
     numbering.start()
     assert states.first.wait(10)
     with cluster.lock:
-        in_between = states.numbered
+        before_the_end = states.numbered
     numbering.join(60)
-    assert in_between < states.numbered
+    assert before_the_end < states.numbered

@@ -18,11 +18,11 @@ from agent.scheduler.extender.extender import (
     MetaPod,
     MetaVictims,
 )
-from tests.scheduler.extender.requests import ARGS, BINDING, META, POD, text
+from tests.scheduler.extender.requests import ARGS, BINDING, META, POD, encoded
 
 
 def test_a_recorded_filter_request() -> None:
-    args = extender.extender_args(text(ARGS))
+    args = extender.extender_args(encoded(ARGS))
     assert list(args.node_names) == ["f1", "f2", "n1"]
     assert args.items is None
     assert (args.pod.title, args.pod.uid, args.pod.annotations) == (
@@ -35,7 +35,7 @@ def test_a_recorded_filter_request() -> None:
 
 def test_a_recorded_filter_answer() -> None:
     result = ExtenderFilterResult(["n1"], {"f1": "no gpu group"}, {"f2": "wrong model"})
-    assert json.loads(extender.filter_answer(extender.extender_args(text(ARGS)), result)) == {
+    assert json.loads(extender.filter_answer(extender.extender_args(encoded(ARGS)), result)) == {
         "NodeNames": ["n1"],
         "FailedNodes": {"f1": "no gpu group"},
         "FailedAndUnresolvableNodes": {"f2": "wrong model"},
@@ -43,14 +43,14 @@ def test_a_recorded_filter_answer() -> None:
     }
 
 
-def whole(*names: str) -> dict[str, Any]:
+def node_args(*names: str) -> dict[str, Any]:
     items = [{"metadata": {"name": each, "labels": {"l": each}}, "spec": {}} for each in names]
     return {"Pod": POD, "Nodes": {"metadata": {}, "items": items}, "NodeNames": None}
 
 
-def test_a_request_with_whole_nodes_gets_whole_nodes() -> None:
-    body = whole("f1", "n1", "n2")
-    args = extender.extender_args(text(body))
+def test_a_request_with_node_objects_is_answered_with_node_objects() -> None:
+    body = node_args("f1", "n1", "n2")
+    args = extender.extender_args(encoded(body))
     assert list(args.node_names) == ["f1", "n1", "n2"]
     answer = json.loads(
         extender.filter_answer(args, ExtenderFilterResult(["n2", "n1"], {"f1": "no"}))
@@ -60,44 +60,44 @@ def test_a_request_with_whole_nodes_gets_whole_nodes() -> None:
     assert answer["FailedNodes"] == {first["metadata"]["name"]: "no"}
 
 
-def test_a_recorded_preemption() -> None:
+def test_a_recorded_preempt_request() -> None:
     body = {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": META}
-    args = extender.preemption_args(text(body))
+    args = extender.preemption_args(encoded(body))
     assert args.pod.title == "default/e1"
     assert args.victims == {"f1": MetaVictims((MetaPod("44ba"),), 1), "f2": MetaVictims()}
     answer = ExtenderPreemptionResult({"f1": args.victims["f1"]})
     assert json.loads(extender.encode(answer)) == {"NodeNameToMetaVictims": {"f1": META["f1"]}}
 
 
-def test_victims_may_be_whole_pods() -> None:
+def test_victims_may_be_pod_objects() -> None:
     victims = {"f1": {"Pods": [POD], "NumPDBViolations": 2}, "f2": {}}
-    args = extender.preemption_args(text({"Pod": POD, "NodeNameToVictims": victims}))
+    args = extender.preemption_args(encoded({"Pod": POD, "NodeNameToVictims": victims}))
     assert args.victims == {"f1": MetaVictims((MetaPod("9ce0"),), 2), "f2": MetaVictims()}
 
 
-def test_a_recorded_binding() -> None:
-    args = extender.binding_args(text(BINDING))
+def test_a_recorded_bind_request() -> None:
+    args = extender.binding_args(encoded(BINDING))
     assert args == ExtenderBindingArgs("e1", "default", "9ce0", "n1")
-    assert json.loads(extender.encode(ExtenderBindingResult("gone"))) == {"Error": "gone"}
+    assert json.loads(extender.encode(ExtenderBindingResult("deleted"))) == {"Error": "deleted"}
 
 
 @pytest.mark.parametrize("name", ["", "\0", "no such node", "../n1", "Ünïcode", "n" * 10_000])
-def test_a_node_of_any_name_may_be_requested(name: str) -> None:
+def test_a_node_may_have_any_name(name: str) -> None:
     """The filter determines whether the node is known."""
-    assert extender.extender_args(text({**ARGS, "NodeNames": [name, name]})).node_names == [
+    assert extender.extender_args(encoded({**ARGS, "NodeNames": [name, name]})).node_names == [
         name,
         name,
     ]
     made = extender.filter_answer(
-        extender.extender_args(text(ARGS)), ExtenderFilterResult((), {name: "x"})
+        extender.extender_args(encoded(ARGS)), ExtenderFilterResult((), {name: "x"})
     )
     assert json.loads(made)["FailedNodes"] == {name: "x"}
 
 
 def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
     first, *rest = path
-    left = {key: value for key, value in body.items() if key != first}
-    return {**left, first: without(body[first], *rest)} if rest else left
+    others = {key: value for key, value in body.items() if key != first}
+    return {**others, first: without(body[first], *rest)} if rest else others
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
             },
             "default/e1: spec.containers[0].resources.requests.cpu",
         ),
-        (extender.extender_args, {**whole(), "Nodes": {"items": [{}]}}, "Nodes.items[0]"),
-        (extender.extender_args, {**whole(), "Nodes": {"items": {}}}, "$.Nodes.items"),
+        (extender.extender_args, {**node_args(), "Nodes": {"items": [{}]}}, "Nodes.items[0]"),
+        (extender.extender_args, {**node_args(), "Nodes": {"items": {}}}, "$.Nodes.items"),
         (extender.extender_args, [ARGS], "object"),
         (extender.preemption_args, {"Pod": POD}, "NodeNameToMetaVictims"),
         (
@@ -155,7 +155,7 @@ def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
 )
 def test_invalid_fields_are_named(decode: Any, body: object, message: str) -> None:
     with pytest.raises(BadRequestError) as raised:
-        decode(text(body))
+        decode(encoded(body))
     assert message in str(raised.value)
     assert str(raised.value).startswith("Extender")
 
@@ -186,29 +186,29 @@ BODIES = {
 }
 
 
-def replaced(body: Any, path: list[int], by: object) -> Any:
-    """`body` with one nested value replaced by another."""
+def replaced(body: Any, path: list[int], value: object) -> Any:
+    """`body` with another value at this path."""
     if not path or not isinstance(body, dict | list) or not body:
-        return by
+        return value
     first, *rest = path
     if isinstance(body, list):
         place = first % len(body)
-        return [*body[:place], replaced(body[place], rest, by), *body[place + 1 :]]
+        return [*body[:place], replaced(body[place], rest, value), *body[place + 1 :]]
     key = list(body)[first % len(body)]
-    return {**body, key: replaced(body[key], rest, by)}
+    return {**body, key: replaced(body[key], rest, value)}
 
 
 @given(st.sampled_from(list(BODIES)), st.lists(st.integers(0, 9), max_size=6), JSON)
 def test_any_value_in_any_field_is_accepted_or_rejected(
-    decode: Any, path: list[int], by: object
+    decode: Any, path: list[int], value: object
 ) -> None:
     with contextlib.suppress(BadRequestError):
-        decode(text(replaced(BODIES[decode], path, by)))
+        decode(encoded(replaced(BODIES[decode], path, value)))
 
 
 @given(st.sampled_from(list(BODIES)), st.data())
-def test_a_truncated_body_is_refused(decode: Any, data: st.DataObject) -> None:
-    body = text(BODIES[decode])
+def test_a_truncated_body_is_rejected(decode: Any, data: st.DataObject) -> None:
+    body = encoded(BODIES[decode])
     with pytest.raises(BadRequestError):
         decode(body[: data.draw(st.integers(0, len(body) - 1))])
 
@@ -220,7 +220,7 @@ def test_a_truncated_body_is_refused(decode: Any, data: st.DataObject) -> None:
 def test_a_filter_answer_has_the_nodes_and_reasons_of_the_result(
     names: list[str], reasons: dict[str, str]
 ) -> None:
-    args = extender.extender_args(text(ARGS))
+    args = extender.extender_args(encoded(ARGS))
     answer = json.loads(extender.filter_answer(args, ExtenderFilterResult(names, reasons, reasons)))
     assert answer["NodeNames"] == names
     assert answer["FailedNodes"] == answer["FailedAndUnresolvableNodes"] == reasons
@@ -241,7 +241,9 @@ def test_a_filter_answer_has_the_nodes_and_reasons_of_the_result(
         ({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}, True),
     ],
 )
-def test_pod_that_requires_more_than_resources(spec: dict[str, Any], constrained: bool) -> None:
+def test_a_pod_with_constraints_besides_resources_is_constrained(
+    spec: dict[str, Any], constrained: bool
+) -> None:
     pod = {**POD, "spec": {**POD.get("spec", {}), **spec}}
-    args = extender.preemption_args(text({"Pod": pod, "NodeNameToMetaVictims": {}}))
+    args = extender.preemption_args(encoded({"Pod": pod, "NodeNameToMetaVictims": {}}))
     assert args.constrained is constrained

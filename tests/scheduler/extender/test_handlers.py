@@ -60,7 +60,7 @@ def test_all_fitting_nodes_are_offered_if_configured(server: hostile.Server) -> 
     scene.transport.close()
 
 
-def test_a_pod_that_shares_is_offered_all_nodes(scene: Scene) -> None:
+def test_a_pod_with_shared_cpus_is_offered_all_nodes(scene: Scene) -> None:
     assert scene.fits(scene.pod(sharer("2", 4), "p")) == NODES
 
 
@@ -69,8 +69,7 @@ def test_a_pod_that_needs_nothing_is_offered_all_nodes(scene: Scene) -> None:
 
 
 def test_a_pod_that_needs_nothing_has_equal_scores(scene: Scene) -> None:
-    """Also if one node is infeasible for it: among the others the plugins of kube-scheduler
-    decide."""
+    """Also if one node is infeasible: the plugins of kube-scheduler choose among the others."""
     clusters.add(scene.cluster, "s", SINGLE)
     wide = scene.pod(plain("60", "8Gi"), "p")
     assert scene.fits(wide, ["c", "b", "s"]) == ["c", "b"]
@@ -104,7 +103,7 @@ def test_a_full_node_may_be_freed_by_an_eviction(scene: Scene) -> None:
     assert all("not enough free CPUs" in reason for reason in dict(result.failed_nodes).values())  # type: ignore[arg-type]
 
 
-def test_a_bind_changes_the_next_answer(scene: Scene) -> None:
+def test_a_bind_changes_the_next_result(scene: Scene) -> None:
     first = scene.pod(owner(32, 8), "p")
     assert scene.fits(first, ["a", "b"]) == ["a"]
     assert scene.bind(first, "a") == ""
@@ -153,8 +152,8 @@ def test_the_first_member_reserves_a_node_for_all(scene: Scene) -> None:
     (node,) = scene.fits(pods[0], ["a", "b"])
     assert scene.scores(pods[0], [node]) == {node: 10}
     other = "b" if node == "a" else "a"
-    stranger = scene.pod(owner(12, 8), "stranger")
-    assert scene.fits(stranger, ["a", "b"]) == [other], "the parts are not for others"
+    other_pod = scene.pod(owner(12, 8), "other")
+    assert scene.fits(other_pod, ["a", "b"]) == [other], "the parts are reserved for the group"
     result = scene.filter(pods[1], ["a", "b"])
     assert result.node_names == (node,)
     assert result.failed_and_unresolvable_nodes == {other: f"group default/g is on node {node}"}
@@ -174,17 +173,18 @@ def test_pods_get_the_free_cards_with_the_best_links(scene: Scene) -> None:
     """On DGX-1 the partition table does not have sets of three. The first two pods leave a pair
     with two links for the last one, which is not a set of the table either."""
     clusters.add(scene.cluster, "dgx1", DGX1)
-    given = []
+    minors = []
     for name, count in (("p", 3), ("q", 3), ("r", 2)):
         pod = scene.pod(carder(count), name)
         assert scene.fits(pod, ["dgx1"]) == ["dgx1"]
         assert scene.bind(pod, "dgx1") == ""
-        given.append(scene.cards(name))
-    assert given == [[0, 2, 3], [4, 6, 7], [1, 5]]
+        minors.append(scene.cards(name))
+    assert minors == [[0, 2, 3], [4, 6, 7], [1, 5]]
 
 
 def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
-    """If a card is allocated, the other quad, and a pair with two links for each member."""
+    """One card is allocated: the members get the cards of the other quad, each of them a pair with
+    two links."""
     clusters.add(scene.cluster, "dgx1", DGX1)
     assert scene.bind(scene.pod(carder(1), "before"), "dgx1") == ""
     assert scene.cards("before") == [0]
@@ -195,10 +195,10 @@ def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
     assert [scene.cards("p"), scene.cards("q")] == [[4, 7], [5, 6]]
 
 
-def test_a_group_is_checked_on_nodes_beyond_the_best_ones_for_one_member(
+def test_a_group_is_also_checked_on_nodes_that_are_not_the_best_for_one_member(
     server: hostile.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three nodes, checked one by one, only the last has room for all."""
+    """Of three nodes, which are checked one at a time, only the last has room for all members."""
     monkeypatch.setattr(handlers, "_GROUP_BATCH", 1)
     scene = Scene(server)
     for node in ("a", "b"):
@@ -226,9 +226,9 @@ def test_the_full_node_of_a_group_may_be_freed_for_a_late_member_by_an_eviction(
         RESOURCE_STATUS: '{"cpuset":"0-11"}',
     }
     clusters.tell(scene.cluster, first)
-    stranger = owner(16, 8).pod("stranger", node="a")
-    stranger["metadata"]["annotations"] = {RESOURCE_STATUS: '{"cpuset":"12-27"}'}
-    clusters.tell(scene.cluster, stranger)
+    other_pod = owner(16, 8).pod("other", node="a")
+    other_pod["metadata"]["annotations"] = {RESOURCE_STATUS: '{"cpuset":"12-27"}'}
+    clusters.tell(scene.cluster, other_pod)
     result = scene.filter(scene.pod(owner(12, 8), "q", **{GROUP_ANNOTATION: "g/2"}), ["a", "b"])
     assert not result.node_names
     for rejected, node in ((result.failed_nodes, "a"), (result.failed_and_unresolvable_nodes, "b")):
@@ -248,7 +248,7 @@ def test_an_expired_group_releases_its_node(scene: Scene) -> None:
 
 def test_the_result_of_preempt_is_passed_on(scene: Scene) -> None:
     args = ExtenderPreemptionArgs(scene.pod(NOTHING, "p"), {})
-    assert scene.verbs.preempt(args) == ExtenderPreemptionResult({})
+    assert scene.handlers.preempt(args) == ExtenderPreemptionResult({})
 
 
 def test_the_kubelet_policy_of_a_node_applies(scene: Scene) -> None:
@@ -261,7 +261,7 @@ def test_the_kubelet_policy_of_a_node_applies(scene: Scene) -> None:
 
 
 def test_cards_of_a_koordinator_reservation_are_free_when_it_ends(scene: Scene) -> None:
-    """Kept answers of the node are computed again."""
+    """Cached results of the node are computed again."""
     body = reservations.body("r", reservations.allocation("", dict.fromkeys(range(7), 100)))
     body["status"]["nodeName"] = "c"
     pod = scene.pod(carder(2), "p")
@@ -275,7 +275,7 @@ def test_cards_of_a_koordinator_reservation_are_free_when_it_ends(scene: Scene) 
     assert scene.bind(pod, "c") == ""
 
 
-def test_a_placement_decides_about_plain_pods_too(server: hostile.Server) -> None:
+def test_a_placement_also_scores_plain_pods(server: hostile.Server) -> None:
     scene = Scene(server, placing=True)
     seen = PodsSeen()
     body = plain("500m", "1Gi").pod("seen", node="a")

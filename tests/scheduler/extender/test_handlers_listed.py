@@ -1,4 +1,4 @@
-"""Pods with devices of a type that only a Device object names, through the verbs."""
+"""The extender's verbs for pods that request devices of a type that only a Device object lists."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.scheduler import clusters, objects
 from tests.scheduler.extender.scene import NODES, Scene
 
 XPU = "example.com/xpu"
-OF_KOORDINATOR = "koordinator.sh/xpu"
+KOORDINATOR_XPU = "koordinator.sh/xpu"
 
 
-def wanting(**amounts: str) -> Kind:
-    """`xpu` and `koordinator`: the amounts of the resource with that name."""
-    names = {"xpu": XPU, "koordinator": OF_KOORDINATOR}
+def requesting(**amounts: str) -> Kind:
+    """`xpu` and `koordinator`: the amounts of XPU and of KOORDINATOR_XPU."""
+    names = {"xpu": XPU, "koordinator": KOORDINATOR_XPU}
     return Kind({"cpu": "1", **{names[name]: amount for name, amount in amounts.items()}})
 
 
@@ -32,7 +32,7 @@ def report(scene: Scene, node: str, *resources: Mapping[str, int]) -> None:
     scene.cluster.devices_changed([objects.of_devices(body)])
 
 
-def withdraw(scene: Scene, node: str) -> None:
+def delete_report(scene: Scene, node: str) -> None:
     body = device_object.encode(node, [])
     scene.cluster.devices_changed([objects.of_devices(body, ChangeKind.DELETED)])
 
@@ -51,9 +51,10 @@ def scene(server: hostile.Server) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize(
-    ("resource", "kind"), [(XPU, wanting(xpu="60")), (OF_KOORDINATOR, wanting(koordinator="60"))]
+    ("resource", "kind"),
+    [(XPU, requesting(xpu="60")), (KOORDINATOR_XPU, requesting(koordinator="60"))],
 )
-def test_a_pod_gets_its_device_and_nobody_else_does(
+def test_a_device_is_allocated_to_as_many_pods_as_fit(
     scene: Scene, resource: str, kind: Kind
 ) -> None:
     report(scene, "b", {resource: 100}, {resource: 100})
@@ -79,28 +80,28 @@ def test_a_pod_gets_its_device_and_nobody_else_does(
 def test_whole_devices_are_counted_in_the_unit_of_their_node(scene: Scene) -> None:
     report(scene, "a", {XPU: 1}, {XPU: 1})
     report(scene, "b", {XPU: 100}, {XPU: 100})
-    two = scene.pod(wanting(xpu="2"), "two")
+    two = scene.pod(requesting(xpu="2"), "two")
     assert scene.fits(two, ["a"]) == ["a"]
     assert scene.bind(two, "a") == ""
     assert [each["minor"] for each in allocated(scene, "two")["xpu"]] == [0, 1]
-    both = scene.pod(wanting(xpu="200"), "both")
+    both = scene.pod(requesting(xpu="200"), "both")
     assert scene.fits(both) == ["b"]
     assert scene.bind(both, "b") == ""
     assert [each["minor"] for each in allocated(scene, "both")["xpu"]] == [0, 1]
 
 
-def test_a_type_on_no_device_object_is_declined_by_name(scene: Scene) -> None:
-    """Also on nodes without any Device object, and by bind."""
-    pod = scene.pod(wanting(koordinator="100"), "p")
+def test_a_type_that_no_device_object_lists_is_named_in_the_reason(scene: Scene) -> None:
+    """Also by bind, and on nodes without a Device object."""
+    pod = scene.pod(requesting(koordinator="100"), "p")
     result = scene.filter(pod)
-    reason = f"{OF_KOORDINATOR}: the node has none"
+    reason = f"{KOORDINATOR_XPU}: the node has none"
     assert not result.node_names
     assert result.failed_and_unresolvable_nodes == dict.fromkeys(NODES, reason)
     assert scene.bind(pod, "c") == f"node c: {reason}"
     assert not scene.pods.bindings
 
 
-def test_a_device_plugins_resource_that_no_device_object_lists_is_plain(scene: Scene) -> None:
+def test_a_resource_that_no_device_object_lists_is_a_plain_resource(scene: Scene) -> None:
     report(scene, "b", {XPU: 100})
     pod = scene.pod(Kind({"cpu": "1", "vendor.example/other": "1"}), "p")
     assert scene.fits(pod) == NODES
@@ -108,17 +109,17 @@ def test_a_device_plugins_resource_that_no_device_object_lists_is_plain(scene: S
     assert allocated(scene, "p") == {}
 
 
-def test_a_resource_becomes_a_devices_when_an_object_lists_it(scene: Scene) -> None:
-    """Between filter and bind too: the pod is decoded again."""
-    pod = scene.pod(wanting(xpu="100"), "p")
+def test_a_resource_is_a_device_as_soon_as_a_device_object_lists_it(scene: Scene) -> None:
+    """Also between filter and bind: the pod is decoded again."""
+    pod = scene.pod(requesting(xpu="100"), "p")
     assert scene.fits(pod) == NODES
     report(scene, "b", {XPU: 100})
     assert scene.bind(pod, "a") == f"node a: {XPU}: the node has none"
     assert scene.fits(pod) == ["b"]
     assert scene.bind(pod, "b") == ""
     assert allocated(scene, "p").keys() == {"xpu"}
-    withdraw(scene, "b")
-    assert scene.fits(scene.pod(wanting(xpu="100"), "q")) == NODES
+    delete_report(scene, "b")
+    assert scene.fits(scene.pod(requesting(xpu="100"), "q")) == NODES
 
 
 def test_a_pod_gets_a_card_and_a_listed_device_on_one_node(scene: Scene) -> None:

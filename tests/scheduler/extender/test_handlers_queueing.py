@@ -1,4 +1,4 @@
-"""The queue of unschedulable pods follows from the results of the filter."""
+"""The queue of unschedulable pods, which the results of the filter fill and empty."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ NODES = ("a", "b")
 LSR = {"koordinator.sh/qosClass": "LSR"}
 
 
-class Answering:
-    """Handlers with one result for every filter."""
+class FixedResult:
+    """Handlers whose filter always returns `result`."""
 
     def __init__(self, result: ExtenderFilterResult) -> None:
         self.result = result
@@ -50,7 +50,7 @@ class Answering:
         return ExtenderBindingResult()
 
 
-Ask = Callable[[ExtenderFilterResult], ExtenderFilterResult]
+Filter = Callable[[ExtenderFilterResult], ExtenderFilterResult]
 
 
 @pytest.fixture
@@ -58,26 +58,26 @@ def queue() -> UnschedulableQueue:
     return UnschedulableQueue()
 
 
-def filter_of(queue: UnschedulableQueue, body: dict[str, Any]) -> Ask:
-    verbs = Answering(ExtenderFilterResult())
+def filter_of(queue: UnschedulableQueue, body: dict[str, Any]) -> Filter:
+    handlers = FixedResult(ExtenderFilterResult())
     queueing_extender = QueueingExtender(
-        verbs, PodInfoCache(), SchedulerCache(), queue, clock=lambda: 7.0
+        handlers, PodInfoCache(), SchedulerCache(), queue, clock=lambda: 7.0
     )
 
     def filtered(result: ExtenderFilterResult) -> ExtenderFilterResult:
-        verbs.result = result
+        handlers.result = result
         return queueing_extender.filter(ExtenderArgs(from_object(body), NODES))
 
     return filtered
 
 
-REFUSED = ExtenderFilterResult((), {"a": "full"}, {"b": "no agent"})
+REJECTED = ExtenderFilterResult((), {"a": "full"}, {"b": "no agent"})
 
 
-def test_refused_pod_waits_with_the_nodes_where_an_eviction_may_help(
+def test_a_rejected_pod_is_queued_with_its_candidate_nodes(
     queue: UnschedulableQueue,
 ) -> None:
-    assert filter_of(queue, objects.pod("p", requests={"cpu": "2"}))(REFUSED) is REFUSED
+    assert filter_of(queue, objects.pod("p", requests={"cpu": "2"}))(REJECTED) is REJECTED
     (found,) = queue.pods()
     assert (found.uid, found.title, found.rejected_at) == ("uid-p", "ns/p", 7.0)
     assert found.candidates == ("a",)
@@ -85,18 +85,20 @@ def test_refused_pod_waits_with_the_nodes_where_an_eviction_may_help(
     assert found.group is None
 
 
-def test_pod_that_is_offered_a_node_leaves_the_queue(queue: UnschedulableQueue) -> None:
+def test_a_pod_that_is_offered_a_node_leaves_the_queue(queue: UnschedulableQueue) -> None:
     filtered = filter_of(queue, objects.pod("p"))
-    filtered(REFUSED)
+    filtered(REJECTED)
     filtered(ExtenderFilterResult(("a",)))
     assert queue.pods() == []
 
 
-def test_node_that_is_nominated_for_another_is_not_checked(queue: UnschedulableQueue) -> None:
+def test_a_node_that_is_nominated_for_another_pod_is_not_offered(
+    queue: UnschedulableQueue,
+) -> None:
     high = objects.pod("high", labels=LSR)
     high["spec"]["priority"] = 5
     high["status"]["nominatedNodeName"] = "a"
-    filter_of(queue, high)(REFUSED)
+    filter_of(queue, high)(REJECTED)
     fits = ExtenderFilterResult(NODES)
     answer = filter_of(queue, objects.pod("p", labels=LSR))(fits)
     assert answer.failed_and_unresolvable_nodes == {
@@ -106,63 +108,65 @@ def test_node_that_is_nominated_for_another_is_not_checked(queue: UnschedulableQ
     assert filter_of(queue, high)(fits) is fits
 
 
-def test_error_is_not_a_rejection(queue: UnschedulableQueue) -> None:
+def test_an_error_is_not_a_rejection(queue: UnschedulableQueue) -> None:
     filter_of(queue, objects.pod("p"))(ExtenderFilterResult(error="busy"))
     assert queue.pods() == []
 
 
-def test_member_of_a_group_waits_for_room_for_all(queue: UnschedulableQueue) -> None:
-    filter_of(queue, objects.pod("p", annotations={GROUP_ANNOTATION: "g/2"}))(REFUSED)
+def test_a_member_of_a_group_is_queued_until_all_members_fit(queue: UnschedulableQueue) -> None:
+    filter_of(queue, objects.pod("p", annotations={GROUP_ANNOTATION: "g/2"}))(REJECTED)
     (found,) = queue.pods()
     assert isinstance(found.requirements, GroupRequirements)
     assert (found.requirements.pods, found.group) == (2, PodGroup("ns", "g", 2))
     assert found.candidates == ("a",)
 
 
-def test_room_for_a_member_is_reserved_for_its_group(queue: UnschedulableQueue) -> None:
-    first, second, stranger = (objects.pod(each, labels=LSR) for each in ("p", "q", "s"))
+def test_a_node_that_is_nominated_for_a_member_is_reserved_for_its_group(
+    queue: UnschedulableQueue,
+) -> None:
+    first, second, other_pod = (objects.pod(each, labels=LSR) for each in ("p", "q", "s"))
     first["status"]["nominatedNodeName"] = "a"
     for body in (first, second):
         body["metadata"]["annotations"] = {GROUP_ANNOTATION: "g/2"}
-    filter_of(queue, first)(REFUSED)
+    filter_of(queue, first)(REJECTED)
     fits = ExtenderFilterResult(NODES)
-    assert filter_of(queue, stranger)(fits).failed_and_unresolvable_nodes.keys() == {"a"}
+    assert filter_of(queue, other_pod)(fits).failed_and_unresolvable_nodes.keys() == {"a"}
     assert filter_of(queue, second)(fits) is fits
 
 
-def test_late_member_waits_only_for_the_node_of_its_group(queue: UnschedulableQueue) -> None:
-    """It does not need room for the whole group, and other nodes do not help it."""
+def test_a_late_member_is_queued_only_for_the_node_of_its_group(queue: UnschedulableQueue) -> None:
+    """It does not need room for the whole group, and cannot run on other nodes."""
     known, late = clusters.cluster({"a": SMALL, "b": SMALL}), owner(8, 8).pod("late")
     first = owner(24, 8).pod("first")
     for body in (first, late):
         body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
     first["spec"]["nodeName"] = "a"
     first["metadata"]["annotations"][RESOURCE_STATUS] = '{"cpuset":"0-23"}'
-    stranger = owner(8, 8).pod("stranger")
-    stranger["spec"]["nodeName"] = "a"
-    stranger["metadata"]["annotations"][RESOURCE_STATUS] = '{"cpuset":"24-31"}'
-    for body in (first, stranger):
+    other_pod = owner(8, 8).pod("nonmember")
+    other_pod["spec"]["nodeName"] = "a"
+    other_pod["metadata"]["annotations"][RESOURCE_STATUS] = '{"cpuset":"24-31"}'
+    for body in (first, other_pod):
         clusters.tell(known, body)
-    verbs = Answering(REFUSED)
-    QueueingExtender(verbs, PodInfoCache(), known, queue).filter(
+    handlers = FixedResult(REJECTED)
+    QueueingExtender(handlers, PodInfoCache(), known, queue).filter(
         ExtenderArgs(from_object(late), NODES)
     )
     assert [each.candidates for each in queue.pods()] == [("a",)]
-    views = EquivalenceCache(known)
-    assert queue.retryable(views, 0.0) == []
+    results = EquivalenceCache(known)
+    assert queue.retryable(results, 0.0) == []
     clusters.tell(known, owner(2, 2).pod("other") | {"spec": {"nodeName": "b", "containers": []}})
-    assert queue.retryable(views, 10.0) == [], "there is room for all on b"
-    clusters.tell(known, stranger, ChangeKind.DELETED)
-    assert [each.node for each in queue.retryable(views, 20.0)] == ["a"]
+    assert queue.retryable(results, 10.0) == [], "there is room for all on b"
+    clusters.tell(known, other_pod, ChangeKind.DELETED)
+    assert [each.node for each in queue.retryable(results, 20.0)] == ["a"]
 
 
-def test_invalid_pod_is_not_queued(queue: UnschedulableQueue) -> None:
-    filter_of(queue, objects.pod("p", annotations={"topolet.io/group": "?"}))(REFUSED)
+def test_an_invalid_pod_is_not_queued(queue: UnschedulableQueue) -> None:
+    filter_of(queue, objects.pod("p", annotations={"topolet.io/group": "?"}))(REJECTED)
     assert queue.pods() == []
 
 
 @pytest.mark.parametrize(
-    ("node", "kind", "waits"),
+    ("node", "kind", "queued"),
     [
         ("", ChangeKind.MODIFIED, True),
         ("a", ChangeKind.MODIFIED, False),
@@ -170,8 +174,8 @@ def test_invalid_pod_is_not_queued(queue: UnschedulableQueue) -> None:
     ],
 )
 def test_bound_and_deleted_pods_leave_the_queue(
-    queue: UnschedulableQueue, node: str, kind: ChangeKind, waits: bool
+    queue: UnschedulableQueue, node: str, kind: ChangeKind, queued: bool
 ) -> None:
-    filter_of(queue, objects.pod("p"))(REFUSED)
+    filter_of(queue, objects.pod("p"))(REJECTED)
     queue.pods_changed([objects.of_pod(objects.pod("p", node), kind)])
-    assert queue.contains("uid-p") is waits
+    assert queue.contains("uid-p") is queued

@@ -69,12 +69,12 @@ def test_a_rejection_of_the_pod_is_the_reason_for_every_node() -> None:
 
 
 def test_only_one_node_is_returned_if_it_was_requested() -> None:
-    result = only_node(["a", "b"], "b", "held there")
+    result = only_node(["a", "b"], "b", "bound there")
     assert result.node_names == ("b",)
-    assert result.failed_and_unresolvable_nodes == {"a": "held there"}
-    result = only_node(["a"], "b", "held there")
+    assert result.failed_and_unresolvable_nodes == {"a": "bound there"}
+    result = only_node(["a"], "b", "bound there")
     assert not result.node_names
-    assert result.failed_and_unresolvable_nodes == {"a": "held there"}
+    assert result.failed_and_unresolvable_nodes == {"a": "bound there"}
 
 
 @given(
@@ -86,13 +86,13 @@ def test_only_one_node_is_returned_if_it_was_requested() -> None:
     st.randoms(),
 )
 def test_the_choice_does_not_depend_on_the_order_of_the_names(
-    answers: dict[str, Feasibility], random: st.DataObject
+    results: dict[str, Feasibility], random: st.DataObject
 ) -> None:
-    names = list(answers)
+    names = list(results)
     shuffled = list(names)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert best_node(names, [answers[each] for each in names]) == best_node(
-        shuffled, [answers[each] for each in shuffled]
+    assert best_node(names, [results[each] for each in names]) == best_node(
+        shuffled, [results[each] for each in shuffled]
     )
 
 
@@ -113,7 +113,7 @@ def test_equal_nodes_have_different_scores() -> None:
 
 
 def test_equal_nodes_have_equal_scores_if_plugins_decide() -> None:
-    answers = [
+    results = [
         Feasible(90),
         Feasible(50, (1,)),
         FULL,
@@ -121,7 +121,7 @@ def test_equal_nodes_have_equal_scores_if_plugins_decide() -> None:
         Feasible(50, (2,)),
         Feasible(10),
     ]
-    assert scores(priorities(["a", "b", "c", "d", "e", "f"], answers, decides=False)) == {
+    assert scores(priorities(["a", "b", "c", "d", "e", "f"], results, decides=False)) == {
         "a": 10,
         "b": 5,
         "d": 10,
@@ -144,10 +144,10 @@ def test_infeasible_nodes_have_no_entry() -> None:
         st.builds(Feasible, st.integers(0, 100), st.tuples(st.integers(0, 2))) | st.just(FULL),
     )
 )
-def test_no_node_has_a_higher_priority_than_a_better_one(answers: dict[str, Feasibility]) -> None:
-    nodes = list(answers)
-    found = scores(priorities(nodes, list(answers.values())))
-    fits = {node: each for node, each in answers.items() if isinstance(each, Feasible)}
+def test_no_node_has_a_higher_priority_than_a_better_one(results: dict[str, Feasibility]) -> None:
+    nodes = list(results)
+    found = scores(priorities(nodes, list(results.values())))
+    fits = {node: each for node, each in results.items() if isinstance(each, Feasible)}
     assert found.keys() == fits.keys()
     assert all(
         found[one] >= found[other]
@@ -156,5 +156,5 @@ def test_no_node_has_a_higher_priority_than_a_better_one(answers: dict[str, Feas
         if fits[one].score > fits[other].score
     )
     if fits:
-        best = best_node(nodes, list(answers.values()))
+        best = best_node(nodes, list(results.values()))
         assert [node for node, score in found.items() if score == 10] == [best]
