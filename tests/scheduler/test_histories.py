@@ -1,19 +1,21 @@
-"""Whatever happens in a cluster, in whatever order its watches report it: the state is that of the
-objects, nothing is allocated twice, and no reservation is lost."""
+"""Random histories of a cluster, with watch events in any order: the state of the scheduler cache
+follows from the objects, no resource is allocated twice, and no reservation is lost."""
 
 from __future__ import annotations
 
 import collections
+import enum
 import json
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.objects import Change, Mirror, ObjectKey, WatchedMetadata
 from agent.model.apiobjects import from_object
@@ -23,11 +25,11 @@ from tests.scheduler import objects
 from tests.scheduler.objects import Object
 
 NODES = ("n1", "n2")
-OVER = ("Succeeded", "Failed")
+TERMINAL_PHASES = ("Succeeded", "Failed")
 KINDS = ("pods", "nodes", "topologies", "devices")
 POLICIES = ("none", "single-numa-node", "restricted")
-# QoS by Koordinator, by Kubernetes, and what is requested.
-ASKS: tuple[tuple[str, str, dict[str, str]], ...] = (
+# Koordinator's QoS class, Kubernetes' QoS class, resource requests.
+POD_SPECS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("LSR", "Guaranteed", {"cpu": "2"}),
     ("LSE", "Guaranteed", {"cpu": "1"}),
     ("LS", "Burstable", {"cpu": "500m"}),
@@ -36,37 +38,41 @@ ASKS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("LSR", "Guaranteed", {"cpu": "2", "nvidia.com/gpu": "1"}),
     ("", "Guaranteed", {"cpu": "2"}),
 )
-READ: dict[str, Callable[[bytes], Any]] = {
+DECODERS: dict[str, Callable[[bytes], Any]] = {
     "pods": objects.read_pod,
     "nodes": records.node,
     "topologies": records.topology,
     "devices": records.devices,
 }
-
-
-WISHES = tuple(
-    objects.pod_request(requests, qos, kube_class=kube_class) for qos, kube_class, requests in ASKS
+POD_REQUESTS = tuple(
+    objects.pod_request(requests, qos, kube_class=kube_class)
+    for qos, kube_class, requests in POD_SPECS
 )
 
 
+class EventType(enum.Enum):
+    PUT = enum.auto()
+    DELETE = enum.auto()
+
+
 class Server:
-    """The objects, and for each kind the events that its watch has not sent yet."""
+    """The stored objects, and for each kind the queue of events that its watch has not sent yet."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[ObjectKey, Object]] = {kind: {} for kind in KINDS}
-        self.queues: dict[str, deque[tuple[str, Object]]] = {kind: deque() for kind in KINDS}
+        self.queues: dict[str, deque[tuple[EventType, Object]]] = {kind: deque() for kind in KINDS}
         self._version = 0
 
-    def put(self, kind: str, told: Object) -> None:
+    def put(self, kind: str, body: Object) -> None:
         self._version += 1
-        told = json.loads(json.dumps(told))
-        told["metadata"]["resourceVersion"] = str(self._version)
-        self.objects[kind][_key(told)] = told
-        self.queues[kind].append(("put", told))
+        stored = json.loads(json.dumps(body))
+        stored["metadata"]["resourceVersion"] = str(self._version)
+        self.objects[kind][_key(stored)] = stored
+        self.queues[kind].append((EventType.PUT, stored))
 
-    def drop(self, kind: str, key: ObjectKey) -> None:
-        if (gone := self.objects[kind].pop(key, None)) is not None:
-            self.queues[kind].append(("drop", gone))
+    def delete(self, kind: str, key: ObjectKey) -> None:
+        if (deleted := self.objects[kind].pop(key, None)) is not None:
+            self.queues[kind].append((EventType.DELETE, deleted))
 
     def pod(self, name: str) -> Object | None:
         return self.objects["pods"].get(ObjectKey("ns", name))
@@ -78,7 +84,9 @@ class Scheduler:
     def __init__(self, server: Server) -> None:
         self.now = 0.0
         self.cluster = SchedulerCache(clock=lambda: self.now)
-        self.mirrors: dict[str, Mirror[Any]] = {kind: Mirror(READ[kind]) for kind in KINDS}
+        self.mirrors: dict[str, Mirror[Any]] = {
+            kind: Mirror(decode) for kind, decode in DECODERS.items()
+        }
         self._server = server
         self._changed: dict[str, Callable[[list[Change[Any]]], None]] = {
             "pods": self.cluster.pods_changed,
@@ -87,292 +95,337 @@ class Scheduler:
             "devices": self.cluster.devices_changed,
         }
 
-    def hear(self, kind: str, *, twice: bool = False) -> None:
-        """The next event of its watch; `twice`: after a reconnect it is sent again."""
+    def deliver(self, kind: str, *, twice: bool = False) -> None:
+        """Delivers the next event of the watch; `twice`: a reconnected watch sends it again."""
         if self._server.queues[kind]:
-            event, told = self._server.queues[kind].popleft()
+            event_type, body = self._server.queues[kind].popleft()
             for _ in range(1 + twice):
-                self._take(kind, event, told)
+                self._apply(kind, event_type, body)
+
+    def deliver_all(self, kind: str) -> None:
+        while self._server.queues[kind]:
+            self.deliver(kind)
 
     def relist(self, kind: str) -> None:
         self._server.queues[kind].clear()
         mirror = self.mirrors[kind]
-        found = [
-            (key, mirror.decoded(_metadata(told), json.dumps(told).encode()))
-            for key, told in self._server.objects[kind].items()
+        listed = [
+            (key, mirror.decoded(_metadata(body), json.dumps(body).encode()))
+            for key, body in self._server.objects[kind].items()
         ]
-        self._changed[kind](mirror.replace(found))
+        self._changed[kind](mirror.replace(listed))
 
-    def _take(self, kind: str, event: str, told: Object) -> None:
+    def _apply(self, kind: str, event_type: EventType, body: Object) -> None:
         mirror = self.mirrors[kind]
-        if event == "drop":
-            self._changed[kind](mirror.drop(_key(told)))
+        if event_type is EventType.DELETE:
+            changes = mirror.drop(_key(body))
         else:
-            self._changed[kind](mirror.put(_metadata(told), json.dumps(told).encode()))
+            changes = mirror.put(_metadata(body), json.dumps(body).encode())
+        self._changed[kind](changes)
 
 
 class World:
-    """One server, one scheduler, and the binds in progress (by uid: node and pod)."""
+    """One server, one scheduler, and the binds in progress: by uid, the node and the offer."""
 
-    def __init__(self, luck: random.Random) -> None:
-        self.luck = luck
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
         self.server = Server()
         self.scheduler = Scheduler(self.server)
         self.cluster = self.scheduler.cluster
         self.binding: dict[str, tuple[str, Granted]] = {}
-        self._made = 0
+        self.uids = {f"uid-agent-{name}" for name in NODES}
+        self._created = 0
         for name in NODES:
             self.server.put("nodes", objects.node(name))
-            self._node_tells(name, self.luck.choice(POLICIES))
+            self._put_topology(name, self.rng.choice(POLICIES))
             self.server.put("devices", objects.devices(name))
             self.server.put("pods", objects.agent(name))
 
     # actions of other clients
-    def pod_is_made(self) -> None:
-        self._made += 1
-        qos, kube_class, requests = self.luck.choice(ASKS)
+    def create_pod(self) -> None:
+        self._created += 1
+        qos, kube_class, requests = self.rng.choice(POD_SPECS)
         labels = {"koordinator.sh/qosClass": qos} if qos else {}
-        # Names are reused for other pods.
-        name = f"p{self.luck.randrange(12)}"
+        # Names are reused for later pods.
+        name = f"p{self.rng.randrange(12)}"
         if self.server.pod(name) is None:
-            uid = f"uid-{name}-{self._made}"
-            told = objects.pod(
-                name, uid=uid, requests=requests, labels=labels, kube_class=kube_class
+            uid = f"uid-{name}-{self._created}"
+            self.uids.add(uid)
+            self.server.put(
+                "pods",
+                objects.pod(name, uid=uid, requests=requests, labels=labels, kube_class=kube_class),
             )
-            self.server.put("pods", told)
 
-    def pod_is_dropped(self) -> None:
-        if (told := self._some_pod()) is not None:
-            self.server.drop("pods", _key(told))
+    def delete_pod(self) -> None:
+        if (pod := self._some_pod()) is not None:
+            self.server.delete("pods", _key(pod))
 
-    def pod_ends(self) -> None:
-        if (told := self._some_pod()) is not None:
-            status = {**told["status"], "phase": self.luck.choice(OVER)}
-            self.server.put("pods", {**told, "status": status})
+    def terminate_pod(self) -> None:
+        if (pod := self._some_pod()) is not None:
+            status = {**pod["status"], "phase": self.rng.choice(TERMINAL_PHASES)}
+            self.server.put("pods", {**pod, "status": status})
 
-    def pod_begins(self) -> None:
-        told = self._some_pod()
-        if told is not None and told["spec"]["nodeName"] and told["status"]["phase"] == "Pending":
-            started = f"2026-01-01T00:00:{self.luck.randrange(60):02}Z"
-            status = {**told["status"], "phase": "Running", "startTime": started}
-            self.server.put("pods", {**told, "status": status})
+    def start_pod(self) -> None:
+        pod = self._some_pod()
+        if pod is None or not pod["spec"]["nodeName"]:
+            return
+        if pod["status"]["phase"] == "Pending":
+            started = f"2026-01-01T00:00:{self.rng.randrange(60):02}Z"
+            status = {**pod["status"], "phase": "Running", "startTime": started}
+            self.server.put("pods", {**pod, "status": status})
 
-    def pod_is_annotated(self) -> None:
-        if (told := self._some_pod()) is not None:
-            self.server.put("pods", _annotated(told, {"other": str(self._made)}))
+    def annotate_pod(self) -> None:
+        if (pod := self._some_pod()) is not None:
+            self.server.put("pods", _annotated(pod, {"other": str(self._created)}))
 
-    def another_scheduler_binds(self) -> None:
-        told = self._some_pod()
-        if self.binding and self.luck.random() < 0.5:
-            _, granted = self.luck.choice(list(self.binding.values()))
-            told = self.server.pod(granted.pod_request.title.removeprefix("ns/"))
-        if told is not None and not told["spec"]["nodeName"]:
-            self.server.put("pods", _bound(told, self.luck.choice(NODES), {}))
+    def bind_by_another_scheduler(self) -> None:
+        pod = self._some_pod()
+        if self.binding and self.rng.random() < 0.5:
+            _, granted = self.rng.choice(list(self.binding.values()))
+            pod = self.server.pod(granted.pod_request.title.removeprefix("ns/"))
+        if pod is not None and not pod["spec"]["nodeName"]:
+            self.server.put("pods", _bound(pod, self.rng.choice(NODES), {}))
 
-    def object_comes_or_goes(self) -> None:
-        kind, name = self.luck.choice(KINDS[1:]), self.luck.choice(NODES)
-        if self.luck.random() < 0.4:
-            self.server.drop(kind, ObjectKey("", name))
+    def put_or_delete_object(self) -> None:
+        kind, name = self.rng.choice(KINDS[1:]), self.rng.choice(NODES)
+        if self.rng.random() < 0.4:
+            self.server.delete(kind, ObjectKey("", name))
         elif kind == "nodes":
-            self.server.put(kind, objects.node(name, labels={"a": str(self.luck.randrange(3))}))
+            self.server.put(kind, objects.node(name, labels={"a": str(self.rng.randrange(3))}))
         elif kind == "topologies":
-            self._node_tells(name, self.luck.choice(POLICIES))
+            self._put_topology(name, self.rng.choice(POLICIES))
         else:
-            self.server.put(kind, objects.devices(name, self.luck.randrange(1, 4)))
+            self.server.put(kind, objects.devices(name, self.rng.randrange(1, 4)))
 
-    def agent_changes(self) -> None:
-        name = self.luck.choice(NODES)
-        if self.luck.random() < 0.3:
-            self.server.drop("pods", ObjectKey("ns", f"agent-{name}"))
+    def change_agent(self) -> None:
+        name = self.rng.choice(NODES)
+        if self.rng.random() < 0.3:
+            self.server.delete("pods", ObjectKey("ns", f"agent-{name}"))
         else:
-            self.server.put("pods", objects.agent(name, self.luck.random() < 0.7))
+            self.server.put("pods", objects.agent(name, self.rng.random() < 0.7))
 
-    def node_tells(self) -> None:
-        name = self.luck.choice(NODES)
-        told = self.server.objects["topologies"].get(ObjectKey("", name))
-        if told is not None:
-            self._node_tells(name, _policy(told), untold=self.luck.random() < 0.1)
+    def report_topology(self) -> None:
+        name = self.rng.choice(NODES)
+        topology = self.server.objects["topologies"].get(ObjectKey("", name))
+        if topology is not None:
+            self._put_topology(name, _policy(topology), omit_pods=self.rng.random() < 0.1)
 
-    def _node_tells(self, name: str, policy: str, *, untold: bool = False) -> None:
-        """The amounts that the started pods leave free; `untold`: the report does not name these
-        pods."""
-        pods = [
+    def _put_topology(self, name: str, policy: str, *, omit_pods: bool = False) -> None:
+        """A report that counts the started pods of the node, with a random number of available
+        CPUs; `omit_pods`: without a pod fingerprint."""
+        started = [
             (key.namespace, key.name)
             for key, each in self.server.objects["pods"].items()
             if each["spec"]["nodeName"] == name and each["status"]["phase"] != "Pending"
         ]
-        beside = None if untold else pods
-        left = self.luck.choice((1000, 2000, 3000, 4000))
-        self.server.put("topologies", objects.topology(name, 2, left, policy, beside))
+        pods = None if omit_pods else started
+        available = self.rng.choice((1000, 2000, 3000, 4000))
+        self.server.put("topologies", objects.topology(name, 2, available, policy, pods))
 
     # actions of the scheduler
-    def event_comes(self) -> None:
-        for _ in range(self.luck.randrange(1, 4)):
-            self.scheduler.hear(self.luck.choice(KINDS), twice=self.luck.random() < 0.2)
+    def deliver_events(self) -> None:
+        for _ in range(self.rng.randrange(1, 4)):
+            self.scheduler.deliver(self.rng.choice(KINDS), twice=self.rng.random() < 0.2)
 
-    def watch_lists_anew(self) -> None:
-        self.scheduler.relist(self.luck.choice(KINDS))
+    def relist(self) -> None:
+        self.scheduler.relist(self.rng.choice(KINDS))
 
-    def bind_begins(self) -> None:
-        told, name = self._some_pod(), self.luck.choice(NODES)
-        if told is None or told["spec"]["nodeName"]:
+    def start_bind(self) -> None:
+        pod, name = self._some_pod(), self.rng.choice(NODES)
+        if pod is None or pod["spec"]["nodeName"]:
             return
-        pod_request = request_of(from_object(told))
+        pod_request = request_of(from_object(pod))
         state = self.cluster.node(name)
         if state is None or self.cluster.eligible(name, pod_request) is not None:
             return
-        found = state.allocator.offer(pod_request)
-        if isinstance(found, Granted):
+        answer = state.allocator.offer(pod_request)
+        if isinstance(answer, Granted):
             try:
-                self.cluster.reserve(name, found)
+                self.cluster.reserve(name, answer)
             except ReserveError:
                 return
-            self.binding[pod_request.uid] = name, found
+            self.binding[pod_request.uid] = name, answer
 
-    def bind_ends(self) -> None:
-        """The API server binds a pod that exists and is not bound; its answer may be lost."""
+    def finish_bind(self) -> None:
+        """The API server accepts the Binding of a pod that exists and is not bound."""
         if not self.binding:
             return
-        uid = self.luck.choice(sorted(self.binding))
+        uid = self.rng.choice(sorted(self.binding))
         name, granted = self.binding.pop(uid)
-        told = self.server.pod(granted.pod_request.title.removeprefix("ns/"))
-        there = told is not None and told["metadata"]["uid"] == uid
-        if told is None or not there or told["spec"]["nodeName"]:
+        pod = self._pod_of(granted)
+        if pod is None or pod["spec"]["nodeName"]:
             self.cluster.release(uid)
             return
-        if self.luck.random() < 0.2:  # refused, for example by a policy
+        if self.rng.random() < 0.2:  # rejected, for example by an admission policy
             self.cluster.release(uid)
             return
-        self.server.put("pods", _bound(told, name, granted.annotations()))
+        self.server.put("pods", _bound(pod, name, granted.annotations()))
         self.cluster.confirm(uid)
 
-    ACTS = (
-        (pod_is_made, 6),
-        (pod_is_dropped, 2),
-        (pod_ends, 1),
-        (pod_begins, 4),
-        (node_tells, 3),
-        (pod_is_annotated, 1),
-        (another_scheduler_binds, 1),
-        (object_comes_or_goes, 1),
-        (agent_changes, 1),
-        (event_comes, 8),
-        (watch_lists_anew, 1),
-        (bind_begins, 8),
-        (bind_ends, 6),
+    ACTIONS = (
+        (create_pod, 6),
+        (delete_pod, 2),
+        (terminate_pod, 1),
+        (start_pod, 4),
+        (report_topology, 3),
+        (annotate_pod, 1),
+        (bind_by_another_scheduler, 1),
+        (put_or_delete_object, 1),
+        (change_agent, 1),
+        (deliver_events, 8),
+        (relist, 1),
+        (start_bind, 8),
+        (finish_bind, 6),
     )
 
-    def act(self) -> None:
-        acts, weights = zip(*self.ACTS, strict=True)
-        self.luck.choices(acts, weights)[0](self)
+    def step(self) -> None:
+        actions, weights = zip(*self.ACTIONS, strict=True)
+        self.rng.choices(actions, weights)[0](self)
 
     def settle(self) -> None:
-        """All binds end, the watches send all events, and time passes: overdue reservations are
-        checked."""
+        """Finishes all binds, delivers all events, and expires the overdue reservations."""
         while self.binding:
-            self.bind_ends()
+            self.finish_bind()
         # The results for plain pods depend on the order of pods, until a report counts all.
-        for key, told in list(self.server.objects["topologies"].items()):
-            self._node_tells(key.name, _policy(told))
+        for key, topology in list(self.server.objects["topologies"].items()):
+            self._put_topology(key.name, _policy(topology))
         for kind in KINDS:
-            while self.server.queues[kind]:
-                self.scheduler.hear(kind)
+            self.scheduler.deliver_all(kind)
         self.scheduler.now += EXPIRY_SECONDS
-        there = {each["metadata"]["uid"] for each in self.server.objects["pods"].values()}
+        existing = {each["metadata"]["uid"] for each in self.server.objects["pods"].values()}
         for reservation in self.cluster.overdue():
             assert reservation.sent
-            assert reservation.uid not in there
+            assert reservation.uid not in existing
             assert self.cluster.expire(reservation)
 
+    def restore_nodes(self) -> None:
+        """Creates the Node objects that were deleted."""
+        for name in NODES:
+            if ObjectKey("", name) not in self.server.objects["nodes"]:
+                self.server.put("nodes", objects.node(name))
+        self.scheduler.deliver_all("nodes")
+
     def check(self) -> None:
-        for state in self.cluster._states.values():
-            held = state.allocator.holdings.values()
-            cpus = collections.Counter(cpu for each in held for cpu in each.allocation.cpus)
-            parts: collections.Counter[tuple[str, int]] = collections.Counter()
-            for each in held:
+        for name in NODES:
+            assigned = self._assigned(name)
+            state = self.cluster.node(name)
+            if state is not None:
+                assert state.allocator.holdings == assigned
+            cpus = collections.Counter(
+                cpu for each in assigned.values() for cpu in each.allocation.cpus
+            )
+            gpu_percent: collections.Counter[tuple[str, int]] = collections.Counter()
+            for each in assigned.values():
                 for device, amounts in each.devices.items():
-                    parts[device] += amounts["koordinator.sh/gpu-core"]
+                    gpu_percent[device] += amounts["koordinator.sh/gpu-core"]
             assert max(cpus.values(), default=0) <= 1
-            assert max(parts.values(), default=0) <= 100
-        shown = {
-            each.value.uid: each.value
-            for each in self.scheduler.mirrors["pods"]._known.values()
-            if each.value.node
+            assert max(gpu_percent.values(), default=0) <= 100
+        reported = {
+            each.uid for each in self.scheduler.mirrors["pods"].values().values() if each.node
         }
         for uid, (name, granted) in self.binding.items():
             reservation = self.cluster.reservation(uid)
             if reservation is None:
                 # A watch has reported the outcome: bound by another client, terminated, or deleted.
-                told = self.server.pod(granted.pod_request.title.removeprefix("ns/"))
-                there = told is not None and told["metadata"]["uid"] == uid
-                assert uid in shown or not there or told["status"]["phase"] in OVER
-            else:
-                state = self.cluster._states[name]
-                assert state.allocator.holdings[uid] == granted.holding()
+                pod = self._pod_of(granted)
+                assert uid in reported or pod is None or pod["status"]["phase"] in TERMINAL_PHASES
+                continue
+            assert (reservation.node, reservation.assigned) == (name, granted.holding())
+
+    def _assigned(self, node: str) -> dict[str, AssignedPod]:
+        """The allocations of the pods and the reservations on a node, which may be deleted."""
+        found = {}
+        for uid in self.uids:
+            pod, reservation = self.cluster.pod(uid), self.cluster.reservation(uid)
+            if pod is not None and pod.node == node and pod.assigned is not None:
+                found[uid] = pod.assigned
+            if reservation is not None and reservation.node == node:
+                found[uid] = reservation.assigned
+        return found
+
+    def _pod_of(self, granted: Granted) -> Object | None:
+        """The stored pod of an offer; None if it was deleted."""
+        pod = self.server.pod(granted.pod_request.title.removeprefix("ns/"))
+        return pod if pod is not None and pod["metadata"]["uid"] == granted.uid else None
 
     def _some_pod(self) -> Object | None:
         pods = self.server.objects["pods"]
         names = sorted(key.name for key in pods if not key.name.startswith("agent-"))
-        return pods[ObjectKey("ns", self.luck.choice(names))] if names else None
+        return pods[ObjectKey("ns", self.rng.choice(names))] if names else None
 
 
-def state_of(cluster: SchedulerCache) -> dict[str, Any]:
-    return {
-        name: (
+def state_of(cluster: SchedulerCache, uids: Collection[str]) -> dict[str, object]:
+    """The state of the cache, as the extender and the pages read it: of the cluster, of each node,
+    and of the pods with these uids."""
+    nodes = {
+        state.name: (
             state.node,
             state.topology,
             state.devices,
             state.agent_ready,
             dict(state.allocator.holdings),
             state.allocator.properties,
-            [state.allocator.offer(each) for each in WISHES],
+            [state.allocator.offer(each) for each in POD_REQUESTS],
         )
-        for name, state in cluster._states.items()
+        for state in cluster.nodes()
+    }
+    # The reasons are different for a node without a Node object and an unknown node.
+    reasons = {name: [cluster.eligible(name, each) for each in POD_REQUESTS] for name in NODES}
+    return {
+        "nodes": nodes,
+        "ineligibility": reasons,
+        "device resources": cluster.device_resources(),
+        "pods": {uid: cluster.pod(uid) for uid in uids},
+        "reservations": {uid: cluster.reservation(uid) for uid in uids},
     }
 
 
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 120))
-def test_any_history_leads_to_the_state_of_its_objects(seed: int, steps: int) -> None:
+def test_the_state_after_any_history_follows_from_the_objects(seed: int, steps: int) -> None:
     world = World(random.Random(seed))
     for _ in range(steps):
-        world.act()
+        world.step()
         world.check()
     world.settle()
     world.check()
     rebuilt = Scheduler(world.server)
-    for kind in world.luck.sample(KINDS, len(KINDS)):
+    for kind in world.rng.sample(KINDS, len(KINDS)):
         rebuilt.relist(kind)
-    assert state_of(world.cluster) == state_of(rebuilt.cluster)
-    assert world.cluster._pods == rebuilt.cluster._pods
+    assert state_of(world.cluster, world.uids) == state_of(rebuilt.cluster, world.uids)
+    # A node shows the state that was kept for it once its Node object exists again.
+    world.restore_nodes()
+    rebuilt.relist("nodes")
+    world.check()
+    assert state_of(world.cluster, world.uids) == state_of(rebuilt.cluster, world.uids)
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 80))
-def test_a_node_whose_result_changed_is_in_the_log(seed: int, steps: int) -> None:
+def test_the_change_log_contains_every_node_whose_result_changed(seed: int, steps: int) -> None:
     world = World(random.Random(seed))
     cluster = world.cluster
 
-    def answers(name: str, *, reads_zone_report: bool) -> list[Any]:
+    def results(name: str, *, reads_zone_report: bool) -> list[Any]:
         state = cluster.node(name)
         return [
             (cluster.eligible(name, each), state and state.allocator.offer(each))
-            for each in WISHES
+            for each in POD_REQUESTS
             if each.zoned.indifferent is not reads_zone_report
         ]
 
-    def all_answers(*, reads_zone_report: bool) -> dict[str, Any]:
-        return {name: answers(name, reads_zone_report=reads_zone_report) for name in NODES}
+    def all_results(*, reads_zone_report: bool) -> dict[str, Any]:
+        return {name: results(name, reads_zone_report=reads_zone_report) for name in NODES}
 
     for reads_zone_report, log in (
         (True, cluster.changed_since),
         (False, cluster.placement_changed_since),
     ):
-        before, serial = all_answers(reads_zone_report=reads_zone_report), log(0).serial
+        before, serial = all_results(reads_zone_report=reads_zone_report), log(0).serial
         for _ in range(steps):
-            world.act()
+            world.step()
             changes = log(serial)
-            now, serial = all_answers(reads_zone_report=reads_zone_report), changes.serial
+            now, serial = all_results(reads_zone_report=reads_zone_report), changes.serial
             assert changes.names is not None
             assert {name for name in NODES if now[name] != before[name]} <= changes.names
             before = now
@@ -383,13 +436,13 @@ def _policy(topology: Object) -> str:
     return str(attributes["topologyManagerPolicy"])
 
 
-def _key(told: Object) -> ObjectKey:
-    return ObjectKey(told["metadata"].get("namespace", ""), told["metadata"]["name"])
+def _key(body: Object) -> ObjectKey:
+    return ObjectKey(body["metadata"].get("namespace", ""), body["metadata"]["name"])
 
 
-def _metadata(told: Object) -> WatchedMetadata:
-    metadata = told["metadata"]
-    key = _key(told)
+def _metadata(body: Object) -> WatchedMetadata:
+    metadata = body["metadata"]
+    key = _key(body)
     uid = metadata.get("uid", key.name)
     return WatchedMetadata(
         name=key.name,
@@ -399,14 +452,14 @@ def _metadata(told: Object) -> WatchedMetadata:
     )
 
 
-def _annotated(told: Object, notes: dict[str, str]) -> Object:
-    metadata = told["metadata"]
+def _annotated(pod: Object, annotations: dict[str, str]) -> Object:
+    metadata = pod["metadata"]
     return {
-        **told,
-        "metadata": {**metadata, "annotations": {**metadata["annotations"], **notes}},
+        **pod,
+        "metadata": {**metadata, "annotations": {**metadata["annotations"], **annotations}},
     }
 
 
-def _bound(told: Object, node: str, notes: dict[str, str]) -> Object:
-    told = _annotated(told, notes)
-    return {**told, "spec": {**told["spec"], "nodeName": node}}
+def _bound(pod: Object, node: str, annotations: dict[str, str]) -> Object:
+    pod = _annotated(pod, annotations)
+    return {**pod, "spec": {**pod["spec"], "nodeName": node}}
