@@ -20,11 +20,11 @@ def serving(path: Path, pods: Sequence[str]) -> Iterator[Callable[[], int]]:
     requests. Raises NoPackageError."""
     imported("grpcio", ("grpc",))
     from agent.proto import podresources_pb2 as pb
-    from tests.kubelet import played
+    from tests.kubelet import fake_kubelet
 
-    kubelet = played.Kubelet()
-    memory = [played.memory("memory", 32 * MIB, 0)]
-    kubelet.has(
+    kubelet = fake_kubelet.FakeKubelet()
+    memory = [fake_kubelet.memory("memory", 32 * MIB, 0)]
+    kubelet.set_pods(
         *(
             pb.PodResources(
                 name=name,
@@ -35,7 +35,7 @@ def serving(path: Path, pods: Sequence[str]) -> Iterator[Callable[[], int]]:
         )
     )
     kubelet.answers["GetAllocatableResources"] = pb.AllocatableResourcesResponse(
-        cpu_ids=[0, 1], memory=[played.memory("memory", 8192 * MIB, 0)]
+        cpu_ids=[0, 1], memory=[fake_kubelet.memory("memory", 8192 * MIB, 0)]
     )
-    with played.serving(path, kubelet):
-        yield lambda: kubelet.times("List")
+    with fake_kubelet.serving(path, kubelet):
+        yield lambda: kubelet.call_count("List")

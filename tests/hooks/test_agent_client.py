@@ -19,7 +19,7 @@ from agent.model.notifications import (
     decode,
 )
 from agent.model.snapshot import Snapshot
-from tests.proxy.exchanges import BOOT, EMPTY, OWNED
+from tests.proxy.harness import BOOT, EMPTY, OWNED
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def no_descriptor_left() -> Callable[..., object]:
 
 @pytest.fixture
 def notifier(tmp_path: Path) -> Iterator[Notifier]:
-    notifier = Notifier(str(tmp_path / "bell"))
+    notifier = Notifier(str(tmp_path / "doorbell.sock"))
     yield notifier
     notifier.close()
 
@@ -150,7 +150,7 @@ def test_creations_are_reported_once_when_the_agent_returns(
         Created("c2", RequestedResources()),
     ):
         notifier.notify(notification)
-    path = tmp_path / "bell"
+    path = tmp_path / "doorbell.sock"
     assert received_by_agent(path, notifier, SnapshotRequest()) == [
         SnapshotRequest(),
         Created("c1", RequestedResources("0-1")),
@@ -164,9 +164,9 @@ def test_absent_agent_costs_bounded_memory(notifier: Notifier, tmp_path: Path) -
     for number in range(MAX_KEPT + 5):
         notifier.notify(Created(f"c{number}", RequestedResources()))
     received_all: list[Notification] = []
-    while (received := received_by_agent(tmp_path / "bell", notifier, SnapshotRequest())) != [
-        SnapshotRequest()
-    ]:
+    while (
+        received := received_by_agent(tmp_path / "doorbell.sock", notifier, SnapshotRequest())
+    ) != [SnapshotRequest()]:
         received_all += [
             notification for notification in received if notification != SnapshotRequest()
         ]

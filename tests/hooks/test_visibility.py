@@ -15,26 +15,26 @@ from agent.model.settings.failure_policy import CREATE
 from agent.model.verdict import Refuse, Wait
 from agent.proto import cri_pb2 as pb
 from agent.relay.gate import FORWARD, Call, GateVerdict, Replace
-from tests.proxy.exchanges import EMPTY, SHOWN, Exchange, sandbox
+from tests.proxy.harness import EMPTY, WITH_DEVICES, GateHarness, sandbox
 
 ENV = "NVIDIA_VISIBLE_DEVICES"
 IGNORE = "*=ignore"
 
 
 @pytest.fixture
-def hasty(tmp_path: Path) -> Iterator[Exchange]:
+def no_hold(tmp_path: Path) -> Iterator[GateHarness]:
     """Waits for nothing; the agent has decided."""
-    it = Exchange(tmp_path, hold_seconds=0)
-    it.publish(SHOWN)
+    it = GateHarness(tmp_path, hold_seconds=0)
+    it.publish(WITH_DEVICES)
     yield it
     it.close()
 
 
 @pytest.fixture
-def lenient(tmp_path: Path) -> Iterator[Exchange]:
+def ignore_policy(tmp_path: Path) -> Iterator[GateHarness]:
     """The same, and a plugin's choice is kept if there is no other."""
-    it = Exchange(tmp_path, hold_seconds=0, policy=IGNORE)
-    it.publish(SHOWN)
+    it = GateHarness(tmp_path, hold_seconds=0, policy=IGNORE)
+    it.publish(WITH_DEVICES)
     yield it
     it.close()
 
@@ -70,45 +70,45 @@ def seen(verdict: GateVerdict, requested: pb.CreateContainerRequest) -> tuple[li
     return values, [each.name for each in config.CDI_devices]
 
 
-def test_the_allocated_card_replaces_the_plugins(hasty: Exchange) -> None:
+def test_the_allocated_card_replaces_the_plugins(no_hold: GateHarness) -> None:
     requested = request("own", env="GPU-other", cdi="nvidia.com/gpu=GPU-other")
-    _, verdict = hasty.ask(CREATE, requested)
+    _, verdict = no_hold.request(CREATE, requested)
     assert seen(verdict, requested) == (["GPU-own"], ["nvidia.com/gpu=GPU-own"])
 
 
-def test_a_sidecar_of_the_pod_sees_no_devices(hasty: Exchange) -> None:
+def test_a_sidecar_of_the_pod_sees_no_devices(no_hold: GateHarness) -> None:
     requested = request("own", env="all", name="sidecar")
-    assert seen(hasty.ask(CREATE, requested)[1], requested) == (["void"], [])
+    assert seen(no_hold.request(CREATE, requested)[1], requested) == (["void"], [])
 
 
-def test_a_pod_without_an_allocation_keeps_unallocated_devices(hasty: Exchange) -> None:
+def test_a_pod_without_an_allocation_keeps_unallocated_devices(no_hold: GateHarness) -> None:
     requested = request("new", env="GPU-free", allocated=False)
-    assert seen(hasty.ask(CREATE, requested)[1], requested) == (["GPU-free"], [])
-    assert not hasty.admission.outcomes.failed
+    assert seen(no_hold.request(CREATE, requested)[1], requested) == (["GPU-free"], [])
+    assert not no_hold.admission.outcomes.failed
 
 
-@pytest.mark.parametrize("policy", ["hasty", "lenient"])
+@pytest.mark.parametrize("policy", ["no_hold", "ignore_policy"])
 def test_no_pod_gets_another_pods_card(policy: str, fixtures: pytest.FixtureRequest) -> None:
-    exchange: Exchange = fixtures.getfixturevalue(policy)
+    harness: GateHarness = fixtures.getfixturevalue(policy)
     for requested in (
         request("new", env="GPU-other", allocated=False),
         request("new", cdi="nvidia.com/gpu=0", allocated=False),
     ):
-        _, verdict = exchange.ask(CREATE, requested)
+        _, verdict = harness.request(CREATE, requested)
         assert isinstance(verdict, Refuse)
         assert "pod ns/new" in verdict.message
         assert "GPU-other" in verdict.message
-    assert exchange.admission.outcomes.failed[CREATE, "devices", "device_taken"] == 2
-    assert not exchange.grants.all(exchange.snapshots.current())[1:], (
-        "what was refused holds nothing"
-    )
+    assert harness.admission.outcomes.failed[CREATE, "devices", "device_taken"] == 2
+    assert not harness.grants.all(harness.snapshots.current())[1:], "what was refused holds nothing"
 
 
-def test_an_allocation_that_cannot_be_honoured_is_refused_with_its_pod(hasty: Exchange) -> None:
-    _, verdict = hasty.ask(CREATE, request("lost", env="GPU-free"))
+def test_an_allocation_that_cannot_be_honoured_is_refused_with_its_pod(
+    no_hold: GateHarness,
+) -> None:
+    _, verdict = no_hold.request(CREATE, request("lost", env="GPU-free"))
     assert isinstance(verdict, Refuse)
     assert verdict.message == "pod ns/lost: gpu 7 is not on this node"
-    assert hasty.admission.outcomes.failed == {(CREATE, "devices", "not_honored"): 1}
+    assert no_hold.admission.outcomes.failed == {(CREATE, "devices", "not_honored"): 1}
 
 
 @pytest.mark.parametrize(
@@ -116,43 +116,43 @@ def test_an_allocation_that_cannot_be_honoured_is_refused_with_its_pod(hasty: Ex
     [("GPU-free", ["GPU-free"]), (None, ["void"]), ("GPU-other", None), ("all", None)],
 )
 def test_policy_may_keep_the_plugins_choice_but_not_another_pods_card(
-    lenient: Exchange, env: str | None, left: list[str] | None
+    ignore_policy: GateHarness, env: str | None, left: list[str] | None
 ) -> None:
     requested = request("lost", env=env)
-    _, verdict = lenient.ask(CREATE, requested)
+    _, verdict = ignore_policy.request(CREATE, requested)
     if left is None:
         assert isinstance(verdict, Refuse)
     else:
         assert seen(verdict, requested) == (left, [])
-    assert lenient.admission.outcomes.failed_open == {(CREATE, "devices", "not_honored"): 1}
+    assert ignore_policy.admission.outcomes.failed_open == {(CREATE, "devices", "not_honored"): 1}
 
 
 def test_an_allocated_pod_waits_until_the_agent_has_decided(tmp_path: Path) -> None:
-    exchange = Exchange(tmp_path)
+    harness = GateHarness(tmp_path)
     try:
-        exchange.publish(msgspec.structs.replace(SHOWN, pods={}))
+        harness.publish(msgspec.structs.replace(WITH_DEVICES, pods={}))
         requested = request("own", env="GPU-other")
-        call, verdict = exchange.ask(CREATE, requested)
+        call, verdict = harness.request(CREATE, requested)
         assert verdict == Wait()
-        (notification,) = exchange.notifications()
+        (notification,) = harness.notifications()
         assert isinstance(notification, PodAnnounced)
         assert DEVICE_ALLOCATED in notification.annotations
-        exchange.publish(SHOWN)
-        assert seen(exchange.again(call), requested) == (["GPU-own"], [])
+        harness.publish(WITH_DEVICES)
+        assert seen(harness.retry(call), requested) == (["GPU-own"], [])
     finally:
-        exchange.close()
+        harness.close()
 
 
-def test_an_allocated_pod_is_refused_without_a_decision(hasty: Exchange) -> None:
-    _, verdict = hasty.ask(CREATE, request("new", env="GPU-free"))
+def test_an_allocated_pod_is_refused_without_a_decision(no_hold: GateHarness) -> None:
+    _, verdict = no_hold.request(CREATE, request("new", env="GPU-free"))
     assert isinstance(verdict, Refuse)
     assert "no devices after 0 s: the agent has not decided" in verdict.message
 
 
-def test_policy_may_keep_unallocated_devices_without_a_decision(lenient: Exchange) -> None:
+def test_policy_may_keep_unallocated_devices_without_a_decision(ignore_policy: GateHarness) -> None:
     requested = request("new", env="GPU-free")
-    assert seen(lenient.ask(CREATE, requested)[1], requested) == (["GPU-free"], [])
-    assert isinstance(lenient.ask(CREATE, request("new", env="GPU-other"))[1], Refuse)
+    assert seen(ignore_policy.request(CREATE, requested)[1], requested) == (["GPU-free"], [])
+    assert isinstance(ignore_policy.request(CREATE, request("new", env="GPU-other"))[1], Refuse)
 
 
 def test_the_policy_applies_without_an_agent_too(tmp_path: Path) -> None:
@@ -162,35 +162,35 @@ def test_the_policy_applies_without_an_agent_too(tmp_path: Path) -> None:
     ):
         folder = tmp_path / name
         folder.mkdir()
-        exchange = Exchange(folder, hold_seconds=0, policy=policy)
+        harness = GateHarness(folder, hold_seconds=0, policy=policy)
         try:
             requested = request("new", env="GPU-free")
-            _, verdict = exchange.ask(CREATE, requested)
+            _, verdict = harness.request(CREATE, requested)
             assert isinstance(verdict, expected) if expected else verdict == FORWARD
         finally:
-            exchange.close()
+            harness.close()
 
 
-def test_an_agent_without_device_decisions_changes_nothing(hasty: Exchange) -> None:
-    hasty.publish(EMPTY)
+def test_an_agent_without_device_decisions_changes_nothing(no_hold: GateHarness) -> None:
+    no_hold.publish(EMPTY)
     requested = request("new", env="GPU-other")
-    assert seen(hasty.ask(CREATE, requested)[1], requested) == (["GPU-other"], [])
+    assert seen(no_hold.request(CREATE, requested)[1], requested) == (["GPU-other"], [])
 
 
-def test_a_privileged_container_is_reported(hasty: Exchange) -> None:
+def test_a_privileged_container_is_reported(no_hold: GateHarness) -> None:
     requested = request("own", env="all")
     requested.config.linux.security_context.privileged = True
-    assert seen(hasty.ask(CREATE, requested)[1], requested) == (["GPU-own"], [])
-    assert hasty.admission.outcomes.failed_open == {(CREATE, "devices", "privileged"): 1}
+    assert seen(no_hold.request(CREATE, requested)[1], requested) == (["GPU-own"], [])
+    assert no_hold.admission.outcomes.failed_open == {(CREATE, "devices", "privileged"): 1}
 
 
 @pytest.mark.parametrize(("uid", "allocated"), [("own", True), ("new", False)])
 def test_an_unreadable_carrier_fails_every_pod_on_a_node_with_devices(
-    hasty: Exchange, uid: str, allocated: bool
+    no_hold: GateHarness, uid: str, allocated: bool
 ) -> None:
     message = request(uid, allocated=allocated)
     call = Call(b"/runtime.v1.RuntimeService/CreateContainer", time.monotonic())
     broken = message.SerializeToString() + bytes([0x12, 5, 0x8A, 0x01, 2, 0x0A, 0x7F])
-    answer = hasty.gate.request(call, broken)
+    answer = no_hold.gate.request(call, broken)
     assert isinstance(answer, Refuse)
     assert answer.message.endswith("it could take device GPU-other")

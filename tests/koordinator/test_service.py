@@ -43,7 +43,7 @@ class Hooks(KoordinatorHooks):
         self._create = create
         self._then = then
         self._unhooked = unhooked
-        self.told: list[object] = []
+        self.calls: list[object] = []
 
     def pod_announced(self, call: RuntimeHookCall, pod: PodAnnounced) -> Verdict:
         self._then()
@@ -66,10 +66,10 @@ class Hooks(KoordinatorHooks):
         self._then()
 
     def abandoned(self, call: RuntimeHookCall) -> None:
-        self.told.append(call)
+        self.calls.append(call)
 
     def unhooked(self, hook: str, call: RuntimeHookCall, reason: str, detail: str) -> Refuse | None:
-        self.told.append((hook, reason, detail))
+        self.calls.append((hook, reason, detail))
         return self._unhooked(reason)
 
 
@@ -99,7 +99,7 @@ def test_a_fault_is_counted_and_answered_by_the_policy(hook: str) -> None:
     hooks = Hooks(faulty, fault)
     service = HookService(hooks)
     assert service.answer(hook, b"", Caller()) == b""
-    assert hooks.told == [(hook, "internal_error", 'RuntimeError("a hook\'s fault")')]
+    assert hooks.calls == [(hook, "internal_error", 'RuntimeError("a hook\'s fault")')]
     assert service.errors == {hook: 1}
     refusing = HookService(Hooks(faulty, fault, lambda reason: Refuse(Code.INTERNAL, reason)))
     assert refusing.answer(hook, b"", Caller()) == Refuse(Code.INTERNAL, "internal_error")
@@ -158,7 +158,7 @@ def test_a_cancelled_call_is_given_up() -> None:
     answer = HookService(hooks).answer("PreCreateContainer", b"", caller)
     assert isinstance(answer, Refuse)
     assert answer.code == Code.CANCELLED
-    assert [type(each) for each in hooks.told] == [RuntimeHookCall]
+    assert [type(each) for each in hooks.calls] == [RuntimeHookCall]
 
 
 def test_hooks_are_called_one_at_a_time() -> None:

@@ -33,7 +33,7 @@ from agent.model.pod.pod_resources import (
     ResourceClaim,
 )
 from agent.proto import podresources_pb2 as pb
-from tests.kubelet.played import Kubelet, device, memory, serving
+from tests.kubelet.fake_kubelet import FakeKubelet, device, memory, serving
 
 GI = 1 << 30
 
@@ -44,10 +44,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kubelet(path: Path) -> Iterator[Kubelet]:
-    played = Kubelet()
-    with serving(path, played):
-        yield played
+def kubelet(path: Path) -> Iterator[FakeKubelet]:
+    fake = FakeKubelet()
+    with serving(path, fake):
+        yield fake
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def with_container(**fields: object) -> pb.PodResources:
     return pb.PodResources(namespace="ns", name="p", containers=[container])
 
 
-def test_all_fields_of_a_pod(client: PodResourcesClient, kubelet: Kubelet) -> None:
+def test_all_fields_of_a_pod(client: PodResourcesClient, kubelet: FakeKubelet) -> None:
     claimed = pb.ClaimResource(
         cdi_devices=[pb.CDIDevice(name="vendor.example/gpu=g0")],
         driver_name="gpu.example",
@@ -81,7 +81,7 @@ def test_all_fields_of_a_pod(client: PodResourcesClient, kubelet: Kubelet) -> No
     )
     message.cpu_ids.extend([2, 3, 5])
     message.memory.append(memory("memory", 4 * GI, 0, 1))
-    kubelet.has(message, pb.PodResources(namespace="ns", name="idle"))
+    kubelet.set_pods(message, pb.PodResources(namespace="ns", name="idle"))
     idle, pod = client.pods()
     container = ContainerResources(
         "c",
@@ -105,14 +105,14 @@ def test_all_fields_of_a_pod(client: PodResourcesClient, kubelet: Kubelet) -> No
     assert idle == PodResources("ns", "idle")
 
 
-def test_pods_and_drivers_are_sorted(client: PodResourcesClient, kubelet: Kubelet) -> None:
+def test_pods_and_drivers_are_sorted(client: PodResourcesClient, kubelet: FakeKubelet) -> None:
     """Both come from Go's maps, in another order each time."""
     one, two = (pb.ClaimResource(driver_name=name) for name in ("one", "two"))
 
     def read_pods(drivers: list[pb.ClaimResource], names: str) -> tuple[PodResources, ...]:
         claim = pb.DynamicResource(claim_name="k", claim_resources=drivers)
         container = pb.ContainerResources(name="c", dynamic_resources=[claim])
-        kubelet.has(
+        kubelet.set_pods(
             *(pb.PodResources(namespace="ns", name=name, containers=[container]) for name in names)
         )
         return client.pods()
@@ -120,7 +120,7 @@ def test_pods_and_drivers_are_sorted(client: PodResourcesClient, kubelet: Kubele
     assert read_pods([one, two], "ab") == read_pods([two, one], "ba")
 
 
-def test_allocatable(client: PodResourcesClient, kubelet: Kubelet) -> None:
+def test_allocatable(client: PodResourcesClient, kubelet: FakeKubelet) -> None:
     kubelet.answers["GetAllocatableResources"] = pb.AllocatableResourcesResponse(
         devices=[device("vendor.example/nic", "n0", 1)],
         cpu_ids=[3, 1],
@@ -133,10 +133,10 @@ def test_allocatable(client: PodResourcesClient, kubelet: Kubelet) -> None:
     )
 
 
-def test_one_pod_by_name(client: PodResourcesClient, kubelet: Kubelet) -> None:
+def test_one_pod_by_name(client: PodResourcesClient, kubelet: FakeKubelet) -> None:
     kubelet.answers["Get"] = pb.GetPodResourcesResponse(pod_resources=with_container(cpu_ids=[1]))
     assert client.pod("ns", "p") == PodResources("ns", "p", (ContainerResources("c", CpuSet([1])),))
-    _, request = kubelet.asked[0]
+    _, request = kubelet.calls[0]
     assert pb.GetPodResourcesRequest.FromString(request) == pb.GetPodResourcesRequest(
         pod_namespace="ns", pod_name="p"
     )
@@ -232,9 +232,13 @@ def test_cdi_names_of_two_drivers_are_separate() -> None:
     ],
 )
 def test_impossible_values_are_refused_with_their_pod(
-    client: PodResourcesClient, kubelet: Kubelet, path: Path, message: pb.PodResources, named: str
+    client: PodResourcesClient,
+    kubelet: FakeKubelet,
+    path: Path,
+    message: pb.PodResources,
+    named: str,
 ) -> None:
-    kubelet.has(pb.PodResources(namespace="ns", name="good"), message)
+    kubelet.set_pods(pb.PodResources(namespace="ns", name="good"), message)
     with pytest.raises(MalformedPodResourcesError) as error:
         client.pods()
     assert str(error.value).startswith(f"{path}: List: ")
@@ -255,7 +259,7 @@ def test_impossible_values_are_refused_with_their_pod(
 )
 def test_each_failure_has_its_error(
     client: PodResourcesClient,
-    kubelet: Kubelet,
+    kubelet: FakeKubelet,
     path: Path,
     answer: tuple[grpc.StatusCode, str] | bytes | None,
     kind: type[PodResourcesError],
@@ -275,7 +279,9 @@ def test_each_failure_has_its_error(
         assert str(error.value).startswith(f"{path}: {method}: ")
 
 
-def test_pod_that_the_kubelet_does_not_have(client: PodResourcesClient, kubelet: Kubelet) -> None:
+def test_pod_that_the_kubelet_does_not_have(
+    client: PodResourcesClient, kubelet: FakeKubelet
+) -> None:
     """1.36 reports it as UNKNOWN (podresources/server_v1.go)."""
     text = "pod p in namespace ns not found"
     for code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.NOT_FOUND):
@@ -294,13 +300,13 @@ def test_missing_socket_and_socket_without_a_listener(path: Path) -> None:
     with pytest.raises(KubeletDownError, match=r"kubelet\.sock: List: .*Connection refused"):
         client.pods()
     path.unlink()
-    played = Kubelet()
-    played.has()
-    played.silent.set()
-    with serving(path, played):
+    fake = FakeKubelet()
+    fake.set_pods()
+    fake.silent.set()
+    with serving(path, fake):
         with pytest.raises(KubeletDownError, match="List: DEADLINE_EXCEEDED"):
             client.pods()
-        played.silent.clear()
+        fake.silent.clear()
         patient = PodResourcesClient(str(path))
         assert patient.pods() == ()
         patient.close()
@@ -308,15 +314,15 @@ def test_missing_socket_and_socket_without_a_listener(path: Path) -> None:
 
 
 def test_reply_beyond_the_limit_is_refused_and_the_next_is_read(
-    client: PodResourcesClient, kubelet: Kubelet
+    client: PodResourcesClient, kubelet: FakeKubelet
 ) -> None:
     large = [
         pb.PodResources(namespace="ns", name="n" * (1 << 20)) for _ in range(MAX_REPLY_BYTES >> 20)
     ]
-    kubelet.has(*large)
+    kubelet.set_pods(*large)
     with pytest.raises(PodResourcesError, match="larger than"):
         client.pods()
-    kubelet.has(*large[:-1])
+    kubelet.set_pods(*large[:-1])
     assert len(client.pods()) == len(large) - 1
 
 

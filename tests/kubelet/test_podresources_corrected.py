@@ -15,7 +15,7 @@ from agent.model.devices.device_object import Device
 from agent.model.pod.pod_resources import ContainerCorrection, CorrectedDevice, PodCorrection
 from agent.proto import podresources_pb2 as pb
 from agent.rpc.server import GrpcServer
-from tests.kubelet.played import Kubelet, device, memory, serving
+from tests.kubelet.fake_kubelet import FakeKubelet, device, memory, serving
 
 GPU, NIC = "nvidia.com/gpu", "example.com/nic"
 KEYS: dict[str, Target] = keys(
@@ -53,10 +53,10 @@ class Exporter:
 
 
 @pytest.fixture
-def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
-    played = Kubelet()
-    with serving(tmp_path / "kubelet.sock", played):
-        yield played
+def kubelet(tmp_path: Path) -> Iterator[FakeKubelet]:
+    fake = FakeKubelet()
+    with serving(tmp_path / "kubelet.sock", fake):
+        yield fake
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def gpus(*uuids: str) -> ContainerCorrection:
     )
 
 
-def test_unknown_pods_and_fields_pass_unchanged(exporter: Exporter, kubelet: Kubelet) -> None:
+def test_unknown_pods_and_fields_pass_unchanged(exporter: Exporter, kubelet: FakeKubelet) -> None:
     """Including fields of a newer kubelet."""
     exporter.corrects(main=gpus("GPU-1"))
     other = pb.PodResources(namespace="ns", name="other", containers=[container(cpu_ids=[3])])
@@ -112,13 +112,13 @@ def test_unknown_pods_and_fields_pass_unchanged(exporter: Exporter, kubelet: Kub
 )  # fmt: skip
 def test_devices_are_replaced_by_the_containers_own(
     exporter: Exporter,
-    kubelet: Kubelet,
+    kubelet: FakeKubelet,
     listed_devices: list[pb.ContainerDevices],
     own: tuple[str, ...],
     expected: list[pb.ContainerDevices],
 ) -> None:
     exporter.corrects(main=gpus(*own))
-    kubelet.has(
+    kubelet.set_pods(
         listed(container(devices=listed_devices), container("side", devices=listed_devices))
     )
     main, side = exporter.pods()[0].containers
@@ -126,7 +126,7 @@ def test_devices_are_replaced_by_the_containers_own(
     assert list(side.devices) == listed_devices, "of it nothing is known"
 
 
-def test_cpus_are_replaced_by_the_containers_own(exporter: Exporter, kubelet: Kubelet) -> None:
+def test_cpus_are_replaced_by_the_containers_own(exporter: Exporter, kubelet: FakeKubelet) -> None:
     exporter.corrects(
         own=ContainerCorrection(CpuSet([5, 4])),
         pool=ContainerCorrection(EMPTY),
@@ -134,19 +134,19 @@ def test_cpus_are_replaced_by_the_containers_own(exporter: Exporter, kubelet: Ku
     )
     names = ("own", "pool", "kubelets")
     blocks = [memory("memory", 7, 0)]
-    kubelet.has(listed(*(container(name, cpu_ids=[1], memory=blocks) for name in names)))
+    kubelet.set_pods(listed(*(container(name, cpu_ids=[1], memory=blocks) for name in names)))
     (pod,) = exporter.pods()
     assert [list(each.cpu_ids) for each in pod.containers] == [[4, 5], [], [1]]
     assert all(list(each.memory) == blocks for each in pod.containers)
 
 
-def test_one_pod_is_corrected_too(exporter: Exporter, kubelet: Kubelet) -> None:
+def test_one_pod_is_corrected_too(exporter: Exporter, kubelet: FakeKubelet) -> None:
     exporter.corrects(main=gpus("GPU-1"))
     kubelet.answers["Get"] = pb.GetPodResourcesResponse(pod_resources=listed(container()))
     request = pb.GetPodResourcesRequest(pod_name="p", pod_namespace="ns").SerializeToString()
     reply = pb.GetPodResourcesResponse.FromString(exporter.raw("Get", request))
     assert list(reply.pod_resources.containers[0].devices) == [device(GPU, "GPU-1", 1)]
-    assert kubelet.asked == [("Get", request)]
+    assert kubelet.calls == [("Get", request)]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_one_pod_is_corrected_too(exporter: Exporter, kubelet: Kubelet) -> None:
     ],
 )
 def test_the_kubelets_errors_are_passed_on(
-    exporter: Exporter, kubelet: Kubelet, status: tuple[grpc.StatusCode, str]
+    exporter: Exporter, kubelet: FakeKubelet, status: tuple[grpc.StatusCode, str]
 ) -> None:
     kubelet.answers["Get"] = status
     with pytest.raises(grpc.RpcError) as failure:
@@ -171,13 +171,15 @@ def test_the_kubelets_errors_are_passed_on(
     assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_before_the_first_pass_calls_are_unavailable(exporter: Exporter, kubelet: Kubelet) -> None:
-    kubelet.has(listed(container()))
+def test_before_the_first_pass_calls_are_unavailable(
+    exporter: Exporter, kubelet: FakeKubelet
+) -> None:
+    kubelet.set_pods(listed(container()))
     exporter.known = None
     with pytest.raises(grpc.RpcError) as failure:
         exporter.pods()
     assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert kubelet.asked == []
+    assert kubelet.calls == []
 
 
 def test_without_a_kubelet_calls_are_unavailable(exporter: Exporter) -> None:

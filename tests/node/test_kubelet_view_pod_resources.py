@@ -17,7 +17,7 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pod_resources import Allocatable
 from agent.node.kubelet_view import PodResourcesAnswer, PodResourcesView
 from agent.proto import podresources_pb2 as pb
-from tests.kubelet.played import Kubelet, serving
+from tests.kubelet.fake_kubelet import FakeKubelet, serving
 from tests.waiting import eventually
 
 ALLOCATABLE = "GetAllocatableResources"
@@ -29,12 +29,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kubelet() -> Kubelet:
+def kubelet() -> FakeKubelet:
     """Not yet served."""
-    played = Kubelet()
-    played.has(pb.PodResources(namespace="ns", name="a"))
-    played.answers[ALLOCATABLE] = pb.AllocatableResourcesResponse(cpu_ids=[1])
-    return played
+    fake = FakeKubelet()
+    fake.set_pods(pb.PodResources(namespace="ns", name="a"))
+    fake.answers[ALLOCATABLE] = pb.AllocatableResourcesResponse(cpu_ids=[1])
+    return fake
 
 
 class Watched:
@@ -67,7 +67,7 @@ def watching(path: Path | str, period_seconds: float = 0.01) -> Iterator[Watched
 
 
 def test_answer_is_kept_across_the_kubelets_restart(
-    path: Path, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
+    path: Path, kubelet: FakeKubelet, caplog: pytest.LogCaptureFixture
 ) -> None:
     with watching(path) as watched:
         assert watched.view.last_answer() is None
@@ -77,33 +77,33 @@ def test_answer_is_kept_across_the_kubelets_restart(
         first = watched.last().called_at
         eventually("its absence is logged", lambda: "WARNING" in levels(caplog))
         assert watched.names() == ["a"]
-        again = Kubelet()
+        again = FakeKubelet()
         again.answers = dict(kubelet.answers)
-        again.has(pb.PodResources(namespace="ns", name="b"))
+        again.set_pods(pb.PodResources(namespace="ns", name="b"))
         with serving(path, again):
             eventually("the next one has answered", lambda: watched.names() == ["b"])
             assert watched.last().called_at > first
     assert watched.happened == 2
 
 
-def test_an_equal_answer_triggers_nothing(path: Path, kubelet: Kubelet) -> None:
+def test_an_equal_answer_triggers_nothing(path: Path, kubelet: FakeKubelet) -> None:
     with serving(path, kubelet), watching(path) as watched:
-        eventually("called repeatedly", lambda: kubelet.times("List") > 5)
+        eventually("called repeatedly", lambda: kubelet.call_count("List") > 5)
         assert watched.happened == 1
         kubelet.answers[ALLOCATABLE] = pb.AllocatableResourcesResponse(cpu_ids=[1, 2])
         eventually("the allocatable resources changed", lambda: watched.happened == 2)
 
 
 def test_hanging_kubelet_delays_nothing_and_its_last_answer_is_kept(
-    path: Path, kubelet: Kubelet
+    path: Path, kubelet: FakeKubelet
 ) -> None:
     with serving(path, kubelet), watching(path) as watched:
         eventually("the kubelet has answered", watched.view.last_answer)
         kubelet.silent.set()
-        before = kubelet.hanging
-        eventually("it hangs", lambda: kubelet.hanging > before)
+        before = kubelet.blocked_calls
+        eventually("it hangs", lambda: kubelet.blocked_calls > before)
         assert watched.names() == ["a"], "while the thread is inside the question"
-        kubelet.has()
+        kubelet.set_pods()
         kubelet.silent.clear()
         eventually("it answers again", lambda: watched.last().pods == ())
 
@@ -118,7 +118,7 @@ def test_hanging_kubelet_delays_nothing_and_its_last_answer_is_kept(
 )
 def test_failure_is_logged_once_and_leaves_the_last_answer(
     path: Path,
-    kubelet: Kubelet,
+    kubelet: FakeKubelet,
     caplog: pytest.LogCaptureFixture,
     answer: pb.ListPodResourcesResponse | bytes | tuple[grpc.StatusCode, str],
 ) -> None:
@@ -127,9 +127,9 @@ def test_failure_is_logged_once_and_leaves_the_last_answer(
         eventually("the kubelet has answered", watched.view.last_answer)
         for _ in range(2):
             kubelet.answers["List"] = answer
-            often = kubelet.times("List") + 5
+            often = kubelet.call_count("List") + 5
             eventually(
-                "called without an answer", lambda often=often: kubelet.times("List") > often
+                "called without an answer", lambda often=often: kubelet.call_count("List") > often
             )
             assert watched.names() == ["a"]
             kubelet.answers["List"] = good
@@ -140,12 +140,12 @@ def test_failure_is_logged_once_and_leaves_the_last_answer(
 
 
 def test_kubelet_without_get_allocatable_is_used_and_logged_once(
-    path: Path, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
+    path: Path, kubelet: FakeKubelet, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     del kubelet.answers[ALLOCATABLE]
     with serving(path, kubelet), watching(path) as watched:
-        eventually("called repeatedly", lambda: kubelet.times("List") > 5)
+        eventually("called repeatedly", lambda: kubelet.call_count("List") > 5)
         assert watched.names() == ["a"]
         assert watched.last().allocatable is None
     (line,) = caplog.messages
@@ -167,10 +167,10 @@ def test_absent_kubelet_gives_no_answer_and_one_info_line(
     assert levels(caplog) == ["INFO"]
 
 
-def test_request_polls_before_the_period_ends(path: Path, kubelet: Kubelet) -> None:
+def test_request_polls_before_the_period_ends(path: Path, kubelet: FakeKubelet) -> None:
     with serving(path, kubelet), watching(path, period_seconds=1000.0) as watched:
         eventually("the kubelet has answered", watched.view.last_answer)
-        kubelet.has()
+        kubelet.set_pods()
         watched.view.refresh()
         eventually("it was called again", lambda: watched.last().pods == ())
 

@@ -21,17 +21,17 @@ class Recorder:
         self.calls: list[PluginCall] = []
         self.unhooked_calls: list[tuple[str, PluginCall | None, str, str]] = []
         self.refusal: Refuse | None = None
-        self.told: list[tuple[str, object]] = []
+        self.events: list[tuple[str, object]] = []
 
     def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, Changes]:
-        self._tell("synchronize", containers)
+        self._record("synchronize", containers)
         return self.changes
 
     def pod_announced(self, pod: PodAnnounced) -> None:
-        self._tell("pod", pod)
+        self._record("pod", pod)
 
     def pod_removed(self, uid: str) -> None:
-        self._tell("pod removed", uid)
+        self._record("pod removed", uid)
 
     def create(self, call: PluginCall) -> Changes | Wait | Refuse:
         self.calls.append(call)
@@ -49,18 +49,18 @@ class Recorder:
         return self.refusal
 
     def abandoned(self, call: PluginCall) -> None:
-        self._tell("abandoned", call.container.id)
+        self._record("abandoned", call.container.id)
 
     def created(self, container: NriContainer) -> None:
-        self._tell("created", container.id)
+        self._record("created", container.id)
 
     def updated(self, container: NriContainer) -> None:
-        self._tell("updated", container.id)
+        self._record("updated", container.id)
 
     def ended(self, container: NriContainer) -> None:
-        self._tell("ended", container.id)
+        self._record("ended", container.id)
 
-    def _tell(self, what: str, it: object) -> None:
-        self.told.append((what, it))
+    def _record(self, what: str, it: object) -> None:
+        self.events.append((what, it))
         if self.error:
             raise self.error

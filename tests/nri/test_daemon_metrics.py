@@ -8,27 +8,27 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.hooks.agent_client import SnapshotFile
 from agent.nri import daemon
-from tests.nri.world import World, container, pod
-from tests.proxy.exchanges import BOOT, OWNED
+from tests.nri.harness import PluginHarness, container, pod
+from tests.proxy.harness import BOOT, OWNED
 
 
 def test_every_series_is_readable_and_counts(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.publish(OWNED)
-    assert daemon.unready(world.link) == "the plugin is not registered with the runtime"
-    world.runtime.set_up()
-    assert daemon.unready(world.link) == ""
-    world.create(container("c", "p"), pod("p"))
-    world.conflicts.error("ns/p", 'plugins "10-topolet" and "a"b" both tried to set CPUSetCPUs')
-    world.conflicts.changed("ns/p", "1", "")
+    harness = PluginHarness(tmp_path)
+    harness.publish(OWNED)
+    assert daemon.unready(harness.link) == "the plugin is not registered with the runtime"
+    harness.runtime.set_up()
+    assert daemon.unready(harness.link) == ""
+    harness.create(container("c", "p"), pod("p"))
+    harness.conflicts.error("ns/p", 'plugins "10-topolet" and "a"b" both tried to set CPUSetCPUs')
+    harness.conflicts.changed("ns/p", "1", "")
     page = daemon.metrics_page(
-        world.link,
-        world.admission.outcomes,
-        world.updater,
-        world.conflicts,
-        world.containers,
-        world.notifier,
-        SnapshotFile(str(world.path), BOOT),
+        harness.link,
+        harness.admission.outcomes,
+        harness.updater,
+        harness.conflicts,
+        harness.containers,
+        harness.notifier,
+        SnapshotFile(str(harness.path), BOOT),
     )
     found = {
         (sample.name, *sample.labels.values()): sample.value
@@ -43,4 +43,4 @@ def test_every_series_is_readable_and_counts(tmp_path: Path) -> None:
     assert found["topolet_nri_snapshot_generation",] == OWNED.generation
     assert found["topolet_nri_conflicts_total", "changed", ""] == 1
     assert found["process_resident_memory_bytes",] > 1 << 20
-    world.close()
+    harness.close()

@@ -19,8 +19,8 @@ from agent.model.notifications import RequestedResources
 from agent.model.snapshot import CgroupLimits, Wanted
 from agent.nri import messages
 from agent.proto import cri_pb2, nri_pb2
-from tests.nri.world import pod
-from tests.proxy.exchanges import sandbox
+from tests.nri.harness import pod
+from tests.proxy.harness import sandbox
 
 CPUS = st.sets(st.integers(0, 7), min_size=1).map(lambda cpus: str(CpuSet(cpus)))
 QUOTA = st.one_of(st.just(-1), st.integers(1_000, 1_000_000))

@@ -53,7 +53,7 @@ def container(cpus: str = "", **fields: object) -> pb.Container:
     return it
 
 
-class World:
+class LinkHarness:
     def __init__(self, folder: Path, **options: float) -> None:
         self.loop = Loop()
         self.runtime = FakeRuntime(folder, self.loop)
@@ -75,28 +75,28 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    it = World(tmp_path)
+def harness(tmp_path: Path) -> Iterator[LinkHarness]:
+    it = LinkHarness(tmp_path)
     yield it
     it.close()
 
 
 @pytest.fixture
-def up(world: World) -> World:
+def registered(harness: LinkHarness) -> LinkHarness:
     """Registered and synchronised."""
-    world.runtime.set_up()
-    return world
+    harness.runtime.set_up()
+    return harness
 
 
-def test_the_plugin_registers_and_subscribes_to_the_events_it_uses(world: World) -> None:
-    registration = world.runtime.accept()
+def test_the_plugin_registers_and_subscribes_to_the_events_it_uses(harness: LinkHarness) -> None:
+    registration = harness.runtime.accept()
     assert (registration.plugin_name, registration.plugin_idx) == ("topolet", "42")
-    events = world.runtime.configure(request_timeout=2_000).events
+    events = harness.runtime.configure(request_timeout=2_000).events
     used = {number for number in range(1, 32) if events >> (number - 1) & 1}
     assert used == {1, 3, 4, 5, 8, 9, 10, 11}
-    assert not world.link.ready
-    world.runtime.synchronize()
-    assert world.link.ready
+    assert not harness.link.ready
+    harness.runtime.synchronize()
+    assert harness.link.ready
 
 
 @pytest.mark.parametrize(
@@ -115,59 +115,59 @@ def test_the_plugin_registers_and_subscribes_to_the_events_it_uses(world: World)
     ],
 )
 def test_a_runtime_that_may_deadlock_on_an_update_gets_none(
-    world: World, version: str, takes: bool
+    harness: LinkHarness, version: str, takes: bool
 ) -> None:
-    world.runtime.accept()
-    world.runtime.configure(NRI_version=version)
-    assert not world.link.accepts_updates
-    world.runtime.synchronize()
-    assert world.link.accepts_updates is takes
+    harness.runtime.accept()
+    harness.runtime.configure(NRI_version=version)
+    assert not harness.link.accepts_updates
+    harness.runtime.synchronize()
+    assert harness.link.accepts_updates is takes
 
 
-def test_stored_containers_do_not_grow_with_environments(world: World) -> None:
+def test_stored_containers_do_not_grow_with_environments(harness: LinkHarness) -> None:
     """The runtime sends the whole node before it waits for the first answer."""
     large = container("0-3", pid=7)
     large.env.extend([b"LARGE=" + b"x" * 100_000] * 30)
-    world.runtime.accept()
-    world.runtime.configure()
+    harness.runtime.accept()
+    harness.runtime.configure()
     for _ in range(15):  # beyond the limit of what is stored
-        world.runtime.synchronize(large, pods=(POD,), more=True)
-    world.runtime.synchronize()
-    ((_, listed),) = world.plugin.told
+        harness.runtime.synchronize(large, pods=(POD,), more=True)
+    harness.runtime.synchronize()
+    ((_, listed),) = harness.plugin.events
     assert [each.requested.cpuset for each in listed] == ["0-3"] * 15
 
 
-def test_the_plugin_synchronises_in_chunks(world: World) -> None:
-    world.plugin.changes = {"c": Changes(cpuset="1")}
-    world.runtime.accept()
-    world.runtime.configure()
-    first = world.runtime.synchronize(pods=(POD,), more=True)
+def test_the_plugin_synchronises_in_chunks(harness: LinkHarness) -> None:
+    harness.plugin.changes = {"c": Changes(cpuset="1")}
+    harness.runtime.accept()
+    harness.runtime.configure()
+    first = harness.runtime.synchronize(pods=(POD,), more=True)
     assert first == pb.SynchronizeResponse(more=True)
-    assert not world.plugin.told
-    last = world.runtime.synchronize(container("0-3", pid=7))
+    assert not harness.plugin.events
+    last = harness.runtime.synchronize(container("0-3", pid=7))
     (update,) = last.update
     assert (update.container_id, update.linux.resources.cpu.cpus) == ("c", "1")
     assert not last.more
     seen = NriContainer(
         "c", "u", "ns/p main", RequestedResources("0-3", quota_microseconds=50_000), 7
     )
-    assert world.plugin.told == [("synchronize", [seen])]
+    assert harness.plugin.events == [("synchronize", [seen])]
 
 
-def test_a_session_of_many_large_chunks_keeps_none_of_them(world: World) -> None:
+def test_a_session_of_many_large_chunks_keeps_none_of_them(harness: LinkHarness) -> None:
     """Messages beyond 4096 bytes come in many frames; a second synchronisation starts again."""
     pod = pb.PodSandbox(id="s", name="x" * 100_000)
-    world.runtime.accept()
+    harness.runtime.accept()
     for _ in range(2):
-        world.runtime.synchronize(pods=(pod,), more=True)
-        world.runtime.synchronize(container())
-    assert [len(listed) for _, listed in world.plugin.told] == [1, 1]  # type: ignore[arg-type]
+        harness.runtime.synchronize(pods=(pod,), more=True)
+        harness.runtime.synchronize(container())
+    assert [len(listed) for _, listed in harness.plugin.events] == [1, 1]  # type: ignore[arg-type]
 
 
-def test_a_creation_is_passed_to_the_hook_and_adjusted(up: World) -> None:
-    up.plugin.answer = ALL
-    adjust = up.create().adjust
-    (call,) = up.plugin.calls
+def test_a_creation_is_passed_to_the_hook_and_adjusted(registered: LinkHarness) -> None:
+    registered.plugin.answer = ALL
+    adjust = registered.create().adjust
+    (call,) = registered.plugin.calls
     assert isinstance(call.request, CreateContainer)
     assert call.request.pod.labels == {QOS_LABEL: "LSR"}
     assert call.request.pod.cgroup_parent == "/kubepods/podu"
@@ -187,35 +187,37 @@ def test_a_creation_is_passed_to_the_hook_and_adjusted(up: World) -> None:
         "/ours",
         ["rbind", "ro"],
     )
-    assert up.link.stats.adjusted == 1
+    assert registered.link.stats.adjusted == 1
 
 
-def test_a_lifted_quota_has_no_period_and_unchanged_fields_are_not_sent(up: World) -> None:
-    up.plugin.answer = Changes(cpuset="1", quota_microseconds=-1)
-    cpu = up.create().adjust.linux.resources.cpu
+def test_a_lifted_quota_has_no_period_and_unchanged_fields_are_not_sent(
+    registered: LinkHarness,
+) -> None:
+    registered.plugin.answer = Changes(cpuset="1", quota_microseconds=-1)
+    cpu = registered.create().adjust.linux.resources.cpu
     assert cpu == pb.LinuxCPU(cpus="1", quota=pb.OptionalInt64(value=-1))
-    up.plugin.answer = UNCHANGED
-    assert up.create() == pb.CreateContainerResponse()
+    registered.plugin.answer = UNCHANGED
+    assert registered.create() == pb.CreateContainerResponse()
 
 
-def test_an_update_is_merged_into_the_request(up: World) -> None:
-    up.plugin.answer = Changes(cpuset="1")
+def test_an_update_is_merged_into_the_request(registered: LinkHarness) -> None:
+    registered.plugin.answer = Changes(cpuset="1")
     request = pb.EventRequest(pod=POD, container=container("0-3"))
     request.linux_resources.cpu.shares.value = 300
-    response = up.runtime.call("UpdateContainer", request, pb.UpdateContainerResponse)
-    (call,) = up.plugin.calls
+    response = registered.runtime.call("UpdateContainer", request, pb.UpdateContainerResponse)
+    (call,) = registered.plugin.calls
     name = ContainerName(POD.namespace, POD.name, POD.uid, request.container.name)
     assert call.request == UpdateContainer("c", RequestedResources(shares=300), name)
     (update,) = response.update
     assert update.container_id == "c"
     assert update.linux.resources == pb.LinuxResources(cpu=pb.LinuxCPU(cpus="1"))
-    up.plugin.answer = UNCHANGED
-    again = up.runtime.call("UpdateContainer", request, pb.UpdateContainerResponse)
+    registered.plugin.answer = UNCHANGED
+    again = registered.runtime.call("UpdateContainer", request, pb.UpdateContainerResponse)
     assert again == pb.UpdateContainerResponse()
 
 
 @pytest.mark.parametrize("one_by_one", [True, False], ids=["0.12", "by StateChange"])
-def test_the_plugin_gets_the_runtimes_events(up: World, one_by_one: bool) -> None:
+def test_the_plugin_gets_the_runtimes_events(registered: LinkHarness, one_by_one: bool) -> None:
     methods = {
         "RunPodSandbox": pb.RUN_POD_SANDBOX,
         "RemovePodSandbox": pb.REMOVE_POD_SANDBOX,
@@ -224,7 +226,7 @@ def test_the_plugin_gets_the_runtimes_events(up: World, one_by_one: bool) -> Non
         "StopContainer": pb.STOP_CONTAINER,
         "RemoveContainer": pb.REMOVE_CONTAINER,
     }
-    up.plugin.told.clear()
+    registered.plugin.events.clear()
     for method, event in methods.items():
         if one_by_one:
             request: pb.EventRequest | pb.StateChangeEvent = pb.EventRequest()
@@ -232,37 +234,37 @@ def test_the_plugin_gets_the_runtimes_events(up: World, one_by_one: bool) -> Non
             request, method = pb.StateChangeEvent(event=event), "StateChange"
         request.pod.CopyFrom(POD)
         request.container.CopyFrom(container())
-        up.runtime.call(method, request, pb.Empty)
-    assert [what for what, _ in up.plugin.told] == [
+        registered.runtime.call(method, request, pb.Empty)
+    assert [what for what, _ in registered.plugin.events] == [
         *("pod", "pod removed", "created", "updated", "ended", "ended"),
     ]
     unused = pb.StateChangeEvent(event=pb.START_CONTAINER, pod=POD)
-    up.runtime.call("StateChange", unused, pb.Empty)
+    registered.runtime.call("StateChange", unused, pb.Empty)
 
 
 @pytest.mark.parametrize("event", [pb.CREATE_CONTAINER, pb.UPDATE_CONTAINER])
-def test_a_state_change_is_never_a_request(up: World, event: pb.Event) -> None:
+def test_a_state_change_is_never_a_request(registered: LinkHarness, event: pb.Event) -> None:
     """Its reply can't have changes, and a held one would have no hook in the failure policy."""
-    up.plugin.answer = Wait()
+    registered.plugin.answer = Wait()
     change = pb.StateChangeEvent(event=event, pod=POD, container=container())
-    assert up.runtime.call("StateChange", change, pb.Empty) == pb.Empty()
-    assert not up.plugin.calls
+    assert registered.runtime.call("StateChange", change, pb.Empty) == pb.Empty()
+    assert not registered.plugin.calls
 
 
-def test_a_held_creation_is_retried_until_it_has_an_answer(up: World) -> None:
-    up.plugin.answer = Wait()
+def test_a_held_creation_is_retried_until_it_has_an_answer(registered: LinkHarness) -> None:
+    registered.plugin.answer = Wait()
     request = pb.EventRequest(pod=POD, container=container())
-    stream = up.runtime.begin("CreateContainer", request)
-    up.until("called again", lambda: len(up.plugin.calls) > 2)
-    assert up.link.stats.held_now == 1
-    up.runtime.call("StopContainer", request, pb.Empty)
-    assert stream not in up.runtime.replies, "other calls pass it"
-    up.plugin.answer = Changes(cpuset="1")
-    response = up.runtime.response(stream)
+    stream = registered.runtime.begin("CreateContainer", request)
+    registered.until("called again", lambda: len(registered.plugin.calls) > 2)
+    assert registered.link.stats.held_now == 1
+    registered.runtime.call("StopContainer", request, pb.Empty)
+    assert stream not in registered.runtime.replies, "other calls pass it"
+    registered.plugin.answer = Changes(cpuset="1")
+    response = registered.runtime.response(stream)
     reply = pb.CreateContainerResponse.FromString(response.payload)
     assert reply.adjust.linux.resources.cpu.cpus == "1"
-    assert up.link.stats.held_now == 0
-    assert len(set(up.plugin.calls)) == 1
+    assert registered.link.stats.held_now == 0
+    assert len(set(registered.plugin.calls)) == 1
 
 
 @pytest.mark.parametrize(
@@ -270,47 +272,49 @@ def test_a_held_creation_is_retried_until_it_has_an_answer(up: World) -> None:
     [(None, 1.0), (0, 1.0), (300, 0.15), (60_000, 30), (-5, 0), (1 << 62, 300)],
 )
 def test_a_call_may_be_held_for_half_of_the_runtimes_timeout(
-    world: World, timeout_milliseconds: int | None, budget_seconds: float
+    harness: LinkHarness, timeout_milliseconds: int | None, budget_seconds: float
 ) -> None:
-    world.runtime.accept()
+    harness.runtime.accept()
     if timeout_milliseconds is not None:
-        world.runtime.configure(request_timeout=timeout_milliseconds)
-    world.create()
-    assert world.plugin.calls[0].budget_seconds == budget_seconds
+        harness.runtime.configure(request_timeout=timeout_milliseconds)
+    harness.create()
+    assert harness.plugin.calls[0].budget_seconds == budget_seconds
 
 
-def test_a_refusal_is_the_runtimes_error(up: World) -> None:
-    up.plugin.answer = Refuse(Code.UNAVAILABLE, "no CPUs")
-    stream = up.runtime.begin("CreateContainer", pb.EventRequest(container=container()))
-    status = up.runtime.response(stream).status
+def test_a_refusal_is_the_runtimes_error(registered: LinkHarness) -> None:
+    registered.plugin.answer = Refuse(Code.UNAVAILABLE, "no CPUs")
+    stream = registered.runtime.begin("CreateContainer", pb.EventRequest(container=container()))
+    status = registered.runtime.response(stream).status
     assert (status.code, status.message) == (14, "no CPUs")
-    assert up.link.stats.refused == 1
+    assert registered.link.stats.refused == 1
 
 
 def test_a_failing_handler_does_not_fail_the_container(
-    up: World, caplog: pytest.LogCaptureFixture
+    registered: LinkHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    up.plugin.error = ValueError("ours")
+    registered.plugin.error = ValueError("ours")
     request = pb.EventRequest(pod=POD, container=container())
     for method in ("CreateContainer", "UpdateContainer", "RunPodSandbox", "StopContainer"):
-        assert up.runtime.call(method, request, pb.Empty) == pb.Empty()
-    assert up.runtime.synchronize() == pb.SynchronizeResponse()
-    assert set(up.link.stats.errors.values()) == {1}
-    assert len(up.link.stats.errors) == 5
+        assert registered.runtime.call(method, request, pb.Empty) == pb.Empty()
+    assert registered.runtime.synchronize() == pb.SynchronizeResponse()
+    assert set(registered.link.stats.errors.values()) == {1}
+    assert len(registered.link.stats.errors) == 5
     assert "the hook of CreateContainer failed" in caplog.text
-    failure = ("CreateContainer", up.plugin.calls[0], "internal_error", "ValueError: ours")
-    assert up.plugin.unhooked_calls[0] == failure
+    failure = ("CreateContainer", registered.plugin.calls[0], "internal_error", "ValueError: ours")
+    assert registered.plugin.unhooked_calls[0] == failure
 
 
 @pytest.mark.parametrize("method", ["CreateContainer", "UpdateContainer"])
-def test_an_invalid_request_passes_or_fails_by_policy(up: World, method: str) -> None:
+def test_an_invalid_request_passes_or_fails_by_policy(registered: LinkHarness, method: str) -> None:
     bad = ttrpc.Request(service="nri.pkg.api.v1alpha1.Plugin", method=method, payload=b"\xff")
-    up.runtime.send(1, 1_001, 1, bad.SerializeToString())
-    assert up.runtime.response(1_001) == ttrpc.Response()
-    up.plugin.refusal = Refuse(Code.INTERNAL, "by policy")
-    up.runtime.send(1, 1_003, 1, bad.SerializeToString())
-    assert up.runtime.response(1_003).status.message == "by policy"
-    assert [each[:3] for each in up.plugin.unhooked_calls] == [(method, None, "malformed")] * 2
+    registered.runtime.send(1, 1_001, 1, bad.SerializeToString())
+    assert registered.runtime.response(1_001) == ttrpc.Response()
+    registered.plugin.refusal = Refuse(Code.INTERNAL, "by policy")
+    registered.runtime.send(1, 1_003, 1, bad.SerializeToString())
+    assert registered.runtime.response(1_003).status.message == "by policy"
+    assert [each[:3] for each in registered.plugin.unhooked_calls] == [
+        (method, None, "malformed")
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -323,29 +327,31 @@ def test_an_invalid_request_passes_or_fails_by_policy(up: World, method: str) ->
     ],
 )
 def test_unknown_requests_are_answered_and_the_session_continues(
-    up: World, service: str, method: str, payload: bytes, code: int
+    registered: LinkHarness, service: str, method: str, payload: bytes, code: int
 ) -> None:
     request = ttrpc.Request(service=service, method=method, payload=payload)
-    up.runtime.send(1, 1_001, 1, request.SerializeToString())
-    assert up.runtime.response(1_001).status.code == code
-    up.runtime.send(1, 1_003, 1, b"\xff")
-    assert up.runtime.response(1_003).status.code == 3
-    assert up.runtime.call("Shutdown", pb.Empty(), pb.Empty) == pb.Empty()
+    registered.runtime.send(1, 1_001, 1, request.SerializeToString())
+    assert registered.runtime.response(1_001).status.code == code
+    registered.runtime.send(1, 1_003, 1, b"\xff")
+    assert registered.runtime.response(1_003).status.code == 3
+    assert registered.runtime.call("Shutdown", pb.Empty(), pb.Empty) == pb.Empty()
 
 
-def test_answers_of_any_size_are_received(up: World) -> None:
+def test_answers_of_any_size_are_received(registered: LinkHarness) -> None:
     """The runtime loses frames that are larger than its read buffer."""
     for size in (4_000, 4_086, 4_087, 6_000, 100_000, 4_194_000):
-        up.plugin.answer = Changes(environment=(("A", "x" * size),))
-        assert len(up.create().adjust.env[0].value) == size
+        registered.plugin.answer = Changes(environment=(("A", "x" * size),))
+        assert len(registered.create().adjust.env[0].value) == size
 
 
-def test_an_answer_beyond_the_protocols_limit_is_an_error_within_the_session(up: World) -> None:
-    up.plugin.answer = Changes(environment=(("A", "x" * (4 << 20)),))
-    stream = up.runtime.begin("CreateContainer", pb.EventRequest(container=container()))
-    assert up.runtime.response(stream).status.code == Code.RESOURCE_EXHAUSTED
-    up.plugin.answer = UNCHANGED
-    up.create()
+def test_an_answer_beyond_the_protocols_limit_is_an_error_within_the_session(
+    registered: LinkHarness,
+) -> None:
+    registered.plugin.answer = Changes(environment=(("A", "x" * (4 << 20)),))
+    stream = registered.runtime.begin("CreateContainer", pb.EventRequest(container=container()))
+    assert registered.runtime.response(stream).status.code == Code.RESOURCE_EXHAUSTED
+    registered.plugin.answer = UNCHANGED
+    registered.create()
 
 
 class Results(list[RpcError | None]):
@@ -355,23 +361,25 @@ class Results(list[RpcError | None]):
         return [0 if each is None else each.code for each in self]
 
 
-def test_the_plugins_update_does_not_wait_for_a_call_of_the_runtime(up: World) -> None:
+def test_the_plugins_update_does_not_wait_for_a_call_of_the_runtime(
+    registered: LinkHarness,
+) -> None:
     """Both directions at once: the runtime holds its lock until the plugin has answered."""
-    up.runtime.answers_updates = False
+    registered.runtime.answers_updates = False
     results = Results()
-    up.link.update("c", Changes(cpuset="1"), results.append)
-    up.create()
+    registered.link.update("c", Changes(cpuset="1"), results.append)
+    registered.create()
     assert not results
-    stream, request = up.runtime.requests[-1]
+    stream, request = registered.runtime.requests[-1]
     update_request = pb.UpdateContainersRequest.FromString(request.payload)
     (update,) = update_request.update
     assert (update.container_id, update.linux.resources.cpu.cpus) == ("c", "1")
     assert request.timeout_nano == 10_000_000_000
-    up.runtime.respond(stream, ttrpc.Response())
-    up.until("the answer", lambda: results)
+    registered.runtime.respond(stream, ttrpc.Response())
+    registered.until("the answer", lambda: results)
     assert results == [None]
-    up.runtime.respond(stream, ttrpc.Response())
-    up.create()
+    registered.runtime.respond(stream, ttrpc.Response())
+    registered.create()
     assert results == [None]
 
 
@@ -389,21 +397,21 @@ def failed() -> ttrpc.Response:
     ],
 )
 def test_an_update_that_the_runtime_refuses(
-    up: World, response: ttrpc.Response, code: Code
+    registered: LinkHarness, response: ttrpc.Response, code: Code
 ) -> None:
-    up.runtime.answers_updates = False
+    registered.runtime.answers_updates = False
     results = Results()
-    up.link.update("c", Changes(cpuset="9"), results.append)
-    up.until("the call", lambda: len(up.runtime.requests) > 1)
-    up.runtime.respond(up.runtime.requests[-1][0], response)
-    up.until("the answer", lambda: results)
+    registered.link.update("c", Changes(cpuset="9"), results.append)
+    registered.until("the call", lambda: len(registered.runtime.requests) > 1)
+    registered.runtime.respond(registered.runtime.requests[-1][0], response)
+    registered.until("the answer", lambda: results)
     assert results.codes() == [code]
-    up.create()
+    registered.create()
 
 
-def test_without_a_session_an_update_fails_at_once(world: World) -> None:
-    world.link.close()
-    link = PluginLink(world.loop, "/nowhere/nri.sock", "n", "01", world.plugin)
+def test_without_a_session_an_update_fails_at_once(harness: LinkHarness) -> None:
+    harness.link.close()
+    link = PluginLink(harness.loop, "/nowhere/nri.sock", "n", "01", harness.plugin)
     results = Results()
     link.update("c", Changes(cpuset="1"), results.append)
     assert results.codes() == [Code.UNAVAILABLE]
@@ -411,17 +419,17 @@ def test_without_a_session_an_update_fails_at_once(world: World) -> None:
 
 def test_an_unanswered_update_ends_the_session(tmp_path: Path) -> None:
     """Its server may have ended alone, while its events continue."""
-    world = World(tmp_path, update_seconds=0.1)
-    world.runtime.set_up()
-    world.runtime.answers_updates = False
+    harness = LinkHarness(tmp_path, update_seconds=0.1)
+    harness.runtime.set_up()
+    harness.runtime.answers_updates = False
     results = Results()
-    world.link.update("c", Changes(cpuset="1"), results.append)
-    world.until("the session ends", lambda: world.runtime.ended)
+    harness.link.update("c", Changes(cpuset="1"), results.append)
+    harness.until("the session ends", lambda: harness.runtime.ended)
     assert results.codes() == [Code.DEADLINE_EXCEEDED]
-    world.runtime.set_up()
-    assert world.link.ready
-    assert (world.link.sessions, world.link.failed_sessions) == (2, 1)
-    world.close()
+    harness.runtime.set_up()
+    assert harness.link.ready
+    assert (harness.link.sessions, harness.link.failed_sessions) == (2, 1)
+    harness.close()
 
 
 BROKEN = {
@@ -432,48 +440,48 @@ BROKEN = {
 
 @pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN.keys())
 def test_invalid_bytes_end_the_session(
-    up: World, data: bytes, caplog: pytest.LogCaptureFixture
+    registered: LinkHarness, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     results = Results()
-    up.runtime.answers_updates = False
-    up.link.update("c", Changes(cpuset="1"), results.append)
-    up.runtime.send_raw(data)
-    up.until("the session ends", lambda: up.runtime.ended)
+    registered.runtime.answers_updates = False
+    registered.link.update("c", Changes(cpuset="1"), results.append)
+    registered.runtime.send_raw(data)
+    registered.until("the session ends", lambda: registered.runtime.ended)
     assert "malformed: a" in caplog.text
     assert results.codes() == [Code.UNAVAILABLE]
-    up.runtime.set_up()
-    up.create()
+    registered.runtime.set_up()
+    registered.create()
 
 
-def test_frames_of_other_connections_and_late_replies_are_ignored(up: World) -> None:
-    up.runtime.send_raw(struct.pack(">II", 9, 3) + b"abc" + struct.pack(">II", 1, 0))
-    up.runtime.respond(77, ttrpc.Response())
-    up.create()
+def test_frames_of_other_connections_and_late_replies_are_ignored(registered: LinkHarness) -> None:
+    registered.runtime.send_raw(struct.pack(">II", 9, 3) + b"abc" + struct.pack(">II", 1, 0))
+    registered.runtime.respond(77, ttrpc.Response())
+    registered.create()
 
 
-def test_the_plugin_registers_again_with_a_restarted_runtime(up: World) -> None:
-    up.plugin.answer = Wait()
-    up.runtime.begin("CreateContainer", pb.EventRequest(container=container()))
-    up.until("held", lambda: up.plugin.calls)
-    up.runtime.drop()
-    up.runtime.set_up()
-    assert up.link.ready
-    assert ("abandoned", "c") in up.plugin.told
-    assert [what for what, _ in up.plugin.told].count("synchronize") == 2
-    assert up.link.stats.held_now == 0
-    up.plugin.answer = UNCHANGED
-    up.create()
+def test_the_plugin_registers_again_with_a_restarted_runtime(registered: LinkHarness) -> None:
+    registered.plugin.answer = Wait()
+    registered.runtime.begin("CreateContainer", pb.EventRequest(container=container()))
+    registered.until("held", lambda: registered.plugin.calls)
+    registered.runtime.drop()
+    registered.runtime.set_up()
+    assert registered.link.ready
+    assert ("abandoned", "c") in registered.plugin.events
+    assert [what for what, _ in registered.plugin.events].count("synchronize") == 2
+    assert registered.link.stats.held_now == 0
+    registered.plugin.answer = UNCHANGED
+    registered.create()
 
 
 def test_a_refused_registration_is_logged_and_retried(
-    world: World, caplog: pytest.LogCaptureFixture
+    harness: LinkHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream, _ = world.runtime.accept_silently()
-    world.runtime.respond(stream, refusal(Code.UNKNOWN, "invalid plugin index"))
-    world.until("the session ends", lambda: world.runtime.ended)
+    stream, _ = harness.runtime.accept_silently()
+    harness.runtime.respond(stream, refusal(Code.UNKNOWN, "invalid plugin index"))
+    harness.until("the session ends", lambda: harness.runtime.ended)
     assert "plugin 42-topolet is not registered: UNKNOWN: invalid plugin index" in caplog.text
-    world.runtime.set_up()
-    assert world.link.ready
+    harness.runtime.set_up()
+    assert harness.link.ready
 
 
 def test_a_socket_that_appears_later_is_found(
@@ -497,80 +505,84 @@ def test_a_socket_that_appears_later_is_found(
     loop.close()
 
 
-def test_a_launched_plugin_ends_with_its_socket(world: World) -> None:
+def test_a_launched_plugin_ends_with_its_socket(harness: LinkHarness) -> None:
     """The runtime does not kill it, and starts another."""
-    world.link.close()
+    harness.link.close()
     ours, theirs = socket.socketpair()
     over: list[bool] = []
     link = PluginLink(
-        world.loop,
-        world.runtime.path,
+        harness.loop,
+        harness.runtime.path,
         "topolet",
         "10",
-        world.plugin,
+        harness.plugin,
         connected=ours,
         on_end=lambda: over.append(True),
     )
     link.start()
-    world.runtime.inherit(theirs)
-    world.until("registration", lambda: world.runtime.requests)
-    world.runtime.respond(world.runtime.requests[0][0], ttrpc.Response())
-    world.runtime.synchronize()
+    harness.runtime.inherit(theirs)
+    harness.until("registration", lambda: harness.runtime.requests)
+    harness.runtime.respond(harness.runtime.requests[0][0], ttrpc.Response())
+    harness.runtime.synchronize()
     assert link.ready
     assert not over
-    world.runtime.drop()
-    world.until("its end", lambda: over)
+    harness.runtime.drop()
+    harness.until("its end", lambda: over)
     assert over == [True]
     link.close()
 
 
-def test_no_session_begins_after_the_end(up: World) -> None:
-    up.link.close()
-    up.until("the session ends", lambda: up.runtime.ended)
+def test_no_session_begins_after_the_end(registered: LinkHarness) -> None:
+    registered.link.close()
+    registered.until("the session ends", lambda: registered.runtime.ended)
     ticks: list[int] = []
-    up.loop.after(0.5, lambda: ticks.append(1))
-    up.until("half a second", lambda: ticks)
-    assert up.link.sessions == 1
+    registered.loop.after(0.5, lambda: ticks.append(1))
+    registered.until("half a second", lambda: ticks)
+    assert registered.link.sessions == 1
 
 
-def test_calls_never_block_on_a_runtime_that_does_not_read(up: World) -> None:
+def test_calls_never_block_on_a_runtime_that_does_not_read(registered: LinkHarness) -> None:
     """Data that the socket does not accept waits for it."""
     results: list[RpcError | None] = []
     note: Callable[[RpcError | None], None] = results.append
     big = Changes(cpuset="1", mems="0" * 3_000_000)
     for _ in range(3):
-        up.link.update("c", big, note)
-    up.until("all answers", lambda: len(results) == 3)
+        registered.link.update("c", big, note)
+    registered.until("all answers", lambda: len(results) == 3)
     assert results == [None] * 3
 
 
-def test_a_hostile_runtime_that_reports_containers_without_end_is_refused(world: World) -> None:
-    world.runtime.accept()
-    world.runtime.configure()
+def test_a_hostile_runtime_that_reports_containers_without_end_is_refused(
+    harness: LinkHarness,
+) -> None:
+    harness.runtime.accept()
+    harness.runtime.configure()
     many = [container("0-3", pid=7) for _ in range(300)]
     for each in many:
         each.id = "x" * 10_000
     refused = []
     for _ in range(30):
         request = pb.SynchronizeRequest(pods=(POD,), containers=many, more=True)
-        stream = world.runtime.begin("Synchronize", request)
-        refused.append(world.runtime.response(stream).status.code == Code.RESOURCE_EXHAUSTED)
+        stream = harness.runtime.begin("Synchronize", request)
+        refused.append(harness.runtime.response(stream).status.code == Code.RESOURCE_EXHAUSTED)
     assert refused.index(True) * 300 * 10_000 <= 32 << 20
-    assert not world.link.ready
+    assert not harness.link.ready
 
 
-def test_a_hostile_runtime_that_makes_calls_without_end_has_few_held(up: World) -> None:
+def test_a_hostile_runtime_that_makes_calls_without_end_has_few_held(
+    registered: LinkHarness,
+) -> None:
     """Those that are not held are decided by the failure policy."""
-    up.plugin.answer = Wait()
-    up.plugin.refusal = Refuse(Code.UNAVAILABLE, "no room")
+    registered.plugin.answer = Wait()
+    registered.plugin.refusal = Refuse(Code.UNAVAILABLE, "no room")
     large = container()
     large.env.append(b"LARGE=" + b"x" * 3_000_000)
     request = pb.EventRequest(pod=POD, container=large)
-    streams = [up.runtime.begin("CreateContainer", request) for _ in range(20)]
-    up.until("a refusal", lambda: up.plugin.unhooked_calls)
-    refused = next(stream for stream in streams if stream in up.runtime.replies)
-    assert up.runtime.response(refused).status.message == "no room"
-    assert up.link.stats.held_now * 3_000_000 <= 40 << 20
-    up.plugin.answer = UNCHANGED
-    up.until("all answers", lambda: len(up.runtime.replies) >= len(streams))
-    assert up.link.stats.held_now == 0
+    streams = [registered.runtime.begin("CreateContainer", request) for _ in range(20)]
+    registered.until("a refusal", lambda: registered.plugin.unhooked_calls)
+    refused = next(stream for stream in streams if stream in registered.runtime.replies)
+    assert registered.runtime.response(refused).status.message == "no room"
+    assert registered.link.stats.held_now * 3_000_000 <= 40 << 20
+    registered.plugin.answer = UNCHANGED
+    registered.until("all answers", lambda: len(registered.runtime.replies) >= len(streams))
+    assert registered.link.stats.held_now == 0

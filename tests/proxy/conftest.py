@@ -1,4 +1,4 @@
-"""A gate with admission, without a relay."""
+"""Fixtures of a gate with admission, without a relay."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.proxy.exchanges import Exchange
+from tests.proxy.harness import GateHarness
 
 
 @pytest.fixture
-def exchange(tmp_path: Path) -> Iterator[Exchange]:
-    it = Exchange(tmp_path)
+def harness(tmp_path: Path) -> Iterator[GateHarness]:
+    it = GateHarness(tmp_path)
     yield it
     it.close()
 
 
 @pytest.fixture
-def hasty(tmp_path: Path) -> Iterator[Exchange]:
-    """Its hold time is zero."""
-    it = Exchange(tmp_path, hold_seconds=0)
+def no_hold(tmp_path: Path) -> Iterator[GateHarness]:
+    """Holds no call."""
+    it = GateHarness(tmp_path, hold_seconds=0)
     yield it
     it.close()

@@ -14,30 +14,30 @@ from agent.model.settings.failure_policy import CREATE
 from agent.proxy import daemon
 from agent.proxy.daemon import Latencies
 from agent.relay.server import RelayServer
-from tests.proxy.exchanges import BOOT, OWNED, Exchange
+from tests.proxy.harness import BOOT, OWNED, GateHarness
 
 
 def test_the_metrics_page_counts_calls_and_failures(tmp_path: Path) -> None:
-    exchange = Exchange(tmp_path, hold_seconds=0)
-    exchange.publish(OWNED)
-    exchange.create("new", "LSE", "2")
-    exchange.create("other", "LS", "2")
+    harness = GateHarness(tmp_path, hold_seconds=0)
+    harness.publish(OWNED)
+    harness.create("new", "LSE", "2")
+    harness.create("other", "LS", "2")
     latencies = Latencies()
     for seconds in (0.002, 0.2):
         latencies.observe(b"/r/CreateContainer", seconds, 0.00006)
     latencies.observe(b"/\xff", 3.0, 1.0)
     loop = Loop()
-    server = RelayServer(loop, exchange.gate, str(tmp_path / "front"), str(tmp_path / "back"))
+    server = RelayServer(loop, harness.gate, str(tmp_path / "front"), str(tmp_path / "back"))
     server.meter.in_flight[b"/r/Exec"] = 3
-    snapshots = SnapshotFile(str(exchange.path), BOOT)
+    snapshots = SnapshotFile(str(harness.path), BOOT)
     text = daemon.metrics_page(
-        server, exchange.admission.outcomes, exchange.notifier, snapshots, latencies
+        server, harness.admission.outcomes, harness.notifier, snapshots, latencies
     )
     assert server.accepting
     server.close()
     assert not server.accepting
     loop.close()
-    exchange.close()
+    harness.close()
     found = {
         (sample.name, *sorted(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)

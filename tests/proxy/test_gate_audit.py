@@ -9,112 +9,112 @@ import pytest
 from agent.hooks import admission
 from agent.model.verdict import Refuse, Wait
 from agent.relay.gate import FORWARD
-from tests.proxy.exchanges import EMPTY, OWNED, SHOWN, Exchange
+from tests.proxy.harness import EMPTY, OWNED, WITH_DEVICES, GateHarness
 
 
-def lines(exchange: Exchange) -> list[tuple[str, ...]]:
+def records(harness: GateHarness) -> list[tuple[str, ...]]:
     return [
         (each.event, each.title, each.container, each.before or "", each.after or "", each.reason)
-        for each in exchange.records
+        for each in harness.records
     ]
 
 
-def test_an_admitted_container_is_recorded_once(exchange: Exchange) -> None:
-    exchange.publish(OWNED)
-    exchange.create("web", "LS", cpuset_="0-3")
-    ((event, title, container, before, after, reason),) = lines(exchange)
+def test_an_admitted_container_is_recorded_once(harness: GateHarness) -> None:
+    harness.publish(OWNED)
+    harness.create("web", "LS", cpuset_="0-3")
+    ((event, title, container, before, after, reason),) = records(harness)
     assert (event, title, container, before, reason) == (
         "ContainerAdmitted", "ns/web", "main", "0-3", ""
     )  # fmt: skip
     assert after not in ("", "0-3")
-    assert exchange.records[0].uid == "web"
+    assert harness.records[0].uid == "web"
 
 
-def test_a_container_that_waits_is_recorded_when_it_is_admitted(exchange: Exchange) -> None:
-    exchange.publish(EMPTY)
-    call, verdict = exchange.create("own", "LSE", "1")
+def test_a_container_that_waits_is_recorded_when_it_is_admitted(harness: GateHarness) -> None:
+    harness.publish(EMPTY)
+    call, verdict = harness.create("own", "LSE", "1")
     assert isinstance(verdict, Wait)
-    assert exchange.records == []
-    exchange.publish(OWNED)
-    assert not isinstance(exchange.again(call), Wait)
-    assert lines(exchange) == [("ContainerAdmitted", "ns/own", "main", "", "1", "")]
+    assert harness.records == []
+    harness.publish(OWNED)
+    assert not isinstance(harness.retry(call), Wait)
+    assert records(harness) == [("ContainerAdmitted", "ns/own", "main", "", "1", "")]
 
 
-def test_a_refused_container(hasty: Exchange) -> None:
-    hasty.publish(EMPTY)
-    _, verdict = hasty.create("own", "LSE", "1")
+def test_a_refused_container_is_recorded(no_hold: GateHarness) -> None:
+    no_hold.publish(EMPTY)
+    _, verdict = no_hold.create("own", "LSE", "1")
     assert isinstance(verdict, Refuse)
-    assert lines(hasty) == [("ContainerRefused", "ns/own", "main", "", "", "")]
-    assert hasty.records[0].message == verdict.message
+    assert records(no_hold) == [("ContainerRefused", "ns/own", "main", "", "", "")]
+    assert no_hold.records[0].message == verdict.message
 
 
-def test_a_container_that_goes_on_without_the_agent(tmp_path: Path) -> None:
-    exchange = Exchange(tmp_path, hold_seconds=0, policy="*=ignore")
-    exchange.publish(EMPTY)
-    exchange.create("own", "LSE", "1")
-    (record,) = exchange.records
+def test_a_container_that_is_created_without_a_decision(tmp_path: Path) -> None:
+    harness = GateHarness(tmp_path, hold_seconds=0, policy="*=ignore")
+    harness.publish(EMPTY)
+    harness.create("own", "LSE", "1")
+    (record,) = harness.records
     assert (record.event, record.reason) == ("ContainerAdmitted", "timeout")
     assert "the agent has not decided about this pod" in record.message
-    exchange.close()
+    harness.close()
 
 
-def test_an_update_without_changes_is_not_recorded(exchange: Exchange) -> None:
-    exchange.publish(OWNED)
-    _, verdict = exchange.update("unknown")
+def test_an_update_without_changes_is_not_recorded(harness: GateHarness) -> None:
+    harness.publish(OWNED)
+    _, verdict = harness.update("unknown")
     assert verdict == FORWARD
-    assert exchange.records == []
+    assert harness.records == []
 
 
-def test_devices_are_named_by_field_alone(exchange: Exchange) -> None:
-    exchange.publish(SHOWN)
-    exchange.create("own", "LS")
-    (record,) = exchange.records
+def test_the_record_names_the_device_fields_and_no_device(harness: GateHarness) -> None:
+    harness.publish(WITH_DEVICES)
+    harness.create("own", "LS")
+    (record,) = harness.records
     assert "environment" in record.message or "annotations" in record.message
     assert "GPU-own" not in record.message
 
 
-def test_an_unread_request(exchange: Exchange) -> None:
-    exchange.publish(EMPTY)
-    call, _ = exchange.create("web", "LS")
-    exchange.records.clear()
-    exchange.gate.unhooked(call, "too_large", "it has too many bytes")
-    (record,) = exchange.records
+def test_an_unread_request_is_recorded(harness: GateHarness) -> None:
+    harness.publish(EMPTY)
+    call, _ = harness.create("web", "LS")
+    harness.records.clear()
+    harness.gate.unhooked(call, "too_large", "it has too many bytes")
+    (record,) = harness.records
     assert (record.event, record.title, record.reason) == (
         "ContainerAdmitted", "ns/web", "too_large"
     )  # fmt: skip
     assert record.message.endswith("it has too many bytes")
 
 
-def test_an_update_is_recorded_with_the_pod_of_its_container(exchange: Exchange) -> None:
-    exchange.publish(OWNED)
-    call, _ = exchange.create("own", "LSE", "1")
-    exchange.created(call, "c-own")
-    exchange.records.clear()
-    exchange.update("c-own", "0-3")
-    assert lines(exchange) == [("UpdateAdmitted", "ns/own", "main", "0-3", "1", "")]
-    assert exchange.records[0].uid == "own"
-    assert exchange.records[0].message.startswith("container c-own")
+def test_an_update_is_recorded_with_the_pod_of_its_container(harness: GateHarness) -> None:
+    harness.publish(OWNED)
+    call, _ = harness.create("own", "LSE", "1")
+    harness.created(call, "c-own")
+    harness.records.clear()
+    harness.update("c-own", "0-3")
+    assert records(harness) == [("UpdateAdmitted", "ns/own", "main", "0-3", "1", "")]
+    assert harness.records[0].uid == "own"
+    assert harness.records[0].message.startswith("container c-own")
 
 
-def test_a_removed_container_is_forgotten(exchange: Exchange) -> None:
-    exchange.publish(OWNED)
-    call, _ = exchange.create("own", "LSE", "1")
-    exchange.created(call, "c-own")
-    exchange.admission.removed("c-own")
-    exchange.records.clear()
-    exchange.update("c-own", "0-3")
-    assert [each.title for each in exchange.records] in ([], [""])
+def test_a_removed_container_is_forgotten(harness: GateHarness) -> None:
+    harness.publish(OWNED)
+    call, _ = harness.create("own", "LSE", "1")
+    harness.created(call, "c-own")
+    harness.admission.removed("c-own")
+    harness.records.clear()
+    harness.update("c-own", "0-3")
+    assert [each.title for each in harness.records] in ([], [""])
 
 
-def test_names_of_containers_are_bounded(
-    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+def test_the_number_of_remembered_containers_is_bounded(
+    harness: GateHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "MAX_NAMES", 2)
-    exchange.publish(OWNED)
+    harness.publish(OWNED)
     for number in range(3):
-        call, _ = exchange.create("own", "LSE", "1")
-        exchange.created(call, f"c-{number}")
-    exchange.records.clear()
+        call, _ = harness.create("own", "LSE", "1")
+        harness.created(call, f"c-{number}")
+    harness.records.clear()
     for number in range(3):
-        exchange.update(f"c-{number}", "0-3")
-    assert [each.title for each in exchange.records] == ["", "ns/own", "ns/own"]
+        harness.update(f"c-{number}", "0-3")
+    assert [each.title for each in harness.records] == ["", "ns/own", "ns/own"]

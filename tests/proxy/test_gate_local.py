@@ -1,8 +1,7 @@
-"""A container that qualifies for exclusive CPUs, between its request and the agent's answer."""
+"""A container that qualifies for exclusive CPUs by the node's policy, until the agent decides."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,17 +20,10 @@ from agent.model.snapshot import CpuPolicy, Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import cri_pb2 as pb
 from agent.relay.gate import FORWARD, Replace
-from tests.proxy.exchanges import EMPTY, Exchange
+from tests.proxy.harness import EMPTY, GateHarness
 
 STATIC = msgspec.structs.replace(EMPTY, cpu_policy="static")
 FAILED = ContainerFailed("g", "main")
-
-
-@pytest.fixture
-def exchange(tmp_path: Path) -> Iterator[Exchange]:
-    it = Exchange(tmp_path)
-    yield it
-    it.close()
 
 
 def decided(wanted: Wanted, policy: CpuPolicy = "static") -> Snapshot:
@@ -47,34 +39,34 @@ def decided(wanted: Wanted, policy: CpuPolicy = "static") -> Snapshot:
 OWN = Wanted("1", exclusive=True)
 
 
-def test_container_is_announced_and_held_until_it_has_its_cpus(exchange: Exchange) -> None:
-    exchange.publish(STATIC)
+def test_container_is_announced_and_held_until_it_has_its_cpus(harness: GateHarness) -> None:
+    harness.publish(STATIC)
     limit = cri.patch((1,), "2MB") + cri.patch((2,), 4 << 20)
-    call, verdict = exchange.create_guaranteed(
+    call, verdict = harness.create_guaranteed(
         "g", 1024, cri.patch((*cri.CREATE_RESOURCES, 8), limit)
     )
     assert verdict == Wait()
-    (notification,) = exchange.notifications()
+    (notification,) = harness.notifications()
     assert isinstance(notification, ContainerAnnounced)
     assert notification.hugepages == {2 << 20: 4 << 20}
     assert (notification.pod.uid, notification.name, notification.shares) == ("g", "main", 1024)
     assert notification.pod.cgroup_parent == "/kubepods/podg"
-    exchange.publish(decided(OWN))
-    verdict = exchange.again(call)
+    harness.publish(decided(OWN))
+    verdict = harness.retry(call)
     assert isinstance(verdict, Replace)
     request = pb.CreateContainerRequest.FromString(verdict.message)
     assert request.config.linux.resources.cpuset_cpus == "1"
-    assert list(request.config.mounts) == [], "static CPUs do not change"
-    exchange.created(call, "c")
+    assert list(request.config.mounts) == [], "static CPUs do not change, so no file is mounted"
+    harness.created(call, "c")
     kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
-    assert exchange.notifications() == [Created("c", RequestedResources(shares=1024), kept)]
+    assert harness.notifications() == [Created("c", RequestedResources(shares=1024), kept)]
 
 
-def test_dynamic_container_gets_its_folder(exchange: Exchange, tmp_path: Path) -> None:
-    exchange.publish(decided(OWN, "dynamic"))
-    call, _ = exchange.create_guaranteed("g", 1024)
-    exchange.publish(decided(OWN, "dynamic"))
-    verdict = exchange.again(call)
+def test_dynamic_container_gets_its_folder(harness: GateHarness, tmp_path: Path) -> None:
+    harness.publish(decided(OWN, "dynamic"))
+    call, _ = harness.create_guaranteed("g", 1024)
+    harness.publish(decided(OWN, "dynamic"))
+    verdict = harness.retry(call)
     assert isinstance(verdict, Replace)
     (mount,) = pb.CreateContainerRequest.FromString(verdict.message).config.mounts
     assert (mount.container_path, mount.readonly) == ("/run/topolet", True)
@@ -85,42 +77,42 @@ def test_dynamic_container_gets_its_folder(exchange: Exchange, tmp_path: Path) -
 def test_without_cpus_a_container_is_refused_and_its_announcement_withdrawn(
     tmp_path: Path, answer: Snapshot
 ) -> None:
-    hasty = Exchange(tmp_path, hold_seconds=0)
-    hasty.publish(answer)
-    _, verdict = hasty.create_guaranteed("g", 1024)
+    no_hold = GateHarness(tmp_path, hold_seconds=0)
+    no_hold.publish(answer)
+    _, verdict = no_hold.create_guaranteed("g", 1024)
     assert isinstance(verdict, Refuse)
     assert verdict.code == Code.UNAVAILABLE
     assert verdict.message.startswith("pod ns/g: no CPUs after 0 s: ")
     assert verdict.message.endswith(("has not decided about this container", "no CPUs are free"))
-    hasty.close()
+    no_hold.close()
 
 
 def test_refused_or_cancelled_container_withdraws_its_announcement(
-    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+    harness: GateHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moment = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: moment)
-    exchange.publish(STATIC)
-    refused, _ = exchange.create_guaranteed("g", 1024)
-    given_up, _ = exchange.create_guaranteed("g", 1024)
-    exchange.notifications()
-    exchange.gate.abandoned(given_up)
-    assert exchange.notifications() == [FAILED]
-    moment += 61
-    assert isinstance(exchange.again(refused), Refuse)
-    assert exchange.notifications() == [FAILED]
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    harness.publish(STATIC)
+    refused, _ = harness.create_guaranteed("g", 1024)
+    cancelled, _ = harness.create_guaranteed("g", 1024)
+    harness.notifications()
+    harness.gate.abandoned(cancelled)
+    assert harness.notifications() == [FAILED]
+    now += 61
+    assert isinstance(harness.retry(refused), Refuse)
+    assert harness.notifications() == [FAILED]
 
 
 def test_container_that_the_runtime_did_not_create_withdraws_its_announcement(
-    exchange: Exchange,
+    harness: GateHarness,
 ) -> None:
-    exchange.publish(STATIC)
-    call, _ = exchange.create_guaranteed("g", 1024)
-    exchange.publish(decided(OWN))
-    assert isinstance(exchange.again(call), Replace)
-    exchange.notifications()
-    exchange.gate.reply(call, None)
-    assert exchange.notifications() == [FAILED]
+    harness.publish(STATIC)
+    call, _ = harness.create_guaranteed("g", 1024)
+    harness.publish(decided(OWN))
+    assert isinstance(harness.retry(call), Replace)
+    harness.notifications()
+    harness.gate.reply(call, None)
+    assert harness.notifications() == [FAILED]
 
 
 @pytest.mark.parametrize(
@@ -138,14 +130,14 @@ def test_container_that_the_runtime_did_not_create_withdraws_its_announcement(
     ],
 )
 def test_resize_notifies_the_agent(
-    exchange: Exchange,
+    harness: GateHarness,
     policy: CpuPolicy,
     shares: int,
     reply: bytes | None,
     notifications: list[Resized],
 ) -> None:
-    exchange.publish(decided(OWN, policy))
-    call, verdict = exchange.update("c", shares=shares)
+    harness.publish(decided(OWN, policy))
+    call, verdict = harness.update("c", shares=shares)
     assert verdict != FORWARD
-    exchange.gate.reply(call, reply)
-    assert exchange.notifications() == notifications
+    harness.gate.reply(call, reply)
+    assert harness.notifications() == notifications

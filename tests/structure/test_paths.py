@@ -12,7 +12,7 @@ from agent.scheduler.extender.equivalence_cache import StateNumbering
 from agent.scheduler.extender.extender import ExtenderArgs, ExtenderFilterResult
 from tests.fixtures.fleet import owner
 from tests.kube import hostile
-from tests.proxy.exchanges import OWNED, Exchange, creation
+from tests.proxy.harness import OWNED, GateHarness, creation
 from tests.scheduler.conftest import server as server
 from tests.scheduler.extender.scene import NODES, Scene
 from tests.structure.paths import entered
@@ -28,12 +28,12 @@ def test_a_lambda_enters_no_module() -> None:
 
 def test_create_container_of_an_owner(tmp_path: Path) -> None:
     """From the relay's call to the gate's verdict: the pool without the owner's CPU."""
-    exchange = Exchange(tmp_path)
-    exchange.publish(OWNED)
-    call = exchange.arrived(CREATE, creation("p", "LS"))
+    harness = GateHarness(tmp_path)
+    harness.publish(OWNED)
+    call = harness.new_call(CREATE, creation("p", "LS"))
     verdicts: list[GateVerdict] = []
-    modules = entered(lambda: verdicts.append(exchange.again(call)))
-    exchange.close()
+    modules = entered(lambda: verdicts.append(harness.retry(call)))
+    harness.close()
     assert isinstance(verdicts[0], Replace)
     assert len(modules) <= CREATE_CONTAINER, sorted(modules)
 

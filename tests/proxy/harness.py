@@ -1,4 +1,4 @@
-"""A proxy without its relay: real files and sockets, messages made by protobuf."""
+"""A proxy without its relay, with real files and sockets and messages of protobuf."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import CpusetGate
 from agent.relay.gate import Call, GateVerdict
-from tests.hooks.played import PlayedAgent
+from tests.hooks.simulated_agent import SimulatedAgent
 
 BOOT = "this-boot"
-USUAL = ProxySettings()
+DEFAULTS = ProxySettings()
 EMPTY = Snapshot(1, 0, BOOT, False, (Pool(0, 0, "0-3"),), (Pool(0, 0, "0-3"),), (), {}, {})
 OWNED = msgspec.structs.replace(
     EMPTY,
@@ -43,10 +43,10 @@ OWNED = msgspec.structs.replace(
     containers={"c-own": Wanted("1", exclusive=True), "c-kubelet": Wanted()},
     announced=(),
 )
-"""CPU 1 of 4 belongs to the LSE pod `own`."""
+"""The LSE pod `own` owns CPU 1 of 4."""
 
 CARD = VisibleGpu("GPU-own", "1", (DeviceNode("/dev/nvidia1", 195, 1),))
-SHOWN = msgspec.structs.replace(
+WITH_DEVICES = msgspec.structs.replace(
     EMPTY,
     pods={
         "own": PodWanted("ns/own", QoS.LS, Wanted("0-3")).with_visible(
@@ -64,19 +64,19 @@ SHOWN = msgspec.structs.replace(
         )
     ),
 )
-"""Container `main` of pod `own` sees GPU-own, its others nothing; what `lost` has is not here."""
+"""Container `main` of pod `own` sees GPU-own, its other containers see no GPU. The GPU that is
+allocated to pod `lost` is not on the node."""
 
 
-class Exchange(PlayedAgent):
-    """A gate; `publish` acts as the agent; `notifications` are those that it receives; `records`:
-    for the audit trail."""
+class GateHarness(SimulatedAgent):
+    """A gate and a simulated agent. `records`: those of the audit trail."""
 
     def __init__(
-        self, folder: Path, hold_seconds: float = 60.0, policy: str = USUAL.hook_failure_policy
+        self, folder: Path, hold_seconds: float = 60.0, policy: str = DEFAULTS.hook_failure_policy
     ) -> None:
         self.path = folder / "snapshot.json"
-        super().__init__(self.path, folder / "bell")
-        self.notifier = Notifier(str(folder / "bell"))
+        super().__init__(self.path, folder / "doorbell.sock")
+        self.notifier = Notifier(str(folder / "doorbell.sock"))
         self.grants = Grants()
         self.records: list[Record] = []
         self.snapshots = SnapshotFile(str(self.path), BOOT)
@@ -93,24 +93,24 @@ class Exchange(PlayedAgent):
         self.messages: dict[Call, bytes] = {}
 
     def run(self, uid: str, qos: str = "", claim: str = "") -> tuple[Call, GateVerdict]:
-        return self.ask(RUN, pb.RunPodSandboxRequest(config=sandbox(uid, qos, claim)))
+        return self.request(RUN, pb.RunPodSandboxRequest(config=sandbox(uid, qos, claim)))
 
     def create(
         self, uid: str, qos: str = "", claim: str = "", cpuset_: str = ""
     ) -> tuple[Call, GateVerdict]:
-        return self.ask(CREATE, creation(uid, qos, claim, cpuset_))
+        return self.request(CREATE, creation(uid, qos, claim, cpuset_))
 
     def create_guaranteed(
-        self, uid: str, shares: int, more: bytes = b""
+        self, uid: str, shares: int, extra: bytes = b""
     ) -> tuple[Call, GateVerdict]:
-        """`more`: fields of the request that our part of the CRI does not have."""
+        """`extra`: fields that Topolet's subset of the CRI does not have."""
         config = sandbox(uid)
         config.linux.cgroup_parent = f"/kubepods/pod{uid}"
         request = pb.CreateContainerRequest(sandbox_config=config)
         request.config.metadata.name = "main"
         request.config.linux.resources.cpu_shares = shares
-        request.MergeFromString(more)
-        return self.ask(CREATE, request)
+        request.MergeFromString(extra)
+        return self.request(CREATE, request)
 
     def update(
         self, container_id: str, cpuset_: str = "", *, shares: int = 0
@@ -119,26 +119,26 @@ class Exchange(PlayedAgent):
         request.linux.cpuset_cpus = cpuset_
         request.linux.cpu_quota = 5
         request.linux.cpu_shares = shares
-        return self.ask(UPDATE, request)
+        return self.request(UPDATE, request)
 
-    def again(self, call: Call) -> GateVerdict:
-        """The relay calls the gate again for a held call."""
+    def retry(self, call: Call) -> GateVerdict:
+        """The relay retries a held call."""
         return self.gate.request(call, self.messages[call])
 
     def created(self, call: Call, container_id: str) -> None:
         reply = pb.CreateContainerResponse(container_id=container_id)
         self.gate.reply(call, reply.SerializeToString())
 
-    def ask(
+    def request(
         self, method: str, request: Message, service: str = "runtime.v1.RuntimeService"
     ) -> tuple[Call, GateVerdict]:
-        call = self.arrived(method, request, service)
-        return call, self.again(call)
+        call = self.new_call(method, request, service)
+        return call, self.retry(call)
 
-    def arrived(
+    def new_call(
         self, method: str, request: Message, service: str = "runtime.v1.RuntimeService"
     ) -> Call:
-        """A call with its complete message, before the relay has passed it to the gate."""
+        """A call whose message is complete, before the relay passes it to the gate."""
         call = Call(f"/{service}/{method}".encode(), time.monotonic())
         self.messages[call] = request.SerializeToString()
         return call

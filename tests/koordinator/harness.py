@@ -17,12 +17,12 @@ from agent.model.pod.qos import QOS_LABEL
 from agent.model.settings.agent import AgentSettings
 from agent.model.snapshot import Snapshot
 from agent.proto import koordinator_hooks_pb2 as pb
-from tests.hooks.played import PlayedAgent
+from tests.hooks.simulated_agent import SimulatedAgent
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 
 
-class World(PlayedAgent):
+class ServerHarness(SimulatedAgent):
     """`publish` acts as the agent; `notifications` are those that it receives."""
 
     def __init__(self, folder: Path, **settings: object) -> None:

@@ -16,15 +16,15 @@ from agent.proto import podresources_pb2 as pb
 Answer = Message | bytes | tuple[grpc.StatusCode, str]
 
 
-class Kubelet(grpc.GenericRpcHandler):
+class FakeKubelet(grpc.GenericRpcHandler):
     """Answers by method with a message, raw bytes, or a status. A method without an answer is not
-    served. While `silent` is set it does not answer; `hanging`: how many calls began since then."""
+    served. While `silent` is set it does not answer; `blocked_calls` counts the calls meanwhile."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
-        self.asked: list[tuple[str, bytes]] = []
+        self.calls: list[tuple[str, bytes]] = []
         self.silent = threading.Event()
-        self.hanging = 0
+        self.blocked_calls = 0
         self.ended = threading.Event()
 
     def service(
@@ -35,9 +35,9 @@ class Kubelet(grpc.GenericRpcHandler):
             return None
 
         def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
-            self.asked.append((method, request))
+            self.calls.append((method, request))
             if self.silent.is_set():
-                self.hanging += 1
+                self.blocked_calls += 1
                 while self.silent.is_set() and not self.ended.wait(0.01) and context.is_active():
                     pass
             reply = self.answers[method]
@@ -47,16 +47,15 @@ class Kubelet(grpc.GenericRpcHandler):
 
         return grpc.unary_unary_rpc_method_handler(answer)
 
-    def has(self, *pods: pb.PodResources) -> None:
+    def set_pods(self, *pods: pb.PodResources) -> None:
         self.answers["List"] = pb.ListPodResourcesResponse(pod_resources=pods)
 
-    def times(self, method: str) -> int:
-        """The number of its calls."""
-        return sum(1 for each, _ in self.asked if each == method)
+    def call_count(self, method: str) -> int:
+        return sum(1 for each, _ in self.calls if each == method)
 
 
 @contextlib.contextmanager
-def serving(path: Path, kubelet: Kubelet) -> Iterator[None]:
+def serving(path: Path, kubelet: FakeKubelet) -> Iterator[None]:
     limits = [("grpc.max_send_message_length", -1)]
     server = grpc.server(futures.ThreadPoolExecutor(4), options=limits)
     server.add_generic_rpc_handlers((kubelet,))

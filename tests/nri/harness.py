@@ -19,9 +19,9 @@ from agent.nri.containers import PERIOD_SECONDS, Containers, Updater
 from agent.nri.hooks import NriHooks
 from agent.nri.link import PluginLink
 from agent.proto import nri_pb2 as pb
-from tests.hooks.played import PlayedAgent
+from tests.hooks.simulated_agent import SimulatedAgent
 from tests.nri.fake import FakeRuntime
-from tests.proxy.exchanges import BOOT
+from tests.proxy.harness import BOOT
 
 
 def pod(uid: str, qos: str = "", claim: str = "") -> pb.PodSandbox:
@@ -41,15 +41,15 @@ def container(container_id: str, uid: str, cpus: str = "", shares: int = 512) ->
     return it
 
 
-class World(PlayedAgent):
+class PluginHarness(SimulatedAgent):
     """`publish` acts as the agent; `notifications` are those that it receives."""
 
     def __init__(self, folder: Path, hold_seconds: float = 30.0, proc: str = "/proc") -> None:
         self.path = folder / "snapshot.json"
-        super().__init__(self.path, folder / "bell")
+        super().__init__(self.path, folder / "doorbell.sock")
         self.loop = Loop()
         self.runtime = FakeRuntime(folder, self.loop)
-        self.notifier = Notifier(str(folder / "bell"))
+        self.notifier = Notifier(str(folder / "doorbell.sock"))
         self.grants, self.containers = Grants(), Containers()
         self.others: tuple[str, ...] = ()
         self.conflicts = Conflicts("10-topolet", lambda: self.others)

@@ -1,4 +1,4 @@
-"""The agent's side of the files and sockets that a frontend shares with it, simulated by a test."""
+"""A simulated agent: the snapshot file and the notification socket that a frontend uses."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from agent.model.notifications import Notification
 from agent.model.snapshot import Snapshot
 
 
-class PlayedAgent:
-    """`notifications`: those since the last call."""
+class SimulatedAgent:
+    """Writes the snapshot file and receives notifications."""
 
     def __init__(self, snapshot: Path, notifier: Path) -> None:
         self._snapshot = snapshot
-        self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._ear.bind(str(notifier))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(str(notifier))
 
     def publish(self, snapshot: Snapshot) -> None:
-        """As after a pass of the agent just now."""
+        """Writes the snapshot as if a pass of the agent began now."""
         now = msgspec.structs.replace(snapshot, listed_at=time.monotonic_ns())
         files.replace(str(self._snapshot), snapshots.encode(now), durable=False)
 
     def notifications(self) -> list[Notification]:
+        """The notifications since the last call."""
         received = []
         while True:
             try:
-                received.append(notifications.decode(self._ear.recv(1 << 18)))
+                received.append(notifications.decode(self._socket.recv(1 << 18)))
             except BlockingIOError:
                 return received
 
     def close(self) -> None:
-        self._ear.close()
+        self._socket.close()
