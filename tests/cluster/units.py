@@ -49,7 +49,9 @@ class UnitNode(Node):
         self.host.start_kubelet(" ".join(self._flags), **fields)
 
     def kubelet_runs(self) -> bool:
-        assert self.host.shown("kubelet.service", "ActiveState") == "active", self.host.logs()
+        assert self.host.unit_property("kubelet.service", "ActiveState") == "active", (
+            self.host.logs()
+        )
         return True
 
 

@@ -12,17 +12,17 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 
 
 class Command:
-    """Its log goes on over restarts."""
+    """The log has the lines of all runs."""
 
     def __init__(self, name: str, log: Path, listens: str) -> None:
-        """`listens`: the text of that log line."""
+        """`listens`: the text of the log line by which the process reports that it listens."""
         self._name = name
         self._log = log
         self._listens = listens
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, *flags: str) -> None:
-        """Returns when it listens."""
+        """Starts the process; returns when it listens."""
         before = self.log().count(self._listens)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -31,7 +31,7 @@ class Command:
         eventually("listens", lambda: self.alive() and self.log().count(self._listens) > before)
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Its exit code."""
+        """Sends a signal and waits for the end; the exit code."""
         assert self._process is not None
         self._process.send_signal(number)
         code = self._process.wait(DEADLINE_SECONDS)
@@ -43,7 +43,7 @@ class Command:
         return self._process is not None
 
     def alive(self) -> bool:
-        """Fails where it has ended."""
+        """True; fails if the process has ended."""
         assert self._process is not None
         assert self._process.poll() is None, self.log()
         return True

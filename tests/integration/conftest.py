@@ -1,4 +1,4 @@
-"""One containerd a session; a node of our own processes a test."""
+"""Fixtures: one containerd and one API server per session, one node per test."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure shows the ends of the logs that were written during the test: those below pytest's
-    temporary folder, and below the folders of the test's fixtures."""
+    """Adds to the report of a failed test the ends of the logs that were written during the test,
+    below pytest's temporary folder and below the folders of the test's fixtures."""
     report = yield
     if report.failed:
         fixtures = getattr(item, "funcargs", {}).values()
@@ -56,28 +56,28 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def containerd() -> Iterator[Containerd]:
-    """This machine's containerd, private to the tests."""
+    """A containerd of this machine's version that only the tests use."""
     with private_containerd() as runtime:
         yield runtime
 
 
 @pytest.fixture(scope="session")
 def containerd2() -> Iterator[Containerd]:
-    """containerd 2, with NRI, whatever the version of this machine's own."""
+    """containerd 2 with NRI, whichever version this machine has."""
     with private_containerd(built_or_skip("containerd")) as runtime:
         yield runtime
 
 
 @pytest.fixture(scope="session")
 def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """A real one; a test creates its own namespace and nodes, and leaves it running."""
+    """A real kube-apiserver. A test creates its own namespace and nodes in it."""
     with server.running(tmp_path_factory.mktemp("apiserver")) as it:
         yield it
 
 
 @pytest.fixture(scope="module")
 def kubelet() -> Iterator[Kubelet]:
-    """A real one with static policies; a test removes its pods."""
+    """A real kubelet with static policies. A test deletes its pods."""
     with private_containerd() as runtime, standalone.running(runtime) as it:
         yield it
 
@@ -91,6 +91,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
 
 @pytest.fixture
 def node(containerd: Containerd) -> Iterator[TestNode]:
-    """A node; the test starts agent and proxy."""
+    """A node on which the test starts agent and proxy."""
     with fresh_node(containerd) as it:
         yield it

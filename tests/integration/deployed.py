@@ -1,4 +1,4 @@
-"""The manifests on the API server of the tests."""
+"""The manifests of deploy/ on the API server of the tests."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ EVERYTHING_ALLOWED = [
 ]
 
 _NOT_YET = (404, 429)
-"""Errors of a new kind: first it is unknown, then its storage is not ready."""
+"""Codes for a new CustomResourceDefinition: its kind is unknown, then its storage is not ready."""
 
-GONE_SECONDS = 420.0
-"""The API server tries to remove a CustomResourceDefinition for a minute, and then once more after
-a pause (apiextensions-apiserver, pkg/controller/finalizer): two minutes were seen. Where its own
-update of the condition Terminating meets an older copy in its cache, it drops the deletion until it
-lists all definitions again, or until somebody else changes the definition."""
+DELETION_SECONDS = 420.0
+"""The API server tries to delete a CustomResourceDefinition for a minute, and once more after a
+pause (apiextensions-apiserver, pkg/controller/finalizer): this has taken two minutes. If its update
+of the condition Terminating fails because its cache is stale, it drops the deletion until it lists
+all definitions again, or until another client changes the definition."""
 
 _ATTEMPT_SECONDS = 60.0
 
 
 def delete(kubectl: Kubectl, *words: str) -> None:
-    """By `kubectl delete`. Changes each CustomResourceDefinition that stays for a minute, and waits
-    again."""
-    eventually(f"{' '.join(words)} is deleted", partial(_deleted, kubectl, *words), GONE_SECONDS)
+    """Runs `kubectl delete`. If a CustomResourceDefinition is not deleted within a minute, changes
+    it and waits again."""
+    eventually(
+        f"{' '.join(words)} is deleted", partial(_deleted, kubectl, *words), DELETION_SECONDS
+    )
 
 
 def _deleted(kubectl: Kubectl, *words: str) -> bool:
@@ -54,35 +56,35 @@ def _deleted(kubectl: Kubectl, *words: str) -> bool:
 
 
 def administrator(server: ApiServer, name: str, timeout_seconds: float = 60.0) -> Api:
-    """A new account that may do everything, and may impersonate others."""
+    """A new account with all permissions, which impersonates others."""
     server.account("kube-system", name, EVERYTHING_ALLOWED)
     token = server.token("kube-system", name)
     return Api(server.url, token, str(server.folder / "ca.crt"), timeout_seconds)
 
 
-def changes_pods(server: ApiServer) -> bool:
-    """Whether it serves mutating admission policies: from Kubernetes 1.36 on."""
+def serves_mutating_policies(server: ApiServer) -> bool:
+    """Whether the server serves mutating admission policies, as from Kubernetes 1.36 on."""
     return server.serves("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy")
 
 
 def components(server: ApiServer) -> tuple[str, ...]:
-    """The resources of this server's kustomization in addition to those in deploy/."""
-    return () if changes_pods(server) else ("before-1.36",)
+    """The components that a kustomization for this server needs."""
+    return () if serves_mutating_policies(server) else ("before-1.36",)
 
 
 def folder(server: ApiServer, name: str, user: Path) -> Path:
-    """A folder below deploy/, as it is applied to this server: for an older one through a
-    kustomization in the user's folder."""
+    """A folder below deploy/, or, for an older server, a kustomization of it in the user's
+    folder."""
     chosen = components(server)
     if not chosen:
         return DEPLOY / name
-    made = user / f"my-{Path(name).name}"
-    return made if made.exists() else kustomization(user, name, chosen)
+    written = user / f"my-{Path(name).name}"
+    return written if written.exists() else kustomization(user, name, chosen)
 
 
 def served(server: ApiServer, bodies: Iterable[Object]) -> list[Object]:
-    """The objects of kinds that this server has."""
-    everything = changes_pods(server)
+    """The objects of the kinds that this server serves."""
+    everything = serves_mutating_policies(server)
     return [
         each
         for each in bodies
@@ -91,13 +93,13 @@ def served(server: ApiServer, bodies: Iterable[Object]) -> list[Object]:
 
 
 def apply(api: Api, bodies: Iterable[Object]) -> None:
-    """Applies the objects in order; waits if the server does not serve a kind yet."""
+    """Applies the objects in order. Waits for kinds that the server does not serve yet."""
     for each in bodies:
-        eventually(f"{each['kind']} served", partial(applied, api, each))
+        eventually(f"{each['kind']} is served", partial(applied, api, each))
 
 
 def applied(api: Api, body: Object) -> bool:
-    """False while the server does not serve the kind."""
+    """Applies the object; False if the server does not serve its kind yet."""
     try:
         api.apply(body)
     except RefusedError as refused:
@@ -107,8 +109,9 @@ def applied(api: Api, body: Object) -> bool:
     return True
 
 
-def lift_policies(server: ApiServer) -> None:
-    """The next tests on this server know of none; it hears of that by a watch of its own."""
+def remove_policies(server: ApiServer) -> None:
+    """Deletes all bindings of validating policies, and waits until the server, which watches them,
+    does not apply them any more."""
     path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
     for each in json.loads(server.admin.get(path))["items"]:
         server.admin.delete(f"{path}/{each['metadata']['name']}")
@@ -116,7 +119,7 @@ def lift_policies(server: ApiServer) -> None:
     server.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
     allocated = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "1"}'}
     body = {
-        "metadata": {"name": "lifted", "annotations": allocated},
+        "metadata": {"name": "without-policies", "annotations": allocated},
         "spec": {
             "nodeName": "none",
             "automountServiceAccountToken": False,
@@ -131,10 +134,10 @@ def lift_policies(server: ApiServer) -> None:
             return False
         return True
 
-    eventually("policies are lifted", allowed)
+    eventually("no policy is in force", allowed)
 
 
-def there(api: Api, path: str) -> bool:
+def exists(api: Api, path: str) -> bool:
     """Whether the object exists."""
     try:
         return bool(api.request("GET", path))

@@ -1,4 +1,4 @@
-"""Calls of any CRI method, with every part of the answer that a caller gets."""
+"""Calls of any CRI method, with all parts of the response that a caller gets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FullCri:
         compression: grpc.Compression = grpc.Compression.NoCompression,
         raw: bytes = b"",
     ) -> Answer:
-        """The answer, whatever it is. `raw` is appended to the request's bytes."""
+        """The response or the error. `raw` is appended to the bytes of the request."""
         started = self.start(
             method,
             request,
@@ -83,7 +83,7 @@ class FullCri:
         compression: grpc.Compression = grpc.Compression.NoCompression,
         raw: bytes = b"",
     ) -> grpc.Call:
-        """A running call, an iterator of replies' bytes: a unary one too, as a stream of one."""
+        """A running call, as an iterator over the bytes of its messages, also of a unary method."""
         path, described = self.methods[method]
         message = json_format.ParseDict(dict(request), self._message(described.input_type))
         return self.start_raw(
@@ -103,20 +103,20 @@ class FullCri:
         metadata: Metadata = (),
         compression: grpc.Compression = grpc.Compression.NoCompression,
     ) -> grpc.Call:
-        """The same for any path and bytes."""
+        """A running call with this path and these bytes."""
         return self._channel.unary_stream(path)(
             request, timeout=timeout_seconds, metadata=metadata, compression=compression
         )
 
     def finish(self, method: str, started: grpc.Call) -> Answer:
-        """Waits for its end."""
+        """Waits for the end of the call."""
         output = self.methods[method][1].output_type if method in self.methods else None
         messages = []
         try:
             for text in started:
                 messages.append(self.read(output, text) if output else {"bytes": text})
         except grpc.RpcError:
-            pass  # its code has the meaning
+            pass  # the status code has it
         trailing = _metadata(started.trailing_metadata())
         return Answer(
             code=started.code().name,
@@ -128,7 +128,7 @@ class FullCri:
         )
 
     def read(self, kind: str, text: bytes) -> dict[str, Any]:
-        """A reply of a message type, as plain values."""
+        """A message of this type as plain values."""
         message = self._message(kind)
         message.ParseFromString(text)
         return json_format.MessageToDict(

@@ -1,5 +1,5 @@
-"""This machine with GPUs: its own CPUs and processes, PCI functions of the test and a fake
-driver."""
+"""A node with GPUs: the CPUs and processes of this machine, with PCI functions and a fake driver of
+the test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NVIDIA = {"class": "0x030200\n", "vendor": "0x10de\n", "numa_node": "0\n"}
 
 
 class GpuHost:
-    """`root` has /sys and /proc: everything except GPUs is a link to this machine's."""
+    """`root`: a root folder with /sys and /proc; all but the GPUs are links to this machine's."""
 
     def __init__(self, folder: Path, machine: Machine) -> None:
         if why := fakenvml.missing():
@@ -41,32 +41,32 @@ class GpuHost:
             buses.plug(self.root, f"pci{address.rpartition(':')[0]}/{address}", _NVIDIA)
 
     def link(self, path: Path) -> None:
-        """Adds a link to a folder of this machine."""
-        place = self.root / path.relative_to("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(path)
+        """Adds a link to a folder of this machine to the root folder."""
+        target = self.root / path.relative_to("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(path)
 
     @property
     def environ(self) -> dict[str, str]:
-        """Variables for the fake driver."""
+        """The environment variables of the fake driver."""
         return {"FAKE_NVML": str(self.driver.facts)}
 
 
 class GpuNode(GpuHost):
-    """A node with such a machine."""
+    """A node whose agent uses such a root folder."""
 
     def __init__(self, node: TestNode, machine: Machine) -> None:
         super().__init__(node.folder, machine)
         self.node = node
 
     @property
-    def places(self) -> tuple[str, ...]:
-        """Flags of an agent."""
+    def path_flags(self) -> tuple[str, ...]:
+        """The agent's flags for root folder and driver."""
         return f"--root={self.root}", f"--gpu-driver-root={self.driver.root}"
 
     def start_agent(self, *flags: str) -> None:
         """Starts the agent without a cluster."""
-        self.node.start_agent(*self.places, *flags, variables=self.environ)
+        self.node.start_agent(*self.path_flags, *flags, variables=self.environ)
 
     def device(self) -> dict[str, Any]:
         """The Device object once it lists all cards."""

@@ -32,7 +32,7 @@ KINDS = (
 
 
 class Cluster:
-    """A server with controllers, Helm and kubectl. `program`: Helm of another version."""
+    """An API server with controllers, Helm and kubectl. `program`: the Helm to use."""
 
     def __init__(self, server: ApiServer, api: Api, program: Path | None = None) -> None:
         self.server = server
@@ -52,23 +52,23 @@ class Cluster:
     def attempt(
         self, *words: str, values: Object | None = None
     ) -> subprocess.CompletedProcess[str]:
-        where = (f"--kubeconfig={self._config}", f"--namespace={NAMESPACE}")
-        given = (*words, *where)
-        return chart.attempt(self.server.folder, *given, values=values, program=self.program)
+        connection = (f"--kubeconfig={self._config}", f"--namespace={NAMESPACE}")
+        arguments = (*words, *connection)
+        return chart.attempt(self.server.folder, *arguments, values=values, program=self.program)
 
     def install(self, values: Object, *more: str) -> str:
-        """Or upgrades, as the documents say."""
+        """Installs or upgrades the release, by the command of docs/install.md."""
         words = ("upgrade", "--install", *more)
         return self.helm(*words, "topolet", self.chart, values=values)
 
     def uninstall(self) -> None:
-        """Without what runs on nodes: there are none."""
+        """Uninstalls the release without its hooks, which would run on nodes."""
         self.helm("uninstall", "topolet", "--wait", "--no-hooks")
 
     def objects(self) -> dict[str, Object]:
-        """All that exist of the kinds that the chart has, without what the server adds."""
+        """All objects of the chart's kinds, without the fields that the server adds."""
         kinds = KINDS
-        if deployed.changes_pods(self.server):
+        if deployed.serves_mutating_policies(self.server):
             kinds += ",mutatingadmissionpolicies,mutatingadmissionpolicybindings"
         listed = yaml.safe_load(self.kubectl("get", kinds, "-A", "-o", "json"))["items"]
         return {name_of(each): _content(each) for each in listed}
@@ -76,8 +76,8 @@ class Cluster:
     def definition(self, name: str) -> Object:
         return self.api.request("GET", f"/{DEFINITIONS}/{name}")
 
-    def refuses(self) -> bool:
-        """Whether the policies refuse that anybody sets a pod's CPUs."""
+    def policies_refuse(self) -> bool:
+        """Whether the policies refuse a user's pod with the annotation resource-status."""
         body = other_pods.pod("claims")
         body["metadata"]["annotations"] = CPUS
         try:
@@ -88,7 +88,7 @@ class Cluster:
             return True
         return False
 
-    def remove_definitions(self) -> None:
+    def delete_definitions(self) -> None:
         deployed.delete(self.kubectl, "crd", DEVICES, TOPOLOGIES, REBINDS)
 
 

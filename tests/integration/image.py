@@ -55,7 +55,7 @@ class Image:
         self._folder = folder
 
     def run(self, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end. `more`: as of `bundle`."""
+        """Runs a command to its end. `more`: the arguments of `bundle`."""
         command, folder = self.bundle(words, **more)
         return subprocess.run(
             command,
@@ -71,7 +71,7 @@ class Image:
     def running(
         self, log: Path, words: Sequence[str], **more: Any
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Runs it until SIGKILL. `more`: as of `bundle`."""
+        """Runs a command; kills it at the end of the block. `more`: the arguments of `bundle`."""
         command, folder = self.bundle(words, **more)
         with log.open("ab") as written:
             process = subprocess.Popen(
@@ -93,8 +93,8 @@ class Image:
         mounts: Sequence[Mount] = (),
         host_network: bool = False,
     ) -> tuple[list[str], Path]:
-        """The options with which the manifests run it: a read-only root, no capabilities, no new
-        privileges."""
+        """The runc command and the folder of a bundle with the security context of the manifests:
+        a read-only root, no capabilities, no new privileges."""
         name = f"topolet-test-{uuid.uuid4().hex[:8]}"
         folder = self._folder / name
         folder.mkdir()
@@ -129,7 +129,7 @@ class Image:
 
 @contextlib.contextmanager
 def built(folder: Path) -> Iterator[Image]:
-    """Skips the test if a part of it is not available."""
+    """The image, built from this checkout. Skips the test if it cannot be built here."""
     with _tagged() as (builder, name):
         container = builder.run("from", "--pull-never", name)
         try:
@@ -141,7 +141,7 @@ def built(folder: Path) -> Iterator[Image]:
 
 
 def digest() -> str:
-    """A digest of its inputs except the base."""
+    """A digest of the files that the image is built from, except the base."""
     found = hashlib.sha256()
     named = ("pyproject.toml", "README.md", "LICENSE")
     sources = [DOCKERFILE, *LOCKS, *(ROOT / each for each in named)]
@@ -153,9 +153,9 @@ def digest() -> str:
 
 
 def write_archive(path: Path, name: str, successor: tuple[Path, str] | None = None) -> None:
-    """A docker-archive of the image with that name, built from this checkout; `successor`: another
-    one, whose package of Topolet has one file more, as that of a later version. Skips the test if
-    it is not available."""
+    """Writes a docker-archive of the image with that name, built from this checkout. `successor`:
+    path and name of a second archive, whose package of Topolet has one more file, as that of a
+    later version. Skips the test if the image cannot be built here."""
     with _tagged() as (builder, tagged):
         builder.run("push", "--quiet", tagged, f"docker-archive:{path}:{name}")
         if successor is None:
@@ -174,7 +174,7 @@ def write_archive(path: Path, name: str, successor: tuple[Path, str] | None = No
 @contextlib.contextmanager
 def building() -> Iterator[tuple[_Builder, list[str]]]:
     """The builder with a base, and the options with which a build finds the wheels. Skips the test
-    if a part is not available."""
+    if one of them is not available."""
     lacking = [each for each in _PROGRAMS if shutil.which(each) is None]
     if os.getuid() != 0 or lacking:
         pytest.skip(f"needs root and {', '.join(lacking)} (apt-get install {' '.join(lacking)})")
@@ -206,7 +206,7 @@ def building() -> Iterator[tuple[_Builder, list[str]]]:
 
 @contextlib.contextmanager
 def _tagged() -> Iterator[tuple[_Builder, str]]:
-    """Builds it from this checkout, under its own name while that is needed."""
+    """Builds the image from this checkout under a unique name, and removes it at the end."""
     name = f"localhost/topolet-test-{uuid.uuid4().hex[:8]}"
     with building() as (builder, options):
         builder.run(
@@ -234,7 +234,7 @@ class _Builder:
 
     @property
     def store(self) -> list[str]:
-        """The options that every command has."""
+        """The options of all commands."""
         return [
             f"--root={self._cache / 'storage'}",
             f"--runroot={self._cache / 'run'}",
@@ -242,7 +242,7 @@ class _Builder:
         ]
 
     def run(self, command: str, *words: str) -> str:
-        """Its standard output. Raises CalledProcessError."""
+        """Runs a command; its standard output. Raises AssertionError."""
         policy = f"--signature-policy={self._policy}"
         if command in ("from", "commit", "push"):
             words = (policy, *words)
@@ -259,7 +259,7 @@ class _Builder:
         return done.stdout.strip()
 
     def make_base(self) -> None:
-        """Replaces python:3.13-slim, which is pulled from a registry of images."""
+        """Makes the base that replaces python:3.13-slim, which would have to be pulled."""
         if f"localhost/{BASE}" in self.run("images", "--format={{.Name}}").split():
             return
         root = self._cache / "base"
@@ -271,7 +271,7 @@ class _Builder:
             capture_output=True,
             timeout=_FETCH_SECONDS,
         )
-        # As in the image that it replaces.
+        # The replaced image does not have these files either.
         for each in (*root.glob("usr/lib/python3*/**/*.pyc"), *root.glob("var/cache/apt/**/*.deb")):
             each.unlink()
         container = self.run("from", "scratch")
@@ -280,8 +280,8 @@ class _Builder:
         shutil.rmtree(root)
 
     def make_bases(self) -> str:
-        """A list of bases for both machines, whose one for arm64 has the programs of the other:
-        they are not run."""
+        """A manifest list with bases for both architectures. The one for arm64 has the programs of
+        amd64, which no test runs."""
         name = f"localhost/{BASE}-machines"
         if name not in self.run("images", "--format={{.Name}}").split():
             container = self.run("from", "--pull-never", f"localhost/{BASE}")
@@ -294,7 +294,7 @@ class _Builder:
 
 
 def _wheels(cache: Path) -> Path:
-    """The locked packages, for the Python of the base and for both machines."""
+    """The folder with the locked packages, for the Python of the base and both architectures."""
     digest = hashlib.sha256(b"".join(each.read_bytes() for each in LOCKS)).hexdigest()[:8]
     ready = cache / f"wheels-{digest}"
     if not ready.exists():

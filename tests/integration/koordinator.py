@@ -13,7 +13,7 @@ from tests.fixtures.containerd import Containerd
 from tests.integration.harness import HOLD, TestNode, fresh_node
 from tests.waiting import DEADLINE_SECONDS, eventually
 
-# The proxy reads hook servers from one folder of /etc: it gets its own /etc.
+# The proxy reads hook servers from one folder of /etc, so it gets its own /etc.
 _OWN_ETC = """
 mount -t tmpfs none /etc
 mkdir -p /etc/runtime/hookserver.d
@@ -23,7 +23,7 @@ exec "$@"
 
 
 class KoordinatorNode:
-    """`node` with one koord-runtime-proxy; `cri` is a client that goes through it."""
+    """A node with koord-runtime-proxy; `cri` is a client of the proxy."""
 
     def __init__(self, node: TestNode, program: Path) -> None:
         self.node = node
@@ -45,7 +45,7 @@ class KoordinatorNode:
         )
 
     def start_proxy(self) -> None:
-        """Returns when it accepts connections: it has read the registrations then."""
+        """Returns when the proxy accepts connections, and thus has read the registrations."""
         with (self.node.folder / "koord.log").open("ab") as log:
             self._proxy = subprocess.Popen(
                 command(
@@ -72,8 +72,8 @@ class KoordinatorNode:
 
 
 def command(program: Path, registrations: Path, listen: str, runtime: str) -> list[str]:
-    """A koord-runtime-proxy between two sockets that finds its hook servers in `registrations`;
-    nothing is left on this machine."""
+    """The command of a koord-runtime-proxy between two sockets, which reads its hook servers from
+    `registrations`."""
     return [
         *("unshare", "--mount", "--propagation=private"),
         *("sh", "-euc", _OWN_ETC, str(registrations), str(program)),
@@ -84,7 +84,7 @@ def command(program: Path, registrations: Path, listen: str, runtime: str) -> li
 
 @contextlib.contextmanager
 def koordinator_node(containerd: Containerd, program: Path) -> Iterator[KoordinatorNode]:
-    """A node on which nothing runs yet; nothing is left afterwards."""
+    """A node on which nothing runs yet. All processes end with the block."""
     with fresh_node(containerd) as node:
         it = KoordinatorNode(node, program)
         try:

@@ -1,4 +1,4 @@
-"""Changes of the whole machine that several test runs may make at the same time.
+"""Changes of the whole machine that several test runs make at the same time.
 
 The first of them makes the change and the last one undoes it. A run that is killed undoes nothing:
 the next one does so before it begins.
@@ -19,17 +19,17 @@ from typing import IO, Any
 def change(
     name: str, make: Callable[[], Any], undo: Callable[[Any], None], folder: Path | None = None
 ) -> Iterator[None]:
-    """While any process is in such a block with this name, the change is in force.
+    """The change is in force while any process is in a block with this name.
 
     `undo` gets the result of `make`, a JSON value. If `make` raises, it must have undone its own
     changes.
     """
-    place = folder or Path(tempfile.gettempdir())
+    directory = folder or Path(tempfile.gettempdir())
     with (
-        (place / f"topolet-{name}.guard").open("a") as guard,
-        (place / f"topolet-{name}.made").open("a+") as made,
+        (directory / f"topolet-{name}.guard").open("a") as guard,
+        (directory / f"topolet-{name}.made").open("a+") as made,
     ):
-        with _held(guard):
+        with _locked(guard):
             if _alone(made):
                 _undo(made, undo)
                 made.write(json.dumps([make()]))
@@ -38,13 +38,13 @@ def change(
         try:
             yield
         finally:
-            with _held(guard):
+            with _locked(guard):
                 if _alone(made):
                     _undo(made, undo)
 
 
 @contextlib.contextmanager
-def _held(file: IO[str]) -> Iterator[None]:
+def _locked(file: IO[str]) -> Iterator[None]:
     fcntl.flock(file, fcntl.LOCK_EX)
     try:
         yield

@@ -1,5 +1,5 @@
-"""A table of CRI calls, and the ways to make them: a caller must get the same from the same runtime
-in any way, except for ids and times."""
+"""A table of CRI calls. A caller must get the same results from a runtime directly and through the
+proxy, except for ids and times."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.fixtures import image
 from tests.integration.fullcri import FullCri
 from tests.waiting import DEADLINE_SECONDS, eventually
 
-_NEVER_THE_SAME = frozenset(
+_VARYING_FIELDS = frozenset(
     {
         *("timestamp", "created_at", "started_at", "finished_at", "createdAt", "pid"),
         *("value", "available_bytes", "used_bytes", "inodes_used"),
     }
 )
-"""Fields with times, counters, process ids, or the use of the machine."""
+"""Fields with times, counters, process ids, or the resource usage of the machine."""
 
 _VARYING_TEXT = (
     (re.compile(r"(http://127\.0\.0\.1:\d+/\w+/)[^\s\"]+"), r"\1TOKEN"),
@@ -40,8 +40,8 @@ _LONG_CHARACTERS = 4_000
 class Step(msgspec.Struct, frozen=True):
     """One call. `$word` in its request is replaced by the id that an earlier step stored as `keep`.
 
-    `served`: directly it succeeds on every containerd (True), from a major version on (a number),
-    or it does not matter (False: mostly because an error is expected).
+    `served`: whether the direct call succeeds: on every containerd (True), from a major version on
+    (a number), or not necessarily (False, for example because an error is expected).
     """
 
     name: str
@@ -52,15 +52,15 @@ class Step(msgspec.Struct, frozen=True):
     options: Mapping[str, Any] = {}
 
 
-class Deed(msgspec.Struct, frozen=True):
-    """Several calls; their result must be the same."""
+class Calls(msgspec.Struct, frozen=True):
+    """A function that makes several calls; its result is compared."""
 
     name: str
-    do: Callable[[Side], object]
+    call: Callable[[Route], object]
 
 
-class Side:
-    """One way to the runtime, and the values kept from its answers so far."""
+class Route:
+    """One socket of the CRI, and the values that earlier steps have stored."""
 
     def __init__(self, cri: FullCri, logs: pathlib.Path, known: Mapping[str, str]) -> None:
         self.cri = cri
@@ -69,11 +69,11 @@ class Side:
         self.codes: dict[str, str] = {}
         self.events = Events(cri)
 
-    def take(self, step: Step | Deed) -> object:
-        """Its result, as plain values."""
-        if isinstance(step, Deed):
+    def run(self, step: Step | Calls) -> object:
+        """Runs the step; the result as plain values."""
+        if isinstance(step, Calls):
             try:
-                outcome = self.plain(msgspec.to_builtins(step.do(self)))
+                outcome = self.plain(msgspec.to_builtins(step.call(self)))
                 self.codes[step.name] = "OK"
             except AssertionError as error:
                 outcome = self.codes[step.name] = str(error)
@@ -85,7 +85,7 @@ class Side:
         return self.plain(msgspec.structs.asdict(answer))
 
     def filled(self, value: Any) -> Any:
-        """With `$word`s replaced."""
+        """The value with each `$word` replaced."""
         if isinstance(value, str):
             return re.sub(r"\$(\w+)", lambda word: self.known.get(word[1], word[0]), value)
         if isinstance(value, Mapping):
@@ -95,7 +95,7 @@ class Side:
         return value
 
     def plain(self, value: Any, name: str = "") -> Any:
-        """Without values that differ between runs."""
+        """The value without parts that differ between runs."""
         if isinstance(value, Mapping):
             if name == "info":
                 value = {key: _parsed(text) for key, text in value.items()}
@@ -104,7 +104,7 @@ class Side:
             # A runtime lists its objects in any order.
             ordered = [self.plain(each, name) for each in value]
             return sorted(ordered, key=repr) if value and isinstance(value[0], Mapping) else ordered
-        if name in _NEVER_THE_SAME and not isinstance(value, bool):
+        if name in _VARYING_FIELDS and not isinstance(value, bool):
             return "varies"
         if isinstance(value, bytes):
             value = base64.b64encode(value).decode()
@@ -122,11 +122,11 @@ class Side:
 
 
 class Events:
-    """GetContainerEvents, read by a thread."""
+    """The stream of GetContainerEvents, which a thread reads."""
 
     def __init__(self, cri: FullCri) -> None:
         self._cri = cri
-        self._heard: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._call: grpc.Call | None = None
         self._thread = threading.Thread(target=self._listen)
 
@@ -135,18 +135,20 @@ class Events:
         self._thread.start()
 
     def close(self) -> str:
-        """Its exit code when the test ends it."""
+        """Cancels the call; its status code."""
         assert self._call is not None
         self._call.cancel()
         self._thread.join()
         return str(self._call.code().name)
 
     def kinds(self, ids: tuple[str, ...], last: tuple[str, str]) -> dict[str, list[str]]:
-        """The kinds of events of each of these, up to the `last` one or the stream's end."""
+        """The types of the events of these objects, up to the `last` one or the stream's end."""
         kinds: dict[str, list[str]] = {each: [] for each in ids}
         while last[1] not in kinds[last[0]]:
             try:
-                event = self._heard.get(timeout=DEADLINE_SECONDS if self._thread.is_alive() else 0)
+                event = self._received.get(
+                    timeout=DEADLINE_SECONDS if self._thread.is_alive() else 0
+                )
             except queue.Empty:
                 break
             kinds.get(event["container_id"], []).append(event["container_event_type"])
@@ -157,7 +159,7 @@ class Events:
         kind = self._cri.methods["GetContainerEvents"][1].output_type
         with contextlib.suppress(grpc.RpcError):
             for text in self._call:
-                self._heard.put(self._cri.read(kind, text))
+                self._received.put(self._cri.read(kind, text))
 
 
 def _parsed(text: Any) -> Any:
@@ -189,7 +191,7 @@ _OTHER_SANDBOX = {
 _CONTAINER = {
     "metadata": {"name": "main", "attempt": 2},
     "image": {"image": "$image"},
-    "command": [*_SHELL, "echo said; echo wrong >&2; exec sleep 2147483647"],
+    "command": [*_SHELL, "echo out; echo err >&2; exec sleep 2147483647"],
     "labels": {"io.kubernetes.container.name": "main", "tier": "one"},
     "annotations": {"io.kubernetes.container.hash": "1f"},
     "envs": [{"key": "A", "value": "b"}],
@@ -226,9 +228,9 @@ def _shell(script: str, seconds: int = 20) -> dict[str, Any]:
 _UNKNOWN_FIELD = bytes((0x9A, 0xF1, 0x04, 3)) + b"new"
 
 
-def _log(side: Side) -> object:
-    """The container's log, without the times at the start of its lines."""
-    file = side.logs / "main.log"
+def _log(route: Route) -> object:
+    """The lines of the container's log without their timestamps."""
+    file = route.logs / "main.log"
     eventually(
         "both lines are logged",
         lambda: file.exists() and len(file.read_text().splitlines()) == 2,
@@ -236,66 +238,68 @@ def _log(side: Side) -> object:
     return sorted(line.partition(" ")[2] for line in file.read_text().splitlines())
 
 
-def _rotate(side: Side) -> object:
-    """ReopenContainerLog after the file was moved away."""
-    file = side.logs / "main.log"
-    assert file.exists(), "there is a log"
-    file.rename(side.logs / "main.log.1")
-    answer = side.cri.call("ReopenContainerLog", side.filled({"container_id": "$container"}))
+def _rotate(route: Route) -> object:
+    """ReopenContainerLog after the file was renamed."""
+    file = route.logs / "main.log"
+    assert file.exists(), "no log"
+    file.rename(route.logs / "main.log.1")
+    answer = route.cri.call("ReopenContainerLog", route.filled({"container_id": "$container"}))
     return answer.code, file.exists()
 
 
-def _cgroup(side: Side) -> object:
+def _cgroup(route: Route) -> object:
     """The limits that the container reads, on either version of cgroups."""
     script = (
         "cd /sys/fs/cgroup; cat cpu.max cpu/cpu.cfs_quota_us cpuset.cpus cpuset/cpuset.cpus "
         "memory.max memory/memory.limit_in_bytes 2>/dev/null"
     )
-    return side.cri.call("ExecSync", side.filled(_shell(script))).messages
+    return route.cri.call("ExecSync", route.filled(_shell(script))).messages
 
 
-def _ended_by(side: Side, mark: str, end: Callable[[grpc.Call], object], seconds: float) -> str:
-    """An ExecSync that its caller cancels after its process began: its code, once the process has
-    ended too. "" if the call ended before."""
+def _ended_by(route: Route, mark: str, end: Callable[[grpc.Call], object], seconds: float) -> str:
+    """Cancels an ExecSync after its process has started. Returns the status code once the process
+    has ended too; "" if the call ended before."""
     script = f"echo $$ > /tmp/{mark}; exec sleep 1000"
-    running = side.cri.start("ExecSync", side.filled(_shell(script, 0)), timeout_seconds=seconds)
+    running = route.cri.start("ExecSync", route.filled(_shell(script, 0)), timeout_seconds=seconds)
 
-    def holds(condition: str) -> bool:
-        messages = side.cri.call("ExecSync", side.filled(_shell(condition))).messages
+    def succeeds(condition: str) -> bool:
+        messages = route.cri.call("ExecSync", route.filled(_shell(condition))).messages
         return bool(messages) and messages[0]["exit_code"] == 0
 
-    def began() -> bool:
-        return holds(f"test -s /tmp/{mark}")
+    def process_started() -> bool:
+        return succeeds(f"test -s /tmp/{mark}")
 
-    eventually("the process runs", lambda: began() or not running.is_active())
+    eventually("the process runs", lambda: process_started() or not running.is_active())
     end(running)
-    ended = side.cri.finish("ExecSync", running)
-    if not began():
+    ended = route.cri.finish("ExecSync", running)
+    if not process_started():
         return ""
-    eventually("the process ends with its call", lambda: not holds(f"kill -0 $(cat /tmp/{mark})"))
+    eventually(
+        "the process ends with its call", lambda: not succeeds(f"kill -0 $(cat /tmp/{mark})")
+    )
     # The text depends on which end detects it first, and so does the code of containerd 1.
     late = ended.code == "UNKNOWN" and "deadline exceeded" in ended.text
     return "DEADLINE_EXCEEDED" if late else str(ended.code)
 
 
-def _cancel(side: Side) -> object:
-    return _ended_by(side, "cancelled", lambda call: call.cancel(), 30)
+def _cancel(route: Route) -> object:
+    return _ended_by(route, "cancelled", lambda call: call.cancel(), 30)
 
 
-def _deadline(side: Side) -> object:
+def _deadline(route: Route) -> object:
     """The runtime keeps the same deadline, so the message depends on the faster clock. A busy
     machine needs a long deadline for the process to start."""
-    tried = (_ended_by(side, f"late-{each}", lambda call: None, each) for each in (2, 10, 25))
+    tried = (_ended_by(route, f"late-{each}", lambda call: None, each) for each in (2, 10, 25))
     code = next(filter(None, tried), "no process")
     return "ended in time" if code in ("DEADLINE_EXCEEDED", "CANCELLED") else code
 
 
-def _raw(path: str, request: bytes = b"") -> Callable[[Side], object]:
-    return lambda side: side.cri.finish("", side.cri.start_raw(path, request))
+def _raw(path: str, request: bytes = b"") -> Callable[[Route], object]:
+    return lambda route: route.cri.finish("", route.cri.start_raw(path, request))
 
 
-def _many(side: Side) -> object:
-    """Forty calls at once on one connection, some with 2 MiB of output."""
+def _many(route: Route) -> object:
+    """Forty concurrent calls on one connection, some with 2 MiB of output."""
     calls = []
     for number in range(40):
         if number % 10:
@@ -303,35 +307,35 @@ def _many(side: Side) -> object:
         else:
             command = f"dd if=/dev/zero bs=1048576 count=2; exit {number}"
             method, request = "ExecSync", _shell(command)
-        calls.append((method, side.cri.start(method, side.filled(request))))
-    return [side.cri.finish(*call) for call in calls]
+        calls.append((method, route.cri.start(method, route.filled(request))))
+    return [route.cri.finish(*call) for call in calls]
 
 
-def _events(side: Side) -> object:
+def _events(route: Route) -> object:
     """The events of the first sandbox and container, and the end of the stream."""
-    sandbox, container = side.filled(["$sandbox", "$container"])
-    kinds = side.events.kinds((sandbox, container), (sandbox, "CONTAINER_DELETED_EVENT"))
-    return kinds, side.events.close()
+    sandbox, container = route.filled(["$sandbox", "$container"])
+    kinds = route.events.kinds((sandbox, container), (sandbox, "CONTAINER_DELETED_EVENT"))
+    return kinds, route.events.close()
 
 
 _SERVICE = "/runtime.v1.RuntimeService"
 
 
-def _create_after_the_stop(side: Side) -> object:
+def _create_after_the_stop(route: Route) -> object:
     """containerd sets a stopped sandbox's state when it learns that the process has ended: until
     then it still creates containers (waitSandboxExit and CreateContainer in
     internal/cri/server)."""
 
     def not_ready() -> bool:
-        answer = side.cri.call("PodSandboxStatus", side.filled({"pod_sandbox_id": "$sandbox"}))
+        answer = route.cri.call("PodSandboxStatus", route.filled({"pod_sandbox_id": "$sandbox"}))
         return bool(answer.messages[0]["status"]["state"] == "SANDBOX_NOTREADY")
 
     eventually("the sandbox is not ready", not_ready)
-    return side.cri.call("CreateContainer", side.filled(_create("after")))
+    return route.cri.call("CreateContainer", route.filled(_create("after")))
 
 
-STEPS: tuple[Step | Deed, ...] = (
-    Deed("events, opened", lambda side: side.events.open()),
+STEPS: tuple[Step | Calls, ...] = (
+    Calls("events, opened", lambda route: route.events.open()),
     # the runtime
     Step("version", "Version"),
     Step("version of an old caller", "Version", {"version": "0.1.0"}),
@@ -352,31 +356,42 @@ STEPS: tuple[Step | Deed, ...] = (
         "UpdateRuntimeConfig",
         {"runtime_config": {"network_config": {"pod_cidr": "192.0.2.0/24"}}},
     ),
-    Deed("unknown method", _raw(f"{_SERVICE}/NoSuch", b"\x0a\x01a")),
-    Deed("unknown service", _raw("/runtime.v9.RuntimeService/Version")),
-    Deed("old service", _raw("/runtime.v1alpha2.RuntimeService/NoSuch")),
-    Deed("request that is no message", _raw(f"{_SERVICE}/Status", b"\xff\xff\xff")),
-    Deed("hooked request that is no message", _raw(f"{_SERVICE}/CreateContainer", b"\xff\xff")),
-    Deed("empty hooked request", _raw(f"{_SERVICE}/UpdateContainerResources")),
+    Calls("unknown method", _raw(f"{_SERVICE}/NoSuch", b"\x0a\x01a")),
+    Calls("unknown service", _raw("/runtime.v9.RuntimeService/Version")),
+    Calls("old service", _raw("/runtime.v1alpha2.RuntimeService/NoSuch")),
+    Calls("invalid request", _raw(f"{_SERVICE}/Status", b"\xff\xff\xff")),
+    Calls("invalid hooked request", _raw(f"{_SERVICE}/CreateContainer", b"\xff\xff")),
+    Calls("empty hooked request", _raw(f"{_SERVICE}/UpdateContainerResources")),
     # images
     Step("images", "ListImages"),
-    Step("images of a name", "ListImages", {"filter": {"image": {"image": "$image"}}}),
-    Step("images of no name", "ListImages", {"filter": {"image": {"image": "example.com/no:1"}}}),
+    Step("images with a name", "ListImages", {"filter": {"image": {"image": "$image"}}}),
+    Step(
+        "images with an unknown name",
+        "ListImages",
+        {"filter": {"image": {"image": "example.com/no:1"}}},
+    ),
     Step("images, streamed", "StreamImages", served=False),
     Step("image status", "ImageStatus", {"image": {"image": "$image"}}),
     Step("image status, verbose", "ImageStatus", {"image": {"image": "$image"}, "verbose": True}),
-    Step("image status of no image", "ImageStatus", {"image": {"image": "example.com/no:1"}}),
+    Step(
+        "image status of an unknown image", "ImageStatus", {"image": {"image": "example.com/no:1"}}
+    ),
     Step("file system of images", "ImageFsInfo"),
     Step("pull", "PullImage", {"image": {"image": "$pulled"}, "sandbox_config": _SANDBOX}),
     Step("pull again", "PullImage", {"image": {"image": "$pulled"}}),
     Step(
-        "pull of what is not there",
+        "pull of an unknown image",
         "PullImage",
         {"image": {"image": "$registry/no:1"}},
         served=False,
     ),
-    Step("pull from nobody", "PullImage", {"image": {"image": "127.0.0.1:1/no:1"}}, served=False),
-    Step("pull of no name", "PullImage", {"image": {"image": "NO NAME"}}, served=False),
+    Step(
+        "pull from an unreachable registry",
+        "PullImage",
+        {"image": {"image": "127.0.0.1:1/no:1"}},
+        served=False,
+    ),
+    Step("pull of an invalid name", "PullImage", {"image": {"image": "NO NAME"}}, served=False),
     Step("pulled image", "ImageStatus", {"image": {"image": "$pulled"}}),
     Step("images after the pull", "ListImages"),
     Step("image removed", "RemoveImage", {"image": {"image": "$pulled"}}),
@@ -386,9 +401,9 @@ STEPS: tuple[Step | Deed, ...] = (
     Step("sandbox", "RunPodSandbox", {"config": _SANDBOX}, keep="sandbox"),
     Step("sandbox of the same name", "RunPodSandbox", {"config": _SANDBOX}, served=False),
     Step("other sandbox", "RunPodSandbox", {"config": _OTHER_SANDBOX}, keep="other"),
-    Step("sandbox of nothing", "RunPodSandbox", served=False),
+    Step("sandbox without a configuration", "RunPodSandbox", served=False),
     Step(
-        "sandbox of no known handler",
+        "sandbox with an unknown handler",
         "RunPodSandbox",
         {
             "config": {**_SANDBOX, "metadata": {"name": "h", "uid": "h", "namespace": "h"}},
@@ -403,13 +418,18 @@ STEPS: tuple[Step | Deed, ...] = (
         {"pod_sandbox_id": "$sandbox", "verbose": True},
     ),
     Step(
-        "sandbox status of nobody", "PodSandboxStatus", {"pod_sandbox_id": _UNKNOWN}, served=False
+        "sandbox status of an unknown sandbox",
+        "PodSandboxStatus",
+        {"pod_sandbox_id": _UNKNOWN},
+        served=False,
     ),
     Step("sandboxes", "ListPodSandbox"),
-    Step("sandboxes of an id", "ListPodSandbox", {"filter": {"id": "$sandbox"}}),
-    Step("sandboxes of a label", "ListPodSandbox", {"filter": {"label_selector": {"tier": "two"}}}),
+    Step("sandboxes with an id", "ListPodSandbox", {"filter": {"id": "$sandbox"}}),
     Step(
-        "sandboxes of a state",
+        "sandboxes with a label", "ListPodSandbox", {"filter": {"label_selector": {"tier": "two"}}}
+    ),
+    Step(
+        "sandboxes with a state",
         "ListPodSandbox",
         {"filter": {"state": {"state": "SANDBOX_NOTREADY"}}},
     ),
@@ -446,13 +466,13 @@ STEPS: tuple[Step | Deed, ...] = (
         keep="large",
     ),
     Step(
-        "container of no image",
+        "container with an unknown image",
         "CreateContainer",
         _create("none", image={"image": "example.com/no:1"}),
         served=False,
     ),
     Step(
-        "container of no sandbox",
+        "container in an unknown sandbox",
         "CreateContainer",
         {**_CREATE, "pod_sandbox_id": _UNKNOWN},
         served=False,
@@ -464,7 +484,7 @@ STEPS: tuple[Step | Deed, ...] = (
         served=False,
     ),
     Step(
-        "container of no command",
+        "container with an unknown command",
         "CreateContainer",
         _create("lost", command=["/no/such"]),
         keep="lost",
@@ -473,32 +493,39 @@ STEPS: tuple[Step | Deed, ...] = (
     Step("exec before the start", "ExecSync", _exec("true"), served=False),
     Step("start", "StartContainer", {"container_id": "$container"}),
     Step("start again", "StartContainer", {"container_id": "$container"}, served=False),
-    Step("start of no command", "StartContainer", {"container_id": "$lost"}, served=False),
-    Step("start of nobody", "StartContainer", {"container_id": _UNKNOWN}, served=False),
-    Deed("log", _log),
+    Step("start of an unknown command", "StartContainer", {"container_id": "$lost"}, served=False),
+    Step(
+        "start of an unknown container", "StartContainer", {"container_id": _UNKNOWN}, served=False
+    ),
+    Calls("log", _log),
     Step("container status", "ContainerStatus", {"container_id": "$container"}),
     Step(
         "container status, verbose",
         "ContainerStatus",
         {"container_id": "$container", "verbose": True},
     ),
-    Step("container status of nobody", "ContainerStatus", {"container_id": _UNKNOWN}, served=False),
-    Step("containers", "ListContainers"),
-    Step("containers of an id", "ListContainers", {"filter": {"id": "$container"}}),
-    Step("containers of a sandbox", "ListContainers", {"filter": {"pod_sandbox_id": "$other"}}),
     Step(
-        "containers of a state",
+        "container status of an unknown container",
+        "ContainerStatus",
+        {"container_id": _UNKNOWN},
+        served=False,
+    ),
+    Step("containers", "ListContainers"),
+    Step("containers with an id", "ListContainers", {"filter": {"id": "$container"}}),
+    Step("containers in a sandbox", "ListContainers", {"filter": {"pod_sandbox_id": "$other"}}),
+    Step(
+        "containers with a state",
         "ListContainers",
         {"filter": {"state": {"state": "CONTAINER_RUNNING"}}},
     ),
     Step(
-        "containers of a label", "ListContainers", {"filter": {"label_selector": {"tier": "one"}}}
+        "containers with a label", "ListContainers", {"filter": {"label_selector": {"tier": "one"}}}
     ),
     Step("containers, streamed", "StreamContainers", served=False),
-    # inside
+    # in the container
     Step("exec", "ExecSync", _shell("echo out; echo err >&2; echo $A")),
     Step("exec with an exit code", "ExecSync", _shell("exit 3")),
-    Step("exec of no command", "ExecSync", _exec("/no/such"), served=False),
+    Step("exec of an unknown command", "ExecSync", _exec("/no/such"), served=False),
     Step("exec that takes too long", "ExecSync", _shell("exec sleep 100", 1), served=False),
     Step("exec without a command", "ExecSync", _exec(), served=False),
     Step(
@@ -507,19 +534,19 @@ STEPS: tuple[Step | Deed, ...] = (
         _exec(image.BUSYBOX, "dd", "if=/dev/zero", "bs=1048576", "count=12"),
     ),
     Step(
-        "exec beyond what a reply may hold",
+        "exec beyond the message limit",
         "ExecSync",
         _exec(image.BUSYBOX, "dd", "if=/dev/zero", "bs=1048576", "count=17"),
         served=False,
     ),
-    Deed("forty at once", _many),
-    Deed("exec, cancelled", _cancel),
-    Deed("exec, deadline", _deadline),
+    Calls("forty concurrent calls", _many),
+    Calls("exec, cancelled", _cancel),
+    Calls("exec, deadline", _deadline),
     Step(
         "exec in a stream", "Exec", {"container_id": "$container", "cmd": ["true"], "stdout": True}
     ),
     Step(
-        "exec in a stream of nobody",
+        "exec in a stream in an unknown container",
         "Exec",
         {"container_id": _UNKNOWN, "cmd": ["true"], "stdout": True},
         served=False,
@@ -538,7 +565,7 @@ STEPS: tuple[Step | Deed, ...] = (
             },
         },
     ),
-    Deed("limits after the update", _cgroup),
+    Calls("limits after the update", _cgroup),
     Step(
         "update, compressed",
         "UpdateContainerResources",
@@ -547,13 +574,13 @@ STEPS: tuple[Step | Deed, ...] = (
         served=2,
     ),
     Step(
-        "update of nobody",
+        "update of an unknown container",
         "UpdateContainerResources",
         {"container_id": _UNKNOWN, "linux": {"cpu_shares": 300}},
         served=False,
     ),
     Step(
-        "update to no such memory",
+        "update to an unknown memory node",
         "UpdateContainerResources",
         {"container_id": "$container", "linux": {"cpuset_mems": "77"}},
         served=False,
@@ -562,21 +589,24 @@ STEPS: tuple[Step | Deed, ...] = (
     # statistics
     Step("container statistics", "ContainerStats", {"container_id": "$container"}),
     Step(
-        "container statistics of nobody", "ContainerStats", {"container_id": _UNKNOWN}, served=False
+        "container statistics of an unknown container",
+        "ContainerStats",
+        {"container_id": _UNKNOWN},
+        served=False,
     ),
     Step("statistics", "ListContainerStats"),
-    Step("statistics of an id", "ListContainerStats", {"filter": {"id": "$container"}}),
+    Step("statistics with an id", "ListContainerStats", {"filter": {"id": "$container"}}),
     Step("statistics, streamed", "StreamContainerStats", served=False),
     Step("sandbox statistics", "PodSandboxStats", {"pod_sandbox_id": "$sandbox"}),
     Step(
-        "sandbox statistics of nobody",
+        "sandbox statistics of an unknown sandbox",
         "PodSandboxStats",
         {"pod_sandbox_id": _UNKNOWN},
         served=False,
     ),
     Step("statistics of sandboxes", "ListPodSandboxStats", {"filter": {"id": "$sandbox"}}),
     Step("statistics of sandboxes, streamed", "StreamPodSandboxStats", served=False),
-    Step("metrics that there are", "ListMetricDescriptors", served=False),
+    Step("metric descriptors", "ListMetricDescriptors", served=False),
     Step("metrics", "ListPodSandboxMetrics", served=False),
     Step("metrics, streamed", "StreamPodSandboxMetrics", served=False),
     Step(
@@ -585,7 +615,7 @@ STEPS: tuple[Step | Deed, ...] = (
         {"container_id": "$container", "location": "$logs/checkpoint"},
         served=False,
     ),
-    Deed("log reopened", _rotate),
+    Calls("log reopened", _rotate),
     Step(
         "log of a created container reopened",
         "ReopenContainerLog",
@@ -596,7 +626,7 @@ STEPS: tuple[Step | Deed, ...] = (
     Step("remove a running container", "RemoveContainer", {"container_id": "$newer"}),
     Step("stop", "StopContainer", {"container_id": "$container", "timeout": 0}),
     Step("stop again", "StopContainer", {"container_id": "$container"}),
-    Step("stop of nobody", "StopContainer", {"container_id": _UNKNOWN}, served=False),
+    Step("stop of an unknown container", "StopContainer", {"container_id": _UNKNOWN}, served=False),
     Step("container status after the stop", "ContainerStatus", {"container_id": "$container"}),
     Step("exec after the stop", "ExecSync", _exec("true"), served=False),
     Step(
@@ -609,7 +639,7 @@ STEPS: tuple[Step | Deed, ...] = (
     Step("remove again", "RemoveContainer", {"container_id": "$container"}),
     Step("stop the sandbox", "StopPodSandbox", {"pod_sandbox_id": "$sandbox"}),
     Step("stop the sandbox again", "StopPodSandbox", {"pod_sandbox_id": "$sandbox"}),
-    Deed("create in a stopped sandbox", _create_after_the_stop),
+    Calls("create in a stopped sandbox", _create_after_the_stop),
     Step("sandbox status after the stop", "PodSandboxStatus", {"pod_sandbox_id": "$sandbox"}),
     Step(
         "sandboxes that are not ready",
@@ -621,5 +651,5 @@ STEPS: tuple[Step | Deed, ...] = (
     Step("remove a ready sandbox", "RemovePodSandbox", {"pod_sandbox_id": "$other"}),
     Step("nothing is left", "ListPodSandbox"),
     Step("no container is left", "ListContainers"),
-    Deed("events", _events),
+    Calls("events", _events),
 )

@@ -13,7 +13,7 @@ _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
 class MemoryLimit:
-    """`launcher` precedes the arguments of a command that is started in it."""
+    """`launcher`: the words before a command that starts it in the cgroup."""
 
     def __init__(self, folder: Path, limit_file: str, peak_file: str) -> None:
         self.folder = folder
@@ -25,22 +25,22 @@ class MemoryLimit:
 
     @property
     def peak_bytes(self) -> int:
-        """The highest charge, including pages of files."""
+        """The highest memory usage, including the page cache."""
         return int((self.folder / self._peak_file).read_text())
 
     @property
     def kills(self) -> int:
-        """How often the kernel killed one of its processes for its memory."""
+        """The number of processes of the cgroup that the OOM killer has killed."""
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(FileNotFoundError):
                 lines = (self.folder / name).read_text().splitlines()
                 return next(int(each.split()[1]) for each in lines if each.startswith("oom_kill "))
-        raise AssertionError("the kernel does not count")
+        raise AssertionError("the kernel does not count OOM kills")
 
 
 @contextlib.contextmanager
 def limited(limit_bytes: int) -> Iterator[MemoryLimit]:
-    """Skips if this machine's cgroups cannot be used."""
+    """A new memory cgroup. Skips the test if none can be created."""
     name = f"topolet-test-{uuid.uuid4().hex[:8]}"
     it = (
         MemoryLimit(_V1 / name, "memory.limit_in_bytes", "memory.max_usage_in_bytes")

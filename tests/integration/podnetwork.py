@@ -1,11 +1,11 @@
-"""A network plugin for isolated pods: a loopback device that is up, and its address."""
+"""A CNI plugin that sets up the loopback device of a pod, and no other network."""
 
 from __future__ import annotations
 
 import json
 import pathlib
 
-# Both `loopback`, which containerd requires first, and the plugin of the list below.
+# Installed as `loopback`, which containerd requires, and as the plugin of the list below.
 _PLUGIN = """#!/bin/sh
 case $CNI_COMMAND in
 ADD)
@@ -24,7 +24,7 @@ _LIST = {"cniVersion": "0.3.1", "name": "pods", "plugins": [{"type": "nowhere"}]
 
 
 def install(folder: pathlib.Path) -> None:
-    """Writes it into a containerd's folder of plugins, which also has their configuration."""
+    """Writes the plugin and its configuration into the CNI folder of a containerd."""
     folder.mkdir(parents=True)
     for name in ("loopback", "nowhere"):
         (folder / name).write_text(_PLUGIN)

@@ -1,4 +1,4 @@
-"""Debian's image registry on loopback; containerd uses plain HTTP for such an address."""
+"""Debian's docker-registry on a loopback address, for which containerd uses plain HTTP."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.waiting import eventually
 
 
 class Registry:
-    """`address` is the first part of the names of its images."""
+    """`address`: the host and port in the names of its images."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     def push(self, runtime: Containerd, name: str) -> str:
-        """Pushes a busybox image; returns its full name, which the runtime does not have."""
+        """Pushes a busybox image and removes it from the runtime; its full name."""
         full = f"{self.address}/{name}"
         before = set(runtime.ctr("images", "ls", "-q").split())
         runtime.import_full_image(full)
         runtime.ctr("images", "push", "--plain-http", full)
-        # The CRI gives an image a second name, its id.
+        # The CRI plugin adds a second name, the image's id.
         added = set(runtime.ctr("images", "ls", "-q").split()) - before
         runtime.ctr("images", "rm", "--sync", *added)
         return full
@@ -37,7 +37,7 @@ class Registry:
 
 @contextlib.contextmanager
 def running(folder: pathlib.Path) -> Iterator[Registry]:
-    """An empty registry with its images below `folder`. Skips the test if there is none."""
+    """An empty registry that stores images below `folder`. Skips the test without a program."""
     program = tools.unpacked("docker-registry")
     if program is None:
         pytest.skip("no docker-registry here (tests/tools/prepare fetches it)")

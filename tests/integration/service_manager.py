@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 
-from tests.integration.harness import DEADLINE_SECONDS, TestNode
+from tests.integration.harness import TestNode
+from tests.waiting import DEADLINE_SECONDS
 
 _BOOT = """
 import os, sys

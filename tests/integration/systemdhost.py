@@ -1,5 +1,5 @@
-"""A host on which a real systemd runs containerd and a kubelet with static pods, in a world of
-tests/cluster. systemd is the first process of a PID namespace there (`systemd.sh`).
+"""A host on which a real systemd runs containerd and a kubelet with static pods. It is a world of
+tests/cluster, in which systemd is the first process of a PID namespace (`systemd.sh`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ done
 
 
 class SystemdHost:
-    """`containerd`: its major version, 1 for that of the distribution."""
+    """`containerd`: the major version; 1 is the distribution's package."""
 
     def __init__(self, place: World, containerd: int) -> None:
         self.world = place
@@ -98,25 +98,25 @@ class SystemdHost:
 
     # programs
     def run(self, *words: str | Path, seconds: float = 8 * DEADLINE_SECONDS) -> str:
-        """Among systemd's processes. Raises ProgramError."""
-        entered = ("nsenter", f"--target={self._pid}", "--pid", "--mount", "--")
-        return self.world.run(*entered, *words, seconds=seconds)
+        """Runs a program in systemd's namespaces. Raises ProgramError."""
+        nsenter = ("nsenter", f"--target={self._pid}", "--pid", "--mount", "--")
+        return self.world.run(*nsenter, *words, seconds=seconds)
 
     def topolet(self, *words: str, program: str = "") -> str:
-        """A command of this checkout, or of an installed `program`."""
+        """Runs a command of this checkout, or of an installed `program`."""
         environment = ("env", "PYTHONDONTWRITEBYTECODE=1", f"PATH={self.world.path}")
         own = (f"PYTHONPATH={ROOT}", sys.executable, "-m", "agent")
         return self.run(*environment, *((program,) if program else own), *words)
 
-    def begin(self, name: str, *words: str) -> None:
+    def start_command(self, name: str, *words: str) -> None:
         """Starts a command of this checkout; its output is the log of that name."""
-        entered = ("nsenter", f"--target={self._pid}", "--pid", "--mount", "--")
+        nsenter = ("nsenter", f"--target={self._pid}", "--pid", "--mount", "--")
         own = (f"PYTHONPATH={ROOT}", sys.executable, "-u", "-m", "agent")
         script = 'echo $$ >"$0"; exec env "$@"'
-        self.world.start(name, *entered, "sh", "-ec", script, f"/run/{name}.pid", *own, *words)
+        self.world.start(name, *nsenter, "sh", "-ec", script, f"/run/{name}.pid", *own, *words)
 
     def kill(self, name: str, signal: str = "KILL") -> None:
-        """Sends the signal to a command that was begun. After KILL it has no locks any more."""
+        """Sends the signal to a started command. After KILL, waits until its locks are released."""
         self.run("sh", "-ec", f'kill -{signal} "$(cat /run/{name}.pid)"')
         if signal == "KILL":
             ended = 'grep -qs "^State:[[:space:]]*Z" /proc/$pid/status || [ ! -e /proc/$pid ]'
@@ -126,11 +126,11 @@ class SystemdHost:
     def systemctl(self, *words: str) -> str:
         return self.run("systemctl", *words)
 
-    def shown(self, unit: str, name: str) -> str:
+    def unit_property(self, unit: str, name: str) -> str:
         return self.systemctl("show", f"--property={name}", "--value", unit).strip()
 
     def write(self, path: str, text: str) -> None:
-        """Below folders that the world and systemd share: /etc, /run and /var/lib."""
+        """Writes a file below /etc, /run or /var/lib, which the world and systemd share."""
         self.world.write(path, text)
 
     # the node
@@ -155,7 +155,7 @@ class SystemdHost:
         eventually("systemd runs", booted, START_SECONDS)
 
     def start_containerd(self, more: str = "") -> None:
-        """`more`: of its configuration."""
+        """`more`: further lines of its configuration."""
         program = "/usr/bin/containerd" if self._containerd == 1 else "containerd"
         found = shutil.which(program, path=self.world.path)
         assert found is not None
@@ -166,7 +166,7 @@ class SystemdHost:
         self.systemctl("start", "containerd")
 
     def add_busybox(self) -> None:
-        """The image of pods and their sandboxes."""
+        """Imports the image of pods and their sandboxes."""
         archive = self.world.folder / "busybox.tar"
         binary = image.busybox()
         assert binary is not None
@@ -174,13 +174,13 @@ class SystemdHost:
         self.add_image(archive)
 
     def add_image(self, archive: Path) -> None:
-        """A docker-archive in the world's folder."""
+        """Imports a docker-archive in the world's folder."""
         self.world.run("mv", archive, "/run/image.tar")
         self.run("ctr", "--namespace=k8s.io", "images", "import", "/run/image.tar")
         self.world.run("rm", "/run/image.tar")
 
     def start_kubelet(self, flags: str = "", **configuration: Any) -> None:
-        """As kubeadm starts it: `flags` in its file, `configuration` in the kubelet's."""
+        """Starts the kubelet as kubeadm does. `flags` go to kubeadm-flags.env."""
         body = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -204,7 +204,7 @@ class SystemdHost:
         self.systemctl("start", "kubelet")
 
     def pod(self, name: str, **spec: Any) -> None:
-        """A static pod, with more fields of its spec; returns when its container runs."""
+        """Creates a static pod with these fields of its spec; returns when its container runs."""
         body = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -219,25 +219,25 @@ class SystemdHost:
         self.write(f"/etc/kubernetes/manifests/{name}.json", json.dumps(body))
         eventually(f"{name} runs", lambda: name in self.running(), START_SECONDS)
 
-    def end(self, name: str) -> None:
-        """Removes the pod; returns when its container is gone."""
+    def delete_pod(self, name: str) -> None:
+        """Deletes the static pod; returns when its container has ended."""
         self.world.remove(f"/etc/kubernetes/manifests/{name}.json")
         eventually(f"{name} has ended", lambda: name not in self.running(), START_SECONDS)
 
     def running(self) -> dict[str, str]:
-        """The running containers, by name: their ids."""
+        """The ids of the running containers, by name."""
         listed = self.run("crictl", f"--runtime-endpoint={RUNTIME}", "ps", "--output=json")
         containers = json.loads(listed).get("containers") or ()
         return {each["metadata"]["name"]: each["id"] for each in containers}
 
     def connections(self) -> int:
-        """To the proxy's socket."""
+        """The number of connections to the proxy's socket."""
         rows = self.run("cat", "/proc/1/net/unix").splitlines()
         path = PROXY.removeprefix("unix://")
         return sum(row.split()[5] == "03" for row in rows if row.endswith(f" {path}"))
 
     def files(self, *folders: str) -> dict[str, str]:
-        """All below these folders, with their digests or targets."""
+        """All files below these folders, with their digests or link targets."""
         lines = self.run("sh", "-c", _LIST, "sh", *folders).splitlines()
         return dict(line.split(" ", 1) for line in lines)
 
@@ -256,7 +256,7 @@ def lacking() -> list[str]:
 
 @contextlib.contextmanager
 def running(containerd: int) -> Iterator[SystemdHost]:
-    """A host with containerd; the kubelet is not started. Skips the test where that can't be."""
+    """A host with containerd and without a kubelet. Skips the test if none can run here."""
     missing = [*world.lacking(), *lacking()]
     if image.busybox() is None:
         missing.append("busybox-static")

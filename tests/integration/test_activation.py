@@ -12,8 +12,9 @@ import grpc
 import pytest
 
 from agent.proto import cri_pb2 as pb
-from tests.integration.harness import DEADLINE_SECONDS, TestNode
+from tests.integration.harness import TestNode
 from tests.integration.service_manager import ServiceManager
+from tests.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def api(apiserver: ApiServer) -> Iterator[Api]:
     bodies = deployed.served(apiserver, objects("overlays/reconcile"))
     deployed.apply(made, [*bodies, default])
     yield made
-    deployed.lift_policies(apiserver)
+    deployed.remove_policies(apiserver)
 
 
 def scheduled(api: Api, node: str, name: str, qos: str, cpuset: str) -> str:
@@ -199,7 +199,7 @@ def test_the_daemonset_works(
             for container, wanted in cpus.items():
                 eventually("on its CPUs", lambda c=container, w=wanted: node.cpus(c) == w)
             path = f"/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{played.name}"
-            eventually("the node is reported", lambda: deployed.there(api, path))
+            eventually("the node is reported", lambda: deployed.exists(api, path))
         for each in played.ports:
             assert not LACKING.search(played.log(each)), played.log(each)
 
@@ -214,7 +214,7 @@ def test_a_node_with_gpus_has_a_device_object(
     assert played.pod["runtimeClassName"] == "nvidia"
     path = f"/apis/scheduling.koordinator.sh/v1alpha1/devices/{played.name}"
     with played.running():
-        eventually("a Device object", lambda: deployed.there(api, path))
+        eventually("a Device object", lambda: deployed.exists(api, path))
         device = api.request("GET", path)
     listed = {each["id"]: each["health"] for each in device["spec"]["devices"]}
     assert listed == dict.fromkeys((card.uuid for card in gpus.machine.cards), True)

@@ -118,7 +118,7 @@ class Cluster:
     def __init__(self, server: ApiServer, api: Api) -> None:
         self.server = server
         self.api = api
-        self.changes_pods = deployed.changes_pods(server)
+        self.serves_mutating_policies = deployed.serves_mutating_policies(server)
 
     def try_pod(self, body: Object, who: Who = ALICE) -> Object:
         """The object that would be stored."""
@@ -183,7 +183,7 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
     api.apply(pod("held", annotations=CPUS), OURS)
     api.apply(pod("free"))
     yield made
-    deployed.lift_policies(apiserver)
+    deployed.remove_policies(apiserver)
 
 
 def _refuses(cluster: Cluster, body: Object, who: Who) -> bool:
@@ -220,7 +220,7 @@ def _in_force(cluster: Cluster) -> bool:
         and _refuses(cluster, pod(qos="SYSTEM"), ALICE)
         and _refuses(cluster, binding("free", **{EXTENDED_RESOURCE_SPEC: "{}"}), ALICE)
         and (
-            not cluster.changes_pods
+            not cluster.serves_mutating_policies
             or cluster.try_pod(gpu_pod())["spec"]["schedulerName"] == "topolet-scheduler"
         )
     )
@@ -857,7 +857,7 @@ def test_a_binding_brings_annotations_that_can_be_read(cluster: Cluster) -> None
 
 
 def test_pods_are_mutated_from_1_36_on(cluster: Cluster) -> None:
-    assert cluster.changes_pods == (cluster.server.minor >= 36)
+    assert cluster.serves_mutating_policies == (cluster.server.minor >= 36)
 
 
 @pytest.mark.parametrize(
@@ -874,7 +874,7 @@ def test_pods_with_gpus_get_the_topolet_scheduler_if_configured(
     cluster: Cluster, namespace: str, resource: str, scheduler: str | None, given: str
 ) -> None:
     """Before 1.36 every pod keeps its own scheduler."""
-    if not cluster.changes_pods:
+    if not cluster.serves_mutating_policies:
         given = scheduler or "default-scheduler"
     body = pod(namespace=namespace)
     body["spec"]["containers"][0]["resources"] = {"limits": {resource: "1"}}

@@ -57,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         started.create("/api/v1/namespaces", {"metadata": {"name": PLAIN}})
         with controllers(started, "namespace-controller", "serviceaccount-controller"):
             path = f"/api/v1/namespaces/{PLAIN}/serviceaccounts/default"
-            eventually("accounts are made", partial(deployed.there, api, path))
+            eventually("accounts are made", partial(deployed.exists, api, path))
             yield Cluster(started, api)
 
 
@@ -66,11 +66,11 @@ def cluster(server: Cluster) -> Iterator[Cluster]:
     """Without a release and definitions; its namespace exists, since Helm never removes it."""
     server.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"
-    eventually("accounts are made", partial(deployed.there, server.api, path))
+    eventually("accounts are made", partial(deployed.exists, server.api, path))
     yield server
     if "topolet" in server.helm("list", "--short"):
         server.uninstall()
-    server.remove_definitions()
+    server.delete_definitions()
 
 
 def test_a_release_is_installed_rolled_back_and_removed_without_a_trace(cluster: Cluster) -> None:
@@ -87,7 +87,7 @@ def test_helm_3_does_the_same(cluster: Cluster) -> None:
     one, other = (chart.rendered(folder, values, program=each) for each in (program, None))
     assert {name_of(each): each for each in one} == {name_of(each): each for each in other}
     lives_without_a_trace(theirs)
-    theirs.remove_definitions()
+    theirs.delete_definitions()
     takes_over(theirs, "--take-ownership")
 
 
@@ -95,7 +95,7 @@ def lives_without_a_trace(cluster: Cluster) -> None:
     """A release is installed, changed, rolled back and removed."""
     before = cluster.objects()
     cluster.install(EVERYTHING)
-    eventually("the policies are in force", cluster.refuses)
+    eventually("the policies are in force", cluster.policies_refuse)
     installed = cluster.objects()
     new = {name for name in installed if name not in before}
     assert not [name for name in before if installed[name] != before[name]]
@@ -105,17 +105,17 @@ def lives_without_a_trace(cluster: Cluster) -> None:
         if "helm.sh/hook" not in each["metadata"].get("annotations", {})
     }
     missing = {name.partition("/")[0] for name in rendered - new}
-    if deployed.changes_pods(cluster.server):
+    if deployed.serves_mutating_policies(cluster.server):
         assert missing == set()
     else:
         assert missing == {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
     cluster.install({"policies": {"mode": "warn"}})
-    eventually("the policies warn", lambda: not cluster.refuses())
+    eventually("the policies warn", lambda: not cluster.policies_refuse())
     fewer = cluster.objects()
     assert f"Deployment/{NAMESPACE}/topolet-scheduler" not in fewer
     assert f"CustomResourceDefinition//{REBINDS}" in fewer
     cluster.helm("rollback", "topolet", "1")
-    eventually("the policies are in force again", cluster.refuses)
+    eventually("the policies are in force again", cluster.policies_refuse)
     again = cluster.objects()
     assert {each: again[each] for each in new if not is_of_a_release(each)} == {
         each: installed[each] for each in new if not is_of_a_release(each)
@@ -124,7 +124,7 @@ def lives_without_a_trace(cluster: Cluster) -> None:
     left = {name for name in cluster.objects() if name not in before}
     kept = {f"CustomResourceDefinition//{each}" for each in (DEVICES, TOPOLOGIES, REBINDS)}
     assert left == kept
-    eventually("no policy is left", lambda: not cluster.refuses())
+    eventually("no policy is left", lambda: not cluster.policies_refuse())
 
 
 def test_an_upgrade_keeps_the_certificates(cluster: Cluster) -> None:
@@ -157,14 +157,14 @@ def takes_over(cluster: Cluster, *flags: str) -> None:
     text = gzip.decompress(EARLIER.read_bytes()).decode()
     earlier = deployed.served(cluster.server, yaml.safe_load_all(text))
     deployed.apply(cluster.api, earlier)
-    eventually("the policies are in force", cluster.refuses)
+    eventually("the policies are in force", cluster.policies_refuse)
     definitions = [cluster.definition(each) for each in (DEVICES, TOPOLOGIES, REBINDS)]
     values = {"scheduler": {"enabled": True}, "webhook": {"enabled": True}}
     assert cluster.attempt(
         *("upgrade", "--install", "topolet", cluster.chart), values=values
     ).returncode, "it takes nothing over without being told"
     cluster.install(values, *flags)
-    assert cluster.refuses()
+    assert cluster.policies_refuse()
     found = cluster.objects()
     ours = {name_of(each) for each in chart.rendered(cluster.server.folder, values)}
     not_ours = {name_of(each) for each in earlier} - ours

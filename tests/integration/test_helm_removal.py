@@ -165,7 +165,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
                 body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
                 started.apply(body)
                 path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-                eventually("accounts are made", partial(deployed.there, api, path))
+                eventually("accounts are made", partial(deployed.exists, api, path))
             yield Cluster(started, api)
 
 
@@ -213,7 +213,7 @@ def test_nodes_are_taken_back_and_one_that_does_not_answer_is_named_until_it_doe
     cluster.install(VALUES)
     for node in NODES:
         reported(cluster, node)
-    eventually("the policies are in force", cluster.refuses)
+    eventually("the policies are in force", cluster.policies_refuse)
 
     ended = cluster.attempt("uninstall", "topolet", "--timeout=180s")
     assert ended.returncode, "a node is left"
@@ -243,7 +243,7 @@ def test_the_pod_of_a_node_takes_back_its_own_node_only(cluster: Cluster) -> Non
     cluster.install(VALUES)
     for node in ("n1", "n2"):
         reported(cluster, node)
-    eventually("the policies are in force", cluster.refuses)
+    eventually("the policies are in force", cluster.policies_refuse)
     for each in chart.rendered(cluster.server.folder, VALUES):
         if each["metadata"]["name"] == ACCOUNT:
             cluster.server.apply(each)

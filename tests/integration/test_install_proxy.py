@@ -48,7 +48,7 @@ def node(host: SystemdHost) -> Iterator[SystemdHost]:
         host.topolet("install-proxy", "--undo", *QUICK)
         assert host.files(*FOLDERS) == files
         assert host.running() == pods
-        assert host.shown("kubelet.service", "ActiveState") == "active"
+        assert host.unit_property("kubelet.service", "ActiveState") == "active"
     except (AssertionError, ProgramError):
         print(host.logs())
         raise
@@ -65,7 +65,7 @@ def test_installed_and_removed(node: SystemdHost) -> None:
     nothing = node.topolet("install-proxy", *QUICK, program=INSTALLED)
     assert nothing == "nothing to do: the kubelet uses it\n"
     node.pod("second")
-    node.end("second")
+    node.delete_pod("second")
     undone = node.topolet("install-proxy", "--undo", *QUICK, program=INSTALLED)
     assert undone.endswith("\nremoved\n")
     assert node.connections() == 0
@@ -139,7 +139,7 @@ def run_first(
         initContainers=[first],
         volumes=[each for each in spec["volumes"] if each["name"] in used],
     )
-    node.end(name)
+    node.delete_pod(name)
 
 
 def test_a_proxy_that_does_not_start_changes_nothing(node: SystemdHost) -> None:
@@ -155,7 +155,7 @@ def test_a_proxy_that_does_not_start_changes_nothing(node: SystemdHost) -> None:
 def test_a_kubelet_that_does_not_reach_the_proxy_goes_back(node: SystemdHost) -> None:
     """Its files name the proxy, but another drop-in overrides the command."""
     files = node.files(*FOLDERS)
-    command = node.shown("kubelet.service", "ExecStart")
+    command = node.unit_property("kubelet.service", "ExecStart")
     program = re.search(r"path=(\S+)", command)
     assert program is not None
     own = f"{UNITS}/kubelet.service.d/zz-own.conf"
@@ -174,12 +174,12 @@ def test_a_kubelet_that_does_not_reach_the_proxy_goes_back(node: SystemdHost) ->
 @pytest.mark.parametrize("step", ["copy the interpreter", "systemctl daemon-reload", "change /var"])
 def test_killed(node: SystemdHost, step: str) -> None:
     """The next run takes everything back, and installs."""
-    node.begin("install", "install-proxy", *QUICK)
+    node.start_command("install", "install-proxy", *QUICK)
     eventually(step, lambda: step in node.world.log("install"), systemdhost.START_SECONDS)
     node.kill("install")
     eventually(
         "the kubelet runs",
-        lambda: node.shown("kubelet.service", "ActiveState") == "active",
+        lambda: node.unit_property("kubelet.service", "ActiveState") == "active",
         systemdhost.START_SECONDS,
     )
     output = node.topolet("install-proxy", *QUICK)
@@ -190,7 +190,7 @@ def test_killed(node: SystemdHost, step: str) -> None:
 def test_ended_by_sigterm(node: SystemdHost) -> None:
     """As a pod that is deleted: it takes its changes back before it ends."""
     files = node.files(*FOLDERS)
-    node.begin("ended", "install-proxy", "--settle-seconds=15")
+    node.start_command("ended", "install-proxy", "--settle-seconds=15")
     reached = "wait until kubelet.service uses the proxy"
     eventually(reached, lambda: reached in node.world.log("ended"), systemdhost.START_SECONDS)
     node.kill("ended", "TERM")
@@ -204,5 +204,5 @@ def test_the_units_are_valid_and_confined(node: SystemdHost) -> None:
     units = [f"{UNITS}/topolet-proxy.{each}" for each in ("socket", "service")]
     assert node.run("systemd-analyze", "verify", *units) == ""
     node.run("systemd-analyze", "security", "--offline=true", "--threshold=20", units[1])
-    assert node.shown("topolet-proxy.service", "CapabilityBoundingSet") == ""
-    assert node.shown("topolet-proxy.service", "NRestarts") == "0"
+    assert node.unit_property("topolet-proxy.service", "CapabilityBoundingSet") == ""
+    assert node.unit_property("topolet-proxy.service", "NRestarts") == "0"

@@ -13,9 +13,9 @@ import pytest
 
 from agent.proto import cri_pb2 as pb
 from tests.fixtures.pods import PodSpec, create_request, run_sandbox
-from tests.integration.harness import DEADLINE_SECONDS, TestNode
+from tests.integration.harness import TestNode
 from tests.integration.service_manager import ServiceManager
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 
 PODS = {"lse": ("LSE", "1"), "ls": ("LS", "0"), "ls-2": ("LS", "0"), "be": ("BE", "0")}
 """Name: QoS class, and the final CPUs of its containers."""

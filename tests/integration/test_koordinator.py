@@ -135,7 +135,7 @@ def test_cards_come_by_their_variable(koordinator: KoordinatorNode) -> None:
     a request gets none."""
     node = koordinator.node
     gpus = GpuNode(node, gpumachines.dgx1())
-    koordinator.start_agent(*gpus.places, variables=gpus.environ)
+    koordinator.start_agent(*gpus.path_flags, variables=gpus.environ)
     gpus.device()
     koordinator.start_proxy()
     plugins, own = gpus.machine.cards[0].uuid, gpus.machine.cards[3]

@@ -1,4 +1,4 @@
-"""Every call of the CRI has the same result behind agent and proxy."""
+"""Every call of the CRI has the same result through the proxy as directly."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.fixtures.containerd import Containerd
 from tests.integration import registry
 from tests.integration.fullcri import FullCri
 from tests.integration.harness import built_or_skip, fresh_node
-from tests.integration.matrix import STEPS, Deed, Side, Step
+from tests.integration.matrix import STEPS, Calls, Route, Step
 
 ONLINE = pathlib.Path("/sys/devices/system/cpu/online")
 
 
-class Both(msgspec.Struct, frozen=True):
-    """Outcomes and gRPC codes by the names of steps, on a runtime of a major version."""
+class Outcomes(msgspec.Struct, frozen=True):
+    """The outcomes and status codes of all steps, by name, on a runtime of a major version."""
 
     runtime: str
     major: int
@@ -39,16 +39,16 @@ def descriptor() -> pathlib.Path:
 def outcomes(
     socket: str, logs: pathlib.Path, known: Mapping[str, str]
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """The codes of all steps, one after the other."""
+    """Runs all steps in order; their outcomes and status codes."""
     logs.mkdir()
     with contextlib.closing(FullCri(descriptor(), socket)) as cri:
-        side = Side(cri, logs, known)
-        return {step.name: side.take(step) for step in STEPS}, side.codes
+        route = Route(cri, logs, known)
+        return {step.name: route.run(step) for step in STEPS}, route.codes
 
 
 @pytest.fixture(scope="module", params=["containerd", "containerd2"])
-def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
-    """Both ways through all steps take seconds."""
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """The outcomes of all steps, directly and through the proxy."""
     descriptor()
     folder = tmp_path_factory.mktemp("matrix")
     with registry.running(folder) as images:
@@ -68,25 +68,29 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             version = node.direct.version()
     major = re.search(r" v?(\d+)\.", version)
     assert major is not None
-    return Both(version, int(major[1]), *direct, *proxied)
+    return Outcomes(version, int(major[1]), *direct, *proxied)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name.replace(" ", "_"))
-def test_call_has_the_same_result(both: Both, step: Step | Deed) -> None:
-    if isinstance(step, Deed) or step.served is True or (step.served and both.major >= step.served):
+def test_call_has_the_same_result(both: Outcomes, step: Step | Calls) -> None:
+    if (
+        isinstance(step, Calls)
+        or step.served is True
+        or (step.served and both.major >= step.served)
+    ):
         assert both.direct_codes[step.name] == "OK", both.direct[step.name]
     assert both.proxied[step.name] == both.direct[step.name]
 
 
 def test_every_method_that_the_runtime_serves_is_implemented(
-    both: Both, record_property: Callable[[str, Any], None]
+    both: Outcomes, record_property: Callable[[str, Any], None]
 ) -> None:
     counts = {
         way: sum(code != "UNIMPLEMENTED" for code in codes.values())
         for way, codes in (("direct", both.direct_codes), ("proxied", both.proxied_codes))
     }
-    lines = [f"{both.runtime}: {len(STEPS)} CRI calls, of which are served"]
+    lines = [f"{both.runtime}: {len(STEPS)} CRI calls; served:"]
     record_property("summary", "\n".join([*lines, *(f"{n:6} {way}" for way, n in counts.items())]))
     assert counts["direct"] == counts["proxied"] > 100
 

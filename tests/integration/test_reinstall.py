@@ -39,7 +39,7 @@ ALICE = Who()
 KOORDINATOR = "system:serviceaccount:koordinator-system:koord-scheduler"
 
 NOT_FOUND = 404
-GONE_SECONDS = deployed.GONE_SECONDS
+GONE_SECONDS = deployed.DELETION_SECONDS
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -185,7 +185,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         with controllers(server, "namespace-controller", "serviceaccount-controller"):
             for name in (PLAIN, LABELLED):
                 path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-                eventually("accounts are made", partial(deployed.there, api, path))
+                eventually("accounts are made", partial(deployed.exists, api, path))
             api.apply(
                 {**other_pods.pod("free"), "metadata": {"name": "free", "namespace": LABELLED}}
             )
@@ -341,7 +341,7 @@ def test_an_upgrade_removes_parameters(
     eventually("pods are accepted", cluster.takes_pods)
     cluster.in_force(OURS)
     kinds = ["validatingadmissionpolicy"]
-    if deployed.changes_pods(cluster.server):
+    if deployed.serves_mutating_policies(cluster.server):
         kinds.append("mutatingadmissionpolicy")
     for kind in kinds:
         stored = yaml.safe_load(cluster.kubectl("get", kind, "-o", "yaml"))
@@ -352,7 +352,7 @@ def test_an_upgrade_removes_parameters(
 
 def test_before_1_36_kubectl_names_the_kinds_it_skips(cluster: Cluster) -> None:
     """Without the component for these servers. Everything else is applied."""
-    if deployed.changes_pods(cluster.server):
+    if deployed.serves_mutating_policies(cluster.server):
         pytest.skip("this kube-apiserver serves all kinds of ours")
     folder = DEPLOY / "overlays" / "scheduler"
     with cluster.watched(cluster.remove) as watch:
@@ -362,6 +362,6 @@ def test_before_1_36_kubectl_names_the_kinds_it_skips(cluster: Cluster) -> None:
         assert re.findall(r'no matches for kind "(\w+)"', ended.stderr) == kinds
         cluster.in_force(OURS)
         path = f"/apis/apps/v1/namespaces/{OURS}/daemonsets/topolet-agent"
-        assert deployed.there(cluster.api, path)
+        assert deployed.exists(cluster.api, path)
         cluster.apply(cluster.folder("overlays/scheduler"))
         watch.wait_for_rounds()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,7 +85,7 @@ def at_rest(node: TestNode) -> dict[str, Held]:
 
 
 def test_memory_descriptors_and_state_do_not_grow(
-    node: TestNode, record_property: pytest.RecordProperty
+    node: TestNode, record_property: Callable[[str, object], None]
 ) -> None:
     node.start_agent()
     node.start_proxy()

@@ -177,7 +177,7 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
             if not each["kind"].endswith("WebhookConfiguration")
         ],
     )
-    if deployed.changes_pods(apiserver):
+    if deployed.serves_mutating_policies(apiserver):
         api.request("DELETE", f"{REGISTRATION}/mutatingadmissionpolicybindings/{MUTATING}")
     api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}})
     for name, label in (("hooked", {"topolet.io/gpu-scheduling": "enabled"}), ("unhooked", {})):
@@ -204,7 +204,7 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
         for kind in KINDS:
             (name,) = of_kind(kind)
             api.request("DELETE", f"{REGISTRATION}/{kind.lower()}s/{name}")
-        deployed.lift_policies(apiserver)
+        deployed.remove_policies(apiserver)
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -103,7 +103,7 @@ def test_a_pod_gets_the_pair_with_the_best_links(
     gpus = GpuNode(node, gpumachines.dgx1())
     account = Account(api, node)
     account.write_token(api.token(NAME, "agent"))
-    account.start_agent(node, f"--node-name={NAME}", *gpus.places, variables=gpus.environ)
+    account.start_agent(node, f"--node-name={NAME}", *gpus.path_flags, variables=gpus.environ)
     published = device(api)["metadata"]["annotations"][interconnect.GPU_LINKS]
     held(api, (0, 2, 4, 6))
     pair, five = pending(api, "pair", 2), pending(api, "five", 5)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fixtures.containerd import Containerd
-from tests.integration.harness import DEADLINE_SECONDS
+from tests.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture(scope="session")
