@@ -1,4 +1,4 @@
-"""A SchedulerCache with a few nodes of a made-up fleet, and pods that request their resources."""
+"""A SchedulerCache with a few nodes, and pods that request their resources."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DGX1 = Model(
     product="Tesla V100-SXM2-16GB",
     pairs=tuple(VOLTA_PAIRS),
 )
-"""Two quads of V100 with twice the links in some pairs, two cards behind a switch."""
+"""Two quads of V100; some pairs have two links; two GPUs behind each PCIe switch."""
 
 _read_pod = records.pods(AgentSelector())
 
@@ -44,22 +44,22 @@ _read_pod = records.pods(AgentSelector())
 def cluster(
     nodes: Mapping[str, Model], clock: Callable[[], float] = time.monotonic
 ) -> SchedulerCache:
-    """The nodes, each with its agent."""
-    known = SchedulerCache(clock=clock)
+    """A cache with these nodes, each with its agent."""
+    cache = SchedulerCache(clock=clock)
     for name, model in nodes.items():
-        add(known, name, model)
-    return known
+        add_node(cache, name, model)
+    return cache
 
 
-def add(known: SchedulerCache, name: str, model: Model, *, agent: bool = True) -> None:
+def add_node(cache: SchedulerCache, name: str, model: Model, *, agent: bool = True) -> None:
     """Adds a node of that model."""
     node, topology, devices = _changes(name, model)
-    known.nodes_changed([node])
-    known.topologies_changed([topology])
+    cache.nodes_changed([node])
+    cache.topologies_changed([topology])
     if model.gpus:
-        known.devices_changed([devices])
+        cache.devices_changed([devices])
     if agent:
-        tell(known, fleet.agent(name))
+        report_pod(cache, fleet.agent(name))
 
 
 @functools.cache
@@ -71,27 +71,27 @@ def _changes(name: str, model: Model) -> tuple[Change[Any], Change[Any], Change[
     return Change(added, key, node), Change(added, key, topology), Change(added, key, devices)
 
 
-def remove(known: SchedulerCache, name: str) -> None:
-    """Deletes a node; its pods stay for a while."""
+def remove_node(cache: SchedulerCache, name: str) -> None:
+    """Deletes a Node object; the pods of the node stay."""
     key = ObjectKey("", name)
-    read = records.node(json.dumps({"metadata": {"name": name}}).encode())
-    known.nodes_changed([Change(ChangeKind.DELETED, key, read)])
+    record = records.node(json.dumps({"metadata": {"name": name}}).encode())
+    cache.nodes_changed([Change(ChangeKind.DELETED, key, record)])
 
 
-def tell(known: SchedulerCache, pod: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
-    """The pod as a watch reports it."""
+def report_pod(cache: SchedulerCache, pod: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
+    """Passes the pod to the cache as a watch event."""
     metadata = pod["metadata"]
     value: PodRecord = _read_pod(json.dumps(pod).encode())
-    known.pods_changed([Change(kind, ObjectKey(metadata["namespace"], metadata["name"]), value)])
+    cache.pods_changed([Change(kind, ObjectKey(metadata["namespace"], metadata["name"]), value)])
 
 
-def read(body: Object) -> ApiPod:
+def api_pod(body: Object) -> ApiPod:
     """A pod as kube-scheduler sends it."""
     return apiobjects.from_object(body)
 
 
 def pod(kind: Kind, name: str) -> ApiPod:
-    return read(kind.pod(name))
+    return api_pod(kind.pod(name))
 
 
 def pod_request(kind: Kind, name: str = "p") -> PodRequest:
@@ -99,7 +99,7 @@ def pod_request(kind: Kind, name: str = "p") -> PodRequest:
 
 
 def handlers(
-    known: SchedulerCache,
+    cache: SchedulerCache,
     groups: GroupReservations,
     bind: Bind,
     pod_infos: PodInfoCache,
@@ -107,33 +107,33 @@ def handlers(
     best_only: bool = True,
     placing: bool = False,
 ) -> ExtenderHandlers:
-    """Of an extender without preemption."""
+    """The handlers of an extender without preemption."""
     return ExtenderHandlers(
-        known,
+        cache,
         groups,
         bind,
         pod_infos,
-        EquivalenceCache(known),
+        EquivalenceCache(cache),
         lambda args: ExtenderPreemptionResult(args.victims),
         best_only=best_only,
         placing=placing,
     )
 
 
-def reserve(known: SchedulerCache, kind: Kind, node: str, name: str = "p") -> bool:
-    """Reserves the node's offer to a pod of this name and uid `uid-NAME`. Returns whether the node
-    has room."""
-    info = known.node(node)
+def reserve(cache: SchedulerCache, kind: Kind, node: str, name: str = "p") -> bool:
+    """Reserves the offer of the node for the pod with this name and the uid `uid-NAME`. Returns
+    whether the node has room."""
+    info = cache.node(node)
     assert info is not None
     granted = info.allocator.offer(pod_request(kind, name))
     if isinstance(granted, Granted):
-        known.reserve(node, granted)
+        cache.reserve(node, granted)
     return isinstance(granted, Granted)
 
 
 def held(cluster: SchedulerCache, name: str = "n1") -> set[str]:
-    """Titles of the pods with an allocation, without agents."""
+    """The names of the pods with an allocation on the node, without its agent."""
     state = cluster.node(name)
     assert state is not None
-    titles = {each.title.removeprefix("ns/") for each in state.allocator.holdings.values()}
-    return {each for each in titles if not each.startswith("agent-")}
+    names = {each.title.removeprefix("ns/") for each in state.allocator.holdings.values()}
+    return {each for each in names if not each.startswith("agent-")}

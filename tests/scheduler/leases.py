@@ -1,4 +1,4 @@
-"""One Lease of an API server, on real sockets."""
+"""An API server with one Lease, on real sockets."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PATH = "/apis/coordination.k8s.io/v1/namespaces/n/leases"
 
 
 class Leases:
-    """`trouble`: while it is set, it is the answer to every request. `lost`: writes take effect,
-    but their answers are lost."""
+    """`error_code`: while it is set, the status of every response. `drop_responses`: writes take
+    effect, but have no response."""
 
     def __init__(self, server: Server) -> None:
         self.stored: dict[str, Any] | None = None
-        self.trouble: int | None = None
-        self.lost = False
+        self.error_code: int | None = None
+        self.drop_responses = False
         self.writes = 0
         self._version = 0
         self._lock = threading.Lock()
@@ -32,42 +32,42 @@ class Leases:
         spec: dict[str, Any] = self.stored["spec"]
         return spec
 
-    def put(self, wanted: dict[str, Any]) -> dict[str, Any]:
+    def put(self, body: dict[str, Any]) -> dict[str, Any]:
         self._version += 1
         self.writes += 1
-        self.stored = json.loads(json.dumps(wanted))
+        self.stored = json.loads(json.dumps(body))
         assert self.stored is not None
         self.stored["metadata"]["resourceVersion"] = str(self._version)
         return self.stored
 
     def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
-        if self.trouble is not None:
-            return _refused(connection, self.trouble, "Trouble")
+        if self.error_code is not None:
+            return _error(connection, self.error_code, "Error")
         with self._lock:
-            return self._honest(connection, request)
+            return self._handle(connection, request)
 
-    def _honest(self, connection: socket.socket, request: Request) -> bool:
-        wanted = json.loads(request.body) if request.body else {}
+    def _handle(self, connection: socket.socket, request: Request) -> bool:
+        body = json.loads(request.body) if request.body else {}
         if request.method == "POST":
             assert request.path == PATH
             if self.stored is not None:
-                return _refused(connection, 409, "AlreadyExists")
-            return self._written(connection, 201, wanted)
+                return _error(connection, 409, "AlreadyExists")
+            return self._store(connection, 201, body)
         assert request.path == f"{PATH}/l"
         if self.stored is None:
-            return _refused(connection, 404, "NotFound")
+            return _error(connection, 404, "NotFound")
         if request.method == "GET":
             return hostile.reply(connection, 200, self.stored)
         assert request.method == "PUT"
-        if wanted["metadata"]["resourceVersion"] != self.stored["metadata"]["resourceVersion"]:
-            return _refused(connection, 409, "Conflict")
-        return self._written(connection, 200, wanted)
+        if body["metadata"]["resourceVersion"] != self.stored["metadata"]["resourceVersion"]:
+            return _error(connection, 409, "Conflict")
+        return self._store(connection, 200, body)
 
-    def _written(self, connection: socket.socket, code: int, wanted: dict[str, Any]) -> bool:
-        stored = self.put(wanted)
-        return False if self.lost else hostile.reply(connection, code, stored)
+    def _store(self, connection: socket.socket, code: int, body: dict[str, Any]) -> bool:
+        stored = self.put(body)
+        return False if self.drop_responses else hostile.reply(connection, code, stored)
 
 
-def _refused(connection: socket.socket, code: int, reason: str) -> bool:
+def _error(connection: socket.socket, code: int, reason: str) -> bool:
     message = "l already exists" if reason == "AlreadyExists" else reason
     return hostile.reply(connection, code, hostile.status(code, reason, message))

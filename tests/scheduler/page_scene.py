@@ -73,7 +73,7 @@ class PageScene:
 
     def place(self, kind: Kind, name: str) -> str:
         """As kube-scheduler does; returns the node, "" if none has room."""
-        pod = clusters.read(kind.pod(name))
+        pod = clusters.api_pod(kind.pod(name))
         nodes = self.verbs.filter(ExtenderArgs(pod, self.names)).node_names
         if not nodes:
             return ""

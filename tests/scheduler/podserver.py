@@ -1,4 +1,4 @@
-"""An API server of pods that can be bound, on real sockets."""
+"""An API server with pods and their binding subresource, on real sockets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.kube.hostile import Request, Server, reply, status
 Object = dict[str, Any]
 
 
-class Pods:
-    """Pods by namespace and name, bound as by a real server. `instead`, while it is set, is called
-    before each Binding: its result is the answer; None lets the Binding pass."""
+class PodServer:
+    """`pods` by namespace and name. A function in `intercept` is called before each Binding: if it
+    returns a bool, it has answered the request; after None the Binding takes effect."""
 
     def __init__(self, server: Server) -> None:
         self.pods: dict[tuple[str, str], Object] = {}
         self.bindings: list[Object] = []
-        self.instead: Callable[[socket.socket, Request], bool | None] | None = None
+        self.intercept: Callable[[socket.socket, Request], bool | None] | None = None
         self._lock = threading.Lock()
         server.answer = self._answer
 
@@ -32,7 +32,7 @@ class Pods:
         return pod
 
     def bind(self, request: Request) -> tuple[int, Object]:
-        """A Binding takes effect; returns the status and the body of the answer."""
+        """Applies a Binding; returns the status and the body of the response."""
         _, _, _, _, namespace, _, name, _ = request.path.split("/")
         binding = json.loads(request.body)
         with self._lock:
@@ -49,10 +49,10 @@ class Pods:
 
     def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
         if request.method == "POST" and request.path.endswith("/binding"):
-            if self.instead is not None:
-                answered = self.instead(connection, request)
-                if answered is not None:
-                    return answered
+            if self.intercept is not None:
+                keep_open = self.intercept(connection, request)
+                if keep_open is not None:
+                    return keep_open
             return reply(connection, *self.bind(request))
         _, _, _, _, namespace, _, name = request.path.split("/")
         pod = self.pods.get((namespace, name))

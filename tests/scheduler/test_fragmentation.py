@@ -27,8 +27,8 @@ class Scene:
         keys = {"cpus": RESOURCE_STATUS, "devices": DEVICE_ALLOCATED}
         for key, value in annotations.items():
             body["metadata"]["annotations"][keys[key]] = json.dumps(value)
-        clusters.tell(self.cluster, body)
-        self.pods.append(clusters.read(body))
+        clusters.report_pod(self.cluster, body)
+        self.pods.append(clusters.api_pod(body))
 
     def found(self, sample: Kind | None = None) -> ClusterFragmentation:
         pod = None if sample is None else clusters.pod(sample, "sample")

@@ -49,8 +49,8 @@ def test_only_changed_nodes_are_read_again() -> None:
     after = complete(table)
     assert after["b"] is before["b"]
     assert after["a"].free_cores == before["a"].free_cores - 1
-    clusters.remove(cluster, "b")
-    clusters.add(cluster, "d", CARDS)
+    clusters.remove_node(cluster, "b")
+    clusters.add_node(cluster, "d", CARDS)
     assert set(complete(table)) == {"a", "d"}
 
 
@@ -59,7 +59,7 @@ def test_a_node_that_is_gone_when_all_are_read_again_changes_the_table(clock: Cl
     table = NodeTable(cluster, clock)
     complete(table)
     revision = table.revision
-    clusters.remove(cluster, "b")
+    clusters.remove_node(cluster, "b")
     clock.now += DEMAND_SECONDS + 1
     assert set(complete(table)) == {"a"}
     assert table.revision > revision
@@ -67,7 +67,7 @@ def test_a_node_that_is_gone_when_all_are_read_again_changes_the_table(clock: Cl
 
 def test_a_node_without_an_agent_is_shown_as_such() -> None:
     cluster = clusters.cluster({"a": SMALL})
-    clusters.add(cluster, "b", SMALL, agent=False)
+    clusters.add_node(cluster, "b", SMALL, agent=False)
     rows = complete(NodeTable(cluster))
     assert (rows["a"].state, rows["b"].state) == ("", "it has no agent")
 

@@ -33,7 +33,7 @@ from agent.scheduler.state.pods_api import BindingApi
 from agent.scheduler.unschedulable.queue import UnschedulableQueue, queued_pod
 from tests.kube import hostile
 from tests.scheduler import clusters, objects, zonednodes
-from tests.scheduler.podserver import Pods
+from tests.scheduler.podserver import PodServer
 from tests.scheduler.zonednodes import GIB, NIC, Kubelet, Object, pod, topology
 
 TWO = {0: {"cpu": 4000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}}
@@ -47,7 +47,7 @@ class Scene:
     """The handlers over a cluster, and the API server to which they bind."""
 
     def __init__(self, server: hostile.Server, strategy: str = "LeastAllocated") -> None:
-        self.pods = Pods(server).pods
+        self.pods = PodServer(server).pods
         rules = AllocatorRules(zones=ZoneScoring(Strategy(strategy)))
         self.cluster = SchedulerCache(agents=False, rules=rules)
         self.transport = Transport(FileAccess(server.url))

@@ -104,7 +104,7 @@ def test_no_two_pods_get_the_same_resources(
     assert binder.lost_races == PODS - bound
     restarted = clusters.cluster(nodes)
     for pod in stored(apiserver, namespace):
-        clusters.tell(restarted, pod, ChangeKind.ADDED)
+        clusters.report_pod(restarted, pod, ChangeKind.ADDED)
     for name in nodes:
         assert holdings(cluster, name) == holdings(restarted, name)
         assert len(holdings(restarted, name)) == 1 + room[name], "its agent, and as many as fit"
@@ -130,7 +130,7 @@ def test_a_recreated_pod_with_the_same_name_is_not_bound(
     pod_infos = PodInfoCache()
     binder = Binder(cluster, GroupReservations(cluster), BindingApi(transport), pod_infos)
     made(apiserver, namespace, owner(8, 1), "p")
-    pod_infos.of(clusters.read(owner(8, 1).pod("p", uid="one-before")))
+    pod_infos.of(clusters.api_pod(owner(8, 1).pod("p", uid="one-before")))
     with pytest.raises(BindError, match="no longer exists"):
         binder.bind(PodName(namespace, "p", "one-before"), "a")
     (pod,) = stored(apiserver, namespace)

@@ -92,14 +92,14 @@ class Place:
         spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": name}}}
         made = self.api.create(path, {"metadata": {"name": name}, "spec": spec})
         selector, uid = LabelSelector({"app": name}), made["metadata"]["uid"]
-        self.scene.protect(namespace, name, Budget(namespace, name, selector, uid=uid))
+        self.scene.add_budget(namespace, name, Budget(namespace, name, selector, uid=uid))
         made = self.api.pod(namespace, name, "c", labels={"app": name})
         body = owner(8, 8).pod(name, node="c", uid=made["metadata"]["uid"])
         body["metadata"]["namespace"] = namespace
         body["metadata"]["labels"]["app"] = name
         body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
         body["spec"]["priority"] = -1
-        self.scene.tell(body)
+        self.scene.report_pod(body)
 
     def may_list(self, account: str) -> None:
         """Lets an account list the pods and budgets of the namespace."""

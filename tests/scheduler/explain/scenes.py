@@ -1,4 +1,4 @@
-"""A cluster of made-up nodes whose pods are explained."""
+"""A synthetic cluster, and explanations of the scheduling of its pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent.scheduler.explain.explainer import Explainer, by_title, unnamed
 from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
 from agent.scheduler.state import records
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.view import explanation as words
+from agent.view import explanation as view
 from tests.fixtures import fleet
 from tests.fixtures.fleet import Kind, Model
 from tests.scheduler import clusters
@@ -39,37 +39,37 @@ class Scene:
         self.node(body)
 
     def node(self, body: Object) -> None:
-        read = records.node(json.dumps(body).encode())
-        self.cluster.nodes_changed([_change(body, read)])
+        record = records.node(json.dumps(body).encode())
+        self.cluster.nodes_changed([_change(body, record)])
 
     def topology(self, body: Object) -> None:
-        read = records.topology(json.dumps(body).encode())
-        self.cluster.topologies_changed([_change(body, read)])
+        record = records.topology(json.dumps(body).encode())
+        self.cluster.topologies_changed([_change(body, record)])
 
     def devices(self, body: Object) -> None:
-        read = records.devices(json.dumps(body).encode())
-        self.cluster.devices_changed([_change(body, read)])
+        record = records.devices(json.dumps(body).encode())
+        self.cluster.devices_changed([_change(body, record)])
 
     def run(
         self, kind: Kind, name: str, node: str, cpus: str = "", uid: str = "", **annotations: str
     ) -> None:
-        """A pod that is bound to a node, with these exclusive CPUs."""
+        """Adds a pod that is bound to the node, with these exclusive CPUs."""
         body = kind.pod(name, uid=uid, node=node)
         if cpus:
             body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
         body["metadata"]["annotations"] |= annotations
-        self.tell(body)
+        self.report_pod(body)
 
-    def tell(self, body: Object) -> None:
-        """A pod as the watch reports it."""
-        clusters.tell(self.cluster, body)
+    def report_pod(self, body: Object) -> None:
+        """Passes the pod to the cache as a watch event."""
+        clusters.report_pod(self.cluster, body)
 
     def cpus(self, name: str, numa_node: int, count: int) -> str:
         """The first CPUs of a NUMA node of the node."""
         of_node = [cpu for cpu, node in self.cluster.numa_nodes(name).items() if node == numa_node]
         return ",".join(map(str, sorted(of_node)[:count]))
 
-    def protect(self, namespace: str, name: str, budget: Budget) -> None:
+    def add_budget(self, namespace: str, name: str, budget: Budget) -> None:
         self.budgets.changed([Change(ChangeKind.ADDED, ObjectKey(namespace, name), budget)])
 
     def explain(
@@ -79,19 +79,19 @@ class Scene:
         name = by_title if names else unnamed
         return explainer.explain_all(map(from_object, bodies), drained, name=name)
 
-    def explained(self, body: Object) -> Explanation:
+    def explain_pod(self, body: Object) -> Explanation:
         return self.explain(body)[0]
 
-    def told(self, body: Object) -> str:
-        """The words for an operator, on one line."""
-        return " ".join(words.draw(self.explained(body)).split())
+    def explanation_text(self, body: Object) -> str:
+        """The explanation for an operator, as text on one line."""
+        return " ".join(view.draw(self.explain_pod(body)).split())
 
 
 def _change(body: Object, value: Any) -> Change[Any]:
     return Change(ChangeKind.MODIFIED, ObjectKey("", body["metadata"]["name"]), value)
 
 
-def causes(found: Explanation, node: str = "a") -> dict[str, Cause]:
-    """The causes of one node by code."""
-    verdict = next(each for each in found.nodes if each.node == node)
+def causes(explanation: Explanation, node: str = "a") -> dict[str, Cause]:
+    """The causes of one node, by code."""
+    verdict = next(each for each in explanation.nodes if each.node == node)
     return {each.code: each for each in verdict.causes}

@@ -48,9 +48,9 @@ def scene() -> Scene:
             GROUP_ANNOTATION: f"{SECRET}/5",
         }
         body["spec"]["priority"] = 1
-        it.tell(body)
+        it.report_pod(body)
     selector = LabelSelector({"app": SECRET})
-    it.protect(SECRET, SECRET, Budget(SECRET, SECRET, selector, 0, uid=f"uid-{SECRET}"))
+    it.add_budget(SECRET, SECRET, Budget(SECRET, SECRET, selector, 0, uid=f"uid-{SECRET}"))
     return it
 
 

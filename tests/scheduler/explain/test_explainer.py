@@ -41,7 +41,7 @@ def used() -> Scene:
 @pytest.mark.parametrize("number", range(len(KINDS)))
 def test_a_node_has_room_if_the_filter_returns_it(used: Scene, number: int) -> None:
     body = KINDS[number].pod("p")
-    found = used.explained(body)
+    found = used.explain_pod(body)
     info = pod_info(from_object(body), used.cluster.device_resources())
     check = RequirementsCheck(used.cluster, PodRequirements(info.pod_request))
     results = [check.run(name, {}) for name in NODES]
@@ -91,7 +91,7 @@ def test_an_invalid_pod_is_explained_without_nodes() -> None:
     scene = Scene(a=SMALL)
     pod = owner(4, 4).pod("p")
     pod["metadata"]["annotations"][GROUP_ANNOTATION] = "no size"
-    found = scene.explained(pod)
+    found = scene.explain_pod(pod)
     assert [each.code for each in found.causes] == [explainer.INVALID]
     assert GROUP_ANNOTATION in found.causes[0].message
     assert found.nodes == ()
@@ -102,10 +102,10 @@ def test_a_member_of_a_group_goes_to_the_node_of_the_others() -> None:
     scene.run(owner(4, 4), "m0", "a", "0-3", **{GROUP_ANNOTATION: "g/2"})
     member = owner(4, 4).pod("m1")
     member["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
-    scene.tell(member)
-    found = scene.explained(member)
+    scene.report_pod(member)
+    found = scene.explain_pod(member)
     assert found.winner == "a"
     assert list(causes(found, "b")) == [explainer.GROUP_ELSEWHERE]
     member["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
-    scene.tell(member)
-    assert [each.code for each in scene.explained(member).causes] == [explainer.GROUP_SIZE]
+    scene.report_pod(member)
+    assert [each.code for each in scene.explain_pod(member).causes] == [explainer.GROUP_SIZE]

@@ -33,7 +33,7 @@ def test_no_numa_node_has_enough_cpus() -> None:
         scene.run(owner(10, 4), f"on{node}", "a", scene.cpus("a", node, 10))
     pod = owner(8, 4).pod("p")
     pod["metadata"]["annotations"][NUMA_SPEC] = ON_ONE
-    told = scene.told(pod)
+    told = scene.explanation_text(pod)
     assert "none of 1 node has room" in told
     assert "cpu: no NUMA nodes that the policy admits (requested 8, available" in told
     assert "Pod default/p: spec.containers[*].resources.requests, or Node a: its pods" in told
@@ -56,12 +56,12 @@ def test_cards_held_by_a_device_plugin() -> None:
     scene.devices(body)
     scene.run(plain("1", "1Gi"), "plugged", "a")
     pod = carder(1).pod("p")
-    by_code = causes(scene.explained(pod))
+    by_code = causes(scene.explain_pod(pod))
     assert by_code[codes.HELD_BY_PLUGIN].available == 8
     assert list(by_code) == [codes.HELD_BY_PLUGIN, "device-insufficient"]
-    more_than_all = causes(scene.explained(carder(9).pod("p")))
+    more_than_all = causes(scene.explain_pod(carder(9).pod("p")))
     assert list(more_than_all)[:2] == ["device-insufficient", codes.HELD_BY_PLUGIN]
-    told = scene.told(pod)
+    told = scene.explanation_text(pod)
     assert "device plugins gave gpu devices to pods without a scheduler's allocation" in told
     assert "Pod default/plugged: spec.schedulerName" in told
 
@@ -72,8 +72,8 @@ def test_a_stale_report() -> None:
     scene.node(zonednodes.node("z", zones))
     scene.topology(zonednodes.topology("z", zones, pods=("gone",)))
     pod = zonednodes.pod("p", {"cpu": "2", "memory": "1"}, schedulerName=SCHEDULER)
-    assert "stale-report" in causes(scene.explained(pod), "z")
-    told = scene.told(pod)
+    assert "stale-report" in causes(scene.explain_pod(pod), "z")
+    told = scene.explanation_text(pod)
     assert "counts other pods than the scheduler knows" in told
     assert "NodeResourceTopology z: the fingerprint of its pods" in told
 
@@ -82,11 +82,11 @@ def test_a_policy_that_refuses() -> None:
     scene = Scene(a=SMALL, b=SINGLE)
     scene.relabel("a", {BIND_LABEL: "SpreadByPCPUs"}, {})
     pod = owner(4, 4, "FullPCPUs").pod("p")
-    told = scene.told(pod)
+    told = scene.explanation_text(pod)
     assert "the node has another CPU bind policy" in told
     assert f"Node a: metadata.labels[{BIND_LABEL}]" in told
     restricted = sharer("2", 4, "Restricted").pod("q")
-    told = scene.told(restricted)
+    told = scene.explanation_text(restricted)
     assert "the node has another NUMA policy" in told
     assert "KubeletConfiguration b: topologyManagerPolicy" in told
 
@@ -98,13 +98,13 @@ def test_a_group_that_waits() -> None:
         pod = owner(10, 4).pod(f"m{number}")
         pod["metadata"]["annotations"] |= {GROUP_ANNOTATION: "training/3", NUMA_SPEC: ON_ONE}
         pods.append(pod)
-        scene.tell(pod)
-    found = scene.explained(pods[0])
+        scene.report_pod(pod)
+    found = scene.explain_pod(pods[0])
     assert found.group is not None
     assert found.group.waiting == 3
     assert [each.code for each in found.causes] == [explainer.GROUP_WAITS]
     assert explainer.NO_ROOM_FOR_GROUP in causes(found)
-    told = scene.told(pods[0])
+    told = scene.explanation_text(pods[0])
     assert "group default/training waits for room for 3 pods on one node" in told
     assert f"Pod default/m0: metadata.annotations[{GROUP_ANNOTATION}]" in told
 
@@ -118,12 +118,12 @@ def test_a_budget_that_protects() -> None:
     body["metadata"]["annotations"]["scheduling.koordinator.sh/resource-status"] = json.dumps(
         {"cpuset": "0-27"}
     )
-    scene.tell(body)
-    scene.protect("default", "db", Budget("default", "db", LabelSelector({"app": "db"}), 0))
+    scene.report_pod(body)
+    scene.add_budget("default", "db", Budget("default", "db", LabelSelector({"app": "db"}), 0))
     pod = owner(8, 4).pod("p")
-    found = scene.explained(pod)
+    found = scene.explain_pod(pod)
     assert explainer.BUDGET_PROTECTS in causes(found)
-    told = scene.told(pod)
+    told = scene.explanation_text(pod)
     said = "1 PodDisruptionBudget protects 1 of the 1 pods whose eviction would make room"
     assert said in told
     assert "PodDisruptionBudget default/db: spec" in told
@@ -142,9 +142,9 @@ def test_a_budget_that_allows_fewer_evictions_than_needed_protects() -> None:
         body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps(
             {"cpuset": f"{number * 16}-{number * 16 + 15}"}
         )
-        scene.tell(body)
-    scene.protect("default", "db", Budget("default", "db", LabelSelector({"app": "db"}), 1))
-    (verdict,) = scene.explained(owner(20, 4).pod("p")).nodes
+        scene.report_pod(body)
+    scene.add_budget("default", "db", Budget("default", "db", LabelSelector({"app": "db"}), 1))
+    (verdict,) = scene.explain_pod(owner(20, 4).pod("p")).nodes
     assert verdict.eviction is not None
     assert (verdict.eviction.pods, verdict.eviction.protected) == (2, 1)
     assert verdict.eviction.budgets == ("default/db",)
@@ -159,9 +159,9 @@ def test_an_owner_on_reserved_cpus() -> None:
     notes[REFUSED_CLAIMS] = json.dumps([{**refused, "cpuset": "0-3"}])
     scene.topology(body)
     scene.run(owner(4, 4), "p", "a", "0-3")
-    found = scene.explained(owner(4, 4).pod("p", node="a"))
+    found = scene.explain_pod(owner(4, 4).pod("p", node="a"))
     assert [each.code for each in found.causes] == [explainer.CLAIM_REFUSED]
-    told = scene.told(owner(4, 4).pod("p", node="a"))
+    told = scene.explanation_text(owner(4, 4).pod("p", node="a"))
     assert "node a refuses the claim of CPUs 0-3" in told
     assert "KubeletConfiguration a: reservedSystemCPUs" in told
     assert "--owners-on-reserved" in told
@@ -173,7 +173,7 @@ def test_cpus_that_the_kubelet_reserves_are_missing() -> None:
     notes = body["metadata"].setdefault("annotations", {})
     notes[CPU_MANAGER_POLICY] = json.dumps({"policy": "none", "reservedCPUs": "0-3"})
     scene.topology(body)
-    by_code = causes(scene.explained(owner(30, 4).pod("p")))
+    by_code = causes(scene.explain_pod(owner(30, 4).pod("p")))
     assert next(iter(by_code)) == codes.RESERVED_CPUS
     cause = by_code[codes.RESERVED_CPUS]
     assert cause.message.endswith(": 0-3")
@@ -188,12 +188,14 @@ def test_cpus_that_the_node_reserves_are_missing() -> None:
     refused = {"namespace": "default", "name": "p", "uid": "uid-p", "cpuset": "0-3"}
     notes[REFUSED_CLAIMS] = json.dumps([{**refused, "reason": "CPUs 0-1 are reserved by the node"}])
     scene.topology(body)
-    cause = causes(scene.explained(owner(32, 4).pod("q")))[codes.RESERVED_CPUS]
+    cause = causes(scene.explain_pod(owner(32, 4).pod("q")))[codes.RESERVED_CPUS]
     assert cause.message == "the Node reserves CPUs, which no pod may own: 0-1"
     place = f"Node a: metadata.annotations[{RESERVATION}]"
-    assert f"which no pod may own: 0-1 change {place}" in scene.told(owner(32, 4).pod("q"))
+    assert f"which no pod may own: 0-1 change {place}" in scene.explanation_text(
+        owner(32, 4).pod("q")
+    )
     scene.run(owner(4, 4), "p", "a", "0-3")
-    told = scene.told(owner(4, 4).pod("p", node="a"))
+    told = scene.explanation_text(owner(4, 4).pod("p", node="a"))
     said = "node a refuses the claim of CPUs 0-3: CPUs 0-1 are reserved by the node change"
     assert f"{said} {place}" in told
 
@@ -210,8 +212,8 @@ def test_a_full_switch() -> None:
     pod["metadata"]["annotations"][JOINT] = json.dumps(
         {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}
     )
-    assert codes.FULL_SWITCH in causes(scene.explained(pod))
-    told = scene.told(pod)
+    assert codes.FULL_SWITCH in causes(scene.explain_pod(pod))
+    told = scene.explanation_text(pod)
     assert "rdma: not enough are free under the switches of the other devices" in told
     assert f"Pod default/p: metadata.annotations[{JOINT}]" in told
 
@@ -220,8 +222,8 @@ def test_an_amplified_node() -> None:
     scene = Scene(a=SMALL)
     scene.relabel("a", {}, {AMPLIFICATION_RATIO: '{"cpu": 2}'})
     pod = owner(20, 4).pod("p")
-    assert "amplified-cpu" in causes(scene.explained(pod))
-    told = scene.told(pod)
+    assert "amplified-cpu" in causes(scene.explain_pod(pod))
+    told = scene.explanation_text(pod)
     assert "cpu: not enough amplified CPU" in told
     assert f"Node a: metadata.annotations[{AMPLIFICATION_RATIO}]" in told
 
@@ -230,8 +232,8 @@ def test_a_pod_of_another_scheduler() -> None:
     scene = Scene(a=SMALL)
     pod = owner(4, 4).pod("p")
     pod["spec"]["schedulerName"] = "default-scheduler"
-    found = scene.explained(pod)
+    found = scene.explain_pod(pod)
     assert [each.code for each in found.causes] == [explainer.OTHER_SCHEDULER]
-    told = scene.told(pod)
+    told = scene.explanation_text(pod)
     assert "default-scheduler places this pod" in told
     assert "Pod default/p: spec.schedulerName" in told

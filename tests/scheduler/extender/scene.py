@@ -22,7 +22,7 @@ from agent.scheduler.state.pods_api import BindingApi
 from tests.fixtures.fleet import CARDS, SMALL, Kind
 from tests.kube import hostile
 from tests.scheduler import clusters
-from tests.scheduler.podserver import Pods
+from tests.scheduler.podserver import PodServer
 
 NODES = ["a", "b", "c"]
 
@@ -34,7 +34,7 @@ class Scene:
         self, server: hostile.Server, *, best_only: bool = True, placing: bool = False
     ) -> None:
         self.server = server
-        self.pods = Pods(server)
+        self.pods = PodServer(server)
         self.cluster: SchedulerCache = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
         self.now = 0.0
         self.transport = Transport(FileAccess(server.url))
@@ -52,7 +52,7 @@ class Scene:
         body = kind.pod(name)
         body["metadata"]["annotations"] |= annotations
         self.pods.pods["default", name] = body
-        return clusters.read(body)
+        return clusters.api_pod(body)
 
     def filter(self, pod: ApiPod, nodes: Sequence[str] = NODES) -> ExtenderFilterResult:
         return self.handlers.filter(ExtenderArgs(pod, nodes))

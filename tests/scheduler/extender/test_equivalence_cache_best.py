@@ -79,7 +79,7 @@ def filled(args: SchedulerArgs, history: list[tuple[int, str, int]]) -> Schedule
     rules = allocator_rules(args, Strategy.LEAST_ALLOCATED)
     cluster = SchedulerCache(rules=rules)
     for name, model in MODELS.items():
-        clusters.add(cluster, name, model)
+        clusters.add_node(cluster, name, model)
     for kind, node, name in history:
         if not cluster.release(f"uid-p{name}"):
             clusters.reserve(cluster, KINDS[kind], node, f"p{name}")
@@ -124,7 +124,7 @@ def test_nodes_that_cannot_be_the_best_are_not_checked() -> None:
     rules = allocator_rules(args, Strategy.LEAST_ALLOCATED)
     cluster = SchedulerCache(rules=rules)
     for number in range(40):
-        clusters.add(cluster, f"n{number:02d}", SMALL)
+        clusters.add_node(cluster, f"n{number:02d}", SMALL)
     for number in range(30):
         for each in range(1 + number % 3):
             kind = owner(2 + number % 5, 2 + number)

@@ -65,7 +65,7 @@ def test_nodes_that_have_not_changed_are_not_numbered_again() -> None:
     numbering.step()
     assert states.numbered == of_all_nodes
     assert clusters.reserve(cluster, owner(2, 2), "a")
-    clusters.remove(cluster, "b")
+    clusters.remove_node(cluster, "b")
     numbering.step()
     assert of_all_nodes < states.numbered <= of_all_nodes + len(Reads)
 

@@ -70,7 +70,7 @@ def test_a_pod_that_needs_nothing_is_offered_all_nodes(scene: Scene) -> None:
 
 def test_a_pod_that_needs_nothing_has_equal_scores(scene: Scene) -> None:
     """Also if one node is infeasible: the plugins of kube-scheduler choose among the others."""
-    clusters.add(scene.cluster, "s", SINGLE)
+    clusters.add_node(scene.cluster, "s", SINGLE)
     wide = scene.pod(plain("60", "8Gi"), "p")
     assert scene.fits(wide, ["c", "b", "s"]) == ["c", "b"]
     assert set(scene.scores(wide, ["c", "b", "s"]).values()) == {10}
@@ -84,7 +84,7 @@ def test_a_pod_that_needs_devices_is_offered_nodes_with_them(scene: Scene) -> No
 
 
 def test_a_node_without_an_agent_is_not_offered_to_pods_that_need_cpus(scene: Scene) -> None:
-    clusters.add(scene.cluster, "d", SMALL, agent=False)
+    clusters.add_node(scene.cluster, "d", SMALL, agent=False)
     result = scene.filter(scene.pod(owner(2, 2), "p"), ["d"])
     assert result.failed_and_unresolvable_nodes == {"d": "it has no agent"}
     assert scene.fits(scene.pod(NOTHING, "q"), ["d"]) == ["d"]
@@ -140,10 +140,10 @@ def test_an_invalid_pod_is_offered_no_node(
 
 def test_a_pod_whose_binding_has_an_unknown_outcome_is_offered_only_that_node(scene: Scene) -> None:
     pod = scene.pod(owner(32, 8), "p")
-    scene.pods.instead = lambda *_: False
+    scene.pods.intercept = lambda *_: False
     assert scene.bind(pod, "a") != ""
     assert scene.fits(pod) == ["a"]
-    scene.pods.instead = None
+    scene.pods.intercept = None
     assert scene.bind(pod, "a") == ""
 
 
@@ -172,7 +172,7 @@ def test_a_group_that_fits_on_no_node_has_a_reason(scene: Scene) -> None:
 def test_pods_get_the_free_cards_with_the_best_links(scene: Scene) -> None:
     """On DGX-1 the partition table does not have sets of three. The first two pods leave a pair
     with two links for the last one, which is not a set of the table either."""
-    clusters.add(scene.cluster, "dgx1", DGX1)
+    clusters.add_node(scene.cluster, "dgx1", DGX1)
     minors = []
     for name, count in (("p", 3), ("q", 3), ("r", 2)):
         pod = scene.pod(carder(count), name)
@@ -185,7 +185,7 @@ def test_pods_get_the_free_cards_with_the_best_links(scene: Scene) -> None:
 def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
     """One card is allocated: the members get the cards of the other quad, each of them a pair with
     two links."""
-    clusters.add(scene.cluster, "dgx1", DGX1)
+    clusters.add_node(scene.cluster, "dgx1", DGX1)
     assert scene.bind(scene.pod(carder(1), "before"), "dgx1") == ""
     assert scene.cards("before") == [0]
     for name in ("p", "q"):
@@ -225,10 +225,10 @@ def test_the_full_node_of_a_group_may_be_freed_for_a_late_member_by_an_eviction(
         GROUP_ANNOTATION: "g/2",
         RESOURCE_STATUS: '{"cpuset":"0-11"}',
     }
-    clusters.tell(scene.cluster, first)
+    clusters.report_pod(scene.cluster, first)
     other_pod = owner(16, 8).pod("other", node="a")
     other_pod["metadata"]["annotations"] = {RESOURCE_STATUS: '{"cpuset":"12-27"}'}
-    clusters.tell(scene.cluster, other_pod)
+    clusters.report_pod(scene.cluster, other_pod)
     result = scene.filter(scene.pod(owner(12, 8), "q", **{GROUP_ANNOTATION: "g/2"}), ["a", "b"])
     assert not result.node_names
     for rejected, node in ((result.failed_nodes, "a"), (result.failed_and_unresolvable_nodes, "b")):
@@ -254,7 +254,7 @@ def test_the_result_of_preempt_is_passed_on(scene: Scene) -> None:
 def test_the_kubelet_policy_of_a_node_applies(scene: Scene) -> None:
     """A node whose kubelet has the policy single-numa-node rejects a pod that spans two."""
     model: Model = SINGLE
-    clusters.add(scene.cluster, "s", model)
+    clusters.add_node(scene.cluster, "s", model)
     wide = scene.pod(owner(60, 8), "p")
     assert scene.fits(wide, ["s"]) == []
     assert scene.fits(wide, ["c"]) == ["c"]

@@ -127,9 +127,9 @@ class World:
         self.api.late.clear()
         self.cluster = SchedulerCache(clock=lambda: self.now)
         for name, model in NODES.items():
-            clusters.add(self.cluster, name, model)
+            clusters.add_node(self.cluster, name, model)
         for pod in self.api.pods.values():
-            clusters.tell(self.cluster, pod, ChangeKind.ADDED)
+            clusters.report_pod(self.cluster, pod, ChangeKind.ADDED)
         self.api.events.clear()
         transport: Any = self.api
         groups, pod_infos = GroupReservations(self.cluster, clock=lambda: self.now), PodInfoCache()
@@ -185,7 +185,7 @@ class World:
 
     def report_events(self, count: int = 2) -> None:
         for kind, pod in self.api.events[:count]:
-            clusters.tell(self.cluster, pod, kind)
+            clusters.report_pod(self.cluster, pod, kind)
         del self.api.events[:count]
 
     def pass_time(self, seconds: int | None = None) -> None:
@@ -197,12 +197,12 @@ class World:
 
     def recreate_node(self) -> None:
         name = self.rng.choice(sorted(NODES))
-        clusters.remove(self.cluster, name)
-        clusters.add(self.cluster, name, NODES[name])
+        clusters.remove_node(self.cluster, name)
+        clusters.add_node(self.cluster, name, NODES[name])
 
     def pending_pod(self) -> ApiPod | None:
         names = [name for name, each in self.api.pods.items() if not each["spec"]["nodeName"]]
-        return clusters.read(self.api.pods[self.rng.choice(names)]) if names else None
+        return clusters.api_pod(self.api.pods[self.rng.choice(names)]) if names else None
 
     def check(self) -> None:
         """Nothing is allocated twice, and no allocation of a pod is lost."""
@@ -251,7 +251,7 @@ def restored(api: Api) -> SchedulerCache:
     """The cache of a scheduler that reads all objects."""
     cluster = clusters.cluster(NODES)
     for pod in api.pods.values():
-        clusters.tell(cluster, pod, ChangeKind.ADDED)
+        clusters.report_pod(cluster, pod, ChangeKind.ADDED)
     return cluster
 
 

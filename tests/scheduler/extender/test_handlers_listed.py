@@ -72,8 +72,8 @@ def test_a_device_is_allocated_to_as_many_pods_as_fit(
         assert allocated(scene, name) == {
             "xpu": [{"minor": int(name), "id": f"b-{name}", "resources": {resource: "60"}}]
         }
-        clusters.tell(scene.cluster, scene.pods.pods["default", name])
-    clusters.tell(scene.cluster, scene.pods.pods["default", "0"], ChangeKind.DELETED)
+        clusters.report_pod(scene.cluster, scene.pods.pods["default", name])
+    clusters.report_pod(scene.cluster, scene.pods.pods["default", "0"], ChangeKind.DELETED)
     assert scene.fits(scene.pod(kind, "next")) == ["b"]
 
 

@@ -146,7 +146,7 @@ def test_a_late_member_is_queued_only_for_the_node_of_its_group(queue: Unschedul
     other_pod["spec"]["nodeName"] = "a"
     other_pod["metadata"]["annotations"][RESOURCE_STATUS] = '{"cpuset":"24-31"}'
     for body in (first, other_pod):
-        clusters.tell(known, body)
+        clusters.report_pod(known, body)
     handlers = FixedResult(REJECTED)
     QueueingExtender(handlers, PodInfoCache(), known, queue).filter(
         ExtenderArgs(from_object(late), NODES)
@@ -154,9 +154,11 @@ def test_a_late_member_is_queued_only_for_the_node_of_its_group(queue: Unschedul
     assert [each.candidates for each in queue.pods()] == [("a",)]
     results = EquivalenceCache(known)
     assert queue.retryable(results, 0.0) == []
-    clusters.tell(known, owner(2, 2).pod("other") | {"spec": {"nodeName": "b", "containers": []}})
+    clusters.report_pod(
+        known, owner(2, 2).pod("other") | {"spec": {"nodeName": "b", "containers": []}}
+    )
     assert queue.retryable(results, 10.0) == [], "there is room for all on b"
-    clusters.tell(known, other_pod, ChangeKind.DELETED)
+    clusters.report_pod(known, other_pod, ChangeKind.DELETED)
     assert [each.node for each in queue.retryable(results, 20.0)] == ["a"]
 
 

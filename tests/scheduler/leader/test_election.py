@@ -161,11 +161,11 @@ def test_leadership_ends_when_the_lease_cannot_be_renewed(
 ) -> None:
     machine = Machine(server, "a")
     machine.step(0)
-    leases.trouble = code
+    leases.error_code = code
     assert machine.step(9)
     assert machine.leader.problem.text
     assert not machine.step(10)
-    leases.trouble = None
+    leases.error_code = None
     assert machine.step(12)
     assert machine.leader.problem.text is None
     assert (machine.beginnings, machine.leader.term) == (2, 2)
@@ -174,9 +174,9 @@ def test_leadership_ends_when_the_lease_cannot_be_renewed(
 def test_a_renewal_whose_answer_is_lost_is_detected(server: Server, leases: Leases) -> None:
     machine = Machine(server, "a")
     machine.step(0)
-    leases.lost = True
+    leases.drop_responses = True
     machine.step(2)
-    leases.lost = False
+    leases.drop_responses = False
     assert machine.step(4)
     assert machine.leads(13.9)
     assert machine.beginnings == 1
@@ -237,9 +237,9 @@ def test_a_term_continues_the_former_one_only_if_no_other_was_between(
     first.step(0)
     first = first.killed()
     happens(leases, second)
-    leases.lost = lost
+    leases.drop_responses = lost
     first.step(16)
-    leases.lost = False
+    leases.drop_responses = False
     assert first.step(18)
     assert not first.leader.continues
 
@@ -247,7 +247,7 @@ def test_a_term_continues_the_former_one_only_if_no_other_was_between(
 def test_a_leader_without_answers_is_not_its_own_standby(server: Server, leases: Leases) -> None:
     machine = Machine(server, "a")
     machine.step(0)
-    leases.trouble = 500
+    leases.error_code = 500
     machine.step(10)
     assert not machine.leads(10)
     assert machine.leader.holder == ""
@@ -257,13 +257,13 @@ def test_a_candidate_that_cannot_read_the_lease_has_trouble(server: Server, leas
     first, second = Machine(server, "a"), Machine(server, "b")
     first.step(0)
     second.step(0)
-    leases.trouble = 403
+    leases.error_code = 403
     second.step(2)
     assert second.leader.lease_problem is None, "one answer may fail"
     second.step(15)
     assert second.leader.lease_problem is not None
     assert second.leader.lease_problem.startswith("lease n/l: ")
-    leases.trouble = None
+    leases.error_code = None
     second.step(17)
     assert second.leader.lease_problem is None
 
@@ -323,8 +323,8 @@ def test_two_candidates_never_lead_at_once(
     for who, after, mood in steps:
         world += after
         assert sum(each.leads(world) for each in machines) <= 1
-        leases.trouble = 500 if mood == "fails" else None
-        leases.lost = mood == "loses"
+        leases.error_code = 500 if mood == "fails" else None
+        leases.drop_responses = mood == "loses"
         if mood == "killed":
             machines[who] = machines[who].killed()
         machines[who].step(world)

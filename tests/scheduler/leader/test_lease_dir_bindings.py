@@ -17,7 +17,7 @@ from agent.scheduler.state.cluster import EXPIRY_SECONDS
 from agent.scheduler.state.pod_info import PodName
 from agent.scheduler.state.pods_api import BindingApi, BindOutcome
 from tests.kube.hostile import Request, Server, reply, status
-from tests.scheduler.podserver import Pods
+from tests.scheduler.podserver import PodServer
 
 POD = PodName("default", "p", "u")
 NOTES = {"topolet.test/given": "cpu 1-2"}
@@ -27,7 +27,7 @@ class Bench:
     """Processes, one after the other, with one folder and one API server."""
 
     def __init__(self, server: Server, folder: Path) -> None:
-        self.pods = Pods(server)
+        self.pods = PodServer(server)
         self.pods.put("p", "u")
         self.folder = folder
         self.now = 1000.0
@@ -64,7 +64,7 @@ class Bench:
         def dies(*_: object) -> bool:
             raise _KilledError
 
-        self.pods.instead = None
+        self.pods.intercept = None
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(Transport, "create", dies)
             with pytest.raises(_KilledError):
@@ -92,7 +92,7 @@ def test_a_binding_has_a_file_from_before_it_is_sent_until_it_is_answered(bench:
     def looks(connection: socket.socket, request: Request) -> None:
         seen.append(len(bench.files()))
 
-    bench.pods.instead = looks  # type: ignore[assignment]
+    bench.pods.intercept = looks  # type: ignore[assignment]
     _, bindings = bench.process()
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(True)
     assert (seen, bench.files()) == ([1], [])
@@ -102,7 +102,7 @@ def test_a_binding_has_a_file_from_before_it_is_sent_until_it_is_answered(bench:
     ("code", "files"), [(403, 0), (404, 0), (409, 0), (422, 0), (500, 1), (503, 1)]
 )
 def test_the_file_stays_while_the_outcome_is_unknown(bench: Bench, code: int, files: int) -> None:
-    bench.pods.instead = answers(code)  # type: ignore[assignment]
+    bench.pods.intercept = answers(code)  # type: ignore[assignment]
     _, bindings = bench.process()
     assert not bindings.bind(POD, "n", NOTES).bound
     assert len(bench.files()) == files
@@ -110,12 +110,12 @@ def test_the_file_stays_while_the_outcome_is_unknown(bench: Bench, code: int, fi
 
 def test_a_refusal_does_not_end_an_earlier_binding_of_the_pod(bench: Bench) -> None:
     _, bindings = bench.process()
-    bench.pods.instead = answers(500)  # type: ignore[assignment]
+    bench.pods.intercept = answers(500)  # type: ignore[assignment]
     bindings.bind(POD, "n", NOTES)
-    bench.pods.instead = answers(403)  # type: ignore[assignment]
+    bench.pods.intercept = answers(403)  # type: ignore[assignment]
     bindings.bind(POD, "n", NOTES)
     assert len(bench.files()) == 1
-    bench.pods.instead = None
+    bench.pods.intercept = None
     bindings.bind(POD, "n", NOTES)
     assert not bench.files()
 
@@ -174,7 +174,7 @@ def test_a_refused_binding_is_waited_for_until_the_server_has_ended_the_first_on
     bench: Bench,
 ) -> None:
     bench.killed()
-    bench.pods.instead = answers(403)  # type: ignore[assignment]
+    bench.pods.intercept = answers(403)  # type: ignore[assignment]
     assert bench.follows()
     assert sum(bench.waits) == pytest.approx(EXPIRY_SECONDS, abs=RETRY_SECONDS)
     assert not bench.files()
@@ -183,13 +183,13 @@ def test_a_refused_binding_is_waited_for_until_the_server_has_ended_the_first_on
 def test_without_an_answer_the_wait_goes_on(bench: Bench) -> None:
     """The second Binding may take effect as late as the first one."""
     bench.killed()
-    bench.pods.instead = answers(503)  # type: ignore[assignment]
+    bench.pods.intercept = answers(503)  # type: ignore[assignment]
     sent, bindings = bench.process()
     former = FormerBindings(sent, bindings)
     end = bench.now + 3 * EXPIRY_SECONDS
     assert not former.finish(True, lambda seconds: bench.wait(seconds) or bench.now > end)
     assert former.open
-    bench.pods.instead = None
+    bench.pods.intercept = None
     assert former.finish(True, bench.wait)
     assert len(bench.pods.bindings) == 1
 
@@ -211,7 +211,7 @@ def test_a_binding_that_is_older_than_any_request_is_not_sent_again(bench: Bench
 
 def test_files_of_unknown_outcomes_do_not_pile_up(bench: Bench) -> None:
     _, bindings = bench.process()
-    bench.pods.instead = answers(500)  # type: ignore[assignment]
+    bench.pods.intercept = answers(500)  # type: ignore[assignment]
     for number in range(20):
         bindings.bind(PodName("default", "p", f"u{number}"), "n", NOTES)
         bench.now += EXPIRY_SECONDS / 4

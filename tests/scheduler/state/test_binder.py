@@ -23,7 +23,7 @@ from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Kind, carder, owner, par
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
 from tests.scheduler import clusters
-from tests.scheduler.podserver import Pods
+from tests.scheduler.podserver import PodServer
 
 EIGHT = owner(8, 8)
 
@@ -34,7 +34,7 @@ class Bench(msgspec.Struct):
     cluster: SchedulerCache
     groups: GroupReservations
     pod_infos: PodInfoCache
-    pods: Pods
+    pods: PodServer
     server: Server
     binder: Binder
 
@@ -61,7 +61,7 @@ def bench() -> Iterator[Bench]:
         cluster = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
         groups, pod_infos = GroupReservations(cluster), PodInfoCache()
         binder = Binder(cluster, groups, BindingApi(transport), pod_infos)
-        yield Bench(cluster, groups, pod_infos, Pods(server), server, binder)
+        yield Bench(cluster, groups, pod_infos, PodServer(server), server, binder)
         transport.close()
 
 
@@ -99,7 +99,7 @@ def test_a_pod_that_was_filtered_is_not_read_again(bench: Bench) -> None:
 def test_the_watch_reports_the_reserved_allocation(bench: Bench) -> None:
     bench.bind(EIGHT, "p")
     before = bench.cluster.changed_since(0).serial
-    clusters.tell(bench.cluster, bench.pods.pods["default", "p"])
+    clusters.report_pod(bench.cluster, bench.pods.pods["default", "p"])
     assert bench.cluster.bound("uid-p") == "a"
     assert bench.cluster.reservation("uid-p") is None
     assert bench.cluster.changed_since(0).serial == before, "nothing that an answer hangs on"
@@ -107,11 +107,11 @@ def test_the_watch_reports_the_reserved_allocation(bench: Bench) -> None:
 
 @pytest.mark.parametrize("code", [403, 404, 409, 422, 429])
 def test_a_refused_binding_releases_the_reservation(bench: Bench, code: int) -> None:
-    bench.pods.instead = lambda connection, _: reply(connection, code, status(code, "No"))
+    bench.pods.intercept = lambda connection, _: reply(connection, code, status(code, "No"))
     with pytest.raises(BindError, match=str(code)):
         bench.bind(EIGHT, "p")
     assert bench.held() == set()
-    bench.pods.instead = None
+    bench.pods.intercept = None
     bench.bind(EIGHT, "p", "b")
     assert bench.held("b") == {"uid-p"}
 
@@ -119,14 +119,14 @@ def test_a_refused_binding_releases_the_reservation(bench: Bench, code: int) -> 
 def test_cpus_of_a_binding_with_unknown_outcome_stay_reserved(
     bench: Bench,
 ) -> None:
-    bench.pods.instead = lambda *_: False
+    bench.pods.intercept = lambda *_: False
     with pytest.raises(BindError):
         bench.bind(owner(32, 8), "p")
     assert bench.held() == {"uid-p"}
     reservation = bench.cluster.reservation("uid-p")
     assert reservation is not None
     assert reservation.sent
-    bench.pods.instead = None
+    bench.pods.intercept = None
     with pytest.raises(LostRaceError, match="node a: cpu: not enough free CPUs"):
         bench.bind(EIGHT, "q")
     assert bench.binder.lost_races == 1
@@ -149,10 +149,10 @@ def test_after_an_internal_error_the_outcome_is_unknown_and_no_bind_is_in_progre
 
 
 def test_a_binding_with_unknown_outcome_may_be_sent_again(bench: Bench) -> None:
-    bench.pods.instead = lambda *_: False
+    bench.pods.intercept = lambda *_: False
     with pytest.raises(BindError):
         bench.bind(owner(32, 8), "p")
-    bench.pods.instead = None
+    bench.pods.intercept = None
     with pytest.raises(BindError, match="an earlier Binding of pod default/p to a may take effect"):
         bench.bind(owner(32, 8), "p", "b")
     bench.bind(owner(32, 8), "p")
@@ -165,23 +165,23 @@ def test_a_binding_with_unknown_outcome_may_be_sent_again(bench: Bench) -> None:
 
 def test_a_reservation_does_not_expire_while_its_binding_is_sent_again(bench: Bench) -> None:
     """The first Binding has timed out, and the pod had no node a moment ago."""
-    bench.pods.instead = lambda *_: False
+    bench.pods.intercept = lambda *_: False
     with pytest.raises(BindError):
         bench.bind(EIGHT, "p")
     overdue = bench.cluster.reservation("uid-p")
     assert overdue is not None
     ended: list[bool] = []
-    bench.pods.instead = lambda *_: ended.append(bench.cluster.expire(overdue))
+    bench.pods.intercept = lambda *_: ended.append(bench.cluster.expire(overdue))
     bench.bind(EIGHT, "p")
     assert ended == [False]
     assert bench.held() == {"uid-p"}
 
 
 def test_a_refusal_does_not_determine_the_outcome_of_an_earlier_binding(bench: Bench) -> None:
-    bench.pods.instead = lambda *_: False
+    bench.pods.intercept = lambda *_: False
     with pytest.raises(BindError):
         bench.bind(EIGHT, "p")
-    bench.pods.instead = lambda connection, _: reply(connection, 403, status(403, "No"))
+    bench.pods.intercept = lambda connection, _: reply(connection, 403, status(403, "No"))
     with pytest.raises(BindError, match="403"):
         bench.bind(EIGHT, "p")
     assert bench.held() == {"uid-p"}
@@ -194,11 +194,11 @@ def test_a_binding_that_took_effect_late_is_not_sent_twice(bench: Bench) -> None
         late.append(request)
         return False
 
-    bench.pods.instead = silent
+    bench.pods.intercept = silent
     with pytest.raises(BindError):
         bench.bind(EIGHT, "p")
     bench.pods.bind(late[0])
-    bench.pods.instead = None
+    bench.pods.intercept = None
     bench.binder.bind(PodName("default", "p", "uid-p"), "a")
     assert bench.held() == {"uid-p"}
     assert len(bench.pods.bindings) == 1
@@ -209,7 +209,7 @@ def test_a_lost_answer_is_found_to_be_a_bound_pod(bench: Bench) -> None:
         bench.pods.bind(request)
         return False
 
-    bench.pods.instead = silent
+    bench.pods.intercept = silent
     bench.bind(EIGHT, "p")
     assert bench.held() == {"uid-p"}
 
@@ -223,7 +223,7 @@ def test_a_pod_is_bound_by_one_call_at_a_time(bench: Bench) -> None:
         leave.wait(10)
 
     name = bench.put(EIGHT, "p")
-    bench.pods.instead = slow
+    bench.pods.intercept = slow
     transport = Transport(FileAccess(bench.server.url))
     binder = Binder(bench.cluster, bench.groups, BindingApi(transport), bench.pod_infos)
     with ThreadPoolExecutor(1) as pool:
@@ -245,7 +245,7 @@ def test_the_lock_is_free_during_an_api_call(bench: Bench) -> None:
         arrived.set()
         leave.wait(10)
 
-    bench.pods.instead = slow
+    bench.pods.intercept = slow
     transport = Transport(FileAccess(bench.server.url))
     binder = Binder(bench.cluster, bench.groups, BindingApi(transport), bench.pod_infos)
     with ThreadPoolExecutor(1) as pool:
@@ -267,7 +267,7 @@ def test_a_pod_that_is_already_bound_there_is_not_changed(bench: Bench) -> None:
         bench.binder.bind(name, "a")
         with pytest.raises(BindError, match="pod default/p is bound to node a"):
             bench.binder.bind(name, "b")
-        clusters.tell(bench.cluster, pod)
+        clusters.report_pod(bench.cluster, pod)
     assert len(bench.pods.bindings) == 1
     assert bench.held() == {"uid-p"}
     assert bench.held("b") == set()
@@ -288,7 +288,7 @@ def test_an_invalid_pod_is_not_bound(bench: Bench) -> None:
 def test_a_node_that_cannot_hold_the_pod_is_named(bench: Bench) -> None:
     with pytest.raises(BindError, match="node x: "):
         bench.bind(EIGHT, "p", "x")
-    clusters.add(bench.cluster, "d", SMALL, agent=False)
+    clusters.add_node(bench.cluster, "d", SMALL, agent=False)
     with pytest.raises(BindError, match=r"node d: .*agent"):
         bench.bind(EIGHT, "p", "d")
     assert not bench.pods.bindings
@@ -333,7 +333,7 @@ def test_members_of_a_group_take_their_parts(bench: Bench) -> None:
 
 def test_a_member_that_is_not_bound_releases_its_part(bench: Bench) -> None:
     name = bench.put(EIGHT, "p", **{GROUP_ANNOTATION: "g/2"})
-    bench.pods.instead = lambda connection, _: reply(connection, 422, status(422, "No"))
+    bench.pods.intercept = lambda connection, _: reply(connection, 422, status(422, "No"))
     with pytest.raises(BindError):
         bench.binder.bind(name, "a")
     assert bench.held() == {"default/g/0", "default/g/1"}
@@ -367,7 +367,7 @@ def test_32_parallel_callers_get_different_cpus(
         assert state.allocator.overlaps() == ()
     written = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
     for pod in bench.pods.pods.values():
-        clusters.tell(written, pod)
+        clusters.report_pod(written, pod)
     for node in nodes:
         state = written.node(node)
         assert state is not None
@@ -379,7 +379,7 @@ class Race:
 
     def __init__(self, server: Server) -> None:
         self.now = 100.0
-        self.pods = Pods(server)
+        self.pods = PodServer(server)
         self.transport = Transport(FileAccess(server.url))
         self.cluster = clusters.cluster({"a": SMALL}, lambda: self.now)
         self.now += 10.0  # the agent's pod is there for long
@@ -397,7 +397,7 @@ class Race:
 
     def foreign(self, name: str, cpu: str) -> None:
         """The watch reports a pod that another scheduler bound."""
-        clusters.tell(self.cluster, Kind({"cpu": cpu}).pod(name, node="a"))
+        clusters.report_pod(self.cluster, Kind({"cpu": cpu}).pod(name, node="a"))
 
     def holds(self, name: str) -> bool:
         state = self.cluster.node("a")
@@ -453,7 +453,7 @@ def test_a_pod_that_came_just_before_the_filter_may_not_be_in_its_snapshot(race:
 def test_our_own_binding_is_not_one_of_another_scheduler(race: Race) -> None:
     first, second = race.filtered("first", "30"), race.filtered("second", "4")
     race.binder.bind(first, "a")
-    clusters.tell(race.cluster, race.pods.pods["default", "first"])
+    clusters.report_pod(race.cluster, race.pods.pods["default", "first"])
     race.binder.bind(second, "a")
     assert race.holds("second"), "kube-scheduler has assumed the first pod"
 

@@ -43,7 +43,7 @@ def exist(cluster: SchedulerCache, group: PodGroup, *names: str) -> None:
     for name in names:
         body = owner(8, 8).pod(name)
         body["metadata"]["annotations"][GROUP_ANNOTATION] = f"{group.name}/{group.size}"
-        clusters.tell(cluster, body)
+        clusters.report_pod(cluster, body)
 
 
 def lack(groups: GroupReservations, group: PodGroup, name: str, cpus: int = 8) -> str:
@@ -157,7 +157,7 @@ def test_members_that_end_or_are_bound_do_not_wait(cluster: SchedulerCache) -> N
     assert len(cluster.waiting_members(TRIO)) == 3
     body = owner(8, 8).pod("p0", node="a")
     body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
-    clusters.tell(cluster, body)
+    clusters.report_pod(cluster, body)
     assert (len(cluster.waiting_members(TRIO)), list(cluster.bound_members(TRIO))) == (
         2,
         ["uid-p0"],
@@ -167,11 +167,11 @@ def test_members_that_end_or_are_bound_do_not_wait(cluster: SchedulerCache) -> N
         2,
         ["uid-p0"],
     )
-    clusters.tell(cluster, owner(8, 8).pod("p1"), ChangeKind.DELETED)
+    clusters.report_pod(cluster, owner(8, 8).pod("p1"), ChangeKind.DELETED)
     terminating = owner(8, 8).pod("p2")
     terminating["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
     terminating["metadata"]["deletionTimestamp"] = "2026-10-01T10:00:00Z"
-    clusters.tell(cluster, terminating)
+    clusters.report_pod(cluster, terminating)
     assert cluster.waiting_members(TRIO) == set()
 
 
@@ -288,12 +288,12 @@ def test_a_bound_group_is_restored_from_the_watch(
     for name in ("p0", "p1"):
         body = EIGHT.pod(name, node="a")
         body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
-        clusters.tell(cluster, body)
+        clusters.report_pod(cluster, body)
     clock.now += 1
     groups.expire()
     assert groups.node(PAIR) == "a"
     for name in ("p0", "p1"):
-        clusters.tell(cluster, EIGHT.pod(name, node="a"), ChangeKind.DELETED)
+        clusters.report_pod(cluster, EIGHT.pod(name, node="a"), ChangeKind.DELETED)
     clock.now += 1
     groups.expire()
     assert groups.node(PAIR) is None
@@ -303,7 +303,7 @@ def first_of_trio(cluster: SchedulerCache) -> clusters.Object:
     """Bound already."""
     body = owner(8, 8).pod("p0", node="b")
     body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
-    clusters.tell(cluster, body)
+    clusters.report_pod(cluster, body)
     return body
 
 
@@ -318,7 +318,7 @@ def test_members_that_were_bound_before_this_process_started_are_restored(
     assert held_cpus(cluster, "b") == 16, "for the two remaining members"
     assert groups.take(TRIO, pod_request("p1"), "a") == "group default/g is assigned to node b"
     taken(groups, TRIO, "p1", "b")
-    clusters.tell(cluster, body, ChangeKind.DELETED)
+    clusters.report_pod(cluster, body, ChangeKind.DELETED)
     assert groups.rejection(TRIO, pod_request("p2")) is None
 
 
@@ -329,7 +329,7 @@ def test_a_member_with_another_size_than_the_bound_ones_is_refused(cluster: Sche
     assert groups.node(PAIR) == "b"
     text = "group default/g has size 3, not 2"
     assert lack(groups, PAIR, "p1") == text
-    clusters.tell(cluster, body, ChangeKind.DELETED)
+    clusters.report_pod(cluster, body, ChangeKind.DELETED)
     groups.expire()
     assert groups.node(PAIR) is None
 
@@ -338,7 +338,7 @@ def test_a_complete_bound_group_accepts_no_more_members(cluster: SchedulerCache)
     for name in ("p0", "p1"):
         body = owner(8, 8).pod(name, node="b")
         body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
-        clusters.tell(cluster, body)
+        clusters.report_pod(cluster, body)
     assert GroupReservations(cluster).rejection(PAIR, pod_request("p2")) is not None
 
 
@@ -346,8 +346,8 @@ def test_a_bound_pod_that_changes_its_group_leaves_the_first(cluster: SchedulerC
     body = EIGHT.pod("p0", node="b")
     for text in ("g/2", "h/2"):
         body["metadata"]["annotations"][GROUP_ANNOTATION] = text
-        clusters.tell(cluster, body)
+        clusters.report_pod(cluster, body)
     assert cluster.bound_members(PAIR) == {}
     assert cluster.bound_members(PodGroup("default", "h", 2)).keys() == {"uid-p0"}
-    clusters.tell(cluster, body, ChangeKind.DELETED)
+    clusters.report_pod(cluster, body, ChangeKind.DELETED)
     assert GroupReservations(cluster).node(PAIR) is None

@@ -61,13 +61,13 @@ def test_the_groups_own_reservation_is_not_free_for_pods_of_its_class(
 def test_a_deleted_node_is_unknown_and_one_without_an_agent_has_a_reason(
     cluster: SchedulerCache,
 ) -> None:
-    clusters.add(cluster, "b", SMALL, agent=False)
+    clusters.add_node(cluster, "b", SMALL, agent=False)
     check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(owner(2, 2))))
     assert check.run("nowhere", {}) is UNKNOWN_NODE
     found = check.run("b", {})
     assert isinstance(found, Infeasible)
     assert (found.reason, found.unresolvable) == ("it has no agent", True)
-    clusters.remove(cluster, "a")
+    clusters.remove_node(cluster, "a")
     assert check.run("a", {}) is UNKNOWN_NODE
 
 

@@ -11,15 +11,15 @@ from agent.scheduler.state.pod_info import PodName
 from agent.scheduler.state.pods_api import BindingApi, BindOutcome, PodError
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
-from tests.scheduler.podserver import Pods
+from tests.scheduler.podserver import PodServer
 
 POD = PodName("default", "p", "u")
 NOTES = {"topolet.test/given": "cpu 1-2"}
 
 
 @pytest.fixture
-def pods(server: Server) -> Pods:
-    it = Pods(server)
+def pods(server: Server) -> PodServer:
+    it = PodServer(server)
     it.put("p", "u")
     return it
 
@@ -32,7 +32,7 @@ def bindings(server: Server) -> Iterator[BindingApi]:
 
 
 def test_a_binding_has_the_pods_uid_and_its_annotations(
-    pods: Pods, bindings: BindingApi, server: Server
+    pods: PodServer, bindings: BindingApi, server: Server
 ) -> None:
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(True)
     (binding,) = pods.bindings
@@ -48,52 +48,52 @@ def test_a_binding_has_the_pods_uid_and_its_annotations(
     ]
 
 
-def test_a_deleted_pod_is_definitely_not_bound(pods: Pods, bindings: BindingApi) -> None:
+def test_a_deleted_pod_is_definitely_not_bound(pods: PodServer, bindings: BindingApi) -> None:
     pods.pods.clear()
     outcome = bindings.bind(POD, "n", NOTES)
     assert outcome.bound is False
     assert "404" in outcome.error
 
 
-def test_another_pod_with_that_name_is_not_bound(pods: Pods, bindings: BindingApi) -> None:
+def test_another_pod_with_that_name_is_not_bound(pods: PodServer, bindings: BindingApi) -> None:
     pods.put("p", "other")
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, "pod default/p no longer exists")
 
 
-def test_a_pod_that_another_client_bound_is_an_error(pods: Pods, bindings: BindingApi) -> None:
+def test_a_pod_that_another_client_bound_is_an_error(pods: PodServer, bindings: BindingApi) -> None:
     pods.put("p", "u", node="m")
     text = "pod default/p is bound to node m already"
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, text)
 
 
 def test_a_conflict_over_a_pod_without_a_node_is_a_refusal(
-    pods: Pods, bindings: BindingApi
+    pods: PodServer, bindings: BindingApi
 ) -> None:
     """Such as one that is being deleted."""
-    pods.instead = lambda connection, _: reply(connection, 409, status(409, "Conflict"))
+    pods.intercept = lambda connection, _: reply(connection, 409, status(409, "Conflict"))
     assert bindings.bind(POD, "n", NOTES).bound is False
 
 
-def test_the_outcome_of_a_lost_answer_is_read(pods: Pods, bindings: BindingApi) -> None:
+def test_the_outcome_of_a_lost_answer_is_read(pods: PodServer, bindings: BindingApi) -> None:
     def bound_in_silence(connection: socket.socket, request: Request) -> bool:
         pods.bind(request)
         return False
 
-    pods.instead = bound_in_silence
+    pods.intercept = bound_in_silence
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(True)
 
 
 @pytest.mark.parametrize("code", [500, 503, 504])
 def test_after_a_server_error_the_outcome_is_unknown(
-    pods: Pods, bindings: BindingApi, code: int
+    pods: PodServer, bindings: BindingApi, code: int
 ) -> None:
-    pods.instead = lambda connection, _: reply(connection, code, status(code, "Trouble"))
+    pods.intercept = lambda connection, _: reply(connection, code, status(code, "Trouble"))
     outcome = bindings.bind(POD, "n", NOTES)
     assert outcome.bound is None
     assert str(code) in outcome.error
 
 
-def test_without_any_answer_the_outcome_is_unknown(pods: Pods, server: Server) -> None:
+def test_without_any_answer_the_outcome_is_unknown(pods: PodServer, server: Server) -> None:
     server.answer = lambda *_: False
     transport = Transport(FileAccess(server.url))
     outcome = BindingApi(transport).bind(POD, "n", NOTES)
@@ -102,7 +102,7 @@ def test_without_any_answer_the_outcome_is_unknown(pods: Pods, server: Server) -
 
 
 def test_a_read_has_time_limits_of_its_own(
-    pods: Pods, bindings: BindingApi, server: Server
+    pods: PodServer, bindings: BindingApi, server: Server
 ) -> None:
     """A Binding may take long; kube-scheduler waits for it and for the read of its outcome
     together."""
@@ -116,13 +116,17 @@ def test_a_read_has_time_limits_of_its_own(
 
 
 @pytest.mark.parametrize("code", [403, 422, 429])
-def test_a_refusal_is_final(pods: Pods, bindings: BindingApi, server: Server, code: int) -> None:
-    pods.instead = lambda connection, _: reply(connection, code, status(code, "No"))
+def test_a_refusal_is_final(
+    pods: PodServer, bindings: BindingApi, server: Server, code: int
+) -> None:
+    pods.intercept = lambda connection, _: reply(connection, code, status(code, "No"))
     assert bindings.bind(POD, "n", NOTES).bound is False
     assert len(server.requests) == 1
 
 
-def test_pods_are_distinguished_by_uid(pods: Pods, bindings: BindingApi, server: Server) -> None:
+def test_pods_are_distinguished_by_uid(
+    pods: PodServer, bindings: BindingApi, server: Server
+) -> None:
     found = bindings.pod(POD)
     assert found is not None
     assert found.title == "default/p"

@@ -137,7 +137,7 @@ def test_a_placement_follows_the_nodes() -> None:
     world = World(Store())
     world.see(1)
     world.updates.step()
-    clusters.add(world.cluster, "c", CARDS)
+    clusters.add_node(world.cluster, "c", CARDS)
     serial = world.cluster.changed_since(0).serial
     world.updates.step()
     assert world.cluster.changed_since(serial).names == frozenset()
