@@ -15,7 +15,7 @@ import pytest
 
 from agent.cli import conformance
 from agent.conformance.files import Disagreement, FileResult
-from tests.conformance.parity import NEGATIVE, PARITY, RIGHT, WRONG, ZERO
+from tests.conformance.parity import CORRECT, NEGATIVE, PARITY, WRONG, ZERO
 from tests.conftest import DATA
 
 
@@ -38,9 +38,9 @@ def topolet(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cases = [RIGHT] * 1000 + [NEGATIVE, NEGATIVE, WRONG, ZERO]
+    cases = [CORRECT] * 1000 + [NEGATIVE, NEGATIVE, WRONG, ZERO]
     mixed = write(tmp_path, "mixed", *cases)
-    single = write(tmp_path, "single", RIGHT)
+    single = write(tmp_path, "single", CORRECT)
     assert run(mixed, single) == 1
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -51,8 +51,8 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "        zero is even\n"
         "      2 differ, listed: negative\n"
         "        a negative number is as even as the same number above zero, "
-        "but the other side takes all of\n"
-        "        them for odd\n"
+        "but the other implementation\n"
+        "        treats all of them as odd\n"
         "      1 disagrees\n"
         "        first: line 1003\n"
         '        case   {"number":{"value":4}}\n'
@@ -98,8 +98,8 @@ def test_keys_are_sorted() -> None:
 
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mixed = write(tmp_path, "mixed", *[RIGHT] * 97, NEGATIVE, ZERO, WRONG)
-    good = write(tmp_path, "good", RIGHT)
+    mixed = write(tmp_path, "mixed", *[CORRECT] * 97, NEGATIVE, ZERO, WRONG)
+    good = write(tmp_path, "good", CORRECT)
     assert run(mixed, good, "--output=json") == 1
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -128,7 +128,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_too_many_declared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write(tmp_path, "cases", *[RIGHT] * 97, ZERO, ZERO)
+    file = write(tmp_path, "cases", *[CORRECT] * 97, ZERO, ZERO)
     assert run(file) == 1
     assert capsys.readouterr().err == (
         f"topolet conformance: {file}: 2 declared differences in 99 cases: more than 2 %\n"
@@ -157,7 +157,7 @@ def test_unreadable_file_does_not_stop_the_others(
 def test_without_files_the_checkouts_are_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good = write(tmp_path, "parity.jsonl.gz", RIGHT)
+    good = write(tmp_path, "parity.jsonl.gz", CORRECT)
     later = write(tmp_path, "later.jsonl", {"what": 1})
     write(tmp_path, "README.md", {"what": 1})
     assert run(vectors=tmp_path) == 0
@@ -173,7 +173,7 @@ def test_without_files_the_checkouts_are_used(
 
 
 @pytest.mark.parametrize(
-    "cases", [[{"what": 1}], [RIGHT, {"what": 1}], [WRONG]], ids=["other", "mixed", "wrong"]
+    "cases", [[{"what": 1}], [CORRECT, {"what": 1}], [WRONG]], ids=["other", "mixed", "wrong"]
 )
 def test_an_invalid_file_of_the_checkout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], cases: list[dict[str, Any]]
@@ -204,7 +204,7 @@ def test_json_of_nothing_is_an_empty_list(tmp_path: Path) -> None:
 
 def test_file_name_that_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = os.fsdecode(bytes(tmp_path) + b"/\xff")
-    (tmp_path / write(tmp_path, "cases", RIGHT)).rename(file)
+    (tmp_path / write(tmp_path, "cases", CORRECT)).rename(file)
     assert run(file) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path}/?: parity")
 

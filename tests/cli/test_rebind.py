@@ -19,8 +19,8 @@ from agent.model.rebind_resource import (
     StatusMove,
     StatusPlan,
 )
-from tests.kube.hostile import Request, Server, reply, status
-from tests.kube.hostile import server as server
+from tests.kube.fake_api_server import Request, Server, reply, status
+from tests.kube.fake_api_server import server as server
 
 Object = dict[str, Any]
 TAKEN = "2026-01-01T12:00:00Z"

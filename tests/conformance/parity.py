@@ -8,7 +8,7 @@ from agent.conformance.files import CaseKind, CaseVerdict, Difference, Judge
 
 NEGATIVE_REASON = (
     "a negative number is as even as the same number above zero, "
-    "but the other side takes all of them for odd"
+    "but the other implementation treats all of them as odd"
 )
 DIFFERENCES = (
     Difference("zero", "zero is even"),
@@ -34,7 +34,7 @@ def case(value: object, expect: bool) -> dict[str, Any]:
     return {"number": {"value": value}, "expect": expect}
 
 
-RIGHT = case(1, False)
+CORRECT = case(1, False)
 ZERO = case(0, False)
 NEGATIVE = case(-2, False)
 WRONG = case(4, False)

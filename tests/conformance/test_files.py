@@ -60,13 +60,13 @@ LONG = gzip.compress(b"".join(b'{"number": %d}\n' % number for number in range(5
     ],
     ids=[
         "bad JSON",
-        "no object",
-        "no UTF-8",
-        "nested without end",
-        "gzip in name alone",
-        "torn at its start",
+        "not an object",
+        "not UTF-8",
+        "deeply nested",
+        "gzip magic number only",
+        "truncated at the start",
         "wrong checksum",
-        "torn in its middle",
+        "truncated in the middle",
     ],
 )
 def test_invalid_files(tmp_path: Path, content: bytes, place: str, reason: str) -> None:
@@ -78,7 +78,9 @@ def test_invalid_files(tmp_path: Path, content: bytes, place: str, reason: str) 
     assert reason in str(caught.value)
 
 
-def test_torn_file_gives_its_whole_cases_and_names_the_torn_line(tmp_path: Path) -> None:
+def test_complete_cases_of_a_truncated_file_are_read_and_the_truncated_line_is_named(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "cases"
     file.write_bytes(LONG[: len(LONG) // 2])
     read: list[dict[str, object]] = []
@@ -89,7 +91,9 @@ def test_torn_file_gives_its_whole_cases_and_names_the_torn_line(tmp_path: Path)
     assert f"line {len(read) + 1}: " in str(caught.value)
 
 
-def test_too_long_a_line_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "MAX_LINE_BYTES", 20)
     file = tmp_path / "cases"
     file.write_bytes(b'{"a": 1}\n{"a": "01234567890"}\n')

@@ -1,4 +1,4 @@
-"""The judgement of a vector file."""
+"""Verdicts on vector files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from agent.conformance import files
 from agent.conformance.files import KINDS, CaseKind, Disagreement, FileError, FileResult
 from tests.conformance import vectors
-from tests.conformance.parity import NEGATIVE, PARITY, RIGHT, WRONG, ZERO, case
+from tests.conformance.parity import CORRECT, NEGATIVE, PARITY, WRONG, ZERO, case
 
 OTHER = CaseKind("other", "tests.conformance.absent", frozenset({"other"}))
 
 
-def judged(folder: Path, *cases: Any) -> FileResult:
+def judge_cases(folder: Path, *cases: Any) -> FileResult:
     file = folder / "cases"
     file.write_text("".join(json.dumps(each) + "\n" for each in cases))
     return files.judge(str(file), (OTHER, PARITY))
@@ -24,7 +24,7 @@ def judged(folder: Path, *cases: Any) -> FileResult:
 
 def test_counts(tmp_path: Path) -> None:
     last = case(6, False)
-    result = judged(tmp_path, RIGHT, NEGATIVE, WRONG, ZERO, NEGATIVE, last, RIGHT, RIGHT)
+    result = judge_cases(tmp_path, CORRECT, NEGATIVE, WRONG, ZERO, NEGATIVE, last, CORRECT, CORRECT)
     assert (result.file, result.kind) == (str(tmp_path / "cases"), "parity")
     assert (result.cases, result.agree, result.disagree) == (8, 3, 2)
     assert [(each.difference.name, each.cases) for each in result.declared] == [
@@ -36,7 +36,7 @@ def test_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "zero", "negative", "too_many"),
+    ("correct", "zero", "negative", "too_many"),
     [
         (98, 2, 0, False),
         (97, 2, 0, True),
@@ -46,9 +46,9 @@ def test_counts(tmp_path: Path) -> None:
     ],
 )
 def test_declared_differences_are_few_unless_listed(
-    tmp_path: Path, right: int, zero: int, negative: int, too_many: bool
+    tmp_path: Path, correct: int, zero: int, negative: int, too_many: bool
 ) -> None:
-    result = judged(tmp_path, *[RIGHT] * right, *[ZERO] * zero, *[NEGATIVE] * negative)
+    result = judge_cases(tmp_path, *[CORRECT] * correct, *[ZERO] * zero, *[NEGATIVE] * negative)
     assert result.too_many_declared is too_many
     assert result.passes is not too_many
 
@@ -58,17 +58,20 @@ def test_declared_differences_are_few_unless_listed(
     [
         ([], ": has no case"),
         ([{}], ", line 1: a case of an unknown kind; its keys: none"),
-        ([RIGHT, {"what": 1, "a": 2}], ", line 2: a case of an unknown kind; its keys: a, what"),
-        ([RIGHT, {"other": 1}], ", line 2: other among parity; its keys: other"),
+        ([CORRECT, {"what": 1, "a": 2}], ", line 2: a case of an unknown kind; its keys: a, what"),
+        ([CORRECT, {"other": 1}], ", line 2: other among parity; its keys: other"),
         ([{"number": {}, "expect": 1}], ", line 1: missing or unknown: 'value'"),
-        ([RIGHT, RIGHT, {"number": 7, "expect": 1}], ", line 3: TypeError: 'int' object is not"),
+        (
+            [CORRECT, CORRECT, {"number": 7, "expect": 1}],
+            ", line 3: TypeError: 'int' object is not",
+        ),
         ([case("odd", True)], ", line 1: TypeError: "),
         ([{"number": [], "expect": 1}], ", line 1: TypeError: list indices"),
     ],
 )
-def test_an_unjudgeable_case_is_named(tmp_path: Path, cases: list[Any], reason: str) -> None:
+def test_an_invalid_case_is_named(tmp_path: Path, cases: list[Any], reason: str) -> None:
     with pytest.raises(FileError) as caught:
-        judged(tmp_path, *cases)
+        judge_cases(tmp_path, *cases)
     assert str(caught.value).startswith(f"{tmp_path}/cases{reason}")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from agent.conformance.files import CaseVerdict
 from agent.conformance.koordinator_cpuset_decisions import DIFFERENCES, judge
-from tests.conformance.vectors import outcomes
+from tests.conformance.vectors import count_verdicts
 
 POOLS: dict[str, Any] = {
     "op": "pools",
@@ -19,12 +19,12 @@ POOLS: dict[str, Any] = {
         "topologyManagerScope": "pod",
         "kubeReserved": "500m",
     },
-    "checkpoint": {"gone": {"c0": "3"}},
+    "checkpoint": {"deleted": {"c0": "3"}},
     "pods": [{"uid": "a", "qos": "LSR", "resourceStatus": {"cpuset": "1"}}],
     "expect": {
         "ls": [{"socket": 0, "node": 0, "cpuset": "0"}, {"socket": 0, "node": 1, "cpuset": "2"}],
         "be": [{"socket": 0, "node": 0, "cpuset": "0-1"}, {"socket": 0, "node": 1, "cpuset": "2"}],
-        "podAllocs": [{"uid": "gone", "cpuset": "3", "managedByKubelet": True}],
+        "podAllocs": [{"uid": "deleted", "cpuset": "3", "managedByKubelet": True}],
         "kubeletReserved": "0",
         "nodeReservation": {},
         "systemQOS": {},
@@ -103,10 +103,10 @@ def test_an_unconfigured_kubelet_has_no_policy() -> None:
 
 
 def test_a_container_with_invalid_cpus_in_the_checkpoint_has_none() -> None:
-    assert pools(checkpoint={"gone": {"c0": "3", "c1": "x"}}).agrees
+    assert pools(checkpoint={"deleted": {"c0": "3", "c1": "x"}}).agrees
 
 
-TWICE = [
+OVERLAPPING = [
     {"uid": "a", "qos": "LSR", "resourceStatus": {"cpuset": "0-1"}},
     {"uid": "b", "qos": "LSR", "resourceStatus": {"cpuset": "1-2"}},
 ]
@@ -116,13 +116,11 @@ TWICE = [
     ("ls", "declared"),
     [
         pytest.param(None, "claimed-twice", id="both claims are missing"),
-        pytest.param(
-            [{"socket": 0, "node": 0, "cpuset": "0"}], None, id="something else is shared"
-        ),
+        pytest.param([{"socket": 0, "node": 0, "cpuset": "0"}], None, id="another difference"),
     ],
 )
 def test_claims_that_overlap(ls: Any, declared: str | None) -> None:
-    verdict = pools({"ls": ls}, pods=TWICE)
+    verdict = pools({"ls": ls}, pods=OVERLAPPING)
     assert verdict.declared == declared
     assert verdict.actual["ls"] == [{"socket": 0, "node": 1, "cpuset": "2"}]
 
@@ -145,14 +143,14 @@ BE_ON_1 = {"qos": "BE", "resourceStatus": bound(1), "beCPUManager": True}
         ),
         pytest.param(lambda: hook("0-1,4", qos="BE"), id="BE in a Burstable cgroup"),
         pytest.param(lambda: hook("7", qos="SYSTEM"), id="SYSTEM"),
-        pytest.param(lambda: hook("2", -1, qos="LSE", resourceStatus={"cpuset": "2"}), id="own"),
+        pytest.param(lambda: hook("2", -1, qos="LSE", resourceStatus={"cpuset": "2"}), id="owner"),
         pytest.param(
-            lambda: hook("2", -1, resourceStatus={"cpuset": "2"}, nrt=None), id="own, no report"
+            lambda: hook("2", -1, resourceStatus={"cpuset": "2"}, nrt=None), id="owner, no report"
         ),
         pytest.param(lambda: hook(None, nrt=None, qos="LS"), id="nothing reported"),
     ],
 )
-def test_agreement_about_containers(verdict: Any) -> None:
+def test_agreement_on_containers(verdict: Any) -> None:
     assert verdict().agrees
 
 
@@ -160,7 +158,7 @@ def test_agreement_about_containers(verdict: Any) -> None:
     "verdict",
     [
         pytest.param(lambda: hook("0-2,4-5", qos="LS"), id="another pool"),
-        pytest.param(lambda: hook("0-1,4", -1, qos="LS"), id="a quota lifted for nothing"),
+        pytest.param(lambda: hook("0-1,4", -1, qos="LS"), id="a quota lifted without reason"),
         pytest.param(
             lambda: hook("2", None, qos="LSE", resourceStatus={"cpuset": "2"}),
             id="a quota that is not changed",
@@ -169,15 +167,15 @@ def test_agreement_about_containers(verdict: Any) -> None:
         pytest.param(lambda: hook("", qos="SYSTEM"), id="SYSTEM not changed"),
         pytest.param(lambda: hook(None), id="not changed with a kubelet without a policy"),
         pytest.param(lambda: hook(None, qos="LS", nrt=STATIC), id="LS left to the kubelet"),
-        pytest.param(lambda: hook("0-1,4", qos="BE", nrt=None), id="from nothing"),
+        pytest.param(lambda: hook("0-1,4", qos="BE", nrt=None), id="CPUs without a report"),
     ],
 )
-def test_disagreement_about_containers(verdict: Any) -> None:
+def test_disagreement_on_containers(verdict: Any) -> None:
     assert (verdict().agrees, verdict().declared) == (False, None)
 
 
 @pytest.mark.parametrize(
-    ("other", "ours"),
+    ("other", "actual"),
     [
         ({"qos": "BE", "cgroupParent": BESTEFFORT}, "0-2,4-5"),
         ({"cgroupParent": BESTEFFORT}, "0-2,4-5"),
@@ -189,11 +187,11 @@ def test_disagreement_about_containers(verdict: Any) -> None:
     ],
 )
 def test_cpus_that_another_part_of_koordinator_chooses_are_on_the_pool(
-    other: dict[str, Any], ours: str
+    other: dict[str, Any], actual: str
 ) -> None:
     verdict = hook(None, **other)
     assert verdict.agrees
-    assert verdict.actual["cpuset"] == ours
+    assert verdict.actual["cpuset"] == actual
 
 
 def test_an_error_agrees_with_a_refusal_of_the_same_input() -> None:
@@ -213,7 +211,7 @@ NO_LS = {**HOOK["nrt"], "ls": [{"socket": 0, "node": 0}, LS[1]]}
 
 
 @pytest.mark.parametrize(
-    ("cpuset", "other", "declared", "ours"),
+    ("cpuset", "other", "declared", "actual"),
     [
         pytest.param(",4", {"qos": "LS", "nrt": NO_LS}, "stray-comma", "4", id="comma"),
         pytest.param(",5", {"qos": "LS", "nrt": NO_LS}, None, "4", id="comma, another CPU"),
@@ -229,7 +227,7 @@ NO_LS = {**HOOK["nrt"], "ls": [{"socket": 0, "node": 0}, LS[1]]}
             {"qos": "LS", "nrt": {**NO_LS, "ls": [NO_LS["ls"][0]] * 2}},
             "empty-pool",
             None,
-            id="nothing but commas",
+            id="only commas",
         ),
         pytest.param(
             "", {"qos": "LS", "nrt": {**NO_LS, "ls": []}}, "empty-pool", None, id="no pool"
@@ -253,12 +251,12 @@ NO_LS = {**HOOK["nrt"], "ls": [{"socket": 0, "node": 0}, LS[1]]}
         pytest.param("0", {"qos": "BE"}, None, "0-1,4", id="BE on part of the LS pool"),
     ],
 )
-def test_declared(
-    cpuset: str, other: dict[str, Any], declared: str | None, ours: str | None
+def test_declared_differences(
+    cpuset: str, other: dict[str, Any], declared: str | None, actual: str | None
 ) -> None:
     verdict = hook(cpuset, **other)
     assert (verdict.agrees, verdict.declared) == (False, declared)
-    assert verdict.actual["cpuset"] == ours
+    assert verdict.actual["cpuset"] == actual
 
 
 @pytest.mark.parametrize(
@@ -289,15 +287,15 @@ def test_an_unknown_operation_is_an_error() -> None:
 
 
 def test_koordinators_vectors() -> None:
-    counted = outcomes("koordinator-cpuset-decisions", judge)
+    counted = count_verdicts("koordinator-cpuset-decisions", judge)
     unlisted = sum(counted[each.name] for each in DIFFERENCES if not each.listed)
     assert 0 < unlisted <= 0.02 * counted.total()
 
 
 def test_claim_next_to_a_static_kubelets_checkpoint_is_a_declared_difference() -> None:
-    """Koordinator's pools lack the CPUs of the annotation, and have those that the kubelet
+    """Koordinator's pools exclude the CPUs of the annotation, and contain those that the kubelet
     assigned."""
-    verdict = pools(checkpoint={"a": {"c0": "2"}, "gone": {"c0": "3"}})
+    verdict = pools(checkpoint={"a": {"c0": "2"}, "deleted": {"c0": "3"}})
     assert verdict.declared == "kubelet-decides"
     assert verdict.actual["podAllocs"][0] == {
         "namespace": "default",
@@ -312,6 +310,6 @@ def test_claim_next_to_a_static_kubelets_checkpoint_is_a_declared_difference() -
 
 def test_other_differences_with_a_static_kubelet_are_disagreements() -> None:
     wrong = [{"socket": 0, "node": 0, "cpuset": "0"}]
-    verdict = pools({"ls": wrong}, checkpoint={"a": {"c0": "2"}, "gone": {"c0": "3"}})
+    verdict = pools({"ls": wrong}, checkpoint={"a": {"c0": "2"}, "deleted": {"c0": "3"}})
     assert verdict.declared is None
     assert not verdict.agrees

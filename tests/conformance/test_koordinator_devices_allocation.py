@@ -6,7 +6,7 @@ import pytest
 
 from agent.conformance.device_differences import DIFFERENCES
 from agent.conformance.koordinator_devices import judge_allocation
-from tests.conformance.vectors import outcomes
+from tests.conformance.vectors import count_verdicts
 
 CORE = "koordinator.sh/gpu-core"
 RATIO = "koordinator.sh/gpu-memory-ratio"
@@ -18,12 +18,12 @@ CARDS = "nvidia.com/gpu"
 
 def device(kind: str, minor: int, pcie: str, **other: Any) -> dict[str, Any]:
     resources = {CORE: "100", RATIO: "100", MEMORY: "1000"} if kind == "gpu" else {RDMA: "100"}
-    place = {"socketID": -1, "nodeID": 0, "pcieID": pcie}
+    topology = {"socketID": -1, "nodeID": 0, "pcieID": pcie}
     whole = {"type": kind, "minor": minor, "health": True, "resources": resources}
-    return {**whole, "topology": place, **other}
+    return {**whole, "topology": topology, **other}
 
 
-def given(percent: int, *minors: int) -> list[dict[str, Any]]:
+def gpu_entries(percent: int, *minors: int) -> list[dict[str, Any]]:
     return [{"minor": each, "resources": parts(percent)} for each in minors]
 
 
@@ -44,11 +44,11 @@ def case(
     **other: Any,
 ) -> dict[str, Any]:
     pod = {"requests": requests, **other.pop("pod", {})}
-    held = [{"gpu": given(percent, minor)} for minor, percent in (used or {}).items()]
+    allocated = [{"gpu": gpu_entries(percent, minor)} for minor, percent in (used or {}).items()]
     return {
         "pod": pod,
         "devices": devices,
-        "allocated": held,
+        "allocated": allocated,
         "numa": None,
         "strategy": strategy,
         "expect": expect,
@@ -56,37 +56,45 @@ def case(
     }
 
 
-TWO = [device("gpu", 0, "p0"), device("gpu", 1, "p0")]
-APART = [device("gpu", 0, "p0"), device("gpu", 1, "p1")]
+SAME_SWITCH = [device("gpu", 0, "p0"), device("gpu", 1, "p0")]
+TWO_SWITCHES = [device("gpu", 0, "p0"), device("gpu", 1, "p1")]
 SAME_PCIE = {"joint": {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}}
-NEAR = {"joint": {"deviceTypes": ["gpu", "rdma"]}}
+JOINT = {"joint": {"deviceTypes": ["gpu", "rdma"]}}
 FAILS = {"error": "Insufficient GPU Devices", "code": "Unschedulable"}
 
 
-def chosen(cards: list[dict[str, Any]], nic: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+def allocation(
+    cards: list[dict[str, Any]], nic: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
     return {"allocation": {"gpu": cards} | ({"rdma": nic} if nic else {})}
 
 
 def test_agreement() -> None:
-    assert judge_allocation(case({CARDS: "1"}, TWO, {0: 10}, "", chosen(given(100, 1)))).agrees
-    assert judge_allocation(case({CARDS: "2"}, TWO, {0: 10}, "", FAILS)).agrees
     assert judge_allocation(
-        case({CARDS: "1"}, TWO, None, "", chosen(given(100, 0)), numa=[0])
+        case({CARDS: "1"}, SAME_SWITCH, {0: 10}, "", allocation(gpu_entries(100, 1)))
+    ).agrees
+    assert judge_allocation(case({CARDS: "2"}, SAME_SWITCH, {0: 10}, "", FAILS)).agrees
+    assert judge_allocation(
+        case({CARDS: "1"}, SAME_SWITCH, None, "", allocation(gpu_entries(100, 0)), numa=[0])
     ).agrees
 
 
 @pytest.mark.parametrize(
-    "expect", [chosen(given(100, 1)), chosen(given(99, 0)), FAILS], ids=["card", "amount", "error"]
+    "expect",
+    [allocation(gpu_entries(100, 1)), allocation(gpu_entries(99, 0)), FAILS],
+    ids=["card", "amount", "error"],
 )
 def test_another_answer_is_a_disagreement(expect: dict[str, Any]) -> None:
-    verdict = judge_allocation(case({CARDS: "1"}, TWO, None, "", expect))
+    verdict = judge_allocation(case({CARDS: "1"}, SAME_SWITCH, None, "", expect))
     assert (verdict.agrees, verdict.declared) == (False, None)
 
 
 def test_another_score_is_declared_only_if_it_is_that_of_one_device() -> None:
     def scored(score: int) -> str | None:
-        expect = {**chosen(given(100, 0)), "score": score}
-        return judge_allocation(case({CARDS: "1"}, TWO, None, "LeastAllocated", expect)).declared
+        expect = {**allocation(gpu_entries(100, 0)), "score": score}
+        return judge_allocation(
+            case({CARDS: "1"}, SAME_SWITCH, None, "LeastAllocated", expect)
+        ).declared
 
     assert scored(75) == "score-of-what-is-held"
     assert scored(74) is None
@@ -94,7 +102,7 @@ def test_another_score_is_declared_only_if_it_is_that_of_one_device() -> None:
 
 TABLE = {"2": [{"minors": [0, 1], "allocationScore": 1}, {"minors": [2, 3], "allocationScore": 5}]}
 FOUR = [device("gpu", each, f"p{each // 2}") for each in range(4)]
-ILL = device("rdma", 1, "p0", health=False)
+UNHEALTHY_NIC = device("rdma", 1, "p0", health=False)
 LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
 
 
@@ -102,28 +110,36 @@ LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
     ("case_", "name"),
     [
         (
-            case({GPU: "10"}, TWO, {0: 10, 1: 80}, "MostAllocated", chosen(given(10, 0))),
+            case(
+                {GPU: "10"},
+                SAME_SWITCH,
+                {0: 10, 1: 80},
+                "MostAllocated",
+                allocation(gpu_entries(10, 0)),
+            ),
             "shares-as-asked",
         ),
         (
-            case({CARDS: "2"}, FOUR, None, "", chosen(given(100, 0, 1)), partitions=TABLE),
+            case(
+                {CARDS: "2"}, FOUR, None, "", allocation(gpu_entries(100, 0, 1)), partitions=TABLE
+            ),
             "partition-order",
         ),
         (
             case(
                 {CARDS: "2", RDMA: "100"},
-                [*APART, device("rdma", 0, "p0"), device("rdma", 1, "p1")],
+                [*TWO_SWITCHES, device("rdma", 0, "p0"), device("rdma", 1, "p1")],
                 None,
                 "",
-                chosen(given(100, 0, 1), nics(0, 1)),
-                pod=NEAR,
+                allocation(gpu_entries(100, 0, 1), nics(0, 1)),
+                pod=JOINT,
             ),
             "as-many-as-asked",
         ),
         (
             case(
                 {CARDS: "1", RDMA: "100"},
-                [*APART, device("rdma", 0, "p1")],
+                [*TWO_SWITCHES, device("rdma", 0, "p1")],
                 None,
                 "",
                 FAILS,
@@ -134,7 +150,7 @@ LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
         (
             case(
                 {RDMA: "1"},
-                [device("rdma", 0, "p0"), ILL],
+                [device("rdma", 0, "p0"), UNHEALTHY_NIC],
                 None,
                 "",
                 FAILS,
@@ -145,7 +161,7 @@ LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
         (
             case(
                 {"koordinator.sh/gpu.shared": "2", MEMORY: "200"},
-                TWO,
+                SAME_SWITCH,
                 None,
                 "",
                 FAILS,
@@ -153,18 +169,18 @@ LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
             ),
             "several-shares-in-scope",
         ),
-        (case({CORE: "200", MEMORY: "200"}, TWO, None, "", FAILS), "core-of-several-cards"),
+        (case({CORE: "200", MEMORY: "200"}, SAME_SWITCH, None, "", FAILS), "core-of-several-cards"),
         (
-            case({CARDS: "1"}, FOUR, {0: 10}, "", chosen(given(100, 1)), pod=LEVEL),
+            case({CARDS: "1"}, FOUR, {0: 10}, "", allocation(gpu_entries(100, 1)), pod=LEVEL),
             "pcie-level-exclusion",
         ),
         (
             case(
                 {CARDS: "1", RDMA: "1"},
-                [*APART, device("rdma", 0, "p1")],
+                [*TWO_SWITCHES, device("rdma", 0, "p1")],
                 None,
                 "",
-                chosen(given(100, 0), nics(0, amount=1)),
+                allocation(gpu_entries(100, 0), nics(0, amount=1)),
                 pod={"joint": {"deviceTypes": ["rdma", "gpu"]}},
             ),
             "gpu-beside-nic",
@@ -175,7 +191,7 @@ LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
                 [device("gpu", 0, "p0", resources={CORE: "100"})],
                 None,
                 "",
-                chosen([{"minor": 0, "resources": {RATIO: 10}}]),
+                allocation([{"minor": 0, "resources": {RATIO: 10}}]),
             ),
             "resource-not-listed",
         ),
@@ -183,30 +199,32 @@ LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
             case(
                 {CARDS: "2", RDMA: "200"},
                 [
-                    *APART,
+                    *TWO_SWITCHES,
                     *(device("rdma", each, "p0") for each in range(2)),
                     device("rdma", 2, "p1", health=False),
                     device("rdma", 3, "p1"),
                 ],
                 None,
                 "",
-                chosen(given(100, 0, 1), nics(0, 1)),
-                pod=NEAR,
+                allocation(gpu_entries(100, 0, 1), nics(0, 1)),
+                pod=JOINT,
             ),
             "unfit-take-turns",
         ),
         (
-            case({CORE: "100", RATIO: "300"}, TWO, None, "", FAILS | {"error": "x"}),
+            case({CORE: "100", RATIO: "300"}, SAME_SWITCH, None, "", FAILS | {"error": "x"}),
             None,
         ),
         (
-            case({CORE: "100", RATIO: "300"}, FOUR, None, "", chosen(given(100, 0, 1, 2))),
+            case(
+                {CORE: "100", RATIO: "300"}, FOUR, None, "", allocation(gpu_entries(100, 0, 1, 2))
+            ),
             "uneven-shares",
         ),
     ],
     ids=str,
 )
-def test_declared(case_: dict[str, Any], name: str | None) -> None:
+def test_declared_differences(case_: dict[str, Any], name: str | None) -> None:
     verdict = judge_allocation(case_)
     assert (verdict.agrees, verdict.declared) == (name is None, name)
 
@@ -215,16 +233,16 @@ def test_virtual_functions_in_string_order() -> None:
     vfs = [{"minor": -1, "busID": bus} for bus in ("0000:40:00.10", "0000:40:00.2")]
     one = device("rdma", 0, "p0", vfGroups=[{"labels": {"type": "fast"}, "vfs": vfs}])
     hint = {"rdma": {"vfSelector": {"matchLabels": {"type": "fast"}}}}
-    theirs = {"allocation": {"rdma": [{**nics(0, amount=1)[0], "vfs": ["0000:40:00.10"]}]}}
-    verdict = judge_allocation(case({RDMA: "1"}, [one], None, "", theirs, pod={"hint": hint}))
+    koordinators = {"allocation": {"rdma": [{**nics(0, amount=1)[0], "vfs": ["0000:40:00.10"]}]}}
+    verdict = judge_allocation(case({RDMA: "1"}, [one], None, "", koordinators, pod={"hint": hint}))
     assert verdict.declared == "functions-by-number"
-    ours = {"allocation": {"rdma": [{**nics(0, amount=1)[0], "vfs": ["0000:40:00.2"]}]}}
-    assert judge_allocation(case({RDMA: "1"}, [one], None, "", ours, pod={"hint": hint})).agrees
+    topolets = {"allocation": {"rdma": [{**nics(0, amount=1)[0], "vfs": ["0000:40:00.2"]}]}}
+    assert judge_allocation(case({RDMA: "1"}, [one], None, "", topolets, pod={"hint": hint})).agrees
 
 
 def test_koordinators_vectors() -> None:
-    counted = outcomes("koordinator-device-allocate", judge_allocation)
+    counted = count_verdicts("koordinator-device-allocate", judge_allocation)
     listed = {each.name for each in DIFFERENCES if each.listed}
     assert counted.keys() <= {None, *listed}
-    chosen_otherwise = counted.total() - counted[None] - counted["score-of-what-is-held"]
-    assert 0 < chosen_otherwise < 0.06 * counted.total()
+    different_choices = counted.total() - counted[None] - counted["score-of-what-is-held"]
+    assert 0 < different_choices < 0.06 * counted.total()

@@ -11,7 +11,7 @@ from agent.conformance.device_differences import (
     UNEVEN_SHARES,
 )
 from agent.conformance.koordinator_devices import JUDGES, judge_request
-from tests.conformance.vectors import outcomes
+from tests.conformance.vectors import count_verdicts
 
 CORE = "koordinator.sh/gpu-core"
 RATIO = "koordinator.sh/gpu-memory-ratio"
@@ -78,19 +78,19 @@ def test_every_field_is_compared(field: str, value: object) -> None:
     assert verdict.declared is None
 
 
-def test_declared() -> None:
-    cut = {"total": {CORE: 100, RATIO: 300}, "count": 3, "per": {CORE: 33, RATIO: 100}}
-    uneven = judge_request(case({CORE: "100", RATIO: "300"}, [card(0)], {"gpu": cut}))
+def test_declared_differences() -> None:
+    rounded_down = {"total": {CORE: 100, RATIO: 300}, "count": 3, "per": {CORE: 33, RATIO: 100}}
+    uneven = judge_request(case({CORE: "100", RATIO: "300"}, [card(0)], {"gpu": rounded_down}))
     assert uneven.declared == UNEVEN_SHARES.name
     one = {"total": {CORE: 200, MEMORY: 8}, "count": 1, "per": {CORE: 200, MEMORY: 8}}
     several = judge_request(case({CORE: "200", MEMORY: "8"}, [card(0)], {"gpu": one}))
     assert several.declared == CORE_OF_SEVERAL.name
     every = {"rdma": {"total": {RDMA: 1}, "count": 2, "per": {RDMA: 1}}}
     hint = {"rdma": {"allocateStrategy": "ApplyForAll"}}
-    ill = judge_request(case({RDMA: "1"}, [nic(0), nic(1, False)], every, hint=hint))
-    assert ill.declared == HEALTHY_ALONE.name
-    well = judge_request(case({RDMA: "1"}, [nic(0)], every, hint=hint))
-    assert (well.agrees, well.declared) == (False, None)
+    with_unhealthy = judge_request(case({RDMA: "1"}, [nic(0), nic(1, False)], every, hint=hint))
+    assert with_unhealthy.declared == HEALTHY_ALONE.name
+    all_healthy = judge_request(case({RDMA: "1"}, [nic(0)], every, hint=hint))
+    assert (all_healthy.agrees, all_healthy.declared) == (False, None)
 
 
 def test_fractions_that_are_added_before_they_are_rounded_are_declared() -> None:
@@ -113,7 +113,7 @@ def test_fractions_that_are_added_before_they_are_rounded_are_declared() -> None
 
 
 def test_koordinators_vectors() -> None:
-    counted = outcomes("koordinator-device-requests", judge_request)
+    counted = count_verdicts("koordinator-device-requests", judge_request)
     assert FRACTIONS_ADD_UP.name not in counted
     assert {*counted, FRACTIONS_ADD_UP.name} == {
         None,

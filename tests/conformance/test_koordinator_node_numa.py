@@ -9,7 +9,7 @@ import pytest
 
 from agent.conformance.koordinator_node_numa import judge_node
 from agent.conformance.node_numa_differences import DIFFERENCES
-from tests.conformance.vectors import outcomes
+from tests.conformance.vectors import count_verdicts
 
 Json = dict[str, Any]
 POLICY = "node.koordinator.sh/numa-topology-policy"
@@ -24,7 +24,7 @@ NUMA_LEVEL = {"preferredCPUExclusivePolicy": "NUMANodeLevel"}
 PREFERS_FULL = {"preferredCPUBindPolicy": "FullPCPUs"}
 
 
-def case(pod: Json, held: list[Json], expect: Json, **more: Any) -> Json:
+def case(pod: Json, allocated: list[Json], expect: Json, **more: Any) -> Json:
     nodes = more.pop("nodes", 2)
     zones = [{"node": each, "resources": {"cpu": "4", "memory": "16Gi"}} for each in range(nodes)]
     return {
@@ -32,7 +32,7 @@ def case(pod: Json, held: list[Json], expect: Json, **more: Any) -> Json:
         "numbering": "adjacent",
         "allocatable": {"cpu": str(4 * nodes), "memory": f"{16 * nodes}Gi"},
         "zones": zones,
-        "allocated": held,
+        "allocated": allocated,
         "pod": {"priority": 9500, **pod},
         "expect": expect,
         **more,
@@ -40,15 +40,15 @@ def case(pod: Json, held: list[Json], expect: Json, **more: Any) -> Json:
 
 
 def lsr(cpu: int, memory_gib: int = 4, **more: Any) -> Json:
-    return {"qos": "LSR", **sharer(cpu, memory_gib), **more}
+    return {"qos": "LSR", **shared_pod(cpu, memory_gib), **more}
 
 
-def sharer(cpu: int, memory_gib: int = 4) -> Json:
+def shared_pod(cpu: int, memory_gib: int = 4) -> Json:
     requested = {"cpu": str(cpu), "memory": f"{memory_gib}Gi"}
     return {"requests": {name: text for name, text in requested.items() if text[0] != "0"}}
 
 
-def held(cpu: int, cpuset: str = "", node: int | None = None) -> Json:
+def allocated_pod(cpu: int, cpuset: str = "", node: int | None = None) -> Json:
     """A pod without memory that has these CPUs, or CPU of this NUMA node, or both."""
     status: Json = {"cpuset": cpuset} if cpuset else {}
     if node is not None:
@@ -57,11 +57,11 @@ def held(cpu: int, cpuset: str = "", node: int | None = None) -> Json:
 
 
 def part(node: int, cpu: int, memory_gib: int = 0) -> list[Json]:
-    resources = sharer(cpu, memory_gib)["requests"]
+    resources = shared_pod(cpu, memory_gib)["requests"]
     return [{"node": node, "resources": resources}]
 
 
-def placed(score: int, cpuset: str = "", parts: list[Json] | None = None, **spec: str) -> Json:
+def placement(score: int, cpuset: str = "", parts: list[Json] | None = None, **spec: str) -> Json:
     status: Json = {"cpuset": cpuset} if cpuset else {}
     if parts:
         status["numaNodeResources"] = parts
@@ -71,46 +71,57 @@ def placed(score: int, cpuset: str = "", parts: list[Json] | None = None, **spec
 @pytest.mark.parametrize(
     "case_",
     [
-        pytest.param(case(lsr(2), [], placed(81, "0-1", **PREFERS_FULL)), id="anywhere"),
+        pytest.param(case(lsr(2), [], placement(81, "0-1", **PREFERS_FULL)), id="anywhere"),
         pytest.param(
-            case(lsr(2), [held(4, node=1)], placed(62, "0-1", part(0, 2, 4), **PREFERS_FULL))
+            case(
+                lsr(2),
+                [allocated_pod(4, node=1)],
+                placement(62, "0-1", part(0, 2, 4), **PREFERS_FULL),
+            )
             | SINGLE,
-            id="on one NUMA node, and that is scored",
+            id="the chosen NUMA node is scored",
         ),
         pytest.param(
             case(
                 lsr(2),
-                [held(2, "0-1", node=0), held(2, "4-5", node=1)],
-                placed(37, "2-3", part(0, 2, 4), **PREFERS_FULL),
+                [allocated_pod(2, "0-1", node=0), allocated_pod(2, "4-5", node=1)],
+                placement(37, "2-3", part(0, 2, 4), **PREFERS_FULL),
             )
             | SINGLE,
             id="owners of the whole machine count as CPU of one NUMA node",
         ),
         pytest.param(
-            case(lsr(2), [held(4, node=1)], placed(81, "0-1", part(0, 2, 4), **PREFERS_FULL))
+            case(
+                lsr(2),
+                [allocated_pod(4, node=1)],
+                placement(81, "0-1", part(0, 2, 4), **PREFERS_FULL),
+            )
             | BEST_EFFORT,
             id="the whole node is scored, without pods that share",
         ),
         pytest.param(
-            case(sharer(2), [], placed(81, "0-1", requiredCPUBindPolicy="FullPCPUs")) | FULL_ONLY,
-            id="the node binds",
+            case(shared_pod(2), [], placement(81, "0-1", requiredCPUBindPolicy="FullPCPUs"))
+            | FULL_ONLY,
+            id="the node's bind policy",
         ),
         pytest.param(
             case(
                 lsr(2),
-                [held(2, "0-1")],
-                placed(68, "4-5", **PREFERS_FULL),
+                [allocated_pod(2, "0-1")],
+                placement(68, "4-5", **PREFERS_FULL),
                 amplification=2,
             ),
             id="amplified",
         ),
-        pytest.param(case(sharer(9), [], placed(43)), id="others judge_node the whole node"),
+        pytest.param(
+            case(shared_pod(9), [], placement(43)), id="shared pods are scored on the whole node"
+        ),
         pytest.param(case({"requests": {}}, [], {"skip": True}), id="nothing is requested"),
-        pytest.param(case(sharer(5), [], FAILS) | SINGLE, id="fails"),
+        pytest.param(case(shared_pod(5), [], FAILS) | SINGLE, id="insufficient CPU"),
         pytest.param(
             case(lsr(1, resourceSpec={"requiredCPUBindPolicy": "FullPCPUs"}), [], FAILS)
             | {"expect": FAILS | UNRESOLVABLE},
-            id="no eviction helps",
+            id="preemption does not help",
         ),
     ],
 )
@@ -122,11 +133,11 @@ def test_agreement(case_: Json) -> None:
 @pytest.mark.parametrize(
     "expect",
     [
-        pytest.param(placed(80, "0-1", **PREFERS_FULL), id="score"),
-        pytest.param(placed(81, "2-3", **PREFERS_FULL), id="CPUs"),
-        pytest.param(placed(81, "0-1", part(0, 2), **PREFERS_FULL), id="amounts"),
+        pytest.param(placement(80, "0-1", **PREFERS_FULL), id="score"),
+        pytest.param(placement(81, "2-3", **PREFERS_FULL), id="CPUs"),
+        pytest.param(placement(81, "0-1", part(0, 2), **PREFERS_FULL), id="amounts"),
         pytest.param(
-            placed(81, "0-1", preferredCPUBindPolicy="SpreadByPCPUs"),
+            placement(81, "0-1", preferredCPUBindPolicy="SpreadByPCPUs"),
             id="bind policy",
         ),
         pytest.param(FAILS, id="error"),
@@ -139,27 +150,27 @@ def test_another_answer_is_a_disagreement(expect: Json) -> None:
 
 def test_another_kind_of_error_is_a_disagreement() -> None:
     expect = FAILS | UNRESOLVABLE
-    verdict = judge_node(case(sharer(5), [], expect) | SINGLE)
+    verdict = judge_node(case(shared_pod(5), [], expect) | SINGLE)
     assert (verdict.agrees, verdict.declared) == (False, None)
 
 
-PATHS = [
+DECLARED = [
     pytest.param(
-        case(lsr(2), [], placed(81, "0-1", **PREFERS_FULL))
+        case(lsr(2), [], placement(81, "0-1", **PREFERS_FULL))
         | {"topologyPolicies": ["SingleNUMANodeContainerLevel"]},
         "policy-spellings",
-        id="a spelling that is not read",
+        id="a policy name that is not recognized",
     ),
     pytest.param(
-        case(lsr(2), [], placed(62, "0-1", **PREFERS_FULL), nodes=1) | SINGLE,
+        case(lsr(2), [], placement(62, "0-1", **PREFERS_FULL), nodes=1) | SINGLE,
         "one-numa-node",
         id="nothing is accounted on one NUMA node",
     ),
     pytest.param(
         case(
             lsr(2),
-            [held(2, "0-1", node=0)],
-            placed(37, "4-5", part(1, 2, 4), **PREFERS_FULL),
+            [allocated_pod(2, "0-1", node=0)],
+            placement(37, "4-5", part(1, 2, 4), **PREFERS_FULL),
             nodeLabels=RESTRICTED["nodeLabels"] | MOST_ALLOCATED,
         ),
         "strategy-unheard",
@@ -167,29 +178,33 @@ PATHS = [
     ),
     pytest.param(
         case(
-            {"qos": "BE", **sharer(2)},
+            {"qos": "BE", **shared_pod(2)},
             [],
-            placed(81, "0-1", requiredCPUBindPolicy="FullPCPUs"),
+            placement(81, "0-1", requiredCPUBindPolicy="FullPCPUs"),
         )
         | FULL_ONLY,
         "be-owns-cpus",
         id="a BE pod owns CPUs",
     ),
     pytest.param(
-        case(sharer(4, 0), [held(2, node=0)], placed(50, parts=part(0, 4)), nodes=1)
+        case(shared_pod(4, 0), [allocated_pod(2, node=0)], placement(50, parts=part(0, 4)), nodes=1)
         | BEST_EFFORT
         | {"noCPUTopology": True},
         "claims-without-topology",
-        id="amounts are forgotten with the topology",
+        id="amounts are not counted without a topology",
     ),
     pytest.param(
-        case(sharer(4, 0), [held(4, "0-3"), held(4, "4-7", node=1)], placed(50, parts=part(0, 4)))
+        case(
+            shared_pod(4, 0),
+            [allocated_pod(4, "0-3"), allocated_pod(4, "4-7", node=1)],
+            placement(50, parts=part(0, 4)),
+        )
         | RESTRICTED,
         "owned-without-amounts",
-        id="owned CPUs are offered",
+        id="owned CPUs are offered again",
     ),
     pytest.param(
-        case(sharer(2), [], FAILS)
+        case(shared_pod(2), [], FAILS)
         | RESTRICTED
         | {
             "allocated": [
@@ -202,31 +217,31 @@ PATHS = [
             "zones": [{"node": each, "resources": {"cpu": "4"}} for each in (0, 1)],
         },
         "resource-not-in-zone",
-        id="memory that zones do not count is lacking",
+        id="insufficient memory that zones do not count",
     ),
     pytest.param(
         case(
             lsr(2, 20),
-            [held(7, node=0)],
-            placed(56, "0,4", part(0, 1, 10) + part(1, 1, 10), **PREFERS_FULL),
+            [allocated_pod(7, node=0)],
+            placement(56, "0,4", part(0, 1, 10) + part(1, 1, 10), **PREFERS_FULL),
             amplification=2,
         )
         | RESTRICTED,
         "amplified-cpu-unpaid",
-        id="more CPUs than are paid for",
+        id="more CPUs than are accounted",
     ),
     pytest.param(
         case(
             {"qos": "LSR", "requests": {"memory": "16Gi"}},
-            [held(4, "0-3", node=0)],
-            placed(62),
+            [allocated_pod(4, "0-3", node=0)],
+            placement(62),
             amplification=2,
         ),
         "amplified-without-cpu",
         id="owners are not amplified for a pod without CPU",
     ),
     pytest.param(
-        case(sharer(2), [], FAILS | UNRESOLVABLE, amplification=2, noCPUTopology=True),
+        case(shared_pod(2), [], FAILS | UNRESOLVABLE, amplification=2, noCPUTopology=True),
         "amplified-without-topology",
         id="amplified CPU is not counted without a topology",
     ),
@@ -239,23 +254,28 @@ PATHS = [
         )
         | FULL_ONLY,
         "amplified-before-conflict",
-        id="amplified CPU is lacking before policies conflict",
+        id="insufficient amplified CPU is reported before a policy conflict",
     ),
     pytest.param(
         case(
             lsr(2, resourceSpec={"preferredCPUBindPolicy": "SpreadByPCPUs", **NUMA_LEVEL}),
-            [{**held(1, "0", node=0), "resourceSpec": NUMA_LEVEL}, held(2, "4-5", node=1)],
-            placed(37, "1-2", part(0, 2, 4), preferredCPUBindPolicy="SpreadByPCPUs", **NUMA_LEVEL),
+            [
+                {**allocated_pod(1, "0", node=0), "resourceSpec": NUMA_LEVEL},
+                allocated_pod(2, "4-5", node=1),
+            ],
+            placement(
+                37, "1-2", part(0, 2, 4), preferredCPUBindPolicy="SpreadByPCPUs", **NUMA_LEVEL
+            ),
         )
         | RESTRICTED,
         "exclusive-ignored",
-        id="the emptier NUMA node, although an exclusive pod is there",
+        id="the emptier NUMA node, although it has an exclusive pod",
     ),
     pytest.param(
         case(
-            {**sharer(2), "resourceSpec": NUMA_LEVEL},
-            [{**held(2, "0-1"), "resourceSpec": NUMA_LEVEL}, held(2, "4-5")],
-            placed(56, "2-3", requiredCPUBindPolicy="FullPCPUs", **NUMA_LEVEL),
+            {**shared_pod(2), "resourceSpec": NUMA_LEVEL},
+            [{**allocated_pod(2, "0-1"), "resourceSpec": NUMA_LEVEL}, allocated_pod(2, "4-5")],
+            placement(56, "2-3", requiredCPUBindPolicy="FullPCPUs", **NUMA_LEVEL),
         )
         | FULL_ONLY,
         "exclusive-unheard",
@@ -263,9 +283,9 @@ PATHS = [
     ),
     pytest.param(
         case(
-            sharer(0),
-            [held(2, "0,2", node=0), held(3, node=1)],
-            placed(50, parts=part(1, 0, 4)),
+            shared_pod(0),
+            [allocated_pod(2, "0,2", node=0), allocated_pod(3, node=1)],
+            placement(50, parts=part(1, 0, 4)),
             nodeLabels=SINGLE["nodeLabels"] | FULL_ONLY["nodeLabels"],
         ),
         "fitting-without-cpu",
@@ -273,35 +293,38 @@ PATHS = [
     ),
     pytest.param(
         case(
-            sharer(7, 21),
-            [held(4, node=0), {**held(1), "resourceStatus": {"numaNodeResources": part(1, 1, 6)}}],
+            shared_pod(7, 21),
+            [
+                allocated_pod(4, node=0),
+                {**allocated_pod(1), "resourceStatus": {"numaNodeResources": part(1, 1, 6)}},
+            ],
             FAILS,
             nodes=3,
         )
         | RESTRICTED,
         "split-by-position",
-        id="memory is split by what NUMA nodes 0 and 1 have",
+        id="memory is split by the amounts of NUMA nodes 0 and 1",
     ),
 ]
 
 
-@pytest.mark.parametrize(("case_", "name"), PATHS)
-def test_declared(case_: Json, name: str) -> None:
+@pytest.mark.parametrize(("case_", "name"), DECLARED)
+def test_declared_differences(case_: Json, name: str) -> None:
     verdict = judge_node(case_)
     assert (verdict.agrees, verdict.declared) == (False, name), verdict.actual
 
 
-@pytest.mark.parametrize(("case_", "name"), PATHS)
+@pytest.mark.parametrize(("case_", "name"), DECLARED)
 def test_an_answer_that_differs_from_the_rule_is_not_declared(case_: Json, name: str) -> None:
     expect = case_["expect"]
-    other = FAILS if "score" in expect else placed(1, "0-1")
+    other = FAILS if "score" in expect else placement(1, "0-1")
     for wrong in (other, {**expect, "score": 99, "code": "other"}):
         verdict = judge_node({**case_, "expect": wrong})
         assert verdict.declared != name
 
 
 def test_koordinators_vectors() -> None:
-    counted = outcomes("koordinator-node-numa", judge_node)
+    counted = count_verdicts("koordinator-node-numa", judge_node)
     listed = {each.name for each in DIFFERENCES if each.listed}
     unlisted = sum(count for name, count in counted.items() if name and name not in listed)
     assert unlisted <= 0.02 * counted.total()

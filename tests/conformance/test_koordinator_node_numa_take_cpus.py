@@ -6,7 +6,7 @@ import pytest
 
 from agent.conformance.files import CaseVerdict
 from agent.conformance.koordinator_node_numa import MORE_THAN_ASKED, judge_take_cpus
-from tests.conformance.vectors import outcomes
+from tests.conformance.vectors import count_verdicts
 
 CASE = {
     "shape": [1, 1, 4, 2],
@@ -22,26 +22,26 @@ CASE = {
 }
 
 
-def judged(**other: Any) -> CaseVerdict:
+def judge_case(**other: Any) -> CaseVerdict:
     return judge_take_cpus({**CASE, **other})
 
 
 def test_agreement() -> None:
-    assert judged() == CaseVerdict(agrees=True, actual={"cpuset": "2-4"})
-    assert judged(preferred="6-7") == CaseVerdict(agrees=False, actual={"cpuset": "2,6-7"})
-    assert judged(need=8, expect={"error": "too few"}) == CaseVerdict(
+    assert judge_case() == CaseVerdict(agrees=True, actual={"cpuset": "2-4"})
+    assert judge_case(preferred="6-7") == CaseVerdict(agrees=False, actual={"cpuset": "2,6-7"})
+    assert judge_case(need=8, expect={"error": "too few"}) == CaseVerdict(
         agrees=True, actual={"error": "not-enough-cpus"}
     )
 
 
-def test_an_answer_and_an_error_disagree_both_ways() -> None:
-    assert judged(expect={"error": "too few"}) == CaseVerdict(
+def test_an_answer_and_an_error_disagree() -> None:
+    assert judge_case(expect={"error": "too few"}) == CaseVerdict(
         agrees=False, actual={"cpuset": "2-4"}
     )
-    assert judged(need=0, expect={"error": "none"}) == CaseVerdict(
+    assert judge_case(need=0, expect={"error": "none"}) == CaseVerdict(
         agrees=False, actual={"cpuset": ""}
     )
-    assert judged(need=8) == CaseVerdict(agrees=False, actual={"error": "not-enough-cpus"})
+    assert judge_case(need=8) == CaseVerdict(agrees=False, actual={"error": "not-enough-cpus"})
 
 
 @pytest.mark.parametrize(
@@ -55,28 +55,28 @@ def test_an_answer_and_an_error_disagree_both_ways() -> None:
         pytest.param(
             {"need": 2, "preferred": "1", "expect": {"cpuset": "1-3"}},
             MORE_THAN_ASKED.name,
-            id="what preferred CPUs leave ends inside a core",
+            id="the rest after the preferred CPUs ends inside a core",
         ),
     ],
 )
-def test_declared(other: dict[str, Any], declared: str | None) -> None:
-    verdict = judged(**other)
+def test_declared_differences(other: dict[str, Any], declared: str | None) -> None:
+    verdict = judge_case(**other)
     assert not verdict.agrees
     assert verdict.declared == declared
 
 
 @pytest.mark.parametrize("key", [*CASE])
-def test_a_case_that_lacks_a_key(key: str) -> None:
+def test_a_case_without_a_key_is_an_error(key: str) -> None:
     with pytest.raises(KeyError, match=key):
         judge_take_cpus({name: value for name, value in CASE.items() if name != key})
 
 
 def test_koordinators_vectors() -> None:
-    counted = outcomes("koordinator-take-cpus", judge_take_cpus)
+    counted = count_verdicts("koordinator-take-cpus", judge_take_cpus)
     declared = counted[MORE_THAN_ASKED.name]
     assert 0 < declared <= 0.02 * counted.total()
 
 
-def test_a_huge_ref_count_means_a_taken_cpu() -> None:
-    held = [{"cpus": "0", "ref": 10**20, "exclusive": "None"}]
-    assert judged(allocated=held).agrees
+def test_a_cpu_with_a_huge_ref_count_is_not_available() -> None:
+    allocated = [{"cpus": "0", "ref": 10**20, "exclusive": "None"}]
+    assert judge_case(allocated=allocated).agrees

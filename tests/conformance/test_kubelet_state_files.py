@@ -17,12 +17,12 @@ EMPTY: dict[str, Any] = {"file": "memory_manager_state", "policy": "None", "chec
 
 
 @pytest.mark.parametrize("case", [CASE, EMPTY])
-def test_a_case(case: dict[str, Any]) -> None:
+def test_agreement(case: dict[str, Any]) -> None:
     assert judge_state_file(case).agrees
 
 
 @pytest.mark.parametrize(
-    ("case", "ours"),
+    ("case", "actual"),
     [
         (EMPTY | {"checksum": 1}, {"checksum": "mismatch", "problems": []}),
         (EMPTY | {"checksum": 0}, {"checksum": "unknown", "problems": []}),
@@ -32,9 +32,9 @@ def test_a_case(case: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_an_unverified_file_disagrees(case: dict[str, Any], ours: dict[str, Any]) -> None:
+def test_an_unverified_file_disagrees(case: dict[str, Any], actual: dict[str, Any]) -> None:
     verdict = judge_state_file(case)
-    assert (verdict.agrees, verdict.actual, verdict.declared) == (False, ours, None)
+    assert (verdict.agrees, verdict.actual, verdict.declared) == (False, actual, None)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.conformance.kubelet import JUDGES, judge_static_policy
-from tests.conformance.vectors import outcomes
+from tests.conformance.vectors import count_verdicts
 
 
 def container(name: str, cpu: str) -> dict[str, Any]:
@@ -115,14 +115,14 @@ EMPTIED = case(
                 (remove("c0"), {"default": "0-15"}),
                 containers=(container("c0", "5"), container("c1", "11")),
             ),
-            id="errors with other texts",
+            id="errors with other messages",
         ),
         pytest.param(
             case(
                 (allocate("c0"), {"hang": True}),
                 containers=(container("c0", "5"),),
             ),
-            id="no answer",
+            id="timeout",
         ),
         pytest.param(
             case(
@@ -163,8 +163,8 @@ def test_a_wrong_answer_is_declared(wrong: dict[str, Any], name: str) -> None:
     assert verdict.declared == name
 
 
-def answered(wrong: dict[str, Any], **last: Any) -> dict[str, Any]:
-    """The same case with another answer to its last step."""
+def with_last_step(wrong: dict[str, Any], **last: Any) -> dict[str, Any]:
+    """The same case with another expected result of its last step."""
     expect = wrong["expect"]
     steps = [*expect["steps"][:-1], {**expect["steps"][-1], **last}]
     return {**wrong, "expect": {**expect, "steps": steps}}
@@ -173,13 +173,15 @@ def answered(wrong: dict[str, Any], **last: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "wrong",
     [
-        pytest.param(answered(HALF_CORES, cpuset="0,4", default="1-3,5-7"), id="whole cores"),
-        pytest.param({**answered(HALF_CORES, cpuset="6-7"), "options": []}, id="half cores may be"),
+        pytest.param(with_last_step(HALF_CORES, cpuset="0,4", default="1-3,5-7"), id="whole cores"),
         pytest.param(
-            answered(COUNTED_TWICE, hints=[hint(0)]), id="one of Topolet's hints is missing"
+            {**with_last_step(HALF_CORES, cpuset="6-7"), "options": []}, id="half cores are allowed"
         ),
         pytest.param(
-            answered(
+            with_last_step(COUNTED_TWICE, hints=[hint(0)]), id="one of Topolet's hints is missing"
+        ),
+        pytest.param(
+            with_last_step(
                 case(
                     (hints("c0"), COUNTED_TWICE["expect"]["steps"][-1]),
                     containers=(container("c0", "10"),),
@@ -187,9 +189,9 @@ def answered(wrong: dict[str, Any], **last: Any) -> dict[str, Any]:
             ),
             id="nothing was reusable",
         ),
-        pytest.param(answered(REUSED, cpuset="4,12"), id="nothing is handed out twice"),
-        pytest.param(answered(EMPTIED, default="8"), id="something is left"),
-        pytest.param(answered(EMPTIED, error="too few"), id="another error"),
+        pytest.param(with_last_step(REUSED, cpuset="4,12"), id="no CPU is assigned twice"),
+        pytest.param(with_last_step(EMPTIED, default="8"), id="the default set is not empty"),
+        pytest.param(with_last_step(EMPTIED, error="too few"), id="another error"),
     ],
 )
 def test_undeclared_differences(wrong: dict[str, Any]) -> None:
@@ -205,7 +207,7 @@ def test_another_start_disagrees() -> None:
 
 
 def test_the_kubelets_vectors() -> None:
-    counted = outcomes("kubelet-static-policy", judge_static_policy)
+    counted = count_verdicts("kubelet-static-policy", judge_static_policy)
     assert counted.total() == 750
     assert counted.keys() <= {
         None,

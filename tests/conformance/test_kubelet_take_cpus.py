@@ -6,7 +6,7 @@ import pytest
 
 from agent.conformance.files import CaseVerdict
 from agent.conformance.kubelet import JUDGES, judge_take_cpus
-from tests.conformance.vectors import outcomes
+from tests.conformance.vectors import count_verdicts
 
 CASE: dict[str, Any] = {
     "shape": [2, 1, 4, 2],
@@ -29,25 +29,25 @@ OVERWRITTEN: dict[str, Any] = {
 }
 
 
-def judged(case: dict[str, Any], **other: Any) -> CaseVerdict:
+def judge_case(case: dict[str, Any], **other: Any) -> CaseVerdict:
     return judge_take_cpus({**case, **other})
 
 
 def test_agreement() -> None:
     assert judge_take_cpus(CASE) == CaseVerdict(agrees=True, actual={"cpuset": "1-2,9-10"})
-    assert judged(CASE, expect={"cpuset": "1-4"}) == CaseVerdict(False, {"cpuset": "1-2,9-10"})
+    assert judge_case(CASE, expect={"cpuset": "1-4"}) == CaseVerdict(False, {"cpuset": "1-2,9-10"})
 
 
 def test_errors_agree_whatever_their_text() -> None:
-    assert judged(CASE, need=16, expect={"error": "too few"}).agrees
-    assert not judged(CASE, expect={"error": "too few"}).agrees
-    assert not judged(CASE, need=16).agrees
+    assert judge_case(CASE, need=16, expect={"error": "too few"}).agrees
+    assert not judge_case(CASE, expect={"error": "too few"}).agrees
+    assert not judge_case(CASE, need=16).agrees
 
 
 @pytest.mark.parametrize("need", [4, 16])
 @pytest.mark.parametrize("outcome", ["hang", "panic"])
 def test_any_answer_agrees_with_a_panic_or_timeout(need: int, outcome: str) -> None:
-    assert judged(CASE, need=need, expect={outcome: True}).agrees
+    assert judge_case(CASE, need=need, expect={outcome: True}).agrees
 
 
 def test_an_overwritten_combination_is_declared() -> None:
@@ -69,13 +69,13 @@ def test_an_overwritten_combination_is_declared() -> None:
     ],
 )
 def test_undeclared_differences(other: dict[str, Any]) -> None:
-    verdict = judged(OVERWRITTEN, **other)
+    verdict = judge_case(OVERWRITTEN, **other)
     assert not verdict.agrees
     assert verdict.declared is None
 
 
 def test_the_kubelets_vectors() -> None:
-    counted = outcomes("kubelet-take-cpus", judge_take_cpus)
+    counted = count_verdicts("kubelet-take-cpus", judge_take_cpus)
     assert counted.total() == 4000
     assert counted.keys() <= {
         None,

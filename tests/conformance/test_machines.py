@@ -6,7 +6,7 @@ from agent.conformance import machines
 from agent.model.cpu.cpuset import CpuSet
 
 
-def of_node(shape: tuple[float, ...], numbering: str, node: int) -> str:
+def cpus_of_node(shape: tuple[float, ...], numbering: str, node: int) -> str:
     return str(CpuSet(cpu.id for cpu in machines.cpus(shape, numbering) if cpu.node == node))
 
 
@@ -16,21 +16,21 @@ def of_node(shape: tuple[float, ...], numbering: str, node: int) -> str:
 )
 def test_numberings(numbering: str, first: str, last: str) -> None:
     shape = (2, 2, 2, 2)
-    assert (of_node(shape, numbering, 0), of_node(shape, numbering, 3)) == (first, last)
+    assert (cpus_of_node(shape, numbering, 0), cpus_of_node(shape, numbering, 3)) == (first, last)
 
 
 def test_alternating_numbers_are_on_different_nodes() -> None:
-    assert of_node((2, 1, 2, 2), "alternating", 1) == "1,3,5,7"
+    assert cpus_of_node((2, 1, 2, 2), "alternating", 1) == "1,3,5,7"
 
 
 def test_a_node_may_span_two_sockets() -> None:
-    made = machines.cpus((2, 0.5, 4, 1), "adjacent")
-    assert [(cpu.socket, cpu.node) for cpu in made] == [(0, 0), (0, 0), (1, 0), (1, 0)]
+    created = machines.cpus((2, 0.5, 4, 1), "adjacent")
+    assert [(cpu.socket, cpu.node) for cpu in created] == [(0, 0), (0, 0), (1, 0), (1, 0)]
 
 
 def test_caches_of_the_whole_machine() -> None:
-    made = machines.cpus((1, 2, 4, 1), "adjacent", caches=4)
-    assert [cpu.l3 for cpu in made] == [0, 0, 1, 1, 2, 2, 3, 3]
+    created = machines.cpus((1, 2, 4, 1), "adjacent", caches=4)
+    assert [cpu.l3 for cpu in created] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize(

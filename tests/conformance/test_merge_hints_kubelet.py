@@ -23,11 +23,11 @@ CASE: dict[str, Any] = {
 }
 
 
-def test_a_case() -> None:
+def test_agreement() -> None:
     assert judge_kubelet(CASE).agrees
 
 
-def test_another_answer_disagrees_and_topolets_is_reported() -> None:
+def test_another_answer_is_a_disagreement() -> None:
     verdict = judge_kubelet(CASE | {"expect": CASE["expect"] | {"mask": [0, 2]}})
     assert not verdict.agrees
     assert verdict.declared is None

@@ -17,7 +17,7 @@ POLICIES = [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUM
 
 @settings(max_examples=500, deadline=None)
 @given(st.data())
-def test_the_merge_equals_the_plain_product(data: st.DataObject) -> None:
+def test_the_merge_equals_the_cartesian_product(data: st.DataObject) -> None:
     nodes = data.draw(st.one_of(NODES, DENSE), label="nodes")
     hints = data.draw(providers(nodes), label="hints")
     policy = data.draw(st.sampled_from(POLICIES), label="policy")
@@ -34,7 +34,7 @@ def test_the_merge_equals_the_plain_product(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_long_lists_that_meet_around_the_needed_count(seed: int) -> None:
+def test_long_lists_of_hints_with_similar_sizes(seed: int) -> None:
     draw = random.Random(seed)
     nodes = list(range(draw.choice([4, 5, 6])))
     smallest = draw.choice([1, 2, 3])
@@ -104,5 +104,5 @@ def test_a_resource_without_a_single_node_hint_is_reported() -> None:
     assert (merged.mask, merged.admit) == (None, False)
     assert merged.causes == (MergeCause.NOT_ON_ONE_NODE,)
     assert merged.lacking == (Pick(0, "memory", None),)
-    lacking = kubelet_merge([{"cpu": []}], [0, 1], NumaPolicy.SINGLE_NUMA_NODE)
-    assert lacking.causes == (MergeCause.RESOURCE_LACKING,)
+    insufficient = kubelet_merge([{"cpu": []}], [0, 1], NumaPolicy.SINGLE_NUMA_NODE)
+    assert insufficient.causes == (MergeCause.RESOURCE_LACKING,)

@@ -116,15 +116,15 @@ def test_an_impossible_request_under_restricted_is_declared() -> None:
 
 
 def test_requests_for_resources_outside_the_zones_are_declared() -> None:
-    licence = {"ephemeral-storage": "1Gi"}
-    verdict = judge(case([container("2", **licence)], [], fits(LeastNUMANodes=0)))
+    storage = {"ephemeral-storage": "1Gi"}
+    verdict = judge(case([container("2", **storage)], [], fits(LeastNUMANodes=0)))
     assert verdict.declared == NOT_OF_ZONES.name
     assert verdict.actual["score"] == {"LeastNUMANodes": 94}
-    verdict = judge(case([container("2", **licence)], [], fits(LeastNUMANodes=88)))
+    verdict = judge(case([container("2", **storage)], [], fits(LeastNUMANodes=88)))
     assert verdict.declared is None
 
 
-def test_init_containers_that_end_are_declared() -> None:
+def test_terminated_init_containers_are_declared() -> None:
     init = [container("3")]
     verdict = judge(case([container("3")], init, fits(LeastNUMANodes=0)))
     assert verdict.declared == INIT_ENDS.name
@@ -146,34 +146,34 @@ def test_negative_scores_are_declared() -> None:
     assert judge(two).declared is None
 
 
-@pytest.mark.parametrize("word", ["single-numa-node", "SingleNUMANode"])
-def test_a_policy_that_the_plugin_does_not_read_is_declared(word: str) -> None:
-    spelled = case([container("5")], [], fits(LeastNUMANodes=0), {})
-    spelled["nrt"]["topologyPolicies"] = [word]
-    verdict = judge(spelled)
+@pytest.mark.parametrize("policy", ["single-numa-node", "SingleNUMANode"])
+def test_a_policy_that_the_plugin_does_not_recognize_is_declared(policy: str) -> None:
+    by_policies = case([container("5")], [], fits(LeastNUMANodes=0), {})
+    by_policies["nrt"]["topologyPolicies"] = [policy]
+    verdict = judge(by_policies)
     assert verdict.actual == {
         "fit": False,
         "reason": "cannot align container",
         "score": {"LeastNUMANodes": 0},
     }
     assert verdict.declared == SPELLINGS.name
-    spelled["expect"]["score"] = {"LeastNUMANodes": 1}
-    assert judge(spelled).declared is None
-    spelled["nrt"]["topologyPolicies"] = ["SingleNUMANodePodLevel"]
-    spelled["expect"]["score"] = {"LeastNUMANodes": 0}
-    assert judge(spelled).declared is None
+    by_policies["expect"]["score"] = {"LeastNUMANodes": 1}
+    assert judge(by_policies).declared is None
+    by_policies["nrt"]["topologyPolicies"] = ["SingleNUMANodePodLevel"]
+    by_policies["expect"]["score"] = {"LeastNUMANodes": 0}
+    assert judge(by_policies).declared is None
 
 
-def gaps(theirs: Any, *, ids: tuple[int, ...] = (0, 2, 3)) -> dict[str, Any]:
+def gaps(expected: Any, *, ids: tuple[int, ...] = (0, 2, 3)) -> dict[str, Any]:
     """Two containers of 3 CPUs on three NUMA nodes with 1, 4 and 2 CPUs. Together they fit, one
-    container on the second NUMA node, the other one on all that is left."""
-    apart = case(
+    container on the second NUMA node, the other one on the remaining CPUs."""
+    two = case(
         [container("3"), container("3")],
         [],
-        fits(LeastNUMANodes=theirs),
+        fits(LeastNUMANodes=expected),
         {"topologyManagerPolicy": "best-effort"},
     )
-    apart["nrt"]["zones"] = [
+    two["nrt"]["zones"] = [
         {
             "name": f"node-{node}",
             "type": "Node",
@@ -182,12 +182,12 @@ def gaps(theirs: Any, *, ids: tuple[int, ...] = (0, 2, 3)) -> dict[str, Any]:
         }
         for node, cpu in zip(ids, ("1", "4", "2"), strict=True)
     ]
-    return apart
+    return two
 
 
-def test_numa_ids_that_are_taken_for_positions_are_declared() -> None:
+def test_numa_ids_that_are_used_as_positions_are_declared() -> None:
     """The plugin subtracts the first container from NUMA node 3, which is at position 2, so that
-    NUMA node 2 holds both containers. The kubelet gives NUMA nodes by their ids."""
+    NUMA node 2 holds both containers. The kubelet identifies NUMA nodes by their ids."""
     verdict = judge(gaps(94))
     assert verdict.actual["score"] == {"LeastNUMANodes": 82}
     assert verdict.declared == BY_POSITION.name

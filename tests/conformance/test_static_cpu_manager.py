@@ -36,9 +36,7 @@ TWO = machine(2, 1, 4, 2)
         ("guaranteed", 1500, SharedReason.FRACTION),
     ],
 )
-def test_containers_that_share_with_their_reasons(
-    kube_class: str, cpu_milli: int, reason: SharedReason
-) -> None:
+def test_reasons_for_the_shared_pool(kube_class: str, cpu_milli: int, reason: SharedReason) -> None:
     node = Node(policy(TWO))
     pod_ = PodCpu("a", kube_class, (ContainerCpu("c0", cpu_milli),))  # type: ignore[arg-type]
     assert node.place(pod_, "c0") == Shared(reason)
@@ -61,11 +59,11 @@ def test_align_by_socket_takes_from_all_nodes_of_the_socket(
     assert node.cpus(pod("a", "2"), "c0", 1) == expected
 
 
-def test_a_container_with_cpus_keeps_them() -> None:
+def test_a_container_keeps_its_assigned_cpus() -> None:
     node = Node(policy(TWO))
-    once = node.cpus(pod("a", "2"), "c0")
+    first = node.cpus(pod("a", "2"), "c0")
     again = node.place(pod("a", "2"), "c0", 1)
-    assert again == Exclusive(mask(once), repeated=True)
+    assert again == Exclusive(mask(first), repeated=True)
 
 
 def test_reserved_cpus_are_never_assigned() -> None:
@@ -77,33 +75,33 @@ def test_reserved_cpus_are_never_assigned() -> None:
     assert node.default == "0-7"
 
 
-def test_cpus_of_ended_init_containers_are_used_again() -> None:
+def test_cpus_of_terminated_init_containers_are_reused() -> None:
     node = Node(policy(TWO, reserved="0,8"))
-    work = pod("a", "2", "2", init=("4", "1s"))
-    assert node.cpus(work, "i0") == "1-2,9-10"
-    assert node.place(work, "i1") == Exclusive(mask("1"), reused=mask("1"))
-    assert node.place(work, "c0") == Exclusive(mask("2,10"), reused=mask("2,10"))
-    assert node.place(work, "c1") == Exclusive(mask("3,11"))
+    with_init = pod("a", "2", "2", init=("4", "1s"))
+    assert node.cpus(with_init, "i0") == "1-2,9-10"
+    assert node.place(with_init, "i1") == Exclusive(mask("1"), reused=mask("1"))
+    assert node.place(with_init, "c0") == Exclusive(mask("2,10"), reused=mask("2,10"))
+    assert node.place(with_init, "c1") == Exclusive(mask("3,11"))
     assert node.default == "0,4-8,12-15"
 
 
-def test_cpus_of_an_init_container_are_for_its_own_pod() -> None:
+def test_cpus_of_an_init_container_are_reused_by_its_pod_only() -> None:
     node = Node(policy(TWO))
     assert node.cpus(pod("a", "2", init=("4",)), "i0") == "1-2,9-10"
     assert node.cpus(pod("b", "2"), "c0") == "3,11"
 
 
-def test_removing_frees_the_cpus_that_no_other_container_has() -> None:
+def test_removal_of_a_container_frees_the_cpus_that_no_other_container_has() -> None:
     node = Node(policy(TWO))
-    work = pod("a", "2", init=("4",))
-    node.cpus(work, "i0")
-    node.cpus(work, "c0")
-    node.remove(work, "i0")
+    with_init = pod("a", "2", init=("4",))
+    node.cpus(with_init, "i0")
+    node.cpus(with_init, "c0")
+    node.remove(with_init, "i0")
     assert node.default == "0,2-8,10-15"
-    node.remove(work, "c0")
+    node.remove(with_init, "c0")
     assert node.state.default == TWO.cpus
     assert node.state.assigned == {}
-    node.remove(work, "c0")
+    node.remove(with_init, "c0")
     assert node.state.default == TWO.cpus
 
 
@@ -114,19 +112,21 @@ def test_removing_frees_the_cpus_that_no_other_container_has() -> None:
         (16, RefusalReason.NOT_ENOUGH_CORES, 14),
     ],
 )
-def test_whole_cores_alone(requested: int, reason: RefusalReason, available: int) -> None:
+def test_requests_that_whole_cores_cannot_satisfy_are_refused(
+    requested: int, reason: RefusalReason, available: int
+) -> None:
     node = Node(policy(TWO, FULL))
     assert node.refused(pod("a", str(requested)), "c0") == AllocationRefused(
         reason, requested, available, 2
     )
 
 
-def test_a_container_that_keeps_its_cores_may_be_refused_again() -> None:
+def test_a_container_with_assigned_cores_may_be_refused_again() -> None:
     """As in the kubelet, which checks the free CPUs first."""
     node = Node(policy(TWO, FULL))
-    held = node.cpus(pod("a", "8"), "c0")
+    assigned = node.cpus(pod("a", "8"), "c0")
     assert node.refused(pod("a", "8"), "c0") == AllocationRefused(
-        RefusalReason.NOT_ENOUGH_CORES, 8, 6, 2, mask(held)
+        RefusalReason.NOT_ENOUGH_CORES, 8, 6, 2, mask(assigned)
     )
 
 
@@ -144,7 +144,7 @@ def test_half_cores_of_older_assignments_are_not_assigned() -> None:
     assert refused.reason is RefusalReason.NOT_ENOUGH_CORES
 
 
-def test_cores_of_different_sizes_are_not_split_either() -> None:
+def test_cores_of_different_sizes_are_not_split() -> None:
     """Core 0 has one thread, the others two: with it, four CPUs would need half a core."""
     layout = of(Cpu(n, (n + 1) // 2 * 2 - (n > 0), None, None, 0, 0) for n in range(7))
     node = Node(policy(layout, FULL, reserved=""))
@@ -176,13 +176,13 @@ def test_the_default_set_is_never_emptied() -> None:
     assert node.refused(pod("b", "1"), "c0").reason is RefusalReason.DEFAULT_EMPTIED
 
 
-def test_a_restarted_init_container_takes_nothing_from_its_siblings() -> None:
+def test_a_restarted_init_container_gets_no_cpus_of_running_containers() -> None:
     node = Node(policy(TWO))
-    work = pod("a", "2", "2", init=("4",))
-    node.cpus(work, "i0")
-    held = mask(node.cpus(work, "c0"))
-    node.place(work, "i0")
-    assert not mask(node.cpus(work, "c1")) & held
+    with_init = pod("a", "2", "2", init=("4",))
+    node.cpus(with_init, "i0")
+    assigned = mask(node.cpus(with_init, "c0"))
+    node.place(with_init, "i0")
+    assert not mask(node.cpus(with_init, "c1")) & assigned
 
 
 def test_an_unknown_container_is_named() -> None:
@@ -221,7 +221,7 @@ def test_invariants_hold_after_every_step(
     steps: list[tuple[tuple[PodCpu, str], object]], names: tuple[str, ...], reserved: str
 ) -> None:
     chosen = policy(TWO, *names, reserved=reserved)
-    state = begun = start(chosen, EMPTY)
+    state = initial = start(chosen, EMPTY)
     for (each, container), step in steps:
         if step == "remove":
             state = remove(state, each.uid, container)
@@ -235,22 +235,22 @@ def test_invariants_hold_after_every_step(
     for uid, containers in state.assigned.items():
         for container in containers:
             state = remove(state, uid, container)
-    assert (state.default, state.assigned) == (begun.default, {})
+    assert (state.default, state.assigned) == (initial.default, {})
 
 
 def check(policy: StaticPolicy, state: StaticState) -> None:
     by_pod = []
     for each in PODS:
-        running = held = 0
+        running = assigned = 0
         for name, cpus in state.assigned.get(each.uid, {}).items():
-            held |= cpus
+            assigned |= cpus
             if not each.ends_before_others(name):
-                assert not running & cpus, "running containers of a pod have CPUs of their own"
+                assert not running & cpus, "running containers of a pod have different CPUs"
                 running |= cpus
         assert not state.reusable_by(each.uid) & running
-        by_pod.append(held)
+        by_pod.append(assigned)
     parts = [state.default, *by_pod]
-    assert sum(parts) == policy.all_cpus, "every CPU is in just one of them"
+    assert sum(parts) == policy.all_cpus, "every CPU is in exactly one set"
     for index, part in enumerate(parts):
         assert not any(part & other for other in parts[index + 1 :])
     assert state.default

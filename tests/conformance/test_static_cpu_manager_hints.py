@@ -14,19 +14,19 @@ TWO = machine(2, 1, 4, 2)
 """Cores 0-3 in node 0, 4-7 in node 1; core n has CPUs n and n + 8."""
 
 
-def shown(hints: tuple[TopologyHint, ...] | None) -> list[str] | None:
+def texts(hints: tuple[TopologyHint, ...] | None) -> list[str] | None:
     """`01*`: nodes 0 and 1, preferred."""
     if hints is None:
         return None
     return ["".join(map(str, members(hint.mask or 0))) + "*" * hint.preferred for hint in hints]
 
 
-def container(node: Node, pod: PodCpu, name: str) -> list[str] | None:
-    return shown(container_hints(node.policy, node.state, pod, name))
+def for_container(node: Node, pod: PodCpu, name: str) -> list[str] | None:
+    return texts(container_hints(node.policy, node.state, pod, name))
 
 
-def whole(node: Node, pod: PodCpu) -> list[str] | None:
-    return shown(pod_hints(node.policy, node.state, pod))
+def for_pod(node: Node, pod: PodCpu) -> list[str] | None:
+    return texts(pod_hints(node.policy, node.state, pod))
 
 
 @pytest.mark.parametrize(
@@ -43,56 +43,56 @@ def test_masks_depend_on_free_cpus_and_preference_on_all_cpus(
     request_: str, expected: list[str] | None
 ) -> None:
     node = Node(policy(TWO))
-    assert container(node, pod("a", request_), "c0") == expected
-    assert whole(node, pod("a", request_)) == expected
+    assert for_container(node, pod("a", request_), "c0") == expected
+    assert for_pod(node, pod("a", request_)) == expected
 
 
 def test_a_pod_that_is_not_guaranteed_has_no_preference() -> None:
     burstable = PodCpu("a", "burstable", (ContainerCpu("c0", 2000),))
-    assert container(Node(policy(TWO)), burstable, "c0") is None
-    assert whole(Node(policy(TWO)), burstable) is None
+    assert for_container(Node(policy(TWO)), burstable, "c0") is None
+    assert for_pod(Node(policy(TWO)), burstable) is None
 
 
-def test_the_fewest_nodes_stay_preferred_when_they_are_full() -> None:
+def test_only_the_smallest_possible_masks_are_preferred_even_if_they_are_full() -> None:
     node = Node(policy(TWO))
     node.cpus(pod("a", "6"), "c0", 0)
     node.cpus(pod("b", "6"), "c0", 1)
-    assert container(node, pod("c", "3"), "c0") == ["01"]
+    assert for_container(node, pod("c", "3"), "c0") == ["01"]
 
 
-def test_a_container_with_cpus_has_hints_for_them() -> None:
+def test_a_container_with_assigned_cpus_has_hints_for_their_nodes() -> None:
     node = Node(policy(TWO))
     node.cpus(pod("a", "2"), "c0", 1)
-    assert container(node, pod("a", "2"), "c0") == ["1*", "01"]
-    assert whole(node, pod("a", "2")) == ["1*", "01"]
+    assert for_container(node, pod("a", "2"), "c0") == ["1*", "01"]
+    assert for_pod(node, pod("a", "2")) == ["1*", "01"]
 
 
-def test_a_container_that_has_another_number_of_cpus_cannot_be_satisfied() -> None:
+def test_a_container_with_a_changed_cpu_request_has_no_hints() -> None:
     node = Node(policy(TWO))
     node.cpus(pod("a", "2"), "c0")
-    assert container(node, pod("a", "3"), "c0") == []
-    assert whole(node, pod("a", "3")) == []
+    assert for_container(node, pod("a", "3"), "c0") == []
+    assert for_pod(node, pod("a", "3")) == []
 
 
-def test_reusable_cpus_bind_their_nodes() -> None:
+def test_masks_contain_the_nodes_of_reusable_cpus() -> None:
     node = Node(policy(TWO))
-    work = pod("a", "6", init=("4",))
-    node.cpus(work, "i0", 1)
-    assert container(node, work, "c0") == ["1*", "01"]
-    assert whole(node, work) == ["1*", "01"]
+    with_init = pod("a", "6", init=("4",))
+    node.cpus(with_init, "i0", 1)
+    assert for_container(node, with_init, "c0") == ["1*", "01"]
+    assert for_pod(node, with_init) == ["1*", "01"]
 
 
 def test_cpus_of_a_removed_init_container_count_once() -> None:
     node = Node(policy(TWO))
-    work = pod("a", "10", init=("4",))
-    node.cpus(work, "i0", 0)
-    node.remove(work, "i0")
-    assert container(node, work, "c0") == ["01*"]
+    with_init = pod("a", "10", init=("4",))
+    node.cpus(with_init, "i0", 0)
+    node.remove(with_init, "i0")
+    assert for_container(node, with_init, "c0") == ["01*"]
 
 
 def test_align_by_socket_prefers_masks_of_the_fewest_sockets() -> None:
     node = Node(policy(machine(2, 2, 2, 2), "align-by-socket"))
-    assert container(node, pod("a", "2"), "c0") == [
+    assert for_container(node, pod("a", "2"), "c0") == [
         *["0*", "1*", "2*", "3*"],
         *["01*", "02", "03", "12", "13", "23*"],
         *["012", "013", "023", "123", "0123"],

@@ -19,13 +19,13 @@ TWO = machine(2, 1, 4, 2)
 """Cores 0-3 in node 0, 4-7 in node 1; core n has CPUs n and n + 8."""
 
 
-def problem_of(policy: StaticPolicy, found: StaticState) -> PolicyStartError:
+def start_error(policy: StaticPolicy, found: StaticState) -> PolicyStartError:
     with pytest.raises(PolicyStartError) as error:
         start(policy, found)
     return error.value
 
 
-def test_a_fresh_node_shares_everything() -> None:
+def test_the_default_set_of_a_new_node_has_all_cpus() -> None:
     assert Node(policy(TWO, reserved="0,8")).default == "0-15"
 
 
@@ -33,7 +33,7 @@ def test_strictly_reserved_cpus_are_not_shared() -> None:
     assert Node(policy(TWO, STRICT, reserved="0,8")).default == "1-7,9-15"
 
 
-def test_reserved_cpus_are_chosen_like_others() -> None:
+def test_reserved_cpus_are_chosen_by_the_same_algorithm() -> None:
     assert text(make_with_count(TWO, options(), NumaPolicy.NONE, 3).reserved) == "0-1,8"
 
 
@@ -77,7 +77,7 @@ def test_checks_of_a_stored_state(
     if problem is None:
         assert start(chosen, found) == found
         return
-    error = problem_of(chosen, found)
+    error = start_error(chosen, found)
     assert (error.problem, text(error.cpus)) == (problem, cpus)
     if problem is StartProblem.ASSIGNED_AND_SHARED:
         assert error.subject == "a/c0"
@@ -85,7 +85,7 @@ def test_checks_of_a_stored_state(
 
 def test_two_pods_with_the_same_cpus_are_an_error() -> None:
     twice = StaticState(mask("0-2,5-15"), {"a": {"c0": mask("3-4")}, "b": {"c0": mask("4")}})
-    error = problem_of(policy(TWO), twice)
+    error = start_error(policy(TWO), twice)
     assert (error.problem, error.subject) == (StartProblem.ASSIGNED_TWICE, "b/c0")
     reused = StaticState(mask("0-2,5-15"), {"a": {"i0": mask("3-4"), "c0": mask("4")}})
     assert start(policy(TWO), reused) == reused

@@ -16,7 +16,7 @@ from tests.conftest import DATA
 _FOLDER = DATA / "vectors"
 
 
-def every() -> tuple[str, ...]:
+def set_names() -> tuple[str, ...]:
     """The names of all sets."""
     return tuple(sorted(path.name.partition(".")[0] for path in _FOLDER.glob("*.jsonl*")))
 
@@ -33,7 +33,9 @@ def vectors(name: str) -> Iterator[dict[str, Any]]:
             yield msgspec.json.decode(line)
 
 
-def outcomes(name: str, judge: Callable[[dict[str, Any]], CaseVerdict]) -> Counter[str | None]:
+def count_verdicts(
+    name: str, judge: Callable[[dict[str, Any]], CaseVerdict]
+) -> Counter[str | None]:
     """Counts by declared difference, None for agreement. Fails at a case that is neither."""
     counted: Counter[str | None] = Counter()
     for case in vectors(name):

@@ -1,3 +1,3 @@
-"""An API server for each test that requests one."""
+"""The API server of a test."""
 
-from tests.kube.hostile import server as server
+from tests.kube.fake_api_server import server as server

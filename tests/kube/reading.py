@@ -1,4 +1,4 @@
-"""The values that watches of tests keep of an object."""
+"""Functions that decode an object for the watches of tests."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.integration.apiserver.certificates import Authority
     [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")],
 )
 def test_in_cluster(tmp_path: Path, host: str, server: str) -> None:
-    folder = tmp_path / "account"
+    folder = tmp_path / "service-account"
     folder.mkdir(parents=True)
     Authority(folder)
     (folder / "token").write_text("t")
@@ -34,21 +34,21 @@ def test_outside_of_a_cluster(environ: dict[str, str]) -> None:
         auth.in_cluster("", environ)
 
 
-def test_context_is_kept_until_its_files_change(tmp_path: Path) -> None:
+def test_tls_context_is_cached_until_its_files_change(tmp_path: Path) -> None:
     Authority(tmp_path).client("me")
-    words = {
+    files = {
         "ca": str(tmp_path / "ca.crt"),
         "certificate": str(tmp_path / "me.crt"),
         "key": str(tmp_path / "me.key"),
     }
-    access = FileAccess("https://x", **words)
+    access = FileAccess("https://x", **files)
     first = access.tls()
     assert access.tls() is first
     Authority(tmp_path)
     second = access.tls()
     assert second is not first
-    (tmp_path / "ca.crt").write_text("half of a bund")
-    assert access.tls() is second, "the last good one"
+    (tmp_path / "ca.crt").write_text("incomplete")
+    assert access.tls() is second, "the last valid context"
 
 
 @pytest.mark.parametrize("broken", ["ca.crt", "me.crt", "me.key"])
@@ -81,10 +81,10 @@ def test_invalid_kubeconfig_is_named(tmp_path: Path, content: bytes | None) -> N
 @pytest.mark.parametrize(
     "value", ["*s3cr3t", "!s3cr3t", "'s3cr3t", "s3cr3t: s3cr3t", "%s3cr3t", "&s3cr3t *s3cr3t"]
 )
-def test_no_secret_of_a_faulty_kubeconfig_is_shown(
+def test_no_secret_of_an_invalid_kubeconfig_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, value: str
 ) -> None:
-    """A password that begins as an alias, a tag or a text that does not end."""
+    """A password that YAML reads as an alias, a tag or an unterminated string."""
     caplog.set_level(logging.DEBUG)
     path = tmp_path / "config"
     path.write_text(f"users:\n- name: u\n  user:\n    password: {value}\n")
@@ -94,7 +94,7 @@ def test_no_secret_of_a_faulty_kubeconfig_is_shown(
 
 
 @pytest.mark.parametrize("content", ["s3cr3t-token\ns3cr3t", "s3cr3t-\u00e9"])
-def test_no_part_of_a_wrong_credential_is_shown(tmp_path: Path, content: str) -> None:
+def test_no_part_of_an_invalid_credential_is_in_the_error(tmp_path: Path, content: str) -> None:
     Authority(tmp_path).client("me")
     (tmp_path / "token").write_text(content)
     with pytest.raises(AccessError, match="token") as refused:
@@ -108,7 +108,7 @@ def test_no_part_of_a_wrong_credential_is_shown(tmp_path: Path, content: str) ->
     assert not any(line in str(refused.value) for line in ("s3cr3t", *key[2:-1]))
 
 
-def test_kubeconfig_without_its_package_names_the_extra(
+def test_without_the_kubernetes_package_the_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes.config", None)

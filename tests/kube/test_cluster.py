@@ -13,7 +13,7 @@ from agent.kube.errors import ConflictError, NotFoundError, RejectedError, Serve
 from agent.kube.transport import Transport
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device
-from tests.kube.hostile import Request, Server, reply, status
+from tests.kube.fake_api_server import Request, Server, reply, status
 
 GROUP = "/apis/topology.node.k8s.io"
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1"
@@ -86,7 +86,7 @@ def topology(cpus: int, version: str = "v1alpha2") -> dict[str, Any]:
     }
 
 
-def test_apply_returns_whether_something_changed_and_sends_no_needless_request(
+def test_apply_returns_whether_the_object_changed_and_sends_no_unnecessary_request(
     server: Server, api: Api, cluster: Cluster
 ) -> None:
     assert cluster.apply(topology(8)) is True
@@ -97,20 +97,20 @@ def test_apply_returns_whether_something_changed_and_sends_no_needless_request(
     assert len(api.writes) == 2
 
 
-@pytest.mark.parametrize(("thief", "writes"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize(("overwritten", "writes"), [(False, 1), (True, 2)])
 def test_applied_objects_are_checked_periodically(
-    api: Api, cluster: Cluster, clock: Clock, thief: bool, writes: int
+    api: Api, cluster: Cluster, clock: Clock, overwritten: bool, writes: int
 ) -> None:
     cluster.apply(topology(8))
     (path,) = (path for path in api.objects if "topologies" in path)
     zones = api.objects[path]["zones"]
-    if thief:
+    if overwritten:
         zones[0]["cpus"] = 1
     else:
         zones.append({"name": "card"})
         zones[0]["costs"] = 10
     clock.now += RECHECK_SECONDS
-    assert cluster.apply(topology(8)) is thief
+    assert cluster.apply(topology(8)) is overwritten
     assert len(api.writes) == writes
 
 
@@ -136,7 +136,7 @@ def test_status_of_a_missing_object_is_not_written(api: Api, cluster: Cluster) -
     assert api.writes == ["/api/v1/nodes/n/status"]
 
 
-def test_served_version_is_the_best_that_has_the_kind(
+def test_the_newest_served_version_with_the_kind_is_used(
     api: Api, cluster: Cluster, clock: Clock, server: Server
 ) -> None:
     discovery = cluster.discovery
@@ -169,19 +169,19 @@ def test_invalid_answer_is_an_error(server: Server, cluster: Cluster, body: byte
 def test_failed_write_is_repeated_by_the_next_apply(
     server: Server, api: Api, cluster: Cluster
 ) -> None:
-    def refusing(server: Server, connection: socket.socket, request: Request) -> bool:
+    def rejecting_patches(server: Server, connection: socket.socket, request: Request) -> bool:
         if request.method == "PATCH":
             return reply(connection, 422, status(422, "Invalid", "zones: no"))
         return api(server, connection, request)
 
-    server.answer = refusing
+    server.answer = rejecting_patches
     with pytest.raises(RejectedError, match="422 zones: no"):
         cluster.apply(topology(8))
     server.answer = api
     assert cluster.apply(topology(8)) is True
 
 
-def test_entries_of_others_are_included_and_a_conflict_is_retried(
+def test_entries_of_other_writers_are_included_and_a_conflict_is_retried(
     server: Server, api: Api, cluster: Cluster
 ) -> None:
     cluster.apply(topology(8))
@@ -189,18 +189,18 @@ def test_entries_of_others_are_included_and_a_conflict_is_retried(
     api.objects[path]["zones"].append({"name": "card"})
     conflicts = 0
 
-    def racing(server: Server, connection: socket.socket, request: Request) -> bool:
+    def conflicting(server: Server, connection: socket.socket, request: Request) -> bool:
         nonlocal conflicts
         if request.method == "PATCH" and conflicts < TRIES - 1:
             conflicts += 1
-            return reply(connection, 409, status(409, "Conflict", "written meanwhile"))
+            return reply(connection, 409, status(409, "Conflict", "written by another client"))
         return api(server, connection, request)
 
-    server.answer = racing
+    server.answer = conflicting
     assert cluster.apply(topology(4)) is True
     assert api.objects[path]["zones"] == [{"name": "node-0", "cpus": 4}, {"name": "card"}]
     conflicts = -1
-    with pytest.raises(ConflictError, match="written meanwhile"):
+    with pytest.raises(ConflictError, match="written by another client"):
         cluster.apply(topology(2))
 
 
@@ -213,7 +213,7 @@ def test_a_reported_change_of_another_writer_is_checked(api: Api, cluster: Clust
     assert cluster.apply(topology(8)) is True
 
 
-def test_devices_of_other_types_stay(api: Api, cluster: Cluster, clock: Clock) -> None:
+def test_devices_of_other_types_are_kept(api: Api, cluster: Cluster, clock: Clock) -> None:
     """Another writer reports them in the same list."""
     api.served_devices = True
     assert cluster.apply(device_object.encode("n", [Device("rdma", "a", 0, {})]))

@@ -33,9 +33,9 @@ WANTED = encode(
 
 
 def stored(body: Object = WANTED, *managed: Object) -> Object:
-    seen = copy.deepcopy(body)
-    seen["metadata"] |= {"resourceVersion": "7", "uid": "u", "managedFields": list(managed)}
-    return seen
+    current = copy.deepcopy(body)
+    current["metadata"] |= {"resourceVersion": "7", "uid": "u", "managedFields": list(managed)}
+    return current
 
 
 def by(manager: str, fields: Object, **more: str) -> Object:
@@ -46,7 +46,7 @@ def named(entries: list[Object], name: str) -> Object:
     return next(each for each in entries if each["name"] == name)
 
 
-def test_missing_object_is_written_whole() -> None:
+def test_missing_object_is_written_completely() -> None:
     assert patch(WANTED, None, "topolet") == WANTED
 
 
@@ -54,36 +54,36 @@ def test_unchanged_object_is_not_written_again() -> None:
     assert patch(WANTED, stored(), "topolet", is_own_entry) is None
 
 
-def test_fields_of_others_make_no_difference_and_are_not_written() -> None:
-    seen = stored(WANTED, by("other", {"f:metadata": {"f:labels": {"f:b": {}}}}))
-    seen["metadata"]["labels"]["b"] = "2"
-    seen["operatorNote"] = {"x": 1}
-    assert patch(WANTED, seen, "topolet", is_own_entry) is None
-    seen["metadata"]["labels"]["a"] = "else"
-    assert patch(WANTED, seen, "topolet", is_own_entry) == WANTED
+def test_fields_of_other_writers_are_ignored_and_not_written() -> None:
+    current = stored(WANTED, by("other", {"f:metadata": {"f:labels": {"f:b": {}}}}))
+    current["metadata"]["labels"]["b"] = "2"
+    current["operatorNote"] = {"x": 1}
+    assert patch(WANTED, current, "topolet", is_own_entry) is None
+    current["metadata"]["labels"]["a"] = "other"
+    assert patch(WANTED, current, "topolet", is_own_entry) == WANTED
 
 
 def test_another_writers_value_of_an_owned_field_is_overwritten() -> None:
-    seen = stored()
-    seen["zones"][0]["resources"][0]["available"] = "0"
-    written = patch(WANTED, seen, "topolet", is_own_entry)
+    current = stored()
+    current["zones"][0]["resources"][0]["available"] = "0"
+    written = patch(WANTED, current, "topolet", is_own_entry)
     assert written is not None
     assert written["zones"] == WANTED["zones"]
 
 
-def test_entries_of_others_are_included_in_a_list_without_keys() -> None:
-    seen = stored(WANTED, by("topolet", {"f:zones": {}}))
+def test_entries_of_other_writers_are_included_in_a_list_without_keys() -> None:
+    current = stored(WANTED, by("topolet", {"f:zones": {}}))
     balloon = {"name": "balloon-1", "type": "balloon"}
     nic = {"name": "vendor.com/nic", "capacity": "1", "allocatable": "1", "available": "1"}
-    seen["zones"].insert(0, balloon)
-    seen["zones"][1]["resources"].append(nic)
-    seen["zones"][1]["parent"] = "socket-0"
-    seen["attributes"].append({"name": "TopologyPolicy", "value": "x"})
-    assert patch(WANTED, seen, "topolet", is_own_entry) is None
-    seen["zones"][1]["resources"][0]["available"] = "0"
-    written = patch(WANTED, seen, "topolet", is_own_entry)
+    current["zones"].insert(0, balloon)
+    current["zones"][1]["resources"].append(nic)
+    current["zones"][1]["parent"] = "socket-0"
+    current["attributes"].append({"name": "TopologyPolicy", "value": "x"})
+    assert patch(WANTED, current, "topolet", is_own_entry) is None
+    current["zones"][1]["resources"][0]["available"] = "0"
+    written = patch(WANTED, current, "topolet", is_own_entry)
     assert written is not None
-    assert written["metadata"]["resourceVersion"] == "7", "a write in between is a conflict"
+    assert written["metadata"]["resourceVersion"] == "7", "a concurrent write is a conflict"
     assert written["zones"][0] == balloon
     assert written["zones"][1]["parent"] == "socket-0"
     assert nic in written["zones"][1]["resources"]
@@ -91,10 +91,10 @@ def test_entries_of_others_are_included_in_a_list_without_keys() -> None:
     assert named(written["attributes"], "TopologyPolicy")["value"] == "x"
 
 
-def test_own_entries_that_are_no_longer_wanted_leave_a_list_without_keys() -> None:
-    seen = stored()
-    seen["zones"].append({"name": "node-2", "type": "Node", "resources": []})
-    written = patch(WANTED, seen, "topolet", is_own_entry)
+def test_own_entries_that_are_no_longer_wanted_are_removed_from_a_list_without_keys() -> None:
+    current = stored()
+    current["zones"].append({"name": "node-2", "type": "Node", "resources": []})
+    written = patch(WANTED, current, "topolet", is_own_entry)
     assert written is not None
     assert [each["name"] for each in written["zones"]] == ["node-0", "node-1"]
     assert "resourceVersion" not in written["metadata"]
@@ -104,33 +104,33 @@ def keys(*names: str) -> Object:
     return {f'k:{{"name":"{name}"}}': {".": {}, "f:name": {}} for name in names}
 
 
-def test_entries_of_others_are_omitted_from_a_list_with_keys() -> None:
-    seen = stored(
+def test_entries_of_other_writers_are_omitted_from_a_list_with_keys() -> None:
+    current = stored(
         WANTED,
         by("topolet", {"f:zones": keys("node-0", "node-1")}),
         by("other", {"f:zones": keys("balloon-1")}),
     )
-    seen["zones"].append({"name": "balloon-1", "type": "balloon"})
-    assert patch(WANTED, seen, "topolet", is_own_entry) is None
-    seen["zones"][0]["resources"][0]["available"] = "0"
-    assert patch(WANTED, seen, "topolet", is_own_entry) == WANTED
+    current["zones"].append({"name": "balloon-1", "type": "balloon"})
+    assert patch(WANTED, current, "topolet", is_own_entry) is None
+    current["zones"][0]["resources"][0]["available"] = "0"
+    assert patch(WANTED, current, "topolet", is_own_entry) == WANTED
 
 
 def test_owned_fields_that_are_no_longer_wanted_are_released() -> None:
     owned = {"f:metadata": {"f:labels": {"f:a": {}, "f:old": {}}}}
-    seen = stored(WANTED, by("topolet", owned))
-    seen["metadata"]["labels"]["old"] = "1"
-    assert patch(WANTED, seen, "topolet", is_own_entry) == WANTED
-    assert patch(WANTED, seen, "other", is_own_entry) is None
-    gone = stored(WANTED, by("topolet", {"f:zones": keys("node-0", "node-9")}))
-    assert patch(WANTED, gone, "topolet", is_own_entry) == WANTED
+    current = stored(WANTED, by("topolet", owned))
+    current["metadata"]["labels"]["old"] = "1"
+    assert patch(WANTED, current, "topolet", is_own_entry) == WANTED
+    assert patch(WANTED, current, "other", is_own_entry) is None
+    removed = stored(WANTED, by("topolet", {"f:zones": keys("node-0", "node-9")}))
+    assert patch(WANTED, removed, "topolet", is_own_entry) == WANTED
 
 
 def test_another_api_version_is_declared_before_it_is_used() -> None:
     old = by("topolet", {"f:zones": {}}, apiVersion="topology.node.k8s.io/v1alpha1")
     other = by("other", {"f:zones": {}}, apiVersion="topology.node.k8s.io/v1alpha1")
-    seen = stored(WANTED, other, old)
-    assert same_version(seen, WANTED["apiVersion"]) == [
+    current = stored(WANTED, other, old)
+    assert same_version(current, WANTED["apiVersion"]) == [
         {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
         *(
             {
@@ -141,7 +141,7 @@ def test_another_api_version_is_declared_before_it_is_used() -> None:
             for place in range(2)
         ),
     ]
-    assert same_version(seen, "topology.node.k8s.io/v1alpha1") is None
+    assert same_version(current, "topology.node.k8s.io/v1alpha1") is None
     assert same_version(stored(), WANTED["apiVersion"]) is None
 
 
@@ -149,33 +149,33 @@ def test_status_is_a_separate_part_of_the_object() -> None:
     wanted = status("n", {})
     owned = {"f:status": {"f:capacity": {"f:koordinator.sh/gpu": {}}}}
     capacity = {"cpu": "4", "koordinator.sh/gpu": "100"}
-    seen: Object = {
+    current: Object = {
         "metadata": {"name": "n", "managedFields": [by("topolet", owned, subresource="status")]},
         "status": {"capacity": capacity, "allocatable": {"cpu": "4"}},
     }
-    assert patch(wanted, seen, "topolet", subresource="status") == wanted
-    assert patch(wanted, seen, "topolet") is None
+    assert patch(wanted, current, "topolet", subresource="status") == wanted
+    assert patch(wanted, current, "topolet") is None
 
 
 def test_a_node_without_devices_needs_no_write() -> None:
-    """An API server does not keep empty maps."""
-    seen: Object = {"metadata": {"name": "n"}, "status": {}}
-    assert patch(status("n", {}), seen, "topolet", subresource="status") is None
+    """An API server does not store empty maps."""
+    current: Object = {"metadata": {"name": "n"}, "status": {}}
+    assert patch(status("n", {}), current, "topolet", subresource="status") is None
 
 
 def test_equal_quantities_are_not_a_difference() -> None:
-    seen: Object = {
+    current: Object = {
         "metadata": {"name": "n"},
         "status": {
             "capacity": {"koordinator.sh/gpu-core": "1k", "cpu": "4"},
             "allocatable": {"koordinator.sh/gpu-core": "1k"},
         },
     }
-    wanted = with_stored_amounts(status("n", {"koordinator.sh/gpu-core": 1000}), seen)
-    assert patch(wanted, seen, "topolet", subresource="status") is None
-    wanted = with_stored_amounts(status("n", {"koordinator.sh/gpu-core": 900}), seen)
+    wanted = with_stored_amounts(status("n", {"koordinator.sh/gpu-core": 1000}), current)
+    assert patch(wanted, current, "topolet", subresource="status") is None
+    wanted = with_stored_amounts(status("n", {"koordinator.sh/gpu-core": 900}), current)
     assert wanted["status"]["capacity"] == {"koordinator.sh/gpu-core": "900"}
-    assert patch(wanted, seen, "topolet", subresource="status") == wanted
+    assert patch(wanted, current, "topolet", subresource="status") == wanted
 
 
 @pytest.mark.parametrize(

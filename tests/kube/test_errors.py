@@ -91,7 +91,7 @@ def test_forbidden_error_names_the_missing_permission(
     assert str(error) == text
 
 
-def test_conflict_names_the_fields_of_others() -> None:
+def test_conflict_names_the_fields_of_other_managers() -> None:
     details = Details(
         causes=(
             StatusCause(
@@ -140,7 +140,7 @@ def test_future_resource_version_is_distinguished_from_other_timeouts(status: St
     [
         (b"", ""),
         (b"<html>no</html>", "<html>no</html>"),
-        (b'{"message": "torn', '{"message": "torn'),
+        (b'{"message": "truncated', '{"message": "truncated'),
         (b'"\xff\xfe"', '"��"'),
         (b"[1]", "[1]"),
         (b'{"message": "kept", "details": {"causes": null}}', "kept"),

@@ -16,7 +16,7 @@ from agent.kube.auth import FileAccess
 from agent.kube.events import Recorder, Regarding
 from agent.kube.schedule import Backoff
 from agent.kube.transport import Transport
-from tests.kube.hostile import Request, Server, reply, status
+from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.waiting import eventually
 
 POD = Regarding("ns", "p", "uid-p")
@@ -26,7 +26,8 @@ BASE = EVENTS.format("ns")
 
 
 class Api:
-    """Events by name; `refusals` are answered first, and `broken` notes always with 500."""
+    """Events by name. `refusals`: status codes of the next answers. `broken`: notes that are always
+    answered with 500."""
 
     def __init__(self, server: Server) -> None:
         self.events: dict[str, dict[str, Any]] = {}
@@ -69,7 +70,7 @@ def api(server: Server) -> Api:
 
 
 class Results(list[str]):
-    """The results in their order."""
+    """The results in the order of their events."""
 
 
 @pytest.fixture
@@ -145,19 +146,19 @@ def test_repeated_event_extends_the_series(
     recorder.record(POD, "R", "note")
     eventually("it is written", lambda: results == ["written"])
     recorder.record(POD, "R", "note")
-    eventually("it is longer", lambda: results == ["written", "written"])
+    eventually("the series is extended", lambda: results == ["written", "written"])
     assert api.only["series"]["count"] == 2
     recorder.record(POD, "R", "another")
-    eventually("another one", lambda: len(api.events) == 2)
+    eventually("a second event exists", lambda: len(api.events) == 2)
 
 
-def test_quickly_repeated_events_are_one_request(
+def test_events_repeated_within_a_short_time_are_one_request(
     server: Server, api: Api, recorder: Recorder, results: Results
 ) -> None:
     for _ in range(100):
         recorder.record(POD, "R", "note")
     recorder.record(POD, "R", "last")
-    eventually("both are there", lambda: len(api.events) == 2)
+    eventually("both exist", lambda: len(api.events) == 2)
     assert len(server.requests) == 2
 
 
@@ -167,15 +168,15 @@ def test_event_of_an_earlier_agent_is_extended(
     recorder.record(POD, "R", "note")
     eventually("it is written", lambda: results == ["written"])
     transport = Transport(FileAccess(server.url))
-    after = Recorder(transport, "topolet.io/agent", "node-a", "AssignCPUs", results.append)
-    after.record(POD, "R", "note")
-    eventually("it is longer", lambda: results == ["written", "written"])
+    second = Recorder(transport, "topolet.io/agent", "node-a", "AssignCPUs", results.append)
+    second.record(POD, "R", "note")
+    eventually("the series is extended", lambda: results == ["written", "written"])
     assert api.only["series"]["count"] == 2
-    after.close()
+    second.close()
     transport.close()
 
 
-def test_event_is_sent_later_to_a_busy_server_and_dropped_if_refused(
+def test_event_is_retried_after_503_and_dropped_after_403(
     api: Api, recorder: Recorder, results: Results
 ) -> None:
     api.refusals = [503, 403]
@@ -187,7 +188,7 @@ def test_event_is_sent_later_to_a_busy_server_and_dropped_if_refused(
 
 
 class Clock:
-    """`read`: the times that were read."""
+    """`read`: the times that callers have read."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -198,7 +199,7 @@ class Clock:
         return self.now
 
 
-def test_retry_after_is_observed(server: Server, api: Api, results: Results) -> None:
+def test_retry_after_is_respected(server: Server, api: Api, results: Results) -> None:
     api.refusals, api.details = [429], {"retryAfterSeconds": 300}
     clock = Clock()
     transport = Transport(FileAccess(server.url))
@@ -209,7 +210,7 @@ def test_retry_after_is_observed(server: Server, api: Api, results: Results) -> 
     eventually("it is refused", lambda: server.requests and len(clock.read) >= 3)
     clock.now = 299.0
     recorder.record(POD, "R", "another")
-    eventually("the time is considered", lambda: 299.0 in clock.read)
+    eventually("the recorder has read the time", lambda: 299.0 in clock.read)
     assert (len(server.requests), results) == (1, [])
     clock.now = 1_000.0
     recorder.record(POD, "R", "a third")
@@ -221,24 +222,24 @@ def test_retry_after_is_observed(server: Server, api: Api, results: Results) -> 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     short = Backoff(lambda: 0.5, base_seconds=0.01)
-    monkeypatch.setattr(events, "Backoff", lambda luck: short)
+    monkeypatch.setattr(events, "Backoff", lambda rng: short)
 
 
 @pytest.mark.usefixtures("short_pauses")
 def test_failing_event_does_not_delay_others(
     api: Api, recorder: Recorder, results: Results
 ) -> None:
-    """For example while a webhook for its namespace is down."""
+    """For example while an admission webhook for its namespace is down."""
     api.broken = {"first"}
     recorder.record(POD, "R", "first")
     recorder.record(POD, "R", "second")
     eventually("the second is written", lambda: results == ["written"])
     assert api.only["note"] == "second"
     api.broken = set()
-    eventually("so is the first", lambda: len(api.events) == 2)
+    eventually("the first is written too", lambda: len(api.events) == 2)
 
 
-def test_number_of_requests_and_of_notes_is_bounded(
+def test_number_of_requests_and_of_pending_events_is_bounded(
     monkeypatch: pytest.MonkeyPatch, server: Server, api: Api, recorder: Recorder, results: Results
 ) -> None:
     monkeypatch.setattr(events, "MAX_EVENTS", events.BURST + 5)

@@ -1,4 +1,4 @@
-"""With a hostile server on real sockets; pauses use the test's clock."""
+"""ListWatch with a faulty API server on real sockets; pauses use the test's clock."""
 
 from __future__ import annotations
 
@@ -17,17 +17,27 @@ from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.kube.schedule import WatchPace
 from agent.kube.transport import ResponseLimits, Transport
 from agent.kube.wire import PAGE
-from tests.kube import hostile
-from tests.kube.hostile import Answer, Request, Server, chunk, end, event, head, reply, status
+from tests.kube import fake_api_server
+from tests.kube.fake_api_server import (
+    Answer,
+    Request,
+    Server,
+    chunk,
+    end,
+    event,
+    head,
+    reply,
+    status,
+)
 from tests.kube.reading import as_type
 from tests.waiting import eventually
 
 LIMITS = ResponseLimits(line_bytes=100_000, body_bytes=1_000_000)
-HASTY = msgspec.structs.replace(LIMITS, read_seconds=0.1)
-"""For a server that hangs: an honest one on a busy machine may take longer."""
-TROUBLE_SECONDS = 100.0
-HANGING_TROUBLE_SECONDS = 30.0
-"""Of watches that hang, each of which takes real time: a dozen of them."""
+SHORT_TIMEOUTS = msgspec.structs.replace(LIMITS, read_seconds=0.1)
+"""For a server that hangs: a correct one on a busy machine may take longer."""
+FAULT_SECONDS = 100.0
+HANGING_FAULT_SECONDS = 30.0
+"""For watches that hang: each takes real time, so about twelve of them."""
 
 
 class Item(msgspec.Struct):
@@ -35,7 +45,7 @@ class Item(msgspec.Struct):
 
 
 class Clock:
-    """Advances only in waits."""
+    """Advances only in `wait`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -48,7 +58,7 @@ class Clock:
 
 
 class Follower:
-    """Records the reported changes; `wrong` has those that do not follow from the earlier ones."""
+    """Records the reported changes; `wrong` has those that contradict the earlier ones."""
 
     def __init__(
         self,
@@ -88,7 +98,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def server(clock: Clock) -> Iterator[Server]:
-    with hostile.serving(lambda: clock.now) as it:
+    with fake_api_server.serving(lambda: clock.now) as it:
         yield it
 
 
@@ -111,16 +121,16 @@ def busiest_ten_seconds(requests: list[Request]) -> int:
 
 
 # The faults of a server: each answers any request.
-def answering(code: int, **details: int) -> Answer:
+def status_answer(code: int, **details: int) -> Answer:
     return lambda server, connection, request: reply(
         connection, code, status(code, "x", "x", **details)
     )
 
 
-def erring(code: int) -> Answer:
+def error_event(code: int) -> Answer:
     def answer(server: Server, connection: socket.socket, request: Request) -> bool:
         if not request.watches:
-            return hostile.honest(server, connection, request)
+            return fake_api_server.standard_answer(server, connection, request)
         head(connection)
         chunk(connection, event("ERROR", status(code, "x", "x")))
         end(connection)
@@ -129,16 +139,16 @@ def erring(code: int) -> Answer:
     return answer
 
 
-def only_watches(bad: Answer) -> Answer:
-    return lambda server, connection, request: (bad if request.watches else hostile.honest)(
-        server, connection, request
-    )
+def only_watches(fault: Answer) -> Answer:
+    return lambda server, connection, request: (
+        fault if request.watches else fake_api_server.standard_answer
+    )(server, connection, request)
 
 
-def only_lists(bad: Answer) -> Answer:
-    return lambda server, connection, request: (hostile.honest if request.watches else bad)(
-        server, connection, request
-    )
+def only_lists(fault: Answer) -> Answer:
+    return lambda server, connection, request: (
+        fake_api_server.standard_answer if request.watches else fault
+    )(server, connection, request)
 
 
 def closes(server: Server, connection: socket.socket, request: Request) -> bool:
@@ -182,83 +192,83 @@ def chunked(*chunks: bytes) -> Answer:
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-BAD: dict[str, Answer] = {
-    "500": answering(500),
-    "503": answering(503),
-    "429": answering(429),
-    "429 asks for a second": answering(429, retryAfterSeconds=1),
-    "410": answering(410),
-    "401": answering(401),
-    "403": answering(403),
-    "422": answering(422),
-    "504": answering(504),
+FAULTS: dict[str, Answer] = {
+    "500": status_answer(500),
+    "503": status_answer(503),
+    "429": status_answer(429),
+    "429 with Retry-After": status_answer(429, retryAfterSeconds=1),
+    "410": status_answer(410),
+    "401": status_answer(401),
+    "403": status_answer(403),
+    "422": status_answer(422),
+    "504": status_answer(504),
     "closes": closes,
     "hangs": hangs,
     "ends at once": ends_at_once,
-    "no HTTP": raw(b"\x16\x03\x01\x02\x00"),
-    "half a head": raw(b"HTTP/1.1 200 OK\r\nTransfer-En"),
-    "half a chunk": raw(HEAD + b"40\r\n{"),
-    "bad chunk size": raw(HEAD + b"zz\r\n{}\r\n"),
+    "not HTTP": raw(b"\x16\x03\x01\x02\x00"),
+    "incomplete head": raw(b"HTTP/1.1 200 OK\r\nTransfer-En"),
+    "incomplete chunk": raw(HEAD + b"40\r\n{"),
+    "invalid chunk size": raw(HEAD + b"zz\r\n{}\r\n"),
     "huge chunk size": raw(HEAD + b"ffffffffffffffff\r\n{}"),
-    "torn JSON": chunked(b'{"type": "ADDED", "obj\n'),
-    "torn line": chunked(b'{"type": "ADDED", "obj'),
-    "no object": chunked(b'{"type": "ADDED", "object": 3}\n'),
-    "no UTF-8": chunked(b'{"type": "ADDED", "object": {"metadata": {"name": "\xff"}}}\n'),
-    "nested without end": chunked(b"[" * 50_000 + b"\n"),
-    "objects that are none": lambda server, connection, request: reply(
+    "truncated JSON": chunked(b'{"type": "ADDED", "obj\n'),
+    "truncated line": chunked(b'{"type": "ADDED", "obj'),
+    "not an object": chunked(b'{"type": "ADDED", "object": 3}\n'),
+    "not UTF-8": chunked(b'{"type": "ADDED", "object": {"metadata": {"name": "\xff"}}}\n'),
+    "deeply nested": chunked(b"[" * 50_000 + b"\n"),
+    "items that are not objects": lambda server, connection, request: reply(
         connection, 200, {"metadata": {"resourceVersion": "1"}, "items": [3]}
     ),
     "no version": chunked(b'{"type": "ADDED", "object": {"metadata": {"name": "a"}}}\n'),
     "huge line": chunked(*[b" " * 50_000] * 5),
     "HTTP/1.0": raw(b"HTTP/1.0 200 OK\r\n\r\n{"),
-    "page of a proxy": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"),
+    "HTML page of a proxy": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"),
     "redirect": raw(b"HTTP/1.1 302 x\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n"),
-    "only watches 500": only_watches(answering(500)),
-    "only watches 410": only_watches(answering(410)),
-    "only watches 504": only_watches(answering(504)),
-    "only watches 422": only_watches(answering(422)),
+    "only watches 500": only_watches(status_answer(500)),
+    "only watches 410": only_watches(status_answer(410)),
+    "only watches 504": only_watches(status_answer(504)),
+    "only watches 422": only_watches(status_answer(422)),
     "only watches end": only_watches(ends_at_once),
     "only watches begin and hang": only_watches(begins_and_hangs),
-    "only lists 500": only_lists(answering(500)),
-    "ERROR 410": erring(410),
-    "ERROR 429": erring(429),
-    "ERROR 500": erring(500),
-    "ERROR 504": erring(504),
+    "only lists 500": only_lists(status_answer(500)),
+    "ERROR 410": error_event(410),
+    "ERROR 429": error_event(429),
+    "ERROR 500": error_event(500),
+    "ERROR 504": error_event(504),
 }
 
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["at start", "later"])
-@pytest.mark.parametrize("what", list(BAD))
-def test_hostile_server_gets_few_requests_and_nothing_is_lost(
-    server: Server, clock: Clock, what: str, fresh: bool
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_faulty_server_gets_few_requests_and_no_change_is_lost(
+    server: Server, clock: Clock, fault: str, fresh: bool
 ) -> None:
     for number in range(5):
         server.put(f"o{number}", "old")
 
-    def mischief() -> None:
-        if began + trouble_seconds < clock.now:
+    def change_or_recover() -> None:
+        if began + fault_seconds < clock.now:
             server.answer = None
         server.put("o1", f"at {clock.now}")
 
     began = 0.0
-    hangs_often = "begin and hang" in what
-    trouble_seconds = HANGING_TROUBLE_SECONDS if hangs_often else TROUBLE_SECONDS
-    server.watch_list = "only lists" not in what
+    hangs_often = "begin and hang" in fault
+    fault_seconds = HANGING_FAULT_SECONDS if hangs_often else FAULT_SECONDS
+    server.watch_list = "only lists" not in fault
     if fresh:
-        server.answer = BAD[what]
-    clock.waited = mischief
+        server.answer = FAULTS[fault]
+    clock.waited = change_or_recover
     watch_seconds = 0.1 if hangs_often else 300
-    limits = HASTY if "hang" in what else LIMITS
+    limits = SHORT_TIMEOUTS if "hang" in fault else LIMITS
     with following(server, clock, limits, watch_seconds) as follower:
         if not fresh:
             eventually("synced", lambda: follower.equals(server))
             began = clock.now
             server.requests.clear()
-            server.answer = BAD[what]
+            server.answer = FAULTS[fault]
             server.put("o2", "changed")
             server.remove("o3")
             server.break_watches()
-            if "only lists" in what:
+            if "only lists" in fault:
                 server.answer = None
         eventually(
             "recovered",
@@ -266,29 +276,29 @@ def test_hostile_server_gets_few_requests_and_nothing_is_lost(
         )
         server.put("o4", "new")
         server.remove("o0")
-        eventually("follows", lambda: follower.equals(server))
+        eventually("the changes are reported", lambda: follower.equals(server))
     assert busiest_ten_seconds(server.requests) <= 5
 
 
 @pytest.mark.parametrize("watch_list", [True, False])
-def test_every_change_is_reported_once_across_breaks(
+def test_every_change_is_reported_once_across_broken_connections(
     server: Server, clock: Clock, watch_list: bool
 ) -> None:
     server.watch_list = watch_list
-    chance = random.Random(3)
+    rng = random.Random(3)
     names = [f"o{number}" for number in range(8)]
     with following(server, clock) as follower:
         eventually("synced", lambda: follower.watch.synced)
         for step in range(300):
-            name = chance.choice(names)
-            if name in server.objects and chance.random() < 0.3:
+            name = rng.choice(names)
+            if name in server.objects and rng.random() < 0.3:
                 server.remove(name)
             else:
                 server.put(name, str(step))
-            if chance.random() < 0.05:
+            if rng.random() < 0.05:
                 server.break_watches()
         eventually("equal", lambda: follower.equals(server))
-        assert follower.watch.syncs == 1, "a break needs no list"
+        assert follower.watch.syncs == 1, "a broken connection needs no list"
         reported = [(each.kind.value.upper(), each.key.name) for each in follower.changes]
         assert reported == [(kind, each["metadata"]["name"]) for _, kind, each in server.events]
 
@@ -301,13 +311,13 @@ def test_repeated_events_are_not_reported_again(server: Server, clock: Clock) ->
         server.put("a", "3")
         eventually("reported", lambda: follower.equals(server))
 
-        def again(server: Server, connection: socket.socket, request: Request) -> bool:
+        def replay(server: Server, connection: socket.socket, request: Request) -> bool:
             server.answer = None
             query = {**request.query, "resourceVersion": "0"}
             server.watched(connection, query)
             return False
 
-        server.answer = again
+        server.answer = replay
         server.break_watches()
         server.put("b", "1")
         eventually("reported", lambda: follower.equals(server))
@@ -353,9 +363,9 @@ def test_list_in_pages_and_a_page_that_expired(server: Server, clock: Clock) -> 
         nonlocal expired
         if "continue" in request.query and not expired:
             expired += 1
-            gone = status(410, "Expired", "the continue token is too old")
-            return reply(connection, 410, {**gone, "metadata": {"continue": "500@999"}})
-        return hostile.honest(server, connection, request)
+            expired_status = status(410, "Expired", "the continue token is too old")
+            return reply(connection, 410, {**expired_status, "metadata": {"continue": "500@999"}})
+        return fake_api_server.standard_answer(server, connection, request)
 
     with following(server, clock) as follower:
         eventually("synced", lambda: follower.equals(server))
@@ -375,7 +385,7 @@ def test_list_in_pages_and_a_page_that_expired(server: Server, clock: Clock) -> 
     first, second, third = [each.query for each in server.requests if not each.watches]
     assert first == {"limit": "500"}
     assert second["continue"].startswith("500@")
-    assert third == {}, "all of it, as of one moment"
+    assert third == {}, "the complete list, of one resource version"
 
 
 def test_watch_requests_have_their_parameters(server: Server, clock: Clock) -> None:
@@ -389,16 +399,18 @@ def test_watch_requests_have_their_parameters(server: Server, clock: Clock) -> N
     assert watched.query["allowWatchBookmarks"] == "true"
     assert watched.query["resourceVersion"] == "100"
     assert 240 <= int(watched.query["timeoutSeconds"]) <= 360
-    assert {each.connection for each in server.requests} == {1}, "one connection, kept open"
+    assert {each.connection for each in server.requests} == {1}, "one connection, which stays open"
 
 
 @pytest.mark.parametrize(
-    "place", [hostile.honest, hangs, begins_and_hangs], ids=["watching", "no head", "no event"]
+    "answer",
+    [fake_api_server.standard_answer, hangs, begins_and_hangs],
+    ids=["watching", "no head", "no event"],
 )
-def test_stop_from_another_thread_ends_it_at_once(
-    server: Server, clock: Clock, place: Answer
+def test_stop_from_another_thread_ends_the_watch_at_once(
+    server: Server, clock: Clock, answer: Answer
 ) -> None:
-    server.answer = place
+    server.answer = answer
     follower = Follower(server, clock, ResponseLimits(read_seconds=600))
     follower.watch.start()
     eventually("requested", lambda: server.requests)
@@ -406,7 +418,7 @@ def test_stop_from_another_thread_ends_it_at_once(
     eventually("no thread", lambda: not _threads("watch /objects"))
 
 
-def test_first_request_waits_for_the_nodes_time(server: Server, clock: Clock) -> None:
+def test_first_request_is_sent_after_the_delay_of_the_node(server: Server, clock: Clock) -> None:
     transport = Transport(FileAccess(server.url), limits=LIMITS)
     pace = WatchPace(random.random, lambda: clock.now, clock.wait)
     watch = ListWatch(
@@ -456,7 +468,7 @@ def test_resync_reports_changes_that_the_watch_missed(
         eventually("watching", lambda: follower.watch.synced and server.watching)
         reported, sent, began = len(follower.changes), len(server.requests), clock.now
         syncs = follower.watch.syncs
-        # As if the watch had stalled: the event is never sent.
+        # Simulates a stalled watch: the event is never sent.
         server.put("new", "1")
         server.events.clear()
         follower.watch.resync()
@@ -482,25 +494,25 @@ def test_invalid_object_is_left_out(server: Server, clock: Clock) -> None:
 
 
 def test_unreadable_event_leads_to_a_new_list(server: Server, clock: Clock) -> None:
-    """An invalid line comes again with every watch from an earlier version."""
+    """Every watch from an earlier version gets the invalid line again."""
 
-    def spoiled(server: Server, connection: socket.socket, request: Request) -> bool:
+    def unreadable(server: Server, connection: socket.socket, request: Request) -> bool:
         if not request.watches or "sendInitialEvents" in request.query:
-            return hostile.honest(server, connection, request)
-        return BAD["huge line"](server, connection, request)
+            return fake_api_server.standard_answer(server, connection, request)
+        return FAULTS["huge line"](server, connection, request)
 
     server.put("a", "1")
     with following(server, clock) as follower:
         eventually("synced", lambda: follower.equals(server))
-        server.answer = spoiled
+        server.answer = unreadable
         server.break_watches()
         server.put("a", "2")
         eventually("another sync", lambda: follower.watch.syncs == 2)
         assert follower.equals(server)
 
 
-def test_silent_watch_is_not_trusted(server: Server, clock: Clock) -> None:
-    """A watch ends like this if the server, restored from a backup, does not have its version."""
+def test_a_watch_that_ends_without_events_leads_to_a_new_list(server: Server, clock: Clock) -> None:
+    """For example by a server that was restored from a backup and does not have the version."""
     server.put("a", "1")
 
     def silent(server: Server, connection: socket.socket, request: Request) -> bool:
@@ -520,23 +532,23 @@ def _threads(name: str) -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == name]
 
 
-def test_trouble_is_reported_and_cleared(server: Server, clock: Clock) -> None:
-    server.answer = answering(500)
+def test_a_problem_is_reported_and_cleared(server: Server, clock: Clock) -> None:
+    server.answer = status_answer(500)
     with following(server, clock) as follower:
         eventually("the failure is reported", lambda: "500" in (follower.watch.problem or ""))
         server.answer = None
         eventually("none", lambda: follower.watch.problem is None and follower.watch.synced)
 
 
-def again(server: Server, clock: Clock, seconds: float, *first: Answer) -> None:
-    """The server is away for `seconds` of the test's clock; `first` are its first answers."""
+def outage(server: Server, clock: Clock, seconds: float, *first: Answer) -> None:
+    """The server is unreachable for `seconds`; `first` are its first answers after that."""
     answers = iter(first)
     until = clock.now + seconds
 
     def answer(server: Server, connection: socket.socket, request: Request) -> bool:
         if request.at < until:
             return False
-        return next(answers, hostile.honest)(server, connection, request)
+        return next(answers, fake_api_server.standard_answer)(server, connection, request)
 
     server.answer = answer
     server.break_watches()
@@ -548,16 +560,16 @@ def requested_since(server: Server, when: float) -> list[float]:
 
 
 def test_after_an_outage_and_410_all_is_listed_at_once(server: Server, clock: Clock) -> None:
-    """The pauses of the outage, of the 410 and of the list are not added."""
+    """The pauses of the outage, the 410 and the list do not add up."""
     server.put("a", "1")
     with following(server, clock) as follower:
         eventually("synced", lambda: follower.equals(server))
-        back = clock.now + 120
-        again(server, clock, 120)
+        recovered_at = clock.now + 120
+        outage(server, clock, 120)
         server.put("a", "2")
         server.compact()
         eventually("reported", lambda: follower.equals(server) and server.watching)
-        refused, listed = requested_since(server, back)
+        refused, listed = requested_since(server, recovered_at)
     assert refused <= 15, "no pause is longer than a step and a half"
     assert listed - refused == pytest.approx(0, abs=0.01)
     assert "sendInitialEvents" in server.requests[-1].query
@@ -570,16 +582,16 @@ def test_pause_after_429_is_short_however_long_the_outage_was(
     details = {} if retry_after is None else {"retryAfterSeconds": retry_after}
     with following(server, clock) as follower:
         eventually("synced", lambda: follower.watch.synced and server.watching)
-        back = clock.now + 120
-        again(server, clock, 120, answering(429, **details))
+        recovered_at = clock.now + 120
+        outage(server, clock, 120, status_answer(429, **details))
         server.put("a", "1")
         eventually("reported", lambda: follower.equals(server) and server.watching)
-        refused, accepted = requested_since(server, back)[:2]
+        refused, accepted = requested_since(server, recovered_at)[:2]
     assert least <= accepted - refused <= most
 
 
 class Sleeper:
-    """A pause lasts until its event is set; `pauses` has the event of each."""
+    """A pause lasts until its event is set; `pauses` has the events."""
 
     def __init__(self) -> None:
         self.pauses: list[threading.Event] = []
@@ -590,11 +602,13 @@ class Sleeper:
 
 
 @pytest.mark.parametrize(
-    ("bad", "ends"),
-    [(closes, True), (answering(429), False)],
+    ("fault", "ends"),
+    [(closes, True), (status_answer(429), False)],
     ids=["no answer", "429 with a Retry-After"],
 )
-def test_answer_to_another_request_ends_the_pause(server: Server, bad: Answer, ends: bool) -> None:
+def test_answer_to_another_request_ends_the_pause(
+    server: Server, fault: Answer, ends: bool
+) -> None:
     sleeper = Sleeper()
     pace = WatchPace(wait=sleeper.wait, return_seconds=0)
     transport = Transport(FileAccess(server.url), limits=LIMITS)
@@ -602,10 +616,10 @@ def test_answer_to_another_request_ends_the_pause(server: Server, bad: Answer, e
         ListWatch(transport, "/objects", {}, as_type(Item), lambda changes: None, pace=pace)
         for _ in range(3)
     ]
-    server.answer = bad
+    server.answer = fault
     for each in watches:
         each.start()
-    eventually("all pause", lambda: len(sleeper.pauses) == 3)
+    eventually("all watches pause", lambda: len(sleeper.pauses) == 3)
     server.answer = None
     sent = len(server.requests)
     transport.get("/objects")
@@ -634,7 +648,7 @@ def test_age_is_since_the_servers_last_answer(server: Server, clock: Clock) -> N
         eventually("bookmark", lambda: follower.watch.age_seconds == 0)
         last, server.answer = clock.now, closes
         server.break_watches()
-        eventually("tries", lambda: clock.now > last + 100)
+        eventually("more requests", lambda: clock.now > last + 100)
         assert follower.watch.age_seconds > 100
         server.answer = None
         eventually("answer", lambda: follower.watch.age_seconds < 20)
@@ -650,7 +664,7 @@ def test_after_a_break_the_watch_has_caught_up_when_confirmed(server: Server, cl
         eventually("reported", lambda: follower.equals(server) and server.watching)
         assert not follower.watch.caught_up, "other changes may follow"
         follower.watch.mark_caught_up(before)
-        assert not follower.watch.caught_up, "that was before the break"
+        assert not follower.watch.caught_up, "the confirmation is from before the break"
         follower.watch.mark_caught_up(follower.watch.breaks)
         assert follower.watch.caught_up
 
@@ -659,7 +673,7 @@ def test_list_is_as_of_its_request(server: Server, clock: Clock) -> None:
     def marks_behind(server: Server, connection: socket.socket, request: Request) -> bool:
         server.answer = None
         follower.watch.mark_behind()
-        return hostile.honest(server, connection, request)
+        return fake_api_server.standard_answer(server, connection, request)
 
     with following(server, clock) as follower:
         eventually("watching", lambda: server.watching and follower.watch.caught_up)
@@ -674,7 +688,7 @@ def test_list_is_as_of_its_request(server: Server, clock: Clock) -> None:
         server.put("a", "1")
         server.compact()
         server.break_watches()
-        eventually("410, and a list", lambda: follower.watch.syncs == 4)
+        eventually("a list after 410", lambda: follower.watch.syncs == 4)
         assert follower.watch.caught_up
 
 

@@ -42,11 +42,11 @@ errors = st.sampled_from(
 )
 
 
-def pauses(luck: float, *met: KubeError | str | None) -> list[float]:
+def pauses(random_value: float, *result: KubeError | str | None) -> list[float]:
     """The pause after each result."""
-    schedule = Schedule(lambda: luck, CAP_SECONDS)
+    schedule = Schedule(lambda: random_value, CAP_SECONDS)
     found = []
-    for each in met:
+    for each in result:
         if isinstance(each, str):
             schedule.progressed()
         else:
@@ -55,10 +55,10 @@ def pauses(luck: float, *met: KubeError | str | None) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("met", "least", "most"),
+    ("result", "least", "most"),
     [
         pytest.param([GONE], [0], [0], id="410 lists at once"),
-        pytest.param([GONE, GONE, GONE], [0, 0.5, 1], [0, 1.5, 3], id="not for ever"),
+        pytest.param([GONE, GONE, GONE], [0, 0.5, 1], [0, 1.5, 3], id="not at once again"),
         pytest.param([GONE, "progress", GONE], [0, 0], [0, 0], id="at once again after progress"),
         pytest.param([BUSY], [1], [2], id="429: a second, spread over another"),
         pytest.param([TooManyRequestsError("429", 4)], [4], [5], id="429: as long as requested"),
@@ -71,7 +71,7 @@ def pauses(luck: float, *met: KubeError | str | None) -> list[float]:
             [*[REFUSED] * 6, BUSY, GONE, REFUSED],
             [0.5, 1, 2, 4, 5, 5, 1, 0, 0.5],
             [1.5, 3, 6, 12, 15, 15, 2, 0, 1.5],
-            id="the pauses of several causes are not added",
+            id="the pauses of several causes do not add up",
         ),
         pytest.param(
             [REFUSED, REFUSED, "progress", REFUSED],
@@ -82,10 +82,10 @@ def pauses(luck: float, *met: KubeError | str | None) -> list[float]:
     ],
 )
 def test_pause_after(
-    met: list[KubeError | str | None], least: list[float], most: list[float]
+    result: list[KubeError | str | None], least: list[float], most: list[float]
 ) -> None:
-    assert pauses(0.0, *met) == pytest.approx(least)
-    assert pauses(1 - 1e-9, *met) == pytest.approx(most, abs=1e-6)
+    assert pauses(0.0, *result) == pytest.approx(least)
+    assert pauses(1 - 1e-9, *result) == pytest.approx(most, abs=1e-6)
 
 
 @given(
@@ -93,54 +93,54 @@ def test_pause_after(
     st.sampled_from([1.0, 5.0, 10.0]),
 )
 def test_at_most_five_requests_in_ten_seconds(
-    course: list[tuple[KubeError | str | None, float, float]], cap_seconds: float
+    history: list[tuple[KubeError | str | None, float, float]], cap_seconds: float
 ) -> None:
     """For any results, random values and durations of requests."""
-    luck = itertools.cycle(chance for _, chance, _ in course)
-    schedule = Schedule(lambda: next(luck), cap_seconds)
+    random_values = itertools.cycle(value for _, value, _ in history)
+    schedule = Schedule(lambda: next(random_values), cap_seconds)
     now, sent = 0.0, []
-    for met, _, took in course:
+    for result, _, duration in history:
         now += schedule.wait(now)
         schedule.sends(now)
         sent.append(now)
-        now += took
-        if met == "progress":
+        now += duration
+        if result == "progress":
             schedule.progressed()
-        elif met == "hastened":
+        elif result == "hastened":
             pause = schedule.after(REFUSED)
             now += 0.0 if schedule.end_early(now) else pause
         else:
-            assert not isinstance(met, str)
-            now += schedule.after(met)
+            assert not isinstance(result, str)
+            now += schedule.after(result)
     for first, sixth in zip(sent, sent[REQUESTS:], strict=False):
         assert sixth - first > WINDOW_SECONDS
 
 
 @given(st.lists(st.tuples(errors, chances), max_size=30), chances)
-def test_no_history_makes_the_next_pause_long(
-    past: list[tuple[object, float]], luck: float
+def test_the_next_pause_is_short_whatever_happened_before(
+    past: list[tuple[object, float]], random_value: float
 ) -> None:
     """At most a step and a half, unless the server requests more."""
-    dice = itertools.cycle([luck, *(chance for _, chance in past)])
-    schedule = Schedule(lambda: next(dice), CAP_SECONDS)
-    for met, _ in past:
-        if met == "progress":
+    values = itertools.cycle([random_value, *(value for _, value in past)])
+    schedule = Schedule(lambda: next(values), CAP_SECONDS)
+    for result, _ in past:
+        if result == "progress":
             schedule.progressed()
-        elif not isinstance(met, str):
-            schedule.after(met)  # type: ignore[arg-type]
+        elif not isinstance(result, str):
+            schedule.after(result)  # type: ignore[arg-type]
     assert schedule.after(REFUSED) <= 1.5 * CAP_SECONDS
     assert schedule.after(BUSY) <= 2, "the first of its cause"
 
 
-def test_answer_to_others_ends_a_pause_once_in_thirty_seconds() -> None:
+def test_answer_to_another_request_ends_a_pause_once_in_thirty_seconds() -> None:
     schedule = Schedule(lambda: 0.5, CAP_SECONDS)
     times = (100, 101, 129.9, 130, 140, 160)
     expected = [True, False, False, True, False, True]
     assert [schedule.end_early(now) for now in times] == expected
 
 
-def test_backoff_is_reset_when_the_server_answers_others() -> None:
+def test_backoff_is_reset_when_the_server_answers_another_request() -> None:
     schedule = Schedule(lambda: 0.5, CAP_SECONDS)
     assert [schedule.after(REFUSED) for _ in range(5)][-1] == CAP_SECONDS
     assert schedule.end_early(0)
-    assert schedule.after(FAILED) == 1, "a 503 of a server that starts"
+    assert schedule.after(FAILED) == 1, "a starting server answers 503"

@@ -20,7 +20,7 @@ def node(name: str = "n", **labels: str) -> dict[str, Any]:
 
 def test_object_is_stored_as_readable_yaml(tmp_path: Path) -> None:
     store = EmbeddedStore(str(tmp_path))
-    wanted = node(tricky="yes", number="1", empty="", text='{"a": [1]}', many="x " * 200)
+    wanted = node(boolean="yes", number="1", empty="", text='{"a": [1]}', many="x " * 200)
     assert store.get("Node", "n") is None
     assert store.apply(wanted) is True
     assert store.get("Node", "n") == wanted
@@ -40,7 +40,7 @@ def test_unchanged_object_is_not_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "torn",
+    "content",
     [
         b"",
         b"- a list",
@@ -56,19 +56,19 @@ def test_unchanged_object_is_not_written_again(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("kind", ["Node", "Device"])
 def test_invalid_file_is_an_error_and_replaced_if_only_the_agent_writes_it(
-    tmp_path: Path, torn: bytes, kind: str
+    tmp_path: Path, content: bytes, kind: str
 ) -> None:
     store = EmbeddedStore(str(tmp_path))
     path = tmp_path / kind.lower() / "n.yaml"
     path.parent.mkdir()
-    path.write_bytes(torn)
+    path.write_bytes(content)
     wanted = {**node(), "kind": kind}
     with pytest.raises(StoreError, match=f"{kind} n in {path}"):
         store.get(kind, "n")
     if kind == "Node":
         with pytest.raises(StoreError, match=f"Node n in {path}"):
             store.apply(wanted)
-        assert path.read_bytes() == torn
+        assert path.read_bytes() == content
     else:
         assert store.apply(wanted) is True
         assert store.get(kind, "n") == wanted
@@ -76,24 +76,24 @@ def test_invalid_file_is_an_error_and_replaced_if_only_the_agent_writes_it(
 
 def test_fields_of_a_node_from_other_writers_are_kept(tmp_path: Path) -> None:
     store = EmbeddedStore(str(tmp_path))
-    theirs = {
+    stored = {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {
             "name": "n",
             "labels": {"zone": "a", f"{LABEL_PREFIX}old": "1"},
-            "annotations": {"theirs": "kept"},
+            "annotations": {"stored": "kept"},
         },
         "spec": {"unschedulable": True},
     }
-    store.apply(theirs)
+    store.apply(stored)
     assert store.apply(node(**{f"{LABEL_PREFIX}new": "2"})) is True
     assert store.get("Node", "n") == {
-        **theirs,
+        **stored,
         "metadata": {
             "name": "n",
             "labels": {"zone": "a", f"{LABEL_PREFIX}new": "2"},
-            "annotations": {"theirs": "kept"},
+            "annotations": {"stored": "kept"},
         },
     }
     assert store.apply(node(**{f"{LABEL_PREFIX}new": "2"})) is False
@@ -107,7 +107,7 @@ def test_object_that_only_the_agent_writes_is_replaced_as_a_whole(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "../up", "a/b", "/etc/passwd", "a\0b"])
-def test_hostile_object_name_is_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_object_name_is_refused(tmp_path: Path, name: str) -> None:
     store = EmbeddedStore(str(tmp_path / "store"))
     with pytest.raises(StoreError, match="is not an object name"):
         store.apply(node(name))

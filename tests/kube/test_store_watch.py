@@ -44,7 +44,7 @@ def test_pods_of_one_node_are_followed(tmp_path: Path) -> None:
         eventually("reported", lambda: len(reported) == 3)
         path.write_text("{")
         eventually("the failure is reported", lambda: "Pod a/p" in (watch.problem or ""))
-        assert len(watch.objects()) == 2, "what was known stays"
+        assert len(watch.objects()) == 2, "the last valid object is kept"
         path.unlink()
         eventually("reported", lambda: len(reported) == 4)
         assert watch.problem is None
@@ -52,7 +52,7 @@ def test_pods_of_one_node_are_followed(tmp_path: Path) -> None:
         watch.stop()
     assert sorted(reported[:2]) == [("added", ObjectKey("a", "p")), ("added", ObjectKey("b", "p"))]
     assert reported[2:] == [("modified", ObjectKey("a", "p")), ("deleted", ObjectKey("a", "p"))]
-    pod(tmp_path, "a", "late", "n")
+    pod(tmp_path, "a", "later", "n")
     assert len(reported) == 4
 
 

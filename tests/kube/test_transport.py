@@ -19,13 +19,13 @@ from agent.kube import errors
 from agent.kube.auth import AccessError, FileAccess
 from agent.kube.transport import ResponseLimits, Transport, segment
 from agent.kube.wire import Stream
-from tests.kube import hostile
-from tests.kube.hostile import Request, Server, chunk, end, head, reply, status
+from tests.kube import fake_api_server
+from tests.kube.fake_api_server import Request, Server, chunk, end, head, reply, status
 from tests.waiting import eventually
 
 LIMITS = ResponseLimits(line_bytes=1000, body_bytes=10_000)
-HASTY = msgspec.structs.replace(LIMITS, read_seconds=1, whole_seconds=2)
-"""Limits for a server that never ends its answer."""
+SHORT_TIMEOUTS = msgspec.structs.replace(LIMITS, read_seconds=1, whole_seconds=2)
+"""Timeouts for a server that never completes its answer."""
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_requests_have_their_headers_and_parameters(server: Server, transport: T
     ]
     assert json.loads(server.requests[0].body) == wanted
     assert server.requests[2].body == b'{"status":{"capacity":{"a":null}}}'
-    assert {each.connection for each in server.requests} == {1}, "one connection, kept open"
+    assert {each.connection for each in server.requests} == {1}, "one connection, which stays open"
 
 
 def test_connection_closed_by_the_server_is_replaced(server: Server, transport: Transport) -> None:
@@ -78,7 +78,7 @@ def test_connection_closed_by_the_server_is_replaced(server: Server, transport: 
     server.answer = once
     for _ in range(3):
         transport.get("/x")
-        eventually("the end has arrived", lambda: not server.open_connections)
+        eventually("the connection is closed", lambda: not server.open_connections)
     assert len({each.connection for each in server.requests}) == 3
 
 
@@ -94,7 +94,7 @@ def test_retry_after(server: Server, transport: Transport, header: str | None) -
     assert len(server.requests) == 1
 
 
-def dribbles(server: Server, connection: socket.socket, request: Request) -> bool:
+def sends_slowly(server: Server, connection: socket.socket, request: Request) -> bool:
     head(connection)
     connection.settimeout(0.05)
     for _ in range(100):
@@ -118,7 +118,7 @@ def hangs(server: Server, connection: socket.socket, request: Request) -> bool:
     [
         (lambda *_: False, errors.UnreachableError, "GET /x: "),
         (hangs, errors.UnreachableError, "timed out"),
-        (dribbles, errors.UnreachableError, "no end after"),
+        (sends_slowly, errors.UnreachableError, "no end after"),
         (
             lambda server, connection, request: reply(connection, 200, b"x" * 20_000),
             errors.ServerError,
@@ -132,10 +132,10 @@ def hangs(server: Server, connection: socket.socket, request: Request) -> bool:
     ],
 )
 def test_every_answer_is_limited_in_size_and_time(
-    server: Server, answer: hostile.Answer, kind: type, text: str
+    server: Server, answer: fake_api_server.Answer, kind: type, text: str
 ) -> None:
     server.answer = answer
-    with contextlib.closing(Transport(FileAccess(server.url), limits=HASTY)) as transport:
+    with contextlib.closing(Transport(FileAccess(server.url), limits=SHORT_TIMEOUTS)) as transport:
         with pytest.raises(kind, match=text):
             transport.get("/x")
         server.answer = ok
@@ -143,10 +143,10 @@ def test_every_answer_is_limited_in_size_and_time(
 
 
 def test_no_server_at_the_address() -> None:
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
         transport = Transport(
-            FileAccess(f"http://127.0.0.1:{deaf.getsockname()[1]}"), limits=LIMITS
+            FileAccess(f"http://127.0.0.1:{bound.getsockname()[1]}"), limits=LIMITS
         )
         with pytest.raises(errors.UnreachableError, match="Connection refused"):
             transport.get("/x")
@@ -162,7 +162,7 @@ def test_name_is_quoted_as_a_path_segment() -> None:
     assert segment("a/../b?c") == "a%2F..%2Fb%3Fc"
 
 
-class Guarded:
+class TokenCheck:
     """Accepts one token."""
 
     def __init__(self, server: Server, token: str) -> None:
@@ -185,7 +185,7 @@ def test_token_file_is_read_again_when_replaced(
 ) -> None:
     path = tmp_path / "token"
     path.write_text("one\n")
-    guard = Guarded(server, "one")
+    check = TokenCheck(server, "one")
     transport = Transport(FileAccess(server.url, token=str(path)), limits=LIMITS)
     stream = Stream(transport)
 
@@ -196,7 +196,7 @@ def test_token_file_is_read_again_when_replaced(
             transport.get("/x")
 
     send()
-    guard.token = "two"
+    check.token = "two"
     with pytest.raises(errors.UnauthorizedError):
         send()
     assert len(server.requests) == 2, "the same token is not tried twice"
@@ -217,10 +217,10 @@ def test_token_with_an_undetected_change_is_read_after_a_refusal(
     path.write_text("one")
     access = FileAccess(server.url, token=str(path))
     assert access.headers() == {"Authorization": "Bearer one"}
-    Guarded(server, "two")
+    TokenCheck(server, "two")
     before = path.stat()
     path.write_text("two")
-    # As if the clock had not moved between the two writes.
+    # The clock of the file system may not advance between two writes.
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     Transport(access, limits=LIMITS).get("/x")
     assert len(server.requests) == 2
@@ -236,8 +236,8 @@ def test_invalid_token_is_named(tmp_path: Path, content: bytes | None) -> None:
         transport.get("/x")
 
 
-def test_modules_that_a_start_imports() -> None:
-    """Large packages that requests to a server do not need."""
+def test_import_loads_no_large_package() -> None:
+    """Requests to an API server do not need these packages."""
     code = (
         "import agent.kube.cluster, agent.kube.store, sys;"
         "print([name for name in ('kubernetes', 'asyncio', 'grpc', 'pydantic', 'requests')"
@@ -248,19 +248,19 @@ def test_modules_that_a_start_imports() -> None:
 
 
 def test_one_connection_is_kept_per_concurrent_request(server: Server) -> None:
-    """Otherwise all but two of their requests would each open a connection."""
-    together = threading.Barrier(5)
+    """Otherwise all but two of the requests would each open a connection."""
+    barrier = threading.Barrier(5)
 
     def answer(server: Server, connection: socket.socket, request: Request) -> bool:
-        together.wait(10)
+        barrier.wait(10)
         return reply(connection, 200, {"ok": True})
 
     server.answer = answer
     transport = Transport(FileAccess(server.url), connections=5)
     with ThreadPoolExecutor(5) as pool:
         for _ in range(3):
-            for done in [pool.submit(transport.get, "/readyz") for _ in range(5)]:
-                done.result()
+            for future in [pool.submit(transport.get, "/readyz") for _ in range(5)]:
+                future.result()
     transport.close()
     assert len(server.requests) == 15
     assert len({each.connection for each in server.requests}) == 5

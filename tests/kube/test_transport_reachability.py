@@ -13,11 +13,11 @@ from agent.kube.errors import (
 )
 from agent.kube.transport import Reachability, Transport
 from agent.kube.wire import Stream
-from tests.kube.hostile import Server
+from tests.kube.fake_api_server import Server
 
 
-class Listening:
-    """Counts the calls of a listener."""
+class Listener:
+    """Counts how often the server became reachable again."""
 
     def __init__(self) -> None:
         self.returns = 0
@@ -36,21 +36,21 @@ class Listening:
 
 
 @pytest.fixture
-def listening() -> Listening:
-    return Listening()
+def listener() -> Listener:
+    return Listener()
 
 
-def test_first_answer_after_an_outage_is_reported_once(listening: Listening) -> None:
-    listening.request()
-    assert listening.returns == 0, "the server was reachable before"
-    listening.request(UnreachableError("refused"))
-    listening.request(UnreachableError("refused"))
-    listening.request()
-    listening.request()
-    assert listening.returns == 1
-    listening.request(UnreachableError("refused"))
-    listening.request()
-    assert listening.returns == 2
+def test_first_answer_after_an_outage_is_reported_once(listener: Listener) -> None:
+    listener.request()
+    assert listener.returns == 0, "there was no outage"
+    listener.request(UnreachableError("refused"))
+    listener.request(UnreachableError("refused"))
+    listener.request()
+    listener.request()
+    assert listener.returns == 1
+    listener.request(UnreachableError("refused"))
+    listener.request()
+    assert listener.returns == 2
 
 
 @pytest.mark.parametrize(
@@ -62,43 +62,43 @@ def test_first_answer_after_an_outage_is_reported_once(listening: Listening) -> 
         (TooManyRequestsError("429"), False),
     ],
 )
-def test_refusal_counts_as_an_answer_and_overload_does_not(
-    listening: Listening, error: KubeError, answers: bool
+def test_a_4xx_counts_as_reachable_and_overload_does_not(
+    listener: Listener, error: KubeError, answers: bool
 ) -> None:
-    listening.request(UnreachableError("refused"))
-    listening.request(error)
-    assert listening.returns == int(answers)
+    listener.request(UnreachableError("refused"))
+    listener.request(error)
+    assert listener.returns == int(answers)
 
 
-def test_overload_is_not_an_outage(listening: Listening) -> None:
-    """Otherwise each answer to other requests would end the pause of a resource that is broken."""
-    listening.request(ServerError("503"))
-    listening.request()
-    assert listening.returns == 0
+def test_overload_is_not_an_outage(listener: Listener) -> None:
+    """Otherwise answers to other requests would end the pause of a resource that always fails."""
+    listener.request(ServerError("503"))
+    listener.request()
+    assert listener.returns == 0
 
 
-def test_unsubscribed_listener_is_not_notified(listening: Listening) -> None:
-    listening.reachability.ignore(listening.returned)
-    listening.reachability.ignore(listening.returned)
-    listening.request(UnreachableError("refused"))
-    listening.request()
-    assert listening.returns == 0
+def test_unsubscribed_listener_is_not_notified(listener: Listener) -> None:
+    listener.reachability.ignore(listener.returned)
+    listener.reachability.ignore(listener.returned)
+    listener.request(UnreachableError("refused"))
+    listener.request()
+    assert listener.returns == 0
 
 
-def test_requests_and_streams_report(server: Server, listening: Listening) -> None:
-    transport = Transport(FileAccess(server.url), reachability=listening.reachability)
+def test_requests_and_streams_report(server: Server, listener: Listener) -> None:
+    transport = Transport(FileAccess(server.url), reachability=listener.reachability)
     stream = Stream(transport)
     server.answer = lambda server, connection, request: False
     with pytest.raises(UnreachableError):
         transport.get("/objects")
     server.answer = None
     next(stream.lines("/objects", {"watch": "true", "sendInitialEvents": "true"}, 10))
-    assert listening.returns == 1
+    assert listener.returns == 1
     server.answer = lambda server, connection, request: False
     with pytest.raises(UnreachableError):
         stream.get("/objects", {})
     server.answer = None
     transport.get("/objects")
-    assert listening.returns == 2
+    assert listener.returns == 2
     stream.drop()
     transport.close()

@@ -21,7 +21,7 @@ def page(names: list[str], token: str = "", version: str = "7") -> bytes:
 
 
 class Server:
-    """Answers in the given order, and records the queries."""
+    """Returns the answers in their order, and records the queries."""
 
     def __init__(self, *answers: bytes | KubeError) -> None:
         self._answers = iter(answers)

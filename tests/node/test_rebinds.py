@@ -14,8 +14,8 @@ from agent.kube.cluster import Cluster
 from agent.kube.transport import Transport
 from agent.model.audit import AuditEvent, Record
 from agent.node.rebinds import UNTAKEN_SECONDS, NodeRebinds
-from tests.kube.hostile import Request, Server, reply, status
-from tests.kube.hostile import server as server
+from tests.kube.fake_api_server import Request, Server, reply, status
+from tests.kube.fake_api_server import server as server
 
 Object = dict[str, Any]
 NOON = 1_767_268_800.0

@@ -7,8 +7,8 @@ import socket
 import threading
 from typing import Any
 
-from tests.kube import hostile
-from tests.kube.hostile import Request, Server
+from tests.kube import fake_api_server
+from tests.kube.fake_api_server import Request, Server
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/n/leases"
 
@@ -57,7 +57,7 @@ class Leases:
         if self.stored is None:
             return _error(connection, 404, "NotFound")
         if request.method == "GET":
-            return hostile.reply(connection, 200, self.stored)
+            return fake_api_server.reply(connection, 200, self.stored)
         assert request.method == "PUT"
         if body["metadata"]["resourceVersion"] != self.stored["metadata"]["resourceVersion"]:
             return _error(connection, 409, "Conflict")
@@ -65,9 +65,9 @@ class Leases:
 
     def _store(self, connection: socket.socket, code: int, body: dict[str, Any]) -> bool:
         stored = self.put(body)
-        return False if self.drop_responses else hostile.reply(connection, code, stored)
+        return False if self.drop_responses else fake_api_server.reply(connection, code, stored)
 
 
 def _error(connection: socket.socket, code: int, reason: str) -> bool:
     message = "l already exists" if reason == "AlreadyExists" else reason
-    return hostile.reply(connection, code, hostile.status(code, reason, message))
+    return fake_api_server.reply(connection, code, fake_api_server.status(code, reason, message))

@@ -31,7 +31,7 @@ from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache, pod_info
 from agent.scheduler.state.pods_api import BindingApi
 from agent.scheduler.unschedulable.queue import UnschedulableQueue, queued_pod
-from tests.kube import hostile
+from tests.kube import fake_api_server
 from tests.scheduler import clusters, objects, zonednodes
 from tests.scheduler.podserver import PodServer
 from tests.scheduler.zonednodes import GIB, NIC, Kubelet, Object, pod, topology
@@ -46,7 +46,7 @@ LSR = {"koordinator.sh/qosClass": "LSR"}
 class Scene:
     """The handlers over a cluster, and the API server to which they bind."""
 
-    def __init__(self, server: hostile.Server, strategy: str = "LeastAllocated") -> None:
+    def __init__(self, server: fake_api_server.Server, strategy: str = "LeastAllocated") -> None:
         self.pods = PodServer(server).pods
         rules = AllocatorRules(zones=ZoneScoring(Strategy(strategy)))
         self.cluster = SchedulerCache(agents=False, rules=rules)
@@ -96,7 +96,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(server: hostile.Server) -> Iterator[Scene]:
+def scene(server: fake_api_server.Server) -> Iterator[Scene]:
     it = Scene(server)
     yield it
     it.transport.close()
@@ -352,7 +352,7 @@ def test_koordinators_pods_are_not_checked_by_zones(scene: Scene) -> None:
     ],
 )
 def test_the_configured_strategy_chooses_the_node(
-    server: hostile.Server, strategy: str, policy: str, expected: str
+    server: fake_api_server.Server, strategy: str, policy: str, expected: str
 ) -> None:
     scene = Scene(server, strategy)
     most = {zone: {"cpu": 1000, "memory": 4 * GIB} for zone in TWO}
@@ -370,7 +370,7 @@ class World:
     NODES = ("n1", "n2")
 
     def __init__(
-        self, server: hostile.Server, luck: random.Random, *, others: bool = False
+        self, server: fake_api_server.Server, luck: random.Random, *, others: bool = False
     ) -> None:
         """`others`: another scheduler binds pods too, without the extender."""
         self.luck = luck
@@ -506,7 +506,7 @@ class World:
 def test_no_zone_is_allocated_twice_or_lost(seed: int, steps: int, others: bool) -> None:
     """Whenever the agents and the watches report: no kubelet rejects a pod while no other scheduler
     binds any, and once everything is reported the scheduler offers what the kubelets have."""
-    with hostile.serving() as server:
+    with fake_api_server.serving() as server:
         world = World(server, random.Random(seed), others=others)
         for _ in range(steps):
             world.act()

@@ -34,8 +34,8 @@ from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pods_api import BindingApi
 from agent.scheduler.state.records import AGENT_LABELS
 from tests.fixtures.fleet import SMALL, owner
-from tests.kube import hostile
-from tests.kube.hostile import Request, reply
+from tests.kube import fake_api_server
+from tests.kube.fake_api_server import Request, reply
 from tests.scheduler import clusters
 from tests.waiting import DEADLINE_SECONDS, eventually
 
@@ -182,12 +182,12 @@ def test_binds_that_wait_for_the_api_server_do_not_delay_a_filter() -> None:
     """kube-scheduler sends any number of binds in parallel, and waits only for the filter."""
     go, bodies = threading.Event(), [owner(2, 2).pod(f"p{number}") for number in range(15)]
 
-    def late(_: hostile.Server, connection: socket.socket, request: Request) -> bool:
+    def late(_: fake_api_server.Server, connection: socket.socket, request: Request) -> bool:
         assert go.wait(DEADLINE_SECONDS)
         return reply(connection, 201, {})
 
     known = clusters.cluster({"a": SMALL})
-    with hostile.serving() as api, ThreadPoolExecutor(len(bodies)) as callers:
+    with fake_api_server.serving() as api, ThreadPoolExecutor(len(bodies)) as callers:
         api.answer = late
         limits = election.bind_limits(election.lease_times(600))
         transport = Transport(FileAccess(api.url), limits=limits, connections=len(bodies))
@@ -237,7 +237,7 @@ def test_the_process_ends_when_one_of_its_threads_fails(
     signals = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     rescue = threading.Timer(DEADLINE_SECONDS, signal.raise_signal, (signal.SIGTERM,))
     rescue.start()
-    with hostile.serving() as api:
+    with fake_api_server.serving() as api:
         config.write_text(json.dumps(kubeconfig(api.url)))
         settings = SchedulerSettings(
             kubeconfig=str(config),

@@ -14,8 +14,8 @@ from agent.http.routes import HttpRequest, dispatch
 from agent.kube.auth import FileAccess
 from agent.kube.transport import ResponseLimits, Transport
 from agent.scheduler.webhook import PATH, POD_PATH, LookUp, LookUpError, gpus, pods, routes
-from tests.kube import hostile
-from tests.kube.hostile import Request, Server, reply, status
+from tests.kube import fake_api_server
+from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler.reviews import review
 
 POD = {
@@ -66,7 +66,7 @@ def silent(server: Server, connection: socket.socket, request: Request) -> bool:
     ],
 )
 def test_a_failed_read_of_a_pod_is_an_error_with_the_reason(
-    server: Server, look_up: LookUp, answer: hostile.Answer, message: str
+    server: Server, look_up: LookUp, answer: fake_api_server.Answer, message: str
 ) -> None:
     server.answer = answer
     with pytest.raises(LookUpError, match=message):

@@ -11,7 +11,7 @@ from agent.relay.gate import GateVerdict, Replace
 from agent.scheduler.extender.equivalence_cache import StateNumbering
 from agent.scheduler.extender.extender import ExtenderArgs, ExtenderFilterResult
 from tests.fixtures.fleet import owner
-from tests.kube import hostile
+from tests.kube import fake_api_server
 from tests.proxy.harness import OWNED, GateHarness, creation
 from tests.scheduler.conftest import server as server
 from tests.scheduler.extender.scene import NODES, Scene
@@ -38,7 +38,7 @@ def test_create_container_of_an_owner(tmp_path: Path) -> None:
     assert len(modules) <= CREATE_CONTAINER, sorted(modules)
 
 
-def test_filter_of_two_pods_that_need_the_same_cpus(server: hostile.Server) -> None:
+def test_filter_of_two_pods_that_need_the_same_cpus(server: fake_api_server.Server) -> None:
     """On nodes of two models, whose states have numbers, as the process gives them before a pod
     comes. For the second pod the equivalence cache has the answers."""
     scene = Scene(server)

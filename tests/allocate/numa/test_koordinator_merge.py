@@ -30,7 +30,7 @@ def answer(
 
 @settings(max_examples=500, deadline=None)
 @given(st.data())
-def test_the_merge_equals_the_plain_product(data: st.DataObject) -> None:
+def test_the_merge_equals_the_cartesian_product(data: st.DataObject) -> None:
     nodes = data.draw(st.one_of(NODES, DENSE), label="nodes")
     hints = data.draw(providers(nodes), label="hints")
     policy = data.draw(st.sampled_from(POLICIES), label="policy")

@@ -20,7 +20,7 @@ from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pods_api import BindingApi
 from tests.fixtures.fleet import CARDS, SMALL, Kind
-from tests.kube import hostile
+from tests.kube import fake_api_server
 from tests.scheduler import clusters
 from tests.scheduler.podserver import PodServer
 
@@ -31,7 +31,7 @@ class Scene:
     """The handlers with the small nodes a and b, and node c, which has cards."""
 
     def __init__(
-        self, server: hostile.Server, *, best_only: bool = True, placing: bool = False
+        self, server: fake_api_server.Server, *, best_only: bool = True, placing: bool = False
     ) -> None:
         self.server = server
         self.pods = PodServer(server)

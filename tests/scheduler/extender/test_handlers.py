@@ -29,7 +29,7 @@ from tests.fixtures.fleet import (
     plain,
     sharer,
 )
-from tests.kube import hostile
+from tests.kube import fake_api_server
 from tests.scheduler import clusters
 from tests.scheduler.clusters import DGX1
 from tests.scheduler.extender.scene import NODES, Scene
@@ -37,7 +37,7 @@ from tests.scheduler.state import reservations
 
 
 @pytest.fixture
-def scene(server: hostile.Server) -> Iterator[Scene]:
+def scene(server: fake_api_server.Server) -> Iterator[Scene]:
     it = Scene(server)
     yield it
     it.transport.close()
@@ -51,7 +51,7 @@ def test_a_pod_that_needs_cpus_is_offered_only_its_best_node(scene: Scene) -> No
     assert all(score < 10 for node, score in scores.items() if node != best)
 
 
-def test_all_fitting_nodes_are_offered_if_configured(server: hostile.Server) -> None:
+def test_all_fitting_nodes_are_offered_if_configured(server: fake_api_server.Server) -> None:
     scene = Scene(server, best_only=False)
     assert scene.fits(scene.pod(owner(8, 8), "p")) == NODES
     result = scene.filter(scene.pod(owner(40, 8), "q"))
@@ -196,7 +196,7 @@ def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
 
 
 def test_a_group_is_also_checked_on_nodes_that_are_not_the_best_for_one_member(
-    server: hostile.Server, monkeypatch: pytest.MonkeyPatch
+    server: fake_api_server.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three nodes, which are checked one at a time, only the last has room for all members."""
     monkeypatch.setattr(handlers, "_GROUP_BATCH", 1)
@@ -275,7 +275,7 @@ def test_cards_of_a_koordinator_reservation_are_free_when_it_ends(scene: Scene) 
     assert scene.bind(pod, "c") == ""
 
 
-def test_a_placement_also_scores_plain_pods(server: hostile.Server) -> None:
+def test_a_placement_also_scores_plain_pods(server: fake_api_server.Server) -> None:
     scene = Scene(server, placing=True)
     seen = PodsSeen()
     body = plain("500m", "1Gi").pod("seen", node="a")

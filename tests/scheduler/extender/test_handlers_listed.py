@@ -12,7 +12,7 @@ from agent.model.devices import device_object
 from agent.model.devices.device_object import Device
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from tests.fixtures.fleet import CARDS, Kind, Machine, carder
-from tests.kube import hostile
+from tests.kube import fake_api_server
 from tests.scheduler import clusters, objects
 from tests.scheduler.extender.scene import NODES, Scene
 
@@ -44,7 +44,7 @@ def allocated(scene: Scene, name: str) -> dict[str, list[dict[str, object]]]:
 
 
 @pytest.fixture
-def scene(server: hostile.Server) -> Iterator[Scene]:
+def scene(server: fake_api_server.Server) -> Iterator[Scene]:
     it = Scene(server)
     yield it
     it.transport.close()

@@ -12,7 +12,7 @@ from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.scheduler.leader import election
 from agent.scheduler.leader.election import Clocks, Leader, LeaseTimes
-from tests.kube.hostile import Server
+from tests.kube.fake_api_server import Server
 from tests.scheduler.leases import Leases
 
 TIMES = LeaseTimes(15, 10, 2)

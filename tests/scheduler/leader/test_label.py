@@ -12,7 +12,7 @@ from agent.kube.transport import MERGE, Transport
 from agent.model.settings.options import SettingsError
 from agent.scheduler.leader import label
 from agent.scheduler.leader.label import AGAIN_SECONDS, LABEL, LeaderLabel
-from tests.kube.hostile import Request, Server, reply, status
+from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.waiting import eventually
 
 

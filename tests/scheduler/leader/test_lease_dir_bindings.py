@@ -16,7 +16,7 @@ from agent.scheduler.leader.lease_dir import RETRY_SECONDS, FormerBindings, Sent
 from agent.scheduler.state.cluster import EXPIRY_SECONDS
 from agent.scheduler.state.pod_info import PodName
 from agent.scheduler.state.pods_api import BindingApi, BindOutcome
-from tests.kube.hostile import Request, Server, reply, status
+from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler.podserver import PodServer
 
 POD = PodName("default", "p", "u")

@@ -13,7 +13,7 @@ from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.scheduler.rebind.controller import RebindHours
 from agent.scheduler.rebind.planning import RebindRules
 from agent.scheduler.state.cluster import SchedulerCache
-from tests.kube.hostile import Server
+from tests.kube.fake_api_server import Server
 from tests.scheduler import objects
 from tests.scheduler.rebind.world import World
 

@@ -16,7 +16,7 @@ from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler.rebind.controller import RebindHours, RebindRequests, Rebinds
 from agent.scheduler.rebind.planning import RebindRules
 from agent.scheduler.state.cluster import SchedulerCache
-from tests.kube.hostile import Request, Server, reply, status
+from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler import objects
 
 Object = dict[str, Any]

@@ -20,8 +20,8 @@ from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache, PodName
 from agent.scheduler.state.pods_api import BindError, BindingApi
 from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Kind, carder, owner, part
-from tests.kube import hostile
-from tests.kube.hostile import Request, Server, reply, status
+from tests.kube import fake_api_server
+from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler import clusters
 from tests.scheduler.podserver import PodServer
 
@@ -56,7 +56,7 @@ class Bench(msgspec.Struct):
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    with hostile.serving() as server:
+    with fake_api_server.serving() as server:
         transport = Transport(FileAccess(server.url), connections=32)
         cluster = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
         groups, pod_infos = GroupReservations(cluster), PodInfoCache()
@@ -407,7 +407,7 @@ class Race:
 
 @pytest.fixture
 def race() -> Iterator[Race]:
-    with hostile.serving() as server:
+    with fake_api_server.serving() as server:
         it = Race(server)
         yield it
         it.transport.close()

@@ -14,8 +14,8 @@ from agent.scheduler.state.binder import ReservationExpiry
 from agent.scheduler.state.cluster import EXPIRY_SECONDS, SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pods_api import BindingApi
-from tests.kube import hostile
-from tests.kube.hostile import Request, Server
+from tests.kube import fake_api_server
+from tests.kube.fake_api_server import Request, Server
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
 from tests.scheduler.clusters import held
@@ -49,7 +49,7 @@ def expiry(
 def says(server: Server, code: int, body: Any) -> None:
     def answer(server: Server, connection: socket.socket, request: Request) -> bool:
         assert (request.method, request.path) == ("GET", "/api/v1/namespaces/ns/pods/a")
-        return hostile.reply(connection, code, body)
+        return fake_api_server.reply(connection, code, body)
 
     server.answer = answer
 
@@ -60,8 +60,8 @@ ANSWERS = {
     "bound elsewhere": (200, objects.pod("a", "n2"), True),
     "not bound": (200, objects.pod("a"), False),
     "another of its name": (200, objects.pod("a", "n1", uid="other"), False),
-    "gone": (404, hostile.status(404, "NotFound"), False),
-    "refused": (403, hostile.status(403, "Forbidden"), True),
+    "gone": (404, fake_api_server.status(404, "NotFound"), False),
+    "refused": (403, fake_api_server.status(403, "Forbidden"), True),
     "in trouble": (500, b"oops", True),
     "nonsense": (200, b"[]", True),
 }

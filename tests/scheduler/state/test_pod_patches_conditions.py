@@ -16,7 +16,7 @@ from agent.model.nrt.node_annotations import REFUSED_CLAIMS
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_patches import LASTING_SECONDS, ClaimConditions
 from agent.scheduler.state.records import CLAIM_REFUSED
-from tests.kube.hostile import Request, Server, reply, status
+from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
 

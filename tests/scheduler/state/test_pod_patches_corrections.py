@@ -19,7 +19,7 @@ from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_patches import Corrections
-from tests.kube.hostile import Request, Server, reply, status
+from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
 

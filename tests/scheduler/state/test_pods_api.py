@@ -9,8 +9,8 @@ from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.scheduler.state.pod_info import PodName
 from agent.scheduler.state.pods_api import BindingApi, BindOutcome, PodError
-from tests.kube import hostile
-from tests.kube.hostile import Request, Server, reply, status
+from tests.kube import fake_api_server
+from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler.podserver import PodServer
 
 POD = PodName("default", "p", "u")
@@ -106,7 +106,7 @@ def test_a_read_has_time_limits_of_its_own(
 ) -> None:
     """A Binding may take long; kube-scheduler waits for it and for the read of its outcome
     together."""
-    with hostile.serving() as silent:
+    with fake_api_server.serving() as silent:
         silent.answer = lambda *_: False
         sending, looking = (Transport(FileAccess(each.url)) for each in (silent, server))
         pods.put("p", "u", node="n", metadata={"annotations": NOTES})

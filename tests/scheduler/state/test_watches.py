@@ -18,8 +18,8 @@ from agent.kube.transport import Transport
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.records import PodRecord
 from agent.scheduler.state.watches import KindWatch, Watches
-from tests.kube import hostile
-from tests.kube.hostile import Request, Server
+from tests.kube import fake_api_server
+from tests.kube.fake_api_server import Request, Server
 from tests.kube.reading import as_type
 from tests.waiting import eventually
 
@@ -42,17 +42,17 @@ class Api:
 
     def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
         if self.trouble:
-            return hostile.reply(connection, 503, b"")
+            return fake_api_server.reply(connection, 503, b"")
         for version in self.versions:
             base = f"/apis/topology.node.k8s.io/{version}"
             if request.path == base:
                 self.asked += 1
                 names = [{"name": "noderesourcetopologies"}]
-                return hostile.reply(connection, 200, {"resources": names})
+                return fake_api_server.reply(connection, 200, {"resources": names})
             if request.path == f"{base}/noderesourcetopologies":
-                return hostile.honest(server, connection, request)
+                return fake_api_server.standard_answer(server, connection, request)
         self.asked += 1
-        return hostile.reply(connection, 404, hostile.status(404, "NotFound"))
+        return fake_api_server.reply(connection, 404, fake_api_server.status(404, "NotFound"))
 
 
 class Recorded:
@@ -276,7 +276,7 @@ def test_stalest_watch_is_named_with_its_age(server: Server) -> None:
     assert set(it.ages_seconds) == {"pods", "nodes"} | listed
     now = 30.0
     assert it.stale() is None
-    server.answer = lambda server, connection, request: hostile.reply(connection, 503, b"")
+    server.answer = lambda server, connection, request: fake_api_server.reply(connection, 503, b"")
     now = 31.0
     assert it.stale() == "the watch of pods has been out of touch for 31 s"
     server.break_watches()
@@ -295,7 +295,7 @@ def test_an_interrupted_catch_up_is_not_complete(watching: Watches, server: Serv
 
 
 def test_an_error_of_the_server_is_raised(watching: Watches, server: Server) -> None:
-    server.answer = lambda server, connection, request: hostile.reply(connection, 503, b"")
+    server.answer = lambda server, connection, request: fake_api_server.reply(connection, 503, b"")
     with pytest.raises(ServerError):
         watching.catch_up(soon)
 

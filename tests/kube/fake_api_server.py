@@ -1,4 +1,4 @@
-"""An API server with a few objects on real sockets; tests can replace its answers by wrong ones."""
+"""An API server with a few objects on real sockets; tests can replace its answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 
 class Request(msgspec.Struct, frozen=True):
-    """`at`: by the test's clock."""
+    """`at`: the time of the test's clock."""
 
     method: str
     path: str
@@ -35,8 +35,8 @@ Answer = Callable[["Server", socket.socket, Request], bool]
 
 
 class Server:
-    """Objects below /objects. `answer`, if it is set, answers instead of the server; it may return
-    `honest(...)`."""
+    """Objects below /objects. `answer`, if it is set, answers instead of the server; it may call
+    `standard_answer`."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.answer: Answer | None = None
@@ -123,9 +123,9 @@ class Server:
     # the server
     def _remove(self, name: str) -> None:
         self.version += 1
-        gone = json.loads(json.dumps(self.objects.pop(name)))
-        gone["metadata"]["resourceVersion"] = str(self.version)
-        self.events.append((self.version, "DELETED", gone))
+        removed = json.loads(json.dumps(self.objects.pop(name)))
+        removed["metadata"]["resourceVersion"] = str(self.version)
+        self.events.append((self.version, "DELETED", removed))
 
     def _accept(self) -> None:
         while not self._closed:
@@ -144,9 +144,9 @@ class Server:
             reader = connection.makefile("rb")
             while (request := self._read(reader, number)) is not None:
                 self.requests.append(request)
-                if not (self.answer or honest)(self, connection, request):
+                if not (self.answer or standard_answer)(self, connection, request):
                     break
-            # The client must get the end of the stream, although `reader` still has the socket.
+            # `reader` still has the socket open; the client must get the end of the stream.
             connection.shutdown(socket.SHUT_RDWR)
         self._connections.discard(connection)
 
@@ -205,7 +205,7 @@ class Server:
             self._watching.discard(connection)
 
 
-def honest(server: Server, connection: socket.socket, request: Request) -> bool:
+def standard_answer(server: Server, connection: socket.socket, request: Request) -> bool:
     """Answers like a real API server."""
     if not request.watches:
         return reply(connection, 200, server.listed(request.query))
