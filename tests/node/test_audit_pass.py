@@ -67,7 +67,7 @@ def test_an_owner_comes_and_goes(world: World) -> None:
     world.records.clear()
     agent.reconcile()
     assert world.records == []
-    world.ends(own)
+    world.end_container(own)
     world.runtime.listed_sandboxes = world.runtime.listed_sandboxes[:1]
     agent.reconcile()
     of_own = [each for each in lines(world.records) if each[1] == "ns/own"]

@@ -39,33 +39,33 @@ def test_container_that_stays_without_a_cgroup_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     metrics = AgentMetrics()
-    witness = ChangeRecorder(metrics)
+    recorder = ChangeRecorder(metrics)
 
-    def logged(titles: dict[str, str], now: float) -> tuple[int, bool]:
+    def errors_and_metric(titles: dict[str, str], now: float) -> tuple[int, bool]:
         """The number of lines that this pass logs, and whether the metric counts a container."""
         caplog.clear()
-        witness.without_cgroup(titles, now)
+        recorder.without_cgroup(titles, now)
         lines = [each for each in caplog.records if each.levelno == logging.ERROR]
         return len(lines), "topolet_containers_without_cgroup 1.0" in metrics.render()
 
-    assert logged({"a": "x main"}, 10.0) == (0, False)
-    assert logged({"a": "x main"}, 10.5) == (0, False)
-    assert logged({}, 10.6) == (0, False)
-    assert logged({"a": "x main"}, 11.5) == (0, False)
-    assert logged({"a": "x main"}, 12.5) == (1, True)
-    assert logged({"a": "x main"}, 13.0) == (0, True)
-    assert logged({}, 13.5) == (0, False)
+    assert errors_and_metric({"a": "x main"}, 10.0) == (0, False)
+    assert errors_and_metric({"a": "x main"}, 10.5) == (0, False)
+    assert errors_and_metric({}, 10.6) == (0, False)
+    assert errors_and_metric({"a": "x main"}, 11.5) == (0, False)
+    assert errors_and_metric({"a": "x main"}, 12.5) == (1, True)
+    assert errors_and_metric({"a": "x main"}, 13.0) == (0, True)
+    assert errors_and_metric({}, 13.5) == (0, False)
 
 
 def test_owner_of_an_offline_cpu_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     metrics = AgentMetrics()
-    witness = ChangeRecorder(metrics)
+    recorder = ChangeRecorder(metrics)
     owner = pod("a", "LSE", "1-2")
     for offline in ("2", "2", ""):
         topology = machine(offline=offline)
         decision = decide(topology, (owner,), KubeletCpus(), {"a": CpuSet([1, 2])}, {})
-        witness.export(decision)
-        witness.decided((owner,), decision, decision.owners, {})
+        recorder.export(decision)
+        recorder.decided((owner,), decision, decision.owners, {})
         assert (
             'topolet_exclusive_cpus_offline{namespace="ns",pod="a"} 1.0' in metrics.render()
         ) == bool(offline)
@@ -83,9 +83,9 @@ def test_owner_without_online_cpus_is_logged_with_the_consequence(
     recorder.export(decision)
     recorder.decided(pods, decision, decision.owners, {})
     assert 'topolet_exclusive_cpus_offline{namespace="ns",pod="a"} 2.0' in metrics.render()
-    logged = "\n".join(each.getMessage() for each in caplog.records)
-    assert "pod ns/a: CPUs 1-2 of its own are offline" in logged
-    assert "pod ns/a keeps the pool" in logged
+    errors_and_metric = "\n".join(each.getMessage() for each in caplog.records)
+    assert "pod ns/a: CPUs 1-2 of its own are offline" in errors_and_metric
+    assert "pod ns/a keeps the pool" in errors_and_metric
 
 
 def test_faults_of_the_node_are_events_again_while_they_last() -> None:
@@ -110,10 +110,10 @@ def test_faults_of_the_node_are_events_again_while_they_last() -> None:
     ]
 
 
-def test_faults_of_labels_are_events_of_pods_that_the_api_has() -> None:
+def test_faults_of_labels_are_events_of_pods_that_the_api_server_reports() -> None:
     recorded = Recorded()
     known = {"a": ApiPod("a", "ns", "p", "n", Phase.RUNNING, {}, {}, "guaranteed", 1)}
-    labels = [("a", "label q: 'LSX'"), ("gone", "label q: 'x'")]
+    labels = [("a", "label q: 'LSX'"), ("deleted", "label q: 'x'")]
     PodEvents(recorded).record((), (), (), (), known, labels)
     assert recorded.events == [(Regarding("ns", "p", "a"), INVALID_LABEL, "label q: 'LSX'")]
 
@@ -122,15 +122,15 @@ def test_owner_class_without_cpus_is_logged_once(caplog: pytest.LogCaptureFixtur
     metrics = AgentMetrics()
     recorder = ChangeRecorder(metrics)
     found = (Unallocated("a", "ns/a", QoS.LSR),)
-    for moment, number in ((found, 1), (found, 1), ((), 0), (found, 1)):
-        recorder.unallocated(moment)
-        assert f"topolet_pods_without_allocated_cpus {number}.0" in metrics.render()
+    for unallocated, count in ((found, 1), (found, 1), ((), 0), (found, 1)):
+        recorder.unallocated(unallocated)
+        assert f"topolet_pods_without_allocated_cpus {count}.0" in metrics.render()
     text = "pod ns/a: no scheduler allocated CPUs to this LSR pod, so it shares the pool"
     assert caplog.messages == [text] * 2
 
 
 class Scene:
-    """Events of pods `a` to `d` on the API server, with a clock of their own."""
+    """Events of the pods `a` to `d` of the API server, with a simulated clock."""
 
     def __init__(self, phase: Phase = Phase.RUNNING) -> None:
         self.now = 1000.0
@@ -148,7 +148,7 @@ class Scene:
         self.record(regarding, reason, note)
 
     def owners(self, **cpus: str) -> list[tuple[str, str, str]]:
-        """The normal Events of a pass after which pods own these CPUs, by uid."""
+        """The normal Events of a pass after which the pods own these CPUs, by uid."""
         before = len(self.recorded)
         owners = [Owner(uid, f"ns/{uid}", QoS.LSE, each) for uid, each in cpus.items()]
         self._events.owners(owners, self.known)
@@ -178,14 +178,14 @@ def refusal(uid: str, claimed: str = "2-3", held: str = "") -> ClaimRefusal:
 
 def test_one_event_for_each_pod_and_reason() -> None:
     scene = Scene()
-    two = shortfall("a"), shortfall("a", "other")
-    got = scene.passes(
-        shortfalls=two,
+    shortfalls = shortfall("a"), shortfall("a", "other")
+    events = scene.passes(
+        shortfalls=shortfalls,
         refusals=(refusal("a"), refusal("b", held="4-5"), refusal("c", "")),
         unallocated=(Unallocated("d", "ns/d", QoS.LSE),),
     )
-    assert got == [
-        ("a", CLAIM_NOT_HONORED, f"{two[0].text}; {two[1].text}"),
+    assert events == [
+        ("a", CLAIM_NOT_HONORED, f"{shortfalls[0].text}; {shortfalls[1].text}"),
         (
             "b",
             CLAIM_NOT_HONORED,
@@ -199,7 +199,7 @@ def test_one_event_for_each_pod_and_reason() -> None:
             "spec.schedulerName: default-scheduler",
         ),
     ]
-    assert scene.passes(shortfalls=two) == []
+    assert scene.passes(shortfalls=shortfalls) == []
 
 
 def test_an_event_is_repeated_while_its_cause_lasts() -> None:
@@ -212,7 +212,7 @@ def test_an_event_is_repeated_while_its_cause_lasts() -> None:
 
 
 def test_a_claim_of_a_pod_without_containers_gets_an_event_if_its_refusal_lasts() -> None:
-    """The pod that had its CPUs may still be ending."""
+    """The previous owner of the CPUs may still be terminating."""
     scene = Scene()
     for _ in range(3):
         assert scene.passes(refusals=(refusal("a"),), created="") == []
@@ -230,15 +230,15 @@ def test_a_pod_that_ended_or_is_unknown_gets_no_event() -> None:
     assert scene.passes(shortfalls=(shortfall("a"), shortfall("z"))) == []
 
 
-moments = st.tuples(
+passes = st.tuples(
     st.floats(0.1, 100),
     st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["", "2", "3"])), max_size=3),
     st.booleans(),
 )
 
 
-@given(st.lists(moments, max_size=40))
-def test_events_of_a_pod_and_reason_are_never_close_together(
+@given(st.lists(passes, max_size=40))
+def test_events_of_one_pod_and_reason_keep_the_minimum_interval(
     history: list[tuple[float, list[tuple[str, str]], bool]],
 ) -> None:
     scene = Scene()
@@ -283,14 +283,14 @@ def test_a_short_change_of_cpus_makes_no_event() -> None:
 
 def test_the_end_of_an_owner_makes_no_event() -> None:
     scene = Scene(Phase.SUCCEEDED)
-    scene.owners(a="0-1", gone="2-3")
+    scene.owners(a="0-1", ended="2-3")
     scene.now += LASTING_SECONDS
     assert scene.owners() == []
     scene.now += LASTING_SECONDS
     assert scene.owners() == []
 
 
-def test_an_owner_that_the_api_has_late_gets_its_event_then() -> None:
+def test_an_owner_gets_its_event_once_the_api_server_reports_its_pod() -> None:
     scene = Scene()
     scene.owners()
     known, scene.known = scene.known, {}

@@ -35,14 +35,14 @@ def claim(cpus: str) -> dict[str, str]:
 
 def api_pod(uid: str, qos: str = "", cpus: str = "", **metadata: Any) -> ApiPod:
     phase = metadata.pop("phase", "Pending")
-    notes = metadata.pop("annotations", {})
+    annotations = metadata.pop("annotations", {})
     body = {
         "metadata": {
             "name": uid,
             "namespace": "ns",
             "uid": uid,
             "labels": {QOS_LABEL: qos} if qos else {},
-            "annotations": {**notes, **(claim(cpus) if cpus else {})},
+            "annotations": {**annotations, **(claim(cpus) if cpus else {})},
             **metadata,
         },
         "spec": {"nodeName": "n"},
@@ -51,74 +51,72 @@ def api_pod(uid: str, qos: str = "", cpus: str = "", **metadata: Any) -> ApiPod:
     return apiobjects.from_object(body)
 
 
-class Source:
-    """A cluster that is not read."""
+class UnreadCluster:
+    """A cluster of which nothing was read yet."""
 
     def now(self) -> ClusterState:
         return ClusterState()
 
 
 def cache(path: str | Path) -> ClusterCache:
-    return ClusterCache(Source(), str(path))
+    return ClusterCache(UnreadCluster(), str(path))
 
 
 def assigned(*pods: ApiPod, node: ApiNode | None = None) -> ClusterState:
     return ClusterState(node, {each.uid: each for each in pods}, True)
 
 
-ENDS = "2026-01-01T00:00:00Z"
+DELETED_AT = "2026-01-01T00:00:00Z"
 
 
 @pytest.mark.parametrize(
-    ("given", "claims"),
+    ("api", "claims"),
     [
         (api_pod("a", "LSE", "1"), True),
         (api_pod("a", "LSE", "1", phase="Running"), True),
         (api_pod("a", "LSE", "1", phase="Succeeded"), False),
         (api_pod("a", "LSE", "1", phase="Failed"), False),
-        (api_pod("a", "LSE", "1", deletionTimestamp=ENDS), False),
+        (api_pod("a", "LSE", "1", deletionTimestamp=DELETED_AT), False),
     ],
 )
-def test_a_pod_of_the_cluster_claims_before_the_runtime_has_it(
-    tmp_path: Path, given: ApiPod, claims: bool
+def test_a_pod_of_the_api_server_claims_its_cpus_before_the_runtime_lists_it(
+    tmp_path: Path, api: ApiPod, claims: bool
 ) -> None:
     world = World(tmp_path)
     ls = world.container(world.sandbox("ls", "LS"))
-    world.cluster_objects.pods = {given.uid: given}
+    world.cluster_objects.pods = {api.uid: api}
     world.agent().reconcile()
     assert world.cpus(f"kubepods/burstable/podls/{ls.id}") == ("0,2-3" if claims else "0-3")
     assert ("a" in world.snapshot().pods) is claims
 
 
 @pytest.mark.parametrize(
-    "given",
+    "api",
     [
         api_pod("a", "LSE", "1", phase="Succeeded"),
-        api_pod("a", "LSE", "1", deletionTimestamp=ENDS),
+        api_pod("a", "LSE", "1", deletionTimestamp=DELETED_AT),
         api_pod("b", "LS"),
     ],
 )
-def test_a_running_pod_keeps_its_cpus_whatever_the_cluster_reports(
-    tmp_path: Path, given: ApiPod
+def test_a_running_pod_keeps_its_cpus_whatever_the_api_server_reports(
+    tmp_path: Path, api: ApiPod
 ) -> None:
     world = World(tmp_path)
     world.container(world.sandbox("a", "LSE", "1"))
-    world.cluster_objects.pods = {given.uid: given}
+    world.cluster_objects.pods = {api.uid: api}
     world.agent().reconcile()
     assert [each.cpuset for each in world.snapshot().owners] == ["1"]
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_claim_of_the_cluster_outlives_the_end_of_its_pod_there(
-    tmp_path: Path, restart: bool
-) -> None:
-    """The runtime may still have containers of a pod whose phase a controller has set."""
+def test_a_claim_stays_when_its_pod_ends_in_the_api(tmp_path: Path, restart: bool) -> None:
+    """A controller may set the phase of a pod while the runtime still has its containers."""
     world = World(tmp_path)
-    own = world.container(world.sandbox("a", "LS"))
+    container = world.container(world.sandbox("a", "LS"))
     world.cluster_objects.pods = {"a": api_pod("a", "LSE", "2")}
     agent = world.agent()
     agent.reconcile()
-    group = f"kubepods/burstable/poda/{own.id}"
+    group = f"kubepods/burstable/poda/{container.id}"
     assert world.cpus(group) == "2"
     agent = world.agent() if restart else agent
     world.cluster_objects.pods = {"a": api_pod("a", phase="Failed")}
@@ -126,19 +124,21 @@ def test_a_claim_of_the_cluster_outlives_the_end_of_its_pod_there(
     assert world.cpus(group) == "2"
 
 
-def test_another_claim_in_the_cluster_counts_and_outlives_restart_and_deletion(
+def test_a_claim_of_the_api_server_replaces_the_runtimes_and_stays_after_restart_and_deletion(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path)
-    own = world.container(world.sandbox("a", "LSE", "1"))
+    container = world.container(world.sandbox("a", "LSE", "1"))
     world.agent().reconcile()
     world.cluster_objects.pods = {"a": api_pod("a", "LSE", "2")}
     world.agent().reconcile()
-    group = f"kubepods/burstable/poda/{own.id}"
+    group = f"kubepods/burstable/poda/{container.id}"
     assert world.cpus(group) == "2"
     world.cluster_objects.pods = {}
     world.agent().reconcile()
-    assert world.cpus(group) == "2", "a server that is away, or an object that was removed by force"
+    assert world.cpus(group) == "2", (
+        "the server is not reachable, or the object was deleted by force"
+    )
 
 
 def test_two_pods_with_one_name_are_separate(tmp_path: Path) -> None:
@@ -153,11 +153,11 @@ def test_two_pods_with_one_name_are_separate(tmp_path: Path) -> None:
 def test_node_annotations_are_kept_while_no_server_answers(tmp_path: Path) -> None:
     path = str(tmp_path / "cluster.json")
     node = ApiNode("u", {"other": "x"}, {SYSTEM_QOS: "{}", "other": "y"})
-    memory = cache(path)
-    memory.update(assigned(node=node), [])
-    again = cache(path)
-    assert again.known == CachedState(ApiNode("u", {}, {SYSTEM_QOS: "{}"}))
-    assert again.update(ClusterState(), []) == again.known
+    first = cache(path)
+    first.update(assigned(node=node), [])
+    second = cache(path)
+    assert second.known == CachedState(ApiNode("u", {}, {SYSTEM_QOS: "{}"}))
+    assert second.update(ClusterState(), []) == second.known
 
 
 def test_published_devices_are_kept(tmp_path: Path) -> None:
@@ -170,22 +170,22 @@ def test_published_devices_are_kept(tmp_path: Path) -> None:
     adapter = OtherFiles("rdma", "0000:17:00.0", 5, nodes, {"0000:17:00.1": nodes})
     files = DeviceFiles((card,), (adapter,), {"rdma": nodes})
     cache(path).store_devices(published, files)
-    again = cache(path)
-    assert (again.known.devices, again.known.files) == (published, files)
-    updated = again.update(ClusterState(), ["a"])
+    second = cache(path)
+    assert (second.known.devices, second.known.files) == (published, files)
+    updated = second.update(ClusterState(), ["a"])
     assert (updated.devices, updated.files) == (published, files)
 
 
-@pytest.mark.parametrize("torn", [b"", b"{", b"[]", b'{"pods": 3}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pods": 3}', b"\xff"])
 def test_a_corrupt_cache_is_empty(
-    tmp_path: Path, torn: bytes, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "cluster.json"
-    path.write_bytes(torn)
-    memory = cache(path)
-    assert memory.known == CachedState()
+    path.write_bytes(content)
+    first = cache(path)
+    assert first.known == CachedState()
     assert "is lost" in caplog.text
-    memory.update(assigned(api_pod("a", "LS")), ["a"])
+    first.update(assigned(api_pod("a", "LS")), ["a"])
     assert cache(path).known.pods == {"a": PodMetadata({QOS_LABEL: "LS"})}
 
 
@@ -211,8 +211,8 @@ def test_stored_metadata_of_a_pod_is_bounded(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory = cache(tmp_path / "nowhere" / "cluster.json")
-    assert memory.update(assigned(api_pod("a", "LS")), ["a"]).pods
+    first = cache(tmp_path / "nowhere" / "cluster.json")
+    assert first.update(assigned(api_pod("a", "LS")), ["a"]).pods
     assert "is not stored" in caplog.text
 
 
@@ -229,33 +229,33 @@ def test_annotations_are_the_newest_of_listed_pods(
     listed_pods = [api_pod(uid, annotations={RESOURCE_STATUS: "new"}) for uid in now]
     found = merged(last, assigned(*listed_pods), listed).pods
     assert found.keys() == listed & (before | now)
-    for uid, words in found.items():
-        assert words.annotations[RESOURCE_STATUS] == ("new" if uid in now else "old")
+    for uid, metadata in found.items():
+        assert metadata.annotations[RESOURCE_STATUS] == ("new" if uid in now else "old")
 
 
 def test_the_kubelets_configuration_survives_a_restart(tmp_path: Path) -> None:
     path = str(tmp_path / "cluster.json")
-    memory = cache(path)
-    assert memory.known.configuration is None
-    memory.store_kubelet(None)
+    first = cache(path)
+    assert first.known.configuration is None
+    first.store_kubelet(None)
     static = KubeletConfiguration("kubelet 7", "static", reserved_cpus=CpuSet.parse("0-1"))
-    memory.store_kubelet(static)
-    memory.update(ClusterState(), ())
-    again = cache(path).known.configuration
-    assert again is not None
-    assert (again.static, str(again.reserved_cpus)) == (True, "0-1")
+    first.store_kubelet(static)
+    first.update(ClusterState(), ())
+    second = cache(path).known.configuration
+    assert second is not None
+    assert (second.static, str(second.reserved_cpus)) == (True, "0-1")
     Path(path).write_text('{"kubelet":{"cpuManagerPolicy":[]}}')
     assert cache(path).known.configuration is None
 
 
 def test_a_cache_that_could_not_be_written_is_written_as_soon_as_it_can(tmp_path: Path) -> None:
-    """Without another change of the pods: a disk that was full for a while left a problem."""
+    """Also if the pods do not change: the error of a full disk stayed after there was room."""
     path, sources = tmp_path / "later" / "cluster.json", Sources()
-    memory = ClusterCache(Source(), str(path), sources)
+    first = ClusterCache(UnreadCluster(), str(path), sources)
     state = assigned(api_pod("a", "LS"))
-    memory.update(state, ["a"])
+    first.update(state, ["a"])
     assert sources.problems
     path.parent.mkdir()
-    memory.update(state, ["a"])
+    first.update(state, ["a"])
     assert not sources.problems
     assert path.exists()

@@ -1,4 +1,4 @@
-"""From the node's pods to the devices in the snapshot."""
+"""Devices in the snapshot, as decided from the node's pods."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ FIRST = '{"gpu": [{"minor": 0}]}'
 BOTH = '{"gpu": [{"minor": 0}, {"minor": 1}]}'
 
 
-def given(uid: str, text: str, created_at: int = 0, *, runs: bool = False) -> Pod:
+def allocated(uid: str, text: str, created_at: int = 0, *, is_running: bool = False) -> Pod:
     return msgspec.structs.replace(
-        pod(uid, "LS", containers=(running(f"c-{uid}"),) if runs else ()),
+        pod(uid, "LS", containers=(running(f"c-{uid}"),) if is_running else ()),
         annotations={DEVICE_ALLOCATED: text},
         created_at=created_at,
     )
@@ -56,78 +56,83 @@ def holding(uid: str, device: str, form: Form = Form.WHOLE, part: str = "") -> D
 
 
 def test_requests_divide_a_pods_cards() -> None:
-    it = visibility([given("p", BOTH)], [api_pod("p", a=1, b=1, c=0)], FILES).pods["p"]
-    seen = {name: [each.uuid for each in of.gpus or ()] for name, of in it.containers.items()}
+    decided = visibility([allocated("p", BOTH)], [api_pod("p", a=1, b=1, c=0)], FILES).pods["p"]
+    seen = {name: [each.uuid for each in of.gpus or ()] for name, of in decided.containers.items()}
     assert seen == {"a": ["GPU-0"], "b": ["GPU-1"]}
-    assert it.each.gpus == ()
+    assert decided.each.gpus == ()
 
 
-def test_a_tenants_mirror_pod_changes_no_devices_of_the_pod_whose_uid_it_names() -> None:
-    """By its requests another container got the cards, or none could be divided."""
-    fake = msgspec.structs.replace(
+def test_a_mirror_pod_of_a_user_changes_no_devices_of_the_pod_whose_uid_it_names() -> None:
+    """The requests of the mirror pod were used instead: another container got the cards, or none
+    got any."""
+    mirror = msgspec.structs.replace(
         api_pod("p", c=2),
-        uid="fake",
-        name="fake",
+        uid="mirror",
+        name="mirror",
         annotations={CONFIG_MIRROR: "p", CONFIG_HASH: "p"},
         controlling_node="n-uid",
     )
-    victim = api_pod("p", a=1, b=1, c=0)
-    expected = visibility([given("p", BOTH)], [victim], FILES)
-    for asked in ([victim, fake], [fake, victim]):
-        assert visibility([given("p", BOTH)], asked, FILES) == expected
+    target = api_pod("p", a=1, b=1, c=0)
+    expected = visibility([allocated("p", BOTH)], [target], FILES)
+    for api_pods in ([target, mirror], [mirror, target]):
+        assert visibility([allocated("p", BOTH)], api_pods, FILES) == expected
 
 
 def test_without_requests_all_containers_see_all_cards() -> None:
-    it = visibility([given("p", BOTH)], [api_pod("other", a=1)], FILES).pods["p"]
-    assert [each.uuid for each in it.each.gpus or ()] == ["GPU-0", "GPU-1"]
+    decided = visibility([allocated("p", BOTH)], [api_pod("other", a=1)], FILES).pods["p"]
+    assert [each.uuid for each in decided.each.gpus or ()] == ["GPU-0", "GPU-1"]
 
 
 def test_a_running_pod_keeps_its_card_despite_an_older_claim() -> None:
-    pods = [given("older", FIRST, 1), given("runs", FIRST, 2, runs=True), given("late", FIRST, 3)]
-    it = visibility(pods, [], FILES)
-    assert {uid: each.each.refused for uid, each in it.pods.items()} == {
-        "runs": "",
-        "older": "GPU-0 belongs to pod ns/runs",
-        "late": "GPU-0 belongs to pod ns/runs",
+    pods = [
+        allocated("older", FIRST, 1),
+        allocated("running", FIRST, 2, is_running=True),
+        allocated("late", FIRST, 3),
+    ]
+    decided = visibility(pods, [], FILES)
+    assert {uid: each.each.refused for uid, each in decided.pods.items()} == {
+        "running": "",
+        "older": "GPU-0 belongs to pod ns/running",
+        "late": "GPU-0 belongs to pod ns/running",
     }
-    assert [each.holders for each in it.node.held] == [("runs",), ()]
+    assert [each.holders for each in decided.node.held] == [("running",), ()]
 
 
 def test_a_holder_keeps_its_card_despite_a_new_claim_of_an_older_pod() -> None:
-    pods = [given("older", FIRST, 1, runs=True), given("had", FIRST, 2)]
-    it = visibility(pods, [], FILES, before={"GPU-0": frozenset({"had"})})
-    assert {uid: each.each.refused for uid, each in it.pods.items()} == {
-        "had": "",
-        "older": "GPU-0 belongs to pod ns/had",
+    pods = [allocated("older", FIRST, 1, is_running=True), allocated("holder", FIRST, 2)]
+    decided = visibility(pods, [], FILES, before={"GPU-0": frozenset({"holder"})})
+    assert {uid: each.each.refused for uid, each in decided.pods.items()} == {
+        "holder": "",
+        "older": "GPU-0 belongs to pod ns/holder",
     }
 
 
 def test_a_card_that_a_plugin_assigned_is_not_assigned_again() -> None:
-    pods = [given("p", FIRST), pod("plugins", "LS")]
-    it = visibility(pods, [], FILES, [holding("plugins", "GPU-0")])
-    assert it.pods["p"].each.refused == "GPU-0 belongs to pod ns/plugins"
-    for harmless in (holding("p", "GPU-0"), holding("plugins", "GPU-0", Form.OPEN)):
-        assert not visibility(pods, [], FILES, [harmless]).pods["p"].each.refused
+    pods = [allocated("p", FIRST), pod("plugins", "LS")]
+    decided = visibility(pods, [], FILES, [holding("plugins", "GPU-0")])
+    assert decided.pods["p"].each.refused == "GPU-0 belongs to pod ns/plugins"
+    for no_conflict in (holding("p", "GPU-0"), holding("plugins", "GPU-0", Form.OPEN)):
+        assert not visibility(pods, [], FILES, [no_conflict]).pods["p"].each.refused
 
 
 def test_a_plugin_takes_no_card_from_a_running_holder() -> None:
-    """Hooks must continue to refuse it to the pod to which the plugin assigned it."""
-    pods = [given("p", FIRST, runs=True), pod("plugins", "LS")]
+    """Hooks continue to refuse the card to the pod to which the plugin assigned it."""
+    pods = [allocated("p", FIRST, is_running=True), pod("plugins", "LS")]
     found = [holding("plugins", "GPU-0")]
-    it = visibility(pods, [], FILES, found, before={"GPU-0": frozenset({"p"})})
-    assert it.node.held[0].holders == ("p",)
-    made = [given("p", FIRST), pod("plugins", "LS", containers=(running("c"),))]
-    it = visibility(made, [], FILES, found, before={"GPU-0": frozenset({"p"})})
-    assert it.pods["p"].each.refused == "GPU-0 belongs to pod ns/plugins"
+    decided = visibility(pods, [], FILES, found, before={"GPU-0": frozenset({"p"})})
+    assert decided.node.held[0].holders == ("p",)
+    created = [allocated("p", FIRST), pod("plugins", "LS", containers=(running("c"),))]
+    decided = visibility(created, [], FILES, found, before={"GPU-0": frozenset({"p"})})
+    assert decided.pods["p"].each.refused == "GPU-0 belongs to pod ns/plugins"
 
 
 def test_an_instance_with_a_replica_from_a_plugin_is_not_assigned_again() -> None:
     instances = tuple(VisibleGpu(f"MIG-{each}", f"0:{number}") for number, each in enumerate("ab"))
     files = DeviceFiles((CardFiles(VisibleGpu("GPU-0", "0"), 0, True, instances),))
-    pods = [given(each, f'{{"gpu": [{{"minor": 0, "id": "MIG-{each}"}}]}}') for each in "ab"]
+    pods = [allocated(each, f'{{"gpu": [{{"minor": 0, "id": "MIG-{each}"}}]}}') for each in "ab"]
     shared = holding("plugins", "GPU-0", Form.INSTANCE, "MIG-a::1")
-    it = visibility([*pods, pod("plugins", "LS")], [], files, [shared])
-    assert {uid: each.each.refused for uid, each in it.pods.items()} == {
+    decided = visibility([*pods, pod("plugins", "LS")], [], files, [shared])
+    assert {uid: each.each.refused for uid, each in decided.pods.items()} == {
         "a": "MIG-a belongs to pod ns/plugins",
         "b": "",
     }
@@ -141,8 +146,8 @@ def test_gpus_are_hidden_if_there_are_any() -> None:
 
 def test_before_the_first_decision_only_pods_with_devices_wait() -> None:
     snapshot = Snapshot(1, 0, "b", False, (), (), (), {}, {}, devices=UNDECIDED.node)
-    comes = PodAnnounced("p", "ns", "p", {}, {DEVICE_ALLOCATED: FIRST}, "")
-    assert isinstance(admission.decided_devices(CreateContainer(comes, "main"), snapshot), Wait)
+    announced = PodAnnounced("p", "ns", "p", {}, {DEVICE_ALLOCATED: FIRST}, "")
+    assert isinstance(admission.decided_devices(CreateContainer(announced, "main"), snapshot), Wait)
     other = PodAnnounced("q", "ns", "q", {}, {}, "")
     assert admission.decided_devices(CreateContainer(other, "main"), snapshot) is None
 
@@ -174,9 +179,9 @@ print(oct(os.stat(isolation.lock_folder).st_mode & 0o7777), isolation.problem)
 def test_no_pod_fills_the_state_folder_by_its_lock_folder(
     tmp_path: Path, mounted: str, mode: str, problem: str
 ) -> None:
-    words = ["unshare", "-rm", "sh", "-ec", _IN_A_MOUNT_NAMESPACE, "sh"]
+    command = ["unshare", "-rm", "sh", "-ec", _IN_A_MOUNT_NAMESPACE, "sh"]
     done = subprocess.run(
-        [*words, sys.executable, str(tmp_path), mounted],
+        [*command, sys.executable, str(tmp_path), mounted],
         capture_output=True,
         text=True,
         check=True,
@@ -188,8 +193,8 @@ def test_no_pod_fills_the_state_folder_by_its_lock_folder(
 
 
 def test_a_node_without_the_library_has_no_lock_folder(tmp_path: Path) -> None:
-    by = policy(AgentSettings(state_dir=str(tmp_path)))
-    assert prepare(by) == by
+    settings_policy = policy(AgentSettings(state_dir=str(tmp_path)))
+    assert prepare(settings_policy) == settings_policy
     assert not (tmp_path / "vgpulock").exists()
 
 
@@ -199,7 +204,7 @@ def test_settings_of_device_visibility() -> None:
     settings = AgentSettings(
         unasked_gpus="deny", gpu_cdi_kind="nvidia.com/gpu", hami_core_library="/opt/vgpu.so"
     )
-    by = policy(settings)
-    assert by.isolation == Isolation("/opt/vgpu.so", "/run/topolet/vgpulock")
-    node = visibility([], [], FILES, by=by).node
+    settings_policy = policy(settings)
+    assert settings_policy.isolation == Isolation("/opt/vgpu.so", "/run/topolet/vgpulock")
+    node = visibility([], [], FILES, by=settings_policy).node
     assert (node.unasked, node.cdi_kind) == ("deny", "nvidia.com/gpu")

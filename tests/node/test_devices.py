@@ -1,4 +1,5 @@
-"""The agent's view of devices: a sysfs of the test, and a real child with a fake driver."""
+"""The agent's view of devices, on a generated sysfs, with a real child process and a fake
+driver."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ HEALTHY = "Healthy"
 
 
 def no_child() -> GpuWatcher:
-    pytest.fail("a child")
+    pytest.fail("the GPU child process was started")
 
 
 def view_of(
@@ -62,21 +63,21 @@ def view_of(
 
 
 class Node:
-    """One machine with its view."""
+    """A machine and the agent's view of its devices."""
 
     def __init__(self, folder: Path, driver: Machine) -> None:
         self.root = folder / "root"
         (self.root / "sys").mkdir(parents=True)
         self.driver = FakeDriver(folder, driver)
         self.woken = threading.Event()
-        self.view = self.another()
+        self.view = self.new_view()
         self.published = Published()
-        self.words = ApiNode()
+        self.api_node = ApiNode()
         self.pods: tuple[Pod, ...] = ()
         self.seen = DeviceState()
 
-    def another(self, *, withhold: bool = False, files: DeviceFiles = NO_FILES) -> DeviceView:
-        """The view of an agent that restarts."""
+    def new_view(self, *, withhold: bool = False, files: DeviceFiles = NO_FILES) -> DeviceView:
+        """The view of a restarted agent."""
         timing = GpuTiming(
             period_seconds=0.05,
             answer_seconds=DEADLINE_SECONDS,
@@ -95,7 +96,7 @@ class Node:
         buses.plug(self.root, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
 
     def observe(self) -> DeviceReport:
-        seen = self.view.observe(TOPOLOGY, self.published, self.words, self.pods)
+        seen = self.view.observe(TOPOLOGY, self.published, self.api_node, self.pods)
         assert seen is not None
         self.seen = seen
         return seen.report
@@ -145,7 +146,7 @@ def test_cards_are_devices_with_their_topology(mixed: Node) -> None:
     assert report.gpus.driver_version == "550.163.01"
 
 
-def test_a_card_that_pci_lists_and_the_driver_does_not_is_reported(
+def test_a_card_that_only_pci_lists_is_reported(
     mixed: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     mixed.card("00000000:AF:00.0")
@@ -177,16 +178,16 @@ def test_published_devices_are_kept_until_the_driver_answers(mixed: Node) -> Non
     first = mixed.until(lambda it: it.devices)
     mixed.view.close()
     mixed.driver.tell(gpumachines.mixed().but(init=9))
-    mixed.view = mixed.another()
+    mixed.view = mixed.new_view()
     labels = node_status.gpu_labels(first.gpus, first.devices)
     body = device_object.encode("n", first.devices, labels, first.annotations)
     mixed.published, _ = published(body)
     before = mixed.observe()
     assert before.devices == first.devices
     assert node_status.gpu_labels(before.gpus, before.devices) == labels != {}
-    ill = mixed.until(lambda it: not any(health(it)))
-    assert len(ill.devices) == len(first.devices)
-    (condition,) = (each for each in ill.devices[0].conditions if each.type == HEALTHY)
+    unhealthy = mixed.until(lambda it: not any(health(it)))
+    assert len(unhealthy.devices) == len(first.devices)
+    (condition,) = (each for each in unhealthy.devices[0].conditions if each.type == HEALTHY)
     assert condition.reason == "DriverNotLoaded"
     mixed.driver.tell(gpumachines.mixed())
     mixed.until(lambda it: all(health(it)))
@@ -204,9 +205,9 @@ def test_cards_removed_while_no_agent_ran_are_dropped(mixed: Node, tmp_path: Pat
 def test_a_card_is_cordoned_by_the_nodes_annotation(mixed: Node) -> None:
     first = mixed.until(lambda it: it.devices)
     uuid = first.devices[0].uuid
-    mixed.words = ApiNode(annotations={"topolet.io/cordoned-gpus": uuid})
+    mixed.api_node = ApiNode(annotations={"topolet.io/cordoned-gpus": uuid})
     assert health(mixed.observe()) == [False, *[True] * (len(first.devices) - 1)]
-    mixed.words = ApiNode()
+    mixed.api_node = ApiNode()
     assert all(health(mixed.observe()))
 
 
@@ -214,7 +215,7 @@ def test_a_cordon_of_an_unknown_card_is_reported(
     mixed: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = mixed.until(lambda it: it.devices)
-    mixed.words = ApiNode(annotations={"topolet.io/cordoned-gpus": "GPU-typo, 1"})
+    mixed.api_node = ApiNode(annotations={"topolet.io/cordoned-gpus": "GPU-typo, 1"})
     mixed.observe()
     for name in ("gpu-typo", "1"):
         text = f"devices: Node: annotation topolet.io/cordoned-gpus: unknown GPU {name!r}"
@@ -227,11 +228,11 @@ def test_the_driver_is_released_and_opened_by_the_nodes_annotation(
 ) -> None:
     key = "topolet.io/gpu-driver"
     first = mixed.until(lambda it: it.devices)
-    mixed.words = ApiNode(annotations={key: "gone"})
+    mixed.api_node = ApiNode(annotations={key: "gone"})
     mixed.until(lambda it: all(health(it)))
     assert f"devices: Node: annotation {key}: 'gone' is not 'released'" in caplog.text
     assert mixed.driver.child()
-    mixed.words = ApiNode(annotations={key: "released"})
+    mixed.api_node = ApiNode(annotations={key: "released"})
     report = mixed.until(lambda it: not any(health(it)))
     assert mixed.driver.child() is None
     for device in report.devices:
@@ -240,14 +241,14 @@ def test_the_driver_is_released_and_opened_by_the_nodes_annotation(
             HEALTHY: "device is healthy",
             "Cordoned": f"annotation {key}: the driver is released",
         }
-    restarted = mixed.another()
-    seen = restarted.observe(TOPOLOGY, Published(report.devices), mixed.words, ())
+    restarted = mixed.new_view()
+    seen = restarted.observe(TOPOLOGY, Published(report.devices), mixed.api_node, ())
     assert seen is not None
     assert health(seen.report) == health(report)
     restarted.close()
     mixed.driver.tell(gpumachines.mixed().but(driver="570.86.15"))
     assert mixed.driver.child() is None
-    mixed.words = ApiNode()
+    mixed.api_node = ApiNode()
     mixed.until(lambda it: all(health(it)) and it.gpus.driver_version == "570.86.15")
     assert [each.uuid for each in mixed.observe().devices] == [each.uuid for each in first.devices]
 
@@ -284,7 +285,7 @@ def test_published_links_are_kept_until_the_driver_answers(dgx1: Node) -> None:
     first = dgx1.until(lambda it: len(it.devices) == 8)
     dgx1.view.close()
     dgx1.driver.tell(gpumachines.dgx1().but(init=9))
-    dgx1.view = dgx1.another()
+    dgx1.view = dgx1.new_view()
     body = device_object.encode("n", first.devices, {}, first.annotations)
     dgx1.published, problems = published(body)
     assert problems == ()
@@ -293,13 +294,13 @@ def test_published_links_are_kept_until_the_driver_answers(dgx1: Node) -> None:
         assert again.annotations[key] == first.annotations[key]
 
 
-def test_holdings_are_counted_and_invalid_annotations_are_reported_once(
+def test_allocations_are_counted_and_invalid_annotations_are_reported_once(
     mixed: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     mixed.until(lambda it: it.devices)
-    given = {"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "50"}}]}
+    allocation = {"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "50"}}]}
     holder = msgspec.structs.replace(
-        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(given).decode()}
+        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(allocation).decode()}
     )
     torn = msgspec.structs.replace(pod("b"), annotations={DEVICE_ALLOCATED: "{"})
     mixed.pods = (holder, torn)
@@ -313,35 +314,37 @@ def test_a_card_that_the_kubelet_assigned_is_in_use_and_published(mixed: Node) -
     first = mixed.until(lambda it: it.devices)
     uuid = first.devices[0].uuid
     grant = ReportedDevices("a", "main", "nvidia.com/gpu", (uuid,), HoldingSource.CHECKPOINT)
-    seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), [grant])
+    seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (pod("a"),), [grant])
     assert seen is not None
     assert seen.report.held == {("gpu", 0): first.devices[0].resources}
     (reported,) = msgspec.json.decode(seen.report.annotations[DEVICES_CHECKPOINTS])
     assert (reported["podUID"], reported["deviceIDs"]) == ("a", [uuid])
     assert [each.uid for each in seen.existing] == ["a"]
-    gone = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (), [grant])
-    assert gone is not None
-    assert (gone.report.held, gone.existing) == ({}, ())
+    deleted = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (), [grant])
+    assert deleted is not None
+    assert (deleted.report.held, deleted.existing) == ({}, ())
 
 
-def test_held_cards_can_be_withheld_from_the_device_object(mixed: Node, tmp_path: Path) -> None:
+def test_allocated_cards_can_be_withheld_from_the_device_object(
+    mixed: Node, tmp_path: Path
+) -> None:
     mixed.view.close()
-    mixed.view = mixed.another(withhold=True)
+    mixed.view = mixed.new_view(withhold=True)
     first = mixed.until(lambda it: it.devices)
     grant = ReportedDevices(
         "a", "main", "nvidia.com/gpu", (first.devices[1].uuid,), HoldingSource.CHECKPOINT
     )
 
     def objects(*grants: ReportedDevices) -> tuple[list[int], int, int]:
-        """What Device object, Node and NodeResourceTopology have of gpu-core."""
-        seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), grants)
+        """The gpu-core of the Device object, the Node and the NodeResourceTopology."""
+        seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (pod("a"),), grants)
         assert seen is not None
-        facts = ReportValues(
+        values = ReportValues(
             "n", TOPOLOGY, (), (), (), (), Reserved(), NodeConfiguration(), seen.report
         )
         store = EmbeddedStore(str(tmp_path / "objects"))
         store.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}})
-        report = build(facts)
+        report = build(values)
         deliver(store, report)
         (node, device) = (store.get(kind, "n") or {} for kind in ("Node", "Device"))
         name = "koordinator.sh/gpu-core"
@@ -360,16 +363,16 @@ def test_held_cards_can_be_withheld_from_the_device_object(mixed: Node, tmp_path
 
 def test_a_card_of_two_pods_is_reported(mixed: Node, caplog: pytest.LogCaptureFixture) -> None:
     first = mixed.until(lambda it: it.devices)
-    given = {"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "50"}}]}
+    allocation = {"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "50"}}]}
     holder = msgspec.structs.replace(
-        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(given).decode()}
+        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(allocation).decode()}
     )
     grants = [
         ReportedDevices(uid, "main", "", (first.devices[0].uuid,), HoldingSource.CONTAINER)
         for uid in ("a", "b")
     ]
     for _ in range(2):
-        mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (holder, pod("b")), grants)
+        mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (holder, pod("b")), grants)
     lines = [each.getMessage() for each in caplog.records if "belongs to" in each.getMessage()]
     uuid = first.devices[0].uuid
     assert lines == [
@@ -380,14 +383,14 @@ def test_a_card_of_two_pods_is_reported(mixed: Node, caplog: pytest.LogCaptureFi
 def test_a_pod_that_only_names_every_card_marks_none_as_used(
     mixed: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Any pod can write the variable."""
+    """Any pod can set the environment variable."""
     caplog.set_level("INFO")
     first = mixed.until(lambda it: it.devices)
     names = tuple(each.uuid for each in first.devices if each.type == "gpu")
     variable = ("NVIDIA_VISIBLE_DEVICES", ",".join(names))
     shown = of_carriers("a", "main", Carriers(environment=(variable,)))
     for _ in range(2):
-        seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), shown)
+        seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (pod("a"),), shown)
         assert seen is not None
         assert (seen.report.held, seen.existing) == ({}, ())
         assert DEVICES_CHECKPOINTS not in seen.report.annotations
@@ -399,22 +402,22 @@ def test_a_pod_that_only_names_every_card_marks_none_as_used(
     assert lines[0].endswith(f"({len(names)} in all)")
 
 
-def test_a_running_pod_holds_its_card_after_a_change_of_its_annotation(
+def test_a_running_pod_keeps_its_card_after_a_change_of_its_annotation(
     mixed: Node,
 ) -> None:
     first = mixed.until(lambda it: len(it.devices) > 1)
     one, other = first.devices[:2]
     amounts = {"koordinator.sh/gpu-core": "100"}
-    # The number is that of another card by now.
-    given = {"gpu": [{"minor": one.minor, "id": other.uuid, "resources": amounts}]}
+    # This minor now belongs to another card.
+    allocation = {"gpu": [{"minor": one.minor, "id": other.uuid, "resources": amounts}]}
     changed = msgspec.structs.replace(
-        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(given).decode()}
+        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(allocation).decode()}
     )
     grants = [
         ReportedDevices("a", "main", "nvidia.com/gpu", (one.uuid,), HoldingSource.CHECKPOINT),
         ReportedDevices("a", "side", "", (one.uuid,), HoldingSource.CONTAINER),
     ]
-    seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (changed,), grants)
+    seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (changed,), grants)
     assert seen is not None
     assert [(each.device, each.source) for each in seen.existing] == [
         (one.uuid, HoldingSource.CONTAINER)
@@ -426,7 +429,7 @@ def test_a_running_pod_holds_its_card_after_a_change_of_its_annotation(
 
 
 def test_devices_continue_from_the_published_object(tmp_path: Path) -> None:
-    """Network cards keep their minors from it, GPUs their conditions."""
+    """Network cards keep their minors, GPUs their conditions."""
     root = tmp_path / "root"
     (root / "sys").mkdir(parents=True)
     view = view_of(root)
@@ -444,19 +447,21 @@ def test_devices_continue_from_the_published_object(tmp_path: Path) -> None:
 def test_cards_are_not_queried_before_their_published_conditions_are_known(mixed: Node) -> None:
     first = mixed.until(lambda it: it.devices)
     uuid, time = first.devices[0].uuid, "2026-01-01T00:00:00Z"
-    struck = Condition("XID48", "True", "Reset", "XID 48: reset", time)
-    ill = msgspec.structs.replace(first.devices[0], conditions=(struck,), healthy=False)
+    reset_required = Condition("XID48", "True", "Reset", "XID 48: reset", time)
+    unhealthy = msgspec.structs.replace(
+        first.devices[0], conditions=(reset_required,), healthy=False
+    )
     mixed.view.close()
-    mixed.view = mixed.another()
+    mixed.view = mixed.new_view()
     assert mixed.view.observe(TOPOLOGY, None, ApiNode(), ()) is None
-    mixed.published = Published((ill,))
+    mixed.published = Published((unhealthy,))
     report = mixed.until(lambda it: len(it.devices) == len(first.devices))
     conditions = {each.uuid: [it.type for it in each.conditions] for each in report.devices}
     assert "XID48" in conditions[uuid]
 
 
 def test_setting_the_clock_does_not_count_as_a_boot(mixed: Node) -> None:
-    """The kernel computes its start from the current time."""
+    """The kernel computes the time of the boot from the current time."""
     stat = mixed.root / "proc" / "stat"
     stat.parent.mkdir()
     stat.write_text("cpu 1\nbtime 1000000000\n")
@@ -464,13 +469,13 @@ def test_setting_the_clock_does_not_count_as_a_boot(mixed: Node) -> None:
     mixed.driver.event(0, 79)
     mixed.until(lambda it: False in health(it))
     stat.write_text("cpu 1\nbtime 9000000000\n")
-    looks = {id(mixed.seen.readings): mixed.seen.readings}
+    readings = {id(mixed.seen.readings): mixed.seen.readings}
 
-    def looked(report: DeviceReport) -> bool:
-        looks[id(mixed.seen.readings)] = mixed.seen.readings
-        return len(looks) > 3
+    def read_again(report: DeviceReport) -> bool:
+        readings[id(mixed.seen.readings)] = mixed.seen.readings
+        return len(readings) > 3
 
-    assert False in health(mixed.until(looked))
+    assert False in health(mixed.until(read_again))
 
 
 @pytest.mark.parametrize("text", ["9" * 5_000, "", "soon"])
@@ -484,8 +489,8 @@ def test_an_invalid_time_of_boot_is_ignored(mixed: Node, text: str) -> None:
 def test_a_restarted_agent_has_device_files_that_are_not_visible_yet(
     mixed: Node, tmp_path: Path
 ) -> None:
-    """The driver must report numbers and instances of cards, and a network card is not visible
-    while its pod runs."""
+    """Minors and instances of cards are unknown until the driver reports them, and a network
+    card is not visible while its pod runs."""
     mixed.until(lambda it: it.devices)
     nic = buses.plug(mixed.root, "pci0000:17/0000:17:00.0")
     files = {
@@ -499,19 +504,19 @@ def test_a_restarted_agent_has_device_files_that_are_not_visible_yet(
     mixed.published = mixed.view.state
     mixed.view.close()
     (nic / "infiniband").rename(tmp_path / "elsewhere")
-    mixed.view = mixed.another(files=before)
-    mixed.words = ApiNode(annotations={GPU_DRIVER: RELEASED})
+    mixed.view = mixed.new_view(files=before)
+    mixed.api_node = ApiNode(annotations={GPU_DRIVER: RELEASED})
     mixed.observe()
     assert mixed.seen.files == before
     assert mixed.view.files == before
-    mixed.words = ApiNode()
+    mixed.api_node = ApiNode()
     mixed.until(lambda it: it.gpus.driver_version and mixed.seen.readings)
     assert mixed.seen.files == before
 
 
 @pytest.mark.parametrize("held", [True, False])
 def test_a_network_card_in_its_pods_namespace_stays_healthy(tmp_path: Path, held: bool) -> None:
-    """It went into the pod's network namespace."""
+    """Its interface is moved to the pod's network namespace."""
     root = tmp_path / "root"
     (root / "sys").mkdir(parents=True)
     nic = buses.plug(root, "pci0000:17/0000:17:00.0")
@@ -520,30 +525,30 @@ def test_a_network_card_in_its_pods_namespace_stays_healthy(tmp_path: Path, held
     names = ("0000:17:00.0",) if held else ()
     grants = [ReportedDevices("a", "main", "example.com/nic", names, HoldingSource.CHECKPOINT)]
 
-    def well() -> list[bool]:
+    def health_of_nic() -> list[bool]:
         seen = view.observe(TOPOLOGY, Published(), ApiNode(), (pod("a"),), grants)
         assert seen is not None
         return health(seen.report)
 
-    assert well() == [True]
+    assert health_of_nic() == [True]
     (nic / "infiniband").rename(tmp_path / "elsewhere")
     view.rescan()
-    assert well() == [held]
+    assert health_of_nic() == [held]
 
 
-def test_nothing_is_published_before_pci_was_listed(
+def test_nothing_is_published_before_pci_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An agent without free descriptors must not report that a node has lost its devices."""
+    """An agent that has no free file descriptors does not report devices as lost."""
     nic = buses.plug(tmp_path, "pci0000:17/0000:17:00.0")
     buses.put(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
     view = view_of(tmp_path)
 
-    def short(path: str) -> list[str]:
+    def no_descriptors(path: str) -> list[str]:
         raise OSError(errno.EMFILE, "too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", short)
+        patch.setattr(os, "listdir", no_descriptors)
         assert view.observe(TOPOLOGY, Published(), ApiNode(), ()) is None
     assert "too many open files" in caplog.text
     seen = view.observe(TOPOLOGY, Published(), ApiNode(), ())
@@ -565,7 +570,7 @@ def test_devices_can_be_switched_off() -> None:
 def test_an_allocation_of_an_unknown_type_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The agent changes nothing for it: its device plugin has to."""
+    """The agent does not handle such devices; their device plugin does."""
     caplog.set_level(logging.INFO, "agent.node.devices")
     view = view_of(tmp_path)
     allocation = '{"xpu": [{"minor": 7, "resources": {"example.com/xpu": "1"}}], "rdma": []}'

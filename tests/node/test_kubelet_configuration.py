@@ -30,14 +30,14 @@ STATIC = KubeletConfiguration("kubelet 7", "static", {}, reserved_milli=1000)
 
 
 def read(settings: AgentSettings, sources: Sources | None = None) -> KubeletConfigurationView:
-    """Configuration after one read."""
+    """A view after one read."""
     it = KubeletConfigurationView(settings, sources)
     it.read()
     return it
 
 
 @pytest.mark.parametrize(
-    ("settings", "kubelet", "way_out"),
+    ("settings", "kubelet", "remedy"),
     [
         pytest.param(
             AgentSettings(kubelet_cpu_manager="none"), STATIC, "drain the node", id="another policy"
@@ -69,9 +69,9 @@ def read(settings: AgentSettings, sources: Sources | None = None) -> KubeletConf
     ],
 )
 def test_impossible_combination_names_the_remedy(
-    settings: AgentSettings, kubelet: KubeletConfiguration, way_out: str
+    settings: AgentSettings, kubelet: KubeletConfiguration, remedy: str
 ) -> None:
-    with pytest.raises(CombinationError, match=way_out) as raised:
+    with pytest.raises(CombinationError, match=remedy) as raised:
         check_combination(settings, kubelet)
     assert "kubelet 7" in str(raised.value)
 
@@ -89,12 +89,12 @@ def test_valid_combination(settings: AgentSettings, kubelet: KubeletConfiguratio
 
 
 def test_configuration_is_merged_from_node_kubelet_and_settings(tmp_path: Path) -> None:
-    words = ["kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1"]
-    process(tmp_path, 9, *words)
+    command_line = ["kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1"]
+    process(tmp_path, 9, *command_line)
     settings = AgentSettings(root=str(tmp_path), be_on_reserved=True, bind_memory=True)
-    made = rules(read(settings).applied(NodeConfiguration(), machine()))
-    assert (str(made.reserved), made.be_on_reserved, made.bind_memory) == ("1", True, True)
-    assert not made.owners_on_reserved
+    applied = rules(read(settings).applied(NodeConfiguration(), machine()))
+    assert (str(applied.reserved), applied.be_on_reserved, applied.bind_memory) == ("1", True, True)
+    assert not applied.owners_on_reserved
 
 
 def test_kubelet_that_changes_to_an_impossible_combination_changes_nothing(
@@ -102,31 +102,31 @@ def test_kubelet_that_changes_to_an_impossible_combination_changes_nothing(
 ) -> None:
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
     settings = AgentSettings(root=str(tmp_path), kubelet_cpu_manager="static")
-    watched = read(settings)
-    before = watched.applied(NodeConfiguration(), machine())
+    view = read(settings)
+    before = view.applied(NodeConfiguration(), machine())
     process(tmp_path, 9, "kubelet")
     for _ in range(2):
-        watched.read()
-        assert watched.applied(NodeConfiguration(), machine()) == before
+        view.read()
+        assert view.applied(NodeConfiguration(), machine()) == before
     (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
     assert "kubelet-combination: kubelet-cpu-manager is static" in record.getMessage()
     assert "cpuManagerPolicy is none" in record.getMessage()
 
 
-def test_a_state_file_of_another_policy_is_a_problem_while_it_is_there(tmp_path: Path) -> None:
+def test_a_state_file_of_another_policy_is_a_problem_while_it_exists(tmp_path: Path) -> None:
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
     folder = tmp_path / "kubelet"
     folder.mkdir()
     sources = Sources()
-    watched = read(AgentSettings(root=str(tmp_path), kubelet_dir=str(folder)), sources)
+    view = read(AgentSettings(root=str(tmp_path), kubelet_dir=str(folder)), sources)
     assert SourceName.KUBELET_COMBINATION not in sources.problems
     path = folder / cpu_manager_state.FILE_NAME
     path.write_bytes(cpu_manager_state.encode(CpuManagerState("none", version=2)))
-    watched.read()
+    view.read()
     (problem,) = sources.problems[SourceName.KUBELET_COMBINATION]
     assert "its cpuManagerPolicy is static, and its state file has the policy none" in problem
     path.write_bytes(cpu_manager_state.encode(CpuManagerState("static", version=2)))
-    watched.read()
+    view.read()
     assert SourceName.KUBELET_COMBINATION not in sources.problems
 
 
@@ -138,88 +138,93 @@ def test_the_agent_does_not_start_with_an_impossible_combination(tmp_path: Path)
         ).start()
 
 
-def another_one(root: Path) -> None:
+def second_kubelet(root: Path) -> None:
     process(root, 5, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=0-1")
 
 
-def of_a_pod(root: Path) -> None:
-    words = ["--cpu-manager-policy=static", "--reserved-cpus=0-1", "--config=/nonexistent"]
-    process(root, 5, "kubelet", *words, groups=POD)
+def kubelet_in_a_pod(root: Path) -> None:
+    command_line = ["--cpu-manager-policy=static", "--reserved-cpus=0-1", "--config=/nonexistent"]
+    process(root, 5, "kubelet", *command_line, groups=POD)
 
 
-def doubtful(root: Path) -> None:
+def kubelet_without_cgroup(root: Path) -> None:
     (process(root, 5, "kubelet") / "cgroup").write_text("")
 
 
-def file_taken_away(root: Path) -> None:
+def kubelet_with_missing_file(root: Path) -> None:
     process(root, 9, "kubelet", "--config=/etc/kubernetes/kubelet/config.json")
 
 
-def gone(root: Path) -> None:
+def ended_kubelet(root: Path) -> None:
     shutil.rmtree(root / "proc" / "9")
 
 
 @pytest.mark.parametrize(
-    ("spoil", "error"),
+    ("change", "error"),
     [
         (
-            another_one,
+            second_kubelet,
             "kubelet-process: several run, and not exactly one of them uses the agent's kubelet",
         ),
-        (doubtful, "kubelet-process: process 5: /proc names no cgroup"),
-        (file_taken_away, "kubelet-config: kubelet 9: /etc/kubernetes/kubelet/config.json: "),
-        (of_a_pod, ""),
-        (gone, ""),
+        (kubelet_without_cgroup, "kubelet-process: process 5: /proc names no cgroup"),
+        (
+            kubelet_with_missing_file,
+            "kubelet-config: kubelet 9: /etc/kubernetes/kubelet/config.json: ",
+        ),
+        (kubelet_in_a_pod, ""),
+        (ended_kubelet, ""),
     ],
 )
 def test_uncertain_configuration_changes_nothing_and_is_logged_once(
-    tmp_path: Path, spoil: Callable[[Path], None], error: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, change: Callable[[Path], None], error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
     counted: dict[str, int] = {}
-    watched = read(AgentSettings(root=str(tmp_path)), Sources(counted.__setitem__))
-    before = watched.applied(NodeConfiguration(), machine())
+    view = read(AgentSettings(root=str(tmp_path)), Sources(counted.__setitem__))
+    before = view.applied(NodeConfiguration(), machine())
     assert str(before.kubelet_reserved) == "1"
-    spoil(tmp_path)
+    change(tmp_path)
     for _ in range(3):
-        watched.read()
-        assert watched.applied(NodeConfiguration(), machine()) == before
+        view.read()
+        assert view.applied(NodeConfiguration(), machine()) == before
     errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert [each[: len(error)] for each in errors] == ([error] if error else [])
     if error:
         assert counted[error.partition(":")[0]] == 1
         process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
         shutil.rmtree(tmp_path / "proc/5", ignore_errors=True)
-        watched.read()
+        view.read()
         assert counted[error.partition(":")[0]] == 0
 
 
-@pytest.mark.parametrize("spoil", [another_one, doubtful, file_taken_away])
+@pytest.mark.parametrize(
+    "change", [second_kubelet, kubelet_without_cgroup, kubelet_with_missing_file]
+)
 def test_a_start_with_an_uncertain_kubelet_uses_what_is_known(
-    tmp_path: Path, spoil: Callable[[Path], None]
+    tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=none", "--config=/nonexistent")
-    spoil(tmp_path)
-    started = read(AgentSettings(root=str(tmp_path), be_on_reserved=True))
+    change(tmp_path)
+    view = read(AgentSettings(root=str(tmp_path), be_on_reserved=True))
     state = CpuManagerState("static", CpuSet.parse("0-3"))
-    says = CpuManagerStatus(state, CpuSet.parse("0"))
-    made = started.applied(NodeConfiguration(), machine(), says)
-    assert (made.kubelet_policy, str(made.kubelet_reserved)) == ("static", "0")
-    assert made.kubelet_options == {}
-    assert made.be_on_reserved
+    status = CpuManagerStatus(state, CpuSet.parse("0"))
+    applied = view.applied(NodeConfiguration(), machine(), status)
+    assert (applied.kubelet_policy, str(applied.kubelet_reserved)) == ("static", "0")
+    assert applied.kubelet_options == {}
+    assert applied.be_on_reserved
     strict = CpuManagerStatus(CpuManagerState("static", CpuSet.parse("1-3")), CpuSet.parse("0"))
-    made = started.applied(NodeConfiguration(), machine(), strict)
-    assert made.kubelet_options == {"strict-cpu-reservation": "true"}
-    assert started.applied(NodeConfiguration(), machine()).kubelet_policy == "none"
+    applied = view.applied(NodeConfiguration(), machine(), strict)
+    assert applied.kubelet_options == {"strict-cpu-reservation": "true"}
+    assert view.applied(NodeConfiguration(), machine()).kubelet_policy == "none"
 
 
 def test_flags_count_even_with_an_unreadable_file(tmp_path: Path) -> None:
     flags = ["--cpu-manager-policy=static", "--reserved-cpus=1", "--config=/etc/k/c.json"]
     process(tmp_path, 9, "kubelet", *flags)
-    made = read(AgentSettings(root=str(tmp_path))).applied(
+    applied = read(AgentSettings(root=str(tmp_path))).applied(
         NodeConfiguration(), machine(), CpuManagerStatus(None, CpuSet.parse("0"))
     )
-    assert (made.kubelet_policy, str(made.kubelet_reserved)) == ("static", "1")
+    assert (applied.kubelet_policy, str(applied.kubelet_reserved)) == ("static", "1")
 
 
 def test_the_memory_managers_state_file_has_its_policy(tmp_path: Path) -> None:
@@ -231,8 +236,8 @@ def test_the_memory_managers_state_file_has_its_policy(tmp_path: Path) -> None:
     assert read(settings).applied(NodeConfiguration(), machine()).kubelet_memory
     (tmp_path / "memory_manager_state").write_text('{"policyName":')
     counted: dict[str, int] = {}
-    made = read(settings, Sources(counted.__setitem__)).applied(NodeConfiguration(), machine())
-    assert not made.kubelet_memory
+    applied = read(settings, Sources(counted.__setitem__)).applied(NodeConfiguration(), machine())
+    assert not applied.kubelet_memory
     assert counted["memory-manager-state"] == 1
 
 
@@ -241,12 +246,12 @@ def test_the_last_known_configuration_applies_until_the_kubelet_shows_another(
 ) -> None:
     process(tmp_path, 9, "kubelet", "--config=/nonexistent")
     last = msgspec.structs.replace(STATIC, reserved_cpus=CpuSet.parse("2"))
-    again = KubeletConfigurationView(AgentSettings(root=str(tmp_path)), last=last)
-    again.read()
+    view = KubeletConfigurationView(AgentSettings(root=str(tmp_path)), last=last)
+    view.read()
 
     def reserved(policy: str) -> str:
-        says = CpuManagerStatus(CpuManagerState(policy, CpuSet.parse("0-3")) if policy else None)
-        return str(again.applied(NodeConfiguration(), machine(), says).kubelet_reserved)
+        status = CpuManagerStatus(CpuManagerState(policy, CpuSet.parse("0-3")) if policy else None)
+        return str(view.applied(NodeConfiguration(), machine(), status).kubelet_reserved)
 
     assert [reserved(each) for each in ("", "static", "none")] == ["2", "2", ""]
 
@@ -256,24 +261,24 @@ def test_a_kubelet_that_does_not_answer_delays_nothing(
 ) -> None:
     called, answer = threading.Event(), threading.Event()
 
-    def hangs(*_: str) -> KubeletConfiguration:
+    def hanging_read(*_: str) -> KubeletConfiguration:
         called.set()
         answer.wait(DEADLINE_SECONDS)
         return msgspec.structs.replace(STATIC, reserved_cpus=CpuSet.parse("3"))
 
     monkeypatch.setattr("agent.node.kubelet_configuration.FIRST_SECONDS", 0.0)
-    monkeypatch.setattr("agent.kubelet.configuration.read_configz", hangs)
-    news = threading.Event()
+    monkeypatch.setattr("agent.kubelet.configuration.read_configz", hanging_read)
+    changed = threading.Event()
     (tmp_path / "proc").mkdir()
     settings = AgentSettings(root=str(tmp_path), kubelet_configz="https://node:10250/configz")
-    watched = KubeletConfigurationView(settings, changed=news.set)
-    watched.start()
+    view = KubeletConfigurationView(settings, changed=changed.set)
+    view.start()
     assert called.wait(DEADLINE_SECONDS)
-    assert not watched.applied(NodeConfiguration(), machine()).kubelet_reserved
+    assert not view.applied(NodeConfiguration(), machine()).kubelet_reserved
     answer.set()
-    assert news.wait(DEADLINE_SECONDS)
-    assert str(watched.applied(NodeConfiguration(), machine()).kubelet_reserved) == "3"
-    watched.close()
+    assert changed.wait(DEADLINE_SECONDS)
+    assert str(view.applied(NodeConfiguration(), machine()).kubelet_reserved) == "3"
+    view.close()
 
 
 def test_strictly_reserved_cpus_are_in_no_pool(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.node.world import Kubelet, World
 GPU = PluginDevice("nvidia.com/gpu", "GPU-1", (0,))
 
 
-def given(name: str, cpus: str = "", memory: int = 0, *devices: PluginDevice) -> PodResources:
+def resources(name: str, cpus: str = "", memory: int = 0, *devices: PluginDevice) -> PodResources:
     blocks = (MemoryBlock("memory", memory, (0,)),) if memory else ()
     container = ContainerResources("main", CpuSet.parse(cpus), blocks, devices)
     return PodResources("ns", name, (container,))
@@ -39,8 +39,8 @@ def test_no_state_without_a_kubelet(kubelet: Kubelet) -> None:
     assert PodResourcesStateView(kubelet).now(machine(), (pod("a"),)) == PodResourcesState()
 
 
-def test_cpus_of_pods_that_topolet_places_are_left_out(kubelet: Kubelet) -> None:
-    kubelet.answer = answer_of(given("a", "2", 5), given("b", "3", 7))
+def test_cpus_of_pods_that_topolet_allocates_are_left_out(kubelet: Kubelet) -> None:
+    kubelet.answer = answer_of(resources("a", "2", 5), resources("b", "3", 7))
     pods = pod("a", kube_class="guaranteed"), pod("b", "LS", kube_class="guaranteed")
     held = PodResourcesStateView(kubelet).now(machine(), pods).held
     assert {uid: (str(each.cpus), each.amounts) for uid, each in held.items()} == {
@@ -50,29 +50,29 @@ def test_cpus_of_pods_that_topolet_places_are_left_out(kubelet: Kubelet) -> None
 
 
 def test_resources_that_the_kubelet_forgets_count_while_the_pod_runs(kubelet: Kubelet) -> None:
-    says = PodResourcesStateView(kubelet)
+    view = PodResourcesStateView(kubelet)
     it = pod("a", kube_class="guaranteed")
-    kubelet.answer = answer_of(given("a", "2"))
-    before = says.now(machine(), (it,)).held
+    kubelet.answer = answer_of(resources("a", "2"))
+    before = view.now(machine(), (it,)).held
     kubelet.answer = answer_of()
-    assert says.now(machine(), (it,)).held == before != {}
-    assert says.now(machine(), ()).held == {}
+    assert view.now(machine(), (it,)).held == before != {}
+    assert view.now(machine(), ()).held == {}
 
 
-def test_pods_without_running_containers_hold_nothing(kubelet: Kubelet) -> None:
-    kubelet.answer = answer_of(given("gone", "2", 5, GPU))
-    word = PodResourcesStateView(kubelet).now(machine(), ())
-    assert word.held == {}
-    assert [each.held for each in word.portions] == [0]
+def test_pods_without_running_containers_have_no_resources(kubelet: Kubelet) -> None:
+    kubelet.answer = answer_of(resources("deleted", "2", 5, GPU))
+    state = PodResourcesStateView(kubelet).now(machine(), ())
+    assert state.held == {}
+    assert [each.held for each in state.portions] == [0]
 
 
 def test_impossible_values_are_logged_once(
     kubelet: Kubelet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    says = PodResourcesStateView(kubelet)
-    kubelet.answer = PodResourcesAnswer((given("a", "2,77"),), None, 0.0)
+    view = PodResourcesStateView(kubelet)
+    kubelet.answer = PodResourcesAnswer((resources("a", "2,77"),), None, 0.0)
     for _ in range(3):
-        says.now(machine(), (pod("a", kube_class="guaranteed"),))
+        view.now(machine(), (pod("a", kube_class="guaranteed"),))
     assert [each.getMessage() for each in caplog.records] == [
         "pod-resources-content: pod ns/a: this machine has no CPUs 77"
     ]
@@ -80,7 +80,7 @@ def test_impossible_values_are_logged_once(
 
 def test_pod_resources_are_in_the_report(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.pod_resources.answer = answer_of(given("a", "2", 1 << 20, GPU))
+    world.pod_resources.answer = answer_of(resources("a", "2", 1 << 20, GPU))
     world.sandbox("a", parent="/kubepods/poda")
     world.agent().reconcile()
     (zone,) = (world.store.get("NodeResourceTopology", "n") or {})["zones"]
@@ -97,18 +97,18 @@ def test_pod_resources_are_in_the_report(tmp_path: Path) -> None:
 
 
 def test_pod_resources_agree_with_the_state_file(kubelet: Kubelet) -> None:
-    kubelet.answer = answer_of(given("a", "2"), given("b", "3"))
+    kubelet.answer = answer_of(resources("a", "2"), resources("b", "3"))
     pods = pod("a", kube_class="guaranteed"), pod("b", "LSE", "3", kube_class="guaranteed")
-    word = PodResourcesStateView(kubelet).now(machine(), pods)
-    assert str(word.reserved_cpus) == "0"
-    assert word.cpus is not None
-    assert word.cpus.static
+    state = PodResourcesStateView(kubelet).now(machine(), pods)
+    assert str(state.reserved_cpus) == "0"
+    assert state.cpus is not None
+    assert state.cpus.static
     assert {
         (uid, name): str(cpus)
-        for uid, containers in word.cpus.containers.items()
+        for uid, containers in state.cpus.containers.items()
         for name, cpus in containers.items()
     } == {("a", "main"): "2", ("b", "main"): "3"}
-    assert {uid: str(cpus) for uid, cpus in word.cpus.by_uid.items()} == {"a": "2", "b": "3"}
+    assert {uid: str(cpus) for uid, cpus in state.cpus.by_uid.items()} == {"a": "2", "b": "3"}
     kubelet.answer = PodResourcesAnswer((), Allocatable(CpuSet(), (), ()), 0.0)
     assert PodResourcesStateView(kubelet).now(machine(), pods).cpus == KubeletCpus()
     kubelet.answer = PodResourcesAnswer((), None, 0.0)
@@ -117,7 +117,7 @@ def test_pod_resources_agree_with_the_state_file(kubelet: Kubelet) -> None:
 
 def test_pod_resources_are_used_while_the_state_file_was_never_readable(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.pod_resources.answer = answer_of(given("a", "2"))
+    world.pod_resources.answer = answer_of(resources("a", "2"))
     (world.kubelet / "cpu_manager_state").write_text('{"policyName":')
     guaranteed = world.sandbox("a", parent="/kubepods/poda")
     world.container(guaranteed, cpuset="2")

@@ -1,5 +1,4 @@
-"""The mode of every file, folder and socket that Topolet creates, with a umask that removes
-nothing."""
+"""The mode of every file, folder and socket that Topolet creates, with umask 0."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ EXPECTED = {
     "sent/BINDING": "-rw-------",
     "snapshot.json": "-rw-r--r--",
 }
-"""What others may read: the CPUs and devices of pods, for containers and for the commands that show
-them."""
+"""Other users may read the CPUs and devices of pods: containers do, and commands that show them."""
 
 
 @pytest.fixture(autouse=True)
@@ -78,18 +76,18 @@ def _modes(folder: Path) -> dict[str, str]:
 
 def test_every_created_file_has_its_mode(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    door = locks.lock_for_plugin(str(state), 0)
+    plugin_lock = locks.lock_for_plugin(str(state), 0)
     assert stat.filemode(state.stat().st_mode) == "drwxr-xr-x"
     agent = Lock(str(state / "agent.lock"))
-    bell = NotificationSocket(str(state / "doorbell.sock"))
-    front = Listener(str(state / "proxy.sock"))
+    notification_socket = NotificationSocket(str(state / "doorbell.sock"))
+    listener = Listener(str(state / "proxy.sock"))
     Journal(state / "journal").update([Original("/kubepods/a", "0-3")])
     publish(Publisher(str(state / "snapshot.json"), "boot"))
     cache = ClusterCache(_Source(), str(state / "cluster.json"))
     cache.update(ClusterState(node=ApiNode("u")), ())
     pods = {"u": PodWanted("ns/p", QoS.LS, Wanted("0-3"))}
-    made = Decision((), (), (), (), pods, local_owners=(LocalOwner("u", "c", "0-3"),))
-    assert CpuNotices(str(state)).write(made, dynamic=True) == []
+    decision = Decision((), (), (), (), pods, local_owners=(LocalOwner("u", "c", "0-3"),))
+    assert CpuNotices(str(state)).write(decision, dynamic=True) == []
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"a": "b"}}}
     EmbeddedStore(str(state / "objects")).apply(node)
     Registration(str(state / "hooks"), "/a.sock", "Ignore", ("PreRunPodSandbox",)).write()
@@ -100,20 +98,22 @@ def test_every_created_file_has_its_mode(tmp_path: Path) -> None:
         assert _modes(state) == EXPECTED
     finally:
         identity.close()
-        front.close()
-        bell.close()
+        listener.close()
+        notification_socket.close()
         agent.release()
-        door.release()
+        plugin_lock.release()
 
 
-def test_no_socket_is_open_to_others_even_without_umask(
+def test_no_socket_is_ever_open_to_other_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not in the moment before a mode is set either."""
-    monkeypatch.setattr(os, "chmod", lambda *given, **options: None)
-    bell = NotificationSocket(str(tmp_path / "bell"))
-    front = Listener(str(tmp_path / "front"))
-    modes = {stat.filemode((tmp_path / each).stat().st_mode) for each in ("bell", "front")}
-    bell.close()
-    front.close()
+    """Also without a umask, and between the creation of the socket and `chmod`."""
+    monkeypatch.setattr(os, "chmod", lambda *arguments, **options: None)
+    notification_socket = NotificationSocket(str(tmp_path / "notification"))
+    listener = Listener(str(tmp_path / "listener"))
+    modes = {
+        stat.filemode((tmp_path / each).stat().st_mode) for each in ("notification", "listener")
+    }
+    notification_socket.close()
+    listener.close()
     assert modes == {"srw-------"}

@@ -85,23 +85,23 @@ def test_changes_of_a_node_are_normal_events_one_for_all_within_a_minute() -> No
     recorded, now = Recorded(), [0.0]
     events = PodEvents(recorded, lambda: now[0])
 
-    def passes(at: float, kubelet: KubeletConfiguration | None, offline: str = "") -> list[str]:
+    def run_pass(at: float, kubelet: KubeletConfiguration | None, offline: str = "") -> list[str]:
         now[0] = at
         recorded.normal.clear()
-        of_node = state(machine(2, 2, offline=offline), kubelet)
-        events.record((), (), (), (), {}, node=NodeNotes("n", "uid-n", {}, of_node))
+        node_state = state(machine(2, 2, offline=offline), kubelet)
+        events.record((), (), (), (), {}, node=NodeNotes("n", "uid-n", {}, node_state))
         assert all(about == ABOUT for about, _, _ in recorded.normal)
         return [reason for _, reason, _ in recorded.normal]
 
-    assert passes(0, NONE) == []
-    assert passes(1, STATIC) == [KUBELET_POLICY_CHANGED]
-    assert passes(2, None) == []
-    assert passes(3, STATIC, "3") == [NODE_CPUS_CHANGED]
-    assert passes(4, STATIC, "2-3") == []
-    assert passes(5, STATIC, "3") == [], "it is as the last Event says"
-    assert passes(6, STATIC) == []
-    assert passes(3 + PAUSE_SECONDS, STATIC) == [NODE_CPUS_CHANGED]
-    assert passes(4 + PAUSE_SECONDS, STATIC) == []
+    assert run_pass(0, NONE) == []
+    assert run_pass(1, STATIC) == [KUBELET_POLICY_CHANGED]
+    assert run_pass(2, None) == []
+    assert run_pass(3, STATIC, "3") == [NODE_CPUS_CHANGED]
+    assert run_pass(4, STATIC, "2-3") == []
+    assert run_pass(5, STATIC, "3") == [], "the state is that of the last Event"
+    assert run_pass(6, STATIC) == []
+    assert run_pass(3 + PAUSE_SECONDS, STATIC) == [NODE_CPUS_CHANGED]
+    assert run_pass(4 + PAUSE_SECONDS, STATIC) == []
     assert recorded.events == []
 
 
@@ -110,11 +110,11 @@ def test_a_change_before_the_node_is_known_is_recorded_when_it_is() -> None:
     events = PodEvents(recorded, lambda: 0.0)
     notes = {DEVICE_UNHEALTHY: "gpu 0"}
     for kubelet, uid in ((NONE, ""), (STATIC, ""), (STATIC, "uid-n"), (STATIC, "uid-n")):
-        of_node = NodeNotes("n", uid, notes, state(machine(2, 2), kubelet))
-        events.record((), (), (), (), {}, node=of_node)
+        node_state = NodeNotes("n", uid, notes, state(machine(2, 2), kubelet))
+        events.record((), (), (), (), {}, node=node_state)
     ((about, reason, _),) = recorded.normal
     assert (about, reason) == (ABOUT, KUBELET_POLICY_CHANGED)
-    assert recorded.events == [], "it has not lasted"
+    assert recorded.events == [], "the fault is too recent"
 
 
 def test_a_pass_that_fails_for_a_while_is_reported_and_leaves_other_causes() -> None:
@@ -134,7 +134,7 @@ def test_a_pass_that_fails_for_a_while_is_reported_and_leaves_other_causes() -> 
 
 @given(st.lists(st.sets(st.sampled_from([1, 2, 3])), min_size=1, max_size=20))
 def test_the_last_event_of_a_node_has_its_state(offline: list[set[int]]) -> None:
-    """Whatever changed, and however fast: a pass a minute later has nothing left to tell."""
+    """After any sequence of changes, the Events of a pass a minute later are up to date."""
     recorded, now = Recorded(), [0.0]
     events = PodEvents(recorded, lambda: now[0])
     states = [state(machine(2, 2, offline=str(CpuSet(each))), STATIC) for each in offline]

@@ -101,7 +101,7 @@ def test_container_gets_cpus_before_its_creation_and_others_are_moved_away(world
     assert world.cpus(f"kubepods/podg/{container.id}") == "0-1"
     assert world.cpus("kubepods/podg/c-g-side") == "2-3"
     assert world.cpus(f"kubepods/podg/{sandbox.id}") == "2-3"
-    world.ends(container)
+    world.end_container(container)
     agent.reconcile()
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-3"
 
@@ -174,7 +174,7 @@ def test_init_container_passes_its_cpus_on_only_within_its_pod(world: World) -> 
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     start(world, agent, sandbox, 2, "init")
-    world.ends(world.runtime.listed_containers[0], stays=True)
+    world.end_container(world.runtime.listed_containers[0], still_listed=True)
     agent.reconcile()
     assert pool(world) == CpuSet.parse("2-3")
     guaranteed(world, "other")
@@ -193,8 +193,8 @@ def test_restarted_container_returns_to_its_cpus(world: World, with_snapshot: bo
     start(world, agent, other, 1)
     group = start(world, agent, sandbox, 2)
     before = world.cpus(group)
-    world.ends(world.runtime.listed_containers[1], stays=True)
-    world.ends(world.runtime.listed_containers[0])
+    world.end_container(world.runtime.listed_containers[1], still_listed=True)
+    world.end_container(world.runtime.listed_containers[0])
     if not with_snapshot:
         (world.state / "snapshot.json").unlink()
     agent = world.agent(STATIC)

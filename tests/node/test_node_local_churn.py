@@ -116,7 +116,7 @@ class Churn(RuleBasedStateMachine):
         if self.running:
             uid = data.draw(st.sampled_from(sorted(self.running)))
             container = self.running.pop(uid)
-            self.world.ends(container, stays=True)
+            self.world.end_container(container, still_listed=True)
             self.ended[uid] = container
             self.reconcile()
 
@@ -127,7 +127,7 @@ class Churn(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(self.pods)))
         sandbox = self.pods.pop(uid)
         if uid in self.running:
-            self.world.ends(self.running.pop(uid))
+            self.world.end_container(self.running.pop(uid))
         self.ended.pop(uid, None)
         runtime = self.world.runtime
         runtime.listed_sandboxes.remove(sandbox)

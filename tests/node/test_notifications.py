@@ -1,4 +1,4 @@
-"""Both ends of notifications over a real socket."""
+"""Notifications over a real socket, from a notifier to the agent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.waiting import eventually
 
 SPAWN = multiprocessing.get_context("spawn")
 
-COMES = PodAnnounced("u", "ns", "n", {"é": "1"}, {"a": "{}"}, "/kubepods/podu")
+ANNOUNCED = PodAnnounced("u", "ns", "n", {"é": "1"}, {"a": "{}"}, "/kubepods/podu")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def path(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def ears(path: str) -> Iterator[NotificationSocket]:
+def notification_socket(path: str) -> Iterator[NotificationSocket]:
     it = NotificationSocket(path)
     yield it
     it.close()
@@ -55,12 +55,14 @@ def notifier(path: str) -> Iterator[Notifier]:
     it.close()
 
 
-def test_notifications_are_received_in_order(ears: NotificationSocket, notifier: Notifier) -> None:
-    sent = [COMES, PodFailed("u"), Created("c", RequestedResources("0-3")), SnapshotRequest()]
+def test_notifications_are_received_in_order(
+    notification_socket: NotificationSocket, notifier: Notifier
+) -> None:
+    sent = [ANNOUNCED, PodFailed("u"), Created("c", RequestedResources("0-3")), SnapshotRequest()]
     for notification in sent:
         notifier.notify(notification)
-    assert ears.wait(10) == sent
-    assert ears.wait(0) == []
+    assert notification_socket.wait(10) == sent
+    assert notification_socket.wait(0) == []
     assert (notifier.sent, notifier.undelivered) == (4, 0)
 
 
@@ -68,72 +70,74 @@ def test_notifications_are_received_in_order(ears: NotificationSocket, notifier:
     "datagram", [b"", b"\xff", b'{"type":"failed","uid":"\xff"}', b"{}", b"[" * 90_000]
 )
 def test_invalid_datagram_is_dropped_and_the_next_received(
-    ears: NotificationSocket, notifier: Notifier, path: str, datagram: bytes
+    notification_socket: NotificationSocket, notifier: Notifier, path: str, datagram: bytes
 ) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
-        stranger.sendto(datagram, path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(datagram, path)
     notifier.notify(SnapshotRequest())
-    assert ears.wait(10) == [SnapshotRequest()]
+    assert notification_socket.wait(10) == [SnapshotRequest()]
 
 
 def test_endless_notifications_do_not_delay_a_pass(
-    ears: NotificationSocket, notifier: Notifier, monkeypatch: pytest.MonkeyPatch
+    notification_socket: NotificationSocket, notifier: Notifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "MAX_NOTIFICATIONS", 3)
     for _ in range(5):
         notifier.notify(SnapshotRequest())
-    assert [len(ears.wait(10)), len(ears.wait(10))] == [3, 2]
+    assert [len(notification_socket.wait(10)), len(notification_socket.wait(10))] == [3, 2]
 
 
 def test_notifications_of_one_wait_are_bounded_in_bytes(
-    ears: NotificationSocket, notifier: Notifier, monkeypatch: pytest.MonkeyPatch
+    notification_socket: NotificationSocket, notifier: Notifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of hostile pods are as large as the bounds of their annotations allow."""
+    """The notifications of hostile pods are as large as the bounds of annotations allow."""
     monkeypatch.setattr(notifications, "MAX_BYTES", 50_000)
-    notes = dict.fromkeys(ANNOTATIONS, "x" * 200000)
-    pod = announced_pod("uid", "ns", "p", {}, notes, "/kubepods")
+    annotations = dict.fromkeys(ANNOTATIONS, "x" * 200000)
+    pod = announced_pod("uid", "ns", "p", {}, annotations, "/kubepods")
     for _ in range(2):
         notifier.notify(pod)
     assert notifier.undelivered == 0
-    assert [len(ears.wait(10)), len(ears.wait(10))] == [1, 1]
+    assert [len(notification_socket.wait(10)), len(notification_socket.wait(10))] == [1, 1]
 
 
-def test_wake_ends_a_wait_even_if_it_came_before(ears: NotificationSocket) -> None:
-    ears.wake()
-    assert ears.wait(60) == []
-    received: list[list[Notification]] = []
-    waiting = threading.Thread(target=lambda: received.append(ears.wait(60)))
+def test_wake_ends_a_wait_even_if_it_came_before(notification_socket: NotificationSocket) -> None:
+    notification_socket.wake()
+    assert notification_socket.wait(60) == []
+    receive: list[list[Notification]] = []
+    waiting = threading.Thread(target=lambda: receive.append(notification_socket.wait(60)))
     waiting.start()
-    ears.wake()
+    notification_socket.wake()
     waiting.join(10)
-    assert received == [[]]
+    assert receive == [[]]
 
 
 def test_only_a_notification_ends_the_cooldown(
-    ears: NotificationSocket, notifier: Notifier
+    notification_socket: NotificationSocket, notifier: Notifier
 ) -> None:
-    ears.wake()
+    notification_socket.wake()
     notification = threading.Timer(0.2, lambda: notifier.notify(SnapshotRequest()))
     notification.start()
-    assert ears.wait(60, 60) == [SnapshotRequest()]
+    assert notification_socket.wait(60, 60) == [SnapshotRequest()]
     notification.join()
-    ears.wake()
-    assert ears.wait(60, 0.01) == [], "received after the pause"
+    notification_socket.wake()
+    assert notification_socket.wait(60, 0.01) == [], "received after the pause"
 
 
 def test_wait_collects_the_notification_that_follows_another_event(
-    ears: NotificationSocket, notifier: Notifier
+    notification_socket: NotificationSocket, notifier: Notifier
 ) -> None:
-    ears.wake()
+    notification_socket.wake()
     notification = threading.Timer(0.2, lambda: notifier.notify(SnapshotRequest()))
     notification.start()
-    assert ears.wait(60, collect_seconds=60) == [SnapshotRequest()]
+    assert notification_socket.wait(60, collect_seconds=60) == [SnapshotRequest()]
     notification.join()
-    ears.wake()
-    assert ears.wait(60, collect_seconds=0.01) == [], "ends also without one"
+    notification_socket.wake()
+    assert notification_socket.wait(60, collect_seconds=0.01) == [], "ends also without one"
 
 
-def test_agent_that_is_away_and_returns(path: str, notifier: Notifier) -> None:
+def test_notifications_are_received_again_after_the_agents_restart(
+    path: str, notifier: Notifier
+) -> None:
     notifier.notify(SnapshotRequest())
     first = NotificationSocket(path)
     notifier.notify(SnapshotRequest())
@@ -141,31 +145,31 @@ def test_agent_that_is_away_and_returns(path: str, notifier: Notifier) -> None:
     first.close()
     notifier.notify(SnapshotRequest())
     second = NotificationSocket(path)
-    notifier.notify(COMES)
-    assert second.wait(10) == [COMES]
+    notifier.notify(ANNOUNCED)
+    assert second.wait(10) == [ANNOUNCED]
     assert (notifier.sent, notifier.undelivered) == (4, 2)
     second.close()
 
 
 def test_socket_left_by_a_killed_agent_is_replaced_and_private(path: str) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
-        dead.bind(path)
-    ears = NotificationSocket(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as closed:
+        closed.bind(path)
+    notification_socket = NotificationSocket(path)
     assert Path(path).stat().st_mode & 0o777 == 0o600
-    ears.close()
+    notification_socket.close()
     assert not Path(path).exists()
 
 
 def announce_and_stay(state_dir: str, uid: str) -> None:
     session = locks.lock_for_relay(state_dir).session()
     notifier = Notifier(f"{state_dir}/doorbell.sock", session)
-    notifier.notify(msgspec.structs.replace(COMES, uid=uid))
-    notifier.notify(ContainerAnnounced(msgspec.structs.replace(COMES, uid=uid), "main", 1024))
+    notifier.notify(msgspec.structs.replace(ANNOUNCED, uid=uid))
+    notifier.notify(ContainerAnnounced(msgspec.structs.replace(ANNOUNCED, uid=uid), "main", 1024))
     signal.pause()
 
 
 def test_killed_proxy_ends_its_announcements_and_no_others(
-    ears: NotificationSocket, notifier: Notifier, path: str
+    notification_socket: NotificationSocket, notifier: Notifier, path: str
 ) -> None:
     """Another proxy, which drains or has just connected, keeps those of its own calls; and those of
     an NRI plugin, whose calls the runtime continues without it, name no session."""
@@ -174,23 +178,23 @@ def test_killed_proxy_ends_its_announcements_and_no_others(
         SPAWN.Process(target=announce_and_stay, args=(state_dir, uid))
         for uid in ("killed", "other")
     )
-    heard: list[Notification | SessionEnded] = []
+    received: list[Notification | SessionEnded] = []
     try:
         for each in (killed, other):
             each.start()
-            heard += received(ears, 2)
-        notifier.notify(msgspec.structs.replace(COMES, uid="plugin"))
-        heard += received(ears, 1)
+            received += receive(notification_socket, 2)
+        notifier.notify(msgspec.structs.replace(ANNOUNCED, uid="plugin"))
+        received += receive(notification_socket, 1)
         killed.kill()
         killed.join()
         notifier.notify(SnapshotRequest())
-        heard += received(ears, 2)
-        again = ears.wait(0)
+        received += receive(notification_socket, 2)
+        after_all = notification_socket.wait(0)
     finally:
         for each in (killed, other):
             each.kill()
     pods, containers = AnnouncedPods(), AnnouncedContainers()
-    for notification in heard:
+    for notification in received:
         if isinstance(notification, PodAnnounced):
             pods.add(notification, 0.0, 0)
         elif isinstance(notification, ContainerAnnounced):
@@ -198,20 +202,22 @@ def test_killed_proxy_ends_its_announcements_and_no_others(
         elif isinstance(notification, SessionEnded):
             pods.session_ended(notification.session)
             containers.session_ended(notification.session)
-    left = pods.missing_from([], 0.0)
-    assert [each.uid for each in left] == ["other", "plugin"]
-    sandbox_exists = announced(msgspec.structs.replace(COMES, uid="killed"), 0)
-    coming = containers.missing_from([*left, sandbox_exists], 0.0)
-    assert [each.uid for each in coming] == ["other"]
-    assert not any(isinstance(each, SessionEnded) for each in again), "the end is reported once"
+    pods_left = pods.missing_from([], 0.0)
+    assert [each.uid for each in pods_left] == ["other", "plugin"]
+    sandbox_exists = announced(msgspec.structs.replace(ANNOUNCED, uid="killed"), 0)
+    containers_left = containers.missing_from([*pods_left, sandbox_exists], 0.0)
+    assert [each.uid for each in containers_left] == ["other"]
+    assert not any(isinstance(each, SessionEnded) for each in after_all), "the end is reported once"
 
 
-def received(ears: NotificationSocket, number: int) -> list[Notification | SessionEnded]:
+def receive(
+    notification_socket: NotificationSocket, number: int
+) -> list[Notification | SessionEnded]:
     found: list[Notification | SessionEnded] = []
 
-    def enough() -> bool:
-        found.extend(ears.wait(1))
+    def all_received() -> bool:
+        found.extend(notification_socket.wait(1))
         return len(found) >= number
 
-    eventually(f"{number} notifications", enough)
+    eventually(f"{number} notifications", all_received)
     return found

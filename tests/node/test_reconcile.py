@@ -1,4 +1,4 @@
-"""Passes with faults that no test can cause on real containers."""
+"""Passes with faults that a test can't cause on real containers."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ def test_one_pass(world: World) -> None:
     owner, sharer = world.sandbox("own", "LSE", "1"), world.sandbox("ls", "LS")
     world.container(owner)
     world.container(sharer)
-    waits = world.container(world.sandbox("w", "LS"), state=ContainerState.CREATED)
+    created = world.container(world.sandbox("w", "LS"), state=ContainerState.CREATED)
     world.agent().reconcile()
     assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0,2-3"
-    assert world.runtime.updates == {waits.id: "0,2-3"}
+    assert world.runtime.updates == {created.id: "0,2-3"}
     snapshot = world.snapshot()
     assert {each: of.cpuset for each, of in snapshot.containers.items()} == {
         "c-own-main": "1",
         "c-ls-main": "0,2-3",
-        waits.id: "0,2-3",
+        created.id: "0,2-3",
     }
 
 
 def test_dead_shim_of_one_container_does_not_affect_the_owner(world: World) -> None:
-    broken = world.container(world.sandbox("broken", "LS"))
-    world.runtime.failing[broken.id] = Code.UNKNOWN
+    without_status = world.container(world.sandbox("broken", "LS"))
+    world.runtime.failing[without_status.id] = Code.UNKNOWN
     world.container(world.sandbox("own", "LSE", "1"))
     world.agent().reconcile()
     assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
@@ -78,13 +78,13 @@ def test_dead_shim_of_one_container_does_not_affect_the_owner(world: World) -> N
 def test_containers_of_virtual_machines_are_not_written(
     world: World, state: ContainerState, caplog: pytest.LogCaptureFixture
 ) -> None:
-    virtual = world.container(world.sandbox("vm", "LS", handler="kata-qemu"), state=state)
+    in_vm = world.container(world.sandbox("vm", "LS", handler="kata-qemu"), state=state)
     world.container(world.sandbox("own", "LSE", "1"))
     agent = world.agent()
     for _ in range(2):
         agent.reconcile()
     if state is ContainerState.RUNNING:
-        assert world.cpus(f"kubepods/burstable/podvm/{virtual.id}") == "0-3"
+        assert world.cpus(f"kubepods/burstable/podvm/{in_vm.id}") == "0-3"
     assert world.runtime.updates == {}
     assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
     assert not [each for each in caplog.records if "vm" in each.getMessage()]
@@ -104,7 +104,7 @@ def test_failed_write_of_the_journal_does_not_delay_the_snapshot(world: World) -
     (world.state / "journal").rmdir()
     agent.reconcile()
     assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
-    assert '"cpus": "0-2"' in (world.state / "journal").read_text(), "the request is remembered"
+    assert '"cpus": "0-2"' in (world.state / "journal").read_text(), "the request is stored"
 
 
 def test_notification_of_an_ended_container_is_dropped(world: World) -> None:
@@ -127,7 +127,7 @@ def test_repeatedly_restarting_container_leaves_nothing_in_the_journal(world: Wo
         container = world.container(pod, f"try{number}")
         agent.notified([Created(container.id, RequestedResources("0-2", quota_microseconds=5))])
         agent.reconcile()
-        world.ends(container)
+        world.end_container(container)
         for controller in ("cpuset", "cpu", "memory"):
             shutil.rmtree(world.cpuset.parent / controller / parent / container.id)
     journal = Journal(world.state / "journal")
@@ -161,36 +161,32 @@ def test_announced_owner_takes_its_cpu_before_the_runtime_lists_it(world: World)
 SESSION = (7, 1 << 40)
 
 
-@pytest.mark.parametrize("word", ["session-ended", "sandbox-removed", "gone", "terminal"])
-def test_claim_of_a_pod_that_was_announced_and_died_does_not_keep_its_cpus_from_others(
-    world: World, word: str
-) -> None:
+@pytest.mark.parametrize("end", ["session-ended", "sandbox-removed", "deleted", "terminal"])
+def test_an_announced_pod_that_ended_keeps_no_cpus_from_others(world: World, end: str) -> None:
     status = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "3"}'}
-    dead = PodAnnounced("dead", "ns", "dead", {}, status, "/kubepods/poddead", SESSION)
-    dead_in_api = apiobjects.from_object(
+    announced = PodAnnounced("dead", "ns", "dead", {}, status, "/kubepods/poddead", SESSION)
+    api_pod = apiobjects.from_object(
         {
             "metadata": {"uid": "dead", "namespace": "ns", "name": "dead", "annotations": status},
             "spec": {"nodeName": "n"},
             "status": {"phase": "Pending"},
         }
     )
-    in_api = word in ("gone", "terminal")
-    world.cluster_objects.pods = {"dead": dead_in_api} if in_api else {}
+    in_api = end in ("deleted", "terminal")
+    world.cluster_objects.pods = {"dead": api_pod} if in_api else {}
     agent = world.agent()
-    agent.notified([dead])
+    agent.notified([announced])
     agent.reconcile()
     assert [owner.title for owner in world.snapshot().owners] == ["ns/dead"]
     world.container(world.sandbox("own", "LSE", "3"))
-    if word == "session-ended":
+    if end == "session-ended":
         agent.notified([SessionEnded(SESSION)])
-    elif word == "sandbox-removed":
+    elif end == "sandbox-removed":
         agent.notified([SnapshotRequest(waits=False, sandbox_uid="dead")])
-    elif word == "gone":
+    elif end == "deleted":
         world.cluster_objects.pods = {}
     else:
-        world.cluster_objects.pods = {
-            "dead": msgspec.structs.replace(dead_in_api, phase=Phase.FAILED)
-        }
+        world.cluster_objects.pods = {"dead": msgspec.structs.replace(api_pod, phase=Phase.FAILED)}
     agent.reconcile()
     assert [owner.title for owner in world.snapshot().owners] == ["ns/own"]
 
@@ -199,8 +195,8 @@ NEW = PodAnnounced("new", "ns", "new", {}, {}, "/kubepods/burstable/podnew")
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["same-agent", "next-agent"])
-def test_sandbox_is_made_without_cpus_of_owners(world: World, restarted: bool) -> None:
-    """A v1 group is made with the CPUs of its parent."""
+def test_a_sandbox_starts_without_cpus_of_owners(world: World, restarted: bool) -> None:
+    """The kernel creates a v1 group with the CPUs of its parent."""
     pod = "kubepods/burstable/podnew"
     world.container(world.sandbox("own", "LSE", "1"))
     agent = world.agent()
@@ -241,20 +237,20 @@ def test_announced_pod_follows_the_pool_and_gets_its_cpus_back_when_its_sandbox_
 
 
 def test_announced_pod_keeps_all_cpus_that_no_other_pod_owns(world: World) -> None:
-    """A runtime may run the monitor of a container on any of them."""
+    """A runtime may run the monitor of a container on any of these CPUs."""
     world.container(world.sandbox("own", "LSE", "1"))
     agent = world.agent()
     for uid, claim in (("first", "2"), ("second", "3")):
         world.group(f"kubepods/pod{uid}")
-        notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'}
-        agent.notified([PodAnnounced(uid, "ns", uid, {}, notes, f"/kubepods/pod{uid}")])
+        annotations = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'}
+        agent.notified([PodAnnounced(uid, "ns", uid, {}, annotations, f"/kubepods/pod{uid}")])
     agent.reconcile()
     assert world.cpus("kubepods/podfirst") == "0,2"
     assert world.cpus("kubepods/podsecond") == "0,3"
 
 
 @pytest.mark.parametrize("cgroup_parent", ["", "/kubepods", "/kubepods/podabsent"])
-def test_no_other_group_than_the_pods_is_narrowed(world: World, cgroup_parent: str) -> None:
+def test_only_the_group_of_the_announced_pod_is_narrowed(world: World, cgroup_parent: str) -> None:
     world.container(world.sandbox("own", "LSE", "1"))
     agent = world.agent()
     agent.notified([PodAnnounced("absent", "ns", "absent", {}, {}, cgroup_parent)])
@@ -264,7 +260,7 @@ def test_no_other_group_than_the_pods_is_narrowed(world: World, cgroup_parent: s
 
 
 @pytest.mark.parametrize("pattern", ["ns/new", "ns/n*/side"])
-def test_excluded_pod_keeps_its_cpus_and_waits_for_nothing(world: World, pattern: str) -> None:
+def test_excluded_pod_keeps_its_cpus_and_is_not_delayed(world: World, pattern: str) -> None:
     world.container(world.sandbox("own", "LSE", "1"))
     agent = world.agent()
     agent.exclude = (pattern,)
@@ -279,8 +275,8 @@ def test_annotation_that_overloads_a_parser_is_a_refused_claim(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.container(world.sandbox("bad", "LSE", "1"))
-    bomb = world.runtime.listed_sandboxes[0].annotations
-    bomb["scheduling.koordinator.sh/resource-status"] = '{"x":' + "[" * 100_000
+    annotations = world.runtime.listed_sandboxes[0].annotations
+    annotations["scheduling.koordinator.sh/resource-status"] = '{"x":' + "[" * 100_000
     world.container(world.sandbox("own", "LSE", "1"))
     world.agent().reconcile()
     assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
@@ -311,8 +307,8 @@ def test_policy_of_the_kubelet_is_reported_when_nothing_else_changes(world: Worl
     (world.kubelet / "cpu_manager_state").write_text('{"policyName":"static"}')
     agent.reconcile()
     stored = (world.state / "objects/noderesourcetopology/n.yaml").read_text()
-    notes = yaml.safe_load(stored)["metadata"]["annotations"]
-    assert notes["kubelet.koordinator.sh/cpu-manager-policy"] == '{"policy":"static"}'
+    annotations = yaml.safe_load(stored)["metadata"]["annotations"]
+    assert annotations["kubelet.koordinator.sh/cpu-manager-policy"] == '{"policy":"static"}'
 
 
 def test_two_hundred_pods(world: World) -> None:
@@ -325,14 +321,14 @@ def test_two_hundred_pods(world: World) -> None:
     assert {world.cpus(f"kubepods/burstable/podp{n:03}/c-p{n:03}-main") for n in range(200)} == {
         "1-3"
     }
-    world.ends(owner)
+    world.end_container(owner)
     world.runtime.listed_sandboxes.pop()
     agent.reconcile()
     assert world.cpus("kubepods/burstable/podp000/c-p000-main") == "0-3"
 
 
 def test_cpus_of_a_resource_claim_are_exclusive_to_its_containers(world: World) -> None:
-    """By the ResourceClaims of the kubelet and the driver; an earlier owner keeps its CPUs."""
+    """The kubelet and the driver must report the ResourceClaim; an earlier owner keeps its CPUs."""
     claimed, sharer = world.sandbox("c"), world.sandbox("ls", "LS")
     container = world.container(claimed)
     world.container(sharer)
@@ -342,7 +338,9 @@ def test_cpus_of_a_resource_claim_are_exclusive_to_its_containers(world: World) 
     agent = world.agent()
     agent.reconcile()
     groups = [f"kubepods/burstable/pod{uid}/c-{uid}-main" for uid in ("c", "ls", "own")]
-    assert [world.cpus(each) for each in groups] == ["0-1,3", "0-1,3", "2"], "no source confirms it"
+    assert [world.cpus(each) for each in groups] == ["0-1,3", "0-1,3", "2"], (
+        "the kubelet does not report the claim"
+    )
     device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000", ("dra.k8s.io/cpu=claim-1",))
     resources = ContainerResources("main", claims=(ResourceClaim("ns", "x", (device,)),))
     listed = PodResources("ns", "c", (resources,))
@@ -352,24 +350,24 @@ def test_cpus_of_a_resource_claim_are_exclusive_to_its_containers(world: World) 
     (topology,) = (world.state / "objects" / "noderesourcetopology").iterdir()
     assert '"cpuset":"1-2"' in topology.read_text()
     world.runtime.listed_sandboxes.remove(claimed)
-    world.ends(container)
+    world.end_container(container)
     agent.reconcile()
     assert world.cpus(groups[1]) == "0-1,3"
 
 
 class CountedCalls:
-    """Calls through to a function, and counts the calls."""
+    """Calls a function, and counts the calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self.calls = 0
 
-    def __call__(self, *args: Any, **more: Any) -> Any:
+    def __call__(self, *args: Any, **options: Any) -> Any:
         self.calls += 1
-        return self._function(*args, **more)
+        return self._function(*args, **options)
 
 
-def test_a_pass_at_rest_asks_the_runtime_for_two_lists_and_decides_nothing_again(
+def test_a_pass_without_changes_requests_two_lists_of_the_runtime_and_decides_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for uid, qos, claim in (("own", "LSE", "1"), ("ls", "LS", ""), ("be", "BE", "")):
@@ -382,20 +380,20 @@ def test_a_pass_at_rest_asks_the_runtime_for_two_lists_and_decides_nothing_again
         monkeypatch.setattr(world.runtime, name, counted[name])
     decide = CountedCalls(pools.decide)
     monkeypatch.setattr(pools, "decide", decide)
-    built = CountedCalls(reports.report_values)
-    monkeypatch.setattr(reports, "report_values", built)
+    report_values = CountedCalls(reports.report_values)
+    monkeypatch.setattr(reports, "report_values", report_values)
     agent = world.agent()
-    for _ in range(3):  # the second pass sees the owner of the first one's snapshot
+    for _ in range(3):  # the second pass reads the owner in the first one's snapshot
         agent.reconcile()
-    before = {name: each.calls for name, each in counted.items()}, decide.calls, built.calls
+    before = {name: each.calls for name, each in counted.items()}, decide.calls, report_values.calls
     agent.reconcile()
-    after = {name: each.calls for name, each in counted.items()}, decide.calls, built.calls
+    after = {name: each.calls for name, each in counted.items()}, decide.calls, report_values.calls
     expected = before[0] | {name: before[0][name] + 1 for name in ("sandboxes", "containers")}
     assert after == (expected, *before[1:])
 
 
 @pytest.mark.parametrize("group", ["c-ls-main", "s-ls"])
-def test_a_pass_that_decides_nothing_again_repairs_what_another_process_wrote(
+def test_a_pass_without_changes_restores_values_that_another_process_wrote(
     world: World, group: str
 ) -> None:
     world.container(world.sandbox("own", "LSE", "1"))
@@ -415,7 +413,7 @@ def test_a_pass_that_decides_nothing_again_repairs_what_another_process_wrote(
     assert world.cpus("kubepods/burstable/podls/c-ls-late") == "0,2-3"
 
 
-def test_a_sandbox_whose_cgroup_is_gone_fails_no_pass(world: World) -> None:
+def test_a_pass_succeeds_without_the_cgroup_of_a_sandbox(world: World) -> None:
     sandbox = world.sandbox("ls", "LS")
     group = f"kubepods/burstable/podls/{sandbox.id}"
     world.group(group)

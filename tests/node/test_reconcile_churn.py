@@ -1,4 +1,4 @@
-"""Pods that start, end, change and have false annotations, a kubelet that assigns CPUs, and an
+"""Pods that start, end, change and have invalid annotations, a kubelet that assigns CPUs, and an
 agent that restarts or is killed at any write: real passes on a model kernel, with the invariants
 checked at every write.
 
@@ -58,25 +58,25 @@ PARENTS = {
 """By QoS label; a pod without one is Guaranteed here, so that the kubelet may give it CPUs."""
 
 
-class Died(BaseException):
-    """The agent's end in the middle of a pass; no code catches it."""
+class AgentKilled(BaseException):
+    """The agent is killed in the middle of a pass; no code catches it."""
 
 
 class WatchedKernel(Kernel):
-    """Records the value of every group after each write, and ends the agent at a chosen one."""
+    """Records the value of every group after each write; kills the agent at a chosen write."""
 
     def __init__(self, version: int, cpus: dict[str, CpuSet], journal: Path) -> None:
         super().__init__(version, cpus)
         self.journal = journal
         self.trace: list[tuple[str, CpuSet, dict[str, CpuSet]]] = []
-        self.dies_at: int | None = None
+        self.killed_at_write: int | None = None
         self.refusing = ""
 
     def write(self, group: str, text: str) -> None:
-        if self.dies_at is not None:
-            if self.dies_at == 0:
-                raise Died
-            self.dies_at -= 1
+        if self.killed_at_write is not None:
+            if self.killed_at_write == 0:
+                raise AgentKilled
+            self.killed_at_write -= 1
         if group == self.refusing:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         inherits = self.version == 2 and not self.processes and "/pod" in group
@@ -86,7 +86,7 @@ class WatchedKernel(Kernel):
         super().write(group, text)
         self.trace.append((group, gained, {each: self.effective(each) for each in self.cpus}))
 
-    def by_runtime(self, group: str, cpus: CpuSet) -> None:
+    def write_by_runtime(self, group: str, cpus: CpuSet) -> None:
         """A write of another process."""
         super().write(group, str(cpus))
 
@@ -101,17 +101,16 @@ class Runtime(ListedRuntime):
 
 
 class Host:
-    """The parts that survive an agent: kernel, runtime, kubelet and the files of the state
-    folder."""
+    """What an agent's restart does not change: kernel, runtime, kubelet and state folder."""
 
     def __init__(self, version: int, folder: Path) -> None:
         self.folder = folder
         self.state = folder / "state"
         self.state.mkdir(parents=True)
         parents = ("/kubepods", "/kubepods/burstable", "/kubepods/besteffort")
-        own = CPUS if version == 1 else EMPTY
+        initial = CPUS if version == 1 else EMPTY
         self.kernel = WatchedKernel(
-            version, {"/": CPUS} | dict.fromkeys(parents, own), self.state / "journal"
+            version, {"/": CPUS} | dict.fromkeys(parents, initial), self.state / "journal"
         )
         self.runtime = Runtime()
         self.root = trees.write(str(folder / "machine"), trees.machine(2, 1, 1, 3, 1))
@@ -121,7 +120,7 @@ class Host:
         """By pod uid; of removed pods too: an announced pod owns CPUs until it is forgotten."""
         self.static = False
 
-    def twin(self, folder: Path) -> Host:
+    def clone(self, folder: Path) -> Host:
         """A copy of the host."""
         other = copy.copy(self)
         other.folder = folder
@@ -162,14 +161,14 @@ class Host:
         body = {"policyName": "static" if self.static else "none", "entries": entries}
         (self.folder / "cpu_manager_state").write_text(json.dumps(body))
 
-    def make(self, group: str, cpus: CpuSet = EMPTY) -> None:
+    def make_group(self, group: str, cpus: CpuSet = EMPTY) -> None:
         """As runtimes do: on v1 with the CPUs of its ancestors first."""
         self.kernel.make(group)
-        above = self.kernel.cpus[group.rpartition("/")[0]]
+        parent_cpus = self.kernel.cpus[group.rpartition("/")[0]]
         if self.kernel.version == 1:
-            self.kernel.by_runtime(group, above)
+            self.kernel.write_by_runtime(group, parent_cpus)
         if cpus:
-            self.kernel.by_runtime(group, cpus)
+            self.kernel.write_by_runtime(group, cpus)
 
     def sandbox_of(self, uid: str) -> Sandbox:
         return next(each for each in self.runtime.listed_sandboxes if each.uid == uid)
@@ -181,11 +180,11 @@ class Host:
         return [each for each in self.runtime.listed_containers if each.state is state]
 
     def running(self) -> dict[str, str]:
-        """Group to pod uid."""
+        """Pod uid by group."""
         return {group: uid for group, (uid, _) in self.running_containers().items()}
 
     def running_containers(self) -> dict[str, tuple[str, str]]:
-        """Group to pod uid and container's name."""
+        """Pod uid and container name by group."""
         return {
             self.runtime.statuses[each.id].cgroups_path: (
                 each.sandbox_id.removeprefix("s-"),
@@ -194,10 +193,12 @@ class Host:
             for each in self.containers(ContainerState.RUNNING)
         }
 
-    def shared(self, held: dict[str, CpuSet], owned: dict[str, CpuSet]) -> set[tuple[str, str]]:
-        """A container's group and the group of an owner's container on whose CPUs it is; an owner
-        by pod uid. BE may be on those of every class except LSE, and on the kubelet's only for
-        LSR."""
+    def shared(
+        self, effective: dict[str, CpuSet], owned: dict[str, CpuSet]
+    ) -> set[tuple[str, str]]:
+        """Pairs of a container's group and the group of an owner's container that share owned CPUs.
+        `owned`: by pod uid. A BE pod may share the CPUs of every class except LSE; CPUs that
+        the kubelet assigned only those of an LSR pod."""
         running = self.running()
         return {
             (group, other)
@@ -205,11 +206,11 @@ class Host:
             for group, uid in running.items()
             if owner in owned
             and uid != owner
-            and not (self.classes[uid] is QoS.BE and self.with_be(owner))
-            and held[group] & held[other] & owned[owner]
+            and not (self.classes[uid] is QoS.BE and self.shares_with_be(owner))
+            and effective[group] & effective[other] & owned[owner]
         }
 
-    def with_be(self, owner: str) -> bool:
+    def shares_with_be(self, owner: str) -> bool:
         qos = self.classes[owner]
         return qos is QoS.LSR if owner in self.kubelet else qos is not QoS.LSE
 
@@ -233,8 +234,8 @@ class Churn(RuleBasedStateMachine):
         )
         self.host = Host(self.version, self.folder / "host")
         self.agent = self.host.agent()
-        self.pods = 0
-        self.made = 0
+        self.pod_number = 0
+        self.container_number = 0
         self.announced: set[str] = set()
         self.settled = False
 
@@ -248,46 +249,46 @@ class Churn(RuleBasedStateMachine):
         return [each.uid for each in self.host.runtime.listed_sandboxes]
 
     @initialize(classes=st.lists(st.sampled_from(["LSE", "LSR", "LS", "LS", "BE"]), max_size=4))
-    def begins(self, classes: list[str]) -> None:
-        """A node with a running container in each of a few pods. CPU 5 is never exclusive."""
+    def start_node(self, classes: list[str]) -> None:
+        """A node with a few pods of one running container each. CPU 5 is never exclusive."""
         self.reconcile()
         for number, qos in enumerate(classes):
             self.create_pod(qos, str(number) if qos in ("LSE", "LSR") else "", False)
-            self.create(f"p{self.pods}", starts=True)
+            self.create_container(f"p{self.pod_number}", start=True)
 
     @rule(
         qos=st.sampled_from(["LSE", "LSR", "LS", "BE", ""]),
         claim=claims,
         notified=st.booleans(),
-        aside=st.booleans(),
+        sidecar=st.booleans(),
     )
     def create_pod(
-        self, qos: str, claim: str, notified: bool, aside: bool = False, guaranteed: bool = False
+        self, qos: str, claim: str, notified: bool, sidecar: bool = False, guaranteed: bool = False
     ) -> None:
-        """`aside`: its second container is a sidecar that stays on the pool."""
-        self.pods += 1
-        uid = f"p{self.pods}"
+        """`sidecar`: the second container of the pod is a sidecar, which shares the pool."""
+        self.pod_number += 1
+        uid = f"p{self.pod_number}"
         self.host.classes[uid] = QoS(qos or "LS")
         parent = f"{PARENTS['' if guaranteed else qos]}/pod{uid}"
         labels = {QOS_LABEL: qos} if qos else {}
-        notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
-        if aside:
-            notes[SHARED_CONTAINERS] = "n1"
-        self.host.make(parent)
+        annotations = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
+        if sidecar:
+            annotations[SHARED_CONTAINERS] = "n1"
+        self.host.make_group(parent)
         if notified:
             self.announced.add(uid)
-            self.reconcile(PodAnnounced(uid, "ns", uid, labels, notes, parent))
-        sandbox = Sandbox(f"s-{uid}", uid, "ns", uid, True, self.pods, labels, notes)
+            self.reconcile(PodAnnounced(uid, "ns", uid, labels, annotations, parent))
+        sandbox = Sandbox(f"s-{uid}", uid, "ns", uid, True, self.pod_number, labels, annotations)
         self.host.runtime.listed_sandboxes.append(sandbox)
         group = f"{parent}/{sandbox.id}"
         self.host.runtime.statuses[sandbox.id] = VerboseStatus(
             cgroup_parent=parent, cgroups_path=group
         )
-        self.host.make(group)
+        self.host.make_group(group)
         first = self.host.kernel.effective(group)
         for owner in self.owned() if notified and self.has_cpus(uid) else ():
-            if owner != uid and not (qos == "BE" and self.host.with_be(owner)):
-                assert not first & self.owned()[owner], f"{uid} begins on CPUs of {owner}"
+            if owner != uid and not (qos == "BE" and self.host.shares_with_be(owner)):
+                assert not first & self.owned()[owner], f"{uid} starts on CPUs of {owner}"
         self.settled = False
 
     def has_cpus(self, uid: str) -> bool:
@@ -297,11 +298,11 @@ class Churn(RuleBasedStateMachine):
         return bool(snapshot.pods[uid].each.cpuset)
 
     @precondition(lambda self: self.uids())
-    @rule(data=st.data(), starts=st.booleans())
-    def creates(self, data: st.DataObject, starts: bool) -> None:
-        self.create(self.some(data, self.uids()), starts=starts)
+    @rule(data=st.data(), start=st.booleans())
+    def create_container_of_a_pod(self, data: st.DataObject, start: bool) -> None:
+        self.create_container(self.some(data, self.uids()), start=start)
 
-    def create(self, uid: str, *, starts: bool) -> None:
+    def create_container(self, uid: str, *, start: bool) -> None:
         self.reconcile(SnapshotRequest())
         snapshot = self.host.snapshot()
         assert snapshot is not None
@@ -313,9 +314,9 @@ class Churn(RuleBasedStateMachine):
         wanted = snapshot.pods[uid].of(name)
         if wanted.blocked:
             return
-        self.made += 1
+        self.container_number += 1
         container = RuntimeContainer(
-            f"c-{uid}-{self.made}",
+            f"c-{uid}-{self.container_number}",
             f"s-{uid}",
             name,
             ContainerState.CREATED,
@@ -327,28 +328,32 @@ class Churn(RuleBasedStateMachine):
         )
         self.agent.notified([Created(container.id, RequestedResources())])
         self.settled = False
-        if starts:
-            self.started(container)
+        if start:
+            self.start_container(container)
 
     @precondition(lambda self: self.host.containers(ContainerState.CREATED))
     @rule(data=st.data())
-    def starts(self, data: st.DataObject) -> None:
+    def start(self, data: st.DataObject) -> None:
         self.reconcile(SnapshotRequest())
-        self.started(data.draw(st.sampled_from(self.host.containers(ContainerState.CREATED))))
+        self.start_container(
+            data.draw(st.sampled_from(self.host.containers(ContainerState.CREATED)))
+        )
 
-    def started(self, container: RuntimeContainer) -> None:
+    def start_container(self, container: RuntimeContainer) -> None:
         host = self.host
         status = host.runtime.statuses[container.id]
         listed = host.runtime.listed_containers
         listed[listed.index(container)] = msgspec.structs.replace(
             container, state=ContainerState.RUNNING
         )
-        held = {group: host.kernel.effective(group) for group in host.kernel.cpus}
-        host.make(status.cgroups_path, CpuSet.parse(status.resources.cpuset))
-        held[status.cgroups_path] = host.kernel.effective(status.cgroups_path)
+        effective = {group: host.kernel.effective(group) for group in host.kernel.cpus}
+        host.make_group(status.cgroups_path, CpuSet.parse(status.resources.cpuset))
+        effective[status.cgroups_path] = host.kernel.effective(status.cgroups_path)
         owned = self.owned()
-        bad = [pair for pair in host.shared(held, owned) if status.cgroups_path in pair]
-        assert not bad, f"{container.id} started on CPUs that are not its own: {bad} {owned}"
+        conflicts = [pair for pair in host.shared(effective, owned) if status.cgroups_path in pair]
+        assert not conflicts, (
+            f"{container.id} started on CPUs that are not its own: {conflicts} {owned}"
+        )
         self.settled = False
 
     def owned(self) -> dict[str, CpuSet]:
@@ -357,10 +362,10 @@ class Churn(RuleBasedStateMachine):
 
     @precondition(lambda self: self.host.runtime.listed_containers)
     @rule(data=st.data())
-    def ends(self, data: st.DataObject) -> None:
-        self.remove(data.draw(st.sampled_from(self.host.runtime.listed_containers)))
+    def end_container(self, data: st.DataObject) -> None:
+        self.remove_container(data.draw(st.sampled_from(self.host.runtime.listed_containers)))
 
-    def remove(self, container: RuntimeContainer) -> None:
+    def remove_container(self, container: RuntimeContainer) -> None:
         self.host.runtime.listed_containers.remove(container)
         status = self.host.runtime.statuses.pop(container.id)
         if container.state is ContainerState.RUNNING:
@@ -376,7 +381,7 @@ class Churn(RuleBasedStateMachine):
         for each in [
             each for each in self.host.runtime.listed_containers if each.sandbox_id == f"s-{uid}"
         ]:
-            self.remove(each)
+            self.remove_container(each)
         self.host.runtime.listed_sandboxes.remove(self.host.sandbox_of(uid))
         status = self.host.runtime.statuses.pop(f"s-{uid}")
         self.host.kernel.remove(status.cgroups_path)
@@ -387,50 +392,49 @@ class Churn(RuleBasedStateMachine):
 
     @precondition(lambda self: self.uids())
     @rule(data=st.data(), claim=claims)
-    def claims_anew(self, data: st.DataObject, claim: str) -> None:
+    def change_claim(self, data: st.DataObject, claim: str) -> None:
         uid = self.some(data, self.uids())
         sandbox = self.host.sandbox_of(uid)
-        notes = dict(sandbox.annotations)
-        notes[RESOURCE_STATUS] = f'{{"cpuset": "{claim}"}}' if claim else ""
+        annotations = dict(sandbox.annotations)
+        annotations[RESOURCE_STATUS] = f'{{"cpuset": "{claim}"}}' if claim else ""
         listed = self.host.runtime.listed_sandboxes
-        listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=notes)
+        listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=annotations)
         self.settled = False
 
     @precondition(lambda self: self.owned().keys() & set(self.uids()))
     @rule(data=st.data(), cpu=st.integers(0, 4))
-    def widens(self, data: st.DataObject, cpu: int) -> None:
+    def add_cpu_to_an_owner(self, data: st.DataObject, cpu: int) -> None:
         """An owner claims one more CPU."""
-        self.widen(self.some(data, sorted(self.owned().keys() & set(self.uids()))), cpu)
+        self.add_cpu(self.some(data, sorted(self.owned().keys() & set(self.uids()))), cpu)
 
-    def widen(self, uid: str, cpu: int) -> None:
+    def add_cpu(self, uid: str, cpu: int) -> None:
         claim = str(self.owned()[uid] | CpuSet([cpu]))
         sandbox, listed = self.host.sandbox_of(uid), self.host.runtime.listed_sandboxes
-        notes = sandbox.annotations | {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'}
-        listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=notes)
+        annotations = sandbox.annotations | {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'}
+        listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=annotations)
         self.settled = False
         self.reconcile()
 
     @rule(cpu=st.integers(0, 4), notified=st.booleans())
-    def owner_comes(self, cpu: int, notified: bool) -> None:
-        """With a container, if the snapshot allows it."""
+    def start_owner(self, cpu: int, notified: bool) -> None:
+        """An owner with a running container, if the snapshot allows it."""
         self.create_pod("LSE", str(cpu), notified)
-        self.create(f"p{self.pods}", starts=True)
+        self.create_container(f"p{self.pod_number}", start=True)
 
     @precondition(lambda self: self.host.running())
     @rule(data=st.data())
     def kernel_refuses(self, data: st.DataObject) -> None:
-        """Refuses every write to one group, until `kernel_relents`."""
+        """The kernel refuses every write to one group until `kernel_accepts`."""
         self.host.kernel.refusing = data.draw(st.sampled_from(sorted(self.host.running())))
 
     @rule()
-    def kernel_relents(self) -> None:
+    def kernel_accepts(self) -> None:
         self.host.kernel.refusing = ""
 
     @precondition(lambda self: [uid for uid in self.uids() if self.unlabelled(uid)])
     @rule(data=st.data(), cpus=st.sets(st.integers(0, 5), max_size=2).map(CpuSet))
-    def kubelet_gives(self, data: st.DataObject, cpus: CpuSet) -> None:
-        """Of the CPUs that it does not know to be assigned, the kubelet takes those that Topolet's
-        owners leave."""
+    def kubelet_assigns_cpus(self, data: st.DataObject, cpus: CpuSet) -> None:
+        """The kubelet assigns CPUs that neither it nor Topolet has assigned to another pod."""
         host = self.host
         uid = self.some(data, [uid for uid in self.uids() if self.unlabelled(uid)])
         self.reconcile()
@@ -442,7 +446,7 @@ class Churn(RuleBasedStateMachine):
             host.kubelet[uid] = cpus
             for group, of in host.running().items():
                 if of == uid:
-                    host.kernel.by_runtime(group, cpus)
+                    host.kernel.write_by_runtime(group, cpus)
         host.write_kubelet()
         self.settled = False
 
@@ -450,40 +454,38 @@ class Churn(RuleBasedStateMachine):
         qos=st.sampled_from(["LSE", "LSR", ""]),
         claim=claims,
         wanted=st.lists(st.integers(1, 5), min_size=1, max_size=2),
-        starts=st.booleans(),
+        start=st.booleans(),
     )
-    def admitted(self, qos: str, claim: str, wanted: list[int], starts: bool) -> None:
-        """A kubelet assigns CPUs to a pod before its sandbox is created, whichever pod claims them:
-        it knows only its own assignments, and reserves CPU 0."""
+    def kubelet_admits_pod(self, qos: str, claim: str, wanted: list[int], start: bool) -> None:
+        """The kubelet assigns CPUs to a pod before its sandbox is created, also CPUs that another
+        pod claims: it knows only its own assignments, and reserves CPU 0."""
         host = self.host
         taken = union(host.kubelet.values())
         free = CpuSet(wanted) - taken
         if not free or not CPUS - taken - free:
             return
         host.static = True
-        host.kubelet[f"p{self.pods + 1}"] = free
+        host.kubelet[f"p{self.pod_number + 1}"] = free
         host.write_kubelet()
         self.create_pod(qos, claim, notified=True, guaranteed=True)
-        self.create(f"p{self.pods}", starts=starts)
+        self.create_container(f"p{self.pod_number}", start=start)
 
     def unlabelled(self, uid: str) -> bool:
-        """Whether the kubelet may assign CPUs to it, and no other source has."""
+        """Whether the kubelet may assign CPUs to the pod, and no other source has."""
         sandbox = self.host.sandbox_of(uid)
         return not sandbox.labels and not sandbox.annotations
-
-    # The agent.
 
     @rule()
     def run_pass(self) -> None:
         self.reconcile()
 
     def reconcile(self, *notifications: Notification) -> None:
-        """A pass, with every write of it checked."""
+        """A pass; every write of it is checked."""
         host = self.host
         self.agent.notified(list(notifications))
         before = {group: host.kernel.effective(group) for group in host.kernel.cpus}
-        granted = self.owned()
-        bad = host.shared(before, granted)
+        owned_before = self.owned()
+        shared_before = host.shared(before, owned_before)
         host.kernel.trace.clear()
         failed = False
         try:
@@ -492,30 +494,33 @@ class Churn(RuleBasedStateMachine):
             assert host.kernel.refusing
             failed = True
         self.announced -= set(self.uids())
-        self.check_writes(before, granted, bad)
+        self.check_writes(before, owned_before, shared_before)
         self.check_decision(failed=failed)
         self.settled = not failed
 
     def check_writes(
-        self, before: dict[str, CpuSet], granted: dict[str, CpuSet], bad: set[tuple[str, str]]
+        self,
+        before: dict[str, CpuSet],
+        owned_before: dict[str, CpuSet],
+        shared_before: set[tuple[str, str]],
     ) -> None:
         host = self.host
         after = {group: host.kernel.effective(group) for group in host.kernel.cpus}
-        now = self.owned()  # an owner that claims nothing any more has nothing to lose
-        granted = {uid: cpus & now.get(uid, EMPTY) for uid, cpus in granted.items()}
-        circles = any(not before[group] & after[group] for group in host.running())
-        for group, gained, held in host.kernel.trace:
-            for each, cpus in held.items():
+        now = self.owned()  # an owner without a claim loses its CPUs
+        owned_before = {uid: cpus & now.get(uid, EMPTY) for uid, cpus in owned_before.items()}
+        swaps = any(not before[group] & after[group] for group in host.running())
+        for group, gained, effective in host.kernel.trace:
+            for each, cpus in effective.items():
                 assert cpus, f"{each} has no CPU"
-                assert each == "/" or cpus <= held[each.rpartition("/")[0] or "/"]
-            if circles:
+                assert each == "/" or cpus <= effective[each.rpartition("/")[0] or "/"]
+            if swaps:
                 continue
-            fresh = host.shared(held, granted) - bad
-            assert not fresh, f"after {group}: {fresh} share CPUs of {granted}"
-            new = {pair for pair in host.shared(held, self.owned()) if group in pair}
+            newly_shared = host.shared(effective, owned_before) - shared_before
+            assert not newly_shared, f"after {group}: {newly_shared} share CPUs of {owned_before}"
+            new = {pair for pair in host.shared(effective, self.owned()) if group in pair}
             new -= host.shared(after, self.owned())
             assert not gained or not {
-                pair for pair in new if held[pair[0]] & held[pair[1]] & gained
+                pair for pair in new if effective[pair[0]] & effective[pair[1]] & gained
             }, f"{group} gained {gained} too early: {new}"
 
     def check_decision(self, *, failed: bool = False) -> None:
@@ -526,7 +531,7 @@ class Churn(RuleBasedStateMachine):
         ls = union(each.cpus for each in snapshot.ls_pools)
         be = union(each.cpus for each in snapshot.be_pools)
         for owner in snapshot.owners:
-            assert owner.cpus, f"{owner.title} owns nothing"
+            assert owner.cpus, f"{owner.title} owns no CPUs"
             assert not owner.cpus & taken, f"{owner.title} owns {owner.cpus & taken} of another"
             assert owner.kubelet == (owner.uid in host.kubelet)
             assert not owner.kubelet or owner.cpus == host.kubelet[owner.uid]
@@ -547,14 +552,14 @@ class Churn(RuleBasedStateMachine):
             if uid in host.kubelet:
                 assert CpuSet.parse(wanted) == host.kubelet[uid]
         owned = {each.uid: each.cpus for each in snapshot.owners}
-        held = {group: host.kernel.effective(group) for group in host.kernel.cpus}
-        assert not host.shared(held, owned)
+        effective = {group: host.kernel.effective(group) for group in host.kernel.cpus}
+        assert not host.shared(effective, owned)
 
     @precondition(lambda self: self.settled and not self.announced)
     @rule()
-    def restarts(self) -> None:
-        """Nothing is written or decided. (Announcements are lost: their pods are announced again
-        before each container.)"""
+    def agent_restarts(self) -> None:
+        """A restart writes and decides nothing. (Announcements are lost: their pods are announced
+        again before each container.)"""
         before = self.host.snapshot()
         self.agent = self.host.agent()
         self.reconcile()
@@ -566,30 +571,31 @@ class Churn(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.host.kernel.refusing)
     @rule(writes=st.integers(0, 6))
-    def dies(self, writes: int) -> None:
-        """At a write; the next agent reaches the state that the first would have reached."""
+    def is_killed(self, writes: int) -> None:
+        """The agent is killed at a write; the next one reaches the state that the first would have
+        reached."""
         self.announced.clear()
         host = self.host
-        other = host.twin(self.folder / "twin")
+        other = host.clone(self.folder / "clone")
         other.agent().reconcile()
         before = {group: host.kernel.effective(group) for group in host.kernel.cpus}
-        granted = self.owned()
-        bad = host.shared(before, granted)
+        owned_before = self.owned()
+        shared_before = host.shared(before, owned_before)
         host.kernel.trace.clear()
-        host.kernel.dies_at = writes
-        with contextlib.suppress(Died):
+        host.kernel.killed_at_write = writes
+        with contextlib.suppress(AgentKilled):
             host.agent().reconcile()
-        host.kernel.dies_at = None
+        host.kernel.killed_at_write = None
         self.agent = host.agent()
         self.agent.reconcile()
-        self.check_writes(before, granted, bad)
+        self.check_writes(before, owned_before, shared_before)
         self.check_decision()
         self.settled = True
         assert host.kernel.cpus == other.kernel.cpus
-        mine, its = host.snapshot(), other.snapshot()
-        assert mine is not None
-        assert its is not None
-        assert _enforced(mine) == _enforced(its)
+        actual, expected = host.snapshot(), other.snapshot()
+        assert actual is not None
+        assert expected is not None
+        assert _enforced(actual) == _enforced(expected)
         shutil.rmtree(other.folder)
 
 
@@ -621,21 +627,21 @@ def test_a_created_owner_does_not_get_a_cpu_that_another_container_still_has(
     machine: type[Churn],
 ) -> None:
     state = machine()
-    state.begins([])
+    state.start_node([])
     state.create_pod("LSE", "0", False)
     state.create_pod("LSE", "2", False)
-    state.create("p2", starts=False)
-    state.owner_comes(0, False)
+    state.create_container("p2", start=False)
+    state.start_owner(0, False)
     (state.host.kernel.refusing,) = state.host.running()
-    state.widen("p2", 1)
+    state.add_cpu("p2", 1)
     state.reconcile(SnapshotRequest())
     (created,) = state.host.containers(ContainerState.CREATED)
     assert state.host.runtime.statuses[created.id].resources.cpuset == "2"
-    state.kernel_relents()
+    state.kernel_accepts()
     state.reconcile(SnapshotRequest())
     state.reconcile(SnapshotRequest())
     assert state.host.runtime.statuses[created.id].resources.cpuset == "1-2"
-    state.started(created)
+    state.start_container(created)
     state.teardown()
 
 
@@ -644,9 +650,9 @@ def test_created_owners_that_change_cpus_with_each_other_start_on_their_own(
     machine: type[Churn],
 ) -> None:
     state = machine()
-    state.begins(["LSE", "LS", "LSE"])
-    state.admitted(qos="", claim="", wanted=[2], starts=False)
-    state.create("p3", starts=False)
+    state.start_node(["LSE", "LS", "LSE"])
+    state.kubelet_admits_pod(qos="", claim="", wanted=[2], start=False)
+    state.create_container("p3", start=False)
     state.host.kubelet["p4"] = CpuSet([1])
     state.host.write_kubelet()
     state.reconcile(SnapshotRequest())
@@ -655,15 +661,15 @@ def test_created_owners_that_change_cpus_with_each_other_start_on_their_own(
         "1",
         "2",
     ]
-    state.started(first)
-    state.started(second)
+    state.start_container(first)
+    state.start_container(second)
     state.teardown()
 
 
 @pytest.mark.parametrize("machine", [Churn, Churn2])
 def test_a_pod_may_begin_while_a_removed_one_is_still_announced(machine: type[Churn]) -> None:
     state = machine()
-    state.begins([])
+    state.start_node([])
     state.create_pod("LSE", "0", True)
     state.remove_pod("p1")
     state.create_pod("BE", "", True)

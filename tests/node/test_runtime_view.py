@@ -1,4 +1,4 @@
-"""Answers that a real runtime cannot be brought to give; the rest is tested on containers."""
+"""Answers that a real runtime does not give on request; tests/integration covers the others."""
 
 from __future__ import annotations
 
@@ -40,24 +40,26 @@ def test_container_that_vanishes_between_list_and_status(
     world: World, observer: RuntimeView
 ) -> None:
     pod = world.sandbox("p")
-    world.container(pod, "stays")
-    gone = world.container(pod, "goes")
-    world.runtime.failing[gone.id] = Code.NOT_FOUND
-    assert list(groups(pods(observer)["p"])) == ["c-p-stays"]
+    world.container(pod, "listed")
+    removed = world.container(pod, "removed")
+    world.runtime.failing[removed.id] = Code.NOT_FOUND
+    assert list(groups(pods(observer)["p"])) == ["c-p-listed"]
 
 
 def test_one_container_without_an_answer_does_not_hide_the_others(
     world: World, observer: RuntimeView, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken, well = world.sandbox("a"), world.sandbox("b")
-    lost = world.container(broken)
-    world.container(well)
-    world.runtime.failing[lost.id] = Code.UNKNOWN
+    unreadable, readable = world.sandbox("a"), world.sandbox("b")
+    without_status = world.container(unreadable)
+    world.container(readable)
+    world.runtime.failing[without_status.id] = Code.UNKNOWN
     for _ in range(2):
         seen = pods(observer)
-        assert groups(seen["a"]) == {lost.id: f"/kubepods/burstable/poda/{lost.id}"}
+        assert groups(seen["a"]) == {
+            without_status.id: f"/kubepods/burstable/poda/{without_status.id}"
+        }
         assert groups(seen["b"]) == {"c-b-main": "/kubepods/burstable/podb/c-b-main"}
-    assert len([each for each in caplog.records if lost.id in each.getMessage()]) == 1
+    assert len([each for each in caplog.records if without_status.id in each.getMessage()]) == 1
 
 
 def test_sandbox_without_an_answer_keeps_the_class_of_its_containers(
@@ -88,16 +90,16 @@ def test_hanging_status_is_requested_again_later(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("agent.node.runtime_view.time.monotonic", lambda: now)
-    hung = world.container(world.sandbox("p"), state=ContainerState.CREATED)
+    hanging = world.container(world.sandbox("p"), state=ContainerState.CREATED)
     world.container(world.sandbox("q"))
-    world.runtime.failing[hung.id] = Code.DEADLINE_EXCEEDED
+    world.runtime.failing[hanging.id] = Code.DEADLINE_EXCEEDED
     assert pods(observer).keys() == {"p", "q"}
-    del world.runtime.failing[hung.id]
-    status = world.runtime.statuses[hung.id]
-    world.runtime.statuses[hung.id] = with_resources(status, cpuset="1")
-    assert observer.observe().statuses[hung.id].resources.cpuset == ""
+    del world.runtime.failing[hanging.id]
+    status = world.runtime.statuses[hanging.id]
+    world.runtime.statuses[hanging.id] = with_resources(status, cpuset="1")
+    assert observer.observe().statuses[hanging.id].resources.cpuset == ""
     now += 61
-    assert observer.observe().statuses[hung.id].resources.cpuset == "1"
+    assert observer.observe().statuses[hanging.id].resources.cpuset == "1"
 
 
 def test_two_sandboxes_of_a_pod_are_one_pod(world: World, observer: RuntimeView) -> None:
@@ -118,7 +120,7 @@ def test_sandbox_that_is_not_ready_counts_while_it_has_a_container(
     assert pods(observer) == {}
     container = world.container(pod)
     assert list(pods(observer)) == ["p"]
-    world.ends(container)
+    world.end_container(container)
     assert pods(observer) == {}
 
 
@@ -162,11 +164,11 @@ def test_ended_containers_are_listed_if_requests_matter(world: World) -> None:
     pod = world.sandbox("p")
     for created_at, name in enumerate(["init", "main", "main", "again"], 1):
         container = world.container(pod, name, cpus=created_at, created_at=created_at)
-        world.ends(container, stays=True)
+        world.end_container(container, still_listed=True)
     world.container(pod, "again", created_at=9)
-    gone = world.container(pod, "gone", created_at=5)
-    world.ends(gone, stays=True)
-    world.runtime.failing[gone.id] = Code.NOT_FOUND
+    removed = world.container(pod, "removed", created_at=5)
+    world.end_container(removed, still_listed=True)
+    world.runtime.failing[removed.id] = Code.NOT_FOUND
     (seen,) = observer.observe().pods
     assert [each.name for each in seen.containers] == ["again"]
     assert [(each.name, each.created_at, each.shares, each.cpuset) for each in seen.ended] == [
@@ -187,15 +189,17 @@ def test_devices_of_a_container_are_requested_once(world: World) -> None:
     locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
     observer = RuntimeView(world.runtime, locator, grants=True)
     pod = world.sandbox("p")
-    shows, plain = world.container(pod, "shows"), world.container(pod, "plain")
+    with_variable, plain = world.container(pod, "with-variable"), world.container(pod, "plain")
     created = world.container(pod, "created", state=ContainerState.CREATED)
     variable = (("NVIDIA_VISIBLE_DEVICES", "GPU-1"),)
-    world.runtime.carriers[shows.id] = Carriers(environment=variable)
-    expected = (ReportedDevices("p", "shows", "", ("GPU-1",), HoldingSource.ENVIRONMENT),)
+    world.runtime.carriers[with_variable.id] = Carriers(environment=variable)
+    expected = (ReportedDevices("p", "with-variable", "", ("GPU-1",), HoldingSource.ENVIRONMENT),)
     for _ in range(3):
         assert observer.observe().grants == expected
-    assert sorted(world.runtime.asked) == sorted([shows.id, plain.id, created.id])
-    world.ends(shows)
+    assert sorted(world.runtime.requested_carriers) == sorted(
+        [with_variable.id, plain.id, created.id]
+    )
+    world.end_container(with_variable)
     assert observer.observe().grants == ()
 
 
@@ -211,7 +215,7 @@ def test_devices_of_a_container_are_requested_again_without_an_answer(world: Wor
 
 
 @pytest.mark.parametrize("state", [ContainerState.CREATED, ContainerState.RUNNING])
-def test_a_status_that_is_too_large_is_asked_for_and_reported_once(
+def test_a_status_that_is_too_large_is_requested_and_reported_once(
     world: World, caplog: pytest.LogCaptureFixture, state: ContainerState
 ) -> None:
     locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
@@ -226,7 +230,7 @@ def test_a_status_that_is_too_large_is_asked_for_and_reported_once(
     assert len([each for each in caplog.records if container.id in each.getMessage()]) == 1
 
 
-def test_a_status_that_was_too_large_is_asked_for_after_a_change(world: World) -> None:
+def test_a_status_that_was_too_large_is_requested_again_after_a_change(world: World) -> None:
     locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
     observer = RuntimeView(world.runtime, locator, grants=True)
     container = world.container(world.sandbox("p"), state=ContainerState.CREATED)
@@ -245,7 +249,7 @@ def test_a_status_that_was_too_large_is_asked_for_after_a_change(world: World) -
     assert [each.names for each in observer.observe().grants] == [("GPU-1",)]
 
 
-def test_a_sandbox_whose_status_is_too_large_is_asked_for_once(
+def test_the_status_of_a_sandbox_that_is_too_large_is_requested_once(
     world: World, observer: RuntimeView
 ) -> None:
     pod = world.sandbox("p")
@@ -262,8 +266,10 @@ def test_texts_of_all_statuses_are_bounded(world: World, observer: RuntimeView) 
     for number in range(1_000):
         container = world.container(pod, f"c{number}", state=ContainerState.CREATED)
         status = world.runtime.statuses[container.id]
-        wide = "\U0001f600" + "a" * 3_000
-        world.runtime.statuses[container.id] = msgspec.structs.replace(status, cgroups_path=wide)
+        long_path = "\U0001f600" + "a" * 3_000
+        world.runtime.statuses[container.id] = msgspec.structs.replace(
+            status, cgroups_path=long_path
+        )
     for _ in range(2):
         with pytest.raises(RpcError, match="paths and CPUs of all containers"):
             observer.observe()
@@ -303,7 +309,7 @@ def test_names_of_devices_in_requests_are_bounded(world: World) -> None:
 
 
 def test_containers_that_have_not_ended_are_bounded(world: World, observer: RuntimeView) -> None:
-    """Those that have ended cost less, and a node may have thousands."""
+    """Ended containers cost less, and a node may have thousands of them."""
     pod = world.sandbox("p")
     container = world.container(pod, state=ContainerState.CREATED)
     status = world.runtime.statuses[container.id]

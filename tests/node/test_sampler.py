@@ -39,7 +39,7 @@ def sampler(folder: Path) -> NodeSampler:
 
 
 def stat(folder: Path, times: dict[int, tuple[int, int]]) -> None:
-    """By CPU, busy and idle ticks."""
+    """Writes the busy and idle ticks of each CPU."""
     lines = [f"cpu{cpu} {busy} 0 0 {idle}" for cpu, (busy, idle) in times.items()]
     (folder / "root" / "proc" / "stat").write_text("\n".join(lines) + "\n")
 
@@ -52,7 +52,7 @@ def decide(folder: Path, shared: int = 2) -> None:
 
 
 @pytest.fixture
-def doorbell(folder: Path) -> Iterator[socket.socket]:
+def notification_socket(folder: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as it:
         it.bind(str(folder / "state" / "doorbell.sock"))
         yield it
@@ -67,7 +67,7 @@ def test_loads_between_two_reads(folder: Path) -> None:
     assert observed.load_by_cpu == {0: 0.5, 1: 0.0, 2: 1.0, 3: None}
 
 
-def test_decisions_as_they_come(folder: Path, doorbell: socket.socket) -> None:
+def test_decisions_of_a_running_agent(folder: Path, notification_socket: socket.socket) -> None:
     source = sampler(folder)
     assert source.observe().node.pods == ()
     decide(folder)
@@ -81,10 +81,10 @@ def test_decisions_as_they_come(folder: Path, doorbell: socket.socket) -> None:
     assert source.observe().node is source.observe().node
 
 
-def test_an_agent_that_ended(folder: Path, doorbell: socket.socket) -> None:
+def test_an_agent_that_ended(folder: Path, notification_socket: socket.socket) -> None:
     decide(folder)
     source = sampler(folder)
-    doorbell.close()
+    notification_socket.close()
     assert source.observe().problems == ("the agent does not run: these are its last decisions",)
 
 
@@ -94,8 +94,8 @@ def test_no_agent(folder: Path) -> None:
     assert len(observed.node.cpus) == 4
 
 
-def test_decisions_that_can_not_be_read(folder: Path, doorbell: socket.socket) -> None:
-    """The last ones stay."""
+def test_decisions_that_can_not_be_read(folder: Path, notification_socket: socket.socket) -> None:
+    """The last decisions that were read stay."""
     decide(folder)
     source = sampler(folder)
     source.observe()
@@ -143,34 +143,34 @@ def test_samples_are_kept(folder: Path) -> None:
 
 
 @pytest.fixture(params=[1, 2])
-def played(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PlayedNode]:
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PlayedNode]:
     it = large_machine(tmp_path, request.param)
     yield it
     it.close()
 
 
 @pytest.fixture
-def reader(played: PlayedNode) -> Iterator[PodReader]:
-    top = Path(played.cgroups.root)
+def reader(node: PlayedNode) -> Iterator[PodReader]:
+    top = Path(node.cgroups.root)
     if (top / "cpuset").is_dir():
         for controller, file in (("cpu", "cpu.shares"), ("memory", "memory.limit_in_bytes")):
             (top / controller).mkdir()
             (top / controller / file).touch()
     else:
         (top / "cgroup.controllers").write_text("cpuset cpu memory\n")
-    cri = Cri(str(played.socket_path), 5.0)
-    yield PodReader(cri, str(played.cgroups.root), "/proc")
+    cri = Cri(str(node.socket_path), 5.0)
+    yield PodReader(cri, str(node.cgroups.root), "/proc")
     cri.close()
 
 
-def folder_of(played: PlayedNode, controller: str, group: str) -> Path:
-    top = Path(played.cgroups.root)
+def folder_of(node: PlayedNode, controller: str, group: str) -> Path:
+    top = Path(node.cgroups.root)
     return (top / controller if (top / "cpuset").is_dir() else top) / group.lstrip("/")
 
 
-def use(played: PlayedNode, group: str, cpu_seconds: float, memory_bytes: int) -> None:
-    """Writes what the kernel would count, by either version."""
-    cpu, memory = (folder_of(played, each, group) for each in ("cpu", "memory"))
+def write_usage(node: PlayedNode, group: str, cpu_seconds: float, memory_bytes: int) -> None:
+    """Writes the counters of the kernel, in the files of cgroup v1 and v2."""
+    cpu, memory = (folder_of(node, each, group) for each in ("cpu", "memory"))
     for each in (cpu, memory):
         each.mkdir(parents=True, exist_ok=True)
     (cpu / "cpu.stat").write_text(f"usage_usec {cpu_seconds * 1e6:.0f}\nuser_usec 0\n")
@@ -179,38 +179,38 @@ def use(played: PlayedNode, group: str, cpu_seconds: float, memory_bytes: int) -
     (memory / "memory.usage_in_bytes").write_text(f"{memory_bytes}\n")
 
 
-def test_use_of_pods(played: PlayedNode, reader: PodReader) -> None:
-    pod = played.add("LSE", "1-2")
-    played.create(pod, starts=True)
+def test_usage_of_pods(node: PlayedNode, reader: PodReader) -> None:
+    pod = node.add("LSE", "1-2")
+    node.create(pod, starts=True)
     assert reader.usage() == {}
     reader.observe()
-    use(played, pod.parent, 10.0, 1 << 20)
+    write_usage(node, pod.parent, 10.0, 1 << 20)
     assert reader.usage()[pod.uid] == Usage(None, 1 << 20)
-    use(played, pod.parent, 11.0, 2 << 20)
+    write_usage(node, pod.parent, 11.0, 2 << 20)
     found = reader.usage()[pod.uid]
     assert found.cpus is not None
     assert found.cpus > 0
     assert found.memory_bytes == 2 << 20
 
 
-def test_use_that_can_not_be_read(played: PlayedNode, reader: PodReader) -> None:
-    pod = played.add("LS", "")
-    played.create(pod, starts=True)
+def test_usage_that_can_not_be_read(node: PlayedNode, reader: PodReader) -> None:
+    pod = node.add("LS", "")
+    node.create(pod, starts=True)
     reader.observe()
-    use(played, pod.parent, 1.0, 1)
-    (folder_of(played, "cpu", pod.parent) / "cpu.stat").write_text("nonsense\n")
-    (folder_of(played, "cpu", pod.parent) / "cpuacct.usage").write_text("nonsense\n")
-    (folder_of(played, "memory", pod.parent) / "memory.current").unlink()
-    (folder_of(played, "memory", pod.parent) / "memory.usage_in_bytes").unlink()
+    write_usage(node, pod.parent, 1.0, 1)
+    (folder_of(node, "cpu", pod.parent) / "cpu.stat").write_text("nonsense\n")
+    (folder_of(node, "cpu", pod.parent) / "cpuacct.usage").write_text("nonsense\n")
+    (folder_of(node, "memory", pod.parent) / "memory.current").unlink()
+    (folder_of(node, "memory", pod.parent) / "memory.usage_in_bytes").unlink()
     assert reader.usage()[pod.uid] == Usage(None, None)
 
 
-def test_an_opened_pod(played: PlayedNode, reader: PodReader) -> None:
-    pod = played.add("LSE", "1-2")
-    played.create(pod, starts=True)
+def test_an_opened_pod(node: PlayedNode, reader: PodReader) -> None:
+    pod = node.add("LSE", "1-2")
+    node.create(pod, starts=True)
     group = pod.containers[0].group
     assert group is not None
-    played.cgroups.set(group, CpuSet((1, 2)))
+    node.cgroups.set(group, CpuSet((1, 2)))
     opened = reader.opened(pod.uid)
     assert opened.problem == ""
     assert opened.annotations[RESOURCE_STATUS] == '{"cpuset": "1-2"}'
@@ -222,26 +222,26 @@ def test_an_opened_pod(played: PlayedNode, reader: PodReader) -> None:
 
 
 def test_a_pod_that_the_runtime_does_not_list(reader: PodReader) -> None:
-    assert reader.opened("gone").problem == "the runtime does not list the pod"
+    assert reader.opened("deleted").problem == "the runtime does not list the pod"
 
 
-def test_a_runtime_that_does_not_answer(played: PlayedNode, reader: PodReader) -> None:
-    played.stop_runtime()
+def test_a_runtime_that_does_not_answer(node: PlayedNode, reader: PodReader) -> None:
+    node.stop_runtime()
     assert "the runtime does not answer" in reader.opened("u").problem
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="it becomes another user")
-def test_a_person_without_rights(folder: Path) -> None:
-    """Such a person is told what can't be read, and not that no agent runs."""
+def test_a_user_without_permissions(folder: Path) -> None:
+    """The problem names the unreadable files, and not an agent that does not run."""
     with (
         tempfile.TemporaryDirectory() as public,
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as doorbell,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notification_socket,
     ):
         os.chmod(public, 0o755)
         shutil.move(folder / "root", public)
         shutil.move(folder / "state", public)
         decide(Path(public))
-        doorbell.bind(f"{public}/state/doorbell.sock")
+        notification_socket.bind(f"{public}/state/doorbell.sock")
         os.chmod(f"{public}/state", 0o700)
         os.seteuid(65_534)
         try:

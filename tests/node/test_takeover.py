@@ -1,5 +1,4 @@
-"""A scheduler's CPUs in the file of a stopped kubelet. The runtime's part is tested on containers
-(tests/integration)."""
+"""A scheduler's CPUs in the state file of a stopped kubelet, without a runtime."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def test_containers_with_their_claimed_cpus_are_taken_over(world: World, file: P
     world.container(world.sandbox("the-kubelets", parent="/kubepods/podthe-kubelets"))
     world.container(world.sandbox("in-a-vm", "LSE", "0", handler="kata"))
     world.agent().reconcile()
-    world.container(lse, "not-seen")
+    world.container(lse, "new")
     snapshot = world.snapshot()
     assert takeover.chosen(snapshot, pods(world)) == {
         "lse": {"main": CpuSet([3]), "side": CpuSet([3])},
@@ -103,7 +102,7 @@ def test_owner_of_the_file_is_kept(file: Path) -> None:
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_kubelet_without_the_policy_has_nothing_to_write(world: World, present: bool) -> None:
+def test_nothing_is_written_for_a_kubelet_with_policy_none(world: World, present: bool) -> None:
     path = world.kubelet / "cpu_manager_state"
     if present:
         path.write_bytes(cpu_manager_state.encode(CpuManagerState(version=2)))
@@ -113,7 +112,7 @@ def test_kubelet_without_the_policy_has_nothing_to_write(world: World, present: 
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command_line",
     [
         ("kubelet", "--x"),
         ("/usr/bin/k3s", "server"),
@@ -122,9 +121,9 @@ def test_kubelet_without_the_policy_has_nothing_to_write(world: World, present: 
     ],
 )
 def test_running_kubelet_is_not_written_over(
-    world: World, file: Path, words: tuple[str, ...]
+    world: World, file: Path, command_line: tuple[str, ...]
 ) -> None:
-    process(Path(world.root), 77, *words)
+    process(Path(world.root), 77, *command_line)
     before = file.read_bytes()
     with pytest.raises(TakeoverError, match=r"(kubelet|k3s|kubelite) runs \(process 77\)"):
         takeover.take_over(settings(world))
@@ -132,7 +131,7 @@ def test_running_kubelet_is_not_written_over(
 
 
 @pytest.mark.parametrize(
-    ("words", "written"),
+    ("command_line", "written"),
     [
         (("kubelet", "--root-dir=/other"), True),
         (("kubelet", "--root-dir", "/var/lib/kubelet"), False),
@@ -143,20 +142,20 @@ def test_running_kubelet_is_not_written_over(
     ],
 )
 def test_kubelet_of_another_folder_does_not_prevent_the_write(
-    world: World, file: Path, words: tuple[str, ...], written: bool
+    world: World, file: Path, command_line: tuple[str, ...], written: bool
 ) -> None:
-    folder = process(Path(world.root), 77, *words)
+    folder = process(Path(world.root), 77, *command_line)
     (folder / "root/other").mkdir(parents=True)
     (folder / "root/var/lib").mkdir(parents=True)
     (folder / "root/var/lib/kubelet").symlink_to(world.kubelet)
     (folder / "root/link").symlink_to(world.kubelet)
-    # After this check, a node without an agent has nothing to write.
+    # The next check fails because no agent runs.
     why = "the agent's decisions can't be read" if written else r"runs \(process 77\)"
     with pytest.raises(TakeoverError, match=why):
         takeover.take_over(settings(world))
 
 
-def test_a_possible_kubelet_prevents_the_write_and_one_in_a_pod_does_not(
+def test_only_a_process_of_the_host_that_may_be_a_kubelet_prevents_the_write(
     world: World, file: Path
 ) -> None:
     folder = process(Path(world.root), 77, "kubelet")
@@ -203,8 +202,8 @@ def test_cpus_that_the_kubelet_reserves(world: World, text: str, reserved: str) 
 
 
 def test_absent_or_invalid_configuration(world: World) -> None:
-    found, (remark,) = takeover.reserved(settings(world))
-    assert (found, "config.yaml does not exist" in remark) == (CpuSet(), True)
+    found, (warning,) = takeover.reserved(settings(world))
+    assert (found, "config.yaml does not exist" in warning) == (CpuSet(), True)
     (world.kubelet / "config.yaml").write_text("{")
     with pytest.raises(ConfigurationError, match=r"config\.yaml"):
         takeover.reserved(settings(world))

@@ -99,7 +99,7 @@ def test_states_that_are_not_written(
         with_chosen(state, chosen, reserved=cpus("0,6"))
 
 
-def test_last_shared_cpu_is_kept() -> None:
+def test_the_last_shared_cpu_is_kept() -> None:
     with pytest.raises(TakeoverError, match="no CPU of 0-7 would be left"):
         with_chosen(STATE, {"w": {"a": cpus("0,4-7")}})
 

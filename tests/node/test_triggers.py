@@ -17,7 +17,7 @@ NOW = 1000.0
 
 @pytest.fixture
 def triggers(tmp_path: Path) -> Iterator[Triggers]:
-    """Without a runtime."""
+    """The triggers without a runtime."""
     socket = NotificationSocket(str(tmp_path / "doorbell.sock"))
     it = Triggers(socket, str(tmp_path), str(tmp_path), str(tmp_path / "runtime.sock"))
     yield it
@@ -27,7 +27,7 @@ def triggers(tmp_path: Path) -> Iterator[Triggers]:
 
 @pytest.fixture
 def streaming(tmp_path: Path) -> Iterator[Triggers]:
-    """The runtime streams its events."""
+    """The triggers with a runtime that streams its events."""
     runtime = Runtime()
     runtime.queue.put(b"")
     with serving(tmp_path / "runtime.sock", runtime):
@@ -40,7 +40,7 @@ def streaming(tmp_path: Path) -> Iterator[Triggers]:
 
 
 @pytest.mark.parametrize(
-    ("runtime", "took", "seconds"),
+    ("runtime", "pass_seconds", "seconds"),
     [
         ("triggers", 0.001, 0.02),
         ("triggers", 0.05, 0.05),
@@ -51,10 +51,10 @@ def streaming(tmp_path: Path) -> Iterator[Triggers]:
     ],
 )
 def test_cooldown_is_as_long_as_the_pass_within_bounds(
-    request: pytest.FixtureRequest, runtime: str, took: float, seconds: float
+    request: pytest.FixtureRequest, runtime: str, pass_seconds: float, seconds: float
 ) -> None:
     it: Triggers = request.getfixturevalue(runtime)
-    assert it.cooldown(SETTINGS, took) == seconds
+    assert it.cooldown(SETTINGS, pass_seconds) == seconds
 
 
 def test_while_a_frontend_notifies_other_events_wait_longer(streaming: Triggers) -> None:

@@ -18,7 +18,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tree(root: Path) -> Iterator[CgroupWatch]:
+def watch(root: Path) -> Iterator[CgroupWatch]:
     it = CgroupWatch(str(root))
     yield it
     it.close()
@@ -45,59 +45,59 @@ def test_paths_by_both_cgroup_drivers(parent: GroupKind, name: str, kind: GroupK
     assert kind_below(parent, name) == kind
 
 
-def test_pods_and_containers_are_created_and_removed(root: Path, tree: CgroupWatch) -> None:
-    assert not tree.read()
+def test_pods_and_containers_are_created_and_removed(root: Path, watch: CgroupWatch) -> None:
+    assert not watch.read()
     for pod in (root / "kubepods/burstable" / f"pod{UID}", root / "kubepods" / f"pod{UID}"):
         pod.mkdir()
-        assert tree.read()
+        assert watch.read()
         (pod / "c1").mkdir()
-        assert tree.read()
+        assert watch.read()
         (pod / "c1").rmdir()
-        assert tree.read()
+        assert watch.read()
         pod.rmdir()
-        assert tree.read()
-        tree.read()
-        assert not tree.read()
+        assert watch.read()
+        watch.read()
+        assert not watch.read()
 
 
-def test_tree_that_appears_later_is_watched_completely(root: Path, tree: CgroupWatch) -> None:
+def test_a_tree_that_is_created_later_is_watched_completely(root: Path, watch: CgroupWatch) -> None:
     pod = root / "kubelet.slice/kubelet-kubepods.slice" / f"kubelet-kubepods-pod{UID}.slice"
     pod.mkdir(parents=True)
-    tree.read()
+    watch.read()
     (pod / "c1").mkdir()
-    assert tree.read()
+    assert watch.read()
 
 
 @pytest.mark.parametrize("file", ["cpuset.cpus", "cpu.max", "cpu.weight", "memory.max"])
 def test_only_files_that_the_agent_writes_trigger_a_pass(
-    root: Path, tree: CgroupWatch, file: str
+    root: Path, watch: CgroupWatch, file: str
 ) -> None:
     container = root / "kubepods" / f"pod{UID}" / "c1"
     container.mkdir(parents=True)
     for name in (file, "cgroup.procs"):
         (container / name).touch()
-    tree.read()
+    watch.read()
     (container / "cgroup.procs").write_text("1")
-    assert not tree.read()
+    assert not watch.read()
     (container / file).write_text("0")
-    assert tree.read()
+    assert watch.read()
 
 
-def test_other_groups_trigger_no_pass(root: Path, tree: CgroupWatch) -> None:
+def test_other_groups_trigger_no_pass(root: Path, watch: CgroupWatch) -> None:
     container = root / "kubepods" / f"pod{UID}" / "c1"
     container.mkdir(parents=True)
-    tree.read()
+    watch.read()
     (root / "system.slice/sshd.service").mkdir()
     (root / "user.slice").mkdir()
     (container / "below").mkdir()
-    assert not tree.read()
+    assert not watch.read()
 
 
-def test_recreated_pod_is_watched_again(root: Path, tree: CgroupWatch) -> None:
+def test_recreated_pod_is_watched_again(root: Path, watch: CgroupWatch) -> None:
     pod = root / "kubepods" / f"pod{UID}"
     pod.mkdir()
     pod.rmdir()
     pod.mkdir()
-    tree.read()
+    watch.read()
     (pod / "c1").mkdir()
-    assert tree.read()
+    assert watch.read()

@@ -11,7 +11,7 @@ from agent.node.triggers import SUBSYSTEMS
 
 
 def test_a_uevent_of_a_pci_function_is_received() -> None:
-    """Requests a uevent without a change for the first function of this machine."""
+    """The test requests a uevent of the first PCI function of this machine, without a change."""
     function = next(iter(sorted(Path("/", DEVICES).glob("*"))), None)
     if function is None:
         pytest.skip("no PCI on this machine")

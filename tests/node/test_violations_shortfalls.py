@@ -1,4 +1,4 @@
-"""Owners with fewer exclusive CPUs than they claim."""
+"""Owners that have fewer exclusive CPUs than they claim."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def checkpoint(**of_a: str) -> KubeletCpus:
     return KubeletCpus(True, {"a": union(entries.values())}, {"a": entries} if entries else {})
 
 
-def found(each: Pod, kubelet: KubeletCpus, **holds: str) -> list[tuple[str, str, str, str]]:
+def found(each: Pod, kubelet: KubeletCpus, **effective: str) -> list[tuple[str, str, str, str]]:
     decision = decide(machine(2, 4), (each,), kubelet, {}, {})
-    held = {f"c-{name}": CpuSet.parse(cpus) for name, cpus in holds.items()}
+    held = {f"c-{name}": CpuSet.parse(cpus) for name, cpus in effective.items()}
     return [
         (it.container, it.promised, it.held, it.reason)
         for it in violations.find_shortfalls((each,), decision, kubelet, held)
@@ -36,7 +36,7 @@ def owner(cpuset: str, *names: str, kube_class: str = "guaranteed") -> Pod:
     return pod("a", "LSE", cpuset, kube_class=kube_class, containers=named(*names))  # type: ignore[arg-type]
 
 
-def test_no_shortfall_with_as_many_cpus_as_promised() -> None:
+def test_no_shortfall_with_as_many_cpus_as_claimed() -> None:
     assert found(owner("2-3", "main"), KubeletCpus(), main="2-3") == []
     assert found(owner("2-3", "main"), checkpoint(main="4-5"), main="4-5") == []
     two = owner("2-5", "main", "other")
@@ -44,10 +44,10 @@ def test_no_shortfall_with_as_many_cpus_as_promised() -> None:
 
 
 def test_cpus_that_the_cgroup_lacks_are_a_shortfall() -> None:
-    short = [("main", "2-3", "2", "its cgroup lacks CPUs 3")]
-    assert found(owner("2-3", "main"), KubeletCpus(), main="0,2") == short
-    short = [("main", "4-5", "", "its cgroup lacks CPUs 4-5")]
-    assert found(owner("", "main"), checkpoint(main="4-5"), main="0") == short
+    shortfalls = [("main", "2-3", "2", "its cgroup lacks CPUs 3")]
+    assert found(owner("2-3", "main"), KubeletCpus(), main="0,2") == shortfalls
+    shortfalls = [("main", "4-5", "", "its cgroup lacks CPUs 4-5")]
+    assert found(owner("", "main"), checkpoint(main="4-5"), main="0") == shortfalls
 
 
 def test_container_without_cpus_of_the_kubelet_has_a_shortfall() -> None:
@@ -66,8 +66,8 @@ def test_sidecar_has_no_shortfall() -> None:
 def test_invalid_sidecar_annotation_names_no_sidecars() -> None:
     each = owner("2-3", "main", "envoy")
     each.annotations[SHARED_CONTAINERS] = "x" * (bounds.POD_VALUE_BYTES + 1)
-    short = found(each, KubeletCpus(), main="2-3", envoy="0-1,4-7")
-    assert [container for container, *_ in short] == ["envoy"]
+    shortfalls = found(each, KubeletCpus(), main="2-3", envoy="0-1,4-7")
+    assert [container for container, *_ in shortfalls] == ["envoy"]
 
 
 def test_refused_claim_has_its_reason() -> None:
@@ -76,10 +76,10 @@ def test_refused_claim_has_its_reason() -> None:
     ]
 
 
-@pytest.mark.parametrize(("given", "short"), [("4-5", False), ("4", True)])
-def test_pod_whose_containers_are_not_in_the_kubelets_file(given: str, short: bool) -> None:
-    kubelet = KubeletCpus(True, {"a": CpuSet.parse(given)})
-    assert bool(found(owner("2-3", "main"), kubelet, main=given)) is short
+@pytest.mark.parametrize(("assigned", "shortfalls"), [("4-5", False), ("4", True)])
+def test_pod_whose_containers_are_not_in_the_kubelets_file(assigned: str, shortfalls: bool) -> None:
+    kubelet = KubeletCpus(True, {"a": CpuSet.parse(assigned)})
+    assert bool(found(owner("2-3", "main"), kubelet, main=assigned)) is shortfalls
 
 
 def test_shortfall_names_annotation_and_cpus() -> None:
@@ -110,11 +110,11 @@ MAIN = named("main")
         (pod("a", "LS", containers=MAIN), False),
         (pod("a", containers=MAIN), False),
         (pod("a", "LSR", "2-3", containers=MAIN), False),
-        # It has no container yet.
+        # The pod has no container yet.
         (pod("a", "LSR"), False),
-        # A scheduler bound it to NUMA nodes instead.
+        # A scheduler bound the pod to NUMA nodes instead.
         (pod("a", "LSR", numa_nodes=(1,), containers=MAIN), False),
-        # Reported as refusals.
+        # These are reported as refusals.
         (pod("a", "LSR", "2-9", containers=MAIN), False),
         (pod("a", "LSR", status="[", containers=MAIN), False),
     ],

@@ -1,4 +1,4 @@
-"""A node without a runtime: its listed pods are values; cgroups and state are files of the test."""
+"""A node without a runtime: listed pods are values, cgroups and state are files of the test."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def with_resources(status: VerboseStatus, **changes: Any) -> VerboseStatus:
 
 
 class ListedRuntime(Cri):
-    """Replaces a runtime for answers that a real one cannot be brought to give: `failing` by
-    container or sandbox id, `statuses` and `carriers` the verbose statuses of the others, `asked`
-    the ids whose carriers were requested. `status_calls` counts the requested statuses by id."""
+    """A runtime whose answers a test sets. `failing`: by container or sandbox id; `statuses` and
+    `carriers`: the verbose statuses of the others. `requested_carriers`: the ids whose carriers
+    were requested; `status_calls`: the number of requested statuses by id."""
 
     def __init__(self) -> None:
         super().__init__("/nowhere")
@@ -81,7 +81,7 @@ class ListedRuntime(Cri):
         self.failing: dict[str, Code] = {}
         self.updates: dict[str, str] = {}
         self.carriers: dict[str, Carriers] = {}
-        self.asked: list[str] = []
+        self.requested_carriers: list[str] = []
         self.status_calls: Counter[str] = Counter()
 
     def sandboxes(self) -> list[Sandbox]:
@@ -97,22 +97,22 @@ class ListedRuntime(Cri):
         found = self._status(container_id)
         if not carriers:
             return found
-        self.asked.append(container_id)
-        shows = self.carriers.get(container_id, Carriers())
-        return msgspec.structs.replace(found, carriers=shows)
+        self.requested_carriers.append(container_id)
+        carriers_of = self.carriers.get(container_id, Carriers())
+        return msgspec.structs.replace(found, carriers=carriers_of)
 
     def update(self, container_id: str, wanted: Wanted) -> None:
         self.updates[container_id] = wanted.cpuset or ""
 
-    def _status(self, which: str) -> VerboseStatus:
-        self.status_calls[which] += 1
-        if which in self.failing:
-            raise RpcError(self.failing[which], "as the test wants")
-        return self.statuses[which]
+    def _status(self, id_: str) -> VerboseStatus:
+        self.status_calls[id_] += 1
+        if id_ in self.failing:
+            raise RpcError(self.failing[id_], "set by the test")
+        return self.statuses[id_]
 
 
 class Objects:
-    """The state of a cluster: the Node of a store, read at once, and any pods."""
+    """The state of a cluster: the Node of a store, read on each call, and the pods of a test."""
 
     def __init__(self, store: EmbeddedStore) -> None:
         self._store = store
@@ -127,7 +127,7 @@ class Objects:
 
 
 class Recorded:
-    """Records events. `normal`: those that are no warnings."""
+    """Records Events. `events`: the warnings; `normal`: the others."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Regarding, str, str]] = []
@@ -141,7 +141,7 @@ class Recorded:
 
 
 class Kubelet:
-    """The PodResources of its pods, None without an answer."""
+    """A kubelet's last PodResources answer, None without one."""
 
     def __init__(self) -> None:
         self.answer: PodResourcesAnswer | None = None
@@ -189,7 +189,7 @@ def reconciler(
 
 
 class World:
-    """Four CPUs, or more cores, cgroup v1."""
+    """A node of four CPUs, or more, with cgroup v1."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class World:
         pod_events: PodEvents | None = None,
         append: Append | None = None,
     ) -> Reconciler:
-        """With its own metrics, in `metrics`; all append to `records`, unless `append` is given."""
+        """An agent with new `metrics`; its records go to `records`, or to `append`."""
         self.metrics = AgentMetrics()
         hierarchy = Hierarchy(str(self.cpuset.parent))
         controllers = Controllers(str(self.cpuset.parent), hierarchy.handles)
@@ -251,7 +251,7 @@ class World:
         )
 
     def metric(self, name: str) -> float:
-        """The value of a series, with its labels."""
+        """The value of a series; `name` includes its labels."""
         for line in self.metrics.render().splitlines():
             if line.startswith(f"{name} "):
                 return float(line.rpartition(" ")[2])
@@ -267,7 +267,7 @@ class World:
         return (self.cpuset.parent / file.partition(".")[0] / group / file).read_text().strip()
 
     def limits(self, group: str, file: str, text: str) -> None:
-        """As a kubelet or a runtime does."""
+        """Writes a value as a kubelet or a runtime does."""
         path = self.cpuset.parent / file.partition(".")[0] / group / file
         path.write_text(f"{text}\n")
 
@@ -279,10 +279,10 @@ class World:
         (folder / "cpuset.cpus").write_text(f"{cpus}\n")
         (folder / "cpuset.mems").write_text("0\n")
         for controller, files in LIMITS.items():
-            beside = self.cpuset.parent / controller / path
-            beside.mkdir(parents=True)
+            other = self.cpuset.parent / controller / path
+            other.mkdir(parents=True)
             for name, text in files.items():
-                (beside / name).write_text(f"{text}\n")
+                (other / name).write_text(f"{text}\n")
 
     def sandbox(
         self,
@@ -296,9 +296,9 @@ class World:
         created_at: int = 0,
         handler: str = "",
     ) -> Sandbox:
-        """Listed, with a pod's cgroup that has only the sandbox's group."""
+        """A listed sandbox, without a cgroup."""
         parent = f"/kubepods/burstable/pod{uid}" if parent is None else parent
-        it = Sandbox(
+        listed = Sandbox(
             id=f"s-{uid}{suffix}",
             uid=uid,
             namespace="ns",
@@ -309,9 +309,9 @@ class World:
             annotations={RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {},
             handler=handler,
         )
-        self.runtime.listed_sandboxes.append(it)
-        self.runtime.statuses[it.id] = VerboseStatus(cgroup_parent=parent)
-        return it
+        self.runtime.listed_sandboxes.append(listed)
+        self.runtime.statuses[listed.id] = VerboseStatus(cgroup_parent=parent)
+        return listed
 
     def container(
         self,
@@ -326,27 +326,27 @@ class World:
         """A listed container; running ones have a cgroup. `cpus`: its request; `cpuset`: its
         initial CPUs, those of the machine if empty."""
         suffix = f"-{created_at}" if created_at else ""
-        it = RuntimeContainer(f"c-{of.uid}-{name}{suffix}", of.id, name, state, created_at)
-        self.runtime.listed_containers.append(it)
-        path = f"{self.runtime.statuses[of.id].cgroup_parent}/{it.id}"
+        listed = RuntimeContainer(f"c-{of.uid}-{name}{suffix}", of.id, name, state, created_at)
+        self.runtime.listed_containers.append(listed)
+        path = f"{self.runtime.statuses[of.id].cgroup_parent}/{listed.id}"
         status = VerboseStatus(
             cgroups_path=path,
             resources=RequestedResources(cpuset, shares=1024 * cpus or 2),
         )
-        self.runtime.statuses[it.id] = status
+        self.runtime.statuses[listed.id] = status
         if state is ContainerState.RUNNING:
             self.group(path.lstrip("/"), cpuset or self.cpus(""))
-        return it
+        return listed
 
-    def ends(self, container: RuntimeContainer, *, stays: bool = False) -> None:
+    def end_container(self, container: RuntimeContainer, *, still_listed: bool = False) -> None:
         """`stays`: the runtime lists it as ended, and keeps its resources."""
         self.runtime.listed_containers.remove(container)
-        if not stays:
+        if not still_listed:
             return
         ended = msgspec.structs.replace(container, state=ContainerState.ENDED)
         self.runtime.listed_containers.append(ended)
         found = self.runtime.statuses[container.id]
         group = self.cpuset / found.cgroups_path.lstrip("/")
-        held = (group / "cpuset.cpus").read_text().strip()
-        self.runtime.statuses[container.id] = with_resources(found, cpuset=held)
+        cpus = (group / "cpuset.cpus").read_text().strip()
+        self.runtime.statuses[container.id] = with_resources(found, cpuset=cpus)
         shutil.rmtree(group)
