@@ -1,4 +1,5 @@
-"""Nodes whose kubelets place plain pods on single NUMA nodes, and the agents that report them."""
+"""Nodes whose kubelets place pods without claims on single NUMA nodes, and the reports of their
+agents."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def pod(
     labels: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> Object:
-    """Guaranteed if `limited` and if it requests CPU and memory; one container for each request."""
+    """A pod with one container for each of `containers`, their requests. It is Guaranteed if it is
+    `limited` and requests CPU and memory."""
     return {
         "metadata": {
             "name": name,
@@ -77,9 +79,8 @@ def topology(
     scope: str = "container",
     method: str = "all",
 ) -> Object:
-    """`used`: the amounts used of the zones. `pods`: the names in the fingerprint; None: the report
-    has none."""
-    taken = used or {}
+    """`used`: the used amounts of each zone. `pods`: the names in the pod fingerprint; None: the
+    report has no fingerprint."""
     pods_fingerprint = None if pods is None else fingerprint.of(("default", each) for each in pods)
     return resource_topology.encode(
         NodeTopology(
@@ -88,7 +89,7 @@ def topology(
                 Zone(
                     zone,
                     {
-                        each: Amounts(total, total, total - taken.get(zone, {}).get(each, 0))
+                        each: Amounts(total, total, total - (used or {}).get(zone, {}).get(each, 0))
                         for each, total in amounts.items()
                     },
                 )
@@ -104,52 +105,52 @@ def topology(
 
 
 class Kubelet:
-    """The allocations of the kubelet: every container gets its part on the lowest NUMA node with
-    room."""
+    """The kubelet's allocations: each container, or in pod scope the pod, gets its resources on the
+    NUMA node with the lowest id that has room."""
 
     def __init__(self, name: str, zones: Zones, scope: str = "container") -> None:
         self.name = name
         self.zones = zones
         self.scope = scope
-        self.given: dict[str, list[tuple[int, dict[str, int]]]] = {}
+        self.allocations: dict[str, list[tuple[int, dict[str, int]]]] = {}
 
-    def admits(self, body: Object) -> bool:
-        """False: the pod fails with a TopologyAffinityError."""
+    def admit(self, body: Object) -> bool:
+        """Returns False if the pod fails with a TopologyAffinityError."""
         name = body["metadata"]["name"]
-        self.given[name] = []
-        for amounts in self._parts(body):
+        self.allocations[name] = []
+        for amounts in self._requests(body):
             used = self.used()
             for zone, total in sorted(self.zones.items()):
-                there = used.get(zone, {})
+                in_zone = used.get(zone, {})
                 if all(
-                    total.get(each, 0) - there.get(each, 0) >= amount
+                    total.get(each, 0) - in_zone.get(each, 0) >= amount
                     for each, amount in amounts.items()
                 ):
-                    self.given[name].append((zone, amounts))
+                    self.allocations[name].append((zone, amounts))
                     break
             else:
-                del self.given[name]
+                del self.allocations[name]
                 return False
         return True
 
-    def ends(self, name: str) -> None:
-        self.given.pop(name, None)
+    def terminate(self, name: str) -> None:
+        self.allocations.pop(name, None)
 
     def used(self) -> dict[int, dict[str, int]]:
         used: dict[int, dict[str, int]] = {}
-        for parts in self.given.values():
-            for zone, amounts in parts:
-                there = used.setdefault(zone, {})
+        for allocated in self.allocations.values():
+            for zone, amounts in allocated:
+                in_zone = used.setdefault(zone, {})
                 for each, amount in amounts.items():
-                    there[each] = there.get(each, 0) + amount
+                    in_zone[each] = in_zone.get(each, 0) + amount
         return used
 
     def report(self, pods: tuple[str, ...]) -> Object:
-        """`pods`: the started pods, as the agent reads them from the API server."""
+        """The agent's report. `pods`: the started pods that the API server returns to the agent."""
         return topology(self.name, self.zones, self.used(), pods, scope=self.scope)
 
-    def _parts(self, body: Object) -> list[dict[str, int]]:
-        parts = [
+    def _requests(self, body: Object) -> list[dict[str, int]]:
+        requests = [
             {
                 each: int(text) * (1000 if each == "cpu" else 1)
                 for each, text in container["resources"]["requests"].items()
@@ -157,6 +158,6 @@ class Kubelet:
             for container in body["spec"]["containers"]
         ]
         if self.scope == "container":
-            return parts
-        names = {each for part in parts for each in part}
-        return [{each: sum(part.get(each, 0) for part in parts) for each in names}]
+            return requests
+        names = {each for request in requests for each in request}
+        return [{each: sum(request.get(each, 0) for request in requests) for each in names}]
