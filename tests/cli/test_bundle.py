@@ -18,9 +18,9 @@ from agent.model.settings.agent import DoctorSettings
 from agent.node.doctor import Examination
 from agent.telemetry.audit import Trail
 from tests.cli.secret_values import ANSWER, ENVIRONMENT, SECRET, write_checkpoint
-from tests.faults.conftest import Around
+from tests.faults.conftest import AgentHarness
 from tests.faults.launcher import Launcher
-from tests.faults.node import PlayedNode, large_machine
+from tests.faults.node import SimulatedNode, large_machine
 from tests.waiting import eventually
 
 NOTHING = Examination((), None, ())
@@ -46,12 +46,12 @@ def unpacked(archive: bytes) -> dict[str, str]:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[PlayedNode]:
+def node(tmp_path: Path) -> Iterator[SimulatedNode]:
     """A node on which every source of the archive has a secret."""
     played = large_machine(tmp_path, 1)
     played.runtime.environment = ENVIRONMENT
-    pod = played.add("LSE", "1-2")
-    played.create(pod, starts=True)
+    pod = played.add_pod("LSE", "1-2")
+    played.create_container(pod, start=True)
     sandbox = played.runtime.sandboxes[pod.sandbox_id]
     notes = {**sandbox.annotations, "example.com/token": SECRET}
     played.runtime.sandboxes[pod.sandbox_id] = msgspec.structs.replace(
@@ -69,11 +69,11 @@ def node(tmp_path: Path) -> Iterator[PlayedNode]:
 
 
 def test_the_archive_has_what_a_maintainer_needs_and_no_secret(
-    node: PlayedNode, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    node: SimulatedNode, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with Launcher(tmp_path) as launcher:
-        around = Around(node, launcher)
-        around.start()
+        harness = AgentHarness(node, launcher)
+        harness.start()
         eventually("a snapshot", lambda: bool((s := node.snapshot()) and s.owners))
         launcher.kill()
     Trail(str(node.state), "agent", 1 << 20).append([Record(event=AuditEvent.POD_DECIDED)])
@@ -114,7 +114,7 @@ def test_the_archive_has_what_a_maintainer_needs_and_no_secret(
 
 
 def test_an_existing_file_is_not_replaced(
-    node: PlayedNode, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    node: SimulatedNode, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bundle.tar.gz"
     path.write_text("mine")

@@ -13,28 +13,28 @@ import pytest
 from agent.__main__ import main
 from agent.model.pod.annotations import RESOURCE_STATUS
 from tests.cli.secret_values import ANSWER, ENVIRONMENT, SECRET, write_checkpoint
-from tests.faults.conftest import Around
+from tests.faults.conftest import AgentHarness
 from tests.faults.launcher import Launcher
-from tests.faults.node import PlayedNode, large_machine
+from tests.faults.node import SimulatedNode, large_machine
 from tests.waiting import eventually
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[PlayedNode]:
+def node(tmp_path: Path) -> Iterator[SimulatedNode]:
     """An owner, a pod whose claim can't be honoured and one whose claim can't be read, all with
     secrets; a kubelet whose device plugin gave one to a container."""
     played = large_machine(tmp_path, 1)
     played.runtime.environment = ENVIRONMENT
     for qos, claim in (("LSE", "1-2"), ("LSR", "90-95"), ("LSE", "1-2"), ("LS", "")):
-        pod = played.add(qos, claim)
-        played.create(pod, starts=True)
+        pod = played.add_pod(qos, claim)
+        played.create_container(pod, start=True)
         sandbox = played.runtime.sandboxes[pod.sandbox_id]
         notes = {**sandbox.annotations, "example.com/token": SECRET, "note": f"Bearer {SECRET}"}
         labels = {**sandbox.labels, "example.com/token": SECRET}
         played.runtime.sandboxes[pod.sandbox_id] = msgspec.structs.replace(
             sandbox, annotations=notes, labels=labels
         )
-    sandbox = played.runtime.sandboxes[played.add("LSE", "1").sandbox_id]
+    sandbox = played.runtime.sandboxes[played.add_pod("LSE", "1").sandbox_id]
     sandbox.annotations[RESOURCE_STATUS] = json.dumps({"cpuset": [SECRET], "token": SECRET})
     write_checkpoint(tmp_path / "kubelet")
     yield played
@@ -56,12 +56,12 @@ COMMANDS = (
 )
 
 
-def _has_owners(node: PlayedNode) -> bool:
+def _has_owners(node: SimulatedNode) -> bool:
     snapshot = node.snapshot()
     return snapshot is not None and bool(snapshot.owners)
 
 
-def _audit_bytes(node: PlayedNode) -> bytes:
+def _audit_bytes(node: SimulatedNode) -> bytes:
     """The agent makes the folder before the file, and the file before its records."""
     return b"".join(each.read_bytes() for each in (node.state / "audit").glob("*"))
 
@@ -71,15 +71,15 @@ def _shown(text: str) -> bool:
 
 
 def test_no_command_prints_a_secret(
-    node: PlayedNode,
+    node: SimulatedNode,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nor does the agent log one at its lowest level, which includes all others."""
     with Launcher(tmp_path) as launcher:
-        around = Around(node, launcher)
-        around.start("--log-level=debug")
+        harness = AgentHarness(node, launcher)
+        harness.start("--log-level=debug")
         eventually("the owner is in the snapshot", lambda: _has_owners(node))
         eventually("the audit trail has records", lambda: _audit_bytes(node))
         launcher.kill()

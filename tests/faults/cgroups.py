@@ -18,7 +18,7 @@ FILE_BYTES = 128
 
 
 class PlainCgroups:
-    """v1 or v2; `cpus` are the machine's."""
+    """Plain files of cgroup v1 or v2. `cpus`: the CPUs of the machine."""
 
     def __init__(self, root: Path, version: int, cpus: CpuSet) -> None:
         self.version = version
@@ -32,11 +32,11 @@ class PlainCgroups:
         (self.path / CPUS).write_bytes(padded(f"{cpus}\n".encode()))
 
     def make(self, group: str, cpus: CpuSet | None = None, *, process: bool = False) -> CpuSet:
-        """As a runtime does: on v1 with its parent's values; `cpus` if requested. Returns the
-        group's own value."""
-        above = group.rpartition("/")[0]
-        own = cpus if cpus is not None else self.own(above) if self.version == 1 else EMPTY
-        # It becomes visible when it is complete: at no time does it lack a value.
+        """Creates a group as a runtime does: on v1 with its parent's values, or with `cpus`.
+        Returns the group's own value."""
+        parent = group.rpartition("/")[0]
+        own = cpus if cpus is not None else self.own(parent) if self.version == 1 else EMPTY
+        # The rename makes the group visible only when its value exists.
         folder = self.path / group[1:]
         hidden = folder.with_name(f".{folder.name}")
         hidden.mkdir()
@@ -45,16 +45,16 @@ class PlainCgroups:
         return own
 
     def set(self, group: str, cpus: CpuSet) -> None:
-        """As a runtime does on an update; does nothing if that would fail."""
+        """Writes the value as a runtime does on an update; ignores errors."""
         with contextlib.suppress(OSError), open(self.path / group[1:] / CPUS, "r+b", 0) as file:
             file.write(padded(f"{cpus}\n".encode()))
 
     def remove(self, group: str) -> None:
         folder = self.path / group[1:]
-        gone = folder.with_name(f".{folder.name}")
-        folder.rename(gone)
-        (gone / CPUS).unlink()
-        gone.rmdir()
+        deleted = folder.with_name(f".{folder.name}")
+        folder.rename(deleted)
+        (deleted / CPUS).unlink()
+        deleted.rmdir()
 
     def own(self, group: str) -> CpuSet:
         return CpuSet.parse((self.path / group[1:] / CPUS).read_text())
@@ -64,7 +64,7 @@ class PlainCgroups:
         return effective(self.path, self.version, group)
 
     def groups(self) -> list[str]:
-        """The node's groups, each after its ancestors."""
+        """The node's groups; parents come before children."""
         found = (f"/{Path(folder).relative_to(self.path)}" for folder, _, _ in os.walk(self.path))
         return sorted(each for each in found if each.startswith(f"{self.top}/") and each != "/.")
 
@@ -73,10 +73,10 @@ class PlainCgroups:
         if self.version == 2:
             return []
         return [
-            f"{group} has '{own}' in '{above}'"
+            f"{group} has '{own}' in '{parent}'"
             for group in self.groups()
             if not (own := self.own(group))
-            or not own <= (above := self.own(group.rpartition("/")[0]))
+            or not own <= (parent := self.own(group.rpartition("/")[0]))
         ]
 
     def close(self) -> None:
@@ -98,14 +98,14 @@ class RealCgroups:
         self.make(self.top)
 
     def make(self, group: str, cpus: CpuSet | None = None, *, process: bool = False) -> CpuSet:
-        folder, above = self.path / group[1:], (self.path / group[1:]).parent
-        if self.version == 2 and above != self.path:
-            (above / "cgroup.subtree_control").write_text("+cpuset")
+        folder, parent = self.path / group[1:], (self.path / group[1:]).parent
+        if self.version == 2 and parent != self.path:
+            (parent / "cgroup.subtree_control").write_text("+cpuset")
         folder.mkdir()
         self._made.append(group)
         if self.version == 1:
-            (folder / MEMS).write_text((above / MEMS).read_text())
-            (folder / CPUS).write_text((above / CPUS).read_text())
+            (folder / MEMS).write_text((parent / MEMS).read_text())
+            (folder / CPUS).write_text((parent / CPUS).read_text())
         if cpus is not None:
             (folder / CPUS).write_text(str(cpus))
         own = self.own(group)
@@ -156,9 +156,9 @@ def padded(text: bytes) -> bytes:
 
 
 def effective(path: Path, version: int, group: str) -> CpuSet:
-    """The group in plain files below `path`; `/` and "" are the root."""
+    """The effective CPUs of a group in plain files below `path`; `/` and "" are the root."""
     own = CpuSet.parse((path / group[1:] / CPUS).read_text())
     if version == 1 or group in ("/", ""):
         return own
-    above = effective(path, version, group.rpartition("/")[0])
-    return (own & above) or above
+    parent = effective(path, version, group.rpartition("/")[0])
+    return (own & parent) or parent

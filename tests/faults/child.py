@@ -1,9 +1,9 @@
-"""A process with all imports done, which forks a `topolet` command on request.
+"""A process that has imported all modules and forks a `topolet` command on request.
 
-`python -m tests.faults.child DESCRIPTOR`, a stream socket of JSON lines: an order, then an answer.
-The command is the real one. Before each system call that changes something it counts a step on the
-board, and is killed by SIGKILL at the step that the board contains. With plain files as cgroups
-(`plain`), a write replaces the whole value, and v2 has a `cpuset.cpus.effective`, as in the kernel.
+`python -m tests.faults.child DESCRIPTOR`: a stream socket of JSON lines, a request, then a reply.
+The command is the real one. Before each system call that changes something it counts a step in a
+StepCounter, and SIGKILL ends it at the step `kill_at`. With plain files as cgroups (`plain`), a
+write replaces the whole value, and v2 has a `cpuset.cpus.effective`, as in the kernel.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from agent.cgroup.hierarchy import CPUS
 from agent.cli import agent as _agent  # noqa: F401 - imported once, here
 from agent.cli import restore as _restore  # noqa: F401
 from agent.host.kernel_events import Inotify, Uevents
-from tests.faults.board import Board
 from tests.faults.cgroups import effective, padded
+from tests.faults.steps import StepCounter
 
 _CHANGING_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _BY_PATH = ("rename", "replace", "unlink", "mkdir", "rmdir", "chmod")
@@ -36,23 +36,23 @@ _EFFECTIVE = f"{CPUS}.effective"
 _READABLE = select.POLLIN | select.POLLHUP
 
 
-def serve(orders: socket.socket) -> None:
+def serve(requests: socket.socket) -> None:
     """Serves until the other end closes; then the command is killed too."""
     gc.freeze()
-    lines = orders.makefile("rb", buffering=0)  # poll is reliable only without a buffer
+    lines = requests.makefile("rb", buffering=0)  # poll is reliable only without a buffer
     while line := lines.readline():
-        order = json.loads(line)
-        if not order:  # to kill a process that had already ended
+        request = json.loads(line)
+        if not request:  # a kill of a process that has already ended
             continue
         child = os.fork()
         if child == 0:
-            _become(order, orders)
+            _run_command(request, requests)
         handle = os.pidfd_open(child)
         poll = select.poll()
-        poll.register(orders, _READABLE)
+        poll.register(requests, _READABLE)
         poll.register(handle, _READABLE)
         while not any(ready == handle for ready, _ in poll.poll()):
-            # The only order for a running command is to kill it.
+            # While a command runs, the only request is to kill it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
             if not lines.readline():
@@ -60,22 +60,22 @@ def serve(orders: socket.socket) -> None:
                 return
         os.close(handle)
         _, status = os.waitpid(child, 0)
-        orders.sendall(json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+        requests.sendall(json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
 
 
-def _become(order: dict[str, Any], orders: socket.socket) -> None:
-    orders.close()
-    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def _run_command(request: dict[str, Any], requests: socket.socket) -> None:
+    requests.close()
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     code = 70
     try:
-        plain = order["plain"]
+        plain = request["plain"]
         if plain:
-            _play_kernel(Path(plain["path"]), plain["version"])
-        _refuse(order["refused"])
-        _count_steps(Board(Path(order["board"])))
-        code = topolet(order["words"])
+            _emulate_kernel(Path(plain["path"]), plain["version"])
+        _refuse(request["refused"])
+        _count_steps(StepCounter(Path(request["steps"])))
+        code = topolet(request["words"])
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -83,23 +83,23 @@ def _become(order: dict[str, Any], orders: socket.socket) -> None:
 
 
 def _refuse(kinds: list[str]) -> None:
-    """Resources that the kernel refuses to this process."""
+    """Makes the kernel resources of these kinds fail with EMFILE."""
 
     def refused(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     for kind in kinds:
-        of = {"inotify": Inotify, "uevents": Uevents}[kind]
-        setattr(of, "__init__", refused)  # noqa: B010 - mypy takes no assignment here
+        resource = {"inotify": Inotify, "uevents": Uevents}[kind]
+        setattr(resource, "__init__", refused)  # noqa: B010 - mypy takes no assignment here
 
 
-def _count_steps(board: Board) -> None:
+def _count_steps(steps: StepCounter) -> None:
     kill, me = os.kill, os.getpid()
 
     def step(what: str, name: str) -> None:
-        board.passed += 1
-        if board.passed == board.dies_at:
-            board.place = f"{what} {_kind(name)}"
+        steps.count += 1
+        if steps.count == steps.kill_at:
+            steps.killed_before = f"{what} {_kind(name)}"
             kill(me, signal.SIGKILL)
 
     def by_path(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,7 +131,7 @@ def _count_steps(board: Board) -> None:
 
 
 def _kind(path: str) -> str:
-    """The parts that are equal in every run: a temporary file as the file that it becomes."""
+    """The name of a file that is equal in every run; a temporary file has its final name."""
     if path.endswith((".yaml", ".yaml.tmp")):
         return "object"
     name = os.path.basename(path).strip("'")
@@ -140,7 +140,7 @@ def _kind(path: str) -> str:
     return name
 
 
-def _play_kernel(path: Path, version: int) -> None:
+def _emulate_kernel(path: Path, version: int) -> None:
     real_open, real_write = os.open, os.write
 
     def open_(file: Any, flags: int, *more: Any, **named: Any) -> int:

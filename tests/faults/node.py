@@ -1,4 +1,4 @@
-"""A node that survives its agents: machine, groups, runtime, state folder, and pods that change."""
+"""A simulated node for several agents: machine, cgroups, runtime, state folder, changing pods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agent.model.pod.pods import ContainerState
 from agent.model.pod.qos import QOS_LABEL
 from agent.model.snapshot import Snapshot, SnapshotError
 from tests.faults.cgroups import Cgroups, PlainCgroups, RealCgroups
-from tests.faults.runtime import PlayedRuntime
+from tests.faults.runtime import SimulatedRuntime
 from tests.fixtures import trees
 
 CLASSES = ("LSE", "LSR", "LS", "BE", "")
@@ -32,14 +32,14 @@ _PARENTS = {"BE": "/kubepods/besteffort"}
 
 
 class Container(msgspec.Struct):
-    """`group` is None until it is started."""
+    """`group`: None until the container is started."""
 
     id: str
     group: str | None = None
 
 
 class Pod(msgspec.Struct):
-    """`claim` as in the annotation, any text; "" for none."""
+    """`claim`: the CPUs in the annotation, any text; "" for none."""
 
     uid: str
     qos: str
@@ -57,34 +57,31 @@ class Pod(msgspec.Struct):
 
     @property
     def qos_class(self) -> str:
-        """By its label, otherwise by its cgroup."""
+        """From the label, or from the cgroup without a label."""
         return self.qos or ("BE" if "/besteffort/" in self.parent else "LS")
 
     @property
     def running(self) -> list[str]:
-        """Groups of its containers."""
+        """The groups of the running containers."""
         return [each.group for each in self.containers if each.group is not None]
 
 
-def large_machine(folder: Path, version: int) -> PlayedNode:
-    """Two sockets with 4 cores of 2 threads each; the groups are plain files."""
+def large_machine(folder: Path, version: int) -> SimulatedNode:
+    """A node with two sockets of 4 cores with 2 threads; the cgroups are plain files."""
     root = trees.write(str(folder / "machine"), trees.machine(2, 1, 1, 4, 2))
     cpus = CpuSet(range(16))
-    return PlayedNode(folder, root, PlainCgroups(folder / "cgroup", version, cpus), cpus)
+    return SimulatedNode(folder, root, PlainCgroups(folder / "cgroup", version, cpus), cpus)
 
 
-def this_machine(folder: Path, name: str) -> PlayedNode:
-    """Real groups below `/name`; on a large machine only the first 16 CPUs change owners."""
+def this_machine(folder: Path, name: str) -> SimulatedNode:
+    """A node with real cgroups below `/name`. Pods claim only the first 16 CPUs."""
     groups = RealCgroups(name)
-    return PlayedNode(folder, "/", groups, groups.cpus)
+    return SimulatedNode(folder, "/", groups, groups.cpus)
 
 
-class PlayedNode:
-    """No pod claims its last CPU, so that the pools are never empty.
-
-    `touched`: uids of pods whose claim or class has changed since it was cleared. `originals`: by
-    group, the values that a restore may give back.
-    """
+class SimulatedNode:
+    """`changed_uids`: pods whose claim or class has changed. `originals`: by group, the values that
+    a restore may write. No pod claims the last CPU, so that the pools are never empty."""
 
     def __init__(self, folder: Path, root: str, cgroups: Cgroups, cpus: CpuSet) -> None:
         self.cgroups = cgroups
@@ -92,13 +89,13 @@ class PlayedNode:
         self.state.mkdir()
         (folder / "kubelet").mkdir()
         self.socket_path = folder / "cri.sock"
-        self.runtime = PlayedRuntime(self.socket_path, self._put_in_force)
+        self.runtime = SimulatedRuntime(self.socket_path, self._apply_update)
         self.pods: dict[str, Pod] = {}
-        self.touched: set[str] = set()
+        self.changed_uids: set[str] = set()
         self.originals: dict[str, set[CpuSet]] = {}
         self._claimable = sorted(cpus)[:-1][:15]
-        self._beyond = max(cpus) + 80
-        self._made = 0
+        self._absent_cpu = max(cpus) + 80
+        self._created = 0
         self._notifier = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         common = (f"--state-dir={self.state}", f"--root={root}")
         common += (f"--cgroup-root={cgroups.root}", f"--runtime-endpoint=unix://{self.socket_path}")
@@ -123,8 +120,8 @@ class PlayedNode:
 
     def start_runtime(self) -> None:
         """Starts a runtime with the containers of the last one."""
-        before, self.runtime = self.runtime, PlayedRuntime(self.socket_path, self._put_in_force)
-        self.runtime.succeed(before)
+        before, self.runtime = self.runtime, SimulatedRuntime(self.socket_path, self._apply_update)
+        self.runtime.take_over(before)
 
     def snapshot(self) -> Snapshot | None:
         """The agent's last snapshot; None if there is none that can be read."""
@@ -134,7 +131,7 @@ class PlayedNode:
             return None
 
     def notify(self, notification: Notification) -> bool:
-        """Whether the agent received it."""
+        """Sends a notification. Returns whether the agent received it."""
         try:
             self._notifier.sendto(
                 notifications.encode(notification), str(self.state / "doorbell.sock")
@@ -143,39 +140,50 @@ class PlayedNode:
             return False
         return True
 
-    def looked(self, since: int, still: Callable[[], bool], seconds: float = 30.0) -> bool:
-        """Waits for a snapshot of a pass that began later; False once `still` returns false."""
+    def wait_for_pass(self, since: int, runs: Callable[[], bool], seconds: float = 30.0) -> bool:
+        """Waits for the snapshot of a pass that began after `since`. Returns False if the agent
+        does not run."""
         deadline = time.monotonic() + seconds
         while True:
             snapshot = self.snapshot()
             if snapshot is not None and snapshot.listed_at > since:
                 return True
-            if not still():
+            if not runs():
                 return False
             if time.monotonic() > deadline:
-                raise TimeoutError("the agent does not look")
+                raise TimeoutError("the agent has no pass")
             time.sleep(0.001)
 
     # Changes of pods.
 
-    def churn(self, choice: random.Random) -> None:
-        """One random change."""
-        changes = [self.create_pod] * (3 if len(self.pods) < MAX_PODS // 2 else 1)
+    def churn(self, rng: random.Random) -> None:
+        """Makes one random change."""
+        changes = [self.create_some_pod] * (3 if len(self.pods) < MAX_PODS // 2 else 1)
         if len(self.pods) >= MAX_PODS:
             changes = []
         if self.pods:
-            changes += [self.creates, self.creates, self.starts, self.starts]
-            changes += [self.ends, self.delete_pod, self.claims_anew, self.changes_class]
-        choice.choice(changes)(choice)
+            changes += [
+                self.create_some_container,
+                self.create_some_container,
+                self.start_some_container,
+                self.start_some_container,
+            ]
+            changes += [
+                self.end_some_container,
+                self.delete_some_pod,
+                self.change_some_claim,
+                self.change_some_class,
+            ]
+        rng.choice(changes)(rng)
 
-    def create_pod(self, choice: random.Random) -> None:
-        qos = choice.choice(CLASSES)
-        claim = self._some_claim(choice) if qos in ("LSE", "LSR") or choice.random() < 0.1 else ""
-        pod = self.add(qos, claim, announced=choice.random() < 0.3)
-        if choice.random() < 0.8:
-            self.create(pod, starts=True)
+    def create_some_pod(self, rng: random.Random) -> None:
+        qos = rng.choice(CLASSES)
+        claim = self._some_claim(rng) if qos in ("LSE", "LSR") or rng.random() < 0.1 else ""
+        pod = self.add_pod(qos, claim, announced=rng.random() < 0.3)
+        if rng.random() < 0.8:
+            self.create_container(pod, start=True)
 
-    def add(
+    def add_pod(
         self,
         qos: str = "",
         claim: str = "",
@@ -183,11 +191,11 @@ class PlayedNode:
         announced: bool = False,
         guaranteed: bool = False,
     ) -> Pod:
-        """A pod with its sandbox and no container."""
-        self._made += 1
+        """Adds a pod with a sandbox and no container."""
+        self._created += 1
         above = "/kubepods" if guaranteed else _PARENTS.get(qos, "/kubepods/burstable")
-        parent = f"{self.cgroups.top}{above}/podp{self._made}"
-        pod = Pod(f"p{self._made}", qos, claim, parent)
+        parent = f"{self.cgroups.top}{above}/podp{self._created}"
+        pod = Pod(f"p{self._created}", qos, claim, parent)
         self._make(parent)
         if announced:
             sandbox = self._listed(pod)
@@ -202,11 +210,11 @@ class PlayedNode:
             )
             self.runtime.sandboxes[pod.sandbox_id] = self._listed(pod)
         self.pods[pod.uid] = pod
-        self.touched.add(pod.uid)
+        self.changed_uids.add(pod.uid)
         return pod
 
-    def delete_pod(self, choice: random.Random) -> None:
-        pod = choice.choice(list(self.pods.values()))
+    def delete_some_pod(self, rng: random.Random) -> None:
+        pod = rng.choice(list(self.pods.values()))
         for each in list(pod.containers):
             self._end(pod, each)
         with self.runtime.lock:
@@ -216,12 +224,12 @@ class PlayedNode:
         self.cgroups.remove(pod.parent)
         del self.pods[pod.uid]
 
-    def creates(self, choice: random.Random) -> None:
-        pod = choice.choice(list(self.pods.values()))
+    def create_some_container(self, rng: random.Random) -> None:
+        pod = rng.choice(list(self.pods.values()))
         if len(pod.containers) < MAX_CONTAINERS:
-            self.create(pod, starts=choice.random() < 0.5)
+            self.create_container(pod, start=rng.random() < 0.5)
 
-    def starts(self, choice: random.Random) -> None:
+    def start_some_container(self, rng: random.Random) -> None:
         waiting = [
             (pod, each)
             for pod in self.pods.values()
@@ -229,35 +237,35 @@ class PlayedNode:
             if each.group is None
         ]
         if waiting:
-            self._start(*choice.choice(waiting))
+            self._start(*rng.choice(waiting))
 
-    def ends(self, choice: random.Random) -> None:
-        pod = choice.choice(list(self.pods.values()))
+    def end_some_container(self, rng: random.Random) -> None:
+        pod = rng.choice(list(self.pods.values()))
         if pod.containers:
-            self._end(pod, choice.choice(pod.containers))
+            self._end(pod, rng.choice(pod.containers))
 
-    def claims_anew(self, choice: random.Random) -> None:
-        pod = choice.choice(list(self.pods.values()))
-        pod.claim = self._some_claim(choice) if choice.random() < 0.7 else ""
-        self.changed(pod)
+    def change_some_claim(self, rng: random.Random) -> None:
+        pod = rng.choice(list(self.pods.values()))
+        pod.claim = self._some_claim(rng) if rng.random() < 0.7 else ""
+        self.update_sandbox(pod)
 
-    def changes_class(self, choice: random.Random) -> None:
-        pod = choice.choice(list(self.pods.values()))
-        pod.qos = choice.choice(CLASSES)
-        self.changed(pod)
+    def change_some_class(self, rng: random.Random) -> None:
+        pod = rng.choice(list(self.pods.values()))
+        pod.qos = rng.choice(CLASSES)
+        self.update_sandbox(pod)
 
-    def changed(self, pod: Pod) -> None:
-        self.touched.add(pod.uid)
+    def update_sandbox(self, pod: Pod) -> None:
+        self.changed_uids.add(pod.uid)
         with self.runtime.lock:
             self.runtime.sandboxes[pod.sandbox_id] = self._listed(pod)
 
-    def _some_claim(self, choice: random.Random) -> str:
-        """Mostly a few CPUs, sometimes an invalid claim."""
-        if choice.random() < 0.2:
+    def _some_claim(self, rng: random.Random) -> str:
+        """A random claim: a few CPUs, sometimes an invalid claim."""
+        if rng.random() < 0.2:
             wide = str(CpuSet(self._claimable))
-            return choice.choice([wide, f"0-{self._beyond}", str(self._beyond), "x"])
+            return rng.choice([wide, f"0-{self._absent_cpu}", str(self._absent_cpu), "x"])
         most = max(1, len(self._claimable) // 5)
-        return str(CpuSet(choice.sample(self._claimable, choice.randint(1, most))))
+        return str(CpuSet(rng.sample(self._claimable, rng.randint(1, most))))
 
     def _listed(self, pod: Pod) -> Sandbox:
         return Sandbox(
@@ -271,24 +279,24 @@ class PlayedNode:
             annotations=({RESOURCE_STATUS: json.dumps({"cpuset": pod.claim})} if pod.claim else {}),
         )
 
-    def create(self, pod: Pod, *, starts: bool) -> Container:
-        self._made += 1
-        container = Container(f"c-{pod.uid}-{self._made}")
+    def create_container(self, pod: Pod, *, start: bool) -> Container:
+        self._created += 1
+        container = Container(f"c-{pod.uid}-{self._created}")
         pod.containers.append(container)
         listed = RuntimeContainer(
-            container.id, pod.sandbox_id, f"n{self._made}", ContainerState.CREATED
+            container.id, pod.sandbox_id, f"n{self._created}", ContainerState.CREATED
         )
         with self.runtime.lock:
             self.runtime.containers[container.id] = listed
             self.runtime.statuses[container.id] = VerboseStatus(
                 cgroups_path=f"{pod.parent}/{container.id}"
             )
-        if starts:
+        if start:
             self._start(pod, container)
         return container
 
     def _start(self, pod: Pod, container: Container) -> None:
-        """Starts it on the CPUs of the runtime's record, which the agent may have changed."""
+        """Starts a container on the CPUs of its status, which the agent may have updated."""
         group = f"{pod.parent}/{container.id}"
         with self.runtime.lock:
             prepared = self.runtime.statuses[container.id].resources.cpuset
@@ -306,9 +314,8 @@ class PlayedNode:
             self.cgroups.remove(container.group)
         pod.containers.remove(container)
 
-    def _put_in_force(self, group: str, cpus: CpuSet) -> None:
-        """A write of the runtime. Unless the agent wrote the same value before, the restore may not
-        restore an older one."""
+    def _apply_update(self, group: str, cpus: CpuSet) -> None:
+        """Writes CPUs as the runtime does on an update. A new value is one more original."""
         with contextlib.suppress(FileNotFoundError):
             if self.cgroups.own(group) != cpus:
                 self.originals[group].add(cpus)
@@ -318,9 +325,9 @@ class PlayedNode:
         own = self.cgroups.make(group, cpus, process=process)
         self.originals[group] = {own}
         above = group.rpartition("/")[0]
-        if cpus is not None:  # created on Topolet's CPUs: gets those it would have had
+        if cpus is not None:  # created on the CPUs of Topolet: the original is that of the parent
             self.originals[group].add(
                 EMPTY if self.cgroups.version == 2 else self.cgroups.own(above)
             )
-        if self.cgroups.version == 2 and process:  # a kernel may refuse to let it inherit again
+        if self.cgroups.version == 2 and process:  # some kernels refuse an empty value
             self.originals[group].add(self.cgroups.effective(above))

@@ -1,4 +1,4 @@
-"""A container runtime with the calls of the agent: CRI over a real socket, answers from values."""
+"""A simulated container runtime: a CRI server with the calls that the agent uses."""
 
 from __future__ import annotations
 
@@ -23,18 +23,15 @@ _STATES = {
 _PREFIX = "/runtime.v1.RuntimeService/"
 
 
-class PlayedRuntime(grpc.GenericRpcHandler):
-    """`sandboxes`, `containers` and `statuses` by id; change them while holding `lock`.
+class SimulatedRuntime(grpc.GenericRpcHandler):
+    """`sandboxes`, `containers` and `statuses`: by id; change them with `lock`. `environment`: of
+    each container, as NAME=VALUE. `hanging`: the methods, containers and sandboxes whose calls hang
+    until `resume`. `hung_calls`: the hanging calls. `replies`: by method, replaces the reply.
+    `event`: GetContainerEvents repeats it without end. `on_update`: called with the group and the
+    CPUs when a running container is updated."""
 
-    `environment`: of every container, as NAME=VALUE. `hanging`: names of methods, and ids of
-    containers and sandboxes, that get no answer until `relent`; `asked`: those of them that were
-    called. `replies`: by method, messages in place of the right ones. `event`: what
-    GetContainerEvents sends without end, if it is not empty. `put_in_force`: what an update does to
-    the group of a running container.
-    """
-
-    def __init__(self, path: Path, put_in_force: Callable[[str, CpuSet], None]) -> None:
-        self._put_in_force = put_in_force
+    def __init__(self, path: Path, on_update: Callable[[str, CpuSet], None]) -> None:
+        self._apply_update = on_update
         self.lock = threading.RLock()
         self.sandboxes: dict[str, Sandbox] = {}
         self.containers: dict[str, RuntimeContainer] = {}
@@ -43,8 +40,8 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         self.replies: dict[str, bytes] = {}
         self.event = b""
         self.hanging: frozenset[str] = frozenset()
-        self.asked: list[str] = []
-        self._relented = threading.Event()
+        self.hung_calls: list[str] = []
+        self._resumed = threading.Event()
         self._path = path
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         self._server.add_generic_rpc_handlers((self,))
@@ -52,22 +49,22 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         self._server.start()
 
     def hang(self, *what: str) -> None:
-        self.asked.clear()
-        self._relented.clear()
+        self.hung_calls.clear()
+        self._resumed.clear()
         self.hanging = frozenset(what)
 
-    def relent(self) -> None:
+    def resume(self) -> None:
         self.hanging = frozenset()
         self.event = b""
-        self._relented.set()
+        self._resumed.set()
 
     def close(self) -> None:
-        self.relent()
+        self.resume()
         self._server.stop(None).wait()
         self._path.unlink(missing_ok=True)
 
-    def succeed(self, other: PlayedRuntime) -> None:
-        """Ends the server; its containers are kept."""
+    def take_over(self, other: SimulatedRuntime) -> None:
+        """Takes over the containers of another runtime."""
         self.sandboxes, self.containers = other.sandboxes, other.containers
         self.statuses = other.statuses
 
@@ -88,7 +85,7 @@ class PlayedRuntime(grpc.GenericRpcHandler):
             return None
 
         def call(request: bytes, context: grpc.ServicerContext) -> bytes:
-            self._wait_if(method)
+            self._hang_if(method)
             if method in self.replies:
                 return self.replies[method]
             assert answer is not None
@@ -100,10 +97,10 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         while self.event and context.is_active():
             yield self.event
 
-    def _wait_if(self, what: str) -> None:
+    def _hang_if(self, what: str) -> None:
         if what in self.hanging:
-            self.asked.append(what)
-            self._relented.wait()
+            self.hung_calls.append(what)
+            self._resumed.wait()
 
     def _sandboxes(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         reply = pb.ListPodSandboxResponse()
@@ -136,14 +133,14 @@ class PlayedRuntime(grpc.GenericRpcHandler):
 
     def _sandbox_status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         wanted = pb.PodSandboxStatusRequest.FromString(request).pod_sandbox_id
-        self._wait_if(wanted)
+        self._hang_if(wanted)
         config = {"linux": {"cgroup_parent": self._status(wanted, context).cgroup_parent}}
         info = self._info(wanted, context) | {"config": config}
         return pb.PodSandboxStatusResponse(info={"info": json.dumps(info)}).SerializeToString()
 
     def _container_status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         wanted = pb.ContainerStatusRequest.FromString(request).container_id
-        self._wait_if(wanted)
+        self._hang_if(wanted)
         text = json.dumps(self._info(wanted, context))
         return pb.ContainerStatusResponse(info={"info": text}).SerializeToString()
 
@@ -160,12 +157,12 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         with self.lock:
             status = self.statuses.get(wanted)
         if status is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"{wanted} is gone")
+            context.abort(grpc.StatusCode.NOT_FOUND, f"{wanted} does not exist")
             raise AssertionError("abort raises")
         return status
 
     def _update(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """The CPUs with which the container will start, or runs from now on."""
+        """Sets the CPUs of a container, which may be running."""
         update = pb.UpdateContainerResourcesRequest.FromString(request)
         cpuset = update.linux.cpuset_cpus
         with self.lock:
@@ -175,5 +172,5 @@ class PlayedRuntime(grpc.GenericRpcHandler):
                     status, resources=msgspec.structs.replace(status.resources, cpuset=cpuset)
                 )
                 if self.containers[update.container_id].state is ContainerState.RUNNING:
-                    self._put_in_force(status.cgroups_path, CpuSet.parse(cpuset))
+                    self._apply_update(status.cgroups_path, CpuSet.parse(cpuset))
         return pb.UpdateContainerResourcesResponse().SerializeToString()

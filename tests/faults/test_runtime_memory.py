@@ -1,4 +1,4 @@
-"""The memory of a real agent whose runtime answers with valid messages of the largest size."""
+"""The memory of a real agent whose runtime sends valid replies of the largest size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from agent.cri.client import MAX_INFO_BYTES, MAX_ITEMS, MAX_PATH_BYTES, MAX_REPLY_BYTES
 from agent.proto import cri_pb2 as pb
-from tests.faults.node import PlayedNode, large_machine
+from tests.faults.node import SimulatedNode, large_machine
 from tests.fixtures.ports import free_port
 from tests.integration.harness import page
 from tests.waiting import eventually
@@ -29,16 +29,16 @@ def _reply(message: bytes) -> bytes:
     return message * ((MAX_REPLY_BYTES - ROOM_BYTES) // len(message))
 
 
-def _many_sandboxes(node: PlayedNode) -> None:
+def _many_sandboxes(node: SimulatedNode) -> None:
     node.runtime.replies["ListPodSandbox"] = _reply(b"\x0a\x00")
 
 
-def _many_containers(node: PlayedNode) -> None:
+def _many_containers(node: SimulatedNode) -> None:
     node.runtime.replies["ListContainers"] = _reply(b"\x0a\x00")
 
 
-def _many_labels(node: PlayedNode) -> None:
-    """Ten items with as many as the agent reads of one."""
+def _many_labels(node: SimulatedNode) -> None:
+    """Ten items with the largest number of labels that the agent reads."""
     labels = {f"{number:x}": "" for number in range(130_000)}
     sandboxes = [pb.PodSandbox(id=f"s{number}", labels=labels) for number in range(10)]
     containers = [
@@ -54,27 +54,27 @@ def _many_labels(node: PlayedNode) -> None:
 
 
 def _listed(
-    node: PlayedNode, count: int, name: str, ended: Callable[[int], bool] = lambda number: False
+    node: SimulatedNode, count: int, name: str, ended: Callable[[int], bool] = lambda number: False
 ) -> None:
-    """Each container in a sandbox of its own; all their names end with `name`."""
+    """Lists `count` containers, each in its own sandbox, with names that end with `name`."""
     sandboxes, containers = pb.ListPodSandboxResponse(), pb.ListContainersResponse()
     for number in range(count):
         text = f"{number:x}{name}"
         pod = pb.PodSandboxMetadata(name=text, uid=text, namespace=text)
-        over = ended(number)
-        ready = pb.SANDBOX_NOTREADY if over else pb.SANDBOX_READY
+        has_ended = ended(number)
+        ready = pb.SANDBOX_NOTREADY if has_ended else pb.SANDBOX_READY
         sandboxes.items.add(id=text, metadata=pod, state=ready)
         containers.containers.add(
             id=text,
             pod_sandbox_id=text,
             metadata=pb.ContainerMetadata(name=text),
-            state=pb.CONTAINER_EXITED if over else pb.CONTAINER_CREATED,
+            state=pb.CONTAINER_EXITED if has_ended else pb.CONTAINER_CREATED,
         )
     node.runtime.replies["ListPodSandbox"] = sandboxes.SerializeToString()
     node.runtime.replies["ListContainers"] = containers.SerializeToString()
 
 
-def _as_many_as_fit(node: PlayedNode) -> None:
+def _as_many_as_fit(node: SimulatedNode) -> None:
     """Half of the containers have ended, and half of the sandboxes are not ready."""
     _listed(node, MAX_ITEMS, "a" * 28, ended=lambda number: number % 2 == 1)
     path = "/kubepods/burstable/pod" + "a" * 100
@@ -84,17 +84,17 @@ def _as_many_as_fit(node: PlayedNode) -> None:
         node.runtime.replies[name] = _status(text)
 
 
-def _longest_names(node: PlayedNode) -> None:
+def _longest_names(node: SimulatedNode) -> None:
     _listed(node, MAX_ITEMS, "a" * 200)
 
 
-def _widest_names(node: PlayedNode) -> None:
+def _widest_names(node: SimulatedNode) -> None:
     """Python keeps all characters of a text in the size of its widest one."""
     _listed(node, MAX_ITEMS, "\U0001f600" + "a" * 200)
 
 
-def _longest_paths(node: PlayedNode) -> None:
-    """Of as many containers as fit."""
+def _longest_paths(node: SimulatedNode) -> None:
+    """The longest paths, of the largest number of containers."""
     _listed(node, MAX_ITEMS, "a", ended=lambda number: number % 2 == 1)
     path = "/" + "a" * (MAX_PATH_BYTES - 2)
     cpu = {"cpus": path, "mems": path}
@@ -112,15 +112,15 @@ def _status(text: str) -> bytes:
     return pb.ContainerStatusResponse(info={"info": text}).SerializeToString()
 
 
-def _many_in_a_status(node: PlayedNode) -> None:
+def _many_in_a_status(node: SimulatedNode) -> None:
     for name in ("ContainerStatus", "PodSandboxStatus"):
         node.runtime.replies[name] = _reply(b"\x12\x00")
 
 
-def _list_in_info(item: str, *path: str) -> Callable[[PlayedNode], None]:
-    """The verbose status of each container has one list of as many items as it may hold."""
+def _list_in_info(item: str, *path: str) -> Callable[[SimulatedNode], None]:
+    """The verbose status of each container has one list of the largest size."""
 
-    def attack(node: PlayedNode) -> None:
+    def attack(node: SimulatedNode) -> None:
         count = (MAX_INFO_BYTES - ROOM_BYTES) // (len(item) + 1)
         text = f"[{','.join([item] * count)}]"
         for key in reversed(path):
@@ -132,10 +132,10 @@ def _list_in_info(item: str, *path: str) -> Callable[[PlayedNode], None]:
     return attack
 
 
-def _long_text_in_info(*path: str) -> Callable[[PlayedNode], None]:
+def _long_text_in_info(*path: str) -> Callable[[SimulatedNode], None]:
     """The verbose status of each container has one text of its largest size."""
 
-    def attack(node: PlayedNode) -> None:
+    def attack(node: SimulatedNode) -> None:
         value: object = "a" * (MAX_INFO_BYTES - ROOM_BYTES)
         for key in reversed(path):
             value = {key: value}
@@ -146,24 +146,24 @@ def _long_text_in_info(*path: str) -> Callable[[PlayedNode], None]:
     return attack
 
 
-def _longest_info(node: PlayedNode) -> None:
+def _longest_info(node: SimulatedNode) -> None:
     for name in ("ContainerStatus", "PodSandboxStatus"):
         node.runtime.replies[name] = _status("a" * (MAX_REPLY_BYTES - ROOM_BYTES))
 
 
-def _long_variable(node: PlayedNode) -> None:
+def _long_variable(node: SimulatedNode) -> None:
     names = ",".join(f"GPU-{number}" + "a" * 1_000 for number in range(3_500))
     text = json.dumps({"runtimeSpec": {"process": {"env": [f"NVIDIA_VISIBLE_DEVICES={names}"]}}})
     node.runtime.replies["ContainerStatus"] = _status(text)
 
 
-def _many_nodes(node: PlayedNode) -> None:
+def _many_nodes(node: SimulatedNode) -> None:
     devices = [{"path": f"/dev/{number}{'a' * 100}"} for number in range(30_000)]
     text = json.dumps({"runtimeSpec": {"linux": {"devices": devices}}})
     node.runtime.replies["ContainerStatus"] = _status(text)
 
 
-def _endless_events(node: PlayedNode) -> None:
+def _endless_events(node: SimulatedNode) -> None:
     node.runtime.replies["Version"] = pb.VersionResponse(
         runtime_name="containerd", runtime_version="2.1.0"
     ).SerializeToString()
@@ -193,12 +193,12 @@ ATTACKS = (
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[PlayedNode]:
-    played = large_machine(tmp_path, 1)
+def node(tmp_path: Path) -> Iterator[SimulatedNode]:
+    simulated = large_machine(tmp_path, 1)
     for _ in range(CONTAINERS):
-        played.create(played.add("LS"), starts=True)
-    yield played
-    played.close()
+        simulated.create_container(simulated.add_pod("LS"), start=True)
+    yield simulated
+    simulated.close()
 
 
 def _peak_bytes(pid: int) -> int:
@@ -211,14 +211,14 @@ def _peak_bytes(pid: int) -> int:
     "attack",
     [
         *(pytest.param(each, id=each.__name__.lstrip("_")) for each in ATTACKS),
-        # Two passes ask for 40,000 statuses.
+        # Two passes request 40,000 statuses.
         pytest.param(_as_many_as_fit, id="as_many_as_fit", marks=pytest.mark.long),
     ],
 )
-def test_no_answers_of_a_runtime_fill_the_agents_memory(
-    node: PlayedNode, tmp_path: Path, attack: Callable[[PlayedNode], None]
+def test_replies_of_a_runtime_do_not_exhaust_the_agents_memory(
+    node: SimulatedNode, tmp_path: Path, attack: Callable[[SimulatedNode], None]
 ) -> None:
-    """The agent reads the devices of containers too. It goes on with passes."""
+    """The agent continues with passes and stays below its limit."""
     attack(node)
     port = free_port()
     words = [*node.agent_words, f"--http=127.0.0.1:{port}", "--period-seconds=0.1"]
@@ -234,7 +234,7 @@ def test_no_answers_of_a_runtime_fill_the_agents_memory(
 
     try:
         eventually(
-            "its passes go on", lambda: agent.poll() is not None or passes() >= 2, PATIENCE_SECONDS
+            "two passes end", lambda: agent.poll() is not None or passes() >= 2, PATIENCE_SECONDS
         )
         assert agent.poll() is None, (tmp_path / "log").read_text()
         assert _peak_bytes(agent.pid) < LIMIT_BYTES

@@ -18,7 +18,7 @@ from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.node.sampler import NodeSampler, PodReader
 from agent.telemetry.audit import Trail
 from agent.view.top.values import Usage
-from tests.faults.node import PlayedNode, large_machine
+from tests.faults.node import SimulatedNode, large_machine
 from tests.fixtures import trees
 from tests.view.top import nodes
 
@@ -143,14 +143,14 @@ def test_samples_are_kept(folder: Path) -> None:
 
 
 @pytest.fixture(params=[1, 2])
-def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PlayedNode]:
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SimulatedNode]:
     it = large_machine(tmp_path, request.param)
     yield it
     it.close()
 
 
 @pytest.fixture
-def reader(node: PlayedNode) -> Iterator[PodReader]:
+def reader(node: SimulatedNode) -> Iterator[PodReader]:
     top = Path(node.cgroups.root)
     if (top / "cpuset").is_dir():
         for controller, file in (("cpu", "cpu.shares"), ("memory", "memory.limit_in_bytes")):
@@ -163,12 +163,12 @@ def reader(node: PlayedNode) -> Iterator[PodReader]:
     cri.close()
 
 
-def folder_of(node: PlayedNode, controller: str, group: str) -> Path:
+def folder_of(node: SimulatedNode, controller: str, group: str) -> Path:
     top = Path(node.cgroups.root)
     return (top / controller if (top / "cpuset").is_dir() else top) / group.lstrip("/")
 
 
-def write_usage(node: PlayedNode, group: str, cpu_seconds: float, memory_bytes: int) -> None:
+def write_usage(node: SimulatedNode, group: str, cpu_seconds: float, memory_bytes: int) -> None:
     """Writes the counters of the kernel, in the files of cgroup v1 and v2."""
     cpu, memory = (folder_of(node, each, group) for each in ("cpu", "memory"))
     for each in (cpu, memory):
@@ -179,9 +179,9 @@ def write_usage(node: PlayedNode, group: str, cpu_seconds: float, memory_bytes: 
     (memory / "memory.usage_in_bytes").write_text(f"{memory_bytes}\n")
 
 
-def test_usage_of_pods(node: PlayedNode, reader: PodReader) -> None:
-    pod = node.add("LSE", "1-2")
-    node.create(pod, starts=True)
+def test_usage_of_pods(node: SimulatedNode, reader: PodReader) -> None:
+    pod = node.add_pod("LSE", "1-2")
+    node.create_container(pod, start=True)
     assert reader.usage() == {}
     reader.observe()
     write_usage(node, pod.parent, 10.0, 1 << 20)
@@ -193,9 +193,9 @@ def test_usage_of_pods(node: PlayedNode, reader: PodReader) -> None:
     assert found.memory_bytes == 2 << 20
 
 
-def test_usage_that_can_not_be_read(node: PlayedNode, reader: PodReader) -> None:
-    pod = node.add("LS", "")
-    node.create(pod, starts=True)
+def test_usage_that_can_not_be_read(node: SimulatedNode, reader: PodReader) -> None:
+    pod = node.add_pod("LS", "")
+    node.create_container(pod, start=True)
     reader.observe()
     write_usage(node, pod.parent, 1.0, 1)
     (folder_of(node, "cpu", pod.parent) / "cpu.stat").write_text("nonsense\n")
@@ -205,9 +205,9 @@ def test_usage_that_can_not_be_read(node: PlayedNode, reader: PodReader) -> None
     assert reader.usage()[pod.uid] == Usage(None, None)
 
 
-def test_an_opened_pod(node: PlayedNode, reader: PodReader) -> None:
-    pod = node.add("LSE", "1-2")
-    node.create(pod, starts=True)
+def test_an_opened_pod(node: SimulatedNode, reader: PodReader) -> None:
+    pod = node.add_pod("LSE", "1-2")
+    node.create_container(pod, start=True)
     group = pod.containers[0].group
     assert group is not None
     node.cgroups.set(group, CpuSet((1, 2)))
@@ -225,7 +225,7 @@ def test_a_pod_that_the_runtime_does_not_list(reader: PodReader) -> None:
     assert reader.opened("deleted").problem == "the runtime does not list the pod"
 
 
-def test_a_runtime_that_does_not_answer(node: PlayedNode, reader: PodReader) -> None:
+def test_a_runtime_that_does_not_answer(node: SimulatedNode, reader: PodReader) -> None:
     node.stop_runtime()
     assert "the runtime does not answer" in reader.opened("u").problem
 

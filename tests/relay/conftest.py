@@ -1,4 +1,4 @@
-"""A relay in a process of its own, in front of a test's fixture `back`."""
+"""Fixtures: a relay process between the sockets `front` and `back`. The tests serve `back`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The relay between two ends that send any frames: it may raise only RelayError.
+"""Fuzzes the relay with frames of a client and of a server; it may raise only RelayError.
 
-`python -m tests.relay.fuzz_frames --connections N --seed S`; a slip's seed is named.
+`python -m tests.relay.fuzz_frames --connections N --seed S`; a error is printed with its seed.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ LIMITS = RelayLimits(
 )
 PATHS = [b"/grow", b"/keep", b"/refuse", b"/raise", b"/hold", b"/other"]
 FRAMES = 60
-WILD = 0.01
+INVALID = 0.01
 """The share of invalid frames, of each of several kinds."""
 
 
 class HookError(Exception):
-    """A hook's own error."""
+    """An error that a hook raises on purpose."""
 
 
 class Hooks:
-    """Records the relay's calls, to check that each call ends once; records errors too."""
+    """Records hook calls and errors, to check that each call ends once."""
 
     methods = frozenset(PATHS[:5])
 
@@ -48,15 +48,15 @@ class Hooks:
         self._rng = rng
         self.held: set[Call] = set()
         self.sent: set[Call] = set()
-        self.wrong: list[Exception] = []
+        self.errors: list[Exception] = []
 
     def error(self, path: bytes, error: Exception) -> None:
-        """For errors that the relay would catch."""
+        """Records an error that the relay catches."""
         if not isinstance(error, HookError):
-            self.wrong.append(error)
+            self.errors.append(error)
 
     def request(self, call: Call, message: bytes) -> GateVerdict:
-        assert call not in self.sent, "asked again although it was sent"
+        assert call not in self.sent, "called again after it was forwarded"
         self.held.discard(call)
         if call.path == b"/hold" and self._rng.random() < 0.8:
             self.held.add(call)
@@ -82,8 +82,8 @@ class Hooks:
         self.held.remove(call)
 
 
-class Ends:
-    """The frames of both ends: mostly valid ones."""
+class Peers:
+    """Generates frames of a client and of a server; most are valid."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -108,7 +108,7 @@ class Ends:
             self._opened.append(number)
             more = [(b"x", b"v" * rng.randrange(90))] * rng.randrange(3)
             payload = block(rng.choice(PATHS), *more)
-            if self._wild():
+            if self._invalid():
                 payload = rng.choice(_HPACK) + payload
             ends = rng.random() < 0.05
             flags = frames.END_HEADERS | frames.END_STREAM * ends
@@ -139,9 +139,9 @@ class Ends:
         rng = self._rng
         payload = grpc.encode_message(rng.randbytes(rng.choice([0, 1, 40, 900, 2_990, 3_100])))
         if rng.random() < 0.2:
-            packed = rng.choice(_PACKED)
-            payload = b"\1" + len(packed).to_bytes(4, "big") + packed
-        return payload[rng.randrange(len(payload)) :] if self._wild() else payload
+            compressed = rng.choice(_COMPRESSED)
+            payload = b"\1" + len(compressed).to_bytes(4, "big") + compressed
+        return payload[rng.randrange(len(payload)) :] if self._invalid() else payload
 
     def _small(self, kind: int) -> bytes:
         rng = self._rng
@@ -152,24 +152,24 @@ class Ends:
 
     def _framed(self, kind: int, flags: int, number: int, payload: bytes) -> bytes:
         rng = self._rng
-        if self._wild():
+        if self._invalid():
             kind = rng.randrange(13)
-        if self._wild():
+        if self._invalid():
             flags = rng.randrange(256)
-        if self._wild():
+        if self._invalid():
             number = rng.choice([0, 2, self._next, max(self._next - 4, 1), frames.STREAM_MASK])
-        if self._wild():
+        if self._invalid():
             payload = payload[: rng.randrange(len(payload) + 1)] + rng.randbytes(rng.randrange(4))
         frame = frames.frame(kind, flags, number, payload)
-        if rng.random() < WILD / 10:
+        if rng.random() < INVALID / 10:
             frame = frame[: rng.randrange(len(frame))] + rng.randbytes(rng.randrange(9))
         return frame
 
-    def _wild(self) -> bool:
-        return self._rng.random() < WILD
+    def _invalid(self) -> bool:
+        return self._rng.random() < INVALID
 
 
-_PACKED = [gzip.compress(bytes(size)) for size in (10, 2_900, 3_000, 4_000, 1 << 20)]
+_COMPRESSED = [gzip.compress(bytes(size)) for size in (10, 2_900, 3_000, 4_000, 1 << 20)]
 _HPACK = [b"\x20", b"\x3f\xe1\x1f", b"\x3f\xff\xff\xff\x7f", b"\xbe", b"\xff\x00", b"\x80", b"\x40"]
 _HPACK += [b"\x40\x01x\x7f\xff\xff", b"\x40\x82\xff\xff\x01v", b"\x00\x85\xff\xff\xff\xff\xff\x00"]
 
@@ -177,15 +177,15 @@ _HPACK += [b"\x40\x01x\x7f\xff\xff", b"\x40\x82\xff\xff\x01v", b"\x00\x85\xff\xf
 def connection(seed: int) -> None:
     """One connection from its preface to its end."""
     rng = random.Random(seed)
-    hooks, stats, both, budget = Hooks(rng), RelayStats(), Ends(rng), MemoryBudget(LIMITS)
+    hooks, stats, peers, budget = Hooks(rng), RelayStats(), Peers(rng), MemoryBudget(LIMITS)
     relay = Relay(hooks, len, len, stats, hooks.error, budget)  # type: ignore[arg-type]
     ends = {relay.from_client: bytearray(frames.PREFACE), relay.from_upstream: bytearray()}
     ends[relay.from_upstream] += frames.settings({})
     try:
         for _ in range(FRAMES):
-            ends[relay.from_client] += both.client()
+            ends[relay.from_client] += peers.client()
             if rng.random() < 0.6:
-                ends[relay.from_upstream] += both.server()
+                ends[relay.from_upstream] += peers.server()
             for receive, waiting in ends.items():
                 size = rng.choice([0, 1, 9, 13, 700, 1 << 20])
                 part = bytes(waiting[:size])
@@ -195,7 +195,7 @@ def connection(seed: int) -> None:
             if rng.random() < 0.1:
                 relay.retry_held()
             assert stats.held_now == len(hooks.held)
-            assert not hooks.wrong, hooks.wrong
+            assert not hooks.errors, hooks.errors
             assert all(each.stage is Stage.COLLECTING for each in budget.waiting)
             assert budget.reserved_bytes <= LIMITS.held_bytes
             assert budget.waiting_bytes <= LIMITS.waiting_bytes
@@ -204,19 +204,19 @@ def connection(seed: int) -> None:
     except RelayError:
         pass
     relay.close()
-    assert not hooks.wrong, hooks.wrong
-    assert not hooks.held, "these were not abandoned"
-    assert not hooks.sent, "these were not ended"
+    assert not hooks.errors, hooks.errors
+    assert not hooks.held, "calls were not abandoned"
+    assert not hooks.sent, "calls have no reply"
     assert not stats.held_now
     assert (budget.reserved_bytes, budget.waiting_bytes, budget.waiting) == (0, 0, {})
 
 
 def run(connections: int, seed: int) -> Iterator[tuple[int, Exception | None]]:
-    """Each connection's seed, and its error."""
+    """Yields the seed of each connection, and its error or None."""
     for each in range(seed, seed + connections):
         try:
             connection(each)
-        except Exception as error:  # noqa: BLE001  a fuzzer reports whatever comes
+        except Exception as error:  # noqa: BLE001  a fuzzer reports each error
             yield each, error
         else:
             yield each, None
@@ -228,13 +228,13 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    began, bad = time.monotonic(), 0
+    began, failed = time.monotonic(), 0
     for seed, fault in run(arguments.connections, arguments.seed):
         if fault is not None:
-            bad += 1
+            failed += 1
             print(f"seed {seed}: {type(fault).__name__}: {str(fault)[:300]}", flush=True)
-    print(f"{arguments.connections} connections, {bad} bad, {time.monotonic() - began:.0f} s")
-    return bool(bad)
+    print(f"{arguments.connections} connections, {failed} failed, {time.monotonic() - began:.0f} s")
+    return bool(failed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A client that violates the protocol, and a correct client next to it."""
+"""A client that violates the protocol, and a correct client at the same time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.relay.relay_child import TAIL
 from tests.waiting import eventually
 
 WAIT_SECONDS = 20.0
-"""For one call of the other client: far longer than any valid delay, also on a slow machine."""
+"""The deadline of each call of the correct client, long enough for a slow machine."""
 STUCK_MS = 500
-"""A socket that accepted nothing for this long counts as not read from."""
+"""If a socket accepts no bytes for this time, the peer does not read."""
 END_HEADERS = frames.END_HEADERS
 END = frames.END_HEADERS | frames.END_STREAM
 
@@ -43,9 +43,9 @@ def data(number: int, payload: bytes, last: bool = False) -> bytes:
 
 
 class Hostile:
-    """One raw connection to the relay; its input is only inspected."""
+    """A raw connection to the relay. Received frames are recorded and not answered."""
 
-    def __init__(self, path: Path, greets: bool = True) -> None:
+    def __init__(self, path: Path, send_preface: bool = True) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(path))
         self.socket.setblocking(False)
@@ -53,33 +53,33 @@ class Hostile:
         self.seen: dict[int, bytes] = {}
         """The last frame of each kind that was received."""
         self._received = bytearray()
-        if greets:
-            self.pour([frames.PREFACE + frames.settings({})])
+        if send_preface:
+            self.send([frames.PREFACE + frames.settings({})])
 
-    def pour(self, parts: Iterable[bytes], reads: bool = True) -> int:
-        """Sends everything, or until the relay stops reading or the connection is closed. Returns
+    def send(self, parts: Iterable[bytes], reads: bool = True) -> int:
+        """Sends all parts, or stops when the relay stops reading or closes the connection. Returns
         the number of sent bytes."""
         total = 0
         for part in parts:
             rest = memoryview(part)
             while rest and not self.closed:
-                sent = self._some(rest, reads)
+                sent = self._send_some(rest, reads)
                 if not sent:
                     return total
                 total += sent
                 rest = rest[sent:]
         return total
 
-    def told_off(self) -> bool:
-        """The connection is closed, or GOAWAY or RST_STREAM was received."""
+    def is_rejected(self) -> bool:
+        """Whether the connection is closed, or GOAWAY or RST_STREAM was received."""
         self._read()
         return self.closed or not self.seen.keys().isdisjoint({frames.GOAWAY, frames.RST_STREAM})
 
     def close(self) -> None:
         self.socket.close()
 
-    def _some(self, rest: memoryview, reads: bool) -> int:
-        """Bytes that the socket accepted; 0 if it accepted none for a while, or never will."""
+    def _send_some(self, rest: memoryview, reads: bool) -> int:
+        """Sends some bytes. Returns their number; 0 if the peer does not read or has closed."""
         poll = select.poll()
         poll.register(self.socket, select.POLLOUT | (select.POLLIN if reads else 0))
         while True:
@@ -105,14 +105,14 @@ class Hostile:
         try:
             while part := self.socket.recv(1 << 18):
                 self._received += part
-                self._look()
+                self._parse_frames()
         except BlockingIOError:
             return
         except OSError:
             pass
         self.closed = True
 
-    def _look(self) -> None:
+    def _parse_frames(self) -> None:
         at, size = 0, len(self._received)
         while size - at >= frames.HEAD_BYTES:
             length, kind, _, _ = frames.read_head(self._received, at)
@@ -125,22 +125,20 @@ class Hostile:
 
 
 class Bystander:
-    """Calls continuously on its own connection: small and larger, hooked and not.
-
-    It neither retries nor reconnects: a call that the relay loses is a failure.
-    """
+    """A correct client that calls continuously on its own connection: small and larger messages,
+    hooked and not. It does not retry: each failed call is in `failures`."""
 
     def __init__(self, path: Path) -> None:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         self._channel = grpc.insecure_channel(f"unix:{path}", options=options)
-        self.answers = 0
+        self.replies = 0
         self.failures: list[str] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._call)
 
     def __enter__(self) -> Bystander:
         self._thread.start()
-        self.answered_again()
+        self.wait_for_replies()
         return self
 
     def __exit__(
@@ -155,23 +153,25 @@ class Bystander:
         if kind is None:
             assert self.failures == []
 
-    def answered_again(self) -> None:
-        """Returns after four more calls."""
-        wanted = self.answers + 4
-        eventually("more calls", lambda: self.failures or self.answers >= wanted, WAIT_SECONDS)
+    def wait_for_replies(self) -> None:
+        """Waits for the replies of four more calls."""
+        wanted = self.replies + 4
+        eventually(
+            "four more replies", lambda: self.failures or self.replies >= wanted, WAIT_SECONDS
+        )
         assert self.failures == []
 
     def _call(self) -> None:
         grow, echo = self._channel.unary_unary("/h/Grow"), self._channel.unary_unary("/any/Echo")
         messages = [b"small", bytes(20_000)]
         while not self._ended.is_set():
-            message = messages[self.answers // 2 % 2]
-            call, tail = ((grow, TAIL), (echo, b""))[self.answers % 2]
+            message = messages[self.replies // 2 % 2]
+            call, tail = ((grow, TAIL), (echo, b""))[self.replies % 2]
             try:
                 answer = call(message, timeout=WAIT_SECONDS)
             except grpc.RpcError as error:
                 self.failures.append(str(error))
                 return
             if answer != message + tail:
-                self.failures.append(f"{len(message)} bytes came back as {len(answer)}")
-            self.answers += 1
+                self.failures.append(f"{len(message)} bytes have a reply of {len(answer)} bytes")
+            self.replies += 1

@@ -1,7 +1,7 @@
 """A relay in its own process, so that its memory and descriptors can be measured.
 
-`python -m tests.relay.relay_child FRONT BACK [DESCRIPTORS]` prints "up" and serves until killed;
-with DESCRIPTORS that is its RLIMIT_NOFILE.
+`python -m tests.relay.relay_child FRONT BACK [DESCRIPTORS]` prints "up" and serves until it is
+killed. DESCRIPTORS: its RLIMIT_NOFILE.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_REFUSAL = "%" * 1_000
 
 
 class Hooks:
-    """One answer a method."""
+    """Hooks whose verdict depends on the method."""
 
     methods = frozenset(
         b"/h/" + name
@@ -59,7 +59,7 @@ class Hooks:
 
 @contextlib.contextmanager
 def relay_process(front: Path, back: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs one; it must still run at the end."""
+    """Runs a relay process. Fails if it has ended by itself."""
     command = [sys.executable, "-m", "tests.relay.relay_child", str(front), str(back), *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -72,7 +72,7 @@ def relay_process(front: Path, back: Path, *more: str) -> Iterator[subprocess.Po
 
 
 def peak_mb(pid: int) -> float:
-    """The highest memory of the process."""
+    """The peak resident memory of the process."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024

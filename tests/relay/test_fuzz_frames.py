@@ -24,8 +24,8 @@ def test_no_sequence_of_frames_breaks_the_relay(first: int) -> None:
 def test_more_credit_than_a_window_holds_ends_its_connection_only() -> None:
     hooks = fuzz_frames.Hooks(random.Random(0))
     relay = Relay(hooks, len, len, RelayStats(), hooks.error, MemoryBudget(fuzz_frames.LIMITS))  # type: ignore[arg-type]
-    begun = opening(1, b"/keep") + data(1, b"\0\0\0\x09")
-    relay.from_client(memoryview(frames.PREFACE + begun))
+    call = opening(1, b"/keep") + data(1, b"\0\0\0\x09")
+    relay.from_client(memoryview(frames.PREFACE + call))
     credit = frames.window_update(1, frames.MAX_WINDOW)
     with pytest.raises(RelayError, match="stream 1: a window of"):
         relay.from_upstream(memoryview(frames.settings({}) + credit * 3))

@@ -36,7 +36,7 @@ def back(peer: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def outcome(peer: Path, path: Path, tail_bytes: int) -> list[str]:
-    """The counts of its client."""
+    """The results that the client of grpc-peer prints."""
     done = subprocess.run(
         [peer, "call", path, str(tail_bytes)],
         capture_output=True,

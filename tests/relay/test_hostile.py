@@ -1,6 +1,6 @@
 """One hostile connection costs bounded memory and does not affect other calls.
 
-Each attack runs against a relay in its own process while another connection keeps calling.
+Each attack runs against a relay process while a correct client calls continuously.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.relay.relay_child import peak_mb, relay_process
 from tests.waiting import eventually
 
 PEAK_MB = 32
-"""Memory of the relay's process under any attack on one connection; at rest it uses 15."""
-PEAK_TAKEN_MB = 96
-"""If it holds requests: Limits.held_bytes, and the decompressed size of one of them, twice."""
+"""Peak memory of the relay process during an attack on one connection; without load it is 15."""
+PEAK_HOLDING_MB = 96
+"""Peak memory if the relay holds requests: Limits.held_bytes and twice a decompressed request."""
 STREAMS = 100_000
 MAX_STREAMS = 20
-"""Of one connection at the backend; beyond it refuses."""
+"""The backend refuses more concurrent streams of one connection."""
 CLIENTS = 200
 PER_CLIENT_KB = 32
 LIMITS = [
@@ -42,7 +42,7 @@ HUGE_REPLY = bytes(48 << 20)
 
 
 class Backend(grpc.GenericRpcHandler):
-    """Echoes; `Huge` answers more than the client reads."""
+    """Echoes requests; the method `Huge` has a large reply."""
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         if details.method.endswith("/Huge"):
@@ -81,11 +81,11 @@ def random_frames() -> Iterator[bytes]:
             yield frames.frame(kind, flags, rng.choice([0, number, number + 2]), payload)
 
 
-def half_frame() -> Iterator[bytes]:
+def partial_data() -> Iterator[bytes]:
     yield opening(1, b"/h/Grow") + frames.head(1 << 14, frames.DATA, 0, 1) + bytes(100)
 
 
-def half_headers() -> Iterator[bytes]:
+def partial_headers() -> Iterator[bytes]:
     yield frames.head(60_000, frames.HEADERS, END_HEADERS, 1) + bytes(59_999)
 
 
@@ -107,7 +107,7 @@ def empty_continuations() -> Iterator[bytes]:
 
 
 def behind_a_held_call(attack: Parts) -> Parts:
-    """The relay must not give up a connection whose message it holds."""
+    """The relay may not stop parsing a connection whose message it holds."""
 
     def parts() -> Iterator[bytes]:
         yield opening(9_999_999, b"/h/Hold") + data(9_999_999, bytes(5), last=True)
@@ -125,8 +125,8 @@ def indexed_bomb() -> Iterator[bytes]:
         yield frames.frame(frames.HEADERS, END_HEADERS, number, named)
 
 
-def crooked_blocks(crooked: bytes) -> Parts:
-    return lambda: iter([frames.frame(frames.HEADERS, END, 1, block(b"/h/Keep") + crooked)])
+def invalid_block(invalid: bytes) -> Parts:
+    return lambda: iter([frames.frame(frames.HEADERS, END, 1, block(b"/h/Keep") + invalid)])
 
 
 def churning_table() -> Iterator[bytes]:
@@ -160,7 +160,7 @@ def never_ended(path: bytes, payload: bytes = b"") -> Parts:
 
 
 def endless_message(streams: int) -> Parts:
-    """4 GiB announced on each stream, a little more than 1 MiB sent."""
+    """Each stream announces a message of 4 GiB and sends a little more than 1 MiB."""
 
     def parts() -> Iterator[bytes]:
         numbers = range(1, 2 * streams, 2)
@@ -209,7 +209,7 @@ def empty_data(path: bytes) -> Parts:
 
 
 def single_bytes() -> Iterator[bytes]:
-    """For every byte of a message the relay has to return credit with a frame."""
+    """The relay returns credit with a frame for each byte of a message."""
     yield opening(1, b"/h/Grow") + data(1, b"\0\0\x0f\xff\xff")
     yield from itertools.repeat(data(1, b"x") * 100, STREAMS // 100)
 
@@ -219,31 +219,31 @@ SETTINGS = frames.settings({frames.INITIAL_WINDOW_SIZE: 0, frames.HEADER_TABLE_S
 PRIORITY = frames.frame(frames.PRIORITY, 0, 1, bytes(5))
 
 ATTACKS: dict[str, tuple[Parts, bool]] = {
-    # the bytes, and whether an error must be returned
+    # the sent bytes, and whether the relay or the runtime must return an error
     "random bytes": (random_bytes, True),
     "random frames": (random_frames, True),
-    "half a DATA frame": (half_frame, False),
-    "half a HEADERS frame": (half_headers, False),
+    "a part of a DATA frame": (partial_data, False),
+    "a part of a HEADERS frame": (partial_headers, False),
     "the largest frame": (largest_frame, True),
     "100 MB of headers": (continuations, True),
     "100 MB of headers behind a held call": (behind_a_held_call(continuations), True),
     "empty CONTINUATIONs": (empty_continuations, True),
     "empty CONTINUATIONs behind a held call": (behind_a_held_call(empty_continuations), True),
-    "an entry named 16,000 times a block": (indexed_bomb, True),
-    "a table that was not offered": (crooked_blocks(b"\x3f\xff\xff\xff\x0f"), True),
-    "an index beyond the table": (crooked_blocks(b"\xff\xff\xff\xff\x0f"), True),
-    "an endless integer": (crooked_blocks(b"\xff" * 1_000), True),
-    "a text of 256 MB": (crooked_blocks(b"\0\x7f\xff\xff\xff\x7f"), True),
-    "Huffman without an end": (crooked_blocks(b"\0\x84\xff\xff\xff\xff\0"), True),
+    "an entry with 16,000 references in a block": (indexed_bomb, True),
+    "a table that was not offered": (invalid_block(b"\x3f\xff\xff\xff\x0f"), True),
+    "an index beyond the table": (invalid_block(b"\xff\xff\xff\xff\x0f"), True),
+    "an endless integer": (invalid_block(b"\xff" * 1_000), True),
+    "a text of 256 MB": (invalid_block(b"\0\x7f\xff\xff\xff\x7f"), True),
+    "Huffman without an end": (invalid_block(b"\0\x84\xff\xff\xff\xff\0"), True),
     "a table that churns": (churning_table, False),
     "opened and reset": (rapid_reset(b"/any/Echo"), False),
     "hooked, opened and reset": (rapid_reset(b"/h/Grow"), False),
-    "opened and left": (never_ended(b"/any/Echo"), True),
-    "hooked, opened and left": (never_ended(b"/h/Grow"), True),
-    "hooked, begun and left": (never_ended(b"/h/Grow", b"\0\0\0\xff\xff" + bytes(50)), True),
+    "opened and not ended": (never_ended(b"/any/Echo"), True),
+    "hooked, opened and not ended": (never_ended(b"/h/Grow"), True),
+    "hooked, begun and not ended": (never_ended(b"/h/Grow", b"\0\0\0\xff\xff" + bytes(50)), True),
     "4 GiB announced": (endless_message(1), True),
     "4 GiB announced on 30 streams": (endless_message(30), True),
-    "an unpacked 256 MB": (gzip_bomb(b"/h/Grow", 256 << 20, 1), False),
+    "256 MB after decompression": (gzip_bomb(b"/h/Grow", 256 << 20, 1), False),
     "refusals": (refusals, False),
     "PING": (flood(PING, 10 * STREAMS), False),
     "PING answers": (flood(frames.frame(frames.PING, frames.ACK, 0, bytes(8))), False),
@@ -252,32 +252,32 @@ ATTACKS: dict[str, tuple[Parts, bool]] = {
     "PRIORITY": (flood(PRIORITY), False),
     "WINDOW_UPDATE": (flood(frames.window_update(0, 1)), False),
     "WINDOW_UPDATE beyond 2 GiB": (flood(frames.window_update(0, frames.MAX_WINDOW)), False),
-    "WINDOW_UPDATE of none": (flood(frames.window_update(0, 0)), True),
+    "WINDOW_UPDATE of 0": (flood(frames.window_update(0, 0)), True),
     "empty DATA": (empty_data(b"/any/Echo"), False),
     "hooked, empty DATA": (empty_data(b"/h/Grow"), False),
     "hooked, single bytes": (single_bytes, False),
 }
-TAKES_MUCH = {
-    "an unpacked 256 MB",
+HOLDS_REQUESTS = {
+    "256 MB after decompression",
     "4 GiB announced on 30 streams",
     "refusals",
 }
 
 
-@pytest.mark.parametrize("reads", [True, False], ids=["reads", "deaf"])
+@pytest.mark.parametrize("reads", [True, False], ids=["reads", "does not read"])
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_costs_bounded_memory_and_does_not_affect_other_calls(
     relay: subprocess.Popen[bytes], front: Path, name: str, reads: bool
 ) -> None:
-    parts, must_be_told_off = ATTACKS[name]
+    parts, expects_error = ATTACKS[name]
     with Bystander(front) as bystander:
         with contextlib.closing(Hostile(front)) as hostile:
-            hostile.pour(parts(), reads)
-            bystander.answered_again()
-            if must_be_told_off:
-                eventually("an error is returned", hostile.told_off)
-        bystander.answered_again()
-    assert peak_mb(relay.pid) < (PEAK_TAKEN_MB if name in TAKES_MUCH else PEAK_MB)
+            hostile.send(parts(), reads)
+            bystander.wait_for_replies()
+            if expects_error:
+                eventually("an error is returned", hostile.is_rejected)
+        bystander.wait_for_replies()
+    assert peak_mb(relay.pid) < (PEAK_HOLDING_MB if name in HOLDS_REQUESTS else PEAK_MB)
 
 
 @pytest.mark.parametrize(
@@ -289,37 +289,37 @@ def test_an_attack_costs_bounded_memory_and_does_not_affect_other_calls(
         frames.PREFACE + frames.window_update(0, 1),
         bytes(1 << 20),
     ],
-    ids=["HTTP/1", "TLS", "nearly", "no SETTINGS", "zeros"],
+    ids=["HTTP/1", "TLS", "almost HTTP/2", "no SETTINGS", "zeros"],
 )
 def test_a_client_with_another_protocol_gets_the_runtimes_error(
     relay: subprocess.Popen[bytes], front: Path, greeting: bytes
 ) -> None:
     with Bystander(front) as bystander:
-        with contextlib.closing(Hostile(front, greets=False)) as hostile:
-            hostile.pour([greeting])
-            eventually("an error is returned", hostile.told_off)
-        bystander.answered_again()
+        with contextlib.closing(Hostile(front, send_preface=False)) as hostile:
+            hostile.send([greeting])
+            eventually("an error is returned", hostile.is_rejected)
+        bystander.wait_for_replies()
     assert peak_mb(relay.pid) < PEAK_MB
 
 
 def test_a_slow_writer_is_not_disconnected(relay: subprocess.Popen[bytes], front: Path) -> None:
-    """Single bytes of a hooked call that is valid in the end."""
+    """A valid hooked call that arrives in single bytes."""
     call = opening(1, b"/h/Grow") + data(1, b"\0\0\0\x03\xe8" + bytes(1_000), last=True)
     with Bystander(front), contextlib.closing(Hostile(front)) as slow:
         for byte in call:
-            assert slow.pour([bytes([byte])]) == 1
-        eventually("answered", lambda: not slow.told_off() and frames.DATA in slow.seen)
+            assert slow.send([bytes([byte])]) == 1
+        eventually("answered", lambda: not slow.is_rejected() and frames.DATA in slow.seen)
 
 
 def test_huge_unread_replies_stay_at_the_runtime(
     relay: subprocess.Popen[bytes], front: Path
 ) -> None:
-    with Bystander(front) as bystander, contextlib.closing(Hostile(front)) as deaf:
+    with Bystander(front) as bystander, contextlib.closing(Hostile(front)) as client:
         windows = frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
         windows += frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW)
         calls = [opening(n, b"/any/Huge") + data(n, bytes(5), last=True) for n in range(1, 7, 2)]
-        deaf.pour([windows, *calls], reads=False)
-        bystander.answered_again()
+        client.send([windows, *calls], reads=False)
+        bystander.wait_for_replies()
         assert peak_mb(relay.pid) < PEAK_MB
 
 
@@ -329,38 +329,37 @@ def test_hundreds_of_idle_connections_cost_little(
     with Bystander(front) as bystander, contextlib.ExitStack() as idle:
         before = peak_mb(relay.pid)
         for number in range(CLIENTS):
-            idle.enter_context(contextlib.closing(Hostile(front, greets=number % 2 == 0)))
-        bystander.answered_again()
-        with Bystander(front) as newcomer:
-            newcomer.answered_again()
+            idle.enter_context(contextlib.closing(Hostile(front, send_preface=number % 2 == 0)))
+        bystander.wait_for_replies()
+        with Bystander(front) as new_client:
+            new_client.wait_for_replies()
         assert peak_mb(relay.pid) - before < CLIENTS * PER_CLIENT_KB / 1024
 
 
 def test_connections_closed_during_calls_leave_nothing(
     relay: subprocess.Popen[bytes], front: Path
 ) -> None:
-    """Series of clients with calls in progress, hooked, held and not: the second needs no more
-    memory."""
+    """Further series of clients that close with calls in progress need no more memory."""
 
-    def leave(number: int) -> None:
+    def abandon_calls(number: int) -> None:
         client = Hostile(front)
         calls = [opening(1, b"/h/Grow"), data(1, b"\0\0\0\x03\xe8" + bytes(1_000), last=True)]
         calls += [opening(3, b"/h/Hold"), data(3, bytes(5), last=True), opening(5, b"/any/Echo")]
         calls += [data(5, b"\0\0\0\x07\xd0" + bytes(1_000)), opening(7, b"/h/Grow")]
         calls += [data(7, b"\0\0\0\x07\xd0" + bytes(1_000)) + bytes(5)]
-        client.pour(calls[: number % (len(calls) + 1)])
+        client.send(calls[: number % (len(calls) + 1)])
         if number % 3 == 0:
             client.socket.shutdown(socket.SHUT_WR)
         if number % 3 == 1:
-            client.told_off()  # reads what has arrived
+            client.is_rejected()  # reads what has arrived
         client.close()
 
     with Bystander(front) as bystander:
         peaks = []
         for _ in range(3):
             for number in range(CLIENTS):
-                leave(number)
-            bystander.answered_again()
+                abandon_calls(number)
+            bystander.wait_for_replies()
             peaks.append(peak_mb(relay.pid))
         sockets = f"/proc/{relay.pid}/fd"
         eventually("closed", lambda: sum(1 for _ in Path(sockets).iterdir()) < 20)
@@ -371,17 +370,17 @@ def test_connections_closed_during_calls_leave_nothing(
 def test_many_clients_with_calls_in_progress_stay_within_their_share(
     relay: subprocess.Popen[bytes], front: Path
 ) -> None:
-    """All at once: every client has one answered call, and has sent half of another message."""
+    """Each client has one call with a reply, and has sent a part of another message."""
     with Bystander(front) as bystander, contextlib.ExitStack() as stack:
         before = peak_mb(relay.pid)
         clients = [stack.enter_context(contextlib.closing(Hostile(front))) for _ in range(CLIENTS)]
         for client in clients:
-            client.pour([opening(1, b"/h/Grow"), data(1, bytes(5), last=True)])
-            client.pour([opening(3, b"/h/Grow"), data(3, b"\0\0\0\xff\xff" + bytes(4_000))])
+            client.send([opening(1, b"/h/Grow"), data(1, bytes(5), last=True)])
+            client.send([opening(3, b"/h/Grow"), data(3, b"\0\0\0\xff\xff" + bytes(4_000))])
         for client in clients:
-            eventually("answered", lambda it=client: it.told_off() or frames.DATA in it.seen)
+            eventually("answered", lambda it=client: it.is_rejected() or frames.DATA in it.seen)
             assert not client.closed
-        bystander.answered_again()
+        bystander.wait_for_replies()
         assert peak_mb(relay.pid) - before < CLIENTS * PER_CLIENT_KB / 1024
 
 
@@ -394,14 +393,14 @@ def test_without_free_descriptors_clients_wait_and_hooks_continue(
             idle = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(100)]
             for each in idle:
                 each.connect(str(front))
-            bystander.answered_again()
-            bystander.answered_again()
-        with Bystander(front) as newcomer:
-            newcomer.answered_again()
+            bystander.wait_for_replies()
+            bystander.wait_for_replies()
+        with Bystander(front) as new_client:
+            new_client.wait_for_replies()
 
 
-class Deaf:
-    """A runtime that serves its first connection and gives later ones no credit."""
+class NonReadingRuntime:
+    """A runtime that serves its first connection and gives no credit to later connections."""
 
     def __init__(self, path: Path, back: Path) -> None:
         self._listening = socket.socket(socket.AF_UNIX)
@@ -425,7 +424,7 @@ class Deaf:
         served.connect(str(self._back))
         self._ends += [first, served]
         pumps = [
-            threading.Thread(target=_pump, args=pair) for pair in ((first, served), (served, first))
+            threading.Thread(target=_copy, args=pair) for pair in ((first, served), (served, first))
         ]
         for pump in pumps:
             pump.start()
@@ -434,34 +433,34 @@ class Deaf:
                 other, _ = self._listening.accept()
                 self._ends.append(other)
                 other.sendall(frames.settings({}) + frames.SETTINGS_ACK)
-                pump = threading.Thread(target=_swallow, args=(other,))
+                pump = threading.Thread(target=_discard, args=(other,))
                 pump.start()
                 pumps.append(pump)
         for pump in pumps:
             pump.join(10)
 
 
-def _pump(source: socket.socket, sink: socket.socket) -> None:
+def _copy(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while part := source.recv(1 << 16):
             sink.sendall(part)
 
 
-def _swallow(source: socket.socket) -> None:
+def _discard(source: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while source.recv(1 << 18):
             pass
 
 
 @pytest.fixture
-def deaf(tmp_path: Path, back: Path) -> Iterator[Path]:
-    path = tmp_path / "deaf.sock"
-    with contextlib.closing(Deaf(path, back)):
+def non_reading_runtime(tmp_path: Path, back: Path) -> Iterator[Path]:
+    path = tmp_path / "back2.sock"
+    with contextlib.closing(NonReadingRuntime(path, back)):
         yield path
 
 
 def queue_of_small_frames(numbers: range) -> Iterator[bytes]:
-    """Frames that wait in the relay for credit: it gave the client some for a hooked message."""
+    """Frames that wait in the relay for credit of the runtime."""
     yield opening(1, b"/any/Echo") + opening(3, b"/h/Grow")
     whole = 900_000
     yield data(3, b"\0" + whole.to_bytes(4, "big"))
@@ -474,22 +473,26 @@ def queue_of_small_frames(numbers: range) -> Iterator[bytes]:
         )
 
 
-def test_resets_behind_a_long_queue_do_not_stop_the_loop(front: Path, deaf: Path) -> None:
+def test_resets_behind_a_long_queue_do_not_stop_the_loop(
+    front: Path, non_reading_runtime: Path
+) -> None:
     numbers = range(5, 40_005, 2)
-    with relay_process(front, deaf) as relay, Bystander(front) as bystander:
+    with relay_process(front, non_reading_runtime) as relay, Bystander(front) as bystander:
         with contextlib.closing(Hostile(front)) as hostile:
-            hostile.pour(queue_of_small_frames(numbers))
-            bystander.answered_again()
-            hostile.pour([b"".join(frames.rst_stream(number, 8) for number in numbers)])
-            bystander.answered_again()
-        bystander.answered_again()
-        assert peak_mb(relay.pid) < PEAK_TAKEN_MB
+            hostile.send(queue_of_small_frames(numbers))
+            bystander.wait_for_replies()
+            hostile.send([b"".join(frames.rst_stream(number, 8) for number in numbers)])
+            bystander.wait_for_replies()
+        bystander.wait_for_replies()
+        assert peak_mb(relay.pid) < PEAK_HOLDING_MB
 
 
-def test_decompressed_sizes_of_held_messages_are_counted(front: Path, deaf: Path) -> None:
-    """Each is decompressed to a thousand times its size."""
-    with relay_process(front, deaf) as relay, Bystander(front) as bystander:
+def test_decompressed_sizes_of_held_messages_are_counted(
+    front: Path, non_reading_runtime: Path
+) -> None:
+    """Each message decompresses to a thousand times its size."""
+    with relay_process(front, non_reading_runtime) as relay, Bystander(front) as bystander:
         with contextlib.closing(Hostile(front)) as hostile:
-            hostile.pour(gzip_bomb(b"/h/Hold", 1_000_000, 4_000)())
-            bystander.answered_again()
-        assert peak_mb(relay.pid) < PEAK_TAKEN_MB
+            hostile.send(gzip_bomb(b"/h/Hold", 1_000_000, 4_000)())
+            bystander.wait_for_replies()
+        assert peak_mb(relay.pid) < PEAK_HOLDING_MB

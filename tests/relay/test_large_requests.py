@@ -1,5 +1,4 @@
-"""Requests of the largest size that a kubelet's client sends: hooked, in bounded memory that is
-released."""
+"""Hooked requests of the largest size of a kubelet need bounded memory, which is released."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ PEAK_MB = 112
 """Memory of the relay's process while AT_ONCE of the largest requests arrive: Limits.held_bytes, a
 hook's copy of one of them, and bytes that the sockets have not accepted yet."""
 KEPT_MB = 8
-"""The part that remains after the last answer."""
+"""Memory that is not released after the last reply."""
 UNBOUNDED = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -31,7 +30,7 @@ CALL_SECONDS = 60.0
 
 
 class Backend(grpc.GenericRpcHandler):
-    """Answers with the request's size and its last bytes."""
+    """Replies with the request's size and its last bytes."""
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         def answer(request: bytes, _: grpc.ServicerContext) -> bytes:
@@ -87,7 +86,7 @@ def test_many_of_the_largest_requests_at_once_wait_for_each_other(
 
 
 def test_small_calls_pass_while_large_requests_are_held(tmp_path: Path) -> None:
-    """Held requests use the whole budget, and others wait for some."""
+    """Held requests use the whole budget, and further large requests wait for it."""
     with relay_process(tmp_path / "front.sock", tmp_path / "back.sock") as relay:
         with grpc.insecure_channel(f"unix:{tmp_path / 'front.sock'}", options=UNBOUNDED) as channel:
             hold = channel.unary_unary("/h/Hold")

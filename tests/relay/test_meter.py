@@ -1,4 +1,4 @@
-"""Calls of one connection, with the test's clock."""
+"""The measured times of calls, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent.relay.meter import OTHERS, Meter, Timing
 
 
 class Clocked:
-    """`seen`: path, seconds and the relay's share for every call that ended."""
+    """A meter with a simulated clock. `seen`: path, seconds, relay seconds of each call."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -53,7 +53,7 @@ def test_the_time_of_a_passing_call_is_the_relays_own(clocked: Clocked) -> None:
 def test_the_time_of_a_held_request_includes_the_hold(clocked: Clocked) -> None:
     clocked.arrive_after(0)
     clocked.timing.begin_hooked(1, b"/a")
-    clocked.arrive_after(5)  # the client took some time for the message
+    clocked.arrive_after(5)  # the client sends the message later
     clocked.timing.message_complete(1)
     clocked.after(20).message_sent(1)
     clocked.arrive_after(3)

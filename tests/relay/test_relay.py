@@ -1,4 +1,4 @@
-"""The relay without sockets, with frames written by hand."""
+"""The relay without sockets; the tests write the frames."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ MESSAGE = grpc.encode_message(b"message")
 
 
 class Hooks:
-    """Gives the configured answers, the last one forever."""
+    """Returns the configured verdicts in order, and repeats the last one."""
 
     methods = frozenset({HOOKED})
 
     def __init__(self, *verdicts: GateVerdict) -> None:
         self.verdicts = list(verdicts)
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
         self.replies: list[bytes | None] = []
-        self.gone_calls = 0
-        self.unhooked_for: list[str] = []
-        self.lets_pass: Forward | Refuse = FORWARD
+        self.abandoned_calls = 0
+        self.unhooked_reasons: list[str] = []
+        self.unhooked_verdict: Forward | Refuse = FORWARD
 
     def request(self, call: Call, message: bytes) -> GateVerdict:
-        self.asked.append(message)
+        self.requests.append(message)
         return self.verdicts.pop(0) if len(self.verdicts) > 1 else self.verdicts[0]
 
     def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
-        self.unhooked_for.append(reason)
-        return self.lets_pass
+        self.unhooked_reasons.append(reason)
+        return self.unhooked_verdict
 
     def reply(self, call: Call, message: bytes | None) -> None:
         self.replies.append(message)
 
     def abandoned(self, call: Call) -> None:
-        self.gone_calls += 1
+        self.abandoned_calls += 1
 
 
 class Wire:
-    """A relay after the client's preface; `up` and `down` return the bytes sent since the last
-    call."""
+    """A relay that has received the client's preface. `up` and `down` return the bytes that it sent
+    to the upstream and to the client since the last call."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class Wire:
         self.relay.from_upstream(memoryview(b"".join(parts)))
 
     def up(self) -> bytes:
-        return _taken(self._up)
+        return _drain(self._up)
 
     def down(self) -> bytes:
-        return _taken(self._down)
+        return _drain(self._down)
 
 
-def _taken(buffer: bytearray) -> bytes:
+def _drain(buffer: bytearray) -> bytes:
     data = bytes(buffer)
     buffer.clear()
     return data
@@ -117,7 +117,7 @@ def test_an_unchanged_message_leaves_no_credit_owed() -> None:
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
     assert wire.up() == opening(1, HOOKED) + last(1, MESSAGE)
     assert wire.down() == b""
-    assert hooks.asked == [b"message"]
+    assert hooks.requests == [b"message"]
     credit = frames.window_update(0, len(MESSAGE))
     wire.upstream(credit)
     assert wire.down() == credit
@@ -160,7 +160,7 @@ def test_a_new_initial_window_applies_when_the_clients_ack_is_forwarded() -> Non
     wire.client(opening(3, HOOKED), last(3, MESSAGE))
     assert len(wire.up()) == len(opening(3, HOOKED)) + 2 * frames.HEAD_BYTES + 20_000
     wire.upstream(frames.window_update(1, frames.DEFAULT_WINDOW - 20_000))
-    assert wire.up() == b"", "the old stream's window only returns to zero"
+    assert wire.up() == b"", "the window of the older stream is zero"
     wire.upstream(frames.window_update(1, 100))
     assert len(wire.up()) == frames.HEAD_BYTES + 100
 
@@ -207,12 +207,14 @@ def test_data_without_an_upstream_window_waits_in_order() -> None:
     wire.up()
     wire.client(opening(3, OTHER), data(3, bytes(5_000)), data(3, bytes(5_000)))
     first = data(3, bytes(5_000)) + data(3, bytes(530))
-    assert wire.up() == opening(3, OTHER) + first, "cut where the window ends"
+    assert wire.up() == opening(3, OTHER) + first, (
+        "the second frame is split at the end of the window"
+    )
     assert wire.relay.queued_bytes == frames.HEAD_BYTES + 4_470
     wire.client(opening(5, OTHER), last(5, b"later"), frames.SETTINGS_ACK)
     assert wire.up() == opening(5, OTHER), "headers do not wait"
     wire.client(opening(7, OTHER, frames.END_HEADERS))
-    assert wire.up() == b"", "but behind an ACK they do"
+    assert wire.up() == b"", "headers after an ACK wait"
     wire.upstream(frames.window_update(0, 10_000))
     tail = last(5, b"later") + frames.SETTINGS_ACK + opening(7, OTHER)
     assert wire.up() == data(3, bytes(4_470)) + tail
@@ -231,7 +233,7 @@ def test_trailers_of_the_client_stay_behind_its_data() -> None:
     assert trailers(1) not in wire.up()
     wire.upstream(frames.window_update(1, 100_000), frames.window_update(0, 100_000))
     assert wire.up().endswith(trailers(1) + opening(3, OTHER))
-    assert (hooks.asked, wire.stats.unread_malformed) == ([], 1)
+    assert (hooks.requests, wire.stats.unread_malformed) == ([], 1)
 
 
 def test_a_refusal_is_answered_by_the_relay() -> None:
@@ -271,7 +273,7 @@ def test_a_broken_hook_lets_the_call_pass(
     assert wire.up() == opening(1, HOOKED) + last(1, MESSAGE)
     wire.upstream(trailers(1))
     assert wire.stats.hook_errors == len(wire.errors) == 1
-    assert (hooks.unhooked_for, hooks.replies) == (["internal_error"], [None])
+    assert (hooks.unhooked_reasons, hooks.replies) == (["internal_error"], [None])
 
 
 def test_a_reply_hook_that_raises_changes_nothing() -> None:
@@ -295,7 +297,7 @@ def test_a_compressed_message_is_decompressed_only_for_the_hook() -> None:
     assert wire.up() == opening(1, HOOKED) + last(1, PACKED_MESSAGE)
     wire.client(opening(3, HOOKED), last(3, PACKED_MESSAGE))
     assert wire.up() == opening(3, HOOKED) + last(3, grpc.encode_message(b"other"))
-    assert hooks.asked == [b"message", b"message"]
+    assert hooks.requests == [b"message", b"message"]
 
 
 BOMB = gzip.compress(bytes(2_000_000))
@@ -320,14 +322,14 @@ def test_a_request_that_is_not_one_message_passes_and_is_counted(
     wire = Wire(hooks, RelayLimits(body_bytes=1 << 20))
     wire.client(opening(1, HOOKED), last(1, body))
     assert wire.up() == opening(1, HOOKED) + last(1, body)
-    assert (hooks.asked, getattr(wire.stats, counter)) == ([], 1)
+    assert (hooks.requests, getattr(wire.stats, counter)) == ([], 1)
     wire.upstream(data(1, MESSAGE), trailers(1))
-    assert (hooks.unhooked_for, hooks.replies) == ([reason], [b"message"])
+    assert (hooks.unhooked_reasons, hooks.replies) == ([reason], [b"message"])
     wire.client(opening(3, HOOKED, frames.END_HEADERS | frames.END_STREAM))
     assert wire.up() == opening(3, HOOKED, frames.END_HEADERS | frames.END_STREAM)
 
 
-NO = Refuse(13, "not to be looked into")
+NOT_READABLE = Refuse(13, "must not be read")
 
 
 @pytest.mark.parametrize(
@@ -344,7 +346,7 @@ def test_a_call_that_may_not_pass_unhooked_is_answered_by_the_relay(
     client: bytes, limits: RelayLimits
 ) -> None:
     hooks = Hooks(FORWARD)
-    hooks.lets_pass = NO
+    hooks.unhooked_verdict = NOT_READABLE
     wire = Wire(hooks, limits)
     wire.client(opening(1, HOOKED), client)
     sent = wire.up()
@@ -367,10 +369,10 @@ def test_a_message_beyond_the_limit_is_tracked_to_its_end() -> None:
     wire.client(last(1, bytes(50)))
     assert hooks.replies == []
     wire.upstream(data(1, MESSAGE), trailers(1))
-    assert (hooks.unhooked_for, hooks.replies) == (["too_large"], [b"message"])
+    assert (hooks.unhooked_reasons, hooks.replies) == (["too_large"], [b"message"])
     assert frames.rst_stream(1, frames.CANCEL) not in wire.up()
     wire.client(opening(3, HOOKED), last(3, MESSAGE))
-    assert wire.stats.unread_too_large == 1, "there is room for another call"
+    assert wire.stats.unread_too_large == 1, "the first call no longer counts"
 
 
 def test_a_message_beyond_the_limit_streams_through_in_bounded_memory() -> None:
@@ -383,7 +385,7 @@ def test_a_message_beyond_the_limit_streams_through_in_bounded_memory() -> None:
     at = 0
     while at < len(body):
         size = min(16_384, len(body) - at, client_window)
-        assert size, "the client starves"
+        assert size, "the client has no window"
         wire.client(data(1, body[at : at + size], at + size == len(body)))
         at += size
         client_window -= size
@@ -420,22 +422,22 @@ def test_a_message_of_up_to_16_mib_is_hooked(size: int) -> None:
     pieces = [body[at : at + 16_384] for at in range(0, len(body), 16_384)]
     for piece in pieces:
         wire.client(data(1, piece, piece is pieces[-1]))
-    assert hooks.asked == [message]
+    assert hooks.requests == [message]
     assert wire.up() == opening(1, HOOKED) + last(1, grpc.encode_message(b"short"))
 
 
 def test_a_message_beyond_the_limit_is_refused_by_its_first_bytes() -> None:
     hooks = Hooks(FORWARD)
-    hooks.lets_pass = NO
+    hooks.unhooked_verdict = NOT_READABLE
     wire = Wire(hooks)
     wire.client(opening(1, HOOKED), data(1, grpc.prefix((16 << 20) + 1) + b"first"))
-    assert hooks.unhooked_for == ["too_large"]
+    assert hooks.unhooked_reasons == ["too_large"]
     assert (wire.stats.refused, wire.budget.reserved_bytes) == (1, 0)
     assert wire.up() == opening(1, HOOKED) + frames.rst_stream(1, frames.CANCEL)
 
 
 def credit(wire: Wire, stream: int) -> int:
-    """The credit that the client got for the stream since then."""
+    """The credit that the client received for the stream since the last call."""
     return sum(
         int.from_bytes(payload, "big")
         for kind, number, payload in split(wire.down())
@@ -444,17 +446,19 @@ def credit(wire: Wire, stream: int) -> int:
 
 
 def status(answer: bytes) -> str:
-    """The grpc-status of the client's answer."""
+    """The grpc-status in the reply to the client."""
     block = next(payload for kind, _, payload in split(answer) if kind == frames.HEADERS)
     return dict(hpack.Decoder().decode(block))["grpc-status"]
 
 
-SCARCE = RelayLimits(body_bytes=30_000, held_bytes=70_000, share_bytes=20_000, waiting_bytes=50_000)
+SMALL_BUDGET = RelayLimits(
+    body_bytes=30_000, held_bytes=70_000, share_bytes=20_000, waiting_bytes=50_000
+)
 LONG = grpc.encode_message(bytes(29_000))
 
 
 def test_a_request_without_budget_gets_no_credit_until_there_is_some() -> None:
-    budget, hooks = MemoryBudget(SCARCE), Hooks(Wait())
+    budget, hooks = MemoryBudget(SMALL_BUDGET), Hooks(Wait())
     first, second = Wire(hooks, budget=budget), Wire(hooks, budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
@@ -473,7 +477,7 @@ def test_a_request_without_budget_gets_no_credit_until_there_is_some() -> None:
 
 
 def test_a_complete_request_waits_for_budget_too() -> None:
-    budget, hooks = MemoryBudget(SCARCE), Hooks(FORWARD)
+    budget, hooks = MemoryBudget(SMALL_BUDGET), Hooks(FORWARD)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(hooks, budget=budget)
     content = bytes(25_000)
     packed = gzip.compress(content)
@@ -481,36 +485,36 @@ def test_a_complete_request_waits_for_budget_too() -> None:
         first.client(opening(stream, HOOKED), last(stream, LONG))
     body = b"\1" + len(packed).to_bytes(4, "big") + packed
     second.client(opening(1, HOOKED), last(1, body))
-    assert hooks.asked == []
+    assert hooks.requests == []
     first.relay.close()
     second.relay.retry_held()
-    assert hooks.asked == [content]
+    assert hooks.requests == [content]
     assert second.up() == opening(1, HOOKED) + last(1, body)
 
 
 def test_a_compressed_request_waits_for_budget_before_it_is_decompressed() -> None:
-    budget, hooks = MemoryBudget(SCARCE), Hooks(FORWARD)
+    budget, hooks = MemoryBudget(SMALL_BUDGET), Hooks(FORWARD)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(hooks, budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
-    packed = gzip.compress(bytes(SCARCE.body_bytes + 1))
+    packed = gzip.compress(bytes(SMALL_BUDGET.body_bytes + 1))
     second.client(opening(1, HOOKED), last(1, b"\1" + len(packed).to_bytes(4, "big") + packed))
-    assert (hooks.unhooked_for, len(budget.waiting)) == ([], 1)
+    assert (hooks.unhooked_reasons, len(budget.waiting)) == ([], 1)
     first.relay.close()
     second.relay.retry_held()
-    assert hooks.unhooked_for == ["compressed"]
+    assert hooks.unhooked_reasons == ["compressed"]
     assert (budget.reserved_bytes, budget.waiting) == (0, {})
 
 
 def test_small_requests_overtake_those_that_wait_for_budget() -> None:
-    budget = MemoryBudget(SCARCE)
+    budget = MemoryBudget(SMALL_BUDGET)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3, 5):
         first.client(opening(stream, HOOKED), data(stream, LONG[:10_000]))
     second.client(opening(1, HOOKED), last(1, MESSAGE))
     assert second.up() == opening(1, HOOKED) + last(1, MESSAGE)
     assert len(budget.waiting) == 1
-    # On one connection, as a kubelet has only one. A share allows this number of calls.
+    # All on one connection, as in a kubelet. The share of a connection allows four calls.
     small = grpc.encode_message(bytes(4_900))
     for stream in (7, 9, 11, 13):
         first.client(opening(stream, HOOKED), last(stream, small))
@@ -524,7 +528,7 @@ def test_small_requests_overtake_those_that_wait_for_budget() -> None:
 
 
 def test_requests_get_budget_in_the_order_of_their_arrival() -> None:
-    budget = MemoryBudget(SCARCE)
+    budget = MemoryBudget(SMALL_BUDGET)
     wires = [Wire(Hooks(Wait()), budget=budget) for _ in range(5)]
     for wire in wires[:4]:
         wire.client(opening(1, HOOKED), data(1, LONG[:10_000]))
@@ -546,8 +550,8 @@ def test_requests_get_budget_in_the_order_of_their_arrival() -> None:
 
 @pytest.mark.parametrize("ends", [True, False], ids=["trailers", "a second message"])
 def test_a_request_that_passes_unhooked_no_longer_waits_for_budget(ends: bool) -> None:
-    """Others take their turn although the upstream does not accept it yet."""
-    budget = MemoryBudget(SCARCE)
+    """The request leaves the budget's queue although the upstream has no window for it."""
+    budget = MemoryBudget(SMALL_BUDGET)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
@@ -560,13 +564,13 @@ def test_a_request_that_passes_unhooked_no_longer_waits_for_budget(ends: bool) -
     else:
         second.client(data(3, bytes(10_501)))
     assert short not in second.up()
-    assert second.stats.unread_malformed == 1, "it passes as soon as the upstream accepts it"
+    assert second.stats.unread_malformed == 1, "it passes unhooked"
     assert (budget.waiting, budget.waiting_bytes) == ({}, 0)
 
 
 @pytest.mark.parametrize("more", [data(1, b""), data(1, b"x"), trailers(1)])
 def test_a_complete_request_that_waits_for_budget_gets_no_more_data(more: bytes) -> None:
-    budget = MemoryBudget(SCARCE)
+    budget = MemoryBudget(SMALL_BUDGET)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
@@ -580,8 +584,10 @@ def test_a_complete_request_that_waits_for_budget_gets_no_more_data(more: bytes)
 
 @pytest.mark.parametrize("limit", ["waiting_bytes", "wait_seconds"])
 def test_a_request_that_may_not_wait_for_budget_is_refused(limit: str) -> None:
-    """Waiting calls sent too much, or it took too long; the connection continues."""
-    budget = MemoryBudget(SCARCE._replace(**{limit: 0 if limit == "wait_seconds" else 10_000}))
+    """Waiting calls have sent too many bytes, or wait too long. The connection continues."""
+    budget = MemoryBudget(
+        SMALL_BUDGET._replace(**{limit: 0 if limit == "wait_seconds" else 10_000})
+    )
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
@@ -667,17 +673,17 @@ def test_a_cancelled_call_is_reported_once() -> None:
     reset = frames.rst_stream(1, frames.CANCEL)
     wire.client(reset)
     assert wire.up() == opening(1, HOOKED) + reset
-    assert (hooks.gone_calls, wire.stats.held_now) == (1, 0)
+    assert (hooks.abandoned_calls, wire.stats.held_now) == (1, 0)
     hooks.verdicts = [FORWARD]
     wire.client(opening(3, HOOKED), last(3, MESSAGE))
     wire.client(frames.rst_stream(3, frames.CANCEL))
     assert hooks.replies == [None]
     wire.relay.close()
-    assert (hooks.gone_calls, hooks.replies) == (1, [None])
+    assert (hooks.abandoned_calls, hooks.replies) == (1, [None])
 
 
 def test_an_upstream_that_ends_a_held_call_ends_it_finally() -> None:
-    """The call's own deadline is enforced by the upstream, which has its headers."""
+    """The upstream has the headers of the call, and enforces its deadline."""
     hooks = Hooks(Wait())
     wire = Wire(hooks)
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
@@ -686,7 +692,7 @@ def test_an_upstream_that_ends_a_held_call_ends_it_finally() -> None:
     assert wire.down() == trailers(1)
     assert wire.up() == frames.rst_stream(1, frames.CANCEL)
     wire.relay.retry_held()
-    assert (len(hooks.asked), hooks.gone_calls, wire.stats.held_now) == (1, 1, 0)
+    assert (len(hooks.requests), hooks.abandoned_calls, wire.stats.held_now) == (1, 1, 0)
 
 
 def test_a_broken_connection_ends_every_call() -> None:
@@ -695,7 +701,7 @@ def test_a_broken_connection_ends_every_call() -> None:
     for stream in (1, 3):
         wire.client(opening(stream, HOOKED), last(stream, MESSAGE))
     wire.relay.close()
-    assert (hooks.gone_calls, hooks.replies, wire.stats.held_now) == (1, [None], 0)
+    assert (hooks.abandoned_calls, hooks.replies, wire.stats.held_now) == (1, [None], 0)
 
 
 def test_the_relays_frames_wait_for_the_end_of_a_frame_in_progress() -> None:
@@ -719,7 +725,7 @@ def test_the_relays_frames_wait_for_the_end_of_a_frame_in_progress() -> None:
     wire = Wire(Hooks(FORWARD))
     wire.upstream(frames.frame(frames.HEADERS, 0, 1, block))
     wire.client(opening(1, HOOKED), data(1, MESSAGE[:5]))
-    assert wire.down() == frames.frame(frames.HEADERS, 0, 1, block), "a block is under way"
+    assert wire.down() == frames.frame(frames.HEADERS, 0, 1, block), "a header block is in progress"
 
 
 GARBAGE = [
@@ -748,7 +754,7 @@ def test_bytes_that_cannot_be_parsed_pass_verbatim(raw: bytes, step: int) -> Non
 
 
 def test_a_block_beyond_the_limit_is_not_read_in_part() -> None:
-    """If it were read up to the cut, the table of later paths would be wrong."""
+    """A partial block would leave a wrong header table for later paths."""
     wire = Wire(Hooks(FORWARD), RelayLimits(block_bytes=1_000))
     part = headers.encode([(b":path", OTHER)])
     wire.client(frames.head(1_001, frames.HEADERS, frames.END_HEADERS, 1), part)
@@ -791,18 +797,18 @@ def test_random_bytes_never_crash_the_relay_and_cost_bounded_memory(seed: int) -
 def test_the_quiet_path_is_byte_equal_and_sees_every_path(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Streams by hpack's encoder, split into random pieces."""
+    """The frames come from hpack's encoder and arrive in random pieces."""
     rng = random.Random(seed)
     encoder, hooks = hpack.Encoder(), Hooks(FORWARD)
     wanted: list[bytes] = []
     seen: list[bytes | None] = []
     read = PathReader.read
 
-    def noted(reader: PathReader, block: bytes) -> bytes | None:
+    def record_path(reader: PathReader, block: bytes) -> bytes | None:
         seen.append(read(reader, block))
         return seen[-1]
 
-    monkeypatch.setattr(PathReader, "read", noted)
+    monkeypatch.setattr(PathReader, "read", record_path)
     wire = Wire(hooks)
     if rng.random() < 0.3:
         encoder.header_table_size = rng.choice([0, 100, 300, 1_000, 4_096])
@@ -842,7 +848,7 @@ def test_the_quiet_path_is_byte_equal_and_sees_every_path(
     assert seen == wanted
 
 
-GOODBYE = frames.goaway(0x7FFF_FFFF, frames.NO_ERROR)
+GOAWAY = frames.goaway(0x7FFF_FFFF, frames.NO_ERROR)
 
 
 def test_goaway_is_sent_between_frames_and_calls_continue() -> None:
@@ -855,7 +861,7 @@ def test_goaway_is_sent_between_frames_and_calls_continue() -> None:
     assert wire.relay.send_goaway()
     assert wire.down() == b""
     wire.upstream(answer[20:], trailers(1))
-    assert wire.down() == answer[20:] + GOODBYE + trailers(1)
+    assert wire.down() == answer[20:] + GOAWAY + trailers(1)
 
 
 def test_no_goaway_before_the_settings_of_the_upstream() -> None:
@@ -866,7 +872,7 @@ def test_no_goaway_before_the_settings_of_the_upstream() -> None:
     assert not wire.relay.send_goaway()
     wire.upstream(settings[5:])
     assert wire.relay.send_goaway()
-    assert wire.down() == settings + GOODBYE
+    assert wire.down() == settings + GOAWAY
 
 
 def test_no_goaway_when_frames_are_not_tracked() -> None:

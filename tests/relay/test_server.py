@@ -1,12 +1,10 @@
-"""The relay on real sockets between grpcio's client and server."""
+"""The relay on real sockets between a client and a server of grpcio."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -26,13 +24,15 @@ from agent.relay.streams import RelayLimits
 from agent.rpc import frames
 from agent.rpc.channel import Channel
 from agent.rpc.grpc import RpcError
+from tests.relay.relay_child import relay_process
+from tests.waiting import eventually
 
 LIMITS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 WAIT_SECONDS = 20
 
 
 class Backend(grpc.GenericRpcHandler):
-    """Echoes under every name except a few; records its calls."""
+    """Echoes requests, except for a few methods; records its requests."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -71,21 +71,21 @@ class Backend(grpc.GenericRpcHandler):
 
 
 class Hooks:
-    """One function per method; `/h/Hold` is held while `holding`."""
+    """Hooks whose verdict depends on the method; `/h/Hold` is held if `hold` is true."""
 
     methods = frozenset({b"/h/Grow", b"/h/Refuse", b"/h/Raise", b"/h/Hold", b"/h/Keep"})
 
     def __init__(self) -> None:
-        self.holding = True
-        self.asked = threading.Event()
-        self.was_gone = threading.Event()
+        self.hold = True
+        self.requested = threading.Event()
+        self.was_abandoned = threading.Event()
         self.replied = threading.Event()
         self.replies: list[tuple[bytes, bytes | None]] = []
 
     def request(self, call: Call, message: bytes) -> GateVerdict:
         if call.path == b"/h/Hold":
-            self.asked.set()
-            return Wait() if self.holding else FORWARD
+            self.requested.set()
+            return Wait() if self.hold else FORWARD
         if call.path == b"/h/Refuse":
             return Refuse(Code.FAILED_PRECONDITION, "CPU 3 is taken")
         if call.path == b"/h/Raise":
@@ -100,11 +100,11 @@ class Hooks:
         self.replied.set()
 
     def abandoned(self, call: Call) -> None:
-        self.was_gone.set()
+        self.was_abandoned.set()
 
 
-class Place:
-    """A backend, a relay before it in a thread, and clients."""
+class RunningRelay:
+    """A backend, and a relay in a thread of this process."""
 
     def __init__(self, folder: Path, **options: object) -> None:
         self.front, self.back = folder / "front.sock", folder / "back.sock"
@@ -139,8 +139,8 @@ class Place:
     def in_loop(self, call: Callable[[], None]) -> None:
         done = threading.Event()
         self.loop.after(0, lambda: (call(), done.set()))  # type: ignore[arg-type,return-value,func-returns-value]
-        with socket.socket(socket.AF_UNIX) as knock:  # wakes the loop
-            knock.connect(str(self.front))
+        with socket.socket(socket.AF_UNIX) as connection:  # wakes up the loop
+            connection.connect(str(self.front))
             assert done.wait(WAIT_SECONDS)
 
     def close(self) -> None:
@@ -152,31 +152,21 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path)
-    yield place
-    place.close()
+def running(tmp_path: Path) -> Iterator[RunningRelay]:
+    running = RunningRelay(tmp_path)
+    yield running
+    running.close()
 
 
 @pytest.fixture
-def channel(place: Place) -> Iterator[grpc.Channel]:
+def channel(running: RunningRelay) -> Iterator[grpc.Channel]:
     options = [*LIMITS, ("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(f"unix:{place.front}", options=options) as channel:
+    with grpc.insecure_channel(f"unix:{running.front}", options=options) as channel:
         yield channel
 
 
 def unary(channel: grpc.Channel, path: str) -> grpc.UnaryUnaryMultiCallable:
     return channel.unary_unary(path)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for an action of another thread."""
-    tick = threading.Event()
-    for _ in range(WAIT_SECONDS * 200):
-        if condition():
-            return
-        tick.wait(0.005)
-    raise AssertionError("it never happened")
 
 
 def test_unary_calls_of_any_size_keep_their_metadata(channel: grpc.Channel) -> None:
@@ -188,32 +178,32 @@ def test_unary_calls_of_any_size_keep_their_metadata(channel: grpc.Channel) -> N
         assert ("x-one", "1") in [tuple(pair) for pair in call.trailing_metadata()]
 
 
-@pytest.mark.parametrize("walk", [Upward, Downward])
+@pytest.mark.parametrize("direction", [Upward, Downward])
 def test_an_internal_error_ends_one_connection(
-    place: Place, monkeypatch: pytest.MonkeyPatch, walk: type[Upward] | type[Downward]
+    running: RunningRelay, monkeypatch: pytest.MonkeyPatch, direction: type[Upward] | type[Downward]
 ) -> None:
-    fault = RuntimeError("a slip")
-    feed = walk.feed
+    fault = RuntimeError("internal error")
+    feed = direction.feed
 
-    def slipping(self: object, data: memoryview, **more: bool) -> object:
+    def failing_feed(self: object, data: memoryview, **more: bool) -> object:
         if b"poison" in bytes(data):
             raise fault
         return feed(self, data, **more)  # type: ignore[arg-type,call-arg]
 
-    monkeypatch.setattr(walk, "feed", slipping)
+    monkeypatch.setattr(direction, "feed", failing_feed)
     options = [*LIMITS, ("grpc.use_local_subchannel_pool", 1)]
     with (
-        grpc.insecure_channel(f"unix:{place.front}", options=options) as one,
-        grpc.insecure_channel(f"unix:{place.front}", options=options) as other,
+        grpc.insecure_channel(f"unix:{running.front}", options=options) as one,
+        grpc.insecure_channel(f"unix:{running.front}", options=options) as other,
     ):
         assert unary(other, "/any/Echo")(b"well", timeout=WAIT_SECONDS) == b"well"
-        with contextlib.suppress(grpc.RpcError):  # a reply may have left before
+        with contextlib.suppress(grpc.RpcError):  # the reply may arrive before the error
             unary(one, "/any/Echo")(b"poison", timeout=WAIT_SECONDS)
         assert unary(other, "/any/Echo")(b"well", timeout=WAIT_SECONDS) == b"well"
         echo = unary(one, "/any/Echo")
         assert echo(b"again", timeout=WAIT_SECONDS, wait_for_ready=True) == b"again"
-    assert place.server.faults == 1
-    assert place.faults == [fault]
+    assert running.server.faults == 1
+    assert running.faults == [fault]
 
 
 def test_statuses_arrive_with_their_text(channel: grpc.Channel) -> None:
@@ -224,7 +214,7 @@ def test_statuses_arrive_with_their_text(channel: grpc.Channel) -> None:
 
 
 def test_compressed_messages_of_hooked_and_other_methods(
-    place: Place, channel: grpc.Channel
+    running: RunningRelay, channel: grpc.Channel
 ) -> None:
     message = b"repeat" * 10_000
     gzip = grpc.Compression.Gzip
@@ -234,7 +224,7 @@ def test_compressed_messages_of_hooked_and_other_methods(
     assert call(message, compression=gzip, timeout=WAIT_SECONDS) == message + b"+" * 30
     call = unary(channel, "/h/Keep")
     assert call(message, compression=gzip, timeout=WAIT_SECONDS) == message
-    assert place.server.stats.unread_compressed == 0
+    assert running.server.stats.unread_compressed == 0
 
 
 def test_streams_in_both_directions(channel: grpc.Channel) -> None:
@@ -245,31 +235,31 @@ def test_streams_in_both_directions(channel: grpc.Channel) -> None:
     assert list(chat) == sent
 
 
-def test_hooks_change_refuse_and_fail_open(place: Place, channel: grpc.Channel) -> None:
+def test_hooks_change_refuse_and_fail_open(running: RunningRelay, channel: grpc.Channel) -> None:
     for size in (0, 3, 16_384, 400_000):
         message = bytes(size)
         assert unary(channel, "/h/Grow")(message, timeout=WAIT_SECONDS) == message + b"+" * 30
-        assert place.hooks.replies[-1][0] == b"/h/Grow"
+        assert running.hooks.replies[-1][0] == b"/h/Grow"
         assert unary(channel, "/h/Raise")(message, timeout=WAIT_SECONDS) == message
         with pytest.raises(grpc.RpcError) as error:
             unary(channel, "/h/Refuse")(message, timeout=WAIT_SECONDS)
         assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
         assert error.value.details() == "CPU 3 is taken"  # type: ignore[attr-defined]
-    stats = place.server.stats
+    stats = running.server.stats
     assert (stats.hooked, stats.replaced, stats.refused, stats.hook_errors) == (12, 4, 4, 4)
-    assert [path for path, _ in place.errors] == [b"/h/Raise"] * 4
+    assert [path for path, _ in running.errors] == [b"/h/Raise"] * 4
 
 
-def test_cancel_and_deadline_reach_the_server(place: Place, channel: grpc.Channel) -> None:
+def test_cancel_and_deadline_reach_the_server(running: RunningRelay, channel: grpc.Channel) -> None:
     future = unary(channel, "/any/Wait").future(b"", timeout=WAIT_SECONDS)
-    assert place.backend.entered.wait(WAIT_SECONDS)
+    assert running.backend.entered.wait(WAIT_SECONDS)
     future.cancel()
-    assert place.backend.left.wait(WAIT_SECONDS)
-    place.backend.left.clear()
+    assert running.backend.left.wait(WAIT_SECONDS)
+    running.backend.left.clear()
     with pytest.raises(grpc.RpcError) as error:
         unary(channel, "/any/Wait")(b"", timeout=1)
     assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
-    assert place.backend.left.wait(WAIT_SECONDS)
+    assert running.backend.left.wait(WAIT_SECONDS)
 
 
 def test_ten_threads_share_a_connection(channel: grpc.Channel) -> None:
@@ -284,66 +274,70 @@ def test_ten_threads_share_a_connection(channel: grpc.Channel) -> None:
         list(pool.map(work, range(10)))
 
 
-def test_a_held_call_does_not_delay_other_calls(place: Place, channel: grpc.Channel) -> None:
+def test_a_held_call_does_not_delay_other_calls(
+    running: RunningRelay, channel: grpc.Channel
+) -> None:
     held = [unary(channel, "/h/Hold").future(bytes(n * 9_000)) for n in range(5)]
-    assert place.hooks.asked.wait(WAIT_SECONDS)
+    assert running.hooks.requested.wait(WAIT_SECONDS)
     for size in (0, 500_000):
         assert unary(channel, "/any/Echo")(bytes(size), timeout=WAIT_SECONDS) == bytes(size)
         grown = unary(channel, "/h/Grow")(bytes(size), timeout=WAIT_SECONDS)
         assert len(grown) == size + 30
     assert not any(future.done() for future in held)
-    until(lambda: place.server.stats.held_now == 5)
-    place.hooks.holding = False
+    eventually("five calls are held", lambda: running.server.stats.held_now == 5)
+    running.hooks.hold = False
     assert [future.result(WAIT_SECONDS) for future in held] == [bytes(n * 9_000) for n in range(5)]
-    until(lambda: place.server.stats.held_now == 0)
+    eventually("no call is held", lambda: running.server.stats.held_now == 0)
 
 
-def test_a_disconnected_client_with_a_held_call_is_detected(place: Place) -> None:
-    client = grpc.insecure_channel(f"unix:{place.front}")
+def test_a_disconnected_client_with_a_held_call_is_detected(running: RunningRelay) -> None:
+    client = grpc.insecure_channel(f"unix:{running.front}")
     future = unary(client, "/h/Hold").future(b"")
-    assert place.hooks.asked.wait(WAIT_SECONDS)
+    assert running.hooks.requested.wait(WAIT_SECONDS)
     client.close()
-    assert place.hooks.was_gone.wait(WAIT_SECONDS)
+    assert running.hooks.was_abandoned.wait(WAIT_SECONDS)
     assert future.cancelled() or future.exception() is not None
-    until(lambda: place.server.connections == 0)
-    until(lambda: place.server.stats.held_now == 0)
+    eventually("the connection is closed", lambda: running.server.connections == 0)
+    eventually("no call is held", lambda: running.server.stats.held_now == 0)
 
 
-def test_the_callers_deadline_ends_a_held_call(place: Place, channel: grpc.Channel) -> None:
+def test_the_callers_deadline_ends_a_held_call(
+    running: RunningRelay, channel: grpc.Channel
+) -> None:
     with pytest.raises(grpc.RpcError) as error:
         unary(channel, "/h/Hold")(b"", timeout=1)
     assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
-    assert place.hooks.was_gone.wait(WAIT_SECONDS)
+    assert running.hooks.was_abandoned.wait(WAIT_SECONDS)
     assert unary(channel, "/any/Echo")(b"well", timeout=WAIT_SECONDS) == b"well"
-    assert place.backend.requests == [b"well"]
+    assert running.backend.requests == [b"well"]
 
 
-def test_a_restarted_runtime_is_found_again(place: Place) -> None:
-    client = Channel(str(place.front))
+def test_a_restarted_runtime_is_found_again(running: RunningRelay) -> None:
+    client = Channel(str(running.front))
     assert client.call("/h/Grow", b"a", WAIT_SECONDS) == b"a" + b"+" * 30
-    place.stop_backend()
+    running.stop_backend()
     with pytest.raises(RpcError) as error:
         client.call("/any/Echo", b"", WAIT_SECONDS)
     assert error.value.code == Code.UNAVAILABLE
-    assert place.front.exists()
-    place.start_backend()
+    assert running.front.exists()
+    running.start_backend()
     assert client.call("/h/Grow", b"b", WAIT_SECONDS) == b"b" + b"+" * 30
-    until(lambda: place.server.unreachable >= 1)
+    eventually("the error is counted", lambda: running.server.unreachable >= 1)
     client.close()
 
 
-def test_a_reply_is_lost_with_its_connection(place: Place) -> None:
-    client = Channel(str(place.front))
-    place.hooks.methods = place.hooks.methods | {b"/any/Wait"}
+def test_a_reply_is_lost_with_its_connection(running: RunningRelay) -> None:
+    client = Channel(str(running.front))
+    running.hooks.methods = running.hooks.methods | {b"/any/Wait"}
     with pytest.raises(RpcError):
         client.call("/any/Wait", b"", 1)
     client.close()
-    assert place.hooks.replied.wait(WAIT_SECONDS)
-    assert place.hooks.replies == [(b"/any/Wait", None)]
+    assert running.hooks.replied.wait(WAIT_SECONDS)
+    assert running.hooks.replies == [(b"/any/Wait", None)]
 
 
-class Bare:
-    """A relay between two plain sockets."""
+class SocketRelay:
+    """A relay between two plain sockets of the test."""
 
     def __init__(self, folder: Path) -> None:
         listener = socket.socket(socket.AF_UNIX)
@@ -362,7 +356,7 @@ class Bare:
             end.settimeout(WAIT_SECONDS)
 
     def stop_loop(self) -> None:
-        """From now on the test runs its loop in steps."""
+        """Ends the thread; the test runs the loop in steps."""
         self.loop.stop()
         self.thread.join(WAIT_SECONDS)
         self.loop.step(0)
@@ -371,23 +365,25 @@ class Bare:
         self.client.close()
         self.upstream.close()
         if self.thread.is_alive():
-            until(lambda: self.server.connections == 0)
+            eventually("the connection is closed", lambda: self.server.connections == 0)
             self.stop_loop()
         self.server.close()
         self.loop.close()
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Iterator[Bare]:
-    bare = Bare(tmp_path)
-    yield bare
-    bare.close()
+def sockets(tmp_path: Path) -> Iterator[SocketRelay]:
+    sockets = SocketRelay(tmp_path)
+    yield sockets
+    sockets.close()
 
 
 @pytest.mark.parametrize("flooded", ["client", "upstream"])
-def test_a_peer_that_does_not_read_makes_the_relay_stop_reading(bare: Bare, flooded: str) -> None:
-    """The accepted bytes arrive once it reads again."""
-    source, target = bare.client, bare.upstream
+def test_a_peer_that_does_not_read_makes_the_relay_stop_reading(
+    sockets: SocketRelay, flooded: str
+) -> None:
+    """When the peer reads again, it receives all accepted bytes."""
+    source, target = sockets.client, sockets.upstream
     if flooded == "client":
         source, target = target, source
     else:
@@ -410,31 +406,31 @@ def test_a_peer_that_does_not_read_makes_the_relay_stop_reading(bare: Bare, floo
     assert received == (part * (sent // len(part) + 1))[:sent]
 
 
-def test_a_client_that_only_ends_its_side_still_gets_its_reply(bare: Bare) -> None:
-    bare.client.sendall(b"no HTTP/2 at all")
-    bare.client.shutdown(socket.SHUT_WR)
+def test_a_client_that_only_ends_its_side_still_gets_its_reply(sockets: SocketRelay) -> None:
+    sockets.client.sendall(b"no HTTP/2 at all")
+    sockets.client.shutdown(socket.SHUT_WR)
     received = b""
-    while part := bare.upstream.recv(100):
+    while part := sockets.upstream.recv(100):
         received += part
     assert received == b"no HTTP/2 at all"
-    bare.upstream.sendall(b"late answer")
-    assert bare.client.recv(100) == b"late answer"
-    bare.upstream.close()
-    assert bare.client.recv(100) == b""
+    sockets.upstream.sendall(b"late answer")
+    assert sockets.client.recv(100) == b"late answer"
+    sockets.upstream.close()
+    assert sockets.client.recv(100) == b""
 
 
-def test_the_last_data_of_a_closed_upstream_is_delivered(bare: Bare) -> None:
+def test_the_last_data_of_a_closed_upstream_is_delivered(sockets: SocketRelay) -> None:
     answer = frames.frame(99, 0, 1, bytes(8_000)) * 40
-    bare.upstream.sendall(answer)
-    bare.upstream.close()
+    sockets.upstream.sendall(answer)
+    sockets.upstream.close()
     received = bytearray()
-    while part := bare.client.recv(1_000):
+    while part := sockets.client.recv(1_000):
         received += part
     assert received == answer
 
 
 @pytest.mark.parametrize(
-    ("between", "slice_bytes", "seconds", "yields"),
+    ("between", "slice_bytes", "seconds", "expected"),
     [
         pytest.param(20, 17, 1e9, 16, id="stream"),
         pytest.param(4, 17, 1e9, 0, id="calls"),
@@ -443,42 +439,42 @@ def test_the_last_data_of_a_closed_upstream_is_delivered(bare: Bare) -> None:
     ],
 )
 def test_only_a_streams_writer_gets_the_processor_first(
-    bare: Bare,
+    sockets: SocketRelay,
     monkeypatch: pytest.MonkeyPatch,
     between: int,
     slice_bytes: int,
     seconds: float,
-    yields: int,
+    expected: int,
 ) -> None:
     """`between`: the number of slices of the upstream between two messages of the client."""
     seen: list[None] = []
     monkeypatch.setattr(os, "sched_yield", lambda: seen.append(None))
     monkeypatch.setattr(pair, "STREAM_SECONDS", seconds)
-    bare.stop_loop()
+    sockets.stop_loop()
     word = frames.PREFACE
     for _ in range(3):
-        bare.client.sendall(word)
-        bare.loop.step(WAIT_SECONDS)
-        assert bare.upstream.recv(100) == word
+        sockets.client.sendall(word)
+        sockets.loop.step(WAIT_SECONDS)
+        assert sockets.upstream.recv(100) == word
         word = frames.SETTINGS_ACK
         for _ in range(between):
             part = frames.frame(99, 0, 1, bytes(slice_bytes - frames.HEAD_BYTES))
-            bare.upstream.sendall(part)
-            bare.loop.step(WAIT_SECONDS)
-            assert bare.client.recv(slice_bytes, socket.MSG_WAITALL) == part
-    assert len(seen) == 3 * yields
+            sockets.upstream.sendall(part)
+            sockets.loop.step(WAIT_SECONDS)
+            assert sockets.client.recv(slice_bytes, socket.MSG_WAITALL) == part
+    assert len(seen) == 3 * expected
 
 
 def test_a_second_relay_is_refused_and_a_listening_socket_is_taken(
-    place: Place, tmp_path: Path
+    running: RunningRelay, tmp_path: Path
 ) -> None:
     with pytest.raises(ListenError, match="another process serves it"):
-        RelayServer(place.loop, Hooks(), str(place.front), str(place.back))
+        RelayServer(running.loop, Hooks(), str(running.front), str(running.back))
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(tmp_path / "given.sock"))
     listening.listen()
     loop = Loop()
-    server = RelayServer(loop, Hooks(), listening, str(place.back))
+    server = RelayServer(loop, Hooks(), listening, str(running.back))
     thread = threading.Thread(target=loop.run)
     thread.start()
     client = Channel(str(tmp_path / "given.sock"))
@@ -492,53 +488,21 @@ def test_a_second_relay_is_refused_and_a_listening_socket_is_taken(
     listening.close()
 
 
-PROGRAM = """
-import resource
-import sys
-from agent.relay.gate import FORWARD
-from agent.host.loop import Loop
-from agent.relay.server import RelayServer
-class Hooks:
-    methods = frozenset({b"/h/Keep"})
-    def request(self, call, message): return FORWARD
-    def unhooked(self, call, reason, detail): return FORWARD
-    def reply(self, call, message): pass
-    def gone(self, call): pass
-loop = Loop()
-server = RelayServer(loop, Hooks(), sys.argv[1], sys.argv[2])
-if len(sys.argv) > 3:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), int(sys.argv[3])))
-print("up", flush=True)
-loop.run()
-"""
-
-
-@contextlib.contextmanager
-def relay_process(front: Path, back: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-c", PROGRAM, str(front), str(back), *more]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"up\n"
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def test_a_killed_relay_is_replaced(place: Place, tmp_path: Path) -> None:
+def test_a_killed_relay_is_replaced(running: RunningRelay, tmp_path: Path) -> None:
     front = tmp_path / "other.sock"
     client = Channel(str(front))
     for turn in range(3):
-        with relay_process(front, place.back):
+        with relay_process(front, running.back):
             assert client.call("/h/Keep", bytes([turn]), WAIT_SECONDS) == bytes([turn])
         assert front.exists()
     client.close()
 
 
-def test_a_thousand_hooked_calls_leave_the_process_small(place: Place, tmp_path: Path) -> None:
+def test_a_thousand_hooked_calls_leave_the_process_small(
+    running: RunningRelay, tmp_path: Path
+) -> None:
     front = tmp_path / "other.sock"
-    with relay_process(front, place.back) as process:
+    with relay_process(front, running.back) as process:
         client = Channel(str(front))
         for _ in range(1_000):
             client.call("/h/Keep", bytes(4_096), WAIT_SECONDS)
@@ -547,16 +511,16 @@ def test_a_thousand_hooked_calls_leave_the_process_small(place: Place, tmp_path:
         client.close()
     rss_kb = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
     assert rss_kb < 17_000
-    for heavy in ("google", "_message.abi3", "_ctypes", "msgspec"):
+    for heavy in ("google", "_message.abi3", "msgspec"):
         assert heavy not in loaded
 
 
 @pytest.mark.parametrize("descriptors", ["24", "25"])
 def test_out_of_descriptors_the_relay_keeps_its_clients(
-    place: Place, tmp_path: Path, descriptors: str
+    running: RunningRelay, tmp_path: Path, descriptors: str
 ) -> None:
     front = tmp_path / "other.sock"
-    with relay_process(front, place.back, descriptors), contextlib.ExitStack() as stack:
+    with relay_process(front, running.back, descriptors), contextlib.ExitStack() as stack:
         client = Channel(str(front))
         assert client.call("/h/Keep", b"a", WAIT_SECONDS) == b"a"
         for _ in range(20):
@@ -564,27 +528,29 @@ def test_out_of_descriptors_the_relay_keeps_its_clients(
             other.connect(str(front))
         assert client.call("/h/Keep", b"b", WAIT_SECONDS) == b"b"
         stack.close()
-        newcomer = Channel(str(front))
-        assert newcomer.call("/h/Keep", b"c", WAIT_SECONDS) == b"c"
-        newcomer.close()
+        new_client = Channel(str(front))
+        assert new_client.call("/h/Keep", b"c", WAIT_SECONDS) == b"c"
+        new_client.close()
         client.close()
 
 
 def test_limits_are_set_by_the_caller(tmp_path: Path) -> None:
-    place = Place(tmp_path, limits=RelayLimits(body_bytes=100))
-    client = Channel(str(place.front))
+    running = RunningRelay(tmp_path, limits=RelayLimits(body_bytes=100))
+    client = Channel(str(running.front))
     assert client.call("/h/Grow", bytes(101), WAIT_SECONDS) == bytes(101)
     assert client.call("/h/Grow", bytes(100), WAIT_SECONDS) == bytes(100) + b"+" * 30
-    assert place.server.stats.unread_too_large == 1
+    assert running.server.stats.unread_too_large == 1
     client.close()
-    place.close()
+    running.close()
 
 
-def test_a_drain_lets_calls_end_and_clients_reconnect(place: Place, channel: grpc.Channel) -> None:
-    under_way = unary(channel, "/t.T/Wait").future(b"x", timeout=WAIT_SECONDS)
-    assert place.backend.entered.wait(WAIT_SECONDS)
-    place.in_loop(place.server.drain)
-    assert place.server.connections == 1
-    place.backend.left.set()
-    assert under_way.result() == b""
-    until(lambda: not place.server.connections)
+def test_a_drain_lets_calls_end_and_clients_reconnect(
+    running: RunningRelay, channel: grpc.Channel
+) -> None:
+    in_progress = unary(channel, "/t.T/Wait").future(b"x", timeout=WAIT_SECONDS)
+    assert running.backend.entered.wait(WAIT_SECONDS)
+    running.in_loop(running.server.drain)
+    assert running.server.connections == 1
+    running.backend.left.set()
+    assert in_progress.result() == b""
+    eventually("the connection is closed", lambda: not running.server.connections)

@@ -1,6 +1,6 @@
-"""A gRPC client and its server do not notice the relay between them.
+"""The relay does not change what a gRPC client and its server send and receive.
 
-Each rule is tried on a method that passes (`/any/...`) and on a hooked one (`/h/...`).
+Most tests call a method that is not hooked (`/any/...`) and a hooked method (`/h/...`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 class Backend(grpc.GenericRpcHandler):
-    """A method's name determines its answer; the contents of the last call are kept."""
+    """A server whose reply depends on the method. Records the last call."""
 
     def __init__(self) -> None:
         self.metadata: Metadata = ()
         self.time_left = 0.0
         self.entered = threading.Event()
         self.ended = threading.Event()
-        self.may_go_on = threading.Event()
+        self.may_return = threading.Event()
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         name = details.method.rpartition("/")[2]
@@ -58,17 +58,17 @@ class Backend(grpc.GenericRpcHandler):
 
     def echo(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self.time_left = context.time_remaining() or 0.0
-        context.send_initial_metadata(_own(self.metadata))
-        context.set_trailing_metadata(_own(self.metadata))
+        context.send_initial_metadata(_test_metadata(self.metadata))
+        context.set_trailing_metadata(_test_metadata(self.metadata))
         return request
 
     def chat(self, requests: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         yield from requests
-        yield b"you have ended"
+        yield b"the client has ended"
 
     def fail(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         details = ("grpc-status-details-bin", bytes(range(256)) * 8)
-        context.set_trailing_metadata([details, *_own(self.metadata)])
+        context.set_trailing_metadata([details, *_test_metadata(self.metadata)])
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "100 % \u2713\nno")
 
     def fail_late(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -78,11 +78,11 @@ class Backend(grpc.GenericRpcHandler):
     def wait(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         context.add_callback(self.ended.set)
         self.entered.set()
-        self.may_go_on.wait(WAIT_SECONDS)
+        self.may_return.wait(WAIT_SECONDS)
         return request
 
 
-def _own(metadata: Metadata) -> Metadata:
+def _test_metadata(metadata: Metadata) -> Metadata:
     return tuple(pair for pair in metadata if pair[0].startswith("x-"))
 
 
@@ -117,7 +117,7 @@ def backend() -> Backend:
 def server(relay: object, back: Path, backend: Backend) -> Iterator[grpc.Server]:
     server = serve(back, backend)
     yield server
-    backend.may_go_on.set()
+    backend.may_return.set()
     server.stop(None).wait()
 
 
@@ -149,9 +149,9 @@ def test_metadata_keeps_its_bytes_order_and_duplicates(
     for _ in range(3):  # the second and third use the compression tables
         call = channel.unary_unary(f"/{service}/Echo")
         _, ended = call.with_call(b"", metadata=sent, timeout=WAIT_SECONDS)
-        assert _own(backend.metadata) == sent
+        assert _test_metadata(backend.metadata) == sent
         for received in (ended.initial_metadata(), ended.trailing_metadata()):
-            assert _own(tuple((each.key, each.value) for each in received)) == sent
+            assert _test_metadata(tuple((each.key, each.value) for each in received)) == sent
 
 
 @pytest.mark.parametrize(("sent", "seconds"), [(b"25S", 25), (b"29999m", 29.999), (b"1H", 3_600)])
@@ -159,11 +159,11 @@ def test_metadata_keeps_its_bytes_order_and_duplicates(
 def test_a_deadline_arrives_and_is_not_extended(
     server: object, front: Path, backend: Backend, service: str, sent: bytes, seconds: float
 ) -> None:
-    """Sent by hand: gRPC's own clients round it up."""
+    """The header is sent raw: gRPC's own clients round the timeout up."""
     with contextlib.closing(Hostile(front)) as client:
         path = f"/{service}/Echo".encode()
-        client.pour([opening(1, path, (b"grpc-timeout", sent)), data(1, bytes(5), last=True)])
-        eventually("answered", lambda: not client.told_off() and frames.DATA in client.seen)
+        client.send([opening(1, path, (b"grpc-timeout", sent)), data(1, bytes(5), last=True)])
+        eventually("answered", lambda: not client.is_rejected() and frames.DATA in client.seen)
     assert seconds - WAIT_SECONDS / 2 < backend.time_left <= seconds
 
 
@@ -179,13 +179,13 @@ def test_a_deadline_that_passes_ends_the_call_at_both_ends(
 
 @BOTH
 def test_a_status_keeps_its_details(channel: grpc.Channel, backend: Backend, service: str) -> None:
-    """A trailers-only reply: the server fails before it sends anything."""
+    """A trailers-only reply: the server fails before it sends a message."""
     error = failure(channel.unary_unary(f"/{service}/Fail"), b"", metadata=(("x-a", "1"),))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details() == "100 % \u2713\nno"
     trailers = tuple((each.key, each.value) for each in error.trailing_metadata())
     assert ("grpc-status-details-bin", bytes(range(256)) * 8) in trailers
-    assert _own(trailers) == (("x-a", "1"),)
+    assert _test_metadata(trailers) == (("x-a", "1"),)
 
 
 def test_a_status_after_messages_arrives_after_them(channel: grpc.Channel) -> None:
@@ -202,9 +202,8 @@ def test_a_status_after_messages_arrives_after_them(channel: grpc.Channel) -> No
 def test_compression_in_both_directions(
     relay: object, back: Path, front: Path, service: str, size: int, algorithm: grpc.Compression
 ) -> None:
-    """A server that compresses its replies. A reply that a hook changes arrives compressed or not,
-    but correct. A hook cannot read other encodings than gzip: these pass. The smallest are sent
-    uncompressed."""
+    """The server compresses its replies. Hooks read only gzip; messages with other encodings pass
+    unhooked. The smallest messages are sent uncompressed."""
     code = 2 if algorithm is grpc.Compression.Gzip else 1
     server = serve(back, Backend(), ("grpc.default_compression_algorithm", code))
     hooked = service == "h" and (algorithm is grpc.Compression.Gzip or size < 4)
@@ -230,26 +229,26 @@ def test_the_largest_message_that_a_hook_sees_and_the_next(channel: grpc.Channel
 
 
 def test_each_message_of_a_conversation_passes_at_once(channel: grpc.Channel) -> None:
-    """The next is sent after the answer to the last; the end of one side ends only that side."""
+    """The client sends each message after the reply to the one before. A half-close passes too."""
     sent = [os.urandom(size) for size in (0, 1, 100, 70_000, 2 * MEBIBYTE)] * 3
     answered = threading.Semaphore(1)
 
-    def questions() -> Iterator[bytes]:
+    def requests() -> Iterator[bytes]:
         for each in sent:
             assert answered.acquire(timeout=WAIT_SECONDS)
             yield each
         assert answered.acquire(timeout=WAIT_SECONDS)
 
     received = []
-    for answer in channel.stream_stream("/any/Chat")(questions(), timeout=WAIT_SECONDS):
+    for answer in channel.stream_stream("/any/Chat")(requests(), timeout=WAIT_SECONDS):
         received.append(answer)
         answered.release()
-    assert received == [*sent, b"you have ended"]
+    assert received == [*sent, b"the client has ended"]
 
 
 @BOTH
 def test_a_streaming_client_is_forwarded_to_its_end(channel: grpc.Channel, service: str) -> None:
-    """Several messages are not a call that a hook reads: they pass."""
+    """A hook reads only requests of one message: a stream of messages passes."""
     parts = [os.urandom(30_000) for _ in range(100)]
     reply = channel.stream_unary(f"/{service}/Collect")(iter(parts), timeout=WAIT_SECONDS)
     assert reply == b"".join(parts)
@@ -258,32 +257,32 @@ def test_a_streaming_client_is_forwarded_to_its_end(channel: grpc.Channel, servi
 def test_a_keepalive_ping_is_answered_by_the_runtime(
     relay: object, back: Path, front: Path, backend: Backend
 ) -> None:
-    """A client that pings continuously keeps its long call."""
-    patient = [
+    """The call of a client that sends PING frames continuously does not end."""
+    server_options = [
         ("grpc.http2.min_ping_interval_without_data_ms", 10),
         ("grpc.http2.max_ping_strikes", 0),
     ]
-    server = serve(back, backend, *patient)
-    pinging = [
+    server = serve(back, backend, *server_options)
+    client_options = [
         ("grpc.keepalive_time_ms", 20),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.http2.max_pings_without_data", 0),
     ]
-    with connected(front, *pinging) as channel:
+    with connected(front, *client_options) as channel:
         call = channel.unary_unary("/any/Wait").future(b"kept", timeout=WAIT_SECONDS)
         assert backend.entered.wait(WAIT_SECONDS)
         with contextlib.suppress(grpc.FutureTimeoutError):
             call.result(0.3)  # time for pings
-        backend.may_go_on.set()
+        backend.may_return.set()
         assert call.result(WAIT_SECONDS) == b"kept"
     server.stop(None).wait()
 
 
 def test_a_ping_returns_its_own_bytes(server: object, front: Path) -> None:
     with contextlib.closing(Hostile(front)) as client:
-        client.pour([frames.frame(frames.PING, 0, 0, b"eight by")])
+        client.send([frames.frame(frames.PING, 0, 0, b"eight by")])
         answer = frames.frame(frames.PING, frames.ACK, 0, b"eight by")
-        eventually("a PING", lambda: not client.told_off() and frames.PING in client.seen)
+        eventually("a PING", lambda: not client.is_rejected() and frames.PING in client.seen)
         assert client.seen[frames.PING] == answer
 
 
@@ -293,15 +292,15 @@ def test_a_reset_of_the_client_ends_the_call_at_the_server(
     server: object, front: Path, backend: Backend, service: str, code: int
 ) -> None:
     with contextlib.closing(Hostile(front)) as client:
-        client.pour([opening(1, f"/{service}/Wait".encode()), data(1, bytes(5), last=True)])
+        client.send([opening(1, f"/{service}/Wait".encode()), data(1, bytes(5), last=True)])
         assert backend.entered.wait(WAIT_SECONDS)
         assert not backend.ended.is_set()
-        client.pour([frames.rst_stream(1, code)])
+        client.send([frames.rst_stream(1, code)])
         assert backend.ended.wait(WAIT_SECONDS)
 
 
 class Scripted:
-    """A server that ends every stream according to its path: `/any/Reset8`, `/any/Away`."""
+    """A server that ends each stream as its path requests: `/any/Reset-8`, `/any/Away`."""
 
     def __init__(self, path: Path) -> None:
         self._listening = socket.socket(socket.AF_UNIX)
@@ -328,29 +327,33 @@ class Scripted:
                 pool.submit(self._serve, end)
 
     def _serve(self, end: socket.socket) -> None:
-        it = h2.connection.H2Connection(h2.config.H2Configuration(False, header_encoding="utf-8"))
-        it.initiate_connection()
+        connection = h2.connection.H2Connection(
+            h2.config.H2Configuration(False, header_encoding="utf-8")
+        )
+        connection.initiate_connection()
         with contextlib.suppress(OSError):
-            end.sendall(it.data_to_send())
+            end.sendall(connection.data_to_send())
             while received := end.recv(1 << 16):
-                for event in it.receive_data(received):
+                for event in connection.receive_data(received):
                     if isinstance(event, h2.events.RequestReceived):
-                        self._answer(it, event, dict(event.headers)[":path"])
-                end.sendall(it.data_to_send())
+                        self._answer(connection, event, dict(event.headers)[":path"])
+                end.sendall(connection.data_to_send())
 
     def _answer(
-        self, it: h2.connection.H2Connection, event: h2.events.RequestReceived, path: str
+        self, connection: h2.connection.H2Connection, event: h2.events.RequestReceived, path: str
     ) -> None:
         number = event.stream_id
         kind, _, detail = path.rpartition("/")[2].partition("-")
         if kind == "Reset":
-            it.reset_stream(number, int(detail))
+            connection.reset_stream(number, int(detail))
         elif kind == "Begin":
-            it.send_headers(number, [(":status", "200"), ("content-type", "application/grpc")])
-            it.send_data(number, b"\0\0\0\0\5begun")
-            it.reset_stream(number, int(detail))
-        else:  # the last stream is the one before: this one may be retried elsewhere
-            it.close_connection(last_stream_id=number - 2 if number > 2 else 0)
+            connection.send_headers(
+                number, [(":status", "200"), ("content-type", "application/grpc")]
+            )
+            connection.send_data(number, b"\0\0\0\0\5begun")
+            connection.reset_stream(number, int(detail))
+        else:  # the last stream is the one before: the client may retry this one
+            connection.close_connection(last_stream_id=number - 2 if number > 2 else 0)
 
 
 @pytest.fixture
@@ -365,13 +368,13 @@ def scripted(relay: object, back: Path) -> Iterator[Scripted]:
 def test_a_reset_of_the_server_has_the_same_effect_as_directly(
     scripted: Scripted, front: Path, back: Path, service: str, code: int, begun: str
 ) -> None:
-    def ends(path: Path) -> tuple[object, str]:
+    def outcome(path: Path) -> tuple[object, str]:
         with connected(path) as channel:
             call = channel.unary_unary(f"/{service}/{begun}-{code}")
             error = failure(call, b"")
             return error.code(), error.details()
 
-    assert ends(front) == ends(back)
+    assert outcome(front) == outcome(back)
 
 
 @BOTH
@@ -390,12 +393,12 @@ def test_calls_in_progress_end_after_a_goaway_and_new_ones_use_another_connectio
     relay: object, back: Path, front: Path, service: str
 ) -> None:
     old, new = Backend(), Backend()
-    # gRPC removes the path of a server that stops, at any later moment.
+    # A stopping server of gRPC removes its socket at a later time.
     first = serve(back.with_name("first.sock"), old)
     back.symlink_to("first.sock")
     with connected(front) as channel:
         echo, wait = (channel.unary_unary(f"/{service}/{name}") for name in ("Echo", "Wait"))
-        under_way = wait.future(b"kept", timeout=WAIT_SECONDS)
+        in_progress = wait.future(b"kept", timeout=WAIT_SECONDS)
         assert old.entered.wait(WAIT_SECONDS)
         states: list[grpc.ChannelConnectivity] = []
         channel.subscribe(states.append)
@@ -403,13 +406,13 @@ def test_calls_in_progress_end_after_a_goaway_and_new_ones_use_another_connectio
         stopped = first.stop(WAIT_SECONDS)
         back.unlink()
         second = serve(back, new)
-        # A call that reaches the first server before its client knows is cancelled.
+        # A new call must not reach the first server, which would cancel it.
         eventually("the GOAWAY", lambda: states[-1] is not grpc.ChannelConnectivity.READY)
         assert echo(b"new", timeout=WAIT_SECONDS, wait_for_ready=True) == b"new"
         assert new.metadata
-        assert not under_way.done()
-        old.may_go_on.set()
-        assert under_way.result(WAIT_SECONDS) == b"kept"
+        assert not in_progress.done()
+        old.may_return.set()
+        assert in_progress.result(WAIT_SECONDS) == b"kept"
         stopped.wait(WAIT_SECONDS)
         assert echo(b"still", timeout=WAIT_SECONDS) == b"still"
     second.stop(None).wait()
@@ -418,8 +421,7 @@ def test_calls_in_progress_end_after_a_goaway_and_new_ones_use_another_connectio
 def test_a_server_that_starts_late_or_restarts_is_found_by_the_same_client(
     relay: subprocess.Popen[bytes], back: Path, front: Path
 ) -> None:
-    """The relay's socket stays; calls are Unavailable meanwhile, and succeed later without a new
-    client."""
+    """The relay's socket remains. Calls fail with UNAVAILABLE while no server runs."""
     inode = front.stat().st_ino
     with connected(front) as channel:
         grow = channel.unary_unary("/h/Grow")
@@ -429,11 +431,11 @@ def test_a_server_that_starts_late_or_restarts_is_found_by_the_same_client(
             server = serve(back, backend)
             sent = bytes([turn])
             assert grow(sent, timeout=WAIT_SECONDS, wait_for_ready=True) == sent + TAIL
-            under_way = channel.unary_unary("/h/Wait").future(b"", timeout=WAIT_SECONDS)
+            in_progress = channel.unary_unary("/h/Wait").future(b"", timeout=WAIT_SECONDS)
             assert backend.entered.wait(WAIT_SECONDS)
             stopped = server.stop(None)
-            assert under_way.exception(WAIT_SECONDS) is not None
-            backend.may_go_on.set()
+            assert in_progress.exception(WAIT_SECONDS) is not None
+            backend.may_return.set()
             stopped.wait(WAIT_SECONDS)
             back.unlink(missing_ok=True)
     assert front.stat().st_ino == inode
@@ -443,8 +445,8 @@ def test_a_half_closed_connection_is_half_closed_at_the_server(
     server: object, front: Path, backend: Backend
 ) -> None:
     with contextlib.closing(Hostile(front)) as client:
-        client.pour([opening(1, b"/h/Wait"), data(1, bytes(5), last=True)])
+        client.send([opening(1, b"/h/Wait"), data(1, bytes(5), last=True)])
         assert backend.entered.wait(WAIT_SECONDS)
         client.socket.shutdown(socket.SHUT_WR)
-        assert backend.ended.wait(WAIT_SECONDS), "grpc ends the calls of such a client"
-        eventually("closed", client.told_off)
+        assert backend.ended.wait(WAIT_SECONDS), "the call ends at the server"
+        eventually("closed", client.is_rejected)
