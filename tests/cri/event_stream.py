@@ -1,4 +1,4 @@
-"""A runtime that streams events, and a server for it."""
+"""A fake container runtime that streams container events."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ SERVICE = "/runtime.v1.RuntimeService"
 
 
 class Runtime(grpc.GenericRpcHandler):
+    """`queue`: the events to send, None ends the stream. `called`: a client has called
+    GetContainerEvents. `subscribed`: the stream has begun."""
+
     def __init__(self, version: str = "v2.0.0", implemented: bool = True) -> None:
         self.version = version
         self.implemented = implemented
         self.queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.subscribed = threading.Event()
-        self.asked = threading.Event()
+        self.called = threading.Event()
 
     def service(
         self, details: grpc.HandlerCallDetails
@@ -30,7 +33,7 @@ class Runtime(grpc.GenericRpcHandler):
         if details.method == f"{SERVICE}/Version":
             return grpc.unary_unary_rpc_method_handler(self._version)
         if details.method == f"{SERVICE}/GetContainerEvents":
-            self.asked.set()
+            self.called.set()
             if self.implemented:
                 return grpc.unary_stream_rpc_method_handler(self._stream)
         return None

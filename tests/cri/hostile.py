@@ -1,4 +1,4 @@
-"""Answers of a hostile runtime, and a server that gives them to every connection."""
+"""A server that acts as a hostile runtime, and its answers."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def endless_pings(_: random.Random) -> Iterator[bytes]:
 
 
 def slow(_: random.Random) -> Iterator[bytes]:
-    whole = frames.settings({}) + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, OK)
-    for each in whole:
+    message = frames.settings({}) + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, OK)
+    for each in message:
         yield bytes((each,))
         time.sleep(0.05)
 
@@ -75,25 +75,25 @@ ANSWERS = (
 
 @contextlib.contextmanager
 def serving(path: Path, answer: Answer) -> Iterator[None]:
-    """Every connection gets the answer, whatever it sends."""
+    """Sends the answer on every connection, whatever the client sends."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
         listener.settimeout(0.1)
-        over = threading.Event()
+        ended = threading.Event()
 
         def serve(connection: socket.socket, number: int) -> None:
             with connection, contextlib.suppress(OSError):
                 connection.settimeout(0.5)
                 connection.recv(1 << 16)
                 for piece in answer(random.Random(number)):
-                    if over.is_set():
+                    if ended.is_set():
                         return
                     connection.sendall(piece)
 
         def accept() -> None:
             number = 0
-            while not over.is_set():
+            while not ended.is_set():
                 with contextlib.suppress(TimeoutError):
                     connection, _ = listener.accept()
                     number += 1
@@ -102,5 +102,5 @@ def serving(path: Path, answer: Answer) -> Iterator[None]:
         accepting = threading.Thread(target=accept, daemon=True)
         accepting.start()
         yield
-        over.set()
+        ended.set()
         accepting.join()

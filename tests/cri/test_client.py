@@ -1,4 +1,4 @@
-"""Verbose statuses of containerd 1.7 and 2, and of CRI-O."""
+"""Verbose statuses of containerd 1.7 and 2, and of CRI-O, and limits of replies."""
 
 from __future__ import annotations
 
@@ -62,30 +62,30 @@ def test_carriers_from_containerd() -> None:
     )
 
 
-def test_the_runtime_spec_counts_and_not_the_request() -> None:
+def test_the_runtime_spec_overrides_the_request() -> None:
     """A plugin in the runtime (NRI) changes the specification after the request."""
     config = {
         "mounts": [{"container_path": "/var/run/nvidia-container-devices/GPU-1"}],
         "annotations": {"nvidia.cdi.k8s.io/x": "nvidia.com/gpu=0", "cdi.k8s.io/x": "a.example/b=0"},
     }
-    made: dict[str, object] = {
+    spec: dict[str, object] = {
         "mounts": [{"destination": "/var/run/nvidia-container-devices/GPU-2"}]
     }
-    found = device_carriers(json.dumps({"config": config, "runtimeSpec": made}))
+    found = device_carriers(json.dumps({"config": config, "runtimeSpec": spec}))
     assert found.mounts == ("/var/run/nvidia-container-devices/GPU-2",)
     # The runtime itself reads these from the request.
     assert found.cdi_devices == ("a.example/b=0",)
     assert found.annotations == ()
-    alone = device_carriers(json.dumps({"config": config}))
-    assert alone.mounts == ("/var/run/nvidia-container-devices/GPU-1",)
-    assert alone.cdi_devices == ("nvidia.com/gpu=0", "a.example/b=0")
-    made["annotations"] = {
+    without_spec = device_carriers(json.dumps({"config": config}))
+    assert without_spec.mounts == ("/var/run/nvidia-container-devices/GPU-1",)
+    assert without_spec.cdi_devices == ("nvidia.com/gpu=0", "a.example/b=0")
+    spec["annotations"] = {
         "nvidia.cdi.k8s.io/x": "nvidia.com/gpu=1",
         "nvidia.cdi.k8s.io/pods": "nvidia.com/gpu=2",
     }
-    both = device_carriers(json.dumps({"config": config, "runtimeSpec": made}))
-    assert both.cdi_devices == ("nvidia.com/gpu=1", "a.example/b=0")
-    assert both.annotations == (("nvidia.cdi.k8s.io/pods", "nvidia.com/gpu=2"),)
+    annotated = device_carriers(json.dumps({"config": config, "runtimeSpec": spec}))
+    assert annotated.cdi_devices == ("nvidia.com/gpu=1", "a.example/b=0")
+    assert annotated.annotations == (("nvidia.cdi.k8s.io/pods", "nvidia.com/gpu=2"),)
 
 
 def test_carriers_from_cri_o() -> None:
@@ -97,12 +97,12 @@ def test_carriers_from_cri_o() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[", '{"config":null,"runtimeSpec":{"process":null}}'])
-def test_a_runtime_without_verbose_status(text: str) -> None:
+def test_an_empty_verbose_status_has_no_carriers(text: str) -> None:
     assert device_carriers(text) == Carriers()
 
 
-class Answering(Cri):
-    """A runtime with one sandbox, whose verbose status has this text under `info`."""
+class FakeStatus(Cri):
+    """A client of a runtime with one sandbox, whose verbose status has this text under `info`."""
 
     def __init__(self, info: str) -> None:
         super().__init__("/nowhere")
@@ -129,7 +129,7 @@ class Answering(Cri):
 def test_a_sandbox_of_containerd_shows_the_sums_of_its_pod(resources: object, unequal: str) -> None:
     linux = {"cgroup_parent": "/kubepods/podp", "resources": resources}
     spec = {"linux": {"cgroupsPath": "/kubepods/podp/s", "resources": {"cpu": {"shares": 2}}}}
-    found = Answering(json.dumps({"pid": 7, "config": {"linux": linux}, "runtimeSpec": spec}))
+    found = FakeStatus(json.dumps({"pid": 7, "config": {"linux": linux}, "runtimeSpec": spec}))
     status = found.sandbox_status("s")
     assert (status.cgroup_parent, status.resources.shares) == ("/kubepods/podp", 2)
     assert status.unequal == unequal
@@ -145,20 +145,20 @@ def test_a_sandbox_of_containerd_shows_the_sums_of_its_pod(resources: object, un
 def test_huge_pages_of_a_container(requested: object, spec: object) -> None:
     config = {"linux": {"resources": {"hugepage_limits": requested}}}
     runtime_spec = {"linux": {"resources": {"hugepageLimits": spec}}}
-    found = Answering(json.dumps({"config": config, "runtimeSpec": runtime_spec}))
+    found = FakeStatus(json.dumps({"config": config, "runtimeSpec": runtime_spec}))
     assert found.sandbox_status("s").hugepages == {2 << 20: 4 << 20}
 
 
 @pytest.mark.parametrize("text", ["a" * (MAX_INFO_BYTES + 1), "[" + "1," * (1 << 18) + "1]"])
-def test_a_status_beyond_its_limits_differs_from_a_failed_call(text: str) -> None:
-    runtime = Answering(text)
+def test_a_status_beyond_its_limits_is_an_error_of_its_own(text: str) -> None:
+    runtime = FakeStatus(text)
     with pytest.raises(RpcError, match="more than") as raised:
         runtime.sandbox_status("s")
     assert raised.value.code == Code.RESOURCE_EXHAUSTED
 
 
-class Listing(Cri):
-    """A runtime that lists so many sandboxes and containers, whose ids and names are one text."""
+class FakeLists(Cri):
+    """A client of a runtime with `count` sandboxes and containers; `text` is each id and name."""
 
     def __init__(self, count: int, text: str) -> None:
         super().__init__("/nowhere")
@@ -169,13 +169,13 @@ class Listing(Cri):
             pod = pb.PodSandboxMetadata(name=self._text, uid=self._text, namespace=self._text)
             sandbox = pb.PodSandbox(id=self._text, metadata=pod)
             return pb.ListPodSandboxResponse(items=[sandbox] * self._count).SerializeToString()
-        named = pb.ContainerMetadata(name=self._text)
-        container = pb.Container(id=self._text, pod_sandbox_id=self._text, metadata=named)
+        metadata = pb.ContainerMetadata(name=self._text)
+        container = pb.Container(id=self._text, pod_sandbox_id=self._text, metadata=metadata)
         return pb.ListContainersResponse(containers=[container] * self._count).SerializeToString()
 
 
-def test_as_many_containers_as_a_node_has_are_read() -> None:
-    runtime = Listing(MAX_ITEMS, "a" * 40)
+def test_a_list_of_as_many_containers_as_a_node_can_have_is_read() -> None:
+    runtime = FakeLists(MAX_ITEMS, "a" * 40)
     assert len(runtime.sandboxes()) == len(runtime.containers()) == MAX_ITEMS
 
 
@@ -184,12 +184,12 @@ def test_as_many_containers_as_a_node_has_are_read() -> None:
     [
         (MAX_ITEMS + 1, "a"),
         (MAX_ITEMS, "a" * (MAX_NAMES_BYTES // MAX_ITEMS)),
-        # Python keeps all characters of a text in the size of its widest one.
+        # Python stores every character of a text in the size of its widest one.
         (MAX_ITEMS, "\U0001f600" + "a" * (MAX_NAMES_BYTES // MAX_ITEMS // 4)),
     ],
 )
-def test_a_list_of_more_than_a_node_has_is_refused(count: int, text: str) -> None:
-    runtime = Listing(count, text)
-    for lists in (runtime.sandboxes, runtime.containers):
+def test_a_list_of_more_than_a_node_can_have_is_refused(count: int, text: str) -> None:
+    runtime = FakeLists(count, text)
+    for call in (runtime.sandboxes, runtime.containers):
         with pytest.raises(RpcError, match="more than"):
-            lists()
+            call()

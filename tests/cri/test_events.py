@@ -1,4 +1,4 @@
-"""With a real grpcio server that streams."""
+"""The stream of container events, from a real grpcio server."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from agent.cri.events import ContainerEvents, serves_all_callers
 from tests.cri.event_stream import Runtime, serving
 
 
-class Heard:
+class Trigger:
     def __init__(self) -> None:
-        self._notifier = threading.Semaphore(0)
+        self._calls = threading.Semaphore(0)
 
     def __call__(self) -> None:
-        self._notifier.release()
+        self._calls.release()
 
-    def one_more(self) -> bool:
-        return self._notifier.acquire(timeout=10)
+    def wait(self) -> bool:
+        return self._calls.acquire(timeout=10)
 
-    def forget(self) -> None:
-        while self._notifier.acquire(blocking=False):
+    def clear(self) -> None:
+        while self._calls.acquire(blocking=False):
             pass
 
 
@@ -36,8 +36,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def following(path: Path, heard: Heard) -> Iterator[ContainerEvents]:
-    it = ContainerEvents(str(path), heard)
+def following(path: Path, trigger: Trigger) -> Iterator[ContainerEvents]:
+    it = ContainerEvents(str(path), trigger)
     try:
         yield it
     finally:
@@ -45,16 +45,16 @@ def following(path: Path, heard: Heard) -> Iterator[ContainerEvents]:
 
 
 def test_a_call_refused_by_goaway_is_repeated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from a server that is just ending: GOAWAY before it started any call."""
+    """A server that ends sends GOAWAY before it starts any call."""
     monkeypatch.setattr(events, "FIRST_PAUSE_SECONDS", 0.01)
     settings, goaway = bytes.fromhex("000000040000000000"), "000008070000000000" + 16 * "0"
-    with socket.socket(socket.AF_UNIX) as ending:
-        ending.bind(str(path))
-        ending.listen()
-        ending.settimeout(10)
-        with following(path, Heard()):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        server.settimeout(10)
+        with following(path, Trigger()):
             for _ in range(2):
-                connection, _ = ending.accept()
+                connection, _ = server.accept()
                 with connection:
                     connection.settimeout(10)
                     connection.sendall(settings + bytes.fromhex(goaway))
@@ -63,7 +63,7 @@ def test_a_call_refused_by_goaway_is_repeated(path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "everybody"),
+    ("name", "version", "all_callers"),
     [
         ("containerd", "v2.2.7", True),
         ("containerd", "2.0.0-rc.1", True),
@@ -76,35 +76,35 @@ def test_a_call_refused_by_goaway_is_repeated(path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_only_runtimes_that_serve_all_callers_are_subscribed(
-    name: str, version: str, everybody: bool
+    name: str, version: str, all_callers: bool
 ) -> None:
-    assert serves_all_callers(name, version) == everybody
+    assert serves_all_callers(name, version) == all_callers
 
 
 def test_events_beyond_both_windows_are_all_received(path: Path) -> None:
-    runtime, heard = Runtime(), Heard()
-    with serving(path, runtime), following(path, heard) as it:
+    runtime, trigger = Runtime(), Trigger()
+    with serving(path, runtime), following(path, trigger) as it:
         assert runtime.subscribed.wait(10)
         for _ in range(40):
             runtime.queue.put(bytes(1 << 20))
         while not runtime.queue.empty():
-            assert heard.one_more()
+            assert trigger.wait()
         assert it.streaming
 
 
-def test_restarted_runtime_is_subscribed_again_and_both_are_reported(
+def test_a_restarted_runtime_is_subscribed_again_and_end_and_start_are_reported(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "FIRST_PAUSE_SECONDS", 0.01)
-    first, second, heard = Runtime(), Runtime(), Heard()
-    with serving(path, first), following(path, heard):
+    first, second, trigger = Runtime(), Runtime(), Trigger()
+    with serving(path, first), following(path, trigger):
         assert first.subscribed.wait(10)
-        heard.forget()
+        trigger.clear()
         first.queue.put(None)
-        assert heard.one_more()
-    with following(path, heard), serving(path, second):
+        assert trigger.wait()
+    with following(path, trigger), serving(path, second):
         assert second.subscribed.wait(10)
-        assert heard.one_more()
+        assert trigger.wait()
 
 
 @pytest.mark.parametrize("runtime", [Runtime("v1.7.27"), Runtime(implemented=False)])
@@ -112,17 +112,17 @@ def test_runtime_without_events_is_logged_once_and_its_end_is_reported(
     path: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    heard = Heard()
+    trigger = Trigger()
     with contextlib.ExitStack() as stack:
         with serving(path, runtime):
-            it = stack.enter_context(following(path, heard))
-            assert heard.one_more()
+            it = stack.enter_context(following(path, trigger))
+            assert trigger.wait()
             while not caplog.records:
-                assert heard.one_more()
+                assert trigger.wait()
             assert not it.streaming
-            assert runtime.asked.is_set() == runtime.version.startswith("v2")
-            heard.forget()
-        assert heard.one_more()
+            assert runtime.called.is_set() == runtime.version.startswith("v2")
+            trigger.clear()
+        assert trigger.wait()
     assert [each.getMessage().rpartition(";")[2] for each in caplog.records] == [
         " cgroup events and passes replace them"
     ]

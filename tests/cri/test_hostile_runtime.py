@@ -1,5 +1,4 @@
-"""A runtime that answers the agent with anything: a server of this test at the socket, since no
-runtime is hostile."""
+"""A hostile container runtime neither blocks nor exhausts the agent."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from tests.waiting import eventually
 CALL_SECONDS = 1.0
 MAX_SECONDS = 20.0
 MAX_GROWTH_BYTES = 96 << 20
-"""A reply may have 16 MiB, which exist as bytes and as a message."""
+"""A reply may have 16 MiB, which are in memory as bytes and as a message."""
 
 CALLS: dict[str, Callable[[Cri], object]] = {
     "Version": Cri.version,
@@ -59,12 +58,12 @@ def test_every_call_ends_with_an_answer_or_an_rpc_error(tmp_path: Path, answer: 
 
 
 @pytest.mark.parametrize("answer", [endless_headers, endless_pings, wrong_bytes, wrong_status])
-def test_events_of_a_hostile_runtime_end_no_thread(tmp_path: Path, answer: Answer) -> None:
-    heard: list[None] = []
+def test_events_of_a_hostile_runtime_do_not_end_the_thread(tmp_path: Path, answer: Answer) -> None:
+    ends: list[None] = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     path = tmp_path / "cri"
     with serving(path, answer):
-        events = ContainerEvents(str(path), lambda: heard.append(None))
-        eventually("two connections have ended", lambda: len(heard) >= 2)
+        events = ContainerEvents(str(path), lambda: ends.append(None))
+        eventually("two connections have ended", lambda: len(ends) >= 2)
         events.close()
     assert _grown_bytes(before) < MAX_GROWTH_BYTES

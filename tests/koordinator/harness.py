@@ -23,7 +23,7 @@ SERVICE = "runtime.v1alpha1.RuntimeHookService"
 
 
 class ServerHarness(SimulatedAgent):
-    """`publish` acts as the agent; `notifications` are those that it receives."""
+    """The hook server, a client and a simulated agent."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self.settings = AgentSettings(
@@ -67,13 +67,13 @@ class ServerHarness(SimulatedAgent):
         super().close()
 
     def close_frontend(self) -> None:
-        """Ends it as the agent does."""
+        """Closes the server as the agent does."""
         if not self._closed:
             self._closed = True
             self.frontend.close()
 
     def metric(self, line: str) -> float:
-        """The value of one sample, named with its labels."""
+        """The value of the sample with this name and these labels; 0 if it is absent."""
         for each in self.frontend.page().splitlines():
             name, _, value = each.rpartition(" ")
             if name == line:

@@ -9,7 +9,7 @@ from agent.proto import koordinator_hooks_pb2 as pb
 def merged(
     request: pb.ContainerResourceHookRequest, response: pb.ContainerResourceHookResponse
 ) -> pb.ContainerResourceHookRequest:
-    """The request that is sent to the runtime."""
+    """The request that koord-runtime-proxy sends to the runtime."""
     result = pb.ContainerResourceHookRequest()
     result.CopyFrom(request)
     if response.container_envs:

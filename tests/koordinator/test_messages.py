@@ -1,4 +1,4 @@
-"""Responses, after koord-runtime-proxy has merged them into the request."""
+"""Requests and responses, and a response after koord-runtime-proxy merged it into the request."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ def test_fields_of_a_create_request() -> None:
     it = request(cpu_shares=512, cpuset_cpus="0-1", cpu_quota=10_000, cpu_period=50_000)
     it.pod_labels["koordinator.sh/qosClass"] = "LSE"
     it.pod_labels["app"] = "x"
-    read = messages.create(it)
-    assert (read.pod.uid, read.pod.namespace, read.pod.name) == ("u", "ns", "p")
-    assert read.pod.labels == {"koordinator.sh/qosClass": "LSE"}
-    assert read.pod.cgroup_parent == "/kubepods/podu"
-    assert read.container_name == "main"
-    assert read.requested == RequestedResources("0-1", "", 512, 20_000, 0)
+    parsed = messages.create(it)
+    assert (parsed.pod.uid, parsed.pod.namespace, parsed.pod.name) == ("u", "ns", "p")
+    assert parsed.pod.labels == {"koordinator.sh/qosClass": "LSE"}
+    assert parsed.pod.cgroup_parent == "/kubepods/podu"
+    assert parsed.container_name == "main"
+    assert parsed.requested == RequestedResources("0-1", "", 512, 20_000, 0)
 
 
 @pytest.mark.parametrize("uid", ["u", ""])

@@ -1,4 +1,4 @@
-"""Every call of koord-runtime-proxy, by a real gRPC client, with real answers."""
+"""The calls of koord-runtime-proxy to the hook server, from a real gRPC client."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from agent.koordinator.server import HookServer
 from agent.model.devices.visibility import MOUNT_ROOT, DeviceNode, Visibility
 from agent.model.notifications import Created, PodAnnounced, Resized, SnapshotRequest
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
+from agent.model.pod.qos import QoS
 from agent.model.settings.failure_policy import SANDBOX_SECONDS
 from agent.model.snapshot import CgroupLimits, PodWanted, Snapshot, Wanted
 from agent.proto import koordinator_hooks_pb2 as pb
@@ -48,13 +49,10 @@ def status_of(error: pytest.ExceptionInfo[grpc.RpcError]) -> tuple[grpc.StatusCo
     return error.value.code(), error.value.details() or ""
 
 
-def with_pod(uid: str, cpus: str) -> Snapshot:
-    """The agent has decided that another pod owns these CPUs."""
-    wanted = PodWanted(f"ns/{uid}", EMPTY_QOS, Wanted(cpus, exclusive=True))
+def with_owner(uid: str, cpus: str) -> Snapshot:
+    """OWNED, and the agent has decided that this pod owns these CPUs."""
+    wanted = PodWanted(f"ns/{uid}", QoS.LSE, Wanted(cpus, exclusive=True))
     return msgspec.structs.replace(OWNED, pods={**OWNED.pods, uid: wanted})
-
-
-EMPTY_QOS = OWNED.pods["own"].qos
 
 
 def test_a_sandbox_is_announced_to_the_agent(harness: ServerHarness) -> None:
@@ -95,8 +93,10 @@ def test_a_pod_without_owned_cpus_gets_the_pool(harness: ServerHarness) -> None:
     assert reply.container_resources.cpuset_cpus == "0,2-3"
 
 
-def test_a_large_environment_gets_no_cpu_of_an_owner(harness: ServerHarness) -> None:
-    """The largest request that koord-runtime-proxy accepts: the 4 MiB of a server of Go's gRPC."""
+def test_a_container_with_a_large_environment_gets_no_cpu_of_an_owner(
+    harness: ServerHarness,
+) -> None:
+    """koord-runtime-proxy accepts 4 MiB, the default limit of a gRPC server in Go."""
     harness.publish(OWNED)
     request = container("any", "LS", cpuset="0-3")
     request.container_envs.update({f"LARGE_{n}": "x" * 100_000 for n in range(41)})
@@ -161,13 +161,13 @@ def test_an_update_without_resources_is_passed(harness: ServerHarness) -> None:
     assert harness.container("PreUpdateContainerResources", old).ByteSize() == 0
 
 
-@pytest.mark.parametrize(("ours", "notifications"), [(None, 1), (512, 0)])
+@pytest.mark.parametrize(("shares", "notifications"), [(None, 1), (512, 0)])
 def test_a_resize_is_reported_unless_it_repeats_the_agents_values(
-    harness: ServerHarness, ours: int | None, notifications: int
+    harness: ServerHarness, shares: int | None, notifications: int
 ) -> None:
     """koord-runtime-proxy repeats in every update the container's values, including the agent's
     shares."""
-    wanted = Wanted("1", exclusive=True, limits=CgroupLimits(shares=ours))
+    wanted = Wanted("1", exclusive=True, limits=CgroupLimits(shares=shares))
     harness.publish(
         msgspec.structs.replace(OWNED, cpu_policy="static", containers={"c-own": wanted})
     )
@@ -206,7 +206,7 @@ def test_a_creation_waits_for_its_decision(long_hold: ServerHarness) -> None:
     others = long_hold.container("PreCreateContainer", container("any", "LS"))
     assert others.container_resources.cpuset_cpus == "0,2-3"
     long_hold.container("PreStartContainer", container("any", "LS", container_id="c1"))
-    long_hold.publish(with_pod("new", "2"))
+    long_hold.publish(with_owner("new", "2"))
     held.join(30)
     assert [each.container_resources.cpuset_cpus for each in replies] == ["2"]
 
@@ -229,7 +229,7 @@ def test_without_an_agent_only_claims_are_refused(harness: ServerHarness) -> Non
         harness.container("PreCreateContainer", container("new", "LSE", "2"))
 
 
-def test_a_caller_that_cancels_leaves_nothing(long_hold: ServerHarness) -> None:
+def test_a_cancelled_call_is_not_held(long_hold: ServerHarness) -> None:
     long_hold.publish(OWNED)
     method = long_hold.channel.unary_unary(
         "/runtime.v1alpha1.RuntimeHookService/PreCreateContainerHook"
@@ -240,56 +240,56 @@ def test_a_caller_that_cancels_leaves_nothing(long_hold: ServerHarness) -> None:
     eventually("it is dropped", lambda: long_hold.metric("topolet_hook_server_waiting_calls") == 0)
 
 
-def test_an_owner_waits_for_a_creation_on_its_cpus(
-    harness: ServerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owner_waits_for_a_creation_on_its_cpus(harness: ServerHarness) -> None:
     """The LS container was admitted with the whole pool before the owner was known. Its failed
-    creation is not reported, so it counts as ended after a while."""
+    creation would not be reported, so it counts as ended after a while."""
     harness.publish(EMPTY)
     harness.container("PreCreateContainer", container("any", "LS"))
-    harness.publish(with_pod("new", "2"))
+    harness.publish(with_owner("new", "2"))
     with pytest.raises(grpc.RpcError) as error:
         harness.container("PreCreateContainer", container("new", "LSE", "2"))
     assert "a new container of pod ns/any may hold one of CPUs 2" in status_of(error)[1]
     harness.container("PreStartContainer", container("any", "LS", container_id="c1"))
-    harness.publish(with_pod("new", "2"))
+    harness.publish(with_owner("new", "2"))
     reply = harness.container("PreCreateContainer", container("new", "LSE", "2"))
     assert reply.container_resources.cpuset_cpus == "2"
 
 
-@pytest.mark.parametrize("end", ["settled", "again", "pod"])
+@pytest.mark.parametrize("end", ["after a while", "created again", "pod stopped"])
 def test_a_failed_creation_does_not_block_others_forever(
     harness: ServerHarness, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(service, "SETTLE_SECONDS", 0.0 if end == "settled" else 1000.0)
+    monkeypatch.setattr(service, "SETTLE_SECONDS", 0.0 if end == "after a while" else 1000.0)
     harness.publish(EMPTY)
     harness.container("PreCreateContainer", container("any", "LS"))
-    if end == "again":
+    if end == "created again":
         harness.publish(OWNED)
         harness.container("PreCreateContainer", container("any", "LS"))
         harness.container("PreStartContainer", container("any", "LS", container_id="c2"))
-    elif end == "pod":
+    elif end == "pod stopped":
         harness.sandbox("PostStopPodSandbox", "any")
 
-    def retried() -> bool:
-        """As a kubelet does, while the agent continues its passes."""
-        harness.publish(with_pod("new", "2"))
+    def retry() -> bool:
+        """Creates the container again, as a kubelet does, after another pass of the agent."""
+        harness.publish(with_owner("new", "2"))
         try:
             reply = harness.container("PreCreateContainer", container("new", "LSE", "2"))
         except grpc.RpcError:
             return False
         return reply.container_resources.cpuset_cpus == "2"
 
-    eventually("the owner gets its CPUs", retried)
+    eventually("the owner gets its CPUs", retry)
 
 
 @pytest.mark.parametrize("hook", server.HOOKS)
 @pytest.mark.parametrize("message", [b"\xff", b"\x0a\x7fx", b"\x1a\x04\x0a\x02\xff\xfe"])
-def test_a_torn_request_passes_by_policy(harness: ServerHarness, hook: str, message: bytes) -> None:
+def test_a_malformed_request_passes_by_policy(
+    harness: ServerHarness, hook: str, message: bytes
+) -> None:
     assert harness.raw(hook, message) == b""
 
 
-def test_a_torn_request_fails_by_policy(tmp_path: Path) -> None:
+def test_a_malformed_request_fails_by_policy(tmp_path: Path) -> None:
     harness = ServerHarness(tmp_path, hook_failure_policy="*=ignore,CreateContainer=fail")
     with pytest.raises(grpc.RpcError) as error:
         harness.raw("PreCreateContainer", b"\xff")
@@ -307,7 +307,7 @@ def test_a_hostile_annotation_does_not_crash_the_server(
     harness: ServerHarness, status: str
 ) -> None:
     harness.publish(OWNED)
-    request = container("evil", "LS")
+    request = container("any", "LS")
     request.pod_annotations[RESOURCE_STATUS] = status
     reply = harness.container("PreCreateContainer", request)
     assert reply.container_resources.cpuset_cpus == "0,2-3"
@@ -340,10 +340,10 @@ def test_only_one_frontend_runs_at_a_time(
         HookServer(harness.settings)
 
 
-def test_a_socket_that_a_killed_agent_left_is_replaced(tmp_path: Path) -> None:
+def test_the_socket_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "hooks").mkdir()
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(tmp_path / "hooks" / "hooks.sock"))
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(tmp_path / "hooks" / "hooks.sock"))
     harness = ServerHarness(tmp_path)
     harness.sandbox("PreRunPodSandbox", "a")
     harness.close()
@@ -382,19 +382,19 @@ def test_the_allocated_card_replaces_the_plugins(harness: ServerHarness) -> None
     assert answer.container_envs["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
-@pytest.mark.parametrize("unsaid", ["nodes", "mounts"])
+@pytest.mark.parametrize("inexpressible", ["nodes", "mounts"])
 def test_device_changes_that_the_protocol_cannot_express_are_refused(
-    harness: ServerHarness, unsaid: str
+    harness: ServerHarness, inexpressible: str
 ) -> None:
-    """A device node to add, or names in mounts, which the protocol does not contain."""
-    rdma = {"rdma": (DeviceNode("/dev/infiniband/uverbs0"),)} if unsaid == "nodes" else {}
+    """The protocol has neither device nodes nor mounts."""
+    rdma = {"rdma": (DeviceNode("/dev/infiniband/uverbs0"),)} if inexpressible == "nodes" else {}
     pod = WITH_DEVICES.pods["own"].with_visible(Visibility((CARD,), rdma), {})
     harness.publish(msgspec.structs.replace(WITH_DEVICES, pods={"own": pod}))
-    value = "GPU-own" if unsaid == "nodes" else MOUNT_ROOT
+    value = "GPU-own" if inexpressible == "nodes" else MOUNT_ROOT
     with pytest.raises(grpc.RpcError) as error:
         harness.container("PreCreateContainer", allocated("own", value))
     code, text = status_of(error)
     assert code == grpc.StatusCode.UNAVAILABLE
-    assert unsaid in text
+    assert inexpressible in text
     labels = 'hook="CreateContainer",qos_class="devices",reason="unsupported"'
     assert harness.metric(f"topolet_hook_server_failed_total{{{labels}}}") == 1

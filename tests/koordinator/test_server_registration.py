@@ -1,4 +1,4 @@
-"""The file that registers a hook server."""
+"""The file that registers the hook server with koord-runtime-proxy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.model.settings.options import SettingsError
 SOCKET = "/run/topolet/hooks.sock"
 
 
-def ours(folder: Path, socket: str = SOCKET) -> Registration:
+def registration(folder: Path, socket: str = SOCKET) -> Registration:
     return Registration(str(folder), socket, "Fail", ("PreRunPodSandbox", "PreCreateContainer"))
 
 
@@ -26,7 +26,7 @@ def content(folder: Path) -> dict[str, object]:
 
 
 def test_the_proxy_finds_endpoint_policy_and_hooks(tmp_path: Path) -> None:
-    ours(tmp_path / "hookserver.d").write()
+    registration(tmp_path / "hookserver.d").write()
     assert content(tmp_path / "hookserver.d") == {
         "remote-endpoint": SOCKET,
         "failure-policy": "Fail",
@@ -38,31 +38,31 @@ def test_the_proxy_finds_endpoint_policy_and_hooks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stale", [b"", b"{", b'{"remote-endpoint": "/elsewhere"}'])
 def test_a_stale_file_is_replaced(tmp_path: Path, stale: bytes) -> None:
     (tmp_path / "topolet.json").write_bytes(stale)
-    ours(tmp_path).write()
+    registration(tmp_path).write()
     assert content(tmp_path)["remote-endpoint"] == SOCKET
 
 
 def test_a_reader_never_sees_a_partial_file(tmp_path: Path) -> None:
     """koord-runtime-proxy exits on a file that it cannot parse, so the file is never written in
     place."""
-    ours(tmp_path).write()
+    registration(tmp_path).write()
     with (tmp_path / "topolet.json").open() as reader:
-        ours(tmp_path, "/another").write()
+        registration(tmp_path, "/another").write()
         assert json.load(reader)["remote-endpoint"] == SOCKET
 
 
 def test_a_correct_file_is_not_rewritten(tmp_path: Path) -> None:
-    """It is that of a killed agent; the proxy must not have to read it again."""
-    ours(tmp_path).write()
+    """A killed agent left it; the proxy need not read it again."""
+    registration(tmp_path).write()
     before = os.stat(tmp_path / "topolet.json")
-    ours(tmp_path).write()
+    registration(tmp_path).write()
     after = os.stat(tmp_path / "topolet.json")
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_a_withdrawn_registration_lists_no_hook(tmp_path: Path) -> None:
-    """In place: a new inode would be a new file to the proxy."""
-    it = ours(tmp_path)
+    """It is changed in place: for the proxy, a new inode would be a new file."""
+    it = registration(tmp_path)
     it.write()
     inode = os.stat(tmp_path / "topolet.json").st_ino
     it.withdraw()
@@ -74,16 +74,16 @@ def test_a_withdrawn_registration_lists_no_hook(tmp_path: Path) -> None:
 
 
 def test_a_later_registration_of_another_server_is_kept(tmp_path: Path) -> None:
-    it = ours(tmp_path)
+    it = registration(tmp_path)
     it.write()
-    ours(tmp_path, "/another").write()
+    registration(tmp_path, "/another").write()
     it.withdraw()
     it.remove()
     assert content(tmp_path)["remote-endpoint"] == "/another"
 
 
 def test_other_servers_with_the_same_hooks_are_named(tmp_path: Path) -> None:
-    it = ours(tmp_path)
+    it = registration(tmp_path)
     it.write()
     (tmp_path / "koordlet.json").write_text('{"runtime-hooks": ["PreCreateContainer"]}')
     (tmp_path / "other.json").write_text('{"runtime-hooks": ["PostStopContainer"]}')

@@ -1,5 +1,4 @@
-"""Hooks and callers must not harm the service, whatever they do and however short their deadlines
-are."""
+"""The service with hooks that fail, calls that are held, and clients that cancel."""
 
 from __future__ import annotations
 
@@ -20,19 +19,22 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 
 
 class Caller:
+    """The context of a gRPC call."""
+
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = seconds
-        self.waits = True
+        self.active = True
 
     def is_active(self) -> bool:
-        return self.waits
+        return self.active
 
     def time_remaining(self) -> float | None:
         return self.seconds
 
 
 class Hooks(KoordinatorHooks):
-    """Answers creations with the configured result, and everything else with `then`."""
+    """Answers creations with `create`, and runs `then` for everything else. `calls`: those that a
+    client cancelled or a hook failed to answer."""
 
     def __init__(
         self,
@@ -78,12 +80,12 @@ def cpuset(answer: bytes | Refuse) -> str:
     return pb.ContainerResourceHookResponse.FromString(answer).container_resources.cpuset_cpus
 
 
-def fault() -> None:
-    raise RuntimeError("a hook's fault")
+def fail() -> None:
+    raise RuntimeError("hook failed")
 
 
-def faulty(call: RuntimeHookCall) -> Verdict:
-    raise RuntimeError("a hook's fault")
+def failing(call: RuntimeHookCall) -> Verdict:
+    raise RuntimeError("hook failed")
 
 
 def test_every_hook_that_can_be_registered_is_answered() -> None:
@@ -95,22 +97,22 @@ def test_every_hook_that_can_be_registered_is_answered() -> None:
 
 
 @pytest.mark.parametrize("hook", server.HOOKS)
-def test_a_fault_is_counted_and_answered_by_the_policy(hook: str) -> None:
-    hooks = Hooks(faulty, fault)
+def test_an_exception_of_a_hook_is_counted_and_answered_by_the_policy(hook: str) -> None:
+    hooks = Hooks(failing, fail)
     service = HookService(hooks)
     assert service.answer(hook, b"", Caller()) == b""
-    assert hooks.calls == [(hook, "internal_error", 'RuntimeError("a hook\'s fault")')]
+    assert hooks.calls == [(hook, "internal_error", "RuntimeError('hook failed')")]
     assert service.errors == {hook: 1}
-    refusing = HookService(Hooks(faulty, fault, lambda reason: Refuse(Code.INTERNAL, reason)))
+    refusing = HookService(Hooks(failing, fail, lambda reason: Refuse(Code.INTERNAL, reason)))
     assert refusing.answer(hook, b"", Caller()) == Refuse(Code.INTERNAL, "internal_error")
 
 
-def test_a_fault_of_the_policy_passes() -> None:
+def test_after_an_exception_of_the_policy_the_call_continues() -> None:
     def broken(reason: str) -> Refuse | None:
-        raise RuntimeError("a policy's fault")
+        raise RuntimeError("policy failed")
 
     assert (
-        HookService(Hooks(faulty, unhooked=broken)).answer("PreCreateContainer", b"", Caller())
+        HookService(Hooks(failing, unhooked=broken)).answer("PreCreateContainer", b"", Caller())
         == b""
     )
 
@@ -123,12 +125,12 @@ def test_a_call_is_held_for_less_than_its_callers_timeout(
 ) -> None:
     seen: list[float | None] = []
 
-    def note(call: RuntimeHookCall) -> Verdict:
+    def record(call: RuntimeHookCall) -> Verdict:
         seen.append(call.budget_seconds)
         return Changes()
 
-    HookService(Hooks(note)).answer("PreCreateContainer", b"", Caller(remaining))
-    HookService(Hooks(note)).answer("PreCreateContainer", b"", Caller(None))
+    HookService(Hooks(record)).answer("PreCreateContainer", b"", Caller(remaining))
+    HookService(Hooks(record)).answer("PreCreateContainer", b"", Caller(None))
     assert seen[0] is not None
     assert least <= seen[0] <= most
     assert seen[1] is None
@@ -151,10 +153,10 @@ def test_a_held_call_does_not_delay_other_calls() -> None:
     assert service.held == 0
 
 
-def test_a_cancelled_call_is_given_up() -> None:
+def test_a_cancelled_call_is_abandoned() -> None:
     hooks = Hooks(lambda call: Wait())
     caller = Caller()
-    caller.waits = False
+    caller.active = False
     answer = HookService(hooks).answer("PreCreateContainer", b"", caller)
     assert isinstance(answer, Refuse)
     assert answer.code == Code.CANCELLED
@@ -162,15 +164,15 @@ def test_a_cancelled_call_is_given_up() -> None:
 
 
 def test_hooks_are_called_one_at_a_time() -> None:
-    inside = threading.Lock()
+    running = threading.Lock()
 
-    def alone(call: RuntimeHookCall) -> Verdict:
-        assert inside.acquire(blocking=False)
+    def exclusive(call: RuntimeHookCall) -> Verdict:
+        assert running.acquire(blocking=False)
         time.sleep(0.001)
-        inside.release()
+        running.release()
         return Changes(cpuset="1")
 
-    service = HookService(Hooks(alone))
+    service = HookService(Hooks(exclusive))
     answers: list[bytes | Refuse] = []
     threads = [
         threading.Thread(

@@ -1,5 +1,4 @@
-"""The runtime's end of NRI, with the defect of the real one: it loses frames that are larger than
-its read buffer."""
+"""A fake runtime for NRI. Like containerd, it loses frames that are larger than its read buffer."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ Reply = TypeVar("Reply", bound=Proto)
 
 
 class FrameLostError(Exception):
-    """A frame that a reader in Go could not read: its connection is dead."""
+    """Go's ttrpc could not read this frame; the connection cannot be used any more."""
 
 
 class Reader:
-    """Messages (stream, type, payload) of one connection, read as ttrpc in Go reads them: through a
-    buffer of 4096 bytes, directly for larger reads, with one whole frame for each read below."""
+    """Reads the messages (stream, type, payload) of one connection as Go's ttrpc does: through a
+    buffer of 4096 bytes, or directly for larger reads. Each read takes one whole frame."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[int, int, bytes]] = []
@@ -60,12 +59,12 @@ class Reader:
 
 
 class FakeRuntime:
-    """Listens where a plugin connects; runs the plugin's loop while it waits for something."""
+    """The runtime's end of NRI: listens for a plugin, and runs the plugin's loop while it waits."""
 
     def __init__(self, folder: Path, loop: Loop) -> None:
         self.path = str(folder / "nri.sock")
-        self.patience = 60_000
-        """In milliseconds; a call is held for half of it."""
+        self.timeout_milliseconds = 60_000
+        """The plugin may hold a call for half of it."""
         self.answers_updates = True
         self.updates: list[pb.ContainerUpdate] = []
         self.update_error: ttrpc.Status | None = None
@@ -77,27 +76,26 @@ class FakeRuntime:
         self._socket: socket.socket | None = None
         self._next_stream = 1
 
-    # the session
     def accept(self) -> pb.RegisterPluginRequest:
-        """Accepts the next plugin's registration, and answers it."""
-        registration = self.accept_silently()
+        """Accepts a plugin and answers its registration."""
+        registration = self.accept_without_answer()
         self.respond(*registration)
         return pb.RegisterPluginRequest.FromString(self.requests[0][1].payload)
 
-    def accept_silently(self) -> tuple[int, ttrpc.Response]:
-        """The stream of the registration, and its answer."""
-        self._adopt(self._accepted)
+    def accept_without_answer(self) -> tuple[int, ttrpc.Response]:
+        """The stream of the registration, and the answer to send on it."""
+        self._connect(self._accepted)
         self.until("registration", lambda: self.requests)
         stream, request = self.requests[0]
         assert request.service == "nri.pkg.api.v1alpha1.Runtime"
         assert request.method == "RegisterPlugin"
         return stream, ttrpc.Response()
 
-    def inherit(self, it: socket.socket) -> None:
-        """The runtime's end of a launched plugin's socket."""
-        self._adopt(lambda: it)
+    def use_socket(self, it: socket.socket) -> None:
+        """Talks to a launched plugin, over the runtime's end of its socket."""
+        self._connect(lambda: it)
 
-    def _adopt(self, connect: Callable[[], socket.socket]) -> None:
+    def _connect(self, connect: Callable[[], socket.socket]) -> None:
         self._readers = {PLUGIN: Reader(), RUNTIME: Reader()}
         self._raw = b""
         self.requests: list[tuple[int, ttrpc.Request]] = []
@@ -111,7 +109,7 @@ class FakeRuntime:
     def _accepted(self) -> socket.socket:
         found: list[socket.socket] = []
 
-        def tried() -> bool:
+        def accepted() -> bool:
             self._loop.step(0)
             try:
                 found.append(self._listener.accept()[0])
@@ -119,17 +117,17 @@ class FakeRuntime:
                 return False
             return True
 
-        eventually("a plugin connects", tried)
+        eventually("a plugin connects", accepted)
         return found[0]
 
     def set_up(self, *containers: pb.Container, pods: tuple[pb.PodSandbox, ...] = ()) -> None:
-        """Registration, configuration and synchronisation."""
+        """Registers, configures and synchronises a plugin."""
         self.accept()
         self.configure()
         self.synchronize(*containers, pods=pods)
 
     def configure(self, **fields: object) -> pb.ConfigureResponse:
-        fields = {"NRI_version": "v0.12.3", "request_timeout": self.patience, **fields}
+        fields = {"NRI_version": "v0.12.3", "request_timeout": self.timeout_milliseconds, **fields}
         request = pb.ConfigureRequest(runtime_name="fake", **fields)  # type: ignore[arg-type]
         return self.call("Configure", request, pb.ConfigureResponse)
 
@@ -140,7 +138,7 @@ class FakeRuntime:
         return self.call("Synchronize", request, pb.SynchronizeResponse)
 
     def drop(self) -> None:
-        """Closes the connection, as a runtime that ends."""
+        """Closes the connection, like a runtime that ends."""
         assert self._socket is not None
         self._socket.close()
         self._socket = None
@@ -150,9 +148,8 @@ class FakeRuntime:
             self.drop()
         self._listener.close()
 
-    # calls
     def begin(self, method: str, request: Proto) -> int:
-        """The stream of a call to the plugin."""
+        """Sends a call to the plugin and returns its stream."""
         stream = self._next_stream
         self._next_stream += 2
         raw = ttrpc.Request(
@@ -164,7 +161,7 @@ class FakeRuntime:
         return stream
 
     def call(self, method: str, request: Proto, reply: type[Reply]) -> Reply:
-        """The reply of a call that is not refused."""
+        """The reply to a call that is not refused."""
         response = self.response(self.begin(method, request))
         assert not response.status.code, response.status.message
         return reply.FromString(response.payload)
@@ -177,7 +174,7 @@ class FakeRuntime:
         self.send(RUNTIME, stream, 2, response.SerializeToString())
 
     def send(self, connection: int, stream: int, kind: int, payload: bytes) -> None:
-        """Split at 4096 bytes, as in Go."""
+        """Sends frames of at most 4096 bytes, like Go's ttrpc."""
         whole = struct.pack(">IIBB", len(payload), stream, kind, 0) + payload
         for at in range(0, len(whole), BUFFER_BYTES):
             piece = whole[at : at + BUFFER_BYTES]
@@ -194,12 +191,12 @@ class FakeRuntime:
     def until(self, what: str, check: Callable[[], object]) -> None:
         """Runs the plugin's loop until the check succeeds. Raises FrameLostError."""
 
-        def turned() -> object:
+        def checked() -> object:
             self._loop.step(0.001)
             self._read()
             return check()
 
-        eventually(what, turned)
+        eventually(what, checked)
 
     def _read(self) -> None:
         if self._socket is None:

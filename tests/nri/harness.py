@@ -1,4 +1,4 @@
-"""The plugin with a real socket to a fake runtime, and a simulated agent."""
+"""The NRI plugin with a real socket to a fake runtime, and a simulated agent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def container(container_id: str, uid: str, cpus: str = "", shares: int = 512) ->
 
 
 class PluginHarness(SimulatedAgent):
-    """`publish` acts as the agent; `notifications` are those that it receives."""
+    """The plugin, a fake runtime and a simulated agent. `others`: the other connected plugins."""
 
     def __init__(self, folder: Path, hold_seconds: float = 30.0, proc: str = "/proc") -> None:
         self.path = folder / "snapshot.json"
@@ -79,12 +79,11 @@ class PluginHarness(SimulatedAgent):
         self.link.start()
         self.updater.start()
 
-    # actions of the runtime
     def begin_create(self, it: pb.Container, of: pb.PodSandbox) -> int:
         return self.runtime.begin("CreateContainer", pb.EventRequest(pod=of, container=it))
 
     def create(self, it: pb.Container, of: pb.PodSandbox) -> str:
-        """A complete creation; returns the CPUs of the container."""
+        """Creates a container and returns its CPUs."""
         event = pb.EventRequest(pod=of, container=it)
         reply = self.runtime.call("CreateContainer", event, pb.CreateContainerResponse)
         cpus = reply.adjust.linux.resources.cpu.cpus
@@ -94,7 +93,7 @@ class PluginHarness(SimulatedAgent):
         return event.container.linux.resources.cpu.cpus
 
     def update(self, it: pb.Container, of: pb.PodSandbox, cpus: str = "", shares: int = 0) -> str:
-        """The CPUs of the changed request."""
+        """Updates a container and returns its CPUs."""
         event = pb.EventRequest(pod=of, container=it)
         event.linux_resources.cpu.cpus = cpus
         event.linux_resources.cpu.shares.value = shares
@@ -110,13 +109,13 @@ class PluginHarness(SimulatedAgent):
         for method in ("StopContainer", "RemoveContainer"):
             self.runtime.call(method, event, pb.Empty)
 
-    def updated(self) -> list[tuple[str, str]]:
-        """Containers and CPUs of the changes requested from the runtime since the last call."""
+    def sent_updates(self) -> list[tuple[str, str]]:
+        """Container and CPUs of each update that the runtime received since the last call."""
         updates, self.runtime.updates = self.runtime.updates, []
         return [(each.container_id, each.linux.resources.cpu.cpus) for each in updates]
 
-    def pass_periods(self) -> None:
-        """Until the updater has checked again several times."""
+    def run_two_periods(self) -> None:
+        """Runs until the updater has checked the snapshot at least twice."""
         passed: list[bool] = []
         self.loop.after(2.5 * PERIOD_SECONDS, lambda: passed.append(True))
         self.runtime.until("two periods", lambda: passed)

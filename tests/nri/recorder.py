@@ -1,4 +1,4 @@
-"""A plugin that records the runtime's calls."""
+"""A plugin for tests that records the runtime's calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.nri.service import PluginCall
 
 
 class Recorder:
-    """A plugin that answers with the test's values and records its calls."""
+    """Answers with `answer`, or fails with `error`; records calls and events."""
 
     def __init__(self) -> None:
         self.answer: Changes | Wait | Refuse = UNCHANGED
@@ -60,7 +60,7 @@ class Recorder:
     def ended(self, container: NriContainer) -> None:
         self._record("ended", container.id)
 
-    def _record(self, what: str, it: object) -> None:
-        self.events.append((what, it))
+    def _record(self, name: str, value: object) -> None:
+        self.events.append((name, value))
         if self.error:
             raise self.error

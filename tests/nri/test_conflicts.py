@@ -17,14 +17,14 @@ sys.stdin.read()
 """
 
 
-def test_other_processes_at_the_far_end_are_named(tmp_path: Path) -> None:
+def test_processes_connected_to_the_runtime_are_named(tmp_path: Path) -> None:
     path = str(tmp_path / "nri.sock")
     with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as own:
         listening.bind(path)
         listening.listen()
         own.connect(path)
         accepted = [listening.accept()[0]]
-        assert conflicts.connected_processes(path) == (), "the own process is not another one"
+        assert conflicts.connected_processes(path) == (), "the test's own process is not listed"
         client = subprocess.Popen(
             [sys.executable, "-c", CLIENT, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -46,8 +46,8 @@ def test_missing_socket_has_no_connected_processes() -> None:
     assert conflicts.connected_processes("/nowhere/nri.sock") == ()
 
 
-def test_names_of_plugins_are_bounded() -> None:
-    """A plugin chooses its name, and a plugin that restarts has another process each time."""
+def test_the_number_of_plugin_names_is_bounded() -> None:
+    """A plugin chooses its name, and has another process id after each restart."""
     found = conflicts.Conflicts("10-topolet", lambda: ())
     for number in range(1000):
         names = f'plugins "10-topolet" and "{number}{"x" * 1000}" both tried to set cpu'

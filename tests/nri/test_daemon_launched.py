@@ -1,4 +1,4 @@
-"""Variables and socket that a runtime passes to a plugin that it starts."""
+"""The variables and the socket that a runtime passes to a plugin that it launches."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import pytest
 from agent.nri.daemon import LaunchError, launched
 
 
-def test_a_plugin_that_was_not_launched_by_the_runtime() -> None:
-    environment = {"NRI_PLUGIN_NAME": "left", "PATH": "/bin"}
+def test_without_a_socket_the_plugin_was_not_launched_by_the_runtime() -> None:
+    environment = {"NRI_PLUGIN_NAME": "ignored", "PATH": "/bin"}
     assert launched(environment) is None
     assert environment == {"PATH": "/bin"}
 
 
 def test_socket_name_and_index_come_from_the_runtime() -> None:
-    ours, theirs = socket.socketpair()
-    os.set_inheritable(ours.fileno(), True)
+    plugin_end, runtime_end = socket.socketpair()
+    os.set_inheritable(plugin_end.fileno(), True)
     environment = {
-        "NRI_PLUGIN_SOCKET": str(ours.detach()),
+        "NRI_PLUGIN_SOCKET": str(plugin_end.detach()),
         "NRI_PLUGIN_NAME": "topolet",
         "NRI_PLUGIN_IDX": "07",
     }
     found = launched(environment)
     assert found is not None
     assert (found.name, found.index, environment) == ("topolet", "07", {})
-    assert not found.socket.get_inheritable(), "it is not for children"
-    theirs.send(b"x")
+    assert not found.socket.get_inheritable(), "child processes do not inherit it"
+    runtime_end.send(b"x")
     assert found.socket.recv(1) == b"x"
     found.socket.close()
-    theirs.close()
+    runtime_end.close()
 
 
 @pytest.mark.parametrize("number", ["x", "-1", "100000"])

@@ -1,4 +1,4 @@
-"""The metrics page."""
+"""The metrics page of the NRI plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relay and plugin are two frontends of the same hooks: their results are the same."""
+"""The CRI relay and the NRI plugin are frontends of the same hooks, with the same results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WANTED = st.builds(
         st.none() | st.just(CpuSet([0])),
     ),
 )
-ASKED = st.builds(
+REQUESTED = st.builds(
     RequestedResources, st.just("") | CPUS, st.just("") | st.just("1"), SHARES, QUOTA, MEMORY
 )
 
@@ -65,13 +65,13 @@ def in_nri(requested: RequestedResources) -> nri_pb2.LinuxResources:
 
 
 def merged(requested: RequestedResources, changes: nri_pb2.LinuxResources) -> RequestedResources:
-    """As the runtime merges a plugin's values into its own: set values override."""
+    """As the runtime merges a plugin's values: values that are set override."""
     resources = in_nri(requested)
     resources.MergeFrom(changes)
     return messages.requested_resources(resources)
 
 
-@given(WANTED, ASKED)
+@given(WANTED, REQUESTED)
 def test_frontends_create_the_same_container(wanted: Wanted, requested: RequestedResources) -> None:
     message = cri_pb2.CreateContainerRequest(sandbox_config=sandbox("p", "LS", "1"))
     message.config.metadata.name = "main"
@@ -87,7 +87,7 @@ def test_frontends_create_the_same_container(wanted: Wanted, requested: Requeste
     assert merged(requested, adjustment.linux.resources) == changes.over(requested)
 
 
-@given(WANTED, ASKED)
+@given(WANTED, REQUESTED)
 def test_frontends_update_a_container_in_the_same_way(
     wanted: Wanted, requested: RequestedResources
 ) -> None:
@@ -114,7 +114,7 @@ CARD = VisibleGpu("GPU-own", "1", (DeviceNode("/dev/nvidia1", 195, 1),))
     st.lists(PATHS, unique=True, max_size=3),
     st.booleans(),
 )
-def test_frontends_show_the_same_devices(
+def test_frontends_give_a_container_the_same_devices(
     value: str | None, mounts: list[str], nodes: list[str], has_card: bool
 ) -> None:
     message = cri_pb2.CreateContainerRequest()
@@ -123,9 +123,9 @@ def test_frontends_show_the_same_devices(
         message.config.envs.add(key=VISIBLE_DEVICES, value=value.encode())
         container.env.append(f"{VISIBLE_DEVICES}={value}".encode())
     for name in mounts:
-        place = f"{MOUNT_ROOT}/{name}"
-        message.config.mounts.add(container_path=place, host_path="/dev/null")
-        container.mounts.add(destination=place, source="/dev/null")
+        mount_path = f"{MOUNT_ROOT}/{name}"
+        message.config.mounts.add(container_path=mount_path, host_path="/dev/null")
+        container.mounts.add(destination=mount_path, source="/dev/null")
     for number, path in enumerate(nodes):
         message.config.devices.add(container_path=path, host_path=path, permissions="rw")
         container.linux.devices.add(path=path, type="c", major=7, minor=number)
@@ -144,9 +144,9 @@ def test_frontends_show_the_same_devices(
     adjustment = messages.adjustment(by_plugin, ()) or nri_pb2.ContainerAdjustment()
 
     def adjusted(present: list[str], changes: list[str]) -> set[str]:
-        gone = {each[1:] for each in changes if each.startswith("-")}
-        come = {each for each in changes if not each.startswith("-")}
-        return (set(present) - gone) | come
+        removed = {each[1:] for each in changes if each.startswith("-")}
+        added = {each for each in changes if not each.startswith("-")}
+        return (set(present) - removed) | added
 
     assert {each.container_path for each in config.mounts} == adjusted(
         [each.destination for each in container.mounts],

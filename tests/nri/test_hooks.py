@@ -1,4 +1,4 @@
-"""Whole exchanges: runtime, snapshot file, notification socket."""
+"""Calls of the runtime to the hooks, with a snapshot file and a notification socket."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MANY = msgspec.structs.replace(
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[PluginHarness]:
-    """Registered with a runtime without containers, with an agent that has finished a pass."""
+    """Registered with a runtime without containers; the agent has finished a pass."""
     it = PluginHarness(tmp_path)
     it.runtime.set_up()
     it.publish(OWNED)
@@ -67,7 +67,7 @@ def test_the_agent_is_notified_of_a_removed_sandbox(harness: PluginHarness) -> N
     assert harness.notifications() == [SnapshotRequest(waits=False, sandbox_uid="p")]
 
 
-def test_an_owner_gets_its_cpus_and_others_the_rest(harness: PluginHarness) -> None:
+def test_an_owner_gets_its_cpus_and_other_pods_get_the_pool(harness: PluginHarness) -> None:
     assert harness.create(container("c", "own"), OWN) == "1"
     assert harness.notifications()[0] == Created(
         "c",
@@ -80,14 +80,16 @@ def test_an_owner_gets_its_cpus_and_others_the_rest(harness: PluginHarness) -> N
 def test_an_owner_waits_for_its_decision(harness: PluginHarness) -> None:
     harness.publish(EMPTY)
     stream = harness.begin_create(container("c", "own"), OWN)
-    harness.runtime.until("a ring", lambda: harness.link.stats.held_now and harness.notifications())
+    harness.runtime.until(
+        "a notification", lambda: harness.link.stats.held_now and harness.notifications()
+    )
     harness.publish(OWNED)
     reply = pb.CreateContainerResponse.FromString(harness.runtime.response(stream).payload)
     assert reply.adjust.linux.resources.cpu.cpus == "1"
 
 
 def test_an_owner_without_a_decision_is_refused_in_time_and_others_continue(tmp_path: Path) -> None:
-    """Well before the runtime's timeout, however long a hold is configured to be."""
+    """At half of the runtime's timeout, even if the configured hold time is longer."""
     harness = PluginHarness(tmp_path)
     harness.runtime.accept()
     harness.runtime.configure(request_timeout=200)
@@ -118,17 +120,17 @@ def test_a_resize_is_reported_and_the_agents_own_change_is_not(harness: PluginHa
 
 
 def test_synchronisation_corrects_wrong_containers(unregistered: PluginHarness) -> None:
-    """Only what the agent decides about, and only what differs."""
+    """Only containers that the agent decides about, and only values that differ."""
     unregistered.publish(MANY)
     unregistered.runtime.accept()
     unregistered.runtime.configure()
-    there = (container("c", "p", "0-3"), container("d", "p", "0,2-3"), container("x", "p", "0-3"))
-    answer = unregistered.runtime.synchronize(*there, pods=(pod("p"),))
+    present = (container("c", "p", "0-3"), container("d", "p", "0,2-3"), container("x", "p", "0-3"))
+    answer = unregistered.runtime.synchronize(*present, pods=(pod("p"),))
     assert [(each.container_id, each.linux.resources.cpu.cpus) for each in answer.update] == [
         ("c", "0,2-3")
     ]
     unregistered.runtime.until("no more updates", lambda: unregistered.link.ready)
-    assert unregistered.updated() == []
+    assert unregistered.sent_updates() == []
 
 
 def test_changed_pools_are_sent_one_container_at_a_time(unregistered: PluginHarness) -> None:
@@ -138,29 +140,30 @@ def test_changed_pools_are_sent_one_container_at_a_time(unregistered: PluginHarn
     )
     unregistered.runtime.answers_updates = False
     unregistered.publish(MANY)
-    unregistered.runtime.until("the first", lambda: len(unregistered.runtime.requests) == 2)
-    unregistered.pass_periods()
+    unregistered.runtime.until("the first update", lambda: len(unregistered.runtime.requests) == 2)
+    unregistered.run_two_periods()
     assert len(unregistered.runtime.requests) == 2, "the next waits for the answer"
     unregistered.runtime.answers_updates = True
     unregistered.runtime.respond(unregistered.runtime.requests[1][0], refusal(Code.OK, ""))
     unregistered.runtime.until("both are updated", lambda: unregistered.updater.updates == 2)
-    assert unregistered.updated() == [("d", "0,2-3")]
+    assert unregistered.sent_updates() == [("d", "0,2-3")]
     unregistered.notifications()
     unregistered.publish(MANY)
-    unregistered.pass_periods()
-    assert unregistered.updated() == [], "nothing is sent twice"
+    unregistered.run_two_periods()
+    assert unregistered.sent_updates() == [], "nothing is sent twice"
 
 
-def test_a_runtime_that_may_deadlock_on_an_update_gets_none(unregistered: PluginHarness) -> None:
+def test_no_update_is_sent_to_a_runtime_that_may_deadlock_on_it(
+    unregistered: PluginHarness,
+) -> None:
     unregistered.publish(EMPTY)
     unregistered.runtime.accept()
     unregistered.runtime.configure(NRI_version="v0.12.0")
     unregistered.runtime.synchronize(container("c", "p", "0-3"), pods=(pod("p", "LS"),))
     unregistered.publish(MANY)
-    unregistered.pass_periods()
-    assert unregistered.updated() == []
-    agents_own = container("c", "p", "0-3")
-    assert unregistered.update(agents_own, pod("p", "LS"), shares=300) == "0,2-3"
+    unregistered.run_two_periods()
+    assert unregistered.sent_updates() == []
+    assert unregistered.update(container("c", "p", "0-3"), pod("p", "LS"), shares=300) == "0,2-3"
 
 
 def test_a_pass_is_requested_after_all_updates(unregistered: PluginHarness) -> None:
@@ -169,19 +172,19 @@ def test_a_pass_is_requested_after_all_updates(unregistered: PluginHarness) -> N
     unregistered.notifications()
     unregistered.publish(MANY)
     unregistered.runtime.until(
-        "a ring", lambda: unregistered.notifications() == [SnapshotRequest()]
+        "a notification", lambda: unregistered.notifications() == [SnapshotRequest()]
     )
-    assert unregistered.updated() == [("c", "0,2-3")]
+    assert unregistered.sent_updates() == [("c", "0,2-3")]
 
 
-def test_no_owner_starts_during_a_change_of_its_cpus(unregistered: PluginHarness) -> None:
-    """A change in progress may take effect after the owner was created."""
+def test_no_owner_starts_while_an_update_may_take_its_cpus(unregistered: PluginHarness) -> None:
+    """An update in progress may take effect after the owner was created."""
     unregistered.publish(EMPTY)
-    unregistered.runtime.patience = 1000
+    unregistered.runtime.timeout_milliseconds = 1000
     unregistered.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
     unregistered.runtime.answers_updates = False
     unregistered.publish(msgspec.structs.replace(EMPTY, containers={"c": Wanted("0-3")}))
-    unregistered.runtime.until("the change", lambda: len(unregistered.runtime.requests) == 2)
+    unregistered.runtime.until("the update", lambda: len(unregistered.runtime.requests) == 2)
     unregistered.publish(OWNED)
     status = unregistered.runtime.response(
         unregistered.begin_create(container("o", "own"), OWN)
@@ -193,14 +196,14 @@ def test_no_owner_starts_during_a_change_of_its_cpus(unregistered: PluginHarness
     assert unregistered.create(container("o", "own"), OWN) == "1"
 
 
-def test_a_change_of_limits_holds_the_containers_cpus(unregistered: PluginHarness) -> None:
-    """And no others; otherwise every owner on the node would wait for it."""
+def test_an_update_of_limits_delays_no_owner_of_other_cpus(unregistered: PluginHarness) -> None:
+    """The update in progress holds only the CPUs of its container."""
     unregistered.publish(EMPTY)
     unregistered.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
     unregistered.runtime.answers_updates = False
     quota = Wanted("2", limits=CgroupLimits(quota_microseconds=20_000))
     unregistered.publish(msgspec.structs.replace(OWNED, containers={"c": quota}))
-    unregistered.runtime.until("the change", lambda: len(unregistered.runtime.requests) == 2)
+    unregistered.runtime.until("the update", lambda: len(unregistered.runtime.requests) == 2)
     assert unregistered.create(container("o", "own"), OWN) == "1"
 
 
@@ -214,19 +217,19 @@ def test_a_change_that_the_runtime_refuses_is_not_repeated_and_names_the_other_p
     unregistered.publish(MANY)
     unregistered.runtime.until("a failure", lambda: unregistered.updater.failed)
     unregistered.publish(MANY)
-    unregistered.pass_periods()
-    assert unregistered.updated() == [("c", "0,2-3")]
-    held = [each for each in unregistered.grants.all(None) if each.answered_at is None]
-    assert not held, "no owner waits for it"
+    unregistered.run_two_periods()
+    assert unregistered.sent_updates() == [("c", "0,2-3")]
+    in_progress = [each for each in unregistered.grants.all(None) if each.answered_at is None]
+    assert not in_progress, "no owner waits for it"
     assert unregistered.conflicts.found == {("error", "50-pinner"): 1}
     assert "plugin 50-pinner sets the same fields" in caplog.text
     unregistered.runtime.update_error = None
     unregistered.publish(msgspec.structs.replace(MANY, containers={"c": Wanted("2")}))
     unregistered.runtime.until("another value", lambda: unregistered.updater.updates)
-    assert unregistered.updated() == [("c", "2")]
+    assert unregistered.sent_updates() == [("c", "2")]
 
 
-def test_a_process_that_stays_on_other_cpus_is_reported(
+def test_a_process_that_still_runs_on_other_cpus_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "7").mkdir()
@@ -246,40 +249,40 @@ def test_a_process_that_stays_on_other_cpus_is_reported(
     harness.close()
 
 
-def test_a_container_that_ended_is_not_changed(unregistered: PluginHarness) -> None:
+def test_a_container_that_ended_is_not_updated(unregistered: PluginHarness) -> None:
     unregistered.publish(EMPTY)
     it = container("c", "p", "0-3")
     unregistered.runtime.set_up(it, pods=(pod("p"),))
     unregistered.end(it, pod("p"))
     assert SnapshotRequest() in unregistered.notifications()
     unregistered.publish(MANY)
-    unregistered.pass_periods()
-    assert not unregistered.updated()
+    unregistered.run_two_periods()
+    assert not unregistered.sent_updates()
 
 
-def test_a_container_that_must_not_run_yet_is_not_changed(unregistered: PluginHarness) -> None:
+def test_a_container_whose_cpus_are_blocked_is_not_updated(unregistered: PluginHarness) -> None:
     unregistered.publish(EMPTY)
     unregistered.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
-    blocked = Wanted("1", exclusive=True, blocked="somebody holds CPU 1")
+    blocked = Wanted("1", exclusive=True, blocked="another pod holds CPU 1")
     unregistered.publish(msgspec.structs.replace(OWNED, containers={"c": blocked}))
-    unregistered.pass_periods()
-    assert not unregistered.updated()
+    unregistered.run_two_periods()
+    assert not unregistered.sent_updates()
 
 
 def test_no_update_is_sent_while_the_runtime_waits_for_an_answer(
     unregistered: PluginHarness,
 ) -> None:
-    """It would not read, and the answer would wait for an update that may take effect then."""
+    """The runtime would not read it before the answer, and the answer would wait for the update."""
     unregistered.publish(EMPTY)
     unregistered.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
     stream = unregistered.begin_create(container("o", "own"), OWN)
     unregistered.runtime.until("held", lambda: unregistered.link.stats.held_now)
     unregistered.publish(msgspec.structs.replace(EMPTY, containers={"c": Wanted("0,2-3")}))
-    unregistered.pass_periods()
-    assert not unregistered.updated()
+    unregistered.run_two_periods()
+    assert not unregistered.sent_updates()
     unregistered.publish(MANY)
     unregistered.runtime.response(stream)
-    unregistered.runtime.until("the change", lambda: unregistered.updater.updates)
+    unregistered.runtime.until("the update", lambda: unregistered.updater.updates)
 
 
 def test_a_failed_creation_frees_its_cpus(
@@ -307,15 +310,15 @@ def test_an_unchanged_creation_is_not_a_conflict(harness: PluginHarness) -> None
     assert not harness.conflicts.found
 
 
-@pytest.mark.parametrize("when", ["made", "changed"])
+@pytest.mark.parametrize("when", ["created", "updated"])
 def test_cpus_of_another_plugin_are_detected(
     harness: PluginHarness, when: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     it = container("c", "p")
-    if when == "made":
+    if when == "created":
         harness.runtime.response(harness.begin_create(it, pod("p")))
-        theirs = container("c", "p", "2")
-        event = pb.EventRequest(pod=pod("p"), container=theirs)
+        changed = container("c", "p", "2")
+        event = pb.EventRequest(pod=pod("p"), container=changed)
         harness.runtime.call("PostCreateContainer", event, pb.Empty)
     else:
         harness.create(it, pod("p"))
@@ -331,7 +334,7 @@ def test_the_plugins_own_change_is_not_a_conflict_even_before_its_answer(
     unregistered.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
     unregistered.runtime.answers_updates = False
     unregistered.publish(MANY)
-    unregistered.runtime.until("the change", lambda: len(unregistered.runtime.requests) == 2)
+    unregistered.runtime.until("the update", lambda: len(unregistered.runtime.requests) == 2)
     unregistered.update(container("c", "p", "0,2-3"), pod("p"))
     assert not unregistered.conflicts.found
 
@@ -343,7 +346,7 @@ def test_a_request_with_values_before_the_last_change_is_not_a_conflict(
     unregistered.publish(EMPTY)
     unregistered.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
     unregistered.publish(MANY)
-    unregistered.runtime.until("the change", lambda: unregistered.updater.updates)
+    unregistered.runtime.until("the update", lambda: unregistered.updater.updates)
     stale = container("c", "p", "0-3")
     unregistered.update(stale, pod("p"))
     assert not unregistered.conflicts.found
@@ -357,8 +360,8 @@ def test_a_change_before_the_creations_event_is_not_a_conflict(harness: PluginHa
     it = container("c", "p")
     harness.runtime.response(harness.begin_create(it, pod("p")))
     harness.publish(msgspec.structs.replace(MANY, containers={"c": Wanted("2")}))
-    made = container("c", "p", "0,2-3")
-    event = pb.EventRequest(pod=pod("p"), container=made)
+    created = container("c", "p", "0,2-3")
+    event = pb.EventRequest(pod=pod("p"), container=created)
     event.linux_resources.cpu.cpus = "2"
     harness.runtime.call("UpdateContainer", event, pb.UpdateContainerResponse)
     event.container.linux.resources.cpu.cpus = "2"
@@ -370,7 +373,7 @@ def test_containers_created_without_the_plugin_may_hold_any_cpu_until_the_next_p
     harness: PluginHarness,
 ) -> None:
     harness.runtime.drop()
-    harness.runtime.patience = 1000
+    harness.runtime.timeout_milliseconds = 1000
     harness.runtime.set_up(container("new", "p"), pods=(pod("p"),))
     assert SnapshotRequest() in harness.notifications()
     status = harness.runtime.response(harness.begin_create(container("o", "own"), OWN)).status
@@ -379,20 +382,20 @@ def test_containers_created_without_the_plugin_may_hold_any_cpu_until_the_next_p
     assert harness.create(container("o", "own"), OWN) == "1"
 
 
-@pytest.mark.parametrize("made", [True, False])
-def test_a_creation_cut_by_the_end_of_the_session_is_settled(
-    harness: PluginHarness, made: bool
+@pytest.mark.parametrize("created", [True, False])
+def test_a_creation_without_an_event_is_settled_by_the_next_session(
+    harness: PluginHarness, created: bool
 ) -> None:
     it = container("c", "p")
     harness.runtime.response(harness.begin_create(it, pod("p")))
     harness.runtime.drop()
     harness.notifications()
-    harness.runtime.set_up(*([it] if made else []), pods=(pod("p"),))
+    harness.runtime.set_up(*([it] if created else []), pods=(pod("p"),))
     assert all(each.answered_at is not None for each in harness.grants.all(None))
-    assert any(isinstance(each, Created) for each in harness.notifications()) == made
+    assert any(isinstance(each, Created) for each in harness.notifications()) == created
 
 
-def test_a_held_creation_of_an_ended_session_holds_nothing(harness: PluginHarness) -> None:
+def test_a_held_creation_of_an_ended_session_holds_no_cpus(harness: PluginHarness) -> None:
     harness.publish(EMPTY)
     harness.begin_create(container("c", "own"), OWN)
     harness.runtime.until("held", lambda: harness.link.stats.held_now)
@@ -402,8 +405,8 @@ def test_a_held_creation_of_an_ended_session_holds_nothing(harness: PluginHarnes
     assert all(each.answered_at is not None for each in harness.grants.all(None))
 
 
-def test_an_ending_plugin_lets_no_owner_start_without_its_cpus(harness: PluginHarness) -> None:
-    """The runtime creates a container with the requested values if its plugin disconnects."""
+def test_a_plugin_that_ends_refuses_a_held_owner(harness: PluginHarness) -> None:
+    """If the plugin only disconnected, the runtime would create it with the requested values."""
     harness.publish(EMPTY)
     stream = harness.begin_create(container("c", "own"), OWN)
     harness.runtime.until("held", lambda: harness.link.stats.held_now)
@@ -412,7 +415,7 @@ def test_an_ending_plugin_lets_no_owner_start_without_its_cpus(harness: PluginHa
     assert status.message == "CreateContainer: pod ns/own: the plugin ends"
 
 
-def test_a_failing_hook_passes_by_policy_and_counts_as_a_grant(
+def test_a_failed_hook_is_answered_by_the_policy_and_counts_as_a_grant(
     harness: PluginHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:

@@ -16,7 +16,7 @@ from tests.proxy.harness import WITH_DEVICES
 
 @pytest.fixture
 def harness(tmp_path: Path) -> Iterator[PluginHarness]:
-    """Registered, with an agent that has decided."""
+    """Registered; the agent has decided about devices."""
     it = PluginHarness(tmp_path)
     it.runtime.set_up()
     it.publish(WITH_DEVICES)
@@ -24,14 +24,14 @@ def harness(tmp_path: Path) -> Iterator[PluginHarness]:
     it.close()
 
 
-def event_of(uid: str) -> pb.EventRequest:
+def creation_of(uid: str) -> pb.EventRequest:
     sandbox = pod(uid)
     sandbox.annotations[DEVICE_ALLOCATED] = "{}"
     return pb.EventRequest(pod=sandbox, container=container("c", uid))
 
 
 def test_the_allocated_card_replaces_the_plugins(harness: PluginHarness) -> None:
-    event = event_of("own")
+    event = creation_of("own")
     event.container.env.append(b"NVIDIA_VISIBLE_DEVICES=GPU-other")
     event.container.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
     adjust = harness.runtime.call("CreateContainer", event, pb.CreateContainerResponse).adjust
@@ -43,7 +43,7 @@ def test_the_allocated_card_replaces_the_plugins(harness: PluginHarness) -> None
 
 
 def test_wrong_cdi_devices_are_refused_and_counted(harness: PluginHarness) -> None:
-    event = event_of("own")
+    event = creation_of("own")
     event.container.CDI_devices.add(name="nvidia.com/gpu=GPU-other")
     stream = harness.runtime.begin("CreateContainer", event)
     status = harness.runtime.response(stream).status
@@ -54,7 +54,7 @@ def test_wrong_cdi_devices_are_refused_and_counted(harness: PluginHarness) -> No
 
 
 def test_correct_cdi_devices_are_kept(harness: PluginHarness) -> None:
-    event = event_of("own")
+    event = creation_of("own")
     event.container.CDI_devices.add(name="nvidia.com/gpu=GPU-own")
     event.container.env.append(b"NVIDIA_VISIBLE_DEVICES=void")
     event.container.linux.devices.add(path="/dev/nvidia1", type="c", major=195, minor=1)

@@ -38,7 +38,7 @@ ALL = Changes(
     512,
     20_000,
     1 << 20,
-    (Mount("/ours", "/there"), Mount("/ours", "/taken")),
+    (Mount("/ours", "/free"), Mount("/ours", "/taken")),
     (("A", "1"),),
     ("vendor.example/gpu=0",),
 )
@@ -83,7 +83,7 @@ def harness(tmp_path: Path) -> Iterator[LinkHarness]:
 
 @pytest.fixture
 def registered(harness: LinkHarness) -> LinkHarness:
-    """Registered and synchronised."""
+    """A link that is registered and synchronised."""
     harness.runtime.set_up()
     return harness
 
@@ -100,7 +100,7 @@ def test_the_plugin_registers_and_subscribes_to_the_events_it_uses(harness: Link
 
 
 @pytest.mark.parametrize(
-    ("version", "takes"),
+    ("version", "accepts_updates"),
     [
         ("v0.12.1", True),
         ("0.13.0", True),
@@ -114,23 +114,23 @@ def test_the_plugin_registers_and_subscribes_to_the_events_it_uses(harness: Link
         ("v1.0." + "9" * 5_000, True),
     ],
 )
-def test_a_runtime_that_may_deadlock_on_an_update_gets_none(
-    harness: LinkHarness, version: str, takes: bool
+def test_no_update_is_sent_to_a_runtime_that_may_deadlock_on_it(
+    harness: LinkHarness, version: str, accepts_updates: bool
 ) -> None:
     harness.runtime.accept()
     harness.runtime.configure(NRI_version=version)
     assert not harness.link.accepts_updates
     harness.runtime.synchronize()
-    assert harness.link.accepts_updates is takes
+    assert harness.link.accepts_updates is accepts_updates
 
 
-def test_stored_containers_do_not_grow_with_environments(harness: LinkHarness) -> None:
+def test_the_environment_of_containers_is_not_stored(harness: LinkHarness) -> None:
     """The runtime sends the whole node before it waits for the first answer."""
     large = container("0-3", pid=7)
     large.env.extend([b"LARGE=" + b"x" * 100_000] * 30)
     harness.runtime.accept()
     harness.runtime.configure()
-    for _ in range(15):  # beyond the limit of what is stored
+    for _ in range(15):  # more than the limit of what is stored
         harness.runtime.synchronize(large, pods=(POD,), more=True)
     harness.runtime.synchronize()
     ((_, listed),) = harness.plugin.events
@@ -148,14 +148,14 @@ def test_the_plugin_synchronises_in_chunks(harness: LinkHarness) -> None:
     (update,) = last.update
     assert (update.container_id, update.linux.resources.cpu.cpus) == ("c", "1")
     assert not last.more
-    seen = NriContainer(
+    received = NriContainer(
         "c", "u", "ns/p main", RequestedResources("0-3", quota_microseconds=50_000), 7
     )
-    assert harness.plugin.events == [("synchronize", [seen])]
+    assert harness.plugin.events == [("synchronize", [received])]
 
 
 def test_a_session_of_many_large_chunks_keeps_none_of_them(harness: LinkHarness) -> None:
-    """Messages beyond 4096 bytes come in many frames; a second synchronisation starts again."""
+    """Messages of more than 4096 bytes arrive in many frames."""
     pod = pb.PodSandbox(id="s", name="x" * 100_000)
     harness.runtime.accept()
     for _ in range(2):
@@ -183,7 +183,7 @@ def test_a_creation_is_passed_to_the_hook_and_adjusted(registered: LinkHarness) 
     assert [each.name for each in adjust.CDI_devices] == ["vendor.example/gpu=0"]
     (mount,) = adjust.mounts
     assert (mount.destination, mount.source, list(mount.options)) == (
-        "/there",
+        "/free",
         "/ours",
         ["rbind", "ro"],
     )
@@ -216,8 +216,8 @@ def test_an_update_is_merged_into_the_request(registered: LinkHarness) -> None:
     assert again == pb.UpdateContainerResponse()
 
 
-@pytest.mark.parametrize("one_by_one", [True, False], ids=["0.12", "by StateChange"])
-def test_the_plugin_gets_the_runtimes_events(registered: LinkHarness, one_by_one: bool) -> None:
+@pytest.mark.parametrize("separate", [True, False], ids=["0.12", "by StateChange"])
+def test_the_plugin_gets_the_runtimes_events(registered: LinkHarness, separate: bool) -> None:
     methods = {
         "RunPodSandbox": pb.RUN_POD_SANDBOX,
         "RemovePodSandbox": pb.REMOVE_POD_SANDBOX,
@@ -228,14 +228,14 @@ def test_the_plugin_gets_the_runtimes_events(registered: LinkHarness, one_by_one
     }
     registered.plugin.events.clear()
     for method, event in methods.items():
-        if one_by_one:
+        if separate:
             request: pb.EventRequest | pb.StateChangeEvent = pb.EventRequest()
         else:
             request, method = pb.StateChangeEvent(event=event), "StateChange"
         request.pod.CopyFrom(POD)
         request.container.CopyFrom(container())
         registered.runtime.call(method, request, pb.Empty)
-    assert [what for what, _ in registered.plugin.events] == [
+    assert [name for name, _ in registered.plugin.events] == [
         *("pod", "pod removed", "created", "updated", "ended", "ended"),
     ]
     unused = pb.StateChangeEvent(event=pb.START_CONTAINER, pod=POD)
@@ -258,7 +258,7 @@ def test_a_held_creation_is_retried_until_it_has_an_answer(registered: LinkHarne
     registered.until("called again", lambda: len(registered.plugin.calls) > 2)
     assert registered.link.stats.held_now == 1
     registered.runtime.call("StopContainer", request, pb.Empty)
-    assert stream not in registered.runtime.replies, "other calls pass it"
+    assert stream not in registered.runtime.replies, "other calls do not wait for it"
     registered.plugin.answer = Changes(cpuset="1")
     response = registered.runtime.response(stream)
     reply = pb.CreateContainerResponse.FromString(response.payload)
@@ -281,7 +281,7 @@ def test_a_call_may_be_held_for_half_of_the_runtimes_timeout(
     assert harness.plugin.calls[0].budget_seconds == budget_seconds
 
 
-def test_a_refusal_is_the_runtimes_error(registered: LinkHarness) -> None:
+def test_a_refusal_is_an_error_of_the_call(registered: LinkHarness) -> None:
     registered.plugin.answer = Refuse(Code.UNAVAILABLE, "no CPUs")
     stream = registered.runtime.begin("CreateContainer", pb.EventRequest(container=container()))
     status = registered.runtime.response(stream).status
@@ -292,7 +292,7 @@ def test_a_refusal_is_the_runtimes_error(registered: LinkHarness) -> None:
 def test_a_failing_handler_does_not_fail_the_container(
     registered: LinkHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    registered.plugin.error = ValueError("ours")
+    registered.plugin.error = ValueError("broken")
     request = pb.EventRequest(pod=POD, container=container())
     for method in ("CreateContainer", "UpdateContainer", "RunPodSandbox", "StopContainer"):
         assert registered.runtime.call(method, request, pb.Empty) == pb.Empty()
@@ -300,17 +300,22 @@ def test_a_failing_handler_does_not_fail_the_container(
     assert set(registered.link.stats.errors.values()) == {1}
     assert len(registered.link.stats.errors) == 5
     assert "the hook of CreateContainer failed" in caplog.text
-    failure = ("CreateContainer", registered.plugin.calls[0], "internal_error", "ValueError: ours")
+    failure = (
+        "CreateContainer",
+        registered.plugin.calls[0],
+        "internal_error",
+        "ValueError: broken",
+    )
     assert registered.plugin.unhooked_calls[0] == failure
 
 
 @pytest.mark.parametrize("method", ["CreateContainer", "UpdateContainer"])
 def test_an_invalid_request_passes_or_fails_by_policy(registered: LinkHarness, method: str) -> None:
-    bad = ttrpc.Request(service="nri.pkg.api.v1alpha1.Plugin", method=method, payload=b"\xff")
-    registered.runtime.send(1, 1_001, 1, bad.SerializeToString())
+    invalid = ttrpc.Request(service="nri.pkg.api.v1alpha1.Plugin", method=method, payload=b"\xff")
+    registered.runtime.send(1, 1_001, 1, invalid.SerializeToString())
     assert registered.runtime.response(1_001) == ttrpc.Response()
     registered.plugin.refusal = Refuse(Code.INTERNAL, "by policy")
-    registered.runtime.send(1, 1_003, 1, bad.SerializeToString())
+    registered.runtime.send(1, 1_003, 1, invalid.SerializeToString())
     assert registered.runtime.response(1_003).status.message == "by policy"
     assert [each[:3] for each in registered.plugin.unhooked_calls] == [
         (method, None, "malformed")
@@ -337,7 +342,7 @@ def test_unknown_requests_are_answered_and_the_session_continues(
     assert registered.runtime.call("Shutdown", pb.Empty(), pb.Empty) == pb.Empty()
 
 
-def test_answers_of_any_size_are_received(registered: LinkHarness) -> None:
+def test_the_runtime_reads_answers_of_any_size(registered: LinkHarness) -> None:
     """The runtime loses frames that are larger than its read buffer."""
     for size in (4_000, 4_086, 4_087, 6_000, 100_000, 4_194_000):
         registered.plugin.answer = Changes(environment=(("A", "x" * size),))
@@ -418,7 +423,7 @@ def test_without_a_session_an_update_fails_at_once(harness: LinkHarness) -> None
 
 
 def test_an_unanswered_update_ends_the_session(tmp_path: Path) -> None:
-    """Its server may have ended alone, while its events continue."""
+    """The runtime's side for updates may have failed alone, while its calls continue."""
     harness = LinkHarness(tmp_path, update_seconds=0.1)
     harness.runtime.set_up()
     harness.runtime.answers_updates = False
@@ -467,7 +472,7 @@ def test_the_plugin_registers_again_with_a_restarted_runtime(registered: LinkHar
     registered.runtime.set_up()
     assert registered.link.ready
     assert ("abandoned", "c") in registered.plugin.events
-    assert [what for what, _ in registered.plugin.events].count("synchronize") == 2
+    assert [name for name, _ in registered.plugin.events].count("synchronize") == 2
     assert registered.link.stats.held_now == 0
     registered.plugin.answer = UNCHANGED
     registered.create()
@@ -476,7 +481,7 @@ def test_the_plugin_registers_again_with_a_restarted_runtime(registered: LinkHar
 def test_a_refused_registration_is_logged_and_retried(
     harness: LinkHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream, _ = harness.runtime.accept_silently()
+    stream, _ = harness.runtime.accept_without_answer()
     harness.runtime.respond(stream, refusal(Code.UNKNOWN, "invalid plugin index"))
     harness.until("the session ends", lambda: harness.runtime.ended)
     assert "plugin 42-topolet is not registered: UNKNOWN: invalid plugin index" in caplog.text
@@ -506,29 +511,29 @@ def test_a_socket_that_appears_later_is_found(
 
 
 def test_a_launched_plugin_ends_with_its_socket(harness: LinkHarness) -> None:
-    """The runtime does not kill it, and starts another."""
+    """The runtime does not kill a launched plugin; it starts another one."""
     harness.link.close()
-    ours, theirs = socket.socketpair()
-    over: list[bool] = []
+    plugin_end, runtime_end = socket.socketpair()
+    ended: list[bool] = []
     link = PluginLink(
         harness.loop,
         harness.runtime.path,
         "topolet",
         "10",
         harness.plugin,
-        connected=ours,
-        on_end=lambda: over.append(True),
+        connected=plugin_end,
+        on_end=lambda: ended.append(True),
     )
     link.start()
-    harness.runtime.inherit(theirs)
+    harness.runtime.use_socket(runtime_end)
     harness.until("registration", lambda: harness.runtime.requests)
     harness.runtime.respond(harness.runtime.requests[0][0], ttrpc.Response())
     harness.runtime.synchronize()
     assert link.ready
-    assert not over
+    assert not ended
     harness.runtime.drop()
-    harness.until("its end", lambda: over)
-    assert over == [True]
+    harness.until("its end", lambda: ended)
+    assert ended == [True]
     link.close()
 
 
@@ -542,12 +547,12 @@ def test_no_session_begins_after_the_end(registered: LinkHarness) -> None:
 
 
 def test_calls_never_block_on_a_runtime_that_does_not_read(registered: LinkHarness) -> None:
-    """Data that the socket does not accept waits for it."""
+    """The link keeps data until the socket accepts it."""
     results: list[RpcError | None] = []
-    note: Callable[[RpcError | None], None] = results.append
+    on_result: Callable[[RpcError | None], None] = results.append
     big = Changes(cpuset="1", mems="0" * 3_000_000)
     for _ in range(3):
-        registered.link.update("c", big, note)
+        registered.link.update("c", big, on_result)
     registered.until("all answers", lambda: len(results) == 3)
     assert results == [None] * 3
 
@@ -569,19 +574,19 @@ def test_a_hostile_runtime_that_reports_containers_without_end_is_refused(
     assert not harness.link.ready
 
 
-def test_a_hostile_runtime_that_makes_calls_without_end_has_few_held(
+def test_a_hostile_runtime_that_makes_calls_without_end_gets_few_calls_held(
     registered: LinkHarness,
 ) -> None:
-    """Those that are not held are decided by the failure policy."""
+    """The failure policy decides about the others."""
     registered.plugin.answer = Wait()
-    registered.plugin.refusal = Refuse(Code.UNAVAILABLE, "no room")
+    registered.plugin.refusal = Refuse(Code.UNAVAILABLE, "too many")
     large = container()
     large.env.append(b"LARGE=" + b"x" * 3_000_000)
     request = pb.EventRequest(pod=POD, container=large)
     streams = [registered.runtime.begin("CreateContainer", request) for _ in range(20)]
     registered.until("a refusal", lambda: registered.plugin.unhooked_calls)
     refused = next(stream for stream in streams if stream in registered.runtime.replies)
-    assert registered.runtime.response(refused).status.message == "no room"
+    assert registered.runtime.response(refused).status.message == "too many"
     assert registered.link.stats.held_now * 3_000_000 <= 40 << 20
     registered.plugin.answer = UNCHANGED
     registered.until("all answers", lambda: len(registered.runtime.replies) >= len(streams))

@@ -50,7 +50,7 @@ def test_every_carrier_of_a_container_is_read() -> None:
         ([{"allow": True, "access": "m"}], False),
     ],
 )
-def test_device_nodes_of_a_privileged_container_are_not_requests(
+def test_device_nodes_of_a_privileged_container_are_not_requested_devices(
     rules: list[dict[str, Any]], privileged: bool
 ) -> None:
     """As containerd and CRI-O create it: otherwise kube-proxy would request every pod's card."""

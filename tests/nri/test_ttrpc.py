@@ -1,4 +1,4 @@
-"""Messages to frames and back, however a sender splits them."""
+"""Encodes messages as frames and decodes them, however a sender splits them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def frame(connection: int, content: bytes) -> bytes:
 
 
 def content(message: Message) -> bytes:
-    """Its bytes on its connection's stream."""
+    """The bytes of the message on its connection."""
     head = struct.pack(">IIBB", len(message.payload), *message[1:4])
     return head + message.payload
 
@@ -49,21 +49,21 @@ def test_messages_are_decoded_however_the_bytes_are_split(
     sent = b"".join(map(ttrpc.encode, messages))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=5)))
     demux = Demux((1, 2))
-    got = []
+    decoded = []
     for begin, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
-        got += demux.feed(sent[begin:end])
-    assert per_connection(got) == per_connection(messages)
+        decoded += demux.feed(sent[begin:end])
+    assert per_connection(decoded) == per_connection(messages)
 
 
 @given(MESSAGES, st.data())
 def test_messages_may_share_frames_and_frames_may_share_messages(
     messages: list[Message], data: st.DataObject
 ) -> None:
-    """The bytes of a connection are a stream: the ends of its frames have no meaning. Empty frames
-    and those of other connections may be anywhere."""
+    """The frames of a connection form one stream of bytes. Empty frames and frames of other
+    connections may be anywhere."""
     streams = {
-        number: b"".join(map(content, of_one))
-        for number, of_one in zip((1, 2), per_connection(messages), strict=True)
+        number: b"".join(map(content, of_connection))
+        for number, of_connection in zip((1, 2), per_connection(messages), strict=True)
     }
     sent = b""
     while any(streams.values()):
@@ -77,8 +77,8 @@ def test_messages_may_share_frames_and_frames_may_share_messages(
 
 
 @given(MESSAGES)
-def test_no_frame_holds_parts_of_a_header_and_a_payload(messages: list[Message]) -> None:
-    """A reader in Go reads it whole, whatever its size."""
+def test_a_frame_has_either_a_header_or_a_payload(messages: list[Message]) -> None:
+    """Go's ttrpc needs a whole frame for each read."""
     sent = b"".join(map(ttrpc.encode, messages))
     frames = []
     while sent:
@@ -115,7 +115,7 @@ def test_the_largest_message_passes_and_a_larger_one_does_not() -> None:
     largest = Message(1, 1, ttrpc.REQUEST, 0, bytes(4 << 20))
     assert list(Demux((1, 2)).feed(ttrpc.encode(largest))) == [largest]
     with pytest.raises(MuxError, match="4194305 bytes: 4194304 are the maximum"):
-        ttrpc.encode(largest._replace(payload=bytes((4 << 20) + 1)))
+        ttrpc.encode(Message(1, 1, ttrpc.REQUEST, 0, bytes((4 << 20) + 1)))
 
 
 PAYLOADS = st.one_of(
@@ -132,7 +132,7 @@ PAYLOADS = st.one_of(
         st.integers(0, 20),
     ),
 )
-LOOSE_MESSAGES = st.lists(
+ANY_MESSAGES = st.lists(
     st.builds(
         Message,
         connection=st.sampled_from([PLUGIN, RUNTIME, 3]),
@@ -150,7 +150,7 @@ def echo(incoming: Incoming) -> None:
     incoming.refuse(Code.INTERNAL, "a second answer is dropped")
 
 
-@given(LOOSE_MESSAGES)
+@given(ANY_MESSAGES)
 def test_every_incoming_call_gets_one_answer_and_outgoing_ones_at_most_one(
     messages: list[Message],
 ) -> None:
@@ -173,15 +173,15 @@ def test_every_incoming_call_gets_one_answer_and_outgoing_ones_at_most_one(
         if (each.connection, each.kind) == (RUNTIME, ttrpc.RESPONSE)
     }
     assert {stream for stream, replies in done.items() if replies} == replied & done.keys()
-    session.close("over")
+    session.close("closed")
     session.close("again")
     assert [len(replies) for replies in done.values()] == [1, 1, 1]
-    with pytest.raises(RpcError, match="over"):
+    with pytest.raises(RpcError, match="closed"):
         session.call("s", "m", b"", 1.0, lambda reply: None)
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_end_the_session_in_order(data: bytes) -> None:
+def test_any_bytes_are_processed_or_a_mux_error(data: bytes) -> None:
     session = Session(echo)
     with contextlib.suppress(MuxError):
         session.receive(data)
@@ -189,22 +189,22 @@ def test_any_bytes_end_the_session_in_order(data: bytes) -> None:
 
 def test_nothing_is_sent_or_called_after_the_end() -> None:
     served: list[str] = []
-    held: list[Incoming] = []
+    incoming_calls: list[Incoming] = []
 
     def serve(incoming: Incoming) -> None:
         served.append(incoming.method)
-        held.append(incoming)
-        session.close("ends while it is asked")
+        incoming_calls.append(incoming)
+        session.close("closed during a call")
 
     session = Session(serve)
     request = pb.Request(method="a").SerializeToString()
     both = [Message(PLUGIN, number, ttrpc.REQUEST, 1, request) for number in (1, 3)]
     session.receive(b"".join(map(ttrpc.encode, both)))
-    held[0].answer(b"late")
+    incoming_calls[0].answer(b"late")
     assert (served, bytes(session.unsent)) == (["a"], b"")
 
 
-def test_a_cancelled_call_has_its_answer_and_drops_a_late_one() -> None:
+def test_a_cancelled_call_gets_an_error_and_a_late_answer_is_dropped() -> None:
     session = Session(echo)
     replies: list[bytes | RpcError] = []
     stream = session.call("s", "m", b"", 1.0, replies.append)
