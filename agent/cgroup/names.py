@@ -191,5 +191,5 @@ def _roots(version: int, mountinfo: str) -> list[str]:
 def _stat(path: str) -> os.stat_result | None:
     try:
         return os.stat(path)
-    except OSError:
-        return None
+    except (OSError, ValueError):
+        return None  # ValueError: a path with a NUL

@@ -115,11 +115,7 @@ class Cri:
     def sandboxes(self) -> list[Sandbox]:
         """All sandboxes, ready or not, with the labels and annotations that `pod_metadata`
         keeps."""
-        raw = self._reply("ListPodSandbox", pb.ListPodSandboxRequest())
-        try:
-            return _within_room(_sandbox(pb.PodSandbox.FromString(each)) for each in _items(raw))
-        except (DecodeError, wire.WireError) as error:
-            raise _unreadable("ListPodSandbox", pb.ListPodSandboxResponse, error) from None
+        return listed_sandboxes(self._reply("ListPodSandbox", pb.ListPodSandboxRequest()))
 
     def containers(self) -> list[RuntimeContainer]:
         """All containers with a known state, also ended ones until they are removed."""
@@ -133,14 +129,15 @@ class Cri:
     def sandbox_status(self, sandbox_id: str) -> VerboseStatus:
         """Reads the runtime's verbose status; fields that it does not have stay empty."""
         request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
-        return _status(self._verbose("PodSandboxStatus", request, pb.PodSandboxStatusResponse))
+        info = self._verbose("PodSandboxStatus", request, pb.PodSandboxStatusResponse)
+        return verbose_status(info)
 
     def container_status(self, container_id: str, *, carriers: bool = False) -> VerboseStatus:
         """As `sandbox_status`. `carriers`: whether to read what shows the container's devices."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
         info = self._verbose("ContainerStatus", request, pb.ContainerStatusResponse)
         found = device_carriers(info) if carriers else None
-        return msgspec.structs.replace(_status(info), carriers=found)
+        return msgspec.structs.replace(verbose_status(info), carriers=found)
 
     def update(self, container_id: str, wanted: Wanted) -> None:
         """Changes the values that a container has, or will start with. Raises ValueError for an
@@ -182,6 +179,14 @@ class Cri:
     def _reply(self, method: str, request: Message) -> bytes:
         path = f"/runtime.v1.RuntimeService/{method}"
         return self._channel.call(path, request.SerializeToString(), self._timeout_seconds)
+
+
+def listed_sandboxes(raw: bytes) -> list[Sandbox]:
+    """Of an encoded ListPodSandboxResponse. Raises RpcError."""
+    try:
+        return _within_room(_sandbox(pb.PodSandbox.FromString(each)) for each in _items(raw))
+    except (DecodeError, wire.WireError) as error:
+        raise _unreadable("ListPodSandbox", pb.ListPodSandboxResponse, error) from None
 
 
 def _unreadable(method: str, reply: type[Message], error: Exception) -> RpcError:
@@ -298,9 +303,9 @@ class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
 _info_decoder = msgspec.json.Decoder(_Info)
 
 
-def _status(info: str) -> VerboseStatus:
-    """Empty if `info` can't be read, or if a path or CPU list in it is longer than MAX_PATH_BYTES:
-    the agent keeps these texts for each container."""
+def verbose_status(info: str) -> VerboseStatus:
+    """`info`: the JSON of a verbose reply. Empty if it can't be read, or if a path or CPU list in
+    it is longer than MAX_PATH_BYTES: the agent keeps these texts for each container."""
     try:
         found = bounds.decode(_info_decoder, info or "{}")
     except bounds.JsonError:

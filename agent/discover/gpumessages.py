@@ -13,7 +13,7 @@ MAX_BYTES: Final = 16 << 20
 """The most bytes of one line; a longer one is an error."""
 
 
-class Query(msgspec.Struct, frozen=True, tag="look"):
+class Query(msgspec.Struct, frozen=True, tag="query"):
     """The agent's request for a report; the answer is a Result with the same number."""
 
     number: int
@@ -26,7 +26,7 @@ class Result(msgspec.Struct, frozen=True, tag="seen"):
     report: GpuReport
 
 
-class Event(msgspec.Struct, frozen=True, tag="told"):
+class Event(msgspec.Struct, frozen=True, tag="event"):
     """An event of the driver."""
 
     event: GpuEvent

@@ -172,7 +172,7 @@ class Cluster:
         if patch is None:
             return False
         if stored is not None and (changes := same_version(stored, wanted["apiVersion"])):
-            stored = _decoded(path, self._transport.json_patch(path, changes))
+            stored = decoded_object(path, self._transport.json_patch(path, changes))
             patch = self._patch(wanted, stored, subresource)
             if patch is None:
                 return True
@@ -181,7 +181,8 @@ class Cluster:
         except NotFoundError:
             self.discovery.forget(kind)
             raise
-        return stored is None or _version_of(stored) != _version_of(_decoded(path, answer.body))
+        written = decoded_object(path, answer.body)
+        return stored is None or _version_of(stored) != _version_of(written)
 
     def _patch(self, wanted: Object, stored: Object | None, subresource: str) -> Object | None:
         is_own = _OWN_ENTRIES.get(wanted["kind"])
@@ -189,7 +190,7 @@ class Cluster:
 
     def _found(self, kind: Kind, path: str) -> Object | None:
         try:
-            return _decoded(path, self._transport.get(path))
+            return decoded_object(path, self._transport.get(path))
         except NotFoundError:
             self.discovery.forget(kind)
             return None
@@ -199,7 +200,8 @@ def _version_of(found: Object) -> str:
     return str(found["metadata"].get("resourceVersion"))
 
 
-def _decoded(path: str, body: bytes) -> Object:
+def decoded_object(path: str, body: bytes) -> Object:
+    """The object in a response. Raises MalformedError, which names the path."""
     try:
         found = bounds.decode(_object, body)
     except JsonError as error:

@@ -123,7 +123,7 @@ class EmbeddedStore:
 
     def _one(self, kind: str, name: str) -> Iterator[tuple[WatchedMetadata, bytes]]:
         if (found := self.get(kind, name)) is not None:
-            yield _served(f"{kind} {name}", found)
+            yield served(f"{kind} {name}", found)
 
     def _pods(self, node_name: str) -> Iterator[tuple[WatchedMetadata, bytes]]:
         folder = os.path.join(self._folder, "pod")
@@ -136,7 +136,7 @@ class EmbeddedStore:
                     continue
                 spec = pod.get("spec")
                 if isinstance(spec, dict) and spec.get("nodeName") == node_name:
-                    yield _served(what, pod)
+                    yield served(what, pod)
 
     def _path(self, kind: str, name: str) -> str:
         if not name or name.startswith(".") or "/" in name or "\0" in name:
@@ -156,7 +156,7 @@ def _read(what: str, path: str) -> Object | None:
     return content
 
 
-def _served(what: str, found: Object) -> tuple[WatchedMetadata, bytes]:
+def served(what: str, found: Object) -> tuple[WatchedMetadata, bytes]:
     """Returns the object as an API server sends it; its version is a digest of the content."""
     try:
         text = msgspec.json.encode(found)

@@ -129,4 +129,4 @@ def decode(datagram: bytes) -> Notification:
     try:
         return bounds.decode(_decoder, datagram)
     except JsonError as error:
-        raise NotificationError(f"doorbell: {error}") from None
+        raise NotificationError(f"notification: {error}") from None

@@ -112,7 +112,7 @@ class GpuView:
         self.readings = report.readings
         if self._boot_seconds is None:
             # Once: the kernel subtracts the uptime from its clock, which may be set.
-            self._boot_seconds = _boot_seconds(self._root)
+            self._boot_seconds = boot_seconds(self._root)
         self._health = gpu_health.on_report(
             self._health, report, now, self._actions, cards, self._boot_seconds
         )
@@ -127,7 +127,7 @@ class GpuView:
         self.released = now
 
 
-def _boot_seconds(root: str) -> int | None:
+def boot_seconds(root: str) -> int | None:
     """When the machine was booted, in seconds since 1970; None if unknown."""
     stat = SysfsReader(Tree(root)).text("proc/stat") or ""
     for line in stat.splitlines():

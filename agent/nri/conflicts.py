@@ -142,11 +142,11 @@ def _sockets() -> Iterator[tuple[str, int | None]]:
                 if kind == _ERROR:
                     raise OSError("the kernel does not report unix sockets")
                 start = at + _HEADER.size + _MESSAGE.size
-                yield _attributes(data[start : at + size])
+                yield socket_attributes(data[start : at + size])
                 at += (size + 3) & ~3
 
 
-def _attributes(attributes: bytes) -> tuple[str, int | None]:
+def socket_attributes(attributes: bytes) -> tuple[str, int | None]:
     """The name and the inode of the peer in the attributes of one socket."""
     name, peer = "", None
     at = 0

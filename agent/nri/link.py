@@ -84,7 +84,7 @@ class _PluginConnection:
         stays open (NRI: pkg/net/multiplex/mux.go, conn.Read)."""
 
         def updated(reply: bytes | RpcError) -> None:
-            error = reply if isinstance(reply, RpcError) else _failure(reply)
+            error = reply if isinstance(reply, RpcError) else update_failure(reply)
             done(error)
             if error is not None and error.code == Code.DEADLINE_EXCEEDED:
                 self.close("the runtime does not answer UpdateContainers")
@@ -183,7 +183,8 @@ class _PluginConnection:
             self._loop.modify(self._socket.fileno(), interest)
 
 
-def _failure(reply: bytes) -> RpcError | None:
+def update_failure(reply: bytes) -> RpcError | None:
+    """Of an encoded UpdateContainersResponse; None if the runtime changed the container."""
     try:
         response = pb.UpdateContainersResponse.FromString(reply)
     except DecodeError as error:

@@ -233,7 +233,7 @@ class PluginService:
             timeout = configure.request_timeout / 1000 or _DEFAULT_TIMEOUT_SECONDS
             timeout = min(max(timeout, 0.0), _LONGEST_TIMEOUT_SECONDS)
             self._budget_seconds = timeout / 2
-            self.accepts_updates = _accepts_updates(configure.NRI_version)
+            self.accepts_updates = accepts_updates(configure.NRI_version)
             log.info(
                 "%s %s configures the plugin (NRI %s, %g s for a call)",
                 configure.runtime_name[:_LONGEST_NAME],
@@ -382,7 +382,7 @@ def _response(call: PluginCall, changes: Changes) -> Message:
     return pb.UpdateContainerResponse(update=updates)
 
 
-def _accepts_updates(nri_version: str) -> bool:
+def accepts_updates(nri_version: str) -> bool:
     """Before NRI 0.12.1 an update by a plugin can cause a deadlock with another event in the
     runtime, which then can't create or remove any pod."""
     numbers = _VERSION.match(nri_version)

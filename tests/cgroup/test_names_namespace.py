@@ -43,6 +43,7 @@ def test_without_a_mount_of_the_agents_namespace_its_root_is_unknown(tmp_path: P
     (tmp_path / "mountinfo").write_text(
         "1 1 0:2 /../.. /sys/fs/cgroup rw - cgroup2 cgroup rw,nsdelegate\n"
         "1 1 0:2 / /nowhere/a\\040b rw shared:1 - cgroup2 cgroup rw\nx\n"
+        "1 1 0:2 / /nul\0in-the-path rw - cgroup2 cgroup rw\n"
     )
     assert own_root(hierarchy, str(tmp_path)) is None
 

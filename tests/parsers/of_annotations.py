@@ -3,9 +3,13 @@ may write to the API server, control."""
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
+
+import msgspec
+import urllib3
 
 from agent.allocate.device_holders import grants
 from agent.allocate.devices import partitions
@@ -13,8 +17,8 @@ from agent.allocate.node_allocator.answer import spec_text
 from agent.cgroup import names
 from agent.http.requests import BadRequestError
 from agent.kube import cluster, errors, kinds, transport, wire
-from agent.kube.errors import MalformedError
-from agent.kube.transport import Query, Transport
+from agent.kube.errors import MalformedError, TooManyRequestsError
+from agent.kube.transport import Query, ResponseLimits, Transport
 from agent.model import apiobjects, quantities, rebind_resource
 from agent.model.apiobjects import GroupError
 from agent.model.bounds import JsonError
@@ -366,9 +370,7 @@ def _plain_annotations() -> Iterator[Target]:
     )
     yield Target(
         "labels of a Node",
-        lambda text: node_annotations.label_faults(
-            dict.fromkeys(node_annotations._LABEL_VALUES, text)
-        ),
+        lambda text: node_annotations.label_faults(dict.fromkeys(_NODE_LABELS, text)),
         mutations.of_text,
         ("FullPCPUsOnly", "SingleNUMANode"),
         (),
@@ -515,8 +517,19 @@ _GPUS: Final = (gpus.Gpu("GPU-1", 0, "0000:3b:00.0"), gpus.Gpu("GPU-2", 1, "0000
 
 
 def _device(text: bytes) -> object:
-    read = device_object.read(records.decoded(text, device_object.KIND, records._objects))
+    read = device_object.read(
+        records.decoded(text, device_object.KIND, msgspec.json.Decoder(object))
+    )
     return read, gpu_devices.restored(read.devices, gpu_actions.parse(""))
+
+
+_NODE_LABELS: Final = (
+    policies.NUMA_LABEL,
+    policies.NUMA_LABEL_OF_PROPOSAL,
+    policies.BIND_LABEL,
+    policies.STRATEGY_LABEL,
+    policies.PARTITION_LABEL,
+)
 
 
 def _json(value: object) -> bytes:
@@ -664,7 +677,7 @@ def _objects() -> Iterator[Target]:
     )
     yield Target(
         "Lease",
-        lambda text: election._spec_of(election._decoded(text)),
+        lambda text: election.read_holder(_Answers(text), "ns", "l"),
         of_json,
         (
             _json(
@@ -680,7 +693,7 @@ def _objects() -> Iterator[Target]:
             ),
         ),
         ("scheduler.leader.election:_decoded", "scheduler.leader.election:_spec_of"),
-        (ObjectError,),
+        (MalformedError,),
         ("Lease ",),
     )
 
@@ -743,7 +756,7 @@ def _responses() -> Iterator[Target]:
     )
     yield Target(
         "Retry-After",
-        transport._seconds,
+        _retry_after,
         mutations.of_text,
         ("5", "Wed, 21 Oct 2026 07:28:00 GMT"),
         ("kube.transport:_seconds",),
@@ -763,7 +776,7 @@ def _responses() -> Iterator[Target]:
         of_json,
         (_json(_TOPOLOGY), _json(_POD), _json(_DEVICE)),
         (
-            "kube.cluster:_decoded",
+            "kube.cluster:decoded_object",
             "kube.cluster:_has_key",
             "model.nrt.node_status:_same",
         ),
@@ -796,8 +809,18 @@ _WANTED: Final = {
 }
 
 
+def _retry_after(text: str) -> object:
+    response = urllib3.HTTPResponse(
+        io.BytesIO(b"{}"), {"Retry-After": text}, 429, preload_content=False
+    )
+    try:
+        return transport.read_response("GET /", response, ResponseLimits())
+    except TooManyRequestsError as error:
+        return error.retry_after_seconds
+
+
 def _stored(body: bytes) -> object:
-    seen = cluster._decoded("/path", body)
+    seen = cluster.decoded_object("/path", body)
     wanted_status = node_status.status("n", {"cpu": 64})
     wanted_devices: dict[str, Any] = {"metadata": {"name": "n"}, "spec": {"devices": []}}
     return (

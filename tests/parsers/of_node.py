@@ -8,18 +8,21 @@ import gzip
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from google.protobuf.message import DecodeError, Message
 
 from agent.allocate.device_holders import grants
 from agent.allocate.device_holders import names as holder_names
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.cgroup import limits
+from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
-from agent.cgroup.names import _roots
+from agent.cgroup.names import own_root
 from agent.cri import client, events
 from agent.discover import cpus, fpga, hardware, network, numa, pci
 from agent.discover.sysfs import DiscoveryError
@@ -253,7 +256,7 @@ def _info(text: str) -> object:
     carried = client.device_carriers(text)
     found = grants.of_carriers("u", "c", carried)
     return (
-        client._status(text),
+        client.verbose_status(text),
         carried,
         [holder_names.meaning(each, _HOLDERS) for each in found],
     )
@@ -266,11 +269,11 @@ def _runtime() -> Iterator[Target]:
         mutations.of_json,
         (_INFO,),
         (
-            "cri.client:_status",
+            "cri.client:verbose_status",
             "cri.client:device_carriers",
         ),
     )
-    for version in (events.serves_all_callers, _of_name(service._accepts_updates)):
+    for version in (events.serves_all_callers, _of_name(service.accepts_updates)):
         yield Target(
             f"version of the runtime ({version.__name__})",
             functools.partial(version, "containerd"),
@@ -282,17 +285,16 @@ def _runtime() -> Iterator[Target]:
     _pod_config(listed.items.add(id="s", created_at=5, runtime_handler="nvidia"))
     yield Target(
         "ListPodSandboxResponse",
-        lambda raw: [
-            client._sandbox(cri_pb2.PodSandbox.FromString(each)) for each in client._items(raw)
-        ],
+        client.listed_sandboxes,
         mutations.of_message,
         (bytes(listed.SerializeToString()),),
         (
-            "cri.client:Cri.sandboxes",
+            "cri.client:listed_sandboxes",
             "cri.client:Cri.call",
             "cri.events:ContainerEvents._has_events",
         ),
-        (wire.WireError, DecodeError),
+        (RpcError,),
+        ("ListPodSandbox: ",),
     )
     yield Target(
         "a runtime's HTTP/2",
@@ -522,10 +524,10 @@ def _nri() -> Iterator[Target]:
     update.failed.add(container_id="c")
     yield Target(
         "UpdateContainersResponse",
-        link._failure,
+        link.update_failure,
         mutations.of_message,
         (bytes(update.SerializeToString()),),
-        ("nri.link:_failure",),
+        ("nri.link:update_failure",),
     )
 
 
@@ -822,7 +824,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
         datagrams,
         ("model.notifications:decode",),
         (NotificationError,),
-        ("doorbell: ",),
+        ("notification: ",),
     )
     keeping = {
         "node": {"uid": "u", "labels": {"a": "b"}},
@@ -840,14 +842,14 @@ def _own_files(folder: Path) -> Iterator[Target]:
         ("cluster.json", _cluster_memory, ("node.cluster_view:ClusterCache._stored",), keeping, ()),
         (
             "sent Binding",
-            lease_dir._read,
+            _sent_bindings,
             ("scheduler.leader.lease_dir:_read",),
             binding,
             (ValueError, OSError),
         ),
         (
             "registration of a hook server",
-            lambda path: server._read(Path(path)),
+            _registrations,
             ("koordinator.server:_read",),
             config,
             (),
@@ -862,7 +864,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
         (
             "object of the embedded store",
             _from_store,
-            ("kube.store:_served", "kube.documents:parse"),
+            ("kube.store:served", "kube.documents:parse"),
             {"metadata": {"name": "n", "resourceVersion": "5"}, "spec": {"nodeName": "n"}},
             (DocumentError, StoreError),
         ),
@@ -948,6 +950,39 @@ class _NoSource:
         raise AssertionError("only the stored file is read")
 
 
+def _hierarchies(folder: Path) -> tuple[Hierarchy, ...]:
+    """Of v1 and of v2, without groups."""
+    (folder / "1/cpuset").mkdir(parents=True, exist_ok=True)
+    (folder / "2").mkdir(exist_ok=True)
+    for name in ("cpuset.cpus", "cpuset.mems", "cpuset.effective_cpus", "cpuset.effective_mems"):
+        (folder / "1/cpuset" / name).write_text("0\n")
+    (folder / "2/cgroup.controllers").write_text("cpuset\n")
+    for name in ("cpuset.cpus.effective", "cpuset.mems.effective"):
+        (folder / "2" / name).write_text("0\n")
+    found = Hierarchy(str(folder / "1")), Hierarchy(str(folder / "2"))
+    assert [each.version for each in found] == [1, 2]
+    return found
+
+
+def _sent_bindings(path: str) -> object:
+    folder = f"{path}.d"
+    os.makedirs(folder, exist_ok=True)
+    os.replace(path, f"{folder}/u.json")
+    return lease_dir.SentBindings(folder, valid=True, give_up=pytest.fail).former
+
+
+def _registrations(path: str) -> object:
+    """The file as that of the agent, and as that of another hook server."""
+    folder = f"{path}.d"
+    os.makedirs(folder, exist_ok=True)
+    shutil.copy(path, f"{folder}/{server.FILE}")
+    os.replace(path, f"{folder}/other.json")
+    registration = server.Registration(folder, "/a", "Ignore", ("a",))
+    found = registration.others()
+    registration.withdraw()
+    return found
+
+
 def _identity(path: str) -> object:
     folder = f"{path}.d"
     os.makedirs(folder, exist_ok=True)
@@ -958,7 +993,7 @@ def _identity(path: str) -> object:
 
 
 def _from_store(path: str) -> object:
-    return store._served("Pod ns/p", documents.read(path))
+    return store.served("Pod ns/p", documents.read(path))
 
 
 def _from_saved(path: str) -> object:
@@ -1050,7 +1085,7 @@ def _kernel(folder: Path) -> Iterator[Target]:
                 network.rdma(str(folder), functions.by_address),
                 fpga.read(str(folder), functions.by_address),
                 numa.huge_pages(str(folder), (0,)),
-                gpus._boot_seconds(str(folder)),
+                gpus.boot_seconds(str(folder)),
                 hardware.read(str(folder), topology),
             )
         finally:
@@ -1090,6 +1125,7 @@ def _kernel(folder: Path) -> Iterator[Target]:
         b"32 24 0:28 / /sys/fs/cgroup/cpuset\\040a rw - cgroup none rw,cpuset\n",
     }
     (proc / "7").mkdir(exist_ok=True)
+    hierarchies = _hierarchies(folder / "cgroup")
     for name, content in of_process.items():
         (proc / "7" / name).write_bytes(content)
 
@@ -1102,7 +1138,7 @@ def _kernel(folder: Path) -> Iterator[Target]:
                 found += [of.argv0(), of.name(), of.groups()]
                 found.append(_or_error(of.argv, UnreadableError))
                 found.append(_or_error(of.status, UnreadableError))
-            found += [_roots(version, str(proc / "7/mountinfo")) for version in (1, 2)]
+            found += [own_root(each, str(proc / "7")) for each in hierarchies]
             found.append(allowed_cpus(str(proc), 7))
             return found
         finally:
@@ -1139,13 +1175,13 @@ def _kernel(folder: Path) -> Iterator[Target]:
     )
     yield Target(
         "uevents and inotify",
-        lambda raw: (kernel_events.subsystem(raw), conflicts._attributes(raw)),
+        lambda raw: (kernel_events.subsystem(raw), conflicts.socket_attributes(raw)),
         mutations.of_bytes,
         (
             b"add@/devices/a\0ACTION=add\0SUBSYSTEM=pci\0",
             b"\x0e\x00\x00\x00/run/a.sock\x00\x00\x00\x08\x00\x02\x00\x01\x00\x00\x00",
         ),
-        ("nri.conflicts:_attributes",),
+        ("nri.conflicts:socket_attributes",),
     )
 
 
