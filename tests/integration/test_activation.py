@@ -24,10 +24,10 @@ def manager(node: TestNode) -> Iterator[ServiceManager]:
 
 
 class Caller:
-    """Calls continuously and without waiting for readiness.
+    """Calls the proxy continuously, and does not wait until it is ready.
 
-    As in a kubelet's gRPC, only a call that was never sent is retried, on another connection: a
-    GOAWAY can arrive between its choice of a connection and its first frame.
+    Like a kubelet's gRPC client, it retries only a call that was never sent: a GOAWAY can arrive
+    between the choice of a connection and the call's first frame.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -38,19 +38,19 @@ class Caller:
             request_serializer=pb.VersionRequest.SerializeToString,
             response_deserializer=pb.VersionResponse.FromString,
         )
-        self.answers = 0
+        self.responses = 0
         self.failures: list[str] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._call)
         self._thread.start()
 
-    def answered_again(self) -> None:
-        wanted, tick = self.answers + 5, threading.Event()
+    def wait_for_responses(self) -> None:
+        wanted, tick = self.responses + 5, threading.Event()
         for _ in range(int(DEADLINE_SECONDS * 200)):
-            if self.answers >= wanted:
+            if self.responses >= wanted:
                 return
             tick.wait(0.005)
-        raise AssertionError(f"no answers; failures: {self.failures}")
+        raise AssertionError(f"no responses; failures: {self.failures}")
 
     def close(self) -> None:
         self._ended.set()
@@ -61,7 +61,7 @@ class Caller:
         while not self._ended.is_set():
             try:
                 self._version(pb.VersionRequest(), timeout=DEADLINE_SECONDS)
-                self.answers += 1
+                self.responses += 1
             except grpc.RpcError as error:
                 self.failures.append(str(error))
 
@@ -70,12 +70,12 @@ def test_no_call_fails_while_the_proxy_restarts(node: TestNode, manager: Service
     manager.start()
     with contextlib.closing(Caller(pathlib.Path(node.cri_socket))) as caller:
         for _ in range(3):
-            caller.answered_again()
+            caller.wait_for_responses()
             manager.stop()
             manager.start()
-        caller.answered_again()
+        caller.wait_for_responses()
     assert caller.failures == []
-    assert os.path.exists(node.cri_socket), "the socket is the manager's"
+    assert os.path.exists(node.cri_socket), "the service manager owns the socket"
 
 
 def test_the_service_manager_is_notified_of_the_watchdog_and_the_stop(

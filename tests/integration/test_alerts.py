@@ -1,5 +1,5 @@
-"""A real Prometheus with the rules of the chart, real processes and real faults: the alert fires,
-and ends when the fault does. tests/deploy/test_alerts.py has the rules one by one."""
+"""A real Prometheus with the rules of the chart, real processes and real faults: an alert fires,
+and resolves after the fault. tests/deploy/test_alerts.py tests the rules one by one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def scraped(it: Prometheus, job: str) -> bool:
 
 @pytest.fixture
 def own_node() -> Iterator[TestNode]:
-    """A node whose runtime a test may kill."""
+    """A node with a runtime of its own, which the test kills."""
     with private_containerd() as runtime, fresh_node(runtime) as it:
         yield it
 
@@ -87,11 +87,11 @@ def test_faults_of_a_node_fire_and_end(own_node: TestNode, tmp_path: Path) -> No
         node.containerd.start()
         it.ends("TopoletAgentNotReady")
         it.ends("TopoletProxyNotReady")
-        every_query_is_read(it)
+        assert_every_query_works(it)
 
 
 def test_a_hook_that_fails_open_fires(node: TestNode, tmp_path: Path) -> None:
-    """The first time too, when the counter of its reason appears."""
+    """Also the first time, when the series of the counter does not exist yet."""
     port = free_port()
     policy = "--hook-failure-policy=CreateContainer/LSE=ignore"
     node.start_proxy(f"--proxy-http=127.0.0.1:{port}", "--hold-seconds=0.2", policy)
@@ -113,7 +113,7 @@ def test_a_card_that_is_lost_fires(node: TestNode, tmp_path: Path) -> None:
 
 
 def test_a_scheduler_without_an_api_server_fires(tmp_path: Path) -> None:
-    """It does not lead, and its watches get nothing."""
+    """It is not the leader, and its watches receive no events."""
     config = tmp_path / "kubeconfig"
     name = "it"
     server = {"server": f"https://127.0.0.1:{free_port()}"}
@@ -137,8 +137,8 @@ def test_a_scheduler_without_an_api_server_fires(tmp_path: Path) -> None:
             assert "TopoletProcessDown" not in it.firing()
 
 
-def every_query_is_read(it: Prometheus) -> None:
-    """Also those of the dashboard whose metrics this node does not have."""
+def assert_every_query_works(it: Prometheus) -> None:
+    """Prometheus evaluates all queries of the dashboard, also those without metrics here."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     found = {each: it.query(each.replace("$instance", ".*")) for each in queries}

@@ -24,37 +24,37 @@ def recorded(node: TestNode, **wanted: str) -> list[Record]:
     ]
 
 
-def told(node: TestNode, pod: str) -> str:
+def history(node: TestNode, pod: str) -> str:
     done = node.run_cli("history", pod, f"--state-dir={node.state}")
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-def test_the_story_of_an_owner_and_its_neighbour(node: TestNode) -> None:
+def test_the_history_of_an_lse_pod_and_an_ls_pod(node: TestNode) -> None:
     node.start_agent()
     node.start_proxy()
     _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
     sandbox, lse = run_pod(node.proxied, node.spec("lse", "LSE", "1"))
     eventually("both have their CPUs", lambda: (node.cpus(ls), node.cpus(lse)) == ("0", "1"))
     eventually(
-        "the neighbour's move is recorded",
+        "the change of the LS pod is recorded",
         lambda: recorded(node, pod="ls", field="cpuset.cpus", after="0", container="main"),
     )
-    (moved,) = recorded(node, pod="ls", field="cpuset.cpus", after="0", container="main")
-    assert (moved.process, moved.event, moved.before) == ("agent", "CgroupWritten", "0-1")
-    assert moved.message.endswith("pod default/lse owns CPUs 1")
+    (change,) = recorded(node, pod="ls", field="cpuset.cpus", after="0", container="main")
+    assert (change.process, change.event, change.before) == ("agent", "CgroupWritten", "0-1")
+    assert change.message.endswith("pod default/lse owns CPUs 1")
     (admitted,) = recorded(node, pod="lse", event="ContainerAdmitted")
     assert (admitted.process, admitted.after, admitted.container) == ("proxy", "1", "main")
 
-    story = told(node, "default/lse")
-    assert "The pod owns CPUs 1, as its annotation resource-status says." in story
-    assert "Container main may be created with CPUs 1" in story
-    assert "by topolet proxy." in story
+    text = history(node, "default/lse")
+    assert "The pod owns CPUs 1, as its annotation resource-status says." in text
+    assert "Container main may be created with CPUs 1" in text
+    assert "by topolet proxy." in text
 
     group = kernel_group(node.direct.container_status(ls).pid, "cpuset")
     (group / "cpuset.cpus").write_text("0-1")
     eventually("the drift is recorded", lambda: recorded(node, pod="ls", reason="ChangedByOther"))
-    assert "another process had set it to 0-1" in told(node, "ls")
+    assert "another process had set it to 0-1" in history(node, "ls")
 
     page = {each: json.loads(node.get(f"/page/{each}")[1]) for each in ("state", "history", "load")}
     assert {each["title"]: each.get("own") for each in page["state"]["pods"]} == {
@@ -65,15 +65,17 @@ def test_the_story_of_an_owner_and_its_neighbour(node: TestNode) -> None:
     assert len(base64.b64decode(page["load"]["load"])) == len(page["state"]["cpus"]) == 2
 
     remove_pod(node.direct, sandbox)
-    eventually("its end is recorded", lambda: recorded(node, pod="lse", event="PodEnded"))
-    assert "The pod is gone." in told(node, "lse")
+    eventually(
+        "the end of the LSE pod is recorded", lambda: recorded(node, pod="lse", event="PodEnded")
+    )
+    assert "The pod is gone." in history(node, "lse")
 
 
 def test_a_killed_agent_and_a_restore(node: TestNode) -> None:
     node.start_agent()
     run_pod(node.direct, node.spec("ls", "LS"))
     run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    eventually("a move is recorded", lambda: recorded(node, pod="ls", after="0"))
+    eventually("a change is recorded", lambda: recorded(node, pod="ls", after="0"))
     before = len(recorded(node))
     node.kill_agent()
     node.start_agent()

@@ -1,4 +1,4 @@
-"""What an agent's token reads from an API server with deploy/authorization/agents.yaml."""
+"""What an agent's token can read from an API server with deploy/authorization/agents.yaml."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NAMESPACE, ACCOUNT = "topolet-system", "topolet-agent"
 
 
 class Cluster(NamedTuple):
-    """Two nodes, each with an agent and a pod of a tenant. `agent` has the token of node-1's,
-    `unbound` one of the same account that is bound to no pod."""
+    """Two nodes, each with an agent and a user's pod. `agent` has the token of node-1's agent,
+    `unbound` a token of the same account that is not bound to a pod."""
 
     server: ApiServer
     agent: Transport
@@ -54,7 +54,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         for name in ("node-1", "node-2"):
             it.node(name)
             it.pod(NAMESPACE, f"agent-{name}", name, ACCOUNT)
-            it.pod("default", f"tenant-{name}", name)
+            it.pod("default", f"user-{name}", name)
         access = [
             FileAccess(it.url, ca=str(pki / "ca.crt"), token=str(token(it, folder, pod)))
             for pod in ("agent-node-1", None)
@@ -63,30 +63,30 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(it, agent, unbound)
 
 
-def token(it: ApiServer, folder: Path, pod: str | None) -> Path:
+def token(api: ApiServer, folder: Path, pod: str | None) -> Path:
     path = folder / f"token-{pod}"
-    path.write_text(it.token(NAMESPACE, ACCOUNT, pod))
+    path.write_text(api.token(NAMESPACE, ACCOUNT, pod))
     return path
 
 
 def refused() -> pytest.RaisesExc[ServerError]:
-    """The server answers 500 if the authorizer that refuses can't be reached."""
+    """The server responds with 500, because the authorizer that refuses cannot be reached."""
     return pytest.raises(ServerError, match="connect: connection refused")
 
 
-OWN = [
+OWN_OBJECTS = [
     "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-1",
     "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-1&watch=1&timeoutSeconds=1",
     "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-1",
     "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-1&watch=1&timeoutSeconds=1",
     "/api/v1/nodes/node-1",
 ]
-OTHERS = [
+OTHER_OBJECTS = [
     "/api/v1/pods",
     "/api/v1/pods?watch=1&timeoutSeconds=1",
     "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-2",
     "/api/v1/pods?fieldSelector=spec.nodeName!%3Dnode-1",
-    "/api/v1/pods?fieldSelector=metadata.name%3Dtenant-node-2",
+    "/api/v1/pods?fieldSelector=metadata.name%3Duser-node-2",
     "/api/v1/namespaces/default/pods",
     "/api/v1/nodes",
     "/api/v1/nodes?fieldSelector=metadata.name!%3Dnode-1",
@@ -95,20 +95,20 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("path", OWN)
+@pytest.mark.parametrize("path", OWN_OBJECTS)
 def test_an_agent_reads_its_node_and_its_pods(cluster: Cluster, path: str) -> None:
-    answer = cluster.agent.get(path)
-    assert b"node-1" in answer
-    assert b"node-2" not in answer
+    response = cluster.agent.get(path)
+    assert b"node-1" in response
+    assert b"node-2" not in response
 
 
-@pytest.mark.parametrize("path", OTHERS)
+@pytest.mark.parametrize("path", OTHER_OBJECTS)
 def test_a_stolen_token_reads_nothing_of_other_nodes(cluster: Cluster, path: str) -> None:
     with refused():
         cluster.agent.get(path)
 
 
-@pytest.mark.parametrize("path", [*OWN, *OTHERS])
+@pytest.mark.parametrize("path", [*OWN_OBJECTS, *OTHER_OBJECTS])
 def test_a_token_that_is_bound_to_no_node_reads_nothing(cluster: Cluster, path: str) -> None:
     with refused():
         cluster.unbound.get(path)
@@ -118,7 +118,7 @@ def test_a_token_that_is_bound_to_no_node_reads_nothing(cluster: Cluster, path: 
 def test_a_kubelet_shows_its_configuration_to_its_own_agent_only(
     cluster: Cluster, node: str, allowed: bool
 ) -> None:
-    """A kubelet asks the API server (kubelet: pkg/kubelet/server/auth.go)."""
+    """The kubelet sends a SubjectAccessReview (kubelet: pkg/kubelet/server/auth.go)."""
     spec = {
         "user": f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}",
         "groups": ["system:serviceaccounts", "system:authenticated"],
@@ -128,14 +128,14 @@ def test_a_kubelet_shows_its_configuration_to_its_own_agent_only(
             "name": node,
         },
     }  # fmt: skip
-    asked = {
+    review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SubjectAccessReview",
         "spec": spec,
     }
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-    assert cluster.server.create(path, asked)["status"]["allowed"] is allowed
+    assert cluster.server.create(path, review)["status"]["allowed"] is allowed
 
 
-def test_other_accounts_are_not_asked_about(cluster: Cluster) -> None:
-    assert b"tenant-node-2" in cluster.server.admin.get("/api/v1/pods")
+def test_the_authorizer_is_not_called_for_other_accounts(cluster: Cluster) -> None:
+    assert b"user-node-2" in cluster.server.admin.get("/api/v1/pods")

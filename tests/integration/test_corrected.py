@@ -1,4 +1,4 @@
-"""The answers to an exporter, compared with those of a real kubelet."""
+"""The agent's corrected PodResources API, compared with that of a real kubelet."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def gpus(kubelet: Kubelet) -> Iterator[GpuNode]:
 
 
 def main_of(client: PodResourcesClient, pod: str) -> ContainerResources | None:
-    """Slower than the kubelet's rate limit, also for a client that repeats its calls."""
+    """The first container of a pod. Waits, because the kubelet limits the rate of calls."""
     time.sleep(0.05)
     listed = client.pod("default", pod)
     return listed.containers[0] if listed and listed.containers else None
 
 
 def test_devices_and_cpus_are_those_that_containers_have(kubelet: Kubelet, gpus: GpuNode) -> None:
-    """The plugin assigned one card, the scheduler another. A pod of class LS shares, whatever CPUs
-    the kubelet assigned."""
+    """The device plugin assigned one GPU, the scheduler another one. A pod of class LS shares CPUs,
+    also if the kubelet assigned CPUs to it."""
     first, second = (each.uuid for each in gpus.machine.cards[:2])
     plugin = DevicePlugin(kubelet.shared / "device-plugins")
     socket = gpus.node.folder / "exported" / "kubelet.sock"
@@ -63,8 +63,8 @@ def test_devices_and_cpus_are_those_that_containers_have(kubelet: Kubelet, gpus:
             """All requested devices are assigned and listed one by one."""
             nonlocal own
             own = main_of(kubelet.client, shares)
-            took = main_of(kubelet.client, taker)
-            return bool(own and own.cpus and own.memory and took and took.devices)
+            taken = main_of(kubelet.client, taker)
+            return bool(own and own.cpus and own.memory and taken and taken.devices)
 
         eventually("the kubelet assigned both", kubelet_has_both, START_SECONDS)
         gpus.start_agent(
@@ -85,10 +85,12 @@ def test_devices_and_cpus_are_those_that_containers_have(kubelet: Kubelet, gpus:
         )
         assert own is not None
         expected = msgspec.structs.replace(own, cpus=CpuSet())
-        eventually("no CPU of its own", lambda: main_of(exporter, shares) == expected)
+        eventually(
+            "the LS pod has no exclusive CPUs", lambda: main_of(exporter, shares) == expected
+        )
         assert main_of(kubelet.client, shares) == own
         assert exporter.allocatable() == kubelet.client.allocatable()
-        assert exporter.pod("default", "nobody") is None, "the kubelet's errors pass"
+        assert exporter.pod("default", "nobody") is None, "the kubelet's errors are passed on"
         gpus.node.stop_agent()
     finally:
         exporter.close()

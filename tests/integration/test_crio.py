@@ -14,6 +14,7 @@ from agent.cri.client import Cri
 from agent.hooks import cri as hooks
 from agent.hooks.agent_client import Notifier
 from agent.model import snapshot as snapshots
+from agent.model.notifications import SOCKET
 from agent.proto import cri_pb2 as pb
 from tests import tools
 from tests.fixtures import image
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def crio() -> Iterator[Crio]:
-    """Its monitors run on CPU 0, as on a node that reserves it."""
+    """A CRI-O whose monitors run on CPU 0, as on a node that reserves this CPU."""
     if os.geteuid():
         pytest.skip("needs root: containers and cgroups are real")
     programs = built_or_skip("cri-o")
@@ -74,8 +75,8 @@ def both(node: TestNode) -> TestNode:
     return node
 
 
-def end(cri: Cri, sandbox: str, container: str) -> None:
-    """As a kubelet, without the time that it gives a pod to end."""
+def end_pod(cri: Cri, sandbox: str, container: str) -> None:
+    """Ends a pod as a kubelet does, without a grace period."""
     kill_container(cri, container)
     remove_pod(cri, sandbox)
 
@@ -102,29 +103,29 @@ def test_containers_run_on_their_cpus_from_their_creation(both: TestNode) -> Non
     assert both.metric("topolet_cpu_overlaps_total") == 0
     assert kernel_group(both.direct.container_status(lse).pid, "cpuset").name == f"crio-{lse}"
 
-    end(both.proxied, sandbox, lse)
+    end_pod(both.proxied, sandbox, lse)
     eventually("LS has CPU 1 again", lambda: both.cpus(ls) == "0-1")
     eventually("BE has CPU 1 again", lambda: both.cpus(be) == "0-1")
 
 
-def test_nothing_of_a_pod_is_on_an_owners_cpu(both: TestNode) -> None:
-    """CRI-O's monitors are in the pods' cgroups; its `infra_ctr_cpuset` keeps them away."""
+def test_no_process_of_another_pod_may_run_on_an_owners_cpu(both: TestNode) -> None:
+    """CRI-O's monitors are in the pods' cgroups; `infra_ctr_cpuset` pins them to CPU 0."""
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     owner = both.direct.container_status(lse).pid
-    eventually("the owner is alone", lambda: processes_on(both, 1) == {owner})
+    eventually("only the owner may run on CPU 1", lambda: processes_on(both, 1) == {owner})
     assert both.direct.container_status(ls).pid in processes_on(both, 0)
 
 
 def test_containers_are_created_while_the_agent_is_away_after_the_notification(
     both: TestNode,
 ) -> None:
-    """CRI-O makes the monitor on CPU 0, which the cgroup of an owner of CPU 1 must have."""
+    """CRI-O starts the monitor on CPU 0, so the cgroup of an owner of CPU 1 needs CPU 0."""
     spec = both.spec("lse", "LSE", "1")
     make_cgroup(spec.cgroup_parent())
     run_pod(both.proxied, both.spec("ls", "LS"))
     request = pb.RunPodSandboxRequest(config=spec.config())
-    notifier = Notifier(str(both.state / "doorbell.sock"))
+    notifier = Notifier(str(both.state / SOCKET))
     assert notifier.notify(hooks.run_pod_sandbox(request.SerializeToString()))
     notifier.close()
     snapshot = both.state / "snapshot.json"
@@ -143,7 +144,7 @@ def test_an_update_keeps_the_cpus(both: TestNode) -> None:
 
 
 def test_a_container_created_without_the_proxy_is_corrected(both: TestNode) -> None:
-    """By the events of cgroups: the agent has no events of CRI-O."""
+    """The agent uses events of cgroups, because CRI-O sends it none."""
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     _, ls = run_pod(both.direct, both.spec("ls", "LS"))
     eventually("corrected", lambda: both.cpus(ls) == "0")
@@ -151,7 +152,7 @@ def test_a_container_created_without_the_proxy_is_corrected(both: TestNode) -> N
 
 
 def test_a_workload_of_the_runtime_is_corrected(both: TestNode) -> None:
-    """CRI-O sets its cpuset after the proxy."""
+    """CRI-O sets the cpuset of a workload after the proxy has."""
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     spec = both.spec("workload", "LS", annotations={WORKLOAD: ""})
     _, workload = run_pod(both.proxied, spec)

@@ -28,7 +28,7 @@ from tests.integration.harness import TestNode, fresh_node
 from tests.integration.image import Image, Mount
 from tests.waiting import eventually
 
-# The image may have to be built first, and its base.
+# The image and its base may have to be built first.
 pytestmark = pytest.mark.timeout(900)
 
 Object = dict[str, Any]
@@ -36,12 +36,12 @@ NAMESPACE = "topolet-system"
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
-LACKING = re.compile(
+PERMISSION_ERRORS = re.compile(
     "Permission denied|Operation not permitted|Read-only file|no role allows| 403 |Traceback"
 )
 
 
-class Played:
+class DaemonSetPod:
     """A pod of the DaemonSet on the node `name`, started as a kubelet would."""
 
     def __init__(
@@ -53,10 +53,10 @@ class Played:
         overlay: str,
         gpus: GpuHost | None = None,
     ) -> None:
-        """`gpus`: the machine has them, and the container has the files that a runtime class
-        adds."""
+        """`gpus`: the GPUs of the machine; the container then also has the files that a runtime
+        class adds."""
         self.name = f"daemonset-{overlay}"
-        self.pod: Object = pod_of(overlay)
+        self.spec: Object = pod_of(overlay)
         self.node = node
         self.ports: dict[str, int] = {}
         self._image = image
@@ -65,7 +65,7 @@ class Played:
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": server.url.rpartition(":")[2],
         }
-        account = self.pod["serviceAccountName"]
+        account = self.spec["serviceAccountName"]
         server.node(self.name)
         server.pod(NAMESPACE, self.name, self.name, account)
         secret = folder / "account"
@@ -75,8 +75,8 @@ class Played:
         kubelet = folder / "kubelet"
         kubelet.mkdir()
         node.state.mkdir()
-        self._places = {each["name"]: each["hostPath"]["path"] for each in self.pod["volumes"]}
-        self._here = {
+        self._volumes = {each["name"]: each["hostPath"]["path"] for each in self.spec["volumes"]}
+        self._host_paths = {
             "/run/containerd": str(node.containerd.folder),
             "/var/run/nri": str(node.containerd.folder),
             "/run/topolet": str(node.state),
@@ -85,7 +85,7 @@ class Played:
         self._mounts = [Mount(ACCOUNT, str(secret))]
         if gpus is not None:
             (gpus.root / "sys/fs/cgroup").mkdir(parents=True)
-            self._here["/sys"] = str(gpus.root / "sys")
+            self._host_paths["/sys"] = str(gpus.root / "sys")
             self._environ |= gpus.environ
             library = gpus.driver.root / "usr/lib64" / fakenvml.SONAME
             self._mounts += [
@@ -95,9 +95,9 @@ class Played:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """All its containers."""
+        """Runs all containers of the pod during the block."""
         with contextlib.ExitStack() as stack:
-            for each in self.pod["containers"]:
+            for each in self.spec["containers"]:
                 process = stack.enter_context(self._started(each))
                 eventually(f"{each['name']} is ready", lambda c=each, p=process: self._ready(c, p))
             yield
@@ -115,7 +115,7 @@ class Played:
         mounts = [
             Mount(
                 each["mountPath"],
-                self._here.get(self._places[each["name"]], self._places[each["name"]]),
+                self._host_paths.get(self._volumes[each["name"]], self._volumes[each["name"]]),
                 each.get("readOnly", False),
             )
             for each in container["volumeMounts"]
@@ -155,7 +155,7 @@ def api(apiserver: ApiServer) -> Iterator[Api]:
 
 
 def scheduled(api: Api, node: str, name: str, qos: str, cpuset: str) -> str:
-    """The uid of a pod as the scheduler has bound it."""
+    """Creates a pod as the scheduler binds it; its uid."""
     amounts = {"cpu": "1"} if qos == "LSE" else {}
     claim = {RESOURCE_STATUS: json.dumps({"cpuset": cpuset})} if cpuset else {}
     resources = {"requests": amounts, "limits": amounts}
@@ -186,38 +186,38 @@ def test_the_daemonset_works(
     request: pytest.FixtureRequest,
 ) -> None:
     with fresh_node(request.getfixturevalue(runtime)) as node:
-        played = Played(image, apiserver, node, tmp_path, overlay)
-        with played.running():
+        pod = DaemonSetPod(image, apiserver, node, tmp_path, overlay)
+        with pod.running():
             cpus = {}
-            for qos, cpuset, wanted in (("LSE", "1", "1"), ("LS", "", "0")):
+            for qos, cpuset, expected in (("LSE", "1", "1"), ("LS", "", "0")):
                 name = f"{overlay}-{qos.lower()}"
-                uid = scheduled(api, played.name, name, qos, cpuset)
+                uid = scheduled(api, pod.name, name, qos, cpuset)
                 _, container = run_pod(node.direct, node.spec(name, qos, cpuset, uid=uid))
-                cpus[container] = wanted
+                cpus[container] = expected
                 if overlay == "nri":
-                    assert node.cpus(container) == wanted, "from its first moment"
-            for container, wanted in cpus.items():
-                eventually("on its CPUs", lambda c=container, w=wanted: node.cpus(c) == w)
-            path = f"/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{played.name}"
+                    assert node.cpus(container) == expected, "at its creation"
+            for container, expected in cpus.items():
+                eventually("on its CPUs", lambda c=container, w=expected: node.cpus(c) == w)
+            path = f"/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{pod.name}"
             eventually("the node is reported", lambda: deployed.exists(api, path))
-        for each in played.ports:
-            assert not LACKING.search(played.log(each)), played.log(each)
+        for each in pod.ports:
+            assert not PERMISSION_ERRORS.search(pod.log(each)), pod.log(each)
 
 
 def test_a_node_with_gpus_has_a_device_object(
     image: Image, apiserver: ApiServer, api: Api, tmp_path: Path, node: TestNode
 ) -> None:
-    """With the overlay for NVIDIA's nodes, whose runtime class adds the driver's library to the
-    container; the test adds its files."""
+    """With the overlay for NVIDIA's runtime class, which adds the driver's library to the
+    container; here the test adds it."""
     gpus = GpuHost(tmp_path / "machine", gpumachines.dgx1())
-    played = Played(image, apiserver, node, tmp_path, "nvidia", gpus)
-    assert played.pod["runtimeClassName"] == "nvidia"
-    path = f"/apis/scheduling.koordinator.sh/v1alpha1/devices/{played.name}"
-    with played.running():
+    pod = DaemonSetPod(image, apiserver, node, tmp_path, "nvidia", gpus)
+    assert pod.spec["runtimeClassName"] == "nvidia"
+    path = f"/apis/scheduling.koordinator.sh/v1alpha1/devices/{pod.name}"
+    with pod.running():
         eventually("a Device object", lambda: deployed.exists(api, path))
         device = api.request("GET", path)
     listed = {each["id"]: each["health"] for each in device["spec"]["devices"]}
     assert listed == dict.fromkeys((card.uuid for card in gpus.machine.cards), True)
-    amounts = api.request("GET", f"/api/v1/nodes/{played.name}")["status"]["allocatable"]
+    amounts = api.request("GET", f"/api/v1/nodes/{pod.name}")["status"]["allocatable"]
     assert amounts["koordinator.sh/gpu-core"] == "800"
-    assert not LACKING.search(played.log("agent")), played.log("agent")
+    assert not PERMISSION_ERRORS.search(pod.log("agent")), pod.log("agent")

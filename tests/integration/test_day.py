@@ -1,5 +1,5 @@
-"""A day of an agent in a cluster, accelerated: after every step its report is compared with a
-computation from the API server's objects alone."""
+"""A day of an agent in a cluster, accelerated. After every step the agent's report is compared with
+one that is computed from the API server's objects alone."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ PER_NODE = CORES * 2
 CPUS = SOCKETS * NODES * PER_NODE
 WAVE, WAVES = 100, 10
 TOPOLOGIES = "/apis/topology.node.k8s.io/{}/noderesourcetopologies"
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """Its own API server, without policies, which has only the older version."""
+    """A separate API server, without policies and with only the older version of the kind."""
     with server.running(tmp_path_factory.mktemp("day")) as it:
         for each in objects("crds", "base"):
             if each["metadata"]["name"].startswith("noderesourcetopologies"):
-                each = only(each, "v1alpha1")
+                each = single_version(each, "v1alpha1")
             if each["kind"] != "DaemonSet":
                 it.apply(each)
         it.node(NODE)
@@ -51,7 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         yield it
 
 
-def only(definition: dict[str, Any], version: str) -> dict[str, Any]:
+def single_version(definition: dict[str, Any], version: str) -> dict[str, Any]:
     kept = copy.deepcopy(definition)
     kept["spec"]["versions"] = [
         {**each, "storage": True}
@@ -62,13 +62,13 @@ def only(definition: dict[str, Any], version: str) -> dict[str, Any]:
 
 
 class Day:
-    """The cluster: actions of users and controllers."""
+    """The actions of users and controllers in the cluster."""
 
     def __init__(self, api: ApiServer, node: TestNode) -> None:
         self.api = api
         self.node = node
         self.version = "v1alpha1"
-        self.luck = random.Random(7)
+        self.rng = random.Random(7)
         self._numbers = itertools.count()
         self._names = itertools.count()
         self._root = trees.write(
@@ -96,30 +96,30 @@ class Day:
         items: list[dict[str, Any]] = json.loads(self.api.admin.get("/api/v1/pods", query))["items"]
         return items
 
-    def come(self, count: int) -> None:
-        """Pods, half of them with free CPUs."""
+    def create_pods(self, count: int) -> None:
+        """Creates pods, half of them with exclusive CPUs."""
         free = sorted(CpuSet(range(CPUS)) - self._claimed() - CpuSet([0]))
-        self.luck.shuffle(free)
+        self.rng.shuffle(free)
         for number in range(count):
             name = f"p{next(self._numbers)}"
             metadata: dict[str, Any] = {"labels": {QOS: "LS"}}
             if number % 2 and len(free) > 4:
-                own = CpuSet(free.pop() for _ in range(self.luck.randint(1, 4)))
+                own = CpuSet(free.pop() for _ in range(self.rng.randint(1, 4)))
                 metadata = {
-                    "labels": {QOS: self.luck.choice(["LSE", "LSR"])},
+                    "labels": {QOS: self.rng.choice(["LSE", "LSR"])},
                     "annotations": {STATUS: json.dumps({"cpuset": str(own)})},
                 }
             self.api.pod("default", name, NODE, **metadata)
 
-    def go(self, count: int) -> None:
-        """Some start, some end, some are deleted."""
+    def change_pods(self, count: int) -> None:
+        """Starts, ends or deletes so many pods."""
         phases = {
             each["metadata"]["name"]: each["status"]["phase"]
             for each in self.pods()
             if each["metadata"]["namespace"] == "default"
         }
-        for name in self.luck.sample(sorted(phases), min(count, len(phases))):
-            match self.luck.randrange(4), phases[name]:
+        for name in self.rng.sample(sorted(phases), min(count, len(phases))):
+            match self.rng.randrange(4), phases[name]:
                 case 0, "Pending":
                     self._phase(name, "Running")
                 case 1, "Pending" | "Running":
@@ -132,8 +132,8 @@ class Day:
         found: dict[str, Any] = json.loads(self.api.admin.get(f"{path}/{NODE}"))
         return found
 
-    def is_right(self) -> bool:
-        """Whether zones, pools and fingerprint are those of the machine with its pods."""
+    def report_is_correct(self) -> bool:
+        """Whether zones, pools and fingerprint are those of the machine and its pods."""
         path = TOPOLOGIES.format(self.version)
         try:
             listed = json.loads(self.api.admin.get(path))["items"]
@@ -143,7 +143,7 @@ class Day:
             return False
         found = decode(listed[0])
         claimed = self._claimed()
-        begun = [
+        started_pods = [
             (each["metadata"]["namespace"], each["metadata"]["name"])
             for each in self.pods()
             if each["status"]["phase"] != "Pending"
@@ -151,7 +151,7 @@ class Day:
         zones = {zone.node: zone.resources["cpu"] for zone in found.zones}
         pools = json.loads(found.annotations["node.koordinator.sh/cpu-shared-pools"])
         return (
-            found.fingerprint == fingerprint.of(begun)
+            found.fingerprint == fingerprint.of(started_pods)
             and union(CpuSet.parse(each["cpuset"]) for each in pools)
             == CpuSet(range(CPUS)) - claimed
             and {node: (cpu.capacity, cpu.available) for node, cpu in zones.items()}
@@ -161,8 +161,8 @@ class Day:
             }
         )
 
-    def settles(self, step: str) -> None:
-        eventually(f"the report is correct after {step}", self.is_right, PATIENCE_SECONDS)
+    def wait_for_report(self, step: str) -> None:
+        eventually(f"the report is correct after {step}", self.report_is_correct, TIMEOUT_SECONDS)
 
     def _claimed(self) -> CpuSet:
         return union(
@@ -182,7 +182,7 @@ class Day:
 
 
 def on_node(node: int) -> CpuSet:
-    """Numbered as the synthetic machine: first threads of all cores, then second threads."""
+    """The CPUs of a NUMA node: the machine numbers the first threads of all cores first."""
     first = range(node * CORES, (node + 1) * CORES)
     return CpuSet([*first, *(cpu + CPUS // 2 for cpu in first)])
 
@@ -192,7 +192,7 @@ def on_node(node: int) -> CpuSet:
 def test_a_day(cluster: ApiServer, node: TestNode) -> None:
     day = Day(cluster, node)
     day.start()
-    day.settles("the start")
+    day.wait_for_report("the start")
     metadata = day.reported()["metadata"]
     uid = json.loads(cluster.admin.get(f"/api/v1/nodes/{NODE}"))["metadata"]["uid"]
     assert [(each["kind"], each["uid"]) for each in metadata["ownerReferences"]] == [("Node", uid)]
@@ -200,8 +200,8 @@ def test_a_day(cluster: ApiServer, node: TestNode) -> None:
 
     for wave in range(WAVES):
         before = node.metric('topolet_reports_total{result="written"}')
-        began = time.monotonic()
-        day.come(WAVE)
+        start = time.monotonic()
+        day.create_pods(WAVE)
         match wave:
             case 2:
                 cluster.restart_server()
@@ -215,16 +215,16 @@ def test_a_day(cluster: ApiServer, node: TestNode) -> None:
                 node.kill_agent()
                 day.start()
                 before = 0
-        day.settles(f"wave {wave}")
+        day.wait_for_report(f"wave {wave}")
         written = node.metric('topolet_reports_total{result="written"}') - before
-        settled = (time.monotonic() - began) / ReportPace().settle_seconds
-        assert written <= max(5, 1 + settled), "at most one for each moment of rest"
-        day.go(WAVE - 10)
-        day.settles(f"the ebb of wave {wave}")
+        settled = (time.monotonic() - start) / ReportPace().settle_seconds
+        assert written <= max(5, 1 + settled), "at most one write per settle period"
+        day.change_pods(WAVE - 10)
+        day.wait_for_report(f"the deletions of wave {wave}")
 
-    compared(node, 1)
+    wait_for_unchanged_reports(node, 1)
     quiet = day.reported()["metadata"]["resourceVersion"]
-    compared(node, 3)
+    wait_for_unchanged_reports(node, 3)
     assert day.reported()["metadata"]["resourceVersion"] == quiet, "an idle node writes nothing"
 
     labels = {"topology.topolet.io/cpus": None, "topology.topolet.io/smt": "maybe", "theirs": "1"}
@@ -235,7 +235,7 @@ def test_a_day(cluster: ApiServer, node: TestNode) -> None:
         ours = found.get("topology.topolet.io/cpus"), found.get("topology.topolet.io/smt")
         return (*ours, found.get("theirs")) == (str(CPUS), "true", "1")
 
-    eventually("the agent's labels are restored", relabelled, PATIENCE_SECONDS)
+    eventually("the agent's labels are restored", relabelled, TIMEOUT_SECONDS)
 
     body = day.reported()
     zones = [{"name": "card-0", "type": "Card", "resources": []}, *body["zones"]]
@@ -243,7 +243,7 @@ def test_a_day(cluster: ApiServer, node: TestNode) -> None:
     notes = {"theirs.io/note": "1", "node.koordinator.sh/cpu-shared-pools": "[]"}
     path = f"{TOPOLOGIES.format(day.version)}/{NODE}"
     cluster.admin.merge(path, {"zones": zones, "metadata": {"annotations": notes}})
-    day.settles("another writer")
+    day.wait_for_report("another writer")
     after = day.reported()
     assert "card-0" in [zone["name"] for zone in after["zones"]]
     assert after["metadata"]["annotations"]["theirs.io/note"] == "1"
@@ -251,10 +251,10 @@ def test_a_day(cluster: ApiServer, node: TestNode) -> None:
     for each in objects("crds"):
         cluster.apply(each)
     day.version = "v1alpha2"
-    eventually("the newer version is served", lambda: served(cluster), PATIENCE_SECONDS)
-    eventually("the newer version is written", lambda: upgraded(day), PATIENCE_SECONDS)
-    day.come(WAVE)
-    day.settles("the upgrade")
+    eventually("the newer version is served", lambda: served(cluster), TIMEOUT_SECONDS)
+    eventually("the newer version is written", lambda: upgraded(day), TIMEOUT_SECONDS)
+    day.create_pods(WAVE)
+    day.wait_for_report("the upgrade")
     named = {each["name"]: each["value"] for each in day.reported()["attributes"]}
     assert named["topologyManagerPolicy"] == "none"
     assert "card-0" in [zone["name"] for zone in day.reported()["zones"]]
@@ -263,11 +263,11 @@ def test_a_day(cluster: ApiServer, node: TestNode) -> None:
     node.stop_agent()
 
 
-def compared(node: TestNode, times: int) -> None:
-    """Returns after this number of further reports equalled the stored objects."""
+def wait_for_unchanged_reports(node: TestNode, times: int) -> None:
+    """Waits until so many further reports were equal to the stored objects."""
     series = 'topolet_reports_total{result="unchanged"}'
     wanted = node.metric(series) + times
-    eventually("compared", lambda: node.metric(series) >= wanted, PATIENCE_SECONDS)
+    eventually("the reports are unchanged", lambda: node.metric(series) >= wanted, TIMEOUT_SECONDS)
 
 
 def upgraded(day: Day) -> bool:

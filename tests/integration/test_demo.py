@@ -1,4 +1,4 @@
-"""`make run` without make: the output for a new user, also after failures."""
+"""The demonstration of `make run`, and what it leaves after failures."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode
 from tests.waiting import DEADLINE_SECONDS, eventually
 
-LAST = str(max(os.sched_getaffinity(0)))
+LAST_CPU = str(max(os.sched_getaffinity(0)))
 
 
 @pytest.fixture
 def folder(containerd: Containerd) -> Iterator[pathlib.Path]:
-    """A demo of the test; skips if a runtime is not available."""
+    """A folder for a demo. Skips the test if no runtime can run."""
     path = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -43,9 +43,9 @@ def demo(folder: pathlib.Path, *flags: str) -> list[str]:
     return [sys.executable, "-m", "demo", f"--dir={folder}", *flags]
 
 
-def played(folder: pathlib.Path, *flags: str) -> str:
-    """The output of a demo that is ended after its first picture."""
-    output = folder / "played"
+def run_demo(folder: pathlib.Path, *flags: str) -> str:
+    """Runs a demo until it shows the LSE pod; the output."""
+    output = folder / "output"
     with output.open("w") as out:
         process = subprocess.Popen(demo(folder, *flags), stdout=out, stderr=out)
     try:
@@ -62,19 +62,19 @@ def played(folder: pathlib.Path, *flags: str) -> str:
 def shown(output: str) -> bool:
     kernel = " ".join(output.rpartition("In the kernel's cpuset files:")[2].split())
     return bool(
-        re.search(rf"LSE topolet-demo/lse  {LAST}\n", output)
-        and f"topolet-demo/lse {LAST} " in kernel
-        and f"topolet-demo/ls {LAST} " not in kernel
+        re.search(rf"LSE topolet-demo/lse  {LAST_CPU}\n", output)
+        and f"topolet-demo/lse {LAST_CPU} " in kernel
+        and f"topolet-demo/ls {LAST_CPU} " not in kernel
     )
 
 
-def check_shown(output: str) -> None:
+def assert_shown(output: str) -> None:
     assert shown(output), output
     assert "cpusets restored" in output
 
 
-def living(folder: pathlib.Path) -> list[str]:
-    """Processes that name the folder in their command line."""
+def processes_of(folder: pathlib.Path) -> list[str]:
+    """The command lines of all processes that contain the folder."""
     found = []
     for each in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -87,12 +87,12 @@ def living(folder: pathlib.Path) -> list[str]:
 
 
 class Terminal:
-    """A demo on a terminal of its own, wide enough that no line is broken."""
+    """A demo in a pseudoterminal that is wide enough for all lines."""
 
     def __init__(self, command: list[str]) -> None:
         self._master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 200, 0, 0))
-        # Runners of tests set the size of their own terminal for children.
+        # Test runners set the size of their own terminal.
         inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             command,
@@ -109,7 +109,7 @@ class Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """A demo that still runs ends as when its terminal hangs up, so that it leaves nothing."""
+        """Hangs up the terminal, so that a demo that still runs ends and cleans up."""
         self.hang_up()
         try:
             self.process.wait(DEADLINE_SECONDS)
@@ -121,7 +121,7 @@ class Terminal:
         os.write(self._master, key.encode())
 
     def wait_for(self, *texts: str) -> None:
-        """Each of them has been shown."""
+        """Waits until each text has been shown."""
 
         def are_shown() -> bool:
             while select.select([self._master], [], [], 0)[0]:
@@ -137,7 +137,7 @@ class Terminal:
             raise AssertionError(f"{error}\n{self._seen[-5000:]}") from None
 
     def wait_for_again(self, text: str) -> None:
-        """It is shown from now on."""
+        """Waits until the text is shown once more."""
         self._seen = ""
         self.wait_for(text)
 
@@ -148,17 +148,17 @@ class Terminal:
 
 
 def own_terminal() -> None:
-    """In the child: its standard input is the terminal that controls it."""
+    """Runs in the child: makes its standard input the controlling terminal."""
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def nothing_left(folder: pathlib.Path) -> None:
-    assert not living(folder)
+def assert_nothing_left(folder: pathlib.Path) -> None:
+    assert not processes_of(folder)
     assert not cgroups.exists(f"/{NAMESPACE}-{identity(folder)}")
 
 
-def refused(folder: pathlib.Path, *flags: str, reason: str) -> None:
+def assert_refused(folder: pathlib.Path, *flags: str, reason: str) -> None:
     done = subprocess.run(
         demo(folder, *flags), capture_output=True, text=True, timeout=60, check=False
     )
@@ -168,46 +168,46 @@ def refused(folder: pathlib.Path, *flags: str, reason: str) -> None:
 
 
 def test_an_invalid_runtime_address_is_named(folder: pathlib.Path) -> None:
-    refused(folder, "--runtime=foo", reason="RUNTIME=foo: not unix:///absolute/path")
+    assert_refused(folder, "--runtime=foo", reason="RUNTIME=foo: not unix:///absolute/path")
 
 
-def test_runs_twice_and_leaves_nothing(folder: pathlib.Path) -> None:
-    check_shown(played(folder))
-    nothing_left(folder)
+def test_it_runs_twice_and_leaves_nothing(folder: pathlib.Path) -> None:
+    assert_shown(run_demo(folder))
+    assert_nothing_left(folder)
     command = demo(folder, "--seconds=1")
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    nothing_left(folder)
+    assert_nothing_left(folder)
 
 
 def test_two_checkouts_at_once(folder: pathlib.Path) -> None:
-    """Each shows its own pods, and the end of one does not affect the other."""
+    """Each demo shows its own pods, and the end of one does not affect the other."""
     folders = [folder / name for name in ("one", "other")]
     processes = []
     try:
         for each in folders:
             each.mkdir()
-            with (each / "played").open("w") as out:
+            with (each / "output").open("w") as out:
                 processes.append(subprocess.Popen(demo(each), stdout=out, stderr=out))
         for each, process in zip(folders, processes, strict=True):
-            played_file = each / "played"
+            output = each / "output"
             eventually(
-                "its LSE pod is shown",
-                lambda played_file=played_file, process=process: (  # type: ignore[misc]
-                    process.poll() is not None or shown(played_file.read_text())
+                "the LSE pod is shown",
+                lambda output=output, process=process: (  # type: ignore[misc]
+                    process.poll() is not None or shown(output.read_text())
                 ),
             )
             process.terminate()
-            assert process.wait(DEADLINE_SECONDS) == 0, played_file.read_text()
-            check_shown(played_file.read_text())
-            nothing_left(each)
+            assert process.wait(DEADLINE_SECONDS) == 0, output.read_text()
+            assert_shown(output.read_text())
+            assert_nothing_left(each)
     finally:
         for process in processes:
             process.kill()
 
 
-def test_a_reader_that_goes_away_ends_it(folder: pathlib.Path) -> None:
-    """`make run | head` left its runtime, its agent and the changed cpusets."""
+def test_it_ends_when_its_output_is_closed(folder: pathlib.Path) -> None:
+    """`make run | head` once left its runtime, its agent and the changed cpusets."""
     errors = folder / "errors"
     with errors.open("w") as err:
         process = subprocess.Popen(demo(folder), stdout=subprocess.PIPE, stderr=err)
@@ -219,17 +219,17 @@ def test_a_reader_that_goes_away_ends_it(folder: pathlib.Path) -> None:
         process.stdout.close()
         assert process.wait(DEADLINE_SECONDS) == 0
     assert errors.read_text() == ""
-    nothing_left(folder)
+    assert_nothing_left(folder)
 
 
 @pytest.mark.long
-def test_a_terminal_that_hangs_up_ends_it(folder: pathlib.Path) -> None:
-    """It gets SIGHUP, and can't write any more."""
+def test_it_ends_when_its_terminal_hangs_up(folder: pathlib.Path) -> None:
+    """The demo gets SIGHUP and cannot write any more."""
     with Terminal(demo(folder)) as terminal:
         terminal.wait_for("q end")
         terminal.hang_up()
         assert terminal.process.wait(DEADLINE_SECONDS) in (0, 1)
-    nothing_left(folder)
+    assert_nothing_left(folder)
 
 
 @pytest.mark.long
@@ -237,14 +237,16 @@ def test_one_key_for_each_pod_and_fault(folder: pathlib.Path) -> None:
     with Terminal(demo(folder)) as terminal:
         terminal.wait_for("LS pod topolet-demo/ls comes", "BE pod topolet-demo/be comes", "q end")
         terminal.press("1")
-        terminal.wait_for(f"topolet-demo/lse: the pod owns CPUs {LAST}, as its annotation")
+        terminal.wait_for(f"topolet-demo/lse: the pod owns CPUs {LAST_CPU}, as its annotation")
         terminal.wait_for("topolet-demo/ls: container main moves to CPUs")
         terminal.press("d")
         terminal.wait_for("somebody else writes", "another process had set it")
         terminal.press("k")
         terminal.wait_for("the agent ended (signal SIGKILL) and was restarted")
         terminal.press("1")
-        terminal.wait_for("LSE pod topolet-demo/lse leaves", f"does not own CPUs {LAST} any more")
+        terminal.wait_for(
+            "LSE pod topolet-demo/lse leaves", f"does not own CPUs {LAST_CPU} any more"
+        )
         terminal.press("t")
         terminal.wait_for("1-5 pages", "topolet-demo/be")
         terminal.press("q")
@@ -252,7 +254,7 @@ def test_one_key_for_each_pod_and_fault(folder: pathlib.Path) -> None:
         terminal.press("q")
         assert terminal.process.wait(DEADLINE_SECONDS) == 0
         terminal.wait_for("cpusets restored")
-    nothing_left(folder)
+    assert_nothing_left(folder)
 
 
 @pytest.mark.long
@@ -260,13 +262,13 @@ def test_runs_after_a_kill_of_everything(folder: pathlib.Path) -> None:
     with (folder / "out").open("w") as out:
         first = subprocess.Popen(demo(folder), stdout=out, stderr=out)
     eventually("pods were started", lambda: "LSE pod" in (folder / "out").read_text())
-    refused(folder, reason=f"demo.lock is locked by process {first.pid}")
+    assert_refused(folder, reason=f"demo.lock is locked by process {first.pid}")
     first.send_signal(signal.SIGKILL)
     first.wait()
     pid, _ = json.loads((folder / "agent.pid").read_text())
     assert started_at(pid), "the agent outlives the demo"
-    check_shown(played(folder))
-    nothing_left(folder)
+    assert_shown(run_demo(folder))
+    assert_nothing_left(folder)
 
 
 @pytest.mark.long
@@ -274,9 +276,9 @@ def test_next_to_and_on_a_running_containerd(folder: pathlib.Path, node: TestNod
     """Existing pods keep running and get their original CPUs again."""
     _, other = run_pod(node.direct, node.spec("other", "LS"))
     before = node.cpus(other)
-    check_shown(played(folder))
+    assert_shown(run_demo(folder))
     assert node.cpus(other) == before
 
-    check_shown(played(folder, f"--runtime=unix://{node.containerd.socket}"))
+    assert_shown(run_demo(folder, f"--runtime=unix://{node.containerd.socket}"))
     assert node.cpus(other) == before
     assert [each.name for each in node.direct.sandboxes()] == ["other"]

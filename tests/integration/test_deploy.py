@@ -1,4 +1,4 @@
-"""Every manifest of deploy/ on a real API server, and what its policies refuse."""
+"""Every manifest of deploy/ on a real API server, and the requests that its policies refuse."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ NUMA_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 CPUS = {RESOURCE_STATUS: '{"cpuset":"0-3"}'}
 
 ALICE = Who()
-OURS = Who(SCHEDULER)
-OURS_IN_POD = Who(SCHEDULER, pod="leader")
+TOPOLET_SCHEDULER = Who(SCHEDULER)
+TOPOLET_SCHEDULER_POD = Who(SCHEDULER, pod="leader")
 AGENT_1 = Who(AGENT, "system:serviceaccounts", "node-1")
 UNBOUND = Who(AGENT, "system:serviceaccounts")
 KUBELET = Who("system:node:node-1", "system:nodes")
 NOBODY = Who("bob", "")
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
-NOON = "2026-01-01T12:00:00Z"
+TIMESTAMP = "2026-01-01T12:00:00Z"
 
 
 def pod(
@@ -62,7 +62,7 @@ def pod(
     annotations: dict[str, str] | None = None,
     **spec: Any,
 ) -> Object:
-    """`cpu`: request and limit of its container, "" for none."""
+    """`cpu`: request and limit of the container; "" is none."""
     container: Object = {"name": "main", "image": "i"}
     if cpu is not None:
         fields = ("requests", "limits")
@@ -92,7 +92,7 @@ def binding(name: str, namespace: str = "default", **annotations: str) -> Object
 
 
 def event(kind: str, name: str, node: str = "node-1") -> Object:
-    """About this object, by the agent of `node`."""
+    """An Event about this object by the agent of `node`."""
     regarding = {"apiVersion": "v1", "kind": kind, "name": name, "uid": "u"}
     return {
         "apiVersion": "events.k8s.io/v1",
@@ -113,7 +113,7 @@ def node(name: str) -> Object:
 
 
 class Cluster:
-    """The server with all manifests in force, two nodes, and a namespace for GPUs."""
+    """A server with all manifests, two nodes, and a namespace for pods with GPUs."""
 
     def __init__(self, server: ApiServer, api: Api) -> None:
         self.server = server
@@ -121,7 +121,7 @@ class Cluster:
         self.serves_mutating_policies = deployed.serves_mutating_policies(server)
 
     def try_pod(self, body: Object, who: Who = ALICE) -> Object:
-        """The object that would be stored."""
+        """Creates the pod in a dry run; the object that the server would store."""
         path = f"/api/v1/namespaces/{body['metadata']['namespace']}/pods?dryRun=All"
         return self.api.request("POST", path, body, who)
 
@@ -131,19 +131,19 @@ class Cluster:
         return self.api.request("POST", path + "?dryRun=All", body, who)
 
     def change_scheduler(self, body: Object, who: Who) -> Object:
-        """Patches a pod of the scheduler."""
+        """Patches a pod of the scheduler in a dry run."""
         path = f"/api/v1/namespaces/topolet-system/pods/{body['metadata']['name']}?dryRun=All"
         return self.api.request("PATCH", path, body, who, "application/merge-patch+json")
 
     def fail_rebind(
         self, node: str, who: Who = AGENT_1, name: str = "untaken", **status: Any
     ) -> Object:
-        """An agent writes that a RebindResource failed, which nobody has taken by default."""
+        """Writes that a RebindResource failed; by default no controller has taken it."""
         body: Object = {"metadata": {"name": f"{name}-{node}"}}
         body |= {"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "RebindResource"}
         self.api.apply({**body, "spec": {"nodeName": node, "rebindAction": "RebindCPU"}})
         path = f"{path_of(body)}/status?dryRun=All"
-        wanted = {"phase": "Failed", "reason": "r", "updateTimestamp": NOON, **status}
+        wanted = {"phase": "Failed", "reason": "r", "updateTimestamp": TIMESTAMP, **status}
         media = "application/merge-patch+json"
         return self.api.request("PATCH", path, {"status": wanted}, who, media)
 
@@ -151,7 +151,7 @@ class Cluster:
         return self.api.request("POST", f"{EVENTS}?dryRun=All", body, who)
 
     def change_pod(self, body: Object, who: Who, subresource: str = "") -> Object:
-        path = f"/api/v1/namespaces/default/pods/held{subresource}?dryRun=All"
+        path = f"/api/v1/namespaces/default/pods/allocated{subresource}?dryRun=All"
         return self.api.request("PATCH", path, body, who, "application/merge-patch+json")
 
 
@@ -180,7 +180,7 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
     api.request("POST", path, {"metadata": {"name": "koord-batch"}, "value": 5500})
     for name in ("leader", "standby"):
         api.apply(pod(name, namespace))
-    api.apply(pod("held", annotations=CPUS), OURS)
+    api.apply(pod("allocated", annotations=CPUS), TOPOLET_SCHEDULER)
     api.apply(pod("free"))
     yield made
     deployed.remove_policies(apiserver)
@@ -195,7 +195,7 @@ def _refuses(cluster: Cluster, body: Object, who: Who) -> bool:
 
 
 def _in_force(cluster: Cluster) -> bool:
-    """A policy is in force a moment after its creation; one attempt against each."""
+    """Whether all policies are in force, by one request that each of them refuses."""
     try:
         cluster.api.request("DELETE", "/api/v1/nodes/node-2?dryRun=All", None, Who(AGENT))
         own = False
@@ -236,21 +236,21 @@ def gpu_pod() -> Object:
 
 
 def placed_gpu_pod() -> Object:
-    """Created with its node."""
+    """A pod with GPUs that is created with `nodeName`."""
     body = gpu_pod()
     body["spec"]["nodeName"] = "node-1"
     return body
 
 
-# By policy: a request that it refuses, and the most similar one that passes.
+# By policy: a request that it refuses, and a similar one that it admits.
 ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
     "topolet-allocations": (
         lambda it: it.try_pod(pod(annotations=CPUS)),
-        lambda it: it.try_pod(pod(annotations=CPUS), OURS),
+        lambda it: it.try_pod(pod(annotations=CPUS), TOPOLET_SCHEDULER),
     ),
     "topolet-binding-allocations": (
         lambda it: it.try_binding(binding("free", **CPUS), ALICE),
-        lambda it: it.try_binding(binding("free", **CPUS), OURS),
+        lambda it: it.try_binding(binding("free", **CPUS), TOPOLET_SCHEDULER),
     ),
     "topolet-mirror-pods": (
         lambda it: it.try_pod(mirror_pod(it)),
@@ -277,8 +277,8 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
         lambda it: it.try_event(event("Node", "node-1")),
     ),
     "topolet-scheduler-pods": (
-        lambda it: it.change_pod(leads("held"), OURS_IN_POD),
-        lambda it: it.change_scheduler(leads("leader"), OURS_IN_POD),
+        lambda it: it.change_pod(leader_label("allocated"), TOPOLET_SCHEDULER_POD),
+        lambda it: it.change_scheduler(leader_label("leader"), TOPOLET_SCHEDULER_POD),
     ),
     "topolet-requests": (
         lambda it: it.try_pod(pod(qos="LSE", cpu=("1500m", "1500m"))),
@@ -290,11 +290,11 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
     ),
     "topolet-gpu-binders": (
         lambda it: it.try_binding(binding("free", "gpu"), ALICE),
-        lambda it: it.try_binding(binding("free", "gpu"), OURS),
+        lambda it: it.try_binding(binding("free", "gpu"), TOPOLET_SCHEDULER),
     ),
     "topolet-gpu-node-names": (
         lambda it: it.try_pod(placed_gpu_pod()),
-        lambda it: it.try_pod(placed_gpu_pod(), OURS),
+        lambda it: it.try_pod(placed_gpu_pod(), TOPOLET_SCHEDULER),
     ),
     "topolet-classes": (
         lambda it: it.try_pod(pod(qos="BE", cpu=("1", "1"))),
@@ -314,7 +314,7 @@ def finalized(*finalizers: str) -> Object:
 
 
 def mirror_pod(cluster: Cluster, **annotations: str) -> Object:
-    """As the kubelet of node-1 writes it."""
+    """A mirror pod as the kubelet of node-1 creates it."""
     marks = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "h", **annotations}
     uid = cluster.api.request("GET", "/api/v1/nodes/node-1")["metadata"]["uid"]
     owner = {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": uid, "controller": True}
@@ -323,7 +323,7 @@ def mirror_pod(cluster: Cluster, **annotations: str) -> Object:
     return body
 
 
-def leads(name: str) -> Object:
+def leader_label(name: str) -> Object:
     return {"metadata": {"name": name, "labels": {LABEL: "true"}}}
 
 
@@ -361,7 +361,7 @@ def test_the_server_accepts_every_overlay(cluster: Cluster, overlay: str, tmp_pa
 @pytest.mark.parametrize("key", [RESOURCE_STATUS, DEVICE_ALLOCATED])
 def test_only_configured_accounts_set_a_pods_allocation(cluster: Cluster, key: str) -> None:
     body = pod(annotations={key: "{}"})
-    assert cluster.try_pod(body, OURS)
+    assert cluster.try_pod(body, TOPOLET_SCHEDULER)
     with pytest.raises(RefusedError, match=f"alice may not set {key}"):
         cluster.try_pod(body)
 
@@ -374,9 +374,9 @@ def test_only_configured_accounts_change_a_pods_allocation(
         body = {"metadata": {"annotations": {RESOURCE_STATUS: value}}}
         with pytest.raises(RefusedError, match="alice may not set"):
             cluster.change_pod(body, ALICE, subresource)
-        assert cluster.change_pod(body, OURS, subresource)
-    beside = {"metadata": {"labels": {"a": "b"}}}
-    assert cluster.change_pod(beside, ALICE, subresource)
+        assert cluster.change_pod(body, TOPOLET_SCHEDULER, subresource)
+    other_change = {"metadata": {"labels": {"a": "b"}}}
+    assert cluster.change_pod(other_change, ALICE, subresource)
 
 
 def test_the_mirror_of_a_static_pod_may_have_the_annotations_of_its_file(cluster: Cluster) -> None:
@@ -386,8 +386,8 @@ def test_the_mirror_of_a_static_pod_may_have_the_annotations_of_its_file(cluster
         cluster.try_pod(body, ALICE)
 
 
-def test_a_mirror_pod_that_the_server_lets_pass_is_the_kubelets_own(cluster: Cluster) -> None:
-    """The agent believes one that its Node controls."""
+def test_only_the_kubelet_creates_mirror_pods_that_the_agent_trusts(cluster: Cluster) -> None:
+    """The agent trusts a mirror pod whose controlling owner is the agent's Node."""
     made = from_object(cluster.try_pod(mirror_pod(cluster), KUBELET))
     node = ApiNode(made.controlling_node)
     assert node.uid
@@ -403,7 +403,7 @@ def test_a_mirror_pod_that_the_server_lets_pass_is_the_kubelets_own(cluster: Clu
 
 
 def test_a_binding_carries_allocations_of_configured_accounts_only(cluster: Cluster) -> None:
-    assert cluster.try_binding(binding("free", **CPUS), OURS)
+    assert cluster.try_binding(binding("free", **CPUS), TOPOLET_SCHEDULER)
     assert cluster.try_binding(binding("free"), ALICE)
     with pytest.raises(RefusedError, match=f"alice may not bind with {RESOURCE_STATUS}"):
         cluster.try_binding(binding("free", **CPUS), ALICE)
@@ -415,10 +415,10 @@ def test_a_binding_carries_allocations_of_configured_accounts_only(cluster: Clus
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (leads("leader"), None),
+        (leader_label("leader"), None),
         ({"metadata": {"name": "leader", "labels": {LABEL: None}}}, None),
         ({"metadata": {"name": "leader", "annotations": CPUS}}, None),
-        (leads("standby"), f"may not change .*topolet-system/standby the labels {LABEL}"),
+        (leader_label("standby"), f"may not change .*topolet-system/standby the labels {LABEL}"),
         ({"metadata": {"name": "leader", "labels": {"a": "b"}}}, "the labels a"),
         ({"metadata": {"name": "leader", "annotations": {"a": "b"}}}, "the annotations a"),
         ({"metadata": {"name": "leader", "finalizers": ["a/b"]}}, "owners or finalizers"),
@@ -432,16 +432,18 @@ def test_the_scheduler_changes_only_annotations_of_pods_and_the_label_of_its_own
     cluster: Cluster, body: Object, message: str | None
 ) -> None:
     if message is None:
-        assert cluster.change_scheduler(body, OURS_IN_POD)
+        assert cluster.change_scheduler(body, TOPOLET_SCHEDULER_POD)
         return
     with pytest.raises(RefusedError, match=message):
-        cluster.change_scheduler(body, OURS_IN_POD)
-    assert cluster.change_scheduler(body, ALICE), "the policy is about the scheduler's account"
+        cluster.change_scheduler(body, TOPOLET_SCHEDULER_POD)
+    assert cluster.change_scheduler(body, ALICE), (
+        "the policy applies to the scheduler's account only"
+    )
 
 
 def test_a_token_that_is_not_bound_to_a_pod_labels_none(cluster: Cluster) -> None:
     with pytest.raises(RefusedError, match=f"the labels {LABEL}"):
-        cluster.change_scheduler(leads("leader"), OURS)
+        cluster.change_scheduler(leader_label("leader"), TOPOLET_SCHEDULER)
 
 
 def topology(name: str = "node-1", version: Version = Version.V1ALPHA2, left: int = 1000) -> Object:
@@ -455,14 +457,14 @@ GPU = Device(
 )
 
 
-def _forget(cluster: Cluster, name: str) -> None:
+def delete_topology(cluster: Cluster, name: str) -> None:
     path = f"/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{name}"
     with contextlib.suppress(RefusedError):
         cluster.api.request("DELETE", path)
 
 
 def test_an_agent_writes_objects_of_its_own_node(cluster: Cluster) -> None:
-    _forget(cluster, "node-1")
+    delete_topology(cluster, "node-1")
     for body in (
         topology(),
         device_object.encode("node-1", (GPU,)),
@@ -519,8 +521,8 @@ def named(**metadata: Any) -> Object:
 
 
 def test_an_agent_leaves_what_others_write_to_its_objects(cluster: Cluster) -> None:
-    """Zones, attributes, devices, labels, owners, finalizers and the status of the Device."""
-    _forget(cluster, "node-1")
+    """Namely zones, attributes, devices, labels, owners, finalizers and the status of a Device."""
+    delete_topology(cluster, "node-1")
     ours = topology()
     cluster.api.apply(ours, AGENT_1, "topolet")
     balloon, attribute = {"name": "balloon", "type": "balloon"}, {"name": "a", "value": "b"}
@@ -544,15 +546,21 @@ def test_an_agent_leaves_what_others_write_to_its_objects(cluster: Cluster) -> N
         (device, entries),
         ({**stored, "spec": {"devices": [both[0], {**npu, "health": False}]}}, entries),
         ({**stored, "status": taken}, owners),
-        (of({"finalizers": ["x.y/z"]}, stored), owners),
-        (of({"ownerReferences": [{**node_1, "controller": True}]}, stored), owners),
-        (of({"ownerReferences": [{**node_1, "name": "node-2"}]}, ours), owners),
-        (of({"labels": {"x": "y"}}, stored), "labels and annotations of node-1: x$"),
-        (of({"annotations": {"node.koordinator.sh/gpu-checkpoints": "[]"}}, stored), "gpu-check"),
+        (with_metadata({"finalizers": ["x.y/z"]}, stored), owners),
+        (with_metadata({"ownerReferences": [{**node_1, "controller": True}]}, stored), owners),
+        (with_metadata({"ownerReferences": [{**node_1, "name": "node-2"}]}, ours), owners),
+        (with_metadata({"labels": {"x": "y"}}, stored), "labels and annotations of node-1: x$"),
+        (
+            with_metadata({"annotations": {"node.koordinator.sh/gpu-checkpoints": "[]"}}, stored),
+            "gpu-check",
+        ),
     ):
         with pytest.raises(RefusedError, match=f"topolet-own-objects.* .*{message}"):
             cluster.api.apply(body, AGENT_1, "topolet")
-    for body in (of({"ownerReferences": [node_1]}, ours), of({"labels": dict(MANAGER)}, stored)):
+    for body in (
+        with_metadata({"ownerReferences": [node_1]}, ours),
+        with_metadata({"labels": dict(MANAGER)}, stored),
+    ):
         assert cluster.api.apply(body, AGENT_1, "topolet")
     seen = cluster.api.request("GET", path_of(ours))
     assert [each["name"] for each in seen["zones"] if each["type"] == "balloon"] == ["balloon"]
@@ -561,7 +569,7 @@ def test_an_agent_leaves_what_others_write_to_its_objects(cluster: Cluster) -> N
     cluster.api.request("DELETE", path_of(device))
 
 
-def of(metadata: Object, body: Object) -> Object:
+def with_metadata(metadata: Object, body: Object) -> Object:
     return {**body, "metadata": {**body["metadata"], **metadata}}
 
 
@@ -605,14 +613,14 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
             change({"status": status}, "status")
     for labels in (NVIDIA_LABELS, {"node.koordinator.sh/gpu-model": "H100"}, {}):
         assert change(named(labels=labels))
-    gone = node_status.status("node-1", {})
-    assert patch(gone, seen, "topolet", subresource="status") == gone
-    seen = cluster.api.apply(gone, AGENT_1, "topolet", "status")
+    without_resources = node_status.status("node-1", {})
+    assert patch(without_resources, seen, "topolet", subresource="status") == without_resources
+    seen = cluster.api.apply(without_resources, AGENT_1, "topolet", "status")
     assert "koordinator.sh/gpu-core" not in seen["status"].get("capacity", {})
-    assert patch(gone, seen, "topolet", subresource="status") is None
+    assert patch(without_resources, seen, "topolet", subresource="status") is None
 
 
-def created_or_refused(cluster: Cluster, body: Object, message: str | None) -> None:
+def check_creation(cluster: Cluster, body: Object, message: str | None) -> None:
     """Creates the pod in a dry run; `message`: a pattern of its refusal, None if there is none."""
     if "resources" in body["spec"] and cluster.server.minor < 34:
         pytest.skip("pod-level resources are off by default in this kube-apiserver")
@@ -646,7 +654,7 @@ def created_or_refused(cluster: Cluster, body: Object, message: str | None) -> N
 def test_owners_of_cpus_request_whole_ones(
     cluster: Cluster, body: Object, message: str | None
 ) -> None:
-    created_or_refused(cluster, body, message)
+    check_creation(cluster, body, message)
 
 
 BATCH = {"kubernetes.io/batch-cpu": "1k", "kubernetes.io/batch-memory": "1Gi"}
@@ -655,7 +663,7 @@ SPEC_OF_BATCH = {EXTENDED_RESOURCE_SPEC: json.dumps({"containers": OF_MAIN})}
 
 
 def batch_pod(annotations: dict[str, str] = SPEC_OF_BATCH, **fields: Any) -> Object:
-    """As Koordinator's webhook leaves it."""
+    """A pod as Koordinator's webhook writes it."""
     body = pod(annotations=annotations, **{"qos": "BE", **fields})
     body["spec"]["containers"][0]["resources"] = {"requests": BATCH, "limits": BATCH}
     return body
@@ -700,14 +708,14 @@ def with_sidecar(body: Object, resource: str = "cpu") -> Object:
         ),
     ],
 )
-def test_no_author_takes_a_class_or_batch_resources_that_the_pod_does_not_have(
+def test_pod_authors_cannot_claim_a_class_or_batch_resources_without_requesting_them(
     cluster: Cluster, body: Object, message: str | None
 ) -> None:
-    created_or_refused(cluster, body, message and f"topolet-classes.*{message}")
+    check_creation(cluster, body, message and f"topolet-classes.*{message}")
 
 
 @pytest.mark.parametrize("subresource", ["", "/status"])
-def test_no_author_adds_a_class_or_batch_resources_later(
+def test_pod_authors_cannot_add_a_class_or_batch_resources_later(
     cluster: Cluster, subresource: str
 ) -> None:
     for metadata in ({"labels": {QOS_LABEL: "SYSTEM"}}, {"annotations": SPEC_OF_BATCH}):
@@ -717,7 +725,7 @@ def test_no_author_adds_a_class_or_batch_resources_later(
 
 
 def test_a_pod_that_is_older_than_the_policy_can_end(cluster: Cluster) -> None:
-    """In namespaces of another version's setting."""
+    """Such as one in a namespace that an earlier configuration allowed."""
     cluster.api.apply(pod("old", "kube-system", qos="SYSTEM"))
     path = "/api/v1/namespaces/kube-system/pods/old?dryRun=All"
     for metadata in ({"labels": {"a": "b"}}, {"labels": {QOS_LABEL: None}}):
@@ -739,8 +747,8 @@ def test_the_mirror_of_a_static_pod_may_have_the_class_of_its_file(cluster: Clus
 
 def test_a_binding_brings_no_class_and_no_batch_resources(cluster: Cluster) -> None:
     for metadata in ({"labels": {QOS_LABEL: "SYSTEM"}}, {"annotations": SPEC_OF_BATCH}):
-        body = of(metadata, binding("free"))
-        for who in (ALICE, OURS):
+        body = with_metadata(metadata, binding("free"))
+        for who in (ALICE, TOPOLET_SCHEDULER):
             with pytest.raises(RefusedError, match="topolet-binding-classes"):
                 cluster.try_binding(body, who)
 
@@ -795,19 +803,19 @@ def workload(body: Object) -> Object:
 
 
 @pytest.mark.parametrize(
-    ("body", "who", "warned"),
+    ("body", "who", "expected_warning"),
     [
         (pod(qos="LSR", cpu=("2", "2")), ALICE, "scheduler default-scheduler allocates no CPUs"),
         (pod(qos="LSE", cpu=("2", "2"), schedulerName="x"), ALICE, "scheduler x allocates no CPUs"),
         (pod(qos="LSE", cpu=("2", "2"), schedulerName="topolet-scheduler"), ALICE, ""),
         (pod(qos="LS", cpu=("2", "2")), ALICE, ""),
-        (pod(qos="LSR", cpu=("2", "2"), annotations=CPUS), OURS, ""),
+        (pod(qos="LSR", cpu=("2", "2"), annotations=CPUS), TOPOLET_SCHEDULER, ""),
         (workload(pod(qos="LSR", cpu=("2", "2"))), ALICE, "shares CPUs with others"),
         (workload(pod(qos="LS", cpu=("2", "2"))), ALICE, ""),
     ],
 )
 def test_pods_that_no_scheduler_gives_cpus_cause_a_warning(
-    cluster: Cluster, body: Object, who: Who, warned: str
+    cluster: Cluster, body: Object, who: Who, expected_warning: str
 ) -> None:
     def warnings() -> str:
         collection = path_of(body).rpartition("/")[0]
@@ -821,7 +829,7 @@ def test_pods_that_no_scheduler_gives_cpus_cause_a_warning(
         return any("topolet-schedulers" in each for each in cluster.api.warnings)
 
     eventually("the policy is in force", warns)
-    assert (warned in warnings()) if warned else warnings() == ""
+    assert (expected_warning in warnings()) if expected_warning else warnings() == ""
 
 
 @pytest.mark.parametrize(
@@ -845,15 +853,15 @@ def test_annotations_can_be_read(
 ) -> None:
     body = pod(annotations={key: text})
     if message is None:
-        assert cluster.try_pod(body, OURS)
+        assert cluster.try_pod(body, TOPOLET_SCHEDULER)
         return
     with pytest.raises(RefusedError, match=message):
-        cluster.try_pod(body, OURS)
+        cluster.try_pod(body, TOPOLET_SCHEDULER)
 
 
 def test_a_binding_brings_annotations_that_can_be_read(cluster: Cluster) -> None:
     with pytest.raises(RefusedError, match="is not a JSON object"):
-        cluster.try_binding(binding("free", **{RESOURCE_STATUS: "x"}), OURS)
+        cluster.try_binding(binding("free", **{RESOURCE_STATUS: "x"}), TOPOLET_SCHEDULER)
 
 
 def test_pods_are_mutated_from_1_36_on(cluster: Cluster) -> None:
@@ -861,7 +869,7 @@ def test_pods_are_mutated_from_1_36_on(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("namespace", "resource", "scheduler", "given"),
+    ("namespace", "resource", "scheduler", "expected"),
     [
         ("gpu", "nvidia.com/gpu", None, "topolet-scheduler"),
         ("gpu", "koordinator.sh/gpu-core", None, "topolet-scheduler"),
@@ -871,20 +879,20 @@ def test_pods_are_mutated_from_1_36_on(cluster: Cluster) -> None:
     ],
 )
 def test_pods_with_gpus_get_the_topolet_scheduler_if_configured(
-    cluster: Cluster, namespace: str, resource: str, scheduler: str | None, given: str
+    cluster: Cluster, namespace: str, resource: str, scheduler: str | None, expected: str
 ) -> None:
     """Before 1.36 every pod keeps its own scheduler."""
     if not cluster.serves_mutating_policies:
-        given = scheduler or "default-scheduler"
+        expected = scheduler or "default-scheduler"
     body = pod(namespace=namespace)
     body["spec"]["containers"][0]["resources"] = {"limits": {resource: "1"}}
     if scheduler is not None:
         body["spec"]["schedulerName"] = scheduler
-    assert cluster.try_pod(body)["spec"]["schedulerName"] == given
+    assert cluster.try_pod(body)["spec"]["schedulerName"] == expected
 
 
 def test_only_configured_accounts_bind_pods_with_gpus(cluster: Cluster) -> None:
-    assert cluster.try_binding(binding("free", "gpu"), OURS)
+    assert cluster.try_binding(binding("free", "gpu"), TOPOLET_SCHEDULER)
     with pytest.raises(RefusedError, match="alice may not bind pods in namespace gpu"):
         cluster.try_binding(binding("free", "gpu"), ALICE)
 
@@ -895,8 +903,8 @@ def test_only_configured_accounts_bind_pods_with_gpus(cluster: Cluster) -> None:
         ("DELETE", "/api/v1/nodes/node-1"),
         ("DELETE", "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/node-1"),
         ("GET", "/api/v1/secrets"),
-        ("GET", "/api/v1/namespaces/default/pods/held"),
-        ("DELETE", "/api/v1/namespaces/default/pods/held"),
+        ("GET", "/api/v1/namespaces/default/pods/allocated"),
+        ("DELETE", "/api/v1/namespaces/default/pods/allocated"),
         ("GET", "/api/v1/nodes/node-1/proxy/metrics"),
         ("DELETE", "/apis/scheduling.koordinator.sh/v1alpha1/rebindresources/untaken-node-1"),
     ],
@@ -927,7 +935,7 @@ def test_the_agent_reads_what_it_needs(cluster: Cluster, path: str) -> None:
 def test_an_applied_object_needs_no_second_write_and_keeps_others_entries(
     cluster: Cluster, version: Version
 ) -> None:
-    _forget(cluster, "node-1")
+    delete_topology(cluster, "node-1")
     body = topology(version=version)
     cluster.api.apply(body, AGENT_1, "topolet")
     zone: Object = {
@@ -967,28 +975,28 @@ def test_an_applied_object_needs_no_second_write_and_keeps_others_entries(
 
 
 def large(count: int) -> Object:
-    """A pod with this number of containers, and other annotations of the largest allowed size."""
+    """A pod with so many containers, and an unrelated annotation of the largest size."""
     body = pod(annotations={"example.com/a": "x" * 250_000})
     containers = [{"name": f"c{place}", "image": "i"} for place in range(count)]
     return {**body, "spec": {**body["spec"], "containers": containers}}
 
 
-ODD: dict[str, Object] = {
-    "bare": {"metadata": {"name": "odd"}, "spec": pod()["spec"]},
-    "without values": pod(annotations={"example.com/a": ""}, initContainers=[]),
+OTHER_PODS: dict[str, Object] = {
+    "without annotations": {"metadata": {"name": "odd"}, "spec": pod()["spec"]},
+    "with an empty annotation": pod(annotations={"example.com/a": ""}, initContainers=[]),
     "large": large(20_000),
-    "with keys like ours": pod(
+    "with similar keys": pod(
         annotations={"scheduling.koordinator.sh/resource-statuses": "x", "resource-spec": "x"}
     ),
     "of another class": pod(qos="LS", cpu=("500m", "700m")),
 }
-"""Pods without a key that a policy protects."""
+"""Pods without any key that a policy checks."""
 
 
 @pytest.mark.parametrize("namespace", ["default", "gpu"])
-@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("kind", OTHER_PODS)
 def test_other_pods_are_not_checked(cluster: Cluster, kind: str, namespace: str) -> None:
-    body = {**ODD[kind], "apiVersion": "v1", "kind": "Pod"}
+    body = {**OTHER_PODS[kind], "apiVersion": "v1", "kind": "Pod"}
     body["metadata"] = {**body["metadata"], "namespace": namespace}
     assert cluster.try_pod(body)
     assert cluster.try_binding(binding("free", namespace), Who("system:kube-scheduler", ""))
@@ -1003,7 +1011,7 @@ def test_other_fields_of_a_pod_with_topolet_keys_can_change(
 
 
 def test_an_invalid_object_is_refused_for_its_error(cluster: Cluster) -> None:
-    """Mutating policies get objects before they are validated."""
+    """The server applies mutating policies before it validates an object."""
     for namespace in ("default", "gpu"):
         body = pod(namespace=namespace)
         del body["spec"]["containers"]
@@ -1038,7 +1046,7 @@ def _without_keys(schema: Any) -> Any:
 
 
 def test_entries_of_others_survive_with_another_installation_of_the_api(cluster: Cluster) -> None:
-    """The same object with lists without keys, as in the CRDs of others."""
+    """Their CRD has the same schema, without keys of lists."""
     crd = _without_keys(
         of_kind("CustomResourceDefinition")["noderesourcetopologies.topology.node.k8s.io"]
     )
@@ -1083,7 +1091,7 @@ def test_the_api_version_may_change_for_the_same_writer(
     """Without a declared version the server answers 500 if the older version lacks a field."""
     path = "/apis/topology.node.k8s.io/{}/noderesourcetopologies/node-2"
     who = Who(AGENT, "system:serviceaccounts", "node-2")
-    _forget(cluster, "node-2")
+    delete_topology(cluster, "node-2")
     before = topology("node-2", first)
     before["zones"].append({"name": "node-1", "type": "Node", "resources": []})
     cluster.api.apply(before, who, "topolet")
@@ -1109,7 +1117,7 @@ def test_a_rebind_is_requested_once(cluster: Cluster) -> None:
     }
     made = cluster.api.apply(body)
     assert made["spec"]["deadlineInSeconds"] == 600
-    assert made["status"]["phase"] == "Unknown", "no controller has taken it"
+    assert made["status"]["phase"] == "Unknown", "no controller has taken it yet"
     body["spec"] = {"nodeName": "node-2", "rebindAction": "RebindCPU"}
     with pytest.raises(RefusedError, match="is immutable"):
         cluster.api.apply(body)
@@ -1125,19 +1133,19 @@ def test_an_agent_writes_only_that_an_untaken_rebind_of_its_node_failed(cluster:
         cluster.fail_rebind("node-2")
     with pytest.raises(RefusedError, match="is not bound to a node"):
         cluster.fail_rebind("node-1", UNBOUND)
-    for status in ({"phase": "Pending"}, {"plan": {"startedAt": NOON}}):
+    for status in ({"phase": "Pending"}, {"plan": {"startedAt": TIMESTAMP}}):
         with pytest.raises(RefusedError, match="may only write that a RebindResource failed"):
             cluster.fail_rebind("node-1", **status)
     taken = "/apis/scheduling.koordinator.sh/v1alpha1/rebindresources/taken-node-1/status"
     cluster.fail_rebind("node-1", name="taken")
-    status = {"status": {"phase": "Pending", "updateTimestamp": NOON}}
+    status = {"status": {"phase": "Pending", "updateTimestamp": TIMESTAMP}}
     cluster.api.request("PATCH", taken, status, None, "application/merge-patch+json")
     with pytest.raises(RefusedError, match="that nobody has taken"):
         cluster.fail_rebind("node-1", name="taken")
 
 
 def test_an_agent_fails_a_rebind_that_nobody_takes(cluster: Cluster) -> None:
-    """With its role, its policies and a token of its pod."""
+    """The agent has its role, the policies and a token that is bound to its pod."""
     server, namespace = cluster.server, "topolet-system"
     server.pod(namespace, "agent-1", "node-1", "topolet-agent")
     token = server.folder / "agent-1.token"

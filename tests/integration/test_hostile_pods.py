@@ -43,7 +43,7 @@ CONTAINER_BYTES = 512
 """Bytes of the snapshot for each container of the runtime, and for each that is still to be
 created."""
 BASE_BYTES = 4 << 10
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 Annotations = Callable[[], dict[str, str]]
 
@@ -113,7 +113,7 @@ def test_the_agent_runs_and_restarts_with_hostile_pods(
     place.start_agent(node, NO_FULL_PASS)
     node.start_proxy()
     synced = lambda: "hostile-109" in (node.state / "snapshot.json").read_text()  # noqa: E731
-    eventually("all pods are known", synced, PATIENCE_SECONDS)
+    eventually("all pods are known", synced, TIMEOUT_SECONDS)
 
     labels, claim = {QOS_LABEL: "LSE"}, {RESOURCE_STATUS: '{"cpuset": "1"}'}
     made = apiserver.pod(place.name, "own", place.name, labels=labels, annotations=claim)
@@ -125,7 +125,7 @@ def test_the_agent_runs_and_restarts_with_hostile_pods(
 
     node.kill_agent()
     place.start_agent(node, NO_FULL_PASS)
-    eventually("all pods are known", synced, PATIENCE_SECONDS)
+    eventually("all pods are known", synced, TIMEOUT_SECONDS)
     assert node.cpus(owner) == "1"
     assert {node.cpus(each) for each in hostile} == {"0"}
     assert_bounded(node)
@@ -147,7 +147,7 @@ def run_as_a_kubelet(node: TestNode, spec: PodSpec) -> str:
                 raise
         return bool(made)
 
-    eventually("its container is created", created, PATIENCE_SECONDS)
+    eventually("its container is created", created, TIMEOUT_SECONDS)
     start_container(node.proxied, made[0])
     return made[0]
 

@@ -28,7 +28,7 @@ from tests.waiting import eventually
 
 Object = dict[str, Any]
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 BOTH = {
     "numaNodeResources": [
         {"node": 0, "resources": {"cpu": "200m"}},
@@ -63,7 +63,7 @@ class Mended:
         (Path(root) / "proc").mkdir(exist_ok=True)
         account.start_agent(node, f"--root={root}", f"--node-name={name}")
         # The scheduler plans by this report.
-        eventually("the CPUs are reported", self.reported, PATIENCE_SECONDS)
+        eventually("the CPUs are reported", self.reported, TIMEOUT_SECONDS)
         self.until(a="0-1", b="0-1")
 
     def reported(self) -> bool:
@@ -74,7 +74,7 @@ class Mended:
         return CPU_TOPOLOGY in found["metadata"].get("annotations", {})
 
     def until(self, **cpus: str) -> None:
-        eventually(f"on {cpus}", lambda: self.cpus() == cpus, PATIENCE_SECONDS)
+        eventually(f"on {cpus}", lambda: self.cpus() == cpus, TIMEOUT_SECONDS)
 
     def cpus(self) -> dict[str, str]:
         """Of the running containers, in the kernel."""
@@ -109,7 +109,7 @@ class Mended:
             lambda: (
                 self.status(name).get("updateTimestamp") and self.status(name)["phase"] != "Pending"
             ),
-            PATIENCE_SECONDS,
+            TIMEOUT_SECONDS,
         )
         return self.status(name)
 

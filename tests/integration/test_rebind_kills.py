@@ -26,7 +26,7 @@ from tests.waiting import eventually
 
 Object = dict[str, Any]
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 NAME = "exchange"
 PODS = f"/api/v1/namespaces/{NAME}/pods"
 NODE = "n-exchange"
@@ -112,7 +112,7 @@ class Exchange:
             shown = self.status(name)
             return "updateTimestamp" in shown and shown["phase"] != "Pending"
 
-        eventually(f"{name} has ended", has_ended, PATIENCE_SECONDS)
+        eventually(f"{name} has ended", has_ended, TIMEOUT_SECONDS)
         return str(self.status(name)["phase"])
 
     def make_overdue(self, name: str) -> None:
@@ -141,7 +141,7 @@ class Killer:
         """Returns when it was killed at the write of that number."""
         self.relay.arm(number, moment, lambda: self._kill())
         self.start()
-        eventually(f"killed at write {number}", self.relay.killed.is_set, PATIENCE_SECONDS)
+        eventually(f"killed at write {number}", self.relay.killed.is_set, TIMEOUT_SECONDS)
 
     def end_of(self, exchange: Exchange, name: str) -> tuple[str, object]:
         """Starts the scheduler again; the phase and the CPUs when the rebind has ended."""

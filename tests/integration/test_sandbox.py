@@ -15,6 +15,7 @@ from agent.cri.client import Cri
 from agent.hooks import cri
 from agent.hooks.agent_client import Notifier
 from agent.model import snapshot as snapshots
+from agent.model.notifications import SOCKET
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from tests.fixtures.cgroups import make_cgroup
@@ -125,7 +126,7 @@ def test_agent_that_dies_after_the_notification_leaves_no_pod_narrow(node: TestN
     make_cgroup(spec.cgroup_parent())
     everything = pod_cpus(spec)
     request = pb.RunPodSandboxRequest(config=spec.config())
-    notifier = Notifier(str(node.state / "doorbell.sock"))
+    notifier = Notifier(str(node.state / SOCKET))
     assert notifier.notify(cri.run_pod_sandbox(request.SerializeToString()))
     notifier.close()
     eventually("the pod has the pool", lambda: pod_cpus(spec) == "0")

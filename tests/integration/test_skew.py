@@ -32,7 +32,7 @@ BEFORE = "0ec6eb1ef01df23321eadd82e05a65ac6780c639"
 ROOT = Path(__file__).resolve().parents[2]
 EVERYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
 ALLOCATABLE = {"cpu": "2", "memory": "4Gi", "pods": "110"}
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -117,7 +117,7 @@ class Place:
             found = self.scheduler.call("filter", extender_args(pod, [self._name]))
             return bool(found["NodeNames"] == [self._name])
 
-        eventually("the scheduler has the agent's report", known, PATIENCE_SECONDS)
+        eventually("the scheduler has the agent's report", known, TIMEOUT_SECONDS)
         assert self.scheduler.call("bind", binding_args(pod, self._name)) == {"Error": ""}
         bound = json.loads(self._api.admin.get(f"{self._pods}/{name}"))
         cpus = json.loads(bound["metadata"]["annotations"][RESOURCE_STATUS])["cpuset"]
