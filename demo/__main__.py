@@ -19,7 +19,7 @@ from agent.host.locks import Lock, LockedError
 from agent.rpc.grpc import RpcError
 from demo.machine import MachineTour
 from demo.stage import Stage, StageError
-from demo.terminal import ENDING, ended_by
+from demo.terminal import END_SIGNALS, exit_code_of
 from demo.tour import show
 from tests.fixtures.containerd import ContainerdError
 
@@ -37,7 +37,7 @@ def main() -> int:
     if os.geteuid():
         print("make run: needs root: containers and cgroups are real", file=sys.stderr)
         return 1
-    for each in ENDING:
+    for each in END_SIGNALS:
         signal.signal(each, signal.default_int_handler)
     folder = pathlib.Path(arguments.dir).resolve()
     try:
@@ -55,12 +55,12 @@ def main() -> int:
     except KeyboardInterrupt:
         pass
     except OSError as error:
-        code = ended_by(error)
+        code = exit_code_of(error)
     except (StageError, ContainerdError, RpcError, CgroupError) as error:
         print(f"make run: {error}", file=sys.stderr)
         code = 1
     finally:
-        for each in ENDING:
+        for each in END_SIGNALS:
             signal.signal(each, signal.SIG_IGN)
         runtime = "" if arguments.runtime else " and runtime"
         print_text(f"ending the agent, restoring every cpuset, ending pods{runtime}")
@@ -74,7 +74,7 @@ def print_text(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        ended_by(error)
+        exit_code_of(error)
 
 
 if __name__ == "__main__":

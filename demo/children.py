@@ -32,15 +32,15 @@ class Child:
         pid = self._process.pid
         self._pid_file.write_text(json.dumps([pid, started_at(pid)]))
 
-    def how_ended(self) -> str:
-        """The signal or exit code of its end, "" while it runs."""
+    def exit_status(self) -> str:
+        """The signal or exit code of the ended process, "" while it runs."""
         code = self._process.poll() if self._process else None
         if code is None:
             return ""
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def kill(self) -> None:
-        """SIGKILL, if it runs."""
+        """Sends SIGKILL to a running process."""
         if self._process:
             self._process.kill()
 
@@ -58,7 +58,7 @@ class Child:
         self._pid_file.unlink(missing_ok=True)
 
     def end_leftover(self) -> None:
-        """Kills a process of this name that a killed demo left running."""
+        """Kills the process of this name that an earlier demo left running."""
         try:
             pid, start = json.loads(self._pid_file.read_text())
         except (OSError, ValueError):
@@ -71,7 +71,7 @@ class Child:
         self._pid_file.unlink(missing_ok=True)
 
     def tail(self, lines: int = 5) -> str:
-        """The end of its log."""
+        """The last lines of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 

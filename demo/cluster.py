@@ -21,7 +21,7 @@ from agent.model.audit import Record
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.snapshot import Snapshot
-from demo.terminal import ENDING, ended_by
+from demo.terminal import END_SIGNALS, exit_code_of
 from demo.tour import Tour, show
 from tests.cluster import host, pods
 from tests.cluster.cluster import HOST, Cluster
@@ -46,11 +46,11 @@ class ClusterTour(Tour):
         self._read_at = 0.0
         self._files: dict[str, str] = {}
 
-    def come(self, qos: str) -> bool:
+    def create_pod(self, qos: str) -> bool:
         name = qos.lower()
         cpu = _CPUS.get(qos, "")
-        asks = "requests a CPU of its own" if qos in pods.OWNERS else "shares CPUs"
-        self.add(f"{qos} pod {_NAMESPACE}/{name} comes; it {asks}")
+        request = "requests a CPU of its own" if qos in pods.OWNERS else "shares CPUs"
+        self.add(f"{qos} pod {_NAMESPACE}/{name} is created; it {request}")
         try:
             self._cluster.create(pods.manifest(name, qos=qos, cpu=cpu))
         except ProgramError as error:
@@ -73,8 +73,8 @@ class ClusterTour(Tour):
         self.add(f"{_NAMESPACE}/{name} does not run within {_RUNS_SECONDS:g} s")
         return True
 
-    def leave(self, qos: str) -> None:
-        self.add(f"{qos} pod {_NAMESPACE}/{qos.lower()} leaves")
+    def delete_pod(self, qos: str) -> None:
+        self.add(f"{qos} pod {_NAMESPACE}/{qos.lower()} is deleted")
         self._cluster.delete_pod(qos.lower())
 
     def kill_agent(self) -> None:
@@ -89,13 +89,13 @@ class ClusterTour(Tour):
     def drift(self) -> None:
         found = self._cpuset_of("ls") or self._cpuset_of("be")
         if found is None:
-            self.add("no LS or BE pod runs whose cpuset somebody else could change")
+            self.add("no LS or BE pod runs whose cpuset another program could change")
             return
-        path, has = found
-        wrong = self._online if has != self._online else CpuSet([min(self._online)])
-        self.add(f"somebody else writes {wrong} to a cpuset (it has {has})")
+        path, current = found
+        changed = self._online if current != self._online else CpuSet([min(self._online)])
+        self.add(f"another program writes {changed} to a cpuset (it has {current})")
         own = path.removesuffix(".effective")
-        self._machine.run("sh", "-c", 'echo "$1" >"$2"', "sh", str(wrong), own)
+        self._machine.run("sh", "-c", 'echo "$1" >"$2"', "sh", str(changed), own)
 
     def _cpuset_of(self, name: str) -> tuple[str, CpuSet] | None:
         with contextlib.suppress(ProgramError, KeyError):
@@ -149,7 +149,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make run-cluster", description=__doc__)
     parser.add_argument("--seconds", type=float, help="end this number of seconds after the start")
     arguments = parser.parse_args(words)
-    for each in ENDING:
+    for each in END_SIGNALS:
         signal.signal(each, signal.default_int_handler)
     try:
         print("starting a cluster; it takes about half a minute ...", flush=True)
@@ -160,7 +160,7 @@ def main(words: Sequence[str] | None = None) -> int:
             try:
                 show(ClusterTour(cluster, topology), topology, arguments.seconds)
             finally:
-                for each in ENDING:
+                for each in END_SIGNALS:
                     signal.signal(each, signal.SIG_IGN)
         print("the cluster has ended", flush=True)
     except KeyboardInterrupt:
@@ -172,7 +172,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"make run-cluster: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        return ended_by(error)
+        return exit_code_of(error)
     return 0
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The guest's program for `make run-numa`: the demonstration on a terminal whose keys and screen are
-# files that the host sees.
+# Runs in the guest of `make run-numa`: the demo on a terminal whose keys and screen are files that
+# the host shares.
 #   guest.sh SHARE REPOSITORY PYTHON COLUMNS LINES [ARGUMENTS]
 # The host writes keys to SHARE/keys; the screen is written to SHARE/screen. COLUMNS 0: no terminal.
 set -eu
@@ -14,8 +14,8 @@ if [ "$columns" = 0 ]; then
 else
     set -- -c 'import pty, sys; pty.spawn([sys.executable, *sys.argv[1:]])' "$@"
 fi
-# More threads than that in each Go program would stand in each other's way on an emulated machine.
-# inotify does not see what the host writes.
+# GOMAXPROCS: more threads make Go programs slower on an emulated machine. inotify does not report
+# writes of the host.
 tail ---disable-inotify -n +1 -f -s 0.2 "$share/keys" | chroot "$root" env --chdir="$repository" \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/run/tmp TMPDIR=/run/tmp GOMAXPROCS=4 \
     TERM=xterm-256color LANG=C.UTF-8 COLUMNS="$columns" LINES="$lines" PYTHONDONTWRITEBYTECODE=1 \

@@ -55,24 +55,24 @@ class MachineTour(Tour):
         super().close()
         self._hierarchy.close()
 
-    def come(self, qos: str) -> bool:
+    def create_pod(self, qos: str) -> bool:
         pod = self._pods[qos]
-        asks = f"claims CPU {pod.cpuset}" if pod.cpuset else "shares CPUs"
-        self.add(f"{qos} pod {NAMESPACE}/{pod.name} comes; it {asks}")
+        request = f"claims CPU {pod.cpuset}" if pod.cpuset else "shares CPUs"
+        self.add(f"{qos} pod {NAMESPACE}/{pod.name} is created; it {request}")
         try:
             self._sandboxes[qos] = sandbox = run_sandbox(self._stage.cri, pod)
             container = create_container(self._stage.cri, create_request(pod, sandbox))
             start_container(self._stage.cri, container)
         except RpcError as error:
             self.add(f"{qos} pod {NAMESPACE}/{pod.name}: {error}")
-            self.leave(qos)
+            self.delete_pod(qos)
             return False
         return True
 
-    def leave(self, qos: str) -> None:
+    def delete_pod(self, qos: str) -> None:
         sandbox = self._sandboxes.pop(qos, "")
         if sandbox:
-            self.add(f"{qos} pod {NAMESPACE}/{self._pods[qos].name} leaves")
+            self.add(f"{qos} pod {NAMESPACE}/{self._pods[qos].name} is deleted")
             remove_pod(self._stage.cri, sandbox)
 
     def kill_agent(self) -> None:
@@ -81,21 +81,23 @@ class MachineTour(Tour):
     def drift(self) -> None:
         for title, group in self._groups():
             if title in (f"{NAMESPACE}/ls", f"{NAMESPACE}/be"):
-                has = self._hierarchy.effective_cpus(group)
-                wrong = self._online if has != self._online else CpuSet([min(self._online)])
-                self.add(f"somebody else writes {wrong} to the cpuset of {title} (it has {has})")
+                current = self._hierarchy.effective_cpus(group)
+                changed = self._online if current != self._online else CpuSet([min(self._online)])
+                self.add(
+                    f"another program writes {changed} to the cpuset of {title} (it has {current})"
+                )
                 try:
-                    self._hierarchy.write(group, wrong)
+                    self._hierarchy.write(group, changed)
                 except CgroupError as error:
                     self.add(str(error))
                 return
-        self.add("no LS or BE pod runs whose cpuset somebody else could change")
+        self.add("no LS or BE pod runs whose cpuset another program could change")
 
-    def viewer(self) -> Sequence[str]:
+    def top_command(self) -> Sequence[str]:
         state, runtime = self._stage.state, self._stage.runtime_socket
         return topolet("top", f"--state-dir={state}", f"--runtime-endpoint=unix://{runtime}")
 
-    def ended(self) -> Iterable[str]:
+    def restart_ended(self) -> Iterable[str]:
         return self._stage.restart_ended()
 
     def records(self) -> Iterable[Record]:
@@ -121,7 +123,7 @@ class MachineTour(Tour):
         ], [f"In the kernel's cpuset files: {cpusets or 'no containers'}"]
 
     def _cpusets(self) -> Iterator[tuple[str, CpuSet]]:
-        """The CPUs of each pod's containers, as cgroupfs has them."""
+        """The CPUs of each pod's containers in cgroupfs."""
         for pod, group in self._groups():
             with contextlib.suppress(CgroupError):
                 yield pod, self._hierarchy.effective_cpus(group)

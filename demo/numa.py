@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import BinaryIO
 
-from demo.terminal import ENDING, Keyboard, ended_by
+from demo.terminal import END_SIGNALS, Keyboard, exit_code_of
 from tests.vm import guest
 
 _MEMORY_GB = 1
@@ -31,7 +31,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if reasons := guest.lacking():
         print(f"make run-numa: {'; '.join(reasons)}", file=sys.stderr)
         return 1
-    for each in ENDING:
+    for each in END_SIGNALS:
         signal.signal(each, signal.default_int_handler)
     seconds = [] if arguments.seconds is None else [f"--seconds={arguments.seconds:g}"]
     # The guest can't write compiled files.
@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return 0
         except OSError as error:
-            return ended_by(error)
+            return exit_code_of(error)
 
 
 def _shown(share: pathlib.Path, arguments: Sequence[str]) -> int:
@@ -90,7 +90,7 @@ def _follow(
         if piece := screen.read():
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
-        if ended or keyboard.is_unread():
+        if ended or keyboard.output_is_closed():
             return
         keys.write(keyboard.key(_FRAME_SECONDS).encode())
 

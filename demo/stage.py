@@ -58,8 +58,8 @@ class Stage:
         self.direct = Cri(self.runtime_socket)
 
     def start(self, report: Callable[[str], None]) -> None:
-        """Removes what a killed demo left, then starts all processes. `report` is called with each
-        step. Raises StageError."""
+        """Cleans up after a killed demo, then starts all processes. Calls `report` with each step.
+        Raises StageError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.agent.end_leftover()
         self.proxy.end_leftover()
@@ -114,10 +114,10 @@ class Stage:
             events.append(
                 f"containerd ended ({how}) and was restarted; its containers kept running"
             )
-        if how := self.proxy.how_ended():
+        if how := self.proxy.exit_status():
             self.start_proxy()
             events.append(f"the proxy ended ({how}) and was restarted")
-        if how := self.agent.how_ended():
+        if how := self.agent.exit_status():
             self.start_agent()
             events.append(f"the agent ended ({how}) and was restarted")
         return events
@@ -174,8 +174,8 @@ class Stage:
     def _wait_for(self, child: Child, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self._start_seconds
         while not condition():
-            if child.how_ended() or time.monotonic() > deadline:
-                how = child.how_ended() or f"not ready within {self._start_seconds:g} s"
+            if child.exit_status() or time.monotonic() > deadline:
+                how = child.exit_status() or f"not ready within {self._start_seconds:g} s"
                 raise StageError(f"the {child.name} did not start: {how}\n{child.tail()}")
             time.sleep(0.02)
 

@@ -1,5 +1,4 @@
-"""Reads keys from a terminal one by one, and detects what ends a demonstration: signals, and a
-closed output."""
+"""Reads single keys from a terminal, and detects that the output is closed."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import time
 import tty
 from typing import Final, TextIO
 
-ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def has_keys(source: TextIO, output: TextIO) -> bool:
@@ -41,7 +40,7 @@ class Keyboard:
             try:
                 termios.tcsetattr(self._source, termios.TCSADRAIN, self._settings)
             except termios.error:
-                return  # The terminal is gone.
+                return  # The terminal is closed.
 
     def key(self, seconds: float) -> str:
         """The key that is pressed within this time, "" for none."""
@@ -52,20 +51,20 @@ class Keyboard:
             return ""
         return os.read(self._source, 1).decode("ascii", "replace")
 
-    def is_unread(self) -> bool:
-        """Whether the reader of the output has closed it: a pipe, or a terminal that hung up."""
+    def output_is_closed(self) -> bool:
+        """Whether the output is closed: a pipe without a reader, or a closed terminal."""
         poll = select.poll()
         poll.register(self._output, 0)
         return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
-def ended_by(error: OSError) -> int:
-    """The exit code after an error of the output. A reader that closes early (`head`), or a
-    terminal that hangs up, is not an error; further output is then dropped."""
+def exit_code_of(error: OSError) -> int:
+    """The exit code after an error of the output. A closed pipe (`head`) or terminal is not an
+    error; further output is dropped."""
     if error.errno in (errno.EPIPE, errno.EIO):
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-            os.dup2(nowhere.fileno(), sys.stderr.fileno())
+        with open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), sys.stdout.fileno())
+            os.dup2(null.fileno(), sys.stderr.fileno())
         return 0
     print(f"make run: {error}", file=sys.stderr)
     return 1

@@ -1,6 +1,6 @@
-"""The actions of the tour and its screen. Pods of each class come and leave, the agent is killed,
-and another program changes a cpuset. Each action has a key; without keys, the actions run one after
-the other."""
+"""The actions of the tour and its screen. Pods of each class are created and deleted, the agent is
+killed, and another program changes a cpuset. Each action has a key; without keys, the actions run
+one after the other."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ KEYS: Final = {
     "k": "kill -9",
     "d": "drift",
 }
-"""The action of each key: a pod of this class comes or leaves, or the fault is caused."""
-SCENES: Final = ((2.0, "1"), (3.0, "d"), (3.0, "k"), (4.0, "1"), (3.0, "2"), (4.0, "2"))
+"""The action of each key: creates or deletes the pod of this class, or causes the fault."""
+ACTIONS: Final = ((2.0, "1"), (3.0, "d"), (3.0, "k"), (4.0, "1"), (3.0, "2"), (4.0, "2"))
 """The actions of a tour without keys, as seconds before the action, and its key; repeated."""
 _SHOWN: Final = frozenset(
     {
@@ -47,32 +47,32 @@ _SHOWN: Final = frozenset(
 )
 _VIEW: Final = "t"
 _FRAME_SECONDS: Final = 0.2
-_STORY_LINES: Final = 8
+_EVENT_LINES: Final = 8
 _SMALL_LINES: Final = 30
-"""A terminal with fewer lines has room only for the machine, the pods and the story."""
+"""A terminal with fewer lines shows only the machine, the pods and the events."""
 
 
 class Tour(abc.ABC):
-    """The pods of a tour, and the story of what happened, with reasons. A thread creates and
-    deletes pods, one after the other, so that the screen shows each move meanwhile. `plays`: the
-    actions run one after the other without keys."""
+    """The pods of a tour, and its events with their reasons. A thread creates and deletes pods, one
+    after the other, so that the screen shows each step. `automatic`: the actions run without
+    keys."""
 
     def __init__(self) -> None:
         self.began = audit.stamp(time.time())
-        self.plays = True
+        self.automatic = True
         self._existing: set[str] = set()
         self._events: list[tuple[str, str]] = []
         self._worker = ThreadPoolExecutor(1)
         self._action: Future[None] | None = None
-        self._scene = 0
-        self._next_scene = time.monotonic()
+        self._next_action = 0
+        self._next_action_at = time.monotonic()
 
     @abc.abstractmethod
-    def come(self, qos: str) -> bool:
+    def create_pod(self, qos: str) -> bool:
         """Creates the pod of this class. Returns whether it exists, even if it does not run."""
 
     @abc.abstractmethod
-    def leave(self, qos: str) -> None:
+    def delete_pod(self, qos: str) -> None:
         """Deletes the pod of this class."""
 
     @abc.abstractmethod
@@ -80,8 +80,7 @@ class Tour(abc.ABC):
 
     @abc.abstractmethod
     def drift(self) -> None:
-        """Another program gives a container of a shared pod CPUs that it must not have, or takes
-        some of its own."""
+        """Writes wrong CPUs to the cpuset of a container that shares CPUs, as another program."""
 
     @abc.abstractmethod
     def records(self) -> Iterable[Record]:
@@ -93,13 +92,13 @@ class Tour(abc.ABC):
 
     @abc.abstractmethod
     def notes(self, *, small: bool) -> tuple[Sequence[str], Sequence[str]]:
-        """Lines above and below the picture. `small`: the terminal has room for only one."""
+        """Lines above and below the machine. `small`: the terminal has room for only one."""
 
-    def viewer(self) -> Sequence[str]:
+    def top_command(self) -> Sequence[str]:
         """The command `topolet top` for this tour; empty for none."""
         return ()
 
-    def ended(self) -> Iterable[str]:
+    def restart_ended(self) -> Iterable[str]:
         """Restarts the processes that have ended, unless another component does. Returns a line for
         each."""
         return ()
@@ -111,50 +110,49 @@ class Tour(abc.ABC):
     def begin(self) -> None:
         """Starts an LS and a BE pod."""
         for qos in ("LS", "BE"):
-            self._come_or_leave(qos)
-        self._next_scene = time.monotonic() + SCENES[0][0]
+            self._create_or_delete(qos)
+        self._next_action_at = time.monotonic() + ACTIONS[0][0]
 
     def press(self, key: str) -> None:
-        """Begins the action of a key, if there is one. The key `a` switches between playing and
-        waiting for keys."""
+        """Begins the action of a key. The key `a` starts and stops the automatic actions."""
         if key == "a":
-            self.plays = not self.plays
-            self._next_scene = time.monotonic()
+            self.automatic = not self.automatic
+            self._next_action_at = time.monotonic()
         elif key == "k":
             self.kill_agent()
         elif key == "d":
             self.drift()
         elif key in KEYS and self._action and not self._action.done():
-            self.add("the last pod has not come or left yet")
+            self.add("the last pod is still being created or deleted")
         elif key in KEYS:
-            self._action = self._worker.submit(self._come_or_leave, KEYS[key])
+            self._action = self._worker.submit(self._create_or_delete, KEYS[key])
 
-    def turn(self) -> None:
-        """Restarts what has ended, and begins the next action if its time has come."""
-        for event in self.ended():
+    def advance(self) -> None:
+        """Restarts ended processes, and begins the next action when it is due."""
+        for event in self.restart_ended():
             self.add(event)
         if self._action and self._action.done():
             self._action.result()
-        if self.plays and time.monotonic() >= self._next_scene:
-            self.press(SCENES[self._scene][1])
-            self._scene = (self._scene + 1) % len(SCENES)
-            self._next_scene = time.monotonic() + SCENES[self._scene][0]
+        if self.automatic and time.monotonic() >= self._next_action_at:
+            self.press(ACTIONS[self._next_action][1])
+            self._next_action = (self._next_action + 1) % len(ACTIONS)
+            self._next_action_at = time.monotonic() + ACTIONS[self._next_action][0]
 
     def add(self, text: str) -> None:
-        """Adds a line to the story."""
+        """Adds an event with the current time."""
         self._events.append((audit.stamp(time.time()), text))
 
-    def story(self) -> Iterator[str]:
-        """Lines with what happened and what the agent did, in order of time."""
+    def event_lines(self) -> Iterator[str]:
+        """Lines with the events and the audit records, by time."""
         lines = [(each.time, _sentence(each)) for each in self.records() if is_shown(each)]
         for stamp, text in sorted([*lines, *self._events], key=lambda each: each[0]):
             yield f"{history.local(stamp):%H:%M:%S}  {text}"
 
-    def _come_or_leave(self, qos: str) -> None:
+    def _create_or_delete(self, qos: str) -> None:
         if qos in self._existing:
             self._existing.discard(qos)
-            self.leave(qos)
-        elif self.come(qos):
+            self.delete_pod(qos)
+        elif self.create_pod(qos):
             self._existing.add(qos)
 
 
@@ -169,27 +167,27 @@ def _sentence(record: Record) -> str:
     return f"{record.title}: {text[:1].lower()}{text[1:]}"
 
 
-def picture(tour: Tour, topology: Topology, width: int, height: int, *, colour: bool) -> str:
-    """The whole screen as text, with the last lines of the story that fit."""
+def render(tour: Tour, topology: Topology, width: int, height: int, *, colour: bool) -> str:
+    """The whole screen as text, with the last events that fit."""
     above, below = (
         [line for each in texts for line in textwrap.wrap(each, width, break_on_hyphens=False)]
         for texts in tour.notes(small=height < _SMALL_LINES)
     )
-    story = [
+    events = [
         line
-        for each in tour.story()
+        for each in tour.event_lines()
         for line in textwrap.wrap(each, width, subsequent_indent=" " * 10)
     ]
     body, snapshot = "", tour.decisions()
     if snapshot:
-        room = height - len(above) - len(below) - min(len(story), _STORY_LINES) - 5
+        room = height - len(above) - len(below) - min(len(events), _EVENT_LINES) - 5
         body = node.draw(topology, snapshot, width, colour=colour, height=room)
     upper = "\n".join([*above, "", body, *below, *([""] if below else [])])
     room = max(height - upper.count("\n") - 3, 1)
     keys = " · ".join(f"{key} {what}" for key, what in KEYS.items())
-    view = f" · {_VIEW} top" if tour.viewer() else ""
-    foot = f"{keys} · a {'stop' if tour.plays else 'play'}{view} · q end"
-    return "\n".join([upper, *story[-room:], foot[:width]]) + "\n"
+    view = f" · {_VIEW} top" if tour.top_command() else ""
+    foot = f"{keys} · a {'stop' if tour.automatic else 'play'}{view} · q end"
+    return "\n".join([upper, *events[-room:], foot[:width]]) + "\n"
 
 
 def show(tour: Tour, topology: Topology, seconds: float | None) -> None:
@@ -197,28 +195,28 @@ def show(tour: Tour, topology: Topology, seconds: float | None) -> None:
     output can't be written, or is closed."""
     end = math.inf if seconds is None else time.monotonic() + seconds
     try:
-        tour.plays = seconds is not None or not has_keys(sys.stdin, sys.stdout)
+        tour.automatic = seconds is not None or not has_keys(sys.stdin, sys.stdout)
         tour.begin()
         while _shown_until(tour, topology, end) == _VIEW:
-            subprocess.run(tour.viewer(), check=False)
+            subprocess.run(tour.top_command(), check=False)
     finally:
         tour.close()
 
 
 def _shown_until(tour: Tour, topology: Topology, end: float) -> str:
-    """Shows the tour until its end, until `q`, or until the key of the viewer. Returns the key, ""
+    """Shows the tour until its end, or until `q` or the key of `topolet top`. Returns the key, ""
     at the end."""
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     with Keyboard(sys.stdin, sys.stdout) as keyboard, Screen(sys.stdout) as screen:
         while time.monotonic() < end:
-            tour.turn()
+            tour.advance()
             size = shutil.get_terminal_size((100, 50))
-            text = picture(tour, topology, size.columns, size.lines, colour=colour)
+            text = render(tour, topology, size.columns, size.lines, colour=colour)
             screen.show(format.encodable(text), size.lines)
             key = keyboard.key(_FRAME_SECONDS)
-            if keyboard.is_unread():
-                raise BrokenPipeError(errno.EPIPE, "nobody reads the output")
-            if key == "q" or (key == _VIEW and tour.viewer()):
+            if keyboard.output_is_closed():
+                raise BrokenPipeError(errno.EPIPE, "the output is closed")
+            if key == "q" or (key == _VIEW and tour.top_command()):
                 return key
             tour.press(key)
     return ""

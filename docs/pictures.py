@@ -235,7 +235,7 @@ def _moving(node: ServedNode) -> Iterator[None]:
 
 
 def tour() -> str:
-    """`make run`, after the LSE pod has come and somebody else has changed a cpuset."""
+    """`make run`, after the LSE pod is created and another program has changed a cpuset."""
     with tempfile.TemporaryDirectory(prefix="topolet-") as folder:
         seen = on_terminal(
             [sys.executable, "-m", "demo", f"--dir={folder}", "--seconds=7"], 112, 34

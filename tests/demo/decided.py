@@ -1,4 +1,4 @@
-"""An agent's snapshot that has one owner."""
+"""A snapshot of an agent with one owner."""
 
 from __future__ import annotations
 

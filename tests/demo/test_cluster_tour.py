@@ -1,4 +1,4 @@
-"""The tour of a cluster, with a cluster that is none."""
+"""The tour of a cluster, with a fake cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LATE = audit.stamp(4e9)
 
 
 class FakeMachine:
-    """`files` by path; `ran`: the programs."""
+    """`files`: texts by path. `ran`: the programs that were run."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
@@ -46,7 +46,7 @@ class FakeMachine:
 
 
 class FakeCluster:
-    """`phase`: of each pod that is created; `why`: why no node has room for it."""
+    """`phase`: of created pods. `why`: the scheduling failure. `error`: of each creation."""
 
     def __init__(self) -> None:
         self.machine = FakeMachine()
@@ -85,68 +85,68 @@ def cluster() -> FakeCluster:
 
 
 @pytest.fixture
-def place(cluster: FakeCluster) -> ClusterTour:
-    it = ClusterTour(cast(Cluster, cluster), machine())
-    it.close()
-    return it
+def tour(cluster: FakeCluster) -> ClusterTour:
+    tour = ClusterTour(cast(Cluster, cluster), machine())
+    tour.close()
+    return tour
 
 
-def told(place: ClusterTour) -> list[str]:
-    return [each[10:] for each in place.story()]
+def texts(tour: ClusterTour) -> list[str]:
+    return [each[10:] for each in tour.event_lines()]
 
 
-def test_the_scheduler_chooses_the_cpus(place: ClusterTour, cluster: FakeCluster) -> None:
-    assert place.come("LSE")
+def test_the_scheduler_chooses_the_cpus(tour: ClusterTour, cluster: FakeCluster) -> None:
+    assert tour.create_pod("LSE")
     pod = cluster.pods["lse"]
     assert pod["spec"]["schedulerName"] == "topolet-scheduler"
-    assert told(place) == [
-        "LSE pod default/lse comes; it requests a CPU of its own",
+    assert texts(tour) == [
+        "LSE pod default/lse is created; it requests a CPU of its own",
         f"topolet-scheduler chose {HOST} and CPUs 3 for default/lse",
     ]
-    place.leave("LSE")
+    tour.delete_pod("LSE")
     assert not cluster.pods
 
 
-def test_a_pod_without_a_node_has_the_schedulers_reason(
-    place: ClusterTour, cluster: FakeCluster
+def test_an_unschedulable_pod_has_the_reason_of_the_scheduler(
+    tour: ClusterTour, cluster: FakeCluster
 ) -> None:
     cluster.phase, cluster.why = "Pending", "not enough free CPUs"
-    assert place.come("LSR"), "it waits, and may leave"
-    assert told(place)[-1] == "default/lsr waits: not enough free CPUs"
+    assert tour.create_pod("LSR"), "the pod exists and can be deleted"
+    assert texts(tour)[-1] == "default/lsr waits: not enough free CPUs"
 
 
-def test_a_pod_that_the_server_refuses_is_not_there(
-    place: ClusterTour, cluster: FakeCluster
+def test_a_pod_that_the_api_server_refuses_does_not_exist(
+    tour: ClusterTour, cluster: FakeCluster
 ) -> None:
     cluster.error = "forbidden: no room"
-    assert not place.come("BE")
-    assert told(place)[-1] == "forbidden: no room"
+    assert not tour.create_pod("BE")
+    assert texts(tour)[-1] == "forbidden: no room"
 
 
-def test_the_agent_is_killed_by_its_number(place: ClusterTour, cluster: FakeCluster) -> None:
-    place.kill_agent()
-    assert told(place) == ["no agent runs"]
+def test_only_the_agent_process_is_killed(tour: ClusterTour, cluster: FakeCluster) -> None:
+    tour.kill_agent()
+    assert texts(tour) == ["no agent runs"]
     cluster.machine.files = {
         "/proc/7/cmdline": "python\0-m\0agent\0proxy\0",
         "/proc/8/cmdline": "python\0topolet\0agent\0--kubelet-configz=x\0",
     }
-    place.kill_agent()
+    tour.kill_agent()
     assert cluster.machine.ran == [("kill", "-9", "8")]
 
 
-def test_drift_is_written_to_the_pods_own_cpuset(place: ClusterTour, cluster: FakeCluster) -> None:
-    place.drift()
-    assert "could change" in told(place)[-1]
-    place.come("LS")
-    for has, wrong in (("1-3", "0-3"), ("0-3", "0")):
-        cluster.machine.files[CPUSET] = f"{has}\n"
-        place.drift()
+def test_drift_is_written_to_the_pods_own_cpuset(tour: ClusterTour, cluster: FakeCluster) -> None:
+    tour.drift()
+    assert "could change" in texts(tour)[-1]
+    tour.create_pod("LS")
+    for current, changed in (("1-3", "0-3"), ("0-3", "0")):
+        cluster.machine.files[CPUSET] = f"{current}\n"
+        tour.drift()
         *_, value, path = cluster.machine.ran[-1]
-        assert (value, path) == (wrong, CPUSET.removesuffix(".effective"))
+        assert (value, path) == (changed, CPUSET.removesuffix(".effective"))
 
 
 def test_decisions_and_records_of_the_agent_are_read_once_a_second(
-    place: ClusterTour, cluster: FakeCluster
+    tour: ClusterTour, cluster: FakeCluster
 ) -> None:
     record = Record(1, LATE, "agent", AuditEvent.CPUS_ASSIGNED, "default", "lse", after="3")
     other = msgspec.structs.replace(record, namespace="topolet-system", pod="agent-1")
@@ -157,11 +157,11 @@ def test_decisions_and_records_of_the_agent_are_read_once_a_second(
         + old
         + "\ntorn",
     }
-    assert place.decisions() == SNAPSHOT
-    assert told(place) == ["default/lse: the pod owns CPUs 3."]
+    assert tour.decisions() == SNAPSHOT
+    assert texts(tour) == ["default/lse: the pod owns CPUs 3."]
     assert cluster.machine.reads == 1
 
 
-def test_without_an_agent_there_are_no_decisions(place: ClusterTour) -> None:
-    assert place.decisions() is None
-    assert list(place.records()) == []
+def test_without_an_agent_there_are_no_decisions(tour: ClusterTour) -> None:
+    assert tour.decisions() is None
+    assert list(tour.records()) == []

@@ -1,4 +1,4 @@
-"""The names that a demo shares with the rest of the machine."""
+"""The identity of a demo in machine-wide names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from demo.stage import identity
 
 
-def test_two_checkouts_are_distinguished(tmp_path: Path) -> None:
+def test_two_checkouts_have_different_identities(tmp_path: Path) -> None:
     one, other = (tmp_path / name / "var" for name in ("one", "other"))
     assert identity(one) != identity(other)
     assert identity(one) == identity(one / ".." / "var")

@@ -1,4 +1,4 @@
-"""The tour's keys, its story and its picture, without a runtime."""
+"""The keys, the events and the screen of the tour, without a runtime."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from tests.waiting import eventually
 
 
 class FakeTour(Tour):
-    """`did`: what the keys began. `comes`: whether pods are there after they were started."""
+    """`actions`: the started actions. `exists`: the result of `create_pod`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.did: list[str] = []
-        self.comes = True
-        self.trail: list[Record] = []
+        self.actions: list[str] = []
+        self.exists = True
+        self.audit_records: list[Record] = []
         self.restarted: list[str] = []
 
-    def come(self, qos: str) -> bool:
-        self.did.append(f"{qos} comes")
-        return self.comes
+    def create_pod(self, qos: str) -> bool:
+        self.actions.append(f"{qos} created")
+        return self.exists
 
-    def leave(self, qos: str) -> None:
-        self.did.append(f"{qos} leaves")
+    def delete_pod(self, qos: str) -> None:
+        self.actions.append(f"{qos} deleted")
 
     def kill_agent(self) -> None:
-        self.did.append("kill")
+        self.actions.append("kill")
         self.restarted = ["the agent ended"]
 
     def drift(self) -> None:
-        self.did.append("drift")
+        self.actions.append("drift")
 
-    def ended(self) -> Iterable[str]:
+    def restart_ended(self) -> Iterable[str]:
         found, self.restarted = self.restarted, []
         return found
 
     def records(self) -> Iterable[Record]:
-        return self.trail
+        return self.audit_records
 
     def decisions(self) -> Snapshot | None:
         return SNAPSHOT
@@ -55,62 +55,64 @@ class FakeTour(Tour):
 
 
 @pytest.fixture
-def place() -> FakeTour:
+def fake() -> FakeTour:
     return FakeTour()
 
 
-def done(place: FakeTour, key: str) -> None:
-    """Presses the key until it is taken: the action before it may not have ended."""
-    before = len(place.did)
+def press_until_accepted(fake: FakeTour, key: str) -> None:
+    """Presses the key until its action starts, after the end of the action before."""
+    before = len(fake.actions)
 
-    def taken() -> bool:
-        if len(place.did) == before:
-            place.press(key)
-        return len(place.did) > before
+    def accepted() -> bool:
+        if len(fake.actions) == before:
+            fake.press(key)
+        return len(fake.actions) > before
 
-    eventually(f"{key} is taken", taken)
+    eventually(f"{key} is accepted", accepted)
 
 
-def test_a_key_lets_a_pod_come_and_the_next_time_leave(place: FakeTour) -> None:
-    place.begin()
-    place.plays = False
+def test_a_key_creates_a_pod_and_the_next_press_deletes_it(fake: FakeTour) -> None:
+    fake.begin()
+    fake.automatic = False
     for key in ("1", "3", "1"):
-        done(place, key)
-    place.close()
-    assert [each for each in place.did if "LSE" in each] == ["LSE comes", "LSE leaves"]
-    assert place.did[-2:] == ["LS leaves", "LSE leaves"]
-    assert place.did[:2] == ["LS comes", "BE comes"]
+        press_until_accepted(fake, key)
+    fake.close()
+    assert [each for each in fake.actions if "LSE" in each] == ["LSE created", "LSE deleted"]
+    assert fake.actions[-2:] == ["LS deleted", "LSE deleted"]
+    assert fake.actions[:2] == ["LS created", "BE created"]
 
 
-def test_a_pod_that_did_not_come_is_tried_again(place: FakeTour) -> None:
-    place.comes = False
+def test_a_pod_that_was_not_created_is_created_by_the_next_press(fake: FakeTour) -> None:
+    fake.exists = False
     for _ in range(2):
-        done(place, "2")
-    place.close()
-    assert place.did == ["LSR comes", "LSR comes"]
+        press_until_accepted(fake, "2")
+    fake.close()
+    assert fake.actions == ["LSR created", "LSR created"]
 
 
-def test_faults_and_unknown_keys(place: FakeTour) -> None:
-    place.plays = False
+def test_keys_of_faults_cause_them_and_unknown_keys_do_nothing(fake: FakeTour) -> None:
+    fake.automatic = False
     for key in ("d", "k", "x", ""):
-        place.press(key)
-    place.turn()
-    place.close()
-    assert place.did == ["drift", "kill"]
-    assert [each[10:] for each in place.story()] == ["the agent ended"]
+        fake.press(key)
+    fake.advance()
+    fake.close()
+    assert fake.actions == ["drift", "kill"]
+    assert [each[10:] for each in fake.event_lines()] == ["the agent ended"]
 
 
-def test_it_plays_until_the_key_ends_that(place: FakeTour, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tour, "SCENES", ((0.0, "d"), (0.0, "k")))
-    place.turn()
-    place.turn()
-    place.press("a")
-    place.turn()
-    place.close()
-    assert place.did == ["drift", "kill"]
+def test_the_tour_is_automatic_until_the_key_stops_it(
+    fake: FakeTour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tour, "ACTIONS", ((0.0, "d"), (0.0, "k")))
+    fake.advance()
+    fake.advance()
+    fake.press("a")
+    fake.advance()
+    fake.close()
+    assert fake.actions == ["drift", "kill"]
 
 
-def test_the_history_is_in_order_of_time_and_gives_reasons(place: FakeTour) -> None:
+def test_the_history_is_in_order_of_time_and_gives_reasons(fake: FakeTour) -> None:
     def written(seconds: float, container: str, field: str = "cpuset.cpus") -> Record:
         return Record(
             1,
@@ -128,10 +130,14 @@ def test_the_history_is_in_order_of_time_and_gives_reasons(place: FakeTour) -> N
         )
 
     late = 4e9
-    place.add("first")
-    place.trail = [written(late, "main"), written(late, ""), written(late, "main", "cpu.shares")]
-    place.close()
-    first, second = place.story()
+    fake.add("first")
+    fake.audit_records = [
+        written(late, "main"),
+        written(late, ""),
+        written(late, "main", "cpu.shares"),
+    ]
+    fake.close()
+    first, second = fake.event_lines()
     assert first.endswith("  first")
     assert second.endswith(
         "  demo/ls: container main moves to CPUs 0 (before: 0-1): pod demo/lse owns CPUs 1."
@@ -139,11 +145,11 @@ def test_the_history_is_in_order_of_time_and_gives_reasons(place: FakeTour) -> N
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 50), (200, 60), (60, 30)])
-def test_the_picture_fits_and_ends_with_the_keys(place: FakeTour, width: int, height: int) -> None:
+def test_the_picture_fits_and_ends_with_the_keys(fake: FakeTour, width: int, height: int) -> None:
     for number in range(100):
-        place.add(f"event {number} " + "word " * 20)
-    place.close()
-    lines = tour.picture(place, machine(), width, height, colour=False).splitlines()
+        fake.add(f"event {number} " + "word " * 20)
+    fake.close()
+    lines = tour.render(fake, machine(), width, height, colour=False).splitlines()
     assert len(lines) <= height - 1
     assert max(map(len, lines)) <= width
     assert lines[-1].startswith("1 LSE · 2 LSR")

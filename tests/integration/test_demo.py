@@ -235,17 +235,19 @@ def test_it_ends_when_its_terminal_hangs_up(folder: pathlib.Path) -> None:
 @pytest.mark.long
 def test_one_key_for_each_pod_and_fault(folder: pathlib.Path) -> None:
     with Terminal(demo(folder)) as terminal:
-        terminal.wait_for("LS pod topolet-demo/ls comes", "BE pod topolet-demo/be comes", "q end")
+        terminal.wait_for(
+            "LS pod topolet-demo/ls is created", "BE pod topolet-demo/be is created", "q end"
+        )
         terminal.press("1")
         terminal.wait_for(f"topolet-demo/lse: the pod owns CPUs {LAST_CPU}, as its annotation")
         terminal.wait_for("topolet-demo/ls: container main moves to CPUs")
         terminal.press("d")
-        terminal.wait_for("somebody else writes", "another process had set it")
+        terminal.wait_for("another program writes", "another process had set it")
         terminal.press("k")
         terminal.wait_for("the agent ended (signal SIGKILL) and was restarted")
         terminal.press("1")
         terminal.wait_for(
-            "LSE pod topolet-demo/lse leaves", f"does not own CPUs {LAST_CPU} any more"
+            "LSE pod topolet-demo/lse is deleted", f"does not own CPUs {LAST_CPU} any more"
         )
         terminal.press("t")
         terminal.wait_for("1-5 pages", "topolet-demo/be")
