@@ -35,11 +35,13 @@ def body(selector: Any, **status: Any) -> bytes:
         ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["db"]}]}, WEB, True),
     ],
 )
-def test_selector(selector: Any, labels: dict[str, str], covered: bool) -> None:
+def test_a_budget_covers_the_pods_that_its_selector_matches(
+    selector: Any, labels: dict[str, str], covered: bool
+) -> None:
     assert read(body(selector)).covers("p", labels) is covered
 
 
-def test_status() -> None:
+def test_disrupted_pods_are_not_covered() -> None:
     budget = read(body({}, disruptionsAllowed=2, disruptedPods={"p": "2026-01-01T00:00:00Z"}))
     assert budget.allowed == 2
     assert not budget.covers("p", {})
@@ -51,7 +53,7 @@ def test_an_invalid_budget_is_reported_with_its_name_and_field() -> None:
         read(body({}, disruptionsAllowed="two"))
 
 
-def test_budgets_follow_the_watch() -> None:
+def test_budgets_change_with_the_watch() -> None:
     budgets = Budgets()
     first = read(body({"matchLabels": WEB}, disruptionsAllowed=1))
     key = ObjectKey("shop", "b")
@@ -69,13 +71,13 @@ def test_budgets_follow_the_watch() -> None:
     assert covering() == ()
 
 
-def test_nothing_of_deleted_namespaces_is_kept() -> None:
+def test_deleted_namespaces_use_no_memory() -> None:
     budgets, first = Budgets(), read(body({}))
 
-    def come_and_go() -> None:
+    def add_and_delete() -> None:
         for number in range(1_000):
             key = ObjectKey(f"namespace-{number}", "b")
             budgets.changed([Change(ChangeKind.ADDED, key, first)])
             budgets.changed([Change(ChangeKind.DELETED, key, first)])
 
-    assert kept_bytes(come_and_go) < 10_000
+    assert kept_bytes(add_and_delete) < 10_000

@@ -1,4 +1,4 @@
-"""Compares the selected victims with an exhaustive search of all sets."""
+"""The search for the best set of victims, compared with an exhaustive search of all sets."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ pods = st.lists(
     max_size=7,
     unique_by=lambda each: each.uid,
 )
-# What helps: any set that has one of these within.
+# A set of victims makes room if it contains one of these sets.
 needed = st.lists(
     st.frozensets(st.sampled_from([f"u{n}" for n in range(7)]), min_size=1, max_size=4), max_size=4
 ).map(tuple)
 allowances = st.fixed_dictionaries({"a": st.integers(0, 3), "b": st.integers(-1, 2)})
 
 
-def helps(needed: Sets, chosen: frozenset[str]) -> bool:
+def makes_room(needed: Sets, chosen: frozenset[str]) -> bool:
     return any(each <= chosen for each in needed)
 
 
-def brute(
+def exhaustive_search(
     candidates: Sequence[PotentialVictim], allowed: Mapping[str, int], needed: Sets
 ) -> set[str]:
-    """The best of all sets."""
+    """The uids of the best of all sets that make room."""
     ordered = sorted(candidates, key=importance)
     best: tuple[object, ...] | None = None
     answer: set[str] = set()
     for size in range(1, len(ordered) + 1):
         for chosen in itertools.combinations(enumerate(ordered), size):
             pods = [each for _, each in chosen]
-            if not helps(needed, frozenset(each.uid for each in pods)):
+            if not makes_room(needed, frozenset(each.uid for each in pods)):
                 continue
             key = (
                 violations(pods, allowed),
@@ -65,33 +65,33 @@ def brute(
 
 
 @given(pods, allowances, needed)
-def test_equals_the_best_of_every_set(
+def test_the_result_is_the_best_of_all_sets(
     candidates: list[PotentialVictim], allowed: dict[str, int], needed: Sets
 ) -> None:
-    found = best_set(candidates, allowed, lambda chosen: helps(needed, chosen))
-    assert set(found.uids if found else ()) == brute(candidates, allowed, needed)
+    best = best_set(candidates, allowed, lambda chosen: makes_room(needed, chosen))
+    assert set(best.uids if best else ()) == exhaustive_search(candidates, allowed, needed)
 
 
 @given(pods, allowances, needed, st.integers(0, 10))
-def test_short_search_makes_room_and_spares_pods_if_possible(
+def test_a_short_search_makes_room_and_has_no_superfluous_victims(
     candidates: list[PotentialVictim], allowed: dict[str, int], needed: Sets, trials: int
 ) -> None:
-    found = best_set(candidates, allowed, lambda chosen: helps(needed, chosen), trials=trials)
-    everyone = frozenset(each.uid for each in candidates)
-    assert (found is not None) == helps(needed, everyone)
-    if found is not None:
-        chosen = frozenset(found.uids)
-        assert helps(needed, chosen)
-        assert not any(helps(needed, chosen - {each}) for each in chosen)
+    best = best_set(candidates, allowed, lambda chosen: makes_room(needed, chosen), trials=trials)
+    all_uids = frozenset(each.uid for each in candidates)
+    assert (best is not None) == makes_room(needed, all_uids)
+    if best is not None:
+        chosen = frozenset(best.uids)
+        assert makes_room(needed, chosen)
+        assert not any(makes_room(needed, chosen - {each}) for each in chosen)
 
 
 @given(pods, allowances, needed, st.randoms())
-def test_order_of_the_candidates_does_not_matter(
-    candidates: list[PotentialVictim], allowed: dict[str, int], needed: Sets, chance: object
+def test_the_order_of_the_candidates_does_not_matter(
+    candidates: list[PotentialVictim], allowed: dict[str, int], needed: Sets, random_order: object
 ) -> None:
-    found = best_set(candidates, allowed, lambda chosen: helps(needed, chosen))
-    backwards = best_set(candidates[::-1], allowed, lambda chosen: helps(needed, chosen))
-    assert found == backwards
+    best = best_set(candidates, allowed, lambda chosen: makes_room(needed, chosen))
+    reversed_result = best_set(candidates[::-1], allowed, lambda chosen: makes_room(needed, chosen))
+    assert best == reversed_result
 
 
 def pod(uid: str, priority: int = 0, started_at: int = 0, *budgets: str) -> PotentialVictim:
@@ -99,33 +99,39 @@ def pod(uid: str, priority: int = 0, started_at: int = 0, *budgets: str) -> Pote
 
 
 CASES = {
-    "one of high priority is spared for two of low": (
+    "two pods of low priority rather than one of high priority": (
         [pod("high", 5), pod("low1"), pod("low2")],
         {},
         ({"high"}, {"low1", "low2"}),
         ("low1", "low2"),
         0,
     ),
-    "one large one for two small ones of its priority": (
+    "one large pod rather than two small ones of equal priority": (
         [pod("large"), pod("small1", 0, 1), pod("small2", 0, 2)],
         {},
         ({"large"}, {"small1", "small2"}),
         ("large",),
         0,
     ),
-    "who started last": ([pod("old", 0, 1), pod("new", 0, 2)], {}, ({"old"}, {"new"}), ("new",), 0),
-    "a budget goes before priority": (
-        [pod("high", 5), pod("guarded", 0, 0, "b")],
+    "the pod that started last": (
+        [pod("old", 0, 1), pod("new", 0, 2)],
+        {},
+        ({"old"}, {"new"}),
+        ("new",),
+        0,
+    ),
+    "a budget counts before priority": (
+        [pod("high", 5), pod("protected", 0, 0, "b")],
         {"b": 0},
-        ({"high"}, {"guarded"}),
+        ({"high"}, {"protected"}),
         ("high",),
         0,
     ),
-    "a budget that allows one is no hindrance": (
-        [pod("high", 5), pod("guarded", 0, 0, "b")],
+    "a budget that allows one disruption is not violated": (
+        [pod("high", 5), pod("protected", 0, 0, "b")],
         {"b": 1},
-        ({"high"}, {"guarded"}),
-        ("guarded",),
+        ({"high"}, {"protected"}),
+        ("protected",),
         0,
     ),
     "violations are counted": (
@@ -138,48 +144,52 @@ CASES = {
 }
 
 
-def test_short_search_first_spares_pods_with_a_budget() -> None:
-    candidates = [pod("free", 5), pod("kept", 0, 0, "b")]
-    assert best_set(candidates, {"b": 0}, bool, trials=0) == Victims(("free",), 0)
+def test_a_short_search_prefers_pods_without_a_budget() -> None:
+    candidates = [pod("unprotected", 5), pod("protected", 0, 0, "b")]
+    assert best_set(candidates, {"b": 0}, bool, trials=0) == Victims(("unprotected",), 0)
 
 
-def test_one_large_pod_among_many() -> None:
-    """Of 60 equal pods any three make room, or two certain ones, or the first one alone."""
+def test_one_large_pod_is_found_among_many() -> None:
+    """Any three of 60 equal pods make room, and so do u10 and u11, or u00 alone."""
     pods = [pod(f"u{number:02}", 0, number) for number in range(60)]
     calls = 0
 
-    def helps(chosen: frozenset[str]) -> bool:
+    def makes_room(chosen: frozenset[str]) -> bool:
         nonlocal calls
         calls += 1
         return len(chosen) >= 3 or bool({"u00"} & chosen) or {"u10", "u11"} <= chosen
 
-    assert best_set(pods, {}, helps) == Victims(("u00",), 0)
+    assert best_set(pods, {}, makes_room) == Victims(("u00",), 0)
     assert calls <= 600
 
 
-@pytest.mark.parametrize("kept", [0, 1], ids=["a budget protects all", "a budget protects none"])
-def test_pairs_are_limited_to_pods_that_could_be_better(kept: int) -> None:
-    """kube-scheduler sends hundreds of nodes at once, and waits for seconds."""
+@pytest.mark.parametrize(
+    "disruptions_allowed", [0, 1], ids=["a budget protects all", "a budget protects none"]
+)
+def test_pairs_are_limited_to_pods_that_could_be_better(disruptions_allowed: int) -> None:
+    """kube-scheduler sends hundreds of nodes in one request, and its timeout is a few seconds."""
     pods = [pod(f"u{number:03}", number % 3, number, "b") for number in range(250)]
-    allowed = Counted({"b": kept})
-    found = best_set(pods, allowed, lambda chosen: bool({"u001", "u006"} & chosen), trials=400)
-    assert found == Victims(("u006",), 1 - kept)
-    assert allowed.looks < 4000, "of 31,125 pairs"
+    allowed = CountingDict({"b": disruptions_allowed})
+    best = best_set(pods, allowed, lambda chosen: bool({"u001", "u006"} & chosen), trials=400)
+    assert best == Victims(("u006",), 1 - disruptions_allowed)
+    assert allowed.iterations < 4000, "of 31,125 pairs"
 
 
-class Counted(collections.UserDict[str, int]):
-    looks = 0
+class CountingDict(collections.UserDict[str, int]):
+    iterations = 0
 
     def __iter__(self) -> Iterator[str]:
-        self.looks += 1
+        self.iterations += 1
         return super().__iter__()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_case(case: str) -> None:
+def test_the_best_set(case: str) -> None:
     candidates, allowed, needed, uids, count = CASES[case]
     sets = tuple(map(frozenset, needed))
-    assert best_set(candidates, allowed, lambda chosen: helps(sets, chosen)) == Victims(uids, count)
+    assert best_set(candidates, allowed, lambda chosen: makes_room(sets, chosen)) == Victims(
+        uids, count
+    )
 
 
 def test_no_set_makes_room() -> None:
