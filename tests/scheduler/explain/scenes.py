@@ -66,8 +66,8 @@ class Scene:
 
     def cpus(self, name: str, numa_node: int, count: int) -> str:
         """The first CPUs of a NUMA node of the node."""
-        of_node = [cpu for cpu, node in self.cluster.numa_nodes(name).items() if node == numa_node]
-        return ",".join(map(str, sorted(of_node)[:count]))
+        cpus = [cpu for cpu, node in self.cluster.numa_nodes(name).items() if node == numa_node]
+        return ",".join(map(str, sorted(cpus)[:count]))
 
     def add_budget(self, namespace: str, name: str, budget: Budget) -> None:
         self.budgets.changed([Change(ChangeKind.ADDED, ObjectKey(namespace, name), budget)])

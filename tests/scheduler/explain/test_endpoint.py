@@ -1,4 +1,4 @@
-"""The answer of the scheduler's port, and what it does not tell."""
+"""The responses of the explain endpoint, and the information that they must not contain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agent.scheduler import process
 from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.preemption.disruption_budgets import Budget
-from agent.view import explanation as words
+from agent.view import explanation as view
 from tests.fixtures.fleet import CARDS, SMALL, carder, owner, plain
 from tests.scheduler.explain.scenes import SCHEDULER, Scene
 
@@ -35,8 +35,8 @@ HOLDER = "pod_0b0a2f0e"
 
 @pytest.fixture
 def scene() -> Scene:
-    """A node full of another user's pods, which a budget protects."""
-    it = Scene(a=SMALL)
+    """A node full of another user's pods, which a PodDisruptionBudget protects."""
+    scene = Scene(a=SMALL)
     for number in range(4):
         body = owner(8, 4).pod(f"{SECRET}-{number}", node="a")
         body["metadata"]["namespace"] = SECRET
@@ -48,13 +48,15 @@ def scene() -> Scene:
             GROUP_ANNOTATION: f"{SECRET}/5",
         }
         body["spec"]["priority"] = 1
-        it.report_pod(body)
+        scene.report_pod(body)
     selector = LabelSelector({"app": SECRET})
-    it.add_budget(SECRET, SECRET, Budget(SECRET, SECRET, selector, 0, uid=f"uid-{SECRET}"))
-    return it
+    scene.add_budget(SECRET, SECRET, Budget(SECRET, SECRET, selector, 0, uid=f"uid-{SECRET}"))
+    return scene
 
 
-def served(scene: Scene, unavailable: str | None = None, lease_holder: str = HOLDER) -> HttpServer:
+def started_server(
+    scene: Scene, unavailable: str | None = None, lease_holder: str = HOLDER
+) -> HttpServer:
     explainer = Explainer(scene.cluster, SCHEDULER, budgets=scene.budgets)
     routes = {endpoint.PATH: endpoint.route(explainer, lambda: unavailable, lease_holder)}
     server = HttpServer("127.0.0.1:0", routes, process.PAGE_LIMITS, NodeAddresses(frozenset()))
@@ -64,13 +66,13 @@ def served(scene: Scene, unavailable: str | None = None, lease_holder: str = HOL
 
 @pytest.fixture
 def client(scene: Scene) -> Iterator[Transport]:
-    """Reaches the port in the place of the API server's proxy."""
-    server = served(scene)
+    """Sends requests as the API server's proxy does."""
+    server = started_server(scene)
     yield Transport(FileAccess(f"http://127.0.0.1:{server.port}"))
     server.close()
 
 
-def ask(
+def explain(
     transport: Transport, *pods: Any, drained: tuple[str, ...] = (), lease_holder: str = HOLDER
 ) -> bytes:
     body = {"pods": list(pods), "drained": list(drained), "leaseHolder": lease_holder}
@@ -78,115 +80,119 @@ def ask(
 
 
 def test_no_answer_names_other_pods(client: Transport) -> None:
-    found = ask(client, owner(8, 4).pod("p"))
-    (told,) = endpoint.decode_answer(found).explanations
-    assert told.nodes[0].eviction is not None
-    assert told.nodes[0].eviction.protected == 1
-    assert SECRET.encode() not in found
+    response = explain(client, owner(8, 4).pod("p"))
+    (explanation,) = endpoint.decode_answer(response).explanations
+    assert explanation.nodes[0].eviction is not None
+    assert explanation.nodes[0].eviction.protected == 1
+    assert SECRET.encode() not in response
 
 
-def test_a_reference_leads_a_reader_of_the_object_to_its_name(client: Transport) -> None:
-    """Nothing else: the references of two answers are different."""
-    first, second = (endpoint.decode_answer(ask(client, owner(16, 4).pod("p"))) for _ in range(2))
+def test_a_reference_has_a_name_only_for_a_caller_who_knows_the_uid(client: Transport) -> None:
+    """The references in two responses are different."""
+    first, second = (
+        endpoint.decode_answer(explain(client, owner(16, 4).pod("p"))) for _ in range(2)
+    )
     uids = {f"uid-{SECRET}-{number}": f"{SECRET}/{SECRET}-{number}" for number in range(4)}
-    (blind,) = endpoint.named(first, {"uid-p": "default/p"})
-    (reader,) = endpoint.named(first, uids | {f"uid-{SECRET}": f"{SECRET}/{SECRET}"})
-    hidden, shown = blind.nodes[0].eviction, reader.nodes[0].eviction
+    (without_uids,) = endpoint.named(first, {"uid-p": "default/p"})
+    (with_uids,) = endpoint.named(first, uids | {f"uid-{SECRET}": f"{SECRET}/{SECRET}"})
+    hidden, shown = without_uids.nodes[0].eviction, with_uids.nodes[0].eviction
     assert hidden is not None
     assert shown is not None
     assert (hidden.pods, hidden.protecting, hidden.victims, hidden.budgets) == (2, 1, (), ())
     assert len(set(shown.victims)) == 2
     assert set(shown.victims) < set(uids.values())
     assert shown.budgets == (f"{SECRET}/{SECRET}",)
-    assert "change PodDisruptionBudget: spec" in words.draw(blind)
-    assert f"change PodDisruptionBudget {SECRET}/{SECRET}: spec" in words.draw(reader)
-    (of_other,) = endpoint.named(endpoint.Answer(second.explanations, first.salt), uids)
-    assert of_other.nodes[0].eviction is not None
-    assert of_other.nodes[0].eviction.victims == ()
+    assert "change PodDisruptionBudget: spec" in view.draw(without_uids)
+    assert f"change PodDisruptionBudget {SECRET}/{SECRET}: spec" in view.draw(with_uids)
+    (wrong_salt,) = endpoint.named(endpoint.Answer(second.explanations, first.salt), uids)
+    assert wrong_salt.nodes[0].eviction is not None
+    assert wrong_salt.nodes[0].eviction.victims == ()
 
 
-def test_a_victim_that_the_caller_may_not_read_is_counted(client: Transport) -> None:
-    answer = endpoint.decode_answer(ask(client, owner(16, 4).pod("p")))
-    (everything,) = endpoint.named(
+def test_victims_that_the_caller_may_not_read_are_counted(client: Transport) -> None:
+    answer = endpoint.decode_answer(explain(client, owner(16, 4).pod("p")))
+    (with_pod_uids,) = endpoint.named(
         answer, {f"uid-{SECRET}-{number}": str(number) for number in range(4)}
     )
-    assert everything.nodes[0].eviction is not None
-    one, _ = everything.nodes[0].eviction.victims
-    (told,) = endpoint.named(answer, {f"uid-{SECRET}-{one}": "shop/known"})
-    said = "The eviction of 2 pods of lower priority would make room: shop/known, 1 other."
-    assert said in " ".join(words.draw(told).split())
+    assert with_pod_uids.nodes[0].eviction is not None
+    one, _ = with_pod_uids.nodes[0].eviction.victims
+    (explanation,) = endpoint.named(answer, {f"uid-{SECRET}-{one}": "shop/known"})
+    text = "The eviction of 2 pods of lower priority would make room: shop/known, 1 other."
+    assert text in " ".join(view.draw(explanation).split())
 
 
-def test_a_pod_with_cards_of_a_plugin_is_named_for_its_readers() -> None:
+def test_a_pod_with_gpus_of_a_device_plugin_is_named_for_callers_who_know_its_uid() -> None:
     scene = Scene(a=CARDS)
     body = scene.objects["a"].devices("a")
-    held = {"containerName": "c", "resourceName": "nvidia.com/gpu"}
-    given = [
-        {**held, "podUID": f"uid-plugged-{minor}", "deviceIDs": [f"a-GPU-{minor}"]}
+    allocation = {"containerName": "c", "resourceName": "nvidia.com/gpu"}
+    allocations = [
+        {**allocation, "podUID": f"uid-plugged-{minor}", "deviceIDs": [f"a-GPU-{minor}"]}
         for minor in range(8)
     ]
-    body["metadata"]["annotations"] = {GPU_CHECKPOINTS: json.dumps(given)}
+    body["metadata"]["annotations"] = {GPU_CHECKPOINTS: json.dumps(allocations)}
     scene.devices(body)
     for minor in range(8):
         scene.run(plain("1", "1Gi"), f"plugged-{minor}", "a")
-    server = served(scene)
+    server = started_server(scene)
     transport = Transport(FileAccess(f"http://127.0.0.1:{server.port}"))
-    answer = endpoint.decode_answer(ask(transport, carder(1).pod("p")))
+    answer = endpoint.decode_answer(explain(transport, carder(1).pod("p")))
     server.close()
-    (told,) = endpoint.named(answer, {"uid-plugged-3": "default/plugged-3"})
+    (explanation,) = endpoint.named(answer, {"uid-plugged-3": "default/plugged-3"})
     (cause,) = (
         each
-        for each in told.nodes[0].causes
+        for each in explanation.nodes[0].causes
         if each.resource == "gpu" and each.objects[0].field == "spec.schedulerName"
     )
     assert sorted(each.name for each in cause.objects) == ["", "a", "default/plugged-3"]
     assert cause.message.endswith(": gpu 0,1,2,3,4,5,6,7 (pods: 8)")
 
 
-def test_a_group_of_other_pods_is_not_reported(client: Transport) -> None:
-    """Whoever may read a member knows its uid."""
-    stranger = owner(8, 4).pod("p")
-    stranger["metadata"]["namespace"] = SECRET
-    stranger["metadata"]["annotations"][GROUP_ANNOTATION] = f"{SECRET}/5"
-    member = json.loads(json.dumps(stranger))
+def test_the_state_of_a_group_is_hidden_from_callers_who_know_no_member(client: Transport) -> None:
+    """A caller who may read a member knows its uid."""
+    other_pod = owner(8, 4).pod("p")
+    other_pod["metadata"]["namespace"] = SECRET
+    other_pod["metadata"]["annotations"][GROUP_ANNOTATION] = f"{SECRET}/5"
+    member = json.loads(json.dumps(other_pod))
     member["metadata"]["uid"] = f"uid-{SECRET}-0"
-    (told,) = endpoint.decode_answer(ask(client, stranger)).explanations
-    assert told.group is not None
-    assert (told.group.placed, told.group.node) == (0, "")
-    (told,) = endpoint.decode_answer(ask(client, member)).explanations
-    assert told.group is not None
-    assert (told.group.placed, told.group.node) == (4, "a")
+    (explanation,) = endpoint.decode_answer(explain(client, other_pod)).explanations
+    assert explanation.group is not None
+    assert (explanation.group.placed, explanation.group.node) == (0, "")
+    (explanation,) = endpoint.decode_answer(explain(client, member)).explanations
+    assert explanation.group is not None
+    assert (explanation.group.placed, explanation.group.node) == (4, "a")
 
 
 def test_nodes_that_do_not_exist_cannot_be_drained(client: Transport) -> None:
     with pytest.raises(RejectedError, match="drained: node z does not exist"):
-        ask(client, owner(8, 4).pod("p"), drained=("z",))
-    ask(client, owner(8, 4).pod("p"), drained=("a",))
+        explain(client, owner(8, 4).pod("p"), drained=("z",))
+    explain(client, owner(8, 4).pod("p"), drained=("a",))
 
 
-def test_a_process_that_does_not_lead_explains_nothing(scene: Scene) -> None:
-    server = served(scene, "another replica leads")
+def test_a_process_that_is_not_the_leader_explains_nothing(scene: Scene) -> None:
+    server = started_server(scene, "another replica leads")
     with pytest.raises(ServerError, match="another replica leads"):
-        ask(Transport(FileAccess(f"http://127.0.0.1:{server.port}")), owner(8, 4).pod("p"))
+        explain(Transport(FileAccess(f"http://127.0.0.1:{server.port}")), owner(8, 4).pod("p"))
     server.close()
 
 
 @pytest.mark.parametrize("named", ["", "pod", HOLDER[:-1], f"{HOLDER}0", "\u00e9"])
-def test_a_neighbour_who_may_not_read_the_lease_gets_no_explanation(
+def test_a_caller_who_may_not_read_the_lease_gets_no_explanation(
     client: Transport, named: str
 ) -> None:
-    """The answer has the names of nodes and what is free on them."""
+    """The response contains the names of nodes and their free resources."""
     with pytest.raises(KubeError, match="holder of the leader's Lease"):
-        ask(client, owner(8, 4).pod("p"), lease_holder=named)
+        explain(client, owner(8, 4).pod("p"), lease_holder=named)
 
 
-def test_without_a_lease_all_callers_are_answered(scene: Scene) -> None:
-    server = served(scene, lease_holder="")
-    ask(Transport(FileAccess(f"http://127.0.0.1:{server.port}")), owner(8, 4).pod("p"))
+def test_without_a_lease_all_callers_get_an_explanation(scene: Scene) -> None:
+    server = started_server(scene, lease_holder="")
+    explain(Transport(FileAccess(f"http://127.0.0.1:{server.port}")), owner(8, 4).pod("p"))
     server.close()
 
 
-def test_one_explanation_at_a_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_explanation_is_made_at_a_time(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def slow(*_: Any, **__: Any) -> tuple[Explanation, ...]:
@@ -195,16 +201,16 @@ def test_one_explanation_at_a_time(scene: Scene, monkeypatch: pytest.MonkeyPatch
         return ()
 
     monkeypatch.setattr(Explainer, "explain_all", slow)
-    server = served(scene)
+    server = started_server(scene)
     transport = Transport(FileAccess(f"http://127.0.0.1:{server.port}"))
-    first = threading.Thread(target=ask, args=(transport, owner(8, 4).pod("p")))
+    first = threading.Thread(target=explain, args=(transport, owner(8, 4).pod("p")))
     first.start()
     assert entered.wait(30)
     with pytest.raises(ServerError, match="another explanation is being made"):
-        ask(transport, owner(8, 4).pod("p"))
+        explain(transport, owner(8, 4).pod("p"))
     leave.set()
     first.join()
-    ask(transport, owner(8, 4).pod("p"))
+    explain(transport, owner(8, 4).pod("p"))
     server.close()
 
 
@@ -219,12 +225,12 @@ def test_one_explanation_at_a_time(scene: Scene, monkeypatch: pytest.MonkeyPatch
         {"pods": 5},
     ],
 )
-def test_a_request_beyond_the_bounds_is_refused(body: Any) -> None:
+def test_a_request_beyond_the_limits_is_rejected(body: Any) -> None:
     with pytest.raises(BadRequestError, match="explain: "):
         endpoint.decode_request(json.dumps(body).encode())
 
 
-def test_a_body_that_is_too_long_is_refused(client: Transport) -> None:
+def test_a_body_that_is_too_long_is_rejected(client: Transport) -> None:
     host, _, port = client.access.server.removeprefix("http://").partition(":")
     connection = http.client.HTTPConnection(host, int(port))
     headers = {"Content-Type": "application/json", "Content-Length": str(endpoint.BODY_BYTES + 1)}
@@ -233,18 +239,18 @@ def test_a_body_that_is_too_long_is_refused(client: Transport) -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_the_path_is_on_the_port_for_pages_only(scene: Scene, on: bool) -> None:
-    explain = endpoint.route(Explainer(scene.cluster, SCHEDULER), lambda: None, "")
+def test_the_path_is_served_only_on_the_port_for_pages(scene: Scene, on: bool) -> None:
+    route = endpoint.route(Explainer(scene.cluster, SCHEDULER), lambda: None, "")
     settings = SchedulerSettings(
         extender_address="127.0.0.1:0",
         scheduler_http="127.0.0.1:0",
         tls_certificate_file="",
         explain=on,
     )
-    routes = dict.fromkeys(("/healthz", "/readyz", "/metrics"), explain)
-    of_verbs, of_pages = process.servers(settings, routes, {endpoint.PATH: explain})
+    routes = dict.fromkeys(("/healthz", "/readyz", "/metrics"), route)
+    extender_port, pages_port = process.servers(settings, routes, {endpoint.PATH: route})
     statuses = []
-    for server in (of_verbs, of_pages):
+    for server in (extender_port, pages_port):
         server.start()
         connection = http.client.HTTPConnection("127.0.0.1", server.port)
         connection.request("GET", endpoint.PATH)

@@ -1,4 +1,4 @@
-"""An explanation agrees with what the scheduler does."""
+"""An explanation agrees with the results of the extender's filter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NODES = ["a", "b", "c", "d"]
 
 @pytest.fixture(scope="module")
 def used() -> Scene:
-    """One node of each model, half of whose CPUs are owned."""
+    """One node of each model, half of whose CPUs are allocated."""
     scene = Scene(a=SMALL, b=SINGLE, c=CARDS, d=EIGHT)
     for name in NODES:
         for number, numa_node in enumerate((0, 0, 1)):
@@ -39,73 +39,75 @@ def used() -> Scene:
 
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
-def test_a_node_has_room_if_the_filter_returns_it(used: Scene, number: int) -> None:
+def test_a_node_has_an_offer_if_the_filter_returns_it(used: Scene, number: int) -> None:
     body = KINDS[number].pod("p")
-    found = used.explain_pod(body)
+    explanation = used.explain_pod(body)
     info = pod_info(from_object(body), used.cluster.device_resources())
     check = RequirementsCheck(used.cluster, PodRequirements(info.pod_request))
     results = [check.run(name, {}) for name in NODES]
-    for verdict, result in zip(found.nodes, results, strict=True):
+    for verdict, result in zip(explanation.nodes, results, strict=True):
         only_sums = {each.code for each in verdict.causes} == {codes.NODE_RESOURCES}
-        # The sums of a Node are kube-scheduler's.
+        # kube-scheduler checks the sums of a Node's resources.
         assert isinstance(result, Feasible) == (verdict.offer is not None or only_sums)
         assert bool(verdict.causes) == (verdict.offer is None)
         assert all(each.objects and each.message and each.summary for each in verdict.causes)
-    if not any(codes.NODE_RESOURCES in causes(found, name) for name in NODES):
-        assert found.winner == (best_node(NODES, results) or "")
+    if not any(codes.NODE_RESOURCES in causes(explanation, name) for name in NODES):
+        assert explanation.winner == (best_node(NODES, results) or "")
 
 
 def test_explaining_changes_nothing(used: Scene) -> None:
     before = used.cluster.changed_since(0)
-    held = {each.name: dict(each.allocator.holdings) for each in used.cluster.nodes()}
+    holdings = {each.name: dict(each.allocator.holdings) for each in used.cluster.nodes()}
     used.explain(*(owner(8, 8).pod(f"p{each}") for each in range(4)), drained=("a",))
     assert used.cluster.changed_since(0) == before
-    assert held == {each.name: dict(each.allocator.holdings) for each in used.cluster.nodes()}
+    assert holdings == {each.name: dict(each.allocator.holdings) for each in used.cluster.nodes()}
 
 
-def test_pods_get_their_room_one_after_the_other() -> None:
+def test_the_offers_to_earlier_pods_count_for_later_pods() -> None:
     scene = Scene(a=SMALL)
-    found = scene.explain(*(owner(20, 8).pod(f"p{each}") for each in range(2)))
-    assert [each.winner for each in found] == ["a", ""]
+    explanations = scene.explain(*(owner(20, 8).pod(f"p{each}") for each in range(2)))
+    assert [each.winner for each in explanations] == ["a", ""]
 
 
-def test_nodes_beyond_the_time_are_counted() -> None:
+def test_nodes_that_are_not_explained_in_time_are_counted() -> None:
     scene = Scene(a=SMALL, b=SMALL)
     pod = from_object(owner(4, 4).pod("p"))
-    (found,) = Explainer(scene.cluster, SCHEDULER).explain_all([pod], until=time.monotonic() - 1)
-    assert (found.nodes, found.nodes_left_out, found.winner) == ((), 2, "")
+    (explanation,) = Explainer(scene.cluster, SCHEDULER).explain_all(
+        [pod], until=time.monotonic() - 1
+    )
+    assert (explanation.nodes, explanation.nodes_left_out, explanation.winner) == ((), 2, "")
 
 
-def test_a_nominated_node_is_kept_for_its_pod() -> None:
+def test_a_node_that_is_nominated_for_other_pods_is_infeasible() -> None:
     scene = Scene(a=SMALL)
 
     def nominated(info: PodInfo) -> frozenset[str]:
         return frozenset({"a"})
 
-    explaining = Explainer(scene.cluster, SCHEDULER, nominated=nominated)
-    (found,) = explaining.explain_all([from_object(owner(4, 4).pod("p"))])
-    assert list(causes(found)) == [explainer.NOMINATED]
+    nominating_explainer = Explainer(scene.cluster, SCHEDULER, nominated=nominated)
+    (explanation,) = nominating_explainer.explain_all([from_object(owner(4, 4).pod("p"))])
+    assert list(causes(explanation)) == [explainer.NOMINATED]
 
 
 def test_an_invalid_pod_is_explained_without_nodes() -> None:
     scene = Scene(a=SMALL)
     pod = owner(4, 4).pod("p")
     pod["metadata"]["annotations"][GROUP_ANNOTATION] = "no size"
-    found = scene.explain_pod(pod)
-    assert [each.code for each in found.causes] == [explainer.INVALID]
-    assert GROUP_ANNOTATION in found.causes[0].message
-    assert found.nodes == ()
+    explanation = scene.explain_pod(pod)
+    assert [each.code for each in explanation.causes] == [explainer.INVALID]
+    assert GROUP_ANNOTATION in explanation.causes[0].message
+    assert explanation.nodes == ()
 
 
-def test_a_member_of_a_group_goes_to_the_node_of_the_others() -> None:
+def test_a_member_of_a_group_is_placed_on_the_node_of_the_other_members() -> None:
     scene = Scene(a=SMALL, b=SMALL)
     scene.run(owner(4, 4), "m0", "a", "0-3", **{GROUP_ANNOTATION: "g/2"})
     member = owner(4, 4).pod("m1")
     member["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
     scene.report_pod(member)
-    found = scene.explain_pod(member)
-    assert found.winner == "a"
-    assert list(causes(found, "b")) == [explainer.GROUP_ELSEWHERE]
+    explanation = scene.explain_pod(member)
+    assert explanation.winner == "a"
+    assert list(causes(explanation, "b")) == [explainer.GROUP_ELSEWHERE]
     member["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
     scene.report_pod(member)
     assert [each.code for each in scene.explain_pod(member).causes] == [explainer.GROUP_SIZE]

@@ -1,4 +1,4 @@
-"""Ten situations that operators ask about: the words name the object to change."""
+"""Typical reasons for an unschedulable pod: the explanation names the object to change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fixtures.fleet import CARDS, SINGLE, SMALL, carder, owner, plain, sha
 from tests.scheduler import zonednodes
 from tests.scheduler.explain.scenes import SCHEDULER, Scene, causes
 
-ON_ONE = '{"numaTopologyPolicy":"SingleNUMANode"}'
+SINGLE_NUMA_NODE = '{"numaTopologyPolicy":"SingleNUMANode"}'
 NUMA_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 JOINT = "scheduling.koordinator.sh/device-joint-allocate"
 
@@ -32,19 +32,19 @@ def test_no_numa_node_has_enough_cpus() -> None:
     for node in (0, 1):
         scene.run(owner(10, 4), f"on{node}", "a", scene.cpus("a", node, 10))
     pod = owner(8, 4).pod("p")
-    pod["metadata"]["annotations"][NUMA_SPEC] = ON_ONE
-    told = scene.explanation_text(pod)
-    assert "none of 1 node has room" in told
-    assert "cpu: no NUMA nodes that the policy admits (requested 8, available" in told
-    assert "Pod default/p: spec.containers[*].resources.requests, or Node a: its pods" in told
+    pod["metadata"]["annotations"][NUMA_SPEC] = SINGLE_NUMA_NODE
+    text = scene.explanation_text(pod)
+    assert "none of 1 node has room" in text
+    assert "cpu: no NUMA nodes that the policy admits (requested 8, available" in text
+    assert "Pod default/p: spec.containers[*].resources.requests, or Node a: its pods" in text
     # The NUMA nodes have enough memory.
-    assert "memory" not in told
+    assert "memory" not in text
 
 
-def test_cards_held_by_a_device_plugin() -> None:
+def test_gpus_that_a_device_plugin_allocated() -> None:
     scene = Scene(a=CARDS)
     body = scene.objects["a"].devices("a")
-    held = [
+    allocations = [
         {
             "podUID": "uid-plugged",
             "containerName": "c",
@@ -52,7 +52,7 @@ def test_cards_held_by_a_device_plugin() -> None:
             "deviceIDs": [f"a-GPU-{minor}" for minor in range(8)],
         }
     ]
-    body["metadata"]["annotations"] = {GPU_CHECKPOINTS: json.dumps(held)}
+    body["metadata"]["annotations"] = {GPU_CHECKPOINTS: json.dumps(allocations)}
     scene.devices(body)
     scene.run(plain("1", "1Gi"), "plugged", "a")
     pod = carder(1).pod("p")
@@ -61,58 +61,60 @@ def test_cards_held_by_a_device_plugin() -> None:
     assert list(by_code) == [codes.HELD_BY_PLUGIN, "device-insufficient"]
     more_than_all = causes(scene.explain_pod(carder(9).pod("p")))
     assert list(more_than_all)[:2] == ["device-insufficient", codes.HELD_BY_PLUGIN]
-    told = scene.explanation_text(pod)
-    assert "device plugins gave gpu devices to pods without a scheduler's allocation" in told
-    assert "Pod default/plugged: spec.schedulerName" in told
+    text = scene.explanation_text(pod)
+    assert "device plugins gave gpu devices to pods without a scheduler's allocation" in text
+    assert "Pod default/plugged: spec.schedulerName" in text
 
 
-def test_a_stale_report() -> None:
+def test_a_report_that_counts_unknown_pods() -> None:
     scene = Scene()
     zones = {each: {"cpu": 8000, "memory": 4 * zonednodes.GIB} for each in (0, 1)}
     scene.node(zonednodes.node("z", zones))
-    scene.topology(zonednodes.topology("z", zones, pods=("gone",)))
+    scene.topology(zonednodes.topology("z", zones, pods=("deleted",)))
     pod = zonednodes.pod("p", {"cpu": "2", "memory": "1"}, schedulerName=SCHEDULER)
     assert "stale-report" in causes(scene.explain_pod(pod), "z")
-    told = scene.explanation_text(pod)
-    assert "counts other pods than the scheduler knows" in told
-    assert "NodeResourceTopology z: the fingerprint of its pods" in told
+    text = scene.explanation_text(pod)
+    assert "counts other pods than the scheduler knows" in text
+    assert "NodeResourceTopology z: the fingerprint of its pods" in text
 
 
-def test_a_policy_that_refuses() -> None:
+def test_a_node_with_another_policy() -> None:
     scene = Scene(a=SMALL, b=SINGLE)
     scene.relabel("a", {BIND_LABEL: "SpreadByPCPUs"}, {})
     pod = owner(4, 4, "FullPCPUs").pod("p")
-    told = scene.explanation_text(pod)
-    assert "the node has another CPU bind policy" in told
-    assert f"Node a: metadata.labels[{BIND_LABEL}]" in told
+    text = scene.explanation_text(pod)
+    assert "the node has another CPU bind policy" in text
+    assert f"Node a: metadata.labels[{BIND_LABEL}]" in text
     restricted = sharer("2", 4, "Restricted").pod("q")
-    told = scene.explanation_text(restricted)
-    assert "the node has another NUMA policy" in told
-    assert "KubeletConfiguration b: topologyManagerPolicy" in told
+    text = scene.explanation_text(restricted)
+    assert "the node has another NUMA policy" in text
+    assert "KubeletConfiguration b: topologyManagerPolicy" in text
 
 
-def test_a_group_that_waits() -> None:
+def test_a_group_that_waits_for_room() -> None:
     scene = Scene(a=SMALL)
     pods = []
     for number in range(3):
         pod = owner(10, 4).pod(f"m{number}")
-        pod["metadata"]["annotations"] |= {GROUP_ANNOTATION: "training/3", NUMA_SPEC: ON_ONE}
+        pod["metadata"]["annotations"] |= {
+            GROUP_ANNOTATION: "training/3",
+            NUMA_SPEC: SINGLE_NUMA_NODE,
+        }
         pods.append(pod)
         scene.report_pod(pod)
-    found = scene.explain_pod(pods[0])
-    assert found.group is not None
-    assert found.group.waiting == 3
-    assert [each.code for each in found.causes] == [explainer.GROUP_WAITS]
-    assert explainer.NO_ROOM_FOR_GROUP in causes(found)
-    told = scene.explanation_text(pods[0])
-    assert "group default/training waits for room for 3 pods on one node" in told
-    assert f"Pod default/m0: metadata.annotations[{GROUP_ANNOTATION}]" in told
+    explanation = scene.explain_pod(pods[0])
+    assert explanation.group is not None
+    assert explanation.group.waiting == 3
+    assert [each.code for each in explanation.causes] == [explainer.GROUP_WAITS]
+    assert explainer.NO_ROOM_FOR_GROUP in causes(explanation)
+    text = scene.explanation_text(pods[0])
+    assert "group default/training waits for room for 3 pods on one node" in text
+    assert f"Pod default/m0: metadata.annotations[{GROUP_ANNOTATION}]" in text
 
 
-def test_a_budget_that_protects() -> None:
+def test_a_budget_that_protects_a_victim() -> None:
     scene = Scene(a=SMALL)
-    kept = owner(28, 4)
-    body = kept.pod("kept", node="a")
+    body = owner(28, 4).pod("protected", node="a")
     body["metadata"]["labels"]["app"] = "db"
     body["spec"]["priority"] = 9000
     body["metadata"]["annotations"]["scheduling.koordinator.sh/resource-status"] = json.dumps(
@@ -121,22 +123,22 @@ def test_a_budget_that_protects() -> None:
     scene.report_pod(body)
     scene.add_budget("default", "db", Budget("default", "db", LabelSelector({"app": "db"}), 0))
     pod = owner(8, 4).pod("p")
-    found = scene.explain_pod(pod)
-    assert explainer.BUDGET_PROTECTS in causes(found)
-    told = scene.explanation_text(pod)
-    said = "1 PodDisruptionBudget protects 1 of the 1 pods whose eviction would make room"
-    assert said in told
-    assert "PodDisruptionBudget default/db: spec" in told
+    explanation = scene.explain_pod(pod)
+    assert explainer.BUDGET_PROTECTS in causes(explanation)
+    text = scene.explanation_text(pod)
+    expected = "1 PodDisruptionBudget protects 1 of the 1 pods whose eviction would make room"
+    assert expected in text
+    assert "PodDisruptionBudget default/db: spec" in text
     hidden = scene.explain(pod, names=False)[0]
     assert "default/db" not in repr(hidden)
-    assert "default/kept" not in repr(hidden)
+    assert "default/protected" not in repr(hidden)
 
 
-def test_a_budget_that_allows_fewer_evictions_than_needed_protects() -> None:
-    """It has one disruption left, and room takes two."""
+def test_a_budget_that_allows_fewer_disruptions_than_needed() -> None:
+    """The budget allows one disruption, and two pods must be evicted to make room."""
     scene = Scene(a=SMALL)
     for number in range(2):
-        body = owner(16, 4).pod(f"kept-{number}", node="a")
+        body = owner(16, 4).pod(f"protected-{number}", node="a")
         body["metadata"]["labels"]["app"] = "db"
         body["spec"]["priority"] = 9000
         body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps(
@@ -150,28 +152,28 @@ def test_a_budget_that_allows_fewer_evictions_than_needed_protects() -> None:
     assert verdict.eviction.budgets == ("default/db",)
 
 
-def test_an_owner_on_reserved_cpus() -> None:
+def test_a_pod_with_a_claim_of_reserved_cpus() -> None:
     scene = Scene(a=SMALL)
     body = scene.objects["a"].topology("a")
-    notes = body["metadata"].setdefault("annotations", {})
-    notes[CPU_MANAGER_POLICY] = json.dumps({"policy": "none", "reservedCPUs": "0-1"})
+    annotations = body["metadata"].setdefault("annotations", {})
+    annotations[CPU_MANAGER_POLICY] = json.dumps({"policy": "none", "reservedCPUs": "0-1"})
     refused = {"namespace": "default", "name": "p", "uid": "uid-p", "reason": "CPUs 0-1 are kept"}
-    notes[REFUSED_CLAIMS] = json.dumps([{**refused, "cpuset": "0-3"}])
+    annotations[REFUSED_CLAIMS] = json.dumps([{**refused, "cpuset": "0-3"}])
     scene.topology(body)
     scene.run(owner(4, 4), "p", "a", "0-3")
-    found = scene.explain_pod(owner(4, 4).pod("p", node="a"))
-    assert [each.code for each in found.causes] == [explainer.CLAIM_REFUSED]
-    told = scene.explanation_text(owner(4, 4).pod("p", node="a"))
-    assert "node a refuses the claim of CPUs 0-3" in told
-    assert "KubeletConfiguration a: reservedSystemCPUs" in told
-    assert "--owners-on-reserved" in told
+    explanation = scene.explain_pod(owner(4, 4).pod("p", node="a"))
+    assert [each.code for each in explanation.causes] == [explainer.CLAIM_REFUSED]
+    text = scene.explanation_text(owner(4, 4).pod("p", node="a"))
+    assert "node a refuses the claim of CPUs 0-3" in text
+    assert "KubeletConfiguration a: reservedSystemCPUs" in text
+    assert "--owners-on-reserved" in text
 
 
-def test_cpus_that_the_kubelet_reserves_are_missing() -> None:
+def test_cpus_that_the_kubelet_reserves() -> None:
     scene = Scene(a=SMALL)
     body = scene.objects["a"].topology("a")
-    notes = body["metadata"].setdefault("annotations", {})
-    notes[CPU_MANAGER_POLICY] = json.dumps({"policy": "none", "reservedCPUs": "0-3"})
+    annotations = body["metadata"].setdefault("annotations", {})
+    annotations[CPU_MANAGER_POLICY] = json.dumps({"policy": "none", "reservedCPUs": "0-3"})
     scene.topology(body)
     by_code = causes(scene.explain_pod(owner(30, 4).pod("p")))
     assert next(iter(by_code)) == codes.RESERVED_CPUS
@@ -180,13 +182,15 @@ def test_cpus_that_the_kubelet_reserves_are_missing() -> None:
     assert cause.objects[0].kind == "KubeletConfiguration"
 
 
-def test_cpus_that_the_node_reserves_are_missing() -> None:
+def test_cpus_that_the_node_reserves() -> None:
     scene = Scene(a=SMALL)
     body = scene.objects["a"].topology("a")
-    notes = body["metadata"].setdefault("annotations", {})
-    notes[RESERVATION] = json.dumps({"reservedCPUs": "0-1"})
+    annotations = body["metadata"].setdefault("annotations", {})
+    annotations[RESERVATION] = json.dumps({"reservedCPUs": "0-1"})
     refused = {"namespace": "default", "name": "p", "uid": "uid-p", "cpuset": "0-3"}
-    notes[REFUSED_CLAIMS] = json.dumps([{**refused, "reason": "CPUs 0-1 are reserved by the node"}])
+    annotations[REFUSED_CLAIMS] = json.dumps(
+        [{**refused, "reason": "CPUs 0-1 are reserved by the node"}]
+    )
     scene.topology(body)
     cause = causes(scene.explain_pod(owner(32, 4).pod("q")))[codes.RESERVED_CPUS]
     assert cause.message == "the Node reserves CPUs, which no pod may own: 0-1"
@@ -195,27 +199,27 @@ def test_cpus_that_the_node_reserves_are_missing() -> None:
         owner(32, 4).pod("q")
     )
     scene.run(owner(4, 4), "p", "a", "0-3")
-    told = scene.explanation_text(owner(4, 4).pod("p", node="a"))
-    said = "node a refuses the claim of CPUs 0-3: CPUs 0-1 are reserved by the node change"
-    assert f"{said} {place}" in told
+    text = scene.explanation_text(owner(4, 4).pod("p", node="a"))
+    expected = "node a refuses the claim of CPUs 0-3: CPUs 0-1 are reserved by the node change"
+    assert f"{expected} {place}" in text
 
 
-def test_a_full_switch() -> None:
+def test_a_pcie_switch_without_free_devices() -> None:
     scene = Scene(a=CARDS)
     cards = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"}
-    held = {
+    allocated = {
         "gpu": [{"minor": each, "resources": cards} for each in range(4)],
         "rdma": [{"minor": 1, "resources": {"koordinator.sh/rdma": "100"}}],
     }
-    scene.run(carder(4, rdma=100), "other", "a", **{DEVICE_ALLOCATED: json.dumps(held)})
+    scene.run(carder(4, rdma=100), "other", "a", **{DEVICE_ALLOCATED: json.dumps(allocated)})
     pod = carder(2, rdma=1).pod("p")
     pod["metadata"]["annotations"][JOINT] = json.dumps(
         {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}
     )
     assert codes.FULL_SWITCH in causes(scene.explain_pod(pod))
-    told = scene.explanation_text(pod)
-    assert "rdma: not enough are free under the switches of the other devices" in told
-    assert f"Pod default/p: metadata.annotations[{JOINT}]" in told
+    text = scene.explanation_text(pod)
+    assert "rdma: not enough are free under the switches of the other devices" in text
+    assert f"Pod default/p: metadata.annotations[{JOINT}]" in text
 
 
 def test_an_amplified_node() -> None:
@@ -223,17 +227,17 @@ def test_an_amplified_node() -> None:
     scene.relabel("a", {}, {AMPLIFICATION_RATIO: '{"cpu": 2}'})
     pod = owner(20, 4).pod("p")
     assert "amplified-cpu" in causes(scene.explain_pod(pod))
-    told = scene.explanation_text(pod)
-    assert "cpu: not enough amplified CPU" in told
-    assert f"Node a: metadata.annotations[{AMPLIFICATION_RATIO}]" in told
+    text = scene.explanation_text(pod)
+    assert "cpu: not enough amplified CPU" in text
+    assert f"Node a: metadata.annotations[{AMPLIFICATION_RATIO}]" in text
 
 
 def test_a_pod_of_another_scheduler() -> None:
     scene = Scene(a=SMALL)
     pod = owner(4, 4).pod("p")
     pod["spec"]["schedulerName"] = "default-scheduler"
-    found = scene.explain_pod(pod)
-    assert [each.code for each in found.causes] == [explainer.OTHER_SCHEDULER]
-    told = scene.explanation_text(pod)
-    assert "default-scheduler places this pod" in told
-    assert "Pod default/p: spec.schedulerName" in told
+    explanation = scene.explain_pod(pod)
+    assert [each.code for each in explanation.causes] == [explainer.OTHER_SCHEDULER]
+    text = scene.explanation_text(pod)
+    assert "default-scheduler places this pod" in text
+    assert "Pod default/p: spec.schedulerName" in text
