@@ -1,9 +1,9 @@
-"""One of our loops in a process that has no descriptors left.
+"""A process that runs one of the agent's loops without free file descriptors.
 
 `python -m tests.http.descriptors_child KIND FOLDER` prints the port on which it listens, or 0, and
-obeys lines: `take` takes all descriptors that are left, `free` gives them back, `total` prints how
-often the loop tried to get a descriptor, or woke up, and `count SECONDS` how much that number grew
-in this time.
+reads commands, one per line: `take` opens all free descriptors, `free` closes them, `total` prints
+how often the loop tried to get a descriptor or woke up, and `count SECONDS` prints by how much that
+number grew within this time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ ROUTES = {"/healthz": Route("GET", lambda _: Reply(200, b"ok\n", "text/plain"))}
 NODE = NodeAddresses()
 
 
-class Tries:
-    """Counts the attempts, each of which fails at once while no descriptor is left."""
+class Attempts:
+    """Counts attempts to get a descriptor; without a free one each fails at once."""
 
     number = 0
 
@@ -49,16 +49,16 @@ class Tries:
         return call
 
 
-def begin(kind: str, folder: str, tries: Tries) -> int:
-    """Starts the loop in a thread; returns its port."""
-    socket.socket.accept = tries.counted(socket.socket.accept)  # type: ignore[method-assign,assignment]
+def start(kind: str, folder: str, attempts: Attempts) -> int:
+    """Starts the loop in a thread and returns its port."""
+    socket.socket.accept = attempts.counted(socket.socket.accept)  # type: ignore[method-assign,assignment]
     if kind == "server":
         server = HttpServer("127.0.0.1:0", ROUTES, ServerLimits(LIMITS, threads=2), NODE)
         server.start()
         return server.port
     if kind == "notifications":
-        notified = NotificationSocket(f"{folder}/doorbell.sock")
-        threading.Thread(target=_wait, args=(notified, tries), daemon=True).start()
+        notifications = NotificationSocket(f"{folder}/doorbell.sock")
+        threading.Thread(target=_wait, args=(notifications, attempts), daemon=True).start()
         return 0
     loop, port = Loop(), 0
     if kind == "page":
@@ -66,22 +66,22 @@ def begin(kind: str, folder: str, tries: Tries) -> int:
     elif kind == "relay":
         RelayServer(loop, Hooks(), f"{folder}/front.sock", f"{folder}/back.sock")
     else:
-        PluginLink.start = tries.counted(PluginLink.start)  # type: ignore[method-assign,assignment]
+        PluginLink.start = attempts.counted(PluginLink.start)  # type: ignore[method-assign,assignment]
         PluginLink(loop, f"{folder}/back.sock", "topolet", "42", Recorder()).start()
     threading.Thread(target=loop.run, daemon=True).start()
     return port
 
 
-def _wait(notified: NotificationSocket, tries: Tries) -> None:
+def _wait(notifications: NotificationSocket, attempts: Attempts) -> None:
     while True:
-        notified.wait(3600)
-        tries.number += 1
+        notifications.wait(3600)
+        attempts.number += 1
 
 
 def main(kind: str, folder: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    tries, taken = Tries(), list[int]()
-    print(begin(kind, folder, tries), flush=True)
+    attempts, taken = Attempts(), list[int]()
+    print(start(kind, folder, attempts), flush=True)
     for line in sys.stdin:
         command, *seconds = line.split()
         if command == "take":
@@ -92,12 +92,12 @@ def main(kind: str, folder: str) -> None:
             while taken:
                 os.close(taken.pop())
         elif command == "total":
-            print(tries.number, flush=True)
+            print(attempts.number, flush=True)
             continue
         else:
-            before = tries.number
+            before = attempts.number
             time.sleep(float(seconds[0]))
-            print(tries.number - before, flush=True)
+            print(attempts.number - before, flush=True)
             continue
         print("done", flush=True)
 

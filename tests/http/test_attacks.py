@@ -1,7 +1,7 @@
-"""Clients with real sockets that want the places, the threads, the memory or the time of a server,
-while a probe of the node and a request of another address have to be answered.
+"""Clients that try to exhaust the connections, threads, memory or CPU time of a server, which still
+answers probes of the node and requests of other addresses.
 
-The phases have no end here: only the limits of connections help.
+The phases of a connection have no timeout here: only the limits of connections help.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ LARGE_BYTES = 8 << 20
 
 
 class OneNode(NodeAddresses):
-    """All addresses of these tests are the loopback's; one of them is the node's."""
+    """The tests use loopback addresses; NODE is the address of the node."""
 
     def local(self, peer: str, own: str) -> bool:
         return peer == NODE
 
 
 class Attack(msgspec.Struct, frozen=True):
-    """What each socket sends first and then, again and again."""
+    """The data that each socket sends: `first` once, then `repeated`."""
 
     first: bytes
-    then: bytes = b""
+    repeated: bytes = b""
 
 
-POST = b"POST /held HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: "
+POST = b"POST /blocked HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: "
 ATTACKS = {
     "idle": Attack(b""),
     "slow_loris": Attack(b"GET /healthz HTTP/1.1\r\nX-Slow: ", b"a"),
     "hello": Attack(b"\x16\x03\x01\x40\x00\x01", b"\x00"),
     "huge_headers": Attack(b"GET /healthz HTTP/1.1\r\n", b"X-Filler: " + b"a" * 900 + b"\r\n"),
     "endless_body": Attack(POST + b"1048576\r\n\r\n", b"a" * 4096),
-    "longer_than_allowed": Attack(POST + b"999999999999\r\n\r\n", b"a" * 4096),
+    "too_long_a_body": Attack(POST + b"999999999999\r\n\r\n", b"a" * 4096),
     "endless_chunks": Attack(
-        b"POST /held HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"400\r\n" + b"a" * 1024
+        b"POST /blocked HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"400\r\n" + b"a" * 1024
     ),
     "pipelining": Attack(b"", b"GET /healthz HTTP/1.1\r\n\r\n" * 40),
     "no_reading": Attack(b"", b"GET /large HTTP/1.1\r\n\r\n"),
@@ -80,7 +80,7 @@ ATTACKS = {
 
 
 class Attackers:
-    """Sockets of many addresses that send for ever, and connect again when they are closed."""
+    """Sockets of many addresses that send without end, and connect again after they are closed."""
 
     def __init__(self, port: int, attack: Attack, tls: ssl.SSLContext | None = None) -> None:
         self.rounds = 0
@@ -93,7 +93,7 @@ class Attackers:
 
     def __enter__(self) -> Attackers:
         self._thread.start()
-        eventually("all have sent", lambda: self.rounds >= 3)
+        eventually("all sockets have sent", lambda: self.rounds >= 3)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,13 +110,13 @@ class Attackers:
                     return
                 if each is None:
                     with contextlib.suppress(OSError):
-                        self._sockets[number] = self._connected(number)
+                        self._sockets[number] = self._connect(number)
                     continue
                 try:
                     if self._closed(each):
                         raise ConnectionResetError
-                    if self._attack.then:
-                        each.send(self._attack.then)
+                    if self._attack.repeated:
+                        each.send(self._attack.repeated)
                 except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                     continue
                 except OSError:
@@ -132,23 +132,23 @@ class Attackers:
         except BlockingIOError:
             return False
 
-    def _connected(self, number: int) -> socket.socket:
+    def _connect(self, number: int) -> socket.socket:
         source = (ATTACKERS[number % len(ATTACKERS)], 0)
-        made = socket.create_connection((NODE, self._port), 5, source_address=source)
+        client = socket.create_connection((NODE, self._port), 5, source_address=source)
         try:
             if self._tls is not None:
-                made = self._tls.wrap_socket(made, server_hostname=NODE)
+                client = self._tls.wrap_socket(client, server_hostname=NODE)
             if self._attack.first:
-                made.sendall(self._attack.first)
+                client.sendall(self._attack.first)
         except OSError:
-            made.close()
+            client.close()
             raise
-        made.setblocking(False)
-        return made
+        client.setblocking(False)
+        return client
 
 
-class Held:
-    """A route that answers when the test ends."""
+class BlockedHandler:
+    """A handler that answers when the test ends."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -158,41 +158,43 @@ class Held:
         return Reply(200, b"{}")
 
 
-Started = Callable[[Held], tuple[int, Callable[[], None]]]
+Started = Callable[[BlockedHandler], tuple[int, Callable[[], None]]]
 
 
-def routes(held: Held) -> dict[str, Route]:
+def routes(blocked: BlockedHandler) -> dict[str, Route]:
     return {
         "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", "text/plain")),
         "/large": Route("GET", lambda _: Reply(200, b"x" * LARGE_BYTES, "text/plain")),
-        "/held": Route("POST", held),
+        "/blocked": Route("POST", blocked),
     }
 
 
 def threaded(
-    held: Held,
+    blocked: BlockedHandler,
     certificate: CertificateFiles | None = None,
     connections: ConnectionLimits = LIMITS,
 ) -> tuple[int, Callable[[], None]]:
     limits = ServerLimits(connections, threads=4, stop_seconds=0.1)
-    server = HttpServer("0.0.0.0:0", routes(held), limits, OneNode(), certificate)
+    server = HttpServer("0.0.0.0:0", routes(blocked), limits, OneNode(), certificate)
     server.start()
     return server.port, server.close
 
 
-def unthreaded(held: Held) -> tuple[int, Callable[[], None]]:
-    """As the agent's port."""
+def unthreaded(blocked: BlockedHandler) -> tuple[int, Callable[[], None]]:
+    """A server like that of the agent's port."""
     connections = msgspec.structs.replace(LIMITS, idle_seconds=0.0, body_bytes=0, bodies_bytes=0)
     limits = ServerLimits(connections, threads=0, stop_seconds=0.1)
-    server = HttpServer("0.0.0.0:0", routes(held), limits, OneNode())
+    server = HttpServer("0.0.0.0:0", routes(blocked), limits, OneNode())
     server.start()
     return server.port, server.close
 
 
-def paged(held: Held, connections: ConnectionLimits = LIMITS) -> tuple[int, Callable[[], None]]:
+def paged(
+    blocked: BlockedHandler, connections: ConnectionLimits = LIMITS
+) -> tuple[int, Callable[[], None]]:
     loop = Loop()
     limits = msgspec.structs.replace(connections, idle_seconds=0.0, body_bytes=0, bodies_bytes=0)
-    server = PageListener(loop, ("0.0.0.0", 0), routes(held), OneNode(), limits)
+    server = PageListener(loop, ("0.0.0.0", 0), routes(blocked), OneNode(), limits)
     thread = threading.Thread(target=loop.run)
     thread.start()
 
@@ -208,35 +210,35 @@ def paged(held: Held, connections: ConnectionLimits = LIMITS) -> tuple[int, Call
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    made = Authority(tmp_path_factory.mktemp("certificates"))
-    made.server("server")
-    return made
+    signed = Authority(tmp_path_factory.mktemp("certificates"))
+    signed.server("server")
+    return signed
 
 
 def secure(folder: Path) -> CertificateFiles:
-    """As the extender's port: a client needs a certificate."""
+    """The extender's configuration: a client needs a certificate."""
     return CertificateFiles(
         str(folder / "server.crt"), str(folder / "server.key"), str(folder / "ca.crt")
     )
 
 
 def status(port: int, source: str, tls: ssl.SSLContext | None = None) -> int:
-    """Of a request for the health, on a connection of its own."""
-    made: http.client.HTTPConnection
+    """The status of GET /healthz on a new connection."""
+    client: http.client.HTTPConnection
     if tls is None:
-        made = http.client.HTTPConnection(
+        client = http.client.HTTPConnection(
             NODE, port, timeout=DEADLINE_SECONDS, source_address=(source, 0)
         )
     else:
-        made = http.client.HTTPSConnection(
+        client = http.client.HTTPSConnection(
             NODE, port, timeout=DEADLINE_SECONDS, source_address=(source, 0), context=tls
         )
-    with contextlib.closing(made):
-        made.request("GET", "/healthz", headers={"Connection": "close"})
-        return made.getresponse().status
+    with contextlib.closing(client):
+        client.request("GET", "/healthz", headers={"Connection": "close"})
+        return client.getresponse().status
 
 
-def served(port: int, source: str, tls: ssl.SSLContext | None = None) -> Callable[[], bool]:
+def answers(port: int, source: str, tls: ssl.SSLContext | None = None) -> Callable[[], bool]:
     def once() -> bool:
         with contextlib.suppress(OSError, http.client.HTTPException):
             return status(port, source, tls) == 200
@@ -246,25 +248,25 @@ def served(port: int, source: str, tls: ssl.SSLContext | None = None) -> Callabl
 
 
 @pytest.fixture
-def held() -> Iterator[Held]:
-    it = Held()
+def blocked() -> Iterator[BlockedHandler]:
+    it = BlockedHandler()
     yield it
     it.ended.set()
 
 
 @pytest.mark.parametrize("name", [each for each in ATTACKS if each != "hello"])
-def test_a_probe_of_the_node_is_answered_under_attack(held: Held, name: str) -> None:
-    port, close = threaded(held)
+def test_a_probe_of_the_node_is_answered_under_attack(blocked: BlockedHandler, name: str) -> None:
+    port, close = threaded(blocked)
     try:
         with Attackers(port, ATTACKS[name]):
             for _ in range(5):
                 assert status(port, NODE) == 200
             if name != "busy_handlers":
-                eventually("another client is answered", served(port, OTHER))
-        held.ended.set()
-        eventually("the attackers' places are free again", served(port, OTHER))
+                eventually("another client is answered", answers(port, OTHER))
+        blocked.ended.set()
+        eventually("the connections of the attackers are free again", answers(port, OTHER))
     finally:
-        held.ended.set()
+        blocked.ended.set()
         close()
 
 
@@ -274,28 +276,30 @@ PAGE_ATTACKS = [each for each in ATTACKS if each not in ("hello", "busy_handlers
 @pytest.mark.parametrize("serve", [unthreaded, paged])
 @pytest.mark.parametrize("name", PAGE_ATTACKS)
 def test_a_probe_of_a_server_in_one_loop_is_answered_under_attack(
-    held: Held, name: str, serve: Callable[[Held], tuple[int, Callable[[], None]]]
+    blocked: BlockedHandler,
+    name: str,
+    serve: Callable[[BlockedHandler], tuple[int, Callable[[], None]]],
 ) -> None:
-    """The agent's server, and the page of the plugin and of the proxy."""
-    port, close = serve(held)
+    """The agent's server, and the metrics page of the plugin and the proxy."""
+    port, close = serve(blocked)
     try:
         with Attackers(port, ATTACKS[name]):
             for _ in range(5):
                 assert status(port, NODE) == 200
-            eventually("another client is answered", served(port, OTHER))
+            eventually("another client is answered", answers(port, OTHER))
     finally:
         close()
 
 
 @pytest.mark.parametrize("name", ["idle", "hello"])
-def test_clients_without_a_certificate_do_not_keep_out_the_extenders_own(
-    held: Held, authority: Authority, name: str
+def test_clients_without_a_certificate_do_not_block_those_with_one(
+    blocked: BlockedHandler, authority: Authority, name: str
 ) -> None:
     authority.client("kube-scheduler")
     folder = authority.folder
     trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     trust.load_cert_chain(folder / "kube-scheduler.crt", folder / "kube-scheduler.key")
-    port, close = threaded(held, secure(folder))
+    port, close = threaded(blocked, secure(folder))
     try:
         kept = http.client.HTTPSConnection(
             NODE, port, timeout=DEADLINE_SECONDS, source_address=(OTHER, 0), context=trust
@@ -309,21 +313,21 @@ def test_clients_without_a_certificate_do_not_keep_out_the_extenders_own(
                     kept.request("GET", "/healthz")
                     assert kept.getresponse().read() == b"ok\n"
                 assert kept.sock is first, "the connection of an answered client was closed"
-                eventually("a new connection is answered", served(port, OTHER, trust))
-                eventually("the node is answered", served(port, NODE, trust))
+                eventually("a new connection is answered", answers(port, OTHER, trust))
+                eventually("the node is answered", answers(port, NODE, trust))
     finally:
         close()
 
 
-SELDOM = msgspec.structs.replace(LIMITS, connections=40, each_peer=16, new_each_second=1e-6)
-"""An address may have more connections than the loop accepts at one event."""
-ATTEMPTS = 3 * SELDOM.each_peer
+LOW_RATE = msgspec.structs.replace(LIMITS, connections=40, each_peer=16, new_each_second=1e-6)
+"""Hardly any new connections; an address may have more than the loop accepts at one event."""
+ATTEMPTS = 3 * LOW_RATE.each_peer
 
 
 def test_a_neighbour_makes_the_server_compute_few_handshakes(
-    held: Held, authority: Authority
+    blocked: BlockedHandler, authority: Authority
 ) -> None:
-    """Whole ones, one after the other. Who shows an accepted certificate makes any number."""
+    """Complete handshakes, one after the other. Clients with a certificate are not limited."""
     authority.client("kube-scheduler")
     folder = authority.folder
     trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
@@ -331,50 +335,50 @@ def test_a_neighbour_makes_the_server_compute_few_handshakes(
         *(str(folder / each) for each in ("server.crt", "server.key", "ca.crt")),
         client_optional=True,
     )
-    port, close = threaded(held, files, SELDOM)
+    port, close = threaded(blocked, files, LOW_RATE)
     try:
-        answered = sum(served(port, ATTACKERS[0], trust)() for _ in range(ATTEMPTS))
-        assert answered == SELDOM.each_peer
+        answered = sum(answers(port, ATTACKERS[0], trust)() for _ in range(ATTEMPTS))
+        assert answered == LOW_RATE.each_peer
         assert status(port, OTHER, trust) == 200
         assert [status(port, NODE, trust) for _ in range(ATTEMPTS)] == [200] * ATTEMPTS
-        shown = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-        shown.load_cert_chain(folder / "kube-scheduler.crt", folder / "kube-scheduler.key")
-        assert [status(port, OTHER, shown) for _ in range(ATTEMPTS)] == [200] * ATTEMPTS
+        certified = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+        certified.load_cert_chain(folder / "kube-scheduler.crt", folder / "kube-scheduler.key")
+        assert [status(port, OTHER, certified) for _ in range(ATTEMPTS)] == [200] * ATTEMPTS
     finally:
         close()
 
 
 def test_a_neighbour_of_a_server_without_a_client_ca_makes_it_compute_few_handshakes(
-    held: Held, authority: Authority
+    blocked: BlockedHandler, authority: Authority
 ) -> None:
-    """All clients have the same limit, each by its address."""
+    """Each address has the same limit."""
     folder = authority.folder
     trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     files = CertificateFiles(str(folder / "server.crt"), str(folder / "server.key"))
-    port, close = threaded(held, files, SELDOM)
+    port, close = threaded(blocked, files, LOW_RATE)
     try:
         kept = http.client.HTTPSConnection(
             NODE, port, timeout=DEADLINE_SECONDS, source_address=(OTHER, 0), context=trust
         )
         with contextlib.closing(kept):
-            for _ in range(SELDOM.each_peer):
-                assert served(port, ATTACKERS[0], trust)()
+            for _ in range(LOW_RATE.each_peer):
+                assert answers(port, ATTACKERS[0], trust)()
             for _ in range(ATTEMPTS):
-                assert not served(port, ATTACKERS[0], trust)()
+                assert not answers(port, ATTACKERS[0], trust)()
                 kept.request("GET", "/healthz")
                 assert kept.getresponse().read() == b"ok\n"
-            for _ in range(SELDOM.each_peer - 1):
+            for _ in range(LOW_RATE.each_peer - 1):
                 assert status(port, OTHER, trust) == 200
         assert [status(port, NODE, trust) for _ in range(ATTEMPTS)] == [200] * ATTEMPTS
     finally:
         close()
 
 
-def test_a_neighbour_makes_the_server_build_few_pages(held: Held) -> None:
-    port, close = paged(held, SELDOM)
+def test_a_neighbour_makes_the_server_build_few_pages(blocked: BlockedHandler) -> None:
+    port, close = paged(blocked, LOW_RATE)
     try:
-        answered = sum(served(port, ATTACKERS[0])() for _ in range(ATTEMPTS))
-        assert answered == SELDOM.each_peer
+        answered = sum(answers(port, ATTACKERS[0])() for _ in range(ATTEMPTS))
+        assert answered == LOW_RATE.each_peer
         assert status(port, OTHER) == 200
         assert [status(port, NODE) for _ in range(ATTEMPTS)] == [200] * ATTEMPTS
     finally:
@@ -382,44 +386,44 @@ def test_a_neighbour_makes_the_server_build_few_pages(held: Held) -> None:
 
 
 @pytest.mark.parametrize("name", ["slow_loris", "endless_body", "no_reading"])
-def test_attacks_over_tls(held: Held, authority: Authority, name: str) -> None:
+def test_attacks_over_tls(blocked: BlockedHandler, authority: Authority, name: str) -> None:
     folder = authority.folder
     trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     files = CertificateFiles(str(folder / "server.crt"), str(folder / "server.key"))
-    port, close = threaded(held, files)
+    port, close = threaded(blocked, files)
     try:
         unchecked = ssl.create_default_context(cafile=str(folder / "ca.crt"))
         with Attackers(port, ATTACKS[name], unchecked):
             for _ in range(3):
                 assert status(port, NODE, trust) == 200
-            eventually("another client is answered", served(port, OTHER, trust))
+            eventually("another client is answered", answers(port, OTHER, trust))
     finally:
         close()
 
 
-def _left(client: socket.socket) -> bool:
+def _is_closed(client: socket.socket) -> bool:
     try:
         return client.recv(1) == b""
     except ConnectionResetError:
         return True
 
 
-def test_requests_in_flight_take_no_more_memory_than_their_limit(held: Held) -> None:
-    """Each body is within the limit of one; together they are beyond that of all."""
-    port, close = threaded(held)
-    whole = LIMITS.bodies_bytes // LIMITS.body_bytes
+def test_requests_in_flight_take_no_more_memory_than_their_limit(blocked: BlockedHandler) -> None:
+    """Each body is within its limit; all bodies together exceed theirs."""
+    port, close = threaded(blocked)
+    complete_bodies = LIMITS.bodies_bytes // LIMITS.body_bytes
     try:
         with contextlib.ExitStack() as stack:
             senders = []
-            for number in range(whole + 2):
-                made = stack.enter_context(
+            for number in range(complete_bodies + 2):
+                client = stack.enter_context(
                     socket.create_connection(
                         (NODE, port), DEADLINE_SECONDS, source_address=(ATTACKERS[number], 0)
                     )
                 )
-                made.sendall(POST + b"1048576\r\n\r\n" + b"a" * 1_000_000)
-                senders.append(made)
-            eventually("the oldest has left", lambda: _left(senders[0]))
+                client.sendall(POST + b"1048576\r\n\r\n" + b"a" * 1_000_000)
+                senders.append(client)
+            eventually("the oldest is closed", lambda: _is_closed(senders[0]))
             assert status(port, OTHER) == 200
     finally:
         close()

@@ -1,4 +1,4 @@
-"""A process without free descriptors neither burns a core nor stays deaf afterwards."""
+"""A process without free file descriptors neither spins nor stops accepting for ever."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 WINDOW_SECONDS = 1.0
-MOST_TRIES = 40
-"""In the window: the shortest pause is a tenth of a second. A loop that does not pause makes tens
-of thousands."""
+MAX_ATTEMPTS = 40
+"""Within WINDOW_SECONDS. The shortest pause is 0.1 s; a loop without pauses makes tens of thousands
+of attempts."""
 REQUEST = b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n"
 
 
@@ -31,15 +31,15 @@ class Child:
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
 
-    def tell(self, command: str) -> str:
+    def command(self, line: str) -> str:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{command}\n")
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         return self._process.stdout.readline().strip()
 
-    def tries(self) -> int:
-        return int(self.tell(f"count {WINDOW_SECONDS}"))
+    def attempts(self) -> int:
+        return int(self.command(f"count {WINDOW_SECONDS}"))
 
     def close(self) -> None:
         self._process.kill()
@@ -67,11 +67,11 @@ def answered(client: socket.socket) -> bool:
 @pytest.mark.parametrize("kind", ["server", "page"])
 def test_an_http_port_pauses_without_descriptors(kind: str, tmp_path: Path) -> None:
     with child(kind, tmp_path) as process:
-        process.tell("take")
+        process.command("take")
         with connected(process.port) as waiting:
-            eventually("it has tried", lambda: process.tell("total") != "0")
-            assert process.tries() < MOST_TRIES
-            process.tell("free")
+            eventually("the loop has tried", lambda: process.command("total") != "0")
+            assert process.attempts() < MAX_ATTEMPTS
+            process.command("free")
             assert answered(waiting)
 
 
@@ -87,11 +87,11 @@ def test_an_http_port_closes_its_oldest_idle_connection_without_descriptors(
 
 
 def listening(path: Path) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    made.bind(str(path))
-    made.listen()
-    made.settimeout(DEADLINE_SECONDS)
-    return made
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    listener.settimeout(DEADLINE_SECONDS)
+    return listener
 
 
 def test_the_relay_pauses_without_descriptors(tmp_path: Path) -> None:
@@ -100,20 +100,20 @@ def test_the_relay_pauses_without_descriptors(tmp_path: Path) -> None:
         child("relay", tmp_path) as process,
         socket.socket(socket.AF_UNIX) as waiting,
     ):
-        process.tell("take")
+        process.command("take")
         waiting.connect(str(tmp_path / "front.sock"))
-        eventually("it has tried", lambda: process.tell("total") != "0")
-        assert process.tries() < MOST_TRIES
-        process.tell("free")
+        eventually("the loop has tried", lambda: process.command("total") != "0")
+        assert process.attempts() < MAX_ATTEMPTS
+        process.command("free")
         runtime.accept()[0].close()
 
 
 def test_the_plugin_pauses_between_its_connections_without_descriptors(tmp_path: Path) -> None:
     with child("link", tmp_path) as process:
-        process.tell("take")
+        process.command("take")
         with listening(tmp_path / "back.sock") as runtime:
-            assert process.tries() < MOST_TRIES
-            process.tell("free")
+            assert process.attempts() < MAX_ATTEMPTS
+            process.command("free")
             runtime.accept()[0].close()
 
 
@@ -122,8 +122,8 @@ def test_the_agent_is_notified_without_descriptors(tmp_path: Path) -> None:
         child("notifications", tmp_path) as process,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as frontend,
     ):
-        process.tell("take")
-        assert process.tries() == 0, "the wait ends without a notification"
+        process.command("take")
+        assert process.attempts() == 0, "the wait ends without a notification"
         frontend.sendto(b"{}", str(tmp_path / "doorbell.sock"))
-        eventually("the wait has ended", lambda: process.tell("total") == "1")
-        assert process.tries() == 0, "one notification ends one wait"
+        eventually("the wait has ended", lambda: process.command("total") == "1")
+        assert process.attempts() == 0, "one notification ends one wait"

@@ -1,4 +1,4 @@
-"""Who may stay connected, whatever the clients do."""
+"""Limits of connections: which one is closed, refused or served next."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAITING = tuple(each for each in ConnectionPhase if each is not ConnectionPhase.
 
 
 class Clients(RuleBasedStateMachine):
-    """Clients connect, send and vanish in any order."""
+    """Clients connect, send and disconnect in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,16 +60,18 @@ class Clients(RuleBasedStateMachine):
         try:
             victim = self.table.admit(self.number, peer, local, self.now)
         except FullError:
-            assert not local or locals_before >= LIMITS.reserved, "a probe is refused"
+            assert not local or locals_before >= LIMITS.reserved, "a probe was refused"
             remote = [key for key in self.peers if not self.local[key]]
-            mine = [key for key in remote if self.peers[key] == peer]
+            of_peer = [key for key in remote if self.peers[key] == peer]
             assert any(
                 each and all(before[key] is ConnectionPhase.HANDLING for key in each)
-                for each in (mine, remote, list(before))
-            ), "refused while a connection was idle"
+                for each in (of_peer, remote, list(before))
+            ), "refused although a connection was idle"
             return multiple()
         if victim is not None:
-            assert before[victim] is not ConnectionPhase.HANDLING, "a request in progress is lost"
+            assert before[victim] is not ConnectionPhase.HANDLING, (
+                "a request in progress was closed"
+            )
             self.forget(victim)
         self.peers[self.number], self.local[self.number] = peer, local
         self.phases[self.number] = ConnectionPhase.HANDSHAKE
@@ -82,11 +84,11 @@ class Clients(RuleBasedStateMachine):
             self.table.enter(key, phase, self.now)
             self.phases[key] = phase
 
-    @rule(key=keys, held=st.integers(0, 120))
-    def hold(self, key: int, held: int) -> None:
+    @rule(key=keys, size=st.integers(0, 120))
+    def hold(self, key: int, size: int) -> None:
         if key in self.phases:
-            victim = self.table.hold(key, held)
-            self.bytes[key] = held
+            victim = self.table.hold(key, size)
+            self.bytes[key] = size
             if victim is not None:
                 assert victim == key or self.phases[victim] is ConnectionPhase.BODY
                 self.forget(victim)
@@ -116,7 +118,7 @@ class Clients(RuleBasedStateMachine):
         assert all(number <= LIMITS.each_peer for number in of_peer.values())
 
     @invariant()
-    def late_ones_are_those_whose_phase_has_lasted_too_long(self) -> None:
+    def late_connections_are_in_a_phase_for_too_long(self) -> None:
         late = {key for key, _ in self.table.late(self.now + 59)}
         short = {
             key
@@ -139,7 +141,7 @@ TestClients.settings = settings(max_examples=60, stateful_step_count=40, deadlin
 
 
 def filled(limits: ConnectionLimits = LIMITS) -> ConnectionTable[str]:
-    """Four remote connections of two peers, the first of each the older."""
+    """Four remote connections of two peers; the first of each peer is older."""
     table: ConnectionTable[str] = ConnectionTable(limits)
     for now, key in enumerate(("a1", "b1", "a2", "b2")):
         assert table.admit(key, key[0], False, float(now)) is None
@@ -152,15 +154,15 @@ def test_the_oldest_idle_connection_is_closed_for_a_new_one() -> None:
     assert table.admit("c2", "c", False, 9.0) == "b1"
 
 
-def test_a_client_that_had_an_answer_stays_longer_than_one_that_never_asked() -> None:
+def test_an_answered_client_is_closed_later_than_one_without_a_request() -> None:
     table = filled()
     table.enter("a1", ConnectionPhase.REPLY, 4.0)
     table.enter("a1", ConnectionPhase.IDLE, 4.0)
     assert table.admit("c1", "c", False, 9.0) == "b1"
 
 
-def test_a_byte_now_and_then_makes_no_client_younger() -> None:
-    """Only a phase that begins counts, and a dripped head begins none."""
+def test_single_bytes_do_not_extend_the_time_of_a_client() -> None:
+    """The time counts from the begin of a phase, and a slowly sent head begins none."""
     table = filled()
     assert [key for key, _ in table.late(5.5)] == ["a1"]
     assert [key for key, _ in table.late(7.5)] == ["a1", "b1", "a2"]
@@ -174,14 +176,14 @@ def test_a_peer_closes_its_own_connections_first() -> None:
     assert table.admit("a4", "a", False, 9.0) == "b1"
 
 
-def test_a_probe_is_admitted_while_pods_hold_every_place_with_requests() -> None:
+def test_a_probe_is_admitted_while_requests_of_pods_take_all_other_connections() -> None:
     table = filled()
     for each in ("a1", "b1", "a2", "b2"):
         table.enter(each, ConnectionPhase.HANDLING, 5.0)
     assert table.admit("probe", "node", True, 6.0) is None
 
 
-def test_a_crowd_is_one_request_in_each_place() -> None:
+def test_the_table_is_crowded_if_each_connection_has_a_request() -> None:
     table = filled()
     for each in ("a1", "b1", "a2"):
         table.enter(each, ConnectionPhase.HANDLING, 5.0)
@@ -192,7 +194,7 @@ def test_a_crowd_is_one_request_in_each_place() -> None:
     assert not table.crowded()
 
 
-def test_endless_bodies_end_the_oldest_one() -> None:
+def test_too_many_bodies_close_the_oldest_connection() -> None:
     table = filled()
     for each in ("a1", "b1"):
         table.enter(each, ConnectionPhase.BODY, 5.0 + int(each == "b1"))
@@ -213,27 +215,29 @@ def test_a_request_in_progress_keeps_its_body_while_others_send() -> None:
     st.integers(2, 4),
     st.data(),
 )
-def test_turns(asked: list[tuple[str, bool]], threads: int, data: st.DataObject) -> None:
-    """Each request gets a thread once, in the order of its peer; one thread is the node's own."""
+def test_the_order_of_waiting_requests(
+    requests: list[tuple[str, bool]], threads: int, data: st.DataObject
+) -> None:
+    """Each request gets a thread once, in the order of its peer; one thread is for the node."""
     waiting: WaitingRequests[int] = WaitingRequests(threads, 1)
-    for number, (peer, local) in enumerate(asked):
+    for number, (peer, local) in enumerate(requests):
         waiting.put(peer, local, number)
     running: list[bool] = []
     order: list[int] = []
-    while len(order) < len(asked) or running:
-        taken = waiting.take() if len(running) < threads else None
-        if taken is not None:
-            order.append(taken[0])
-            running.append(taken[1])
-            assert asked[taken[0]][1] is taken[1]
+    while len(order) < len(requests) or running:
+        entry = waiting.take() if len(running) < threads else None
+        if entry is not None:
+            order.append(entry[0])
+            running.append(entry[1])
+            assert requests[entry[0]][1] is entry[1]
         else:
             assert running, "a thread is idle while a request waits"
             waiting.end(running.pop(data.draw(st.integers(0, len(running) - 1))))
         assert running.count(False) <= threads - 1
-    assert sorted(order) == list(range(len(asked)))
-    for each in set(asked):
-        mine = [number for number in order if asked[number] == each]
-        assert mine == sorted(mine)
+    assert sorted(order) == list(range(len(requests)))
+    for each in set(requests):
+        of_peer = [number for number in order if requests[number] == each]
+        assert of_peer == sorted(of_peer)
 
 
 def test_many_requests_of_one_peer_do_not_delay_the_first_of_another() -> None:

@@ -1,4 +1,4 @@
-"""Pages: who gets them, and what their head and document say."""
+"""Pages: the clients that may read them, and their headers and document."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def get(path: str, host: str = "localhost:9326", *, loopback: bool = True) -> Re
     return dispatch(ROUTES, HttpRequest("GET", path, "", b"", False, host, loopback))
 
 
-def test_the_document_is_whole_and_names_no_other_host() -> None:
+def test_the_document_is_complete_and_refers_to_no_other_host() -> None:
     reply = get("/page")
     text = reply.body.decode()
     assert (reply.status, reply.content_type) == (200, "text/html; charset=utf-8")
     assert text.startswith("<!doctype html>")
     assert not re.search(r"\{(nonce|style|body|script)\}", text)
-    named = set(re.findall(r"https?://[^\s'\"`)<]+", text))
-    assert named == {"http://www.w3.org/2000/svg"}  # the name of SVG's elements
+    urls = set(re.findall(r"https?://[^\s'\"`)<]+", text))
+    assert urls == {"http://www.w3.org/2000/svg"}  # the XML namespace of SVG
     assert "innerHTML" not in text
 
 
@@ -46,7 +46,7 @@ def test_only_script_and_style_with_the_nonce_of_the_reply_run() -> None:
 
 
 @pytest.mark.parametrize("path", ["/page", "/page/load"])
-def test_no_other_site_may_keep_or_embed_it(path: str) -> None:
+def test_no_other_site_may_store_or_embed_a_page(path: str) -> None:
     headers = dict(get(path).headers)
     assert headers["Cache-Control"] == "no-store"
     assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
@@ -55,7 +55,7 @@ def test_no_other_site_may_keep_or_embed_it(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/page", "/page/load"])
-def test_a_client_elsewhere_gets_nothing(path: str) -> None:
+def test_a_client_of_another_machine_is_refused(path: str) -> None:
     reply = get(path, loopback=False)
     assert (reply.status, b"port-forward" in reply.body) == (403, True)
 
@@ -80,7 +80,7 @@ def test_loopback_hosts(host: str) -> None:
     assert get("/page/load", host).status == 200
 
 
-def test_the_host_is_that_of_the_head_and_two_of_them_are_none() -> None:
+def test_a_request_with_two_host_headers_has_no_host() -> None:
     assert parse_head(b"GET /page HTTP/1.1\r\nHost: localhost:1\r\n\r\n").host == "localhost:1"
     twice = parse_head(b"GET /page HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n")
     assert get("/page", twice.host).status == 403
@@ -109,33 +109,33 @@ def test_headers_of_a_reply_are_sent() -> None:
     assert b"\r\nA: b\r\nC: d\r\n\r\nx" in sent
 
 
-def test_a_page_answers_posted_questions_for_itself_alone() -> None:
-    """A form or a script of another site can't post JSON without asking first."""
+def test_a_page_answers_posts_only_of_itself() -> None:
+    """A form or script of another site can't post JSON without a CORS preflight."""
     routes = page_routes("cluster", {}, {"state": lambda body: Reply(200, body)})
-    asked = HttpRequest(
+    request = HttpRequest(
         "POST", "/page/state", "application/json", b"{}", False, "localhost:9329", True
     )
-    reply = dispatch(routes, asked)
+    reply = dispatch(routes, request)
     assert (reply.status, reply.body) == (200, b"{}")
     assert dict(reply.headers)["Cross-Origin-Resource-Policy"] == "same-origin"
     for changes in ({"loopback": False}, {"host": "example.com"}):
-        refused = msgspec.structs.replace(asked, **changes)  # type: ignore[arg-type]
+        refused = msgspec.structs.replace(request, **changes)  # type: ignore[arg-type]
         assert dispatch(routes, refused).status == 403
-    plain = msgspec.structs.replace(asked, content_type="text/plain")
+    plain = msgspec.structs.replace(request, content_type="text/plain")
     assert dispatch(routes, plain).status == 415
 
 
-def test_values_exist_while_a_browser_reads_them() -> None:
-    made: list[object] = []
+def test_values_are_kept_while_a_browser_reads_them() -> None:
+    values: list[object] = []
 
     def make() -> object:
-        made.append(object())
-        return made[-1]
+        values.append(object())
+        return values[-1]
 
     viewed = Viewed(make)
     viewed.forget(0.0)
-    assert viewed.current() is viewed.current() is made[0]
+    assert viewed.current() is viewed.current() is values[0]
     viewed.forget(60.0)
-    assert viewed.current() is made[0]
+    assert viewed.current() is values[0]
     viewed.forget(-1.0)
-    assert viewed.current() is made[1]
+    assert viewed.current() is values[1]

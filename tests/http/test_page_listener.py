@@ -1,4 +1,4 @@
-"""The HTTP port of a process with one loop, in its real loop, run by a thread."""
+"""The HTTP port of a process with one loop; a thread runs the real loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUTES = {
 }
 
 
-class Served:
+class RunningListener:
     def __init__(self, limits: ConnectionLimits = PAGE_LIMITS) -> None:
         self.loop = Loop()
         self.server = PageListener(self.loop, ("127.0.0.1", 0), ROUTES, NodeAddresses(), limits)
@@ -33,10 +33,10 @@ class Served:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.server.port), DEADLINE_SECONDS)
 
-    def ask(self, request: bytes) -> bytes:
+    def request(self, request: bytes) -> bytes:
         with self.connect() as client:
             client.sendall(request)
-            return everything(client)
+            return read_all(client)
 
     def close(self) -> None:
         assert self.thread.is_alive(), "the loop has ended"
@@ -46,8 +46,8 @@ class Served:
         self.loop.close()
 
 
-def everything(client: socket.socket) -> bytes:
-    """Until the server closes; a reset counts as an end too."""
+def read_all(client: socket.socket) -> bytes:
+    """Reads until the server closes or resets the connection."""
     answer = b""
     try:
         while piece := client.recv(1 << 16):
@@ -58,21 +58,21 @@ def everything(client: socket.socket) -> bytes:
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
-    it = Served()
+def listener() -> Iterator[RunningListener]:
+    it = RunningListener()
     yield it
     it.close()
 
 
 @pytest.fixture
-def hasty() -> Iterator[Served]:
-    it = Served(msgspec.structs.replace(PAGE_LIMITS, head_seconds=0.05))
+def short_timeout() -> Iterator[RunningListener]:
+    it = RunningListener(msgspec.structs.replace(PAGE_LIMITS, head_seconds=0.05))
     yield it
     it.close()
 
 
-def test_page_and_length(served: Served) -> None:
-    head, _, body = served.ask(b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n").partition(
+def test_a_page_has_its_length(listener: RunningListener) -> None:
+    head, _, body = listener.request(b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n").partition(
         b"\r\n\r\n"
     )
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -80,15 +80,17 @@ def test_page_and_length(served: Served) -> None:
     assert body == b"up 1\n"
 
 
-def test_head_is_a_get_without_the_body(served: Served) -> None:
-    head, _, body = served.ask(b"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n").partition(b"\r\n\r\n")
+def test_head_is_a_get_without_the_body(listener: RunningListener) -> None:
+    head, _, body = listener.request(b"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n").partition(
+        b"\r\n\r\n"
+    )
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"Content-Length: 5" in head
     assert body == b""
 
 
-def test_a_page_larger_than_a_socket_buffer(served: Served) -> None:
-    _, _, body = served.ask(b"GET /big HTTP/1.0\r\n\r\n").partition(b"\r\n\r\n")
+def test_a_page_larger_than_a_socket_buffer(listener: RunningListener) -> None:
+    _, _, body = listener.request(b"GET /big HTTP/1.0\r\n\r\n").partition(b"\r\n\r\n")
     assert len(body) == 4_000_000
 
 
@@ -105,36 +107,38 @@ def test_a_page_larger_than_a_socket_buffer(served: Served) -> None:
         (b"GET / HTTP/1.1\r\na: " + b"a" * 20_000, b"431"),
     ],
 )
-def test_everything_else_is_refused(served: Served, request_: bytes, status: bytes) -> None:
-    assert served.ask(request_).startswith(b"HTTP/1.1 " + status)
+def test_other_requests_are_refused(
+    listener: RunningListener, request_: bytes, status: bytes
+) -> None:
+    assert listener.request(request_).startswith(b"HTTP/1.1 " + status)
 
 
-def test_request_in_pieces(served: Served) -> None:
-    with served.connect() as client:
+def test_request_in_pieces(listener: RunningListener) -> None:
+    with listener.connect() as client:
         for piece in (b"GET /met", b"rics HTTP/1.1\r\n\r", b"\n"):
             client.sendall(piece)
-        assert everything(client).endswith(b"up 1\n")
+        assert read_all(client).endswith(b"up 1\n")
 
 
-def test_a_client_that_disconnects_early_does_not_affect_others(served: Served) -> None:
+def test_a_client_that_disconnects_early_does_not_affect_others(listener: RunningListener) -> None:
     for request in (b"", b"GET /big HTTP/1.1\r\n\r\n"):
-        with served.connect() as client:
+        with listener.connect() as client:
             client.sendall(request)
-    assert served.ask(b"GET /metrics HTTP/1.1\r\n\r\n").endswith(b"up 1\n")
+    assert listener.request(b"GET /metrics HTTP/1.1\r\n\r\n").endswith(b"up 1\n")
 
 
-def test_one_request_a_connection_whatever_is_pipelined(served: Served) -> None:
-    answer = served.ask(b"GET /metrics HTTP/1.1\r\n\r\n" * 300)
+def test_pipelined_requests_after_the_first_are_not_answered(listener: RunningListener) -> None:
+    answer = listener.request(b"GET /metrics HTTP/1.1\r\n\r\n" * 300)
     assert answer.count(b"up 1\n") == 1
     assert b"Connection: close" in answer
 
 
-def test_a_slow_client_gets_an_error_and_is_disconnected(hasty: Served) -> None:
-    with hasty.connect() as client:
+def test_a_slow_client_gets_an_error_and_is_disconnected(short_timeout: RunningListener) -> None:
+    with short_timeout.connect() as client:
         client.sendall(b"GET /metrics")
-        assert everything(client).startswith(b"HTTP/1.1 408")
+        assert read_all(client).startswith(b"HTTP/1.1 408")
 
 
-def test_a_silent_client_is_closed(hasty: Served) -> None:
-    with hasty.connect() as client:
-        assert everything(client) == b""
+def test_a_silent_client_is_closed(short_timeout: RunningListener) -> None:
+    with short_timeout.connect() as client:
+        assert read_all(client) == b""

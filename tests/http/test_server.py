@@ -43,69 +43,69 @@ LIMITS = ServerLimits(CONNECTIONS, threads=4)
 
 
 def limited(**fields: Any) -> ServerLimits:
-    """LIMITS with other limits of connections."""
+    """LIMITS with other limits per connection."""
     connections = msgspec.structs.replace(CONNECTIONS, **fields)
     return msgspec.structs.replace(LIMITS, connections=connections)
 
 
-def patient(**fields: Any) -> ServerLimits:
-    """Without an end of any phase."""
+def without_timeouts(**fields: Any) -> ServerLimits:
+    """LIMITS without a timeout of any phase."""
     phases = ("handshake", "head", "body", "reply")
     return limited(**{f"{each}_seconds": 3600.0 for each in phases}, **fields)
 
 
-HASTY = limited(body_seconds=1.0, reply_seconds=1.0)
-"""For clients that never finish."""
+SHORT_TIMEOUTS = limited(body_seconds=1.0, reply_seconds=1.0)
+"""For clients that do not finish."""
 
-# More than the buffers of two sockets.
 LARGE_BYTES = 64 << 20
+"""More than the buffers of two sockets."""
 
 
-class Held:
-    """A handler that answers when the test releases it."""
+class BlockedHandler:
+    """A handler that answers after the test sets `released`. `called`: it has a request."""
 
     def __init__(self) -> None:
-        self.asked = threading.Event()
-        self.go = threading.Event()
+        self.called = threading.Event()
+        self.released = threading.Event()
 
     def __call__(self, body: bytes) -> Reply:
-        self.asked.set()
-        assert self.go.wait(DEADLINE_SECONDS)
-        return Reply(200, b'"held"')
+        self.called.set()
+        assert self.released.wait(DEADLINE_SECONDS)
+        return Reply(200, b'"blocked"')
 
 
 def echo(body: bytes) -> Reply:
-    if body == b"no":
-        raise BadRequestError("no is no body")
+    if body == b"refused":
+        raise BadRequestError("not accepted")
     return Reply(200, json.dumps(body.decode()).encode())
 
 
 def broken(body: bytes) -> Reply:
-    raise RuntimeError("a fault of ours")
+    raise RuntimeError("broken")
 
 
-def certified(folder: Path) -> Authority:
-    made = Authority(folder)
-    made.server("server")
-    return made
+def authority_with_server(folder: Path) -> Authority:
+    signed = Authority(folder)
+    signed.server("server")
+    return signed
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return certified(tmp_path_factory.mktemp("certificates"))
+    return authority_with_server(tmp_path_factory.mktemp("certificates"))
 
 
-Started = Callable[..., HttpServer]
+StartServer = Callable[..., HttpServer]
 
 
 @pytest.fixture(scope="module")
-def started(authority: Authority) -> Iterator[Started]:
+def start_server(authority: Authority) -> Iterator[StartServer]:
     servers: list[HttpServer] = []
 
     def start(
         limits: ServerLimits = LIMITS,
-        held: Held | None = None,
-        shown: Authority | None = authority,
+        blocked: BlockedHandler | None = None,
+        certified_by: Authority | None = authority,
         client_ca: str = "",
         clients: Sequence[str] = (),
     ) -> HttpServer:
@@ -114,14 +114,14 @@ def started(authority: Authority) -> Iterator[Started]:
             {
                 "/echo": Route("POST", echo),
                 "/broken": Route("POST", broken),
-                "/held": Route("POST", held or Held()),
-                "/away": Route("GET", lambda _: text_reply(503, "another leads")),
+                "/blocked": Route("POST", blocked or BlockedHandler()),
+                "/away": Route("GET", lambda _: text_reply(503, "another process leads")),
                 "/large": Route("GET", lambda _: Reply(200, b"x" * LARGE_BYTES)),
                 "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", "text/plain")),
             },
             limits,
             NodeAddresses(),
-            shown and CertificateFiles(*paths(shown), client_ca),
+            certified_by and CertificateFiles(*paths(certified_by), client_ca),
             clients,
         )
         server.start()
@@ -134,58 +134,58 @@ def started(authority: Authority) -> Iterator[Started]:
 
 
 @pytest.fixture(scope="module")
-def server(started: Started) -> HttpServer:
-    return started()
+def server(start_server: StartServer) -> HttpServer:
+    return start_server()
 
 
 def paths(authority: Authority) -> tuple[str, str]:
     return str(authority.folder / "server.crt"), str(authority.folder / "server.key")
 
 
-def connection(server: HttpServer, authority: Authority) -> http.client.HTTPSConnection:
+def https_connection(server: HttpServer, authority: Authority) -> http.client.HTTPSConnection:
     trust = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
     return http.client.HTTPSConnection(
         "127.0.0.1", server.port, context=trust, timeout=DEADLINE_SECONDS
     )
 
 
-def plainly(server: HttpServer) -> http.client.HTTPConnection:
+def http_connection(server: HttpServer) -> http.client.HTTPConnection:
     return http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
 
 
 def exchange(
-    made: http.client.HTTPConnection,
+    client: http.client.HTTPConnection,
     method: str,
     path: str,
     body: bytes | Iterator[bytes] | None = None,
     content_type: str = "application/json; charset=utf-8",
 ) -> tuple[int, str]:
-    made.request(method, path, body, {"Content-Type": content_type})
-    reply = made.getresponse()
+    client.request(method, path, body, {"Content-Type": content_type})
+    reply = client.getresponse()
     return reply.status, reply.read().decode()
 
 
 def test_several_answers_on_one_connection(server: HttpServer, authority: Authority) -> None:
-    made = connection(server, authority)
-    assert exchange(made, "GET", "/healthz") == (200, "ok\n")
-    assert exchange(made, "POST", "/echo?timeout=5s", b"hello") == (200, '"hello"')
-    first = made.sock
-    assert exchange(made, "POST", "/echo", b"") == (200, '""')
-    assert made.sock is first
-    made.close()
+    client = https_connection(server, authority)
+    assert exchange(client, "GET", "/healthz") == (200, "ok\n")
+    assert exchange(client, "POST", "/echo?timeout=5s", b"hello") == (200, '"hello"')
+    first = client.sock
+    assert exchange(client, "POST", "/echo", b"") == (200, '""')
+    assert client.sock is first
+    client.close()
 
 
 @pytest.mark.parametrize(
     ("method", "path", "body", "content_type", "status", "message"),
     [
-        ("POST", "/echo", b"no", "application/json", 400, "no is no body"),
+        ("POST", "/echo", b"refused", "application/json", 400, "not accepted"),
         (
             "GET",
             "/none",
             None,
             "",
             404,
-            "the paths are /away, /broken, /echo, /healthz, /held, /large",
+            "the paths are /away, /blocked, /broken, /echo, /healthz, /large",
         ),
         ("GET", "/echo", None, "", 405, "accepts POST only"),
         ("POST", "/healthz", b"", "application/json", 405, "accepts GET only"),
@@ -206,34 +206,36 @@ def test_invalid_requests_get_an_error(
     status: int,
     message: str,
 ) -> None:
-    made = connection(server, authority)
-    code, text = exchange(made, method, path, body, content_type)
+    client = https_connection(server, authority)
+    code, text = exchange(client, method, path, body, content_type)
     assert (code, message in text) == (status, True), text
-    made.close()
-    made = connection(server, authority)
-    assert exchange(made, "GET", "/healthz")[0] == 200
-    made.close()
+    client.close()
+    client = https_connection(server, authority)
+    assert exchange(client, "GET", "/healthz")[0] == 200
+    client.close()
 
 
 def test_a_503_closes_the_connection(plain: HttpServer) -> None:
-    """A connection that stays open would always reach this process."""
-    made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
-    assert exchange(made, "GET", "/away") == (503, "another leads\n")
-    assert made.sock is None
-    made.close()
+    """The client connects again, perhaps to another process of the Service."""
+    client = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
+    assert exchange(client, "GET", "/away") == (503, "another process leads\n")
+    assert client.sock is None
+    client.close()
 
 
-def test_an_incomplete_request_does_not_block_the_server(started: Started) -> None:
-    limits = msgspec.structs.replace(patient(), stop_seconds=1)
-    server = started(limits, shown=None)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS) as half:
-        half.sendall(b"POST /echo HTTP/1.1\r\n")
-        made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
-        assert exchange(made, "GET", "/healthz")[0] == 200, "the half is being read"
-        made.close()
+def test_an_incomplete_request_does_not_block_the_server(start_server: StartServer) -> None:
+    limits = msgspec.structs.replace(without_timeouts(), stop_seconds=1)
+    server = start_server(limits, certified_by=None)
+    with socket.create_connection(
+        ("127.0.0.1", server.port), timeout=DEADLINE_SECONDS
+    ) as incomplete:
+        incomplete.sendall(b"POST /echo HTTP/1.1\r\n")
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
+        assert exchange(client, "GET", "/healthz")[0] == 200, "the incomplete request is being read"
+        client.close()
         server.close()
         with contextlib.suppress(ConnectionResetError):
-            while half.recv(1 << 16):
+            while incomplete.recv(1 << 16):
                 pass
 
 
@@ -241,15 +243,15 @@ def test_an_incomplete_request_does_not_block_the_server(started: Started) -> No
 def test_an_invalid_length_is_refused_before_the_body_is_read(
     server: HttpServer, authority: Authority, length: str
 ) -> None:
-    made = connection(server, authority)
-    made.putrequest("POST", "/echo")
-    made.putheader("Content-Type", "application/json")
-    made.putheader("Content-Length", length)
-    made.endheaders()
-    reply = made.getresponse()
+    client = https_connection(server, authority)
+    client.putrequest("POST", "/echo")
+    client.putheader("Content-Type", "application/json")
+    client.putheader("Content-Length", length)
+    client.endheaders()
+    reply = client.getresponse()
     assert reply.status == 400
     assert b"Content-Length" in reply.read()
-    made.close()
+    client.close()
 
 
 def raw(either: http.client.HTTPConnection) -> socket.socket:
@@ -282,7 +284,7 @@ def test_pipelined_requests_are_answered_in_order(
 
 def test_an_incomplete_request_is_a_bad_request(plain: HttpServer) -> None:
     with socket.create_connection(("127.0.0.1", plain.port), timeout=DEADLINE_SECONDS) as sock:
-        sock.sendall(posted(b"no", length=3))
+        sock.sendall(posted(b"refused", length=20))
         sock.shutdown(socket.SHUT_WR)
         with http.client.HTTPResponse(sock) as reply:
             reply.begin()
@@ -319,50 +321,49 @@ def test_plain_http_gets_an_error(server: HttpServer) -> None:
 
 
 def test_a_connection_without_a_request_occupies_no_thread(
-    started: Started, authority: Authority
+    start_server: StartServer, authority: Authority
 ) -> None:
     """More clients than threads; their requests would never end."""
-    server = started(patient())
+    server = start_server(without_timeouts())
     silent = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
         for _ in range(LIMITS.threads + 1)
     ]
-    made = connection(server, authority)
-    assert exchange(made, "GET", "/healthz") == (200, "ok\n")
-    made.close()
+    client = https_connection(server, authority)
+    assert exchange(client, "GET", "/healthz") == (200, "ok\n")
+    client.close()
     for each in silent:
         each.close()
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_many_incomplete_requests_delay_other_clients_only_shortly(
-    started: Started, authority: Authority, tls: bool
+def test_many_incomplete_requests_do_not_delay_other_clients(
+    start_server: StartServer, authority: Authority, tls: bool
 ) -> None:
-    """More clients than threads; without other clients each would have all the time it needs."""
-    server = started(patient(), shown=authority if tls else None)
-    halves = [
+    """More clients than threads."""
+    server = start_server(without_timeouts(), certified_by=authority if tls else None)
+    incomplete = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
         for _ in range(3 * LIMITS.threads)
     ]
-    for each in halves:
+    for each in incomplete:
         each.sendall(b"\x16\x03\x01\x02" if tls else b"POST /echo HTTP/1.1\r\n")
-    made = connection(server, authority) if tls else plainly(server)
-    assert exchange(made, "GET", "/healthz") == (200, "ok\n")
-    made.close()
-    for each in halves:
+    client = https_connection(server, authority) if tls else http_connection(server)
+    assert exchange(client, "GET", "/healthz") == (200, "ok\n")
+    client.close()
+    for each in incomplete:
         each.close()
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_few_connections_without_a_request_are_kept(
-    started: Started, authority: Authority, tls: bool
+def test_connections_without_a_request_are_limited(
+    start_server: StartServer, authority: Authority, tls: bool
 ) -> None:
-    """Each connection takes a file descriptor: without a free one the process could not renew its
-    lease."""
-    server = started(shown=authority if tls else None)
-    kept = connection(server, authority) if tls else plainly(server)
+    """Without a free file descriptor the process could not renew its lease."""
+    server = start_server(certified_by=authority if tls else None)
+    kept = https_connection(server, authority) if tls else http_connection(server)
     assert exchange(kept, "GET", "/healthz") == (200, "ok\n")
-    spoken = kept.sock
+    answered_socket = kept.sock
     silent = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
         for _ in range(3 * CONNECTIONS.connections)
@@ -370,20 +371,20 @@ def test_few_connections_without_a_request_are_kept(
     for each in silent[: -CONNECTIONS.connections]:
         assert each.recv(1) == b"", "the oldest is closed first"
     assert exchange(kept, "GET", "/healthz") == (200, "ok\n")
-    assert kept.sock is spoken, "an answered connection stays"
+    assert kept.sock is answered_socket, "an answered connection stays"
     kept.close()
     for each in silent:
         each.close()
 
 
-def test_requests_beyond_the_limit_are_closed_at_once(started: Started) -> None:
-    """A connection that only garbage collection closes would keep a file descriptor."""
-    held = Held()
-    server = started(msgspec.structs.replace(LIMITS, threads=1), held, shown=None)
+def test_requests_beyond_the_limit_are_closed_at_once(start_server: StartServer) -> None:
+    """They are closed without garbage collection, since each has a file descriptor."""
+    blocked = BlockedHandler()
+    server = start_server(msgspec.structs.replace(LIMITS, threads=1), blocked, certified_by=None)
     many: list[socket.socket] = []
     ended: set[socket.socket] = set()
 
-    def all_but_those_that_wait() -> bool:
+    def all_beyond_the_limit_ended() -> bool:
         for each in many:
             with contextlib.suppress(BlockingIOError):
                 try:
@@ -397,20 +398,20 @@ def test_requests_beyond_the_limit_are_closed_at_once(started: Started) -> None:
     gc.disable()
     try:
         for _ in range(2 * CONNECTIONS.connections):
-            made = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+            client = socket.create_connection(("127.0.0.1", server.port), timeout=10)
             with contextlib.suppress(ConnectionError):
-                made.sendall(posted(b"", path="/held"))
-            made.setblocking(False)
-            many.append(made)
-        eventually("the others end", all_but_those_that_wait)
+                client.sendall(posted(b"", path="/blocked"))
+            client.setblocking(False)
+            many.append(client)
+        eventually("the others end", all_beyond_the_limit_ended)
     finally:
         gc.enable()
-        held.go.set()
+        blocked.released.set()
         for each in many:
             each.close()
 
 
-def test_an_answered_connection_occupies_a_thread_shortly(plain: HttpServer) -> None:
+def test_an_open_connection_occupies_no_thread(plain: HttpServer) -> None:
     """More clients than threads."""
     kept = [
         http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
@@ -423,25 +424,27 @@ def test_an_answered_connection_occupies_a_thread_shortly(plain: HttpServer) -> 
         each.close()
 
 
-def test_an_incomplete_handshake_is_dropped_in_time(started: Started, authority: Authority) -> None:
-    server = started(limited(handshake_seconds=2.0))
-    halves = [
+def test_an_incomplete_handshake_is_dropped_in_time(
+    start_server: StartServer, authority: Authority
+) -> None:
+    server = start_server(limited(handshake_seconds=2.0))
+    incomplete = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
         for _ in range(LIMITS.threads + 1)
     ]
-    for each in halves:
+    for each in incomplete:
         each.sendall(b"\x16\x03\x01\x02")
-    made = connection(server, authority)
-    assert exchange(made, "GET", "/healthz") == (200, "ok\n")
-    for each in halves:
+    client = https_connection(server, authority)
+    assert exchange(client, "GET", "/healthz") == (200, "ok\n")
+    for each in incomplete:
         assert each.recv(1) == b""
         each.close()
-    made.close()
+    client.close()
 
 
 @pytest.fixture(scope="module")
-def plain(started: Started) -> HttpServer:
-    return started(shown=None)
+def plain(start_server: StartServer) -> HttpServer:
+    return start_server(certified_by=None)
 
 
 @pytest.fixture(params=["plain", "tls"])
@@ -449,90 +452,92 @@ def either(
     request: pytest.FixtureRequest, server: HttpServer, plain: HttpServer, authority: Authority
 ) -> http.client.HTTPConnection:
     if request.param == "tls":
-        return connection(server, authority)
-    return plainly(plain)
+        return https_connection(server, authority)
+    return http_connection(plain)
 
 
 @pytest.fixture(params=["plain", "tls"])
-def hasty(
-    request: pytest.FixtureRequest, started: Started, authority: Authority
+def short_timeouts(
+    request: pytest.FixtureRequest, start_server: StartServer, authority: Authority
 ) -> http.client.HTTPConnection:
-    """To a server with short time limits."""
+    """A connection to a server with short timeouts."""
     if request.param == "tls":
-        return connection(started(HASTY), authority)
+        return https_connection(start_server(SHORT_TIMEOUTS), authority)
     return http.client.HTTPConnection(
-        "127.0.0.1", started(HASTY, shown=None).port, timeout=DEADLINE_SECONDS
+        "127.0.0.1", start_server(SHORT_TIMEOUTS, certified_by=None).port, timeout=DEADLINE_SECONDS
     )
 
 
-def test_a_slowly_sent_request_is_dropped_in_time(hasty: http.client.HTTPConnection) -> None:
-    """Each byte arrives within any limit of a single read."""
-    assert exchange(hasty, "GET", "/healthz")[0] == 200
-    hasty.putrequest("POST", "/echo")
-    hasty.putheader("Content-Type", "application/json")
-    hasty.putheader("Content-Length", "1000")
-    hasty.endheaders()
+def test_a_slowly_sent_request_is_dropped_in_time(
+    short_timeouts: http.client.HTTPConnection,
+) -> None:
+    """Each byte arrives before a timeout of a single read."""
+    assert exchange(short_timeouts, "GET", "/healthz")[0] == 200
+    short_timeouts.putrequest("POST", "/echo")
+    short_timeouts.putheader("Content-Type", "application/json")
+    short_timeouts.putheader("Content-Length", "1000")
+    short_timeouts.endheaders()
     ended = threading.Event()
-    sent_on = hasty.sock  # the connection forgets it once it reads the reply
+    sock = short_timeouts.sock  # client.sock is None after the reply
 
     def drip() -> None:
         while not ended.wait(0.1):
             try:
-                sent_on.send(b"x")
+                sock.send(b"x")
             except OSError:
                 return
 
     thread = threading.Thread(target=drip)
     thread.start()
     try:
-        assert hasty.getresponse().status == 408
+        assert short_timeouts.getresponse().status == 408
     finally:
         ended.set()
         thread.join()
-        hasty.close()
+        short_timeouts.close()
 
 
 def test_a_slow_reader_is_dropped_in_time(
-    hasty: http.client.HTTPConnection,
+    short_timeouts: http.client.HTTPConnection,
 ) -> None:
-    hasty.request("GET", "/large")
-    taken = 0
+    short_timeouts.request("GET", "/large")
+    received_bytes = 0
 
     def ended() -> bool:
-        nonlocal taken
+        nonlocal received_bytes
         try:
-            some = hasty.sock.recv(64 << 10)
+            some = short_timeouts.sock.recv(64 << 10)
         except ConnectionResetError:
             return True
-        taken += len(some)
+        received_bytes += len(some)
         return not some
 
     # Not `eventually`: its growing pauses would make the reader too slow for the deadline.
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not ended():
-        assert time.monotonic() < deadline, "the server does not give up"
+        assert time.monotonic() < deadline, "the server keeps the connection"
         time.sleep(0.01)
-    assert taken < LARGE_BYTES
-    hasty.close()
+    assert received_bytes < LARGE_BYTES
+    short_timeouts.close()
 
 
 def test_several_answers_on_one_plain_connection(plain: HttpServer) -> None:
-    made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
-    assert exchange(made, "POST", "/echo", b"hello") == (200, '"hello"')
-    first = made.sock
-    assert exchange(made, "POST", "/echo", b"no")[0] == 400
-    assert exchange(made, "GET", "/healthz") == (200, "ok\n")
-    assert made.sock is first
-    made.close()
+    client = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
+    assert exchange(client, "POST", "/echo", b"hello") == (200, '"hello"')
+    first = client.sock
+    assert exchange(client, "POST", "/echo", b"refused")[0] == 400
+    assert exchange(client, "GET", "/healthz") == (200, "ok\n")
+    assert client.sock is first
+    client.close()
 
 
-def shown_by(
-    server: HttpServer, authority: Authority, name: str, of: Authority | None = None
+def connection_with_certificate(
+    server: HttpServer, authority: Authority, name: str, issuer: Authority | None = None
 ) -> http.client.HTTPSConnection:
-    """A connection of a client with a certificate for that name."""
+    """A connection whose client has a certificate for this name."""
     trust = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
     if name:
-        folder = (of or authority).folder
+        folder = (issuer or authority).folder
         trust.load_cert_chain(folder / f"{name}.crt", folder / f"{name}.key")
     return http.client.HTTPSConnection(
         "127.0.0.1", server.port, context=trust, timeout=DEADLINE_SECONDS
@@ -547,63 +552,65 @@ def clients(authority: Authority) -> Authority:
 
 
 def test_with_a_client_ca_clients_need_a_certificate(
-    started: Started, clients: Authority, tmp_path: Path
+    start_server: StartServer, clients: Authority, tmp_path: Path
 ) -> None:
-    server = started(client_ca=str(clients.folder / "ca.crt"))
-    foreign = certified(tmp_path)
+    server = start_server(client_ca=str(clients.folder / "ca.crt"))
+    foreign = authority_with_server(tmp_path)
     foreign.client("kube-scheduler")
-    for name, of in (("", None), ("kube-scheduler", foreign)):
-        made = shown_by(server, clients, name, of)
+    for name, issuer in (("", None), ("kube-scheduler", foreign)):
+        client = connection_with_certificate(server, clients, name, issuer)
         with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
-            exchange(made, "GET", "/healthz")
-        made.close()
+            exchange(client, "GET", "/healthz")
+        client.close()
     for name in ("kube-scheduler", "another"):
-        made = shown_by(server, clients, name)
-        assert exchange(made, "POST", "/echo", b"hello") == (200, '"hello"')
-        made.close()
+        client = connection_with_certificate(server, clients, name)
+        assert exchange(client, "POST", "/echo", b"hello") == (200, '"hello"')
+        client.close()
 
 
 def test_only_clients_with_an_accepted_name_are_answered(
-    started: Started, clients: Authority, caplog: pytest.LogCaptureFixture
+    start_server: StartServer, clients: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = started(client_ca=str(clients.folder / "ca.crt"), clients=["kube-scheduler", "x"])
-    made = shown_by(server, clients, "another")
-    assert exchange(made, "GET", "/healthz")[0] == 403
-    made.close()
+    server = start_server(client_ca=str(clients.folder / "ca.crt"), clients=["kube-scheduler", "x"])
+    client = connection_with_certificate(server, clients, "another")
+    assert exchange(client, "GET", "/healthz")[0] == 403
+    client.close()
     assert f"port {server.port}: client certificate refused: names another" in caplog.messages
-    made = shown_by(server, clients, "kube-scheduler")
-    assert exchange(made, "GET", "/healthz")[0] == 200
-    made.close()
+    client = connection_with_certificate(server, clients, "kube-scheduler")
+    assert exchange(client, "GET", "/healthz")[0] == 200
+    client.close()
 
 
 def test_refused_certificates_do_not_fill_the_log(
-    started: Started, clients: Authority, caplog: pytest.LogCaptureFixture
+    start_server: StartServer, clients: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = started(client_ca=str(clients.folder / "ca.crt"), clients=["kube-scheduler"])
+    server = start_server(client_ca=str(clients.folder / "ca.crt"), clients=["kube-scheduler"])
     for _ in range(5):
-        made = shown_by(server, clients, "another")
-        assert exchange(made, "GET", "/healthz")[0] == 403
-        made.close()
+        client = connection_with_certificate(server, clients, "another")
+        assert exchange(client, "GET", "/healthz")[0] == 403
+        client.close()
     assert sum("certificate refused" in each for each in caplog.messages) == 1
 
 
-def test_a_replaced_client_ca_is_used(started: Started, clients: Authority, tmp_path: Path) -> None:
-    other = certified(tmp_path)
+def test_a_replaced_client_ca_is_used(
+    start_server: StartServer, clients: Authority, tmp_path: Path
+) -> None:
+    other = authority_with_server(tmp_path)
     other.client("kube-scheduler")
     path = str(tmp_path / "client-ca.crt")
     files.replace(path, (clients.folder / "ca.crt").read_bytes(), durable=False)
-    server = started(client_ca=path)
-    made = shown_by(server, clients, "kube-scheduler")
-    assert exchange(made, "GET", "/healthz")[0] == 200
-    made.close()
+    server = start_server(client_ca=path)
+    client = connection_with_certificate(server, clients, "kube-scheduler")
+    assert exchange(client, "GET", "/healthz")[0] == 200
+    client.close()
     files.replace(path, (other.folder / "ca.crt").read_bytes(), durable=False)
-    made = shown_by(server, clients, "kube-scheduler")
+    client = connection_with_certificate(server, clients, "kube-scheduler")
     with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
-        exchange(made, "GET", "/healthz")
-    made.close()
-    made = shown_by(server, clients, "kube-scheduler", other)
-    assert exchange(made, "GET", "/healthz")[0] == 200
-    made.close()
+        exchange(client, "GET", "/healthz")
+    client.close()
+    client = connection_with_certificate(server, clients, "kube-scheduler", other)
+    assert exchange(client, "GET", "/healthz")[0] == 200
+    client.close()
 
 
 def test_an_invalid_client_ca_is_named(authority: Authority, tmp_path: Path) -> None:
@@ -630,28 +637,28 @@ def test_names_of_a_certificate(certificate: dict[str, Any], names: set[str]) ->
 
 
 def serial(server: HttpServer, authority: Authority) -> str:
-    made = connection(server, authority)
-    made.connect()
-    found = made.sock.getpeercert()
-    made.close()
+    client = https_connection(server, authority)
+    client.connect()
+    found = client.sock.getpeercert()
+    client.close()
     assert found
     return str(found["serialNumber"])
 
 
 def test_a_replaced_certificate_is_used(
-    started: Started, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    start_server: StartServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    authority = certified(tmp_path)
-    server = started(shown=authority)
+    authority = authority_with_server(tmp_path)
+    server = start_server(certified_by=authority)
     before = serial(server, authority)
-    kept = connection(server, authority)
+    kept = https_connection(server, authority)
     assert exchange(kept, "GET", "/healthz")[0] == 200
     certificate, key = paths(authority)
     old = [Path(path).read_bytes() for path in (certificate, key)]
     authority.server("server")
     new = [Path(path).read_bytes() for path in (certificate, key)]
     files.replace(key, old[1], durable=False)
-    assert serial(server, authority) == before, "certificate and key don't fit each other"
+    assert serial(server, authority) == before, "the certificate does not match the key"
     assert serial(server, authority) == before
     lines = [each for each in caplog.messages if "the previous certificate stays in use" in each]
     assert len(lines) == 1, "logged once, not for every connection"
@@ -665,7 +672,7 @@ def test_a_replaced_certificate_is_used(
 
 
 def test_invalid_certificate_files_are_named(tmp_path: Path) -> None:
-    certificate, key = paths(certified(tmp_path))
+    certificate, key = paths(authority_with_server(tmp_path))
     Path(certificate).write_text("none")
     with pytest.raises(CertificateError, match=f"certificate {certificate}, key {key}"):
         CertificateFiles(certificate, key)
@@ -674,29 +681,29 @@ def test_invalid_certificate_files_are_named(tmp_path: Path) -> None:
 
 
 def test_requests_in_progress_end_before_the_server_stops(
-    started: Started, authority: Authority
+    start_server: StartServer, authority: Authority
 ) -> None:
-    held = Held()
-    server = started(held=held)
-    idle = connection(server, authority)
+    blocked = BlockedHandler()
+    server = start_server(blocked=blocked)
+    idle = https_connection(server, authority)
     assert exchange(idle, "GET", "/healthz")[0] == 200
-    made = connection(server, authority)
+    client = https_connection(server, authority)
     answers: list[tuple[int, str]] = []
     waiting_thread = threading.Thread(
-        target=lambda: answers.append(exchange(made, "POST", "/held", b"{}"))
+        target=lambda: answers.append(exchange(client, "POST", "/blocked", b"{}"))
     )
     waiting_thread.start()
-    assert held.asked.wait(DEADLINE_SECONDS)
+    assert blocked.called.wait(DEADLINE_SECONDS)
     closing = threading.Thread(target=server.close)
     closing.start()
-    eventually("accepts no more", lambda: not accepts(server))
-    held.go.set()
+    eventually("it accepts no connection", lambda: not accepts(server))
+    blocked.released.set()
     closing.join(DEADLINE_SECONDS)
     waiting_thread.join(DEADLINE_SECONDS)
-    assert answers == [(200, '"held"')]
+    assert answers == [(200, '"blocked"')]
     assert idle.sock.recv(1) == b""
     idle.close()
-    made.close()
+    client.close()
 
 
 def accepts(server: HttpServer) -> bool:
