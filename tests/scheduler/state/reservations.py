@@ -19,7 +19,7 @@ def card(minor: int, percent: int) -> dict[str, Any]:
 
 
 def allocation(cpus: str = "", cards: Mapping[int, int] | None = None) -> dict[str, str]:
-    """The annotations; `cards`: percents by minor."""
+    """The annotations. `cards`: percents by minor."""
     notes = {}
     if cpus:
         notes[RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
@@ -45,9 +45,9 @@ def body(
     }
 
 
-def read(of: Mapping[str, Any]) -> ReservationRecord:
-    return reservation(json.dumps(of).encode())
+def read(object_: Mapping[str, Any]) -> ReservationRecord:
+    return reservation(json.dumps(object_).encode())
 
 
-def event(of: Mapping[str, Any], kind: ChangeKind = ChangeKind.MODIFIED) -> Change[Any]:
-    return Change(kind, ObjectKey("", of["metadata"]["name"]), read(of))
+def event(object_: Mapping[str, Any], kind: ChangeKind = ChangeKind.MODIFIED) -> Change[Any]:
+    return Change(kind, ObjectKey("", object_["metadata"]["name"]), read(object_))

@@ -20,7 +20,7 @@ from tests.scheduler import objects
 from tests.scheduler.clock import Clock
 from tests.scheduler.clusters import held
 
-WISH = objects.pod_request({"cpu": "1"}, name="a")
+REQUEST = objects.pod_request({"cpu": "1"}, name="a")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def cluster(clock: Clock) -> SchedulerCache:
     """A cluster of one node with a reservation."""
     it = SchedulerCache(clock=clock)
     it.nodes_changed([objects.of_node(objects.node("n1"))])
-    it.reserve("n1", Granted(WISH))
+    it.reserve("n1", Granted(REQUEST))
     return it
 
 
@@ -46,7 +46,7 @@ def expiry(
     transport.close()
 
 
-def says(server: Server, code: int, body: Any) -> None:
+def answer_with(server: Server, code: int, body: Any) -> None:
     def answer(server: Server, connection: socket.socket, request: Request) -> bool:
         assert (request.method, request.path) == ("GET", "/api/v1/namespaces/ns/pods/a")
         return fake_api_server.reply(connection, code, body)
@@ -54,25 +54,25 @@ def says(server: Server, code: int, body: Any) -> None:
     server.answer = answer
 
 
-# The API server's answer about a pod whose Binding it accepted, and whether the reservation stays.
+# The API server's answer to a read of the pod, and whether the reservation stays.
 ANSWERS = {
     "bound": (200, objects.pod("a", "n1"), True),
     "bound elsewhere": (200, objects.pod("a", "n2"), True),
     "not bound": (200, objects.pod("a"), False),
-    "another of its name": (200, objects.pod("a", "n1", uid="other"), False),
-    "gone": (404, fake_api_server.status(404, "NotFound"), False),
+    "same name, other uid": (200, objects.pod("a", "n1", uid="other"), False),
+    "deleted": (404, fake_api_server.status(404, "NotFound"), False),
     "refused": (403, fake_api_server.status(403, "Forbidden"), True),
-    "in trouble": (500, b"oops", True),
-    "nonsense": (200, b"[]", True),
+    "server error": (500, b"error", True),
+    "not a pod": (200, b"[]", True),
 }
 
 
 @pytest.mark.parametrize("status", ANSWERS)
-def test_a_reservation_whose_binding_was_accepted_ends_by_the_servers_answer(
+def test_a_confirmed_reservation_expires_unless_the_pod_is_bound_to_its_node(
     server: Server, cluster: SchedulerCache, expiry: ReservationExpiry, clock: Clock, status: str
 ) -> None:
     code, body, stays = ANSWERS[status]
-    says(server, code, body)
+    answer_with(server, code, body)
     cluster.confirm("uid-a")
     clock.now = EXPIRY_SECONDS - 1
     expiry.step()
@@ -100,10 +100,10 @@ def test_a_bind_in_progress_never_expires(
 def test_a_groups_reservation_expires_without_a_request(
     cluster: SchedulerCache, groups: GroupReservations, expiry: ReservationExpiry, clock: Clock
 ) -> None:
-    """A pod that was rejected for it is retried only when the node has changed."""
-    assert groups.reserve(PodGroup("ns", "g", 2), WISH, "n1") is None
-    held = cluster.changed_since(0).serial
+    """The node counts as changed: pods that were rejected because of it are retried."""
+    assert groups.reserve(PodGroup("ns", "g", 2), REQUEST, "n1") is None
+    serial = cluster.changed_since(0).serial
     clock.now += 61
     expiry.step()
-    assert cluster.changed_since(held).names == {"n1"}
+    assert cluster.changed_since(serial).names == {"n1"}
     assert cluster.reservation("ns/g/0") is None

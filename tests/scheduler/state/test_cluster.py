@@ -28,20 +28,20 @@ LSR = objects.pod_request({"cpu": "2"}, qos="LSR")
 @pytest.fixture
 def cluster(clock: Clock) -> SchedulerCache:
     """A cluster of nodes n1 and n2, each with all its objects and an agent."""
-    it = SchedulerCache(clock=clock)
+    cache = SchedulerCache(clock=clock)
     for name in ("n1", "n2"):
-        it.nodes_changed([objects.of_node(objects.node(name))])
-        it.topologies_changed([objects.of_topology(objects.topology(name))])
-        it.devices_changed([objects.of_devices(objects.devices(name))])
-        it.pods_changed([objects.of_pod(objects.agent(name))])
-    return it
+        cache.nodes_changed([objects.of_node(objects.node(name))])
+        cache.topologies_changed([objects.of_topology(objects.topology(name))])
+        cache.devices_changed([objects.of_devices(objects.devices(name))])
+        cache.pods_changed([objects.of_pod(objects.agent(name))])
+    return cache
 
 
-def see(cluster: SchedulerCache, *args: Any, **more: Any) -> None:
+def report_pod(cluster: SchedulerCache, *args: Any, **more: Any) -> None:
     cluster.pods_changed([objects.of_pod(objects.pod(*args, **more))])
 
 
-def drop(cluster: SchedulerCache, *args: Any, **more: Any) -> None:
+def delete_pod(cluster: SchedulerCache, *args: Any, **more: Any) -> None:
     cluster.pods_changed([objects.of_pod(objects.pod(*args, **more), DELETED)])
 
 
@@ -54,25 +54,25 @@ def granted(name: str) -> Granted:
 def test_a_pod_counts_while_it_is_bound_and_has_not_ended(
     cluster: SchedulerCache, phase: str
 ) -> None:
-    see(cluster, "a")
+    report_pod(cluster, "a")
     assert not held(cluster)
-    see(cluster, "a", "n1")
+    report_pod(cluster, "a", "n1")
     assert held(cluster) == {"a"}
     assert cluster.bound("uid-a") == "n1"
-    see(cluster, "a", "n1", phase=phase)
+    report_pod(cluster, "a", "n1", phase=phase)
     assert not held(cluster)
     assert cluster.bound("uid-a") is None
-    drop(cluster, "a", "n1", phase=phase)
+    delete_pod(cluster, "a", "n1", phase=phase)
     assert not held(cluster)
 
 
 def test_a_deleted_pod_has_no_allocation(cluster: SchedulerCache) -> None:
-    see(cluster, "a", "n1")
-    drop(cluster, "a", "n1")
+    report_pod(cluster, "a", "n1")
+    delete_pod(cluster, "a", "n1")
     assert not held(cluster)
 
 
-def test_a_deleted_pod_of_an_old_event_has_no_allocation(cluster: SchedulerCache) -> None:
+def test_a_pod_deleted_in_an_old_state_has_no_allocation(cluster: SchedulerCache) -> None:
     cluster.topologies_changed(
         [objects.of_topology(objects.topology("n1", policy="single-numa-node", pods=()))]
     )
@@ -86,55 +86,55 @@ def test_a_deleted_pod_of_an_old_event_has_no_allocation(cluster: SchedulerCache
 
 
 def test_a_pod_with_the_same_name_is_another(cluster: SchedulerCache) -> None:
-    see(cluster, "a", "n1", uid="1")
-    drop(cluster, "a", "n1", uid="1")
-    see(cluster, "a", "n2", uid="2")
+    report_pod(cluster, "a", "n1", uid="1")
+    delete_pod(cluster, "a", "n1", uid="1")
+    report_pod(cluster, "a", "n2", uid="2")
     assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
 
 
 def test_an_old_event_of_a_bound_pod_releases_nothing(cluster: SchedulerCache) -> None:
-    see(cluster, "a", "n1")
-    see(cluster, "a")
+    report_pod(cluster, "a", "n1")
+    report_pod(cluster, "a")
     assert held(cluster) == {"a"}
 
 
-def test_pods_that_are_added_before_their_node_count_when_it_is_added() -> None:
-    it = SchedulerCache()
-    see(it, "a", "late", cpus="0-1")
-    assert it.node("late") is None
-    it.nodes_changed([objects.of_node(objects.node("late"))])
-    assert held(it, "late") == {"a"}
+def test_pods_that_are_reported_before_their_node_count_when_it_is_added() -> None:
+    cache = SchedulerCache()
+    report_pod(cache, "a", "late", cpus="0-1")
+    assert cache.node("late") is None
+    cache.nodes_changed([objects.of_node(objects.node("late"))])
+    assert held(cache, "late") == {"a"}
 
 
 def test_pods_are_kept_without_their_node(cluster: SchedulerCache) -> None:
-    see(cluster, "a", "n1")
+    report_pod(cluster, "a", "n1")
     cluster.nodes_changed([objects.of_node(objects.node("n1"), DELETED)])
     assert cluster.node("n1") is None
     cluster.nodes_changed([objects.of_node(objects.node("n1"))])
     assert held(cluster) == {"a"}
 
 
-def test_nothing_of_a_deleted_node_is_kept() -> None:
-    it = SchedulerCache()
+def test_no_memory_is_kept_for_deleted_nodes() -> None:
+    cache = SchedulerCache()
 
-    def comes_and_goes(node: str) -> None:
-        it.nodes_changed([objects.of_node(objects.node(node))])
-        it.topologies_changed([objects.of_topology(objects.topology(node))])
-        it.devices_changed([objects.of_devices(objects.devices(node))])
-        see(it, f"a-{node}", node)
-        it.pods_changed([objects.of_pod(objects.agent(node))])
-        it.reserve(node, granted(f"b-{node}"))
-        it.pods_changed([objects.of_pod(objects.agent(node, phase="Failed"))])
-        it.topologies_changed([objects.of_topology(objects.topology(node), DELETED)])
-        it.devices_changed([objects.of_devices(objects.devices(node), DELETED)])
-        it.nodes_changed([objects.of_node(objects.node(node), DELETED)])
-        drop(it, f"a-{node}", node)
-        it.release(f"uid-b-{node}")
-        it.pods_changed([objects.of_pod(objects.agent(node, phase="Failed"), DELETED)])
+    def add_and_delete(node: str) -> None:
+        cache.nodes_changed([objects.of_node(objects.node(node))])
+        cache.topologies_changed([objects.of_topology(objects.topology(node))])
+        cache.devices_changed([objects.of_devices(objects.devices(node))])
+        report_pod(cache, f"a-{node}", node)
+        cache.pods_changed([objects.of_pod(objects.agent(node))])
+        cache.reserve(node, granted(f"b-{node}"))
+        cache.pods_changed([objects.of_pod(objects.agent(node, phase="Failed"))])
+        cache.topologies_changed([objects.of_topology(objects.topology(node), DELETED)])
+        cache.devices_changed([objects.of_devices(objects.devices(node), DELETED)])
+        cache.nodes_changed([objects.of_node(objects.node(node), DELETED)])
+        delete_pod(cache, f"a-{node}", node)
+        cache.release(f"uid-b-{node}")
+        cache.pods_changed([objects.of_pod(objects.agent(node, phase="Failed"), DELETED)])
 
-    comes_and_goes("first")
+    add_and_delete("first")
     nodes = [f"n{number}" for number in range(50)]
-    assert kept_bytes(lambda: [comes_and_goes(each) for each in nodes]) < 500 * len(nodes)
+    assert kept_bytes(lambda: [add_and_delete(each) for each in nodes]) < 500 * len(nodes)
 
 
 # Reservations
@@ -143,13 +143,13 @@ def test_a_reservation_stays_until_the_pod_is_reported_as_bound(
 ) -> None:
     cluster.reserve("n1", granted("a"))
     assert held(cluster) == {"a"}
-    see(cluster, "a")
+    report_pod(cluster, "a")
     clock.now = 1e6
     assert not cluster.overdue()
     cluster.confirm("uid-a")
-    see(cluster, "a")
+    report_pod(cluster, "a")
     assert held(cluster) == {"a"}
-    see(cluster, "a", "n1", requests={"cpu": "1"})
+    report_pod(cluster, "a", "n1", requests={"cpu": "1"})
     assert cluster.reservation("uid-a") is None
     assert held(cluster) == {"a"}
 
@@ -163,14 +163,14 @@ def test_release_frees_the_reservation(cluster: SchedulerCache) -> None:
 
 def test_a_late_release_does_not_release_a_bound_pod(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
-    see(cluster, "a", "n1")
+    report_pod(cluster, "a", "n1")
     assert not cluster.release("uid-a")
     assert held(cluster) == {"a"}
 
 
 def test_a_pod_deleted_before_it_is_bound_releases_its_reservation(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
-    drop(cluster, "a")
+    delete_pod(cluster, "a")
     assert not held(cluster)
     cluster.confirm("uid-a")
     assert cluster.reservation("uid-a") is None
@@ -180,13 +180,13 @@ def test_a_pod_that_another_client_bound_elsewhere_releases_its_reservation(
     cluster: SchedulerCache,
 ) -> None:
     cluster.reserve("n1", granted("a"))
-    see(cluster, "a", "n2")
+    report_pod(cluster, "a", "n2")
     assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
 
 
 def test_annotations_override_the_reservation(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
-    see(cluster, "a", "n1", requests={"cpu": "1"}, cpus="5")
+    report_pod(cluster, "a", "n1", requests={"cpu": "1"}, cpus="5")
     state = cluster.node("n1")
     assert state is not None
     assert str(state.allocator.holdings["uid-a"].allocation.cpus) == "5"
@@ -231,7 +231,7 @@ def test_a_second_concurrent_bind_of_a_pod_is_refused(cluster: SchedulerCache, s
 
 
 def test_nothing_is_reserved_for_a_bound_pod(cluster: SchedulerCache) -> None:
-    see(cluster, "a", "n1")
+    report_pod(cluster, "a", "n1")
     with pytest.raises(ReserveError, match="pod ns/a is bound to n1"):
         cluster.reserve("n2", granted("a"))
 
@@ -241,8 +241,8 @@ def test_nothing_is_reserved_on_a_missing_node(cluster: SchedulerCache) -> None:
         cluster.reserve("n3", granted("a"))
 
 
-# Where a pod may come
-def test_a_complete_node_is_eligible_for_every_pod(cluster: SchedulerCache) -> None:
+# Eligibility
+def test_every_pod_is_eligible_for_a_complete_node(cluster: SchedulerCache) -> None:
     assert [cluster.eligible("n1", each) for each in (PLAIN, LSR, GPU)] == [None] * 3
 
 
@@ -250,7 +250,7 @@ def test_a_complete_node_is_eligible_for_every_pod(cluster: SchedulerCache) -> N
 def test_no_pod_is_eligible_for_a_missing_node(
     cluster: SchedulerCache, pod_request: PodRequest
 ) -> None:
-    see(cluster, "a", "n3")
+    report_pod(cluster, "a", "n3")
     assert cluster.eligible("n3", pod_request) == "the node is not known"
     assert cluster.eligible("n4", pod_request) == "the node is not known"
 
@@ -281,7 +281,7 @@ def test_an_invalid_object_counts_as_missing(cluster: SchedulerCache) -> None:
     assert cluster.eligible("n1", PLAIN) is None
 
 
-def test_faults_of_a_nodes_objects_are_logged_once(
+def test_a_fault_of_a_node_is_logged_once(
     cluster: SchedulerCache, caplog: pytest.LogCaptureFixture
 ) -> None:
     label = {"node.koordinator.sh/cpu-bind-policy": "Odd"}
@@ -308,7 +308,7 @@ def test_pods_that_need_an_agent_wait_until_it_is_ready(
     assert cluster.eligible("n1", pod_request) == "it has no agent"
 
 
-def test_a_new_agent_next_to_the_old_one_is_enough(cluster: SchedulerCache) -> None:
+def test_one_ready_agent_of_two_is_enough(cluster: SchedulerCache) -> None:
     cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))])
     cluster.pods_changed([objects.of_pod(objects.agent("n1", uid="new"))])
     assert cluster.eligible("n1", LSR) is None
@@ -317,19 +317,19 @@ def test_a_new_agent_next_to_the_old_one_is_enough(cluster: SchedulerCache) -> N
 
 
 def test_without_a_selector_no_agent_is_required() -> None:
-    it = SchedulerCache(agents=False)
-    it.nodes_changed([objects.of_node(objects.node("n1"))])
-    it.topologies_changed([objects.of_topology(objects.topology("n1"))])
-    assert it.eligible("n1", LSR) is None
+    cache = SchedulerCache(agents=False)
+    cache.nodes_changed([objects.of_node(objects.node("n1"))])
+    cache.topologies_changed([objects.of_topology(objects.topology("n1"))])
+    assert cache.eligible("n1", LSR) is None
 
 
 # Changes
-def changes(cluster: SchedulerCache, *acts: Any) -> list[set[str]]:
+def changes(cluster: SchedulerCache, *actions: Any) -> list[set[str]]:
     """The nodes that each of the actions changed."""
     found = []
-    for act in acts:
+    for action in actions:
         serial = cluster.changed_since(0).serial
-        act()
+        action()
         names = cluster.changed_since(serial).names
         assert names is not None
         found.append(set(names))
@@ -339,9 +339,9 @@ def changes(cluster: SchedulerCache, *acts: Any) -> list[set[str]]:
 def test_every_change_that_matters_is_logged(cluster: SchedulerCache) -> None:
     assert changes(
         cluster,
-        lambda: see(cluster, "a", "n1"),
-        lambda: see(cluster, "a", "n1", cpus="0"),
-        lambda: drop(cluster, "a", "n1"),
+        lambda: report_pod(cluster, "a", "n1"),
+        lambda: report_pod(cluster, "a", "n1", cpus="0"),
+        lambda: delete_pod(cluster, "a", "n1"),
         lambda: cluster.reserve("n2", granted("b")),
         lambda: cluster.release("uid-b"),
         lambda: cluster.nodes_changed([objects.of_node(objects.node("n1", labels={"a": "b"}))]),
@@ -352,7 +352,7 @@ def test_every_change_that_matters_is_logged(cluster: SchedulerCache) -> None:
 
 
 def test_irrelevant_changes_are_not_logged(cluster: SchedulerCache) -> None:
-    see(cluster, "a", "n1")
+    report_pod(cluster, "a", "n1")
     cluster.reserve("n2", granted("b"))
     heartbeat = objects.node("n1", annotations={"other": "new"})
     heartbeat["status"]["conditions"] = [{"type": "Ready", "lastHeartbeatTime": "now"}]
@@ -362,9 +362,9 @@ def test_irrelevant_changes_are_not_logged(cluster: SchedulerCache) -> None:
             lambda: cluster.nodes_changed([objects.of_node(heartbeat)]),
             lambda: cluster.topologies_changed([objects.of_topology(objects.topology("n1"))]),
             lambda: cluster.devices_changed([objects.of_devices(objects.devices("n1"))]),
-            lambda: see(cluster, "a", "n1", phase="Running", annotations={"other": "new"}),
-            lambda: see(cluster, "c"),
-            lambda: see(cluster, "done", "n1", phase="Succeeded"),
+            lambda: report_pod(cluster, "a", "n1", phase="Running", annotations={"other": "new"}),
+            lambda: report_pod(cluster, "c"),
+            lambda: report_pod(cluster, "done", "n1", phase="Succeeded"),
             lambda: cluster.pods_changed([objects.of_pod(objects.agent("n1"))]),
             lambda: cluster.confirm("uid-b"),
         )
@@ -376,11 +376,13 @@ def test_a_pod_reported_as_bound_to_its_reservation_changes_nothing(
     cluster: SchedulerCache,
 ) -> None:
     cluster.reserve("n1", granted("a"))
-    assert changes(cluster, lambda: see(cluster, "a", "n1", requests={"cpu": "1"})) == [set()]
+    assert changes(cluster, lambda: report_pod(cluster, "a", "n1", requests={"cpu": "1"})) == [
+        set()
+    ]
 
 
 def test_two_threads_never_reserve_the_same_pod(cluster: SchedulerCache) -> None:
-    start, won = threading.Barrier(8), []
+    start, reserved = threading.Barrier(8), []
 
     def race(number: int) -> None:
         start.wait()
@@ -389,46 +391,46 @@ def test_two_threads_never_reserve_the_same_pod(cluster: SchedulerCache) -> None
                 cluster.reserve(f"n{number % 2 + 1}", granted(f"p{each}"))
             except ReserveError:
                 continue
-            won.append(each)
+            reserved.append(each)
 
     threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    assert sorted(won) == list(range(50))
+    assert sorted(reserved) == list(range(50))
     assert held(cluster) | held(cluster, "n2") == {f"p{each}" for each in range(50)}
     assert not held(cluster) & held(cluster, "n2")
 
 
-def test_every_node_allocates_by_the_rules_of_the_cluster() -> None:
-    """The default policy is single-numa-node, and nodes are scored by CPU only."""
+def test_every_node_uses_the_rules_of_the_cache() -> None:
+    """The default policy is single-numa-node, and only CPUs are scored."""
     settings = {
         "kind": "CPUOrchestrationPluginArgs",
         "numaTopologyAlignmentPolicy": "SingleNUMANode",
         "scoringStrategy": {"measures": ["Resources"], "resources": [{"name": "cpu"}]},
     }
-    it = SchedulerCache(rules=AllocatorRules(scoring=plugin_args.decode(settings)))
-    it.nodes_changed([objects.of_node(objects.node("n1"))])
-    it.topologies_changed([objects.of_topology(objects.topology("n1"))])
-    state = it.node("n1")
+    cache = SchedulerCache(rules=AllocatorRules(scoring=plugin_args.decode(settings)))
+    cache.nodes_changed([objects.of_node(objects.node("n1"))])
+    cache.topologies_changed([objects.of_topology(objects.topology("n1"))])
+    state = cache.node("n1")
     assert state is not None
-    got = state.allocator.offer(LSR)
-    assert isinstance(got, Granted)
-    assert got.score == 50
-    assert got.holding().allocation.amounts == {0: {"cpu": 2000}}
+    found = state.allocator.offer(LSR)
+    assert isinstance(found, Granted)
+    assert found.score == 50
+    assert found.holding().allocation.amounts == {0: {"cpu": 2000}}
     assert state.allocator.properties.allocatable["cpu"] == 8000
 
 
 XPU = "example.com/xpu"
 
 
-def of_xpus(node: str, *resources: str, kind: ChangeKind = ADDED) -> Change[Any]:
+def xpu_devices(node: str, *resources: str, kind: ChangeKind = ADDED) -> Change[Any]:
     found = [Device("xpu", name, at, {name: 100}) for at, name in enumerate(resources)]
     return objects.of_devices(device_object.encode(node, found), kind)
 
 
-def unreadable(node: str) -> Change[Any]:
+def unreadable_devices(node: str) -> Change[Any]:
     body = device_object.encode(node, [])
     body["spec"]["devices"] = [{"type": "xpu", "resources": {XPU: "x"}}]
     return objects.of_devices(body)
@@ -438,14 +440,14 @@ def unreadable(node: str) -> Change[Any]:
     ("changes", "listed"),
     [
         ([], set()),
-        ([of_xpus("n1", XPU)], {XPU}),
-        ([of_xpus("n1", XPU), of_xpus("n2", XPU, "a.b/c")], {XPU, "a.b/c"}),
-        ([of_xpus("n1", XPU), of_xpus("n2", XPU), of_xpus("n1")], {XPU}),
-        ([of_xpus("n1", XPU), of_xpus("n1", XPU, kind=DELETED)], set()),
-        ([of_xpus("n1", XPU), of_xpus("n1", "a.b/c")], {"a.b/c"}),
-        # Its pods must not get the devices as plain resources.
-        ([of_xpus("n1", XPU), unreadable("n1")], {XPU}),
-        ([of_xpus("n1", XPU), unreadable("n1"), of_xpus("n1")], set()),
+        ([xpu_devices("n1", XPU)], {XPU}),
+        ([xpu_devices("n1", XPU), xpu_devices("n2", XPU, "a.b/c")], {XPU, "a.b/c"}),
+        ([xpu_devices("n1", XPU), xpu_devices("n2", XPU), xpu_devices("n1")], {XPU}),
+        ([xpu_devices("n1", XPU), xpu_devices("n1", XPU, kind=DELETED)], set()),
+        ([xpu_devices("n1", XPU), xpu_devices("n1", "a.b/c")], {"a.b/c"}),
+        # Pods must not get the devices of n1 as plain resources.
+        ([xpu_devices("n1", XPU), unreadable_devices("n1")], {XPU}),
+        ([xpu_devices("n1", XPU), unreadable_devices("n1"), xpu_devices("n1")], set()),
     ],
 )
 def test_the_device_resources_are_those_of_all_device_objects(
@@ -457,13 +459,13 @@ def test_the_device_resources_are_those_of_all_device_objects(
     assert known.device_resources() == listed
 
 
-def test_a_node_with_an_unreadable_device_object_gives_no_listed_device(
+def test_a_node_with_an_unreadable_device_object_has_no_listed_devices(
     cluster: SchedulerCache,
 ) -> None:
     body = objects.pod("new", requests={XPU: "1"})
     pod_request = request_of(from_object(body), {XPU})
     assert cluster.eligible("n1", pod_request) is None
-    cluster.devices_changed([unreadable("n1")])
+    cluster.devices_changed([unreadable_devices("n1")])
     reason = cluster.eligible("n1", pod_request)
     assert reason is not None
     assert "Device n1: spec.devices[0].resources['example.com/xpu']" in reason

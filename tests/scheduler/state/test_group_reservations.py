@@ -38,21 +38,21 @@ def held_cpus(cluster: SchedulerCache, node: str) -> int:
     return sum(len(each.allocation.cpus) for each in state.allocator.holdings.values())
 
 
-def exist(cluster: SchedulerCache, group: PodGroup, *names: str) -> None:
-    """Pods of the group without a node."""
+def create_pending(cluster: SchedulerCache, group: PodGroup, *names: str) -> None:
+    """Creates pods of the group without a node."""
     for name in names:
         body = owner(8, 8).pod(name)
         body["metadata"]["annotations"][GROUP_ANNOTATION] = f"{group.name}/{group.size}"
         clusters.report_pod(cluster, body)
 
 
-def lack(groups: GroupReservations, group: PodGroup, name: str, cpus: int = 8) -> str:
+def rejection_reason(groups: GroupReservations, group: PodGroup, name: str, cpus: int = 8) -> str:
     found = groups.rejection(group, pod_request(name, cpus))
     assert found is not None
     return found.reason
 
 
-def taken(
+def take(
     groups: GroupReservations, group: PodGroup, name: str, node: str = "a", cpus: int = 8
 ) -> Granted:
     found = groups.take(group, pod_request(name, cpus), node)
@@ -69,15 +69,15 @@ def test_the_whole_group_is_reserved_and_each_member_takes_its_part(
     assert held_cpus(cluster, "a") == 24
     for name in ("p0", "p1", "p2"):
         assert groups.rejection(TRIO, pod_request(name)) is None
-        granted = taken(groups, TRIO, name)
+        granted = take(groups, TRIO, name)
         assert granted.uid == f"uid-{name}"
         assert held_cpus(cluster, "a") == 24
-    assert lack(groups, TRIO, "p3") == "group default/g has all 3 members"
+    assert rejection_reason(groups, TRIO, "p3") == "group default/g has all 3 members"
 
 
 def test_a_group_has_at_most_size_members(groups: GroupReservations) -> None:
     for name in ("p0", "p1"):
-        taken(groups, PAIR, name)
+        take(groups, PAIR, name)
     assert groups.take(PAIR, pod_request("p2"), "a") == "group default/g has all 2 members"
     text = "pod default/p1 has its part of group default/g already"
     assert groups.take(PAIR, pod_request("p1"), "a") == text
@@ -87,18 +87,18 @@ def test_a_member_whose_bind_failed_returns_its_part(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     groups.reserve(PAIR, pod_request("p0"), "a")
-    first = taken(groups, PAIR, "p0").holding().allocation.cpus
+    first = take(groups, PAIR, "p0").holding().allocation.cpus
     cluster.release("uid-p0")
     groups.release(PAIR, "uid-p0")
     assert held_cpus(cluster, "a") == 16
-    taken(groups, PAIR, "p1")
-    assert taken(groups, PAIR, "p0").holding().allocation.cpus == first
+    take(groups, PAIR, "p1")
+    assert take(groups, PAIR, "p0").holding().allocation.cpus == first
 
 
 def test_parts_that_no_member_took_in_time_are_released(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
-    exist(cluster, TRIO, "p0", "p1", "p2")
+    create_pending(cluster, TRIO, "p0", "p1", "p2")
     groups.reserve(TRIO, pod_request("p0"), "a")
     clock.now += 59.9
     groups.expire()
@@ -109,11 +109,11 @@ def test_parts_that_no_member_took_in_time_are_released(
     assert groups.node(TRIO) is None
 
 
-def test_one_pod_holds_no_parts_of_members_that_are_not_created(
+def test_one_pod_holds_no_parts_for_members_that_are_not_created(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
-    """It may name any size."""
-    exist(cluster, TRIO, "p0")
+    """The author of a pod chooses the size of the group."""
+    create_pending(cluster, TRIO, "p0")
     groups.reserve(TRIO, pod_request("p0"), "a")
     clock.now += MISSING_SECONDS - 0.1
     groups.expire()
@@ -122,24 +122,24 @@ def test_one_pod_holds_no_parts_of_members_that_are_not_created(
     groups.expire()
     assert held_cpus(cluster, "a") == 8
     assert groups.node(TRIO) == "a"
-    taken(groups, TRIO, "p0")
+    take(groups, TRIO, "p0")
     assert held_cpus(cluster, "a") == 8
-    exist(cluster, TRIO, "p1", "p2")
+    create_pending(cluster, TRIO, "p1", "p2")
     assert groups.rejection(TRIO, pod_request("p1")) is None
     assert held_cpus(cluster, "a") == 24
 
 
-def test_a_namespace_whose_members_did_not_come_holds_no_such_parts_again(
+def test_a_namespace_whose_members_were_not_created_reserves_only_for_existing_pods(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
-    """Otherwise it would use another name each time."""
-    exist(cluster, TRIO, "p0")
+    """Otherwise its author would use a new group name each time."""
+    create_pending(cluster, TRIO, "p0")
     groups.reserve(TRIO, pod_request("p0"), "a")
     clock.now += MISSING_SECONDS
     groups.expire()
     assert held_cpus(cluster, "a") == 8
     other = PodGroup("default", "h", 3)
-    exist(cluster, other, "q0", "q1")
+    create_pending(cluster, other, "q0", "q1")
     assert groups.reserve(other, pod_request("q0"), "b") is None
     assert held_cpus(cluster, "b") == 16
     elsewhere = PodGroup("elsewhere", "h", 2)
@@ -152,8 +152,8 @@ def test_a_namespace_whose_members_did_not_come_holds_no_such_parts_again(
     assert held_cpus(cluster, "b") == 24
 
 
-def test_members_that_end_or_are_bound_do_not_wait(cluster: SchedulerCache) -> None:
-    exist(cluster, TRIO, "p0", "p1", "p2")
+def test_bound_terminating_and_deleted_members_are_not_waiting(cluster: SchedulerCache) -> None:
+    create_pending(cluster, TRIO, "p0", "p1", "p2")
     assert len(cluster.waiting_members(TRIO)) == 3
     body = owner(8, 8).pod("p0", node="a")
     body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
@@ -162,7 +162,7 @@ def test_members_that_end_or_are_bound_do_not_wait(cluster: SchedulerCache) -> N
         2,
         ["uid-p0"],
     )
-    exist(cluster, TRIO, "p0")  # an old event
+    create_pending(cluster, TRIO, "p0")  # an old event, from before it was bound
     assert (len(cluster.waiting_members(TRIO)), list(cluster.bound_members(TRIO))) == (
         2,
         ["uid-p0"],
@@ -178,9 +178,9 @@ def test_members_that_end_or_are_bound_do_not_wait(cluster: SchedulerCache) -> N
 def test_late_members_must_go_to_the_node_of_the_others(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
-    exist(cluster, TRIO, "p0", "p1", "p2")
+    create_pending(cluster, TRIO, "p0", "p1", "p2")
     groups.reserve(TRIO, pod_request("p0"), "a")
-    taken(groups, TRIO, "p0")
+    take(groups, TRIO, "p0")
     clock.now += 60
     groups.expire()
     assert held_cpus(cluster, "a") == 8
@@ -192,9 +192,9 @@ def test_late_members_must_go_to_the_node_of_the_others(
 def test_late_members_get_the_reason_that_their_node_is_full(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
-    exist(cluster, TRIO, "p0", "p1", "p2")
+    create_pending(cluster, TRIO, "p0", "p1", "p2")
     groups.reserve(TRIO, pod_request("p0"), "a")
-    taken(groups, TRIO, "p0")
+    take(groups, TRIO, "p0")
     clock.now += 60
     groups.expire()
     state = cluster.node("a")
@@ -203,18 +203,18 @@ def test_late_members_get_the_reason_that_their_node_is_full(
     assert isinstance(other, Granted)
     cluster.reserve("a", other)
     text = "group default/g is on node a: cpu: not enough free CPUs"
-    assert lack(groups, TRIO, "p1").startswith(text)
+    assert rejection_reason(groups, TRIO, "p1").startswith(text)
 
 
 def test_members_that_ended_are_replaced(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     groups.reserve(PAIR, pod_request("p0"), "a")
-    taken(groups, PAIR, "p0")
-    taken(groups, PAIR, "p1")
+    take(groups, PAIR, "p0")
+    take(groups, PAIR, "p1")
     cluster.release("uid-p0")
     assert groups.rejection(PAIR, pod_request("p2")) is None
-    taken(groups, PAIR, "p2")
+    take(groups, PAIR, "p2")
     assert held_cpus(cluster, "a") == 16
 
 
@@ -222,7 +222,7 @@ def test_a_group_whose_members_all_ended_is_dropped(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
     groups.reserve(PAIR, pod_request("p0"), "a")
-    taken(groups, PAIR, "p0")
+    take(groups, PAIR, "p0")
     cluster.release("uid-p0")
     clock.now += 60
     groups.expire()
@@ -234,18 +234,18 @@ def test_a_member_that_requests_less_takes_a_part_too(
 ) -> None:
     groups.reserve(PAIR, pod_request("p0"), "a")
     assert groups.rejection(PAIR, pod_request("p1", 4)) is None
-    assert len(taken(groups, PAIR, "p1", cpus=4).holding().allocation.cpus) == 4
+    assert len(take(groups, PAIR, "p1", cpus=4).holding().allocation.cpus) == 4
     assert held_cpus(cluster, "a") == 12
 
 
 def test_a_member_that_requests_more_gets_the_reserved_amounts(groups: GroupReservations) -> None:
     groups.reserve(PAIR, pod_request("p0"), "a")
     text = "the part of group default/g on node a is too small: cpu: requested 16000, reserved 8000"
-    assert lack(groups, PAIR, "p1", 16) == text
+    assert rejection_reason(groups, PAIR, "p1", 16) == text
     assert groups.take(PAIR, pod_request("p1", 16), "a") == text
 
 
-def test_a_member_can_not_be_bound_to_another_node(groups: GroupReservations) -> None:
+def test_a_member_cannot_be_bound_to_another_node(groups: GroupReservations) -> None:
     groups.reserve(PAIR, pod_request("p0"), "a")
     assert groups.take(PAIR, pod_request("p0"), "b") == "group default/g is assigned to node a"
 
@@ -253,8 +253,8 @@ def test_a_member_can_not_be_bound_to_another_node(groups: GroupReservations) ->
 def test_a_group_that_was_not_filtered_is_reserved_by_bind(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
-    """The previous leader filtered the pod."""
-    taken(groups, PAIR, "p0", "b")
+    """The pod was filtered by the previous leader."""
+    take(groups, PAIR, "p0", "b")
     assert held_cpus(cluster, "b") == 16
 
 
@@ -264,24 +264,24 @@ def test_a_group_without_room_gets_the_reason(
     assert isinstance(groups.reserve(TRIO, pod_request("p0", 16), "a"), Refused)
     assert groups.node(TRIO) is None
     assert held_cpus(cluster, "a") == 0
-    assert isinstance(groups.reserve(PAIR, pod_request("p0"), "gone"), Refused)
+    assert isinstance(groups.reserve(PAIR, pod_request("p0"), "missing"), Refused)
 
 
 def test_a_member_with_another_size_is_refused(groups: GroupReservations) -> None:
     groups.reserve(TRIO, pod_request("p0"), "a")
     text = "group default/g has size 3, not 2"
     assert groups.node(PAIR) == "a"
-    assert lack(groups, PAIR, "p1") == text
+    assert rejection_reason(groups, PAIR, "p1") == text
     assert groups.take(PAIR, pod_request("p1"), "a") == text
 
 
 def test_a_bound_group_is_restored_from_the_watch(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
-    """No state of bound groups is kept, so a call does not check them."""
+    """The state of a group is dropped when all its members are bound."""
     groups.reserve(PAIR, pod_request("p0"), "a")
     for name in ("p0", "p1"):
-        granted = taken(groups, PAIR, name)
+        granted = take(groups, PAIR, name)
         cluster.confirm(granted.uid)
     clock.now += 60
     groups.expire()
@@ -300,7 +300,7 @@ def test_a_bound_group_is_restored_from_the_watch(
 
 
 def first_of_trio(cluster: SchedulerCache) -> clusters.Object:
-    """Bound already."""
+    """Reports a bound pod of the group."""
     body = owner(8, 8).pod("p0", node="b")
     body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
     clusters.report_pod(cluster, body)
@@ -310,31 +310,31 @@ def first_of_trio(cluster: SchedulerCache) -> clusters.Object:
 def test_members_that_were_bound_before_this_process_started_are_restored(
     cluster: SchedulerCache,
 ) -> None:
-    """Only by the events of the watches."""
+    """From the events of the watches."""
     body = first_of_trio(cluster)
     groups = GroupReservations(cluster)
     assert groups.node(TRIO) == "b"
     assert groups.rejection(TRIO, pod_request("p1")) is None
     assert held_cpus(cluster, "b") == 16, "for the two remaining members"
     assert groups.take(TRIO, pod_request("p1"), "a") == "group default/g is assigned to node b"
-    taken(groups, TRIO, "p1", "b")
+    take(groups, TRIO, "p1", "b")
     clusters.report_pod(cluster, body, ChangeKind.DELETED)
     assert groups.rejection(TRIO, pod_request("p2")) is None
 
 
 def test_a_member_with_another_size_than_the_bound_ones_is_refused(cluster: SchedulerCache) -> None:
-    """Whether they were bound a moment ago, or before this process started."""
+    """Members that were bound before this process started."""
     body = first_of_trio(cluster)
     groups = GroupReservations(cluster)
     assert groups.node(PAIR) == "b"
     text = "group default/g has size 3, not 2"
-    assert lack(groups, PAIR, "p1") == text
+    assert rejection_reason(groups, PAIR, "p1") == text
     clusters.report_pod(cluster, body, ChangeKind.DELETED)
     groups.expire()
     assert groups.node(PAIR) is None
 
 
-def test_a_complete_bound_group_accepts_no_more_members(cluster: SchedulerCache) -> None:
+def test_a_complete_group_accepts_no_more_members(cluster: SchedulerCache) -> None:
     for name in ("p0", "p1"):
         body = owner(8, 8).pod(name, node="b")
         body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"

@@ -1,4 +1,4 @@
-"""What Reservations of Koordinator hold, beside the pods that were placed in them."""
+"""The resources that Koordinator's Reservations hold in addition to the pods that use them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ from tests.scheduler import objects
 from tests.scheduler.state.reservations import CORE, DELETED, allocation, body, event, read
 
 
-def owner(name: str, of: str, annotations: Mapping[str, str], node: str = "n") -> dict[str, Any]:
-    named = {RESERVATION_ALLOCATED: json.dumps({"name": of, "uid": f"uid-{of}"})}
-    return objects.pod(name, node, annotations={**annotations, **named}, phase="Running")
+def owner(
+    name: str, reservation: str, annotations: Mapping[str, str], node: str = "n"
+) -> dict[str, Any]:
+    reference = {
+        RESERVATION_ALLOCATED: json.dumps({"name": reservation, "uid": f"uid-{reservation}"})
+    }
+    return objects.pod(name, node, annotations={**annotations, **reference}, phase="Running")
 
 
 def cluster() -> SchedulerCache:
-    it = SchedulerCache(agents=False)
-    it.nodes_changed([objects.of_node(objects.node("n"))])
-    it.topologies_changed([objects.of_topology(objects.topology("n"))])
-    it.devices_changed([objects.of_devices(objects.devices("n", 4))])
-    return it
+    cache = SchedulerCache(agents=False)
+    cache.nodes_changed([objects.of_node(objects.node("n"))])
+    cache.topologies_changed([objects.of_topology(objects.topology("n"))])
+    cache.devices_changed([objects.of_devices(objects.devices("n", 4))])
+    return cache
 
 
 def held(known: SchedulerCache, node: str = "n") -> dict[str, tuple[str, dict[int, int]]]:
@@ -47,7 +51,7 @@ def held(known: SchedulerCache, node: str = "n") -> dict[str, tuple[str, dict[in
 
 
 @pytest.mark.parametrize("phase", ["Available", "Waiting"])
-def test_an_active_reservation_holds_what_its_annotations_allocate(phase: str) -> None:
+def test_an_active_reservation_holds_the_allocation_of_its_annotations(phase: str) -> None:
     known = cluster()
     known.koordinator_reservations_changed(
         [event(body("r", allocation("0-3", {0: 100, 1: 50}), phase=phase))]
@@ -56,19 +60,19 @@ def test_an_active_reservation_holds_what_its_annotations_allocate(phase: str) -
 
 
 @pytest.mark.parametrize(("phase", "node"), [("Pending", ""), ("Available", "")])
-def test_one_without_a_node_holds_nothing(phase: str, node: str) -> None:
+def test_a_reservation_without_a_node_holds_nothing(phase: str, node: str) -> None:
     assert read(body("r", allocation("0-3"), phase=phase, node=node)).held is None
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed", "", "Odd"])
-def test_one_that_has_ended_holds_nothing(phase: str) -> None:
+def test_a_reservation_that_has_ended_holds_nothing(phase: str) -> None:
     known = cluster()
     known.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
     known.koordinator_reservations_changed([event(body("r", allocation("0-3"), phase=phase))])
     assert held(known) == {}
 
 
-def test_a_deleted_one_and_its_successor_of_the_same_name() -> None:
+def test_a_reservation_is_replaced_by_another_of_the_same_name() -> None:
     known = cluster()
     known.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
     known.koordinator_reservations_changed([event(body("r", allocation("4-5"), uid="other"))])
@@ -79,7 +83,7 @@ def test_a_deleted_one_and_its_successor_of_the_same_name() -> None:
     assert held(known) == {}
 
 
-def test_its_pods_hold_their_parts_and_it_holds_the_rest() -> None:
+def test_pods_hold_their_parts_and_the_reservation_holds_the_rest() -> None:
     known = cluster()
     known.koordinator_reservations_changed([event(body("r", allocation("0-3", {0: 100, 1: 100})))])
     first = owner("p", "r", allocation("0-1", {0: 60}))
@@ -95,8 +99,8 @@ def test_its_pods_hold_their_parts_and_it_holds_the_rest() -> None:
     assert held(known)["uid-r"] == ("0-1", {0: 60})
 
 
-def test_a_pod_can_not_release_what_it_does_not_hold() -> None:
-    """Any user may write the annotation: what pod and Reservation hold together stays."""
+def test_a_pod_cannot_release_resources_that_it_does_not_hold() -> None:
+    """Any user may write the annotation. The Reservation releases only what the pod holds."""
     known = cluster()
     known.koordinator_reservations_changed([event(body("r", allocation("0-3", {0: 100})))])
     known.pods_changed([objects.of_pod(owner("p", "r", {}))])
@@ -104,7 +108,7 @@ def test_a_pod_can_not_release_what_it_does_not_hold() -> None:
     assert held(known)["uid-r"] == ("0-3", {0: 100})
 
 
-def test_annotations_of_the_object_replace_those_of_the_template() -> None:
+def test_annotations_of_the_reservation_replace_those_of_the_template() -> None:
     spec = {
         "scheduling.koordinator.sh/resource-spec": '{"preferredCPUExclusivePolicy":"PCPULevel"}'
     }
@@ -114,7 +118,7 @@ def test_annotations_of_the_object_replace_those_of_the_template() -> None:
     assert found.allocation.exclusive == "PCPULevel"
 
 
-def test_a_part_that_can_not_be_read_is_logged_and_the_others_count(
+def test_an_invalid_annotation_is_logged_and_the_others_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     found = read(body("r", {**allocation("0-1"), DEVICE_ALLOCATED: "["})).held
@@ -123,12 +127,12 @@ def test_a_part_that_can_not_be_read_is_logged_and_the_others_count(
     assert f"Reservation r on node n: annotation {DEVICE_ALLOCATED}" in caplog.text
 
 
-def test_an_object_that_is_none_is_refused() -> None:
+def test_an_invalid_reservation_is_refused() -> None:
     with pytest.raises(ObjectError, match=r"Reservation r: status\.phase"):
         reservation(b'{"metadata": {"name": "r"}, "status": {"phase": 1}}')
 
 
-def test_no_other_pod_gets_its_cpus_or_devices() -> None:
+def test_no_other_pod_gets_the_cpus_or_devices_of_a_reservation() -> None:
     known = cluster()
     known.koordinator_reservations_changed(
         [event(body("r", allocation("0-5", {0: 100, 1: 100, 2: 100})))]
@@ -150,12 +154,12 @@ def test_no_other_pod_gets_its_cpus_or_devices() -> None:
     }
 
 
-def test_it_is_not_a_pod_of_the_node() -> None:
-    """kube-scheduler does not count it, and it can't be evicted."""
+def test_a_reservation_is_not_a_pod_of_the_node() -> None:
+    """It does not count against the maximum of pods, and cannot be evicted."""
     known = cluster()
-    body_of_node = objects.node("n")
-    body_of_node["status"]["allocatable"]["pods"] = "1"
-    known.nodes_changed([objects.of_node(body_of_node)])
+    node = objects.node("n")
+    node["status"]["allocatable"]["pods"] = "1"
+    known.nodes_changed([objects.of_node(node)])
     known.pods_changed([objects.of_pod(objects.pod("p", "n", phase="Running"))])
     known.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
     state = known.node("n")
@@ -176,9 +180,9 @@ EVENTS = (
 )
 
 
-@given(order=st.permutations(EVENTS), gone=st.sampled_from((None, "p", "q", "t")))
-def test_the_state_does_not_depend_on_the_order(order: Any, gone: str | None) -> None:
-    """A scheduler that starts reads pods and Reservations in any order."""
+@given(order=st.permutations(EVENTS), deleted=st.sampled_from((None, "p", "q", "t")))
+def test_the_state_does_not_depend_on_the_order(order: Any, deleted: str | None) -> None:
+    """After a start, watches report pods and Reservations in any order."""
     known = cluster()
     for kind, change in order:
         getattr(known, f"{kind}_changed")([change])
@@ -189,15 +193,15 @@ def test_the_state_does_not_depend_on_the_order(order: Any, gone: str | None) ->
         "uid-t": ("4-5", {}),
     }
     assert held(known) == expected
-    if gone is not None:
-        (change,) = (each for _, each in EVENTS if each.key.name == gone)
+    if deleted is not None:
+        (change,) = (each for _, each in EVENTS if each.key.name == deleted)
         known.pods_changed([Change(DELETED, change.key, change.value)])
-        del expected[f"uid-{gone}"]
+        del expected[f"uid-{deleted}"]
         expected["uid-r"] = {
             "p": ("0-1,3", {0: 100}),
             "q": ("2-3", {0: 40, 1: 100}),
             "t": ("3", {0: 40}),
-        }[gone]
-        if gone == "t":
+        }[deleted]
+        if deleted == "t":
             expected["uid-s"] = ("4-5", {})
         assert held(known) == expected

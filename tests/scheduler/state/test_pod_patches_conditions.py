@@ -39,9 +39,9 @@ class Api:
         body = json.loads(request.body)
         assert (request.method, subresource) == ("PATCH", "status")
         assert body["metadata"] == {"uid": f"uid-{name}"}
-        (shown,) = body["status"]["conditions"]
-        assert shown["type"] == CLAIM_REFUSED
-        self.patches.append((name, shown["status"], shown["message"]))
+        (condition,) = body["status"]["conditions"]
+        assert condition["type"] == CLAIM_REFUSED
+        self.patches.append((name, condition["status"], condition["message"]))
         return reply(connection, 200, body)
 
 
@@ -61,24 +61,25 @@ class Scene:
         for node in ("n1", "n2"):
             self.cluster.nodes_changed([objects.of_node(objects.node(node))])
         for name, node in (("a", "n1"), ("b", "n1"), ("c", "n2")):
-            self.shows(name, node)
+            self.report_pod(name, node)
         self._transport = transport
-        self.starts()
+        self.start()
 
-    def starts(self) -> None:
-        """A process that knows nothing of the one before."""
-        leads = lambda: self.leads  # noqa: E731
-        self.conditions = ClaimConditions(self._transport, self.cluster, leads, clock=self.clock)
+    def start(self) -> None:
+        """Starts a process without the state of the previous one."""
+        self.conditions = ClaimConditions(
+            self._transport, self.cluster, lambda: self.leads, clock=self.clock
+        )
 
-    def shows(
-        self, name: str, node: str, kind: ChangeKind = ChangeKind.MODIFIED, **has: Object
+    def report_pod(
+        self, name: str, node: str, kind: ChangeKind = ChangeKind.MODIFIED, **status: Object
     ) -> None:
         body = objects.pod(name, node, cpus="2-3")
-        body["status"].update(has)
+        body["status"].update(status)
         self.cluster.pods_changed([objects.of_pod(body, kind)])
 
-    def reports(self, text: str | None = None, **reasons: str) -> None:
-        """The report of `n1`."""
+    def report(self, text: str | None = None, **reasons: str) -> None:
+        """Reports the topology of `n1` with refused claims: reasons by pod, or the annotation."""
         entries = [
             {"namespace": "ns", "name": name, "uid": f"uid-{name}", "reason": reason}
             for name, reason in reasons.items()
@@ -88,8 +89,8 @@ class Scene:
             topology["metadata"]["annotations"][REFUSED_CLAIMS] = text or json.dumps(entries)
         self.cluster.topologies_changed([objects.of_topology(topology)])
 
-    def after(self, seconds: float) -> list[tuple[str, str, str]]:
-        """The patches of one step, that much later."""
+    def step_after(self, seconds: float) -> list[tuple[str, str, str]]:
+        """The patches of one step, after this time."""
         before = len(self.api.patches)
         self.clock.now += seconds
         self.conditions.step()
@@ -103,81 +104,81 @@ def scene(server: Server, api: Api, clock: Clock) -> Iterator[Scene]:
     transport.close()
 
 
-def test_a_refusal_that_lasts_is_a_condition_until_it_ends(scene: Scene) -> None:
-    scene.reports(a="why")
-    assert scene.after(0) == []
-    assert scene.after(LASTING_SECONDS - 1) == []
-    assert scene.after(1) == [("a", "True", "why")]
-    assert scene.after(100) == []
-    scene.reports(a="why not")
-    assert scene.after(1) == []
-    assert scene.after(LASTING_SECONDS) == [("a", "True", "why not")]
-    scene.reports()
-    assert scene.after(1) == [("a", "False", "")]
-    assert scene.after(100) == []
+def test_a_refusal_that_lasts_sets_a_condition_until_it_ends(scene: Scene) -> None:
+    scene.report(a="reason")
+    assert scene.step_after(0) == []
+    assert scene.step_after(LASTING_SECONDS - 1) == []
+    assert scene.step_after(1) == [("a", "True", "reason")]
+    assert scene.step_after(100) == []
+    scene.report(a="another reason")
+    assert scene.step_after(1) == []
+    assert scene.step_after(LASTING_SECONDS) == [("a", "True", "another reason")]
+    scene.report()
+    assert scene.step_after(1) == [("a", "False", "")]
+    assert scene.step_after(100) == []
 
 
 def test_a_refusal_that_ends_soon_sets_no_condition(scene: Scene) -> None:
-    scene.reports(a="why")
-    scene.after(1)
-    scene.reports()
-    assert scene.after(100) == []
-    scene.reports(a="why")
-    assert scene.after(1) == []
+    scene.report(a="reason")
+    scene.step_after(1)
+    scene.report()
+    assert scene.step_after(100) == []
+    scene.report(a="reason")
+    assert scene.step_after(1) == []
 
 
 def test_only_pods_of_the_node_get_a_condition(scene: Scene) -> None:
-    scene.reports(a="why", c="why", unknown="why")
-    scene.after(0)
-    assert scene.after(LASTING_SECONDS) == [("a", "True", "why")]
+    scene.report(a="reason", c="reason", unknown="reason")
+    scene.step_after(0)
+    assert scene.step_after(LASTING_SECONDS) == [("a", "True", "reason")]
 
 
-def test_the_next_leader_ends_a_condition_that_nobody_ended(scene: Scene) -> None:
-    scene.reports(b="why")
-    scene.after(0)
-    scene.after(LASTING_SECONDS)
+def test_the_next_leader_ends_a_condition_that_the_previous_one_left(scene: Scene) -> None:
+    scene.report(b="reason")
+    scene.step_after(0)
+    scene.step_after(LASTING_SECONDS)
     for name in "ab":
-        scene.shows(name, "n1", conditions=[{"type": CLAIM_REFUSED, "status": "True"}])
-    scene.starts()
-    assert scene.after(0) == [("a", "False", "")]
-    assert scene.after(LASTING_SECONDS) == [("b", "True", "why")]
-    assert scene.after(100) == []
+        scene.report_pod(name, "n1", conditions=[{"type": CLAIM_REFUSED, "status": "True"}])
+    scene.start()
+    assert scene.step_after(0) == [("a", "False", "")]
+    assert scene.step_after(LASTING_SECONDS) == [("b", "True", "reason")]
+    assert scene.step_after(100) == []
 
 
 def test_only_the_leader_writes(scene: Scene) -> None:
-    scene.reports(a="why")
+    scene.report(a="reason")
     scene.leads = False
-    scene.after(0)
-    assert scene.after(LASTING_SECONDS) == []
+    scene.step_after(0)
+    assert scene.step_after(LASTING_SECONDS) == []
     scene.leads = True
-    scene.after(0)
-    assert scene.after(LASTING_SECONDS) == [("a", "True", "why")]
+    scene.step_after(0)
+    assert scene.step_after(LASTING_SECONDS) == [("a", "True", "reason")]
 
 
 @pytest.mark.parametrize("code", [429, 500, 403])
 def test_a_failed_write_is_repeated(scene: Scene, code: int) -> None:
-    scene.reports(a="why")
-    scene.after(0)
+    scene.report(a="reason")
+    scene.step_after(0)
     scene.api.refusals = [code]
-    assert scene.after(LASTING_SECONDS) == []
-    assert scene.after(300) == [("a", "True", "why")]
+    assert scene.step_after(LASTING_SECONDS) == []
+    assert scene.step_after(300) == [("a", "True", "reason")]
 
 
 @pytest.mark.parametrize("code", [404, 422])
-def test_a_pod_that_is_gone_gets_no_condition(scene: Scene, code: int) -> None:
-    scene.reports(a="why")
-    scene.after(0)
+def test_a_deleted_pod_gets_no_condition(scene: Scene, code: int) -> None:
+    scene.report(a="reason")
+    scene.step_after(0)
     scene.api.refusals = [code]
-    assert scene.after(LASTING_SECONDS) == []
-    assert scene.after(300) == []
-    scene.shows("a", "n1", ChangeKind.DELETED)
-    scene.reports(b="why")
-    scene.after(0)
-    assert scene.after(LASTING_SECONDS) == [("b", "True", "why")]
+    assert scene.step_after(LASTING_SECONDS) == []
+    assert scene.step_after(300) == []
+    scene.report_pod("a", "n1", ChangeKind.DELETED)
+    scene.report(b="reason")
+    scene.step_after(0)
+    assert scene.step_after(LASTING_SECONDS) == [("b", "True", "reason")]
 
 
 @pytest.mark.parametrize("text", ["[", "{}", '[{"uid": 1}]'])
-def test_an_invalid_list_names_nobody(scene: Scene, text: str) -> None:
-    scene.reports(text)
-    scene.after(0)
-    assert scene.after(LASTING_SECONDS) == []
+def test_an_invalid_annotation_sets_no_condition(scene: Scene, text: str) -> None:
+    scene.report(text)
+    scene.step_after(0)
+    assert scene.step_after(LASTING_SECONDS) == []

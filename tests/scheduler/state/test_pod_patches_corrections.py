@@ -1,5 +1,5 @@
-"""Pods on a node with a static kubelet: the CPUs that the scheduler counts, and the annotations
-that it corrects."""
+"""Pods on a node whose kubelet has the static CPU policy: the CPUs that the scheduler counts, and
+the annotations that it corrects."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ Object = dict[str, Any]
 
 
 def topology(
-    name: str = "n1", given: dict[str, str] | None = None, policy: str = "static"
+    name: str = "n1", assigned: dict[str, str] | None = None, policy: str = "static"
 ) -> Object:
-    """Two NUMA nodes with CPUs 0-3 and 4-7; 0 is reserved. `given`: the CPUs that the kubelet gave,
-    by uid."""
+    """Two NUMA nodes with CPUs 0-3 and 4-7; 0 is reserved. `assigned`: CPUs by pod uid."""
     topology_ = objects.topology(name)
     manager = {"policy": policy, "reservedCPUs": "0"}
     allocs = [
         {"namespace": "ns", "name": uid, "uid": uid, "cpuset": cpus, "managedByKubelet": True}
-        for uid, cpus in (given or {}).items()
+        for uid, cpus in (assigned or {}).items()
     ]
     topology_["metadata"]["annotations"] |= {
         CPU_MANAGER_POLICY: json.dumps(manager),
@@ -53,12 +52,12 @@ def cluster(clock: Clock) -> SchedulerCache:
     return it
 
 
-def reports(cluster: SchedulerCache, **given: str) -> None:
-    cluster.topologies_changed([objects.of_topology(topology(given=given))])
+def report(cluster: SchedulerCache, **assigned: str) -> None:
+    cluster.topologies_changed([objects.of_topology(topology(assigned=assigned))])
 
 
 class Api:
-    """Pods on real sockets; a merge patch with another resourceVersion or uid is a conflict."""
+    """An API server of pods. A merge patch with another resourceVersion or uid is a conflict."""
 
     def __init__(self, server: Server) -> None:
         self.pods: dict[str, Object] = {}
@@ -108,7 +107,9 @@ def corrections(server: Server, cluster: SchedulerCache, clock: Clock) -> Iterat
     transport.close()
 
 
-def shown(cluster: SchedulerCache, body: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
+def report_pod(
+    cluster: SchedulerCache, body: Object, kind: ChangeKind = ChangeKind.MODIFIED
+) -> None:
     cluster.pods_changed([objects.of_pod(body, kind)])
 
 
@@ -117,47 +118,47 @@ def cpus_of(body: Object) -> str:
     return cpuset
 
 
-def test_annotation_is_corrected_once(
+def test_an_annotation_is_corrected_once(
     cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     body = api.put("lse", "2-3")
-    shown(cluster, body)
+    report_pod(cluster, body)
     corrections.step()
-    assert api.patches == [], "nothing is known of the kubelet's choice"
-    reports(cluster, lse="4-5")
+    assert api.patches == [], "the kubelet's CPUs are not reported yet"
+    report(cluster, lse="4-5")
     for _ in range(3):
         corrections.step()
     assert cpus_of(body) == "4-5"
     assert (len(api.patches), corrections.written, corrections.open) == (1, 1, 0)
-    shown(cluster, body)
+    report_pod(cluster, body)
     corrections.step()
     assert len(api.patches) == 1
     assert cluster.cpu_mismatches("n1") == ()
 
 
-def test_a_restored_old_value_stays(
+def test_an_old_value_that_another_client_restores_stays(
     cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     body = api.put("lse", "2-3")
-    shown(cluster, body)
-    reports(cluster, lse="4-5")
+    report_pod(cluster, body)
+    report(cluster, lse="4-5")
     corrections.step()
     for cpus in ("4-5", "2-3"):
         body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
-        shown(cluster, body)
+        report_pod(cluster, body)
         corrections.step()
     assert len(api.patches) == 1
-    reports(cluster, lse="6-7")
+    report(cluster, lse="6-7")
     corrections.step()
-    assert cpus_of(body) == "6-7", "another difference"
+    assert cpus_of(body) == "6-7", "the kubelet's CPUs have changed"
 
 
-def test_refused_write_is_tried_again_and_counted(
+def test_a_refused_write_is_repeated_and_counted(
     cluster: SchedulerCache, api: Api, corrections: Corrections, clock: Clock
 ) -> None:
     body = api.put("lse", "2-3")
-    shown(cluster, body)
-    reports(cluster, lse="4-5")
+    report_pod(cluster, body)
+    report(cluster, lse="4-5")
     api.refusals = [409, 503]
     corrections.step()
     corrections.step()
@@ -170,28 +171,28 @@ def test_refused_write_is_tried_again_and_counted(
     assert cpus_of(body) == "4-5"
 
 
-def test_terminated_pod_needs_no_correction(
+def test_a_deleted_pod_is_not_corrected(
     cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     body = api.put("lse", "2-3")
-    shown(cluster, body)
-    reports(cluster, lse="4-5")
+    report_pod(cluster, body)
+    report(cluster, lse="4-5")
     api.refusals = [503]
     corrections.step()
     assert corrections.open == 1
-    shown(cluster, body, ChangeKind.DELETED)
+    report_pod(cluster, body, ChangeKind.DELETED)
     corrections.step()
     assert corrections.open == 0
 
 
-def test_server_that_does_not_answer_ends_the_step(
+def test_a_step_ends_if_the_server_does_not_answer(
     cluster: SchedulerCache, api: Api, corrections: Corrections, server: Server, clock: Clock
 ) -> None:
-    """After a request has timed out, a step sends no other one."""
+    """After a request has timed out, the step sends no further request."""
     names = [f"lse-{number}" for number in range(3)]
     for name in names:
-        shown(cluster, api.put(name, "2-3"))
-    reports(cluster, **dict.fromkeys(names, "4-5"))
+        report_pod(cluster, api.put(name, "2-3"))
+    report(cluster, **dict.fromkeys(names, "4-5"))
     answers, server.answer = server.answer, lambda server, connection, request: False
     corrections.step()
     assert (len(server.requests), corrections.failed, corrections.open) == (1, 1, 3)
@@ -201,11 +202,11 @@ def test_server_that_does_not_answer_ends_the_step(
     assert (corrections.written, corrections.open) == (3, 0)
 
 
-def test_pod_with_the_same_name_is_not_changed(
+def test_a_pod_with_the_same_name_and_another_uid_is_not_changed(
     cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
-    shown(cluster, api.put("lse", "2-3"))
-    reports(cluster, lse="4-5")
+    report_pod(cluster, api.put("lse", "2-3"))
+    report(cluster, lse="4-5")
     api.put("lse", "2-3")["metadata"]["uid"] = "another"
     corrections.step()
     assert api.patches == []
@@ -219,28 +220,28 @@ def test_only_the_leader_writes(
     transport = Transport(FileAccess(server.url))
     corrections = Corrections(transport, cluster, lambda: leads, clock=clock)
     body = api.put("lse", "2-3")
-    shown(cluster, body)
-    reports(cluster, lse="4-5")
+    report_pod(cluster, body)
+    report(cluster, lse="4-5")
     corrections.step()
     assert server.requests == []
     leads = True
     corrections.step()
-    assert cpus_of(body) == "4-5", "also what was reported before"
+    assert cpus_of(body) == "4-5", "also a difference that was reported before"
     transport.close()
 
 
-def test_only_a_static_kubelets_report_counts(
+def test_only_the_report_of_a_static_kubelet_is_used(
     cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
-    shown(cluster, api.put("lse", "2-3"))
-    topology_ = topology(given={"lse": "4-5"}, policy="none")
+    report_pod(cluster, api.put("lse", "2-3"))
+    topology_ = topology(assigned={"lse": "4-5"}, policy="none")
     cluster.topologies_changed([objects.of_topology(topology_)])
     corrections.step()
     assert api.patches == []
 
 
-def free(cluster: SchedulerCache, count: int) -> Granted | Refused:
-    """The node's offer to an LSE pod to which the kubelet would give CPUs."""
+def offer_of(cluster: SchedulerCache, count: int) -> Granted | Refused:
+    """The node's offer to an LSE pod to which the kubelet would assign this number of CPUs."""
     state = cluster.node("n1")
     assert state is not None
     labels = {"koordinator.sh/qosClass": "LSE"}
@@ -249,19 +250,19 @@ def free(cluster: SchedulerCache, count: int) -> Granted | Refused:
     return state.allocator.offer(objects.request_of(objects.from_object(body)))
 
 
-def test_both_choices_count_until_the_annotation_is_right(
+def test_the_cpus_of_report_and_annotation_count_until_they_are_equal(
     cluster: SchedulerCache, api: Api
 ) -> None:
-    assert isinstance(free(cluster, 6), Granted), "0 is reserved, one core of 7 CPUs is broken"
+    assert isinstance(offer_of(cluster, 6), Granted), "0 is reserved, one core of 7 CPUs is broken"
     body = api.put("lse", "2-3")
-    shown(cluster, body)
-    assert isinstance(free(cluster, 4), Granted)
-    reports(cluster, lse="4-5")
-    assert isinstance(free(cluster, 4), Refused), "2-3 and 4-5 are allocated"
-    assert isinstance(free(cluster, 2), Granted)
+    report_pod(cluster, body)
+    assert isinstance(offer_of(cluster, 4), Granted)
+    report(cluster, lse="4-5")
+    assert isinstance(offer_of(cluster, 4), Refused), "2-3 and 4-5 are allocated"
+    assert isinstance(offer_of(cluster, 2), Granted)
     body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": "4-5"})
-    shown(cluster, body)
-    offer = free(cluster, 4)
+    report_pod(cluster, body)
+    offer = offer_of(cluster, 4)
     assert isinstance(offer, Granted)
     assert offer.offer is not None
     assert str(offer.offer.allocation.cpus) == "2-3,6-7"
@@ -270,27 +271,27 @@ def test_both_choices_count_until_the_annotation_is_right(
     cpus = state.allocator.properties.cpus
     assert cpus is not None
     assert str(cpus.reserved) == "0", "the pod's CPUs are counted once, as the pod's"
-    shown(cluster, body, ChangeKind.DELETED)
-    assert isinstance(free(cluster, 4), Granted)
-    assert isinstance(free(cluster, 6), Refused), "until the report has them as free"
-    reports(cluster)
-    assert isinstance(free(cluster, 6), Granted)
+    report_pod(cluster, body, ChangeKind.DELETED)
+    assert isinstance(offer_of(cluster, 4), Granted)
+    assert isinstance(offer_of(cluster, 6), Refused), "the report still has its CPUs"
+    report(cluster)
+    assert isinstance(offer_of(cluster, 6), Granted)
 
 
 def test_reported_cpus_stay_allocated_after_the_reservation_ends(cluster: SchedulerCache) -> None:
     """The report may arrive before the watch reports the pod as bound."""
-    offer = free(cluster, 2)
+    offer = offer_of(cluster, 2)
     assert isinstance(offer, Granted)
     assert offer.offer is not None
     cluster.reserve("n1", offer)
-    reports(cluster, **{offer.uid: str(offer.offer.allocation.cpus)})
-    assert isinstance(free(cluster, 4), Granted), "they are counted once"
+    report(cluster, **{offer.uid: str(offer.offer.allocation.cpus)})
+    assert isinstance(offer_of(cluster, 4), Granted), "its CPUs are counted once"
     assert cluster.release(offer.uid)
-    assert isinstance(free(cluster, 6), Refused)
+    assert isinstance(offer_of(cluster, 6), Refused)
 
 
 @pytest.mark.parametrize(
-    ("kube_class", "containers", "whole", "why"),
+    ("kube_class", "containers", "pod_cpus", "reason"),
     [
         ("Guaranteed", [("main", "2")], "", ""),
         ("Burstable", [("main", "2")], "", "the pod is not Guaranteed"),
@@ -309,36 +310,36 @@ def test_reported_cpus_stay_allocated_after_the_reservation_ends(cluster: Schedu
     ],
 )
 @pytest.mark.parametrize("qos", ["LSE", "LSR"])
-def test_owner_without_cpus_from_the_kubelet_gets_no_static_node(
+def test_a_pod_to_which_a_static_kubelet_assigns_no_cpus_is_rejected(
     cluster: SchedulerCache,
     qos: str,
     kube_class: str,
     containers: list[tuple[str, str]],
-    whole: str,
-    why: str,
+    pod_cpus: str,
+    reason: str,
 ) -> None:
     body = objects.pod("new", labels={"koordinator.sh/qosClass": qos}, kube_class=kube_class)
     body["spec"]["containers"] = [
         {"name": name, "resources": {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}}
         for name, cpu in containers
     ]
-    if whole:
-        body["spec"]["resources"] = {"requests": {"cpu": whole}, "limits": {"cpu": whole}}
+    if pod_cpus:
+        body["spec"]["resources"] = {"requests": {"cpu": pod_cpus}, "limits": {"cpu": pod_cpus}}
     pod_request = objects.request_of(objects.from_object(body))
     state = cluster.node("n1")
     assert state is not None
     offer = state.allocator.offer(pod_request)
-    if not why:
+    if not reason:
         assert isinstance(offer, Granted)
         return
     assert isinstance(offer, Refused)
     assert offer.unresolvable
-    assert offer.text() == f"the kubelet's static CPU policy assigns it no CPUs: {why}"
+    assert offer.text() == f"the kubelet's static CPU policy assigns it no CPUs: {reason}"
     cluster.topologies_changed([objects.of_topology(topology(policy="none"))])
     assert isinstance(state.allocator.offer(pod_request), Granted)
 
 
-def test_sidecar_that_shares_by_annotation_needs_no_whole_cpus(cluster: SchedulerCache) -> None:
+def test_a_container_with_shared_cpus_may_request_parts_of_cpus(cluster: SchedulerCache) -> None:
     body = objects.pod(
         "new",
         labels={"koordinator.sh/qosClass": "LSE"},

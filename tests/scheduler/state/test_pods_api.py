@@ -48,7 +48,7 @@ def test_a_binding_has_the_pods_uid_and_its_annotations(
     ]
 
 
-def test_a_deleted_pod_is_definitely_not_bound(pods: PodServer, bindings: BindingApi) -> None:
+def test_a_deleted_pod_is_known_not_to_be_bound(pods: PodServer, bindings: BindingApi) -> None:
     pods.pods.clear()
     outcome = bindings.bind(POD, "n", NOTES)
     assert outcome.bound is False
@@ -60,7 +60,9 @@ def test_another_pod_with_that_name_is_not_bound(pods: PodServer, bindings: Bind
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, "pod default/p no longer exists")
 
 
-def test_a_pod_that_another_client_bound_is_an_error(pods: PodServer, bindings: BindingApi) -> None:
+def test_a_pod_that_another_client_has_bound_is_an_error(
+    pods: PodServer, bindings: BindingApi
+) -> None:
     pods.put("p", "u", node="m")
     text = "pod default/p is bound to node m already"
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, text)
@@ -69,17 +71,17 @@ def test_a_pod_that_another_client_bound_is_an_error(pods: PodServer, bindings: 
 def test_a_conflict_over_a_pod_without_a_node_is_a_refusal(
     pods: PodServer, bindings: BindingApi
 ) -> None:
-    """Such as one that is being deleted."""
+    """Such as a pod that is being deleted."""
     pods.intercept = lambda connection, _: reply(connection, 409, status(409, "Conflict"))
     assert bindings.bind(POD, "n", NOTES).bound is False
 
 
 def test_the_outcome_of_a_lost_answer_is_read(pods: PodServer, bindings: BindingApi) -> None:
-    def bound_in_silence(connection: socket.socket, request: Request) -> bool:
+    def bind_without_answer(connection: socket.socket, request: Request) -> bool:
         pods.bind(request)
         return False
 
-    pods.intercept = bound_in_silence
+    pods.intercept = bind_without_answer
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(True)
 
 
@@ -87,7 +89,7 @@ def test_the_outcome_of_a_lost_answer_is_read(pods: PodServer, bindings: Binding
 def test_after_a_server_error_the_outcome_is_unknown(
     pods: PodServer, bindings: BindingApi, code: int
 ) -> None:
-    pods.intercept = lambda connection, _: reply(connection, code, status(code, "Trouble"))
+    pods.intercept = lambda connection, _: reply(connection, code, status(code, "InternalError"))
     outcome = bindings.bind(POD, "n", NOTES)
     assert outcome.bound is None
     assert str(code) in outcome.error
@@ -101,18 +103,17 @@ def test_without_any_answer_the_outcome_is_unknown(pods: PodServer, server: Serv
     assert outcome.bound is None
 
 
-def test_a_read_has_time_limits_of_its_own(
+def test_the_read_of_the_outcome_has_its_own_time_limits(
     pods: PodServer, bindings: BindingApi, server: Server
 ) -> None:
-    """A Binding may take long; kube-scheduler waits for it and for the read of its outcome
-    together."""
+    """A Binding may take long, and kube-scheduler waits until its outcome is read."""
     with fake_api_server.serving() as silent:
         silent.answer = lambda *_: False
-        sending, looking = (Transport(FileAccess(each.url)) for each in (silent, server))
+        sending, reading = (Transport(FileAccess(each.url)) for each in (silent, server))
         pods.put("p", "u", node="n", metadata={"annotations": NOTES})
-        assert BindingApi(sending, looking).bind(POD, "n", NOTES) == BindOutcome(True)
+        assert BindingApi(sending, reading).bind(POD, "n", NOTES) == BindOutcome(True)
         sending.close()
-        looking.close()
+        reading.close()
 
 
 @pytest.mark.parametrize("code", [403, 422, 429])
@@ -132,6 +133,6 @@ def test_pods_are_distinguished_by_uid(
     assert found.title == "default/p"
     assert bindings.pod(PodName("default", "p", "another")) is None
     assert bindings.pod(PodName("default", "q", "u")) is None
-    server.answer = lambda _, connection, __: reply(connection, 500, status(500, "Trouble"))
+    server.answer = lambda _, connection, __: reply(connection, 500, status(500, "InternalError"))
     with pytest.raises(PodError, match=r"pod default/p: .*500"):
         bindings.pod(POD)

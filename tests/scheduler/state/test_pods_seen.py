@@ -1,4 +1,4 @@
-"""The pods that were seen, their ConfigMap, and the placement that follows from them."""
+"""The counts of pods by kind, their ConfigMap, and the placement that is built from them."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Store:
 
     def __init__(self) -> None:
         self.body: dict[str, Any] | None = None
-        self.broken = False
+        self.unavailable = False
         self.writes = 0
 
     def get(self, path: str) -> bytes:
-        if self.broken:
+        if self.unavailable:
             raise StoreError("no answer")
         if self.body is None:
             raise NotFoundError("not found")
         return json.dumps(self.body).encode()
 
     def apply(self, path: str, wanted: dict[str, Any]) -> None:
-        if self.broken:
+        if self.unavailable:
             raise StoreError("no answer")
         self.body, self.writes = wanted, self.writes + 1
 
@@ -71,7 +71,7 @@ class World:
             lambda: self.clock.now,
         )
 
-    def see(self, count: int, requests: dict[str, str] = HALF, first: int = 0) -> None:
+    def report_pods(self, count: int, requests: dict[str, str] = HALF, first: int = 0) -> None:
         for number in range(first, first + count):
             self.seen.pods_changed([change(f"p{number}", requests)])
 
@@ -89,14 +89,14 @@ def change(
 
 def test_a_pod_counts_once() -> None:
     world = World(Store())
-    world.see(3)
-    world.see(3)
+    world.report_pods(3)
+    world.report_pods(3)
     assert world.pods == {KIND: 3}
     world.seen.pods_changed([change("p0", HALF, ChangeKind.DELETED)])
-    assert world.pods == {KIND: 3}, "it was seen"
+    assert world.pods == {KIND: 3}, "deleted pods count too"
 
 
-def test_the_models_that_a_pod_admits_belong_to_its_kind() -> None:
+def test_the_gpu_models_that_a_pod_accepts_belong_to_its_kind() -> None:
     seen, label = PodsSeen(), "node.koordinator.sh/gpu-model"
     term = {"matchExpressions": [{"key": label, "operator": "In", "values": ["T4", "G2"]}]}
     required = {"nodeSelectorTerms": [term]}
@@ -111,31 +111,35 @@ def test_the_models_that_a_pod_admits_belong_to_its_kind() -> None:
     assert {each.models for each in seen.counts()[0]} == {("T4",), ("G2", "T4"), ()}
 
 
-def test_the_placement_decides_from_the_start() -> None:
+def test_the_placement_ranks_nodes_from_the_start() -> None:
     world = World(Store())
     check = requirements(world.cluster)
-    assert found(check, "a").key == found(check, "b").key
+    assert feasible(check, "a").key == feasible(check, "b").key
     world.updates.step()
-    assert found(check, "a").key != found(check, "b").key, "no pod was seen, there is a rank"
-    hurried: list[int] = []
-    world.seen.hurry = lambda: hurried.append(1)
-    world.see(1)
-    assert hurried
+    assert feasible(check, "a").key != feasible(check, "b").key, (
+        "nodes have a rank before a pod is reported"
+    )
+    rebuilds: list[int] = []
+    world.seen.hurry = lambda: rebuilds.append(1)
+    world.report_pods(1)
+    assert rebuilds
     serial = world.cluster.changed_since(0).serial
     world.updates.step()
     assert world.cluster.changed_since(serial).names == {"a", "b"}
-    assert len({found(check, name).key for name in "ab"}) == 2, "there are no ties"
+    assert len({feasible(check, name).key for name in "ab"}) == 2, "ranks exclude ties"
     serial = world.cluster.changed_since(0).serial
-    hurried.clear()
-    world.see(48, first=1)
-    assert not hurried
+    rebuilds.clear()
+    world.report_pods(48, first=1)
+    assert not rebuilds
     world.updates.step()
-    assert world.cluster.changed_since(serial).names == frozenset(), "it is rebuilt rarely"
+    assert world.cluster.changed_since(serial).names == frozenset(), (
+        "it is not rebuilt for each pod"
+    )
 
 
-def test_a_placement_follows_the_nodes() -> None:
+def test_a_placement_is_rebuilt_after_a_change_of_nodes() -> None:
     world = World(Store())
-    world.see(1)
+    world.report_pods(1)
     world.updates.step()
     clusters.add_node(world.cluster, "c", CARDS)
     serial = world.cluster.changed_since(0).serial
@@ -150,87 +154,89 @@ def requirements(cluster: SchedulerCache) -> RequirementsCheck:
     return RequirementsCheck(cluster, PodRequirements(pod_request(HALF, "LS")))
 
 
-def found(check: RequirementsCheck, node: str) -> Feasible:
+def feasible(check: RequirementsCheck, node: str) -> Feasible:
     result = check.run(node, {})
     assert isinstance(result, Feasible)
     return result
 
 
-def test_a_new_leader_has_the_pods_that_have_ended() -> None:
-    kept = Store()
-    first = World(kept)
-    first.see(5)
+def test_a_new_leader_counts_the_pods_of_the_config_map() -> None:
+    store = Store()
+    first = World(store)
+    first.report_pods(5)
     first.updates.step()
-    assert kept.body is not None
-    assert kept.body["metadata"]["name"] == pods_seen.NAME
-    second = World(kept)
-    second.see(2)
+    assert store.body is not None
+    assert store.body["metadata"]["name"] == pods_seen.NAME
+    second = World(store)
+    second.report_pods(2)
     second.updates.step()
     assert second.pods == {KIND: 5}
-    second.see(1, first=100)
+    second.report_pods(1, first=100)
     assert second.pods == {KIND: 6}
 
 
-def test_only_the_leader_writes_and_rarely() -> None:
-    kept = Store()
-    world = World(kept)
+def test_only_the_leader_writes_at_intervals() -> None:
+    store = Store()
+    world = World(store)
     world.leads = False
-    world.see(5)
+    world.report_pods(5)
     world.updates.step()
-    assert kept.writes == 0
+    assert store.writes == 0
     world.leads = True
     world.updates.step()
-    world.see(5, first=10)
+    world.report_pods(5, first=10)
     world.updates.step()
-    assert kept.writes == 1
+    assert store.writes == 1
     world.clock.now += pods_seen.WRITE_SECONDS
     world.updates.step()
     world.clock.now += pods_seen.WRITE_SECONDS
     world.updates.step()
-    assert kept.writes == 2, "nothing has changed since"
+    assert store.writes == 2, "nothing has changed since"
 
 
-def test_nothing_is_written_before_the_content_was_read() -> None:
-    kept = Store()
-    first = World(kept)
-    first.see(5)
+def test_the_config_map_is_read_before_it_is_written() -> None:
+    store = Store()
+    first = World(store)
+    first.report_pods(5)
     first.updates.step()
-    second = World(kept)
-    second.see(1, first=50)
-    kept.broken = True
+    second = World(store)
+    second.report_pods(1, first=50)
+    store.unavailable = True
     serial = second.cluster.changed_since(0).serial
     second.updates.step()
-    assert kept.writes == 1
+    assert store.writes == 1
     assert second.cluster.changed_since(serial).names == {"a", "b"}, "the placement is built"
-    kept.broken = False
+    store.unavailable = False
     second.updates.step()
     assert second.pods == {KIND: 5}
-    assert kept.body is not None
-    assert pods_seen.decode(kept.body["data"][pods_seen.KEY]) == {KIND: 5}
+    assert store.body is not None
+    assert pods_seen.decode(store.body["data"][pods_seen.KEY]) == {KIND: 5}
 
 
 @pytest.mark.parametrize("data", [{"pods": "["}, {"pods": "[[1]]"}, {"pods": 1}, []])
-def test_a_content_that_cannot_be_read_counts_as_none(data: object) -> None:
-    kept = Store()
-    kept.body = {"data": data}
-    world = World(kept)
-    world.see(1)
+def test_an_invalid_config_map_is_overwritten(data: object) -> None:
+    store = Store()
+    store.body = {"data": data}
+    world = World(store)
+    world.report_pods(1)
     world.updates.step()
     assert world.pods == {KIND: 1}
-    assert kept.writes == 1
+    assert store.writes == 1
 
 
-def test_the_content_is_bounded_and_read_back() -> None:
+def test_the_content_is_bounded_and_decoded_again() -> None:
     counts = {
         PodKind(cpu, 1 << 40, 8, 1000, tuple("m" * 63 + str(at) for at in range(3))): cpu + 1
         for cpu in range(2 * MAX_KINDS)
     }
     text = pods_seen.encode(counts)
     assert len(text) <= pods_seen.MAX_BYTES < 64 << 10
-    back = pods_seen.decode(text)
-    assert 200 < len(back) <= MAX_KINDS
-    assert all(counts[kind] == pods for kind, pods in back.items())
-    assert min(back.values()) == 2 * MAX_KINDS - len(back) + 1, "the rarest are left out"
+    decoded = pods_seen.decode(text)
+    assert 200 < len(decoded) <= MAX_KINDS
+    assert all(counts[kind] == pods for kind, pods in decoded.items())
+    assert min(decoded.values()) == 2 * MAX_KINDS - len(decoded) + 1, (
+        "the rarest kinds are left out"
+    )
 
 
 def test_a_negative_amount_is_refused() -> None:
@@ -239,9 +245,9 @@ def test_a_negative_amount_is_refused() -> None:
 
 
 def test_nothing_happens_before_all_objects_are_known() -> None:
-    kept = Store()
-    world = World(kept)
+    store = Store()
+    world = World(store)
     world.synced = False
-    world.see(1)
+    world.report_pods(1)
     world.updates.step()
-    assert kept.writes == 0
+    assert store.writes == 0

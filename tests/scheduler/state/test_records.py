@@ -16,36 +16,36 @@ TABLES = st.dictionaries(st.integers(0, 3), st.dictionaries(st.sampled_from("ab"
 def test_interned_values_are_equal(
     tables: list[dict[int, dict[str, int]]], max_values: int
 ) -> None:
-    shared = InternPool[dict[int, dict[str, int]]](max_values)
-    assert [shared.of(each) for each in tables] == tables
+    pool = InternPool[dict[int, dict[str, int]]](max_values)
+    assert [pool.of(each) for each in tables] == tables
 
 
-def test_equal_values_become_one() -> None:
-    shared = InternPool[dict[str, int]]()
-    assert shared.of({"a": 1}) is shared.of({"a": 1})
+def test_equal_values_are_one_object() -> None:
+    pool = InternPool[dict[str, int]]()
+    assert pool.of({"a": 1}) is pool.of({"a": 1})
 
 
 def test_old_values_are_dropped() -> None:
-    """Pods of jobs have unique labels: in a day or two they exceed the limit."""
-    shared = InternPool[dict[str, int]](8)
-    before = [shared.of({"old": old}) for old in range(100)]
-    assert shared.of({"a": 1}) is shared.of({"a": 1})
+    """Pods of Jobs have unique labels, which exceed the limit in a day or two."""
+    pool = InternPool[dict[str, int]](8)
+    before = [pool.of({"old": old}) for old in range(100)]
+    assert pool.of({"a": 1}) is pool.of({"a": 1})
     newest_first = reversed(list(enumerate(before)))
-    assert sum(shared.of({"old": old}) is each for old, each in newest_first) <= 8
+    assert sum(pool.of({"old": old}) is each for old, each in newest_first) <= 8
 
 
 def test_a_derived_value_is_made_once() -> None:
-    shared, made = InternPool[list[int]](), []
+    pool, made = InternPool[list[int]](), []
 
     def make() -> list[int]:
         made.append(1)
         return [len(made)]
 
-    assert shared.by_source({"a": 1}, make) is shared.by_source({"a": 1}, make)
+    assert pool.by_source({"a": 1}, make) is pool.by_source({"a": 1}, make)
     assert made == [1]
 
 
-def test_equal_strings_become_one() -> None:
+def test_equal_strings_are_one_object() -> None:
     first, second = (interned({f"{name}-key": f"{name}-value"}) for name in ("a", "a"))
     assert first == second == {"a-key": "a-value"}
     assert first["a-key"] is second["a-key"]

@@ -48,7 +48,7 @@ def test_pods_with_an_allocation(node: str, phase: str, holds: bool) -> None:
     assert (read.assigned is not None) is holds
 
 
-def test_equal_pods_share_one_table() -> None:
+def test_equal_pods_share_their_amounts() -> None:
     status = {"cpuset": "0-1", "numaNodeResources": [{"node": 1, "resources": {"cpu": "2"}}]}
     first, second = (
         objects.of_pod(
@@ -69,7 +69,7 @@ def test_equal_pods_share_one_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "namespace", "phase", "ready", "object_"),
+    ("labels", "namespace", "phase", "ready", "expected"),
     [
         (AGENT_LABELS, "ns", "Running", True, True),
         (AGENT_LABELS, "ns", "Running", False, False),
@@ -80,12 +80,12 @@ def test_equal_pods_share_one_table() -> None:
         ({}, "ns", "Running", True, None),
     ],
 )
-def test_agents(
-    labels: dict[str, str], namespace: str, phase: str, ready: bool | None, object_: bool | None
+def test_the_readiness_of_agents(
+    labels: dict[str, str], namespace: str, phase: str, ready: bool | None, expected: bool | None
 ) -> None:
     body = objects.pod("a", "n1", labels=labels, phase=phase, ready=ready, namespace=namespace)
     read = records.pods(AgentSelector(namespace="ns"))
-    assert read(json.dumps(body).encode()).agent_ready is object_
+    assert read(json.dumps(body).encode()).agent_ready is expected
 
 
 def test_the_agents_of_the_manifests_are_agents() -> None:
@@ -105,9 +105,9 @@ def test_without_labels_no_pod_is_an_agent() -> None:
     assert read(json.dumps(objects.agent("n1")).encode()).agent_ready is None
 
 
-@pytest.mark.parametrize("shown", [False, True])
-def test_the_condition_of_a_refused_claim_is_read_from_the_status_alone(shown: bool) -> None:
-    """Whoever creates a pod writes its annotations."""
+@pytest.mark.parametrize("present", [False, True])
+def test_the_condition_of_a_refused_claim_is_read_only_from_the_status(present: bool) -> None:
+    """Any user who creates a pod can write its annotations."""
     body = {
         "metadata": {
             "namespace": "ns",
@@ -116,10 +116,10 @@ def test_the_condition_of_a_refused_claim_is_read_from_the_status_alone(shown: b
             "annotations": {"note": CLAIM_REFUSED},
         },
         "spec": {"nodeName": "a", "containers": [{"name": "c"}]},
-        "status": {"phase": "Running", "conditions": [{"type": CLAIM_REFUSED}] if shown else []},
+        "status": {"phase": "Running", "conditions": [{"type": CLAIM_REFUSED}] if present else []},
     }
     pod = records.pods(AgentSelector())(json.dumps(body).encode())
-    assert pod.has_claim_condition is shown
+    assert pod.has_claim_condition is present
 
 
 def test_only_used_fields_of_a_node_are_kept() -> None:
@@ -132,7 +132,7 @@ def test_only_used_fields_of_a_node_are_kept() -> None:
     assert read.allocatable == {"cpu": 8000, "memory": 32 << 30}
 
 
-def test_an_invalid_node_is_named() -> None:
+def test_an_invalid_node_is_an_error_with_its_name() -> None:
     object_ = objects.node("n1")
     object_["status"]["allocatable"]["cpu"] = "many"
     with pytest.raises(ObjectError, match=r"Node n1: status\.allocatable\.cpu: .*many"):
@@ -140,17 +140,23 @@ def test_an_invalid_node_is_named() -> None:
 
 
 def test_only_the_cpus_that_the_kubelet_assigned_are_kept_of_a_topology() -> None:
-    """The CPUs of all other pods are in the pods' annotations."""
+    """The CPUs of other pods are in the annotations of the pods."""
     object_ = objects.topology("n1")
-    kubelets = {"namespace": "a", "name": "b", "uid": "u", "cpuset": "1", "managedByKubelet": True}
+    of_kubelet = {
+        "namespace": "a",
+        "name": "b",
+        "uid": "u",
+        "cpuset": "1",
+        "managedByKubelet": True,
+    }
     other = {"namespace": "a", "name": "c", "uid": "v", "cpuset": "2"}
-    object_["metadata"]["annotations"][POD_CPU_ALLOCS] = json.dumps([kubelets, other])
+    object_["metadata"]["annotations"][POD_CPU_ALLOCS] = json.dumps([of_kubelet, other])
     read = objects.of_topology(object_).value
     assert isinstance(read, NodeTopology)
-    assert json.loads(read.annotations[POD_CPU_ALLOCS]) == [kubelets]
+    assert json.loads(read.annotations[POD_CPU_ALLOCS]) == [of_kubelet]
 
 
-def test_an_invalid_topology_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_topology_is_logged_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
     object_ = objects.topology("n1")
     object_["zones"][1]["resources"][0]["available"] = "x"
     read = objects.of_topology(object_).value
@@ -160,7 +166,7 @@ def test_an_invalid_topology_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert text in caplog.text
 
 
-def test_an_invalid_device_object_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_device_object_is_logged_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
     object_ = {"metadata": {"name": "n1"}, "spec": {"devices": [{"type": 3}]}}
     read = objects.of_devices(object_).value
     text = "Device n1: spec.devices[0].type: "
@@ -171,7 +177,7 @@ def test_an_invalid_device_object_is_named(caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.parametrize("key", [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS])
 @pytest.mark.parametrize("entry", ['{"deviceIDs": 1}', '{"allocResp": 1}', '{"allocResp": "Bw=="}'])
-def test_with_unreadable_holders_no_devices_are_allocated(
+def test_a_device_object_with_unreadable_holders_is_unreadable(
     key: str, entry: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     object_ = objects.devices("n1")

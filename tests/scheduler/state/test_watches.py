@@ -23,7 +23,7 @@ from tests.kube.fake_api_server import Request, Server
 from tests.kube.reading import as_type
 from tests.waiting import eventually
 
-# Short pauses between two requests.
+# Short pauses between requests.
 PACE = WatchPace(wait=lambda stopped, seconds: stopped.wait(0.01), random=random.Random(3).random)
 
 
@@ -32,30 +32,31 @@ class Item(msgspec.Struct):
 
 
 class Api:
-    """Serves topologies in these versions; a request for any other is a 404."""
+    """Serves topologies in `versions`, and answers requests for other versions with 404.
+    `discovery_requests` counts the requests for the resources of a version."""
 
     def __init__(self, server: Server) -> None:
         self.versions: list[str] = []
-        self.trouble = False
-        self.asked = 0
+        self.unavailable = False
+        self.discovery_requests = 0
         server.answer = self._answer
 
     def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
-        if self.trouble:
+        if self.unavailable:
             return fake_api_server.reply(connection, 503, b"")
         for version in self.versions:
             base = f"/apis/topology.node.k8s.io/{version}"
             if request.path == base:
-                self.asked += 1
+                self.discovery_requests += 1
                 names = [{"name": "noderesourcetopologies"}]
                 return fake_api_server.reply(connection, 200, {"resources": names})
             if request.path == f"{base}/noderesourcetopologies":
                 return fake_api_server.standard_answer(server, connection, request)
-        self.asked += 1
+        self.discovery_requests += 1
         return fake_api_server.reply(connection, 404, fake_api_server.status(404, "NotFound"))
 
 
-class Recorded:
+class Recorder:
     def __init__(self) -> None:
         self.known: dict[str, str] = {}
         self.kinds: list[ChangeKind] = []
@@ -75,20 +76,22 @@ def api(server: Server) -> Api:
 
 
 @pytest.fixture
-def reported() -> Recorded:
-    return Recorded()
+def reported() -> Recorder:
+    return Recorder()
 
 
 @pytest.fixture
-def watch(server: Server, api: Api, reported: Recorded) -> Iterator[KindWatch[Item]]:
+def watch(server: Server, api: Api, reported: Recorder) -> Iterator[KindWatch[Item]]:
     transport = Transport(FileAccess(server.url))
-    it = KindWatch(transport, Discovery(transport), kinds.TOPOLOGY, as_type(Item), reported, PACE)
-    yield it
-    it.stop()
+    kind_watch = KindWatch(
+        transport, Discovery(transport), kinds.TOPOLOGY, as_type(Item), reported, PACE
+    )
+    yield kind_watch
+    kind_watch.stop()
     transport.close()
 
 
-def test_a_missing_kind_does_not_delay_the_sync(watch: KindWatch[Item], reported: Recorded) -> None:
+def test_a_missing_kind_does_not_delay_the_sync(watch: KindWatch[Item], reported: Recorder) -> None:
     assert not watch.synced
     watch.check()
     assert (watch.synced, watch.problem, reported.known) == (True, None, {})
@@ -96,7 +99,7 @@ def test_a_missing_kind_does_not_delay_the_sync(watch: KindWatch[Item], reported
 
 @pytest.mark.parametrize("version", ["v1alpha1", "v1alpha2"])
 def test_a_kind_that_is_added_later_is_watched(
-    watch: KindWatch[Item], api: Api, server: Server, reported: Recorded, version: str
+    watch: KindWatch[Item], api: Api, server: Server, reported: Recorder, version: str
 ) -> None:
     watch.check()
     server.put("n1", "1")
@@ -108,17 +111,19 @@ def test_a_kind_that_is_added_later_is_watched(
     assert watch.synced
 
 
-def test_in_normal_operation_the_version_is_not_read(watch: KindWatch[Item], api: Api) -> None:
+def test_the_version_is_not_read_again_while_the_watch_works(
+    watch: KindWatch[Item], api: Api
+) -> None:
     api.versions = ["v1alpha2"]
     watch.check()
     eventually("synced", lambda: watch.synced)
-    reads = api.asked
+    reads = api.discovery_requests
     watch.check()
-    assert api.asked == reads
+    assert api.discovery_requests == reads
 
 
 def test_all_objects_of_a_removed_kind_are_removed(
-    watch: KindWatch[Item], api: Api, server: Server, reported: Recorded
+    watch: KindWatch[Item], api: Api, server: Server, reported: Recorder
 ) -> None:
     api.versions = ["v1alpha2"]
     server.put("n1", "1")
@@ -132,7 +137,7 @@ def test_all_objects_of_a_removed_kind_are_removed(
 
 
 def test_another_version_reports_all_objects_again(
-    watch: KindWatch[Item], api: Api, server: Server, reported: Recorded
+    watch: KindWatch[Item], api: Api, server: Server, reported: Recorder
 ) -> None:
     api.versions = ["v1alpha1"]
     server.put("n1", "1")
@@ -150,17 +155,17 @@ def test_another_version_reports_all_objects_again(
 
 
 def test_an_error_of_the_server_does_not_mean_that_the_kind_is_missing(
-    watch: KindWatch[Item], api: Api, server: Server, reported: Recorded
+    watch: KindWatch[Item], api: Api, server: Server, reported: Recorder
 ) -> None:
-    api.trouble = True
+    api.unavailable = True
     watch.check()
     assert not watch.synced
     assert "noderesourcetopologies: " in (watch.problem or "")
-    api.trouble, api.versions = False, ["v1alpha2"]
+    api.unavailable, api.versions = False, ["v1alpha2"]
     server.put("n1", "1")
     watch.check()
     eventually("the watch reports it", lambda: reported.known == {"n1": "1"})
-    api.trouble = True
+    api.unavailable = True
     server.break_watches()
     eventually("the failure is reported", lambda: watch.problem)
     watch.check()
@@ -168,7 +173,7 @@ def test_an_error_of_the_server_does_not_mean_that_the_kind_is_missing(
 
 
 class PodNames(set[str]):
-    """Of the pods that the watch has reported."""
+    """The names of the pods that the watch has reported."""
 
     def follow(self, changes: Sequence[Change[PodRecord]]) -> None:
         for each in changes:
@@ -185,9 +190,9 @@ def pods() -> PodNames:
 
 @pytest.fixture
 def watching(server: Server, pods: PodNames) -> Iterator[Watches]:
-    """A cluster of unbound pods; all objects were reported."""
+    """Watches of a cluster of unbound pods, which have reported all objects."""
     transport = Transport(FileAccess(server.url))
-    it = Watches(
+    watches = Watches(
         transport,
         SchedulerCache(),
         stale_seconds=30,
@@ -196,35 +201,35 @@ def watching(server: Server, pods: PodNames) -> Iterator[Watches]:
         check_seconds=0.01,
     )
     server.put("first")
-    it.start()
-    eventually("synced", lambda: it.synced)
+    watches.start()
+    eventually("synced", lambda: watches.synced)
     eventually("watching", lambda: server.watching == 2)
-    it.mark_behind()
-    yield it
-    it.stop()
+    watches.mark_behind()
+    yield watches
+    watches.stop()
     transport.close()
 
 
 def lists(server: Server) -> int:
-    """How often a client has asked for all pods."""
+    """The number of lists of all pods."""
     pods = [each for each in server.requests if each.path.endswith("/pods")]
     return sum("sendInitialEvents" in each.query for each in pods)
 
 
-def soon(seconds: float) -> bool:
+def wait_short(seconds: float) -> bool:
     return threading.Event().wait(seconds / 100)
 
 
-def in_time(seconds: float) -> bool:
+def wait_full(seconds: float) -> bool:
     return threading.Event().wait(seconds)
 
 
-def test_nothing_is_listed_again_if_all_was_reported(
+def test_nothing_is_listed_again_if_all_changes_were_reported(
     watching: Watches, server: Server, pods: PodNames
 ) -> None:
     server.put("second")
     assert watching.behind() is not None
-    assert watching.catch_up(in_time)
+    assert watching.catch_up(wait_full)
     assert watching.behind() is None
     assert pods == {"first", "second"}
     assert lists(server) == 1
@@ -235,7 +240,7 @@ def test_unreported_changes_are_listed_again(
 ) -> None:
     server.put("second")
     server.events.clear()
-    assert watching.catch_up(soon)
+    assert watching.catch_up(wait_short)
     assert pods == {"first", "second"}
     assert lists(server) == 2
 
@@ -243,48 +248,48 @@ def test_unreported_changes_are_listed_again(
 def test_a_watch_of_a_server_restored_from_a_backup_is_listed_again(
     watching: Watches, server: Server, pods: PodNames
 ) -> None:
-    """Its current versions are lower than those that it sent before."""
+    """Its resource versions are lower than those that it sent before."""
     server.put("lost")
     eventually("the watch reports it", lambda: pods == {"first", "lost"})
     server.remove("lost")
     server.events.clear()
     server.version = 50
-    assert watching.catch_up(soon)
+    assert watching.catch_up(wait_short)
     assert pods == {"first"}
 
 
 def test_a_broken_watch_is_behind_until_it_has_caught_up(
     watching: Watches, server: Server, pods: PodNames
 ) -> None:
-    assert watching.catch_up(soon)
+    assert watching.catch_up(wait_short)
     server.break_watches()
     eventually("behind", lambda: "the watch of pods" in (watching.behind() or ""))
     server.put("second")
-    assert watching.catch_up(in_time)
+    assert watching.catch_up(wait_full)
     assert watching.behind() is None
     assert pods == {"first", "second"}
 
 
-def test_stalest_watch_is_named_with_its_age(server: Server) -> None:
+def test_the_most_stale_watch_is_named_with_its_age(server: Server) -> None:
     now = 0.0
     pace = msgspec.structs.replace(PACE, clock=lambda: now, wait=lambda event, _: event.wait(0.01))
     transport = Transport(FileAccess(server.url))
-    it = Watches(transport, SchedulerCache(), stale_seconds=30, pace=pace, check_seconds=0.01)
-    it.start()
-    eventually("synced", lambda: it.synced and server.watching == 2)
+    watches = Watches(transport, SchedulerCache(), stale_seconds=30, pace=pace, check_seconds=0.01)
+    watches.start()
+    eventually("synced", lambda: watches.synced and server.watching == 2)
     listed = {"noderesourcetopologies", "devices", "reservations"}
-    assert set(it.ages_seconds) == {"pods", "nodes"} | listed
+    assert set(watches.ages_seconds) == {"pods", "nodes"} | listed
     now = 30.0
-    assert it.stale() is None
+    assert watches.stale() is None
     server.answer = lambda server, connection, request: fake_api_server.reply(connection, 503, b"")
     now = 31.0
-    assert it.stale() == "the watch of pods has been out of touch for 31 s"
+    assert watches.stale() == "the watch of pods has been out of touch for 31 s"
     server.break_watches()
-    eventually("reason", lambda: "503" in (it.stale() or ""))
+    eventually("the error is reported", lambda: "503" in (watches.stale() or ""))
     server.answer = None
     server.put("second")
-    eventually("in touch", lambda: it.stale() is None)
-    it.stop()
+    eventually("no watch is stale", lambda: watches.stale() is None)
+    watches.stop()
     transport.close()
 
 
@@ -297,7 +302,7 @@ def test_an_interrupted_catch_up_is_not_complete(watching: Watches, server: Serv
 def test_an_error_of_the_server_is_raised(watching: Watches, server: Server) -> None:
     server.answer = lambda server, connection, request: fake_api_server.reply(connection, 503, b"")
     with pytest.raises(ServerError):
-        watching.catch_up(soon)
+        watching.catch_up(wait_short)
 
 
 def test_all_watches_are_stopped(watching: Watches) -> None:

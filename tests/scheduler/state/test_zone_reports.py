@@ -16,30 +16,32 @@ from tests.scheduler import objects
 SINGLE = "single-numa-node"
 GUARANTEED = "Guaranteed"
 THREE = objects.pod_request({"cpu": "3"}, name="three", kube_class=GUARANTEED)
-FOREIGN = "the report of its NUMA nodes counts other pods than the scheduler knows"
+OTHER_PODS = "the report of its NUMA nodes counts other pods than the scheduler knows"
 
 
 @pytest.fixture
 def cluster() -> SchedulerCache:
     """A cluster of one node with two NUMA nodes of four CPUs, without a report yet."""
-    it = SchedulerCache(agents=False)
-    it.nodes_changed([objects.of_node(objects.node("n1"))])
-    return it
+    cache = SchedulerCache(agents=False)
+    cache.nodes_changed([objects.of_node(objects.node("n1"))])
+    return cache
 
 
-def tell(
+def report(
     cluster: SchedulerCache,
     pods: Iterable[str] | None = (),
     available_milli: int = 4000,
     policy: str = SINGLE,
 ) -> None:
-    """The node reports the free CPUs of each NUMA node with these pods."""
+    """Reports the free CPUs of each NUMA node, which count these pods."""
     names = None if pods is None else [("ns", each) for each in pods]
     body = objects.topology("n1", 2, available_milli, policy, names)
     cluster.topologies_changed([objects.of_topology(body)])
 
 
-def see(cluster: SchedulerCache, name: str, cpu: str, phase: str = "Running", **more: Any) -> None:
+def report_pod(
+    cluster: SchedulerCache, name: str, cpu: str, phase: str = "Running", **more: Any
+) -> None:
     body = objects.pod(
         name, "n1", requests={"cpu": cpu}, phase=phase, kube_class=GUARANTEED, **more
     )
@@ -47,7 +49,7 @@ def see(cluster: SchedulerCache, name: str, cpu: str, phase: str = "Running", **
 
 
 def fits(cluster: SchedulerCache, pod_request: Any = THREE) -> bool | str:
-    """True, or the reason."""
+    """True, or the reason of the rejection."""
     if (ineligibility := cluster.eligible("n1", pod_request)) is not None:
         return ineligibility
     state = cluster.node("n1")
@@ -56,33 +58,33 @@ def fits(cluster: SchedulerCache, pod_request: Any = THREE) -> bool | str:
     return found.text() if isinstance(found, Refused) else True
 
 
-def test_the_nodes_report_decides(cluster: SchedulerCache) -> None:
+def test_the_report_of_a_node_is_used(cluster: SchedulerCache) -> None:
     assert fits(cluster) is True
-    tell(cluster)
+    report(cluster)
     assert fits(cluster) is True
-    tell(cluster, available_milli=2000)
+    report(cluster, available_milli=2000)
     assert "NUMA nodes 0, 1 have at most 2 left each" in str(fits(cluster))
 
 
 def test_a_pod_that_the_report_does_not_count_yet_is_subtracted(cluster: SchedulerCache) -> None:
-    tell(cluster)
-    see(cluster, "a", "2")
+    report(cluster)
+    report_pod(cluster, "a", "2")
     assert fits(cluster) is not True
-    tell(cluster, ["a"], 4000)
+    report(cluster, ["a"], 4000)
     assert fits(cluster) is True
 
 
-def test_a_pod_that_has_not_started_is_in_no_report(cluster: SchedulerCache) -> None:
-    see(cluster, "a", "2", phase="Pending")
-    tell(cluster)
+def test_a_pod_that_has_not_started_is_subtracted(cluster: SchedulerCache) -> None:
+    report_pod(cluster, "a", "2", phase="Pending")
+    report(cluster)
     assert fits(cluster) is not True
-    see(cluster, "a", "2")
-    tell(cluster, ["a"])
+    report_pod(cluster, "a", "2")
+    report(cluster, ["a"])
     assert fits(cluster) is True
 
 
 def test_a_reservation_is_subtracted_until_the_report_counts_it(cluster: SchedulerCache) -> None:
-    tell(cluster)
+    report(cluster)
     state = cluster.node("n1")
     assert state is not None
     for name in ("a", "b"):
@@ -90,18 +92,18 @@ def test_a_reservation_is_subtracted_until_the_report_counts_it(cluster: Schedul
         found = state.allocator.offer(pod_request)
         assert isinstance(found, Granted)
         cluster.reserve("n1", found)
-    # It is unknown where the kubelet places them.
+    # The NUMA nodes on which the kubelet will place them are unknown.
     assert fits(cluster) is not True
-    see(cluster, "a", "2", phase="Pending")
+    report_pod(cluster, "a", "2", phase="Pending")
     assert fits(cluster) is not True
-    see(cluster, "b", "2")
-    see(cluster, "a", "2")
-    tell(cluster, ["a", "b"], 3000)
+    report_pod(cluster, "b", "2")
+    report_pod(cluster, "a", "2")
+    report(cluster, ["a", "b"], 3000)
     assert fits(cluster) is True
 
 
 def test_a_released_reservation_is_free_again(cluster: SchedulerCache) -> None:
-    tell(cluster)
+    report(cluster)
     state = cluster.node("n1")
     assert state is not None
     four = objects.pod_request({"cpu": "4"}, name="four", kube_class=GUARANTEED)
@@ -115,87 +117,100 @@ def test_a_released_reservation_is_free_again(cluster: SchedulerCache) -> None:
 
 
 def test_a_report_of_other_pods_is_not_used(cluster: SchedulerCache) -> None:
-    tell(cluster, ["stranger"])
-    assert fits(cluster) == FOREIGN
+    report(cluster, ["other"])
+    assert fits(cluster) == OTHER_PODS
     small = objects.pod_request({}, kube_class="BestEffort")
     assert fits(cluster, small) is True
     assert fits(cluster, objects.pod_request({"cpu": "2"}, qos="LSR")) is True
-    see(cluster, "stranger", "1")
+    report_pod(cluster, "other", "1")
     assert fits(cluster) is True
 
 
 @pytest.mark.parametrize("policy", ["none", "best-effort"])
-def test_without_a_policy_no_report_counts(cluster: SchedulerCache, policy: str) -> None:
-    tell(cluster, ["stranger"], 0, policy)
+def test_without_a_restrictive_policy_the_report_is_not_used(
+    cluster: SchedulerCache, policy: str
+) -> None:
+    report(cluster, ["other"], 0, policy)
     assert fits(cluster) is True
 
 
 def test_a_report_without_a_fingerprint_is_used(cluster: SchedulerCache) -> None:
-    tell(cluster, None)
-    see(cluster, "a", "2")
+    report(cluster, None)
+    report_pod(cluster, "a", "2")
     assert fits(cluster) is True
 
 
 def test_allocations_of_koordinator_are_subtracted_on_their_numa_nodes(
     cluster: SchedulerCache,
 ) -> None:
-    tell(cluster)
-    see(cluster, "a", "2", phase="Pending", cpus="0-1", labels={"koordinator.sh/qosClass": "LSR"})
+    report(cluster)
+    report_pod(
+        cluster, "a", "2", phase="Pending", cpus="0-1", labels={"koordinator.sh/qosClass": "LSR"}
+    )
     # All four CPUs of node 1 are free.
     assert fits(cluster, objects.pod_request({"cpu": "4"}, kube_class=GUARANTEED)) is True
-    see(cluster, "b", "2", phase="Pending", cpus="4-5", labels={"koordinator.sh/qosClass": "LSR"})
+    report_pod(
+        cluster, "b", "2", phase="Pending", cpus="4-5", labels={"koordinator.sh/qosClass": "LSR"}
+    )
     assert fits(cluster) is not True
 
 
-def changed(cluster: SchedulerCache, act: Any) -> tuple[bool, bool]:
+def changed(cluster: SchedulerCache, action: Any) -> tuple[bool, bool]:
     """Whether the node's feasibility changed, and whether also for pods that need CPUs or
     devices."""
-    everyone = cluster.changed_since(0).serial
-    ours = cluster.placement_changed_since(0).serial
-    act()
+    all_pods = cluster.changed_since(0).serial
+    with_claims = cluster.placement_changed_since(0).serial
+    action()
     return (
-        bool(cluster.changed_since(everyone).names),
-        bool(cluster.placement_changed_since(ours).names),
+        bool(cluster.changed_since(all_pods).names),
+        bool(cluster.placement_changed_since(with_claims).names),
     )
 
 
-def test_a_report_changes_nothing_for_pods_with_claims(cluster: SchedulerCache) -> None:
-    tell(cluster)
+def test_a_report_does_not_change_the_feasibility_of_pods_with_claims(
+    cluster: SchedulerCache,
+) -> None:
+    report(cluster)
     state = cluster.node("n1")
     assert state is not None
     allocator = state.allocator
-    see(cluster, "a", "2", phase="Pending")
-    assert changed(cluster, lambda: tell(cluster, ["b"], 2000)) == (True, False)
-    assert changed(cluster, lambda: see(cluster, "a", "2")) == (True, False)
-    assert changed(cluster, lambda: tell(cluster, ["a"], 2000, "none")) == (True, True)
+    report_pod(cluster, "a", "2", phase="Pending")
+    assert changed(cluster, lambda: report(cluster, ["b"], 2000)) == (True, False)
+    assert changed(cluster, lambda: report_pod(cluster, "a", "2")) == (True, False)
+    assert changed(cluster, lambda: report(cluster, ["a"], 2000, "none")) == (True, True)
     assert fits(cluster) is True
-    assert changed(cluster, lambda: tell(cluster, ["a", "b"], 1000, "none")) == (False, False)
-    assert changed(cluster, lambda: see(cluster, "a", "2", started="2026-02-02T02:02:02Z")) == (
+    assert changed(cluster, lambda: report(cluster, ["a", "b"], 1000, "none")) == (False, False)
+    assert changed(
+        cluster, lambda: report_pod(cluster, "a", "2", started="2026-02-02T02:02:02Z")
+    ) == (
         False,
         False,
     )
     assert state.allocator is not allocator
 
 
-def test_with_least_numa_nodes_every_report_counts() -> None:
+def test_with_least_numa_nodes_every_report_is_used() -> None:
     rules = AllocatorRules(zones=ZoneScoring(Strategy.LEAST_NUMA_NODES))
-    it = SchedulerCache(agents=False, rules=rules)
-    it.nodes_changed([objects.of_node(objects.node("n1"))])
-    tell(it, available_milli=2000, policy="none")
-    state = it.node("n1")
+    cache = SchedulerCache(agents=False, rules=rules)
+    cache.nodes_changed([objects.of_node(objects.node("n1"))])
+    report(cache, available_milli=2000, policy="none")
+    state = cache.node("n1")
     assert state is not None
     assert state.allocator.properties.rules == rules
     before = state.allocator.offer(THREE)
-    assert changed(it, lambda: tell(it, available_milli=4000, policy="none")) == (True, False)
+    assert changed(cache, lambda: report(cache, available_milli=4000, policy="none")) == (
+        True,
+        False,
+    )
     after = state.allocator.offer(THREE)
     assert isinstance(before, Granted)
     assert isinstance(after, Granted)
     assert before.score < after.score
 
 
-def test_a_deleted_topology_is_not_used_any_more(cluster: SchedulerCache) -> None:
-    tell(cluster, ["stranger"])
-    assert fits(cluster) == FOREIGN
-    gone = objects.of_topology(objects.topology("n1"), ChangeKind.DELETED)
-    cluster.topologies_changed([gone])
+def test_the_report_of_a_deleted_topology_is_not_used(cluster: SchedulerCache) -> None:
+    report(cluster, ["other"])
+    assert fits(cluster) == OTHER_PODS
+    deleted = objects.of_topology(objects.topology("n1"), ChangeKind.DELETED)
+    cluster.topologies_changed([deleted])
     assert fits(cluster) is True
