@@ -52,7 +52,7 @@ from tests.integration.nri_node import EMPTY, NriNode, nri_node
 from tests.waiting import eventually
 
 MAJOR = 240
-"""Majors and minors for experiments: no driver uses them."""
+"""A major number for experiments, which no driver uses."""
 KIND = "nvidia.com/gpu"
 ONE, TWO, THREE = "GPU-one", "GPU-two", "GPU-three"
 
@@ -75,16 +75,16 @@ NUMBERS = range(241, 246)
 
 @pytest.fixture(scope="module", autouse=True)
 def cards() -> Iterator[None]:
-    """Their files, on this machine."""
+    """The device files on this machine."""
     nodes = [node for card in CARDS for node in card.gpu.nodes]
     nodes += [*FILES.others[0].nodes, *FILES.common["rdma"]]
     with devicefiles.present("cards", {each.path: (each.major, each.minor) for each in nodes}):
         yield
 
 
-class Seen(msgspec.Struct):
-    """A running container's variables, mount points, the nodes of NUMBERS with their minors, and
-    the minors of these that its cgroup allows, with the permissions."""
+class ContainerView(msgspec.Struct):
+    """A running container's environment variables, mount points, device nodes with their minors,
+    and the permissions of its device cgroup by minor."""
 
     environment: dict[str, str]
     mounts: set[str]
@@ -93,7 +93,7 @@ class Seen(msgspec.Struct):
 
 
 class DeviceTest:
-    """A node whose agent the test simulates: it decides by annotations and requests."""
+    """A node whose agent the test simulates: it writes snapshots for pods and their requests."""
 
     def __init__(self, node: TestNode, cri: Cri) -> None:
         self.node = node
@@ -105,10 +105,10 @@ class DeviceTest:
         self.isolation = Isolation()
 
     def pod(
-        self, name: str, given: dict[str, object] | None, *pod_requests: ContainerDeviceRequest
+        self, name: str, allocation: dict[str, object] | None, *pod_requests: ContainerDeviceRequest
     ) -> PodSpec:
-        """Adds the pod to the agent's pods; `given` is its device-allocated."""
-        notes = {} if given is None else {DEVICE_ALLOCATED: json.dumps(given)}
+        """Adds a pod with this annotation device-allocated to the simulated agent's pods."""
+        notes = {} if allocation is None else {DEVICE_ALLOCATED: json.dumps(allocation)}
         spec = self.node.spec(name, "LS", annotations=notes)
         labels = {GPU_ISOLATION_PROVIDER: "HAMi-core"}
         self._pods.append(
@@ -119,8 +119,8 @@ class DeviceTest:
 
     def run(
         self, spec: PodSpec, config: Callable[[pb.ContainerConfig], None], name: str = "main"
-    ) -> Seen:
-        """Raises RpcError."""
+    ) -> ContainerView:
+        """Creates and starts a container of the pod; what it sees. Raises RpcError."""
         if spec.uid not in self._sandboxes:
             self._sandboxes[spec.uid] = run_sandbox(self.cri, spec)
         request = create_request(spec, self._sandboxes[spec.uid], name)
@@ -148,7 +148,7 @@ class DeviceTest:
         path = str(self.node.state / "snapshot.json")
         files.replace(path, snapshots.encode(snapshot), durable=False)
 
-    def _seen(self, pid: int) -> Seen:
+    def _seen(self, pid: int) -> ContainerView:
         process = pathlib.Path(f"/proc/{pid}")
         eventually("its program runs", lambda: b"sleep" in process.joinpath("cmdline").read_bytes())
         variables = process.joinpath("environ").read_bytes().decode().split("\0")
@@ -163,7 +163,7 @@ class DeviceTest:
             kernel_group(pid, "devices").joinpath("devices.list").read_text(),
             re.MULTILINE,
         )
-        return Seen(
+        return ContainerView(
             dict(each.split("=", 1) for each in variables if "=" in each),
             {line.split()[4] for line in process.joinpath("mountinfo").read_text().splitlines()},
             nodes,
@@ -216,36 +216,36 @@ def device_request(name: str, count: int = 1) -> ContainerDeviceRequest:
 
 
 def by_variable(*uuids: str) -> Callable[[pb.ContainerConfig], None]:
-    """A request as a device plugin makes it, with the nodes of its cards."""
+    """Names the cards as a device plugin does, in a variable and by device nodes."""
 
-    def say(config: pb.ContainerConfig) -> None:
+    def configure(config: pb.ContainerConfig) -> None:
         config.envs.add(key=VISIBLE_DEVICES, value=",".join(uuids).encode())
         for card in CARDS:
             if card.gpu.uuid in uuids:
                 path = card.gpu.nodes[0].path
                 config.devices.add(host_path=path, container_path=path, permissions="rw")
 
-    return say
+    return configure
 
 
 def by_mounts(*uuids: str) -> Callable[[pb.ContainerConfig], None]:
-    def say(config: pb.ContainerConfig) -> None:
+    def configure(config: pb.ContainerConfig) -> None:
         config.envs.add(key=VISIBLE_DEVICES, value=MOUNT_ROOT.encode())
         for each in uuids:
             config.mounts.add(host_path="/dev/null", container_path=f"{MOUNT_ROOT}/{each}")
 
-    return say
+    return configure
 
 
 def by_cdi(*uuids: str) -> Callable[[pb.ContainerConfig], None]:
-    def say(config: pb.ContainerConfig) -> None:
+    def configure(config: pb.ContainerConfig) -> None:
         for each in uuids:
             config.CDI_devices.add(name=f"{KIND}={each}")
 
-    return say
+    return configure
 
 
-def nothing(config: pb.ContainerConfig) -> None:
+def no_devices(config: pb.ContainerConfig) -> None:
     pass
 
 
@@ -257,7 +257,7 @@ def test_the_allocated_card_replaces_the_plugins(
     assert seen.environment[VISIBLE_DEVICES] == TWO
     left = {"/dev/nvidia241": 241} if request.node.callspec.params["frontend"] == "plugin" else {}
     assert seen.nodes == {"/dev/nvidia242": 242, **left}, "NRI does not remove device nodes"
-    assert list(seen.allowed) == [242], "not the plugin's, even by mknod"
+    assert list(seen.allowed) == [242], "the plugin's card is not allowed, even by mknod"
     assert "rw" in seen.allowed[242].replace("m", "")
 
 
@@ -291,7 +291,7 @@ def test_names_in_mounts_are_replaced(frontend: DeviceTest) -> None:
 
 def test_without_a_device_plugin_the_variable_is_set(frontend: DeviceTest) -> None:
     spec = frontend.pod("p", {"gpu": [entry(242), entry(241)]})
-    assert frontend.run(spec, nothing).environment[VISIBLE_DEVICES] == f"{ONE},{TWO}"
+    assert frontend.run(spec, no_devices).environment[VISIBLE_DEVICES] == f"{ONE},{TWO}"
 
 
 def test_rdma_devices_come_with_the_common_device_node(frontend: DeviceTest) -> None:
@@ -301,11 +301,11 @@ def test_rdma_devices_come_with_the_common_device_node(frontend: DeviceTest) -> 
         ContainerDeviceRequest("main", {"rdma": type_request(1)}),
         device_request("other"),
     )
-    seen = frontend.run(spec, nothing)
+    seen = frontend.run(spec, no_devices)
     assert seen.nodes == {"/dev/infiniband/uverbs244": 244, "/dev/infiniband/rdma_cm245": 245}
     assert set(seen.allowed) == {244, 245}
     assert VISIBLE_DEVICES not in seen.environment
-    assert not frontend.run(spec, nothing, "other").allowed
+    assert not frontend.run(spec, no_devices, "other").allowed
 
 
 def test_a_share_of_a_card_is_enforced(frontend: DeviceTest, tmp_path: pathlib.Path) -> None:
@@ -337,11 +337,11 @@ def test_a_large_environment_gets_no_card_of_another_pod(frontend: DeviceTest) -
     other = frontend.pod("other", None)
 
     def naming(uuid: str) -> Callable[[pb.ContainerConfig], None]:
-        def say(config: pb.ContainerConfig) -> None:
+        def configure(config: pb.ContainerConfig) -> None:
             large_environment(config, 1_500_000)
             by_variable(uuid)(config)
 
-        return say
+        return configure
 
     with pytest.raises(RpcError, match="pod default/other: GPU-two of its request"):
         frontend.run(other, naming(TWO))
@@ -379,8 +379,8 @@ def test_policy_may_keep_the_plugins_choice(containerd: Containerd) -> None:
 def test_a_container_without_a_request_sees_no_devices(frontend: DeviceTest) -> None:
     frontend.unasked = "hide"
     spec = frontend.pod("p", None)
-    assert frontend.run(spec, nothing).environment[VISIBLE_DEVICES] == "void"
-    assert set(frontend.run(spec, by_variable(ONE), "asks").allowed) == {241}
+    assert frontend.run(spec, no_devices).environment[VISIBLE_DEVICES] == "void"
+    assert set(frontend.run(spec, by_variable(ONE), "requests").allowed) == {241}
 
 
 PRIVILEGED_SANDBOX = b"\x30\x01"
@@ -388,8 +388,8 @@ PRIVILEGED_SANDBOX = b"\x30\x01"
 
 
 def test_a_privileged_container_starts_while_other_pods_have_cards(frontend: DeviceTest) -> None:
-    """Its device nodes are all of the host's, and it requested none: kube-proxy, a network
-    agent."""
+    """Such as kube-proxy or a network agent: it has all device nodes of the host, and requested
+    none."""
     frontend.pod("owner", {"gpu": [entry(242)]})
     spec = frontend.pod("proxy", None)
     config = spec.config()
@@ -409,7 +409,7 @@ def test_a_privileged_container_starts_while_other_pods_have_cards(frontend: Dev
 
 @pytest.fixture
 def specification(containerd2: Containerd) -> None:
-    """As NVIDIA's tools write it: every card by its UUID, and `void` for the older mechanism."""
+    """A CDI specification as NVIDIA's tools write it, with the cards by UUID."""
     devices = [
         {
             "name": card.gpu.uuid,
@@ -456,7 +456,7 @@ def test_names_of_cdi_are_replaced(containerd2: Containerd) -> None:
 @pytest.mark.usefixtures("specification")
 def test_a_card_comes_by_cdi_when_the_request_names_none(plugin: DeviceTest) -> None:
     plugin.cdi_kind = KIND
-    seen = plugin.run(plugin.pod("p", {"gpu": [entry(242)]}), nothing)
+    seen = plugin.run(plugin.pod("p", {"gpu": [entry(242)]}), no_devices)
     assert (seen.nodes, set(seen.allowed)) == ({"/dev/nvidia242": 242}, {242})
     assert seen.environment[VISIBLE_DEVICES] == "void"
 
@@ -472,18 +472,18 @@ def test_cdi_devices_can_be_checked_by_a_plugin_but_not_removed(
 
 
 def test_a_pod_whose_allocation_the_agent_cannot_honour_is_refused(node: TestNode) -> None:
-    """This machine does not have cards: a pod with an allocated card of NVIDIA is refused. Other
-    pods start, with other vendors' devices too."""
+    """This machine does not have GPUs. A pod with an allocated GPU of NVIDIA is refused; other pods
+    start, also those with devices of other vendors."""
     node.start_agent("--hami-core-library=/opt/libvgpu.so")
     folder = node.state / "vgpulock"
     assert f"lock-folder: {folder} is not a file system of its own" in node.log("agent")
     node.start_proxy()
-    notes = {DEVICE_ALLOCATED: json.dumps({"gpu": [{**entry(0), "id": "GPU-gone"}]})}
+    notes = {DEVICE_ALLOCATED: json.dumps({"gpu": [{**entry(0), "id": "GPU-unknown"}]})}
     spec = node.spec("p", "LS", annotations=notes)
-    with pytest.raises(RpcError, match="pod default/p: gpu GPU-gone is not on this node"):
+    with pytest.raises(RpcError, match="pod default/p: gpu GPU-unknown is not on this node"):
         create_container(node.proxied, create_request(spec, run_sandbox(node.proxied, spec)))
-    for number, given in enumerate([None, {"npu": [entry(0)]}, {"gpu": [entry(0)]}]):
-        notes = {} if given is None else {DEVICE_ALLOCATED: json.dumps(given)}
+    for number, allocation in enumerate([None, {"npu": [entry(0)]}, {"gpu": [entry(0)]}]):
+        notes = {} if allocation is None else {DEVICE_ALLOCATED: json.dumps(allocation)}
         spec = node.spec(f"q{number}", "LS", annotations=notes)
         sandbox = run_sandbox(node.proxied, spec)
         assert create_container(node.proxied, create_request(spec, sandbox))

@@ -81,7 +81,7 @@ def test_a_changed_cgroup_is_found_and_sets_the_exit_code(node: TestNode) -> Non
 
 
 def test_an_agent_that_is_stopped_is_the_first_finding(node: TestNode) -> None:
-    """Its snapshot knows no pod that came since: what looks like drift."""
+    """Its snapshot lacks newer pods, which would look like drift."""
     node.start_agent()
     run_pod(node.direct, node.spec("ls", "LS"))
     eventually("the snapshot has it", lambda: examined(node)["seen"][0]["wanted"] == "0-1")
@@ -95,7 +95,7 @@ def test_an_agent_that_is_stopped_is_the_first_finding(node: TestNode) -> None:
 
 
 def fill(path: Path) -> None:
-    """Sends datagrams until the queue of the socket is full: the doctor's does not arrive then."""
+    """Sends datagrams until the queue of the socket is full, so that the doctor cannot send any."""
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender,
         contextlib.suppress(BlockingIOError),
@@ -149,7 +149,7 @@ def test_cgroups_that_cannot_be_used(node: TestNode) -> None:
 
 
 def test_a_socket_of_a_proxy_that_the_kubelet_does_not_use(node: TestNode) -> None:
-    """The kubelet is a program of that name, as the command line shows it."""
+    """The kubelet is a shell whose command line is that of a kubelet."""
     node.start_agent()
     node.cri_socket = str(node.state / "cri.sock")
     node.start_proxy()
@@ -177,7 +177,7 @@ def test_an_nri_plugin_that_no_runtime_calls(node: TestNode) -> None:
     nri = NriNode(node)
     nri.start_plugin("--nri-socket=/nowhere/nri.sock", waits=False)
     try:
-        eventually("doctor says so", lambda: codes(node) == ["nri-unavailable"])
+        eventually("doctor reports it", lambda: codes(node) == ["nri-unavailable"])
         assert "/nowhere/nri.sock: No such file or directory" in doctor(node).stdout
         assert examined(node)["facts"]["frontend"] == "nri"
     finally:
@@ -186,7 +186,7 @@ def test_an_nri_plugin_that_no_runtime_calls(node: TestNode) -> None:
 
 
 def test_a_full_disk(node: TestNode) -> None:
-    """The agent can't write its decision about the next pod and says why; it recovers alone."""
+    """The agent cannot write its snapshot and reports the reason; it recovers by itself."""
     node.state.mkdir(exist_ok=True)
     mounted = ("mount", "-t", "tmpfs", "-o", "size=4m", "topolet-test", str(node.state))
     subprocess.run(mounted, check=True)
@@ -197,8 +197,10 @@ def test_a_full_disk(node: TestNode) -> None:
             while file.write(b"x" * 4096):
                 pass
         run_pod(node.direct, node.spec("lse", "LSE", "1"))
-        eventually("doctor says so", lambda: "state-folder-full" in codes(node))
-        eventually("the agent says why", lambda: "No space left" in node.get("/readyz")[1])
+        eventually("doctor reports it", lambda: "state-folder-full" in codes(node))
+        eventually(
+            "the agent reports the reason", lambda: "No space left" in node.get("/readyz")[1]
+        )
         filler.unlink()
         eventually("it decides again", lambda: node.get("/readyz")[0] == 200)
         eventually("nothing is wrong", lambda: codes(node) == [])

@@ -20,13 +20,13 @@ def test_reloaded_settings_exclude_a_pod_and_move_no_other(node: TestNode) -> No
 
     config.write_text('exclude = "default/ls, kube-*"\n')
     os.kill(node.agent_pid, signal.SIGHUP)
-    eventually("ls has its own again", lambda: node.cpus(ls) == "0-1")
+    eventually("ls has all CPUs again", lambda: node.cpus(ls) == "0-1")
     assert (node.cpus(lse), node.cpus(other)) == ("1", "0")
-    # The proxy reads the exclusions there; the agent writes them last.
+    # The proxy reads the exclusions from the snapshot, which the agent writes last.
     snapshot = node.state / "snapshot.json"
-    eventually("the proxy can know", lambda: "kube-*" in snapshot.read_text())
+    eventually("the snapshot has the exclusions", lambda: "kube-*" in snapshot.read_text())
     _, late = run_pod(node.proxied, node.spec("db", "LS", namespace="kube-system"))
-    assert node.cpus(late) == "0-1", "the proxy did not change its creation"
+    assert node.cpus(late) == "0-1", "the proxy passed its creation unchanged"
 
     config.write_text('exclude = "a/b/c/d"\n')
     os.kill(node.agent_pid, signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""Cards that pods held before the agent's first start, on a real containerd."""
+"""GPUs that pods had before the agent first started, on a real containerd."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def card_file() -> Iterator[str]:
         yield path
 
 
-def held(gpus: GpuNode) -> dict[str, list[str]]:
-    """By pod uid, from the Device object."""
+def reported_devices(gpus: GpuNode) -> dict[str, list[str]]:
+    """The device ids of pods without an allocation in the Device object, by pod uid."""
     text = gpus.device()["metadata"].get("annotations", {}).get(DEVICES_CHECKPOINTS, "[]")
     return {each["podUID"]: each["deviceIDs"] for each in json.loads(text)}
 
@@ -58,10 +58,10 @@ def run_with(gpus: GpuNode, spec: PodSpec, path: str) -> None:
     start_container(gpus.node.direct, create_container(gpus.node.direct, request))
 
 
-def test_devices_that_a_container_has_are_held_and_not_allocated_again(
+def test_devices_that_a_container_has_are_reported_and_not_allocated_again(
     gpus: GpuNode, card_file: str
 ) -> None:
-    """What it only names is free: any pod can name every card."""
+    """A GPU that a container only names stays free: any pod can name any GPU."""
     node, card = gpus.node, next(each for each in gpus.machine.cards if each.minor == 5)
     spec = node.spec("theirs", "LS")
     run_with(gpus, spec, card_file)
@@ -75,8 +75,8 @@ def test_devices_that_a_container_has_are_held_and_not_allocated_again(
         gpus.run(node.spec(name, "LS"), visible)
     gpus.start_agent()
     eventually(
-        "held by the container that has it",
-        lambda: held(gpus) == {spec.uid: [card.uuid]},
+        "the container's GPU is reported",
+        lambda: reported_devices(gpus) == {spec.uid: [card.uuid]},
     )
 
     node.start_proxy()
@@ -91,21 +91,21 @@ def test_devices_that_a_container_has_are_held_and_not_allocated_again(
     for each in node.direct.sandboxes():
         if each.uid == spec.uid:
             remove_pod(node.direct, each.id)
-    eventually("released", lambda: held(gpus) == {})
+    eventually("released", lambda: reported_devices(gpus) == {})
 
 
-def test_excluded_pods_hold_their_devices(gpus: GpuNode, card_file: str) -> None:
+def test_devices_of_excluded_pods_are_reported(gpus: GpuNode, card_file: str) -> None:
     card = next(each for each in gpus.machine.cards if each.minor == 5)
     spec = gpus.node.spec("theirs", "LS", namespace="kube-system")
     run_with(gpus, spec, card_file)
     gpus.start_agent("--exclude=kube-*")
-    eventually("held", lambda: held(gpus) == {spec.uid: [card.uuid]})
+    eventually("the GPU is reported", lambda: reported_devices(gpus) == {spec.uid: [card.uuid]})
 
 
-def test_cdi_names_and_device_nodes_are_what_containers_show(
+def test_devices_are_found_by_cdi_names_and_device_nodes(
     containerd2: Containerd, card_file: str
 ) -> None:
-    """With a device node under another name too."""
+    """Also by a device node that has another name in the container."""
     by_minor = {card.minor: card.uuid for card in gpumachines.dgx1().cards}
     device = {"name": by_minor[4], "containerEdits": {"env": ["CARD=1"]}}
     specification = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": [device]}
@@ -127,5 +127,7 @@ def test_cdi_names_and_device_nodes_are_what_containers_show(
             start_container(node.direct, create_container(node.direct, request))
         gpus.start_agent()
         expected = {specs["cdi"].uid: [by_minor[4]], specs["moved"].uid: [by_minor[5]]}
-        eventually("held by the containers that show them", lambda: held(gpus) == expected)
+        eventually(
+            "the GPUs of both containers are reported", lambda: reported_devices(gpus) == expected
+        )
     file.unlink()

@@ -1,4 +1,4 @@
-"""Metrics of GPUs, from a driver's answers to the names of pods and containers."""
+"""Metrics of GPUs with the names of pods and containers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ WHOLE = 0xFFFFFFFF
 
 
 def test_use_memory_and_health_by_card_pod_and_container(node: TestNode) -> None:
-    """A process belongs to the container of its cgroup. A process outside pods does not have names;
-    excluded pods have theirs."""
+    """A process belongs to the container of its cgroup. For a process outside of pods the labels
+    are empty. Excluded pods have metrics too."""
     gpus = GpuNode(node, gpumachines.a100_hgx())
     first, second = gpus.machine.cards[:2]
     spec = node.spec("trainer", "LS")
@@ -54,5 +54,5 @@ def test_use_memory_and_health_by_card_pod_and_container(node: TestNode) -> None
     device = {"type": "gpu", "id": first.uuid, "minor": str(first.minor)}
     assert has("topolet_device_healthy", 1, **device)
     gpus.driver.event(0, 79)
-    eventually("it fell off the bus", lambda: has("topolet_device_healthy", 0, **device))
+    eventually("the lost GPU is unhealthy", lambda: has("topolet_device_healthy", 0, **device))
     assert has("topolet_device_healthy", 1, type="gpu", id=second.uuid, minor=str(second.minor))

@@ -1,5 +1,5 @@
 """The chart on a real API server: installed, upgraded from the manifests before it, rolled back and
-removed. Controllers of Kubernetes run; no Deployment's pods do."""
+removed. Controllers of Kubernetes run, but no pods."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ EVERYTHING: Object = {
 pytestmark = pytest.mark.timeout(900)
 
 
-def is_of_a_release(name: str) -> bool:
-    """Whether Helm keeps a release in it."""
+def is_release_secret(name: str) -> bool:
+    """Whether Helm stores a release in this object."""
     return name.startswith(f"Secret/{NAMESPACE}/sh.helm.release.")
 
 
@@ -63,7 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(server: Cluster) -> Iterator[Cluster]:
-    """Without a release and definitions; its namespace exists, since Helm never removes it."""
+    """A cluster without a release and its CRDs. The namespace exists: Helm never removes it."""
     server.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"
     eventually("accounts are made", partial(deployed.exists, server.api, path))
@@ -74,25 +74,25 @@ def cluster(server: Cluster) -> Iterator[Cluster]:
 
 
 def test_a_release_is_installed_rolled_back_and_removed_without_a_trace(cluster: Cluster) -> None:
-    lives_without_a_trace(cluster)
+    check_install_and_removal(cluster)
 
 
 @pytest.mark.long
 def test_helm_3_does_the_same(cluster: Cluster) -> None:
     folder, program = cluster.server.folder, chart.helm("helm3")
-    theirs = Cluster(cluster.server, cluster.api, program)
-    assert "0 chart(s) failed" in theirs.helm("lint", str(chart.CHART), values=EVERYTHING)
+    helm3 = Cluster(cluster.server, cluster.api, program)
+    assert "0 chart(s) failed" in helm3.helm("lint", str(chart.CHART), values=EVERYTHING)
     values = {**EVERYTHING, "certificates": {"source": "secret"}}
-    # Each has an order of its own for kinds that it does not know.
+    # The versions order unknown kinds differently.
     one, other = (chart.rendered(folder, values, program=each) for each in (program, None))
     assert {name_of(each): each for each in one} == {name_of(each): each for each in other}
-    lives_without_a_trace(theirs)
-    theirs.delete_definitions()
-    takes_over(theirs, "--take-ownership")
+    check_install_and_removal(helm3)
+    helm3.delete_definitions()
+    check_take_over(helm3, "--take-ownership")
 
 
-def lives_without_a_trace(cluster: Cluster) -> None:
-    """A release is installed, changed, rolled back and removed."""
+def check_install_and_removal(cluster: Cluster) -> None:
+    """Installs, changes, rolls back and removes a release."""
     before = cluster.objects()
     cluster.install(EVERYTHING)
     eventually("the policies are in force", cluster.policies_refuse)
@@ -117,8 +117,8 @@ def lives_without_a_trace(cluster: Cluster) -> None:
     cluster.helm("rollback", "topolet", "1")
     eventually("the policies are in force again", cluster.policies_refuse)
     again = cluster.objects()
-    assert {each: again[each] for each in new if not is_of_a_release(each)} == {
-        each: installed[each] for each in new if not is_of_a_release(each)
+    assert {each: again[each] for each in new if not is_release_secret(each)} == {
+        each: installed[each] for each in new if not is_release_secret(each)
     }
     cluster.uninstall()
     left = {name for name in cluster.objects() if name not in before}
@@ -148,12 +148,12 @@ def test_an_upgrade_keeps_the_certificates(cluster: Cluster) -> None:
 
 
 def test_the_manifests_of_the_release_before_are_taken_over(cluster: Cluster) -> None:
-    takes_over(cluster, "--take-ownership", "--force-conflicts")
+    check_take_over(cluster, "--take-ownership", "--force-conflicts")
 
 
-def takes_over(cluster: Cluster, *flags: str) -> None:
-    """All objects of theirs that the chart has become the release's; nothing else of theirs is
-    left, and their definitions stay as they are."""
+def check_take_over(cluster: Cluster, *flags: str) -> None:
+    """All objects of the manifests that the chart has become the release's; no others are left, and
+    the CRDs do not change."""
     text = gzip.decompress(EARLIER.read_bytes()).decode()
     earlier = deployed.served(cluster.server, yaml.safe_load_all(text))
     deployed.apply(cluster.api, earlier)
@@ -162,7 +162,7 @@ def takes_over(cluster: Cluster, *flags: str) -> None:
     values = {"scheduler": {"enabled": True}, "webhook": {"enabled": True}}
     assert cluster.attempt(
         *("upgrade", "--install", "topolet", cluster.chart), values=values
-    ).returncode, "it takes nothing over without being told"
+    ).returncode, "without the flags it takes over nothing"
     cluster.install(values, *flags)
     assert cluster.policies_refuse()
     found = cluster.objects()
@@ -182,7 +182,7 @@ def takes_over(cluster: Cluster, *flags: str) -> None:
 
 
 def definition(name: str) -> Object:
-    """One of ours, as another release of Helm owns it."""
+    """A CRD of the chart, as another release of Helm owns it."""
     file = chart.CHART / "files" / "crds" / f"{name.partition('.')[0]}.yaml"
     body: Object = yaml.safe_load(file.read_text())
     body["metadata"]["labels"] = {"app.kubernetes.io/managed-by": "Helm"}
@@ -193,16 +193,16 @@ def definition(name: str) -> Object:
 
 
 def test_a_definition_of_another_owner_is_left_and_checked(cluster: Cluster) -> None:
-    theirs = definition(DEVICES)
-    (version,) = theirs["spec"]["versions"]
+    foreign = definition(DEVICES)
+    (version,) = foreign["spec"]["versions"]
     device = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["devices"]
     del device["items"]["properties"]["conditions"]
-    deployed.apply(cluster.api, [theirs])
+    deployed.apply(cluster.api, [foreign])
     before = cluster.definition(DEVICES)
-    said = " ".join(cluster.install({}).split())
-    assert f"{DEVICES} exists, and its owner is koordinator: it is left as it is." in said
-    assert "drops them: .spec.devices[].conditions" in said
-    assert TOPOLOGIES not in said
+    output = " ".join(cluster.install({}).split())
+    assert f"{DEVICES} exists, and its owner is koordinator: it is left as it is." in output
+    assert "drops them: .spec.devices[].conditions" in output
+    assert TOPOLOGIES not in output
     after = cluster.definition(DEVICES)
     assert after["spec"] == before["spec"]
     assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
@@ -211,9 +211,9 @@ def test_a_definition_of_another_owner_is_left_and_checked(cluster: Cluster) -> 
 
 
 def test_a_definition_that_serves_no_version_of_ours_is_named(cluster: Cluster) -> None:
-    theirs = definition(DEVICES)
-    theirs["spec"]["versions"][0]["name"] = "v2"
-    deployed.apply(cluster.api, [theirs])
+    foreign = definition(DEVICES)
+    foreign["spec"]["versions"][0]["name"] = "v2"
+    deployed.apply(cluster.api, [foreign])
     ended = cluster.attempt("install", "topolet", cluster.chart, values={})
     assert ended.returncode
     assert f"{DEVICES}: it exists, its owner is koordinator, and it serves none" in ended.stderr

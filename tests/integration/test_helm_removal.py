@@ -1,5 +1,5 @@
-"""`helm uninstall` on a real API server: the Job and its pods have the rights of their accounts,
-under the policies. Kubelets are simulated: a thread runs the command of each pod."""
+"""`helm uninstall` on a real API server, with the policies: the Job and its pods have the
+permissions of their accounts. Kubelets are simulated: a thread runs the command of each pod."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ REPORTS = (
     "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies",
     "/apis/scheduling.koordinator.sh/v1alpha1/devices",
 )
-AWAY = "away"
-NODES = ("n1", "n2", "n3", AWAY)
+UNREACHABLE = "unreachable"
+NODES = ("n1", "n2", "n3", UNREACHABLE)
 ZONES = [{"name": "node-0", "type": "Node"}]
 _POLL_SECONDS = 0.2
 
@@ -47,12 +47,12 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Kubelets:
-    """Of all nodes but those that are `away`: each runs the command of a pod with the token that
-    the API server binds to it, in a folder in place of the host."""
+    """The kubelets of all nodes that are not `unreachable`. They run the command of each pod, with
+    a token that is bound to the pod, and with a folder in place of the host."""
 
     def __init__(self, server: ApiServer, folder: Path) -> None:
-        self.away = {AWAY}
-        self.said: dict[str, str] = {}
+        self.unreachable = {UNREACHABLE}
+        self.outputs: dict[str, str] = {}
         self.problem: Exception | None = None
         self._server = server
         self._folder = folder
@@ -64,8 +64,8 @@ class Kubelets:
         while not self._stopped.wait(_POLL_SECONDS):
             for pod in json.loads(self._server.admin.get(PODS))["items"]:
                 name = pod["metadata"]["name"]
-                away = pod["spec"].get("nodeName", "") in self.away
-                if name not in self._threads and not away:
+                unreachable = pod["spec"].get("nodeName", "") in self.unreachable
+                if name not in self._threads and not unreachable:
                     self._threads[name] = threading.Thread(target=self._serve, args=(pod,))
                     self._threads[name].start()
         for each in self._threads.values():
@@ -88,7 +88,7 @@ class Kubelets:
             body = {"metadata": {"name": name}, "target": {"kind": "Node", "name": "n1"}}
             self._server.create(f"{PODS}/{name}/binding", body)
         ended = self._command(pod, node)
-        self.said[node or "job"] = ended.stdout + ended.stderr
+        self.outputs[node or "job"] = ended.stdout + ended.stderr
         terminated = {
             "exitCode": ended.returncode,
             "message": ended.stderr,
@@ -171,16 +171,16 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def kubelets(cluster: Cluster, tmp_path: Path) -> Iterator[Kubelets]:
-    made = Kubelets(cluster.server, tmp_path / "nodes")
-    thread = threading.Thread(target=made.run)
+    kubelets = Kubelets(cluster.server, tmp_path / "nodes")
+    thread = threading.Thread(target=kubelets.run)
     thread.start()
-    yield made
-    made.stop()
+    yield kubelets
+    kubelets.stop()
     thread.join()
 
 
-def reported(cluster: Cluster, node: str) -> None:
-    """What an agent writes, beside a label of somebody else."""
+def write_reports(cluster: Cluster, node: str) -> None:
+    """Writes the objects and the label of an agent."""
     objects = Objects(cluster.server.admin, node)
     labels = {f"{LABEL_PREFIX}cpus": "8"}
     objects.apply(
@@ -193,17 +193,17 @@ def reported(cluster: Cluster, node: str) -> None:
         objects.apply({"apiVersion": version, "kind": kind, "metadata": {"name": node}, **rest})
 
 
-def left(cluster: Cluster, kind: str) -> set[str]:
+def names_of(cluster: Cluster, kind: str) -> set[str]:
     listed = json.loads(cluster.kubectl("get", kind, "-o", "json"))["items"]
     return {each["metadata"]["name"] for each in listed}
 
 
-def labelled(cluster: Cluster) -> set[str]:
+def labelled_nodes(cluster: Cluster) -> set[str]:
     words = ("get", "nodes", "-l", f"{LABEL_PREFIX}cpus", "-o", "json")
     return {each["metadata"]["name"] for each in json.loads(cluster.kubectl(*words))["items"]}
 
 
-def test_nodes_are_taken_back_and_one_that_does_not_answer_is_named_until_it_does(
+def test_nodes_are_cleaned_up_and_an_unreachable_node_is_reported_until_it_is_too(
     cluster: Cluster, kubelets: Kubelets
 ) -> None:
     for node in NODES:
@@ -212,37 +212,39 @@ def test_nodes_are_taken_back_and_one_that_does_not_answer_is_named_until_it_doe
     before = cluster.objects()
     cluster.install(VALUES)
     for node in NODES:
-        reported(cluster, node)
+        write_reports(cluster, node)
     eventually("the policies are in force", cluster.policies_refuse)
 
     ended = cluster.attempt("uninstall", "topolet", "--timeout=180s")
-    assert ended.returncode, "a node is left"
+    assert ended.returncode, "one node is not cleaned up"
     assert kubelets.problem is None
-    said = kubelets.said["job"]
-    assert f"left on node {AWAY}: its pod is Pending after 10 s" in said
-    assert f"topolet uninstall-node --node-name={AWAY} --kubeconfig=FILE" in said
-    assert labelled(cluster) == {AWAY}
-    assert left(cluster, "devices") == left(cluster, "noderesourcetopologies") == {AWAY}
+    outputs = kubelets.outputs["job"]
+    assert f"left on node {UNREACHABLE}: its pod is Pending after 10 s" in outputs
+    assert f"topolet uninstall-node --node-name={UNREACHABLE} --kubeconfig=FILE" in outputs
+    assert labelled_nodes(cluster) == {UNREACHABLE}
+    assert (
+        names_of(cluster, "devices") == names_of(cluster, "noderesourcetopologies") == {UNREACHABLE}
+    )
     assert "ClusterRole//topolet-uninstall-node" not in cluster.objects()
     assert not json.loads(cluster.kubectl("get", "daemonsets", "-A", "-o", "json"))["items"]
 
-    kubelets.away.clear()
+    kubelets.unreachable.clear()
     cluster.helm("uninstall", "topolet", "--timeout=180s")
     assert kubelets.problem is None
-    assert labelled(cluster) == set()
-    assert left(cluster, "devices") == left(cluster, "noderesourcetopologies") == set()
+    assert labelled_nodes(cluster) == set()
+    assert names_of(cluster, "devices") == names_of(cluster, "noderesourcetopologies") == set()
     after = cluster.objects()
     kept = {each for each in after if each.startswith("CustomResourceDefinition/")}
     assert {name: each for name, each in after.items() if name not in kept} == before
 
 
-def test_the_pod_of_a_node_takes_back_its_own_node_only(cluster: Cluster) -> None:
-    """With the rights that Helm gives it while the Job runs, bound to a pod of node n1."""
+def test_the_pod_of_a_node_cleans_up_its_own_node_only(cluster: Cluster) -> None:
+    """It has the permissions that Helm gives it while the Job runs, by a token of a pod of n1."""
     for node in ("n1", "n2"):
         cluster.server.node(node)
     cluster.install(VALUES)
     for node in ("n1", "n2"):
-        reported(cluster, node)
+        write_reports(cluster, node)
     eventually("the policies are in force", cluster.policies_refuse)
     for each in chart.rendered(cluster.server.folder, VALUES):
         if each["metadata"]["name"] == ACCOUNT:
@@ -250,13 +252,13 @@ def test_the_pod_of_a_node_takes_back_its_own_node_only(cluster: Cluster) -> Non
     cluster.server.pod(NAMESPACE, "remover", "n1", ACCOUNT)
     token = cluster.server.token(NAMESPACE, ACCOUNT, "remover")
     ca = str(cluster.server.folder / "ca.crt")
-    theirs = Api(cluster.server.url, token, ca)
+    node_account = Api(cluster.server.url, token, ca)
     for path in REPORTS:
         with pytest.raises(RefusedError, match="does not belong to node n1"):
-            theirs.request("DELETE", f"{path}/n2")
+            node_account.request("DELETE", f"{path}/n2")
     foreign = {"metadata": {"labels": {"zone": "b"}}}
     with pytest.raises(RefusedError, match="may not change these labels of its Node: zone"):
-        theirs.request("PATCH", "/api/v1/nodes/n1", foreign, media=MERGE)
+        node_account.request("PATCH", "/api/v1/nodes/n1", foreign, media=MERGE)
     for method, path in (
         ("DELETE", "/api/v1/nodes/n1"),
         ("GET", PODS),
@@ -264,9 +266,9 @@ def test_the_pod_of_a_node_takes_back_its_own_node_only(cluster: Cluster) -> Non
         ("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
     ):
         with pytest.raises(RefusedError, match="forbidden"):
-            theirs.request(method, path)
+            node_account.request(method, path)
     for path in REPORTS:
-        theirs.request("DELETE", f"{path}/n1")
+        node_account.request("DELETE", f"{path}/n1")
     unbound = Api(cluster.server.url, cluster.server.token(NAMESPACE, ACCOUNT), ca)
     with pytest.raises(RefusedError, match="not bound to a node"):
         unbound.request("DELETE", f"{REPORTS[0]}/n2")

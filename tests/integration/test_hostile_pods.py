@@ -33,7 +33,7 @@ from tests.integration.memorylimit import MemoryLimit, limited
 from tests.waiting import eventually
 
 LIMIT_BYTES = 128 << 20
-"""As in deploy/base/daemonset.yaml."""
+"""The memory limit in deploy/base/daemonset.yaml."""
 ALL_BYTES = 255_000
 """The limit of Kubernetes for all annotations of one pod: 256 KiB."""
 IN_THE_RUNTIME = 12
@@ -49,14 +49,14 @@ Annotations = Callable[[], dict[str, str]]
 
 
 def as_many_containers_as_fit() -> dict[str, str]:
-    """One annotation beyond its bound: each name takes ten bytes, and became four values."""
+    """One annotation beyond its bound, with as many containers as fit in it."""
     names = (f"c{number:x}" for number in range(25_936))
     text = '{"containers":{' + ",".join(f'"{name}":{{}}' for name in names) + "}}"
     return {EXTENDED_RESOURCE_SPEC: text[:ALL_BYTES]}
 
 
 def as_much_as_is_read() -> dict[str, str]:
-    """Every annotation at its bound, and the rest of the allowed size in one that is not read."""
+    """All annotations at their bounds; an unknown one has the rest of the allowed size."""
     amounts = {"kubernetes.io/batch-cpu": "1000"}
     names = [f"c{number}" for number in range(bounds.MAX_CONTAINERS)]
     spec = {"containers": {name: {"limits": amounts} for name in names}}
@@ -96,37 +96,39 @@ def test_the_agent_runs_and_restarts_with_hostile_pods(
 ) -> None:
     for each in objects("crds"):
         apiserver.apply(each)
-    place = ClusterNode(
+    cluster_node = ClusterNode(
         apiserver, node, annotations.__name__.replace("_", "-"), [*READ_RULES, *WRITE_RULES]
     )
-    apiserver.account(place.name, "default", [])
+    apiserver.account(cluster_node.name, "default", [])
     notes = annotations()
     hostile = []
     for number in range(IN_THE_RUNTIME + ONLY_IN_THE_API):
         name = f"hostile-{number}"
-        made = apiserver.pod(place.name, name, place.name, annotations=notes)
+        made = apiserver.pod(cluster_node.name, name, cluster_node.name, annotations=notes)
         if number < IN_THE_RUNTIME:
             spec = node.spec(
                 name, kube_class="besteffort", annotations=notes, uid=made["metadata"]["uid"]
             )
             hostile.append(run_pod(node.direct, spec)[1])
-    place.start_agent(node, NO_FULL_PASS)
+    cluster_node.start_agent(node, NO_FULL_PASS)
     node.start_proxy()
     synced = lambda: "hostile-109" in (node.state / "snapshot.json").read_text()  # noqa: E731
     eventually("all pods are known", synced, TIMEOUT_SECONDS)
 
     labels, claim = {QOS_LABEL: "LSE"}, {RESOURCE_STATUS: '{"cpuset": "1"}'}
-    made = apiserver.pod(place.name, "own", place.name, labels=labels, annotations=claim)
+    made = apiserver.pod(
+        cluster_node.name, "own", cluster_node.name, labels=labels, annotations=claim
+    )
     own = node.spec("own", "LSE", "1", uid=made["metadata"]["uid"])
-    owner = run_as_a_kubelet(node, own)
-    assert node.cpus(owner) == "1"
+    owner_container = run_as_a_kubelet(node, own)
+    assert node.cpus(owner_container) == "1"
     assert {node.cpus(each) for each in hostile} == {"0"}
     assert_bounded(node)
 
     node.kill_agent()
-    place.start_agent(node, NO_FULL_PASS)
+    cluster_node.start_agent(node, NO_FULL_PASS)
     eventually("all pods are known", synced, TIMEOUT_SECONDS)
-    assert node.cpus(owner) == "1"
+    assert node.cpus(owner_container) == "1"
     assert {node.cpus(each) for each in hostile} == {"0"}
     assert_bounded(node)
     assert memory.kills == 0
@@ -134,8 +136,8 @@ def test_the_agent_runs_and_restarts_with_hostile_pods(
 
 
 def run_as_a_kubelet(node: TestNode, spec: PodSpec) -> str:
-    """A running container of a pod. A kubelet repeats a creation that failed or timed out: the
-    agent may need more seconds for its pods than the proxy waits."""
+    """Runs a container of the pod. Like a kubelet, repeats a creation that failed or timed out,
+    because the agent may need longer for so many pods than the proxy waits."""
     request = create_request(spec, run_sandbox(node.proxied, spec))
     made: list[str] = []
 
@@ -153,7 +155,7 @@ def run_as_a_kubelet(node: TestNode, spec: PodSpec) -> str:
 
 
 def assert_bounded(node: TestNode) -> None:
-    """Each pod of the API has one container in its spec, and each has one in the runtime."""
+    """The size of the snapshot is bounded for each container of the API and of the runtime."""
     containers = (IN_THE_RUNTIME + 1) + (IN_THE_RUNTIME + ONLY_IN_THE_API + 1)
     size = (node.state / "snapshot.json").stat().st_size
     assert size < BASE_BYTES + CONTAINER_BYTES * containers

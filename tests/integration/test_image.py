@@ -1,4 +1,4 @@
-"""The image as the manifests run it."""
+"""The image, run with the options of the manifests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.timeout(900)
 
 
-def good(done: subprocess.CompletedProcess[str]) -> str:
+def assert_succeeded(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -33,14 +33,16 @@ def good(done: subprocess.CompletedProcess[str]) -> str:
 def test_the_command_is_the_entrypoint(image: Image) -> None:
     assert image.configuration["Entrypoint"] == ["topolet"]
     for name in ("agent", "nri", "webhook"):
-        assert good(image.run("topolet", name, "--help")).startswith(f"usage: topolet {name} ")
-    output = good(image.run(*image.configuration["Entrypoint"], "--help"))
+        assert assert_succeeded(image.run("topolet", name, "--help")).startswith(
+            f"usage: topolet {name} "
+        )
+    output = assert_succeeded(image.run(*image.configuration["Entrypoint"], "--help"))
     assert all(f"  {name} " in output for name in COMMANDS)
 
 
 def test_the_image_reads_the_machine_through_the_mounts(image: Image) -> None:
     words = ("topolet", "topology", "--output", "json")
-    inside = json.loads(good(image.run(*words, "--root", "/host", mounts=MACHINE)))
+    inside = json.loads(assert_succeeded(image.run(*words, "--root", "/host", mounts=MACHINE)))
     outside = subprocess.run(
         [sys.executable, "-m", "agent", *words[1:]], capture_output=True, check=True, text=True
     )
@@ -48,7 +50,7 @@ def test_the_image_reads_the_machine_through_the_mounts(image: Image) -> None:
 
 
 def test_the_webhook_runs_as_nobody(image: Image, tmp_path: Path) -> None:
-    """With its Deployment, a Secret as the kubelet mounts it, and no API server."""
+    """With the options of its Deployment and a mounted Secret, without an API server."""
     pod = of_kind("Deployment")["topolet-webhook"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     user, group = pod["securityContext"]["runAsUser"], pod["securityContext"]["fsGroup"]
@@ -85,16 +87,16 @@ def test_the_webhook_runs_as_nobody(image: Image, tmp_path: Path) -> None:
 
 
 def test_the_image_has_the_modules_of_all_modes(image: Image) -> None:
-    good(image.run("/opt/topolet/bin/python3", "-c", "import grpc"))
+    assert_succeeded(image.run("/opt/topolet/bin/python3", "-c", "import grpc"))
     done = image.run("/opt/topolet/bin/python3", "-c", "import pytest")
     assert "No module named 'pytest'" in done.stderr
 
 
 def test_its_interpreter_runs_on_a_host_without_python(image: Image, tmp_path: Path) -> None:
-    """As `topolet install-proxy` copies it: with nothing of the image but the copy."""
+    """`topolet install-proxy` copies the interpreter to the host."""
     host = Mount("/host", str(tmp_path), read_only=False)
     code = "from agent.install import folder; folder.stage('/host/opt/topolet')"
-    good(image.run("/opt/topolet/bin/python3", "-c", code, mounts=[host]))
+    assert_succeeded(image.run("/opt/topolet/bin/python3", "-c", code, mounts=[host]))
     (tmp_path / "bin").mkdir()
     binary = busybox()
     assert binary is not None
@@ -104,7 +106,7 @@ def test_its_interpreter_runs_on_a_host_without_python(image: Image, tmp_path: P
     for words in (("proxy", "--help"), ("install-proxy", "--help"), ("uninstall-node", "--help")):
         command = ["chroot", str(tmp_path), "/opt/topolet/bin/topolet", *words]
         done = subprocess.run(command, capture_output=True, check=False, text=True)
-        assert good(done).startswith(f"usage: topolet {words[0]} ")
+        assert assert_succeeded(done).startswith(f"usage: topolet {words[0]} ")
     sources = [each for each in (tmp_path / "opt").rglob("*.py") if "bin" not in each.parts]
     assert len(sources) > 300
     assert all(list((each.parent / "__pycache__").glob(f"{each.stem}.*")) for each in sources)
@@ -123,9 +125,9 @@ def test_bytecode_exists_and_is_not_checked_against_its_source(image: Image) -> 
     "words", [("--help",), ("agent", "--help"), ("topology", "--root", "/host")]
 )
 def test_a_start_compiles_nothing(image: Image, words: tuple[str, ...]) -> None:
-    """The command's own file of five lines is not a module, and does not have bytecode."""
+    """Every module is read from its bytecode, all but the script of the command itself."""
     done = image.run("topolet", *words, env={"PYTHONVERBOSE": "1"}, mounts=MACHINE)
-    good(done)
+    assert_succeeded(done)
     read = re.findall(r"# code object from '?([^'\n]+)", done.stderr)
     assert [each for each in read if each.endswith(".pyc")]
     assert [each for each in read if not each.endswith(".pyc")] == []

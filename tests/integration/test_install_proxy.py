@@ -40,7 +40,7 @@ def host(request: pytest.FixtureRequest) -> Iterator[SystemdHost]:
 
 @pytest.fixture
 def node(host: SystemdHost) -> Iterator[SystemdHost]:
-    """Before and after the test nothing is installed, and the containers are the same."""
+    """Removes the proxy after the test, and compares files and containers with those before."""
     files, pods = host.files(*FOLDERS), host.running()
     assert "first" in pods
     yield host
@@ -100,8 +100,8 @@ PYTHONPATH="$1" exec "$2" -m agent install-proxy --root=/run/outside \
 
 
 def test_by_the_pods_of_the_chart(node: SystemdHost, tmp_path: Path) -> None:
-    """Not privileged, with a read-only root: the agent's init container installs, and the pod of
-    `helm uninstall` takes everything back, here without a cluster."""
+    """Without privileges and with a read-only root, the agent's init container installs the proxy,
+    and the pod of `helm uninstall` removes it, here without a cluster."""
     archive = node.world.folder / "topolet.tar"
     built.write_archive(archive, OUR_IMAGE)
     node.add_image(archive)
@@ -128,7 +128,7 @@ def test_by_the_pods_of_the_chart(node: SystemdHost, tmp_path: Path) -> None:
 def run_first(
     node: SystemdHost, name: str, spec: dict[str, Any], containers: str, *flags: str
 ) -> None:
-    """A static pod in which the container of this pod runs, with more flags, before another."""
+    """Runs the container of this pod as an init container of a static pod, with these flags."""
     (container,) = spec[containers]
     first = {**container, "image": OUR_IMAGE, "args": [*container["args"], *flags]}
     used = {each["name"] for each in container["volumeMounts"]}
@@ -153,7 +153,7 @@ def test_a_proxy_that_does_not_start_changes_nothing(node: SystemdHost) -> None:
 
 
 def test_a_kubelet_that_does_not_reach_the_proxy_goes_back(node: SystemdHost) -> None:
-    """Its files name the proxy, but another drop-in overrides the command."""
+    """Its configuration names the proxy, but another drop-in overrides the command."""
     files = node.files(*FOLDERS)
     command = node.unit_property("kubelet.service", "ExecStart")
     program = re.search(r"path=(\S+)", command)
@@ -173,7 +173,7 @@ def test_a_kubelet_that_does_not_reach_the_proxy_goes_back(node: SystemdHost) ->
 
 @pytest.mark.parametrize("step", ["copy the interpreter", "systemctl daemon-reload", "change /var"])
 def test_killed(node: SystemdHost, step: str) -> None:
-    """The next run takes everything back, and installs."""
+    """The next run undoes the changes of a killed one, and installs the proxy."""
     node.start_command("install", "install-proxy", *QUICK)
     eventually(step, lambda: step in node.world.log("install"), systemdhost.START_SECONDS)
     node.kill("install")
@@ -188,7 +188,7 @@ def test_killed(node: SystemdHost, step: str) -> None:
 
 
 def test_ended_by_sigterm(node: SystemdHost) -> None:
-    """As a pod that is deleted: it takes its changes back before it ends."""
+    """Like a deleted pod, it undoes its changes before it ends."""
     files = node.files(*FOLDERS)
     node.start_command("ended", "install-proxy", "--settle-seconds=15")
     reached = "wait until kubelet.service uses the proxy"

@@ -1,4 +1,4 @@
-"""SIGKILL of the proxy under as many concurrent creates as a kubelet's whole node has."""
+"""SIGKILL of the proxy during hundreds of concurrent creations of containers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ PODS = {"lse": ("LSE", "1"), "ls": ("LS", "0"), "ls-2": ("LS", "0"), "be": ("BE"
 CONTAINERS = 125
 """Containers of each pod, all created at once."""
 KILLED_AFTER = (1, 100, 250, 400)
-"""The total number of containers."""
+"""The proxy is killed when so many containers have been created."""
 CALL_SECONDS = 2 * DEADLINE_SECONDS
-AGAIN_SECONDS = 0.05
+RETRY_SECONDS = 0.05
 """A kubelet waits longer."""
 
 
 class Kubelet:
-    """Creates each container until it exists. After a failure it lists the runtime's containers,
-    and sends the same name and attempt again only if the container is not there."""
+    """Creates containers as a kubelet does. After a failure it lists the runtime's containers, and
+    repeats the creation only if the container does not exist."""
 
     def __init__(self, path: str) -> None:
         options = [
@@ -52,20 +52,20 @@ class Kubelet:
         self.created = 0
         self.failures: collections.Counter[grpc.StatusCode] = collections.Counter()
         self._lock = threading.Lock()
-        self._again = threading.Event()
+        self._retry = threading.Event()
 
     def create(self, request: pb.CreateContainerRequest) -> str:
         """The container's id."""
         while True:
             try:
-                made = self._create(request, timeout=CALL_SECONDS).container_id
-                return self._done(made)
+                created = self._create(request, timeout=CALL_SECONDS).container_id
+                return self._done(created)
             except grpc.RpcError as error:
                 with self._lock:
                     self.failures[error.code()] += 1  # type: ignore[attr-defined]
-            self._again.wait(AGAIN_SECONDS)
+            self._retry.wait(RETRY_SECONDS)
             with contextlib.suppress(grpc.RpcError):
-                for each in self._there(request.pod_sandbox_id):
+                for each in self._containers_of(request.pod_sandbox_id):
                     if each.metadata == request.config.metadata:
                         return self._done(each.id)
 
@@ -77,7 +77,7 @@ class Kubelet:
             self.created += 1
         return container_id
 
-    def _there(self, sandbox_id: str) -> list[pb.Container]:
+    def _containers_of(self, sandbox_id: str) -> list[pb.Container]:
         wanted = pb.ContainerFilter(pod_sandbox_id=sandbox_id)
         request = pb.ListContainersRequest(filter=wanted)
         return list(self._list(request, timeout=CALL_SECONDS).containers)
@@ -108,16 +108,20 @@ def test_every_container_is_created_once_on_its_cpus(
         contextlib.closing(Kubelet(node.cri_socket)) as kubelet,
         futures.ThreadPoolExecutor(len(requests)) as pool,
     ):
-        made = {name: pool.submit(kubelet.create, each) for name, each in requests.items()}
+        created = {name: pool.submit(kubelet.create, each) for name, each in requests.items()}
         for count in KILLED_AFTER:
-            eventually(f"{count} of them", lambda it=count: kubelet.created >= it, CALL_SECONDS)
+            eventually(
+                f"{count} containers are created",
+                lambda it=count: kubelet.created >= it,
+                CALL_SECONDS,
+            )
             manager.kill()
             manager.start()
-        ids = {name: each.result(2 * CALL_SECONDS) for name, each in made.items()}
-        assert kubelet.failures[grpc.StatusCode.UNAVAILABLE], "no call was under way at any kill"
+        ids = {name: each.result(2 * CALL_SECONDS) for name, each in created.items()}
+        assert kubelet.failures[grpc.StatusCode.UNAVAILABLE], "no kill interrupted a call"
 
-    there = [(each.sandbox_id, each.name, each.id) for each in node.direct.containers()]
-    assert sorted(there) == sorted((*name, each) for name, each in ids.items())
+    existing = [(each.sandbox_id, each.name, each.id) for each in node.direct.containers()]
+    assert sorted(existing) == sorted((*name, each) for name, each in ids.items())
     cpus = collections.Counter(
         (wanted_cpus[sandbox], node.direct.container_status(container).resources.cpuset)
         for (sandbox, _), container in ids.items()

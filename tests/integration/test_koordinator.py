@@ -1,4 +1,4 @@
-"""containerd <- koord-runtime-proxy <- CRI calls, with Topolet's agent as the hook server."""
+"""CRI calls through koord-runtime-proxy, with Topolet's agent as its hook server."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ def koordinator(containerd: Containerd) -> Iterator[KoordinatorNode]:
 NAME = "koord-runtime-proxy"
 
 
-def asked_for(koordinator: KoordinatorNode, container_id: str) -> str:
-    """The cpuset in the request of the creation to the runtime."""
+def requested_cpus(koordinator: KoordinatorNode, container_id: str) -> str:
+    """The cpuset of the request that created the container in the runtime."""
     info = json.loads(koordinator.node.containerd.ctr("containers", "info", container_id))
     cpus: str = info["Spec"]["linux"]["resources"]["cpu"].get("cpus", "")
     return cpus
 
 
 def test_containers_start_on_their_cpus(koordinator: KoordinatorNode) -> None:
-    """From their start: by the request to the runtime, not by a later correction."""
+    """The request to the runtime has the CPUs; they are not corrected later."""
     node = koordinator.node
     koordinator.start_agent()
     koordinator.start_proxy()
     _, owner = run_pod(koordinator.cri, node.spec("lse", "LSE", "1"))
-    _, sharer = run_pod(koordinator.cri, node.spec("ls", "LS"))
+    _, shared = run_pod(koordinator.cri, node.spec("ls", "LS"))
     everything = node.metric("topolet_hook_server_calls_total")
     assert everything >= 6, node.log("koord")
-    pool = asked_for(koordinator, sharer)
-    assert asked_for(koordinator, owner) == "1"
+    pool = requested_cpus(koordinator, shared)
+    assert requested_cpus(koordinator, owner) == "1"
     assert pool
     assert node.cpus(owner) == "1"
-    assert node.cpus(sharer) == pool
+    assert node.cpus(shared) == pool
     assert "1" not in pool.split(",")
 
 
@@ -70,11 +70,11 @@ def test_an_update_restores_no_old_values(koordinator: KoordinatorNode) -> None:
     resize.linux.cpuset_cpus, resize.linux.cpu_shares = "0-1", 512
     koordinator.cri.call("UpdateContainerResources", resize, pb.UpdateContainerResourcesResponse)
     assert node.cpus(owner) == "1"
-    assert asked_for(koordinator, owner) == "1"
+    assert requested_cpus(koordinator, owner) == "1"
 
 
 def test_a_container_whose_cpus_are_not_available_is_refused(koordinator: KoordinatorNode) -> None:
-    """More CPUs than the machine has: the proxy returns Topolet's error to the caller."""
+    """The pod requests more CPUs than exist. The caller gets Topolet's error from the proxy."""
     node = koordinator.node
     koordinator.start_agent("--hold-seconds=0.3", "--cpu-policy=static", "--reserved-cpus=0")
     koordinator.start_proxy()
@@ -86,21 +86,21 @@ def test_a_container_whose_cpus_are_not_available_is_refused(koordinator: Koordi
 
 
 def test_a_stopped_agent_gets_no_more_hook_calls(koordinator: KoordinatorNode) -> None:
-    """A server that registers later is found, without a restart of the proxy."""
+    """The proxy also finds a server that registers later, without a restart."""
     node = koordinator.node
     koordinator.start_proxy()
     run_pod(koordinator.cri, node.spec("before"))
     koordinator.start_agent()
-    eventually("the proxy calls the hook", lambda: _asks(koordinator))
+    eventually("the proxy calls the hook", lambda: _calls_hook(koordinator))
     node.stop_agent()
     assert list(koordinator.registrations.iterdir()) == []
-    # The proxy is notified by its kernel, a moment later.
-    eventually("pods start", partial(_comes, koordinator, node.spec("after", "LSE", "1")))
+    # The proxy watches the folder by inotify.
+    eventually("pods start", partial(_runs, koordinator, node.spec("after", "LSE", "1")))
 
 
 def test_while_a_killed_agent_is_away_no_pod_starts(koordinator: KoordinatorNode) -> None:
-    """By the failure policy of the remaining registration. When the agent is back, pods start
-    again."""
+    """Because of the failure policy in the remaining registration. When the agent runs again, pods
+    start."""
     node = koordinator.node
     koordinator.start_agent()
     koordinator.start_proxy()
@@ -108,13 +108,13 @@ def test_while_a_killed_agent_is_away_no_pod_starts(koordinator: KoordinatorNode
     with pytest.raises(RpcError, match="hook server err"):
         run_sandbox(koordinator.cri, node.spec("lse", "LSE", "1"))
     koordinator.start_agent()
-    # gRPC's client in the proxy waits longer and longer between attempts to connect.
-    eventually("pods start again", partial(_comes, koordinator, node.spec("lse", "LSE", "1")))
+    # The proxy's gRPC client backs off between attempts to connect.
+    eventually("pods start again", partial(_runs, koordinator, node.spec("lse", "LSE", "1")))
 
 
 def test_a_container_older_than_the_proxy_keeps_its_cpus(koordinator: KoordinatorNode) -> None:
-    """The proxy forgets a container's values when it restarts, and drops the agent's answer to an
-    update: the agent corrects the result of the update."""
+    """A restarted proxy does not know the container's values, and drops the agent's response to an
+    update, so the agent corrects the result of the update."""
     node = koordinator.node
     koordinator.start_agent()
     koordinator.start_proxy()
@@ -130,9 +130,9 @@ def test_a_container_older_than_the_proxy_keeps_its_cpus(koordinator: Koordinato
     eventually("the owner is on its CPU", lambda: node.cpus(owner) == "1")
 
 
-def test_cards_come_by_their_variable(koordinator: KoordinatorNode) -> None:
-    """The scheduler's card replaces the plugin's. No pod gets another pod's card, and a pod without
-    a request gets none."""
+def test_gpus_are_set_by_the_visible_devices_variable(koordinator: KoordinatorNode) -> None:
+    """The scheduler's GPU replaces the device plugin's. No pod gets another pod's GPU, and a pod
+    without a request gets none."""
     node = koordinator.node
     gpus = GpuNode(node, gpumachines.dgx1())
     koordinator.start_agent(*gpus.path_flags, variables=gpus.environ)
@@ -150,7 +150,7 @@ def test_cards_come_by_their_variable(koordinator: KoordinatorNode) -> None:
         return create_container(koordinator.cri, request)
 
     def environment(container: str) -> dict[str, str]:
-        """The cpuset with which its process will start."""
+        """The environment of the container's process."""
         info = json.loads(node.containerd.ctr("containers", "info", container))
         return dict(each.split("=", 1) for each in info["Spec"]["process"]["env"])
 
@@ -169,8 +169,8 @@ def test_cards_come_by_their_variable(koordinator: KoordinatorNode) -> None:
     assert environment(plain)["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
-def _comes(koordinator: KoordinatorNode, spec: PodSpec) -> bool:
-    """Whether the pod runs now."""
+def _runs(koordinator: KoordinatorNode, spec: PodSpec) -> bool:
+    """Tries to run the pod; whether it runs."""
     sandbox = ""
     try:
         sandbox = run_sandbox(koordinator.cri, spec)
@@ -183,6 +183,6 @@ def _comes(koordinator: KoordinatorNode, spec: PodSpec) -> bool:
     return True
 
 
-def _asks(koordinator: KoordinatorNode) -> bool:
+def _calls_hook(koordinator: KoordinatorNode) -> bool:
     run_sandbox(koordinator.cri, koordinator.node.spec("probe"))
     return koordinator.node.metric("topolet_hook_server_calls_total") > 0
