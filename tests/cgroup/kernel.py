@@ -16,11 +16,11 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError
 
 
 class Kernel:
-    """Groups by path; `cpus`: their own values, `/` what is online.
+    """Groups by path; `cpus`: their own values, and the online CPUs of `/`.
 
-    Operations raise the OSError that the kernel answers with. `clears_used`: whether a v2 group
-    with processes may inherit again (6.1 refuses). A v2 group hands memory down with its CPUs, so
-    it has children or processes, not both.
+    Operations raise the OSError of the kernel. `clears_used`: whether a v2 group with processes
+    may inherit again (6.1 refuses). As with the memory controller, a v2 group has children or
+    processes, not both.
     """
 
     def __init__(
@@ -47,15 +47,16 @@ class Kernel:
             return own
         if self.version == 1:
             return own & self.cpus["/"]
-        above = self.effective(posixpath.dirname(group))
-        return (own & above) or above
+        parent = self.effective(posixpath.dirname(group))
+        return (own & parent) or parent
 
     def make(self, group: str) -> None:
         self._own(posixpath.dirname(group))
         if group in self.cpus:
             raise _error(errno.EEXIST)
         if self.version == 2 and self.processes.get(posixpath.dirname(group)):
-            raise _error(errno.EBUSY)  # it cannot enable a controller for its children
+            # A group with processes cannot enable a controller for its children.
+            raise _error(errno.EBUSY)
         self.cpus[group] = EMPTY
 
     def remove(self, group: str) -> None:
@@ -65,7 +66,7 @@ class Kernel:
         del self.cpus[group]
 
     def attach(self, group: str) -> None:
-        """One process more."""
+        """Adds a process."""
         self._own(group)
         if self.version == 2 and self.children(group):
             raise _error(errno.EBUSY)
@@ -74,7 +75,7 @@ class Kernel:
         self.processes[group] = self.processes.get(group, 0) + 1
 
     def detach(self, group: str) -> None:
-        """One process less."""
+        """Removes a process."""
         self.processes[group] -= 1
 
     def write(self, group: str, text: str) -> None:
@@ -142,7 +143,7 @@ class ModelFiles(Handles):
 
 
 class ModelHierarchy(Hierarchy):
-    """The real reads and writes, on a model kernel."""
+    """Real reads and writes, on a model kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -160,3 +161,8 @@ class ModelHierarchy(Hierarchy):
 
 def _error(number: int) -> OSError:
     return OSError(number, os.strerror(number))
+
+
+def related(a: str, b: str) -> bool:
+    """Whether one group is the other, or an ancestor of it."""
+    return f"{a}/".startswith(f"{b}/") or f"{b}/".startswith(f"{a}/")

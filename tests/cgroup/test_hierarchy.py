@@ -39,9 +39,9 @@ def test_v1_is_found_in_a_shared_mount(tmp_path: Path) -> None:
     assert Hierarchy(str(tmp_path)).version == 1
 
 
-@pytest.mark.parametrize("where", [".", "unified"])
-def test_v2_is_found(tmp_path: Path, where: str) -> None:
-    v2(tmp_path / where)
+@pytest.mark.parametrize("folder", [".", "unified"])
+def test_v2_is_found(tmp_path: Path, folder: str) -> None:
+    v2(tmp_path / folder)
     (tmp_path / "memory").mkdir()
     assert Hierarchy(str(tmp_path)).version == 2
 
@@ -75,7 +75,7 @@ def test_v1_reads(tmp_path: Path) -> None:
     assert not h.exists("/a/c")
 
 
-def test_v1_without_effective_files_uses_the_cpuset_itself(tmp_path: Path) -> None:
+def test_v1_without_effective_files_uses_the_configured_cpuset(tmp_path: Path) -> None:
     top = v1(tmp_path)
     group(top / "a", cpus="1", mems="0")
     assert Hierarchy(str(tmp_path)).effective_cpus("/a") == CpuSet([1])
@@ -107,10 +107,10 @@ def test_write_and_inherit(tmp_path: Path) -> None:
     assert (tmp_path / "a/cpuset.cpus").read_bytes() == b"\n"
 
 
-def test_a_group_in_use_that_cannot_inherit_has_its_own_error(tmp_path: Path) -> None:
+def test_a_group_with_processes_that_cannot_inherit_is_a_separate_error(tmp_path: Path) -> None:
     v2(tmp_path)
     group(tmp_path / "a")
-    (tmp_path / "a/cpuset.cpus").symlink_to("/dev/full")  # answers ENOSPC, as the kernel does
+    (tmp_path / "a/cpuset.cpus").symlink_to("/dev/full")  # fails with ENOSPC, as in the kernel
     with pytest.raises(Populated, match=r"write '' to .*/a/cpuset\.cpus.*No space"):
         Hierarchy(str(tmp_path)).inherit("/a")
 
@@ -126,17 +126,17 @@ def test_an_empty_cpuset_is_never_written(tmp_path: Path) -> None:
     assert (top / "a/cpuset.cpus").read_text() == "1\n"
 
 
-def test_a_removed_group_has_its_own_error(tmp_path: Path) -> None:
+def test_a_removed_group_is_a_separate_error(tmp_path: Path) -> None:
     v1(tmp_path)
     h = Hierarchy(str(tmp_path))
-    for attempt in (
-        lambda: h.own_cpus("/gone"),
-        lambda: h.effective_cpus("/gone"),
-        lambda: h.children("/gone"),
-        lambda: h.write("/gone", CpuSet([1])),
+    for call in (
+        lambda: h.own_cpus("/removed"),
+        lambda: h.effective_cpus("/removed"),
+        lambda: h.children("/removed"),
+        lambda: h.write("/removed", CpuSet([1])),
     ):
-        with pytest.raises(GroupGone, match=r"'.*/gone"):
-            attempt()
+        with pytest.raises(GroupGone, match=r"'.*/removed"):
+            call()
 
 
 def test_an_error_names_file_value_and_reason(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ def open_files() -> list[str]:
         try:
             paths.append(os.readlink(f"/proc/self/fd/{each}"))
         except FileNotFoundError:
-            continue  # the listing's own
+            continue  # the descriptor of the listing itself
     return paths
 
 
-def test_files_on_a_disk_are_opened_each_time(tmp_path: Path) -> None:
+def test_regular_files_are_opened_for_each_read(tmp_path: Path) -> None:
     path = tmp_path / "cpuset.cpus"
     path.write_text("0-3\n")
     handles = Handles()

@@ -56,7 +56,7 @@ def test_names_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
     assert Journal(tmp_path / "j").originals == {odd.group: odd}
 
 
-def test_values_of_other_files_are_kept_with_the_cpuset(tmp_path: Path) -> None:
+def test_values_of_other_files_are_stored_with_the_cpuset(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     journal.update([A])
     journal.update_values([QUOTA, MEMORY])
@@ -93,7 +93,7 @@ def test_unknown_fields_of_a_later_version_are_read(tmp_path: Path) -> None:
     [
         (b'{"group":"/b","cpus":"', "line 2"),
         (b"\xff\xfe\x00", "line 2"),
-        pytest.param(b"[" * 100_000, "line 2", id="deep"),
+        pytest.param(b"[" * 100_000, "line 2", id="deeply nested"),
         (b'{"group":"/b","cpus":"x"}', "'/b': CPU list 'x'"),
         (b'{"group":"b","cpus":"1"}', "'b' is not a group"),
         (b'{"group":"/b"}', "`cpus`"),

@@ -21,13 +21,13 @@ from tests.cgroup.machine import ALL, REAL
 
 PATHS = ("/a", "/b", "/a/x", "/a/y", "/a/x/i")
 SLEEPERS = 2
-BEYOND = 60_000
+MISSING_CPU = 60_000
 """No machine has this CPU."""
 EXAMPLES = 30 if os.environ.get("TOPOLET_GUEST") else 400
 
 
-class Playground:
-    """The test's groups in the real kernel, below `top`, and a few processes for them."""
+class Cgroups:
+    """Groups of the test in the real kernel, below `top`, and a few processes for them."""
 
     def __init__(self) -> None:
         self.top = Path(f"{REAL.path}/topolet-model-{uuid.uuid4().hex[:8]}")
@@ -84,12 +84,12 @@ class Playground:
 
 
 @pytest.fixture(scope="module")
-def play() -> Iterator[Playground]:
-    playground = Playground()
+def cgroups() -> Iterator[Cgroups]:
+    cgroups = Cgroups()
     try:
-        yield playground
+        yield cgroups
     finally:
-        playground.close()
+        cgroups.close()
 
 
 def answer(call: Callable[..., object], *arguments: object) -> str:
@@ -101,23 +101,23 @@ def answer(call: Callable[..., object], *arguments: object) -> str:
     return "done"
 
 
-def clears_used(play: Playground) -> bool:
-    """Kernels differ in this."""
+def clears_used(cgroups: Cgroups) -> bool:
+    """Depends on the version of the kernel."""
     if REAL.version == 1:
         return False
-    play.make("/a")
-    play.write("/a", str(ALL))
-    play.attach(0, play.path("/a"))
-    answered = answer(play.write, "/a", "")
-    play.clear()
-    return answered == "done"
+    cgroups.make("/a")
+    cgroups.write("/a", str(ALL))
+    cgroups.attach(0, cgroups.path("/a"))
+    result = answer(cgroups.write, "/a", "")
+    cgroups.clear()
+    return result == "done"
 
 
 groups = st.sampled_from(PATHS)
 texts = st.one_of(
     st.sets(st.sampled_from(list(ALL)[:4]), min_size=1).map(lambda cpus: str(CpuSet(cpus))),
     st.just(str(ALL)),
-    st.sampled_from(["", str(BEYOND), f"0,{BEYOND}", "x", "1-0"]),
+    st.sampled_from(["", str(MISSING_CPU), f"0,{MISSING_CPU}", "x", "1-0"]),
 )
 operations = st.one_of(
     st.tuples(st.just("make"), groups),
@@ -134,43 +134,43 @@ operations = st.one_of(
     made=st.sets(groups).map(lambda some: [each for each in PATHS if each in some]),
     after=st.lists(operations, max_size=30),
 )
-def test_the_model_behaves_as_the_kernel(
-    play: Playground, made: list[str], after: list[tuple[str, ...]]
+def test_the_model_behaves_like_the_kernel(
+    cgroups: Cgroups, made: list[str], after: list[tuple[str, ...]]
 ) -> None:
-    model = Kernel(REAL.version, {"/": ALL}, clears_used=clears_used(play))
-    homes: dict[int, str] = {}
+    model = Kernel(REAL.version, {"/": ALL}, clears_used=clears_used(cgroups))
+    group_of: dict[int, str] = {}
 
     def attach(which: int, group: str | None) -> None:
         if group is not None:
             model.attach(group)
-        if which in homes:
-            model.detach(homes.pop(which))
+        if which in group_of:
+            model.detach(group_of.pop(which))
         if group is not None:
-            homes[which] = group
+            group_of[which] = group
 
     try:
         for kind, group, *more in [("make", each) for each in made] + after:
-            before = (kind, group, *more, dict(model.cpus), dict(homes))
+            before = (kind, group, *more, dict(model.cpus), dict(group_of))
             if kind == "make":
-                real = answer(play.make, group)
+                real = answer(cgroups.make, group)
                 result = answer(model.make, group)
             elif kind == "remove":
-                real = answer(play.remove, group)
+                real = answer(cgroups.remove, group)
                 result = answer(model.remove, group)
             elif kind == "write":
-                real = answer(play.write, group, *more)
+                real = answer(cgroups.write, group, *more)
                 result = answer(model.write, group, *more)
             else:
                 target = group if kind == "attach" else None
                 which = int(*more)
-                folder = play.path(group) if target else Path(REAL.path)
-                real = answer(play.attach, which, folder)
+                folder = cgroups.path(group) if target else Path(REAL.path)
+                real = answer(cgroups.attach, which, folder)
                 result = answer(attach, which, target)
             assert result == real, before
-            assert sorted(play.groups()) == sorted(set(model.cpus) - {"/"}), before
+            assert sorted(cgroups.groups()) == sorted(set(model.cpus) - {"/"}), before
             for each in set(model.cpus) - {"/"}:
-                full = f"/{play.top.name}{each}"
+                full = f"/{cgroups.top.name}{each}"
                 assert REAL.own_cpus(full) == model.cpus[each], (each, before)
                 assert REAL.effective_cpus(full) == model.effective(each), (each, before)
     finally:
-        play.clear()
+        cgroups.clear()

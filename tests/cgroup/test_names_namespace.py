@@ -18,7 +18,7 @@ OWN = "/kubepods.slice/kubepods-podA.slice/cri-containerd-A.scope"
 
 
 @pytest.mark.parametrize(
-    ("shown", "own", "group"),
+    ("path", "own", "group"),
     [
         ("/system.slice/kubelet.service", "/", "/system.slice/kubelet.service"),
         ("/", "/", "/"),
@@ -33,8 +33,8 @@ OWN = "/kubepods.slice/kubepods-podA.slice/cri-containerd-A.scope"
         ("", "/", None),
     ],
 )
-def test_a_group_path_in_the_hosts_namespace(shown: str, own: str, group: str | None) -> None:
-    assert absolute(shown, own) == group
+def test_a_group_path_in_the_hosts_namespace(path: str, own: str, group: str | None) -> None:
+    assert absolute(path, own) == group
 
 
 def test_without_a_mount_of_the_agents_namespace_its_root_is_unknown(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_outside_a_namespace_the_agents_root_is_the_root() -> None:
     assert own_root(_hierarchy()) == "/"
 
 
-_INSIDE = """
+_SCRIPT_IN_NAMESPACE = """
 import os, subprocess, sys
 import types
 from agent.cgroup.names import absolute, own_root
@@ -64,8 +64,8 @@ root = own_root(types.SimpleNamespace(version=int(kind), path=path))
 for pid in ("self", other):
     lines = open(f"/proc/{pid}/cgroup").read().splitlines()
     named = "0::" if kind == "2" else ":cpuset:"
-    (shown,) = [each.split(":", 2)[2] for each in lines if named in each]
-    print(shown, absolute(shown, root), sep="\\n")
+    (path,) = [each.split(":", 2)[2] for each in lines if named in each]
+    print(path, absolute(path, root), sep="\\n")
 """
 
 
@@ -119,7 +119,7 @@ def test_the_kernel_shows_groups_relative_to_the_readers_namespace(
         )
         arguments = [str(hierarchy.version), hierarchy.path, str(tmp_path / "own"), str(other.pid)]
         done = subprocess.run(
-            ["sh", "-c", script, "sh", sys.executable, "-c", _INSIDE, *arguments],
+            ["sh", "-c", script, "sh", sys.executable, "-c", _SCRIPT_IN_NAMESPACE, *arguments],
             capture_output=True,
             text=True,
             check=False,

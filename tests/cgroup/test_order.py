@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent.cgroup.order import GroupTree, Write, effective, parent, plan
 from agent.model.cpu.cpuset import EMPTY, CpuSet
-from tests.cgroup.kernel import Kernel
+from tests.cgroup.kernel import Kernel, related
 
 ROOT = CpuSet(range(6))
 Values = dict[str, CpuSet]
@@ -32,7 +32,7 @@ def model(tree: Values, inherits: bool) -> Kernel:
 
 
 def write(kernel: Kernel, each: Write) -> None:
-    """A model that refuses what the kernel refuses, and accepts what Topolet must not do."""
+    """Raises the errors of the kernel, and refuses writes that Topolet must not make."""
     assert each.cpus, "an empty cpuset is never written"
     assert kernel.cpus[each.group] != each.cpus, "a write that changes nothing"
     kernel.write(each.group, str(each.cpus))
@@ -40,7 +40,7 @@ def write(kernel: Kernel, each: Write) -> None:
 
 @st.composite
 def cases(draw: st.DrawFn, inherits: bool, disjoint: bool = True) -> tuple[Values, Values]:
-    """A tree that the kernel allows, and values that can be reached."""
+    """A tree that the kernel allows, and values that it can get."""
 
     def some(of: CpuSet, may_be_empty: bool = False) -> CpuSet:
         least = 0 if may_be_empty else 1
@@ -50,12 +50,12 @@ def cases(draw: st.DrawFn, inherits: bool, disjoint: bool = True) -> tuple[Value
     wanted: Values = {}
     limit: Values = {"/": ROOT}
     for name in "abcdefgh"[: draw(st.integers(1, 8))]:
-        above = draw(st.sampled_from(list(tree)))
-        group = posixpath.join(above, name)
-        tree[group] = some(ROOT, True) if inherits else some(tree[above])
-        limit[group] = limit[above]
+        ancestor = draw(st.sampled_from(list(tree)))
+        group = posixpath.join(ancestor, name)
+        tree[group] = some(ROOT, True) if inherits else some(tree[ancestor])
+        limit[group] = limit[ancestor]
         if draw(st.booleans()):
-            cpus = some(limit[above])
+            cpus = some(limit[ancestor])
             if disjoint or cpus & tree[group]:
                 wanted[group] = limit[group] = cpus
     return tree, wanted
@@ -72,10 +72,6 @@ def run(tree: Values, wanted: Values, inherits: bool) -> tuple[Kernel, list[Writ
     return kernel, order
 
 
-def related(a: str, b: str) -> bool:
-    return f"{a}/".startswith(f"{b}/") or f"{b}/".startswith(f"{a}/")
-
-
 @settings(max_examples=300, deadline=None)
 @given(cases(inherits=False))
 def test_v1_every_write_is_legal_and_every_group_gets_its_value(
@@ -86,14 +82,14 @@ def test_v1_every_write_is_legal_and_every_group_gets_its_value(
     event(f"{len(order)} writes")
     for group, own in tree.items():
         end = kernel.cpus[group]
-        over = [each for each in wanted if group.startswith(f"{each}/")]
+        wanted_ancestors = [each for each in wanted if group.startswith(f"{each}/")]
         if group in wanted or group == "/":
             continue
-        if not over:
+        if not wanted_ancestors:
             assert own <= end, "an ancestor never shrinks"
-        below = [cpus for each, cpus in wanted.items() if each.startswith(f"{group}/")]
-        grown = {cpu for cpus in below for cpu in cpus}
-        limit = wanted[max(over, key=len)] if over else ROOT
+        wanted_below = [cpus for each, cpus in wanted.items() if each.startswith(f"{group}/")]
+        grown = {cpu for cpus in wanted_below for cpu in cpus}
+        limit = wanted[max(wanted_ancestors, key=len)] if wanted_ancestors else ROOT
         if own & limit:  # no group gets CPUs that it neither had nor needs
             assert end == (own & kernel.cpus[posixpath.dirname(group)]) | CpuSet(grown)
 
@@ -112,16 +108,16 @@ def test_v2_every_group_gets_its_value(case: tuple[Values, Values]) -> None:
 @settings(max_examples=200, deadline=None)
 @given(cases(inherits=False, disjoint=False))
 def test_a_cpu_leaves_the_old_group_before_it_enters_the_new(case: tuple[Values, Values]) -> None:
-    """Strictly, if every changed group keeps some CPU."""
+    """This holds if every changed group keeps at least one CPU."""
     tree, wanted = case
     end, order = run(tree, wanted, inherits=False)
-    assume(all(end.cpus[group] & own for group, own in tree.items()))  # no descendant had to move
+    assume(all(end.cpus[group] & own for group, own in tree.items()))
     kernel = model(tree, inherits=False)
     for each in order:
         gain = each.cpus - kernel.cpus[each.group]
-        for other, held in kernel.cpus.items():
+        for other, current in kernel.cpus.items():
             if not related(each.group, other):
-                still = (held - end.cpus[other]) & gain
+                still = (current - end.cpus[other]) & gain
                 assert not still, f"{each} while {other} still has {still}"
         write(kernel, each)
 
@@ -154,7 +150,7 @@ def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> Non
             values(a_b_c="2"),
             ["/a=0,2", "/a/b=0,2", "/a/b/c=2"],
         ),
-        # One CPU moves between siblings: it leaves the old one first.
+        # One CPU moves between siblings: it is removed from the old one first.
         (values(a="0", b="1-2"), values(a="0-1", b="2"), ["/b=2", "/a=0-1"]),
         (values(a="1-2", b="0"), values(b="0-1", a="2"), ["/a=2", "/b=0-1"]),
         # ... between cousins, with their ancestors.
@@ -163,11 +159,11 @@ def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> Non
             values(a="0", a_x="0", b="1-2", b_x="1-2"),
             ["/a/x=0", "/a=0", "/b=1-2", "/b/x=1-2"],
         ),
-        # A group that loses and gains CPUs is written once if no other group waits for them ...
+        # A group that loses and gains CPUs is written once if no other group needs them ...
         (values(a="0-1"), values(a="1-2"), ["/a=1-2"]),
         # ... otherwise twice.
         (values(a="0-1", b="3"), values(a="1-2", b="0,3"), ["/a=1", "/a=1-2", "/b=0,3"]),
-        # Disjoint: written at once, and before the group that waits for it, whatever their names.
+        # Disjoint: written at once, and before the group that needs its CPU, whatever their names.
         (values(b="0", a="2"), values(b="1", a="0,2"), ["/b=1", "/a=0,2"]),
         # Disjoint with children: both the old and the new CPUs until the children have moved.
         (
@@ -175,16 +171,16 @@ def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> Non
             values(b="1", b_x="1", a="0,2"),
             ["/b=0-1", "/b/x=1", "/b=1", "/a=0,2"],
         ),
-        # A chain of moves is processed from its free end.
+        # A chain of moves is processed from its end.
         (values(a="0", b="1", c="2"), values(a="1", b="2", c="3"), ["/c=3", "/b=2", "/a=1"]),
-        # A cycle: one shares for a moment; a group that only waits for the cycle (d) comes after
-        # it.
+        # A cycle: one group shares a CPU temporarily; a group that only depends on the cycle (d)
+        # is written after it.
         (
             values(a="0", b="1", d="3"),
             values(a="1", b="0,4", d="1,3"),
             ["/a=1", "/b=0,4", "/d=1,3"],
         ),
-        # An empty v1 group does not have processes: it stays empty, or gets what its child needs.
+        # An empty v1 group has no processes: it stays empty, or gets the CPUs that its child needs.
         (values(a="0-1", a_b=""), values(a="0"), ["/a=0"]),
         (values(a="", a_b=""), values(a_b="4"), ["/a=4", "/a/b=4"]),
     ],
@@ -206,7 +202,7 @@ def test_v1_orders(tree: Values, wanted: Values, order: list[str]) -> None:
         (values(a="0", a_b="0-1"), values(a_b="0-1"), ["/a=0-1"]),
         # Descendants need no narrowing.
         (values(a="0-3", a_b="2-3"), values(a="0-1"), ["/a=0-1"]),
-        # The old and the new value are there already, but not effective.
+        # The old and the new value are set already, but not effective.
         (
             values(a="1-2", a_b="0-4", a_b_c=""),
             values(a="0,3-4", a_b="0,3-4", a_b_c="0"),
@@ -227,10 +223,13 @@ def test_v2_orders(tree: Values, wanted: Values, order: list[str]) -> None:
         ({"/a": EMPTY}, "'/a' can't get the cpuset ''"),
         ({"/a/x": CpuSet([0])}, "the tree lacks '/a/x'"),
         ({"/x/y": CpuSet([0])}, "the tree lacks '/x'"),
-        ({"/a": CpuSet([0]), "/a/b": CpuSet([0, 1])}, "'/a/b' wants '0-1', '/a' above it only '0'"),
+        (
+            {"/a": CpuSet([0]), "/a/b": CpuSet([0, 1])},
+            "'/a/b' wants '0-1', '/a' above it only '0'",
+        ),
     ],
 )
-def test_an_impossible_plan_is_refused(wanted: Values, message: str) -> None:
+def test_impossible_values_are_refused(wanted: Values, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plan(GroupTree(values(a="0-1", a_b="1"), False), wanted)
 

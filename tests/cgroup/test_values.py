@@ -1,5 +1,5 @@
-"""CgroupLimits on trees of plain files, which refuse nothing; `test_values_kernel.py` runs on the
-kernel."""
+"""CgroupLimits on trees of regular files, which accept every value; `test_values_kernel.py` uses
+the kernel."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ from agent.cgroup.journal import Journal, OriginalValue
 from agent.cgroup.outcome import WriteState
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.snapshot import UNLIMITED, CgroupLimits
-from tests.cgroup.present import present
+from tests.cgroup.current_limits import current_limits
 
 V1_GROUP = {
     "cpu/cpu.cfs_quota_us": "-1",
@@ -37,12 +37,12 @@ V2_GROUP = {
     "cpuset.mems.effective": "0-1",
 }
 POD = "/kubepods/besteffort/podx"
-BOX = f"{POD}/box"
+CONTAINER = f"{POD}/container"
 FULL = CgroupLimits(50_000, 1024, 1 << 20, CpuSet([0]))
 
 
 class Recorder(Handles):
-    """Counts calls, and refuses or loses the configured writes."""
+    """Records calls, and fails or ignores the configured writes."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Recorder(Handles):
         self.reads: list[str] = []
         self.writes: list[str] = []
         self.refused: dict[str, int] = {}
-        self.lost: set[str] = set()
+        self.ignored: set[str] = set()
         self.before_write: Callable[[], None] = lambda: None
 
     def read(self, path: str) -> bytes:
@@ -63,7 +63,7 @@ class Recorder(Handles):
         if line in self.refused:
             raise OSError(self.refused[line], os.strerror(self.refused[line]))
         self.writes.append(line)
-        if line not in self.lost:
+        if line not in self.ignored:
             super().write(path, data)
 
 
@@ -79,7 +79,7 @@ class Machine:
         elif kind == "hybrid":
             (self.root / "unified").mkdir()
             (self.root / "unified/cgroup.controllers").write_text("memory\n")
-        for group in ("", "/kubepods", "/kubepods/besteffort", POD, BOX):
+        for group in ("", "/kubepods", "/kubepods/besteffort", POD, CONTAINER):
             self.make(group)
         self.handles = Recorder(self.root)
         self.controllers = Controllers(str(self.root), self.handles)
@@ -107,9 +107,9 @@ class Machine:
         (self.root / name.lstrip("/")).write_text(text + "\n")
 
     def apply(self, **wanted: CgroupLimits) -> tuple[list[WriteState], list[str]]:
-        """`pod`, `box`: the wanted limits of the two groups. Returns the states, sorted by file
+        """`pod`, `container`: the wanted limits of the groups. Returns the states, sorted by file
         name, and the writes until now."""
-        groups = {{"pod": POD, "box": BOX}[name]: each for name, each in wanted.items()}
+        groups = {{"pod": POD, "container": CONTAINER}[name]: each for name, each in wanted.items()}
         outcome = values.apply(self.controllers, self.journal, groups)
         return [each.state for each in outcome.changes], self.handles.writes
 
@@ -133,46 +133,46 @@ def test_values_are_set_and_read_back(machine: Machine) -> None:
     nodes = EMPTY if machine.kind == "v2" else CpuSet([0, 1])
     migrate = None if machine.kind == "v2" else False
     before = CgroupLimits(UNLIMITED, 2, UNLIMITED, nodes, migrate)
-    assert present(machine.controllers, BOX) == before
-    outcome = values.apply(machine.controllers, machine.journal, {BOX: FULL})
+    assert current_limits(machine.controllers, CONTAINER) == before
+    outcome = values.apply(machine.controllers, machine.journal, {CONTAINER: FULL})
     assert outcome.ok
     assert len(outcome.having(WriteState.WRITTEN)) == 4
-    now = present(machine.controllers, BOX)
+    now = current_limits(machine.controllers, CONTAINER)
     assert now.shares is not None
-    assert abs(now.shares - 1024) < 27  # a step of the weight
+    assert abs(now.shares - 1024) < 27  # one step of cpu.weight
     assert (now.quota_microseconds, now.memory_limit_bytes) == (50_000, 1 << 20)
     assert (now.mems, now.migrate) == (CpuSet([0]), migrate)
-    back = values.restore(machine.controllers, machine.journal)
-    assert back.ok
-    assert present(machine.controllers, BOX) == before
+    restored = values.restore(machine.controllers, machine.journal)
+    assert restored.ok
+    assert current_limits(machine.controllers, CONTAINER) == before
     assert Journal(machine.journal.path).values == {}
 
 
 def test_hybrid_files_are_found_with_their_controllers(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "hybrid")
-    machine.apply(box=FULL)
-    assert machine.text(f"cpu{BOX}/cpu.cfs_quota_us") == "50000"
-    assert machine.text(f"unified{BOX}/memory.max") == "1048576"
-    assert machine.text(f"cpuset{BOX}/cpuset.mems") == "0"
+    machine.apply(container=FULL)
+    assert machine.text(f"cpu{CONTAINER}/cpu.cfs_quota_us") == "50000"
+    assert machine.text(f"unified{CONTAINER}/memory.max") == "1048576"
+    assert machine.text(f"cpuset{CONTAINER}/cpuset.mems") == "0"
 
 
 def test_v2_texts(v2: Machine) -> None:
-    v2.put(f"{BOX}/cpu.max", "max 20000")
-    v2.apply(box=FULL)
-    assert v2.text(f"{BOX}/cpu.max") == "10000 20000"
-    assert v2.text(f"{BOX}/cpu.weight") == "39"
+    v2.put(f"{CONTAINER}/cpu.max", "max 20000")
+    v2.apply(container=FULL)
+    assert v2.text(f"{CONTAINER}/cpu.max") == "10000 20000"
+    assert v2.text(f"{CONTAINER}/cpu.weight") == "39"
     values.restore(v2.controllers, v2.journal)
-    assert v2.text(f"{BOX}/cpu.max") == "max 20000"
-    assert v2.text(f"{BOX}/cpuset.mems") == ""
+    assert v2.text(f"{CONTAINER}/cpu.max") == "max 20000"
+    assert v2.text(f"{CONTAINER}/cpuset.mems") == ""
 
 
-def test_unchanged_values_cost_one_read_of_each_file(machine: Machine) -> None:
+def test_unchanged_values_need_one_read_of_each_file(machine: Machine) -> None:
     limits = CgroupLimits(50_000, 1024, 1 << 20, CpuSet([0]))
-    machine.apply(box=limits, pod=limits)
+    machine.apply(container=limits, pod=limits)
     machine.handles.reads.clear()
     machine.handles.writes.clear()
     machine.journal.path.unlink()
-    states, writes = machine.apply(box=limits, pod=limits)
+    states, writes = machine.apply(container=limits, pod=limits)
     assert set(states) == {WriteState.RIGHT}
     assert (len(states), writes) == (8, [])
     periods = 0 if machine.kind == "v2" else 2
@@ -181,51 +181,56 @@ def test_unchanged_values_cost_one_read_of_each_file(machine: Machine) -> None:
 
 
 def test_equal_values_are_not_written(v1: Machine, tmp_path: Path) -> None:
-    v1.put(f"cpu{BOX}/cpu.shares", "262144")
-    v1.put(f"memory{BOX}/memory.limit_in_bytes", "4096")
-    wish = CgroupLimits(UNLIMITED, 300_000, 4097, CpuSet([0, 1]), migrate=False)
-    assert v1.apply(box=wish) == ([WriteState.RIGHT] * 5, [])
+    v1.put(f"cpu{CONTAINER}/cpu.shares", "262144")
+    v1.put(f"memory{CONTAINER}/memory.limit_in_bytes", "4096")
+    wanted = CgroupLimits(UNLIMITED, 300_000, 4097, CpuSet([0, 1]), migrate=False)
+    assert v1.apply(container=wanted) == ([WriteState.RIGHT] * 5, [])
 
 
 def test_only_files_with_a_wanted_value_are_read(machine: Machine) -> None:
-    states, writes = machine.apply(box=CgroupLimits(shares=2), pod=CgroupLimits())
+    states, writes = machine.apply(container=CgroupLimits(shares=2), pod=CgroupLimits())
     assert (states, writes) == ([WriteState.RIGHT], [])
     assert len(machine.handles.reads) == 1
 
 
 def test_values_grow_from_the_top_and_shrink_from_the_bottom(v1: Machine) -> None:
     small, big = CgroupLimits(quota_microseconds=1_000), CgroupLimits(quota_microseconds=2_000)
-    pod, box = f"/cpu{POD}/cpu.cfs_quota_us", f"/cpu{BOX}/cpu.cfs_quota_us"
-    v1.apply(pod=big, box=big)
-    assert v1.handles.writes == [f"{box} 2000", f"{pod} 2000"]
+    pod, container = f"/cpu{POD}/cpu.cfs_quota_us", f"/cpu{CONTAINER}/cpu.cfs_quota_us"
+    v1.apply(pod=big, container=big)
+    assert v1.handles.writes == [f"{container} 2000", f"{pod} 2000"]
     v1.handles.writes.clear()
-    v1.apply(pod=small, box=small)
-    v1.apply(pod=big, box=big)
-    assert v1.handles.writes == [f"{box} 1000", f"{pod} 1000", f"{pod} 2000", f"{box} 2000"]
+    v1.apply(pod=small, container=small)
+    v1.apply(pod=big, container=big)
+    assert v1.handles.writes == [
+        f"{container} 1000",
+        f"{pod} 1000",
+        f"{pod} 2000",
+        f"{container} 2000",
+    ]
     v1.handles.writes.clear()
     values.restore(v1.controllers, v1.journal)
-    assert v1.handles.writes == [f"{pod} -1", f"{box} -1"]
+    assert v1.handles.writes == [f"{pod} -1", f"{container} -1"]
 
 
 def test_a_move_to_other_memory_nodes_goes_through_both(v1: Machine) -> None:
-    pod, box = f"/cpuset{POD}/cpuset.mems", f"/cpuset{BOX}/cpuset.mems"
+    pod, container = f"/cpuset{POD}/cpuset.mems", f"/cpuset{CONTAINER}/cpuset.mems"
     zero, one = CgroupLimits(mems=CpuSet([0])), CgroupLimits(mems=CpuSet([1]))
-    v1.apply(pod=zero, box=zero)
+    v1.apply(pod=zero, container=zero)
     v1.handles.writes.clear()
-    v1.apply(pod=one, box=one)
-    assert v1.handles.writes == [f"{pod} 0-1", f"{box} 1", f"{pod} 1"]
+    v1.apply(pod=one, container=one)
+    assert v1.handles.writes == [f"{pod} 0-1", f"{container} 1", f"{pod} 1"]
 
 
 def test_migration_is_set_before_the_nodes(v1: Machine) -> None:
-    v1.apply(box=CgroupLimits(mems=CpuSet([1]), migrate=True))
-    folder = f"/cpuset{BOX}"
+    v1.apply(container=CgroupLimits(mems=CpuSet([1]), migrate=True))
+    folder = f"/cpuset{CONTAINER}"
     assert v1.handles.writes == [f"{folder}/cpuset.memory_migrate 1", f"{folder}/cpuset.mems 1"]
     assert values.restore(v1.controllers, v1.journal).ok
     assert v1.text(f"{folder}/cpuset.memory_migrate") == "0"
 
 
 def test_v2_migrates_pages_without_a_switch(v2: Machine) -> None:
-    assert v2.apply(box=CgroupLimits(migrate=True)) == ([], [])
+    assert v2.apply(container=CgroupLimits(migrate=True)) == ([], [])
 
 
 @pytest.mark.parametrize("group", ["/", "/kubepods", "/kubepods/besteffort"])
@@ -235,139 +240,143 @@ def test_groups_of_several_pods_are_refused(machine: Machine, group: str) -> Non
     assert {each.state for each in refused} == {WriteState.FAILED}
     assert all("shared by pods" in (each.note or "") for each in refused)
     assert not [each for each in machine.handles.writes if POD not in each]
-    assert len(outcome.having(WriteState.WRITTEN)) == 4, "the others are served"
+    assert len(outcome.having(WriteState.WRITTEN)) == 4, "the other groups are written"
     assert not outcome.ok
 
 
 def test_originals_are_on_disk_before_the_first_write(machine: Machine) -> None:
-    seen: list[int] = []
+    recorded: list[int] = []
 
-    def look() -> None:
-        seen.append(len(Journal(machine.journal.path).values))
+    def record() -> None:
+        recorded.append(len(Journal(machine.journal.path).values))
 
-    machine.handles.before_write = look
-    machine.apply(box=FULL)
-    assert seen == [4, 4, 4, 4]
+    machine.handles.before_write = record
+    machine.apply(container=FULL)
+    assert recorded == [4, 4, 4, 4]
     originals = machine.journal.values
-    machine.apply(box=CgroupLimits(10_000, 4096, 4096))
+    machine.apply(container=CgroupLimits(10_000, 4096, 4096))
     assert machine.journal.values == originals, "the first value is kept"
 
 
 def test_a_failed_write_of_the_journal_stops_every_write(machine: Machine) -> None:
     machine.journal = Journal(machine.root / "cgroup.procs/journal")
     (machine.root / "cgroup.procs").write_text("")
-    states, writes = machine.apply(box=FULL)
+    states, writes = machine.apply(container=FULL)
     assert (states, writes) == ([WriteState.FAILED] * 4, [])
 
 
-def test_removed_groups_leave_the_journal_when_others_enter(v2: Machine) -> None:
-    v2.apply(box=CgroupLimits(shares=1024))
-    (v2.root / BOX.lstrip("/")).rename(v2.root / "elsewhere")
+def test_removed_groups_are_removed_from_the_journal_with_the_next_entry(v2: Machine) -> None:
+    v2.apply(container=CgroupLimits(shares=1024))
+    (v2.root / CONTAINER.lstrip("/")).rename(v2.root / "elsewhere")
     v2.apply(pod=CgroupLimits(shares=1024))
     assert list(v2.journal.values) == [(POD, "cpu.weight")]
 
 
 def test_a_removed_group_is_reported_and_the_others_are_written(machine: Machine) -> None:
-    outcome = values.apply(machine.controllers, machine.journal, {f"{POD}/gone": FULL, BOX: FULL})
-    gone = outcome.having(WriteState.GONE)
-    assert {each.group for each in gone} == {f"{POD}/gone"}
-    assert len(gone) == len(outcome.having(WriteState.WRITTEN)) == 4
+    outcome = values.apply(
+        machine.controllers, machine.journal, {f"{POD}/removed": FULL, CONTAINER: FULL}
+    )
+    removed = outcome.having(WriteState.GONE)
+    assert {each.group for each in removed} == {f"{POD}/removed"}
+    assert len(removed) == len(outcome.having(WriteState.WRITTEN)) == 4
     assert outcome.ok
     with pytest.raises(GroupGone):
-        present(machine.controllers, f"{POD}/gone")
+        current_limits(machine.controllers, f"{POD}/removed")
 
 
-def test_a_removed_group_leaves_the_journal_with_the_restore(v2: Machine) -> None:
-    v2.apply(box=CgroupLimits(shares=1024))
-    (v2.root / BOX.lstrip("/")).rename(v2.root / "elsewhere")
+def test_restore_removes_a_removed_group_from_the_journal(v2: Machine) -> None:
+    v2.apply(container=CgroupLimits(shares=1024))
+    (v2.root / CONTAINER.lstrip("/")).rename(v2.root / "elsewhere")
     outcome = values.restore(v2.controllers, v2.journal)
     assert [each.state for each in outcome.changes] == [WriteState.GONE]
     assert v2.journal.values == {}
 
 
 def test_a_restore_may_be_limited_to_some_groups(machine: Machine) -> None:
-    machine.apply(box=FULL, pod=FULL)
-    of_box = {key for key in machine.journal.values if key[0] == BOX}
-    outcome = values.restore(machine.controllers, machine.journal, only=of_box)
-    assert {each.group for each in outcome.having(WriteState.WRITTEN)} == {BOX}
+    machine.apply(container=FULL, pod=FULL)
+    of_container = {key for key in machine.journal.values if key[0] == CONTAINER}
+    outcome = values.restore(machine.controllers, machine.journal, only=of_container)
+    assert {each.group for each in outcome.having(WriteState.WRITTEN)} == {CONTAINER}
     assert {group for group, _ in machine.journal.values} == {POD}
 
 
 def test_values_that_could_not_be_restored_stay_in_the_journal(v2: Machine) -> None:
-    v2.apply(box=FULL)
-    v2.handles.refused[f"{BOX}/cpu.max max 100000"] = errno.EINVAL
+    v2.apply(container=FULL)
+    v2.handles.refused[f"{CONTAINER}/cpu.max max 100000"] = errno.EINVAL
     outcome = values.restore(v2.controllers, v2.journal)
     (failed,) = outcome.having(WriteState.FAILED)
     assert failed.file == "cpu.max"
     assert failed.note is not None
     assert "Invalid argument" in failed.note
-    assert list(v2.journal.values) == [(BOX, "cpu.max")]
+    assert list(v2.journal.values) == [(CONTAINER, "cpu.max")]
     v2.handles.refused.clear()
     assert values.restore(v2.controllers, v2.journal).ok
-    assert v2.text(f"{BOX}/cpu.max") == "max 100000"
+    assert v2.text(f"{CONTAINER}/cpu.max") == "max 100000"
 
 
 @pytest.mark.parametrize(
     "number", [errno.EBUSY, errno.EINVAL, errno.EACCES, errno.ENOSPC, errno.EIO]
 )
 def test_a_refused_write_is_reported_and_the_others_are_made(v2: Machine, number: int) -> None:
-    v2.handles.refused[f"{BOX}/cpuset.mems 0"] = number
-    outcome = values.apply(v2.controllers, v2.journal, {BOX: FULL})
+    v2.handles.refused[f"{CONTAINER}/cpuset.mems 0"] = number
+    outcome = values.apply(v2.controllers, v2.journal, {CONTAINER: FULL})
     (failed,) = outcome.having(WriteState.FAILED)
     assert (failed.file, failed.old) == ("cpuset.mems", "")
     assert os.strerror(number) in (failed.note or "")
     assert failed.refused == (number in (errno.EBUSY, errno.EINVAL))
     assert len(outcome.having(WriteState.WRITTEN)) == 3
     v2.handles.refused.clear()
-    assert v2.apply(box=FULL)[0].count(WriteState.WRITTEN) == 1, "the next pass tries again"
+    assert v2.apply(container=FULL)[0].count(WriteState.WRITTEN) == 1, "the next pass tries again"
 
 
 @pytest.mark.parametrize("writes", range(5))
-def test_a_kill_at_any_write_loses_no_original(machine: Machine, writes: int) -> None:
+def test_no_original_value_is_lost_if_the_agent_is_killed_at_any_write(
+    machine: Machine, writes: int
+) -> None:
     class Killed(BaseException):
         pass
 
-    def die() -> None:
+    def kill() -> None:
         if len(machine.handles.writes) == writes:
             raise Killed
 
-    before = present(machine.controllers, BOX)
-    machine.handles.before_write = die
+    before = current_limits(machine.controllers, CONTAINER)
+    machine.handles.before_write = kill
     with contextlib.suppress(Killed):
-        machine.apply(box=FULL)
+        machine.apply(container=FULL)
     assert len(machine.handles.writes) == min(writes, 4)
     machine.handles.before_write = lambda: None
     again = Journal(machine.journal.path)
     outcome = values.restore(machine.controllers, again)
     assert outcome.ok
     assert len(outcome.having(WriteState.WRITTEN)) == min(writes, 4)
-    assert present(machine.controllers, BOX) == before
+    assert current_limits(machine.controllers, CONTAINER) == before
     assert again.values == {}
 
 
 @pytest.mark.parametrize(
     ("kind", "use"),
     [
-        ("v1", f"memory{BOX}/memory.usage_in_bytes"),
-        ("v2", f"{BOX}/memory.current"),
+        ("v1", f"memory{CONTAINER}/memory.usage_in_bytes"),
+        ("v2", f"{CONTAINER}/memory.current"),
     ],
 )
 def test_memory_is_never_limited_below_its_use(tmp_path: Path, kind: str, use: str) -> None:
     it = Machine(tmp_path, kind)
     it.put(use, str(2 << 20))
     wanted = CgroupLimits(memory_limit_bytes=1 << 20)
-    outcome = values.apply(it.controllers, it.journal, {BOX: wanted})
+    outcome = values.apply(it.controllers, it.journal, {CONTAINER: wanted})
     (failed,) = outcome.having(WriteState.FAILED)
     assert "uses more than 1048576 bytes" in (failed.note or "")
     assert failed.refused
     assert it.handles.writes == []
     it.put(use, str(1 << 20))
-    assert it.apply(box=wanted)[0] == [WriteState.WRITTEN]
+    assert it.apply(container=wanted)[0] == [WriteState.WRITTEN]
 
 
 def test_a_used_v2_group_that_cannot_inherit_gets_its_parents_nodes(v2: Machine) -> None:
-    v2.apply(box=CgroupLimits(mems=CpuSet([0])))
-    v2.handles.refused[f"{BOX}/cpuset.mems "] = errno.ENOSPC
+    v2.apply(container=CgroupLimits(mems=CpuSet([0])))
+    v2.handles.refused[f"{CONTAINER}/cpuset.mems "] = errno.ENOSPC
     (change,) = values.restore(v2.controllers, v2.journal).changes
     assert (change.state, change.new) == (WriteState.WRITTEN, "0-1")
     assert change.note == f"is used, so it got every node of '{POD}'"
@@ -375,41 +384,41 @@ def test_a_used_v2_group_that_cannot_inherit_gets_its_parents_nodes(v2: Machine)
 
 def test_v2_nodes_are_restored_from_the_top(v2: Machine) -> None:
     """Otherwise a group that cannot inherit would get nodes that its parent is about to lose."""
-    v2.apply(pod=CgroupLimits(mems=CpuSet([0])), box=CgroupLimits(mems=CpuSet([0])))
+    v2.apply(pod=CgroupLimits(mems=CpuSet([0])), container=CgroupLimits(mems=CpuSet([0])))
     v2.handles.writes.clear()
     values.restore(v2.controllers, v2.journal)
-    assert v2.handles.writes == [f"{POD}/cpuset.mems ", f"{BOX}/cpuset.mems "]
+    assert v2.handles.writes == [f"{POD}/cpuset.mems ", f"{CONTAINER}/cpuset.mems "]
 
 
 def test_v1_nodes_that_were_empty_are_not_restored(v1: Machine) -> None:
-    v1.put(f"cpuset{BOX}/cpuset.mems", "")
-    v1.apply(box=CgroupLimits(mems=CpuSet([0])))
+    v1.put(f"cpuset{CONTAINER}/cpuset.mems", "")
+    v1.apply(container=CgroupLimits(mems=CpuSet([0])))
     (change,) = values.restore(v1.controllers, v1.journal).changes
     assert (change.state, change.note) == (WriteState.RIGHT, "was empty: its value stays")
     assert v1.journal.values == {}
 
 
 def test_v1_nodes_are_never_set_to_empty(v1: Machine) -> None:
-    outcome = values.apply(v1.controllers, v1.journal, {BOX: CgroupLimits(mems=EMPTY)})
+    outcome = values.apply(v1.controllers, v1.journal, {CONTAINER: CgroupLimits(mems=EMPTY)})
     assert "can't inherit" in (outcome.changes[0].note or "")
     assert v1.handles.writes == []
 
 
 def test_a_value_that_reads_back_differently_is_reported(v2: Machine) -> None:
-    v2.handles.lost.add(f"{BOX}/cpu.weight 39")
-    outcome = values.apply(v2.controllers, v2.journal, {BOX: CgroupLimits(shares=1024)})
+    v2.handles.ignored.add(f"{CONTAINER}/cpu.weight 39")
+    outcome = values.apply(v2.controllers, v2.journal, {CONTAINER: CgroupLimits(shares=1024)})
     (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note == "'39' was written to cpu.weight, '1' read back"
 
 
-def test_missing_files_are_named(v2: Machine) -> None:
-    """A v2 group whose parent hands the controller not down."""
-    (v2.root / BOX.lstrip("/") / "memory.max").unlink()
-    outcome = values.apply(v2.controllers, v2.journal, {BOX: FULL})
+def test_missing_files_are_reported(v2: Machine) -> None:
+    """A v2 group whose parent does not enable the controller."""
+    (v2.root / CONTAINER.lstrip("/") / "memory.max").unlink()
+    outcome = values.apply(v2.controllers, v2.journal, {CONTAINER: FULL})
     (failed,) = outcome.having(WriteState.FAILED)
-    assert failed.note == f"'{BOX}' has no memory.max"
+    assert failed.note == f"'{CONTAINER}' has no memory.max"
     assert len(outcome.having(WriteState.WRITTEN)) == 3
-    assert present(v2.controllers, BOX).memory_limit_bytes is None
+    assert current_limits(v2.controllers, CONTAINER).memory_limit_bytes is None
 
 
 def test_a_machine_without_a_controller_has_no_limits(tmp_path: Path) -> None:
@@ -422,7 +431,7 @@ def test_a_machine_without_a_controller_has_no_limits(tmp_path: Path) -> None:
     outcome = values.apply(controllers, Journal(tmp_path / "j"), {"/a": CgroupLimits(shares=5)})
     assert outcome.changes == ()
     assert controllers.missing() == ("cpu", "memory")
-    assert present(controllers, "/a") == CgroupLimits(mems=CpuSet([0]))
+    assert current_limits(controllers, "/a") == CgroupLimits(mems=CpuSet([0]))
 
 
 @pytest.mark.parametrize("name", ["a", "/a/../b", "/a//b"])
@@ -430,28 +439,30 @@ def test_an_invalid_group_path_fails(machine: Machine, name: str) -> None:
     outcome = values.apply(machine.controllers, machine.journal, {name: CgroupLimits(shares=5)})
     assert [each.state for each in outcome.changes] == [WriteState.FAILED]
     with pytest.raises(CgroupError, match="is not a cgroup path"):
-        present(machine.controllers, name)
+        current_limits(machine.controllers, name)
 
 
 def test_a_file_in_the_journal_that_is_not_a_limit_is_not_written(v2: Machine) -> None:
-    """An unknown line in the journal: only files of limits are ever written."""
-    (v2.root / BOX.lstrip("/") / "memory.reclaim").write_text("")
+    """The journal may contain unknown lines: only files of limits are written."""
+    (v2.root / CONTAINER.lstrip("/") / "memory.reclaim").write_text("")
     for file in ("../cgroup.procs", "cgroup.kill", "memory.reclaim"):
-        v2.journal.update_values([OriginalValue(BOX, file, "1")])
+        v2.journal.update_values([OriginalValue(CONTAINER, file, "1")])
     outcome = values.restore(v2.controllers, v2.journal)
     assert [each.state for each in outcome.changes] == [WriteState.FAILED] * 3
     assert v2.handles.writes == []
-    assert v2.apply(box=CgroupLimits(shares=1024))[0] == [WriteState.WRITTEN], "and stops nothing"
+    assert v2.apply(container=CgroupLimits(shares=1024))[0] == [WriteState.WRITTEN], (
+        "other values are still written"
+    )
 
 
 def test_invalid_content_is_an_error_that_names_the_file(v2: Machine) -> None:
-    v2.put(f"{BOX}/cpu.max", "?")
+    v2.put(f"{CONTAINER}/cpu.max", "?")
     outcome = values.apply(
-        v2.controllers, v2.journal, {BOX: CgroupLimits(quota_microseconds=5_000)}
+        v2.controllers, v2.journal, {CONTAINER: CgroupLimits(quota_microseconds=5_000)}
     )
     assert [each.state for each in outcome.changes] == [WriteState.FAILED]
-    with pytest.raises(CgroupError, match=rf"cannot understand cpu\.max of '{BOX}'"):
-        present(v2.controllers, BOX)
+    with pytest.raises(CgroupError, match=rf"cannot understand cpu\.max of '{CONTAINER}'"):
+        current_limits(v2.controllers, CONTAINER)
 
 
 def test_a_group_without_the_controller_needs_no_lifted_limit(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""CgroupLimits on this machine's cgroups, v1 or v2 or both, whichever it has: needs root."""
+"""CgroupLimits on the cgroups of this machine, v1 or v2 or both. Needs root."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteState
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.snapshot import UNLIMITED, CgroupLimits
-from tests.cgroup.present import present
+from tests.cgroup.current_limits import current_limits
 
 if os.geteuid() != 0:
     pytest.skip("limits can't be written without root", allow_module_level=True)
@@ -37,25 +37,25 @@ ALL_NODES = CpuSet.parse(
 )
 MIB = 1 << 20
 NO_LIMITS = CgroupLimits(UNLIMITED, memory_limit_bytes=UNLIMITED)
-EATER = """
+MEMORY_USER = """
 import sys
-held = bytearray(64 << 20)
-held[::4096] = bytes([1]) * (len(held) // 4096)
-print("holds", flush=True)
+data = bytearray(64 << 20)
+data[::4096] = bytes([1]) * (len(data) // 4096)
+print("ready", flush=True)
 sys.stdin.read()
 """
 
 
-class Playground:
-    """A pod's group with a container's, in every hierarchy."""
+class Cgroups:
+    """The cgroups of a pod and of a container, in every hierarchy."""
 
     def __init__(self) -> None:
         self.pod = f"/topolet-test-{uuid.uuid4().hex[:8]}"
-        self.box = f"{self.pod}/box"
+        self.container = f"{self.pod}/container"
         self.processes: list[subprocess.Popen[str]] = []
         self.folders: list[Path] = []
         self.make(self.pod)
-        self.make(self.box)
+        self.make(self.container)
 
     def make(self, group: str) -> None:
         for controller, (version, path) in MOUNTS.items():
@@ -74,20 +74,20 @@ class Playground:
             folder.rmdir()
             self.folders.remove(folder)
 
-    def eater(self) -> subprocess.Popen[str]:
-        """A process in the container's group that uses 64 MiB."""
+    def memory_user(self) -> subprocess.Popen[str]:
+        """A process in the container's cgroup that uses 64 MiB."""
         start = "".join(
-            f"echo $$ >{path}{self.box}/cgroup.procs && " for _, path in MOUNTS.values()
+            f"echo $$ >{path}{self.container}/cgroup.procs && " for _, path in MOUNTS.values()
         )
         process = subprocess.Popen(
-            ["sh", "-c", f'{start} exec "$0" -c "$1"', sys.executable, EATER],
+            ["sh", "-c", f'{start} exec "$0" -c "$1"', sys.executable, MEMORY_USER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         self.processes.append(process)
         assert process.stdout is not None
-        assert process.stdout.readline() == "holds\n"
+        assert process.stdout.readline() == "ready\n"
         return process
 
     def close(self) -> None:
@@ -98,12 +98,12 @@ class Playground:
 
 
 @pytest.fixture
-def play() -> Iterator[Playground]:
-    playground = Playground()
+def cgroups() -> Iterator[Cgroups]:
+    cgroups = Cgroups()
     try:
-        yield playground
+        yield cgroups
     finally:
-        playground.close()
+        cgroups.close()
 
 
 @pytest.fixture
@@ -111,50 +111,50 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "journal")
 
 
-def test_everything_is_set_and_restored(play: Playground, journal: Journal) -> None:
-    before = {each: present(REAL, each) for each in (play.pod, play.box)}
-    assert before[play.box].quota_microseconds == UNLIMITED
-    assert before[play.box].memory_limit_bytes == UNLIMITED
-    play.eater()
+def test_all_limits_are_set_and_restored(cgroups: Cgroups, journal: Journal) -> None:
+    before = {each: current_limits(REAL, each) for each in (cgroups.pod, cgroups.container)}
+    assert before[cgroups.container].quota_microseconds == UNLIMITED
+    assert before[cgroups.container].memory_limit_bytes == UNLIMITED
+    cgroups.memory_user()
     wanted = {
-        play.pod: CgroupLimits(300_000, 1536, 512 * MIB, ALL_NODES),
-        play.box: CgroupLimits(150_000, 512, 256 * MIB + 1, ALL_NODES),
+        cgroups.pod: CgroupLimits(300_000, 1536, 512 * MIB, ALL_NODES),
+        cgroups.container: CgroupLimits(150_000, 512, 256 * MIB + 1, ALL_NODES),
     }
     outcome = values.apply(REAL, journal, wanted)
     assert outcome.ok, outcome
-    now = present(REAL, play.box)
+    now = current_limits(REAL, cgroups.container)
     assert now.quota_microseconds == 150_000
     assert now.memory_limit_bytes == 256 * MIB, "whole pages"
     assert now.mems == ALL_NODES
     again = values.apply(REAL, journal, wanted)
     assert {each.state for each in again.changes} == {WriteState.RIGHT}
     # The agent was killed: its journal is on disk.
-    back = values.restore(REAL, Journal(journal.path))
-    assert back.ok, back
+    restored = values.restore(REAL, Journal(journal.path))
+    assert restored.ok, restored
     if V1_CPUSET:
-        assert {each: present(REAL, each) for each in before} == before
+        assert {each: current_limits(REAL, each) for each in before} == before
     assert Journal(journal.path).values == {}
 
 
 def test_every_change_of_nested_quotas_and_memory_is_legal(
-    play: Playground, journal: Journal
+    cgroups: Cgroups, journal: Journal
 ) -> None:
     """v1 always refuses a quota beyond the parent's."""
     steps = (1_000, 50_000, UNLIMITED)
     legal = [
-        (pod, box)
-        for pod, box in product(steps, steps)
-        if pod == UNLIMITED or UNLIMITED < box <= pod
+        (pod, container)
+        for pod, container in product(steps, steps)
+        if pod == UNLIMITED or UNLIMITED < container <= pod
     ]
     for pair in (each for pairs in product(legal, legal) for each in pairs):
-        pod, box = (
+        pod, container = (
             CgroupLimits(each, memory_limit_bytes=each if each == UNLIMITED else each * 4096)
             for each in pair
         )
-        outcome = values.apply(REAL, journal, {play.pod: pod, play.box: box})
+        outcome = values.apply(REAL, journal, {cgroups.pod: pod, cgroups.container: container})
         assert outcome.ok, outcome
-        for group, limits in ((play.pod, pod), (play.box, box)):
-            now = present(REAL, group)
+        for group, limits in ((cgroups.pod, pod), (cgroups.container, container)):
+            now = current_limits(REAL, group)
             assert now.quota_microseconds == limits.quota_microseconds
             assert now.memory_limit_bytes == limits.memory_limit_bytes
         if pair == legal[0]:
@@ -162,26 +162,26 @@ def test_every_change_of_nested_quotas_and_memory_is_legal(
 
 
 @pytest.mark.skipif(not V1_SWAP, reason="v2 limits swap by itself, v1 only with swap accounting")
-def test_memory_without_swap_grows_and_is_restored(play: Playground, journal: Journal) -> None:
-    """A runtime sets the limit of memory and swap to that of memory, so that nothing is swapped."""
-    folder = Path(MOUNTS["memory"][1] + play.box)
+def test_memory_without_swap_grows_and_is_restored(cgroups: Cgroups, journal: Journal) -> None:
+    """A runtime sets the limit of memory and swap to the limit of memory, to disable swap."""
+    folder = Path(MOUNTS["memory"][1] + cgroups.container)
     for file in (limit_files.MEMORY, limit_files.MEMORY_AND_SWAP):
         (folder / file).write_text(str(64 * MIB))
     for memory_bytes in (128 * MIB, 32 * MIB, 96 * MIB, UNLIMITED, 16 * MIB):
-        wanted = {play.box: CgroupLimits(memory_limit_bytes=memory_bytes)}
+        wanted = {cgroups.container: CgroupLimits(memory_limit_bytes=memory_bytes)}
         outcome = values.apply(REAL, journal, wanted)
         assert outcome.ok, outcome
-        assert present(REAL, play.box).memory_limit_bytes == memory_bytes
+        assert current_limits(REAL, cgroups.container).memory_limit_bytes == memory_bytes
     assert values.restore(REAL, journal).ok
-    assert present(REAL, play.box).memory_limit_bytes == 64 * MIB
+    assert current_limits(REAL, cgroups.container).memory_limit_bytes == 64 * MIB
 
 
-@pytest.mark.skipif(not V1_CPU, reason="cgroup v2 takes any quota")
+@pytest.mark.skipif(not V1_CPU, reason="cgroup v2 accepts any quota")
 def test_a_quota_beyond_the_pods_is_refused_and_reported(
-    play: Playground, journal: Journal
+    cgroups: Cgroups, journal: Journal
 ) -> None:
-    assert values.apply(REAL, journal, {play.pod: CgroupLimits(10_000)}).ok
-    outcome = values.apply(REAL, journal, {play.box: CgroupLimits(20_000, 512)})
+    assert values.apply(REAL, journal, {cgroups.pod: CgroupLimits(10_000)}).ok
+    outcome = values.apply(REAL, journal, {cgroups.container: CgroupLimits(20_000, 512)})
     (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note is not None
     assert "write '20000' to" in failed.note
@@ -191,14 +191,14 @@ def test_a_quota_beyond_the_pods_is_refused_and_reported(
     assert values.restore(REAL, journal).ok
 
 
-def test_a_period_is_kept(play: Playground, journal: Journal) -> None:
-    folder = Path(MOUNTS["cpu"][1] + play.box)
+def test_a_period_is_kept(cgroups: Cgroups, journal: Journal) -> None:
+    folder = Path(MOUNTS["cpu"][1] + cgroups.container)
     if V1_CPU:
         (folder / "cpu.cfs_period_us").write_text("20000")
     else:
         (folder / "cpu.max").write_text("max 20000")
-    assert values.apply(REAL, journal, {play.box: CgroupLimits(50_000)}).ok
-    assert present(REAL, play.box).quota_microseconds == 50_000
+    assert values.apply(REAL, journal, {cgroups.container: CgroupLimits(50_000)}).ok
+    assert current_limits(REAL, cgroups.container).quota_microseconds == 50_000
     if V1_CPU:
         assert (folder / "cpu.cfs_quota_us").read_text() == "10000\n"
         assert (folder / "cpu.cfs_period_us").read_text() == "20000\n"
@@ -208,76 +208,85 @@ def test_a_period_is_kept(play: Playground, journal: Journal) -> None:
 
 
 @pytest.mark.parametrize("shares", [2, 3, 1023, 1024, 262_144])
-def test_shares_stay_as_the_kernel_keeps_them(
-    play: Playground, journal: Journal, shares: int
+def test_shares_are_read_back_as_the_kernel_rounds_them(
+    cgroups: Cgroups, journal: Journal, shares: int
 ) -> None:
-    wanted = {play.box: CgroupLimits(shares=shares)}
+    wanted = {cgroups.container: CgroupLimits(shares=shares)}
     assert values.apply(REAL, journal, wanted).ok
     assert values.apply(REAL, journal, wanted).having(WriteState.RIGHT)
-    now = present(REAL, play.box).shares
+    now = current_limits(REAL, cgroups.container).shares
     assert now is not None
     assert (now == shares) if V1_CPU else limit_files.weight(now) == limit_files.weight(shares)
 
 
-def test_the_limit_is_never_set_below_the_memory_in_use(play: Playground, journal: Journal) -> None:
-    eater = play.eater()
-    outcome = values.apply(REAL, journal, {play.box: CgroupLimits(memory_limit_bytes=16 * MIB)})
+def test_the_limit_is_never_set_below_the_memory_in_use(cgroups: Cgroups, journal: Journal) -> None:
+    memory_user = cgroups.memory_user()
+    outcome = values.apply(
+        REAL, journal, {cgroups.container: CgroupLimits(memory_limit_bytes=16 * MIB)}
+    )
     (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note is not None
     assert f"uses more than {16 * MIB} bytes" in failed.note
     assert failed.refused
-    assert present(REAL, play.box).memory_limit_bytes == UNLIMITED
-    assert eater.poll() is None
-    assert values.apply(REAL, journal, {play.box: CgroupLimits(memory_limit_bytes=256 * MIB)}).ok
-
-
-def test_a_recreated_group_is_another(play: Playground, journal: Journal) -> None:
-    assert values.apply(REAL, journal, {play.box: CgroupLimits(50_000, 512, 16 * MIB)}).ok
-    play.remove(play.box)
-    outcome = values.apply(REAL, journal, {play.box: NO_LIMITS})
-    assert len(outcome.having(WriteState.GONE)) == 2
-    play.make(play.box)
-    now = present(REAL, play.box)
-    assert (now.quota_microseconds, now.memory_limit_bytes) == (UNLIMITED, UNLIMITED)
-    assert values.apply(REAL, journal, {play.box: CgroupLimits(60_000)}).ok
-    assert present(REAL, play.box).quota_microseconds == 60_000
-
-
-def test_a_group_that_is_removed_before_the_restore(play: Playground, journal: Journal) -> None:
+    assert current_limits(REAL, cgroups.container).memory_limit_bytes == UNLIMITED
+    assert memory_user.poll() is None
     assert values.apply(
-        REAL, journal, {play.box: CgroupLimits(50_000), play.pod: CgroupLimits(60_000)}
+        REAL, journal, {cgroups.container: CgroupLimits(memory_limit_bytes=256 * MIB)}
     ).ok
-    play.remove(play.box)
+
+
+def test_a_recreated_group_does_not_get_the_old_values(cgroups: Cgroups, journal: Journal) -> None:
+    assert values.apply(REAL, journal, {cgroups.container: CgroupLimits(50_000, 512, 16 * MIB)}).ok
+    cgroups.remove(cgroups.container)
+    outcome = values.apply(REAL, journal, {cgroups.container: NO_LIMITS})
+    assert len(outcome.having(WriteState.GONE)) == 2
+    cgroups.make(cgroups.container)
+    now = current_limits(REAL, cgroups.container)
+    assert (now.quota_microseconds, now.memory_limit_bytes) == (UNLIMITED, UNLIMITED)
+    assert values.apply(REAL, journal, {cgroups.container: CgroupLimits(60_000)}).ok
+    assert current_limits(REAL, cgroups.container).quota_microseconds == 60_000
+
+
+def test_restore_reports_a_removed_group(cgroups: Cgroups, journal: Journal) -> None:
+    assert values.apply(
+        REAL, journal, {cgroups.container: CgroupLimits(50_000), cgroups.pod: CgroupLimits(60_000)}
+    ).ok
+    cgroups.remove(cgroups.container)
     outcome = values.restore(REAL, journal)
     assert [(each.group, each.state) for each in outcome.changes] == [
-        (play.pod, WriteState.WRITTEN),
-        (play.box, WriteState.GONE),
+        (cgroups.pod, WriteState.WRITTEN),
+        (cgroups.container, WriteState.GONE),
     ]
     assert journal.values == {}
 
 
 @pytest.mark.skipif(not V1_CPUSET, reason="cgroup v2 always migrates")
-def test_migration_is_optional(play: Playground, journal: Journal) -> None:
-    assert values.apply(REAL, journal, {play.box: CgroupLimits(migrate=True)}).ok
-    assert present(REAL, play.box).migrate is True
+def test_migration_is_optional(cgroups: Cgroups, journal: Journal) -> None:
+    assert values.apply(REAL, journal, {cgroups.container: CgroupLimits(migrate=True)}).ok
+    assert current_limits(REAL, cgroups.container).migrate is True
     assert values.restore(REAL, journal).ok
-    assert present(REAL, play.box).migrate is False
+    assert current_limits(REAL, cgroups.container).migrate is False
 
 
 @pytest.mark.skipif(len(ALL_NODES) < 2, reason="needs two NUMA nodes")
-def test_memory_nodes_move_down_a_whole_branch(play: Playground, journal: Journal) -> None:
-    eater = play.eater()
+def test_memory_nodes_of_a_pod_and_its_container_change_together(
+    cgroups: Cgroups, journal: Journal
+) -> None:
+    memory_user = cgroups.memory_user()
     first, second = (CpuSet([node]) for node in list(ALL_NODES)[:2])
-    before = {each: present(REAL, each).mems for each in (play.pod, play.box)}
+    before = {each: current_limits(REAL, each).mems for each in (cgroups.pod, cgroups.container)}
     for nodes in (first, second, first | second, second, first):
-        wanted = {each: CgroupLimits(mems=nodes, migrate=True) for each in (play.pod, play.box)}
+        wanted = {
+            each: CgroupLimits(mems=nodes, migrate=True)
+            for each in (cgroups.pod, cgroups.container)
+        }
         outcome = values.apply(REAL, journal, wanted)
         assert outcome.ok, outcome
-        assert memory_nodes(eater.pid) == nodes
-    back = values.restore(REAL, journal)
-    assert back.ok, back
-    assert memory_nodes(eater.pid) == ALL_NODES
-    for each in back.changes:
+        assert memory_nodes(memory_user.pid) == nodes
+    restored = values.restore(REAL, journal)
+    assert restored.ok, restored
+    assert memory_nodes(memory_user.pid) == ALL_NODES
+    for each in restored.changes:
         if each.file == MEMS:
             inherits = before[each.group] == EMPTY and each.note is None
             assert each.new == ("" if inherits else str(ALL_NODES))

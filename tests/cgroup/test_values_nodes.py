@@ -1,5 +1,5 @@
-"""The rule of v1 for memory nodes, checked after every write. It equals the rule for CPUs, so the
-model is the same; no test machine has v1 and several nodes."""
+"""The v1 rule for memory nodes, checked after every write. It equals the rule for CPUs, so the
+model is the same. No test machine has v1 and several NUMA nodes."""
 
 import posixpath
 import tempfile
@@ -19,8 +19,8 @@ from tests.cgroup.kernel import Kernel
 
 NODES = CpuSet([0, 1, 2])
 POD = "/kubepods/podx"
-BOXES = (f"{POD}/a", f"{POD}/b", f"{POD}/b/nested")
-GROUPS = (POD, *BOXES)
+CONTAINERS = (f"{POD}/a", f"{POD}/b", f"{POD}/b/nested")
+GROUPS = (POD, *CONTAINERS)
 
 
 class NodeFiles(Handles):
@@ -63,43 +63,48 @@ def some(within: CpuSet) -> st.SearchStrategy[CpuSet]:
 @st.composite
 def nested(draw: st.DrawFn) -> dict[str, CpuSet]:
     nodes = {POD: draw(some(NODES))}
-    for group in BOXES:
+    for group in CONTAINERS:
         nodes[group] = draw(some(nodes[posixpath.dirname(group)]))
     return nodes
 
 
 @given(nested(), st.lists(nested(), min_size=1, max_size=3))
-def test_any_nodes_become_any_others(
-    before: dict[str, CpuSet], wishes: list[dict[str, CpuSet]]
+def test_any_memory_nodes_are_changed_to_any_others(
+    before: dict[str, CpuSet], targets: list[dict[str, CpuSet]]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(folder, before)
-        for wish in wishes:
-            wanted = {group: CgroupLimits(mems=nodes) for group, nodes in wish.items()}
+        for target in targets:
+            wanted = {group: CgroupLimits(mems=nodes) for group, nodes in target.items()}
             outcome = values.apply(machine.controllers, machine.journal, wanted)
             assert outcome.ok, outcome
-            assert machine.nodes() == wish
+            assert machine.nodes() == target
         outcome = values.restore(machine.controllers, machine.journal)
         assert outcome.ok, outcome
         assert machine.nodes() == before
 
 
 @pytest.mark.parametrize(
-    ("wish", "reason"),
+    ("target", "reason"),
     [
         ({POD: CpuSet([0])}, "busy"),
-        ({BOXES[2]: CpuSet([2])}, "Permission denied"),
-        ({POD: CpuSet([0]), BOXES[0]: CpuSet([0])}, "busy"),
+        ({CONTAINERS[2]: CpuSet([2])}, "Permission denied"),
+        ({POD: CpuSet([0]), CONTAINERS[0]: CpuSet([0])}, "busy"),
     ],
 )
 def test_a_group_without_a_wanted_value_is_never_written(
-    tmp_path: Path, wish: dict[str, CpuSet], reason: str
+    tmp_path: Path, target: dict[str, CpuSet], reason: str
 ) -> None:
-    before = {POD: NODES, BOXES[0]: CpuSet([0, 1]), BOXES[1]: CpuSet([1]), BOXES[2]: CpuSet([1])}
+    before = {
+        POD: NODES,
+        CONTAINERS[0]: CpuSet([0, 1]),
+        CONTAINERS[1]: CpuSet([1]),
+        CONTAINERS[2]: CpuSet([1]),
+    }
     machine = Machine(str(tmp_path), before)
-    wanted = {group: CgroupLimits(mems=nodes) for group, nodes in wish.items()}
+    wanted = {group: CgroupLimits(mems=nodes) for group, nodes in target.items()}
     outcome = values.apply(machine.controllers, machine.journal, wanted)
     (failed,) = outcome.having(WriteState.FAILED)
     assert reason in (failed.note or "")
-    settled = {each.group: wish[each.group] for each in outcome.having(WriteState.WRITTEN)}
-    assert machine.nodes() == before | settled
+    written = {each.group: target[each.group] for each in outcome.having(WriteState.WRITTEN)}
+    assert machine.nodes() == before | written

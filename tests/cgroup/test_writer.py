@@ -14,18 +14,18 @@ from agent.cgroup.journal import Journal, Original
 from agent.cgroup.outcome import WriteOutcome, WriteState
 from agent.cgroup.writer import apply, restore
 from agent.model.cpu.cpuset import EMPTY, CpuSet
-from tests.cgroup.kernel import Kernel, ModelFiles, ModelHierarchy
+from tests.cgroup.kernel import Kernel, ModelFiles, ModelHierarchy, related
 
 ROOT = CpuSet(range(4))
 
 
-class FaultyFiles(ModelFiles):
-    """Fails where a test requests it: such faults cannot be caused in a real kernel. A write that
-    the kernel's rules forbid is an error of Topolet and not a fault."""
+class FailingFiles(ModelFiles):
+    """Writes that fail as configured: a test cannot cause such errors in a real kernel. A write
+    that the rules of the kernel forbid is a bug of Topolet."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        self.refusing: set[str] = set()
+        self.failing: set[str] = set()
         self.vanishing: set[str] = set()
         self.ignores_writes = False
         self.before_write: Callable[[], object] = lambda: None
@@ -38,7 +38,7 @@ class FaultyFiles(ModelFiles):
         if group in self.vanishing:
             for each in [one for one in groups if f"{one}/".startswith(f"{group}/")]:
                 del groups[each]
-        if group in self.refusing:
+        if group in self.failing:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         if self.ignores_writes:
             return
@@ -60,7 +60,7 @@ class Machine(ModelHierarchy):
             for group, cpus in groups.items()
         }
         super().__init__(Kernel(version, {"/": ROOT} | parsed))
-        self.files = FaultyFiles(self.kernel)
+        self.files = FailingFiles(self.kernel)
         self.handles = self.files
         self.groups = self.kernel.cpus
         self.reads: list[str] = []
@@ -88,7 +88,7 @@ def states(outcome: WriteOutcome) -> dict[str, tuple[WriteState, str | None]]:
 
 
 @pytest.mark.parametrize(("version", "reads"), [(1, 1), (2, 2)])
-def test_unchanged_values_cost_few_reads(journal: Journal, version: int, reads: int) -> None:
+def test_unchanged_values_need_few_reads(journal: Journal, version: int, reads: int) -> None:
     machine = Machine(version, {"/a": "0-1", "/a/b": "0", "/c": "2"})
     outcome = apply(machine, journal, cpusets(a="0-1", c="2"))
     assert {each.state for each in outcome.changes} == {WriteState.RIGHT}
@@ -109,7 +109,7 @@ def test_originals_are_on_disk_before_the_first_write(journal: Journal) -> None:
     assert {group: each.cpus for group, each in journal.originals.items()} == originals
 
 
-def test_removed_groups_leave_the_journal_when_others_enter(journal: Journal) -> None:
+def test_removed_groups_are_removed_from_the_journal_with_the_next_entry(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-3", "/b": "0-3"})
     apply(machine, journal, cpusets(a="0"))
     del machine.groups["/a"]
@@ -149,9 +149,9 @@ def test_an_impossible_value_is_reported(
     assert reason in (note or "")
 
 
-def test_a_cpu_that_a_failed_group_keeps_is_not_given_to_others(journal: Journal) -> None:
+def test_a_cpu_of_a_group_with_a_failed_write_is_not_assigned_to_others(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1", "/b": "2", "/c": "1-2"})
-    machine.files.refusing = {"/a"}
+    machine.files.failing = {"/a"}
     outcome = apply(machine, journal, cpusets(a="0", b="1-2", c="1-3"))
     assert states(outcome) == {
         "/a": (WriteState.FAILED, "cannot write '0' to '/a/cpuset.cpus': Device or resource busy"),
@@ -161,19 +161,19 @@ def test_a_cpu_that_a_failed_group_keeps_is_not_given_to_others(journal: Journal
     assert machine.files.log == ["/c=1-3"]
 
 
-def test_a_write_that_needs_a_failed_ancestor_is_not_tried(journal: Journal) -> None:
+def test_a_write_that_depends_on_a_failed_ancestor_is_skipped(journal: Journal) -> None:
     for version in (1, 2):
         machine = Machine(version, {"/a": "0", "/a/b": "0", "/c": "0-1"})
-        machine.files.refusing = {"/a"}
+        machine.files.failing = {"/a"}
         outcome = apply(machine, journal, cpusets(a_b="1", c="0"))
         assert states(outcome)["/a"][0] is WriteState.FAILED
         assert states(outcome)["/a/b"] == (WriteState.FAILED, "not written: '/a' has only CPUs '0'")
         assert states(outcome)["/c"][0] is WriteState.WRITTEN
 
 
-def test_a_failed_child_keeps_its_ancestor_wide(journal: Journal) -> None:
+def test_an_ancestor_keeps_the_cpus_of_a_child_with_a_failed_write(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1", "/a/b": "0-1"})
-    machine.files.refusing = {"/a/b"}
+    machine.files.failing = {"/a/b"}
     outcome = apply(machine, journal, cpusets(a="0"))
     assert states(outcome)["/a"] == (
         WriteState.FAILED,
@@ -181,7 +181,7 @@ def test_a_failed_child_keeps_its_ancestor_wide(journal: Journal) -> None:
     )
 
 
-def test_a_group_that_is_removed_in_between_frees_its_cpus(journal: Journal) -> None:
+def test_a_group_that_is_removed_during_the_writes_frees_its_cpus(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1", "/a/x": "0-1", "/b": "2"})
     machine.files.vanishing = {"/a/x"}
     outcome = apply(machine, journal, cpusets(a="0", a_x="0", b="1-2"))
@@ -201,8 +201,8 @@ def test_a_value_that_reads_back_differently_is_reported(journal: Journal) -> No
 
 
 def test_v2_restore(journal: Journal) -> None:
-    start = {"/a": "", "/a/b": "", "/c": "0-1", "/d": "3"}
-    machine = Machine(2, start)
+    initial = {"/a": "", "/a/b": "", "/c": "0-1", "/d": "3"}
+    machine = Machine(2, initial)
     assert apply(machine, journal, cpusets(a_b="1", c="2")).ok
     machine.files.log.clear()
     outcome = restore(machine, journal, cpusets(d=""))
@@ -233,11 +233,11 @@ def test_values_that_could_not_be_restored_stay_in_the_journal(journal: Journal)
     for version in (1, 2):
         machine = Machine(version, {"/a": "0-1", "/b": "0-1"})
         assert apply(machine, journal, cpusets(a="0", b="1")).ok
-        machine.files.refusing = {"/a"}
+        machine.files.failing = {"/a"}
         outcome = restore(machine, journal)
         assert not outcome.ok
         assert list(journal.originals) == ["/a"]
-        machine.files.refusing = set()
+        machine.files.failing = set()
         assert restore(machine, journal).ok
         assert machine.groups["/a"] == machine.groups["/b"] == CpuSet([0, 1])
 
@@ -259,67 +259,63 @@ def machines(draw: st.DrawFn) -> tuple[Machine, list[dict[str, CpuSet]]]:
     version = draw(st.sampled_from([1, 2]))
     groups = {"/": ROOT}
     for name in "abcdefg"[: draw(st.integers(1, 7))]:
-        above = draw(st.sampled_from(list(groups)))
-        cpus = some(groups[above]) if version == 1 else some(ROOT, least=0)
-        groups[posixpath.join(above, name)] = cpus
+        parent = draw(st.sampled_from(list(groups)))
+        cpus = some(groups[parent]) if version == 1 else some(ROOT, least=0)
+        groups[posixpath.join(parent, name)] = cpus
     names = [group for group in groups if group != "/"]
-    wishes = []
+    targets = []
     for _ in range(2):
         limits = {"/": ROOT}
-        wish = {}
+        target = {}
         for group in names:
             limits[group] = limits[posixpath.dirname(group)]
             if draw(st.booleans()):
-                wish[group] = limits[group] = some(limits[group])
-        wishes.append(wish)
+                target[group] = limits[group] = some(limits[group])
+        targets.append(target)
     machine = Machine(version, groups)
-    machine.files.refusing = draw(st.sets(st.sampled_from(names), max_size=2))
+    machine.files.failing = draw(st.sets(st.sampled_from(names), max_size=2))
     machine.files.vanishing = draw(st.sets(st.sampled_from(names), max_size=1))
-    return machine, wishes
+    return machine, targets
 
 
-def related(a: str, b: str) -> bool:
-    return f"{a}/".startswith(f"{b}/") or f"{b}/".startswith(f"{a}/")
-
-
-def nobody_moves(before: Mapping[str, CpuSet], wish: Mapping[str, CpuSet]) -> bool:
-    """Every group keeps some CPU, so no group has to share one for a moment."""
+def every_group_keeps_a_cpu(before: Mapping[str, CpuSet], target: Mapping[str, CpuSet]) -> bool:
+    """Then no group has to share a CPU temporarily."""
     return all(
         cpus & limit
         for group, cpus in before.items()
-        for above, limit in wish.items()
-        if f"{group}/".startswith(f"{above}/")
+        for parent, limit in target.items()
+        if f"{group}/".startswith(f"{parent}/")
     )
 
 
 @settings(max_examples=300, deadline=None)
 @given(machines())
-def test_faults_never_break_order_or_exclusivity(
+def test_errors_never_break_order_or_exclusivity(
     case: tuple[Machine, list[dict[str, CpuSet]]],
 ) -> None:
-    machine, wishes = case
-    start = dict(machine.groups)
+    machine, targets = case
+    initial = dict(machine.groups)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "j")
-        for wish in wishes:
+        for target in targets:
             before = dict(machine.groups)
-            outcome = apply(machine, journal, wish)  # the machine asserts the kernel's rule
-            assert {each.group for each in outcome.changes} == wish.keys()
+            outcome = apply(machine, journal, target)  # the machine checks the rules of the kernel
+            assert {each.group for each in outcome.changes} == target.keys()
             for each in outcome.changes:
                 if each.state in (WriteState.RIGHT, WriteState.WRITTEN) and machine.exists(
                     each.group
                 ):
-                    assert machine.groups[each.group] == wish[each.group]
-            strict = machine.version == 1 and nobody_moves(before, wish)
+                    assert machine.groups[each.group] == target[each.group]
+            strict = machine.version == 1 and every_group_keeps_a_cpu(before, target)
             for failed in outcome.having(WriteState.FAILED) if strict else ():
                 # A failed group may be removed later, together with its parent.
-                kept = machine.groups.get(failed.group, EMPTY) - wish[failed.group]
+                kept = machine.groups.get(failed.group, EMPTY) - target[failed.group]
                 for group, cpus in machine.groups.items():
                     if not related(group, failed.group):
                         assert not (cpus - before[group]) & kept, f"{group} and {failed.group}"
-        machine.files.refusing = set()
+        machine.files.failing = set()
         machine.files.vanishing = set()
         assert restore(machine, journal).ok
         for group, cpus in machine.groups.items():
-            assert cpus == start[group], f"{group} has its value back"
+            assert cpus == initial[group], f"{group} has its original value"
         assert journal.originals == {}

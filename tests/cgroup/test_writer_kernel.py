@@ -1,4 +1,4 @@
-"""Writes on the cpuset hierarchy of this machine, v1 or v2, whichever it has: needs root."""
+"""Writes on the cpuset hierarchy of this machine, v1 or v2. Needs root."""
 
 import os
 import subprocess
@@ -23,8 +23,8 @@ BOTH = X | Y
 V1 = REAL.version == 1
 
 
-class Playground:
-    """A cgroup of the test, with helpers that bypass the code under test."""
+class Cgroups:
+    """A cgroup of the test, with helpers that do not use the code under test."""
 
     def __init__(self) -> None:
         self.top = f"/topolet-test-{uuid.uuid4().hex[:8]}"
@@ -40,9 +40,9 @@ class Playground:
         os.mkdir(f"{REAL.path}{group}")
         self.groups.append(group)
         if V1:
-            above = os.path.dirname(group)
+            parent = os.path.dirname(group)
             for each in ("cpuset.mems", "cpuset.cpus"):
-                self.path(group, each).write_text(self.path(above, each).read_text())
+                self.path(group, each).write_text(self.path(parent, each).read_text())
         if cpus is not None:
             self.path(group, "cpuset.cpus").write_text(str(cpus))
         return group
@@ -72,13 +72,13 @@ class Playground:
 
 
 @pytest.fixture
-def play() -> Iterator[Playground]:
-    playground = Playground()
+def cgroups() -> Iterator[Cgroups]:
+    cgroups = Cgroups()
     try:
-        playground.make("")
-        yield playground
+        cgroups.make("")
+        yield cgroups
     finally:
-        playground.close()
+        cgroups.close()
 
 
 @pytest.fixture
@@ -90,53 +90,53 @@ def affinity(pid: int) -> CpuSet:
     return CpuSet(os.sched_getaffinity(pid))
 
 
-def test_reads(play: Playground) -> None:
-    group = play.make("/a", X)
+def test_reads(cgroups: Cgroups) -> None:
+    group = cgroups.make("/a", X)
     assert REAL.own_cpus(group) == REAL.effective_cpus(group) == X
     assert REAL.effective_mems(group) == REAL.effective_mems("/")
-    assert REAL.children(play.top) == (group,)
-    assert play.top in REAL.children("/")
-    pid = play.sleeper(group)
+    assert REAL.children(cgroups.top) == (group,)
+    assert cgroups.top in REAL.children("/")
+    pid = cgroups.sleeper(group)
     assert REAL.group_of(pid) == group
-    process = play.sleepers[-1]
+    process = cgroups.sleepers[-1]
     process.kill()
     process.wait()
     assert REAL.group_of(pid) is None
-    play.remove(group)
+    cgroups.remove(group)
     with pytest.raises(GroupGone):
         REAL.write(group, X)
     with pytest.raises(GroupGone):
         REAL.own_cpus(group)
 
 
-def test_a_recreated_group_is_read_anew(play: Playground) -> None:
-    """Files stay open between calls, but not beyond the removal of their group."""
-    group = play.make("/a", X)
+def test_files_of_a_recreated_group_are_opened_again(cgroups: Cgroups) -> None:
+    """Files stay open between calls, until their group is removed."""
+    group = cgroups.make("/a", X)
     assert REAL.own_cpus(group) == X
-    play.remove(group)
+    cgroups.remove(group)
     assert not REAL.exists(group)
-    play.make("/a", BOTH)
+    cgroups.make("/a", BOTH)
     assert REAL.own_cpus(group) == BOTH
-    play.remove(group)
-    play.make("/a", BOTH)
+    cgroups.remove(group)
+    cgroups.make("/a", BOTH)
     REAL.write(group, Y)
-    assert play.own(group) == REAL.own_cpus(group) == Y
+    assert cgroups.own(group) == REAL.own_cpus(group) == Y
 
 
-def test_a_refused_write_names_the_reason(play: Playground) -> None:
-    group = play.make("/a")
-    beyond = CpuSet([60_000])
+def test_a_failed_write_names_the_reason(cgroups: Cgroups) -> None:
+    group = cgroups.make("/a")
+    missing = CpuSet([60_000])
     with pytest.raises(CgroupError, match=rf"write '60000' to '.*{group}/cpuset\.cpus': "):
-        REAL.write(group, beyond)
+        REAL.write(group, missing)
 
 
-def test_an_exclusive_cpu_is_taken_and_restored(play: Playground, journal: Journal) -> None:
+def test_an_exclusive_cpu_is_taken_and_restored(cgroups: Cgroups, journal: Journal) -> None:
     """Two pods with a container each: one CPU moves from one to the other, then everything is
     restored."""
-    pods = [play.make("/one"), play.make("/two")]
-    one, two = (play.make(f"{pod}/c".removeprefix(play.top)) for pod in pods)
-    pids = [play.sleeper(one), play.sleeper(two)]
-    before = {group: play.own(group) for group in play.groups}
+    pods = [cgroups.make("/one"), cgroups.make("/two")]
+    one, two = (cgroups.make(f"{pod}/c".removeprefix(cgroups.top)) for pod in pods)
+    pids = [cgroups.sleeper(one), cgroups.sleeper(two)]
+    before = {group: cgroups.own(group) for group in cgroups.groups}
 
     outcome = apply(REAL, journal, {one: X, two: ALL - X})
     assert outcome.ok, outcome
@@ -146,27 +146,27 @@ def test_an_exclusive_cpu_is_taken_and_restored(play: Playground, journal: Journ
     ]
     assert outcome.others == ()
     assert [affinity(pid) for pid in pids] == [X, ALL - X]
-    assert (play.own(one), play.own(two)) == (X, ALL - X)
+    assert (cgroups.own(one), cgroups.own(two)) == (X, ALL - X)
 
     swapped = apply(REAL, journal, {one: ALL - X, two: X})
     assert swapped.ok
     assert [affinity(pid) for pid in pids] == [ALL - X, X]
 
-    back = restore(REAL, journal)
-    assert back.ok, back
+    restored = restore(REAL, journal)
+    assert restored.ok, restored
     # Some kernels with v2 (6.1) do not allow a group with processes to inherit again.
     allowed = {group: (own, own if V1 else own or ALL) for group, own in before.items()}
-    assert all(play.own(group) in allowed[group] for group in play.groups)
+    assert all(cgroups.own(group) in allowed[group] for group in cgroups.groups)
     assert [affinity(pid) for pid in pids] == [ALL, ALL]
     assert Journal(journal.path).originals == {}
 
 
 def test_ancestors_are_widened_and_descendants_are_narrowed(
-    play: Playground, journal: Journal
+    cgroups: Cgroups, journal: Journal
 ) -> None:
-    pod = play.make("/pod", X)
-    container = play.make("/pod/c", X)
-    pid = play.sleeper(container)
+    pod = cgroups.make("/pod", X)
+    container = cgroups.make("/pod/c", X)
+    pid = cgroups.sleeper(container)
     outcome = apply(REAL, journal, {container: BOTH})
     assert outcome.ok
     assert [(each.group, each.old, each.new) for each in outcome.others] == [(pod, X, BOTH)]
@@ -182,121 +182,123 @@ def test_ancestors_are_widened_and_descendants_are_narrowed(
         container: str(X),
     }
     assert restore(REAL, journal).ok
-    assert affinity(pid) == play.own(pod) == play.own(container) == X
+    assert affinity(pid) == cgroups.own(pod) == cgroups.own(container) == X
 
 
-def test_disjoint_values_move_down_a_whole_branch(play: Playground, journal: Journal) -> None:
-    pod = play.make("/pod", X)
-    container = play.make("/pod/c", X)
-    inner = play.make("/pod/c/inner", X)
-    pid = play.sleeper(inner)
+def test_disjoint_values_of_a_pod_and_its_containers_are_applied(
+    cgroups: Cgroups, journal: Journal
+) -> None:
+    pod = cgroups.make("/pod", X)
+    container = cgroups.make("/pod/c", X)
+    inner = cgroups.make("/pod/c/inner", X)
+    pid = cgroups.sleeper(inner)
     outcome = apply(REAL, journal, {pod: Y, container: Y})
     assert outcome.ok
-    assert play.own(pod) == play.own(container) == Y
+    assert cgroups.own(pod) == cgroups.own(container) == Y
     assert affinity(pid) == Y
-    again = apply(REAL, journal, {pod: Y, container: Y})
-    assert {each.state for each in again.changes} == {WriteState.RIGHT}
+    second = apply(REAL, journal, {pod: Y, container: Y})
+    assert {each.state for each in second.changes} == {WriteState.RIGHT}
 
 
-def test_a_removed_group_does_not_stop_the_others(play: Playground, journal: Journal) -> None:
-    there = play.make("/there")
-    gone = f"{play.top}/gone"
-    outcome = apply(REAL, journal, {there: X, gone: X})
-    assert [each.state for each in outcome.changes] == [WriteState.GONE, WriteState.WRITTEN]
-    assert play.own(there) == X
+def test_a_removed_group_does_not_stop_the_others(cgroups: Cgroups, journal: Journal) -> None:
+    existing = cgroups.make("/existing")
+    removed = f"{cgroups.top}/removed"
+    outcome = apply(REAL, journal, {existing: X, removed: X})
+    assert [each.state for each in outcome.changes] == [WriteState.WRITTEN, WriteState.GONE]
+    assert cgroups.own(existing) == X
 
-    journalled = play.make("/short")
+    journalled = cgroups.make("/short")
     assert apply(REAL, journal, {journalled: X}).ok
-    play.remove(journalled)
-    back = restore(REAL, journal)
-    assert back.ok
-    assert [each.group for each in back.having(WriteState.GONE)] == [journalled]
+    cgroups.remove(journalled)
+    restored = restore(REAL, journal)
+    assert restored.ok
+    assert [each.group for each in restored.having(WriteState.GONE)] == [journalled]
     assert journal.originals == {}
 
 
-def test_original_values_survive_a_restart(play: Playground, journal: Journal) -> None:
-    group = play.make("/a", BOTH)
+def test_original_values_survive_a_restart(cgroups: Cgroups, journal: Journal) -> None:
+    group = cgroups.make("/a", BOTH)
     assert apply(REAL, journal, {group: X}).ok
     restarted = Journal(journal.path)
     assert apply(REAL, restarted, {group: Y}).ok
     assert restore(REAL, Journal(journal.path)).ok
-    assert play.own(group) == BOTH
+    assert cgroups.own(group) == BOTH
 
 
 def test_a_value_without_a_journal_entry_is_restored_from_the_runtimes(
-    play: Playground, journal: Journal
+    cgroups: Cgroups, journal: Journal
 ) -> None:
-    group = play.make("/a", X)
+    group = cgroups.make("/a", X)
     outcome = restore(REAL, journal, {group: BOTH})
     assert outcome.ok
-    assert play.own(group) == BOTH
+    assert cgroups.own(group) == BOTH
 
 
-@pytest.mark.skipif(not V1, reason="cgroup v2 cuts by itself")
-def test_v1_original_beyond_the_parent_is_narrowed(play: Playground, journal: Journal) -> None:
-    pod = play.make("/pod", BOTH)
-    container = play.make("/pod/c", BOTH)
+@pytest.mark.skipif(not V1, reason="cgroup v2 limits the effective CPUs itself")
+def test_v1_original_beyond_the_parent_is_narrowed(cgroups: Cgroups, journal: Journal) -> None:
+    pod = cgroups.make("/pod", BOTH)
+    container = cgroups.make("/pod/c", BOTH)
     assert apply(REAL, journal, {container: X}).ok
-    play.path(pod, "cpuset.cpus").write_text(str(X))
+    cgroups.path(pod, "cpuset.cpus").write_text(str(X))
     (change,) = restore(REAL, journal).changes
     assert change.state is WriteState.RIGHT
     assert change.note == f"'{BOTH}' is not within the group above ('{X}')"
-    assert play.own(container) == X
+    assert cgroups.own(container) == X
 
 
 @pytest.mark.skipif(V1, reason="cgroup v1 can't inherit")
-def test_v2_inheritance_is_restored(play: Playground, journal: Journal) -> None:
-    group = play.make("/a")
-    assert play.own(group) == EMPTY
+def test_v2_inheritance_is_restored(cgroups: Cgroups, journal: Journal) -> None:
+    group = cgroups.make("/a")
+    assert cgroups.own(group) == EMPTY
     assert apply(REAL, journal, {group: X}).ok
-    assert play.own(group) == X
+    assert cgroups.own(group) == X
     assert restore(REAL, journal).ok
-    assert play.own(group) == EMPTY
-    assert REAL.effective_cpus(group) == REAL.effective_cpus(play.top)
+    assert cgroups.own(group) == EMPTY
+    assert REAL.effective_cpus(group) == REAL.effective_cpus(cgroups.top)
 
 
 @pytest.mark.parametrize("read_each", [True, False])
-def test_watches_of_removed_groups_end(play: Playground, read_each: bool) -> None:
-    play.make("/kubepods")
+def test_watches_of_removed_groups_are_removed(cgroups: Cgroups, read_each: bool) -> None:
+    cgroups.make("/kubepods")
     pods = [(f"/kubepods/pod{number}", f"/kubepods/pod{number}/c") for number in range(20)]
-    tree = CgroupWatch(f"{REAL.path}{play.top}")
+    tree = CgroupWatch(f"{REAL.path}{cgroups.top}")
     try:
-        at_rest = watches(tree)
+        initial = watches(tree)
         for pod in pods:
-            groups = [play.make(name) for name in pod]
+            groups = [cgroups.make(name) for name in pod]
             if read_each:
                 assert tree.read()
-                assert watches(tree) == at_rest + len(pod)
+                assert watches(tree) == initial + len(pod)
             for group in reversed(groups):
-                play.remove(group)
+                cgroups.remove(group)
             if read_each:
                 assert tree.read()
-                assert watches(tree) == at_rest
+                assert watches(tree) == initial
         tree.read()
-        assert watches(tree) == at_rest
+        assert watches(tree) == initial
     finally:
         tree.close()
 
 
-@pytest.mark.parametrize("again", [True, False])
-def test_watches_are_right_after_events_were_lost(
-    play: Playground, monkeypatch: pytest.MonkeyPatch, again: bool
+@pytest.mark.parametrize("recreated", [True, False])
+def test_watches_are_correct_after_an_overflow(
+    cgroups: Cgroups, monkeypatch: pytest.MonkeyPatch, recreated: bool
 ) -> None:
-    play.make("/kubepods")
-    pod = play.make("/kubepods/pod1")
-    tree = CgroupWatch(f"{REAL.path}{play.top}")
+    cgroups.make("/kubepods")
+    pod = cgroups.make("/kubepods/pod1")
+    tree = CgroupWatch(f"{REAL.path}{cgroups.top}")
     try:
         with_pod = watches(tree)
-        play.remove(pod)
-        if again:
-            play.make("/kubepods/pod1")
-        lost = InotifyEvent(-1, kernel_events.OVERFLOW, "")
+        cgroups.remove(pod)
+        if recreated:
+            cgroups.make("/kubepods/pod1")
+        overflow = InotifyEvent(-1, kernel_events.OVERFLOW, "")
         with monkeypatch.context() as patch:
-            patch.setattr(Inotify, "read", lambda queue: [lost])
+            patch.setattr(Inotify, "read", lambda queue: [overflow])
             assert tree.read()
-        assert watches(tree) == with_pod - (not again)
+        assert watches(tree) == with_pod - (not recreated)
         tree.read()
-        assert watches(tree) == with_pod - (not again)
+        assert watches(tree) == with_pod - (not recreated)
     finally:
         tree.close()
 

@@ -76,7 +76,7 @@ def test_an_object_with_few_fields() -> None:
         ("Succeeded", True),
         ("Failed", True),
         ("Unknown", False),
-        ("Dreaming", False),
+        ("Invalid", False),
     ],
 )
 def test_phases(phase: str, terminal: bool) -> None:
@@ -157,7 +157,7 @@ def test_invalid_json(text: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_hostile_json_is_an_object_error(text: bytes) -> None:
+def test_any_invalid_bytes_are_an_object_error(text: bytes) -> None:
     with pytest.raises(ObjectError):
         decode(b'{"metadata":' + text)
 
@@ -178,9 +178,20 @@ def test_fields_of_a_pod_for_the_scheduler() -> None:
     assert (pod.requests, pod.limits) == ({"cpu": 2000}, {"cpu": 3500})
     assert pod.overhead == {"cpu": 250, "memory": 1024}
     assert pod.started_at == 1_767_323_046_000_000_000
-    silent = from_object(BODY)
-    assert (silent.priority, silent.preempts, silent.scheduler) == (None, True, "")
-    assert not any((silent.requests, silent.limits, silent.overhead, silent.started_at))
+    without_fields = from_object(BODY)
+    assert (without_fields.priority, without_fields.preempts, without_fields.scheduler) == (
+        None,
+        True,
+        "",
+    )
+    assert not any(
+        (
+            without_fields.requests,
+            without_fields.limits,
+            without_fields.overhead,
+            without_fields.started_at,
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,14 +210,14 @@ def test_an_invalid_field_is_named(
         from_object({**BODY, "spec": spec, "status": status})
 
 
-def sized(name: str, request: str, limit: str, **more: str) -> dict[str, Any]:
+def container_spec(name: str, request: str, limit: str, **more: str) -> dict[str, Any]:
     """A container; "" sets no amount."""
     amounts = {"requests": request, "limits": limit}
     resources = {field: {"cpu": text} for field, text in amounts.items() if text}
     return {"name": name, "resources": resources, **more}
 
 
-def of_class(qos: str, *containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+def pod_of_class(qos: str, *containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
     labels = {"koordinator.sh/qosClass": qos}
     metadata = {"uid": "u", "name": "p", "namespace": "ns", "labels": labels}
     return {"metadata": metadata, "spec": {"containers": [*containers], **spec}}
@@ -217,71 +228,79 @@ SIDECAR = {"restartPolicy": "Always"}
 
 @pytest.mark.parametrize("qos", ["LSE", "LSR"])
 @pytest.mark.parametrize(
-    ("containers", "spec", "where"),
+    ("containers", "spec", "difference"),
     [
-        ([sized("a", "2", "2")], {}, ""),
-        ([sized("a", "2000m", "2")], {}, ""),
-        ([sized("a", "", "2")], {}, ""),
-        ([sized("a", "", "")], {}, ""),
-        ([sized("a", "2", "4")], {}, "container a: requests.cpu is 2, limits.cpu is 4"),
-        ([sized("a", "2", "")], {}, "container a: requests.cpu is 2, limits.cpu is not set"),
+        ([container_spec("a", "2", "2")], {}, ""),
+        ([container_spec("a", "2000m", "2")], {}, ""),
+        ([container_spec("a", "", "2")], {}, ""),
+        ([container_spec("a", "", "")], {}, ""),
+        ([container_spec("a", "2", "4")], {}, "container a: requests.cpu is 2, limits.cpu is 4"),
         (
-            [sized("a", "2", "2"), sized("b", "500m", "1")],
+            [container_spec("a", "2", "")],
+            {},
+            "container a: requests.cpu is 2, limits.cpu is not set",
+        ),
+        (
+            [container_spec("a", "2", "2"), container_spec("b", "500m", "1")],
             {},
             "container b: requests.cpu is 500m, limits.cpu is 1",
         ),
-        # Equal in sum.
+        # The sums are equal.
         (
-            [sized("a", "1", "2"), sized("b", "2", "1")],
+            [container_spec("a", "1", "2"), container_spec("b", "2", "1")],
             {},
             "container a: requests.cpu is 1, limits.cpu is 2",
         ),
-        # Plain init containers end before the others run.
-        ([sized("a", "2", "2")], {"initContainers": [sized("i", "1", "3")]}, ""),
+        # Init containers that are not sidecars terminate before the others start.
+        ([container_spec("a", "2", "2")], {"initContainers": [container_spec("i", "1", "3")]}, ""),
         (
-            [sized("a", "2", "2")],
-            {"initContainers": [sized("s", "1", "3", **SIDECAR)]},
+            [container_spec("a", "2", "2")],
+            {"initContainers": [container_spec("s", "1", "3", **SIDECAR)]},
             "container s: requests.cpu is 1, limits.cpu is 3",
         ),
-        # The amounts of the pod override those of its containers.
-        ([sized("a", "1", "")], {"resources": sized("", "2", "2")["resources"]}, ""),
+        # Pod-level resources override those of the containers.
         (
-            [sized("a", "2", "2")],
-            {"resources": sized("", "2", "4")["resources"]},
+            [container_spec("a", "1", "")],
+            {"resources": container_spec("", "2", "2")["resources"]},
+            "",
+        ),
+        (
+            [container_spec("a", "2", "2")],
+            {"resources": container_spec("", "2", "4")["resources"]},
             "spec.resources: requests.cpu is 2, limits.cpu is 4",
         ),
     ],
 )
 def test_the_first_difference_between_limit_and_request_is_named(
-    qos: str, containers: list[dict[str, Any]], spec: dict[str, Any], where: str
+    qos: str, containers: list[dict[str, Any]], spec: dict[str, Any], difference: str
 ) -> None:
-    assert unequal_cpu(from_object(of_class(qos, *containers, **spec))) == where
+    assert unequal_cpu(from_object(pod_of_class(qos, *containers, **spec))) == difference
 
 
 @pytest.mark.parametrize("qos", ["LS", "BE", "SYSTEM", "", "x"])
 def test_other_classes_may_have_any_limit(qos: str) -> None:
-    assert unequal_cpu(from_object(of_class(qos, sized("a", "2", "4")))) == ""
+    assert unequal_cpu(from_object(pod_of_class(qos, container_spec("a", "2", "4")))) == ""
 
 
 @given(st.lists(st.tuples(st.integers(0, 64_000), st.integers(0, 64_000)), min_size=1, max_size=4))
 def test_any_container_whose_limit_differs_is_found(amounts: list[tuple[int, int]]) -> None:
     containers = [
-        sized(f"c{place}", f"{request}m", f"{limit}m")
-        for place, (request, limit) in enumerate(amounts)
+        container_spec(f"c{index}", f"{request}m", f"{limit}m")
+        for index, (request, limit) in enumerate(amounts)
     ]
-    found = unequal_cpu(from_object(of_class("LSR", *containers)))
-    wrong = [place for place, (request, limit) in enumerate(amounts) if request != limit]
-    assert found.startswith(f"container c{wrong[0]}: ") if wrong else found == ""
+    found = unequal_cpu(from_object(pod_of_class("LSR", *containers)))
+    unequal = [index for index, (request, limit) in enumerate(amounts) if request != limit]
+    assert found.startswith(f"container c{unequal[0]}: ") if unequal else found == ""
 
 
 def resources(cpu: str, memory: str = "1Gi") -> dict[str, dict[str, str]]:
     return {"requests": {"cpu": cpu, "memory": memory}}
 
 
-def in_force(name: str, cpu: str, admitted: str = "") -> dict[str, Any]:
-    """A container's status; `admitted`: the CPU that the kubelet admitted, if it is another."""
-    of_kubelet = resources(admitted or cpu)["requests"]
-    return {"name": name, "resources": resources(cpu), "allocatedResources": of_kubelet}
+def container_status(name: str, cpu: str, admitted: str = "") -> dict[str, Any]:
+    """A container's status; `admitted`: the CPU of `allocatedResources`, if it differs."""
+    allocated = resources(admitted or cpu)["requests"]
+    return {"name": name, "resources": resources(cpu), "allocatedResources": allocated}
 
 
 PENDING: dict[str, Any] = {"conditions": [{"type": "PodResizePending", "reason": "Infeasible"}]}
@@ -289,33 +308,33 @@ DEFERRED: dict[str, Any] = {"conditions": [{"type": "PodResizePending", "reason"
 
 
 @pytest.mark.parametrize(
-    ("written", "status", "counted"),
+    ("spec_cpu", "status", "counted"),
     [
         ("2", {}, 2000),
         ("2", {"containerStatuses": [{"name": "a"}]}, 2000),
-        ("2", {"containerStatuses": [in_force("a", "2")]}, 2000),
-        ("2", {"containerStatuses": [in_force("other", "4")]}, 2000),
-        # As kubelets before 1.35 without the gate, which report nothing admitted.
+        ("2", {"containerStatuses": [container_status("a", "2")]}, 2000),
+        ("2", {"containerStatuses": [container_status("other", "4")]}, 2000),
+        # Kubelets before 1.35 without the feature gate report no allocatedResources.
         ("2", {"containerStatuses": [{"name": "a", "resources": resources("2")}]}, 2000),
-        # More was written: it counts at once, unless the kubelet will never admit it.
-        ("4", {"containerStatuses": [in_force("a", "2")]}, 4000),
-        ("4", {**DEFERRED, "containerStatuses": [in_force("a", "2")]}, 4000),
-        ("4", {**PENDING, "containerStatuses": [in_force("a", "2")]}, 2000),
-        # Less was written: it counts when the runtime has set it.
-        ("1", {"containerStatuses": [in_force("a", "2")]}, 2000),
-        ("1", {"containerStatuses": [in_force("a", "2", "1")]}, 2000),
-        ("1", {"containerStatuses": [in_force("a", "1", "2")]}, 2000),
-        ("1", {**PENDING, "containerStatuses": [in_force("a", "2")]}, 2000),
-        ("1", {"containerStatuses": [in_force("a", "1")]}, 1000),
+        # A resize up counts at once, unless it is infeasible.
+        ("4", {"containerStatuses": [container_status("a", "2")]}, 4000),
+        ("4", {**DEFERRED, "containerStatuses": [container_status("a", "2")]}, 4000),
+        ("4", {**PENDING, "containerStatuses": [container_status("a", "2")]}, 2000),
+        # A resize down counts when the runtime has applied it.
+        ("1", {"containerStatuses": [container_status("a", "2")]}, 2000),
+        ("1", {"containerStatuses": [container_status("a", "2", "1")]}, 2000),
+        ("1", {"containerStatuses": [container_status("a", "1", "2")]}, 2000),
+        ("1", {**PENDING, "containerStatuses": [container_status("a", "2")]}, 2000),
+        ("1", {"containerStatuses": [container_status("a", "1")]}, 1000),
     ],
 )
 def test_a_resize_counts_as_for_kube_scheduler(
-    written: str, status: dict[str, Any], counted: int
+    spec_cpu: str, status: dict[str, Any], counted: int
 ) -> None:
-    """By component-helpers of 1.36.3: determineEffectiveRequests."""
-    spec = {"containers": [{"name": "a", "resources": resources(written)}]}
+    """As in component-helpers of 1.36.3: determineEffectiveRequests."""
+    spec = {"containers": [{"name": "a", "resources": resources(spec_cpu)}]}
     (container,) = from_object({**BODY, "spec": spec, "status": status}).containers
-    assert container.requests["cpu"] == 1000 * int(written)
+    assert container.requests["cpu"] == 1000 * int(spec_cpu)
     assert container.counted == {"cpu": counted, "memory": 1 << 30}
 
 
@@ -326,7 +345,7 @@ def test_a_sidecar_is_resized_and_another_init_container_is_not() -> None:
             {"name": "i", "resources": resources("1")},
         ]
     }
-    statuses = [in_force("i", "2"), in_force("s", "2")]
+    statuses = [container_status("i", "2"), container_status("s", "2")]
     pod = from_object({**BODY, "spec": spec, "status": {"initContainerStatuses": statuses}})
     assert [each.counted["cpu"] for each in pod.init_containers] == [2000, 1000]
 
@@ -342,7 +361,7 @@ def test_pod_level_resources_are_resized_where_the_pod_has_them() -> None:
 
 def test_an_invalid_amount_in_force_is_named() -> None:
     spec = {"containers": [{"name": "a", "resources": resources("1")}]}
-    status = {"containerStatuses": [in_force("a", "1", "x")]}
-    where = r"status.containerStatuses\[0\].allocatedResources.cpu: 'x' is not"
-    with pytest.raises(ObjectError, match=rf"Pod ns/p: {where}"):
+    status = {"containerStatuses": [container_status("a", "1", "x")]}
+    field = r"status.containerStatuses\[0\].allocatedResources.cpu: 'x' is not"
+    with pytest.raises(ObjectError, match=rf"Pod ns/p: {field}"):
         from_object({**BODY, "spec": spec, "status": status})

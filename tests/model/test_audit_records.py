@@ -31,7 +31,7 @@ def test_a_line_that_is_not_a_record_is_none(line: bytes) -> None:
     assert audit.decode(audit.encode(written(Record()))[:-9]) is None
 
 
-def test_bytes_that_are_not_utf8_are_replaced_and_messages_cut() -> None:
+def test_bytes_that_are_not_utf8_are_replaced_and_messages_are_truncated() -> None:
     group = b"/a\xff".decode(errors="surrogateescape")
     line = audit.encode(written(Record(group=group, message="x" * 10_000)))
     read = audit.decode(line)

@@ -72,7 +72,9 @@ READERS: list[tuple[str, Read, int]] = [
     (holding.GPU_CHECKPOINTS, grants.of_device_object, OBJECT_LIST),
     (GPU_PARTITIONS, lambda texts: partitions.partitions({}, texts, {}), OBJECT_LIST),
 ]
-EACH = pytest.mark.parametrize(("key", "read", "most"), READERS, ids=[each[0] for each in READERS])
+EACH = pytest.mark.parametrize(
+    ("key", "read", "max_bytes"), READERS, ids=[each[0] for each in READERS]
+)
 
 
 def refusal(key: str, read: Read, text: str) -> str:
@@ -92,12 +94,12 @@ def refusal(key: str, read: Read, text: str) -> str:
 @EACH
 @pytest.mark.parametrize("character", [" ", "[", "9", "ä", "\ud800"])
 def test_a_text_beyond_its_bound_is_refused_with_its_key(
-    key: str, read: Read, most: int, character: str
+    key: str, read: Read, max_bytes: int, character: str
 ) -> None:
     size = len(character.encode(errors="surrogatepass"))
-    reason = f"has more than {most} bytes"
-    assert refusal(key, read, character * (most // size + 1)) == reason
-    assert refusal(key, read, character * (most // size)) != reason
+    reason = f"has more than {max_bytes} bytes"
+    assert refusal(key, read, character * (max_bytes // size + 1)) == reason
+    assert refusal(key, read, character * (max_bytes // size)) != reason
 
 
 @EACH
@@ -121,10 +123,10 @@ def test_a_text_beyond_its_bound_is_refused_with_its_key(
         "\0" * 8_000,
     ],
 )
-def test_text_that_overloads_a_parser_is_an_ordinary_error(
-    key: str, read: Read, most: int, text: str
+def test_text_that_overloads_a_parser_is_read_or_refused_with_its_key(
+    key: str, read: Read, max_bytes: int, text: str
 ) -> None:
-    assert len(text) <= most
+    assert len(text) <= max_bytes
     refusal(key, read, text)
 
 
@@ -140,10 +142,10 @@ JSON = st.recursive(
 def test_any_text_is_read_or_refused_with_its_key(
     reader: tuple[str, Read, int], value: object, times: int
 ) -> None:
-    key, read, most = reader
+    key, read, max_bytes = reader
     text = value if isinstance(value, str) else json.dumps(value)
-    assert (refusal(key, read, text * times) == f"has more than {most} bytes") is (
-        len((text * times).encode()) > most
+    assert (refusal(key, read, text * times) == f"has more than {max_bytes} bytes") is (
+        len((text * times).encode()) > max_bytes
     )
 
 
@@ -152,7 +154,7 @@ def listed(entry: str, count: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("key", "most", "text"),
+    ("key", "max_bytes", "text"),
     [
         (
             annotations.RESOURCE_STATUS,
@@ -212,10 +214,10 @@ def listed(entry: str, count: int) -> str:
         ),
     ],
 )
-def test_entries_are_bounded(key: str, most: int, text: Callable[[int], str]) -> None:
+def test_entries_are_bounded(key: str, max_bytes: int, text: Callable[[int], str]) -> None:
     read = next(each[1] for each in READERS if each[0] == key)
-    assert refusal(key, read, text(most)) == ""
-    assert str(most) in refusal(key, read, text(most + 1))
+    assert refusal(key, read, text(max_bytes)) == ""
+    assert str(max_bytes) in refusal(key, read, text(max_bytes + 1))
 
 
 @pytest.mark.parametrize("size", [1, 33_000, 65_535])
@@ -236,22 +238,22 @@ def test_groups_of_a_cpu_list_are_read_as_by_the_kernel(
     assert set(CpuSet.parse(f"{first}-{last}:{used}/{size}")) == wanted
 
 
-def test_stored_metadata_is_bounded_and_stays_too_long_for_its_reader() -> None:
+def test_stored_metadata_is_truncated_and_still_refused_by_its_reader() -> None:
     texts = dict.fromkeys(ANNOTATIONS, "x" * (200 << 10))
     kept = pod_metadata({"app": "x" * 63}, {**texts, "other": "x" * (200 << 10)})
     assert kept.labels == {}
     assert {key: len(text) for key, text in kept.annotations.items()} == {
-        key: most + 1 for key, most in ANNOTATIONS.items()
+        key: max_bytes + 1 for key, max_bytes in ANNOTATIONS.items()
     }
-    readers = {key: (read, most) for key, read, most in READERS}
+    readers = {key: (read, max_bytes) for key, read, max_bytes in READERS}
     for key, text in kept.annotations.items():
-        read, most = readers[key]
-        assert refusal(key, read, text) == f"has more than {most} bytes"
-    whole = {key: "x" * most for key, most in ANNOTATIONS.items()}
+        read, max_bytes = readers[key]
+        assert refusal(key, read, text) == f"has more than {max_bytes} bytes"
+    whole = {key: "x" * max_bytes for key, max_bytes in ANNOTATIONS.items()}
     assert pod_metadata({}, whole).annotations == whole
 
 
-def test_a_wide_character_makes_no_stored_text_wide() -> None:
-    texts = {key: "\U0001f600" + "x" * (most - 4) for key, most in ANNOTATIONS.items()}
+def test_a_wide_character_does_not_widen_stored_text() -> None:
+    texts = {key: "\U0001f600" + "x" * (max_bytes - 4) for key, max_bytes in ANNOTATIONS.items()}
     for key, text in pod_metadata({}, texts).annotations.items():
         assert sys.getsizeof(text) < ANNOTATIONS[key] + 200

@@ -50,7 +50,7 @@ def test_notifications_are_encoded_and_decoded(notification: Notification) -> No
         b'{"type":"look","more":' + b"[" * 100_000,
     ],
 )
-def test_hostile_datagram_is_refused(datagram: bytes) -> None:
+def test_invalid_datagram_is_refused(datagram: bytes) -> None:
     with pytest.raises(NotificationError, match="doorbell: "):
         decode(datagram)
 
@@ -71,7 +71,7 @@ def test_names_on_the_wire_are_those_of_earlier_versions() -> None:
     )
 
 
-def test_an_error_does_not_repeat_a_hostile_datagram() -> None:
+def test_an_error_does_not_quote_the_datagram() -> None:
     with pytest.raises(NotificationError) as raised:
         decode(b'{"type": "' + b"9" * 200_000 + b'"}')
     assert len(str(raised.value)) < 400

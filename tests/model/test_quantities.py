@@ -38,7 +38,7 @@ def test_quantities_are_rounded_up(text: str, milli: int, whole: int) -> None:
 
 
 @pytest.mark.parametrize("number", [4, 0, 1.5, 4e-5])
-def test_bare_json_numbers_count(number: float) -> None:
+def test_json_numbers_are_quantities(number: float) -> None:
     assert quantities.milli(number) == -(-Fraction(repr(number)) * 1000 // 1)
 
 
@@ -70,5 +70,5 @@ def test_a_printed_amount_reads_back(resource: str, amount: int) -> None:
 
 
 def test_memory_is_printed_in_the_largest_unit_that_divides_it() -> None:
-    shown = [quantities.amount("memory", each) for each in (0, 1000, 1 << 10, 3 << 29, 4 << 30)]
-    assert shown == ["0", "1000", "1Ki", "1536Mi", "4Gi"]
+    texts = [quantities.amount("memory", each) for each in (0, 1000, 1 << 10, 3 << 29, 4 << 30)]
+    assert texts == ["0", "1000", "1Ki", "1536Mi", "4Gi"]

@@ -1,4 +1,4 @@
-"""RebindResource as the API server has it."""
+"""RebindResource objects of the API server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_deadline_of_the_proposal_and_no_limit() -> None:
     assert not read.status.taken
 
 
-def test_own_fields() -> None:
+def test_fields_beyond_the_proposal() -> None:
     spec = {"nodeName": "n", "deadlineInSeconds": 5, "dryRun": True, "maxPods": 3}
     read = decode(body(spec=spec))
     assert (read.deadline_seconds, read.dry_run, read.max_pods) == (5, True, 3)
@@ -69,15 +69,15 @@ def test_a_patch_without_a_plan_removes_it() -> None:
     assert patch["status"]["plan"] is None
 
 
-def test_the_default_of_the_definition_is_not_taken() -> None:
+def test_the_default_status_of_the_definition_has_not_ended() -> None:
     default = {"phase": "Unknown", "reason": "no controller has taken it"}
     assert not decode(body(status=default)).status.ended
 
 
-@pytest.mark.parametrize("faulty", [{"spec": {}}, {"spec": {"nodeName": 1}}, {"metadata": {}}])
-def test_a_faulty_object(faulty: dict[str, Any]) -> None:
+@pytest.mark.parametrize("invalid", [{"spec": {}}, {"spec": {"nodeName": 1}}, {"metadata": {}}])
+def test_an_invalid_object_is_an_error(invalid: dict[str, Any]) -> None:
     with pytest.raises(ObjectError):
-        decode(body(**faulty))
+        decode(body(**invalid))
 
 
 def test_times() -> None:

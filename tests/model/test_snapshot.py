@@ -69,7 +69,7 @@ def test_snapshots_are_encoded_and_decoded(snapshot: Snapshot) -> None:
 
 
 @given(full, st.data())
-def test_a_torn_snapshot_is_a_snapshot_error(snapshot: Snapshot, data: st.DataObject) -> None:
+def test_a_truncated_snapshot_is_a_snapshot_error(snapshot: Snapshot, data: st.DataObject) -> None:
     line = snapshots.encode(snapshot).rstrip()
     cut = data.draw(st.integers(0, len(line) - 1))
     with pytest.raises(SnapshotError, match="snapshot: "):
@@ -99,7 +99,7 @@ def test_pool_cpus_of_all_or_of_some_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "pod", "container", "left"),
+    ("text", "pod", "container", "excluded"),
     [
         ("", "prod/db", "main", False),
         ("prod", "prod/db", "main", True),
@@ -110,19 +110,19 @@ def test_pool_cpus_of_all_or_of_some_nodes() -> None:
         ("prod/*/istio-proxy", "prod/db", "istio-proxy", True),
         ("prod/*/istio-proxy", "prod/db", "main", False),
         ("prod/*/istio-proxy", "prod/db", "", False),
-        ("prod/*/istio-proxy", "tenant/db", "istio-proxy", False),
+        ("prod/*/istio-proxy", "team/db", "istio-proxy", False),
         ("p*/*/*", "prod/db", "", False),
         ("PROD", "prod/db", "main", False),
     ],
 )
-def test_excluded_containers(text: str, pod: str, container: str, left: bool) -> None:
-    assert excludes(parse_patterns(text), *pod.split("/"), container) is left
+def test_excluded_containers(text: str, pod: str, container: str, excluded: bool) -> None:
+    assert excludes(parse_patterns(text), *pod.split("/"), container) is excluded
 
 
 @pytest.mark.parametrize(
     "text", ["*/*/istio-proxy", "*", "*/db", "kube-system, *-system", "?rod", "[a-z]*/*/envoy"]
 )
-def test_no_tenant_leaves_the_pools_by_a_name_that_it_chooses(text: str) -> None:
+def test_a_pattern_whose_namespace_begins_with_a_wildcard_is_refused(text: str) -> None:
     with pytest.raises(ExclusionError, match="the namespace begins with a wildcard"):
         parse_patterns(text)
 

@@ -30,7 +30,7 @@ MEMORY = "koordinator.sh/gpu-memory"
 
 
 @pytest.mark.parametrize(
-    ("text", "held"),
+    ("text", "amounts"),
     [
         ("", {}),
         ("null", {}),
@@ -52,8 +52,8 @@ MEMORY = "koordinator.sh/gpu-memory"
         ),
     ],
 )
-def test_allocations_of_a_pod(text: str, held: DeviceAmounts) -> None:
-    assert allocated({DEVICE_ALLOCATED: text}) == held
+def test_allocations_of_a_pod(text: str, amounts: DeviceAmounts) -> None:
+    assert allocated({DEVICE_ALLOCATED: text}) == amounts
 
 
 def test_a_pod_without_devices() -> None:
@@ -79,11 +79,11 @@ def test_invalid_annotations_are_named(text: str, message: str) -> None:
 
 def test_amounts_of_pods_that_share_a_device_are_added() -> None:
     half: DeviceAmounts = {("gpu", 0): {CORE: 50}}
-    held = sum_amounts([half, half, {("gpu", 1): {CORE: 100}}])
-    assert held == {("gpu", 0): {CORE: 100}, ("gpu", 1): {CORE: 100}}
+    amounts = sum_amounts([half, half, {("gpu", 1): {CORE: 100}}])
+    assert amounts == {("gpu", 0): {CORE: 100}, ("gpu", 1): {CORE: 100}}
     assert half == {("gpu", 0): {CORE: 50}}
     gpu = Device("gpu", "u", 0, {CORE: 100}, topology=DeviceTopology(node=0))
-    assert portions([gpu], held) == (Portion(CORE, 0, 100, 100, 100),)
+    assert portions([gpu], amounts) == (Portion(CORE, 0, 100, 100, 100),)
 
 
 def test_entries_of_an_allocation() -> None:

@@ -40,7 +40,7 @@ Block devices:
   8 sd
 """
 GI, CI = "/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67"
-NOTHING = Rdma(), Fpgas()
+NO_OTHERS = Rdma(), Fpgas()
 
 
 def test_capabilities_of_instances() -> None:
@@ -63,7 +63,7 @@ def test_cards_and_their_instances() -> None:
         Device("gpu", uuid, minor, {}) for minor, uuid in enumerate(["GPU-b", "GPU-a", "GPU-c"])
     ]
     a, b = DeviceNode("/dev/nvidia1", 195, 1), DeviceNode("/dev/nvidia0", 195, 0)
-    found = device_files(devices, gpus, *NOTHING, capabilities(MIG_MINORS, PROC_DEVICES))
+    found = device_files(devices, gpus, *NO_OTHERS, capabilities(MIG_MINORS, PROC_DEVICES))
     capability_nodes = (DeviceNode(GI, 237, 66), DeviceNode(CI, 237, 67))
     assert found.cards == (
         CardFiles(
@@ -77,15 +77,15 @@ def test_cards_and_their_instances() -> None:
     )
 
 
-def test_a_card_that_the_driver_does_not_list_has_neither_number_nor_node() -> None:
-    """Both may belong to another card now, after a restart of the agent or the loss of a card."""
-    gpus = [Gpu("GPU-a", 0, "", minor=1), Gpu("GPU-gone", -1, "", minor=1)]
-    devices = [Device("gpu", "GPU-a", 1, {}), Device("gpu", "GPU-gone", 2, {})]
-    cards = device_files(devices, gpus, *NOTHING).cards
+def test_a_card_that_the_driver_does_not_list_has_neither_index_nor_device_node() -> None:
+    """Both may belong to another card after a restart of the agent or the loss of a card."""
+    gpus = [Gpu("GPU-a", 0, "", minor=1), Gpu("GPU-missing", -1, "", minor=1)]
+    devices = [Device("gpu", "GPU-a", 1, {}), Device("gpu", "GPU-missing", 2, {})]
+    cards = device_files(devices, gpus, *NO_OTHERS).cards
     assert cards is not None
     assert {each.gpu.uuid: each.gpu for each in cards} == {
         "GPU-a": VisibleGpu("GPU-a", "0", (DeviceNode("/dev/nvidia1", 195, 1),)),
-        "GPU-gone": VisibleGpu("GPU-gone"),
+        "GPU-missing": VisibleGpu("GPU-missing"),
     }
 
 
@@ -121,12 +121,12 @@ def test_rdma_devices_and_their_functions() -> None:
 def test_a_device_in_its_pods_network_namespace_keeps_its_files() -> None:
     devices = [Device("rdma", PHYSICAL, 4, {})]
     before = device_files(devices, [], RDMA, Fpgas())
-    assert device_files(devices, [], *NOTHING, before=before) == before
-    assert device_files([], [], *NOTHING, before=before).others == ()
+    assert device_files(devices, [], *NO_OTHERS, before=before) == before
+    assert device_files([], [], *NO_OTHERS, before=before).others == ()
 
 
-def hidden(*, physical: int | None, virtual: int | None) -> Rdma:
-    """The visible links, by their numbers."""
+def partly_visible(*, physical: int | None, virtual: int | None) -> Rdma:
+    """RDMA devices of which only these links are visible."""
 
     def links(number: int | None) -> tuple[RdmaLink, ...]:
         return () if number is None else (link(number),)
@@ -138,7 +138,9 @@ def hidden(*, physical: int | None, virtual: int | None) -> Rdma:
 def test_a_virtual_function_in_its_pods_network_namespace_keeps_its_files() -> None:
     devices = [Device("rdma", PHYSICAL, 4, {})]
     before = device_files(devices, [], RDMA, Fpgas())
-    now = device_files(devices, [], hidden(physical=0, virtual=None), Fpgas(), before=before)
+    now = device_files(
+        devices, [], partly_visible(physical=0, virtual=None), Fpgas(), before=before
+    )
     assert now == before
 
 
@@ -146,8 +148,8 @@ def test_a_hidden_device_loses_files_that_another_device_has_now() -> None:
     devices = [Device("rdma", PHYSICAL, 4, {}), Device("rdma", "0000:99:00.0", 5, {})]
     before = device_files(devices, [], RDMA, Fpgas())
     other = RdmaDevice(RdmaFunction(Function("0000:99:00.0"), (link(1),)))
-    for seen in (hidden(physical=0, virtual=None), Rdma()):
-        rdma = Rdma((*seen.devices, other))
+    for visible in (partly_visible(physical=0, virtual=None), Rdma()):
+        rdma = Rdma((*visible.devices, other))
         (first, _) = device_files(devices, [], rdma, Fpgas(), before=before).others
         assert (first.nodes, first.functions) == ((UVERBS,), {VIRTUAL: ()})
 
@@ -179,5 +181,5 @@ def test_fpgas_have_the_files_of_their_ports() -> None:
 
 
 def test_cards_that_are_not_reported_yet() -> None:
-    assert device_files([], None, *NOTHING).cards is None
-    assert device_files([], [], *NOTHING).cards == ()
+    assert device_files([], None, *NO_OTHERS).cards is None
+    assert device_files([], [], *NO_OTHERS).cards == ()

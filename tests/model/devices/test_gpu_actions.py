@@ -1,4 +1,4 @@
-"""Actions for a card's errors: the rows of the catalogue that need one, and a site's own."""
+"""Actions for GPU errors: the catalogue of XIDs, and the overrides of a site."""
 
 from __future__ import annotations
 

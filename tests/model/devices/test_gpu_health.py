@@ -1,4 +1,4 @@
-"""Conditions of a GPU, and the evidence that it is healthy again."""
+"""Conditions of a GPU, and the evidence that ends them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def report(
 
 
 def without_driver(fault: str) -> GpuReport:
-    return GpuReport(fault, "it says so")
+    return GpuReport(fault, "message")
 
 
 LOST = report(without=[A], silent=[SilentGpu(0, "GpuLost")])
@@ -75,7 +75,7 @@ PAGES_PENDING, PAGES_DONE = (
     report(remapped=None, retirement_pending=pending) for pending in (True, False)
 )
 ADVISED = report(recovery_action=1)
-UNTOLD = report(remapped=None, recovery_action=None)
+NO_READINGS = report(remapped=None, recovery_action=None)
 REPEATED = report()
 BUSY = report(processes=pids(1, 2))
 XID = {number: GpuEvent(A, number) for number in (13, 43, 48, 63, 79, 94, 95, 154, 9999)}
@@ -91,9 +91,9 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         if isinstance(step, GpuEvent):
             health = on_event(health, step, now, actions)
         else:
-            look, extra = step if isinstance(step, tuple) else (step, {})
+            device_report, extra = step if isinstance(step, tuple) else (step, {})
             settings = {"buses": BUSES, "restart_seconds": 100 * HOUR, **options, **extra}
-            health = on_report(health, look, now, actions, **settings)
+            health = on_report(health, device_report, now, actions, **settings)
         found.append([each.reason for each in health.cards[0].gpu_conditions])
         assert health.cards[1].healthy or isinstance(step, GpuReport)
     return found
@@ -105,24 +105,24 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         # Xids of an application, or that accompany another error.
         ([XID[43]], [[]]),
         ([XID[63], XID[154]], [[], []]),
-        # A successful report is not evidence (HAMi's issue 2200).
+        # A successful report is no evidence (HAMi's issue 2200).
         ([XID[95], REPEATED, REPEATED], [["XID95"]] * 3),
         ([XID[9999], REPEATED], [["XID9999"]] * 2),
         # A reset: the card was missing, and is back.
         ([XID[95], LOST, REPEATED], [["XID95"], ["GpuLost", "XID95"], []]),
         ([XID[79], LOST, REPEATED], [["XID79"], ["GpuLost", "XID79"], []]),
         ([XID[95], MISSING, REPEATED], [["XID95"], ["NotEnumerated", "XID95"], []]),
-        # Rows were remapped; the driver no longer advises anything.
+        # Rows were remapped; the driver no longer advises an action.
         ([XID[48], PENDING, REPEATED], [["XID48"], ["RowRemapPending", "XID48"], []]),
         ([XID[95], ADVISED, REPEATED], [["XID95"], ["RecoveryAction", "XID95"], []]),
         # Before Ampere: pages were retired.
         ([XID[48], PAGES_PENDING, PAGES_DONE],
          [["XID48"], ["PageRetirementPending", "XID48"], []]),
-        # A condition before the XID is not evidence about its consequences.
+        # A condition from before the XID is no evidence that the XID has ended.
         ([PENDING, XID[95], REPEATED],
          [["RowRemapPending"], ["RowRemapPending", "XID95"], ["XID95"]]),
         ([XID[95], LOST, XID[95], REPEATED], [["XID95"], *[["GpuLost", "XID95"]] * 2, ["XID95"]]),
-        # The driver was reloaded: its counters or its version show it.
+        # The driver was reloaded, as its counters or its version show.
         ([XID[95], report(energy_millijoules=5)], [["XID95"], []]),
         ([XID[95], report(energy_millijoules=None), report(energy_millijoules=5)],
          [["XID95"], ["XID95"], []]),
@@ -133,21 +133,21 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([XID[95], report(energy_millijoules=5, remapped=RemappedRows(0, False, True)),
           REPEATED],
          [["XID95"], ["RowRemapFailure", "XID95"], []]),
-        # That is not enough if a reboot is required, and a reset is not enough if a human is
-        # required.
+        # This does not end a condition that requires a reboot, and a reset does not end one that
+        # requires support.
         ([XID[79], report(driver="570")], [["XID79"]] * 2),
         ([XID[9999], LOST, REPEATED], [["XID9999"], ["GpuLost", "XID9999"], ["XID9999"]]),
         ([XID[79], (REPEATED, {"booted": FIRST + HOUR + 1})], [["XID79"], []]),
         ([XID[9999], (REPEATED, {"booted": FIRST + HOUR + 1})], [["XID9999"], []]),
         ([XID[79], (REPEATED, {"booted": FIRST})], [["XID79"]] * 2),
-        # Another application's error: it ends when none of the processes of that time uses the
+        # An error of an application ends when none of the processes of that time uses the
         # card.
         ([XID[94], BUSY, report(processes=pids(2, 3)), report(processes=pids(3))],
          [["XID94"], ["XID94"], ["XID94"], []]),
         ([XID[94], REPEATED], [["XID94"], []]),
         ([XID[94], BUSY, XID[94], report(processes=pids(3)), report(processes=pids(3))],
          [["XID94"]] * 5),
-        # The processes are unknown, or others use the card: after a while.
+        # The processes are unknown, or others use the card: it ends after `restart_seconds`.
         ([XID[94], report(processes=None)], [["XID94"]] * 2),
         ([XID[94], (report(processes=None), {"restart_seconds": HOUR})], [["XID94"], []]),
         ([XID[94], BUSY, (BUSY, {"restart_seconds": 2 * HOUR})], [["XID94"], ["XID94"], []]),
@@ -159,19 +159,19 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
          [["UncorrectableEcc"], []]),
         ([report(ecc_uncorrected=2)], [[]]),
         ([ADVISED, REPEATED], [["RecoveryAction"], []]),
-        # A missing answer refutes nothing, and is not evidence for an XID either.
-        ([PAGES_PENDING, UNTOLD, PAGES_DONE], [*[["PageRetirementPending"]] * 2, []]),
-        ([PENDING, UNTOLD, REPEATED], [*[["RowRemapPending"]] * 2, []]),
-        ([ADVISED, UNTOLD, REPEATED], [*[["RecoveryAction"]] * 2, []]),
-        ([report(remapped=None, ecc_uncorrected=2), UNTOLD, report(ecc_uncorrected=0)],
+        # A missing reading ends no condition, and is no evidence for the end of an XID.
+        ([PAGES_PENDING, NO_READINGS, PAGES_DONE], [*[["PageRetirementPending"]] * 2, []]),
+        ([PENDING, NO_READINGS, REPEATED], [*[["RowRemapPending"]] * 2, []]),
+        ([ADVISED, NO_READINGS, REPEATED], [*[["RecoveryAction"]] * 2, []]),
+        ([report(remapped=None, ecc_uncorrected=2), NO_READINGS, report(ecc_uncorrected=0)],
          [*[["UncorrectableEcc"]] * 2, []]),
-        # Remapped rows refute an error that exists only without them.
+        # Remapped rows end a condition that exists only on cards without them.
         ([report(remapped=None, ecc_uncorrected=2), report(ecc_uncorrected=None)],
          [["UncorrectableEcc"], []]),
-        ([XID[95], PENDING, UNTOLD], [["XID95"], *[["RowRemapPending", "XID95"]] * 2]),
-        ([PENDING, XID[95], UNTOLD, REPEATED],
+        ([XID[95], PENDING, NO_READINGS], [["XID95"], *[["RowRemapPending", "XID95"]] * 2]),
+        ([PENDING, XID[95], NO_READINGS, REPEATED],
          [["RowRemapPending"], *[["RowRemapPending", "XID95"]] * 2, ["XID95"]]),
-        ([PENDING, LOST, UNTOLD, REPEATED],
+        ([PENDING, LOST, NO_READINGS, REPEATED],
          [["RowRemapPending"], ["GpuLost", "RowRemapPending"], ["RowRemapPending"], []]),
         # Except with another driver, which may not know it.
         ([PENDING, report(driver="440", remapped=None)], [["RowRemapPending"], []]),
@@ -183,12 +183,12 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([PENDING, without_driver("DriverMismatch"), without_driver("DriverHung"), REPEATED],
          [["RowRemapPending"], ["DriverMismatch", "RowRemapPending"],
           ["DriverHung", "RowRemapPending"], []]),
-        # The end of the agent's child process shows nothing.
+        # The end of the agent's child process is no evidence.
         ([without_driver("ChildEnded"), XID[95], without_driver("ChildEnded")],
          [[], ["XID95"], ["XID95"]]),
     ],
 )  # fmt: skip
-def test_a_card(steps: list[Any], reasons: list[list[str]]) -> None:
+def test_conditions_after_events_and_reports(steps: list[Any], reasons: list[list[str]]) -> None:
     assert after(*steps) == reasons
 
 
@@ -226,7 +226,7 @@ def test_a_card_that_is_lost_from_the_start_is_known_by_its_uuid() -> None:
     assert (back.cards[0].healthy, back.cards[0].gpu) == (True, GPUS[A])
 
 
-def test_a_lasting_condition_has_the_time_of_its_begin() -> None:
+def test_a_condition_keeps_the_time_at_which_it_began() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     for fault in ("DriverMismatch", "DriverMismatch", "LetGo", "DriverMismatch"):
         health = on_report(
@@ -255,16 +255,18 @@ def test_a_card_in_the_slot_of_another_is_a_new_card() -> None:
 
 def test_a_removed_card_is_forgotten_after_a_boot() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
-    kept = on_report(health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST - 1)
-    assert [card.gpu.uuid for card in kept.cards] == [A, B]
+    listed = on_report(health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST - 1)
+    assert [card.gpu.uuid for card in listed.cards] == [A, B]
     # PCI still lists it.
-    kept = on_report(health, MISSING, FIRST + 9, ACTIONS, BUSES, booted=FIRST + 5)
-    assert [card.gpu.uuid for card in kept.cards] == [A, B]
+    listed = on_report(health, MISSING, FIRST + 9, ACTIONS, BUSES, booted=FIRST + 5)
+    assert [card.gpu.uuid for card in listed.cards] == [A, B]
     # The driver still lists it.
-    kept = on_report(health, LOST, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST + 5)
-    assert [card.gpu.uuid for card in kept.cards] == [A, B]
-    left = on_report(health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST + 5)
-    assert [card.gpu.uuid for card in left.cards] == [B]
+    listed = on_report(health, LOST, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST + 5)
+    assert [card.gpu.uuid for card in listed.cards] == [A, B]
+    listed_after_removal = on_report(
+        health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST + 5
+    )
+    assert [card.gpu.uuid for card in listed_after_removal.cards] == [B]
 
 
 def test_an_xid_without_a_card_affects_all_cards() -> None:
@@ -285,8 +287,8 @@ def test_conditions_have_reason_action_and_time() -> None:
     assert healthy.last_transition_time == "2023-11-14T22:14:20Z"
     assert (found["XID94"].reason, found["XID79"].reason) == ("RestartApp", "Reboot")
     assert found["XID79"].last_transition_time == "2023-11-14T22:15:20Z"
-    (well,) = conditions(health.cards[1])
-    assert (well.type, well.status, well.last_transition_time) == (
+    (healthy_card,) = conditions(health.cards[1])
+    assert (healthy_card.type, healthy_card.status, healthy_card.last_transition_time) == (
         "Healthy",
         "True",
         "2023-11-14T22:13:20Z",
@@ -341,7 +343,7 @@ def test_another_driver_than_before_a_restart_is_evidence() -> None:
     health = on_event(
         on_report(GpuHealth(), report(), FIRST, ACTIONS), GpuEvent(A, 48), FIRST, ACTIONS
     )
-    for driver, now, well in (
+    for driver, now, healthy_card in (
         ("550", "550", False),
         ("570", "550", True),
         ("", "550", False),
@@ -349,14 +351,14 @@ def test_another_driver_than_before_a_restart_is_evidence() -> None:
     ):
         again = restored(devices(health, {}), ACTIONS, driver)
         after = on_report(again, report(now), FIRST + HOUR, ACTIONS, BUSES)
-        assert after.cards[0].healthy is well
+        assert after.cards[0].healthy is healthy_card
 
 
 def test_conditions_of_other_writers_are_not_restored() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     (device, *_) = devices(health, {})
     condition = conditions(health.cards[0])[0]
-    strange = tuple(
+    foreign = tuple(
         replace(condition, type=type, status=status, last_transition_time=time)
         for type, status, time in [
             ("XID79", "False", ""),
@@ -366,12 +368,12 @@ def test_conditions_of_other_writers_are_not_restored() -> None:
             ("RowRemapPending", "True", "2023-11-14T22:14:20Z"),
         ]
     )
-    (card,) = restored([replace(device, conditions=strange)], ACTIONS).cards
+    (card,) = restored([replace(device, conditions=foreign)], ACTIONS).cards
     assert card.healthy
 
 
 def test_a_gpu_listed_twice_counts_once() -> None:
-    """Any user may write it."""
+    """Any user may write the Device object."""
     device = Device("gpu", A, 0, {}, topology=DeviceTopology(bus=GPUS[A].bus))
     again = restored([device, replace(device, minor=5)], ACTIONS)
     assert [(each.uuid, each.minor) for each in devices(again, {})] == [(A, 5)]
@@ -402,7 +404,7 @@ def test_times_of_other_writers(time: str, since: int) -> None:
     assert [(each.reason, each.since) for each in card.gpu_conditions] == [("XID79", since)]
 
 
-_sights = st.one_of(
+_reports = st.one_of(
     st.builds(
         report,
         driver=st.sampled_from(["550", "570"]),
@@ -433,13 +435,13 @@ _sights = st.one_of(
 )
 _steps = st.lists(
     st.one_of(
-        _sights, st.builds(GpuEvent, st.sampled_from([A, B, ""]), st.sampled_from([None, *XID]))
+        _reports, st.builds(GpuEvent, st.sampled_from([A, B, ""]), st.sampled_from([None, *XID]))
     ),
     max_size=12,
 )
 
 
-def played(steps: list[Any], health: GpuHealth, now: int) -> GpuHealth:
+def apply_steps(steps: list[Any], health: GpuHealth, now: int) -> GpuHealth:
     """The time of a transition is that of the step that caused it."""
     for step in steps:
         now += 1
@@ -461,7 +463,7 @@ def played(steps: list[Any], health: GpuHealth, now: int) -> GpuHealth:
 def test_every_card_is_listed_once_and_every_condition_has_its_time(
     steps: list[Any],
 ) -> None:
-    health = played(steps, on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST)
+    health = apply_steps(steps, on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST)
     uuids = [card.gpu.uuid for card in health.cards]
     assert uuids == sorted(set(uuids))
     assert {A, B} <= set(uuids)
@@ -475,16 +477,16 @@ def test_every_card_is_listed_once_and_every_condition_has_its_time(
 def test_an_xid_that_needs_support_lasts_until_a_boot(steps: list[Any]) -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     health = on_event(health, GpuEvent(A, 9999), FIRST, ACTIONS)
-    health = played(steps, health, FIRST)
+    health = apply_steps(steps, health, FIRST)
     assert "XID9999" in {each.reason for each in health.cards[0].gpu_conditions}
     booted = on_report(health, report(energy_millijoules=1), FIRST + 99, ACTIONS, BUSES, FIRST + 98)
     assert booted.cards[0].healthy
 
 
 @given(_steps)
-def test_two_equal_reports_are_like_one(steps: list[Any]) -> None:
+def test_a_repeated_report_changes_nothing(steps: list[Any]) -> None:
     """Except that the first ends a condition that the second no longer shows."""
-    health = played(steps, on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST)
+    health = apply_steps(steps, on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST)
     once = on_report(health, report(), FIRST + 50, ACTIONS, BUSES)
     twice = on_report(once, report(), FIRST + 50, ACTIONS, BUSES)
     assert [card.gpu_conditions for card in twice.cards] == [
@@ -493,10 +495,12 @@ def test_two_equal_reports_are_like_one(steps: list[Any]) -> None:
 
 
 @given(_steps, st.sets(st.sampled_from([A, B])))
-def test_a_restart_of_the_agent_changes_no_device(steps: list[Any], held_back: set[str]) -> None:
-    health = played(steps, on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST)
+def test_a_restart_of_the_agent_changes_no_device(
+    steps: list[Any], cordoned_uuids: set[str]
+) -> None:
+    health = apply_steps(steps, on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST)
     places = {BUSES[0]: DeviceTopology(0, 1, "0000:00:01.0", BUSES[0])}
-    before = devices(health, places, cordons := dict.fromkeys(held_back, "why"))
+    before = devices(health, places, cordons := dict.fromkeys(cordoned_uuids, "why"))
     again = restored(before, ACTIONS)
     assert devices(again, places, cordons) == before
     # Neither does a driver that cannot be queried yet.

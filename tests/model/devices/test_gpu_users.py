@@ -21,7 +21,7 @@ def test_processes_in_any_cgroup_of_a_container_are_added_up() -> None:
     assert used(*processes) == (GpuUse("GPU-1", "ns/a", "main", 150, 10),)
 
 
-def test_processes_outside_pods_are_counted_without_a_name() -> None:
+def test_processes_outside_pods_are_added_up_without_a_pod() -> None:
     assert used(GpuProcess(3, 7), GpuProcess(4, 1), GpuProcess(1)) == (
         GpuUse("GPU-1", memory_bytes=8),
         GpuUse("GPU-1", "ns/a", "main"),

@@ -59,7 +59,7 @@ DGX1_VOLTA = """
 0 0 1 0 1 2 - 2
 0 0 0 1 2 1 2 -
 """
-BRIDGED_APART = """
+NON_ADJACENT_BRIDGES = """
 - 0 4 0 0 0 0 0
 0 - 0 4 0 0 0 0
 4 0 - 0 0 0 0 0
@@ -69,7 +69,7 @@ BRIDGED_APART = """
 0 0 0 0 4 0 - 0
 0 0 0 0 0 4 0 -
 """
-"""Pairs that are not adjacent by number, from a user's machine (devices.md §7, 20)."""
+"""Pairs with non-adjacent numbers, from a user's machine (devices.md §7, 20)."""
 
 
 def test_eight_cards_behind_switches_give_koordinators_table_for_hopper() -> None:
@@ -84,7 +84,7 @@ def test_eight_cards_behind_switches_give_koordinators_table_for_hopper() -> Non
     assert {each.score for partitions in table.values() for each in partitions} == {1}
 
 
-def test_a_mesh_of_cubes() -> None:
+def test_a_hybrid_cube_mesh() -> None:
     table = gpu_partitions(matrix(DGX1_VOLTA))
     assert sets(table, 4) == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert sets(table, 2) == [(0, 3), (1, 2), (4, 7), (5, 6)]
@@ -94,9 +94,9 @@ def test_a_mesh_of_cubes() -> None:
 
 
 def test_bridges_between_cards_that_are_not_adjacent() -> None:
-    table = gpu_partitions(matrix(BRIDGED_APART))
+    table = gpu_partitions(matrix(NON_ADJACENT_BRIDGES))
     assert sets(table, 2) == [(0, 2), (1, 3), (4, 6), (5, 7)]
-    assert sorted(table) == [1, 2], "greater sets are joined by PCIe alone"
+    assert sorted(table) == [1, 2], "larger sets are connected by PCIe only"
 
 
 def test_the_faster_of_two_pairs_scores_higher() -> None:
@@ -112,13 +112,13 @@ def test_numbers_of_cards_that_are_not_powers_of_two(count: int, sizes: list[int
     assert sorted(table) == sizes
     for size, partitions in table.items():
         minors = [minor for each in partitions for minor in each.minors]
-        assert len(minors) == len(set(minors)), "sets of one size share nothing"
+        assert len(minors) == len(set(minors)), "sets of one size share no card"
         assert all(len(each.minors) == size for each in partitions)
 
 
-@pytest.mark.parametrize("few", [matrix("-"), matrix("- 0\n0 -"), Links((), ()), switched(17)])
-def test_too_few_cards_give_no_table(few: Links) -> None:
-    assert gpu_partitions(few) == {}
+@pytest.mark.parametrize("links", [matrix("-"), matrix("- 0\n0 -"), Links((), ()), switched(17)])
+def test_too_few_cards_give_no_table(links: Links) -> None:
+    assert gpu_partitions(links) == {}
     assert encode_partitions({}) == {}
 
 
@@ -145,7 +145,7 @@ def test_links_only_of_cards_with_whole_card_resources() -> None:
     pairs = (
         GpuPair("a", "mig", links=6, mb_per_second=150_000),
         GpuPair("c", "a", links=12, mb_per_second=300_000),
-        GpuPair("a", "gone", links=12, mb_per_second=300_000),
+        GpuPair("a", "missing", links=12, mb_per_second=300_000),
     )
     assert link_matrix(devices, pairs) == Links((2, 4), ((0, 300 * GB), (300 * GB, 0)))
 
@@ -169,15 +169,15 @@ def matrices(draw: st.DrawFn) -> Links:
     )
 
 
-def ring_by_trying(linked: Links, members: tuple[int, ...]) -> int:
+def ring_by_brute_force(linked: Links, members: tuple[int, ...]) -> int:
     place = {minor: at for at, minor in enumerate(linked.minors)}
-    ways = permutations(members[1:])
+    orders = permutations(members[1:])
     return max(
         min(
             linked.bytes_per_second[place[a]][place[b]]
-            for a, b in zip((members[0], *way), (*way, members[0]), strict=True)
+            for a, b in zip((members[0], *order), (*order, members[0]), strict=True)
         )
-        for way in ways
+        for order in orders
     )
 
 
@@ -186,7 +186,7 @@ def test_every_sets_speed_is_that_of_its_fastest_ring(linked: Links) -> None:
     for partitions in gpu_partitions(linked).values():
         for each in partitions:
             if len(each.minors) > 1:
-                assert each.ring_bytes_per_second == ring_by_trying(linked, each.minors) > 0
+                assert each.ring_bytes_per_second == ring_by_brute_force(linked, each.minors) > 0
 
 
 @given(matrices(), st.randoms(use_true_random=False))
@@ -203,8 +203,7 @@ def test_the_order_of_the_cards_changes_nothing(linked: Links, random: object) -
 
 @given(st.sampled_from([4, 6]), st.data())
 def test_the_halves_are_the_best_possible_ones(count: int, data: st.DataObject) -> None:
-    """Of all ways to halve the cards none has a faster slowest link, or with an equal one a greater
-    sum."""
+    """No other division has a faster slowest link, or an equally fast one and a greater sum."""
     pairs = list(combinations(range(count), 2))
     speeds = dict(zip(pairs, data.draw(st.tuples(*[st.integers(1, 4)] * len(pairs))), strict=True))
     rows = tuple(
@@ -212,14 +211,14 @@ def test_the_halves_are_the_best_possible_ones(count: int, data: st.DataObject) 
         for i in range(count)
     )
 
-    def worth(half: tuple[int, ...]) -> tuple[int, int]:
+    def speed(half: tuple[int, ...]) -> tuple[int, int]:
         other = tuple(each for each in range(count) if each not in half)
         inside = [speeds[pair] for each in (half, other) for pair in combinations(each, 2)]
         return min(inside), sum(inside)
 
     low, high = sets(gpu_partitions(Links(tuple(range(count)), rows)), count // 2)
     assert sorted(low + high) == list(range(count))
-    assert worth(low) == max(map(worth, combinations(range(count), count // 2)))
+    assert speed(low) == max(map(speed, combinations(range(count), count // 2)))
 
 
 def test_the_annotation() -> None:
@@ -259,7 +258,7 @@ def test_links_through_switches_are_marked() -> None:
     "pairs",
     [
         pytest.param([], id="no pair"),
-        pytest.param([GpuPair("GPU-0", "GPU-1", None, True)], id="nothing is known of it"),
+        pytest.param([GpuPair("GPU-0", "GPU-1", None, True)], id="only peer access is known"),
         pytest.param([GpuPair("GPU-0", "GPU-9", Ancestor.SWITCH)], id="a card that is not listed"),
     ],
 )
@@ -267,7 +266,7 @@ def test_no_links_are_encoded_as_no_annotation(pairs: list[GpuPair]) -> None:
     assert encode_links([*CARDS, Device("rdma", "GPU-9", 9, {})], pairs) == {}
 
 
-facts = st.builds(
+gpu_links = st.builds(
     GpuLink,
     st.sampled_from([None, *Ancestor]),
     st.integers(0, 18),
@@ -276,7 +275,7 @@ facts = st.builds(
 ).filter(lambda each: each != GpuLink())
 minor = st.integers(0, 1023)
 interconnects = st.dictionaries(
-    st.tuples(minor, minor).filter(lambda pair: pair[0] < pair[1]), facts, max_size=30
+    st.tuples(minor, minor).filter(lambda pair: pair[0] < pair[1]), gpu_links, max_size=30
 )
 
 
@@ -290,11 +289,11 @@ def test_links_read_back_and_the_order_of_pairs_does_not_change_the_text(
     text = encode_links(cards, by_uuid)
     assert decode_links(text) == links
     random.shuffle(by_uuid)
-    turned = [
+    swapped = [
         msgspec.structs.replace(each, one=each.two, two=each.one) if random.random() < 0.5 else each
         for each in by_uuid
     ]
-    assert encode_links(reversed(cards), turned) == text
+    assert encode_links(reversed(cards), swapped) == text
 
 
 def test_pairs_of_missing_cards_are_left_out() -> None:

@@ -42,15 +42,15 @@ from agent.model.devices.pci import (
     RdmaPort,
 )
 from agent.model.pod.annotations import AnnotationError
-from tests.model.found import by_address, function, gpu_function, nic
+from tests.model.discovered import by_address, function, gpu_function, nic
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 
 
-def again(
+def next_list(
     found: DiscoveredDevices, before: DeviceList, now: str = LATER, **others: object
 ) -> DeviceList:
-    """The list after a later discovery, by way of the published object."""
+    """The list after a later discovery, with the earlier list from the published object."""
     body = encode("node", before.devices, annotations=listing.encode_gone(before.gone))
     earlier, problems = published(body)
     assert problems == ()
@@ -62,7 +62,7 @@ def ids(found: DeviceList) -> list[tuple[str, str, int, bool]]:
 
 
 def gpu(minor: int, uuid: str = "") -> Device:
-    condition = Condition("Healthy", "True", "NoTrouble", "", "2020-01-01T00:00:00Z")
+    condition = Condition("Healthy", "True", "DeviceHealthy", "", "2020-01-01T00:00:00Z")
     return Device("gpu", uuid or f"GPU-{minor}", minor, {}, conditions=(condition,))
 
 
@@ -82,9 +82,9 @@ def test_links_of_gpus_are_read_back_and_invalid_ones_are_reported() -> None:
         Published(devices, pairs=pairs),
         (),
     )
-    gone = listing.encode_gone({"rdma": {"0000:1a:00.0": 4}})
-    torn = encode("node", devices, annotations={**gone, interconnect.GPU_LINKS: "["})
-    earlier, (problem,) = published(torn)
+    removed = listing.encode_gone({"rdma": {"0000:1a:00.0": 4}})
+    invalid = encode("node", devices, annotations={**removed, interconnect.GPU_LINKS: "["})
+    earlier, (problem,) = published(invalid)
     assert earlier == Published(devices, {"rdma": {"0000:1a:00.0": 4}})
     assert problem.startswith(f"annotation {interconnect.GPU_LINKS}: ")
 
@@ -101,10 +101,10 @@ def test_devices_of_types_from_other_writers_are_not_kept() -> None:
     assert device_list(DiscoveredDevices(), others, NOW) == DeviceList((), {})
 
 
-def test_the_minor_of_a_gpu_is_its_drivers() -> None:
+def test_the_minor_of_a_gpu_is_that_of_the_driver() -> None:
     before = device_list(DiscoveredDevices(gpus=(gpu(2),)), Published(), NOW)
-    assert again(DiscoveredDevices(), before) == DeviceList((), {})
-    assert ids(again(DiscoveredDevices(gpus=(gpu(0, "GPU-2"),)), before)) == [
+    assert next_list(DiscoveredDevices(), before) == DeviceList((), {})
+    assert ids(next_list(DiscoveredDevices(gpus=(gpu(0, "GPU-2"),)), before)) == [
         ("gpu", "GPU-2", 0, True)
     ]
 
@@ -115,7 +115,7 @@ def test_a_condition_has_the_time_of_its_last_transition() -> None:
     found = DeviceList((), {})
     transitions = []
     for day, state in zip(days, states, strict=True):
-        found = again(DiscoveredDevices(rdma=(nic("1a:00.0", state),)), found, day)
+        found = next_list(DiscoveredDevices(rdma=(nic("1a:00.0", state),)), found, day)
         (condition,) = found.devices[0].conditions
         transitions.append((condition.status, condition.reason, condition.last_transition_time))
     assert transitions == [
@@ -173,16 +173,18 @@ def test_minors_of_adapters_survive_restarts_and_removals() -> None:
         NOW,
     )
     assert ids(two) == [("rdma", "0000:1a:00.0", 0, True), ("rdma", "0000:3e:00.0", 1, True)]
-    one = again(DiscoveredDevices(rdma=(nic("3e:00.0", "ACTIVE"),)), two)
+    one = next_list(DiscoveredDevices(rdma=(nic("3e:00.0", "ACTIVE"),)), two)
     assert ids(one) == [("rdma", "0000:3e:00.0", 1, True)]
-    new = again(DiscoveredDevices(rdma=(nic("02:00.0", "ACTIVE"), nic("3e:00.0", "ACTIVE"))), one)
+    new = next_list(
+        DiscoveredDevices(rdma=(nic("02:00.0", "ACTIVE"), nic("3e:00.0", "ACTIVE"))), one
+    )
     assert [each[1:3] for each in ids(new)] == [("0000:3e:00.0", 1), ("0000:02:00.0", 2)]
     assert new.gone == {"rdma": {"0000:1a:00.0": 0}}
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_an_adapter_without_files_is_in_a_pods_namespace_or_unhealthy(held: bool) -> None:
-    """Even if its resources were withheld from the object, because it is in use."""
+@pytest.mark.parametrize("in_use", [True, False])
+def test_an_adapter_without_files_is_in_the_namespace_of_a_pod_or_unhealthy(in_use: bool) -> None:
+    """Even if the object lists no resources of it, because it is in use."""
     before = device_list(DiscoveredDevices(rdma=(nic("1a:00.0", "ACTIVE"),)), Published(), NOW)
     (device,) = before.devices
     before = replace(before, devices=(replace(device, resources={"koordinator.sh/rdma": 0}),))
@@ -190,16 +192,16 @@ def test_an_adapter_without_files_is_in_a_pods_namespace_or_unhealthy(held: bool
     found = DiscoveredDevices(
         by_address(function("1a:00.0", **virtual), function("1a:00.1", driver="mlx5_core"))
     )
-    after = again(found, before, held={("rdma", "0000:1a:00.0")} if held else ())
-    assert ids(after) == [("rdma", "0000:1a:00.0", 0, held)]
+    after = next_list(found, before, held={("rdma", "0000:1a:00.0")} if in_use else ())
+    assert ids(after) == [("rdma", "0000:1a:00.0", 0, in_use)]
     assert after.devices[0].resources == device.resources
     assert after.devices[0].labels == device.labels
     assert after.devices[0].vf_groups == (
         VfGroup({"topolet.io/driver": "mlx5_core"}, (VirtualFunction(0, "0000:1a:00.1"),)),
     )
-    if not held:
+    if not in_use:
         assert after.devices[0].conditions[0].reason == "NotVisible"
-    assert ids(again(DiscoveredDevices(), after)) == [], "without a function it is not listed"
+    assert ids(next_list(DiscoveredDevices(), after)) == [], "without a function it is not listed"
 
 
 def test_an_fpga_and_the_port_of_its_virtual_function() -> None:
@@ -235,12 +237,12 @@ def test_the_order_of_discovery_does_not_matter(
     def found() -> DiscoveredDevices:
         return DiscoveredDevices(by_address(*functions), tuple(gpus), tuple(nics))
 
-    straight = device_list(found(), Published(), NOW)
+    expected = device_list(found(), Published(), NOW)
     for each in (functions, gpus, nics):
         random.shuffle(each)  # type: ignore[attr-defined]
-    assert device_list(found(), Published(), NOW) == straight
-    assert decode(encode("node", straight.devices)) == straight.devices
-    assert again(found(), straight) == straight
+    assert device_list(found(), Published(), NOW) == expected
+    assert decode(encode("node", expected.devices)) == expected.devices
+    assert next_list(found(), expected) == expected
 
 
 @pytest.mark.parametrize(
@@ -264,22 +266,22 @@ names = st.text("abcdefgh", max_size=6).map(lambda text: tuple(dict.fromkeys(tex
 
 
 @given(st.lists(names, max_size=8))
-def test_a_device_keeps_its_minor_whatever_is_plugged_in_and_out(
-    looks: list[tuple[str, ...]],
+def test_a_device_keeps_its_minor_when_devices_are_added_and_removed(
+    discoveries: list[tuple[str, ...]],
 ) -> None:
-    """As the agent does: it knows only what it published last."""
+    """Like the agent, each step knows only what was published last."""
     devices: list[Device] = []
     annotations: dict[str, str] = {}
-    ever: dict[str, int] = {}
-    for ids in looks:
+    minors: dict[str, int] = {}
+    for ids in discoveries:
         before = known_minors(devices, decode_gone(annotations))
         numbers = with_numbers(ids, before.get("rdma", {}))
         devices = [Device("rdma", each, number, {}) for each, number in numbers.items()]
         annotations = encode_gone(gone_minors(before, devices))
         for each, number in numbers.items():
-            assert ever.setdefault(each, number) == number
-    assert len(set(ever.values())) == len(ever)
-    assert set(ever.values()) == set(range(len(ever))), "numbers stay small"
+            assert minors.setdefault(each, number) == number
+    assert len(set(minors.values())) == len(minors)
+    assert set(minors.values()) == set(range(len(minors))), "numbers stay small"
 
 
 def test_no_removed_devices_are_encoded_as_no_annotation() -> None:
@@ -304,7 +306,7 @@ def test_an_invalid_annotation(text: str) -> None:
         (function("3b:00.0"), False),
     ],
 )
-def test_functions_that_nvidias_driver_should_list(bus: Function, listed: bool) -> None:
+def test_functions_that_the_nvidia_driver_should_list(bus: Function, listed: bool) -> None:
     assert nvidia_cards(by_address(bus)) == ((bus.address,) if listed else ())
 
 
@@ -312,4 +314,4 @@ def test_topology_of_a_function() -> None:
     adapter, card = function("1a:00.0"), gpu_function("3b:00.0")
     found = places(by_address(adapter, card))
     assert found[card.address] == DeviceTopology(0, 1, "0000:18:00.0", "0000:3b:00.0")
-    assert found[adapter.address].pcie == found[card.address].pcie, "below one switch"
+    assert found[adapter.address].pcie == found[card.address].pcie, "both are below one switch"

@@ -15,7 +15,9 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("pods", "expected"), KNOWN)
-def test_values_of_the_reference_in_any_order(pods: list[tuple[str, str]], expected: str) -> None:
+def test_values_of_the_reference_implementation_in_any_order(
+    pods: list[tuple[str, str]], expected: str
+) -> None:
     assert fingerprint.of(pods) == expected
     assert fingerprint.of(iter(pods[::-1])) == expected
 

@@ -41,18 +41,18 @@ def test_no_devices_differ_from_unhealthy_devices_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vendor", "there"), [("nvidia", True), ("", True), ("huawei", False), ("metax", False)]
+    ("vendor", "reported"), [("nvidia", True), ("", True), ("huawei", False), ("metax", False)]
 )
-def test_whole_cards_are_reported_for_nvidia_only(vendor: str, there: bool) -> None:
+def test_whole_cards_are_reported_for_nvidia_only(vendor: str, reported: bool) -> None:
     found = extended_resources([gpu(0)], GpuInfo(vendor))
-    assert ("koordinator.sh/gpu" in found) is there
+    assert ("koordinator.sh/gpu" in found) is reported
     assert found["koordinator.sh/gpu-core"] == 100
 
 
 def test_a_withheld_card_is_not_shared() -> None:
     """Its amounts are listed as zeros."""
-    held = replace(gpu(0), resources=dict.fromkeys(gpu(0).resources, 0))
-    assert extended_resources([held, gpu(1)])["koordinator.sh/gpu.shared"] == 100
+    withheld = replace(gpu(0), resources=dict.fromkeys(gpu(0).resources, 0))
+    assert extended_resources([withheld, gpu(1)])["koordinator.sh/gpu.shared"] == 100
 
 
 def test_capacity_and_allocatable_are_equal() -> None:
@@ -68,21 +68,21 @@ def test_capacity_and_allocatable_are_equal() -> None:
     }
 
 
-FACTS = GpuInfo("nvidia", "NVIDIA A100-SXM4 80GB", "570.86.15")
+GPU_INFO = GpuInfo("nvidia", "NVIDIA A100-SXM4 80GB", "570.86.15")
 
 
 def test_labels() -> None:
-    assert gpu_labels(FACTS, [gpu(0), RDMA]) == {
+    assert gpu_labels(GPU_INFO, [gpu(0), RDMA]) == {
         "node.koordinator.sh/gpu-driver-version": "570.86.15",
         "node.koordinator.sh/gpu-model": "A100-SXM4-80GB",
         "node.koordinator.sh/gpu-vendor": "nvidia",
     }
-    assert gpu_labels(FACTS, [RDMA]) == {}
+    assert gpu_labels(GPU_INFO, [RDMA]) == {}
     assert gpu_labels(GpuInfo("huawei"), [gpu(0)]) == {"node.koordinator.sh/gpu-vendor": "huawei"}
 
 
-def test_labels_of_the_feature_discovery_behind_a_switch() -> None:
-    found = gpu_labels(FACTS, [gpu(0), gpu(1)], gfd=True)
+def test_labels_of_gpu_feature_discovery_are_optional() -> None:
+    found = gpu_labels(GPU_INFO, [gpu(0), gpu(1)], gfd=True)
     assert {key: value for key, value in found.items() if key.startswith("nvidia.com/")} == {
         "nvidia.com/cuda.driver-version.full": "570.86.15",
         "nvidia.com/cuda.driver-version.major": "570",
@@ -93,13 +93,13 @@ def test_labels_of_the_feature_discovery_behind_a_switch() -> None:
         "nvidia.com/gpu.present": "true",
         "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB",
     }
-    mixed = gpu_labels(FACTS, [gpu(0), gpu(1, memory=GI)], gfd=True)
+    mixed = gpu_labels(GPU_INFO, [gpu(0), gpu(1, memory=GI)], gfd=True)
     assert "nvidia.com/gpu.memory" not in mixed
 
 
 def test_label_values_are_valid_whatever_the_driver_reports() -> None:
-    facts = GpuInfo("nvidia", "NVIDIA (odd)/name " + "x" * 90, " 1 ")
-    for value in gpu_labels(facts, [gpu(0)], gfd=True).values():
+    info = GpuInfo("nvidia", "NVIDIA (x)/name " + "x" * 90, " 1 ")
+    for value in gpu_labels(info, [gpu(0)], gfd=True).values():
         assert 0 < len(value) <= 63
         assert value[0].isalnum()
         assert value[-1].isalnum()

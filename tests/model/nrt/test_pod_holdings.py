@@ -46,12 +46,12 @@ def container(
     name: str = "c", *cpus: int, memory: tuple[MemoryBlock, ...] = (), devices: str = ""
 ) -> ContainerResources:
     """`devices`: ids and NUMA nodes, as `n0@0,n1@0+1,n2`."""
-    given_devices = []
+    plugin_devices = []
     for text in filter(None, devices.split(",")):
         id_, _, nodes = text.partition("@")
-        near = tuple(int(each) for each in nodes.split("+") if each)
-        given_devices.append(PluginDevice(NIC, id_, near))
-    return ContainerResources(name, CpuSet(cpus), memory, tuple(given_devices))
+        numa_nodes = tuple(int(each) for each in nodes.split("+") if each)
+        plugin_devices.append(PluginDevice(NIC, id_, numa_nodes))
+    return ContainerResources(name, CpuSet(cpus), memory, tuple(plugin_devices))
 
 
 def pod(name: str, *containers: ContainerResources, cpus: str = "") -> PodResources:
@@ -77,40 +77,45 @@ def test_cpus_memory_and_devices_of_a_pods_containers_together() -> None:
     assert found.problems == ()
 
 
-def test_kubelet_that_lists_shared_cpus_assigns_none_of_them() -> None:
+def test_shared_cpus_that_a_kubelet_lists_are_not_exclusive() -> None:
     """kubernetes#100211 (1.20): the pool has the reserved CPU, which is never exclusive."""
-    pods = [pod("own", container("c", 2, 3)), pod("shared", container("c", 0, 1, 4, 5, 6, 7))]
-    assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Allocated(CpuSet([2, 3]))}
+    pods = [pod("exclusive", container("c", 2, 3)), pod("shared", container("c", 0, 1, 4, 5, 6, 7))]
+    assert holdings(pods, node(), STATIC).pods == {("ns", "exclusive"): Allocated(CpuSet([2, 3]))}
 
 
-def test_one_wrong_cpuset_does_not_affect_the_others() -> None:
-    pods = [pod("own", container("c", 2, 3)), pod("wrong", container("c", 0, 2))]
-    assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Allocated(CpuSet([2, 3]))}
+def test_one_invalid_cpuset_does_not_affect_the_others() -> None:
+    pods = [pod("exclusive", container("c", 2, 3)), pod("wrong", container("c", 0, 2))]
+    assert holdings(pods, node(), STATIC).pods == {("ns", "exclusive"): Allocated(CpuSet([2, 3]))}
 
 
 def test_under_policy_none_no_cpu_is_owned_whatever_is_listed() -> None:
-    """cpumanager/policy_none.go: none is allocatable, as none can be a container's own."""
+    """cpumanager/policy_none.go: no CPU is allocatable, because none can be exclusive."""
     pods = [pod("a", container("c", *range(8)))]
     assert holdings(pods, node(), Allocatable()).pods == {}
 
 
 def test_without_get_allocatable_sets_that_overlap_are_the_pool() -> None:
-    """Kubelets before 1.23 serve it behind a gate only, so the reserved CPUs are not known."""
+    """Kubelets before 1.23 serve it only with a feature gate, so reserved CPUs may be unknown."""
     pods = [
-        pod("own", container("c", 2, 3)),
+        pod("exclusive", container("c", 2, 3)),
         pod("shared", container("c", 0, 1), container("d", 0, 1)),
         pod("too", container("c", 0, 1)),
     ]
-    assert holdings(pods, node()).pods == {("ns", "own"): Allocated(CpuSet([2, 3]))}
+    assert holdings(pods, node()).pods == {("ns", "exclusive"): Allocated(CpuSet([2, 3]))}
 
 
 def test_pod_level_cpus_and_memory_are_not_counted_again_for_its_containers() -> None:
-    """peers.md §1.8 and §3.7: the containers' are parts of the pod's. A container of its shared
-    rest lists none from 1.37 on, and all of the rest in 1.36 (cpumanager/policy_static.go)."""
+    """peers.md §1.8 and §3.7: the CPUs of containers are part of the pod's. A container
+    without exclusive CPUs lists no CPUs from 1.37 on, and the shared CPUs of the pod in 1.36
+    (cpumanager/policy_static.go)."""
     whole = PodResources(
         "ns",
         "p",
-        (container("own", 1, memory=(block(1, 0),)), container("rest", 2, 3), container("r", 2, 3)),
+        (
+            container("exclusive", 1, memory=(block(1, 0),)),
+            container("rest", 2, 3),
+            container("r", 2, 3),
+        ),
         CpuSet([1, 2, 3]),
         (block(4, 0),),
     )
@@ -127,7 +132,7 @@ def test_pod_level_memory_of_one_kind_does_not_replace_that_of_another() -> None
 
 
 def test_memory_of_several_numa_nodes_fills_them_in_ascending_order() -> None:
-    """peers.md §1.6: as the kubelet's memory manager does it, not in full on each of them."""
+    """peers.md §1.6: like the kubelet's memory manager, not the full amount on each of them."""
     allocatable = Allocatable(memory=(block(7, 0), block(5, 1)))
     pods = [
         pod("a", container(memory=(block(4, 0, 1),))),
@@ -153,7 +158,7 @@ def test_memory_beyond_the_capacity_is_still_held() -> None:
 
 
 def test_without_a_memory_manager_no_memory_is_reserved() -> None:
-    """Then it lists no memory as allocatable, which does not mean that there is none."""
+    """The kubelet then lists no memory as allocatable, although there is some."""
     assert reserved(node(), Allocatable(STATIC.cpus)) == Reserved(CpuSet([0]))
 
 
@@ -163,38 +168,40 @@ def test_reserved_amounts_are_those_that_are_not_allocatable() -> None:
     assert reserved(node(), Allocatable()) == Reserved()
 
 
-def test_terminated_pod_holds_nothing_even_if_it_is_listed() -> None:
+def test_a_terminated_pod_holds_nothing_even_if_it_is_listed() -> None:
     """Kubelets before 1.34 list pods that have ended, and their memory (kubernetes#119423,
     kubernetes#132020)."""
     pods = [
         pod("job", container("c", 1, memory=(block(1, 0),), devices="n0@0")),
         pod("next", container("c", 1, devices="n0@0")),
     ]
-    over = {("ns", "job")}
-    assert holdings(pods, node(), STATIC, over).pods == {
+    terminated = {("ns", "job")}
+    assert holdings(pods, node(), STATIC, terminated).pods == {
         ("ns", "next"): Allocated(CpuSet([1]), {0: {NIC: 1}})
     }
-    given = Allocatable(devices=(PluginDevice(NIC, "n0", (0,)),))
-    assert device_portions(pods[:1], given, over) == (Portion(NIC, 0, 1, 1, 0),)
-    assert device_portions(pods, given) == (Portion(NIC, 0, 1, 1, 1),), "listed twice, counted once"
+    allocatable = Allocatable(devices=(PluginDevice(NIC, "n0", (0,)),))
+    assert device_portions(pods[:1], allocatable, terminated) == (Portion(NIC, 0, 1, 1, 0),)
+    assert device_portions(pods, allocatable) == (Portion(NIC, 0, 1, 1, 1),), (
+        "listed twice, counted once"
+    )
 
 
-def test_ended_pod_that_may_restart_holds_its_resources() -> None:
+def test_a_pod_with_terminated_containers_that_may_restart_holds_its_resources() -> None:
     """peers.md §7.1.4."""
     job = pod("job", container("c", 1))
     assert holdings([job], node(), STATIC).pods == {("ns", "job"): Allocated(CpuSet([1]))}
 
 
-def test_pod_deleted_by_force_counts_while_it_runs() -> None:
-    """kubernetes#104824: the kubelet forgets it at once (kubelet_pods.go, GetActivePods)."""
+def test_a_force_deleted_pod_counts_while_it_runs() -> None:
+    """kubernetes#104824: the kubelet no longer lists it (kubelet_pods.go, GetActivePods)."""
     a, b, new = ("ns", "a"), ("ns", "b"), ("ns", "new")
     one, two = Allocated(CpuSet([1])), Allocated(CpuSet([2]))
     assert with_running({a: one, b: one}, {new: two}, {a, new}) == {a: one, new: two}
-    assert with_running({a: one}, {a: two}, {a}) == {a: two}, "what is listed counts"
+    assert with_running({a: one}, {a: two}, {a}) == {a: two}, "the listed resources count"
 
 
 def test_two_pods_with_one_name_hold_their_sum_without_a_uid() -> None:
-    """The API does not have uids: one pod is created while another with its name still ends."""
+    """The API has no UIDs: a pod may be created while another with its name is terminating."""
     pods = [
         pod("db-0", container("c", 1, memory=(block(1, 0),))),
         pod("db-0", container("c", 2, memory=(block(1, 0),))),
@@ -208,16 +215,16 @@ def test_two_pods_with_one_name_hold_their_sum_without_a_uid() -> None:
     assert by_uid(found, {"u1": ("ns", "db-0")}) == {"u1": both}
 
 
-def test_ended_init_containers_are_not_listed_and_restartable_ones_are() -> None:
-    """server_v1.go omits the first kind (kubernetes#126765), on purpose. The second, listed since
-    kubernetes#120501, runs for the pod's life and is an ordinary container here."""
+def test_sidecars_count_and_terminated_init_containers_are_not_listed() -> None:
+    """server_v1.go omits init containers on purpose (kubernetes#126765). A sidecar, listed since
+    kubernetes#120501, runs as long as the pod and counts like other containers."""
     sidecar, main = container("sidecar", 1), container("main", 2, 3)
     found = holdings([pod("p", sidecar, main)], node(), STATIC).pods
     assert found == {("ns", "p"): Allocated(CpuSet([1, 2, 3]))}
 
 
 def test_offline_cpu_is_still_held_and_a_missing_one_is_reported() -> None:
-    """The kubelet knows the CPUs of its start (peers.md §7.3.10)."""
+    """The kubelet uses the CPUs that were online at its start (peers.md §7.3.10)."""
     topology = machine(2, 4, offline="3")
     found = holdings(
         [pod("p", container("c", 2, 3, 9))], topology, Allocatable(CpuSet(range(1, 10)))
@@ -240,7 +247,7 @@ def test_missing_numa_nodes_are_reported() -> None:
 
 
 def test_devices_with_two_numa_nodes_or_none() -> None:
-    """One entry for each node in 1.36 (cm/container_manager.go); none is legal there."""
+    """1.36 lists one entry for each NUMA node (cm/container_manager.go), and permits none."""
     pods = [pod("p", container(devices="both@0+1,none"))]
     assert holdings(pods, node()).pods == {
         ("ns", "p"): Allocated(amounts={0: {NIC: 1}, 1: {NIC: 1}})
@@ -267,12 +274,12 @@ def test_device_shared_by_containers_of_a_pod_counts_once() -> None:
 
 
 def test_unhealthy_device_of_a_pod_does_not_reduce_the_healthy_ones() -> None:
-    """GetAllocatableDevices names healthy ones only (devicemanager/manager.go)."""
+    """GetAllocatableDevices lists healthy ones only (devicemanager/manager.go)."""
     allocatable = Allocatable(
         devices=(PluginDevice(NIC, "n0", (0,)), PluginDevice(NIC, "n1", (0,)))
     )
-    given_devices = device_portions([pod("p", container(devices="n0@0,ill@0"))], allocatable)
-    first, _ = zones(node(), devices=given_devices)
+    plugin_devices = device_portions([pod("p", container(devices="n0@0,unhealthy@0"))], allocatable)
+    first, _ = zones(node(), devices=plugin_devices)
     assert first.resources[NIC] == Amounts(3, 2, 1)
 
 
@@ -305,12 +312,12 @@ pods_of_any_kind = st.lists(
 def test_amounts_add_up_in_any_order_of_pods(pods: list[PodResources], random: Random) -> None:
     found = holdings(pods, node(), STATIC).pods
 
-    def held(kind: str) -> int:
+    def total(kind: str) -> int:
         return sum(each.get(kind, 0) for one in found.values() for each in one.amounts.values())
 
     for kind in ("memory", "hugepages-1Gi"):
         listed = [m for p in pods for c in p.containers for m in c.memory if m.kind == kind]
-        assert held(kind) == sum(each.size_bytes for each in listed)
+        assert total(kind) == sum(each.size_bytes for each in listed)
     shuffled = random.sample(pods, len(pods))
     assert zones(node(), holdings(shuffled, node(), STATIC).pods.values()) == zones(
         node(), found.values()

@@ -56,8 +56,8 @@ def big_machine() -> Topology:
 
 
 def report_of(topology: Topology, **changes: Any) -> Report:
-    facts = ReportValues("n", topology, (), (), (), (), Reserved(), NodeConfiguration())
-    return build(msgspec.structs.replace(facts, **changes))
+    values = ReportValues("n", topology, (), (), (), (), Reserved(), NodeConfiguration())
+    return build(msgspec.structs.replace(values, **changes))
 
 
 def amounts(report: Report, node: int = 0) -> dict[str, tuple[int, int, int]]:
@@ -68,12 +68,12 @@ def amounts(report: Report, node: int = 0) -> dict[str, tuple[int, int, int]]:
 def test_zones_have_capacity_and_available_amounts() -> None:
     held = Allocated(CpuSet([0]), {0: {"memory": 1 << 30}}), Allocated(CpuSet([2]))
     report = report_of(big_machine(), held=held)
-    left = (8 << 30) - (20 << 20) - (64 << 10)
+    available = (8 << 30) - (20 << 20) - (64 << 10)
     assert amounts(report) == {
         "cpu": (2000, 2000, 1000),
         "hugepages-64Ki": (65536, 65536, 65536),
         "hugepages-2Mi": (20 << 20, 20 << 20, 8 << 20),
-        "memory": (left, left, left - (1 << 30)),
+        "memory": (available, available, available - (1 << 30)),
     }
     assert amounts(report, 1)["cpu"] == (2000, 2000, 1000)
     assert report.topology.zones[0].costs == {0: 10, 1: 21}
@@ -102,8 +102,8 @@ def test_devices_are_in_their_zone_and_add_up_on_the_node() -> None:
 
 
 def test_owner_and_fingerprint_are_reported_to_a_cluster_only() -> None:
-    alone = report_of(machine()).topology
-    assert (alone.owner, alone.fingerprint, alone.attributes) == (None, None, {})
+    standalone = report_of(machine()).topology
+    assert (standalone.owner, standalone.fingerprint, standalone.attributes) == (None, None, {})
     shared = report_of(machine(), owner=OwnerReference("n", "u"), fingerprint="pfp0v001x").topology
     assert shared.owner == OwnerReference("n", "u")
     assert shared.attributes == {"nodeTopologyPodsFingerprintMethod": "all"}
@@ -118,7 +118,10 @@ def test_objects_are_plain_values_that_read_back(version: Version) -> None:
     )
     body = encode(report.topology, version)
     assert body == msgspec.json.decode(msgspec.json.encode(body))
-    back = decode(body)
-    assert (back.zones, back.annotations) == (report.topology.zones, report.topology.annotations)
-    assert back.policy == "restricted"
-    assert back.max_numa_nodes == (16 if version is Version.V1ALPHA2 else None)
+    decoded = decode(body)
+    assert (decoded.zones, decoded.annotations) == (
+        report.topology.zones,
+        report.topology.annotations,
+    )
+    assert decoded.policy == "restricted"
+    assert decoded.max_numa_nodes == (16 if version is Version.V1ALPHA2 else None)

@@ -34,7 +34,7 @@ def with_memory() -> Topology:
     )
 
 
-def test_an_idle_machine() -> None:
+def test_a_machine_without_pods() -> None:
     first, second = zones(with_memory())
     assert (first.costs, second.costs) == ({0: 10, 1: 21}, {0: 21, 1: 10})
     assert first.resources == {
@@ -124,7 +124,7 @@ claims = st.builds(
 
 
 @given(st.lists(claims, max_size=4), claims)
-def test_one_more_pod_never_adds_to_what_is_available(
+def test_another_pod_never_increases_the_available_amounts(
     held: list[Allocated], more: Allocated
 ) -> None:
     before, after = zones(with_memory(), held), zones(with_memory(), [*held, more])

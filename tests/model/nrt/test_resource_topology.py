@@ -126,7 +126,7 @@ def test_encoded_objects_read_back(value: NodeTopology) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "attributes", "policy", "scope", "most"),
+    ("policies", "attributes", "policy", "scope", "max_nodes"),
     [
         ([], {}, "none", "container", None),
         (["None"], {}, "none", "container", None),
@@ -159,20 +159,20 @@ def test_encoded_objects_read_back(value: NodeTopology) -> None:
     ],
 )
 def test_each_attribute_overrides_the_older_policy_value(
-    word: list[str], attributes: dict[str, str], policy: str, scope: str, most: int | None
+    policies: list[str], attributes: dict[str, str], policy: str, scope: str, max_nodes: int | None
 ) -> None:
     body = {
         "metadata": {"name": "n"},
-        "topologyPolicies": word,
+        "topologyPolicies": policies,
         "attributes": [{"name": key, "value": value} for key, value in attributes.items()],
         "zones": [],
     }
     found = decode(body)
-    assert (found.policy, found.scope, found.max_numa_nodes) == (policy, scope, most)
+    assert (found.policy, found.scope, found.max_numa_nodes) == (policy, scope, max_nodes)
 
 
 @pytest.mark.parametrize(
-    ("word", "attribute", "fault"),
+    ("policies", "attribute", "fault"),
     [
         (
             "strict",
@@ -196,29 +196,29 @@ def test_each_attribute_overrides_the_older_policy_value(
     ],
 )
 def test_unknown_values_are_faults_without_effect(
-    word: str, attribute: tuple[str, ...], fault: str
+    policies: str, attribute: tuple[str, ...], fault: str
 ) -> None:
     body = {
         "metadata": {"name": "n"},
-        "topologyPolicies": [word],
+        "topologyPolicies": [policies],
         "attributes": [{"name": attribute[0], "value": attribute[1]}] if attribute else [],
         "zones": [],
     }
     found = decode(body)
-    (only,) = found.faults
-    assert only.startswith(fault)
+    (problem,) = found.faults
+    assert problem.startswith(fault)
     assert msgspec.structs.replace(found, attributes={}, faults=()) == NodeTopology("n")
 
 
-def test_zones_of_others_are_left_out() -> None:
-    foreign = [
+def test_zones_of_other_writers_are_ignored() -> None:
+    others = [
         {"name": "Node-1", "type": "Node"},
         {"name": "numa-node-0", "type": "Node"},
         {"name": "node-x", "type": "Node"},
         {"name": "node-3", "type": "balloon"},
         {"name": "node-4", "type": "Node", "costs": [{"name": "socket-0", "value": 1}]},
     ]
-    assert decode({"metadata": {"name": "n"}, "zones": foreign}).zones == (Zone(4),)
+    assert decode({"metadata": {"name": "n"}, "zones": others}).zones == (Zone(4),)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def _vector_object(nrt: dict[str, Any]) -> dict[str, Any]:
 
 def test_objects_of_the_scheduler_vectors_read_back() -> None:
     path = DATA / "vectors" / "nrt-match.jsonl.gz"
-    seen = 0
+    count = 0
     with gzip.open(path, "rt") as lines:
         for line in lines:
             nrt = json.loads(line)["nrt"]
@@ -284,14 +284,14 @@ def test_objects_of_the_scheduler_vectors_read_back() -> None:
             value = decode(_vector_object(nrt))
             names = {each["name"] for each in nrt["zones"] if each["type"] == "Node"}
             assert {f"node-{each.node}" for each in value.zones} <= names
-            words = nrt.get("topologyPolicies")
-            if words and not nrt.get("attributes") and value.policy != "none":
+            policies = nrt.get("topologyPolicies")
+            if policies and not nrt.get("attributes") and value.policy != "none":
                 assert encode(value, Version.V1ALPHA1)["topologyPolicies"][0].startswith(
-                    words[0].removesuffix("ContainerLevel")
+                    policies[0].removesuffix("ContainerLevel")
                 )
-            if words and not nrt.get("attributes"):
+            if policies and not nrt.get("attributes"):
                 assert not value.faults
             value = msgspec.structs.replace(value, faults=())
             assert decode(encode(value, Version.V1ALPHA2)) == value
-            seen += 1
-    assert seen > 1000
+            count += 1
+    assert count > 1000

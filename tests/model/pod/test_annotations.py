@@ -132,12 +132,12 @@ json_like = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=8,
 )
-near_misses = st.fixed_dictionaries(
+similar_objects = st.fixed_dictionaries(
     {}, optional={"cpuset": json_like, "numaNodeResources": json_like | st.lists(json_like)}
 )
 
 
-@given(st.text() | near_misses.map(repr) | near_misses.map(json.dumps))
+@given(st.text() | similar_objects.map(repr) | similar_objects.map(json.dumps))
 def test_no_text_raises_another_error(text: str) -> None:
     with contextlib.suppress(AnnotationError):
         status = resource_status({RESOURCE_STATUS: text})
@@ -160,24 +160,24 @@ def part(node: int, **resources: str) -> dict[str, Any]:
             [part(0, cpu="2", memory="8Gi")],
             "4-5",
             [part(1, cpu="2", memory="8Gi")],
-            id="all moves with the CPUs",
+            id="memory moves with the CPUs",
         ),
         pytest.param(
             [part(0, cpu="2", memory="8Gi")],
             "3-4",
             [part(0, cpu="1", memory="8Gi"), part(1, cpu="1")],
-            id="memory stays where CPUs are on two nodes",
+            id="memory stays if the CPUs are on two nodes",
         ),
         pytest.param(
             [part(0, cpu="1"), part(1, cpu="1", memory="1Gi")],
             "8-9",
             [part(1, memory="1Gi"), part(2, cpu="2")],
-            id="of two nodes memory stays",
+            id="memory on one of two nodes stays",
         ),
         pytest.param([part(0, memory="1Gi")], "4-5", None, id="bound memory"),
     ],
 )
-def test_numa_nodes_follow_the_cpus(
+def test_numa_node_resources_move_with_the_cpus(
     before: list[dict[str, Any]] | None, cpus: str, parts: list[dict[str, Any]] | None
 ) -> None:
     status: dict[str, Any] = {"cpuset": "0-1", "later": {"field": 1}}
@@ -189,12 +189,12 @@ def test_numa_nodes_follow_the_cpus(
     assert found.get("numaNodeResources") == parts
 
 
-def test_an_invalid_status_gets_no_other_cpus() -> None:
+def test_cpus_of_an_invalid_status_are_not_changed() -> None:
     with pytest.raises(AnnotationError, match="resource-status"):
         with_cpus("{", CpuSet([1]), NODES)
 
 
-def test_another_allocation_replaces_the_one_of_a_text() -> None:
+def test_a_new_allocation_replaces_the_old_one() -> None:
     before = {"cpuset": "0,8", "cpuSharedPools": [{"node": 0}], "other": {"field": 1}}
     amounts = {1: {"cpu": 1500, "memory": 7}}
     found = json.loads(with_allocation(json.dumps(before), CpuSet.parse("8-9"), amounts))

@@ -26,16 +26,16 @@ def test_a_pod_as_the_webhook_writes_it() -> None:
         },
         side={"requests": {CPU: "1k"}},
     )
-    read = batch_resources(annotations)
-    assert read == {
+    result = batch_resources(annotations)
+    assert result == {
         "main": BatchResources(500, 1000, 512 << 20, 1 << 30),
         "side": BatchResources(1000, None, 0, None),
     }
-    assert cpu_request_milli(read) == 1500
+    assert cpu_request_milli(result) == 1500
 
 
 @pytest.mark.parametrize(
-    ("amounts", "read"),
+    ("amounts", "result"),
     [
         ({}, BatchResources()),
         (None, BatchResources()),
@@ -51,8 +51,8 @@ def test_a_pod_as_the_webhook_writes_it() -> None:
         ),
     ],
 )
-def test_amounts(amounts: object, read: BatchResources) -> None:
-    assert batch_resources(of(c=amounts)) == {"c": read}
+def test_amounts(amounts: object, result: BatchResources) -> None:
+    assert batch_resources(of(c=amounts)) == {"c": result}
 
 
 @pytest.mark.parametrize("text", [None, "", "null", "{}", '{"containers":null}'])
@@ -88,11 +88,11 @@ def test_invalid_json_is_an_error() -> None:
             batch_resources({EXTENDED_RESOURCE_SPEC: text})
 
 
-SPEC = {"main": ({CPU: 500, "koordinator.sh/batch-memory": 10}, {CPU: 1000}), "none": ({}, {})}
+SPEC = {"main": ({CPU: 500, "koordinator.sh/batch-memory": 10}, {CPU: 1000}), "empty": ({}, {})}
 
 
 @pytest.mark.parametrize(
-    ("name", "amounts", "where"),
+    ("name", "amounts", "excess"),
     [
         ("main", BatchResources(500, 1000, 10, 20), ""),
         ("main", BatchResources(0, 1, 0, None), ""),
@@ -100,13 +100,13 @@ SPEC = {"main": ({CPU: 500, "koordinator.sh/batch-memory": 10}, {CPU: 1000}), "n
         ("main", BatchResources(500, 1001), f"limits.{CPU}: 1001 is more than 1000"),
         ("main", BatchResources(500, None), f"limits.{CPU}: no limit is more than 1000"),
         ("main", BatchResources(0, 1000, 11), f"requests.{MEMORY}: 11 is more than 10"),
-        ("none", BatchResources(0, 1, 0, 1), ""),
-        ("none", BatchResources(1), f"requests.{CPU}: 1 is more than 0"),
+        ("empty", BatchResources(0, 1, 0, 1), ""),
+        ("empty", BatchResources(1), f"requests.{CPU}: 1 is more than 0"),
         ("other", BatchResources(9, 9, 9, 9), ""),
     ],
 )
 def test_the_annotation_names_no_more_than_the_spec(
-    name: str, amounts: BatchResources, where: str
+    name: str, amounts: BatchResources, excess: str
 ) -> None:
     found = batch_excess({name: amounts}, SPEC)
-    assert found == (f"containers.{name}.{where}, which the container has" if where else "")
+    assert found == (f"containers.{name}.{excess}, which the container has" if excess else "")

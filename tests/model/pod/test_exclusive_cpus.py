@@ -50,11 +50,11 @@ def amounts(requests: str, limits: str = "") -> dict[str, Any]:
 NONE = {"requests": {}, "limits": {}}
 FOUR = amounts("4 4Gi")
 POD_LEVEL = "the pod has resources as a whole (spec.resources)"
-LOOSE = "the pod is not Guaranteed"
+NOT_GUARANTEED = "the pod is not Guaranteed"
 
 
 @pytest.mark.parametrize(
-    ("whole", "containers", "given", "why"),
+    ("whole", "containers", "expected", "reason"),
     [
         # Without pod-level resources.
         (None, [amounts("2 1Gi")], [2], ""),
@@ -62,40 +62,40 @@ LOOSE = "the pod is not Guaranteed"
         (None, [amounts("2 1Gi"), amounts("1 1Gi")], [2, 1], ""),
         (None, [amounts("1500m 1Gi")], [0], "container c0 requests 1500m CPU"),
         (None, [amounts("2 1Gi"), amounts("500m 1Gi")], [2, 0], "container c1 requests 500m CPU"),
-        (None, [amounts("2 1Gi", "4 1Gi")], [0], LOOSE),
-        (None, [amounts("2 1Gi", "2")], [0], LOOSE),
-        (None, [amounts("2")], [0], LOOSE),
-        (None, [amounts("2 1Gi"), NONE], [0, 0], LOOSE),
-        # They make the pod Guaranteed, and the kubelet gives it no CPU of its own.
+        (None, [amounts("2 1Gi", "4 1Gi")], [0], NOT_GUARANTEED),
+        (None, [amounts("2 1Gi", "2")], [0], NOT_GUARANTEED),
+        (None, [amounts("2")], [0], NOT_GUARANTEED),
+        (None, [amounts("2 1Gi"), NONE], [0, 0], NOT_GUARANTEED),
+        # They make the pod Guaranteed, but the kubelet assigns it no exclusive CPU.
         (FOUR, [NONE], [0], POD_LEVEL),
         (FOUR, [amounts("4 4Gi")], [0], POD_LEVEL),
         (FOUR, [amounts("2 1Gi"), NONE], [0, 0], POD_LEVEL),
         (FOUR, [amounts("2 1Gi", "4 1Gi")], [0], POD_LEVEL),
         (FOUR, [amounts("2 1Gi", "-")], [0], POD_LEVEL),
-        # The containers alone would make it Guaranteed.
-        (amounts("3 4Gi", "4 4Gi"), [amounts("2 1Gi")], [0], LOOSE),
-        (amounts("2"), [amounts("2 1Gi")], [0], LOOSE),
-        (amounts("2 1Gi", "-"), [amounts("2 1Gi")], [0], LOOSE),
+        # Without them the pod would be Guaranteed.
+        (amounts("3 4Gi", "4 4Gi"), [amounts("2 1Gi")], [0], NOT_GUARANTEED),
+        (amounts("2"), [amounts("2 1Gi")], [0], NOT_GUARANTEED),
+        (amounts("2 1Gi", "-"), [amounts("2 1Gi")], [0], NOT_GUARANTEED),
     ],
 )
-def test_the_cpus_that_a_static_kubelet_gives(
-    whole: dict[str, Any] | None, containers: list[dict[str, Any]], given: list[int], why: str
+def test_the_exclusive_cpus_that_a_static_kubelet_assigns(
+    whole: dict[str, Any] | None, containers: list[dict[str, Any]], expected: list[int], reason: str
 ) -> None:
-    """By kubelet 1.36.3 with its default feature gates (policy_static.go, Allocate)."""
+    """As in kubelet 1.36.3 with its default feature gates (policy_static.go, Allocate)."""
     spec = {
         "containers": [
-            {"name": f"c{place}", "resources": each} for place, each in enumerate(containers)
+            {"name": f"c{index}", "resources": each} for index, each in enumerate(containers)
         ],
         **({} if whole is None else {"resources": whole}),
     }
-    of_api = from_object({"metadata": {"uid": "u", "name": "p"}, "spec": spec})
-    kube_class = kube_class_of(of_api)
-    of_api = msgspec.structs.replace(of_api, kube_class=kube_class)
-    assert shared_reason(of_api) == why
+    api_pod = from_object({"metadata": {"uid": "u", "name": "p"}, "spec": spec})
+    kube_class = kube_class_of(api_pod)
+    api_pod = msgspec.structs.replace(api_pod, kube_class=kube_class)
+    assert shared_reason(api_pod) == reason
     parts = tuple(
-        ContainerCpu(each.name, each.requests.get("cpu", 0)) for each in of_api.containers
+        ContainerCpu(each.name, each.requests.get("cpu", 0)) for each in api_pod.containers
     )
-    of_kubelet = PodCpu("u", kube_class, parts, pod_level=of_api.pod_level)
-    assert [cpus_of(of_kubelet, each) for each in parts] == given
+    kubelet_pod = PodCpu("u", kube_class, parts, pod_level=api_pod.pod_level)
+    assert [cpus_of(kubelet_pod, each) for each in parts] == expected
     requested = (whole or {}).get("requests", {})
-    assert "cpu" not in requested or pod_requests(of_api)["cpu"] == 1000 * int(requested["cpu"])
+    assert "cpu" not in requested or pod_requests(api_pod)["cpu"] == 1000 * int(requested["cpu"])

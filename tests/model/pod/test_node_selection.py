@@ -1,4 +1,4 @@
-"""The values of a node's label that a pod admits."""
+"""The values of a node label that the node selector and affinity of a pod admit."""
 
 from __future__ import annotations
 

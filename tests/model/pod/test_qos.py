@@ -33,7 +33,7 @@ BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UI
         (BURSTABLE, "burstable"),
         (f"{BURSTABLE}/cri-containerd-abc.scope", "burstable"),
         (f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID_}.slice", "guaranteed"),
-        # A slice whose name spells no path above it is still read by its own name.
+        # A slice outside the path that its name spells still has the class of its name.
         (f"/system.slice/kubepods-besteffort-pod{UID_}.slice", "besteffort"),
         ("/kubepods", None),
         ("kubepods.slice", None),
@@ -62,7 +62,7 @@ def test_class_by_cgroup_parent(parent: str, found: str | None) -> None:
         ("lse", "besteffort", QoS.BE),
     ],
 )
-def test_the_label_decides_then_the_class_of_kubernetes(
+def test_the_label_overrides_the_class_of_kubernetes(
     label: str, kube: KubeClass | None, found: QoS
 ) -> None:
     labels = {QOS_LABEL: label} if label else {}
@@ -95,7 +95,7 @@ def test_the_label_decides_then_the_class_of_kubernetes(
         ("/k8s.io/id", False),
     ],
 )
-def test_the_kubelets_own_groups(group: str, shared: bool) -> None:
+def test_qos_cgroups_of_the_kubelet(group: str, shared: bool) -> None:
     assert is_qos_root(group) is shared
 
 

@@ -35,7 +35,7 @@ def test_pod_level_requests_override_those_of_containers() -> None:
     }
 
 
-def test_overhead_is_added_to_everything() -> None:
+def test_overhead_is_added_to_containers_and_pod_level_requests() -> None:
     init = [InitRequests({"cpu": 900})]
     assert pod_total([{"cpu": 100}], init, overhead={"cpu": 50, "memory": 7}) == {
         "cpu": 950,

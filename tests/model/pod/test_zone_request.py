@@ -9,7 +9,7 @@ from agent.model.pod.zone_request import PartKind, exclusive, foreign, kube_clas
 from tests.allocate.nrt.values import CPU, GPU, api_pod, container, pod, sidecar
 
 GIB = 1 << 30
-SURE = {"cpu": CPU, "memory": GIB}
+GUARANTEED = {"cpu": CPU, "memory": GIB}
 
 
 def test_parts_are_the_init_containers_and_then_the_others() -> None:
@@ -36,15 +36,15 @@ def test_the_whole_counts_sidecars_overhead_and_pod_level_resources() -> None:
         ([container()], {}, "besteffort"),
         ([container(gpu=1)], {}, "besteffort"),
         ([container(cpu=0, memory=0)], {}, "besteffort"),
-        ([container(**SURE)], {}, "guaranteed"),
-        ([container(**SURE), container()], {}, "burstable"),
-        ([container(limited=False, **SURE)], {}, "burstable"),
+        ([container(**GUARANTEED)], {}, "guaranteed"),
+        ([container(**GUARANTEED), container()], {}, "burstable"),
+        ([container(limited=False, **GUARANTEED)], {}, "burstable"),
         ([container(cpu=CPU)], {}, "burstable"),
-        ([ApiContainer("a", {}, SURE)], {}, "burstable"),
-        ([ApiContainer("a", SURE, {**SURE, "cpu": 2 * CPU})], {}, "burstable"),
-        ([container()], {"requests": SURE, "limits": SURE}, "guaranteed"),
-        ([container(**SURE)], {"requests": SURE}, "burstable"),
-        ([container(**SURE)], {"requests": SURE, "limits": {"cpu": CPU}}, "burstable"),
+        ([ApiContainer("a", {}, GUARANTEED)], {}, "burstable"),
+        ([ApiContainer("a", GUARANTEED, {**GUARANTEED, "cpu": 2 * CPU})], {}, "burstable"),
+        ([container()], {"requests": GUARANTEED, "limits": GUARANTEED}, "guaranteed"),
+        ([container(**GUARANTEED)], {"requests": GUARANTEED}, "burstable"),
+        ([container(**GUARANTEED)], {"requests": GUARANTEED, "limits": {"cpu": CPU}}, "burstable"),
     ],
 )
 def test_the_class_equals_the_api_servers(
@@ -54,7 +54,7 @@ def test_the_class_equals_the_api_servers(
 
 
 def test_init_containers_count_for_the_class() -> None:
-    assert kube_class_of(api_pod(container(**SURE), init=(container(),))) == "burstable"
+    assert kube_class_of(api_pod(container(**GUARANTEED), init=(container(),))) == "burstable"
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_devices_are_not_native_kubernetes_resources(resource: str, expected: bo
 @pytest.mark.parametrize(
     ("zoned_pod", "expected"),
     [
-        (pod(container(**SURE)), True),
+        (pod(container(**GUARANTEED)), True),
         (pod(container(cpu=1500, memory=0)), False),
-        (pod(container(**SURE, limited=False)), False),
+        (pod(container(**GUARANTEED, limited=False)), False),
         (pod(container(gpu=1, limited=False)), True),
         (pod(container(nic=1, limited=False)), False),
         (pod(container(cpu=1, limited=False), init=(container("i", gpu=1),)), False),
@@ -84,16 +84,16 @@ def test_devices_are_not_native_kubernetes_resources(resource: str, expected: bo
         (pod(container(cpu=500, memory=GIB)), True),
         (pod(container(cpu=500, limited=False, **{"hugepages-2Mi": GIB})), False),
         (pod(container(gpu=0, limited=False)), False),
-        (pod(container(**SURE), requests=SURE, limits=SURE), False),
-        (pod(container(**SURE, gpu=1), requests=SURE, limits=SURE), True),
+        (pod(container(**GUARANTEED), requests=GUARANTEED, limits=GUARANTEED), False),
+        (pod(container(**GUARANTEED, gpu=1), requests=GUARANTEED, limits=GUARANTEED), True),
     ],
 )
 def test_pods_with_exclusive_resources(zoned_pod: Any, expected: bool) -> None:
     assert exclusive(zoned_pod, {"cpu", "memory", GPU}) is expected
 
 
-def test_a_resized_container_takes_what_counts_for_it() -> None:
-    resized = ApiContainer("a", SURE, SURE, resized={"cpu": 3 * CPU})
+def test_a_resized_container_takes_its_effective_requests() -> None:
+    resized = ApiContainer("a", GUARANTEED, GUARANTEED, resized={"cpu": 3 * CPU})
     found = pod(resized, init=(sidecar(cpu=CPU, memory=GIB),))
     assert found.parts[1].taken == {"cpu": 3 * CPU, "memory": GIB}
     assert found.whole.taken == {"cpu": 4 * CPU, "memory": 2 * GIB}

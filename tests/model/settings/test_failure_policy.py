@@ -30,10 +30,10 @@ def test_the_most_specific_rule_applies(
 
 @pytest.mark.parametrize("qos", list(QoS))
 def test_by_default_only_creations_that_need_exclusive_cpus_fail(qos: QoS) -> None:
-    usual = parse_policies(ProxySettings().hook_failure_policy)
-    assert usual.fails("CreateContainer", qos) is (qos in (QoS.LSE, QoS.LSR))
-    assert not usual.fails("UpdateContainerResources", qos)
-    assert not usual.fails("CreateContainer", None)
+    default = parse_policies(ProxySettings().hook_failure_policy)
+    assert default.fails("CreateContainer", qos) is (qos in (QoS.LSE, QoS.LSR))
+    assert not default.fails("UpdateContainerResources", qos)
+    assert not default.fails("CreateContainer", None)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_an_invalid_rule_is_quoted(rules: str, part: str) -> None:
     assert repr(rules) in str(error.value)
 
 
-def test_a_hook_has_its_own_deadline_or_the_usual_one() -> None:
+def test_a_hook_has_its_own_deadline_or_the_default() -> None:
     deadlines = parse_deadlines("CreateContainer=2, UpdateContainerResources=0", 0.5)
     assert deadlines.of("CreateContainer") == 2
     assert deadlines.of("UpdateContainerResources") == 0

@@ -15,10 +15,10 @@ from agent.model.settings.scheduler import SchedulerSettings, WebhookSettings
 PROCESSES = (AgentSettings, ProxySettings, NriSettings, SchedulerSettings, WebhookSettings)
 
 
-def load(*words: str) -> AgentSettings:
+def load(*arguments: str) -> AgentSettings:
     parser = argparse.ArgumentParser()
     options.add_arguments(parser, AgentSettings)
-    return options.load(parser.parse_args(words), AgentSettings)
+    return options.load(parser.parse_args(arguments), AgentSettings)
 
 
 def test_flags_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("arguments", "reason"),
     [
         (["--period-seconds=0"], "--period-seconds '0' is not a number greater than 0"),
         (["--period-seconds=soon"], "--period-seconds 'soon' is not a number greater than 0"),
@@ -75,9 +75,9 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         (["--devices=maybe"], "--devices 'maybe' is not true or false"),
     ],
 )
-def test_error_in_a_flag_names_the_option(words: list[str], reason: str) -> None:
+def test_error_in_a_flag_names_the_option(arguments: list[str], reason: str) -> None:
     with pytest.raises(SettingsError) as raised:
-        load(*words)
+        load(*arguments)
     assert reason in str(raised.value)
 
 
@@ -121,21 +121,21 @@ def test_variables_override_the_file_and_flags_override_both(
         load()
 
 
-def test_the_usual_file_is_read_if_it_exists(
+def test_the_default_file_is_read_if_it_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "config.toml"
     monkeypatch.setattr(options, "CONFIG", str(file))
     assert load().state_dir == AgentSettings().state_dir
-    file.write_text('state-dir = "/usual"\n')
-    assert load().state_dir == "/usual"
+    file.write_text('state-dir = "/default"\n')
+    assert load().state_dir == "/default"
     file.write_text("state-dir = 1\n")
     with pytest.raises(SettingsError, match=f"^{file}: state-dir is not a text$"):
         load()
 
 
 @pytest.mark.parametrize(
-    ("words", "devices"),
+    ("arguments", "devices"),
     [
         ((), True),
         (("--no-devices",), False),
@@ -145,11 +145,11 @@ def test_the_usual_file_is_read_if_it_exists(
     ],
 )
 def test_an_option_that_is_true_or_false_has_two_flags(
-    words: tuple[str, ...], devices: bool
+    arguments: tuple[str, ...], devices: bool
 ) -> None:
-    assert load(*words).devices is devices
-    plain = options.plain(words, AgentSettings)
-    assert plain is None or options.load(plain, AgentSettings).devices is devices
+    assert load(*arguments).devices is devices
+    fast = options.plain(arguments, AgentSettings)
+    assert fast is None or options.load(fast, AgentSettings).devices is devices
 
 
 @pytest.mark.parametrize("kind", PROCESSES)
@@ -202,5 +202,5 @@ def test_invalid_address(address: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PROCESSES)
-def test_parse_takes_the_names_of_the_struct(kind: type[Options]) -> None:
+def test_parse_accepts_the_encoded_names_of_the_struct(kind: type[Options]) -> None:
     assert parse({each.encode_name: each.default for each in fields(kind)}, kind) == kind()

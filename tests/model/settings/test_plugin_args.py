@@ -21,8 +21,8 @@ from agent.model.settings.plugin_args import (
 EVEN = {"cpu": 1, "memory": 1}
 MOST = ScoringStrategy(Strategy.MOST_ALLOCATED, EVEN)
 LEAST = ScoringStrategy(Strategy.LEAST_ALLOCATED, EVEN)
-OURS = {"kind": "CPUOrchestrationPluginArgs"}
-THEIRS = {"kind": "NodeNUMAResourceArgs"}
+PROPOSAL = {"kind": "CPUOrchestrationPluginArgs"}
+KOORDINATOR = {"kind": "NodeNUMAResourceArgs"}
 
 
 def test_the_proposals_defaults() -> None:
@@ -48,7 +48,7 @@ def test_koordinators_defaults() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", [OURS, THEIRS])
+@pytest.mark.parametrize("kind", [PROPOSAL, KOORDINATOR])
 def test_the_objective_for_gpus(kind: dict[str, str]) -> None:
     assert decode(kind).gpu_objective is GpuObjective.BANDWIDTH
     assert decode({**kind, "gpuObjective": "besteffort"}).gpu_objective is GpuObjective.BESTEFFORT
@@ -56,7 +56,7 @@ def test_the_objective_for_gpus(kind: dict[str, str]) -> None:
         decode({**kind, "gpuObjective": "fastest"})
 
 
-@pytest.mark.parametrize("kind", [OURS, THEIRS])
+@pytest.mark.parametrize("kind", [PROPOSAL, KOORDINATOR])
 def test_the_order_of_cpus_and_devices(kind: dict[str, str]) -> None:
     args = decode(kind)
     assert (args.prefer_l3, args.distribute_across_numa) == (False, True)
@@ -83,28 +83,28 @@ def test_the_order_of_cpus_and_devices(kind: dict[str, str]) -> None:
     }
 
 
-def test_the_rules_for_nodes_of_whole_cores() -> None:
-    """Each kind of file has the rules of its origin by default."""
-    assert decode(OURS).strict_full_pcpus_only
-    assert not decode(THEIRS).strict_full_pcpus_only
-    for kind in (OURS, THEIRS):
+def test_the_rules_for_nodes_with_full_pcpus_only() -> None:
+    """By default each kind of file has the rules of its origin."""
+    assert decode(PROPOSAL).strict_full_pcpus_only
+    assert not decode(KOORDINATOR).strict_full_pcpus_only
+    for kind in (PROPOSAL, KOORDINATOR):
         for value in (True, False):
             args = decode({**kind, "strictFullPCPUsOnly": value})
             assert args.strict_full_pcpus_only is value
 
 
-def test_a_whole_file() -> None:
-    weighed = {"resources": [{"name": "cpu", "weight": 3}, {"name": "nvidia.com/gpu"}]}
+def test_a_complete_file() -> None:
+    weighted = {"resources": [{"name": "cpu", "weight": 3}, {"name": "nvidia.com/gpu"}]}
     args = decode(
         {
-            **OURS,
+            **PROPOSAL,
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "defaultCPUBindPolicy": "SpreadByPCPUs",
             "numaTopologyAlignmentPolicy": "Restricted",
             "scoringStrategy": {
                 "type": "BalancedAllocation",
                 "measures": ["NUMANodes"],
-                **weighed,
+                **weighted,
             },
             "numaScoringStrategy": {"type": "LeastAllocated"},
         }
@@ -123,20 +123,20 @@ def test_a_whole_file() -> None:
 
 def test_each_of_koordinators_strategies_has_its_own_weights() -> None:
     strategy = {"type": "MostAllocated", "resources": [{"name": "memory", "weight": 5}]}
-    args = decode({**THEIRS, "numaScoringStrategy": strategy})
+    args = decode({**KOORDINATOR, "numaScoringStrategy": strategy})
     assert args.node == LEAST
     assert args.numa == ScoringStrategy(Strategy.MOST_ALLOCATED, {"memory": 5})
 
 
-@pytest.mark.parametrize("kind", [OURS, THEIRS])
+@pytest.mark.parametrize("kind", [PROPOSAL, KOORDINATOR])
 def test_the_strategy_of_nodes_is_the_default_of_numa_nodes(kind: dict[str, str]) -> None:
     args = decode({**kind, "scoringStrategy": {"type": "MostAllocated"}})
     assert args.numa == args.node == ScoringStrategy(Strategy.MOST_ALLOCATED, LEAST.weights)
     assert decode(kind).numa == decode(kind).node
 
 
-@pytest.mark.parametrize("kind", [OURS, THEIRS])
-def test_plain_pods_have_their_own_strategy(kind: dict[str, str]) -> None:
+@pytest.mark.parametrize("kind", [PROPOSAL, KOORDINATOR])
+def test_the_zone_strategy_of_pods_without_koordinator_labels(kind: dict[str, str]) -> None:
     assert decode(kind).zones == ZoneScoring(Strategy.LEAST_ALLOCATED, {})
     strategy = {"type": "LeastNUMANodes", "resources": [{"name": "memory", "weight": 5}]}
     args = decode({**kind, "zoneScoringStrategy": strategy})
@@ -150,37 +150,40 @@ def test_plain_pods_have_their_own_strategy(kind: dict[str, str]) -> None:
         (None, "Expected `object`"),
         ({}, "kind"),
         ({"kind": "KubeSchedulerConfiguration"}, "kind"),
-        ({**OURS, "defaultCPUBindPolicy": "Sideways"}, "defaultCPUBindPolicy: "),
-        ({**OURS, "defaultCPUBindPolicy": "ConstrainedBurst"}, "defaultCPUBindPolicy: "),
-        ({**OURS, "numaTopologyAlignmentPolicy": 1}, "numaTopologyAlignmentPolicy: "),
-        ({**OURS, "scoringStrategy": {"type": "Best"}}, "scoringStrategy.type: "),
-        ({**OURS, "scoringStrategy": {"measures": ["CPUs"]}}, "scoringStrategy.measures[0]: "),
+        ({**PROPOSAL, "defaultCPUBindPolicy": "Sideways"}, "defaultCPUBindPolicy: "),
+        ({**PROPOSAL, "defaultCPUBindPolicy": "ConstrainedBurst"}, "defaultCPUBindPolicy: "),
+        ({**PROPOSAL, "numaTopologyAlignmentPolicy": 1}, "numaTopologyAlignmentPolicy: "),
+        ({**PROPOSAL, "scoringStrategy": {"type": "Best"}}, "scoringStrategy.type: "),
+        ({**PROPOSAL, "scoringStrategy": {"measures": ["CPUs"]}}, "scoringStrategy.measures[0]: "),
         (
-            {**OURS, "scoringStrategy": {"resources": [{"name": "cpu", "weight": 0}]}},
+            {**PROPOSAL, "scoringStrategy": {"resources": [{"name": "cpu", "weight": 0}]}},
             "scoringStrategy.resources[0].weight: ",
         ),
         (
-            {**THEIRS, "numaScoringStrategy": {"resources": [{"name": "cpu", "weight": 101}]}},
+            {**KOORDINATOR, "numaScoringStrategy": {"resources": [{"name": "cpu", "weight": 101}]}},
             "numaScoringStrategy.resources[0].weight: ",
         ),
-        ({**OURS, "scoringStrategy": {"resources": [{"name": ""}]}}, "resources[0].name: "),
+        ({**PROPOSAL, "scoringStrategy": {"resources": [{"name": ""}]}}, "resources[0].name: "),
         (
-            {**OURS, "scoringStrategy": {"resources": [{"name": "cpu"}, {"name": "cpu"}]}},
+            {**PROPOSAL, "scoringStrategy": {"resources": [{"name": "cpu"}, {"name": "cpu"}]}},
             "scoringStrategy.resources: a resource is named twice",
         ),
-        ({**OURS, "scoringStrategie": {}}, "scoringStrategie"),
-        ({**THEIRS, "zoneScoringStrategy": {"type": "Best"}}, "zoneScoringStrategy.type: "),
+        ({**PROPOSAL, "scoringStrategie": {}}, "scoringStrategie"),
+        ({**KOORDINATOR, "zoneScoringStrategy": {"type": "Best"}}, "zoneScoringStrategy.type: "),
         (
-            {**THEIRS, "gpuShareUnsupportedModels": [{"vendor": "nvidia"}]},
+            {**KOORDINATOR, "gpuShareUnsupportedModels": [{"vendor": "nvidia"}]},
             "gpuShareUnsupportedModels",
         ),
-        ({**OURS, "deviceStrategy": "BalancedAllocation"}, "deviceStrategy: "),
-        ({**OURS, "preferL3": 1}, "preferL3: "),
+        ({**PROPOSAL, "deviceStrategy": "BalancedAllocation"}, "deviceStrategy: "),
+        ({**PROPOSAL, "preferL3": 1}, "preferL3: "),
         (
-            {**OURS, "zoneScoringStrategy": {"resources": [{"name": "cpu"}, {"name": "cpu"}]}},
+            {**PROPOSAL, "zoneScoringStrategy": {"resources": [{"name": "cpu"}, {"name": "cpu"}]}},
             "zoneScoringStrategy.resources: a resource is named twice",
         ),
-        ({**THEIRS, "numaTopologyAlignmentPolicy": "Restricted"}, "numaTopologyAlignmentPolicy"),
+        (
+            {**KOORDINATOR, "numaTopologyAlignmentPolicy": "Restricted"},
+            "numaTopologyAlignmentPolicy",
+        ),
     ],
 )
 def test_the_invalid_field_is_named(body: Any, strategy: str) -> None:

@@ -1,4 +1,4 @@
-"""Discovered PCI functions and adapters below one switch."""
+"""PCI functions and adapters below one switch, as discovered."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ SWITCH = ("0000:17:00.0", "0000:18:00.0", "0000:19:04.0")
 
 
 def function(bus: str, **others: object) -> Function:
-    facts = {"root": "pci0000:17", "bridges": SWITCH, "node": 1, "socket": 0} | others
-    return Function(f"0000:{bus}", **facts)  # type: ignore[arg-type]
+    fields = {"root": "pci0000:17", "bridges": SWITCH, "node": 1, "socket": 0} | others
+    return Function(f"0000:{bus}", **fields)  # type: ignore[arg-type]
 
 
 def gpu_function(bus: str, driver: str = "nvidia", **others: object) -> Function:

@@ -1,4 +1,4 @@
-"""The current limits of a group, from all files of its machine."""
+"""Reads the current limits of a group."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _FILES: dict[Controller, tuple[str, ...]] = {
 }
 
 
-def present(controllers: Controllers, group: str) -> CgroupLimits:
-    """None for a value that the machine does not have. Raises CgroupError or GroupGone."""
+def current_limits(controllers: Controllers, group: str) -> CgroupLimits:
+    """A value is None if the machine has no file for it. Raises CgroupError or GroupGone."""
     texts = {
         file: text
         for controller, files in _FILES.items()
