@@ -20,46 +20,52 @@ NOON = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
 
 
 class Machine:
-    """One candidate with clocks of its own: `offset` and `rate` are relative to the test's time."""
+    """A candidate with its own clocks: `offset` and `rate` are relative to the time of the test."""
 
     def __init__(
         self, server: Server, name: str, wall_offset: float = 0, offset: float = 0, rate: float = 1
     ) -> None:
-        self.world = 0.0
-        self.beginnings = 0
-        self.words = (server, name, wall_offset, offset, rate)
+        self.now = 0.0
+        self.acquisitions = 0
+        self.arguments = (server, name, wall_offset, offset, rate)
         self._offset, self._rate, self._wall_offset = offset, rate, wall_offset
         clocks = Clocks(self._monotonic, self._wall, lambda stopped, seconds: stopped.is_set())
         self._transport = Transport(FileAccess(server.url), limits=election.limits(TIMES))
         self.leader = Leader(
-            self._transport, "n", "l", name, times=TIMES, clocks=clocks, acquired=self._began
+            self._transport,
+            "n",
+            "l",
+            name,
+            times=TIMES,
+            clocks=clocks,
+            acquired=self._count_acquisition,
         )
 
-    def step(self, world: float) -> bool:
-        self.world = world
+    def step(self, now: float) -> bool:
+        self.now = now
         self.leader.step()
         return self.leader.leading
 
-    def leads(self, world: float) -> bool:
-        self.world = world
+    def leads(self, now: float) -> bool:
+        self.now = now
         return self.leader.leading
 
-    def killed(self) -> Machine:
-        """The process that follows one that is dead, with its identity."""
+    def restarted(self) -> Machine:
+        """Kills the process. Returns the next one, which has the same identity."""
         self.close()
-        return Machine(*self.words)
+        return Machine(*self.arguments)
 
     def close(self) -> None:
         self._transport.close()
 
-    def _began(self) -> None:
-        self.beginnings += 1
+    def _count_acquisition(self) -> None:
+        self.acquisitions += 1
 
     def _monotonic(self) -> float:
-        return self._offset + self.world * self._rate
+        return self._offset + self.now * self._rate
 
     def _wall(self) -> datetime.datetime:
-        return NOON + datetime.timedelta(seconds=self.world + self._wall_offset)
+        return NOON + datetime.timedelta(seconds=self.now + self._wall_offset)
 
 
 @pytest.fixture
@@ -79,10 +85,10 @@ def test_the_first_candidate_creates_the_lease_and_leads(server: Server, leases:
         "leaseTransitions": 0,
     }
     assert second.leader.holder == "a"
-    assert (first.beginnings, second.beginnings) == (1, 0)
+    assert (first.acquisitions, second.acquisitions) == (1, 0)
 
 
-def test_renewal_keeps_the_acquire_time_and_fields_of_others(
+def test_a_renewal_keeps_the_acquire_time_and_the_fields_of_other_clients(
     server: Server, leases: Leases
 ) -> None:
     first = Machine(server, "a")
@@ -93,11 +99,11 @@ def test_renewal_keeps_the_acquire_time_and_fields_of_others(
     assert leases.spec["acquireTime"] == "2026-05-01T12:00:00.000000Z"
     assert leases.spec["renewTime"] == "2026-05-01T12:00:02.000000Z"
     assert leases.stored["metadata"]["labels"] == {"of": "others"}
-    assert first.beginnings == 1
+    assert first.acquisitions == 1
 
 
-# How far the second machine's clocks are from the first's, and when it may acquire a Lease that it
-# first read at 1 and that was last renewed at 0.
+# Offsets of the second machine's clocks. It may acquire a Lease that it first read at 1, and that
+# was last renewed at 0.
 @pytest.mark.parametrize("wall_offset", [0, 3600, -3600, 86_400 * 400])
 @pytest.mark.parametrize("offset", [0.0, 1e6])
 def test_a_dead_leaders_lease_is_acquired_after_its_duration_by_the_candidates_own_clock(
@@ -123,7 +129,7 @@ def test_each_renewal_restarts_the_wait_of_the_others(server: Server, leases: Le
     assert second.step(58 + 1 + 15)
 
 
-def test_the_holders_own_lease_duration_counts(server: Server, leases: Leases) -> None:
+def test_the_lease_duration_of_the_holder_is_used(server: Server, leases: Leases) -> None:
     leases.put(
         {
             "metadata": {"name": "l"},
@@ -168,7 +174,7 @@ def test_leadership_ends_when_the_lease_cannot_be_renewed(
     leases.error_code = None
     assert machine.step(12)
     assert machine.leader.problem.text is None
-    assert (machine.beginnings, machine.leader.term) == (2, 2)
+    assert (machine.acquisitions, machine.leader.term) == (2, 2)
 
 
 def test_a_renewal_whose_answer_is_lost_is_detected(server: Server, leases: Leases) -> None:
@@ -179,14 +185,16 @@ def test_a_renewal_whose_answer_is_lost_is_detected(server: Server, leases: Leas
     leases.drop_responses = False
     assert machine.step(4)
     assert machine.leads(13.9)
-    assert machine.beginnings == 1
+    assert machine.acquisitions == 1
 
 
-def test_a_leader_that_was_killed_has_its_own_lease_at_once(server: Server, leases: Leases) -> None:
+def test_a_killed_leader_leads_again_at_once_with_the_same_identity(
+    server: Server, leases: Leases
+) -> None:
     first, second = Machine(server, "a"), Machine(server, "b")
     first.step(0)
     assert not second.step(1)
-    first = first.killed()
+    first = first.restarted()
     assert first.step(2)
     assert first.leader.continues
     assert (leases.spec["holderIdentity"], leases.spec["leaseTransitions"]) == ("a", 0)
@@ -194,7 +202,9 @@ def test_a_leader_that_was_killed_has_its_own_lease_at_once(server: Server, leas
     assert second.step(18 - 1 + 15)
 
 
-def test_with_a_new_identity_it_waits_for_its_own_lease(server: Server, leases: Leases) -> None:
+def test_a_killed_leader_with_a_new_identity_waits_until_its_lease_expires(
+    server: Server, leases: Leases
+) -> None:
     first, again = Machine(server, "a"), Machine(server, "a-2")
     first.step(0)
     assert not again.step(2)
@@ -204,39 +214,38 @@ def test_with_a_new_identity_it_waits_for_its_own_lease(server: Server, leases: 
     assert not again.leader.continues
 
 
-def test_a_lease_that_another_candidate_has_by_now_is_not_its_own(
+def test_a_killed_leader_waits_if_another_candidate_has_the_lease(
     server: Server, leases: Leases
 ) -> None:
     first, second = Machine(server, "a"), Machine(server, "b")
     first.step(0)
     second.step(0)
     assert second.step(15)
-    first = first.killed()
+    first = first.restarted()
     assert not first.step(16)
     assert (first.leader.holder, first.leader.continues) == ("b", False)
 
 
-def released(leases: Leases, second: Machine) -> None:
+def acquire_and_release(leases: Leases, second: Machine) -> None:
     second.step(0)
     assert second.step(15)
     second.leader.stop()
 
 
-def removed(leases: Leases, second: Machine) -> None:
+def delete(leases: Leases, second: Machine) -> None:
     leases.stored = None
 
 
-@pytest.mark.parametrize("happens", [released, removed])
+@pytest.mark.parametrize("change", [acquire_and_release, delete], ids=["released", "removed"])
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_term_continues_the_former_one_only_if_no_other_was_between(
-    server: Server, leases: Leases, happens: Callable[[Leases, Machine], None], lost: bool
+def test_a_term_continues_the_former_one_only_if_no_other_candidate_led(
+    server: Server, leases: Leases, change: Callable[[Leases, Machine], None], lost: bool
 ) -> None:
-    """Also if the answer to the write is lost, and the Lease is the candidate's own at its next
-    attempt."""
+    """Also if the answer to the write is lost, and the candidate finds its own Lease afterwards."""
     first, second = Machine(server, "a"), Machine(server, "b")
     first.step(0)
-    first = first.killed()
-    happens(leases, second)
+    first = first.restarted()
+    change(leases, second)
     leases.drop_responses = lost
     first.step(16)
     leases.drop_responses = False
@@ -244,7 +253,9 @@ def test_a_term_continues_the_former_one_only_if_no_other_was_between(
     assert not first.leader.continues
 
 
-def test_a_leader_without_answers_is_not_its_own_standby(server: Server, leases: Leases) -> None:
+def test_a_leader_without_answers_does_not_report_itself_as_the_holder(
+    server: Server, leases: Leases
+) -> None:
     machine = Machine(server, "a")
     machine.step(0)
     leases.error_code = 500
@@ -253,7 +264,7 @@ def test_a_leader_without_answers_is_not_its_own_standby(server: Server, leases:
     assert machine.leader.holder == ""
 
 
-def test_a_candidate_that_cannot_read_the_lease_has_trouble(server: Server, leases: Leases) -> None:
+def test_a_candidate_reports_that_it_cannot_read_the_lease(server: Server, leases: Leases) -> None:
     first, second = Machine(server, "a"), Machine(server, "b")
     first.step(0)
     second.step(0)
@@ -268,7 +279,7 @@ def test_a_candidate_that_cannot_read_the_lease_has_trouble(server: Server, leas
     assert second.leader.lease_problem is None
 
 
-def test_an_invalid_lease_is_named(server: Server, leases: Leases) -> None:
+def test_an_invalid_lease_is_a_problem(server: Server, leases: Leases) -> None:
     leases.put({"metadata": {"name": "l"}, "spec": {"leaseDurationSeconds": "long"}})
     machine = Machine(server, "a")
     assert not machine.step(0)
@@ -283,8 +294,8 @@ def test_times_that_allow_two_leaders_are_refused(times: tuple[int, float, float
         LeaseTimes(*times)
 
 
-# Each: who steps, after how long, and whether the server answers, fails, or loses its answers; the
-# process may be killed before that, and the next one has its identity.
+# Steps: the candidate, the seconds before the step, and the behavior of the server. "killed": the
+# process is killed before the step, and the next one has its identity.
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 2),
@@ -299,7 +310,7 @@ STEPS = st.lists(
     steps=STEPS,
     walls=st.tuples(*[st.floats(-1e5, 1e5)] * 3),
     offsets=st.tuples(*[st.floats(0, 1e6)] * 3),
-    # Clocks of machines differ by far less than a tenth; the times allow for 10 s against 15.
+    # Rates of real clocks differ by far less than a tenth. TIMES allow for 10 s against 15 s.
     rates=st.tuples(*[st.floats(0.9, 1.1)] * 3),
 )
 @settings(
@@ -319,16 +330,16 @@ def test_two_candidates_never_lead_at_once(
         Machine(server, name, *each)
         for name, *each in zip("abc", walls, offsets, rates, strict=True)
     ]
-    world = 0.0
-    for who, after, mood in steps:
-        world += after
-        assert sum(each.leads(world) for each in machines) <= 1
-        leases.error_code = 500 if mood == "fails" else None
-        leases.drop_responses = mood == "loses"
-        if mood == "killed":
-            machines[who] = machines[who].killed()
-        machines[who].step(world)
-        assert sum(each.leads(world) for each in machines) <= 1
+    now = 0.0
+    for who, seconds, server_state in steps:
+        now += seconds
+        assert sum(each.leads(now) for each in machines) <= 1
+        leases.error_code = 500 if server_state == "fails" else None
+        leases.drop_responses = server_state == "loses"
+        if server_state == "killed":
+            machines[who] = machines[who].restarted()
+        machines[who].step(now)
+        assert sum(each.leads(now) for each in machines) <= 1
     for each in machines:
         each.close()
 
@@ -336,17 +347,17 @@ def test_two_candidates_never_lead_at_once(
 def test_the_thread_renews_the_lease_and_ends_with_the_leader(
     server: Server, leases: Leases
 ) -> None:
-    rounds = threading.Semaphore(0)
+    waits = threading.Semaphore(0)
 
     def wait(stopped: threading.Event, seconds: float) -> bool:
-        rounds.release()
+        waits.release()
         return stopped.wait(0.01)
 
     transport = Transport(FileAccess(server.url), limits=election.limits(TIMES))
     it = Leader(transport, "n", "l", "a", times=TIMES, clocks=Clocks(wait=wait))
     it.start()
     for _ in range(3):
-        assert rounds.acquire(timeout=10)
+        assert waits.acquire(timeout=10)
     assert it.leading
     it.stop()
     assert not it.leading
@@ -354,7 +365,7 @@ def test_the_thread_renews_the_lease_and_ends_with_the_leader(
     assert not [each for each in threading.enumerate() if each.name == "lease l"]
 
 
-def test_the_holder_of_a_lease_is_read_whole_and_shown_without_its_random_part(
+def test_the_holder_of_a_lease_is_shown_without_the_random_part_of_its_identity(
     server: Server, leases: Leases
 ) -> None:
     first, second = Machine(server, "pod-a_0b0a"), Machine(server, "pod-b_9c1d")

@@ -19,17 +19,17 @@ class Leader:
     lease_problem: str | None = None
 
 
-class State:
-    """Catches up when the test allows it."""
+class ClusterState:
+    """The watches. They catch up when `may_catch_up` is set."""
 
     synced = False
     problems: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.may_catch_up = threading.Event()
-        self.asked = 0
+        self.catch_ups = 0
         self.error: str | None = None
-        self.out_of_touch: str | None = None
+        self.stale_reason: str | None = None
         self.broken = False
         self.marks = 0
 
@@ -40,10 +40,10 @@ class State:
         self.marks += 1
 
     def stale(self) -> str | None:
-        return self.out_of_touch
+        return self.stale_reason
 
     def catch_up(self, wait: Callable[[float], bool]) -> bool:
-        self.asked += 1
+        self.catch_ups += 1
         if self.error is not None:
             raise ServerError(self.error)
         while not self.may_catch_up.is_set():
@@ -53,8 +53,8 @@ class State:
         return True
 
 
-class Former:
-    """Requests of a former process, which end when the test allows it."""
+class FormerBindings:
+    """Bindings of the former process, which end when `may_end` is set."""
 
     def __init__(self) -> None:
         self.open = True
@@ -71,14 +71,14 @@ class Former:
 
 
 class Label:
-    """The label of the process's pod; `problem`: why it may be wrong."""
+    """The label of the pod. `problem`: why it may be wrong. `hurries`: the calls of `hurry`."""
 
     def __init__(self) -> None:
-        self.hurried = 0
+        self.hurries = 0
         self.problem: str | None = None
 
     def hurry(self) -> None:
-        self.hurried += 1
+        self.hurries += 1
 
     def unready(self) -> str | None:
         return self.problem
@@ -90,12 +90,12 @@ def leader() -> Leader:
 
 
 @pytest.fixture
-def state() -> State:
-    return State()
+def state() -> ClusterState:
+    return ClusterState()
 
 
 @pytest.fixture
-def gate(leader: Leader, state: State) -> Iterator[LeaderGate]:
+def gate(leader: Leader, state: ClusterState) -> Iterator[LeaderGate]:
     it = LeaderGate(leader, state)
     it.start()
     yield it
@@ -107,12 +107,12 @@ def lead(leader: Leader, gate: LeaderGate, term: int) -> None:
     gate.begin()
 
 
-def answers(gate: LeaderGate, leader: Leader, state: State) -> None:
+def begin_term(gate: LeaderGate, leader: Leader, state: ClusterState) -> None:
     """Waits until the leader answers."""
     state.synced = True
     state.may_catch_up.set()
     lead(leader, gate, 1)
-    eventually("on duty", lambda: gate.reason() is None)
+    eventually("the leader answers", lambda: gate.reason() is None)
 
 
 def test_a_follower_answers_no_request_and_names_the_leader(
@@ -123,8 +123,8 @@ def test_a_follower_answers_no_request_and_names_the_leader(
     assert gate.reason() == "the leader is other"
 
 
-def test_a_leader_answers_when_it_has_the_earlier_bindings(
-    gate: LeaderGate, leader: Leader, state: State
+def test_a_leader_answers_when_it_knows_the_earlier_bindings(
+    gate: LeaderGate, leader: Leader, state: ClusterState
 ) -> None:
     lead(leader, gate, 1)
     state.problems = ("watch of /api/v1/pods: 403",)
@@ -132,126 +132,133 @@ def test_a_leader_answers_when_it_has_the_earlier_bindings(
     state.synced = True
     assert gate.reason() == "the pods bound before this term are not known yet"
     state.may_catch_up.set()
-    eventually("on duty", lambda: gate.reason() is None)
+    eventually("the leader answers", lambda: gate.reason() is None)
 
 
-def test_each_term_begins_with_catching_up(gate: LeaderGate, leader: Leader, state: State) -> None:
-    answers(gate, leader, state)
+def test_each_term_begins_with_catching_up(
+    gate: LeaderGate, leader: Leader, state: ClusterState
+) -> None:
+    begin_term(gate, leader, state)
     state.may_catch_up.clear()
     leader.leading = False
     assert gate.reason() == "no replica is the leader"
     lead(leader, gate, 2)
     assert gate.reason() == "the pods bound before this term are not known yet"
     state.may_catch_up.set()
-    eventually("on duty", lambda: gate.reason() is None)
+    eventually("the leader answers", lambda: gate.reason() is None)
 
 
 def test_a_leader_with_a_stale_watch_answers_no_request_until_it_recovers(
-    gate: LeaderGate, leader: Leader, state: State
+    gate: LeaderGate, leader: Leader, state: ClusterState
 ) -> None:
-    answers(gate, leader, state)
-    state.out_of_touch = "the watch of pods has been out of touch for 31 s"
-    assert gate.reason() == state.out_of_touch
+    begin_term(gate, leader, state)
+    state.stale_reason = "the watch of pods has been out of touch for 31 s"
+    assert gate.reason() == state.stale_reason
     leader.leading = False
-    assert gate.reason() == f"no replica is the leader; {state.out_of_touch}"
+    assert gate.reason() == f"no replica is the leader; {state.stale_reason}"
     leader.leading = True
-    state.out_of_touch = None
+    state.stale_reason = None
     assert gate.reason() is None
 
 
 def test_a_broken_watch_catches_up_in_the_same_term(
-    gate: LeaderGate, leader: Leader, state: State
+    gate: LeaderGate, leader: Leader, state: ClusterState
 ) -> None:
-    answers(gate, leader, state)
+    begin_term(gate, leader, state)
     state.broken = True
-    assert gate.reason() is None, "but for binds all is answered"
+    assert gate.reason() is None, "all verbs but bind are answered"
     eventually("caught up", lambda: not state.broken)
-    assert (state.asked, state.marks) == (2, 1)
+    assert (state.catch_ups, state.marks) == (2, 1)
 
 
-def test_settled_is_called_before_the_first_answer(leader: Leader, state: State) -> None:
+def test_the_callback_runs_before_the_first_answer(leader: Leader, state: ClusterState) -> None:
     reasons: list[str | None] = []
     gate = LeaderGate(leader, state, lambda: reasons.append(gate.reason()))
     gate.start()
-    answers(gate, leader, state)
+    begin_term(gate, leader, state)
     gate.stop()
     assert reasons == ["the pods bound before this term are not known yet"]
 
 
 def test_a_leader_that_loses_the_lease_while_it_catches_up_starts_again(
-    gate: LeaderGate, leader: Leader, state: State
+    gate: LeaderGate, leader: Leader, state: ClusterState
 ) -> None:
     state.synced = True
     lead(leader, gate, 1)
-    eventually("it catches up", lambda: state.asked == 1)
+    eventually("it catches up", lambda: state.catch_ups == 1)
     lead(leader, gate, 2)
-    eventually("it catches up again", lambda: state.asked == 2)
-    assert state.marks == 2, "what the one before wrote meanwhile"
+    eventually("it catches up again", lambda: state.catch_ups == 2)
+    assert state.marks == 2, "the leader in between may have bound pods"
     state.may_catch_up.set()
-    eventually("on duty", lambda: gate.reason() is None)
+    eventually("the leader answers", lambda: gate.reason() is None)
 
 
 def test_an_error_of_the_server_is_the_reason(
-    gate: LeaderGate, leader: Leader, state: State
+    gate: LeaderGate, leader: Leader, state: ClusterState
 ) -> None:
     state.synced, state.error = True, "GET /api/v1/pods: 500"
     lead(leader, gate, 1)
     eventually("the reason is reported", lambda: gate.reason() == "GET /api/v1/pods: 500")
     state.error = None
     state.may_catch_up.set()
-    eventually("on duty", lambda: gate.reason() is None)
+    eventually("the leader answers", lambda: gate.reason() is None)
 
 
 @pytest.mark.parametrize("continues", [True, False])
-def test_a_leader_first_finishes_what_its_former_process_sent(
-    leader: Leader, state: State, continues: bool
+def test_a_leader_first_finishes_the_bindings_of_its_former_process(
+    leader: Leader, state: ClusterState, continues: bool
 ) -> None:
-    former = Former()
+    former = FormerBindings()
     gate = LeaderGate(leader, state, former=former)
     gate.start()
     state.synced = True
     state.may_catch_up.set()
     leader.continues = continues
     lead(leader, gate, 1)
-    eventually("it begins", lambda: former.continued == [continues])
-    assert (gate.reason(), state.asked) == ("the pods bound before this term are not known yet", 0)
+    eventually("it finishes them", lambda: former.continued == [continues])
+    assert (gate.reason(), state.catch_ups) == (
+        "the pods bound before this term are not known yet",
+        0,
+    )
     assert gate.unready() == gate.reason()
     former.may_end.set()
-    eventually("on duty", lambda: gate.reason() is None)
+    eventually("the leader answers", lambda: gate.reason() is None)
     assert state.marks == 2, "a watch may have listed its objects before the last Binding"
     lead(leader, gate, 2)
-    eventually("on duty", lambda: gate.reason() is None)
+    eventually("the leader answers", lambda: gate.reason() is None)
     assert len(former.continued) == 1
     gate.stop()
 
 
-def test_a_term_that_ends_interrupts_that(leader: Leader, state: State) -> None:
-    former = Former()
+def test_the_end_of_a_term_interrupts_the_former_bindings(
+    leader: Leader, state: ClusterState
+) -> None:
+    former = FormerBindings()
     gate = LeaderGate(leader, state, former=former)
     gate.start()
     state.synced = True
     state.may_catch_up.set()
     lead(leader, gate, 1)
-    eventually("it begins", lambda: len(former.continued) == 1)
+    eventually("it finishes them", lambda: len(former.continued) == 1)
     leader.leading = False
     former_open = former.open
     lead(leader, gate, 2)
-    eventually("it begins again", lambda: len(former.continued) == 2)
+    eventually("it starts again", lambda: len(former.continued) == 2)
     assert former_open
-    assert state.asked == 0
+    assert state.catch_ups == 0
     gate.stop()
 
 
-def test_watches_that_start_after_the_first_attempt_catch_up_by_their_first_lists(
-    leader: Leader, state: State
+def test_a_term_that_begins_before_the_start_marks_the_watches_as_behind(
+    leader: Leader, state: ClusterState
 ) -> None:
     gate = LeaderGate(leader, state)
     lead(leader, gate, 1)
     assert state.marks == 1, "before the thread has started"
 
 
-def test_with_a_label_a_standby_is_ready_when_it_has_the_state_of_the_cluster(
-    leader: Leader, state: State
+def test_with_a_label_a_standby_is_ready_when_all_objects_are_listed(
+    leader: Leader, state: ClusterState
 ) -> None:
     gate = LeaderGate(leader, state, label=Label())
     state.problems = ("watch of /api/v1/pods: 403",)
@@ -260,9 +267,9 @@ def test_with_a_label_a_standby_is_ready_when_it_has_the_state_of_the_cluster(
     state.synced = True
     assert gate.unready() is None
     assert gate.reason() == "the leader is other"
-    state.out_of_touch = "the watch of pods has been out of touch for 31 s"
-    assert gate.unready() == state.out_of_touch
-    state.out_of_touch = None
+    state.stale_reason = "the watch of pods has been out of touch for 31 s"
+    assert gate.unready() == state.stale_reason
+    state.stale_reason = None
     leader.lease_problem = "lease n/l: 403"
     assert gate.unready() == "lease n/l: 403"
     leader.leading = True
@@ -270,18 +277,20 @@ def test_with_a_label_a_standby_is_ready_when_it_has_the_state_of_the_cluster(
 
 
 def test_without_a_label_a_standby_is_not_ready(
-    gate: LeaderGate, leader: Leader, state: State
+    gate: LeaderGate, leader: Leader, state: ClusterState
 ) -> None:
     state.synced, leader.holder = True, "other"
     assert gate.unready() == "the leader is other"
 
 
-def test_a_process_whose_label_may_be_wrong_is_not_ready(leader: Leader, state: State) -> None:
+def test_a_process_whose_label_may_be_wrong_is_not_ready(
+    leader: Leader, state: ClusterState
+) -> None:
     label = Label()
     gate = LeaderGate(leader, state, label=label)
     gate.start()
-    answers(gate, leader, state)
-    assert (label.hurried, gate.unready()) == (1, None)
+    begin_term(gate, leader, state)
+    assert (label.hurries, gate.unready()) == (1, None)
     label.problem = "the label is not written yet"
     assert gate.unready() == label.problem
     leader.leading = False
@@ -290,10 +299,10 @@ def test_a_process_whose_label_may_be_wrong_is_not_ready(leader: Leader, state: 
     gate.stop()
 
 
-def test_a_single_replica_leads(state: State) -> None:
+def test_a_single_replica_leads(state: ClusterState) -> None:
     gate = LeaderGate(AlwaysLeader(), state)
     gate.start()
     state.synced = True
     state.may_catch_up.set()
-    eventually("on duty", lambda: gate.reason() is None)
+    eventually("the leader answers", lambda: gate.reason() is None)
     gate.stop()

@@ -17,7 +17,7 @@ from tests.waiting import eventually
 
 
 class Pod:
-    """The labels of a pod on an API server; `refusal`: the code of each answer, if it is set."""
+    """The labels of a pod on an API server. `refusal`: the status code of each answer, if set."""
 
     def __init__(self, server: Server) -> None:
         self.labels: dict[str, str] = {"app": "a"}
@@ -30,7 +30,7 @@ class Pod:
         assert request.headers["content-type"] == MERGE
         self.patches += 1
         if self.refusal is not None:
-            return reply(connection, self.refusal, status(self.refusal, "Trouble"))
+            return reply(connection, self.refusal, status(self.refusal, "InternalError"))
         body: dict[str, Any] = json.loads(request.body)
         assert body.keys() == {"metadata"}
         assert body["metadata"].keys() == {"labels"}
@@ -41,7 +41,7 @@ class Pod:
         return reply(connection, 200, {})
 
 
-class Bench:
+class Environment:
     def __init__(self, server: Server) -> None:
         self.leading = False
         self.now = 0.0
@@ -61,76 +61,76 @@ def pod(server: Server) -> Pod:
 
 
 @pytest.fixture
-def bench(server: Server) -> Iterator[Bench]:
-    it = Bench(server)
+def env(server: Server) -> Iterator[Environment]:
+    it = Environment(server)
     yield it
     it.transport.close()
 
 
-def test_the_label_follows_the_leadership(pod: Pod, bench: Bench) -> None:
-    bench.leading = True
-    assert bench.label.unready() == f"the label {LABEL} is not written yet"
-    assert bench.step() is None
+def test_the_label_follows_the_leadership(pod: Pod, env: Environment) -> None:
+    env.leading = True
+    assert env.label.unready() == f"the label {LABEL} is not written yet"
+    assert env.step() is None
     assert pod.labels == {"app": "a", LABEL: "true"}
-    bench.leading = False
-    assert bench.step() is None
+    env.leading = False
+    assert env.step() is None
     assert pod.labels == {"app": "a"}
 
 
-def test_a_standby_removes_the_label_that_a_former_process_left(pod: Pod, bench: Bench) -> None:
+def test_a_standby_removes_the_label_of_the_former_process(pod: Pod, env: Environment) -> None:
     pod.labels[LABEL] = "true"
-    assert bench.step() is None
+    assert env.step() is None
     assert pod.labels == {"app": "a"}
 
 
-def test_the_label_is_written_when_it_changes_and_then_rarely(pod: Pod, bench: Bench) -> None:
+def test_the_label_is_written_when_it_changes_and_at_intervals(pod: Pod, env: Environment) -> None:
     for _ in range(5):
-        bench.step()
+        env.step()
     assert pod.patches == 1
-    bench.leading = True
-    bench.step()
-    bench.now += AGAIN_SECONDS - 1
-    bench.step()
+    env.leading = True
+    env.step()
+    env.now += AGAIN_SECONDS - 1
+    env.step()
     assert pod.patches == 2
     pod.labels.clear()
-    bench.now += 1
-    bench.step()
-    assert pod.labels == {LABEL: "true"}, "another client had removed it"
+    env.now += 1
+    env.step()
+    assert pod.labels == {LABEL: "true"}, "another client removed it"
 
 
 @pytest.mark.parametrize("code", [403, 404, 500])
 def test_a_process_whose_pod_may_have_the_wrong_label_is_not_ready(
-    pod: Pod, bench: Bench, code: int
+    pod: Pod, env: Environment, code: int
 ) -> None:
-    bench.leading = True
-    assert bench.step() is None
-    bench.leading, pod.refusal = False, code
-    reason = bench.step()
+    env.leading = True
+    assert env.step() is None
+    env.leading, pod.refusal = False, code
+    reason = env.step()
     assert reason is not None
     assert str(code) in reason
     assert LABEL in pod.labels
     pod.refusal = None
-    assert bench.step() is None
+    assert env.step() is None
     assert LABEL not in pod.labels
 
 
-def test_the_thread_writes_the_label_and_removes_it_at_its_end(pod: Pod, bench: Bench) -> None:
-    bench.leading = True
-    bench.label.start()
+def test_the_thread_writes_the_label_and_removes_it_at_its_end(pod: Pod, env: Environment) -> None:
+    env.leading = True
+    env.label.start()
     eventually("labelled", lambda: LABEL in pod.labels)
-    bench.leading = False
-    bench.label.hurry()
+    env.leading = False
+    env.label.hurry()
     eventually("removed", lambda: LABEL not in pod.labels)
-    bench.leading = True
-    bench.label.hurry()
+    env.leading = True
+    env.label.hurry()
     eventually("labelled again", lambda: LABEL in pod.labels)
-    bench.leading = False
-    bench.label.stop()
+    env.leading = False
+    env.label.stop()
     assert LABEL not in pod.labels
 
 
 @pytest.mark.parametrize("text", ["", "a", "/a", "a/", "a/b/c"])
-def test_a_pod_has_a_namespace_and_a_name(text: str) -> None:
+def test_the_pod_is_given_by_namespace_and_name(text: str) -> None:
     assert label.pod_of("a/b-1") == ("a", "b-1")
     with pytest.raises(SettingsError, match=r"leader-pod: .* is not NAMESPACE/NAME"):
         label.pod_of(text)

@@ -9,15 +9,15 @@ import pytest
 from agent.scheduler.leader.lease_dir import Candidate
 
 
-def test_without_a_folder_every_process_is_a_new_candidate() -> None:
+def test_without_a_folder_every_process_has_a_new_identity() -> None:
     first, second = Candidate(""), Candidate("")
     assert first.sent is None
     assert first.identity != second.identity
 
 
-def test_the_process_that_follows_a_leader_is_the_same_candidate(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", _CANDIDATE, str(tmp_path / "lease")]
-    first, second = (subprocess.run(words, capture_output=True, text=True) for _ in range(2))
+def test_the_next_process_of_a_leader_has_the_same_identity(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _CANDIDATE, str(tmp_path / "lease")]
+    first, second = (subprocess.run(command, capture_output=True, text=True) for _ in range(2))
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert first.stdout == second.stdout != ""
 
@@ -32,7 +32,7 @@ print(candidate.identity)
 """
 
 
-def test_a_folder_that_cannot_be_used_changes_nothing_else(
+def test_a_candidate_without_a_usable_folder_has_a_new_identity(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -50,8 +50,8 @@ def test_a_folder_that_cannot_be_used_changes_nothing_else(
 
 def test_unreadable_bindings_of_the_former_process_make_the_identity_new(tmp_path: Path) -> None:
     folder = tmp_path / "lease"
-    words = [sys.executable, "-c", _CANDIDATE, str(folder)]
-    first = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    command = [sys.executable, "-c", _CANDIDATE, str(folder)]
+    first = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     (folder / "bindings" / "a.json").write_text("{")
     second = Candidate(str(folder))
     assert second.sent is not None

@@ -23,8 +23,8 @@ POD = PodName("default", "p", "u")
 NOTES = {"topolet.test/given": "cpu 1-2"}
 
 
-class Bench:
-    """Processes, one after the other, with one folder and one API server."""
+class Environment:
+    """Successive processes with one folder and one API server."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         self.pods = PodServer(server)
@@ -42,8 +42,9 @@ class Bench:
         )
         return sent, BindingApi(self.transport, record=sent)
 
-    def follows(self, *, continues: bool = True) -> bool:
-        """The next process does what the gate does with its former Bindings."""
+    def restart(self, *, continues: bool = True) -> bool:
+        """Starts the next process, which finishes the former Bindings as the gate does. Returns
+        whether none is open."""
         sent, bindings = self.process()
         former = FormerBindings(sent, bindings)
         return former.finish(continues, self.wait) and not former.open
@@ -57,16 +58,16 @@ class Bench:
     def files(self) -> list[str]:
         return os.listdir(self.folder)
 
-    def killed(self) -> None:
-        """The process is killed after it sent a Binding, which the server does not have yet."""
+    def kill_while_binding(self) -> None:
+        """Kills a process after it has recorded a Binding and before the server has received it."""
         _, bindings = self.process()
 
-        def dies(*_: object) -> bool:
+        def killed(*_: object) -> bool:
             raise _KilledError
 
         self.pods.intercept = None
         with pytest.MonkeyPatch.context() as broken:
-            broken.setattr(Transport, "create", dies)
+            broken.setattr(Transport, "create", killed)
             with pytest.raises(_KilledError):
                 bindings.bind(POD, "n", NOTES)
 
@@ -76,67 +77,70 @@ class _KilledError(BaseException):
 
 
 @pytest.fixture
-def bench(server: Server, tmp_path: Path) -> Iterator[Bench]:
-    it = Bench(server, tmp_path / "bindings")
+def env(server: Server, tmp_path: Path) -> Iterator[Environment]:
+    it = Environment(server, tmp_path / "bindings")
     yield it
     it.transport.close()
 
 
-def answers(code: int) -> object:
-    return lambda connection, _: reply(connection, code, status(code, "Trouble"))
+def answer_with(code: int) -> object:
+    return lambda connection, _: reply(connection, code, status(code, "InternalError"))
 
 
-def test_a_binding_has_a_file_from_before_it_is_sent_until_it_is_answered(bench: Bench) -> None:
-    seen: list[int] = []
+def test_a_binding_has_a_file_until_it_is_answered(env: Environment) -> None:
+    counts: list[int] = []
 
-    def looks(connection: socket.socket, request: Request) -> None:
-        seen.append(len(bench.files()))
+    def count_files(connection: socket.socket, request: Request) -> None:
+        counts.append(len(env.files()))
 
-    bench.pods.intercept = looks  # type: ignore[assignment]
-    _, bindings = bench.process()
+    env.pods.intercept = count_files  # type: ignore[assignment]
+    _, bindings = env.process()
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(True)
-    assert (seen, bench.files()) == ([1], [])
+    assert (counts, env.files()) == ([1], [])
 
 
 @pytest.mark.parametrize(
     ("code", "files"), [(403, 0), (404, 0), (409, 0), (422, 0), (500, 1), (503, 1)]
 )
-def test_the_file_stays_while_the_outcome_is_unknown(bench: Bench, code: int, files: int) -> None:
-    bench.pods.intercept = answers(code)  # type: ignore[assignment]
-    _, bindings = bench.process()
+def test_the_file_stays_while_the_outcome_is_unknown(
+    env: Environment, code: int, files: int
+) -> None:
+    env.pods.intercept = answer_with(code)  # type: ignore[assignment]
+    _, bindings = env.process()
     assert not bindings.bind(POD, "n", NOTES).bound
-    assert len(bench.files()) == files
+    assert len(env.files()) == files
 
 
-def test_a_refusal_does_not_end_an_earlier_binding_of_the_pod(bench: Bench) -> None:
-    _, bindings = bench.process()
-    bench.pods.intercept = answers(500)  # type: ignore[assignment]
+def test_a_refusal_does_not_end_an_earlier_binding_of_the_pod(env: Environment) -> None:
+    _, bindings = env.process()
+    env.pods.intercept = answer_with(500)  # type: ignore[assignment]
     bindings.bind(POD, "n", NOTES)
-    bench.pods.intercept = answers(403)  # type: ignore[assignment]
+    env.pods.intercept = answer_with(403)  # type: ignore[assignment]
     bindings.bind(POD, "n", NOTES)
-    assert len(bench.files()) == 1
-    bench.pods.intercept = None
+    assert len(env.files()) == 1
+    env.pods.intercept = None
     bindings.bind(POD, "n", NOTES)
-    assert not bench.files()
+    assert not env.files()
 
 
-def test_the_binding_of_a_killed_process_takes_effect(bench: Bench) -> None:
-    """Also if the first one never arrived: kube-scheduler got no answer, and finds a bound pod."""
-    bench.killed()
-    assert len(bench.files()) == 1
-    assert bench.follows()
-    (binding,) = bench.pods.bindings
+def test_the_binding_of_a_killed_process_takes_effect(env: Environment) -> None:
+    """Also if the server never received it: kube-scheduler got no answer, and then sees a bound
+    pod."""
+    env.kill_while_binding()
+    assert len(env.files()) == 1
+    assert env.restart()
+    (binding,) = env.pods.bindings
     assert binding["metadata"]["annotations"] == NOTES
     assert binding["target"]["name"] == "n"
-    assert not bench.files()
+    assert not env.files()
 
 
-def test_a_binding_that_has_taken_effect_is_a_conflict(bench: Bench) -> None:
-    bench.killed()
-    pod = bench.pods.put("p", "u", node="n")
+def test_a_former_binding_that_has_taken_effect_needs_no_wait(env: Environment) -> None:
+    env.kill_while_binding()
+    pod = env.pods.put("p", "u", node="n")
     pod["metadata"]["annotations"] = NOTES
-    assert bench.follows()
-    assert (bench.pods.bindings, bench.files(), bench.waits) == ([], [], [])
+    assert env.restart()
+    assert (env.pods.bindings, env.files(), env.waits) == ([], [], [])
 
 
 @pytest.mark.parametrize(
@@ -147,115 +151,115 @@ def test_a_binding_that_has_taken_effect_is_a_conflict(bench: Bench) -> None:
         lambda pods: pods.put("p", "u", node="elsewhere"),
         lambda pods: (
             pods.put("p", "u", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}),
-            setattr(pods, "instead", answers(409)),
+            setattr(pods, "instead", answer_with(409)),
         ),
     ],
 )
-def test_a_pod_that_can_not_be_bound_any_more_needs_no_wait(bench: Bench, change: object) -> None:
-    bench.killed()
-    change(bench.pods)  # type: ignore[operator]
-    assert bench.follows()
-    assert (bench.files(), bench.waits) == ([], [])
+def test_a_pod_that_can_no_longer_be_bound_needs_no_wait(env: Environment, change: object) -> None:
+    env.kill_while_binding()
+    change(env.pods)  # type: ignore[operator]
+    assert env.restart()
+    assert (env.files(), env.waits) == ([], [])
 
 
-def test_if_another_process_has_led_no_binding_is_sent_again(bench: Bench) -> None:
-    bench.killed()
-    assert bench.follows(continues=False)
-    assert (bench.pods.bindings, bench.files()) == ([], [])
+def test_no_binding_is_sent_again_if_another_process_has_led(env: Environment) -> None:
+    env.kill_while_binding()
+    assert env.restart(continues=False)
+    assert (env.pods.bindings, env.files()) == ([], [])
 
 
-def test_a_process_with_a_new_identity_has_no_former_bindings(bench: Bench) -> None:
-    bench.killed()
-    sent, _ = bench.process(valid=False)
-    assert (sent.former, bench.files()) == ({}, [])
+def test_a_process_with_a_new_identity_has_no_former_bindings(env: Environment) -> None:
+    env.kill_while_binding()
+    sent, _ = env.process(valid=False)
+    assert (sent.former, env.files()) == ({}, [])
 
 
-def test_a_refused_binding_is_waited_for_until_the_server_has_ended_the_first_one(
-    bench: Bench,
+def test_after_a_refusal_the_first_binding_may_take_effect_until_it_times_out(
+    env: Environment,
 ) -> None:
-    bench.killed()
-    bench.pods.intercept = answers(403)  # type: ignore[assignment]
-    assert bench.follows()
-    assert sum(bench.waits) == pytest.approx(EXPIRY_SECONDS, abs=RETRY_SECONDS)
-    assert not bench.files()
+    env.kill_while_binding()
+    env.pods.intercept = answer_with(403)  # type: ignore[assignment]
+    assert env.restart()
+    assert sum(env.waits) == pytest.approx(EXPIRY_SECONDS, abs=RETRY_SECONDS)
+    assert not env.files()
 
 
-def test_without_an_answer_the_wait_goes_on(bench: Bench) -> None:
+def test_without_an_answer_the_wait_continues(env: Environment) -> None:
     """The second Binding may take effect as late as the first one."""
-    bench.killed()
-    bench.pods.intercept = answers(503)  # type: ignore[assignment]
-    sent, bindings = bench.process()
+    env.kill_while_binding()
+    env.pods.intercept = answer_with(503)  # type: ignore[assignment]
+    sent, bindings = env.process()
     former = FormerBindings(sent, bindings)
-    end = bench.now + 3 * EXPIRY_SECONDS
-    assert not former.finish(True, lambda seconds: bench.wait(seconds) or bench.now > end)
+    end = env.now + 3 * EXPIRY_SECONDS
+    assert not former.finish(True, lambda seconds: env.wait(seconds) or env.now > end)
     assert former.open
-    bench.pods.intercept = None
-    assert former.finish(True, bench.wait)
-    assert len(bench.pods.bindings) == 1
+    env.pods.intercept = None
+    assert former.finish(True, env.wait)
+    assert len(env.pods.bindings) == 1
 
 
-def test_a_term_that_ends_stops_it(bench: Bench) -> None:
-    bench.killed()
-    bench.stop = True
-    assert not bench.follows()
-    assert (bench.pods.bindings, len(bench.files())) == ([], 1)
+def test_the_end_of_the_term_stops_the_wait(env: Environment) -> None:
+    env.kill_while_binding()
+    env.stop = True
+    assert not env.restart()
+    assert (env.pods.bindings, len(env.files())) == ([], 1)
 
 
-def test_a_binding_that_is_older_than_any_request_is_not_sent_again(bench: Bench) -> None:
-    """Its reservation may have ended, and its CPUs may be another pod's."""
-    bench.killed()
-    bench.now += EXPIRY_SECONDS
-    assert bench.follows()
-    assert (bench.pods.bindings, bench.files()) == ([], [])
+def test_a_binding_older_than_the_request_timeout_is_not_sent_again(env: Environment) -> None:
+    """Its reservation may have expired, and its CPUs may be allocated to another pod."""
+    env.kill_while_binding()
+    env.now += EXPIRY_SECONDS
+    assert env.restart()
+    assert (env.pods.bindings, env.files()) == ([], [])
 
 
-def test_files_of_unknown_outcomes_do_not_pile_up(bench: Bench) -> None:
-    _, bindings = bench.process()
-    bench.pods.intercept = answers(500)  # type: ignore[assignment]
+def test_files_of_unknown_outcomes_are_removed_after_the_request_timeout(env: Environment) -> None:
+    _, bindings = env.process()
+    env.pods.intercept = answer_with(500)  # type: ignore[assignment]
     for number in range(20):
         bindings.bind(PodName("default", "p", f"u{number}"), "n", NOTES)
-        bench.now += EXPIRY_SECONDS / 4
-    assert len(bench.files()) <= 5
+        env.now += EXPIRY_SECONDS / 4
+    assert len(env.files()) <= 5
 
 
-def test_a_binding_that_was_not_recorded_whole_was_not_sent(bench: Bench) -> None:
-    bench.folder.mkdir()
-    (bench.folder / ".abc.json.tmp").write_text("{")
-    assert bench.follows()
-    assert not bench.files()
+def test_an_incomplete_file_is_removed(env: Environment) -> None:
+    env.folder.mkdir()
+    (env.folder / ".abc.json.tmp").write_text("{")
+    assert env.restart()
+    assert not env.files()
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"pod": 1}'])
-def test_a_file_that_cannot_be_read_is_named(bench: Bench, text: str) -> None:
-    bench.folder.mkdir()
-    (bench.folder / "a.json").write_text(text)
+def test_an_invalid_file_is_an_error_with_its_name(env: Environment, text: str) -> None:
+    env.folder.mkdir()
+    (env.folder / "a.json").write_text(text)
     with pytest.raises(ValueError, match=r"a\.json: "):
-        bench.process()
+        env.process()
 
 
-def test_a_folder_that_cannot_be_written_makes_the_identity_worthless(bench: Bench) -> None:
-    _, bindings = bench.process()
-    bench.folder.rmdir()
-    bench.folder.write_text("")
+def test_a_folder_that_cannot_be_written_gives_up_the_identity(env: Environment) -> None:
+    _, bindings = env.process()
+    env.folder.rmdir()
+    env.folder.write_text("")
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(True)
-    assert bench.given_up
+    assert env.given_up
 
 
-def test_if_not_even_that_is_possible_no_binding_is_sent(bench: Bench) -> None:
+def test_no_binding_is_sent_if_the_identity_cannot_be_given_up(env: Environment) -> None:
     def fails(reason: str) -> None:
         raise OSError(reason)
 
-    sent = SentBindings(str(bench.folder), valid=True, give_up=fails)
-    bench.folder.rmdir()
-    outcome = BindingApi(bench.transport, record=sent).bind(POD, "n", NOTES)
+    sent = SentBindings(str(env.folder), valid=True, give_up=fails)
+    env.folder.rmdir()
+    outcome = BindingApi(env.transport, record=sent).bind(POD, "n", NOTES)
     assert outcome.bound is False
     assert "pod default/p: its Binding can't be recorded" in outcome.error
-    assert not bench.pods.bindings
+    assert not env.pods.bindings
 
 
 @given(uid=st.text(min_size=1, max_size=300))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_whatever_a_uid_is_its_file_is_in_the_folder(tmp_path: Path, uid: str) -> None:
+def test_the_file_of_any_uid_is_in_the_folder(tmp_path: Path, uid: str) -> None:
     sent = SentBindings(str(tmp_path / "b"), valid=True, give_up=lambda _: None)
     sent.began(PodName("ns", "p", uid), "n", {})
     (name,) = os.listdir(tmp_path / "b")
