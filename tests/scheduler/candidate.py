@@ -1,6 +1,6 @@
-"""A candidate for a Lease as a process that a test can kill: prints `leads` when it leads.
-Arguments: the server's URL, its CA, the client's certificate and key, namespace, name, identity,
-and the three times of the lease."""
+"""A candidate of the leader election as a process that a test can kill. It prints `leads` when it
+becomes the leader. Arguments: the URL of the API server, its CA, the client's certificate and key,
+the namespace, name and identity, and the three times of the Lease."""
 
 from __future__ import annotations
 

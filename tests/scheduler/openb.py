@@ -1,4 +1,4 @@
-"""Parts of the openb traces."""
+"""The openb traces, and a small sample of them."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def pods(trace: str = "default") -> list[PodKind]:
         return read_pods(file, "pods")
 
 
-def few() -> tuple[list[TraceNode], list[PodKind]]:
+def sample() -> tuple[list[TraceNode], list[PodKind]]:
     return nodes()[::40], pods()[::40]

@@ -1,5 +1,5 @@
-"""The scheduler's page over a made-up cluster: nodes of all models, pods that share CPUs and own
-them, pods that find no node, and decisions."""
+"""The scheduler's page for a synthetic cluster: nodes of all models, pods with shared and with
+exclusive CPUs, unschedulable pods, and decisions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOO_LARGE: Final = fleet.owner(400, 8)
 
 
 class Bindings(BindingApi):
-    """An API server that binds every pod, or none, with this error."""
+    """An API server that accepts every Binding, or rejects every one with `error`."""
 
     def __init__(self) -> None:
         self.error = ""
@@ -46,7 +46,7 @@ class Bindings(BindingApi):
 
 
 class PageScene:
-    """`names`: the nodes. `unavailable`: why the process does not answer now."""
+    """`names`: the nodes. `unavailable`: the reason why the process does not serve the page."""
 
     def __init__(self, nodes: int, *, holder: str = HOLDER) -> None:
         self.names = [f"node-{number:05d}" for number in range(nodes)]
@@ -61,7 +61,7 @@ class PageScene:
         infos = PodInfoCache(device_resources=self.cluster.device_resources)
         self.binder = Binder(self.cluster, groups, self.bindings, infos)
         handlers = clusters.handlers(self.cluster, groups, self.binder.bind, infos)
-        self.verbs = QueueingExtender(handlers, infos, self.cluster, self.queue)
+        self.extender = QueueingExtender(handlers, infos, self.cluster, self.queue)
         self.page = ClusterPage(
             self.cluster,
             self.queue,
@@ -72,22 +72,22 @@ class PageScene:
         )
 
     def place(self, kind: Kind, name: str) -> str:
-        """As kube-scheduler does; returns the node, "" if none has room."""
+        """Schedules a pod as kube-scheduler does. Returns the node, or "" if none is feasible."""
         pod = clusters.api_pod(kind.pod(name))
-        nodes = self.verbs.filter(ExtenderArgs(pod, self.names)).node_names
+        nodes = self.extender.filter(ExtenderArgs(pod, self.names)).node_names
         if not nodes:
             return ""
-        self.verbs.bind(ExtenderBindingArgs(pod.name, pod.namespace, pod.uid, nodes[0]))
+        self.extender.bind(ExtenderBindingArgs(pod.name, pod.namespace, pod.uid, nodes[0]))
         return nodes[0]
 
     def fill(self, pods: int, seed: int = 1) -> None:
         """Reserves for pods of all kinds on random nodes."""
-        drawn, kinds = random.Random(seed), fleet.kinds()
+        rng, kinds = random.Random(seed), fleet.kinds()
         for number in range(pods):
-            kind, name = drawn.choice(kinds), drawn.choice(self.names)
+            kind, name = rng.choice(kinds), rng.choice(self.names)
             clusters.reserve(self.cluster, kind, name, f"filler-{number}")
 
     def server(self) -> HttpServer:
-        """The port for pages, with the page alone."""
+        """A server with only the page."""
         routes = page_routes("cluster", {}, {"state": self.page.state, "detail": self.page.detail})
         return HttpServer("127.0.0.1:0", routes, process.PAGE_LIMITS, NodeAddresses(frozenset()))

@@ -16,13 +16,13 @@ def review(
     group: str = "",
     **fields: Any,
 ) -> Object:
-    """As an API server sends it."""
-    name, _, below = resource.partition("/")
+    """The review of a request, as an API server sends it."""
+    name, _, subresource = resource.partition("/")
     request = {
         "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
         "kind": {"group": "", "version": "v1", "kind": "Binding"},
         "resource": {"group": group, "version": "v1", "resource": name},
-        "subResource": below,
+        "subResource": subresource,
         "name": "p",
         "namespace": "gpu",
         "operation": operation,

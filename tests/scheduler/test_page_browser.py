@@ -16,11 +16,11 @@ from tests.scheduler.page_scene import HOLDER, TOO_LARGE, PageScene
 
 @pytest.fixture
 def scene() -> PageScene:
-    it = PageScene(60)
-    assert clusters.reserve(it.cluster, owner(3, 2), "node-00007", "broken")
-    assert it.place(owner(4, 2), "web")
-    assert not it.place(TOO_LARGE, "huge")
-    return it
+    scene = PageScene(60)
+    assert clusters.reserve(scene.cluster, owner(3, 2), "node-00007", "broken")
+    assert scene.place(owner(4, 2), "web")
+    assert not scene.place(TOO_LARGE, "huge")
+    return scene
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def tab(browser: Browser, server: HttpServer) -> Iterator[Tab]:
     it.shape(1440, 900)
     it.open(f"http://localhost:{server.port}/page#holder={HOLDER}")
     it.until("document.querySelectorAll('#nodes tr').length === 25", "the nodes are drawn")
-    it.until("document.getElementById('status').dataset.state === 'good'", "it is live")
+    it.until("document.getElementById('status').dataset.state === 'good'", "the page is live")
     yield it
     it.close()
 
@@ -53,8 +53,8 @@ def figure(tab: Tab, name: str) -> str:
 
 
 def test_the_cluster_changes_while_the_page_is_open(scene: PageScene, tab: Tab) -> None:
-    """Pods come, find no node and find one; a node stops taking pods. The address does not keep the
-    holder of the Lease."""
+    """Pods are scheduled or unschedulable, and a node takes no more pods. The page removes the
+    holder of the Lease from its address."""
     assert HOLDER not in tab.run("location.href")
     assert "default/huge" in tab.text("#pods")
     assert "not enough" in tab.text("#pods")
@@ -66,7 +66,7 @@ def test_the_cluster_changes_while_the_page_is_open(scene: PageScene, tab: Tab) 
     scene.queue.remove("uid-huge")
     scene.cluster.lock_node("node-00001", "its pods are moved")
     tab.until("document.getElementById('decisions').innerText.includes('default/db')")
-    tab.until("document.getElementById('no-pods').hidden === false", "no pod waits")
+    tab.until("document.getElementById('no-pods').hidden === false", "no pod is unschedulable")
     tab.until(
         "document.querySelector('#figures [data-key=\"take no pods\"] dd').textContent === '1'"
     )
@@ -76,7 +76,7 @@ def test_the_cluster_changes_while_the_page_is_open(scene: PageScene, tab: Tab) 
 
 
 @pytest.mark.long
-def test_charts_columns_search_and_pages_ask_the_server(tab: Tab) -> None:
+def test_charts_columns_search_and_paging_send_requests_to_the_server(tab: Tab) -> None:
     tab.click("[data-column=name] button")
     tab.until("document.querySelector('#nodes tr').dataset.key === 'node-00000'")
     assert (
@@ -98,7 +98,7 @@ def test_charts_columns_search_and_pages_ask_the_server(tab: Tab) -> None:
 
 
 @pytest.mark.long
-def test_a_click_opens_a_node_a_pod_and_a_decision(scene: PageScene, tab: Tab) -> None:
+def test_links_open_the_details_of_a_node_a_pod_and_a_decision(scene: PageScene, tab: Tab) -> None:
     tab.click("#pods a")
     tab.until("document.getElementById('detail-title')?.textContent === 'Pod default/huge'")
     tab.click("#why")
@@ -115,22 +115,22 @@ def test_a_click_opens_a_node_a_pod_and_a_decision(scene: PageScene, tab: Tab) -
     assert tab.violations() == []
     tab.press("Escape")
     tab.until("document.getElementById('detail').hidden")
-    tab.run("location.hash = '#node=gone'")
+    tab.run("location.hash = '#node=unknown'")
     tab.until("document.getElementById('detail').innerText.includes('does not know this node')")
     assert [each for each in tab.errors if "404" not in each] == []
 
 
 @pytest.mark.long
-def test_the_page_reports_that_the_scheduler_does_not_answer(scene: PageScene, tab: Tab) -> None:
+def test_the_page_reports_that_the_scheduler_is_unavailable(scene: PageScene, tab: Tab) -> None:
     scene.unavailable = "the leader is another"
     tab.until("document.getElementById('stale')?.hidden === false")
     assert "503 the leader is another" in tab.text("#stale")
     scene.unavailable = None
-    tab.until("document.getElementById('stale').hidden", "it is live again")
+    tab.until("document.getElementById('stale').hidden", "the page is live again")
 
 
 @pytest.mark.long
-def test_without_the_holder_of_the_lease_there_is_nothing(
+def test_without_the_holder_of_the_lease_the_page_is_empty(
     browser: Browser, server: HttpServer
 ) -> None:
     tab = browser.tab()
@@ -143,16 +143,20 @@ def test_without_the_holder_of_the_lease_there_is_nothing(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1440, True)])
-def test_axe_finds_nothing_on_a_phone_or_in_the_dark(tab: Tab, width: int, dark: bool) -> None:
+def test_axe_finds_no_violations_on_a_phone_or_with_dark_colors(
+    tab: Tab, width: int, dark: bool
+) -> None:
     tab.shape(width, 844, dark=dark)
     tab.run("location.hash = '#node=node-00004'")
     tab.until("document.getElementById('detail').innerText.includes('GPU 7')")
     assert tab.violations() == []
-    assert tab.run("document.documentElement.scrollWidth <= innerWidth"), "it is not wider"
+    assert tab.run("document.documentElement.scrollWidth <= innerWidth"), (
+        "the page does not scroll sideways"
+    )
 
 
 @pytest.mark.long
-def test_names_are_text_whatever_they_contain(scene: PageScene, tab: Tab) -> None:
+def test_markup_in_a_name_is_shown_as_text(scene: PageScene, tab: Tab) -> None:
     scene.cluster.lock_node("node-00000", "<img src=x onerror=alert(1)>")
     tab.click("[data-column=state] button")
     tab.click("[data-column=state] button")

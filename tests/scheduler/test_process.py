@@ -41,26 +41,26 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 
 
 @pytest.mark.parametrize("lease_seconds", [3, 15, 600])
-def test_a_bind_has_ended_before_another_may_start(lease_seconds: int) -> None:
+def test_a_bind_of_a_leader_ends_before_another_leader_may_start(lease_seconds: int) -> None:
     times = election.lease_times(lease_seconds)
     limits = election.bind_limits(times)
     seconds = limits.connect_seconds + limits.read_seconds
     assert times.renew_seconds + seconds < lease_seconds
 
 
-def test_a_bind_without_an_answer_of_the_api_server_ends_before_kube_schedulers_timeout() -> None:
-    """It reports the reason to users then. After a Binding without an answer the pod is read, which
-    may get no answer either."""
+def test_a_bind_without_a_response_ends_before_the_timeout_of_kube_scheduler() -> None:
+    """kube-scheduler then reports the reason to users. After a Binding without a response the pod
+    is read, and this request may have no response either."""
     folder = Path(__file__).parents[2] / "deploy/components/scheduler"
-    patience = re.search(r"httpTimeout: (\d+)s", (folder / "configuration.yaml").read_text())
-    assert patience is not None
+    http_timeout = re.search(r"httpTimeout: (\d+)s", (folder / "configuration.yaml").read_text())
+    assert http_timeout is not None
     times = election.lease_times(SchedulerSettings().lease_seconds)
     both = election.bind_limits(times), election.READ_LIMITS
     waits = sum(each.connect_seconds + each.read_seconds for each in both)
-    assert waits < int(patience[1])
+    assert waits < int(http_timeout[1])
 
 
-def test_without_a_file_the_proposals_scoring_applies() -> None:
+def test_the_default_scoring_is_that_of_the_proposal() -> None:
     assert rules.scheduler_args("").rules is Rules.PROPOSAL
 
 
@@ -71,7 +71,7 @@ def test_without_a_file_the_proposals_scoring_applies() -> None:
         '{"kind": "NodeNUMAResourceArgs", "scoringStrategy": {"type": "MostAllocated"}}',
     ],
 )
-def test_the_file_sets_the_scoring(tmp_path: Path, text: str) -> None:
+def test_the_scheduler_args_file_sets_the_scoring(tmp_path: Path, text: str) -> None:
     (tmp_path / "args").write_text(text)
     found = rules.scheduler_args(str(tmp_path / "args"))
     assert (found.rules, found.node.type) == (Rules.KOORDINATOR, Strategy.MOST_ALLOCATED)
@@ -86,7 +86,7 @@ def test_the_file_sets_the_scoring(tmp_path: Path, text: str) -> None:
         ("- a", "CPUOrchestrationPluginArgs"),
     ],
 )
-def test_an_invalid_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_the_error_for_an_invalid_file_names_it(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "args"
     path.write_text(text)
     with pytest.raises(SettingsError, match=f"scheduler-args-file {path}") as raised:
@@ -98,7 +98,7 @@ def test_an_invalid_file_is_named(tmp_path: Path, text: str, message: str) -> No
     ("text", "names"),
     [("", set()), ("a", {"a"}), (" a, b.c ,,", {"a", "b.c"}), (",", set())],
 )
-def test_names_of_clients(text: str, names: set[str]) -> None:
+def test_client_names_are_separated_by_commas(text: str, names: set[str]) -> None:
     assert split_names(text) == names
 
 
@@ -120,7 +120,7 @@ def test_pods_of_another_namespace_are_not_agents() -> None:
     assert ours.include("ns", {"a": "b"})
 
 
-def test_every_node_allocates_by_the_settings() -> None:
+def test_the_allocator_rules_follow_from_the_scheduler_args() -> None:
     file = {
         "kind": "NodeNUMAResourceArgs",
         "gpuObjective": "besteffort",
@@ -149,7 +149,7 @@ def test_every_node_allocates_by_the_settings() -> None:
         ({"tls_certificate_file": "", "node_addresses": "x"}, "node-addresses: 'x'"),
     ],
 )
-def test_inconsistent_settings(changes: dict[str, str], message: str) -> None:
+def test_inconsistent_settings_are_rejected(changes: dict[str, str], message: str) -> None:
     """A setting that requires client certificates must not lead to a port that accepts all
     clients."""
     settings = msgspec.structs.replace(SchedulerSettings(scheduler_http=""), **changes)
@@ -160,7 +160,7 @@ def test_inconsistent_settings(changes: dict[str, str], message: str) -> None:
 
 @pytest.mark.parametrize("client_ca", ["", "/ca.crt"])
 def test_an_address_opens_a_limited_number_of_connections_to_the_extender(client_ca: str) -> None:
-    """Without a client CA kube-scheduler has the limit too."""
+    """Without a client CA the limit applies to kube-scheduler too."""
     settings = SchedulerSettings(client_ca_file=client_ca)
     each_second = process.extender_limits(settings).connections.new_each_second
     assert each_second == (HANDSHAKES_EACH_SECOND if client_ca else UNCERTIFIED_EACH_SECOND)
@@ -168,7 +168,7 @@ def test_an_address_opens_a_limited_number_of_connections_to_the_extender(client
 
 
 def post(port: int, verb: str, body: object) -> Any:
-    """The answer, which must be 200."""
+    """Returns the body of the response, whose status must be 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)
     connection.request("POST", f"/{verb}", json.dumps(body), {"Content-Type": "application/json"})
     answer = connection.getresponse()
@@ -180,21 +180,23 @@ def post(port: int, verb: str, body: object) -> Any:
 
 def test_binds_that_wait_for_the_api_server_do_not_delay_a_filter() -> None:
     """kube-scheduler sends any number of binds in parallel, and waits only for the filter."""
-    go, bodies = threading.Event(), [owner(2, 2).pod(f"p{number}") for number in range(15)]
+    respond, bodies = threading.Event(), [owner(2, 2).pod(f"p{number}") for number in range(15)]
 
-    def late(_: fake_api_server.Server, connection: socket.socket, request: Request) -> bool:
-        assert go.wait(DEADLINE_SECONDS)
+    def respond_later(
+        _: fake_api_server.Server, connection: socket.socket, request: Request
+    ) -> bool:
+        assert respond.wait(DEADLINE_SECONDS)
         return reply(connection, 201, {})
 
-    known = clusters.cluster({"a": SMALL})
+    cache = clusters.cluster({"a": SMALL})
     with fake_api_server.serving() as api, ThreadPoolExecutor(len(bodies)) as callers:
-        api.answer = late
+        api.answer = respond_later
         limits = election.bind_limits(election.lease_times(600))
         transport = Transport(FileAccess(api.url), limits=limits, connections=len(bodies))
-        groups, pod_infos = GroupReservations(known), PodInfoCache()
-        binder = Binder(known, groups, BindingApi(transport), pod_infos)
-        verbs = clusters.handlers(known, groups, binder.bind, pod_infos)
-        routes = extender.routes(verbs, lambda: None, extender.metrics())
+        groups, pod_infos = GroupReservations(cache), PodInfoCache()
+        binder = Binder(cache, groups, BindingApi(transport), pod_infos)
+        handlers = clusters.handlers(cache, groups, binder.bind, pod_infos)
+        routes = extender.routes(handlers, lambda: None, extender.metrics())
         server = HttpServer("127.0.0.1:0", routes, process.LIMITS, NodeAddresses())
         server.start()
         for body in bodies:
@@ -213,18 +215,18 @@ def test_binds_that_wait_for_the_api_server_do_not_delay_a_filter() -> None:
             )
             for body in bodies
         ]
-        eventually("all wait", lambda: len(api.requests) == len(bodies))
+        eventually("all binds wait", lambda: len(api.requests) == len(bodies))
         last = owner(2, 2).pod("last")
         found = post(server.port, "filter", {"Pod": last, "NodeNames": ["a"]})
-        assert found["NodeNames"] == ["a"], "two CPUs are left"
+        assert found["NodeNames"] == ["a"], "two CPUs are free"
         assert not any(each.done() for each in binds)
-        go.set()
+        respond.set()
         assert [each.result() for each in binds] == [{"Error": ""}] * len(bodies)
         server.close()
         transport.close()
 
 
-def test_the_process_ends_when_one_of_its_threads_fails(
+def test_the_process_exits_when_one_of_its_threads_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A state that is not updated would allocate CPUs twice."""
@@ -235,8 +237,8 @@ def test_the_process_ends_when_one_of_its_threads_fails(
     monkeypatch.setattr(ReservationExpiry, "step", fails)
     config = tmp_path / "kubeconfig"
     signals = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
-    rescue = threading.Timer(DEADLINE_SECONDS, signal.raise_signal, (signal.SIGTERM,))
-    rescue.start()
+    timeout = threading.Timer(DEADLINE_SECONDS, signal.raise_signal, (signal.SIGTERM,))
+    timeout.start()
     with fake_api_server.serving() as api:
         config.write_text(json.dumps(kubeconfig(api.url)))
         settings = SchedulerSettings(
@@ -247,7 +249,7 @@ def test_the_process_ends_when_one_of_its_threads_fails(
         )
         with pytest.raises(FaultError, match="thread expiry has failed: ZeroDivisionError"):
             process.run(settings)
-    rescue.cancel()
+    timeout.cancel()
     for number, handler in signals.items():
         signal.signal(number, handler)
 

@@ -1,4 +1,4 @@
-"""Simulations on a part of the openb traces."""
+"""Simulations with a sample of the openb traces."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from agent.model.cpu.policies import PlacementPolicy
 from agent.scheduler import simulation
 from agent.scheduler.simulation import LoadPoint, TraceCluster, TraceRun
 from agent.scheduler.traces import arrivals, shuffled
-from tests.scheduler.openb import few, nodes, pods
+from tests.scheduler.openb import nodes, pods, sample
 
 
 @pytest.mark.parametrize("policy", PlacementPolicy, ids=lambda each: each.value)
-def test_a_seed_gives_one_result(policy: PlacementPolicy) -> None:
-    first = simulation.run(*few(), policy, 1.3, 42)
-    assert first == simulation.run(*few(), policy, 1.3, 42)
+def test_a_seed_determines_the_result(policy: PlacementPolicy) -> None:
+    first = simulation.run(*sample(), policy, 1.3, 42)
+    assert first == simulation.run(*sample(), policy, 1.3, 42)
     assert first.curve[-1].load >= 130
     assert 70 < first.marks[1.0] <= first.marks[1.3] <= 100
     assert first.fragmented is not None
@@ -27,10 +27,10 @@ def test_a_seed_gives_one_result(policy: PlacementPolicy) -> None:
 
 
 @pytest.mark.parametrize("policy", [PlacementPolicy.RESIDUAL, PlacementPolicy.FGD])
-def test_the_chosen_node_is_the_best_of_all_offers(policy: PlacementPolicy) -> None:
-    """The order of verdicts saves offers and changes no decision."""
-    machines, demand = few()
-    cluster = TraceCluster(shuffled(machines, 42), policy, random.Random(42))
+def test_the_chosen_node_has_the_best_of_all_offers(policy: PlacementPolicy) -> None:
+    """The order in which nodes are tried saves offers and changes no decision."""
+    trace_nodes, demand = sample()
+    cluster = TraceCluster(shuffled(trace_nodes, 42), policy, random.Random(42))
     for kind in arrivals(demand, cluster.gpus, 1.3, 42):
         cluster.count_arrival(kind)
         best = _best(cluster.allocators, kind, cluster)
@@ -54,8 +54,8 @@ def _node(uid: str | None) -> int | None:
 
 
 def test_nothing_is_allocated_twice() -> None:
-    machines, demand = few()
-    cluster = TraceCluster(machines, PlacementPolicy.RESIDUAL, random.Random(42))
+    trace_nodes, demand = sample()
+    cluster = TraceCluster(trace_nodes, PlacementPolicy.RESIDUAL, random.Random(42))
     for kind in arrivals(demand, cluster.gpus, 1.3, 42):
         cluster.count_arrival(kind)
         cluster.place(kind)
@@ -65,21 +65,21 @@ def test_nothing_is_allocated_twice() -> None:
         assert each.free.memory_bytes >= 0
 
 
-def test_a_load_that_is_not_reached_has_no_figure() -> None:
-    found = simulation.policy_result([simulation.run(*few(), PlacementPolicy.RESIDUAL, 1.0, 42)])
+def test_a_load_that_is_not_reached_has_no_result() -> None:
+    found = simulation.policy_result([simulation.run(*sample(), PlacementPolicy.RESIDUAL, 1.0, 42)])
     assert found.alloc_pct_at_130 is None
     assert found.alloc_pct_at_100 is not None
 
 
-def test_the_mean_curve_ends_where_all_seeds_do() -> None:
+def test_the_mean_curve_ends_where_the_shortest_curve_ends() -> None:
     one = [LoadPoint(0, 0), LoadPoint(10, 10), LoadPoint(20, 10)]
     two = [LoadPoint(0, 0), LoadPoint(10, 0)]
     assert simulation.mean_curve([one, two]) == [(float(at), at / 2) for at in range(11)]
 
 
-def test_pods_leave_and_those_that_wait_start() -> None:
+def test_queued_pods_start_after_other_pods_depart() -> None:
     found = [
-        simulation.run_with_departures(*few(), PlacementPolicy.RESIDUAL, load, 42)
+        simulation.run_with_departures(*sample(), PlacementPolicy.RESIDUAL, load, 42)
         for load in (0.5, 1.5)
     ]
     assert found[0].allocated == pytest.approx(50, abs=10)
@@ -90,7 +90,7 @@ def test_pods_leave_and_those_that_wait_start() -> None:
 
 
 PROTOTYPE = {"default": 96.25, "gpushare100": 88.14, "gpuspec25": 96.10, "cpu100": 96.25}
-"""The mean over five seeds that the reference reaches with statistics of the pods seen so far."""
+"""The mean allocation of the prototype over five seeds, with statistics of the pods seen so far."""
 PUBLISHED = {
     ("default", PlacementPolicy.FGD): 95.23,
     ("default", PlacementPolicy.BEST_FIT): 92.86,
@@ -106,7 +106,7 @@ def _mean(runs: list[TraceRun]) -> float:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trace", PROTOTYPE)
-def test_the_allocation_of_the_reference(trace: str) -> None:
+def test_the_allocation_reaches_that_of_the_prototype(trace: str) -> None:
     runs = [
         simulation.run(nodes(), pods(trace), PlacementPolicy.RESIDUAL, 1.0, seed)
         for seed in range(42, 47)
@@ -117,6 +117,6 @@ def test_the_allocation_of_the_reference(trace: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("trace", "policy"), PUBLISHED)
-def test_the_published_allocation(trace: str, policy: PlacementPolicy) -> None:
+def test_the_allocation_equals_the_published_one(trace: str, policy: PlacementPolicy) -> None:
     runs = [simulation.run(nodes(), pods(trace), policy, 1.0, seed) for seed in range(42, 47)]
     assert _mean(runs) == pytest.approx(PUBLISHED[trace, policy], abs=0.3)

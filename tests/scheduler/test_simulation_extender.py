@@ -1,4 +1,4 @@
-"""The extender's verbs choose the nodes that the simulation chooses."""
+"""The extender's handlers choose the same nodes as the simulation."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from agent.scheduler.state.pods_seen import PlacementUpdates, PodsSeen
 from agent.scheduler.state.records import AgentSelector
 from agent.scheduler.traces import TraceNode, arrivals, shuffled
 from tests.scheduler import clusters
-from tests.scheduler.openb import few
+from tests.scheduler.openb import sample
 
 SEED = 42
 _read = records.pods(AgentSelector(), kinds=True)
 
 
-class Nowhere:
+class WithoutConfigMap:
     """An API server without a ConfigMap."""
 
     def get(self, path: str) -> bytes:
@@ -54,7 +54,7 @@ class Scene:
             self._add(name, node)
         self.seen = PodsSeen()
         self.updates = PlacementUpdates(
-            cast("Transport", Nowhere()),
+            cast("Transport", WithoutConfigMap()),
             "topolet-system",
             self.cluster,
             self.seen,
@@ -63,7 +63,7 @@ class Scene:
             lambda: True,
             lambda: True,
         )
-        self.verbs = clusters.handlers(
+        self.handlers = clusters.handlers(
             self.cluster,
             GroupReservations(self.cluster),
             lambda pod, node: None,
@@ -76,38 +76,41 @@ class Scene:
         amounts = {"cpu": f"{node.cpu_milli}m", "memory": str(node.memory_bytes)}
         labels = {"name": name, "uid": name, "labels": {GPU_MODEL: node.model}}
         body = {"metadata": labels, "status": {"allocatable": amounts}}
-        read = records.node(json.dumps(body).encode())
-        self.cluster.nodes_changed([Change(ChangeKind.ADDED, key, read)])
+        record = records.node(json.dumps(body).encode())
+        self.cluster.nodes_changed([Change(ChangeKind.ADDED, key, record)])
         whole = {GPU_CORE: 100, GPU_MEMORY_RATIO: 100}
-        cards = [Device(DeviceType.GPU, f"{name}-{at}", at, whole) for at in range(node.gpus)]
-        if cards:
-            devices = records.devices(json.dumps(device_object.encode(name, cards)).encode())
+        gpus = [Device(DeviceType.GPU, f"{name}-{at}", at, whole) for at in range(node.gpus)]
+        if gpus:
+            devices = records.devices(json.dumps(device_object.encode(name, gpus)).encode())
             self.cluster.devices_changed([Change(ChangeKind.ADDED, key, devices)])
 
     def place(self, name: str, kind: PodKind) -> str | None:
-        """As kube-scheduler: only nodes whose sums suffice are filtered, the highest score wins."""
+        """Schedules a pod as kube-scheduler does: the filter gets only nodes with enough resources
+        in sum, and the node with the highest score is chosen."""
         body = pod(name, kind)
         text = json.dumps(body).encode()
         key = ObjectKey("default", name)
         self.seen.pods_changed([Change(ChangeKind.ADDED, key, _read(text))])
         self.updates.step()
-        asked = apiobjects.from_object(body)
+        api_pod = apiobjects.from_object(body)
         nodes = [each for each in self.names if self._allocator(each).free.fits(kind)]
-        fitting = list(self.verbs.filter(ExtenderArgs(asked, nodes)).node_names) if nodes else []
+        fitting = (
+            list(self.handlers.filter(ExtenderArgs(api_pod, nodes)).node_names) if nodes else []
+        )
         if len(fitting) > 1:
-            scores = json.loads(bytes(self.verbs.prioritize(ExtenderArgs(asked, fitting))))
+            scores = json.loads(bytes(self.handlers.prioritize(ExtenderArgs(api_pod, fitting))))
             fitting = [max(scores, key=lambda each: each["Score"])["Host"]]
         for node in fitting:
-            granted = self._allocator(node).offer(request_of(asked))
+            granted = self._allocator(node).offer(request_of(api_pod))
             assert isinstance(granted, Granted)
             self.cluster.reserve(node, granted)
             return node
         return None
 
     def _allocator(self, node: str) -> Any:
-        found = self.cluster.node(node)
-        assert found is not None
-        return found.allocator
+        info = self.cluster.node(node)
+        assert info is not None
+        return info.allocator
 
 
 def pod(name: str, kind: PodKind) -> dict[str, Any]:
@@ -122,12 +125,12 @@ def pod(name: str, kind: PodKind) -> dict[str, Any]:
 
 @pytest.mark.parametrize("policy", [PlacementPolicy.RESIDUAL, PlacementPolicy.BIN_PACK])
 def test_the_extender_allocates_as_the_simulation(policy: PlacementPolicy) -> None:
-    nodes, pods = few()
+    nodes, pods = sample()
     scene = Scene(shuffled(nodes, SEED), policy)
     gpus = sum(each.gpus for each in nodes)
-    got = 0
+    allocated_milli = 0
     for number, kind in enumerate(arrivals(pods, gpus, 1.3, SEED)):
         if scene.place(f"p{number}", kind) is not None:
-            got += kind.gpus * kind.gpu_milli
+            allocated_milli += kind.gpus * kind.gpu_milli
     simulated = simulation.run(nodes, pods, policy, 1.3, SEED)
-    assert got / FULL / gpus * 100 == pytest.approx(simulated.curve[-1].allocated)
+    assert allocated_milli / FULL / gpus * 100 == pytest.approx(simulated.curve[-1].allocated)

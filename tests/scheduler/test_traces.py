@@ -17,7 +17,7 @@ PODS = [
 MIB = 1 << 20
 
 
-def test_amounts_have_the_units_of_requests() -> None:
+def test_amounts_have_the_units_of_pod_requests() -> None:
     nodes = read_nodes(NODES, "nodes")
     assert [(each.cpu_milli, each.memory_bytes, each.gpus, each.model) for each in nodes] == [
         (64_000, 1024 * MIB, 2, "T4"),
@@ -42,28 +42,28 @@ def test_amounts_have_the_units_of_requests() -> None:
         (PODS[:1], "pods: no pod requests GPUs"),
     ],
 )
-def test_a_trace_that_cannot_be_read_is_named(lines: list[str], message: str) -> None:
+def test_the_error_for_an_invalid_trace_names_its_line(lines: list[str], message: str) -> None:
     with pytest.raises(TraceError) as raised:
         read_pods(lines, "pods")
     assert str(raised.value) == message
 
 
-def test_a_cluster_without_gpus_is_refused() -> None:
+def test_a_cluster_without_gpus_is_rejected() -> None:
     with pytest.raises(TraceError, match="nodes: no node has GPUs"):
         read_nodes([NODES[0], NODES[2]], "nodes")
 
 
-def test_pods_are_drawn_until_they_request_the_load() -> None:
+def test_pods_arrive_until_they_request_the_load() -> None:
     pods = read_pods(PODS, "pods")
     arriving = arrivals(pods, 20, 1.3, 42)
-    asked = sum(each.gpus * each.gpu_milli for each in arriving)
-    assert asked >= 26_000
-    assert asked - max(each.gpus * each.gpu_milli for each in pods) < 26_000
+    requested = sum(each.gpus * each.gpu_milli for each in arriving)
+    assert requested >= 26_000
+    assert requested - max(each.gpus * each.gpu_milli for each in pods) < 26_000
     assert set(pods) <= set(arriving)
     assert arriving == arrivals(pods, 20, 1.3, 42)
     assert arriving != arrivals(pods, 20, 1.3, 43)
 
 
-def test_the_order_of_the_nodes_follows_from_the_seed() -> None:
+def test_the_seed_determines_the_order_of_the_nodes() -> None:
     nodes = read_nodes(NODES, "nodes") * 20
     assert shuffled(nodes, 42) == shuffled(nodes, 42) != shuffled(nodes, 43)

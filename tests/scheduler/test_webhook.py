@@ -41,12 +41,12 @@ def test_a_pod_is_read_by_its_name(server: Server, look_up: LookUp) -> None:
     assert request.path == "/api/v1/namespaces/gpu/pods/p%2F..%2F..%2Fq"
 
 
-def test_a_missing_pod_is_none(server: Server, look_up: LookUp) -> None:
+def test_the_look_up_of_a_missing_pod_returns_none(server: Server, look_up: LookUp) -> None:
     server.answer = lambda _, connection, request: reply(connection, 404, status(404, "NotFound"))
     assert look_up("gpu", "p") is None
 
 
-def silent(server: Server, connection: socket.socket, request: Request) -> bool:
+def no_response(server: Server, connection: socket.socket, request: Request) -> bool:
     connection.recv(1)
     return False
 
@@ -62,10 +62,10 @@ def silent(server: Server, connection: socket.socket, request: Request) -> bool:
         (lambda _, connection, request: reply(connection, 200, {}), "Pod without a name"),
         (lambda _, connection, request: reply(connection, 200, []), "Pod without a name"),
         (lambda _, connection, request: False, "GET /api/v1/namespaces/gpu/pods/p"),
-        (silent, "GET /api/v1/namespaces/gpu/pods/p"),
+        (no_response, "GET /api/v1/namespaces/gpu/pods/p"),
     ],
 )
-def test_a_failed_read_of_a_pod_is_an_error_with_the_reason(
+def test_a_failed_look_up_raises_an_error_with_the_reason(
     server: Server, look_up: LookUp, answer: fake_api_server.Answer, message: str
 ) -> None:
     server.answer = answer
@@ -73,7 +73,7 @@ def test_a_failed_read_of_a_pod_is_an_error_with_the_reason(
         look_up("gpu", "p")
 
 
-def test_the_page_answers_reviews(
+def test_the_endpoint_answers_reviews(
     server: Server, look_up: LookUp, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -88,7 +88,7 @@ def test_the_page_answers_reviews(
         admit.handle(b"{}")
 
 
-def test_only_a_caller_with_a_certificate_learns_about_pods(
+def test_only_callers_with_a_client_certificate_get_information_about_pods(
     server: Server, look_up: LookUp
 ) -> None:
     server.answer = lambda _, connection, request: reply(connection, 200, POD)
@@ -103,12 +103,12 @@ def test_only_a_caller_with_a_certificate_learns_about_pods(
     assert b"nvidia.com/gpu" in dispatch(served, certified).body
     probe = HttpRequest("GET", "/healthz", "", b"")
     assert dispatch(served, probe).status == 200
-    new = json.dumps(created(ONE_GPU)).encode()
+    new = json.dumps(create_review(ONE_GPU)).encode()
     mutation = HttpRequest("POST", POD_PATH, "application/json", new)
-    assert dispatch(served, mutation).status == 200, "it says only what the request has"
+    assert dispatch(served, mutation).status == 200, "the patch depends only on the request"
 
 
-def test_without_a_client_ca_all_pods_have_the_same_answer() -> None:
+def test_without_a_client_ca_the_responses_for_all_pods_are_equal() -> None:
     served = routes(None, "Fail", "ours")
     answers = set()
     for name in ("with-gpu", "without-gpu", "absent"):
@@ -118,8 +118,8 @@ def test_without_a_client_ca_all_pods_have_the_same_answer() -> None:
     assert len(answers) == 1
 
 
-def created(resources: object, *, init: bool = False, **spec: Any) -> dict[str, Any]:
-    """The review of a new pod, which has no name yet."""
+def create_review(resources: object, *, init: bool = False, **spec: Any) -> dict[str, Any]:
+    """The review of a new pod with a generated name."""
     containers = [{"name": "plain"}, {"name": "c", "resources": resources}]
     fields: dict[str, Any] = {"containers": containers}
     if init:
@@ -128,13 +128,13 @@ def created(resources: object, *, init: bool = False, **spec: Any) -> dict[str, 
     return review(resource="pods", name="", object=pod)
 
 
-def scheduler_given(body: dict[str, Any]) -> str | None:
-    """The schedulerName of the answer's patch, None if it changes nothing."""
+def patched_scheduler_name(body: dict[str, Any]) -> str | None:
+    """The schedulerName in the patch; None if the response has no patch."""
 
-    def unused(namespace: str, name: str) -> None:
+    def fail(namespace: str, name: str) -> None:
         raise AssertionError("a new pod is not read")
 
-    mutate = routes(unused, "Fail", "ours")[POD_PATH]
+    mutate = routes(fail, "Fail", "ours")[POD_PATH]
     answer = json.loads(mutate.handle(json.dumps(body).encode()).body)["response"]
     assert answer["uid"] == body["request"]["uid"]
     assert answer["allowed"] is True
@@ -162,35 +162,38 @@ ONE_GPU = {"limits": {"nvidia.com/gpu": "1"}}
     ],
 )
 @pytest.mark.parametrize("init", [False, True])
-@pytest.mark.parametrize("named", [{}, {"schedulerName": "default-scheduler"}])
-def test_a_new_pod_with_gpus_gets_the_scheduler(
-    resources: object, init: bool, named: dict[str, str]
+@pytest.mark.parametrize("spec", [{}, {"schedulerName": "default-scheduler"}])
+def test_a_new_pod_with_gpus_gets_the_scheduler_name(
+    resources: object, init: bool, spec: dict[str, str]
 ) -> None:
-    assert scheduler_given(created(resources, init=init, **named)) == "ours"
+    assert patched_scheduler_name(create_review(resources, init=init, **spec)) == "ours"
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        created(ONE_GPU, schedulerName="special"),
-        created(ONE_GPU, nodeName="n"),
-        created({"limits": {"cpu": "1", "vendor.com/nic": "1"}}),
-        created({"requests": {"nvidia.com/gpu": "1"}}),
-        created({}),
-        created(None),
+        create_review(ONE_GPU, schedulerName="special"),
+        create_review(ONE_GPU, nodeName="n"),
+        create_review({"limits": {"cpu": "1", "vendor.com/nic": "1"}}),
+        create_review({"requests": {"nvidia.com/gpu": "1"}}),
+        create_review({}),
+        create_review(None),
         review(resource="pods", object={"metadata": {"name": "p"}}),
         review(resource="pods", object=None),
-        {**created(ONE_GPU), "request": {**created(ONE_GPU)["request"], "operation": "UPDATE"}},
+        {
+            **create_review(ONE_GPU),
+            "request": {**create_review(ONE_GPU)["request"], "operation": "UPDATE"},
+        },
         review(),
     ],
 )
-def test_any_other_object_is_not_changed(body: dict[str, Any]) -> None:
-    assert scheduler_given(body) is None
+def test_no_other_object_is_patched(body: dict[str, Any]) -> None:
+    assert patched_scheduler_name(body) is None
 
 
-def test_an_unreadable_review_is_named() -> None:
+def test_the_error_for_an_invalid_review_names_the_field() -> None:
     mutate = routes(lambda namespace, name: None, "Fail", "ours")[POD_PATH]
-    body = created(ONE_GPU)
+    body = create_review(ONE_GPU)
     body["request"]["object"]["spec"]["containers"] = 1
     with pytest.raises(BadRequestError, match=r"AdmissionReview: .*containers"):
         mutate.handle(json.dumps(body).encode())

@@ -1,3 +1,5 @@
+"""The verdicts of the webhook on Bindings, and the AdmissionReviews that it decodes and encodes."""
+
 from __future__ import annotations
 
 import json
@@ -27,8 +29,8 @@ OURS = "system:serviceaccount:topolet-system:topolet-scheduler"
 def pod(
     *, limits: Object | None = None, requests: Object | None = None, init: bool = False
 ) -> ApiPod:
-    """With one container that requests something, and one that does not."""
-    requesting = {"name": "asks", "resources": {"limits": limits, "requests": requests}}
+    """A pod with one container that has these resources, and one with only a CPU limit."""
+    requesting = {"name": "requesting", "resources": {"limits": limits, "requests": requests}}
     plain = {"name": "plain", "resources": {"limits": {"cpu": "1"}}}
     fields = {"initContainers": [requesting], "containers": [plain]} if init else {}
     return apiobjects.from_object(
@@ -39,33 +41,33 @@ def pod(
     )
 
 
-def answered(
+def response_to(
     review_: Object,
-    found: ApiPod | LookUpError | None = None,
+    result: ApiPod | LookUpError | None = None,
     on_failure: FailurePolicy = "Fail",
 ) -> Object:
-    """The response, as JSON has it."""
-    looked: list[tuple[str, str]] = []
+    """The decoded JSON of the response."""
+    look_ups: list[tuple[str, str]] = []
 
     def look_up(namespace: str, name: str) -> ApiPod | None:
-        looked.append((namespace, name))
-        if isinstance(found, LookUpError):
-            raise found
-        return found
+        look_ups.append((namespace, name))
+        if isinstance(result, LookUpError):
+            raise result
+        return result
 
     request = decode(json.dumps(review_).encode())
     answer = json.loads(encode(request.uid, binding_verdict(request, look_up, on_failure)))
     assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     assert answer["response"]["uid"] == review_["request"]["uid"]
-    assert looked in ([], [("gpu", "p")])
+    assert look_ups in ([], [("gpu", "p")])
     response: Object = answer["response"]
-    response["looked"] = bool(looked)
+    response["pod_was_read"] = bool(look_ups)
     return response
 
 
 @pytest.mark.parametrize("resource", ["pods/binding", "bindings"])
-def test_without_a_client_ca_the_answer_says_nothing_about_the_pod(resource: str) -> None:
-    """Anybody who reaches the port can send a review."""
+def test_without_a_client_ca_the_response_has_no_information_about_the_pod(resource: str) -> None:
+    """Every client that reaches the port can send a review."""
     request = decode(json.dumps(review(resource=resource)).encode())
     refused = binding_verdict(request, None, "Fail").refusal
     assert refused is not None
@@ -91,7 +93,7 @@ GPU_POD = pod(limits={"nvidia.com/gpu": "1"})
 
 @pytest.mark.parametrize("resource", ["pods/binding", "bindings"])
 @pytest.mark.parametrize(
-    ("amounts", "named"),
+    ("amounts", "resources"),
     [
         ({"nvidia.com/gpu": "1"}, "nvidia.com/gpu"),
         ({"koordinator.sh/gpu": 100}, "koordinator.sh/gpu"),
@@ -105,20 +107,20 @@ GPU_POD = pod(limits={"nvidia.com/gpu": "1"})
     ],
 )
 @pytest.mark.parametrize("where", ["limits", "requests", "init"])
-def test_a_pod_with_gpus_is_not_bound_by_other_accounts(
-    resource: str, amounts: Object, named: str, where: str
+def test_other_accounts_may_not_bind_a_pod_with_gpus(
+    resource: str, amounts: Object, resources: str, where: str
 ) -> None:
-    found = pod(
+    result = pod(
         limits=amounts if where != "requests" else None,
         requests=amounts if where == "requests" else None,
         init=where == "init",
     )
-    refused = answered(review(resource=resource), found)
+    refused = response_to(review(resource=resource), result)
     assert refused["allowed"] is False
     assert refused["status"] == {
         "code": 403,
         "reason": "Forbidden",
-        "message": f"alice may not bind pod gpu/p, which requests {named}: "
+        "message": f"alice may not bind pod gpu/p, which requests {resources}: "
         "only configured accounts may bind pods with GPUs",
     }
 
@@ -134,8 +136,8 @@ def test_a_pod_with_gpus_is_not_bound_by_other_accounts(
         {"nvidia.com/gpu-driver": "1"},
     ],
 )
-def test_a_pod_without_gpus_is_bound_by_any_account(amounts: Object) -> None:
-    assert answered(review(), pod(limits=amounts))["allowed"] is True
+def test_every_account_may_bind_a_pod_without_gpus(amounts: Object) -> None:
+    assert response_to(review(), pod(limits=amounts))["allowed"] is True
 
 
 @pytest.mark.parametrize(
@@ -150,31 +152,31 @@ def test_a_pod_without_gpus_is_bound_by_any_account(amounts: Object) -> None:
     ],
 )
 def test_other_requests_are_allowed(resource: str, operation: str, group: str) -> None:
-    response = answered(review(ALICE, resource, operation, group), GPU_POD)
+    response = response_to(review(ALICE, resource, operation, group), GPU_POD)
     assert response["allowed"] is True
-    assert not response["looked"]
+    assert not response["pod_was_read"]
 
 
-def test_a_binding_without_a_name_in_its_path_has_it_in_its_body() -> None:
-    assert answered(review(resource="bindings", name=""), GPU_POD)["allowed"] is False
+def test_the_name_of_the_pod_may_be_only_in_the_body() -> None:
+    assert response_to(review(resource="bindings", name=""), GPU_POD)["allowed"] is False
 
 
-def test_a_missing_pod_is_not_bound() -> None:
-    """It may be created between the read and the write."""
+def test_the_binding_of_a_missing_pod_is_rejected() -> None:
+    """The pod may be created between the look-up and the Binding."""
     for policy in ("Fail", "Ignore"):
-        response = answered(review(), None, policy)
+        response = response_to(review(), None, policy)
         assert response["allowed"] is False
         assert response["status"]["code"] == 404
         assert response["status"]["message"] == "pod gpu/p does not exist"
 
 
 def test_the_failure_policy_applies_if_the_pod_cannot_be_read() -> None:
-    trouble = LookUpError("GET /api/v1/x: 500 etcd is away")
-    refused = answered(review(), trouble, "Fail")
+    error = LookUpError("GET /api/v1/x: 500 etcd is unavailable")
+    refused = response_to(review(), error, "Fail")
     assert refused["allowed"] is False
     assert refused["status"]["code"] == 503
-    assert refused["status"]["message"].endswith("could not be read: " + str(trouble))
-    allowed = answered(review(), trouble, "Ignore")
+    assert refused["status"]["message"].endswith("could not be read: " + str(error))
+    allowed = response_to(review(), error, "Ignore")
     assert allowed["allowed"] is True
     assert allowed["warnings"] == ["pod gpu/p could not be read before it was bound"]
 
@@ -195,7 +197,7 @@ def test_the_failure_policy_applies_if_the_pod_cannot_be_read() -> None:
         (json.dumps(review(name="", object=None)).encode(), "request.name"),
     ],
 )
-def test_an_invalid_review_is_named(body: bytes, message: str) -> None:
+def test_the_error_for_an_invalid_review_names_the_field(body: bytes, message: str) -> None:
     with pytest.raises(ReviewError, match=message):
         decode(body)
 
@@ -207,7 +209,7 @@ def test_other_bodies_are_rejected(body: bytes) -> None:
 
 
 def test_the_policy_that_sets_the_scheduler_of_gpu_pods_selects_the_same_pods() -> None:
-    """Otherwise a pod would get the scheduler without GPUs, or GPUs without the scheduler."""
+    """Otherwise a pod without GPUs would get the scheduler name, or a pod with GPUs would not."""
     policy = of_kind("MutatingAdmissionPolicy")["topolet-gpu-scheduler"]["spec"]
     (condition,) = (
         each["expression"] for each in policy["matchConditions"] if each["name"] == "asks-for-gpus"
