@@ -53,23 +53,23 @@ class Follower:
     """The events of a watch, checked for consistency."""
 
     def __init__(self) -> None:
-        self.known: dict[str, str] = {}
+        self.uids: dict[str, str] = {}
         self.count = 0
         self.wrong: list[Change[Named]] = []
 
     def __call__(self, changes: Sequence[Change[Named]]) -> None:
         for each in changes:
             self.count += 1
-            if (each.key.name in self.known) is (each.kind is ChangeKind.ADDED):
+            if (each.key.name in self.uids) is (each.kind is ChangeKind.ADDED):
                 self.wrong.append(each)
             if each.kind is ChangeKind.DELETED:
-                self.known.pop(each.key.name, None)
+                self.uids.pop(each.key.name, None)
             else:
-                self.known[each.key.name] = each.value.metadata.uid
+                self.uids[each.key.name] = each.value.metadata.uid
 
 
 @contextlib.contextmanager
-def started(watch: ListWatch[Named]) -> Iterator[None]:
+def running(watch: ListWatch[Named]) -> Iterator[None]:
     watch.start()
     try:
         yield
@@ -78,16 +78,15 @@ def started(watch: ListWatch[Named]) -> Iterator[None]:
         assert not [each for each in threading.enumerate() if each.name.startswith("watch /")]
 
 
-def names_of(server: ApiServer, path: str, fields: str = "") -> dict[str, str]:
+def stored_uids(server: ApiServer, path: str, fields: str = "") -> dict[str, str]:
     query = {"fieldSelector": fields} if fields else {}
     items = msgspec.json.decode(server.admin.get(path, query))["items"]
     return {each["metadata"]["name"]: each["metadata"]["uid"] for each in items}
 
 
 @pytest.fixture
-def place(apiserver: ApiServer) -> str:
-    """The name of a namespace, of a node, and of a service account with only the test's
-    permissions."""
+def node_name(apiserver: ApiServer) -> str:
+    """The name of a Node and of a namespace, in which a test creates service accounts."""
     name = f"kube-{next(_numbers)}"
     apiserver.namespace(name)
     apiserver.node(name)
@@ -95,19 +94,19 @@ def place(apiserver: ApiServer) -> str:
 
 
 @pytest.fixture
-def cluster(apiserver: ApiServer, place: str) -> Cluster:
-    return Cluster(apiserver.admin, place, spread_seconds=0)
+def cluster(apiserver: ApiServer, node_name: str) -> Cluster:
+    return Cluster(apiserver.admin, node_name, spread_seconds=0)
 
 
 @pytest.fixture
 def restored(apiserver: ApiServer) -> Iterator[ApiServer]:
-    """May be started with other flags."""
+    """An API server that a test restarts with other flags; restarted with its own at the end."""
     yield apiserver
     apiserver.restart_server()
 
 
 def definition(*versions: str) -> dict[str, Any]:
-    """A CRD with zones by name, stored as the first version."""
+    """A CRD of these versions, stored as the first one, with zones as a list by name."""
     zone = {
         "type": "object",
         "properties": {"name": {"type": "string"}},
@@ -145,12 +144,12 @@ def definition(*versions: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def topologies(apiserver: ApiServer, place: str) -> Iterator[str]:
-    """The path of a missing object of an existing kind."""
+def topologies(apiserver: ApiServer, node_name: str) -> Iterator[str]:
+    """The path of a NodeResourceTopology that does not exist, while its kind does."""
     apiserver.admin.apply(CRD, definition("v1alpha2"))
     collection = f"/apis/{GROUP}/v1alpha2/noderesourcetopologies"
-    eventually("served", lambda: _served(apiserver, collection), RECOVERY_SECONDS)
-    yield f"{collection}/{place}"
+    eventually("the kind is served", lambda: _served(apiserver, collection), RECOVERY_SECONDS)
+    yield f"{collection}/{node_name}"
     apiserver.admin.delete(CRD)
     eventually(
         "the deletion is reported", lambda: not _served(apiserver, collection), RECOVERY_SECONDS
@@ -175,24 +174,24 @@ def topology(name: str, *zones: dict[str, Any], **metadata: Any) -> dict[str, An
 
 
 def test_apply_owns_its_fields_and_keeps_those_of_others(
-    apiserver: ApiServer, cluster: Cluster, topologies: str, place: str
+    apiserver: ApiServer, cluster: Cluster, topologies: str, node_name: str
 ) -> None:
     def stored() -> dict[str, Any]:
-        found = cluster.get("NodeResourceTopology", place)
+        found = cluster.get("NodeResourceTopology", node_name)
         assert found is not None
         return found
 
     other = topology(
-        place,
+        node_name,
         {"name": "node-0", "cpus": 4},
         {"name": "card", "type": "theirs"},
         labels={"theirs": "1"},
     )
     query = {"fieldManager": "another"}
-    assert cluster.get("NodeResourceTopology", place) is None
+    assert cluster.get("NodeResourceTopology", node_name) is None
     apiserver.admin.request("PATCH", topologies, query, other, APPLY)
 
-    ours = topology(place, {"name": "node-0", "cpus": 8, "costs": 10}, labels={"ours": "1"})
+    ours = topology(node_name, {"name": "node-0", "cpus": 8, "costs": 10}, labels={"ours": "1"})
     with pytest.raises(ConflictError) as conflict:
         apiserver.admin.apply(topologies, ours, force=False)
     assert conflict.value.fields == ('.zones[name="node-0"].cpus',)
@@ -205,140 +204,144 @@ def test_apply_owns_its_fields_and_keeps_those_of_others(
     assert by_name["card"] == {"name": "card", "type": "theirs"}
 
     # A field that is no longer applied is removed; those of others stay.
-    assert cluster.apply(topology(place, {"name": "node-0", "cpus": 8})) is True
+    assert cluster.apply(topology(node_name, {"name": "node-0", "cpus": 8})) is True
     assert stored()["metadata"]["labels"] == {"theirs": "1"}
     by_name = {each["name"]: each for each in stored()["zones"]}
     assert by_name == {
         "node-0": {"name": "node-0", "cpus": 8},
         "card": {"name": "card", "type": "theirs"},
     }
-    assert cluster.delete("NodeResourceTopology", place) is True
-    assert cluster.delete("NodeResourceTopology", place) is False
+    assert cluster.delete("NodeResourceTopology", node_name) is True
+    assert cluster.delete("NodeResourceTopology", node_name) is False
 
 
 def test_an_unchanged_object_is_not_written(
-    apiserver: ApiServer, cluster: Cluster, topologies: str, place: str
+    apiserver: ApiServer, cluster: Cluster, topologies: str, node_name: str
 ) -> None:
-    ours = topology(place, {"name": "node-0", "cpus": 8})
+    ours = topology(node_name, {"name": "node-0", "cpus": 8})
     assert cluster.apply(ours) is True
     before = apiserver.admin.get(topologies)
     assert cluster.apply(ours) is False
-    assert Cluster(apiserver.admin, place).apply(ours) is False, "also not by a later agent"
+    assert Cluster(apiserver.admin, node_name).apply(ours) is False, (
+        "a restarted agent does not write it either"
+    )
     assert apiserver.admin.get(topologies) == before
 
-    thief = topology(place, {"name": "node-0", "cpus": 1})
+    other_manager = topology(node_name, {"name": "node-0", "cpus": 1})
     query = {"fieldManager": "thief", "force": "true"}
-    apiserver.admin.request("PATCH", topologies, query, thief, APPLY)
-    cluster.forget("NodeResourceTopology", place)
+    apiserver.admin.request("PATCH", topologies, query, other_manager, APPLY)
+    cluster.forget("NodeResourceTopology", node_name)
     assert cluster.apply(ours) is True
     assert msgspec.json.decode(apiserver.admin.get(topologies))["zones"][0]["cpus"] == 8
 
 
 def test_versions_that_are_served_are_found_as_they_change(
-    apiserver: ApiServer, topologies: str, place: str
+    apiserver: ApiServer, topologies: str, node_name: str
 ) -> None:
     now = 0.0
-    cluster = Cluster(apiserver.admin, place, clock=lambda: now)
+    cluster = Cluster(apiserver.admin, node_name, clock=lambda: now)
     kind = "NodeResourceTopology"
-    assert cluster.get(kind, place) is None
+    assert cluster.get(kind, node_name) is None
     old = definition("v1alpha2", "v1alpha1")
     old["spec"]["versions"][0]["served"] = False
     apiserver.admin.apply(CRD, old)
 
     def refused() -> bool:
         try:
-            cluster.apply(topology(place))
+            cluster.apply(topology(node_name))
         except NotFoundError:
             return True
         return False
 
     eventually("v1alpha2 is no longer served", refused, RECOVERY_SECONDS)
 
-    def made() -> bool:
+    def apply_v1alpha1() -> bool:
         try:
-            return cluster.apply({**topology(place), "apiVersion": f"{GROUP}/v1alpha1"})
+            return cluster.apply({**topology(node_name), "apiVersion": f"{GROUP}/v1alpha1"})
         except NotFoundError:
             return False
 
-    def known() -> bool:
+    def has_v1alpha1() -> bool:
         nonlocal now
         now += 1000
-        found = cluster.get(kind, place)
+        found = cluster.get(kind, node_name)
         return found is not None and found["apiVersion"] == f"{GROUP}/v1alpha1"
 
     eventually(
         "v1alpha1 is served",
-        lambda: _served(apiserver, topologies.replace("2/", "1/")[: -len(place) - 1]),
+        lambda: _served(apiserver, topologies.replace("2/", "1/")[: -len(node_name) - 1]),
         RECOVERY_SECONDS,
     )
-    made()
-    eventually("known as v1alpha1", known, RECOVERY_SECONDS)
+    apply_v1alpha1()
+    eventually("the object is served as v1alpha1", has_v1alpha1, RECOVERY_SECONDS)
 
 
 def test_nodes_are_changed_but_never_created(
-    apiserver: ApiServer, cluster: Cluster, place: str
+    apiserver: ApiServer, cluster: Cluster, node_name: str
 ) -> None:
     def node(name: str, **labels: str) -> dict[str, Any]:
         return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
 
     with pytest.raises(NotFoundError, match="Node nobody does not exist"):
         cluster.apply(node("nobody", a="1"))
-    apiserver.admin.merge(f"/api/v1/nodes/{place}", {"metadata": {"labels": {"theirs": "1"}}})
-    assert cluster.apply(node(place, ours="1")) is True
+    apiserver.admin.merge(f"/api/v1/nodes/{node_name}", {"metadata": {"labels": {"theirs": "1"}}})
+    assert cluster.apply(node(node_name, ours="1")) is True
     capacity = {"koordinator.sh/gpu-core": "100"}
-    status = {**node(place), "status": {"capacity": capacity, "allocatable": capacity}}
+    status = {**node(node_name), "status": {"capacity": capacity, "allocatable": capacity}}
     assert cluster.apply_status(status) is True
     assert cluster.apply_status(status) is False
     apiserver.admin.merge(
-        f"/api/v1/nodes/{place}/status", {"status": {"capacity": {"other.io/x": "1"}}}
+        f"/api/v1/nodes/{node_name}/status", {"status": {"capacity": {"other.io/x": "1"}}}
     )
-    stored = cluster.get("Node", place)
+    stored = cluster.get("Node", node_name)
     assert stored is not None
     assert stored["metadata"]["labels"].items() >= {"theirs": "1", "ours": "1"}.items()
     assert stored["status"]["capacity"] == {**capacity, "other.io/x": "1"}
 
 
-def test_watch_has_pods_of_this_node_only_and_survives_a_killed_server(
-    restored: ApiServer, cluster: Cluster, place: str
+def test_watch_has_only_the_pods_of_its_node_and_survives_a_killed_server(
+    restored: ApiServer, cluster: Cluster, node_name: str
 ) -> None:
     server = restored
-    server.account(place, "default", [])
-    server.node(f"{place}-other")
+    server.account(node_name, "default", [])
+    server.node(f"{node_name}-other")
     for number in range(3):
-        server.pod(place, f"p{number}", place)
-    server.pod(place, "elsewhere", f"{place}-other")
+        server.pod(node_name, f"p{number}", node_name)
+    server.pod(node_name, "elsewhere", f"{node_name}-other")
     follower = Follower()
-    watch = cluster.watch_pods(place, as_type(Named), follower)
-    pods = f"/api/v1/namespaces/{place}/pods"
-    here = f"spec.nodeName={place}"
+    watch = cluster.watch_pods(node_name, as_type(Named), follower)
+    pods = f"/api/v1/namespaces/{node_name}/pods"
+    here = f"spec.nodeName={node_name}"
 
-    def equal() -> bool:
-        return follower.known == names_of(server, pods, here)
+    def follows_the_server() -> bool:
+        return follower.uids == stored_uids(server, pods, here)
 
-    with started(watch):
-        eventually("synced", lambda: watch.synced and equal(), RECOVERY_SECONDS)
-        assert set(follower.known) == {"p0", "p1", "p2"}
+    with running(watch):
+        eventually(
+            "the watch is synced", lambda: watch.synced and follows_the_server(), RECOVERY_SECONDS
+        )
+        assert set(follower.uids) == {"p0", "p1", "p2"}
         before_count = follower.count
         server.kill_server()
-        eventually("noticed", lambda: watch.problem, RECOVERY_SECONDS)
+        eventually("the watch reports the failure", lambda: watch.problem, RECOVERY_SECONDS)
         server.start_server()
         _remove_pod(server, f"{pods}/p0")
         _remove_pod(server, f"{pods}/p1")
-        server.pod(place, "p1", place)
-        server.pod(place, "p3", place)
-        eventually("equal", equal, RECOVERY_SECONDS)
+        server.pod(node_name, "p1", node_name)
+        server.pod(node_name, "p3", node_name)
+        eventually("the watch has the server's pods", follows_the_server, RECOVERY_SECONDS)
         assert not follower.wrong
-        assert follower.count - before_count <= 6, "nothing but what changed"
+        assert follower.count - before_count <= 6, "only changes are reported"
 
         # Other members of etcd's quorum would have compacted too.
         server.kill_server()
-        eventually("noticed", lambda: watch.problem, RECOVERY_SECONDS)
+        eventually("the watch reports the failure", lambda: watch.problem, RECOVERY_SECONDS)
         server.kill_etcd()
         server.start_etcd()
         server.start_server("--watch-cache=false")
-        eventually("watching", lambda: watch.problem is None, RECOVERY_SECONDS)
-        server.pod(place, "p4", place)
-        eventually("equal", equal, RECOVERY_SECONDS)
+        eventually("the watch works again", lambda: watch.problem is None, RECOVERY_SECONDS)
+        server.pod(node_name, "p4", node_name)
+        eventually("the watch has the server's pods", follows_the_server, RECOVERY_SECONDS)
     assert not follower.wrong
 
 
@@ -347,46 +350,46 @@ def _remove_pod(server: ApiServer, path: str) -> None:
 
 
 def test_watch_from_a_compacted_version_is_listed_anew(
-    restored: ApiServer, cluster: Cluster, place: str
+    restored: ApiServer, cluster: Cluster, node_name: str
 ) -> None:
     server = restored
     server.restart_server("--watch-cache=false")
     follower = Follower()
-    watch = cluster.watch_node(place, as_type(Named), follower)
-    with started(watch):
-        eventually("synced", lambda: watch.synced, RECOVERY_SECONDS)
+    watch = cluster.watch_node(node_name, as_type(Named), follower)
+    with running(watch):
+        eventually("the watch is synced", lambda: watch.synced, RECOVERY_SECONDS)
         syncs = watch.syncs
         # Revisions advance without an event for this node, then are compacted.
         server.kill_server()
-        eventually("noticed", lambda: watch.problem, RECOVERY_SECONDS)
+        eventually("the watch reports the failure", lambda: watch.problem, RECOVERY_SECONDS)
         server.write_beside()
         server.compact()
         server.start_server("--watch-cache=false")
-        eventually("synced again", lambda: watch.syncs > syncs, RECOVERY_SECONDS)
-        server.admin.delete(f"/api/v1/nodes/{place}")
-        eventually("the watch reports it", lambda: not follower.known, RECOVERY_SECONDS)
+        eventually("the watch is synced again", lambda: watch.syncs > syncs, RECOVERY_SECONDS)
+        server.admin.delete(f"/api/v1/nodes/{node_name}")
+        eventually("the watch reports it", lambda: not follower.uids, RECOVERY_SECONDS)
     assert not follower.wrong
     assert follower.count == 2, "added, deleted"
 
 
-def test_the_chosen_version_answers(apiserver: ApiServer) -> None:
-    """What the first lines of a run say is true."""
+def test_the_chosen_version_runs(apiserver: ApiServer) -> None:
+    """The first lines of a run print the version of the server that it starts."""
     chosen = tools.api_server()
     if not chosen.startswith("v"):
-        pytest.skip(f"kube-apiserver is {chosen}: nothing says its version beforehand")
+        pytest.skip(f"kube-apiserver is {chosen}: its version is not known beforehand")
     version = msgspec.json.decode(apiserver.admin.get("/version"))
     assert chosen.startswith(f"v{version['major']}.{version['minor']}.")
 
 
-def test_lists_in_pages_where_watchlist_is_not_served(restored: ApiServer, place: str) -> None:
+def test_lists_in_pages_where_watchlist_is_not_served(restored: ApiServer, node_name: str) -> None:
     server = restored
-    path = f"/api/v1/namespaces/{place}/configmaps"
+    path = f"/api/v1/namespaces/{node_name}/configmaps"
     with ThreadPoolExecutor(4) as pool:
-        made = [
+        creations = [
             pool.submit(server.create, path, {"metadata": {"name": f"c{number}"}})
             for number in range(1200)
         ]
-    assert all(each.result() for each in made)
+    assert all(each.result() for each in creations)
     server.restart_server("--feature-gates=WatchList=false,WatchListClient=false")
     first = msgspec.json.decode(server.admin.get(path, {"limit": PAGE}))
     assert len(first["items"]) == PAGE
@@ -394,38 +397,38 @@ def test_lists_in_pages_where_watchlist_is_not_served(restored: ApiServer, place
 
     follower = Follower()
     watch = ListWatch(server.admin, path, {}, as_type(Named), follower)
-    with started(watch):
-        eventually("synced", lambda: watch.synced, RECOVERY_SECONDS)
-        assert follower.known == names_of(server, path)
+    with running(watch):
+        eventually("the watch is synced", lambda: watch.synced, RECOVERY_SECONDS)
+        assert follower.uids == stored_uids(server, path)
         assert follower.count >= 1200
         server.create(path, {"metadata": {"name": "last"}})
-        eventually("the watch reports it", lambda: "last" in follower.known, RECOVERY_SECONDS)
+        eventually("the watch reports it", lambda: "last" in follower.uids, RECOVERY_SECONDS)
     assert not follower.wrong
 
 
-def test_watchlist_needs_no_list(apiserver: ApiServer, place: str, tmp_path: Path) -> None:
-    """The account may watch and not list."""
+def test_watchlist_needs_no_list(apiserver: ApiServer, node_name: str, tmp_path: Path) -> None:
+    """The account has the permission to watch, and not to list."""
     if apiserver.minor < 34:
         pytest.skip("WatchList is off by default in this kube-apiserver")
     rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["watch"]}]
-    apiserver.account(place, "agent", rules)
-    path = f"/api/v1/namespaces/{place}/configmaps"
+    apiserver.account(node_name, "agent", rules)
+    path = f"/api/v1/namespaces/{node_name}/configmaps"
     for number in range(3):
         apiserver.create(path, {"metadata": {"name": f"c{number}"}})
     token = tmp_path / "token"
-    token.write_text(apiserver.token(place, "agent"))
+    token.write_text(apiserver.token(node_name, "agent"))
     transport = Transport(apiserver.access(str(token)))
     follower = Follower()
     watch = ListWatch(transport, path, {}, as_type(Named), follower)
-    with started(watch):
-        eventually("synced", lambda: watch.synced, RECOVERY_SECONDS)
-        assert follower.known == names_of(apiserver, path)
+    with running(watch):
+        eventually("the watch is synced", lambda: watch.synced, RECOVERY_SECONDS)
+        assert follower.uids == stored_uids(apiserver, path)
     with pytest.raises(ForbiddenError):
         transport.get(path)
 
 
-def test_server_sends_bookmarks(apiserver: ApiServer, place: str) -> None:
-    path = f"/api/v1/namespaces/{place}/configmaps"
+def test_server_sends_bookmarks(apiserver: ApiServer, node_name: str) -> None:
+    path = f"/api/v1/namespaces/{node_name}/configmaps"
     version = msgspec.json.decode(apiserver.admin.get(path))["metadata"]["resourceVersion"]
     query = {
         "watch": "true",
@@ -435,7 +438,7 @@ def test_server_sends_bookmarks(apiserver: ApiServer, place: str) -> None:
     }
     stream = Stream(apiserver.admin)
     lines = stream.lines(path, query, 20, silence_seconds=20)
-    # A server that never had an object of the kind sends none.
+    # Before the first object of a kind exists, the server sends no bookmarks.
     apiserver.create(path, {"metadata": {"name": "c"}})
     events = [msgspec.json.decode(each) for each in lines]
     stream.drop()
@@ -446,64 +449,66 @@ def test_server_sends_bookmarks(apiserver: ApiServer, place: str) -> None:
 
 
 def test_token_is_read_again_after_a_change_and_a_refusal(
-    apiserver: ApiServer, place: str, tmp_path: Path
+    apiserver: ApiServer, node_name: str, tmp_path: Path
 ) -> None:
     rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}]
-    apiserver.account(place, "agent", rules)
-    good = apiserver.token(place, "agent")
-    path = f"/api/v1/nodes/{place}"
+    apiserver.account(node_name, "agent", rules)
+    valid_token = apiserver.token(node_name, "agent")
+    path = f"/api/v1/nodes/{node_name}"
     token = tmp_path / "token"
-    token.write_text("x" * len(good))
+    token.write_text("x" * len(valid_token))
     os.utime(token, ns=(0, 0))
     transport = Transport(apiserver.access(str(token)))
     with pytest.raises(UnauthorizedError):
         transport.get(path)
 
-    # Only the content of the file shows that it has changed.
-    token.write_text(good)
+    # The file has the same size and modification time.
+    token.write_text(valid_token)
     os.utime(token, ns=(0, 0))
     assert transport.get(path)
 
     follower = Follower()
-    watch = Cluster(transport, place, spread_seconds=0).watch_node(place, as_type(Named), follower)
-    with started(watch):
-        eventually("synced", lambda: watch.synced, RECOVERY_SECONDS)
+    watch = Cluster(transport, node_name, spread_seconds=0).watch_node(
+        node_name, as_type(Named), follower
+    )
+    with running(watch):
+        eventually("the watch is synced", lambda: watch.synced, RECOVERY_SECONDS)
         token.write_text("refused")
         with pytest.raises(UnauthorizedError):
             transport.get(path)
-        # A watch that was granted continues.
+        # A running watch continues.
         assert watch.problem is None
         fresh = tmp_path / "fresh"
-        fresh.write_text(apiserver.token(place, "agent"))
+        fresh.write_text(apiserver.token(node_name, "agent"))
         fresh.rename(token)
         assert transport.get(path)
         apiserver.admin.delete(path)
-        eventually("the watch reports it", lambda: not follower.known, RECOVERY_SECONDS)
+        eventually("the watch reports it", lambda: not follower.uids, RECOVERY_SECONDS)
 
 
 def test_token_is_bound_to_the_node_of_its_pod(
-    apiserver: ApiServer, place: str, tmp_path: Path
+    apiserver: ApiServer, node_name: str, tmp_path: Path
 ) -> None:
-    apiserver.account(place, "agent", [])
-    apiserver.pod(place, "agent", place, "agent")
+    apiserver.account(node_name, "agent", [])
+    apiserver.pod(node_name, "agent", node_name, "agent")
     token = tmp_path / "token"
-    token.write_text(apiserver.token(place, "agent", pod="agent"))
+    token.write_text(apiserver.token(node_name, "agent", pod="agent"))
     transport = Transport(apiserver.access(str(token)))
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     answer = transport.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
     extra = msgspec.json.decode(answer)["status"]["userInfo"]["extra"]
-    assert extra["authentication.kubernetes.io/node-name"] == [place]
+    assert extra["authentication.kubernetes.io/node-name"] == [node_name]
 
 
-def test_denied_verb_is_named(apiserver: ApiServer, place: str, tmp_path: Path) -> None:
+def test_denied_verb_is_named(apiserver: ApiServer, node_name: str, tmp_path: Path) -> None:
     rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
-    apiserver.account(place, "agent", rules)
+    apiserver.account(node_name, "agent", rules)
     token = tmp_path / "token"
-    token.write_text(apiserver.token(place, "agent"))
-    cluster = Cluster(Transport(apiserver.access(str(token))), place, spread_seconds=0)
-    account = f"system:serviceaccount:{place}:agent"
+    token.write_text(apiserver.token(node_name, "agent"))
+    cluster = Cluster(Transport(apiserver.access(str(token))), node_name, spread_seconds=0)
+    account = f"system:serviceaccount:{node_name}:agent"
     with pytest.raises(ForbiddenError) as denied:
-        cluster.apply_status(node_status.status(place, {"a.io/b": 1}))
+        cluster.apply_status(node_status.status(node_name, {"a.io/b": 1}))
     assert (denied.value.verb, denied.value.resource, denied.value.group) == (
         "patch",
         "nodes/status",
@@ -511,25 +516,27 @@ def test_denied_verb_is_named(apiserver: ApiServer, place: str, tmp_path: Path) 
     )
     assert f"no role allows {account} patch nodes/status at the cluster scope" in str(denied.value)
 
-    watch = cluster.watch_pods(place, as_type(Named), Follower())
-    with started(watch):
+    watch = cluster.watch_pods(node_name, as_type(Named), Follower())
+    with running(watch):
         lacking = f"no role allows {account} watch pods at the cluster scope"
         eventually(
             "the failure is reported", lambda: lacking in (watch.problem or ""), RECOVERY_SECONDS
         )
 
 
-def test_kubeconfig_with_an_exec_plugin(apiserver: ApiServer, place: str, tmp_path: Path) -> None:
-    """The plugin's answers are counted, to check that it runs again after a refusal."""
+def test_kubeconfig_with_an_exec_plugin(
+    apiserver: ApiServer, node_name: str, tmp_path: Path
+) -> None:
+    """The plugin counts its calls, to check that it runs again after a 401."""
     apiserver.account(
-        place, "person", [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+        node_name, "person", [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
     )
-    token, calls = tmp_path / "token", tmp_path / "asked"
+    token, calls = tmp_path / "token", tmp_path / "calls"
     token.write_text("refused")
     plugin = tmp_path / "plugin"
     plugin.write_text(
         f"""#!/bin/sh
-echo asked >> {calls}
+echo called >> {calls}
 echo '{{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
        "status": {{"token": "'$(cat {token})'"}}}}'
 """
@@ -561,7 +568,7 @@ echo '{{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential
     path.write_bytes(msgspec.json.encode(config))
     transport = Transport(KubeconfigAccess(str(path)))
     with pytest.raises(UnauthorizedError):
-        transport.get(f"/api/v1/nodes/{place}")
-    token.write_text(apiserver.token(place, "person"))
-    assert transport.get(f"/api/v1/nodes/{place}")
+        transport.get(f"/api/v1/nodes/{node_name}")
+    token.write_text(apiserver.token(node_name, "person"))
+    assert transport.get(f"/api/v1/nodes/{node_name}")
     assert len(calls.read_text().split()) >= 2

@@ -23,14 +23,14 @@ from tests.integration.harness import NO_FULL_PASS, TestNode
 from tests.waiting import eventually
 
 
-def started(node: TestNode, policy: CpuPolicy) -> TestNode:
+def start_with_policy(node: TestNode, policy: CpuPolicy) -> TestNode:
     node.start_agent(f"--cpu-policy={policy}", NO_FULL_PASS)
     node.start_proxy()
     return node
 
 
 def whole_cpus(spec: PodSpec, sandbox: str, cpus: int) -> pb.CreateContainerRequest:
-    """Creates a container of a Guaranteed pod, as a kubelet does."""
+    """The request with which a kubelet creates a container of a Guaranteed pod."""
     request = create_request(spec, sandbox)
     resources = request.config.linux.resources
     resources.cpu_shares = 1024 * cpus
@@ -46,7 +46,7 @@ def run_guaranteed(node: TestNode, name: str, cpus: int) -> tuple[PodSpec, str, 
     return spec, sandbox, container
 
 
-def other(cpu: str) -> str:
+def other_cpu(cpu: str) -> str:
     return {"0": "1", "1": "0"}[cpu]
 
 
@@ -56,16 +56,19 @@ def stop(node: TestNode, container: str) -> None:
 
 
 def test_whole_cpu_is_exclusive_until_the_pod_is_deleted(node: TestNode) -> None:
-    started(node, "static")
+    start_with_policy(node, "static")
     _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
     assert node.cpus(ls) == "0-1"
     spec, sandbox, container = run_guaranteed(node, "g", 1)
     own = node.cpus(container)
     assert own in ("0", "1")
-    assert node.cpus(ls) == other(own)
+    assert node.cpus(ls) == other_cpu(own)
     assert node.kernel_value(container, "cpu", "cpu.cfs_quota_us") == "-1"
     assert node.metric("topolet_cpu_overlaps_total") == 0
-    eventually("the pause shares", lambda: node.sandbox_cpus(sandbox) == other(own))
+    eventually(
+        "the pause container has the shared CPUs",
+        lambda: node.sandbox_cpus(sandbox) == other_cpu(own),
+    )
 
     stop(node, container)
     again = whole_cpus(spec, sandbox, 1)
@@ -73,30 +76,30 @@ def test_whole_cpu_is_exclusive_until_the_pod_is_deleted(node: TestNode) -> None
     container = create_container(node.proxied, again)
     start_container(node.proxied, container)
     assert node.cpus(container) == own, "an ended container keeps its CPU for its pod"
-    assert node.cpus(ls) == other(own)
+    assert node.cpus(ls) == other_cpu(own)
 
     remove_pod(node.proxied, sandbox)
-    eventually("the pool is whole", lambda: node.cpus(ls) == "0-1")
+    eventually("the pool has both CPUs", lambda: node.cpus(ls) == "0-1")
 
 
 @pytest.mark.parametrize("with_snapshot", [True, False])
 def test_killed_agent_finds_the_owners_again(node: TestNode, with_snapshot: bool) -> None:
-    started(node, "static")
+    start_with_policy(node, "static")
     shared, ls = run_pod(node.proxied, node.spec("ls", "LS"))
     _, sandbox, container = run_guaranteed(node, "g", 1)
     own = node.cpus(container)
     pauses = lambda: {node.sandbox_cpus(shared), node.sandbox_cpus(sandbox)}  # noqa: E731
-    eventually("the pauses share", lambda: pauses() == {other(own)})
+    eventually("the pause containers have the shared CPUs", lambda: pauses() == {other_cpu(own)})
     node.kill_agent()
     if not with_snapshot:
         (node.state / "snapshot.json").unlink()
     node.start_agent("--cpu-policy=static")
-    assert (node.cpus(container), node.cpus(ls)) == (own, other(own))
+    assert (node.cpus(container), node.cpus(ls)) == (own, other_cpu(own))
     assert node.metric("topolet_cgroup_writes_total") == 0
 
 
 def test_container_without_cpus_left_is_refused_with_the_reason(node: TestNode) -> None:
-    started(node, "static")
+    start_with_policy(node, "static")
     _, _, first = run_guaranteed(node, "first", 1)
     spec = node.spec("second", kube_class="guaranteed")
     sandbox = run_sandbox(node.proxied, spec)
@@ -109,12 +112,12 @@ def test_container_without_cpus_left_is_refused_with_the_reason(node: TestNode) 
 
 
 def test_resize_in_place_to_a_fraction_of_a_cpu_returns_to_the_pool(node: TestNode) -> None:
-    started(node, "static")
+    start_with_policy(node, "static")
     _, _, container = run_guaranteed(node, "g", 1)
     linux = pb.LinuxContainerResources(cpu_shares=512, cpu_period=100_000, cpu_quota=50_000)
     request = pb.UpdateContainerResourcesRequest(container_id=container, linux=linux)
     node.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
-    eventually("shares", lambda: node.cpus(container) == "0-1")
+    eventually("the container has the shared CPUs", lambda: node.cpus(container) == "0-1")
     eventually(
         "its quota is in force",
         lambda: node.kernel_value(container, "cpu", "cpu.cfs_quota_us") == "50000",
@@ -130,7 +133,7 @@ def test_resize_in_place_to_a_fraction_of_a_cpu_returns_to_the_pool(node: TestNo
 
 
 def test_dynamic_container_reads_its_cpus_in_a_file(node: TestNode) -> None:
-    started(node, "dynamic")
+    start_with_policy(node, "dynamic")
     _, _, container = run_guaranteed(node, "g", 1)
     pid = node.direct.container_status(container).pid
     with open(f"/proc/{pid}/root/run/topolet/cpus", encoding="ascii") as file:

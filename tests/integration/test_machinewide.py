@@ -1,4 +1,4 @@
-"""Changes of the machine that several test runs share."""
+"""Changes of the machine that several test runs make at the same time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with machinewide.change("it", it.touch, lambda _: it.unlink(), folder):
 
 
 def other(folder: Path) -> subprocess.Popen[str]:
-    """Another process in the block; it leaves after a line of input."""
+    """Another process in the block, which leaves it after a line of input."""
     command = [sys.executable, "-c", _OTHER, str(folder)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
@@ -41,7 +41,7 @@ def end(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0
 
 
-def here(folder: Path, actions: list[str]) -> Any:
+def change_here(folder: Path, actions: list[str]) -> Any:
     def make() -> str:
         actions.append("made")
         (folder / "it").touch(exist_ok=False)
@@ -57,7 +57,7 @@ def here(folder: Path, actions: list[str]) -> Any:
 def test_the_last_run_undoes_the_change(tmp_path: Path) -> None:
     first = other(tmp_path)
     actions: list[str] = []
-    with here(tmp_path, actions):
+    with change_here(tmp_path, actions):
         end(first)
         assert (tmp_path / "it").exists()
     assert (actions, (tmp_path / "it").exists()) == (["undone: None"], False)
@@ -65,7 +65,7 @@ def test_the_last_run_undoes_the_change(tmp_path: Path) -> None:
 
 def test_only_the_first_run_makes_the_change(tmp_path: Path) -> None:
     actions: list[str] = []
-    with here(tmp_path, actions):
+    with change_here(tmp_path, actions):
         second = other(tmp_path)
     assert (actions, (tmp_path / "it").exists()) == (["made"], True)
     end(second)
@@ -77,7 +77,7 @@ def test_the_change_of_a_killed_run_is_undone_first(tmp_path: Path) -> None:
         killed.send_signal(signal.SIGKILL)
     assert (tmp_path / "it").exists()
     actions: list[str] = []
-    with here(tmp_path, actions):
+    with change_here(tmp_path, actions):
         assert actions == ["undone: None", "made"]
     assert actions[2:] == ["undone: by us"]
 
@@ -92,6 +92,6 @@ def test_a_failed_change_leaves_nothing(tmp_path: Path) -> None:
     ):
         raise AssertionError("made")
     actions: list[str] = []
-    with here(tmp_path, actions):
+    with change_here(tmp_path, actions):
         pass
     assert actions == ["made", "undone: by us"]

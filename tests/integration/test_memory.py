@@ -23,8 +23,8 @@ AGENT_MB, AGENT_ABOVE_BARE_MB, PROXY_MB = 42.6, 34, 18.3
 HEAVY = {"asyncio", "grpc", "kubernetes", "pydantic", "pynvml"}
 
 
-def measured() -> dict[str, dict[str, Any]]:
-    """The benchmark's rows by case."""
+def run_benchmark() -> dict[str, dict[str, Any]]:
+    """Runs the benchmark; its rows by case."""
     done = subprocess.run(
         [sys.executable, "benchmarks/memory.py", "--quick", "--output", "json"],
         cwd=ROOT,
@@ -41,9 +41,9 @@ def measured() -> dict[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def kubelets_seen() -> Iterator[Callable[[], bool]]:
-    """Whether another test's kubelet ran meanwhile that an agent takes for its node's: then it
-    loads YAML for the configuration."""
+def watch_for_kubelets() -> Iterator[Callable[[], bool]]:
+    """Yields a function that returns whether a kubelet of another test has run meanwhile. An agent
+    reads its configuration, and loads YAML for that."""
     seen, over = threading.Event(), threading.Event()
 
     def watch() -> None:
@@ -63,9 +63,9 @@ def kubelets_seen() -> Iterator[Callable[[], bool]]:
 
 @pytest.mark.timeout(600)
 def test_budget() -> None:
-    """The lower of two measurements counts: on a busy machine more threads of the agent need memory
-    at the same time."""
-    first, second = _alone(), _alone()
+    """Uses the lower of two measurements: on a busy machine more threads of the agent use memory at
+    the same time."""
+    first, second = run_benchmark_without_kubelets(), run_benchmark_without_kubelets()
     rows = min(first, second, key=lambda each: each["agent_100_pods_mb"]["value"])
     agent = rows["agent_100_pods_mb"]
     assert agent["value"] <= AGENT_MB
@@ -73,12 +73,12 @@ def test_budget() -> None:
     assert rows["proxy_mb"]["value"] <= PROXY_MB
 
 
-def _alone() -> dict[str, dict[str, Any]]:
-    """Measured without a kubelet: one that runs meanwhile makes the measurement invalid."""
+def run_benchmark_without_kubelets() -> dict[str, dict[str, Any]]:
+    """Repeats the benchmark until no kubelet of another test has run meanwhile."""
     while True:
         eventually("no other test has a kubelet", lambda: not find("/proc").kubelets, 300)
-        with kubelets_seen() as seen:
-            rows = measured()
+        with watch_for_kubelets() as seen:
+            rows = run_benchmark()
             if not seen():
                 return rows
 
@@ -94,7 +94,7 @@ def test_modules_that_an_agent_in_a_cluster_loads(node: TestNode, tmp_path: Path
             environ={**environment, "PYTHONPROFILEIMPORTTIME": "1"},
         )
         eventually(
-            "it reports",
+            "the agent writes reports",
             lambda: node.metric('topolet_reports_total{result="written"}') > 0,
             60,
         )

@@ -43,21 +43,21 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 
 @pytest.fixture
 def nri(containerd2: Containerd) -> Iterator[NriNode]:
-    """No process of Topolet runs yet."""
+    """A node on which no process of Topolet runs yet."""
     with nri_node(containerd2) as it:
         yield it
 
 
 @pytest.fixture
 def both(nri: NriNode) -> NriNode:
-    """Agent and plugin run."""
+    """A node on which agent and plugin run."""
     nri.node.start_agent(NO_FULL_PASS)
     nri.start_plugin()
     return nri
 
 
 def run_retrying(node: TestNode, spec: PodSpec) -> tuple[str, str]:
-    """As a kubelet does: repeats it after every failure."""
+    """Runs a pod. Like a kubelet, repeats all steps after a failure."""
     done: list[tuple[str, str]] = []
 
     def attempt() -> bool:
@@ -76,7 +76,7 @@ def run_retrying(node: TestNode, spec: PodSpec) -> tuple[str, str]:
 
 
 def update(nri: NriNode, container_id: str, **fields: object) -> None:
-    """As a kubelet."""
+    """Updates a container as a kubelet does."""
     linux = pb.LinuxContainerResources(**fields)  # type: ignore[arg-type]
     request = pb.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
     nri.node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
@@ -106,31 +106,32 @@ def test_pools_shrink_before_an_owner_starts_also_in_the_runtime(both: NriNode) 
     assert (node.cpus(lse), node.cpus(ls)) == ("1", "0")
     assert node.metric("topolet_cpu_overlaps_total") == 0
     eventually(
-        "the runtime remembers", lambda: node.direct.container_status(ls).resources.cpuset == "0"
+        "the runtime has the cpuset",
+        lambda: node.direct.container_status(ls).resources.cpuset == "0",
     )
 
 
 def test_no_owner_starts_while_a_created_container_has_its_cpu(
     both: NriNode,
 ) -> None:
-    """An update that the agent requests passes the plugin, which may not know the new value yet.
-    Then the owner waits, or starts at the second attempt."""
+    """The plugin gets the agent's update and may not have the new value yet. Then the creation of
+    the owner waits, or a second attempt succeeds."""
     node = both.node
     spec, owner = node.spec("ls", "LS"), node.spec("lse", "LSE", "1")
     waiting = create_container(node.direct, create_request(spec, run_sandbox(node.direct, spec)))
     sandbox = run_sandbox(node.direct, owner)
-    made: list[str] = []
+    created: list[str] = []
 
     def attempt() -> bool:
         with contextlib.suppress(RpcError):
-            made.append(create_container(node.direct, create_request(owner, sandbox)))
-        return bool(made)
+            created.append(create_container(node.direct, create_request(owner, sandbox)))
+        return bool(created)
 
-    eventually("the owner is made", attempt)
+    eventually("the owner is created", attempt)
     assert node.direct.container_status(waiting).resources.cpuset == "0"
-    for each in (waiting, made[0]):
+    for each in (waiting, created[0]):
         start_container(node.direct, each)
-    assert (node.cpus(waiting), node.cpus(made[0])) == ("0", "1")
+    assert (node.cpus(waiting), node.cpus(created[0])) == ("0", "1")
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
 
@@ -174,7 +175,7 @@ def test_no_owner_starts_while_a_container_is_on_its_cpu(both: NriNode) -> None:
 def test_a_pod_that_was_removed_before_the_agent_saw_it_has_no_claim(both: NriNode) -> None:
     node = both.node
     os.kill(node.agent_pid, signal.SIGSTOP)
-    remove_pod(node.direct, run_sandbox(node.direct, node.spec("gone", "LSE", "1")))
+    remove_pod(node.direct, run_sandbox(node.direct, node.spec("removed", "LSE", "1")))
     os.kill(node.agent_pid, signal.SIGCONT)
     _, next_owner = run_retrying(node, node.spec("next", "LSE", "1"))
     assert node.cpus(next_owner) == "1"
@@ -209,10 +210,10 @@ def test_a_restarted_plugin_corrects_what_it_missed(nri: NriNode) -> None:
     nri.start_plugin()
     nri.kill_plugin()
     sandbox, ls = run_pod(node.direct, node.spec("ls", "LS"))
-    assert node.cpus(ls) == "0-1", "without a plugin pods start too"
+    assert node.cpus(ls) == "0-1", "pods start without a plugin too"
     nri.publish(**{ls: "1"})
     nri.start_plugin()
-    eventually("synchronised", lambda: node.cpus(ls) == "1")
+    eventually("the plugin has synchronised", lambda: node.cpus(ls) == "1")
     assert nri.metric("topolet_nri_updates_total") == 0, "sent in the synchronisation"
     assert nri.stop_plugin() == 0
     remove_pod(node.direct, sandbox)
@@ -227,7 +228,7 @@ def test_the_plugin_synchronises_again_with_a_restarted_runtime(nri: NriNode) ->
     nri.publish(**{ls: "1"})
     runtime.start()
     node.direct.close()
-    eventually("synchronised again", lambda: node.cpus(ls) == "1")
+    eventually("the plugin has synchronised again", lambda: node.cpus(ls) == "1")
     _, more = run_pod(node.direct, node.spec("more", "LS"))
     assert node.cpus(more) == "0-1"
     assert nri.metric("topolet_nri_sessions_total") >= 2
@@ -260,7 +261,7 @@ def test_an_owner_without_an_agent_is_refused_before_the_runtimes_timeout(
     sandbox = run_sandbox(node.direct, spec)
     with pytest.raises(RpcError, match=r"no CPUs after 0\.5 s: the agent has written no snapshot"):
         create_container(node.direct, create_request(spec, sandbox))
-    assert nri.metric("topolet_nri_sessions_total") == 1, "the session lives"
+    assert nri.metric("topolet_nri_sessions_total") == 1, "the session continues"
     run_pod(node.direct, node.spec("ls", "LS"))
 
 
@@ -315,8 +316,8 @@ HOSTILE = {
     "keys": {f"example.com/{number}": "x" for number in range(20_000)},
     "CDI names": {"cdi.k8s.io/a": "nvidia.com/gpu=" + "9" * 100_000},
 }
-"""Annotations of the size that the API allows, as the proxy gets them in tests/relay/hostile.py and
-tests/integration/test_hostile_pods.py."""
+"""Annotations of the largest size that the API allows; tests/relay and test_hostile_pods.py send
+similar ones through the proxy."""
 
 
 def test_hostile_annotations_end_neither_the_plugin_nor_an_owners_cpus(both: NriNode) -> None:
@@ -336,7 +337,7 @@ def test_hostile_annotations_end_neither_the_plugin_nor_an_owners_cpus(both: Nri
 
 
 @pytest.mark.parametrize("size_bytes", [3 << 20, 5 << 20], ids=["within", "beyond a message"])
-def test_a_huge_environment_costs_its_own_container_alone(both: NriNode, size_bytes: int) -> None:
+def test_a_huge_environment_affects_only_its_own_container(both: NriNode, size_bytes: int) -> None:
     node = both.node
     _, owner = run_pod(node.direct, node.spec("own", "LSE", "1"))
     spec = node.spec("huge")
@@ -382,12 +383,15 @@ def test_a_plugin_that_the_runtime_launches_ends_with_it(nri: NriNode) -> None:
     try:
         runtime.start()
         node.direct.close()
-        eventually("registered", lambda: "registered with the runtime as 07-l" in log.read_text())
+        eventually(
+            "the plugin is registered",
+            lambda: "registered with the runtime as 07-l" in log.read_text(),
+        )
         run_pod(node.direct, node.spec("ls", "LS"))
         runtime.kill()
         door = node.state / "door.lock"
         pid = int(door.read_text().rpartition(" ")[2].rstrip(")\n"))
-        eventually("it ends", lambda: not Path(f"/proc/{pid}/fd").exists())
+        eventually("the plugin ends", lambda: not Path(f"/proc/{pid}/fd").exists())
     finally:
         runtime.kill()
         script.unlink()

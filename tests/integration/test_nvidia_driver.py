@@ -1,4 +1,4 @@
-"""A real driver and a real card of NVIDIA, on a machine that has them."""
+"""A real driver and a real GPU of NVIDIA, on a machine that has them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @contextlib.contextmanager
 def running(*words: object) -> Iterator[subprocess.Popen[str]]:
-    """A program whose first line has been read."""
+    """Runs a program during the block; waits for its first line."""
     with subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -80,14 +80,14 @@ def smi(*fields: str) -> list[list[str]]:
     return [line.split(", ") for line in text.stdout.splitlines()]
 
 
-def answer(session: GpuSession) -> GpuReport:
+def report_of(session: GpuSession) -> GpuReport:
     report = session.report(120)
     assert report.fault == "", report.message
     return report
 
 
 def test_the_inventory_is_that_of_nvidia_smi(session: GpuSession) -> None:
-    inventory = answer(session).inventory
+    inventory = report_of(session).inventory
     assert inventory is not None
     assert not inventory.silent
     found = [
@@ -115,7 +115,7 @@ def test_a_process_is_found_with_its_memory(session: GpuSession, program: pathli
     with running(program, 3600) as process:
         found = {
             each.pid: each.memory_bytes
-            for reading in answer(session).readings
+            for reading in report_of(session).readings
             for each in reading.processes or ()
         }
         assert (found[process.pid] or 0) >= 256 * MIB
@@ -145,7 +145,7 @@ def health(node: TestNode, uuid: str) -> tuple[bool | None, list[str]]:
 
 
 def test_only_containers_of_the_pod_reach_its_card(node: TestNode) -> None:
-    """A request gives device nodes as a device plugin does. The programs are the host's."""
+    """The requests name device nodes as a device plugin does. The programs are the host's."""
     node.start_agent("--unasked-gpus=deny")
     node.start_proxy()
     uuid = smi("uuid")[0][0]
@@ -163,7 +163,7 @@ def test_only_containers_of_the_pod_reach_its_card(node: TestNode) -> None:
 
 def minor_of(uuid: str) -> int:
     with contextlib.closing(GpuSession()) as session:
-        inventory = answer(session).inventory
+        inventory = report_of(session).inventory
     assert inventory is not None
     (minor,) = (gpu.minor for gpu in inventory.gpus if gpu.uuid == uuid)
     assert minor is not None

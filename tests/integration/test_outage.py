@@ -1,4 +1,4 @@
-"""The events to the agents of many nodes after an outage of a real API server."""
+"""The watches of the agents of several nodes after an outage of a real API server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import eventually
 
 AGENTS = 8
 BACK_SECONDS = 22.0
-"""Seventeen are documented: a step and a half, and two; the rest is for a busy machine."""
+"""The documents state 17 s; the rest is for a busy machine."""
 
 _numbers = itertools.count(1)
 
@@ -35,21 +35,21 @@ class Labelled(msgspec.Struct):
 
 
 class Agent:
-    """The watches of one node's agent. `told_at`, by kind: when the new label arrived."""
+    """The watches of one node's agent. `label_seen_at`: when the new label arrived, by kind."""
 
     def __init__(self, server: ApiServer, node: str) -> None:
         self._transport = Transport(server.access())
         cluster = Cluster(self._transport, node, spread_seconds=0)
-        self.told_at: dict[str, float] = {}
+        self.label_seen_at: dict[str, float] = {}
         self.watches: dict[str, ListWatch[Labelled]] = {
-            "pods": cluster.watch_pods(node, as_type(Labelled), self._noting("pods")),
-            "nodes": cluster.watch_node(node, as_type(Labelled), self._noting("nodes")),
+            "pods": cluster.watch_pods(node, as_type(Labelled), self._on_change("pods")),
+            "nodes": cluster.watch_node(node, as_type(Labelled), self._on_change("nodes")),
         }
 
-    def _noting(self, kind: str) -> Callable[[Sequence[Change[Labelled]]], None]:
+    def _on_change(self, kind: str) -> Callable[[Sequence[Change[Labelled]]], None]:
         def changed(changes: Sequence[Change[Labelled]]) -> None:
             if any("new" in each.value.metadata.labels for each in changes):
-                self.told_at.setdefault(kind, time.monotonic())
+                self.label_seen_at.setdefault(kind, time.monotonic())
 
         return changed
 
@@ -80,21 +80,23 @@ def test_every_watch_is_restored_soon_after_an_outage(
     with contextlib.ExitStack() as running:
         for each in agents:
             running.enter_context(each.running())
-        eventually("synced", lambda: all(each.synced for each in watches))
+        eventually("all watches are synced", lambda: all(each.synced for each in watches))
         with apiserver.outage(seconds):
-            eventually("noticed", lambda: all(each.problem for each in watches))
+            eventually(
+                "all watches report the failure", lambda: all(each.problem for each in watches)
+            )
         back_at = time.monotonic()
         new = {"metadata": {"labels": {"new": "1"}}}
         apiserver.admin.merge(f"/api/v1/namespaces/{node}/pods/p", new)
         apiserver.admin.merge(f"/api/v1/nodes/{node}", new)
         eventually(
             "the watches report it",
-            lambda: all(len(each.told_at) == 2 for each in agents),
+            lambda: all(len(each.label_seen_at) == 2 for each in agents),
             BACK_SECONDS,
         )
         assert all(each.problem is None for each in watches)
         assert max(each.age_seconds for each in watches) < BACK_SECONDS
-    late = sorted(at - back_at for each in agents for at in each.told_at.values())
+    late = sorted(at - back_at for each in agents for at in each.label_seen_at.values())
     record_property(
         "summary",
         f"watches of agents after an outage of {seconds} s: back after {late[len(late) // 2]:.1f} s"

@@ -35,7 +35,7 @@ from tests.integration.kubelet.standalone import (
 )
 from tests.waiting import eventually
 
-SECONDS = standalone.START_SECONDS
+START_SECONDS = standalone.START_SECONDS
 
 
 @contextlib.contextmanager
@@ -45,18 +45,18 @@ def pod(
     """A pod that runs during the block."""
     full = kubelet.run(name, containers, **spec)
     try:
-        eventually(f"pod {name} is listed", lambda: kubelet.listed(full), SECONDS)
+        eventually(f"pod {name} is listed", lambda: kubelet.listed(full), START_SECONDS)
         yield full
     finally:
         kubelet.end(name)
 
 
 def test_pod_with_pod_level_resources_has_no_cpus_of_its_own(kubelet: Kubelet) -> None:
-    """Nor memory of a NUMA node, although it is Guaranteed and its container requests a whole
+    """It also has no memory of a NUMA node, although it is Guaranteed and requests a whole
     CPU."""
     main = container("main", "1")
     with pod(kubelet, "whole", main, resources=main["resources"]) as whole:
-        eventually("it runs", lambda: running_pid(kubelet, whole, "main"), SECONDS)
+        eventually("it runs", lambda: running_pid(kubelet, whole, "main"), START_SECONDS)
         listed = kubelet.listed(whole)
         assert listed is not None
         assert [(each.cpus, each.memory) for each in listed.containers] == [(CpuSet(), ())]
@@ -66,9 +66,8 @@ def test_pod_with_pod_level_resources_has_no_cpus_of_its_own(kubelet: Kubelet) -
         assert blocks.entries == {}
 
 
-def spare(kubelet: Kubelet) -> CpuSet:
-    """The CPU that the kubelet assigns first: the lowest one that is not reserved, on any
-    machine."""
+def unreserved_cpus(kubelet: Kubelet) -> CpuSet:
+    """The CPUs that the kubelet may assign to pods."""
     return kubelet.topology.online - kubelet.reserved
 
 
@@ -77,12 +76,12 @@ def test_cpus_and_memory_of_an_integer_guaranteed_pod(kubelet: Kubelet) -> None:
         pod(kubelet, "shared", container("main", "")),
         pod(kubelet, "own", container("main", "1")) as own,
     ):
-        eventually("it runs", lambda: running_pid(kubelet, own, "main"), SECONDS)
+        eventually("it runs", lambda: running_pid(kubelet, own, "main"), START_SECONDS)
         listed = kubelet.listed(own)
         assert listed is not None
         (main,) = listed.containers
         assert len(main.cpus) == 1
-        assert main.cpus <= spare(kubelet)
+        assert main.cpus <= unreserved_cpus(kubelet)
         assert CpuSet.parse(kernel_cpus(running_pid(kubelet, own, "main"))) == main.cpus
         state = cpu_manager_state.read(str(kubelet.root / cpu_manager_state.FILE_NAME))
         ((uid, cpus),) = state.by_uid.items()
@@ -92,11 +91,13 @@ def test_cpus_and_memory_of_an_integer_guaranteed_pod(kubelet: Kubelet) -> None:
         assert main.memory == (MemoryBlock("memory", 32 * MIB, block.nodes),)
         assert kubelet.client.pod("default", own) == listed
 
-        held = holdings(kubelet.client.pods(), kubelet.topology, kubelet.client.allocatable())
-        assert held.problems == ()
+        allocated = holdings(kubelet.client.pods(), kubelet.topology, kubelet.client.allocatable())
+        assert allocated.problems == ()
         (node,) = block.nodes
         expected = Allocated(main.cpus, {node: {"memory": 32 * MIB}})
-        assert held.pods == {("default", own): expected}, "a pod that shares CPUs holds none"
+        assert allocated.pods == {("default", own): expected}, (
+            "a pod that shares CPUs has no allocation"
+        )
     assert kubelet.client.pods() == ()
 
 
@@ -108,11 +109,11 @@ def test_memory_of_several_numa_nodes_is_where_the_kubelet_allocates_it(kubelet:
         pytest.skip("needs two NUMA nodes with memory")
     large = container("main", "1", f"{max(sizes) // MIB + 64}Mi")
     with pod(kubelet, "large", large) as name:
-        # It is listed a moment before it has resources.
-        eventually("it runs", lambda: running_pid(kubelet, name, "main"), SECONDS)
-        held = holdings(kubelet.client.pods(), kubelet.topology, kubelet.client.allocatable()).pods[
-            ("default", name)
-        ]
+        # The kubelet lists a pod before it allocates its resources.
+        eventually("it runs", lambda: running_pid(kubelet, name, "main"), START_SECONDS)
+        allocated = holdings(
+            kubelet.client.pods(), kubelet.topology, kubelet.client.allocatable()
+        ).pods[("default", name)]
         state = memory_manager_state.read(str(kubelet.root / memory_manager_state.FILE_NAME))
         given = {
             node: {"memory": of_node.memory["memory"].reserved_bytes}
@@ -120,7 +121,7 @@ def test_memory_of_several_numa_nodes_is_where_the_kubelet_allocates_it(kubelet:
             if of_node.memory["memory"].reserved_bytes
         }
         assert len(given) > 1
-        assert held.amounts == given
+        assert allocated.amounts == given
 
 
 def test_reserved_memory_is_that_of_the_kubelets_configuration(kubelet: Kubelet) -> None:
@@ -136,7 +137,7 @@ def test_sidecars_are_listed_and_init_containers_are_not(kubelet: Kubelet) -> No
         container("sidecar", "10m", restartPolicy="Always"),
     ]
     with pod(kubelet, "inits", container("main", "10m"), initContainers=init) as name:
-        eventually("all run", lambda: running_pid(kubelet, name, "main"), SECONDS)
+        eventually("all run", lambda: running_pid(kubelet, name, "main"), START_SECONDS)
         listed = kubelet.listed(name)
         assert listed is not None
         assert [each.name for each in listed.containers] == ["sidecar", "main"]
@@ -144,10 +145,10 @@ def test_sidecars_are_listed_and_init_containers_are_not(kubelet: Kubelet) -> No
 
 def test_ended_pod_is_no_longer_listed(kubelet: Kubelet) -> None:
     name = kubelet.run("job", [container("main", "1")], restartPolicy="Never")
-    eventually("it is listed", lambda: kubelet.listed(name), SECONDS)
-    eventually("it runs", lambda: running_pid(kubelet, name, "main"), SECONDS)
+    eventually("it is listed", lambda: kubelet.listed(name), START_SECONDS)
+    eventually("it runs", lambda: running_pid(kubelet, name, "main"), START_SECONDS)
     os.kill(running_pid(kubelet, name, "main"), signal.SIGKILL)
-    eventually("and no more", lambda: kubelet.listed(name) is None, SECONDS)
+    eventually("it is not listed any more", lambda: kubelet.listed(name) is None, START_SECONDS)
     kubelet.end("job")
 
 
@@ -161,7 +162,9 @@ def test_devices_of_a_plugin_with_and_without_a_numa_node(kubelet: Kubelet) -> N
     try:
         near, far = PluginDevice(RESOURCE, "d0", (0,)), PluginDevice(RESOURCE, "d1")
         eventually(
-            "both are known", lambda: kubelet.client.allocatable().devices == (near, far), SECONDS
+            "both are known",
+            lambda: kubelet.client.allocatable().devices == (near, far),
+            START_SECONDS,
         )
         amounts = {"cpu": "10m", "memory": "8Mi", RESOURCE: "2"}
         taker = container("main", "", resources={"requests": amounts, "limits": amounts})
@@ -169,15 +172,17 @@ def test_devices_of_a_plugin_with_and_without_a_numa_node(kubelet: Kubelet) -> N
             block = MemoryBlock("memory", 8 * MIB, (0,))
             taken = ContainerResources("main", memory=(block,), devices=(near, far))
             expected = PodResources("default", name, (taken,))
-            eventually("it has them", lambda: kubelet.listed(name) == expected, SECONDS)
+            eventually("it has them", lambda: kubelet.listed(name) == expected, START_SECONDS)
             plugin.has({"d1": ()}, ill={"d0": (0,)})
             eventually(
-                "one is unhealthy", lambda: kubelet.client.allocatable().devices == (far,), SECONDS
+                "one is unhealthy",
+                lambda: kubelet.client.allocatable().devices == (far,),
+                START_SECONDS,
             )
             pods, allocatable = kubelet.client.pods(), kubelet.client.allocatable()
             assert device_portions(pods, allocatable) == (Portion(RESOURCE, 0, 1, 0, 1),)
-            held = holdings(pods, kubelet.topology, allocatable).pods
-            assert held[("default", name)].amounts == {0: {"memory": 8 * MIB, RESOURCE: 1}}
+            allocated = holdings(pods, kubelet.topology, allocatable).pods
+            assert allocated[("default", name)].amounts == {0: {"memory": 8 * MIB, RESOURCE: 1}}
     finally:
         plugin.stop()
 
@@ -193,8 +198,8 @@ def test_too_frequent_calls_are_a_rate_limit_error(kubelet: Kubelet) -> None:
     # A single caller on a busy machine never exceeds the limit.
     with ThreadPoolExecutor(8) as together:
         once = lambda: any(together.map(lambda _: too_often(), range(200)))  # noqa: E731
-        eventually("the limit is met", once, SECONDS)
-    eventually("and is over", lambda: not too_often(), SECONDS)
+        eventually("calls exceed the limit", once, START_SECONDS)
+    eventually("calls are allowed again", lambda: not too_often(), START_SECONDS)
 
 
 def test_view_outlives_the_kubelet(kubelet: Kubelet) -> None:
@@ -210,7 +215,7 @@ def test_view_outlives_the_kubelet(kubelet: Kubelet) -> None:
                 )
 
             view.refresh()
-            eventually("the view has it", cpus, SECONDS)
+            eventually("the view has it", cpus, START_SECONDS)
             first = cpus()
             kubelet.kill()
             view.refresh()
@@ -219,8 +224,10 @@ def test_view_outlives_the_kubelet(kubelet: Kubelet) -> None:
             before = view.last_answer()
             assert before is not None
             eventually(
-                "the view has another answer", lambda: view.last_answer() is not before, SECONDS
+                "the view has another answer",
+                lambda: view.last_answer() is not before,
+                START_SECONDS,
             )
-            eventually("the same", lambda: cpus() == first, SECONDS)
+            eventually("the same", lambda: cpus() == first, START_SECONDS)
     finally:
         view.close()

@@ -36,7 +36,7 @@ def both(node: TestNode) -> TestNode:
 
 
 def run_retrying(node: TestNode, spec: PodSpec) -> tuple[str, str]:
-    """As a kubelet does: repeats it after every failure, with a new connection."""
+    """Runs a pod. Like a kubelet, repeats all steps after a failure."""
     done: list[tuple[str, str]] = []
 
     def attempt() -> bool:
@@ -82,7 +82,7 @@ def test_a_large_environment_gets_no_cpu_of_an_owner(both: TestNode) -> None:
     start_container(both.proxied, container)
     assert both.cpus(container) == "0"
 
-    # Larger than a runtime allows: refused by the proxy, which cannot read it.
+    # The proxy refuses a request that is larger than a runtime allows, as it cannot decode it.
     request = create_request(spec, sandbox, "huge")
     large_environment(request.config, 17 << 20)
     with pytest.raises(RpcError, match="it could take CPUs 1 of pod default/lse") as refused:
@@ -204,13 +204,13 @@ def test_without_the_agent_no_known_owners_cpu_is_given_to_others(both: TestNode
     assert both.cpus(lse) == "1"
 
 
-def test_overlap_from_an_absence_of_the_agent_ends_at_its_return(both: TestNode) -> None:
+def test_an_overlap_that_began_without_the_agent_ends_when_the_agent_starts(both: TestNode) -> None:
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     both.kill_agent()
     _, ls = run_pod(both.direct, both.spec("ls", "LS"))
     assert both.cpus(ls) == "0-1"
     both.start_agent(NO_FULL_PASS)
-    eventually("no overlap", lambda: both.cpus(ls) == "0")
+    eventually("the CPUs do not overlap", lambda: both.cpus(ls) == "0")
     assert both.cpus(lse) == "1"
     assert both.metric("topolet_cpu_overlaps_total") == 1
 
@@ -220,8 +220,10 @@ POINTS = ("sandbox", "create", "start", "end")
 
 @pytest.mark.parametrize("victim", ["agent", "proxy", "both"])
 @pytest.mark.parametrize("point", POINTS)
-def test_kill_at_any_point_ends_in_the_same_state(both: TestNode, victim: str, point: str) -> None:
-    """One life of an LSE pod, with a SIGKILL and a restart before one of its steps."""
+def test_a_kill_at_any_point_ends_in_the_same_state(
+    both: TestNode, victim: str, point: str
+) -> None:
+    """An LSE pod starts and ends, with a SIGKILL and a restart before one of the steps."""
 
     def kill_and_restart() -> None:
         if victim in ("agent", "both"):
@@ -252,17 +254,17 @@ def test_kill_at_any_point_ends_in_the_same_state(both: TestNode, victim: str, p
     eventually("LS has CPU 1 again", lambda: both.cpus(ls) == "0-1")
 
 
-def test_agent_killed_while_pods_start_and_end_leaves_no_trace(both: TestNode) -> None:
-    """Kills at arbitrary moments of running creations; a kubelet-like caller tries again."""
+def test_an_agent_killed_while_pods_start_and_end_leaves_no_wrong_cpuset(both: TestNode) -> None:
+    """The agent is killed at arbitrary moments; the caller retries as a kubelet does."""
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
     stop = threading.Event()
 
-    def trouble() -> None:
+    def kill_repeatedly() -> None:
         while not stop.wait(0.15):
             both.kill_agent()
             both.start_agent(NO_FULL_PASS)
 
-    thread = threading.Thread(target=trouble)
+    thread = threading.Thread(target=kill_repeatedly)
     thread.start()
     try:
         for turn in range(4):
@@ -272,12 +274,12 @@ def test_agent_killed_while_pods_start_and_end_leaves_no_trace(both: TestNode) -
     finally:
         stop.set()
         thread.join()
-    eventually("LS has all", lambda: both.cpus(ls) == "0-1")
+    eventually("LS has all CPUs", lambda: both.cpus(ls) == "0-1")
 
 
 def test_a_pod_that_was_removed_before_the_agent_saw_it_has_no_claim(both: TestNode) -> None:
     os.kill(both.agent_pid, signal.SIGSTOP)
-    remove_pod(both.direct, run_sandbox(both.proxied, both.spec("gone", "LSE", "1")))
+    remove_pod(both.direct, run_sandbox(both.proxied, both.spec("removed", "LSE", "1")))
     os.kill(both.agent_pid, signal.SIGCONT)
     _, next_owner = run_retrying(both, both.spec("next", "LSE", "1"))
     assert both.cpus(next_owner) == "1"
@@ -340,7 +342,7 @@ def test_restore_restores_every_value(both: TestNode) -> None:
     assert "agent.lock is locked by process" in refused.stderr
 
     both.stop_agent()
-    assert (both.cpus(lse), both.cpus(ls)) == ("1", "0"), "an agent that stops leaves them"
+    assert (both.cpus(lse), both.cpus(ls)) == ("1", "0"), "an agent that stops does not change them"
     done = both.run_cli(*words)
     assert done.returncode == 0, done.stderr
     assert {both.cpus(each) for each in (lse, ls, be)} == {"0-1"}
@@ -349,18 +351,18 @@ def test_restore_restores_every_value(both: TestNode) -> None:
     assert both.cpus(created) == "0-1"
     assert "0 cpusets restored" in both.run_cli(*words).stdout
     _, later = run_pod(both.proxied, both.spec("later", "LS"))
-    assert both.cpus(later) == "0-1", "the proxy rewrites nothing more"
+    assert both.cpus(later) == "0-1", "the proxy changes no request any more"
 
 
-def test_restore_handles_what_was_replaced_without_the_agent(both: TestNode) -> None:
-    """Created on a pool by the proxy alone, then written by an agent that has never seen it."""
+def test_restore_handles_a_cpuset_that_the_proxy_set_without_the_agent(both: TestNode) -> None:
+    """The proxy sets the cpuset of a container; an agent that starts later changes it."""
     first, _ = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     both.kill_agent()
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
     assert both.cpus(ls) == "0"
     both.start_agent(NO_FULL_PASS)
     remove_pod(both.proxied, first)
-    eventually("LS has all", lambda: both.cpus(ls) == "0-1")
+    eventually("LS has all CPUs", lambda: both.cpus(ls) == "0-1")
     run_pod(both.proxied, both.spec("again", "LSE", "1"))
     eventually("LS on 0", lambda: both.cpus(ls) == "0")
     both.stop_agent()
