@@ -151,7 +151,7 @@ def test_a_former_binding_that_has_taken_effect_needs_no_wait(env: Environment) 
         lambda pods: pods.put("p", "u", node="elsewhere"),
         lambda pods: (
             pods.put("p", "u", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}),
-            setattr(pods, "instead", answer_with(409)),
+            setattr(pods, "intercept", answer_with(409)),
         ),
     ],
 )

@@ -19,7 +19,7 @@ from tests.scheduler.rebind.world import World
 
 OLD = {"a": "0,4", "b": "1,5", "c": "2-3", "d": "6"}
 NEW = {"a": "4-5", "b": "0-1", "c": "2-3", "d": "6"}
-"""Pod a goes to CPUs 4 and 7 in between."""
+"""Pod a is moved to CPUs 4 and 7 in between."""
 
 
 @pytest.fixture
@@ -34,20 +34,20 @@ def fragmented(world: World) -> None:
         world.owner(name, cpus, count=2 if name == "c" else 0)
 
 
-def bindable(cluster: SchedulerCache) -> str | None:
-    """Why a pod that needs a CPU of its own can't be placed on the node."""
+def ineligible(cluster: SchedulerCache) -> str | None:
+    """Why a pod that needs an exclusive CPU is not eligible for the node."""
     return cluster.eligible("n1", objects.pod_request({"cpu": "1"}, "LSR"))
 
 
-def test_a_fragmented_node_is_mended(world: World) -> None:
+def test_a_fragmented_node_is_defragmented(world: World) -> None:
     fragmented(world)
     world.rebind()
-    shown = world.finish()
-    assert (shown["phase"], shown["reason"]) == ("Succeed", "pods moved: 2")
-    assert shown["updateTimestamp"] == "2026-01-01T12:00:00Z"
+    status = world.finish()
+    assert (status["phase"], status["reason"]) == ("Succeed", "pods moved: 2")
+    assert status["updateTimestamp"] == "2026-01-01T12:00:00Z"
     assert world.cpus() == NEW
     assert world.patches == ["r", "a", "b", "a", "r"], "the plan is written before the first pod"
-    plan = shown["plan"]
+    plan = status["plan"]
     assert (plan["before"]["numaCrossings"], plan["after"]["numaCrossings"]) == (2, 0)
     assert [(each["pod"], json.loads(each["to"])["cpuset"]) for each in plan["moves"]] == [
         ("ns/a", "4,7"),
@@ -56,7 +56,7 @@ def test_a_fragmented_node_is_mended(world: World) -> None:
     ]
 
 
-def test_what_became_of_rebinds_is_counted(world: World) -> None:
+def test_results_of_rebinds_are_counted(world: World) -> None:
     fragmented(world)
     world.rebind("dry", dryRun=True)
     world.finish("dry")
@@ -77,26 +77,26 @@ def test_what_became_of_rebinds_is_counted(world: World) -> None:
     assert (values.finished, values.seconds, values.locked) == (2, 65, 0)
 
 
-def test_a_dry_run_writes_the_plan_alone(world: World) -> None:
+def test_a_dry_run_writes_only_the_plan(world: World) -> None:
     fragmented(world)
     world.rebind(dryRun=True)
-    shown = world.finish()
-    assert (shown["phase"], shown["reason"]) == ("Succeed", "dry run; pods to move: 2")
-    assert len(shown["plan"]["moves"]) == 3
+    status = world.finish()
+    assert (status["phase"], status["reason"]) == ("Succeed", "dry run; pods to move: 2")
+    assert len(status["plan"]["moves"]) == 3
     assert (world.cpus(), world.patches) == (OLD, ["r"])
 
 
-def test_the_node_takes_no_pods_until_the_end(world: World) -> None:
+def test_the_node_is_locked_until_the_end(world: World) -> None:
     fragmented(world)
     world.rebind()
     locked: list[str | None] = []
-    world.after_write = lambda: locked.append(bindable(world.cluster))
+    world.after_write = lambda: locked.append(ineligible(world.cluster))
     world.step()
-    assert bindable(world.cluster) == "RebindResource r moves pods of the node"
+    assert ineligible(world.cluster) == "RebindResource r moves pods of the node"
     assert world.cluster.eligible("n1", objects.pod_request({"cpu": "1"})) is None
     world.finish()
     assert locked == ["RebindResource r moves pods of the node"] * 5
-    assert bindable(world.cluster) is None
+    assert ineligible(world.cluster) is None
 
 
 def test_a_new_process_locks_the_node_before_its_first_step(world: World) -> None:
@@ -106,12 +106,12 @@ def test_a_new_process_locks_the_node_before_its_first_step(world: World) -> Non
     world.requests.release_all()
     world.cluster.lock_node("n1", "")
     world.start()
-    assert bindable(world.cluster) == "RebindResource r moves pods of the node"
+    assert ineligible(world.cluster) == "RebindResource r moves pods of the node"
 
 
 @pytest.mark.parametrize("fault", ["refused", "lost"])
 @pytest.mark.parametrize("number", range(5))
-def test_killed_at_every_write_it_ends_in_the_new_state(
+def test_a_rebind_interrupted_at_any_write_ends_in_the_new_state(
     world: World, number: int, fault: str
 ) -> None:
     fragmented(world)
@@ -127,7 +127,7 @@ def test_killed_at_every_write_it_ends_in_the_new_state(
 
 
 @pytest.mark.parametrize("number", range(1, 4))
-def test_stopped_at_every_write_it_ends_in_the_old_state_after_the_deadline(
+def test_a_rebind_interrupted_until_the_deadline_ends_in_the_old_state(
     world: World, number: int
 ) -> None:
     fragmented(world)
@@ -136,8 +136,8 @@ def test_stopped_at_every_write_it_ends_in_the_old_state_after_the_deadline(
     world.until_write(number)
     world.now += 61
     world.start()
-    shown = world.finish()
-    assert (shown["phase"], shown["reason"]) == ("Failed", "undone: the deadline has passed")
+    status = world.finish()
+    assert (status["phase"], status["reason"]) == ("Failed", "undone: the deadline has passed")
     assert world.cpus() == OLD
 
 
@@ -160,18 +160,17 @@ def test_a_process_that_does_not_lead_writes_nothing(world: World) -> None:
     assert world.writes == 0
 
 
-def test_the_end_waits_until_the_watch_has_reported_the_pods(world: World) -> None:
+def test_a_rebind_ends_after_the_watch_has_reported_the_pods(world: World) -> None:
     fragmented(world)
     world.rebind()
     world.step()
-    rebinds, world.rebinds = world.rebinds, world.rebinds
     world.report()
     world.controller.step()
     assert world.cpus() == NEW
-    assert world.shown()["phase"] == "Pending", "the watch shows the old CPUs of the pods"
-    assert bindable(world.cluster)
+    assert world.status_of()["phase"] == "Pending", "the watch has the old CPUs of the pods"
+    assert ineligible(world.cluster)
     world.step()
-    assert rebinds["r"]["status"]["phase"] == "Succeed"
+    assert world.rebinds["r"]["status"]["phase"] == "Succeed"
 
 
 OBSTACLES: dict[str, tuple[str, str, str]] = {
@@ -185,25 +184,25 @@ OBSTACLES: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", OBSTACLES)
-def test_a_node_that_nobody_serves(world: World, case: str) -> None:
+def test_a_node_without_an_agent_or_without_an_object_fails(world: World, case: str) -> None:
     node, phase, reason = OBSTACLES[case]
     if case == "no agent":
-        gone = objects.agent("n1")
-        world.cluster.pods_changed([objects.of_pod(gone, ChangeKind.DELETED)])
+        deleted = objects.agent("n1")
+        world.cluster.pods_changed([objects.of_pod(deleted, ChangeKind.DELETED)])
     fragmented(world)
     world.rebind(node=node)
-    shown = world.finish()
-    assert (shown["phase"], shown["reason"]) == (phase, reason)
+    status = world.finish()
+    assert (status["phase"], status["reason"]) == (phase, reason)
     assert world.cpus() == OLD
 
 
-def test_nothing_to_move(world: World) -> None:
+def test_a_rebind_that_moves_no_pod_succeeds(world: World) -> None:
     world.owner("a", "0-1", count=2)
     world.rebind()
-    shown = world.finish()
-    assert (shown["phase"], shown["reason"]) == ("Succeed", "no pods could be placed better")
-    assert "plan" not in shown
-    assert bindable(world.cluster) is None
+    status = world.finish()
+    assert (status["phase"], status["reason"]) == ("Succeed", "no pods could be placed better")
+    assert "plan" not in status
+    assert ineligible(world.cluster) is None
 
 
 FIXED: dict[str, tuple[dict[str, Any], RebindRules, str]] = {
@@ -221,26 +220,26 @@ FIXED: dict[str, tuple[dict[str, Any], RebindRules, str]] = {
 
 
 @pytest.mark.parametrize("case", FIXED)
-def test_a_pod_that_is_never_moved(world: World, case: str) -> None:
+def test_an_excluded_pod_is_not_moved(world: World, case: str) -> None:
     more, rules, reason = FIXED[case]
     world.rules = rules
     world.owner("a", "0,2", **more)
     world.rebind()
     world.start()
-    shown = world.finish()
+    status = world.finish()
     title = f"{more.get('namespace', 'ns')}/a"
-    assert shown["reason"] == f"pod {title} is not moved: {reason}"
+    assert status["reason"] == f"pod {title} is not moved: {reason}"
     assert world.cpus() == {"a": "0,2"}
 
 
-@pytest.mark.parametrize(("of_request", "of_rules"), [(1, None), (None, 1), (5, 1)])
+@pytest.mark.parametrize(("max_of_request", "max_of_rules"), [(1, None), (None, 1), (5, 1)])
 def test_no_more_pods_are_moved_than_permitted(
-    world: World, of_request: int | None, of_rules: int | None
+    world: World, max_of_request: int | None, max_of_rules: int | None
 ) -> None:
-    world.rules = RebindRules(max_pods=of_rules)
+    world.rules = RebindRules(max_pods=max_of_rules)
     world.owner("a", "0,2")
     world.owner("b", "4,6")
-    world.rebind(**({"maxPods": of_request} if of_request else {}))
+    world.rebind(**({"maxPods": max_of_request} if max_of_request else {}))
     world.start()
     assert world.finish()["reason"] == "pods moved: 1"
 
@@ -252,8 +251,8 @@ def test_a_rebind_waits_for_its_hours(world: World) -> None:
     world.start()
     for _ in range(3):
         world.step()
-    shown = world.shown()
-    assert (shown["phase"], shown["reason"]) == ("Pending", "waits for the hours of rebind-hours")
+    status = world.status_of()
+    assert (status["phase"], status["reason"]) == ("Pending", "waits for the hours of rebind-hours")
     assert world.writes == 1, "the same status is written once"
     world.now += 10.5 * 3600
     assert world.finish()["phase"] == "Succeed"
@@ -268,7 +267,7 @@ def test_a_rebind_waits_for_its_hours(world: World) -> None:
         ("08:30-17:00", 8, False),
     ],
 )
-def test_hours(text: str, hour: int, within: bool) -> None:
+def test_rebind_hours_contain_a_time(text: str, hour: int, within: bool) -> None:
     assert RebindHours.parsed(text).contain(hour * 3600.0) is within
 
 
@@ -277,7 +276,7 @@ def test_a_node_has_one_rebind_at_a_time(world: World) -> None:
     world.rebind("r")
     world.rebind("s")
     world.step()
-    assert world.shown("s")["reason"] == "waits for another RebindResource of the node"
+    assert world.status_of("s")["reason"] == "waits for another RebindResource of the node"
     world.finish("r")
     assert world.finish("s")["reason"].startswith("no ")
     assert world.cpus() == NEW
@@ -293,7 +292,7 @@ def test_a_rebind_waits_for_pods_that_are_being_bound(world: World) -> None:
     world.cluster.reserve("n1", granted)
     world.rebind()
     world.step()
-    assert world.shown()["reason"] == "waits for pods that are being bound to the node"
+    assert world.status_of()["reason"] == "waits for pods that are being bound to the node"
     world.cluster.release(granted.uid)
     assert world.finish()["phase"] == "Succeed"
 
@@ -307,4 +306,4 @@ def test_a_deleted_rebind_unlocks_the_node(world: World) -> None:
     world.requests.changed([Change(ChangeKind.DELETED, ObjectKey("", "r"), request)])
     world.rebinds.clear()
     world.controller.step()
-    assert bindable(world.cluster) is None
+    assert ineligible(world.cluster) is None

@@ -1,4 +1,4 @@
-"""The steps of a rebind, from every state that a killed process can leave."""
+"""The steps of a rebind, from each state that a killed process can leave."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class World:
         raise AssertionError("the rebind does not end")
 
 
-def test_all_moves_in_their_order() -> None:
+def test_all_moves_are_made_in_order() -> None:
     world = World(EXCHANGE, a="0,4", b="1,5", other="2-3")
     world.finish()
     assert (world.status.phase, world.status.reason) == (RebindPhase.SUCCEED, "pods moved: 2")
@@ -75,13 +75,13 @@ def test_all_moves_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("writes", range(4))
-def test_the_deadline_after_every_write_undoes_all(writes: int) -> None:
+def test_the_deadline_after_any_write_undoes_all_moves(writes: int) -> None:
     world = World(EXCHANGE, a="0,4", b="1,5")
     for _ in range(writes):
         world.step()
     world.finish(overdue=True)
     if writes == 3:
-        assert world.status.phase is RebindPhase.SUCCEED, "all moves are made"
+        assert world.status.phase is RebindPhase.SUCCEED, "all moves were made before the deadline"
         assert world.pods == {"a": "4-5", "b": "0-1"}
     else:
         assert world.status.phase is RebindPhase.FAILED
@@ -104,15 +104,15 @@ def test_every_plan_ends_in_the_old_or_the_new_state(
         return
     new = owners | {m.uid: str(m.target.cpus) for m in steps}
     world = World(written, **owners)
-    gone = written.moves[0].uid
+    deleted = written.moves[0].uid
     for number in range(60):
         if world.status.ended:
             break
         if number == deleted_after:
-            world.pods.pop(gone, None)
+            world.pods.pop(deleted, None)
         world.step(overdue=number >= late_after)
-    present = world.pods.keys()
-    ends = [{uid: cpus for uid, cpus in end.items() if uid in present} for end in (owners, new)]
+    remaining = world.pods.keys()
+    ends = [{uid: cpus for uid, cpus in end.items() if uid in remaining} for end in (owners, new)]
     assert world.pods in ends
     assert (world.status.phase is RebindPhase.SUCCEED) or world.pods == ends[0]
 
@@ -135,7 +135,7 @@ def test_a_new_owner_of_needed_cpus_ends_the_rebind() -> None:
     assert world.status.reason == "undone: pod ns/a: CPUs 7 have another owner"
 
 
-def test_a_rebind_that_can_not_be_undone_is_unknown() -> None:
+def test_a_rebind_that_cannot_be_undone_is_unknown() -> None:
     world = World(EXCHANGE, a="0,4", b="1,5")
     world.step()
     world.pods["other"] = "0"
@@ -147,7 +147,7 @@ def test_a_rebind_that_can_not_be_undone_is_unknown() -> None:
     )
 
 
-def test_a_deleted_pod_drops_out() -> None:
+def test_the_moves_of_a_deleted_pod_are_skipped() -> None:
     world = World(EXCHANGE, a="0,4", b="1,5")
     world.step()
     del world.pods["a"]
@@ -156,7 +156,7 @@ def test_a_deleted_pod_drops_out() -> None:
     assert (world.status.phase, world.status.reason) == (RebindPhase.SUCCEED, "pods moved: 1")
 
 
-def test_a_pod_on_numa_nodes_moves_without_cpus() -> None:
+def test_a_pod_without_exclusive_cpus_moves_between_numa_nodes() -> None:
     old = status_text(CpuSet(), {0: {"cpu": 500}, 1: {"cpu": 500}})
     new = status_text(CpuSet(), {0: {"cpu": 1000}})
     plan_ = StatusPlan(moves=(StatusMove("s", "ns/s", old, new),))

@@ -1,5 +1,5 @@
 """A node of eight CPUs in two NUMA nodes, its pods and RebindResources on an API server, and the
-controller. Nothing is reported to the controller before `report`, as by watches that lag."""
+controller. The watches lag: they report only when `report` is called."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NOON = 1_767_268_800.0
 
 
 class World:
-    """`refuse`: the answer to a write instead of its effect, by the number of the write; `lose`:
-    the numbers of writes that take effect but are answered with an error."""
+    """`refuse`: status codes of refused writes, by the number of the write. `lose`: the numbers of
+    writes that take effect and are answered with an error."""
 
     def __init__(self, server: Server) -> None:
         self.pods: dict[str, Object] = {}
@@ -52,7 +52,7 @@ class World:
         server.answer = self._answer
 
     def start(self) -> None:
-        """A new process, whose watches have reported everything."""
+        """Starts a new process, whose watches have reported all objects."""
         self.requests = RebindRequests(self.cluster)
         self.report()
         self.controller = Rebinds(
@@ -85,46 +85,46 @@ class World:
         return body
 
     def report(self) -> None:
-        """The watches report the present objects."""
+        """Reports the current objects as watches do."""
         for body in self.pods.values():
             self.cluster.pods_changed([objects.of_pod(body)])
         for name in self._reported - self.pods.keys():
-            gone = objects.pod(name, "n1", uid=name)
-            self.cluster.pods_changed([objects.of_pod(gone, ChangeKind.DELETED)])
+            deleted = objects.pod(name, "n1", uid=name)
+            self.cluster.pods_changed([objects.of_pod(deleted, ChangeKind.DELETED)])
         self._reported = set(self.pods)
         for name, body in self.rebinds.items():
             read = rebind_resource.decode(json.dumps(body).encode())
             self.requests.changed([Change(ChangeKind.MODIFIED, ObjectKey("", name), read)])
 
     def step(self) -> None:
-        """What the watches report, and one step."""
+        """Reports all objects, and runs one step of the controller."""
         self.report()
         self.controller.step()
 
     def until_write(self, number: int) -> None:
-        """Steps until that many writes were tried before the last one."""
+        """Runs steps until the write of this number was tried."""
         for _ in range(30):
             if self.writes > number:
                 return
             self.step()
-        raise AssertionError(f"write {number} does not happen: {self.shown()}")
+        raise AssertionError(f"write {number} does not happen: {self.status_of()}")
 
     def finish(self, name: str = "r", steps: int = 30) -> Object:
-        """The status in the end."""
+        """Runs steps until the RebindResource has ended. Returns its status."""
         for _ in range(steps):
             self.step()
-            shown = self.shown(name)
-            if shown.get("updateTimestamp") and shown["phase"] != "Pending":
+            found = self.status_of(name)
+            if found.get("updateTimestamp") and found["phase"] != "Pending":
                 self.report()
-                return shown
-        raise AssertionError(f"RebindResource {name} does not end: {self.shown(name)}")
+                return found
+        raise AssertionError(f"RebindResource {name} does not end: {self.status_of(name)}")
 
-    def shown(self, name: str = "r") -> Object:
+    def status_of(self, name: str = "r") -> Object:
         found: Object = self.rebinds[name]["status"]
         return found
 
     def cpus(self) -> dict[str, str]:
-        """By pod."""
+        """The CPUs in the annotation of each pod."""
         return {
             name: json.loads(body["metadata"]["annotations"][RESOURCE_STATUS]).get("cpuset", "")
             for name, body in self.pods.items()
@@ -152,8 +152,8 @@ class World:
         if found is None:
             return reply(connection, 404, status(404, "NotFound"))
         metadata = found["metadata"]
-        asked = patch["metadata"]
-        if (asked["uid"], asked["resourceVersion"]) != (
+        changed = patch["metadata"]
+        if (changed["uid"], changed["resourceVersion"]) != (
             metadata["uid"],
             metadata["resourceVersion"],
         ):
@@ -162,7 +162,7 @@ class World:
             merged = found["status"] | patch["status"]
             found["status"] = {key: value for key, value in merged.items() if value is not None}
         else:
-            metadata["annotations"] |= asked["annotations"]
+            metadata["annotations"] |= changed["annotations"]
         self._stamped(found)
         self.patches.append(name)
         self.after_write()

@@ -1,4 +1,4 @@
-"""Events of pods that no node has room for."""
+"""Events of pods for which no node has room."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.fixtures.fleet import SMALL, Kind, owner
 from tests.scheduler.explain.scenes import SCHEDULER, Scene
 
 
-class Waiting:
-    """A small node, and pods that were rejected."""
+class RejectedPods:
+    """A small node, rejected pods, and the recorded events."""
 
     def __init__(self) -> None:
         self.scene = Scene(a=SMALL)
@@ -33,18 +33,18 @@ class Waiting:
         info = pod_info(from_object(kind.pod(name)))
         self.queue.add(queued_pod(info, self.scene.cluster, self.now), ("a",))
 
-    def step(self, passed_seconds: float = 0.0) -> list[tuple[Regarding, str, str]]:
-        self.now += passed_seconds
+    def step(self, seconds: float = 0.0) -> list[tuple[Regarding, str, str]]:
+        self.now += seconds
         before = len(self.recorded)
         self.events.step()
         return self.recorded[before:]
 
 
-def test_a_pod_that_waits_gets_an_event_that_names_what_to_change() -> None:
-    it = Waiting()
-    it.reject(owner(40, 4), "p")
-    assert it.step() == []
-    ((regarding, reason, note),) = it.step(events.LASTING_SECONDS)
+def test_a_rejected_pod_gets_an_event_with_the_possible_changes() -> None:
+    pods = RejectedPods()
+    pods.reject(owner(40, 4), "p")
+    assert pods.step() == []
+    ((regarding, reason, note),) = pods.step(events.LASTING_SECONDS)
     assert regarding == Regarding("default", "p", "uid-p")
     assert reason == NO_NODE_HAS_ROOM
     assert note.startswith("No room on 1 node. 1 node: cpu: ")
@@ -52,53 +52,53 @@ def test_a_pod_that_waits_gets_an_event_that_names_what_to_change() -> None:
     assert change in note
 
 
-def test_an_event_is_repeated_rarely_and_stays_the_same() -> None:
-    it = Waiting()
-    it.reject(owner(30, 4), "p")
-    it.scene.run(owner(8, 4), "other", "a", "0-7")
-    (first,) = it.step(events.LASTING_SECONDS)
-    assert it.step(events.AGAIN_SECONDS - 1) == []
-    it.scene.run(owner(4, 4), "third", "a", "8-11")
-    assert it.step(1) == [first]
+def test_an_event_is_repeated_unchanged_at_intervals() -> None:
+    pods = RejectedPods()
+    pods.reject(owner(30, 4), "p")
+    pods.scene.run(owner(8, 4), "other", "a", "0-7")
+    (first,) = pods.step(events.LASTING_SECONDS)
+    assert pods.step(events.AGAIN_SECONDS - 1) == []
+    pods.scene.run(owner(4, 4), "third", "a", "8-11")
+    assert pods.step(1) == [first]
 
 
-def test_a_pod_for_which_there_is_room_gets_none() -> None:
-    it = Waiting()
-    it.reject(owner(4, 4), "p")
-    assert it.step(events.LASTING_SECONDS) == []
+def test_a_pod_for_which_a_node_has_room_gets_no_event() -> None:
+    pods = RejectedPods()
+    pods.reject(owner(4, 4), "p")
+    assert pods.step(events.LASTING_SECONDS) == []
 
 
-def test_only_the_leader_records() -> None:
-    it = Waiting()
-    it.reject(owner(40, 4), "p")
-    it.leads = False
-    assert it.step(events.LASTING_SECONDS) == []
-    it.leads = True
-    assert len(it.step()) == 1
+def test_only_the_leader_records_events() -> None:
+    pods = RejectedPods()
+    pods.reject(owner(40, 4), "p")
+    pods.leads = False
+    assert pods.step(events.LASTING_SECONDS) == []
+    pods.leads = True
+    assert len(pods.step()) == 1
 
 
-def test_few_pods_are_explained_in_one_step() -> None:
-    it = Waiting()
+def test_the_pods_explained_in_one_step_are_limited() -> None:
+    pods = RejectedPods()
     for number in range(events.MAX_PER_STEP + 5):
-        it.reject(owner(40, 4), f"p{number:02}")
-    assert len(it.step(events.LASTING_SECONDS)) == events.MAX_PER_STEP
-    assert len(it.step(1)) == 5
+        pods.reject(owner(40, 4), f"p{number:02}")
+    assert len(pods.step(events.LASTING_SECONDS)) == events.MAX_PER_STEP
+    assert len(pods.step(1)) == 5
 
 
-def test_explanations_take_a_small_part_of_the_time() -> None:
-    """The clock of the test passes while a pod is explained."""
-    it = Waiting()
+def test_steps_pause_longer_than_explanations_take() -> None:
+    """Each explanation takes a second of the test's clock."""
+    pods = RejectedPods()
     for number in range(3):
-        it.reject(owner(40, 4), f"p{number}")
+        pods.reject(owner(40, 4), f"p{number}")
 
     class Slow(Explainer):
         def explain_waiting(self, info, *, until):  # type: ignore[no-untyped-def]
-            it.now += 1.0
+            pods.now += 1.0
             return super().explain_waiting(info, until=until)
 
-    it.events = NoRoomEvents(
-        it.queue, Slow(it.scene.cluster, SCHEDULER), it, lambda: True, clock=lambda: it.now
+    pods.events = NoRoomEvents(
+        pods.queue, Slow(pods.scene.cluster, SCHEDULER), pods, lambda: True, clock=lambda: pods.now
     )
-    assert len(it.step(events.LASTING_SECONDS)) == 1
-    assert it.step(events.PAUSES - 1) == []
-    assert len(it.step(1)) == 1
+    assert len(pods.step(events.LASTING_SECONDS)) == 1
+    assert pods.step(events.PAUSES - 1) == []
+    assert len(pods.step(1)) == 1
