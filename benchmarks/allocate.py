@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
-from common import Row, alone, arguments, compared, report, skipped, timed
+from common import Row, arguments, ratio_row, report, skipped_row, timed, value_row
 from peers.go_peer import KUBELET, GoPeer, run_peer
 
 from agent.allocate import accumulator, layout
@@ -68,7 +68,7 @@ ONCE_SECONDS = 1.0
 ANSWER_SECONDS = 120.0
 
 
-class Turns(msgspec.Struct, frozen=True):
+class Extent(msgspec.Struct, frozen=True):
     """The extent of the measurement."""
 
     rounds: int
@@ -79,8 +79,8 @@ class Turns(msgspec.Struct, frozen=True):
         return max(1, int(self.batch_seconds * 1e9) // max(1, nanoseconds))
 
 
-FULL = Turns(rounds=7, batch_seconds=0.02)
-QUICK = Turns(rounds=2, batch_seconds=0.004)
+FULL = Extent(rounds=7, batch_seconds=0.02)
+QUICK = Extent(rounds=2, batch_seconds=0.004)
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -90,58 +90,60 @@ class Times(msgspec.Struct, frozen=True):
     base: float | None
 
 
-class Question(msgspec.Struct, frozen=True):
-    """One decision for both sides: `ours` is Topolet's, `asked` is the request to the Go program,
-    `same` compares both answers."""
+class Decision(msgspec.Struct, frozen=True):
+    """One decision of both sides. `ours`: calls Topolet. `base_request`: the request to the Go
+    program. `same`: compares both answers."""
 
     case: str
     ours: Callable[[], Any]
-    asked: dict[str, Any]
+    base_request: dict[str, Any]
     same: Callable[[Any, dict[str, Any]], bool]
 
 
-class Rivals:
-    """Calls both sides in turns. `peer`: the Go program, or the reason why it is missing."""
+class PairedTimer:
+    """Times both sides in turns. `peer`: the Go program, or the reason why it is missing."""
 
-    def __init__(self, peer: GoPeer | str, turns: Turns) -> None:
+    def __init__(self, peer: GoPeer | str, extent: Extent) -> None:
         self._peer = peer
-        self._turns = turns
+        self._extent = extent
 
-    def times(self, question: Question) -> Times:
+    def times(self, decision: Decision) -> Times:
         """Ends the benchmark if the Go program fails or its answer differs."""
-        decided = question.ours()
-        mine: list[int] = []
-        theirs: list[int] = []
-        calls = self._turns.fitting(timed(question.ours, 1)[0])
+        ours = decision.ours()
+        our_times: list[int] = []
+        base_times: list[int] = []
+        calls = self._extent.fitting(timed(decision.ours, 1)[0])
         base_calls = 0
         if not isinstance(self._peer, str):
-            answer = self._ask(question, 1)
-            if not question.same(decided, answer):
-                raise SystemExit(f"{question.case}: the base differs: {answer}: {question.asked}")
+            answer = self._call_base(decision, 1)
+            if not decision.same(ours, answer):
+                raise SystemExit(
+                    f"{decision.case}: the base differs: {answer}: {decision.base_request}"
+                )
             took = answer["ns"][0]
             if took > ONCE_SECONDS * 1e9:
-                theirs.append(took)
+                base_times.append(took)
             else:
-                base_calls = self._turns.fitting(took)
-        for _ in range(self._turns.rounds):
-            mine += timed(question.ours, calls)
+                base_calls = self._extent.fitting(took)
+        for _ in range(self._extent.rounds):
+            our_times += timed(decision.ours, calls)
             if base_calls:
-                theirs += self._ask(question, base_calls)["ns"]
-        base = statistics.median(theirs) / 1e3 if theirs else None
-        return Times(statistics.median(mine) / 1e3, base)
+                base_times += self._call_base(decision, base_calls)["ns"]
+        base = statistics.median(base_times) / 1e3 if base_times else None
+        return Times(statistics.median(our_times) / 1e3, base)
 
     def row(self, case: str, times: Times) -> Row:
         if times.base is None:
-            return skipped(case, times.ours, UNIT, str(self._peer))
-        return compared(case, times.ours, times.base, BASE, UNIT)
+            return skipped_row(case, times.ours, UNIT, str(self._peer))
+        return ratio_row(case, times.ours, times.base, BASE, UNIT)
 
-    def _ask(self, question: Question, calls: int) -> dict[str, Any]:
+    def _call_base(self, decision: Decision, calls: int) -> dict[str, Any]:
         assert isinstance(self._peer, GoPeer)
-        about = f"{question.case}: {BASE}"
-        return self._peer.ask(question.asked, calls, ANSWER_SECONDS, about)
+        context = f"{decision.case}: {BASE}"
+        return self._peer.call(decision.base_request, calls, ANSWER_SECONDS, context)
 
 
-class Point(msgspec.Struct, frozen=True):
+class TakeCase(msgspec.Struct, frozen=True):
     """A request of `need` CPUs of those in `free`, a mask."""
 
     name: str
@@ -149,47 +151,49 @@ class Point(msgspec.Struct, frozen=True):
     free: int
 
 
-def points(machine: Layout) -> Iterator[Point]:
+def take_cases(machine: Layout) -> Iterator[TakeCase]:
     """Every size and pattern with enough free CPUs, except requests for all of them, which need no
-    decision. All runs have the same points."""
+    decision. All runs have the same cases."""
     everything = list(CpuSet.from_int(machine.cpus))
     sizes = (2, 8, len(everything) // 4 - 2, len(everything) // 2 - 2)
-    lot = random.Random(len(everything))
+    rng = random.Random(len(everything))
     for name, part in TAKEN.items():
         if part is None:
             taken = machine.leads
         else:
-            taken = CpuSet(lot.sample(everything, int(part * len(everything)))).mask
+            taken = CpuSet(rng.sample(everything, int(part * len(everything)))).mask
         free = machine.cpus & ~taken
         for need in sizes:
             if need < free.bit_count():
-                yield Point(f"{need}_taken_{name}", need, free)
+                yield TakeCase(f"{need}_taken_{name}", need, free)
 
 
-def take_cpus(rivals: Rivals, size: int) -> Iterator[Row]:
-    """The sum, then a row for each point."""
-    described = cpus(SHAPES[size], "interleaved")
-    machine = layout.of(described)
-    there = [theirs(cpu) for cpu in described]
+def take_cpus(timer: PairedTimer, size: int) -> Iterator[Row]:
+    """A row with the sum, then a row for each case."""
+    machine_cpus = cpus(SHAPES[size], "interleaved")
+    machine = layout.of(machine_cpus)
+    kubelet_cpus = [kubelet_cpu(cpu) for cpu in machine_cpus]
     case = f"take_cpus_{size}"
     single: list[Row] = []
     total: list[Times] = []
-    for point in points(machine):
-        available = str(CpuSet.from_int(point.free))
-        asked = {"take": {"cpus": there, "available": available, "need": point.need}}
-        name = f"{case}_{point.name}"
-        times = rivals.times(Question(name, taking(machine, point), asked, same_cpus))
-        single.append(rivals.row(name, times))
+    for take_case in take_cases(machine):
+        available = str(CpuSet.from_int(take_case.free))
+        base_request = {
+            "take": {"cpus": kubelet_cpus, "available": available, "need": take_case.need}
+        }
+        name = f"{case}_{take_case.name}"
+        times = timer.times(Decision(name, taking(machine, take_case), base_request, same_cpus))
+        single.append(timer.row(name, times))
         total.append(times)
-    yield rivals.row(case, summed(total))
+    yield timer.row(case, summed(total))
     yield from single
 
 
-def taking(machine: Layout, point: Point) -> Callable[[], int]:
-    return lambda: take(machine, point.free, point.need, OPTIONS)
+def taking(machine: Layout, take_case: TakeCase) -> Callable[[], int]:
+    return lambda: take(machine, take_case.free, take_case.need, OPTIONS)
 
 
-def theirs(cpu: Cpu) -> dict[str, int]:
+def kubelet_cpu(cpu: Cpu) -> dict[str, int]:
     """A kubelet without cache information uses the socket as the L3 cache."""
     return {
         "id": cpu.id,
@@ -209,22 +213,22 @@ def summed(times: list[Times]) -> Times:
     return Times(sum(each.ours for each in times), sum(base) if base else None)
 
 
-def accumulator_rows(size: int, turns: Turns) -> Iterator[Row]:
-    """Every point under two bind policies and two strategies."""
+def accumulator_rows(size: int, extent: Extent) -> Iterator[Row]:
+    """Each case under two bind policies and two strategies."""
     machine = layout.of(cpus(SHAPES[size], "interleaved"))
     values = []
-    for point in points(machine):
-        holdings = CpuRefCounts().adding(machine.cpus & ~point.free)
+    for take_case in take_cases(machine):
+        holdings = CpuRefCounts().adding(machine.cpus & ~take_case.free)
         for bind in (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS):
             for strategy in (Strategy.MOST_ALLOCATED, Strategy.LEAST_ALLOCATED):
-                request = CpuRequest(point.need, bind, strategy=strategy)
-                values.append(accumulated(machine, holdings, request, turns))
-    yield alone(f"koordinator_take_cpus_{size}", statistics.mean(values), UNIT)
-    yield alone(f"koordinator_take_cpus_{size}_slowest", max(values), UNIT)
+                request = CpuRequest(take_case.need, bind, strategy=strategy)
+                values.append(accumulated(machine, holdings, request, extent))
+    yield value_row(f"koordinator_take_cpus_{size}", statistics.mean(values), UNIT)
+    yield value_row(f"koordinator_take_cpus_{size}_slowest", max(values), UNIT)
 
 
 def accumulated(
-    machine: Layout, holdings: CpuRefCounts, request: CpuRequest, turns: Turns
+    machine: Layout, holdings: CpuRefCounts, request: CpuRequest, extent: Extent
 ) -> float:
     """Microseconds."""
 
@@ -233,10 +237,10 @@ def accumulated(
 
     if not isinstance(call(), Taken):
         raise SystemExit(f"no CPUs for {request}")
-    return statistics.median(timed(call, turns.fitting(timed(call, 1)[0]))) / 1e3
+    return statistics.median(timed(call, extent.fitting(timed(call, 1)[0]))) / 1e3
 
 
-def merges(rivals: Rivals) -> Iterator[Row]:
+def merges(timer: PairedTimer) -> Iterator[Row]:
     for name, (nodes, resources) in MERGES.items():
         masks = [
             list(each)
@@ -246,18 +250,18 @@ def merges(rivals: Rivals) -> Iterator[Row]:
         providers = [
             {
                 f"resource-{index}": [
-                    TopologyHint(CpuSet(mask).mask, len(mask) == narrow) for mask in masks
+                    TopologyHint(CpuSet(mask).mask, len(mask) == preferred_nodes) for mask in masks
                 ]
             }
-            for index, narrow in enumerate(resources)
+            for index, preferred_nodes in enumerate(resources)
         ]
         hints = [
-            [{"mask": mask, "preferred": len(mask) == narrow} for mask in masks]
-            for narrow in resources
+            [{"mask": mask, "preferred": len(mask) == preferred_nodes} for mask in masks]
+            for preferred_nodes in resources
         ]
-        asked = {"merge": {"numaNodes": list(range(nodes)), "hints": hints}}
-        question = Question(f"merge_{name}", merging(providers, nodes), asked, same_mask)
-        yield rivals.row(question.case, rivals.times(question))
+        base_request = {"merge": {"numaNodes": list(range(nodes)), "hints": hints}}
+        decision = Decision(f"merge_{name}", merging(providers, nodes), base_request, same_mask)
+        yield timer.row(decision.case, timer.times(decision))
 
 
 def merging(providers: list[dict[str, list[TopologyHint]]], nodes: int) -> Callable[[], Any]:
@@ -270,22 +274,22 @@ def same_mask(ours: Any, answer: dict[str, Any]) -> bool:
     return (mask, ours.preferred, ours.admit) == found
 
 
-def rows(peer: GoPeer | str, turns: Turns) -> list[Row]:
-    rivals = Rivals(peer, turns)
+def rows(peer: GoPeer | str, extent: Extent) -> list[Row]:
+    timer = PairedTimer(peer, extent)
     table: list[Row] = []
     for size in SHAPES:
-        table += take_cpus(rivals, size)
-        table += accumulator_rows(size, turns)
-    table += merges(rivals)
+        table += take_cpus(timer, size)
+        table += accumulator_rows(size, extent)
+    table += merges(timer)
     return table
 
 
 def main() -> None:
     options = arguments(__doc__)
-    turns = QUICK if options.quick else FULL
+    extent = QUICK if options.quick else FULL
     with ExitStack() as stack:
         peer = run_peer(stack, KUBELET, build=not options.quick)
-        table = rows(peer, turns)
+        table = rows(peer, extent)
     report(table, options.output)
 
 

@@ -24,8 +24,8 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent.http.page import VIEWER_SECONDS
-from benchmarks.common import Row, alone, arguments, compared, percentile, report
-from benchmarks.scheduler import Caller, Extender, cluster, started
+from benchmarks.common import Row, arguments, percentile, ratio_row, report, value_row
+from benchmarks.scheduler import Caller, Extender, cluster, start_process
 
 NODES: Final = 15_000
 QUICK_NODES: Final = 500
@@ -60,14 +60,14 @@ def rows(nodes: int, rounds: int) -> list[Row]:
     case = f"filter_prioritize_{nodes}"
     with ExitStack() as stack:
         bare = Extender(stack)
-        ours = cluster(stack, nodes, 4 * nodes)
-        caller = Caller(ours, bare, nodes, 10)
+        extender = cluster(stack, nodes, 4 * nodes)
+        caller = Caller(extender, bare, nodes, 10)
         measured(caller, nodes, 20)
-        alone_ = measured(caller, nodes, rounds)
-        before = ours.rss_mb()
+        without_viewer = measured(caller, nodes, rounds)
+        before_mb = extender.rss_mb()
         with ExitStack() as viewing:
             began = time.monotonic()
-            viewer = started(viewing, "benchmarks.clusterpage", "view", str(ours.pages))
+            viewer = start_process(viewing, "benchmarks.clusterpage", "view", str(extender.pages))
             assert viewer.stdout is not None
             first: list[float] = []
             reading = True
@@ -76,24 +76,24 @@ def rows(nodes: int, rounds: int) -> list[Row]:
                 while reading and select.select([viewer.stdout], [], [], 0)[0]:
                     reading = json.loads(viewer.stdout.readline())[2]
             took = time.monotonic() - began
-            looking = measured(caller, nodes, rounds)
-            while_looking = ours.rss_mb()
+            while_viewing = measured(caller, nodes, rounds)
+            viewing_mb = extender.rss_mb()
             rest = [json.loads(viewer.stdout.readline()) for _ in range(_REST_POLLS)]
-        found.append(_row(f"{case}_first_table", first, alone_))
-        found.append(_row(f"{case}_looking", looking, alone_))
-        found.append(alone("first_table", took, "s"))
-        found.append(alone("state", 1e3 * statistics.median(each[0] for each in rest), "ms"))
+        found.append(_row(f"{case}_first_table", first, without_viewer))
+        found.append(_row(f"{case}_looking", while_viewing, without_viewer))
+        found.append(value_row("first_table", took, "s"))
+        found.append(value_row("state", 1e3 * statistics.median(each[0] for each in rest), "ms"))
         sent = statistics.median(each[1] for each in rest) / POLL_SECONDS / 1e3
-        found.append(alone("viewer_kb_per_second", sent, "kB/s"))
-        found.append(alone("rss_mb_before", before, "MB"))
-        found.append(alone("rss_mb_looking", while_looking, "MB"))
+        found.append(value_row("viewer_kb_per_second", sent, "kB/s"))
+        found.append(value_row("rss_mb_before", before_mb, "MB"))
+        found.append(value_row("rss_mb_looking", viewing_mb, "MB"))
         time.sleep(VIEWER_SECONDS + 5)
-        found.append(alone("rss_mb_afterwards", ours.rss_mb(), "MB"))
+        found.append(value_row("rss_mb_afterwards", extender.rss_mb(), "MB"))
     return found
 
 
 def _row(case: str, during: list[float], without: list[float]) -> Row:
-    return compared(
+    return ratio_row(
         case,
         statistics.median(during),
         statistics.median(without),

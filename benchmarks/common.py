@@ -52,7 +52,7 @@ def median_ms(nanoseconds: Sequence[int]) -> float:
     return statistics.median(nanoseconds) / 1e6
 
 
-def compared(case: str, ours: float, base: float, base_name: str, unit: str, **more: float) -> Row:
+def ratio_row(case: str, ours: float, base: float, base_name: str, unit: str, **more: float) -> Row:
     """A row with a base; `ratio` is ours / base."""
     return {
         "case": case,
@@ -65,12 +65,12 @@ def compared(case: str, ours: float, base: float, base_name: str, unit: str, **m
     }
 
 
-def alone(case: str, value: float, unit: str) -> Row:
+def value_row(case: str, value: float, unit: str) -> Row:
     """A row without a base, such as memory."""
     return {"case": case, "value": value, "unit": unit}
 
 
-def skipped(case: str, ours: float, unit: str, reason: str) -> Row:
+def skipped_row(case: str, ours: float, unit: str, reason: str) -> Row:
     """A row whose base is missing on this machine."""
     return {"case": case, "ours": ours, "unit": unit, "skipped": reason}
 

@@ -1,6 +1,6 @@
-"""The CRI proxy compared with the direct call, socat (two socket hops, nothing else), a grpcio
-proxy, and any proxy in front of `--backend` that `--proxy` names. Start such a proxy after the
-backend listens; the program waits for it.
+"""The CRI proxy compared with the direct call, socat (two socket hops), a grpcio proxy, and further
+proxies in front of `--backend`, which `--proxy` names. Start such a proxy after the backend has
+started to listen; the benchmark waits for it.
 
 The backend is a trivial grpcio server; for `create_container`, `run_pod_sandbox` and the rows that
 end in `_containerd` it is a private containerd. `run_pod_sandbox` has an agent and an owner on the
@@ -24,10 +24,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from common import Row, alone, arguments, compared, percentile, report, skipped
+from common import Row, arguments, percentile, ratio_row, report, skipped_row, value_row
 from peers import agent as agents
 from peers.h2client import Client
-from peers.processes import OURS, Process, Stage, grpcio_environment, wait_for_given
+from peers.processes import OURS, Process, Stage, grpcio_environment, wait_for_external
 from peers.runtime import NoRuntimeError, Runtime
 
 SERVICE = "/runtime.v1.RuntimeService/"
@@ -52,22 +52,22 @@ Calls = Callable[[Client], list[float]]
 """Makes one batch of calls; returns the seconds of each."""
 
 
-class Measured:
-    """`turns`: by path, the median microseconds of every batch; `ours`: those of all calls through
-    topolet's proxy.
+class Measurement:
+    """`turns`: by path, the median microseconds of each batch. `ours`: the microseconds of each
+    call through topolet's proxy.
 
-    A path whose replies differ from the direct ones is not measured; `unlike` names it.
+    A path whose replies differ from the direct ones is not measured; `different` names it.
     """
 
     def __init__(
         self, clients: dict[str, Client], ours: Process, batches: int, make: Calls
     ) -> None:
-        carried = {path: _carried_bytes(client, make) for path, client in clients.items()}
-        self.unlike = [path for path in clients if carried[path] != carried["direct"]]
-        if "ours" in self.unlike:
-            raise SystemExit(f"topolet's proxy changes replies: bytes by path: {carried}")
+        reply_bytes = {path: _reply_bytes(client, make) for path, client in clients.items()}
+        self.different = [path for path in clients if reply_bytes[path] != reply_bytes["direct"]]
+        if "ours" in self.different:
+            raise SystemExit(f"topolet's proxy changes replies: bytes by path: {reply_bytes}")
         self.turns: dict[str, list[float]] = {
-            path: [] for path in clients if path not in self.unlike
+            path: [] for path in clients if path not in self.different
         }
         self.ours: list[float] = []
         spent = 0.0
@@ -92,11 +92,11 @@ class Measured:
             for path in sorted(self.turns)
             if path not in ("direct", "ours")
         ]
-        absent = dict.fromkeys(self.unlike, "its replies differ")
+        absent = dict.fromkeys(self.different, "its replies differ")
         if "socat" not in {*self.turns, *absent}:
             absent["socat"] = "socat is not installed"
         for path, reason in absent.items():
-            table.append(skipped(f"{case}_{path}{suffix}", table[0]["ours"], "us", reason))
+            table.append(skipped_row(f"{case}_{path}{suffix}", table[0]["ours"], "us", reason))
         return table
 
     def added(self, path: str) -> float:
@@ -108,10 +108,10 @@ class Measured:
         pairs = list(zip(self.turns["ours"], self.turns[base], strict=True))
         p50 = [statistics.median(side) for side in zip(*pairs, strict=True)]
         ratio = statistics.median(ours / other for ours, other in pairs)
-        return compared(row, *p50, base, "us", ratio=ratio, **more)
+        return ratio_row(row, *p50, base, "us", ratio=ratio, **more)
 
 
-def _carried_bytes(client: Client, make: Calls) -> int:
+def _reply_bytes(client: Client, make: Calls) -> int:
     """The bytes of the messages in the replies to one batch, which warms the path up."""
     before = client.received_bytes
     make(client)
@@ -135,67 +135,71 @@ def create_request() -> bytes:
     return field(1, b"sandbox") + field(2, config) + field(3, pod)
 
 
-def passing(method: str, batch: int, together: int) -> Calls:
+def unhooked_calls(method: str, batch: int, in_flight: int) -> Calls:
     """Empty calls of a method without a hook."""
 
     def make(client: Client) -> list[float]:
         client.prepare(SERVICE + method, batch)
-        return client.calls(SERVICE + method, b"", batch, together)
+        return client.calls(SERVICE + method, b"", batch, in_flight)
 
     return make
 
 
-def trivial_rows(stage: Stage, part: float, backend: str, given: dict[str, str]) -> list[Row]:
-    """With a backend that answers at once; `given`: sockets of other proxies in front of it."""
+def trivial_rows(stage: Stage, scale: float, backend: str, external: dict[str, str]) -> list[Row]:
+    """Rows with a trivial backend. `external`: sockets of further proxies in front of it."""
     backend = backend or str(stage.folder / "direct")
     stage.backend(backend)
     ours, clients = stage.proxies(backend)
-    for name, path in given.items():
-        wait_for_given(name, path)
+    for name, path in external.items():
+        wait_for_external(name, path)
         clients[name] = stage.client(path)
     table: list[Row] = []
-    for case, (method, batch, batches, together) in CASES.items():
-        run = Measured(clients, ours, max(3, int(batches * part)), passing(method, batch, together))
+    for case, (method, batch, batches, in_flight) in CASES.items():
+        run = Measurement(
+            clients, ours, max(3, int(batches * scale)), unhooked_calls(method, batch, in_flight)
+        )
         table += run.rows(case)
         if case == "small_call":
             added = run.added("ours"), run.added("grpcio")
-            table.append(compared("added_vs_grpcio", *added, "grpcio", "us"))
-    table.append(alone("rss_mb", hooked_rss(clients["ours"], ours), "MB"))
-    table.append(alone("accept_seconds", ours.accept_seconds, "s"))
+            table.append(ratio_row("added_vs_grpcio", *added, "grpcio", "us"))
+    table.append(value_row("rss_mb", rss_after_creations(clients["ours"], ours), "MB"))
+    table.append(value_row("accept_seconds", ours.accept_seconds, "s"))
     return table
 
 
-def containerd_rows(stage: Stage, part: float) -> list[Row]:
-    """With a real runtime, if it can run."""
+def containerd_rows(stage: Stage, scale: float) -> list[Row]:
+    """Rows with a real containerd, if it can run."""
     try:
         runtime = Runtime()
     except NoRuntimeError as error:
         return [{"case": "create_container", "unit": "us", "skipped": str(error)}]
     with runtime:
         ours, clients = stage.proxies(runtime.socket, "-containerd")
-        made = 0
+        created = 0
 
         def create(client: Client) -> list[float]:
-            nonlocal made
-            made += 1
+            nonlocal created
+            created += 1
             client.prepare(CREATE, 1)
             return client.calls(CREATE, runtime.create_request(), 1, 1)
 
-        run = Measured(clients, ours, max(8, int(40 * part)), create)
-        if (had := runtime.containers()) != made:
-            raise SystemExit(f"{had} of {made} containers were created")
+        run = Measurement(clients, ours, max(8, int(40 * scale)), create)
+        if (existing := runtime.containers()) != created:
+            raise SystemExit(f"{existing} of {created} containers were created")
         table = run.rows("create_container")
         for case, (method, batch, batches) in CONTAINERD_CASES.items():
-            run = Measured(clients, ours, max(3, int(batches * part)), passing(method, batch, 1))
+            run = Measurement(
+                clients, ours, max(3, int(batches * scale)), unhooked_calls(method, batch, 1)
+            )
             table += run.rows(case, "_containerd")
-        return table + sandbox_rows(stage, runtime, part)
+        return table + sandbox_rows(stage, runtime, scale)
 
 
-def sandbox_rows(stage: Stage, runtime: Runtime, part: float) -> list[Row]:
-    """RunPodSandbox where another pod owns CPUs, with an agent: the proxy holds the call until the
-    agent has answered. The same through a proxy without an agent, which never holds it."""
+def sandbox_rows(stage: Stage, runtime: Runtime, scale: float) -> list[Row]:
+    """RunPodSandbox on a node where another pod owns CPUs. The proxy holds the call until the agent
+    has answered; a proxy without an agent (`unheld`) does not hold it."""
     runtime.clear()
-    held = stage.start("held", OURS, runtime.socket)
+    proxy = stage.start("held", OURS, runtime.socket)
     stage.start("unheld", OURS, runtime.socket)
     clients = {
         "direct": stage.client(runtime.socket),
@@ -213,22 +217,24 @@ def sandbox_rows(stage: Stage, runtime: Runtime, part: float) -> list[Row]:
     with agents.running(stage.folder / "agent", None, runtime.socket, state) as agent:
         runtime.run_owner()
         owned = 'topolet_exclusive_cpus{namespace="default",pod="owner",qos_class="LSE"}'
-        agent.until("giving the owner its CPU", lambda: agent.metric(owned))
-        table = Measured(clients, held, max(6, int(40 * part)), run_sandbox).rows("run_pod_sandbox")
+        agent.wait_for("giving the owner its CPU", lambda: agent.metric(owned))
+        table = Measurement(clients, proxy, max(6, int(40 * scale)), run_sandbox).rows(
+            "run_pod_sandbox"
+        )
     return [row for row in table if row["case"] != "run_pod_sandbox_socat"]
 
 
-def rows(part: float, backend: str, given: dict[str, str]) -> list[Row]:
+def rows(scale: float, backend: str, external: dict[str, str]) -> list[Row]:
     environment = grpcio_environment()
     if isinstance(environment, str):
         raise SystemExit(f"no backend: {environment}")
     with ExitStack() as stack:
-        table = trivial_rows(Stage(stack, environment), part, backend, given)
+        table = trivial_rows(Stage(stack, environment), scale, backend, external)
     with ExitStack() as stack:
-        return table + containerd_rows(Stage(stack, environment), part)
+        return table + containerd_rows(Stage(stack, environment), scale)
 
 
-def hooked_rss(client: Client, proxy: Process) -> float:
+def rss_after_creations(client: Client, proxy: Process) -> float:
     """The proxy's megabytes after 1,000 creations."""
     client.prepare(CREATE, CREATES)
     client.calls(CREATE, create_request(), CREATES, 1)
@@ -258,8 +264,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     options = arguments(__doc__, add_arguments)
-    part = 0.4 if options.quick else 1.0
-    report(rows(part, options.backend, dict(options.proxy)), options.output)
+    scale = 0.4 if options.quick else 1.0
+    report(rows(scale, options.backend, dict(options.proxy)), options.output)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
-from common import Row, alone, arguments, compared, percentile, report, skipped, timed
+from common import Row, arguments, percentile, ratio_row, report, skipped_row, timed, value_row
 from peers.go_peer import KOORDINATOR, GoPeer, run_peer
 
 from agent.allocate.devices.allocation import Allocation, allocate, device_hints
@@ -48,7 +48,7 @@ from agent.model.pod.device_request import device_request
 
 UNIT = "us"
 BASE = "Koordinator"
-BRUTE = "all sets"
+EXHAUSTIVE = "all sets"
 ANSWER_SECONDS = 60.0
 GPU_BYTES = 80 << 30
 SIZES = (8, 16)
@@ -75,20 +75,20 @@ MATRICES: dict[str, Callable[[int, int], int]] = {
 }
 
 
-class Amount(msgspec.Struct, frozen=True):
+class Extent(msgspec.Struct, frozen=True):
     """The extent of the measurement."""
 
-    questions: int
+    set_requests: int
     rounds: int
     calls: int
-    parted: tuple[int, ...]
+    besteffort_sizes: tuple[int, ...]
     """Sizes of sets for besteffort."""
 
 
-FULL = Amount(questions=60, rounds=5, calls=300, parted=(2, 4, 8))
-QUICK = Amount(questions=20, rounds=3, calls=50, parted=(2, 8))
+FULL = Extent(set_requests=60, rounds=5, calls=300, besteffort_sizes=(2, 4, 8))
+QUICK = Extent(set_requests=20, rounds=3, calls=50, besteffort_sizes=(2, 8))
 
-Question = tuple[int, int]
+SetRequest = tuple[int, int]
 """A mask of free GPUs, and the number of requested ones."""
 
 
@@ -99,58 +99,63 @@ def matrix(size: int, value: Callable[[int, int], int]) -> Matrix:
     )
 
 
-def questions(size: int, count: int) -> list[Question]:
+def set_requests(size: int, count: int) -> list[SetRequest]:
     """Different requests, the same in every run, without those that leave no choice."""
-    lot = random.Random(size)
-    found: set[Question] = set()
+    rng = random.Random(size)
+    found: set[SetRequest] = set()
     while len(found) < count:
-        free = lot.sample(range(size), lot.randint(3, size))
-        found.add((sum(1 << place for place in free), lot.randrange(2, len(free))))
+        free = rng.sample(range(size), rng.randint(3, size))
+        found.add((sum(1 << gpu for gpu in free), rng.randrange(2, len(free))))
     return sorted(found)
 
 
 def by_definition(links: Matrix, free: int, count: int) -> int:
     """The best of all sets by `bandwidth`."""
-    places = tuple(members(free))
+    gpus = tuple(members(free))
 
     def key(chosen: tuple[int, ...]) -> tuple[int, int, int]:
         inside = [links[i][j] for i, j in combinations(chosen, 2)]
-        rest = [each for each in places if each not in chosen]
+        rest = [each for each in gpus if each not in chosen]
         return min(inside), sum(inside), sum(links[i][j] for i, j in combinations(rest, 2))
 
-    return sum(1 << place for place in max(combinations(places, count), key=key))
+    return sum(1 << gpu for gpu in max(combinations(gpus, count), key=key))
 
 
-def best_sets(size: int, amount: Amount) -> Iterator[Row]:
-    mine = Queries()
+def best_sets(size: int, extent: Extent) -> Iterator[Row]:
+    times = Queries()
     base: list[float] = []
-    asked = questions(size, amount.questions)
+    requests = set_requests(size, extent.set_requests)
     for value in MATRICES.values():
         links = matrix(size, value)
-        table = mine.ask(partial(BandwidthTable, links), range(2, size), asked, amount.rounds)
-        for question in asked:
+        table = times.query(partial(BandwidthTable, links), range(2, size), requests, extent.rounds)
+        for set_request in requests:
             found: list[int] = []
-            base += micro(lambda: found.append(by_definition(links, *question)))  # noqa: B023
-            if found != [table.best(*question)]:
-                raise SystemExit(f"best_gpu_set_{size}: the choice is not {found}: {question}")
+            base += microseconds(lambda: found.append(by_definition(links, *set_request)))  # noqa: B023
+            if found != [table.best(*set_request)]:
+                raise SystemExit(f"best_gpu_set_{size}: the choice is not {found}: {set_request}")
     case = f"best_gpu_set_{size}"
-    row = compared(case, statistics.mean(mine.first), statistics.mean(base), BRUTE, UNIT)
-    yield {**row, "p99": percentile(mine.first, 99)}
-    yield from mine.others(case)
+    row = ratio_row(case, statistics.mean(times.first), statistics.mean(base), EXHAUSTIVE, UNIT)
+    yield {**row, "p99": percentile(times.first, 99)}
+    yield from times.others(case)
 
 
-def besteffort(size: int, amount: Amount) -> Iterator[Row]:
-    mine = Queries()
+def besteffort(size: int, extent: Extent) -> Iterator[Row]:
+    times = Queries()
     links = matrix(size, MATRICES["mesh"])
-    asked = [(free, count) for free, count in questions(size, 400) if count in amount.parted]
-    mine.ask(partial(BestEffortTable, links), amount.parted, asked, 1)
+    requests = [
+        (free, count) for free, count in set_requests(size, 400) if count in extent.besteffort_sizes
+    ]
+    times.query(partial(BestEffortTable, links), extent.besteffort_sizes, requests, 1)
     case = f"best_gpu_set_{size}_besteffort"
-    yield {**alone(case, statistics.mean(mine.first), UNIT), "p99": percentile(mine.first, 99)}
-    yield from mine.others(case)
+    yield {
+        **value_row(case, statistics.mean(times.first), UNIT),
+        "p99": percentile(times.first, 99),
+    }
+    yield from times.others(case)
 
 
 class Queries:
-    """Microseconds of queries to tables: the `first` query of each question and the second
+    """Microseconds of queries to tables: the `first` query of each request and the second
     (`again`), each the median of the rounds, and the setup of a table."""
 
     def __init__(self) -> None:
@@ -158,11 +163,11 @@ class Queries:
         self.again: list[float] = []
         self.setup: list[float] = []
 
-    def ask(
+    def query(
         self,
         make: Callable[[], GpuTable],
         counts: Iterable[int],
-        asked: list[Question],
+        requests: list[SetRequest],
         rounds: int,
     ) -> GpuTable:
         """Every round uses a new table, prepared for sets of these sizes. Returns the last."""
@@ -174,22 +179,22 @@ class Queries:
             for count in counts:
                 table.prepare(count)
             self.setup.append((time.perf_counter_ns() - start) / 1e3)
-            for times in (first, again):
-                times.append([])
-                for free, count in asked:
+            for samples in (first, again):
+                samples.append([])
+                for free, count in requests:
                     start = time.perf_counter_ns()
                     table.best(free, count)
-                    times[-1].append((time.perf_counter_ns() - start) / 1e3)
+                    samples[-1].append((time.perf_counter_ns() - start) / 1e3)
         self.first += map(statistics.median, zip(*first, strict=True))
         self.again += map(statistics.median, zip(*again, strict=True))
         return table
 
     def others(self, case: str) -> Iterator[Row]:
-        yield alone(f"{case}_again", statistics.mean(self.again), UNIT)
-        yield alone(f"{case}_setup", statistics.median(self.setup) / 1e3, "ms")
+        yield value_row(f"{case}_again", statistics.mean(self.again), UNIT)
+        yield value_row(f"{case}_setup", statistics.median(self.setup) / 1e3, "ms")
 
 
-def micro(call: Callable[[], Any]) -> list[float]:
+def microseconds(call: Callable[[], Any]) -> list[float]:
     """Microseconds of one call."""
     return [each / 1e3 for each in timed(call, 1)]
 
@@ -198,23 +203,33 @@ def devices(size: int) -> list[Device]:
     """Two GPUs and a NIC under each switch, two NUMA nodes."""
     gpu = {GPU_CORE: 100, GPU_MEMORY_RATIO: 100, GPU_MEMORY: GPU_BYTES}
 
-    def place(switch: int, bus: str) -> DeviceTopology:
+    def topology_at(switch: int, bus: str) -> DeviceTopology:
         return DeviceTopology(0, switch * 4 // size, f"pci{switch}", bus)
 
     cards = [
-        Device("gpu", f"GPU-{each}", each, gpu, topology=place(each // 2, f"0000:{each:02x}:00.0"))
+        Device(
+            "gpu",
+            f"GPU-{each}",
+            each,
+            gpu,
+            topology=topology_at(each // 2, f"0000:{each:02x}:00.0"),
+        )
         for each in range(size)
     ]
     nics = [
         Device(
-            "rdma", f"0000:4{each}:00.0", each, {RDMA: 100}, topology=place(each, f"0000:4{each}")
+            "rdma",
+            f"0000:4{each}:00.0",
+            each,
+            {RDMA: 100},
+            topology=topology_at(each, f"0000:4{each}"),
         )
         for each in range(size // 2)
     ]
     return [*cards, *nics]
 
 
-def held(percent: int) -> dict[str, int]:
+def allocated_resources(percent: int) -> dict[str, int]:
     return {
         GPU_CORE: percent,
         GPU_MEMORY_RATIO: percent,
@@ -222,22 +237,29 @@ def held(percent: int) -> dict[str, int]:
     }
 
 
-def node(there: list[Device], links: LinkTable | None = None) -> NodeDevices:
-    of_pods = {("gpu", minor): held(percent) for minor, percent in USED.items()}
-    return node_devices(inventory(there, None, links), of_pods)
+def node(all_devices: list[Device], links: LinkTable | None = None) -> NodeDevices:
+    allocated = {("gpu", minor): allocated_resources(percent) for minor, percent in USED.items()}
+    return node_devices(inventory(all_devices, None, links), allocated)
 
 
-def peer_request(there: list[Device], name: str) -> dict[str, Any]:
+def peer_request(all_devices: list[Device], name: str) -> dict[str, Any]:
     """One pod's request to the base."""
     amounts, annotations = PODS[name]
     requests = {resource: str(amount) for resource, amount in amounts.items()}
     container = {"name": "main", "resources": {"requests": requests, "limits": requests}}
     allocated = [
-        {"gpu": [{"minor": minor, "resources": {key: str(n) for key, n in held(part).items()}}]}
-        for minor, part in USED.items()
+        {
+            "gpu": [
+                {
+                    "minor": minor,
+                    "resources": {key: str(n) for key, n in allocated_resources(percent).items()},
+                }
+            ]
+        }
+        for minor, percent in USED.items()
     ]
     return {
-        "device": device_object.encode("node", there),
+        "device": device_object.encode("node", all_devices),
         "allocated": allocated,
         "pod": {
             "metadata": {"name": "pod", "namespace": "default", "annotations": annotations},
@@ -247,36 +269,36 @@ def peer_request(there: list[Device], name: str) -> dict[str, Any]:
     }
 
 
-def allocations(size: int, peer: GoPeer | str, amount: Amount) -> Iterator[Row]:
-    there = devices(size)
-    free = node(there)
-    mine: list[float] = []
-    theirs: list[float] = []
+def allocations(size: int, peer: GoPeer | str, extent: Extent) -> Iterator[Row]:
+    all_devices = devices(size)
+    free = node(all_devices)
+    our_means: list[float] = []
+    base_means: list[float] = []
     for name in PODS:
         call = allocating(free, name)
         chosen = call()
         ours: list[int] = []
         base: list[int] = []
-        for _ in range(amount.rounds):
-            ours += timed(call, amount.calls)
+        for _ in range(extent.rounds):
+            ours += timed(call, extent.calls)
             if isinstance(peer, GoPeer):
-                answer = peer.ask(
-                    peer_request(there, name), amount.calls, ANSWER_SECONDS, f"{name}: {BASE}"
+                answer = peer.call(
+                    peer_request(all_devices, name), extent.calls, ANSWER_SECONDS, f"{name}: {BASE}"
                 )
                 if {kind: len(each) for kind, each in answer["allocation"].items()} != chosen:
                     raise SystemExit(f"allocate_{size}: {name}: the base differs: {answer}")
                 base += answer["ns"]
-        mine.append(statistics.median(ours) / 1e3)
+        our_means.append(statistics.median(ours) / 1e3)
         if base:
-            theirs.append(statistics.median(base) / 1e3)
+            base_means.append(statistics.median(base) / 1e3)
     case = f"allocate_{size}"
-    if theirs:
-        yield compared(case, statistics.mean(mine), statistics.mean(theirs), BASE, UNIT)
+    if base_means:
+        yield ratio_row(case, statistics.mean(our_means), statistics.mean(base_means), BASE, UNIT)
     else:
-        yield skipped(case, statistics.mean(mine), UNIT, str(peer))
-    known = node(there, linked(range(size), matrix(size, MATRICES["PCIe"])))
-    times = [statistics.median(timed(allocating(known, name), amount.calls)) / 1e3 for name in PODS]
-    yield alone(f"{case}_linked", statistics.mean(times), UNIT)
+        yield skipped_row(case, statistics.mean(our_means), UNIT, str(peer))
+    known = node(all_devices, linked(range(size), matrix(size, MATRICES["PCIe"])))
+    times = [statistics.median(timed(allocating(known, name), extent.calls)) / 1e3 for name in PODS]
+    yield value_row(f"{case}_linked", statistics.mean(times), UNIT)
 
 
 def allocating(free: NodeDevices, name: str) -> Callable[[], dict[str, int]]:
@@ -293,7 +315,7 @@ def allocating(free: NodeDevices, name: str) -> Callable[[], dict[str, int]]:
     return call
 
 
-def hints(amount: Amount) -> Row:
+def hints(extent: Extent) -> Row:
     request = device_request(*PODS["cards and NICs"])
     assert request is not None
     spread = [
@@ -304,29 +326,29 @@ def hints(amount: Amount) -> Row:
         for each in devices(16)
     ]
     free = node(spread)
-    call = timed(lambda: device_hints(free, request, range(8), STRATEGY), amount.rounds)
-    return alone("hints_8_nodes", statistics.median(call) / 1e3, UNIT)
+    call = timed(lambda: device_hints(free, request, range(8), STRATEGY), extent.rounds)
+    return value_row("hints_8_nodes", statistics.median(call) / 1e3, UNIT)
 
 
-def linked_hints(size: int, amount: Amount) -> Row:
+def linked_hints(size: int, extent: Extent) -> Row:
     free = node(devices(size), linked(range(size), matrix(size, MATRICES["mesh"])))
     times = []
     for name in PODS:
         request = device_request(*PODS[name])
         assert request is not None
         call = partial(device_hints, free, request, range(2), STRATEGY)
-        times.append(statistics.median(timed(call, amount.calls)) / 1e3)
-    return alone(f"hints_{size}_linked", statistics.mean(times), UNIT)
+        times.append(statistics.median(timed(call, extent.calls)) / 1e3)
+    return value_row(f"hints_{size}_linked", statistics.mean(times), UNIT)
 
 
-def rows(peer: GoPeer | str, amount: Amount) -> list[Row]:
+def rows(peer: GoPeer | str, extent: Extent) -> list[Row]:
     table: list[Row] = []
     for size in reversed(SIZES):
-        table += best_sets(size, amount)
-        table += besteffort(size, amount)
+        table += best_sets(size, extent)
+        table += besteffort(size, extent)
     for size in SIZES:
-        table += allocations(size, peer, amount)
-    return [*table, hints(amount), *(linked_hints(size, amount) for size in SIZES)]
+        table += allocations(size, peer, extent)
+    return [*table, hints(extent), *(linked_hints(size, extent) for size in SIZES)]
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Requests explanations, as `topolet explain` does. `python -m benchmarks.explanations PORT` reads
-lines: `room` for a pod that a node has room for, `none` for another one; it prints the milliseconds
-that each answer took."""
+lines: `room` for a pod that fits a node, `none` for a pod that fits no node. It prints the
+milliseconds of each reply."""
 
 from __future__ import annotations
 

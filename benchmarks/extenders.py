@@ -1,7 +1,7 @@
 """Server processes for the benchmark of the scheduler. `python -m benchmarks.extenders PORT API
 PAGES` serves the verbs as `topolet scheduler` does, over plain HTTP, with the API server at the
 port API, and pages and explanations at the port PAGES. Without API it serves bare exchanges: it
-answers every request with the last body of /answer."""
+replies to each request with the last body of /answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agent.scheduler import process
 VERBS: Final = ("filter", "prioritize", "bind")
 
 
-def ours(api: int, port: int, pages: int) -> None:
+def serve_extender(api: int, port: int, pages: int) -> None:
     """Runs until SIGTERM, as in production except for the access to the API server."""
     auth.access = lambda *_: FileAccess(f"http://127.0.0.1:{api}")
     process.run(
@@ -35,7 +35,7 @@ def ours(api: int, port: int, pages: int) -> None:
     )
 
 
-def bare(port: int) -> None:
+def serve_bare_exchanges(port: int) -> None:
     """Exchanges the same bytes with the same server, without any decision."""
     answer = b"{}"
 
@@ -57,9 +57,9 @@ def bare(port: int) -> None:
 def main() -> None:
     port = int(sys.argv[1])
     if len(sys.argv) > 2:
-        ours(int(sys.argv[2]), port, int(sys.argv[3]))
+        serve_extender(int(sys.argv[2]), port, int(sys.argv[3]))
     else:
-        bare(port)
+        serve_bare_exchanges(port)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from common import Row, alone, arguments, report
-from cri import hooked_rss
+from common import Row, arguments, report, value_row
+from cri import rss_after_creations
 from peers import agent as agents
 from peers import cluster as clusters
 from peers import manypods, podresources
@@ -41,7 +41,7 @@ def agent_row(quick: bool) -> Row:
         found = agent_mb(quick)
     except (NoClusterError, NoRuntimeError, NoPackageError) as error:
         return {"case": AGENT, "unit": "MB", "skipped": str(error)}
-    return {**alone(AGENT, found, "MB"), "base": bare_rss_mb(), "base_name": "bare interpreter"}
+    return {**value_row(AGENT, found, "MB"), "base": bare_rss_mb(), "base_name": "bare interpreter"}
 
 
 def agent_mb(quick: bool) -> float:
@@ -54,24 +54,24 @@ def agent_mb(quick: bool) -> float:
             pod = cluster.api.pod("default", name, NODE, labels={QOS_LABEL: "LS"})
             uids[name] = pod["metadata"]["uid"]
         kubelet = folder / "kubelet.sock"
-        asked = stack.enter_context(podresources.serving(kubelet, list(uids)))
+        request_count = stack.enter_context(podresources.serving(kubelet, list(uids)))
         flags = [f"--pod-resources-socket={kubelet}", "--recheck-seconds=1"]
         if quick:
-            socket = stack.enter_context(shown_as_many(folder, runtime, uids))
+            socket = stack.enter_context(many_pods_socket(folder, runtime, uids))
             agent = stack.enter_context(agents.running(folder / "agent", cluster, socket, *flags))
         else:
             last, *others = uids.items()
-            with ThreadPoolExecutor(4) as together:
-                list(together.map(lambda pod: runtime.run(*pod), others))
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(lambda pod: runtime.run(*pod), others))
             agent = stack.enter_context(
                 agents.running(folder / "agent", cluster, runtime.socket, *flags)
             )
             runtime.run(*last)
-        return settled(agent, cluster, asked)
+        return settled_mb(agent, cluster, request_count)
 
 
 @contextmanager
-def shown_as_many(folder: Path, runtime: Runtime, uids: dict[str, str]) -> Iterator[str]:
+def many_pods_socket(folder: Path, runtime: Runtime, uids: dict[str, str]) -> Iterator[str]:
     """The socket of a runtime that lists all these pods."""
     runtime.clear()
     first = min(uids)
@@ -81,12 +81,14 @@ def shown_as_many(folder: Path, runtime: Runtime, uids: dict[str, str]) -> Itera
         yield str(socket)
 
 
-def settled(agent: Agent, cluster: Cluster, asked: Callable[[], int]) -> float:
+def settled_mb(agent: Agent, cluster: Cluster, request_count: Callable[[], int]) -> float:
     """The agent's memory after it has read and reported everything and made some passes."""
-    agent.until("reporting", cluster.reported)
-    agent.until("reading PodResources", lambda: asked() >= 3)
-    agent.until("comparing", lambda: agent.metric('topolet_reports_total{result="unchanged"}') >= 5)
-    agent.until(
+    agent.wait_for("reporting", cluster.reported)
+    agent.wait_for("reading PodResources", lambda: request_count() >= 3)
+    agent.wait_for(
+        "comparing", lambda: agent.metric('topolet_reports_total{result="unchanged"}') >= 5
+    )
+    agent.wait_for(
         "receiving events",
         lambda: agent.metric('topolet_reconciliation_triggers_total{trigger="runtime"}') > 0,
     )
@@ -105,7 +107,7 @@ def proxy_row() -> Row:
         stage.backend(backend)
         ours = stage.start("ours", OURS, backend)
         client = stage.client(str(stage.folder / "ours"))
-        return alone(PROXY, hooked_rss(client, ours), "MB")
+        return value_row(PROXY, rss_after_creations(client, ours), "MB")
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
-from common import Row, alone, arguments, compared, median_ms, report, skipped, timed
+from common import Row, arguments, median_ms, ratio_row, report, skipped_row, timed, value_row
 from peers.go_peer import KOORDINATOR, GoPeer, run_peer
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
@@ -69,7 +69,7 @@ CASES = (
 )
 
 
-class Amount(msgspec.Struct, frozen=True):
+class Extent(msgspec.Struct, frozen=True):
     """The extent of the measurement; the base has `base_calls` in each round."""
 
     rounds: int
@@ -77,27 +77,27 @@ class Amount(msgspec.Struct, frozen=True):
     base_calls: int
 
 
-FULL = Amount(rounds=7, calls=500, base_calls=20)
-QUICK = Amount(rounds=3, calls=100, base_calls=5)
+FULL = Extent(rounds=7, calls=500, base_calls=20)
+QUICK = Extent(rounds=3, calls=100, base_calls=5)
 
 
-class Question(msgspec.Struct, frozen=True):
+class FilterCase(msgspec.Struct, frozen=True):
     """One pod and one node, as objects and as values."""
 
-    asked: dict[str, Any]
-    place: NodeAllocator
+    base_request: dict[str, Any]
+    allocator: NodeAllocator
     pod: ApiPod
     pod_request: PodRequest
 
     def ours(self) -> object:
-        return self.place.offer(self.pod_request)
+        return self.allocator.offer(self.pod_request)
 
     def numa_nodes(self) -> list[int]:
-        got = self.place.offer(self.pod_request)
-        return sorted(got.holding().allocation.amounts) if isinstance(got, Granted) else []
+        offer = self.allocator.offer(self.pod_request)
+        return sorted(offer.holding().allocation.amounts) if isinstance(offer, Granted) else []
 
 
-def question(case: Case) -> Question:
+def build_case(case: Case) -> FilterCase:
     cpus = machines.cpus(case.shape, "interleaved")
     topology = NodeTopology(
         "node",
@@ -111,20 +111,20 @@ def question(case: Case) -> Question:
     facts, faults = topology_options(labels, {}, topology, 1000 * len(cpus))
     if faults:
         raise SystemExit(f"{case.name}: {faults}")
-    place = NodeAllocator(node_properties("node", labels, facts))
-    held = [_placed(case, place, number) for number in range(2 * case.before)]
+    allocator = NodeAllocator(node_properties("node", labels, facts))
+    allocated = [_allocate_pod(case, allocator, number) for number in range(2 * case.before)]
     body = pod("pod", case.qos, case.cpu, case.memory_gib)
-    asked = {
+    base_request = {
         "node": {
             "metadata": {"name": "node", "labels": labels},
             "status": {"allocatable": allocatable},
         },
         "topology": resource_topology.encode(topology, Version.V1ALPHA1),
-        "held": held,
+        "held": allocated,
         "pod": body,
     }
     read = apiobjects.from_object(body)
-    return Question(asked, place, read, request_of(read))
+    return FilterCase(base_request, allocator, read, request_of(read))
 
 
 def pod(name: str, qos: QoS, cpu: int, memory_gib: int) -> dict[str, Any]:
@@ -141,15 +141,15 @@ def pod(name: str, qos: QoS, cpu: int, memory_gib: int) -> dict[str, Any]:
     }
 
 
-def _placed(case: Case, place: NodeAllocator, number: int) -> Any:
+def _allocate_pod(case: Case, allocator: NodeAllocator, number: int) -> Any:
     """The resource-status of a pod of 4 CPUs, after its allocation."""
     qos = QoS.LSR if number % 2 else QoS.LS
     pod_request = request_of(apiobjects.from_object(pod(f"pod-{number}", qos, 4, 8)))
-    got = place.offer(pod_request)
-    if not isinstance(got, Granted):
+    offer = allocator.offer(pod_request)
+    if not isinstance(offer, Granted):
         raise SystemExit(f"{case.name}: no offer for pod {number}")
-    place.commit(got)
-    return msgspec.json.decode(got.annotations()[RESOURCE_STATUS])
+    allocator.commit(offer)
+    return msgspec.json.decode(offer.annotations()[RESOURCE_STATUS])
 
 
 def _nodes(case: Case) -> range:
@@ -162,29 +162,32 @@ def _zone(node: int, cpus: int) -> Zone:
     return Zone(node, {name: Amounts(each, each, each) for name, each in amounts.items()})
 
 
-def rows(peer: GoPeer | str, amount: Amount) -> Iterator[Row]:
+def rows(peer: GoPeer | str, extent: Extent) -> Iterator[Row]:
     """`peer`: the Go program, or the reason why it is missing. Ends the benchmark if it differs."""
     for case in CASES:
-        about = question(case)
-        chosen = about.numa_nodes()
+        filter_case = build_case(case)
+        chosen = filter_case.numa_nodes()
         ours: list[int] = []
         base: list[int] = []
-        for _ in range(amount.rounds):
-            ours += timed(about.ours, amount.calls)
+        for _ in range(extent.rounds):
+            ours += timed(filter_case.ours, extent.calls)
             if isinstance(peer, GoPeer):
-                answer = peer.ask(
-                    about.asked, amount.base_calls, ANSWER_SECONDS, f"{case.name}: {BASE}"
+                answer = peer.call(
+                    filter_case.base_request,
+                    extent.base_calls,
+                    ANSWER_SECONDS,
+                    f"{case.name}: {BASE}",
                 )
                 if answer["numaNodes"] != chosen:
                     reason = f"the base differs: {chosen}, {answer['numaNodes']}"
                     raise SystemExit(f"{case.name}: {reason}")
                 base += answer["ns"]
         if base:
-            yield compared(case.name, median_ms(ours), median_ms(base), BASE, UNIT)
+            yield ratio_row(case.name, median_ms(ours), median_ms(base), BASE, UNIT)
         else:
-            yield skipped(case.name, median_ms(ours), UNIT, str(peer))
-        read = timed(lambda: request_of(about.pod), amount.calls)  # noqa: B023
-        yield alone(f"{case.name}_pod", median_ms(read), UNIT)
+            yield skipped_row(case.name, median_ms(ours), UNIT, str(peer))
+        read = timed(lambda: request_of(filter_case.pod), extent.calls)  # noqa: B023
+        yield value_row(f"{case.name}_pod", median_ms(read), UNIT)
 
 
 def table(stack: ExitStack, *, quick: bool) -> list[Row]:

@@ -104,9 +104,9 @@ def main() -> None:
     examples = fitting(len(topology.online) - RESERVED_MILLI // 1000)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        machine = stack.enter_context(Machine.made(examples, Journal(Path(folder) / "journal")))
+        machine = stack.enter_context(Machine.created(examples, Journal(Path(folder) / "journal")))
         decisions = {each: decided(topology, machine.pods, each) for each in POLICIES}
-        remark(machine.pods, decisions)
+        print_choices(machine.pods, decisions)
         workers = stack.enter_context(running(machine, examples, len(topology.online)))
         windows: dict[str, list[Window]] = {each: [] for each in POLICIES}
         for _ in range(rounds):
@@ -148,22 +148,22 @@ class Machine:
 
     @classmethod
     @contextmanager
-    def made(cls, examples: Sequence[Example], journal: Journal) -> Iterator[Machine]:
+    def created(cls, examples: Sequence[Example], journal: Journal) -> Iterator[Machine]:
         """Groups as a kubelet makes them, with its shares and quotas."""
         roots = {name: found[1] for name in ("cpuset", "cpu") if (found := mounted(CGROUPS, name))}
         made: list[str] = []
 
         def make(group: str) -> str:
             for path in dict.fromkeys(roots.values()):
-                above = os.path.dirname(path + group)
-                if above != path and os.path.exists(f"{above}/cgroup.subtree_control"):
-                    Path(above, "cgroup.subtree_control").write_text("+cpuset +cpu")
+                parent = os.path.dirname(path + group)
+                if parent != path and os.path.exists(f"{parent}/cgroup.subtree_control"):
+                    Path(parent, "cgroup.subtree_control").write_text("+cpuset +cpu")
                 os.mkdir(path + group)
                 made.append(path + group)
             if os.path.exists(f"{roots['cpuset']}{group}/tasks"):
                 for name in (MEMS, CPUS):
-                    above = os.path.dirname(roots["cpuset"] + group)
-                    Path(roots["cpuset"] + group, name).write_text(Path(above, name).read_text())
+                    parent = os.path.dirname(roots["cpuset"] + group)
+                    Path(roots["cpuset"] + group, name).write_text(Path(parent, name).read_text())
             return group
 
         top = f"/topolet-benchmark-{os.getpid()}"
@@ -174,24 +174,28 @@ class Machine:
             for number, (name, kube_class, containers) in enumerate(examples):
                 if kube_class not in folders:
                     folders[kube_class] = make(f"{top}/{kube_class}s")
-                    of_class = sum(
+                    class_milli = sum(
                         milli
                         for each in examples
                         if each.kube_class == kube_class
                         for milli, _ in each.containers.values()
                     )
-                    limits[folders[kube_class]] = limit(of_class, limited=False)
+                    limits[folders[kube_class]] = limit(class_milli, limited=False)
                 folder = make(f"{folders[kube_class]}/pod{name}")
                 limited = kube_class == "guaranteed"
                 limits[folder] = limit(sum(milli for milli, _ in containers.values()), limited)
-                inside = []
+                pod_containers = []
                 for each, (milli, _) in containers.items():
                     group = make(f"{folder}/{each}")
                     limits[group] = limit(milli, limited)
                     running = ContainerState.RUNNING
-                    inside.append(Container(group, each, running, group, shares=shares(milli)))
+                    pod_containers.append(
+                        Container(group, each, running, group, shares=shares(milli))
+                    )
                 pods.append(
-                    Pod(name, "default", name, {}, {}, kube_class, number + 1, tuple(inside))
+                    Pod(
+                        name, "default", name, {}, {}, kube_class, number + 1, tuple(pod_containers)
+                    )
                 )
             yield cls(tuple(pods), limits, journal)
         finally:
@@ -202,11 +206,11 @@ class Machine:
     def apply(self, decision: Decision) -> None:
         """Writes what the agent would write, and the kubelet's values where it writes none."""
         wanted = dict(self._limits)
-        for group, of_agent in wanted_limits(self.pods, decision).items():
+        for group, agent_limits in wanted_limits(self.pods, decision).items():
             changed = {
                 name: value
-                for name in of_agent.__struct_fields__
-                if (value := getattr(of_agent, name)) is not None
+                for name in agent_limits.__struct_fields__
+                if (value := getattr(agent_limits, name)) is not None
             }
             wanted[group] = msgspec.structs.replace(wanted[group], **changed)
         cpusets = writer.apply(self._hierarchy, self._journal, wanted_cpusets(self.pods, decision))
@@ -236,7 +240,7 @@ def decided(topology: Topology, pods: tuple[Pod, ...], policy: CpuPolicy) -> Dec
     every second one ended; after their start the others end."""
     layout = layouts.of_topology(topology)
     local = NodeLocalCpus(policy, reserved=cpus_for(layout, RESERVED_MILLI))
-    early = [
+    early_pods = [
         Pod(
             f"early-{number}",
             "default",
@@ -250,7 +254,7 @@ def decided(topology: Topology, pods: tuple[Pod, ...], policy: CpuPolicy) -> Dec
         for number in range(len(topology.online) - RESERVED_MILLI // 1000)
     ]
     last: dict[tuple[str, str], LocalOwner] = {}
-    for present in (early, early[1::2], (*early[1::2], *pods), pods):
+    for present in (early_pods, early_pods[1::2], (*early_pods[1::2], *pods), pods):
         again = True
         while again:
             decision_input = None
@@ -264,7 +268,7 @@ def decided(topology: Topology, pods: tuple[Pod, ...], policy: CpuPolicy) -> Dec
     return decision
 
 
-def remark(pods: Sequence[Pod], decisions: dict[CpuPolicy, Decision]) -> None:
+def print_choices(pods: Sequence[Pod], decisions: dict[CpuPolicy, Decision]) -> None:
     """Prints the CPUs that each policy chose to standard error."""
     for policy, decision in decisions.items():
         chosen = [
@@ -319,7 +323,7 @@ def _work(machine: Machine, group: str, work: Work, loops: int, result: Connecti
         while not stopping:
             spin(loops)
         return
-    seen: array[int] = array("q")
+    times: array[int] = array("q")
     period = PERIODS[work]
     due = time.monotonic_ns() + period
     while not stopping:
@@ -328,9 +332,9 @@ def _work(machine: Machine, group: str, work: Work, loops: int, result: Connecti
         ran = time.monotonic_ns()
         if ran - due < DROPPED_NANOSECONDS:
             spin(loops)
-        seen.extend((due, ran, time.monotonic_ns()))
+        times.extend((due, ran, time.monotonic_ns()))
         due += period
-    result.send_bytes(seen.tobytes())
+    result.send_bytes(times.tobytes())
 
 
 PR_SET_TIMERSLACK: Final = 29
@@ -379,7 +383,7 @@ class Window(NamedTuple):
 
 
 def measured(workers: Sequence[Worker], seconds: float) -> Window:
-    """Waits for so long."""
+    """Waits for these seconds."""
     computing = [each for each in workers if each.work == "compute"]
     used = -sum(each.cpu_nanoseconds() for each in computing)
     begin = time.monotonic_ns()
@@ -395,11 +399,11 @@ def rows(
     """One row for each policy with owners, kind and percentile."""
     found = {
         policy: {
-            "latency": sorted(taken(samples, of_policy, "serve", SERVED)),
-            "wakeup": sorted(taken(samples, of_policy, "serve", RAN)),
-            "small": sorted(taken(samples, of_policy, "small", SERVED)),
+            "latency": sorted(delays(samples, policy_windows, "serve", SERVED)),
+            "wakeup": sorted(delays(samples, policy_windows, "serve", RAN)),
+            "small": sorted(delays(samples, policy_windows, "small", SERVED)),
         }
-        for policy, of_policy in windows.items()
+        for policy, policy_windows in windows.items()
     }
     table = []
     for policy in POLICIES[1:]:
@@ -407,35 +411,35 @@ def rows(
             base = found["none"][kind]
             for percent in PERCENTILES:
                 case = f"{policy}_{kind}_p{percent}"
-                pair = at(ours, percent) / 1e6, at(base, percent) / 1e6
-                table.append(common.compared(case, *pair, "policy none", "ms"))
-        used = (rate(windows[policy]), rate(windows["none"]))
-        table.append(common.compared(f"{policy}_sharing_cpus", *used, "policy none", "CPUs"))
+                pair = percentile_of(ours, percent) / 1e6, percentile_of(base, percent) / 1e6
+                table.append(common.ratio_row(case, *pair, "policy none", "ms"))
+        used = (average_cpus(windows[policy]), average_cpus(windows["none"]))
+        table.append(common.ratio_row(f"{policy}_sharing_cpus", *used, "policy none", "CPUs"))
     return table
 
 
 RAN, SERVED = 1, 2
 
 
-def taken(
+def delays(
     samples: Sequence[tuple[Work, array[int]]], windows: Sequence[Window], work: Work, until: int
 ) -> list[int]:
     """The nanoseconds from when a request was due, of those that were due in these windows."""
     return [
-        seen[index + until] - seen[index]
-        for of_work, seen in samples
-        if of_work == work
-        for index in range(0, len(seen), 3)
-        if any(each.begin <= seen[index] < each.end for each in windows)
+        times[index + until] - times[index]
+        for sample_work, times in samples
+        if sample_work == work
+        for index in range(0, len(times), 3)
+        if any(each.begin <= times[index] < each.end for each in windows)
     ]
 
 
-def at(ordered: Sequence[int], percent: float) -> int:
+def percentile_of(ordered: Sequence[int], percent: float) -> int:
     """The value that `percent` of the samples do not exceed."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
-def rate(windows: Sequence[Window]) -> float:
+def average_cpus(windows: Sequence[Window]) -> float:
     """CPUs on average."""
     return sum(each.computed for each in windows) / sum(
         (each.end - each.begin) / NANO for each in windows

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import pytest
-from common import Row, alone, arguments, percentile, report
+from common import Row, arguments, percentile, report, value_row
 from peers.processes import compiled, rss_mb
 
 from tests.fixtures.browser import Browser, Tab, browsing
@@ -99,10 +99,10 @@ def rows(quick: bool) -> list[Row]:
 
         changes = updates(tab, count // 2, change)
     return [
-        alone(FRAME, percentile(frames, 95), CASES[FRAME]),
-        alone(CHANGE, percentile(changes, 95), CASES[CHANGE]),
-        alone(BYTES, kilobytes, CASES[BYTES]),
-        alone(MEMORY, viewed_mb, CASES[MEMORY]),
+        value_row(FRAME, percentile(frames, 95), CASES[FRAME]),
+        value_row(CHANGE, percentile(changes, 95), CASES[CHANGE]),
+        value_row(BYTES, kilobytes, CASES[BYTES]),
+        value_row(MEMORY, viewed_mb, CASES[MEMORY]),
     ]
 
 

@@ -28,7 +28,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from common import Row, alone, arguments, compared, report, skipped
+from common import Row, arguments, ratio_row, report, skipped_row, value_row
 from peers import podstarts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -126,8 +126,8 @@ def start_rows(ours: Cluster, base: Cluster, turns: int) -> list[Row]:
             if name in STAGES:
                 case, average = f"{kind}_{name}", statistics.median
             value, base = (average([each[name] for each in some]) for some in (mine, others))
-            known = compared(case, value, base, "without Topolet", "ms") if base else None
-            rows.append(known or alone(case, value, "ms"))
+            known = ratio_row(case, value, base, "without Topolet", "ms") if base else None
+            rows.append(known or value_row(case, value, "ms"))
     return rows
 
 
@@ -164,17 +164,19 @@ def rest_rows(cluster: Cluster, seconds: float) -> list[Row]:
     done_before = work_done(cluster)
     used, passed = used_at_rest(cluster, seconds)
     done = work_done(cluster)
-    rows = [alone(name, (done[name] - done_before[name]) / passed * 3600, "/h") for name in done]
-    rows += [alone(f"cpu_at_rest_{name}", used[name], "s/h") for name in PROCESSES]
+    rows = [
+        value_row(name, (done[name] - done_before[name]) / passed * 3600, "/h") for name in done
+    ]
+    rows += [value_row(f"cpu_at_rest_{name}", used[name], "s/h") for name in PROCESSES]
     with tempfile.TemporaryDirectory() as folder:
         for relay, words in relays(Path(folder)).items():
             base = used_behind(cluster, relay, words, seconds)
             case, unit = f"cpu_at_rest_proxy_{relay}", "s/h"
             if base:
-                rows.append(compared(case, used["proxy"], base, relay, unit))
+                rows.append(ratio_row(case, used["proxy"], base, relay, unit))
             else:
                 reason = f"{relay} used less CPU time than the kernel counts: measure longer"
-                rows.append(skipped(case, used["proxy"], unit, reason))
+                rows.append(skipped_row(case, used["proxy"], unit, reason))
     return rows
 
 

@@ -75,16 +75,16 @@ def unusable() -> str | None:
 def row(case: str, ours: list[float], base: list[float], base_name: str) -> common.Row:
     """Milliseconds. The ratio is the median over the turns, in which other load affects both
     sides."""
-    middle = statistics.median
-    new = common.compared(
+    median = statistics.median
+    new = common.ratio_row(
         case,
-        middle(ours) * 1e3,
-        middle(base) * 1e3,
+        median(ours) * 1e3,
+        median(base) * 1e3,
         base_name,
         "ms",
         p99=common.percentile(ours, 99) * 1e3,
     )
-    new["ratio"] = middle(mine / floor for mine, floor in zip(ours, base, strict=True))
+    new["ratio"] = median(one / other for one, other in zip(ours, base, strict=True))
     return new
 
 
@@ -102,22 +102,24 @@ def measured(turns: int, *, sandboxes: bool) -> tuple[Samples, Samples]:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         journal = Journal(Path(folder) / "journal")
         recorded = []
-        for moment in (OWNED, FREE):  # the first fills the journal
+        for state in (OWNED, FREE):  # the first fills the journal
             recorder.writes = []
-            Node(recorder, journal, pods).run_pass(moment)
+            Node(recorder, journal, pods).run_pass(state)
             recorded.append(recorder.writes)
         node = Node(Hierarchy(), journal, pods)
         node.run_pass(FREE)
         files = {path: stack.enter_context(open(path, "r+b", 0)) for path, _ in recorded[0]}
-        comes, goes = ([(files[path].fileno(), text) for path, text in each] for each in recorded)
+        start_writes, end_writes = (
+            [(files[path].fileno(), text) for path, text in each] for each in recorded
+        )
         for _ in range(turns):
-            came = node.run_pass(OWNED)
-            base = raw_writes(goes), raw_writes(comes)
-            went = node.run_pass(FREE)
-            reads = raw_reads(comes), raw_reads(goes)
-            for samples, mine, floor in ((written, 0, base), (read, 1, reads)):
-                samples[0].append((came[mine] + went[mine]) / 2)
-                samples[1].append(sum(floor) / 2)
+            started = node.run_pass(OWNED)
+            base = raw_writes(end_writes), raw_writes(start_writes)
+            ended = node.run_pass(FREE)
+            reads = raw_reads(start_writes), raw_reads(end_writes)
+            for samples, index, base_seconds in ((written, 0, base), (read, 1, reads)):
+                samples[0].append((started[index] + ended[index]) / 2)
+                samples[1].append(sum(base_seconds) / 2)
     return written, read
 
 
@@ -142,11 +144,11 @@ class Node:
         self._topology = cpus.read("/")
         cpuset = CpuSet([max(hierarchy.effective_cpus("/"))])
         status = {RESOURCE_STATUS: f'{{"cpuset": "{cpuset}"}}'}
-        self._moments = (pods, (*pods, pod("owner", "LSE", "guaranteed", status)))
+        self._states = (pods, (*pods, pod("owner", "LSE", "guaranteed", status)))
 
-    def run_pass(self, moment: int) -> tuple[float, float]:
+    def run_pass(self, state: int) -> tuple[float, float]:
         """Returns the seconds from the event to the last write, and those of reading back."""
-        pods = self._moments[moment]
+        pods = self._states[state]
         start = time.perf_counter()
         decision = pools.decide(self._topology, pods, KubeletCpus(), {}, {})
         cpusets = wanted_cpusets(pods, decision) | sandbox_cpusets(pods, decision)
@@ -185,13 +187,13 @@ def groups(hierarchy: Hierarchy, sandboxes: bool) -> Iterator[tuple[Pod, ...]]:
     made: list[str] = []
 
     def make(group: str) -> str:
-        path, above = hierarchy.path + group, hierarchy.path + os.path.dirname(group)
-        if hierarchy.version == 2 and above != hierarchy.path:
-            Path(above, "cgroup.subtree_control").write_text("+cpuset")
+        path, parent_path = hierarchy.path + group, hierarchy.path + os.path.dirname(group)
+        if hierarchy.version == 2 and parent_path != hierarchy.path:
+            Path(parent_path, "cgroup.subtree_control").write_text("+cpuset")
         os.mkdir(path)
         made.append(path)
         for name in (MEMS, CPUS) if hierarchy.version == 1 else ():
-            Path(path, name).write_text(Path(above, name).read_text())
+            Path(path, name).write_text(Path(parent_path, name).read_text())
         return group
 
     try:
@@ -199,13 +201,13 @@ def groups(hierarchy: Hierarchy, sandboxes: bool) -> Iterator[tuple[Pod, ...]]:
             make(parent)
         pods = []
         for number in range(PODS):
-            kind: tuple[str, KubeClass] = (
+            classes: tuple[str, KubeClass] = (
                 ("LS", "burstable") if number % 3 else ("BE", "besteffort")
             )
-            folder = make(f"{top}/{kind[1]}/pod{number:03}")
+            folder = make(f"{top}/{classes[1]}/pod{number:03}")
             names = ["sandbox"] * sandboxes + ["main", "sidecar"][: 1 + number % 2]
-            inside = " ".join(make(f"{folder}/{name}") for name in names)
-            pods.append(pod(f"pod{number:03}", *kind, {}, inside))
+            container_groups = " ".join(make(f"{folder}/{name}") for name in names)
+            pods.append(pod(f"pod{number:03}", *classes, {}, container_groups))
         yield tuple(pods)
     finally:
         for path in reversed(made):

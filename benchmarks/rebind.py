@@ -22,7 +22,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from common import Row, alone, arguments, compared, percentile, report
+from common import Row, arguments, percentile, ratio_row, report, value_row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -51,28 +51,28 @@ def rows(owners: int, free: int, seeds: int, calls: int) -> list[Row]:
     nodes = [fragmented(machine, owners, free, seed, PODS - owners) for seed in range(seeds)]
     took = [cpu_ms(node) for node in nodes for _ in range(calls)]
     found = [
-        {**alone(f"plan_{owners}", statistics.median(took), "ms"), "p99": percentile(took, 99)}
+        {**value_row(f"plan_{owners}", statistics.median(took), "ms"), "p99": percentile(took, 99)}
     ]
     plans = [(node, plan(node)) for node in nodes]
-    gained = [(node, each) for node, each in plans if isinstance(each, RebindPlan)]
-    if len(gained) < len(plans):
-        raise SystemExit(f"no plan for {len(plans) - len(gained)} fragmented nodes")
+    improved = [(node, each) for node, each in plans if isinstance(each, RebindPlan)]
+    if len(improved) < len(plans):
+        raise SystemExit(f"no plan for {len(plans) - len(improved)} fragmented nodes")
     for name in MEASURES:
-        ours = sum(getattr(each.after, name) for _, each in gained)
-        bound = sum(getattr(lower_bound(Arrangement(node)), name) for node, _ in gained)
-        before = sum(getattr(each.before, name) for _, each in gained)
+        ours = sum(getattr(each.after, name) for _, each in improved)
+        bound = sum(getattr(lower_bound(Arrangement(node)), name) for node, _ in improved)
+        before = sum(getattr(each.before, name) for _, each in improved)
         # A bound of 0 has no ratio: one more on both sides.
-        row = compared(f"{name}_{owners}", ours + 1, bound + 1, "bound + 1", "count + 1")
+        row = ratio_row(f"{name}_{owners}", ours + 1, bound + 1, "bound + 1", "count + 1")
         found.append({**row, "before": before + 1})
-    moved = sum(len(each.uids) for _, each in gained)
-    bad = sum(map(misplaced, nodes))
-    found.append(compared(f"moves_{owners}", moved, bad, "badly placed pods", "pods"))
+    moved = sum(len(each.uids) for _, each in improved)
+    misplaced_pods = sum(map(misplaced, nodes))
+    found.append(ratio_row(f"moves_{owners}", moved, misplaced_pods, "badly placed pods", "pods"))
     return found
 
 
 def local_rows(free: int, seeds: int) -> list[Row]:
     machine = layout.of(cpus(LOCAL_SHAPE, "adjacent"))
-    sums = {name: [0.0, 0.0] for name in ("moves", "numa_crossings", "broken_cores", "ms")}
+    totals = {name: [0.0, 0.0] for name in ("moves", "numa_crossings", "broken_cores", "ms")}
     for seed in range(seeds):
         node = fragmented(machine, LOCAL_PODS, free, seed)
         start = time.process_time_ns()
@@ -85,10 +85,10 @@ def local_rows(free: int, seeds: int) -> list[Row]:
         for name in ("numa_crossings", "broken_cores"):
             pairs[name] = getattr(ends, name), getattr(planned.after, name)
         for name, pair in pairs.items():
-            sums[name] = [one + other for one, other in zip(sums[name], pair, strict=True)]
+            totals[name] = [one + other for one, other in zip(totals[name], pair, strict=True)]
     return [
-        compared(f"local_{name}_{free}", ours + 1, base + 1, "plan + 1", "sum + 1")
-        for name, (ours, base) in sums.items()
+        ratio_row(f"local_{name}_{free}", ours + 1, base + 1, "plan + 1", "sum + 1")
+        for name, (ours, base) in totals.items()
     ]
 
 
@@ -99,8 +99,8 @@ def moved_locally(node: PlacedNode) -> tuple[int, Measures, float]:
     moves, longest = 0, 0.0
     while True:
         claims = [
-            LocalRequest(uid, "c", number, len(mine), held=mine, owned=mine)
-            for number, (uid, mine) in enumerate(owned.items())
+            LocalRequest(uid, "c", number, len(owned_cpus), held=owned_cpus, owned=owned_cpus)
+            for number, (uid, owned_cpus) in enumerate(owned.items())
         ]
         start = time.process_time_ns()
         decision = decide(rules, claims, Sharing())

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
-from benchmarks.common import Row, alone, arguments, report
+from benchmarks.common import Row, arguments, report, value_row
 from benchmarks.peers import agent as agents
 from benchmarks.peers import cluster as clusters
 from benchmarks.peers.agent import Agent
@@ -37,31 +37,31 @@ CPUS = CpuSet(range(64))
 POOLS = "node.koordinator.sh/cpu-shared-pools"
 
 
-def compared_again(agent: Agent, times: int) -> None:
+def wait_for_comparisons(agent: Agent, times: int) -> None:
     """Waits until the agent has compared its report with the server's this number of times, and
     found no difference."""
     series = 'topolet_reports_total{result="unchanged"}'
     before = agent.metric(series)
-    agent.until("comparing", lambda: agent.metric(series) >= before + times)
+    agent.wait_for("comparing", lambda: agent.metric(series) >= before + times)
 
 
 def idle(folder: Path, cluster: Cluster, runtime: Runtime, seconds: float) -> Row:
     for number in range(REAL_PODS):
         name = f"idle-{number}"
-        made = cluster.api.pod("default", name, NODE, labels={QOS_LABEL: "LS"})
-        runtime.run(name, made["metadata"]["uid"])
+        pod = cluster.api.pod("default", name, NODE, labels={QOS_LABEL: "LS"})
+        runtime.run(name, pod["metadata"]["uid"])
     flags = [f"--recheck-seconds={RECHECK_SECONDS}"]
     with agents.running(folder, cluster, runtime.socket, *flags) as agent:
-        agent.until("reporting", cluster.reported)
-        compared_again(agent, 2)
+        agent.wait_for("reporting", cluster.reported)
+        wait_for_comparisons(agent, 2)
         before, began = len(cluster.writes()), time.monotonic()
         if not before:
             raise SystemExit("the server did not count the first report")
-        while (passed := time.monotonic() - began) < seconds:
-            cluster.beat()
-            compared_again(agent, 1)
+        while (elapsed := time.monotonic() - began) < seconds:
+            cluster.heartbeat()
+            wait_for_comparisons(agent, 1)
         writes = len(cluster.writes()) - before
-    return alone(IDLE, writes * 3600 / passed, "writes/h")
+    return value_row(IDLE, writes * 3600 / elapsed, "writes/h")
 
 
 def burst(folder: Path, cluster: Cluster, runtime: Runtime) -> Row:
@@ -70,8 +70,8 @@ def burst(folder: Path, cluster: Cluster, runtime: Runtime) -> Row:
     (Path(root) / "proc").mkdir(exist_ok=True)
     flags = [f"--root={root}", f"--recheck-seconds={RECHECK_SECONDS}"]
     with agents.running(folder / "agent", cluster, runtime.socket, *flags) as agent:
-        agent.until("reporting", lambda: shared(cluster) == CPUS)
-        compared_again(agent, 1)
+        agent.wait_for("reporting", lambda: shared(cluster) == CPUS)
+        wait_for_comparisons(agent, 1)
         before = len(cluster.writes())
         owned = CpuSet()
         for number in range(PODS):
@@ -84,9 +84,9 @@ def burst(folder: Path, cluster: Cluster, runtime: Runtime) -> Row:
                     "annotations": {RESOURCE_STATUS: json.dumps({"cpuset": str(own)})},
                 }
             cluster.api.pod("default", f"burst-{number}", NODE, **metadata)
-        agent.until("reporting the new pools", lambda: shared(cluster) == CPUS - owned)
-        compared_again(agent, 1)
-        return alone(BURST, len(cluster.writes()) - before, "writes")
+        agent.wait_for("reporting the new pools", lambda: shared(cluster) == CPUS - owned)
+        wait_for_comparisons(agent, 1)
+        return value_row(BURST, len(cluster.writes()) - before, "writes")
 
 
 def shared(cluster: Cluster) -> CpuSet:

@@ -31,8 +31,8 @@ from agent.http.peers import NodeAddresses
 from agent.http.routes import Route, text_reply
 from agent.http.server import HttpServer
 from agent.node.daemon import HTTP_LIMITS
-from benchmarks.common import Row, alone, arguments, compared, report
-from benchmarks.scheduler import ROOT, free_port, started
+from benchmarks.common import Row, arguments, ratio_row, report, value_row
+from benchmarks.scheduler import ROOT, free_port, start_process
 from tests.node.world import World
 
 PODS = 30
@@ -62,7 +62,7 @@ def pass_row(folder: Path, rounds: int) -> Row:
             if turn >= 0:
                 samples[new].append((time.thread_time() - began) * 1e3)
     ours, base = (statistics.median(samples[new]) for new in (False, True))
-    return compared("agent_pass", ours, base, "a pass with news", "ms")
+    return ratio_row("agent_pass", ours, base, "a pass with news", "ms")
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -83,16 +83,16 @@ def probe_row(probes: int, pause_seconds: float) -> Row:
     base = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=base.serve_forever, daemon=True).start()
     samples = [
-        statistics.median(served_us(port, pause_seconds) for _ in range(probes))
+        statistics.median(server_cpu_us(port, pause_seconds) for _ in range(probes))
         for port in (ours.port, base.server_port)
     ]
     ours.close()
     base.shutdown()
     base.server_close()
-    return compared("agent_probe", *samples, "http.server", "us")
+    return ratio_row("agent_probe", *samples, "http.server", "us")
 
 
-def served_us(port: int, pause_seconds: float) -> float:
+def server_cpu_us(port: int, pause_seconds: float) -> float:
     """The CPU time of this process for one answer, without the client's."""
     time.sleep(pause_seconds)
     began, client_began = time.process_time(), time.thread_time()
@@ -105,7 +105,7 @@ def served_us(port: int, pause_seconds: float) -> float:
 
 def scheduler_row(folder: Path, seconds: float) -> Row:
     with ExitStack() as stack:
-        server = started(stack, "benchmarks.stubapi", "2", str(PODS))
+        server = start_process(stack, "benchmarks.stubapi", "2", str(PODS))
         assert server.stdout is not None
         port = int(server.stdout.readline())
         kubeconfig = folder / "kubeconfig"
@@ -121,17 +121,17 @@ def scheduler_row(folder: Path, seconds: float) -> Row:
             cwd=ROOT,
             stderr=subprocess.DEVNULL,
         )
-        stack.callback(ended_process, process)
-        wait_until(lambda: b" 200 " in probed(http_port)[:15])
+        stack.callback(stop_process, process)
+        wait_until(lambda: b" 200 " in probe(http_port)[:15])
         before, began = cpu_seconds(process.pid), time.monotonic()
-        while (passed := time.monotonic() - began) < seconds:
+        while (elapsed := time.monotonic() - began) < seconds:
             time.sleep(1.0)
-            probed(http_port)
+            probe(http_port)
         used = cpu_seconds(process.pid) - before
-        return alone("scheduler_at_rest", used / passed * 3600, "s/h")
+        return value_row("scheduler_at_rest", used / elapsed * 3600, "s/h")
 
 
-def probed(port: int) -> bytes:
+def probe(port: int) -> bytes:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
             client.sendall(PROBE)
@@ -140,9 +140,9 @@ def probed(port: int) -> bytes:
         return b""
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
-    while not true():
+    while not condition():
         if time.monotonic() > deadline:
             raise SystemExit(f"the scheduler is not Ready after {seconds:g} s")
         time.sleep(0.1)
@@ -153,7 +153,7 @@ def cpu_seconds(pid: int) -> float:
     return sum(int((each / "schedstat").read_text().split()[0]) for each in tasks) / 1e9
 
 
-def ended_process(process: subprocess.Popen[bytes]) -> None:
+def stop_process(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     process.wait(20)
 

@@ -5,9 +5,9 @@ The server runs as in production, in its own process, and watches the API server
 cluster in a second process; this process calls it over open connections. Every call is for another
 pod. A pod is bound between any two calls, so that some nodes changed since the last call for a
 shape. As from kube-scheduler, prioritize gets the nodes that filter returned. `CASE_cold`: the
-first call of each shape, compared with the warm ones. The steps of a case
-are the times of decoding, deciding and encoding, and the rest for HTTP. `passed_through`: the time
-of a verb for a pod that needs nothing of Topolet, in addition to the bare exchange.
+first call of each shape, compared with the warm ones. The steps of a case are the times to decode,
+decide and encode, and the rest for HTTP. `passed_through`: the time of a verb for a pod without
+requirements for Topolet, in addition to the bare exchange.
 `explaining_500`: 500 candidates while an explanation for another client is in progress, compared
 with 500 candidates while none is, in turns. `explanation`: the time of one about all nodes;
 `explanation_no_room`: the same for a pod for which no node has room. `growth_N`: all nodes of
@@ -39,7 +39,7 @@ import msgspec
 
 from agent.scheduler.extender import extender
 from benchmarks import nodefilter, stubapi, zonefilter
-from benchmarks.common import Row, alone, arguments, compared, percentile, report
+from benchmarks.common import Row, arguments, percentile, ratio_row, report, value_row
 from tests.fixtures import fleet
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -48,8 +48,9 @@ VERBS: Final = ("filter", "prioritize")
 START_SECONDS: Final = 240.0
 
 
-class Amount(msgspec.Struct, frozen=True):
-    """The extent of the measurement. `grown`: sizes of clusters, with requests about all nodes."""
+class Extent(msgspec.Struct, frozen=True):
+    """The extent of the measurement. `cluster_sizes`: further clusters, with requests about all
+    nodes."""
 
     nodes: int = 5000
     pods: int = 100_000
@@ -57,10 +58,10 @@ class Amount(msgspec.Struct, frozen=True):
     rounds: int = 240
     burst: int = 1000
     explanations: int = 10
-    grown: tuple[int, ...] = (500, 15_000)
+    cluster_sizes: tuple[int, ...] = (500, 15_000)
 
 
-QUICK: Final = Amount(pods=5000, kinds=5, rounds=24, burst=80, explanations=2, grown=())
+QUICK: Final = Extent(pods=5000, kinds=5, rounds=24, burst=80, explanations=2, cluster_sizes=())
 
 
 class Connection:
@@ -116,7 +117,7 @@ class Extender:
         self.port, self.pages = free_port(), free_port()
         if arguments:
             arguments = (*arguments, str(self.pages))
-        self.process = started(stack, "benchmarks.extenders", str(self.port), *arguments)
+        self.process = start_process(stack, "benchmarks.extenders", str(self.port), *arguments)
         self._wait()
         self.connection = Connection(self.port)
         stack.callback(self.connection.close)
@@ -168,7 +169,7 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def started(stack: ExitStack, module: str, *arguments: str) -> subprocess.Popen[str]:
+def start_process(stack: ExitStack, module: str, *arguments: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
@@ -177,11 +178,11 @@ def started(stack: ExitStack, module: str, *arguments: str) -> subprocess.Popen[
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    stack.callback(ended, process)
+    stack.callback(stop, process)
     return process
 
 
-def ended(process: subprocess.Popen[str]) -> None:
+def stop(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     process.terminate()
@@ -190,7 +191,7 @@ def ended(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-class Took(msgspec.Struct, frozen=True):
+class VerbTimes(msgspec.Struct, frozen=True):
     """The milliseconds of filter and prioritize of one pod: Topolet's, and those of bare exchanges
     of the same bytes. `read` and `written`: decoding of the filter's request and encoding of its
     answer."""
@@ -202,7 +203,7 @@ class Took(msgspec.Struct, frozen=True):
 
 
 class Caller:
-    """The part of kube-scheduler, for pods of the first `kinds` shapes in turn."""
+    """Calls the extender like kube-scheduler, for pods of the first `kinds` shapes in turn."""
 
     def __init__(self, ours: Extender, bare: Extender, nodes: int, kinds: int) -> None:
         self.ours = ours
@@ -214,7 +215,7 @@ class Caller:
         self._shapes = kinds
         self._random = random.Random(1)
         self._count = 0
-        self.lost = 0
+        self.conflicts = 0
 
     def next(
         self, candidates: int, kind: int | None = None, names: Sequence[str] = ()
@@ -234,7 +235,7 @@ class Caller:
     def bind(self, connection: Connection, name: str, node: str) -> None:
         args = {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}", "Node": node}
         answer = json.loads(connection.post("bind", json.dumps(args).encode()))
-        self.lost += bool(answer["Error"])
+        self.conflicts += bool(answer["Error"])
 
     def decide(self, connection: Connection, body: bytes) -> str | None:
         """Calls filter and prioritize; returns the node that kube-scheduler would choose."""
@@ -246,46 +247,46 @@ class Caller:
                 return max(priorities, key=lambda each: each.score).host
         return answer.names[0] if answer.names else None
 
-    def measured(self, candidates: int, kind: int | None = None) -> Took:
+    def measured(self, candidates: int, kind: int | None = None) -> VerbTimes:
         """Calls both verbs for one pod, then binds it."""
         name, body = self.next(candidates, kind)
         ours: list[float] = []
         base: list[float] = []
         answers = []
         for verb in VERBS:
-            asked = of_feasible(body, answers[0]) if answers else body
-            took, answer = self._posted(self.ours, verb, asked)
-            bare = self._bare_exchange(verb, asked, answer)
+            verb_body = of_feasible(body, answers[0]) if answers else body
+            took, answer = self._post(self.ours, verb, verb_body)
+            bare = self._bare_exchange(verb, verb_body, answer)
             ours.append(took)
             base.append(bare)
             answers.append(answer)
         read, written = self._steps(body, answers)
         self._bind_first(name, answers[0])
-        return Took(sum(ours), sum(base), read, written)
+        return VerbTimes(sum(ours), sum(base), read, written)
 
-    def beyond(self, candidates: int, kind: int) -> tuple[float, float]:
-        """Returns the milliseconds that each verb takes beyond its bare exchange, for one pod of
-        that shape. Another pod of the shape came before; the watch has received its bind by
-        then."""
+    def overhead(self, candidates: int, kind: int) -> tuple[float, float]:
+        """Returns the milliseconds that each verb takes in addition to its bare exchange, for one
+        pod of this shape. The verbs are called for another pod of the shape before, so that the
+        watch has received the last bind."""
         _, body = self.next(candidates, kind)
-        answers = [self._posted(self.ours, verb, body)[1] for verb in VERBS]
+        answers = [self._post(self.ours, verb, body)[1] for verb in VERBS]
         name, body = self.next(candidates, kind, json.loads(body)["NodeNames"])
         bare = [
             self._bare_exchange(verb, body, answer)
             for verb, answer in zip(VERBS, answers, strict=True)
         ]
-        ours = [self._posted(self.ours, verb, body)[0] for verb in VERBS]
+        ours = [self._post(self.ours, verb, body)[0] for verb in VERBS]
         self._bind_first(name, answers[0])
         return ours[0] - bare[0], ours[1] - bare[1]
 
     @staticmethod
-    def _posted(whom: Extender, verb: str, body: bytes) -> tuple[float, bytes]:
-        took, answer = _timed(lambda: whom.connection.post(verb, body))
+    def _post(server: Extender, verb: str, body: bytes) -> tuple[float, bytes]:
+        took, answer = _timed(lambda: server.connection.post(verb, body))
         return took, answer
 
     def _bare_exchange(self, verb: str, body: bytes, answer: bytes) -> float:
         self._bare.connection.post("answer", answer)
-        return self._posted(self._bare, verb, body)[0]
+        return self._post(self._bare, verb, body)[0]
 
     def _bind_first(self, name: str, filtered: bytes) -> None:
         nodes = json.loads(filtered)["NodeNames"]
@@ -322,22 +323,22 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def verbs(
-    case: str, caller: Caller, candidates: int, rounds: int, cold: Sequence[Took]
+    case: str, caller: Caller, candidates: int, rounds: int, cold: Sequence[VerbTimes]
 ) -> list[Row]:
     """A row of warm calls, one of cold ones, and one for each step."""
-    before = _spent(caller.ours)
+    before = _server_ms(caller.ours)
     took = [caller.measured(candidates) for _ in range(rounds)]
-    inside = (_spent(caller.ours) - before) / rounds
+    server_ms = (_server_ms(caller.ours) - before) / rounds
     ours, base = [each.ours for each in took], [each.base for each in took]
     read = statistics.mean(each.read for each in took)
     written = statistics.mean(each.written for each in took)
     steps = {
         "decode": read,
-        "decide": inside - read - written,
+        "decide": server_ms - read - written,
         "encode": written,
-        "http": statistics.mean(ours) - inside,
+        "http": statistics.mean(ours) - server_ms,
     }
-    row = compared(
+    row = ratio_row(
         case,
         statistics.median(ours),
         statistics.median(base),
@@ -346,7 +347,7 @@ def verbs(
         p99=percentile(ours, 99),
     )
     first = [each.ours for each in cold]
-    row_cold = compared(
+    row_cold = ratio_row(
         f"{case}_cold",
         statistics.median(first),
         statistics.median(ours),
@@ -354,20 +355,24 @@ def verbs(
         "ms",
         p99=percentile(first, 99),
     )
-    return [row, row_cold, *(alone(f"{case}_{step}", value, "ms") for step, value in steps.items())]
+    return [
+        row,
+        row_cold,
+        *(value_row(f"{case}_{step}", value, "ms") for step, value in steps.items()),
+    ]
 
 
-def _spent(ours: Extender) -> float:
+def _server_ms(ours: Extender) -> float:
     return 1e3 * (ours.seconds("filter") + ours.seconds("prioritize"))
 
 
 def passed_through(caller: Caller, candidates: int, rounds: int) -> Row:
-    """The time of a verb beyond the bare exchange, for a pod that needs nothing of Topolet."""
+    """The time of a verb in addition to the bare exchange, for a pod without requirements."""
     nothing = len(fleet.kinds())
     caller.measured(caller.nodes, nothing)
-    took = [caller.beyond(candidates, nothing) for _ in range(rounds)]
+    took = [caller.overhead(candidates, nothing) for _ in range(rounds)]
     of_verbs = [statistics.median(each[verb] for each in took) for verb in range(len(VERBS))]
-    row = alone("passed_through", max(of_verbs), "ms")
+    row = value_row("passed_through", max(of_verbs), "ms")
     return row | dict(zip(VERBS, of_verbs, strict=True))
 
 
@@ -375,7 +380,7 @@ class ExplainClient:
     """A client in its own process, of one explanation at a time."""
 
     def __init__(self, stack: ExitStack, pages: int) -> None:
-        self._process = started(stack, "benchmarks.explanations", str(pages))
+        self._process = start_process(stack, "benchmarks.explanations", str(pages))
 
     def request(self, pod: str) -> None:
         """`pod`: `room` or `none`, what the nodes have for it."""
@@ -393,8 +398,8 @@ class ExplainClient:
 
 
 def explaining(caller: Caller, candidates: int, explanations: int) -> list[Row]:
-    """The times of explanations, and warm calls while one is in progress, compared with calls while
-    none is, in turns."""
+    """The times of explanations, and warm calls during an explanation compared with calls without
+    one, in turns."""
     times: dict[str, list[float]] = {"room": [], "none": []}
     during: list[float] = []
     without: list[float] = []
@@ -411,7 +416,7 @@ def explaining(caller: Caller, candidates: int, explanations: int) -> list[Row]:
                 during.append(caller.measured(candidates).ours)
             client.milliseconds()
             without += [caller.measured(candidates).ours for _ in range(len(during) - before)]
-    row = compared(
+    row = ratio_row(
         f"explaining_{candidates}",
         statistics.median(during),
         statistics.median(without),
@@ -422,8 +427,8 @@ def explaining(caller: Caller, candidates: int, explanations: int) -> list[Row]:
     )
     return [
         row,
-        alone("explanation", statistics.median(times["room"]), "ms"),
-        alone("explanation_no_room", statistics.median(times["none"]), "ms"),
+        value_row("explanation", statistics.median(times["room"]), "ms"),
+        value_row("explanation_no_room", statistics.median(times["none"]), "ms"),
     ]
 
 
@@ -457,54 +462,54 @@ def pods_per_second(
 
 def cluster(stack: ExitStack, nodes: int, pods: int) -> Extender:
     """Starts Topolet's extender with an API server of that size; returns when it is ready."""
-    api = started(stack, "benchmarks.stubapi", str(nodes), str(pods))
+    api = start_process(stack, "benchmarks.stubapi", str(nodes), str(pods))
     assert api.stdout is not None
     ours = Extender(stack, api.stdout.readline().strip())
     ours.ready()
     return ours
 
 
-def growth(stack: ExitStack, bare: Extender, nodes: int, amount: Amount) -> list[Row]:
+def growth(stack: ExitStack, bare: Extender, nodes: int, extent: Extent) -> list[Row]:
     """The rows of a cluster of another size, with requests about all of its nodes."""
     with ExitStack() as own:
         caller = Caller(cluster(own, nodes, 4 * nodes), bare, nodes, 10)
         cold = [caller.measured(nodes) for _ in range(10)]
-        return verbs(f"growth_{nodes}", caller, nodes, amount.rounds // 3, cold)
+        return verbs(f"growth_{nodes}", caller, nodes, extent.rounds // 3, cold)
 
 
-def rows(amount: Amount) -> list[Row]:
+def rows(extent: Extent) -> list[Row]:
     """All cases of the extender."""
     found: list[Row] = []
     with ExitStack() as stack:
         bare = Extender(stack)
         began = time.monotonic()
-        ours = cluster(stack, amount.nodes, amount.pods)
-        found.append(alone("start", time.monotonic() - began, "s"))
-        caller = Caller(ours, bare, amount.nodes, amount.kinds)
-        cold = [caller.measured(500) for _ in range(amount.kinds)]
-        cold_all = [caller.measured(amount.nodes) for _ in range(amount.kinds)]
-        found += verbs("filter_prioritize_500", caller, 500, amount.rounds, cold)
-        found += verbs("filter_prioritize_5000", caller, amount.nodes, amount.rounds, cold_all)
-        found.append(passed_through(caller, 500, amount.rounds))
-        found += explaining(caller, 500, amount.explanations)
+        ours = cluster(stack, extent.nodes, extent.pods)
+        found.append(value_row("start", time.monotonic() - began, "s"))
+        caller = Caller(ours, bare, extent.nodes, extent.kinds)
+        cold = [caller.measured(500) for _ in range(extent.kinds)]
+        cold_all = [caller.measured(extent.nodes) for _ in range(extent.kinds)]
+        found += verbs("filter_prioritize_500", caller, 500, extent.rounds, cold)
+        found += verbs("filter_prioritize_5000", caller, extent.nodes, extent.rounds, cold_all)
+        found.append(passed_through(caller, 500, extent.rounds))
+        found += explaining(caller, 500, extent.explanations)
         for candidates in (100, 500):
-            pods_a_second = pods_per_second(stack, caller, candidates, amount.burst)
+            pods_a_second = pods_per_second(stack, caller, candidates, extent.burst)
             case = "pods_per_second" if candidates == 100 else f"pods_per_second_{candidates}"
-            found.append(alone(case, pods_a_second, "pods/s"))
+            found.append(value_row(case, pods_a_second, "pods/s"))
         found.append(
-            alone("lost_races", ours.metric("topolet_scheduler_bind_conflicts_total"), "binds")
+            value_row("lost_races", ours.metric("topolet_scheduler_bind_conflicts_total"), "binds")
         )
-        found.append(alone("rss_mb", ours.rss_mb(), "MB"))
+        found.append(value_row("rss_mb", ours.rss_mb(), "MB"))
     with ExitStack() as stack:
         bare = Extender(stack)
-        for nodes in amount.grown:
-            found += growth(stack, bare, nodes, amount)
+        for nodes in extent.cluster_sizes:
+            found += growth(stack, bare, nodes, extent)
     return found
 
 
 def main() -> None:
     chosen = arguments(__doc__)
-    found = rows(QUICK if chosen.quick else Amount())
+    found = rows(QUICK if chosen.quick else Extent())
     with ExitStack() as stack:
         found += nodefilter.table(stack, quick=chosen.quick)
         found += zonefilter.table(stack, quick=chosen.quick)

@@ -69,8 +69,8 @@ class Cluster:
     def bind(self, name: str, binding: dict[str, Any]) -> dict[str, Any]:
         """Returns the pod with its node."""
         kind = int(name.split("-")[1])
-        made = fleet.NOTHING if kind == len(self._kinds) else self._kinds[kind]
-        pod = made.pod(name, uid=binding["metadata"]["uid"], node=binding["target"]["name"])
+        pod_kind = fleet.NOTHING if kind == len(self._kinds) else self._kinds[kind]
+        pod = pod_kind.pod(name, uid=binding["metadata"]["uid"], node=binding["target"]["name"])
         pod["metadata"]["annotations"] |= binding["metadata"].get("annotations") or {}
         self._bound[name] = pod
         return pod
@@ -88,16 +88,16 @@ class Server:
         self._version = _VERSION
         self._watching: list[socket.socket] = []
         self._lease: dict[str, Any] | None = None
-        self._listening = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.port = self._listening.getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port = self._listener.getsockname()[1]
 
     def serve(self) -> None:
         while True:
-            connection, _ = self._listening.accept()
+            connection, _ = self._listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._serve_connection, args=(connection,), daemon=True).start()
 
-    def _talk(self, connection: socket.socket) -> None:
+    def _serve_connection(self, connection: socket.socket) -> None:
         reader = connection.makefile("rb")
         with contextlib.suppress(OSError):
             while (request := _read(reader)) is not None:
@@ -110,10 +110,10 @@ class Server:
             _reply(connection, b'{"kind":"Status","status":"Success"}', 201)
             self._send_event("MODIFIED", pod)
         elif method == "DELETE":
-            gone = self._cluster.delete(path.split("/")[-1])
-            _reply(connection, b"{}", 200 if gone else 404)
-            if gone:
-                self._send_event("DELETED", gone)
+            deleted = self._cluster.delete(path.split("/")[-1])
+            _reply(connection, b"{}", 200 if deleted else 404)
+            if deleted:
+                self._send_event("DELETED", deleted)
         elif path.startswith(LEASES):
             self._answer_lease(connection, method, body)
         elif path in (NODE, POD, TOPOLOGY, DEVICE, BUDGET):
@@ -152,8 +152,8 @@ class Server:
                 if len(lines) == _GROUP:
                     _chunk(connection, b"".join(lines))
                     lines.clear()
-            mark = {"k8s.io/initial-events-end": "true"}
-            metadata = {"name": "", "resourceVersion": str(_VERSION), "annotations": mark}
+            annotations = {"k8s.io/initial-events-end": "true"}
+            metadata = {"name": "", "resourceVersion": str(_VERSION), "annotations": annotations}
             lines.append(_event("BOOKMARK", {"metadata": metadata}))
             _chunk(connection, b"".join(lines))
         if path == POD:

@@ -50,10 +50,10 @@ def main() -> None:
     rows: list[common.Row] = []
     with tempfile.TemporaryDirectory() as folder:
         words = command(Path(folder))
-        with changing(Path(folder)):
+        with ChangingLoads(Path(folder)):
             for columns, lines in SIZES:
                 rows += measured(words, columns, lines, seconds)
-    rows += compared(options.python, 3 if options.quick else 10)
+    rows += library_rows(options.python, 3 if options.quick else 10)
     common.report(rows, options.output)
 
 
@@ -67,21 +67,21 @@ def command(folder: Path) -> list[str]:
     root = trees.write(str(folder / "root"), trees.machine(*SHAPE))
     state = folder / "state"
     state.mkdir()
-    (state / "snapshot.json").write_bytes(snapshots.encode(decided()))
+    (state / "snapshot.json").write_bytes(snapshots.encode(snapshot()))
     flags = (f"--root={root}", f"--state-dir={state}", f"--runtime-endpoint=unix://{folder}/no")
     return topolet("top", *flags, f"--cgroup-root={folder}", "--node-name=node-a")
 
 
-def decided() -> Snapshot:
-    owned = CpuSet(cpu for place in range(6) for cpu in range(place * 64, place * 64 + 8))
+def snapshot() -> Snapshot:
+    owned = CpuSet(cpu for index in range(6) for cpu in range(index * 64, index * 64 + 8))
     owners = tuple(
         Owner(
-            f"o{place}",
-            f"team-{place}/model",
+            f"o{index}",
+            f"team-{index}/model",
             QoS.LSE,
-            str(CpuSet(range(place * 64, place * 64 + 8))),
+            str(CpuSet(range(index * 64, index * 64 + 8))),
         )
-        for place in range(6)
+        for index in range(6)
     )
     shared = str(CpuSet(range(CPUS)) - owned)
     pods = {
@@ -95,8 +95,8 @@ def decided() -> Snapshot:
     return Snapshot(1, 1, "b", False, pools, pools, owners, pods, {})
 
 
-class changing:  # noqa: N801 - a context manager that is used as a statement
-    """Each CPU's load changes at random, four times a second."""
+class ChangingLoads:
+    """Changes the load of each CPU at random, four times a second."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "root" / "proc" / "stat"
@@ -134,15 +134,17 @@ def measured(words: list[str], columns: int, lines: int, seconds: float) -> Iter
     began = time.monotonic()
     with EmulatedTerminal([*words, "--every=1"], columns, lines) as terminal:
         terminal.until("the first frame", lambda text: "team-0/model" in text)
-        yield common.alone(f"{name}_first_frame", (time.monotonic() - began) * 1e3, "ms")
+        yield common.value_row(f"{name}_first_frame", (time.monotonic() - began) * 1e3, "ms")
         terminal.pump(2.0)
         cpu, received, begin = cpu_seconds(terminal.pid), len(terminal.received), time.monotonic()
         terminal.pump(seconds)
-        passed = time.monotonic() - begin
-        used = (cpu_seconds(terminal.pid) - cpu) / passed
-        yield common.alone(f"{name}_cpu", used * 100, "% of a CPU")
-        yield common.alone(f"{name}_output", (len(terminal.received) - received) / passed, "B/s")
-        yield common.alone(f"{name}_memory", resident_bytes(terminal.pid) / 1e6, "MB")
+        elapsed = time.monotonic() - begin
+        used = (cpu_seconds(terminal.pid) - cpu) / elapsed
+        yield common.value_row(f"{name}_cpu", used * 100, "% of a CPU")
+        yield common.value_row(
+            f"{name}_output", (len(terminal.received) - received) / elapsed, "B/s"
+        )
+        yield common.value_row(f"{name}_memory", resident_bytes(terminal.pid) / 1e6, "MB")
         terminal.press("q")
         terminal.ended()
 
@@ -156,33 +158,32 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def compared(python: str, rounds: int) -> Iterator[common.Row]:
+def library_rows(python: str, rounds: int) -> Iterator[common.Row]:
     """The CPU time of a start, and the memory, of each library without a program."""
-    alone = "pass"
     present = {name: code for name, code in LIBRARIES.items() if runs(python, f"import {name}")}
-    codes = {"python": alone, **present}
-    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in codes}
+    programs = {"python": "pass", **present}
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for _ in range(rounds):
-        for name, code in codes.items():
-            samples[name].append(started(python, code))
+        for name, code in programs.items():
+            samples[name].append(start(python, code))
     for name, found in samples.items():
         cpu_ms, memory_mb = (sorted(each)[len(found) // 2] for each in zip(*found, strict=True))
-        yield common.alone(f"start_{name}_cpu", cpu_ms, "ms")
-        yield common.alone(f"start_{name}_memory", memory_mb, "MB")
+        yield common.value_row(f"start_{name}_cpu", cpu_ms, "ms")
+        yield common.value_row(f"start_{name}_memory", memory_mb, "MB")
 
 
 def runs(python: str, code: str) -> bool:
     return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-def started(python: str, code: str) -> tuple[float, float]:
+def start(python: str, code: str) -> tuple[float, float]:
     """Milliseconds of CPU time, and megabytes at the end."""
-    ending = (
+    suffix = (
         "\nimport time; print(time.process_time(), "
         "[each for each in open('/proc/self/status') if each.startswith('VmRSS')][0].split()[1])"
     )
     done = subprocess.run(
-        [python, "-c", code + ending],
+        [python, "-c", code + suffix],
         capture_output=True,
         text=True,
         check=True,

@@ -69,15 +69,15 @@ def compare(suffix: str, root: str, rounds: int) -> Iterator[common.Row]:
     for tool, command in tools.items():
         case = f"discover_vs_{tool}{suffix}"
         reason = unusable(command)
-        calls = [ours] if reason else [ours, partial(silently, command)]
+        calls = [ours] if reason else [ours, partial(run_silently, command)]
         samples = common.interleaved(calls, rounds)
-        mine = statistics.median(samples[0]) * 1e3
+        our_ms = statistics.median(samples[0]) * 1e3
         if reason:
-            yield common.skipped(case, mine, "ms", reason)
+            yield common.skipped_row(case, our_ms, "ms", reason)
             continue
-        yield common.compared(
+        yield common.ratio_row(
             case,
-            mine,
+            our_ms,
             statistics.median(samples[1]) * 1e3,
             tool,
             "ms",
@@ -95,7 +95,7 @@ def unusable(command: list[str]) -> str | None:
     return (done.stderr.strip().splitlines() or [f"{command[0]} fails"])[0]
 
 
-def silently(command: list[str]) -> None:
+def run_silently(command: list[str]) -> None:
     """Runs a tool to its end and discards its output."""
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
 

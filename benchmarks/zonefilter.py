@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
-from common import Row, alone, arguments, compared, median_ms, report, skipped, timed
+from common import Row, arguments, median_ms, ratio_row, report, skipped_row, timed, value_row
 from peers.go_peer import SCHEDULER_PLUGINS, GoPeer, run_peer
 
 from agent.allocate.nrt.filter import Misfit
@@ -53,21 +53,21 @@ PODS: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
 sidecar is larger than a NUMA node, since the two sides differ there."""
 
 
-class Amount(msgspec.Struct, frozen=True):
+class Extent(msgspec.Struct, frozen=True):
     """The extent of the measurement."""
 
     rounds: int
     calls: int
 
 
-FULL = Amount(rounds=7, calls=500)
-QUICK = Amount(rounds=3, calls=100)
+FULL = Extent(rounds=7, calls=500)
+QUICK = Extent(rounds=3, calls=100)
 
 
-class Question(msgspec.Struct, frozen=True):
+class FilterCase(msgspec.Struct, frozen=True):
     """One pod and one node, as objects and as values."""
 
-    asked: dict[str, Any]
+    base_request: dict[str, Any]
     topology: NodeTopology
     node: ZonedNode
     pod: ApiPod
@@ -76,14 +76,14 @@ class Question(msgspec.Struct, frozen=True):
         return by_zones(self.node, zoned_pod(self.pod))
 
 
-def questions() -> Iterator[Question]:
+def filter_cases() -> Iterator[FilterCase]:
     for count, scope, name in product((2, 8), ("container", "pod"), PODS):
-        described = topology_object(count, scope)
-        topology = resource_topology.decode(described)
+        topology_body = topology_object(count, scope)
+        topology = resource_topology.decode(topology_body)
         body = pod_object(*PODS[name])
-        yield Question(
+        yield FilterCase(
             {
-                "topology": described,
+                "topology": topology_body,
                 "node": {"metadata": {"name": "node"}, "status": {"allocatable": ALLOCATABLE}},
                 "pod": body,
             },
@@ -97,8 +97,12 @@ def topology_object(count: int, scope: str) -> dict[str, Any]:
     """The second half of the NUMA nodes has more free CPUs, and the GPUs."""
     zones = []
     for zone in range(count):
-        later = zone >= count // 2
-        left = {"cpu": "16" if later else "8", "memory": "60Gi", **({GPU: "4"} if later else {})}
+        second_half = zone >= count // 2
+        left = {
+            "cpu": "16" if second_half else "8",
+            "memory": "60Gi",
+            **({GPU: "4"} if second_half else {}),
+        }
         zones.append(
             {
                 "name": f"node-{zone}",
@@ -125,15 +129,15 @@ def topology_object(count: int, scope: str) -> dict[str, Any]:
 
 
 def pod_object(containers: list[dict[str, str]], sidecars: list[dict[str, str]]) -> dict[str, Any]:
-    def written(requests: dict[str, str], name: str, **more: str) -> dict[str, Any]:
+    def container(requests: dict[str, str], name: str, **more: str) -> dict[str, Any]:
         return {"name": name, "resources": {"requests": requests, "limits": requests}, **more}
 
     return {
         "metadata": {"name": "pod", "namespace": "default", "uid": "pod"},
         "spec": {
-            "containers": [written(each, f"main-{n}") for n, each in enumerate(containers)],
+            "containers": [container(each, f"main-{n}") for n, each in enumerate(containers)],
             "initContainers": [
-                written(each, f"side-{n}", restartPolicy="Always")
+                container(each, f"side-{n}", restartPolicy="Always")
                 for n, each in enumerate(sidecars)
             ],
         },
@@ -141,48 +145,50 @@ def pod_object(containers: list[dict[str, str]], sidecars: list[dict[str, str]])
     }
 
 
-def rows(peer: GoPeer | str, amount: Amount) -> list[Row]:
+def rows(peer: GoPeer | str, extent: Extent) -> list[Row]:
     """`peer`: the Go program, or the reason why it is missing. Ends the benchmark if it differs."""
-    mine: list[float] = []
-    theirs: list[float] = []
-    known: list[float] = []
-    made: list[float] = []
-    for question in questions():
-        found = question.ours()
+    our_times: list[float] = []
+    base_times: list[float] = []
+    pod_read_times: list[float] = []
+    node_times: list[float] = []
+    for filter_case in filter_cases():
+        found = filter_case.ours()
         reason = found.unaligned if isinstance(found, Misfit) else ""
         ours: list[int] = []
         base: list[int] = []
-        for _ in range(amount.rounds):
-            ours += timed(question.ours, amount.calls)
+        for _ in range(extent.rounds):
+            ours += timed(filter_case.ours, extent.calls)
             if isinstance(peer, GoPeer):
-                answer = peer.ask(question.asked, amount.calls, ANSWER_SECONDS, f"{CASE}: {BASE}")
+                answer = peer.call(
+                    filter_case.base_request, extent.calls, ANSWER_SECONDS, f"{CASE}: {BASE}"
+                )
                 if answer["reason"] != reason:
                     raise SystemExit(f"{CASE}: the base differs: {reason!r}, {answer['reason']!r}")
                 base += answer["ns"]
-        mine.append(median_ms(ours))
+        our_times.append(median_ms(ours))
         if base:
-            theirs.append(median_ms(base))
-        known.append(median_ms(timed(_known(question), amount.calls)))
-        made.append(median_ms(timed(_made(question), amount.calls)))
-    ours_ms = statistics.mean(mine)
+            base_times.append(median_ms(base))
+        pod_read_times.append(median_ms(timed(_with_read_pod(filter_case), extent.calls)))
+        node_times.append(median_ms(timed(_read_node(filter_case), extent.calls)))
+    ours_ms = statistics.mean(our_times)
     if isinstance(peer, GoPeer):
-        row = compared(CASE, ours_ms, statistics.mean(theirs), BASE, UNIT)
+        row = ratio_row(CASE, ours_ms, statistics.mean(base_times), BASE, UNIT)
     else:
-        row = skipped(CASE, ours_ms, UNIT, peer)
+        row = skipped_row(CASE, ours_ms, UNIT, peer)
     return [
         row,
-        alone(f"{CASE}_pod", statistics.mean(known), UNIT),
-        alone(f"{CASE}_node", statistics.mean(made), UNIT),
+        value_row(f"{CASE}_pod", statistics.mean(pod_read_times), UNIT),
+        value_row(f"{CASE}_node", statistics.mean(node_times), UNIT),
     ]
 
 
-def _known(question: Question) -> Callable[[], object]:
-    pod = zoned_pod(question.pod)
-    return lambda: by_zones(question.node, pod)
+def _with_read_pod(filter_case: FilterCase) -> Callable[[], object]:
+    pod = zoned_pod(filter_case.pod)
+    return lambda: by_zones(filter_case.node, pod)
 
 
-def _made(question: Question) -> Callable[[], object]:
-    return lambda: zoned_node(question.topology, ALLOCATABLE)
+def _read_node(filter_case: FilterCase) -> Callable[[], object]:
+    return lambda: zoned_node(filter_case.topology, ALLOCATABLE)
 
 
 def table(stack: ExitStack, *, quick: bool) -> list[Row]:

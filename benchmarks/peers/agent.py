@@ -18,7 +18,7 @@ from peers.processes import START, compiled, rss_mb
 
 from tests.fixtures.ports import free_port
 
-PATIENCE_SECONDS = 60.0
+DEADLINE_SECONDS = 60.0
 
 
 class Agent:
@@ -34,7 +34,7 @@ class Agent:
         return rss_mb(self.pid)
 
     def has_mapped(self, part: str) -> bool:
-        """Whether it has mapped a library (or any file) with that text in its path."""
+        """Whether a mapped file (a library) has this text in its path."""
         return part in Path(f"/proc/{self.pid}/maps").read_text()
 
     def metric(self, series: str) -> float:
@@ -48,13 +48,13 @@ class Agent:
     def ready(self) -> bool:
         return bool(self._get("/readyz"))
 
-    def until(self, what: str, true: Callable[[], object]) -> None:
-        """Waits until the condition is true; ends the benchmark after PATIENCE_SECONDS."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not true():
+    def wait_for(self, what: str, condition: Callable[[], object]) -> None:
+        """Waits for the condition; ends the benchmark after DEADLINE_SECONDS."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not condition():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 tail = self._log.read_text()[-2000:]
-                raise SystemExit(f"the agent: not {what} in {PATIENCE_SECONDS:g} s\n{tail}")
+                raise SystemExit(f"the agent: not {what} in {DEADLINE_SECONDS:g} s\n{tail}")
             time.sleep(0.05)
 
     def _get(self, page: str) -> str:
@@ -93,7 +93,7 @@ def running(
         )
     try:
         agent = Agent(process, http, log)
-        agent.until("ready", agent.ready)
+        agent.wait_for("ready", agent.ready)
         yield agent
     finally:
         process.terminate()

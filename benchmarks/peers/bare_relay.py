@@ -1,5 +1,5 @@
-"""Relays a unix socket and interprets nothing: the least that a proxy in Python in front of the
-runtime costs. Each message takes a wait, a receive and a send.
+"""Relays a unix socket and interprets nothing: the minimum cost of a proxy in Python in front of
+the runtime. Each message takes a wait, a receive and a send.
 
 usage: bare_relay.py LISTEN CONNECT
 """

@@ -54,7 +54,7 @@ class Cluster:
             f"{each['verb']} {each['requestURI']}" for each in events if each["verb"] in WRITING
         ]
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Updates the Node's status as a kubelet does regularly."""
         now = {"type": "Ready", "status": "True", "reason": f"beat-{os.urandom(4).hex()}"}
         path = f"/api/v1/nodes/{NODE}/status"

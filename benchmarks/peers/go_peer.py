@@ -87,34 +87,32 @@ class GoPeer:
         self._process.kill()
         self._process.communicate()
 
-    def ask(
-        self, question: dict[str, Any], calls: int, within_seconds: float, about: str
+    def call(
+        self, request: dict[str, Any], calls: int, within_seconds: float, context: str
     ) -> dict[str, Any]:
-        """Returns the answer to the last of `calls` calls, with the nanoseconds of each (`ns`).
-        Without an answer the benchmark ends with an error that begins with `about`."""
+        """Returns the reply to the last of `calls` calls, with the nanoseconds of each (`ns`).
+        Without a reply the benchmark ends with an error that begins with `context`."""
         try:
-            return self._answer(question, calls, within_seconds)
+            return self._call(request, calls, within_seconds)
         except PeerError as error:
-            raise SystemExit(f"{about}: {error}") from None
+            raise SystemExit(f"{context}: {error}") from None
 
-    def _answer(
-        self, question: dict[str, Any], calls: int, within_seconds: float
-    ) -> dict[str, Any]:
+    def _call(self, request: dict[str, Any], calls: int, within_seconds: float) -> dict[str, Any]:
         """Raises PeerError; after that the process answers no more requests."""
-        asked, answers = self._process.stdin, self._process.stdout
-        assert asked is not None
-        assert answers is not None
+        requests, replies = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert replies is not None
         try:
-            asked.write(json.dumps({"calls": calls, **question}).encode() + b"\n")
-            asked.flush()
+            requests.write(json.dumps({"calls": calls, **request}).encode() + b"\n")
+            requests.flush()
         except BrokenPipeError:
             raise PeerError("it ended") from None
-        if not select.select([answers], [], [], within_seconds)[0]:
-            raise PeerError(f"no answer within {within_seconds:g} s")
-        answer: dict[str, Any] = json.loads(answers.readline() or '{"error": "it ended"}')
-        if "error" in answer:
-            raise PeerError(answer["error"])
-        return answer
+        if not select.select([replies], [], [], within_seconds)[0]:
+            raise PeerError(f"no reply within {within_seconds:g} s")
+        reply: dict[str, Any] = json.loads(replies.readline() or '{"error": "it ended"}')
+        if "error" in reply:
+            raise PeerError(reply["error"])
+        return reply
 
 
 def run_peer(stack: ExitStack, source: Source, *, build: bool) -> GoPeer | str:

@@ -1,4 +1,4 @@
-"""A raw HTTP/2 client for gRPC calls; it encodes header blocks in advance: its cost is small."""
+"""A raw HTTP/2 client for gRPC calls with little overhead: it encodes header blocks in advance."""
 
 from __future__ import annotations
 
@@ -61,23 +61,23 @@ class Client:
         """The seconds of one call."""
         return self.calls(method, request, 1, 1)[0]
 
-    def calls(self, method: str, request: bytes, count: int, together: int) -> list[float]:
-        """The seconds of each of `count` calls, with `together` of them in flight."""
+    def calls(self, method: str, request: bytes, count: int, in_flight: int) -> list[float]:
+        """The seconds of each of `count` calls, with `in_flight` of them in flight."""
         blocks = self._blocks[method]
         message = b"\0" + len(request).to_bytes(4, "big") + request
-        begun: dict[int, float] = {}
+        started: dict[int, float] = {}
         took: list[float] = []
         left = count
         while len(took) < count:
-            while left and len(begun) < together:
+            while left and len(started) < in_flight:
                 stream, block = next(self._streams), blocks.popleft()
                 frames = head(len(block), 1, 4, stream) + block
                 frames += head(len(message), 0, 1, stream) + message
-                begun[stream] = time.perf_counter()
+                started[stream] = time.perf_counter()
                 self._socket.sendall(frames)
                 left -= 1
             for stream in self._receive():
-                took.append(time.perf_counter() - begun.pop(stream))
+                took.append(time.perf_counter() - started.pop(stream))
         return took
 
     def _receive(self) -> list[int]:
@@ -86,11 +86,11 @@ class Client:
         if not size:
             raise ConnectionError("closed by the peer")
         self._buffer += self._read[:size]
-        buffer, at, have, ended = self._buffer, 0, len(self._buffer), []
-        while have - at >= 9:
+        buffer, at, received, ended = self._buffer, 0, len(self._buffer), []
+        while received - at >= 9:
             length = buffer[at] << 16 | buffer[at + 1] << 8 | buffer[at + 2]
             end = at + 9 + length
-            if end > have:
+            if end > received:
                 break
             kind, flags = buffer[at + 3], buffer[at + 4]
             stream = int.from_bytes(buffer[at + 5 : at + 9], "big")

@@ -1,5 +1,5 @@
-"""An HTTP server with the routes of an extender that decides nothing: it shows the cost of the
-exchange of bytes. `httpserver.py KIND` prints its port."""
+"""An HTTP server with the routes of an extender, without decisions: it shows the cost of the HTTP
+exchange. `httpserver.py KIND` prints its port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THREADS = 16
 JSON = "application/json"
 
 
-def answered(path: str, body: bytes) -> bytes:
+def reply_to(path: str, body: bytes) -> bytes:
     """Returns the request, which is as large as an answer with all its nodes."""
     return b"ok" if path == "/healthz" else body
 
@@ -27,7 +27,7 @@ def ours() -> None:
     from agent.http.routes import Route
     from agent.http.server import HttpServer, ServerLimits
 
-    class OneNode(NodeAddresses):
+    class LocalNodeOnly(NodeAddresses):
         """The benchmark's attackers are other machines."""
 
         def local(self, peer: str, own: str) -> bool:
@@ -47,7 +47,7 @@ def ours() -> None:
         bodies_bytes=64 << 20,
     )
     limits = ServerLimits(connections, THREADS)
-    server = HttpServer("0.0.0.0:0", routes, limits, OneNode())
+    server = HttpServer("0.0.0.0:0", routes, limits, LocalNodeOnly())
     server.start()
     print(server.port, flush=True)
     threading.Event().wait()
@@ -61,7 +61,7 @@ def stdlib() -> None:
         disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
-            reply = answered(self.path, self.rfile.read(int(self.headers["Content-Length"] or 0)))
+            reply = reply_to(self.path, self.rfile.read(int(self.headers["Content-Length"] or 0)))
             self.send_response(200)
             self.send_header("Content-Type", JSON)
             self.send_header("Content-Length", str(len(reply)))
@@ -89,7 +89,7 @@ def stdlib() -> None:
 def application(environ: dict[str, Any], start: Callable[..., object]) -> list[bytes]:
     """WSGI."""
     size = int(environ.get("CONTENT_LENGTH") or 0)
-    reply = answered(environ["PATH_INFO"], environ["wsgi.input"].read(size))
+    reply = reply_to(environ["PATH_INFO"], environ["wsgi.input"].read(size))
     start("200 OK", [("Content-Type", JSON), ("Content-Length", str(len(reply)))])
     return [reply]
 
@@ -107,7 +107,7 @@ def gunicorn() -> None:
     """One worker process, as the scheduler's state is in one; its hook prints the port."""
     from gunicorn.app.base import BaseApplication
 
-    class One(BaseApplication):  # type: ignore[misc, unused-ignore]
+    class Application(BaseApplication):  # type: ignore[misc, unused-ignore]
         def load_config(self) -> None:
             options: dict[str, Any] = {
                 "bind": "0.0.0.0:0",
@@ -126,20 +126,20 @@ def gunicorn() -> None:
         def load(self) -> Callable[..., list[bytes]]:
             return application
 
-    One().run()
+    Application().run()
 
 
 def uvicorn() -> None:
     """asyncio and h11; handlers that compute would need threads in addition."""
     import uvicorn as library
 
-    async def served(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
         body, more = bytearray(), True
         while more:
             message = await receive()
             body += message.get("body", b"")
             more = message.get("more_body", False)
-        reply = answered(scope["path"], bytes(body))
+        reply = reply_to(scope["path"], bytes(body))
         headers = [
             (b"content-type", JSON.encode()),
             (b"content-length", str(len(reply)).encode()),
@@ -147,13 +147,13 @@ def uvicorn() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply})
 
-    class Announced(library.Server):  # type: ignore[misc, unused-ignore]
+    class PrintingServer(library.Server):  # type: ignore[misc, unused-ignore]
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             print(self.servers[0].sockets[0].getsockname()[1], flush=True)
 
     settings = library.Config(
-        served,
+        application,
         host="0.0.0.0",
         port=0,
         log_level="error",
@@ -162,7 +162,7 @@ def uvicorn() -> None:
         loop="asyncio",
         timeout_keep_alive=120,
     )
-    Announced(settings).run()
+    PrintingServer(settings).run()
 
 
 KINDS = {

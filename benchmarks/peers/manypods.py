@@ -1,7 +1,7 @@
-"""One real pod of a runtime, listed as many pods, which need no time to start.
+"""A runtime with one real pod that is listed as many pods, so that they need not be started.
 
-The answers about each pod are the runtime's own, with other ids of the same length replaced in
-their bytes. The cgroups of all pods exist, without processes. Every caller of GetContainerEvents
+The replies about each pod are the runtime's own, with ids and names of the same length replaced in
+their bytes. The cgroups of all pods exist, without processes. Each caller of GetContainerEvents
 receives one event.
 """
 
@@ -30,7 +30,7 @@ _ID = re.compile(rb"[0-9a-f]{64}")
 
 
 class ManyPods:
-    """Answers like a runtime."""
+    """The replies of the runtime for all pods."""
 
     def __init__(self, socket: str, name: str, pods: Mapping[str, str]) -> None:
         """The runtime's only pod is `pods[name]`; `pods`: uid by name, names of one length."""
@@ -44,13 +44,15 @@ class ManyPods:
         cri.close()
         ids = sandbox.id, container.id
         # Both requests have the id as field 1 and `verbose` as field 2.
-        told = {each: pb.ContainerStatusRequest(container_id=each, verbose=True) for each in ids}
+        requests = {
+            each: pb.ContainerStatusRequest(container_id=each, verbose=True) for each in ids
+        }
         statuses = {
-            method: answer(method, told[each].SerializeToString())
+            method: answer(method, requests[each].SerializeToString())
             for method, each in zip(STATUSES, ids, strict=True)
         }
         lists = {method: answer(method) for method in ("ListPodSandbox", "ListContainers")}
-        self._fixed = dict.fromkeys(lists, b"") | {
+        self._replies = dict.fromkeys(lists, b"") | {
             "Version": answer("Version"),
             "UpdateContainerResources": b"",
         }
@@ -59,18 +61,24 @@ class ManyPods:
         for other, uid in pods.items():
             names = {name: other, pods[name]: uid, **{each: _id(each, uid) for each in ids}}
             for method, raw in lists.items():
-                self._fixed[method] += _renamed(raw, names)  # messages that follow are merged
+                self._replies[method] += _replace_names(
+                    raw, names
+                )  # messages that follow are merged
             for method, each in zip(STATUSES, ids, strict=True):
-                self._statuses[method, names[each].encode()] = _renamed(statuses[method], names)
+                self._statuses[method, names[each].encode()] = _replace_names(
+                    statuses[method], names
+                )
                 if other != name:
-                    _make_groups(group / each, Path(_renamed_text(str(group / each), names)))
+                    _make_groups(
+                        group / each, Path(_replace_names_in_text(str(group / each), names))
+                    )
         # An event's first field is the container's id too.
         self.event = pb.ContainerStatusRequest(container_id=container.id).SerializeToString()
 
     def answer(self, method: str, request: bytes) -> bytes:
         """Raises KeyError for a method that an agent does not call."""
         if method not in STATUSES:
-            return self._fixed[method]
+            return self._replies[method]
         found = _ID.search(request)
         return self._statuses[method, found[0] if found else b""]
 
@@ -107,28 +115,28 @@ def serving(path: Path, many: ManyPods) -> Iterator[None]:
         server.stop(None).wait()
 
 
-def _make_groups(like: Path, group: Path) -> None:
+def _make_groups(template_group: Path, group: Path) -> None:
     """Creates the cgroups in every hierarchy; they are removed with those of the runtime."""
     for mount in MOUNTS.iterdir():
-        old, new = (mount / str(each).lstrip("/") for each in (like, group))
+        old, new = (mount / str(each).lstrip("/") for each in (template_group, group))
         if not old.is_dir():
             continue
-        for twin, folder in ((old.parent, new.parent), (old, new)):
+        for template, folder in ((old.parent, new.parent), (old, new)):
             folder.mkdir(exist_ok=True)
             for file in ("cpuset.cpus", "cpuset.mems"):
-                if (twin / file).exists():
-                    (folder / file).write_text((twin / file).read_text())
+                if (template / file).exists():
+                    (folder / file).write_text((template / file).read_text())
 
 
 def _id(old: str, uid: str) -> str:
     return hashlib.sha256(f"{old} {uid}".encode()).hexdigest()
 
 
-def _renamed(raw: bytes, names: Mapping[str, str]) -> bytes:
+def _replace_names(raw: bytes, names: Mapping[str, str]) -> bytes:
     for old, new in names.items():
         raw = raw.replace(old.encode(), new.encode())
     return raw
 
 
-def _renamed_text(text: str, names: Mapping[str, str]) -> str:
-    return _renamed(text.encode(), names).decode()
+def _replace_names_in_text(text: str, names: Mapping[str, str]) -> str:
+    return _replace_names(text.encode(), names).decode()

@@ -33,7 +33,7 @@ class Server:
         self._tls.load_cert_chain(user["client-certificate"], user["client-key"])
         url = urllib.parse.urlsplit(cluster["server"])
         self._address = (str(url.hostname), url.port or 443)
-        self._kept = self.connection()
+        self._connection = self.connection()
 
     def connection(self) -> http.client.HTTPSConnection:
         host, port = self._address
@@ -41,41 +41,41 @@ class Server:
 
     def request(self, method: str, path: str, body: object = None) -> Any:
         text = None if body is None else json.dumps(body)
-        self._kept.request(method, path, text, {"Content-Type": "application/json"})
-        answer = self._kept.getresponse()
+        self._connection.request(method, path, text, {"Content-Type": "application/json"})
+        answer = self._connection.getresponse()
         content = answer.read()
         if answer.status >= 300:
             raise SystemExit(f"{method} {path}: {answer.status}: {content[:500]!r}")
         return json.loads(content)
 
 
-def started(server: Server, pod: dict[str, Any]) -> dict[str, float]:
+def start_pod(server: Server, pod: dict[str, Any]) -> dict[str, float]:
     name = pod["metadata"]["name"]
     version = server.request("GET", f"{PODS}?limit=1")["metadata"]["resourceVersion"]
-    watching = server.connection()
+    watch = server.connection()
     selector = urllib.parse.quote(f"metadata.name={name}")
-    watching.request("GET", f"{PODS}?watch=1&fieldSelector={selector}&resourceVersion={version}")
-    events = watching.getresponse()
+    watch.request("GET", f"{PODS}?watch=1&fieldSelector={selector}&resourceVersion={version}")
+    events = watch.getresponse()
     stages = {}
     began = time.time()
 
-    def passed() -> float:
+    def elapsed_ms() -> float:
         return (time.time() - began) * 1e3
 
     uid = server.request("POST", PODS, pod)["metadata"]["uid"]
-    stages["created"] = passed()
+    stages["created"] = elapsed_ms()
     while "running" not in stages:
         seen = json.loads(events.readline())["object"]
         if seen["spec"].get("nodeName"):
-            stages.setdefault("scheduled", passed())
+            stages.setdefault("scheduled", elapsed_ms())
         statuses = seen["status"].get("containerStatuses", ())
         if statuses and all("running" in each["state"] for each in statuses):
-            stages["running"] = passed()
+            stages["running"] = elapsed_ms()
     stages["started"] = (first_line(name, uid) - began) * 1e3
     server.request("DELETE", f"{PODS}/{name}?gracePeriodSeconds=1")
     while json.loads(events.readline())["type"] != "DELETED":
         pass
-    watching.close()
+    watch.close()
     return stages
 
 
@@ -95,5 +95,5 @@ def first_line(name: str, uid: str) -> float:
 
 
 if __name__ == "__main__":
-    it = Server(json.loads(Path(sys.argv[1]).read_text()))
-    print(json.dumps([started(it, each) for each in json.load(sys.stdin)]))
+    server = Server(json.loads(Path(sys.argv[1]).read_text()))
+    print(json.dumps([start_pod(server, each) for each in json.load(sys.stdin)]))

@@ -29,7 +29,7 @@ OURS = [
     *("proxy", "--listen", "{listen}", "--runtime-endpoint", "{upstream}"),
     *("--state-dir", "{listen}.state"),
 ]
-GIVEN_SECONDS = 60
+EXTERNAL_SECONDS = 60
 PEER = str(Path(__file__).resolve().parent / "grpc_peer.py")
 
 
@@ -106,12 +106,12 @@ def accepts(path: Path | str) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
-def wait_for_given(name: str, path: str) -> None:
+def wait_for_external(name: str, path: str) -> None:
     """Returns when a proxy that the user starts accepts connections at `path`."""
-    end = time.monotonic() + GIVEN_SECONDS
+    end = time.monotonic() + EXTERNAL_SECONDS
     while not accepts(path):
         if time.monotonic() > end:
-            raise SystemExit(f"--proxy {name}: no listener at {path} after {GIVEN_SECONDS} s")
+            raise SystemExit(f"--proxy {name}: no listener at {path} after {EXTERNAL_SECONDS} s")
         time.sleep(0.05)
 
 

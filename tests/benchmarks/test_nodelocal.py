@@ -37,11 +37,11 @@ def machine(folder: Path, *shape: int) -> Topology:
 def pods(nodelocal: ModuleType, topology: Topology) -> tuple[Pod, ...]:
     found = []
     for each in nodelocal.fitting(len(topology.online) - 1):
-        inside = tuple(
+        containers = tuple(
             Container(name, name, ContainerState.RUNNING, shares=nodelocal.shares(milli))
             for name, (milli, _) in each.containers.items()
         )
-        found.append(Pod(each.name, "ns", each.name, {}, {}, each.kube_class, 1, inside))
+        found.append(Pod(each.name, "ns", each.name, {}, {}, each.kube_class, 1, containers))
     return tuple(found)
 
 
@@ -90,7 +90,7 @@ def test_decisions_are_written_to_real_cgroups(nodelocal: ModuleType, tmp_path: 
     examples = nodelocal.fitting(len(topology.online) - 1)
     works = {each.name: each.containers for each in examples}
     file = "cpu.max" if controllers.version("cpu") == 2 else "cpu.cfs_quota_us"
-    with nodelocal.Machine.made(examples, Journal(tmp_path / "journal")) as it:
+    with nodelocal.Machine.created(examples, Journal(tmp_path / "journal")) as it:
         for policy in (*nodelocal.POLICIES, "none"):
             decision = nodelocal.decided(topology, it.pods, policy)
             it.apply(decision)

@@ -152,7 +152,7 @@ def test_changes_come_from_the_trail_with_what_others_appended(node: ServedNode)
     found = values(node, "history")
     assert found["since"].keys() == {"own"}
     assert "ns/own" in {each.get("pod") for each in found["changes"]}
-    node.ends("own")
+    node.end_pod("own")
     node.reconcile()
     later = values(node, "history")
     assert later["since"] == {}

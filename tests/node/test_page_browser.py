@@ -53,7 +53,7 @@ def test_the_machine_changes_while_the_page_is_open(node: ServedNode, tab: Tab) 
     """Owners come and go, a claim is refused, a card becomes unhealthy, CPUs get load."""
     assert owned(tab) == [0, 1, 2, 3, 16, 17, 32, 33, 34, 35, 48, 49]
     assert tab.run("document.getElementById('attention').hidden")
-    node.ends("train")
+    node.end_pod("train")
     node.reconcile()
     node.pod("late", "LSE", "0-1,32-33")
     node.reconcile()
