@@ -131,7 +131,7 @@ def reserve(cache: SchedulerCache, kind: Kind, node: str, name: str = "p") -> bo
     return isinstance(granted, Granted)
 
 
-def held(cluster: SchedulerCache, name: str = "n1") -> set[str]:
+def allocated_pods(cluster: SchedulerCache, name: str = "n1") -> set[str]:
     """The names of the pods with an allocation on the node, without its agent."""
     state = cluster.node(name)
     assert state is not None

@@ -49,24 +49,24 @@ def pod(
 ) -> Object:
     """`cpus`: the exclusive CPUs in its annotation. The CPU limit of an LSE or LSR pod equals its
     request."""
-    notes = dict(annotations or {})
+    all_annotations = dict(annotations or {})
     if cpus:
-        notes[RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
+        all_annotations[RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
     conditions = [] if ready is None else [{"type": "Ready", "status": str(ready)}]
-    wanted = requests or {}
-    owns = (labels or {}).get("koordinator.sh/qosClass") in ("LSE", "LSR") and "cpu" in wanted
-    limits = {"cpu": wanted["cpu"]} if owns else {}
+    requests = requests or {}
+    exclusive = (labels or {}).get("koordinator.sh/qosClass") in ("LSE", "LSR")
+    limits = {"cpu": requests["cpu"]} if exclusive and "cpu" in requests else {}
     return {
         "metadata": {
             "name": name,
             "namespace": namespace,
             "uid": uid or f"uid-{name}",
             "labels": labels or {},
-            "annotations": notes,
+            "annotations": all_annotations,
         },
         "spec": {
             "nodeName": node,
-            "containers": [{"name": "c", "resources": {"requests": wanted, "limits": limits}}],
+            "containers": [{"name": "c", "resources": {"requests": requests, "limits": limits}}],
         },
         "status": {
             "phase": phase,
@@ -114,7 +114,7 @@ def topology(
 
 
 def devices(name: str, gpus: int = 2) -> Object:
-    """A number of whole GPUs."""
+    """A Device object with this number of GPUs."""
     amounts = {
         "koordinator.sh/gpu-core": 100,
         "koordinator.sh/gpu-memory": 1 << 30,
@@ -137,21 +137,21 @@ def pod_request(
     return request_of(from_object(body))
 
 
-def of_pod(body: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[PodRecord]:
+def pod_change(body: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[PodRecord]:
     return Change(kind, _key(body), read_pod(json.dumps(body).encode()))
 
 
-def of_node(body: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[NodeRecord]:
+def node_change(body: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[NodeRecord]:
     return Change(kind, _key(body), records.node(json.dumps(body).encode()))
 
 
-def of_topology(
+def topology_change(
     body: Object, kind: ChangeKind = ChangeKind.MODIFIED
 ) -> Change[NodeTopology | Unreadable]:
     return Change(kind, _key(body), records.topology(json.dumps(body).encode()))
 
 
-def of_devices(
+def devices_change(
     body: Object, kind: ChangeKind = ChangeKind.MODIFIED
 ) -> Change[DeviceObject | Unreadable]:
     return Change(kind, _key(body), records.devices(json.dumps(body).encode()))

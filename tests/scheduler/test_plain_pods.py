@@ -58,22 +58,22 @@ class Scene:
 
     def add_node(self, name: str, zones: zonednodes.Zones, report: Object | None = None) -> None:
         self.names.append(name)
-        self.cluster.nodes_changed([objects.of_node(zonednodes.node(name, zones))])
+        self.cluster.nodes_changed([objects.node_change(zonednodes.node(name, zones))])
         if report is not None:
             self.report_zones(report)
 
     def report_zones(self, report: Object) -> None:
-        self.cluster.topologies_changed([objects.of_topology(report)])
+        self.cluster.topologies_changed([objects.topology_change(report)])
 
     def report_pod(self, body: Object, node: str, phase: str = "Running") -> None:
         """A watch reports the pod on that node."""
         bound = {**body, "spec": {**body["spec"], "nodeName": node}, "status": {"phase": phase}}
-        self.cluster.pods_changed([objects.of_pod(bound)])
+        self.cluster.pods_changed([objects.pod_change(bound)])
 
     def delete_pod(self, body: Object, node: str) -> None:
         """A watch reports that the pod was deleted."""
         bound = {**body, "spec": {**body["spec"], "nodeName": node}}
-        self.cluster.pods_changed([objects.of_pod(bound, ChangeKind.DELETED)])
+        self.cluster.pods_changed([objects.pod_change(bound, ChangeKind.DELETED)])
 
     def filter(self, body: Object) -> ExtenderFilterResult:
         return self.handlers.filter(ExtenderArgs(apiobjects.from_object(body), self.names))
@@ -467,9 +467,9 @@ class World:
             return
         body, change_kind = queue.popleft()
         if queue is self.events["zones"]:
-            self.scene.cluster.topologies_changed([objects.of_topology(body, change_kind)])
+            self.scene.cluster.topologies_changed([objects.topology_change(body, change_kind)])
         else:
-            self.scene.cluster.pods_changed([objects.of_pod(body, change_kind)])
+            self.scene.cluster.pods_changed([objects.pod_change(body, change_kind)])
 
     ACTIONS = (
         (create_and_bind_pod, 6),

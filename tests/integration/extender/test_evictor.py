@@ -59,9 +59,9 @@ class World:
         objects.namespace(api, name)
         for node in self.nodes:
             objects.ready_node(api, node, {"cpu": "8", "memory": "8Gi"})
-            self.cluster.nodes_changed([cluster_objects.of_node(cluster_objects.node(node))])
+            self.cluster.nodes_changed([cluster_objects.node_change(cluster_objects.node(node))])
             self.cluster.topologies_changed(
-                [cluster_objects.of_topology(cluster_objects.topology(node))]
+                [cluster_objects.topology_change(cluster_objects.topology(node))]
             )
         for pod, cpus in CPUS.items():
             self.add_pod(pod, cpus)
@@ -194,7 +194,7 @@ def test_budget_that_is_tighter_than_the_known_one(world: World) -> None:
         lambda world: (
             world.cluster.pods_changed(
                 [
-                    cluster_objects.of_pod(
+                    cluster_objects.pod_change(
                         cluster_objects.pod(
                             "a", world.name, phase="Succeeded", namespace=world.name
                         )

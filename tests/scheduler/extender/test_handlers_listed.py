@@ -29,12 +29,12 @@ def requesting(**amounts: str) -> Kind:
 def report(scene: Scene, node: str, *resources: Mapping[str, int]) -> None:
     devices = [Device("xpu", f"{node}-{at}", at, dict(each)) for at, each in enumerate(resources)]
     body = device_object.encode(node, devices)
-    scene.cluster.devices_changed([objects.of_devices(body)])
+    scene.cluster.devices_changed([objects.devices_change(body)])
 
 
 def delete_report(scene: Scene, node: str) -> None:
     body = device_object.encode(node, [])
-    scene.cluster.devices_changed([objects.of_devices(body, ChangeKind.DELETED)])
+    scene.cluster.devices_changed([objects.devices_change(body, ChangeKind.DELETED)])
 
 
 def allocated(scene: Scene, name: str) -> dict[str, list[dict[str, object]]]:
@@ -126,7 +126,7 @@ def test_a_pod_gets_a_card_and_a_listed_device_on_one_node(scene: Scene) -> None
     body = Machine(CARDS).devices("c")
     added = {"type": "xpu", "id": "x", "minor": 0, "health": True, "resources": {XPU: "1"}}
     body["spec"]["devices"].append(added)
-    scene.cluster.devices_changed([objects.of_devices(body)])
+    scene.cluster.devices_changed([objects.devices_change(body)])
     amounts = {**carder(1).requests, XPU: "1"}
     pod = scene.pod(Kind(amounts, amounts), "p")
     assert scene.fits(pod) == ["c"]

@@ -179,5 +179,5 @@ def test_bound_and_deleted_pods_leave_the_queue(
     queue: UnschedulableQueue, node: str, kind: ChangeKind, queued: bool
 ) -> None:
     filter_of(queue, objects.pod("p"))(REJECTED)
-    queue.pods_changed([objects.of_pod(objects.pod("p", node), kind)])
+    queue.pods_changed([objects.pod_change(objects.pod("p", node), kind)])
     assert queue.contains("uid-p") is queued

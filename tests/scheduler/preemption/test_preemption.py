@@ -63,9 +63,9 @@ def pending_pod(cpu: int, priority: int = 10, qos: str = "LSR", **spec: Any) -> 
 
 def cluster(*pods: dict[str, Any]) -> SchedulerCache:
     cache = SchedulerCache(agents=False)
-    cache.nodes_changed([objects.of_node(objects.node("n"))])
-    cache.topologies_changed([objects.of_topology(objects.topology("n"))])
-    cache.pods_changed([objects.of_pod(each) for each in pods])
+    cache.nodes_changed([objects.node_change(objects.node("n"))])
+    cache.topologies_changed([objects.topology_change(objects.topology("n"))])
+    cache.pods_changed([objects.pod_change(each) for each in pods])
     return cache
 
 
@@ -193,11 +193,11 @@ class Scene:
             self.cluster, self.groups, self.queue, Budgets(), clock=lambda: self.now
         )
         for node in nodes:
-            self.cluster.nodes_changed([objects.of_node(objects.node(node))])
-            self.cluster.topologies_changed([objects.of_topology(objects.topology(node))])
+            self.cluster.nodes_changed([objects.node_change(objects.node(node))])
+            self.cluster.topologies_changed([objects.topology_change(objects.topology(node))])
             for name in CPUS:
                 self.report_pod(node, name)
-        self.cluster.pods_changed([objects.of_pod(member(name)) for name in ("m0", "m1")])
+        self.cluster.pods_changed([objects.pod_change(member(name)) for name in ("m0", "m1")])
 
     def report_pod(
         self, node: str, name: str, kind: ChangeKind = ChangeKind.ADDED, **fields: Any
@@ -205,7 +205,7 @@ class Scene:
         body = bound_pod(name, **fields.pop("more", {}))
         body["metadata"] |= {"name": f"{node}-{name}", "uid": f"{node}-{name}", **fields}
         body["spec"]["nodeName"] = node
-        self.cluster.pods_changed([objects.of_pod(body, kind)])
+        self.cluster.pods_changed([objects.pod_change(body, kind)])
 
     def preempt(self, name: str, **named: str) -> dict[str, set[str]]:
         """Returns the victims by node. `named`: kube-scheduler's victim on each node."""
@@ -276,7 +276,7 @@ def test_a_late_member_preempts_other_pods_on_the_node_of_its_group() -> None:
     bound = bound_pod("p0", annotations={GROUP_ANNOTATION: "g/2"})
     bound["metadata"] |= {"uid": "a-p0"}
     bound["spec"]["nodeName"] = "a"
-    scene.cluster.pods_changed([objects.of_pod(bound, ChangeKind.MODIFIED)])
+    scene.cluster.pods_changed([objects.pod_change(bound, ChangeKind.MODIFIED)])
     assert scene.preempt("m1", a="p1", b="p1") == {"a": {"a-p3"}}
     assert scene.preempt("m1", b="p1") == {}
 
@@ -324,11 +324,11 @@ def with_xpus(*pods: dict[str, Any], extended_resource: bool) -> SchedulerCache:
     cache = cluster()
     node = objects.node("n")
     node["status"]["allocatable"][XPU] = "200"
-    cache.nodes_changed([objects.of_node(node)])
+    cache.nodes_changed([objects.node_change(node)])
     devices = [Device("xpu", f"x{minor}", minor, {XPU: 100}) for minor in range(2)]
     body = device_object.encode("other" if extended_resource else "n", devices)
-    cache.devices_changed([objects.of_devices(body)])
-    cache.pods_changed([objects.of_pod(each) for each in pods])
+    cache.devices_changed([objects.devices_change(body)])
+    cache.pods_changed([objects.pod_change(each) for each in pods])
     return cache
 
 

@@ -188,7 +188,7 @@ def test_a_node_without_an_agent_or_without_an_object_fails(world: World, case: 
     node, phase, reason = OBSTACLES[case]
     if case == "no agent":
         deleted = objects.agent("n1")
-        world.cluster.pods_changed([objects.of_pod(deleted, ChangeKind.DELETED)])
+        world.cluster.pods_changed([objects.pod_change(deleted, ChangeKind.DELETED)])
     fragmented(world)
     world.rebind(node=node)
     status = world.finish()

@@ -41,9 +41,9 @@ class World:
         self._version = 0
         self._reported: set[str] = set()
         self.cluster = SchedulerCache()
-        self.cluster.nodes_changed([objects.of_node(objects.node("n1"))])
-        self.cluster.topologies_changed([objects.of_topology(objects.topology("n1"))])
-        self.cluster.pods_changed([objects.of_pod(objects.agent("n1"))])
+        self.cluster.nodes_changed([objects.node_change(objects.node("n1"))])
+        self.cluster.topologies_changed([objects.topology_change(objects.topology("n1"))])
+        self.cluster.pods_changed([objects.pod_change(objects.agent("n1"))])
         limits = ResponseLimits(connect_seconds=2, read_seconds=5, whole_seconds=5)
         self.transport = Transport(FileAccess(server.url), limits=limits)
         self.rules = RebindRules()
@@ -87,10 +87,10 @@ class World:
     def report(self) -> None:
         """Reports the current objects as watches do."""
         for body in self.pods.values():
-            self.cluster.pods_changed([objects.of_pod(body)])
+            self.cluster.pods_changed([objects.pod_change(body)])
         for name in self._reported - self.pods.keys():
             deleted = objects.pod(name, "n1", uid=name)
-            self.cluster.pods_changed([objects.of_pod(deleted, ChangeKind.DELETED)])
+            self.cluster.pods_changed([objects.pod_change(deleted, ChangeKind.DELETED)])
         self._reported = set(self.pods)
         for name, body in self.rebinds.items():
             read = rebind_resource.decode(json.dumps(body).encode())

@@ -18,7 +18,7 @@ from tests.kube import fake_api_server
 from tests.kube.fake_api_server import Request, Server
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
-from tests.scheduler.clusters import held
+from tests.scheduler.clusters import allocated_pods
 
 REQUEST = objects.pod_request({"cpu": "1"}, name="a")
 
@@ -27,7 +27,7 @@ REQUEST = objects.pod_request({"cpu": "1"}, name="a")
 def cluster(clock: Clock) -> SchedulerCache:
     """A cluster of one node with a reservation."""
     it = SchedulerCache(clock=clock)
-    it.nodes_changed([objects.of_node(objects.node("n1"))])
+    it.nodes_changed([objects.node_change(objects.node("n1"))])
     it.reserve("n1", Granted(REQUEST))
     return it
 
@@ -80,7 +80,7 @@ def test_a_confirmed_reservation_expires_unless_the_pod_is_bound_to_its_node(
     clock.now = EXPIRY_SECONDS + 1
     expiry.step()
     assert len(server.requests) == 1
-    assert held(cluster) == ({"a"} if stays else set())
+    assert allocated_pods(cluster) == ({"a"} if stays else set())
     expiry.step()
     assert len(server.requests) == 1
     clock.now = 2 * EXPIRY_SECONDS + 2
@@ -93,7 +93,7 @@ def test_a_bind_in_progress_never_expires(
 ) -> None:
     clock.now = 1e9
     expiry.step()
-    assert held(cluster) == {"a"}
+    assert allocated_pods(cluster) == {"a"}
     assert not server.requests
 
 

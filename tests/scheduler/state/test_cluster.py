@@ -17,7 +17,7 @@ from agent.scheduler.state.cluster import EXPIRY_SECONDS, ReserveError, Schedule
 from tests.kept import kept_bytes
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
-from tests.scheduler.clusters import held
+from tests.scheduler.clusters import allocated_pods
 
 ADDED, DELETED = ChangeKind.ADDED, ChangeKind.DELETED
 PLAIN = objects.pod_request({"cpu": "1"})
@@ -30,19 +30,19 @@ def cluster(clock: Clock) -> SchedulerCache:
     """A cluster of nodes n1 and n2, each with all its objects and an agent."""
     cache = SchedulerCache(clock=clock)
     for name in ("n1", "n2"):
-        cache.nodes_changed([objects.of_node(objects.node(name))])
-        cache.topologies_changed([objects.of_topology(objects.topology(name))])
-        cache.devices_changed([objects.of_devices(objects.devices(name))])
-        cache.pods_changed([objects.of_pod(objects.agent(name))])
+        cache.nodes_changed([objects.node_change(objects.node(name))])
+        cache.topologies_changed([objects.topology_change(objects.topology(name))])
+        cache.devices_changed([objects.devices_change(objects.devices(name))])
+        cache.pods_changed([objects.pod_change(objects.agent(name))])
     return cache
 
 
 def report_pod(cluster: SchedulerCache, *args: Any, **more: Any) -> None:
-    cluster.pods_changed([objects.of_pod(objects.pod(*args, **more))])
+    cluster.pods_changed([objects.pod_change(objects.pod(*args, **more))])
 
 
 def delete_pod(cluster: SchedulerCache, *args: Any, **more: Any) -> None:
-    cluster.pods_changed([objects.of_pod(objects.pod(*args, **more), DELETED)])
+    cluster.pods_changed([objects.pod_change(objects.pod(*args, **more), DELETED)])
 
 
 def granted(name: str) -> Granted:
@@ -55,31 +55,31 @@ def test_a_pod_counts_while_it_is_bound_and_has_not_ended(
     cluster: SchedulerCache, phase: str
 ) -> None:
     report_pod(cluster, "a")
-    assert not held(cluster)
+    assert not allocated_pods(cluster)
     report_pod(cluster, "a", "n1")
-    assert held(cluster) == {"a"}
+    assert allocated_pods(cluster) == {"a"}
     assert cluster.bound("uid-a") == "n1"
     report_pod(cluster, "a", "n1", phase=phase)
-    assert not held(cluster)
+    assert not allocated_pods(cluster)
     assert cluster.bound("uid-a") is None
     delete_pod(cluster, "a", "n1", phase=phase)
-    assert not held(cluster)
+    assert not allocated_pods(cluster)
 
 
 def test_a_deleted_pod_has_no_allocation(cluster: SchedulerCache) -> None:
     report_pod(cluster, "a", "n1")
     delete_pod(cluster, "a", "n1")
-    assert not held(cluster)
+    assert not allocated_pods(cluster)
 
 
 def test_a_pod_deleted_in_an_old_state_has_no_allocation(cluster: SchedulerCache) -> None:
     cluster.topologies_changed(
-        [objects.of_topology(objects.topology("n1", policy="single-numa-node", pods=()))]
+        [objects.topology_change(objects.topology("n1", policy="single-numa-node", pods=()))]
     )
     body = objects.pod("a", "n1", cpus="0-1", phase="Running")
-    cluster.pods_changed([objects.of_pod(body)])
-    cluster.pods_changed([objects.of_pod(objects.pod("a"), DELETED)])
-    assert held(cluster) == set()
+    cluster.pods_changed([objects.pod_change(body)])
+    cluster.pods_changed([objects.pod_change(objects.pod("a"), DELETED)])
+    assert allocated_pods(cluster) == set()
     state = cluster.node("n1")
     assert state is not None
     assert isinstance(state.allocator.offer(PLAIN), Granted)
@@ -89,48 +89,48 @@ def test_a_pod_with_the_same_name_is_another(cluster: SchedulerCache) -> None:
     report_pod(cluster, "a", "n1", uid="1")
     delete_pod(cluster, "a", "n1", uid="1")
     report_pod(cluster, "a", "n2", uid="2")
-    assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
+    assert (allocated_pods(cluster), allocated_pods(cluster, "n2")) == (set(), {"a"})
 
 
 def test_an_old_event_of_a_bound_pod_releases_nothing(cluster: SchedulerCache) -> None:
     report_pod(cluster, "a", "n1")
     report_pod(cluster, "a")
-    assert held(cluster) == {"a"}
+    assert allocated_pods(cluster) == {"a"}
 
 
 def test_pods_that_are_reported_before_their_node_count_when_it_is_added() -> None:
     cache = SchedulerCache()
     report_pod(cache, "a", "late", cpus="0-1")
     assert cache.node("late") is None
-    cache.nodes_changed([objects.of_node(objects.node("late"))])
-    assert held(cache, "late") == {"a"}
+    cache.nodes_changed([objects.node_change(objects.node("late"))])
+    assert allocated_pods(cache, "late") == {"a"}
 
 
 def test_pods_are_kept_without_their_node(cluster: SchedulerCache) -> None:
     report_pod(cluster, "a", "n1")
-    cluster.nodes_changed([objects.of_node(objects.node("n1"), DELETED)])
+    cluster.nodes_changed([objects.node_change(objects.node("n1"), DELETED)])
     assert cluster.node("n1") is None
-    cluster.nodes_changed([objects.of_node(objects.node("n1"))])
-    assert held(cluster) == {"a"}
+    cluster.nodes_changed([objects.node_change(objects.node("n1"))])
+    assert allocated_pods(cluster) == {"a"}
 
 
 def test_no_memory_is_kept_for_deleted_nodes() -> None:
     cache = SchedulerCache()
 
     def add_and_delete(node: str) -> None:
-        cache.nodes_changed([objects.of_node(objects.node(node))])
-        cache.topologies_changed([objects.of_topology(objects.topology(node))])
-        cache.devices_changed([objects.of_devices(objects.devices(node))])
+        cache.nodes_changed([objects.node_change(objects.node(node))])
+        cache.topologies_changed([objects.topology_change(objects.topology(node))])
+        cache.devices_changed([objects.devices_change(objects.devices(node))])
         report_pod(cache, f"a-{node}", node)
-        cache.pods_changed([objects.of_pod(objects.agent(node))])
+        cache.pods_changed([objects.pod_change(objects.agent(node))])
         cache.reserve(node, granted(f"b-{node}"))
-        cache.pods_changed([objects.of_pod(objects.agent(node, phase="Failed"))])
-        cache.topologies_changed([objects.of_topology(objects.topology(node), DELETED)])
-        cache.devices_changed([objects.of_devices(objects.devices(node), DELETED)])
-        cache.nodes_changed([objects.of_node(objects.node(node), DELETED)])
+        cache.pods_changed([objects.pod_change(objects.agent(node, phase="Failed"))])
+        cache.topologies_changed([objects.topology_change(objects.topology(node), DELETED)])
+        cache.devices_changed([objects.devices_change(objects.devices(node), DELETED)])
+        cache.nodes_changed([objects.node_change(objects.node(node), DELETED)])
         delete_pod(cache, f"a-{node}", node)
         cache.release(f"uid-b-{node}")
-        cache.pods_changed([objects.of_pod(objects.agent(node, phase="Failed"), DELETED)])
+        cache.pods_changed([objects.pod_change(objects.agent(node, phase="Failed"), DELETED)])
 
     add_and_delete("first")
     nodes = [f"n{number}" for number in range(50)]
@@ -142,22 +142,22 @@ def test_a_reservation_stays_until_the_pod_is_reported_as_bound(
     cluster: SchedulerCache, clock: Clock
 ) -> None:
     cluster.reserve("n1", granted("a"))
-    assert held(cluster) == {"a"}
+    assert allocated_pods(cluster) == {"a"}
     report_pod(cluster, "a")
     clock.now = 1e6
     assert not cluster.overdue()
     cluster.confirm("uid-a")
     report_pod(cluster, "a")
-    assert held(cluster) == {"a"}
+    assert allocated_pods(cluster) == {"a"}
     report_pod(cluster, "a", "n1", requests={"cpu": "1"})
     assert cluster.reservation("uid-a") is None
-    assert held(cluster) == {"a"}
+    assert allocated_pods(cluster) == {"a"}
 
 
 def test_release_frees_the_reservation(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
     assert cluster.release("uid-a")
-    assert not held(cluster)
+    assert not allocated_pods(cluster)
     assert not cluster.release("uid-a")
 
 
@@ -165,13 +165,13 @@ def test_a_late_release_does_not_release_a_bound_pod(cluster: SchedulerCache) ->
     cluster.reserve("n1", granted("a"))
     report_pod(cluster, "a", "n1")
     assert not cluster.release("uid-a")
-    assert held(cluster) == {"a"}
+    assert allocated_pods(cluster) == {"a"}
 
 
 def test_a_pod_deleted_before_it_is_bound_releases_its_reservation(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
     delete_pod(cluster, "a")
-    assert not held(cluster)
+    assert not allocated_pods(cluster)
     cluster.confirm("uid-a")
     assert cluster.reservation("uid-a") is None
 
@@ -181,7 +181,7 @@ def test_a_pod_that_another_client_bound_elsewhere_releases_its_reservation(
 ) -> None:
     cluster.reserve("n1", granted("a"))
     report_pod(cluster, "a", "n2")
-    assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
+    assert (allocated_pods(cluster), allocated_pods(cluster, "n2")) == (set(), {"a"})
 
 
 def test_annotations_override_the_reservation(cluster: SchedulerCache) -> None:
@@ -202,9 +202,9 @@ def test_a_confirmed_reservation_is_overdue_after_its_time(
     clock.now = EXPIRY_SECONDS
     (overdue,) = cluster.overdue()
     assert (overdue.title, overdue.node, overdue.sent) == ("ns/a", "n1", True)
-    assert held(cluster) == {"a"}
+    assert allocated_pods(cluster) == {"a"}
     assert cluster.expire(overdue)
-    assert not held(cluster)
+    assert not allocated_pods(cluster)
 
 
 def test_a_reservation_that_was_confirmed_again_does_not_expire(
@@ -216,7 +216,7 @@ def test_a_reservation_that_was_confirmed_again_does_not_expire(
     (overdue,) = cluster.overdue()
     cluster.confirm("uid-a")
     assert not cluster.expire(overdue)
-    assert held(cluster) == {"a"}
+    assert allocated_pods(cluster) == {"a"}
     assert not cluster.overdue()
 
 
@@ -227,7 +227,7 @@ def test_a_second_concurrent_bind_of_a_pod_is_refused(cluster: SchedulerCache, s
         cluster.confirm("uid-a")
     with pytest.raises(ReserveError, match="a bind of pod ns/a to n1 is in progress"):
         cluster.reserve("n2", granted("a"))
-    assert (held(cluster), held(cluster, "n2")) == ({"a"}, set())
+    assert (allocated_pods(cluster), allocated_pods(cluster, "n2")) == ({"a"}, set())
 
 
 def test_nothing_is_reserved_for_a_bound_pod(cluster: SchedulerCache) -> None:
@@ -256,7 +256,7 @@ def test_no_pod_is_eligible_for_a_missing_node(
 
 
 def test_without_a_topology_only_pods_with_cpus_are_ineligible(cluster: SchedulerCache) -> None:
-    cluster.topologies_changed([objects.of_topology(objects.topology("n1"), DELETED)])
+    cluster.topologies_changed([objects.topology_change(objects.topology("n1"), DELETED)])
     assert cluster.eligible("n1", LSR) == "it has no NodeResourceTopology"
     assert cluster.eligible("n1", PLAIN) is None
     assert cluster.eligible("n1", GPU) is None
@@ -265,7 +265,7 @@ def test_without_a_topology_only_pods_with_cpus_are_ineligible(cluster: Schedule
 def test_without_a_device_object_only_pods_with_devices_are_ineligible(
     cluster: SchedulerCache,
 ) -> None:
-    cluster.devices_changed([objects.of_devices(objects.devices("n1"), DELETED)])
+    cluster.devices_changed([objects.devices_change(objects.devices("n1"), DELETED)])
     assert cluster.eligible("n1", GPU) == "it has no Device"
     assert cluster.eligible("n1", PLAIN) is None
     assert cluster.eligible("n1", LSR) is None
@@ -274,7 +274,7 @@ def test_without_a_device_object_only_pods_with_devices_are_ineligible(
 def test_an_invalid_object_counts_as_missing(cluster: SchedulerCache) -> None:
     body = objects.topology("n1")
     body["zones"][0]["resources"][0]["capacity"] = "x"
-    cluster.topologies_changed([objects.of_topology(body)])
+    cluster.topologies_changed([objects.topology_change(body)])
     reason = cluster.eligible("n1", LSR)
     assert reason is not None
     assert "NodeResourceTopology n1: zones[0].resources['cpu'].capacity" in reason
@@ -288,7 +288,7 @@ def test_a_fault_of_a_node_is_logged_once(
     for capacity in ("8", "16"):
         body = objects.node("n1", labels=label)
         body["status"]["allocatable"]["memory"] = capacity
-        cluster.nodes_changed([objects.of_node(body)])
+        cluster.nodes_changed([objects.node_change(body)])
         state = cluster.node("n1")
         assert state is not None
         assert state.allocator.properties.faults
@@ -299,27 +299,27 @@ def test_a_fault_of_a_node_is_logged_once(
 def test_pods_that_need_an_agent_wait_until_it_is_ready(
     cluster: SchedulerCache, pod_request: PodRequest
 ) -> None:
-    cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))])
+    cluster.pods_changed([objects.pod_change(objects.agent("n1", ready=False))])
     assert cluster.eligible("n1", pod_request) == "its agent is not Ready"
     assert cluster.eligible("n1", PLAIN) is None
-    cluster.pods_changed([objects.of_pod(objects.agent("n1"))])
+    cluster.pods_changed([objects.pod_change(objects.agent("n1"))])
     assert cluster.eligible("n1", pod_request) is None
-    cluster.pods_changed([objects.of_pod(objects.agent("n1"), DELETED)])
+    cluster.pods_changed([objects.pod_change(objects.agent("n1"), DELETED)])
     assert cluster.eligible("n1", pod_request) == "it has no agent"
 
 
 def test_one_ready_agent_of_two_is_enough(cluster: SchedulerCache) -> None:
-    cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))])
-    cluster.pods_changed([objects.of_pod(objects.agent("n1", uid="new"))])
+    cluster.pods_changed([objects.pod_change(objects.agent("n1", ready=False))])
+    cluster.pods_changed([objects.pod_change(objects.agent("n1", uid="new"))])
     assert cluster.eligible("n1", LSR) is None
-    cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False), DELETED)])
+    cluster.pods_changed([objects.pod_change(objects.agent("n1", ready=False), DELETED)])
     assert cluster.eligible("n1", LSR) is None
 
 
 def test_without_a_selector_no_agent_is_required() -> None:
     cache = SchedulerCache(agents=False)
-    cache.nodes_changed([objects.of_node(objects.node("n1"))])
-    cache.topologies_changed([objects.of_topology(objects.topology("n1"))])
+    cache.nodes_changed([objects.node_change(objects.node("n1"))])
+    cache.topologies_changed([objects.topology_change(objects.topology("n1"))])
     assert cache.eligible("n1", LSR) is None
 
 
@@ -344,10 +344,10 @@ def test_every_change_that_matters_is_logged(cluster: SchedulerCache) -> None:
         lambda: delete_pod(cluster, "a", "n1"),
         lambda: cluster.reserve("n2", granted("b")),
         lambda: cluster.release("uid-b"),
-        lambda: cluster.nodes_changed([objects.of_node(objects.node("n1", labels={"a": "b"}))]),
-        lambda: cluster.topologies_changed([objects.of_topology(objects.topology("n2", 4))]),
-        lambda: cluster.devices_changed([objects.of_devices(objects.devices("n1"), DELETED)]),
-        lambda: cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))]),
+        lambda: cluster.nodes_changed([objects.node_change(objects.node("n1", labels={"a": "b"}))]),
+        lambda: cluster.topologies_changed([objects.topology_change(objects.topology("n2", 4))]),
+        lambda: cluster.devices_changed([objects.devices_change(objects.devices("n1"), DELETED)]),
+        lambda: cluster.pods_changed([objects.pod_change(objects.agent("n1", ready=False))]),
     ) == [{"n1"}, {"n1"}, {"n1"}, {"n2"}, {"n2"}, {"n1"}, {"n2"}, {"n1"}, {"n1"}]
 
 
@@ -359,13 +359,13 @@ def test_irrelevant_changes_are_not_logged(cluster: SchedulerCache) -> None:
     assert (
         changes(
             cluster,
-            lambda: cluster.nodes_changed([objects.of_node(heartbeat)]),
-            lambda: cluster.topologies_changed([objects.of_topology(objects.topology("n1"))]),
-            lambda: cluster.devices_changed([objects.of_devices(objects.devices("n1"))]),
+            lambda: cluster.nodes_changed([objects.node_change(heartbeat)]),
+            lambda: cluster.topologies_changed([objects.topology_change(objects.topology("n1"))]),
+            lambda: cluster.devices_changed([objects.devices_change(objects.devices("n1"))]),
             lambda: report_pod(cluster, "a", "n1", phase="Running", annotations={"other": "new"}),
             lambda: report_pod(cluster, "c"),
             lambda: report_pod(cluster, "done", "n1", phase="Succeeded"),
-            lambda: cluster.pods_changed([objects.of_pod(objects.agent("n1"))]),
+            lambda: cluster.pods_changed([objects.pod_change(objects.agent("n1"))]),
             lambda: cluster.confirm("uid-b"),
         )
         == [set()] * 8
@@ -399,8 +399,10 @@ def test_two_threads_never_reserve_the_same_pod(cluster: SchedulerCache) -> None
     for each in threads:
         each.join()
     assert sorted(reserved) == list(range(50))
-    assert held(cluster) | held(cluster, "n2") == {f"p{each}" for each in range(50)}
-    assert not held(cluster) & held(cluster, "n2")
+    assert allocated_pods(cluster) | allocated_pods(cluster, "n2") == {
+        f"p{each}" for each in range(50)
+    }
+    assert not allocated_pods(cluster) & allocated_pods(cluster, "n2")
 
 
 def test_every_node_uses_the_rules_of_the_cache() -> None:
@@ -411,8 +413,8 @@ def test_every_node_uses_the_rules_of_the_cache() -> None:
         "scoringStrategy": {"measures": ["Resources"], "resources": [{"name": "cpu"}]},
     }
     cache = SchedulerCache(rules=AllocatorRules(scoring=plugin_args.decode(settings)))
-    cache.nodes_changed([objects.of_node(objects.node("n1"))])
-    cache.topologies_changed([objects.of_topology(objects.topology("n1"))])
+    cache.nodes_changed([objects.node_change(objects.node("n1"))])
+    cache.topologies_changed([objects.topology_change(objects.topology("n1"))])
     state = cache.node("n1")
     assert state is not None
     found = state.allocator.offer(LSR)
@@ -427,13 +429,13 @@ XPU = "example.com/xpu"
 
 def xpu_devices(node: str, *resources: str, kind: ChangeKind = ADDED) -> Change[Any]:
     found = [Device("xpu", name, at, {name: 100}) for at, name in enumerate(resources)]
-    return objects.of_devices(device_object.encode(node, found), kind)
+    return objects.devices_change(device_object.encode(node, found), kind)
 
 
 def unreadable_devices(node: str) -> Change[Any]:
     body = device_object.encode(node, [])
     body["spec"]["devices"] = [{"type": "xpu", "resources": {XPU: "x"}}]
-    return objects.of_devices(body)
+    return objects.devices_change(body)
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ def owner(
 
 def cluster() -> SchedulerCache:
     cache = SchedulerCache(agents=False)
-    cache.nodes_changed([objects.of_node(objects.node("n"))])
-    cache.topologies_changed([objects.of_topology(objects.topology("n"))])
-    cache.devices_changed([objects.of_devices(objects.devices("n", 4))])
+    cache.nodes_changed([objects.node_change(objects.node("n"))])
+    cache.topologies_changed([objects.topology_change(objects.topology("n"))])
+    cache.devices_changed([objects.devices_change(objects.devices("n", 4))])
     return cache
 
 
@@ -87,15 +87,15 @@ def test_pods_hold_their_parts_and_the_reservation_holds_the_rest() -> None:
     known = cluster()
     known.koordinator_reservations_changed([event(body("r", allocation("0-3", {0: 100, 1: 100})))])
     first = owner("p", "r", allocation("0-1", {0: 60}))
-    known.pods_changed([objects.of_pod(first)])
+    known.pods_changed([objects.pod_change(first)])
     assert held(known) == {
         "uid-p": ("0-1", {0: 60}),
         "uid-r": ("2-3", {0: 40, 1: 100}),
     }
     rest = owner("q", "r", allocation("2-3", {0: 40, 1: 100}))
-    known.pods_changed([objects.of_pod(rest)])
+    known.pods_changed([objects.pod_change(rest)])
     assert held(known).keys() == {"uid-p", "uid-q"}
-    known.pods_changed([objects.of_pod(first, DELETED)])
+    known.pods_changed([objects.pod_change(first, DELETED)])
     assert held(known)["uid-r"] == ("0-1", {0: 60})
 
 
@@ -103,8 +103,8 @@ def test_a_pod_cannot_release_resources_that_it_does_not_hold() -> None:
     """Any user may write the annotation. The Reservation releases only what the pod holds."""
     known = cluster()
     known.koordinator_reservations_changed([event(body("r", allocation("0-3", {0: 100})))])
-    known.pods_changed([objects.of_pod(owner("p", "r", {}))])
-    known.pods_changed([objects.of_pod(owner("elsewhere", "r", allocation("0-3"), node="m"))])
+    known.pods_changed([objects.pod_change(owner("p", "r", {}))])
+    known.pods_changed([objects.pod_change(owner("elsewhere", "r", allocation("0-3"), node="m"))])
     assert held(known)["uid-r"] == ("0-3", {0: 100})
 
 
@@ -159,8 +159,8 @@ def test_a_reservation_is_not_a_pod_of_the_node() -> None:
     known = cluster()
     node = objects.node("n")
     node["status"]["allocatable"]["pods"] = "1"
-    known.nodes_changed([objects.of_node(node)])
-    known.pods_changed([objects.of_pod(objects.pod("p", "n", phase="Running"))])
+    known.nodes_changed([objects.node_change(node)])
+    known.pods_changed([objects.pod_change(objects.pod("p", "n", phase="Running"))])
     known.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
     state = known.node("n")
     assert state is not None
@@ -174,9 +174,9 @@ def test_a_reservation_is_not_a_pod_of_the_node() -> None:
 EVENTS = (
     ("koordinator_reservations", event(body("r", allocation("0-3", {0: 100, 1: 100})))),
     ("koordinator_reservations", event(body("s", allocation("4-5")))),
-    ("pods", objects.of_pod(owner("p", "r", allocation("0-1", {0: 60})))),
-    ("pods", objects.of_pod(owner("q", "r", allocation("2", {1: 100})))),
-    ("pods", objects.of_pod(owner("t", "s", allocation("4-5")))),
+    ("pods", objects.pod_change(owner("p", "r", allocation("0-1", {0: 60})))),
+    ("pods", objects.pod_change(owner("q", "r", allocation("2", {1: 100})))),
+    ("pods", objects.pod_change(owner("t", "s", allocation("4-5")))),
 )
 
 

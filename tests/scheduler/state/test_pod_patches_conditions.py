@@ -59,7 +59,7 @@ class Scene:
         self.leads = True
         self.cluster = SchedulerCache(clock=clock)
         for node in ("n1", "n2"):
-            self.cluster.nodes_changed([objects.of_node(objects.node(node))])
+            self.cluster.nodes_changed([objects.node_change(objects.node(node))])
         for name, node in (("a", "n1"), ("b", "n1"), ("c", "n2")):
             self.report_pod(name, node)
         self._transport = transport
@@ -76,7 +76,7 @@ class Scene:
     ) -> None:
         body = objects.pod(name, node, cpus="2-3")
         body["status"].update(status)
-        self.cluster.pods_changed([objects.of_pod(body, kind)])
+        self.cluster.pods_changed([objects.pod_change(body, kind)])
 
     def report(self, text: str | None = None, **reasons: str) -> None:
         """Reports the topology of `n1` with refused claims: reasons by pod, or the annotation."""
@@ -87,7 +87,7 @@ class Scene:
         topology = objects.topology("n1")
         if entries or text is not None:
             topology["metadata"]["annotations"][REFUSED_CLAIMS] = text or json.dumps(entries)
-        self.cluster.topologies_changed([objects.of_topology(topology)])
+        self.cluster.topologies_changed([objects.topology_change(topology)])
 
     def step_after(self, seconds: float) -> list[tuple[str, str, str]]:
         """The patches of one step, after this time."""

@@ -46,14 +46,14 @@ def topology(
 @pytest.fixture
 def cluster(clock: Clock) -> SchedulerCache:
     it = SchedulerCache(clock=clock)
-    it.nodes_changed([objects.of_node(objects.node("n1"))])
-    it.topologies_changed([objects.of_topology(topology())])
-    it.pods_changed([objects.of_pod(objects.agent("n1"))])
+    it.nodes_changed([objects.node_change(objects.node("n1"))])
+    it.topologies_changed([objects.topology_change(topology())])
+    it.pods_changed([objects.pod_change(objects.agent("n1"))])
     return it
 
 
 def report(cluster: SchedulerCache, **assigned: str) -> None:
-    cluster.topologies_changed([objects.of_topology(topology(assigned=assigned))])
+    cluster.topologies_changed([objects.topology_change(topology(assigned=assigned))])
 
 
 class Api:
@@ -110,7 +110,7 @@ def corrections(server: Server, cluster: SchedulerCache, clock: Clock) -> Iterat
 def report_pod(
     cluster: SchedulerCache, body: Object, kind: ChangeKind = ChangeKind.MODIFIED
 ) -> None:
-    cluster.pods_changed([objects.of_pod(body, kind)])
+    cluster.pods_changed([objects.pod_change(body, kind)])
 
 
 def cpus_of(body: Object) -> str:
@@ -235,7 +235,7 @@ def test_only_the_report_of_a_static_kubelet_is_used(
 ) -> None:
     report_pod(cluster, api.put("lse", "2-3"))
     topology_ = topology(assigned={"lse": "4-5"}, policy="none")
-    cluster.topologies_changed([objects.of_topology(topology_)])
+    cluster.topologies_changed([objects.topology_change(topology_)])
     corrections.step()
     assert api.patches == []
 
@@ -335,7 +335,7 @@ def test_a_pod_to_which_a_static_kubelet_assigns_no_cpus_is_rejected(
     assert isinstance(offer, Refused)
     assert offer.unresolvable
     assert offer.text() == f"the kubelet's static CPU policy assigns it no CPUs: {reason}"
-    cluster.topologies_changed([objects.of_topology(topology(policy="none"))])
+    cluster.topologies_changed([objects.topology_change(topology(policy="none"))])
     assert isinstance(state.allocator.offer(pod_request), Granted)
 
 

@@ -24,7 +24,7 @@ from tests.scheduler import objects
 
 def test_a_bound_pod_has_the_allocation_of_its_annotations() -> None:
     object_ = objects.pod("a", "n1", cpus="0-3", requests={"cpu": "4", "memory": "1Gi"})
-    read = objects.of_pod(object_).value
+    read = objects.pod_change(object_).value
     assert (read.uid, read.node, read.agent_ready) == ("uid-a", "n1", None)
     assert read.assigned is not None
     assert read.assigned.allocation.cpus == CpuSet.parse("0-3")
@@ -44,14 +44,14 @@ def test_a_bound_pod_has_the_allocation_of_its_annotations() -> None:
     ],
 )
 def test_pods_with_an_allocation(node: str, phase: str, holds: bool) -> None:
-    read = objects.of_pod(objects.pod("a", node, cpus="0-3", phase=phase)).value
+    read = objects.pod_change(objects.pod("a", node, cpus="0-3", phase=phase)).value
     assert (read.assigned is not None) is holds
 
 
 def test_equal_pods_share_their_amounts() -> None:
     status = {"cpuset": "0-1", "numaNodeResources": [{"node": 1, "resources": {"cpu": "2"}}]}
     first, second = (
-        objects.of_pod(
+        objects.pod_change(
             objects.pod(
                 name,
                 "n1",
@@ -97,7 +97,7 @@ def test_the_agents_of_the_manifests_are_agents() -> None:
 def test_an_agent_that_is_being_deleted_is_not_ready() -> None:
     body = objects.agent("n1")
     body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert objects.of_pod(body).value.agent_ready is False
+    assert objects.pod_change(body).value.agent_ready is False
 
 
 def test_without_labels_no_pod_is_an_agent() -> None:
@@ -126,7 +126,7 @@ def test_only_used_fields_of_a_node_are_kept() -> None:
     ratio = "node.koordinator.sh/cpu-normalization-ratio"
     object_ = objects.node("n1", labels={"a": "b"}, annotations={ratio: "1.2", "other": "x"})
     object_["status"]["conditions"] = [{"type": "Ready", "lastHeartbeatTime": "now"}]
-    read = objects.of_node(object_).value
+    read = objects.node_change(object_).value
     assert (read.name, read.uid, read.labels) == ("n1", "uid-n1", {"a": "b"})
     assert read.annotations == {ratio: "1.2"}
     assert read.allocatable == {"cpu": 8000, "memory": 32 << 30}
@@ -136,7 +136,7 @@ def test_an_invalid_node_is_an_error_with_its_name() -> None:
     object_ = objects.node("n1")
     object_["status"]["allocatable"]["cpu"] = "many"
     with pytest.raises(ObjectError, match=r"Node n1: status\.allocatable\.cpu: .*many"):
-        objects.of_node(object_)
+        objects.node_change(object_)
 
 
 def test_only_the_cpus_that_the_kubelet_assigned_are_kept_of_a_topology() -> None:
@@ -151,7 +151,7 @@ def test_only_the_cpus_that_the_kubelet_assigned_are_kept_of_a_topology() -> Non
     }
     other = {"namespace": "a", "name": "c", "uid": "v", "cpuset": "2"}
     object_["metadata"]["annotations"][POD_CPU_ALLOCS] = json.dumps([of_kubelet, other])
-    read = objects.of_topology(object_).value
+    read = objects.topology_change(object_).value
     assert isinstance(read, NodeTopology)
     assert json.loads(read.annotations[POD_CPU_ALLOCS]) == [of_kubelet]
 
@@ -159,7 +159,7 @@ def test_only_the_cpus_that_the_kubelet_assigned_are_kept_of_a_topology() -> Non
 def test_an_invalid_topology_is_logged_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
     object_ = objects.topology("n1")
     object_["zones"][1]["resources"][0]["available"] = "x"
-    read = objects.of_topology(object_).value
+    read = objects.topology_change(object_).value
     text = "NodeResourceTopology n1: zones[1].resources['cpu'].available: "
     assert isinstance(read, Unreadable)
     assert read.text.startswith(text)
@@ -168,7 +168,7 @@ def test_an_invalid_topology_is_logged_with_its_name(caplog: pytest.LogCaptureFi
 
 def test_an_invalid_device_object_is_logged_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
     object_ = {"metadata": {"name": "n1"}, "spec": {"devices": [{"type": 3}]}}
-    read = objects.of_devices(object_).value
+    read = objects.devices_change(object_).value
     text = "Device n1: spec.devices[0].type: "
     assert isinstance(read, Unreadable)
     assert read.text.startswith(text)
@@ -182,7 +182,7 @@ def test_a_device_object_with_unreadable_holders_is_unreadable(
 ) -> None:
     object_ = objects.devices("n1")
     object_["metadata"]["annotations"] = {key: f"[{entry}]"}
-    read = objects.of_devices(object_).value
+    read = objects.devices_change(object_).value
     text = f"Device n1: annotation {key}: "
     assert isinstance(read, Unreadable)
     assert read.text.startswith(text)
@@ -193,7 +193,7 @@ def test_both_annotations_of_holders_are_kept() -> None:
     object_ = objects.devices("n1")
     notes = dict.fromkeys((DEVICES_CHECKPOINTS, GPU_CHECKPOINTS), "[]")
     object_["metadata"]["annotations"] = {**notes, "another": "value"}
-    read = objects.of_devices(object_).value
+    read = objects.devices_change(object_).value
     assert isinstance(read, DeviceObject)
     assert read.annotations == notes
 
@@ -201,5 +201,5 @@ def test_both_annotations_of_holders_are_kept() -> None:
 def test_invalid_annotations_of_a_bound_pod_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    objects.of_pod(objects.pod("p", "n1", cpus="0-"))
+    objects.pod_change(objects.pod("p", "n1", cpus="0-"))
     assert f"pod ns/p on node n1: annotation {RESOURCE_STATUS}: " in caplog.text

@@ -23,7 +23,7 @@ OTHER_PODS = "the report of its NUMA nodes counts other pods than the scheduler 
 def cluster() -> SchedulerCache:
     """A cluster of one node with two NUMA nodes of four CPUs, without a report yet."""
     cache = SchedulerCache(agents=False)
-    cache.nodes_changed([objects.of_node(objects.node("n1"))])
+    cache.nodes_changed([objects.node_change(objects.node("n1"))])
     return cache
 
 
@@ -36,7 +36,7 @@ def report(
     """Reports the free CPUs of each NUMA node, which count these pods."""
     names = None if pods is None else [("ns", each) for each in pods]
     body = objects.topology("n1", 2, available_milli, policy, names)
-    cluster.topologies_changed([objects.of_topology(body)])
+    cluster.topologies_changed([objects.topology_change(body)])
 
 
 def report_pod(
@@ -45,7 +45,7 @@ def report_pod(
     body = objects.pod(
         name, "n1", requests={"cpu": cpu}, phase=phase, kube_class=GUARANTEED, **more
     )
-    cluster.pods_changed([objects.of_pod(body)])
+    cluster.pods_changed([objects.pod_change(body)])
 
 
 def fits(cluster: SchedulerCache, pod_request: Any = THREE) -> bool | str:
@@ -192,7 +192,7 @@ def test_a_report_does_not_change_the_feasibility_of_pods_with_claims(
 def test_with_least_numa_nodes_every_report_is_used() -> None:
     rules = AllocatorRules(zones=ZoneScoring(Strategy.LEAST_NUMA_NODES))
     cache = SchedulerCache(agents=False, rules=rules)
-    cache.nodes_changed([objects.of_node(objects.node("n1"))])
+    cache.nodes_changed([objects.node_change(objects.node("n1"))])
     report(cache, available_milli=2000, policy="none")
     state = cache.node("n1")
     assert state is not None
@@ -211,6 +211,6 @@ def test_with_least_numa_nodes_every_report_is_used() -> None:
 def test_the_report_of_a_deleted_topology_is_not_used(cluster: SchedulerCache) -> None:
     report(cluster, ["other"])
     assert fits(cluster) == OTHER_PODS
-    deleted = objects.of_topology(objects.topology("n1"), ChangeKind.DELETED)
+    deleted = objects.topology_change(objects.topology("n1"), ChangeKind.DELETED)
     cluster.topologies_changed([deleted])
     assert fits(cluster) is True
