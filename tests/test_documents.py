@@ -291,7 +291,7 @@ def test_settings_in_toml_are_accepted(tmp_path: Path) -> None:
 
 def test_the_picture_of_the_concepts_is_drawn_by_our_tool() -> None:
     picture = next(text for text in blocks(ROOT / "docs/concepts.md", "") if "Owners" in text)
-    assert picture == decided.two_sockets_and_every_kind_of_pod()
+    assert picture == decided.picture_of_every_kind_of_pod()
 
 
 def test_the_comparison_with_koordinator_is_as_printed() -> None:

@@ -1,4 +1,4 @@
-"""Agents' pods as kubectl lists them, and a program in the place of kubectl."""
+"""Pods of the agent as kubectl lists them, and a program that replaces kubectl."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ CRASHED = {
 }
 
 
-def pod(name: str, *statuses: dict[str, Any], ends: bool = False) -> dict[str, Any]:
-    meta: dict[str, Any] = {"name": name} | ({"deletionTimestamp": "x"} if ends else {})
-    return {"metadata": meta, "status": {"phase": "Running", "containerStatuses": list(statuses)}}
+def pod(name: str, *statuses: dict[str, Any], deleting: bool = False) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name} | ({"deletionTimestamp": "x"} if deleting else {})
+    return {
+        "metadata": metadata,
+        "status": {"phase": "Running", "containerStatuses": list(statuses)},
+    }
 
 
 class Kubectl:
-    """Answers `get pods` and `get node`, and keeps the words of `exec`."""
+    """Answers `get pods` and `get node`, and records the arguments of `exec`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,20 +38,20 @@ class Kubectl:
             "esac\n"
         )
         program.chmod(0o755)
-        self.answers(pods=[], node="node/n1")
+        self.set_answers(pods=[], node="node/n1")
 
-    def answers(self, *, pods: list[Any], node: str = "", refused: str = "") -> None:
+    def set_answers(self, *, pods: list[Any], node: str = "", refused: str = "") -> None:
         self._write("pods", json.dumps({"items": pods}))
         self._write("node", node)
         self._write("refused", refused)
         self._write("code", "1" if refused else "0")
         self._write("hangs", "")
-        self.ends(0, "")
+        self.set_exec_result(0, "")
 
-    def hangs(self, words: str) -> None:
-        self._write("hangs", words)
+    def hang(self, command: str) -> None:
+        self._write("hangs", command)
 
-    def ends(self, code: int, error: str) -> None:
+    def set_exec_result(self, code: int, error: str) -> None:
         self._write("exec_code", str(code))
         self._write("error", error)
 

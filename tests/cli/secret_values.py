@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 SECRET = "s3cr3t"
-"""A part of each of these values."""
+"""A substring of each secret value."""
 ANSWER = base64.b64encode(b"\x0a\x0f\x0a\x05TOKEN\x12\x06" + SECRET.encode()).decode()
 """A ContainerAllocateResponse with one variable."""
 ENVIRONMENT = (f"DB_PASSWORD={SECRET}-of-the-database", f"NOTE={SECRET}")

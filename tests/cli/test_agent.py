@@ -12,9 +12,9 @@ import pytest
 def agent(
     folder: Path, *flags: str, first: str = "", last: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """`topolet agent` in its own process, between two lines of Python."""
-    words = ["agent", "--standalone", f"--state-dir={folder}", "--http=", *flags]
-    code = f"import sys\n{first}\nfrom agent.__main__ import main\ncode = main({words!r})\n{last}\n"
+    """Runs `topolet agent` in a process, between the lines `first` and `last` of Python."""
+    argv = ["agent", "--standalone", f"--state-dir={folder}", "--http=", *flags]
+    code = f"import sys\n{first}\nfrom agent.__main__ import main\ncode = main({argv!r})\n{last}\n"
     return subprocess.run(
         [sys.executable, "-c", f"{code}sys.exit(code)"],
         capture_output=True,
@@ -33,7 +33,7 @@ def test_a_hook_server_without_grpcio_is_an_error_that_names_the_extra(
     assert "topolet[hookserver]" in done.stderr
 
 
-def test_corrected_pod_resources_without_grpcio_are_an_error_too(tmp_path: Path) -> None:
+def test_corrected_pod_resources_without_grpcio_are_an_error(tmp_path: Path) -> None:
     flag = f"--corrected-pod-resources-socket={tmp_path}/s"
     done = agent(tmp_path, flag, first="sys.modules['grpc'] = None")
     assert done.returncode == 1
@@ -67,9 +67,11 @@ def test_grpcio_is_loaded_only_for_the_hook_server(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     wrong = f"--state-dir={tmp_path}/file/state"
     loaded = "print('grpc' in sys.modules)"
-    without = agent(tmp_path, wrong, last=loaded)
-    with_door = agent(tmp_path, wrong, f"--hook-server-socket={tmp_path}/s", last=loaded)
-    assert (without.stdout, with_door.stdout) == ("False\n", "True\n"), without.stderr
+    without_hook_server = agent(tmp_path, wrong, last=loaded)
+    with_hook_server = agent(tmp_path, wrong, f"--hook-server-socket={tmp_path}/s", last=loaded)
+    assert (without_hook_server.stdout, with_hook_server.stdout) == ("False\n", "True\n"), (
+        without_hook_server.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,10 @@ level=info msg="the pass has ended"
 
 
 def unpacked(archive: bytes) -> dict[str, str]:
-    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         found = {}
-        for each in packed:
-            content = packed.extractfile(each)
+        for each in tar:
+            content = tar.extractfile(each)
             assert content is not None
             found[each.name.removeprefix("topolet-doctor/")] = content.read().decode()
         return found
@@ -48,14 +48,14 @@ def unpacked(archive: bytes) -> dict[str, str]:
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[SimulatedNode]:
     """A node on which every source of the archive has a secret."""
-    played = large_machine(tmp_path, 1)
-    played.runtime.environment = ENVIRONMENT
-    pod = played.add_pod("LSE", "1-2")
-    played.create_container(pod, start=True)
-    sandbox = played.runtime.sandboxes[pod.sandbox_id]
-    notes = {**sandbox.annotations, "example.com/token": SECRET}
-    played.runtime.sandboxes[pod.sandbox_id] = msgspec.structs.replace(
-        sandbox, annotations=notes, labels={**sandbox.labels, "example.com/token": SECRET}
+    node = large_machine(tmp_path, 1)
+    node.runtime.environment = ENVIRONMENT
+    pod = node.add_pod("LSE", "1-2")
+    node.create_container(pod, start=True)
+    sandbox = node.runtime.sandboxes[pod.sandbox_id]
+    annotations = {**sandbox.annotations, "example.com/token": SECRET}
+    node.runtime.sandboxes[pod.sandbox_id] = msgspec.structs.replace(
+        sandbox, annotations=annotations, labels={**sandbox.labels, "example.com/token": SECRET}
     )
     write_checkpoint(tmp_path / "kubelet")
     (tmp_path / "kubelet" / "cpu_manager_state").write_text(
@@ -64,8 +64,8 @@ def node(tmp_path: Path) -> Iterator[SimulatedNode]:
     logs = tmp_path / "machine/var/log/pods/topolet-system_topolet-agent-x_uid/agent"
     logs.mkdir(parents=True)
     (logs / "0.log").write_text(LOG)
-    yield played
-    played.close()
+    yield node
+    node.close()
 
 
 def test_the_archive_has_what_a_maintainer_needs_and_no_secret(
@@ -82,8 +82,8 @@ def test_the_archive_has_what_a_maintainer_needs_and_no_secret(
         journal.write(f"{SECRET}\n")
     before = {each: each.read_bytes() for each in node.state.iterdir() if each.is_file()}
     path = tmp_path / "bundle.tar.gz"
-    words = [*node.restore_words[1:], f"--kubelet-dir={tmp_path / 'kubelet'}"]
-    assert main(["doctor", f"--bundle={path}", *words]) == 1
+    arguments = [*node.restore_words[1:], f"--kubelet-dir={tmp_path / 'kubelet'}"]
+    assert main(["doctor", f"--bundle={path}", *arguments]) == 1
     printed = capfd.readouterr()
     assert "agent-absent: " in printed.out
     assert f"topolet: {path}: {path.stat().st_size} bytes" in printed.err
@@ -109,7 +109,7 @@ def test_the_archive_has_what_a_maintainer_needs_and_no_secret(
     assert "the pass has ended" in found["logs/agent-0.log"]
     assert "useful" in found["logs/agent-0.log"]
     assert len(json.loads(found["topology.json"])["cpus"]) == 16
-    # It changes nothing, not even a journal that it can't read.
+    # The command changes nothing, not even a journal that it can't read.
     assert before == {each: each.read_bytes() for each in before}
 
 
@@ -117,12 +117,12 @@ def test_an_existing_file_is_not_replaced(
     node: SimulatedNode, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bundle.tar.gz"
-    path.write_text("mine")
+    path.write_text("other content")
     assert main(["doctor", f"--bundle={path}", *node.restore_words[1:]]) == 2
     printed = capfd.readouterr()
     assert f"File exists: '{path}'" in printed.err
     assert "standard output" not in printed.err
-    assert path.read_text() == "mine"
+    assert path.read_text() == "other content"
 
 
 def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -146,5 +146,5 @@ def test_files_are_bounded(tmp_path: Path) -> None:
     found = unpacked(archive)
     assert len(found["doctor.txt"]) == bundle.MAX_FILE_BYTES
     assert found["doctor.txt"].endswith("end")
-    more = unpacked(bundle.with_logs(archive, {"agent.log": f"token={SECRET}"}))
-    assert more == {**found, "logs/agent.log": "<left out>"}
+    with_logs = unpacked(bundle.with_logs(archive, {"agent.log": f"token={SECRET}"}))
+    assert with_logs == {**found, "logs/agent.log": "<left out>"}

@@ -22,11 +22,11 @@ def bash(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
     return path
 
 
-def completed(bash: Path, *words: str, folder: Path | None = None) -> list[str]:
-    """What bash offers for the last word."""
-    line = " ".join(map(shlex.quote, words))
+def completed(bash: Path, *command_line: str, folder: Path | None = None) -> list[str]:
+    """The completions of bash for the last word."""
+    line = " ".join(map(shlex.quote, command_line))
     program = (
-        f". {bash}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _topolet; "
+        f". {bash}; COMP_WORDS=({line}); COMP_CWORD={len(command_line) - 1}; _topolet; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
     done = subprocess.run(

@@ -25,16 +25,16 @@ def write(folder: Path, name: str, *cases: dict[str, Any]) -> str:
     return str(file)
 
 
-def run(*words: str, vectors: Path = Path("/nonexistent")) -> int:
+def run(*arguments: str, vectors: Path = Path("/nonexistent")) -> int:
     parser = argparse.ArgumentParser()
     conformance.add_arguments(parser)
-    return conformance.run(parser.parse_args(words), [PARITY], vectors)
+    return conformance.run(parser.parse_args(arguments), [PARITY], vectors)
 
 
-def topolet(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    more = {"stdout": subprocess.PIPE, "text": True, **more}
-    command = [sys.executable, "-m", "agent", "conformance", *words]
-    return subprocess.run(command, stderr=subprocess.PIPE, check=False, timeout=60, **more)
+def topolet(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    options = {"stdout": subprocess.PIPE, "text": True, **options}
+    command = [sys.executable, "-m", "agent", "conformance", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, check=False, timeout=60, **options)
 
 
 def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,42 +65,48 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def disagreeing(case: dict[str, Any], ours: Any) -> list[str]:
-    """The text output of it: first line, case, expect, ours."""
+    """The lines of the text output: first, case, expect, ours."""
     first = Disagreement(7, case, ours)
     text = conformance.described(FileResult("file", "kind", 7, 6, (), 1, first))
     return [line.strip() for line in text.splitlines()[-4:]]
 
 
 def test_long_case_is_cut_at_the_difference() -> None:
-    alike = {f"step{number:03}": "same" for number in range(200)}
-    expect, ours = {**alike, "step150": "theirs"}, {**alike, "step150": "ours"}
-    first, case, theirs, mine = disagreeing({"list": ["x"] * 2_000, "expect": expect}, ours)
+    equal = {f"step{number:03}": "same" for number in range(200)}
+    expect, ours = {**equal, "step150": "theirs"}, {**equal, "step150": "ours"}
+    first, case, expect_line, ours_line = disagreeing(
+        {"list": ["x"] * 2_000, "expect": expect}, ours
+    )
     assert first == "first: line 7 (--output json shows all of it)"
     assert case.startswith('case   {"list":["x",')
-    for line, answer in ((theirs, '"step150":"theirs",'), (mine, '"step150":"ours",')):
+    for line, answer in ((expect_line, '"step150":"theirs",'), (ours_line, '"step150":"ours",')):
         assert answer in line
-    for line in (case, theirs, mine):
+    for line in (case, expect_line, ours_line):
         assert line.endswith(" ...")
         assert len(line) < 700
 
 
 def test_long_answer_next_to_a_short_one() -> None:
-    first, case, theirs, mine = disagreeing({"need": 1, "expect": "x" * 1_000}, {"error": "none"})
+    first, case, expect_line, ours_line = disagreeing(
+        {"need": 1, "expect": "x" * 1_000}, {"error": "none"}
+    )
     assert first.endswith("(--output json shows all of it)")
-    assert (case, mine) == ('case   {"need":1}', 'ours   {"error":"none"}')
-    assert theirs.startswith('expect "xxx')
+    assert (case, ours_line) == ('case   {"need":1}', 'ours   {"error":"none"}')
+    assert expect_line.startswith('expect "xxx')
 
 
 def test_keys_are_sorted() -> None:
-    _, case, theirs, mine = disagreeing({"b": 1, "a": 2, "expect": {"y": 1, "x": 2}}, {"x": 3})
+    _, case, expect_line, ours_line = disagreeing(
+        {"b": 1, "a": 2, "expect": {"y": 1, "x": 2}}, {"x": 3}
+    )
     assert case == 'case   {"b":1,"a":2}'
-    assert (theirs, mine) == ('expect {"x":2,"y":1}', 'ours   {"x":3}')
+    assert (expect_line, ours_line) == ('expect {"x":2,"y":1}', 'ours   {"x":3}')
 
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mixed = write(tmp_path, "mixed", *[CORRECT] * 97, NEGATIVE, ZERO, WRONG)
-    good = write(tmp_path, "good", CORRECT)
-    assert run(mixed, good, "--output=json") == 1
+    correct = write(tmp_path, "good", CORRECT)
+    assert run(mixed, correct, "--output=json") == 1
     captured = capsys.readouterr()
     assert captured.err == ""
     found = json.loads(captured.out)
@@ -116,7 +122,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "first": {"line": 100, "case": WRONG, "ours": True},
         },
         {
-            "file": good,
+            "file": correct,
             "kind": "parity",
             "cases": 1,
             "agree": 1,
@@ -139,13 +145,13 @@ def test_too_many_declared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_unreadable_file_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str
 ) -> None:
-    none = str(tmp_path / "none")
+    missing = str(tmp_path / "none")
     wrong = write(tmp_path, "wrong", WRONG)
     unknown = write(tmp_path, "unknown", {"what": 1})
-    assert run(none, wrong, unknown, f"--output={output}") == 2
+    assert run(missing, wrong, unknown, f"--output={output}") == 2
     captured = capsys.readouterr()
     assert captured.err.splitlines() == [
-        f"topolet conformance: {none}: No such file or directory",
+        f"topolet conformance: {missing}: No such file or directory",
         f"topolet conformance: {unknown}, line 1: a case of an unknown kind; its keys: what",
     ]
     if output == "json":
@@ -157,13 +163,14 @@ def test_unreadable_file_does_not_stop_the_others(
 def test_without_files_the_checkouts_are_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good = write(tmp_path, "parity.jsonl.gz", CORRECT)
+    correct = write(tmp_path, "parity.jsonl.gz", CORRECT)
     later = write(tmp_path, "later.jsonl", {"what": 1})
     write(tmp_path, "README.md", {"what": 1})
     assert run(vectors=tmp_path) == 0
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == (
-        f"{later}: not compared: unknown kind\n{good}: parity, 1 case\n  1 agrees\n  0 disagree\n",
+        f"{later}: not compared: unknown kind\n"
+        f"{correct}: parity, 1 case\n  1 agrees\n  0 disagree\n",
         "",
     )
     assert run("--output=json", vectors=tmp_path) == 0
@@ -192,7 +199,7 @@ def test_without_files_and_without_checkout(
     assert "tests/data/vectors in a checkout" in captured.err
 
 
-def test_the_checkout_is_this_one() -> None:
+def test_the_vectors_are_those_of_this_checkout() -> None:
     assert conformance.VECTORS == DATA / "vectors"
 
 

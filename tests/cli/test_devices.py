@@ -19,7 +19,7 @@ from tests.discover.fakenvml import FakeDriver
 from tests.fixtures.trees import machine, write
 
 NVIDIA = {"class": "0x030200\n", "vendor": "0x10de\n", "device": "0x20b2\n", "numa_node": "0\n"}
-ONLY_PCI = {"class": "0x020000\n", "vendor": "0x15b3\n", "device": "0x1021\n"}
+NIC = {"class": "0x020000\n", "vendor": "0x15b3\n", "device": "0x1021\n"}
 
 
 @pytest.fixture
@@ -30,27 +30,27 @@ def root(tmp_path: Path) -> Path:
     for card in gpumachines.a100_hgx().cards:
         address = pci_address(card.bus)
         buses.plug(it, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
-    buses.plug(it, "pci0000:02/0000:02:00.0", ONLY_PCI)
+    buses.plug(it, "pci0000:02/0000:02:00.0", NIC)
     return it
 
 
 def test_a_copy_of_a_machine_has_the_values_of_pci(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["devices", f"--root={root}", f"--state-dir={tmp_path}"]
-    assert main([*words, "-o", "json"]) == 0
+    arguments = ["devices", f"--root={root}", f"--state-dir={tmp_path}"]
+    assert main([*arguments, "-o", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["schema_version"] == 1
     assert [each["kind"] for each in found["devices"]].count("gpu") == 8
     assert {each["id"] for each in found["devices"]} == {""}
-    assert main(words) == 0
+    assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["DEVICE", "ADDRESS", "NUMA", "NAME", "PODS", "STATE"]
     assert any(line.split()[3] == "15b3:1021" for line in lines)
 
 
 @pytest.mark.skipif(fakenvml.missing() is not None, reason=str(fakenvml.missing()))
-def test_the_driver_and_the_agents_decisions(
+def test_values_of_the_driver_and_holders_of_the_snapshot(
     root: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -73,18 +73,18 @@ def test_the_driver_and_the_agents_decisions(
         devices=NodeVisibility((NodeDevice(uuid, holders=("u1", "u2")),)),
     )
     (tmp_path / "snapshot.json").write_bytes(encode(snapshot))
-    words = [f"--root={root}", f"--state-dir={tmp_path}", f"--gpu-driver-root={driver.root}"]
-    assert main(["devices", *words, "-o", "json"]) == 0
+    arguments = [f"--root={root}", f"--state-dir={tmp_path}", f"--gpu-driver-root={driver.root}"]
+    assert main(["devices", *arguments, "-o", "json"]) == 0
     found = {each["id"]: each for each in json.loads(capsys.readouterr().out)["devices"]}
     assert found[uuid]["holders"] == ["ml/train", "u2"]
     assert found[uuid]["name"] == "NVIDIA A100-SXM4-80GB"
     assert len(found[uuid]["links"]) == 7
-    assert main(["devices", *words, "-o", "tree"]) == 0
+    assert main(["devices", *arguments, "-o", "tree"]) == 0
     assert "gpu 1: 12 NVLinks through switches, 300 GB/s" in capsys.readouterr().out
 
 
 def test_a_device_that_udev_does_not_know_has_no_name() -> None:
-    """The error of pyudev is no LookupError: the command ended with a traceback."""
+    """The error of pyudev is not a LookupError, and ended the command with a traceback."""
     pytest.importorskip("pyudev")
     assert devices.names("/")(Function("ffff:00:00.0")) == ""
 

@@ -20,10 +20,10 @@ NAME = "--scheduler-name=topolet"
 def test_a_pod_from_the_saved_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     objects = saved(tmp_path, owner(40, 8).pod("p"))
     assert main(["explain", "p", objects, NAME]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("Pod default/p: only node c has room, of 3.\n")
-    assert "policies in force:" in told
-    assert "a: no room" in told
+    output = capsys.readouterr().out
+    assert output.startswith("Pod default/p: only node c has room, of 3.\n")
+    assert "policies in force:" in output
+    assert "a: no room" in output
 
 
 def test_a_pod_that_gets_no_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,13 +33,13 @@ def test_a_pod_that_gets_no_node(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert answer["schemaVersion"] == 1
     (found,) = answer["explanations"]
     assert (found["pod"], found["winner"]) == ("default/p", "")
-    by_node = {each["node"]: each["causes"][0] for each in found["nodes"]}
-    assert by_node["c"]["code"] == "device-insufficient"
-    assert (by_node["c"]["requested"], by_node["c"]["available"]) == (16, 8)
-    assert by_node["c"]["objects"][0]["kind"] == "Pod"
+    causes = {each["node"]: each["causes"][0] for each in found["nodes"]}
+    assert causes["c"]["code"] == "device-insufficient"
+    assert (causes["c"]["requested"], causes["c"]["available"]) == (16, 8)
+    assert causes["c"]["objects"][0]["kind"] == "Pod"
 
 
-def test_what_if_for_a_workload_that_is_not_there_yet(
+def test_what_if_for_a_workload_that_does_not_exist_yet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "objects"
@@ -55,7 +55,9 @@ def test_what_if_for_a_workload_that_is_not_there_yet(
     assert capsys.readouterr().out.startswith("Pod shop/web: node ")
 
 
-def test_what_if_frees_what_the_pod_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_if_frees_the_resources_of_the_pod(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     objects = saved(tmp_path, bound("p", "a", "0-7"))
     assert main(["explain", "p", objects, NAME]) == 0
     assert "It is on node a with CPUs 0-7" in capsys.readouterr().out
@@ -64,7 +66,7 @@ def test_what_if_frees_what_the_pod_has(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_what_if_a_node_is_drained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The pods of the node get room one after the other; those of DaemonSets stay."""
+    """The pods of the node are placed one after the other; those of DaemonSets stay."""
     daemon = of_daemon_set(bound("daemon", "c", "80-87"))
     pods = [bound(f"p{each}", "c", f"{each * 8}-{each * 8 + 7}") for each in range(9)]
     objects = saved(tmp_path, daemon, *pods)
@@ -89,7 +91,7 @@ def test_a_drained_node_without_pods(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("arguments", "reason"),
     [
         (["p"], "pod default/p is not among the saved objects"),
         ([], "POD is missing"),
@@ -97,21 +99,21 @@ def test_a_drained_node_without_pods(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["/nowhere/p.yaml"], "/nowhere/p.yaml"),
     ],
 )
-def test_a_question_without_an_answer(
-    words: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_arguments_without_an_explanation(
+    arguments: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["explain", *words, saved(tmp_path), NAME]) == 2
+    assert main(["explain", *arguments, saved(tmp_path), NAME]) == 2
     assert reason in capsys.readouterr().err
 
 
 def test_an_unreadable_object_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken = owner(4, 4).pod("broken")
-    broken["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "much"
-    objects = saved(tmp_path, broken, owner(4, 4).pod("p"))
+    invalid = owner(4, 4).pod("invalid")
+    invalid["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "much"
+    objects = saved(tmp_path, invalid, owner(4, 4).pod("p"))
     assert main(["explain", "p", objects, NAME]) == 0
-    assert "Pod default/broken" in capsys.readouterr().err
+    assert "Pod default/invalid" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -130,12 +132,12 @@ def test_a_file_without_objects(
 def test_a_placement_of_the_file_chooses_the_node(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the pods that are saved. Of two equal nodes the names decide."""
+    """The score depends on the saved pods. Of two equal nodes, the name decides."""
     objects = saved(tmp_path, owner(8, 8).pod("p"))
     file = tmp_path / "args.json"
     file.write_text(json.dumps({"kind": "NodeNUMAResourceArgs", "placement": "Residual"}))
-    asked = ["explain", "p", objects, NAME, "-o", "json", f"--scheduler-args-file={file}"]
-    assert main(asked) == 0
+    arguments = ["explain", "p", objects, NAME, "-o", "json", f"--scheduler-args-file={file}"]
+    assert main(arguments) == 0
     (found,) = json.loads(capsys.readouterr().out)["explanations"]
     scores = {each["node"]: each["offer"]["score"] for each in found["nodes"]}
     assert found["winner"] == max(scores, key=lambda node: scores[node])

@@ -1,4 +1,4 @@
-"""`topolet install-proxy` and `uninstall-node`: how a signal ends them."""
+"""How a signal ends `topolet install-proxy` and `topolet uninstall-node`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-_WAITS = """import signal
+_PROGRAM = """import signal
 from agent.cli.install_proxy import fail_on_signals
 from agent.install.installer import CheckError
-# A nohup around these tests would be inherited.
+#  A nohup of the test run would be inherited.
 signal.signal(signal.SIGHUP, signal.SIG_IGN if {ignored} else signal.SIG_DFL)
 fail_on_signals()
 try:
@@ -24,18 +24,18 @@ except CheckError as error:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_makes_the_step_fail(number: signal.Signals) -> None:
-    """A lost session sends SIGHUP: the installation is taken back, and its lock is released."""
-    assert _said(number, ignored=False) == f"ended by {number.name}"
+    """A lost session sends SIGHUP: the installation is undone, and its lock is released."""
+    assert _output(number, ignored=False) == f"ended by {number.name}"
 
 
 def test_nohup_is_respected() -> None:
-    assert _said(signal.SIGHUP, ignored=True) == ""
+    assert _output(signal.SIGHUP, ignored=True) == ""
 
 
-def _said(number: signal.Signals, *, ignored: bool) -> str:
-    words = [sys.executable, "-c", _WAITS.format(ignored=ignored)]
+def _output(number: signal.Signals, *, ignored: bool) -> str:
+    argv = [sys.executable, "-c", _PROGRAM.format(ignored=ignored)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)

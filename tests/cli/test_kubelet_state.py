@@ -24,9 +24,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "agent", "kubelet-state", f"--kubelet-dir={folder}", *words],
+        [sys.executable, "-m", "agent", "kubelet-state", f"--kubelet-dir={folder}", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -101,14 +101,14 @@ def test_torn_and_changed_files_and_problems(folder: Path) -> None:
     assert "memory_manager_state: version 1" in done.stdout
 
 
-def test_refused_write_and_nothing_to_write(folder: Path, tmp_path: Path) -> None:
-    words = ("--write-kubelet-state", f"--state-dir={tmp_path / 'none'}", f"--root={tmp_path}")
+def test_a_refused_write_and_nothing_to_write(folder: Path, tmp_path: Path) -> None:
+    arguments = ("--write-kubelet-state", f"--state-dir={tmp_path / 'none'}", f"--root={tmp_path}")
     (tmp_path / "proc").mkdir()
-    done = run(folder, *words)
+    done = run(folder, *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("topolet: the agent's decisions can't be read: ")
     assert (folder / "cpu_manager_state").read_text() == CPUS
     (folder / "cpu_manager_state").write_text('{"policyName":"none"}')
-    done = run(folder, *words)
+    done = run(folder, *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Nothing to write: the kubelet's CPU manager policy is none")

@@ -1,4 +1,4 @@
-"""The command itself, and the modules that its processes load."""
+"""The command `topolet`, and the modules that its processes load."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from agent.__main__ import COMMANDS, parser_of
 from agent.cli import options, proxy
 
 
-def python(*words: str) -> subprocess.CompletedProcess[str]:
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=60
     )
 
 
-def topolet(*words: str) -> subprocess.CompletedProcess[str]:
-    return python("-m", "agent", *words)
+def topolet(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "agent", *arguments)
 
 
 def test_no_command_lists_the_commands() -> None:
@@ -44,13 +44,13 @@ def test_help_lists_every_command_and_each_has_its_own_help() -> None:
     assert done.returncode == 0
     for name, text in COMMANDS.items():
         assert f"  {name:<15} {text}" in done.stdout
-        own = topolet(name, "--help")
-        assert (own.returncode, own.stderr) == (0, "")
-        assert own.stdout.startswith(f"usage: topolet {name}")
+        command_help = topolet(name, "--help")
+        assert (command_help.returncode, command_help.stderr) == (0, "")
+        assert command_help.stdout.startswith(f"usage: topolet {name}")
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "reason"),
+    ("arguments", "code", "reason"),
     [
         (["proxy", "--hold-seconds=soon"], 2, "hold-seconds"),
         (["proxy", "--config=/nowhere/x.toml"], 2, "/nowhere/x.toml"),
@@ -81,8 +81,8 @@ def test_help_lists_every_command_and_each_has_its_own_help() -> None:
         (["config", "check", "/nowhere/x.toml"], 2, "/nowhere/x.toml: No such file"),
     ],
 )
-def test_wrong_use_is_one_line(words: list[str], code: int, reason: str) -> None:
-    done = topolet(*words)
+def test_wrong_use_is_one_line(arguments: list[str], code: int, reason: str) -> None:
+    done = topolet(*arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert reason in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
@@ -109,7 +109,7 @@ HEAVY = {
 }
 """Modules that cost memory or start-up time, which the proxy must not load."""
 
-ONLY_AT_TIMES = {"argparse", "urllib.parse", "zlib"}
+FOR_SOME_ARGUMENTS = {"argparse", "urllib.parse", "zlib"}
 
 LOADED = "import sys\n{}\nprint(*sys.modules)"
 
@@ -117,7 +117,7 @@ LOADED = "import sys\n{}\nprint(*sys.modules)"
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [
-        ("import agent.__main__, agent.cli.proxy, agent.proxy.daemon", HEAVY | ONLY_AT_TIMES),
+        ("import agent.__main__, agent.cli.proxy, agent.proxy.daemon", HEAVY | FOR_SOME_ARGUMENTS),
         (
             "from agent.__main__ import main\ntry: main(['proxy', '--help'])\n"
             "except SystemExit: import agent.cli.proxy",
@@ -134,7 +134,7 @@ def test_proxy_does_not_load_heavy_modules(code: str, heavy: set[str]) -> None:
     assert not loaded & heavy
 
 
-WORDS = st.sampled_from(
+ARGUMENTS = st.sampled_from(
     [
         "--listen",
         "--listen=/x",
@@ -156,20 +156,20 @@ WORDS = st.sampled_from(
 )
 
 
-@given(st.lists(WORDS, max_size=5))
-def test_plain_arguments_are_read_as_by_argparse(words: list[str]) -> None:
-    plain = options.plain(words, proxy.SETTINGS, ("standalone",))
+@given(st.lists(ARGUMENTS, max_size=5))
+def test_plain_arguments_are_read_as_by_argparse(arguments: list[str]) -> None:
+    plain = options.plain(arguments, proxy.SETTINGS, ("standalone",))
     parser = argparse.ArgumentParser()
     parser.add_argument("--standalone", action="store_true")
     options.add_arguments(parser, proxy.SETTINGS)
     if plain is not None:
-        assert vars(plain) == vars(parser.parse_args(words))
+        assert vars(plain) == vars(parser.parse_args(arguments))
 
 
 def test_the_usual_arguments_of_a_proxy_are_plain() -> None:
-    words = ["--listen", "unix:///x", "--hold-seconds=2", "--config", "/etc/topolet.toml"]
-    assert options.plain(words, proxy.SETTINGS) is not None
-    assert options.plain([*words, "--help"], proxy.SETTINGS) is None
+    arguments = ["--listen", "unix:///x", "--hold-seconds=2", "--config", "/etc/topolet.toml"]
+    assert options.plain(arguments, proxy.SETTINGS) is not None
+    assert options.plain([*arguments, "--help"], proxy.SETTINGS) is None
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -19,9 +19,9 @@ def test_manual_page_has_every_command_and_option(capsys: pytest.CaptureFixture[
     assert main(["man"]) == 0
     page = capsys.readouterr().out
     text = page.replace(r"\-", "-")
-    for name, meaning in COMMANDS.items():
+    for name, description in COMMANDS.items():
         assert f".SH TOPOLET {name.upper()}\n" in text
-        assert meaning in text
+        assert description in text
     assert r"\fB--cpu-policy\fR \fIdynamic|none|static\fR" in text
     assert "unasked GPUs" not in text
     if shutil.which("man") is None:

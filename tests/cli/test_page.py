@@ -1,4 +1,4 @@
-"""`topolet page` on a machine, and on a node by a program in the place of kubectl."""
+"""`topolet page` on a machine, and on a node through a program that replaces kubectl."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ case "$1 $2" in
 "get lease") cat lease;;
 "get pod") cat leader;;
 "get pods") cat pods;;
-port-forward*) echo "$@" >forwarded; echo $$ >pid; echo "{says}"; {then};;
+port-forward*) echo "$@" >forwarded; echo $$ >pid; echo "{line}"; {after};;
 esac
 """
 
@@ -41,11 +41,11 @@ def no_desktop(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def kubectl(folder: Path, then: str, says: str = "Forwarding from 127.0.0.1:9326 -> 9999") -> None:
+def kubectl(folder: Path, after: str, line: str = "Forwarding from 127.0.0.1:9326 -> 9999") -> None:
     program = folder / "kubectl"
-    program.write_text(KUBECTL.format(folder=folder, then=then, says=says))
+    program.write_text(KUBECTL.format(folder=folder, after=after, line=line))
     program.chmod(0o755)
-    found = pod("a", RUNNING) | {
+    agent_pod = pod("a", RUNNING) | {
         "spec": {
             "containers": [
                 {"name": "other", "ports": [{"name": "http", "containerPort": 1}]},
@@ -53,7 +53,7 @@ def kubectl(folder: Path, then: str, says: str = "Forwarding from 127.0.0.1:9326
             ]
         }
     }
-    (folder / "pods").write_text(json.dumps({"items": [found]}))
+    (folder / "pods").write_text(json.dumps({"items": [agent_pod]}))
 
 
 def test_on_a_node_the_page_is_forwarded_by_kubectl(
@@ -66,7 +66,7 @@ def test_on_a_node_the_page_is_forwarded_by_kubectl(
     assert (tmp_path / "forwarded").read_text().strip() == (
         "port-forward -n tools pod/a 9326:9999 --address=127.0.0.1"
     )
-    kubectl(tmp_path, "echo 'unable to listen' >&2; exit 1", says="")
+    kubectl(tmp_path, "echo 'unable to listen' >&2; exit 1", line="")
     assert main(["page", "n1", "--port=0"]) == 2
     assert "pod/a :9999 " in (tmp_path / "forwarded").read_text()
 
@@ -90,7 +90,7 @@ def test_the_page_of_the_cluster_is_forwarded_from_the_holder_of_the_lease(
     port: int,
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    kubectl(tmp_path, "exit 0", says=f"Forwarding from 127.0.0.1:{port} -> 9111")
+    kubectl(tmp_path, "exit 0", line=f"Forwarding from 127.0.0.1:{port} -> 9111")
     (tmp_path / "lease").write_text(json.dumps({"spec": {"holderIdentity": HOLDER}}))
     ports = [{"name": "extender", "containerPort": 1}, {"name": "http", "containerPort": 9111}]
     leader = {"spec": {"containers": [{"name": "scheduler", "ports": ports}]}}
@@ -111,7 +111,7 @@ def test_the_page_of_the_cluster_is_forwarded_from_the_holder_of_the_lease(
         ("--kubeconfig=x_token", "", "'--kubeconfig=x' is not the name of a pod"),
     ],
 )
-def test_no_scheduler_leads(
+def test_without_a_leading_scheduler_there_is_no_page(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -134,7 +134,7 @@ def test_a_signal_ends_the_command_and_kubectl(tmp_path: Path, number: signal.Si
     kubectl(tmp_path, "exec sleep 1000")
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     with subprocess.Popen(
-        # A shell lets the commands of its background jobs ignore SIGINT.
+        # Background jobs of a shell ignore SIGINT.
         ["env", "--default-signal=INT", sys.executable, "-m", "agent", "page", "n1"],
         env=environment,
         stdout=subprocess.PIPE,
@@ -152,26 +152,26 @@ def test_a_signal_ends_the_command_and_kubectl(tmp_path: Path, number: signal.Si
                 os.killpg(command.pid, signal.SIGKILL)
 
 
-def test_a_port_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_port(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["page", "n1", "--port=70000"]) == 2
     assert "--port: 70000" in capsys.readouterr().err
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Path:
-    """A root with a procfs that has no process."""
+def root(tmp_path: Path) -> Path:
+    """A root with a procfs without processes."""
     (tmp_path / "proc").mkdir()
     return tmp_path
 
 
-def locked_by(pid: int, root: Path) -> Path:
-    """A state folder that this process of the procfs has locked, in the network of the test."""
+def state_folder_locked_by(pid: int, root: Path) -> Path:
+    """A state folder that this process has locked, in the network namespace of the test."""
     state = root / "state"
     state.mkdir()
     lock = state / AGENT_LOCK
     lock.touch()
-    found = lock.stat()
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    status = lock.stat()
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     (root / "proc/locks").write_text(f"1: FLOCK  ADVISORY  WRITE {pid} {device} 0 EOF\n")
     networks = root / "proc" / str(pid) / "ns"
     networks.mkdir(parents=True)
@@ -179,17 +179,17 @@ def locked_by(pid: int, root: Path) -> Path:
     return state
 
 
-def test_without_an_agent(process: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["page", f"--root={process}", "--state-dir=/run/none"]) == 1
-    said = capsys.readouterr().err
-    assert "state-dir /run/none" in said
-    assert "kubectl topolet page NODE" in said
+def test_without_an_agent(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["page", f"--root={root}", "--state-dir=/run/none"]) == 1
+    error = capsys.readouterr().err
+    assert "state-dir /run/none" in error
+    assert "kubectl topolet page NODE" in error
 
 
 def test_on_the_machine_of_the_agent(
-    process: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It opens the page where there is a desktop; without one it prints the address."""
+    """The command prints the address; on a desktop it also opens the page."""
     routes = {
         **page_routes("node", {}),
         "/readyz": Route("GET", lambda _: text_reply(200, "ok")),
@@ -197,11 +197,11 @@ def test_on_the_machine_of_the_agent(
     }
     server = HttpServer("127.0.0.1:0", routes, HTTP_LIMITS, NodeAddresses())
     server.start()
-    folder = process / "proc" / "7"
+    folder = root / "proc" / "7"
     folder.mkdir()
-    state = f"--state-dir={locked_by(7, process)}"
-    words = ["topolet", "agent", state, f"--http=127.0.0.1:{server.port}", ""]
-    (folder / "cmdline").write_text("\0".join(words))
+    state = f"--state-dir={state_folder_locked_by(7, root)}"
+    argv = ["topolet", "agent", state, f"--http=127.0.0.1:{server.port}", ""]
+    (folder / "cmdline").write_text("\0".join(argv))
     (folder / "stat").write_text("7 (topolet) S 1" + " 0" * 48)
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: not opened.append(address))
@@ -209,12 +209,12 @@ def test_on_the_machine_of_the_agent(
     try:
         for flags, desktop in (([], ""), (["--no-open"], ":0"), ([], ":0")):
             monkeypatch.setenv("DISPLAY", desktop)
-            arguments = ["page", f"--root={process}", state, *flags]
+            arguments = ["page", f"--root={root}", state, *flags]
             assert main(arguments) == 0
             assert capsys.readouterr().out == f"{address}\n"
         assert opened == [address]
     finally:
         server.close()
-    assert main(["page", f"--root={process}", state]) == 1
+    assert main(["page", f"--root={root}", state]) == 1
     assert "the agent does not answer" in capsys.readouterr().err
     assert remote.AGENT_PORT == 9326

@@ -23,7 +23,7 @@ from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.kube.fake_api_server import server as server
 
 Object = dict[str, Any]
-TAKEN = "2026-01-01T12:00:00Z"
+TAKEN_AT = "2026-01-01T12:00:00Z"
 PLAN: Object = {
     "moves": [
         {"uid": "u", "pod": "ns/a", "from": '{"cpuset":"0,4"}', "to": '{"cpuset":"4-5"}'},
@@ -35,33 +35,33 @@ UNTAKEN: Object = {"phase": "Unknown", "reason": "no controller has taken it"}
 PLANNED: Object = {
     "phase": "Pending",
     "reason": "pods to move: 1",
-    "updateTimestamp": TAKEN,
+    "updateTimestamp": TAKEN_AT,
     "plan": PLAN,
 }
 MOVED: Object = PLANNED | {"phase": "Succeed", "reason": "pods moved: 1"}
-FAILED: Object = {"phase": "Failed", "reason": "NoController: nobody", "updateTimestamp": TAKEN}
+FAILED: Object = {"phase": "Failed", "reason": "NoController: nobody", "updateTimestamp": TAKEN_AT}
 
 
 class World:
-    """`shown`: the statuses that the object has, one after the other; the last one stays."""
+    """An API server. `statuses`: the statuses of the object, in order; the last one stays."""
 
     def __init__(self, server: Server, config: Path) -> None:
-        self.shown: list[Object] = [UNTAKEN, PLANNED, MOVED]
+        self.statuses: list[Object] = [UNTAKEN, PLANNED, MOVED]
         self.specs: list[Object] = []
         self.refuse = 0
         self.config = f"--kubeconfig={config}"
         server.answer = self._answer
-        named = {"name": "it"}
-        made = {
-            "current-context": "it",
-            "clusters": [{**named, "cluster": {"server": server.url}}],
-            "users": [{**named, "user": {"token": "t"}}],
-            "contexts": [{**named, "context": {"cluster": "it", "user": "it"}}],
+        name = {"name": "test"}
+        kubeconfig = {
+            "current-context": "test",
+            "clusters": [{**name, "cluster": {"server": server.url}}],
+            "users": [{**name, "user": {"token": "t"}}],
+            "contexts": [{**name, "context": {"cluster": "test", "user": "test"}}],
         }
-        config.write_text(json.dumps(made))
+        config.write_text(json.dumps(kubeconfig))
 
-    def run(self, *words: str) -> int:
-        return main(["rebind", "n", self.config, *words])
+    def run(self, *arguments: str) -> int:
+        return main(["rebind", "n", self.config, *arguments])
 
     def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
         if self.refuse:
@@ -70,10 +70,10 @@ class World:
             body = json.loads(request.body)
             assert body["metadata"] == {"generateName": "n-"}
             self.specs.append(body["spec"])
-        shown = self.shown.pop(0) if len(self.shown) > 1 else self.shown[0]
+        statuses = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         metadata = {"name": "n-x7k2p", "uid": "u", "resourceVersion": "1"}
         spec = {"nodeName": "n", "rebindAction": "RebindCPU"}
-        return reply(connection, 200, {"metadata": metadata, "spec": spec, "status": shown})
+        return reply(connection, 200, {"metadata": metadata, "spec": spec, "status": statuses})
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_dry_run_waits_for_its_plan(world: World, capsys: pytest.CaptureFixtur
 def test_a_rebind_that_failed_has_another_exit_code(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.shown = [UNTAKEN, FAILED]
+    world.statuses = [UNTAKEN, FAILED]
     assert world.run() == 1
     assert "Failed: NoController: nobody" in capsys.readouterr().out
 
@@ -137,10 +137,10 @@ def test_a_caller_without_the_right_gets_the_servers_reason(
     assert "403" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--max-pods=0"], ["--deadline-seconds=x"]])
-def test_a_wrong_number_is_refused(world: World, words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--max-pods=0"], ["--deadline-seconds=x"]])
+def test_a_wrong_number_is_refused(world: World, arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
-        world.run(*words)
+        world.run(*arguments)
     assert not world.specs
 
 

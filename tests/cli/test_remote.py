@@ -1,4 +1,4 @@
-"""Commands on a node by a program in the place of kubectl; tests/cluster has the real one."""
+"""Commands on a node through a program that replaces kubectl; tests/cluster has the real one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
 
 
 def test_the_command_runs_in_the_running_pod_of_the_node(kubectl: Kubectl) -> None:
-    kubectl.answers(pods=[pod("old", RUNNING, ends=True), pod("bad", CRASHED), pod("a", RUNNING)])
-    words = ["--context=lab", "--state-dir=/run/other", "-o", "json", "-n", "tools"]
-    assert main(["doctor", "n1", *words]) == 0
+    kubectl.set_answers(
+        pods=[pod("old", RUNNING, deleting=True), pod("bad", CRASHED), pod("a", RUNNING)]
+    )
+    arguments = ["--context=lab", "--state-dir=/run/other", "-o", "json", "-n", "tools"]
+    assert main(["doctor", "n1", *arguments]) == 0
     assert "--field-selector=spec.nodeName=n1" in kubectl.read("listed")
     assert kubectl.read("context") == "--context=lab"
     assert kubectl.read("executed") == (
@@ -35,11 +37,11 @@ def test_the_command_runs_in_the_running_pod_of_the_node(kubectl: Kubectl) -> No
     )
 
 
-def test_a_screen_there_is_drawn_for_the_terminal_here(
+def test_a_screen_of_the_node_is_drawn_for_the_local_terminal(
     kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What kubectl exec sets says nothing about it."""
-    kubectl.answers(pods=[pod("topolet-b", RUNNING)])
+    """The environment of `kubectl exec` does not show the terminal."""
+    kubectl.set_answers(pods=[pod("topolet-b", RUNNING)])
     monkeypatch.setenv("TERM", "tmux-256color")
     monkeypatch.setenv("NO_COLOR", "yes")
     assert main(["top", "n1", "--every=2", "--once"]) == 0
@@ -53,7 +55,7 @@ def test_a_screen_there_is_drawn_for_the_terminal_here(
 
 
 @pytest.mark.parametrize(
-    ("ended", "error", "code", "shown"),
+    ("exec_code", "error", "code", "shown"),
     [
         (1, "command terminated with exit code 1\n", 1, ""),
         (2, "topolet: x\ncommand terminated with exit code 2\n", 2, "topolet: x\n"),
@@ -63,13 +65,13 @@ def test_a_screen_there_is_drawn_for_the_terminal_here(
 def test_exit_codes_of_the_command_and_of_kubectl_differ(
     kubectl: Kubectl,
     capfd: pytest.CaptureFixture[str],
-    ended: int,
+    exec_code: int,
     error: str,
     code: int,
     shown: str,
 ) -> None:
-    kubectl.answers(pods=[pod("a", RUNNING)])
-    kubectl.ends(ended, error)
+    kubectl.set_answers(pods=[pod("a", RUNNING)])
+    kubectl.set_exec_result(exec_code, error)
     assert main(["doctor", "n1"]) == code
     printed = capfd.readouterr()
     assert (printed.out, printed.err) == ("output\n", shown)
@@ -97,7 +99,7 @@ def test_a_node_without_a_running_agent(
     refused: str,
     text: str,
 ) -> None:
-    kubectl.answers(pods=pods, node=node, refused=refused)
+    kubectl.set_answers(pods=pods, node=node, refused=refused)
     assert main(["doctor", "n1"]) == 2
     assert text in capfd.readouterr().err
 
@@ -106,16 +108,16 @@ def test_a_kubectl_that_hangs_ends_the_command_with_its_reason(
     kubectl: Kubectl, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "KUBECTL_SECONDS", 0.5)
-    kubectl.hangs("get pods")
+    kubectl.hang("get pods")
     assert main(["doctor", "n1"]) == 2
     assert "kubectl get takes longer than 0.5 s" in capfd.readouterr().err
-    # For `get pods` too, which answers.
+    # This also limits `get pods`, which answers.
     monkeypatch.setattr(remote, "KUBECTL_SECONDS", 3.0)
-    kubectl.hangs("get node")
+    kubectl.hang("get node")
     assert main(["doctor", "n1"]) == 2
     assert "no agent runs on node n1" in capfd.readouterr().err
     monkeypatch.setattr(remote, "KUBECTL_SECONDS", 0.5)
-    kubectl.hangs("logs -n")
+    kubectl.hang("logs -n")
     assert remote.logs(Agent(("kubectl",), "ns", "a", "n1", 1), 5) == {}
 
 

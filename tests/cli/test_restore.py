@@ -1,4 +1,4 @@
-"""`topolet restore` with a tree of plain files; tests/integration has it with a runtime."""
+"""`topolet restore` on a tree of files; tests/integration has it with a runtime."""
 
 from pathlib import Path
 
@@ -42,23 +42,23 @@ def test_every_value_is_restored_after_a_crash(
     limits = CgroupLimits(shares=1024, memory_limit_bytes=1 << 20)
     assert values.apply(Controllers(str(root)), journal, {GROUP: limits}).ok
 
-    def there() -> list[str]:
+    def values_of_group() -> list[str]:
         parts = [name.partition("/") for name in FILES]
         return [(root / each / GROUP[1:] / file).read_text().strip() for each, _, file in parts]
 
-    assert there() == ["1", "1024", "1048576"]
-    words = [
+    assert values_of_group() == ["1", "1024", "1048576"]
+    arguments = [
         "restore",
         f"--state-dir={state}",
         f"--cgroup-root={root}",
         f"--runtime-endpoint=unix://{tmp_path}/none",
     ]
-    assert main(words) == 0
+    assert main(arguments) == 0
     output = capsys.readouterr().out
     assert f"{GROUP}: 1 -> 0-3\n" in output
     assert f"{GROUP} cpu.shares: 1024 -> 2\n" in output
     assert "1 cpusets restored, and 2 other values\n" in output
-    assert there()[:2] == ["0-3", "2"]
+    assert values_of_group()[:2] == ["0-3", "2"]
     records = read(str(state)).records
     assert {(each.process, each.reason, each.event) for each in records} == {
         ("restore", "Restore", "CgroupRestored")
@@ -67,11 +67,11 @@ def test_every_value_is_restored_after_a_crash(
         ("cpuset.cpus", "1", "0-3"),
         ("cpu.shares", "1024", "2"),
     ]
-    assert main(words) == 0
+    assert main(arguments) == 0
     assert capsys.readouterr().out == "0 cpusets restored\n"
 
 
-def test_a_snapshot_that_is_too_large_does_not_prevent_it(
+def test_a_snapshot_that_is_too_large_does_not_prevent_the_restore(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, state = tmp_path / "cgroup", tmp_path / "state"
@@ -80,15 +80,15 @@ def test_a_snapshot_that_is_too_large_does_not_prevent_it(
     assert writer.apply(Hierarchy(str(root)), Journal(state / "journal"), {GROUP: CpuSet([1])}).ok
     with (state / FILE).open("wb") as snapshot:
         snapshot.truncate(MAX_BYTES + 1)
-    words = [f"--state-dir={state}", f"--cgroup-root={root}", "--runtime-endpoint=unix:///none"]
-    assert main(["restore", *words]) == 0
+    arguments = [f"--state-dir={state}", f"--cgroup-root={root}", "--runtime-endpoint=unix:///none"]
+    assert main(["restore", *arguments]) == 0
     assert "1 cpusets restored\n" in capsys.readouterr().out
 
 
 def test_nothing_is_restored_while_a_plugin_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The plugin would set the agent's values again in calls of the runtime."""
+    """The plugin sets the agent's values again when the runtime calls it."""
     plugin = locks.lock_for_plugin(str(tmp_path), 0)
     assert main(["restore", f"--state-dir={tmp_path}"]) == 1
     assert "door.lock is held by topolet nri (process" in capsys.readouterr().err

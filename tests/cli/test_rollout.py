@@ -19,9 +19,9 @@ def revision(number: int, name: str) -> dict[str, Any]:
 
 def test_the_newest_revision_is_that_with_the_highest_number() -> None:
     found = [revision(9, "old"), revision(10, "new"), revision(2, "first")]
-    assert newest(found, "it") == "new"
-    with pytest.raises(RemoteError, match="it has no ControllerRevision"):
-        newest([], "it")
+    assert newest(found, "topolet-agent") == "new"
+    with pytest.raises(RemoteError, match="topolet-agent has no ControllerRevision"):
+        newest([], "topolet-agent")
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_why_a_pod_is_not_ready(status: dict[str, Any], text: str) -> None:
     assert problem({"status": status}) == text
 
 
-class Simulated(rollout.Agents):
-    """A DaemonSet whose pods are replaced at once; `found` has the doctor's answers by node, the
-    last one stays."""
+class SimulatedAgents(rollout.Agents):
+    """A DaemonSet whose pods are replaced at once. `found`: the exit codes of the doctor by node,
+    in order; the last one stays."""
 
     def __init__(self, revisions: dict[str, str], found: dict[str, list[int]]) -> None:
-        super().__init__(("kubectl",), "ns", "it")
+        super().__init__(("kubectl",), "ns", "topolet-agent")
         self.revisions = revisions
         self.deleted: list[str] = []
         self._found = found
@@ -93,7 +93,7 @@ class Simulated(rollout.Agents):
 
 
 class Clock:
-    """Time passes by pauses alone."""
+    """A clock that only pauses advance."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -105,24 +105,24 @@ class Clock:
         self.seconds += seconds
 
 
-def test_what_a_doctor_finds_while_pods_start_does_not_stop_it() -> None:
+def test_findings_while_pods_start_do_not_stop_the_rollout() -> None:
     clock = Clock()
-    agents = Simulated({"a": "old", "b": "old"}, {"a": [1, 2, 1, 0]})
+    agents = SimulatedAgents({"a": "old", "b": "old"}, {"a": [1, 2, 1, 0]})
     assert rolled_out(agents, None, 60.0, clock, clock.pause) == 0
     assert agents.deleted == ["a", "b"]
     assert clock.seconds == 3 * rollout.POLL_SECONDS
 
 
-def test_a_node_of_before_with_findings_stops_it_before_a_pod_is_deleted() -> None:
+def test_findings_of_an_updated_node_stop_the_rollout_before_a_pod_is_deleted() -> None:
     clock = Clock()
-    agents = Simulated({"a": "old", "b": "new"}, {"b": [1]})
+    agents = SimulatedAgents({"a": "old", "b": "new"}, {"b": [1]})
     with pytest.raises(StoppedError, match="node b: topolet doctor has findings"):
         rolled_out(agents, None, 60.0, clock, clock.pause)
     assert agents.deleted == []
     assert clock.seconds > rollout.SETTLE_SECONDS
 
 
-def test_it_needs_kubectl(
+def test_the_rollout_needs_kubectl(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/none")

@@ -13,13 +13,13 @@ from agent.cli.screen import Screen
 
 
 class Terminal:
-    """A real terminal: `stream` is the end of the program, `seen` is its output."""
+    """A pseudo-terminal. `stream`: for the program; `output`: what the program wrote."""
 
     def __init__(self) -> None:
         self._master, slave = pty.openpty()
         self.stream: TextIO = open(slave, "w", encoding="utf-8")  # noqa: SIM115
 
-    def seen(self) -> str:
+    def output(self) -> str:
         data = b""
         while select.select([self._master], [], [], 0)[0]:
             data += os.read(self._master, 4096)
@@ -37,29 +37,29 @@ def terminal() -> Iterator[Terminal]:
     it.close()
 
 
-def test_terminal_shows_each_text_in_place_of_the_last(terminal: Terminal) -> None:
+def test_terminal_replaces_each_text_by_the_next(terminal: Terminal) -> None:
     with Screen(terminal.stream) as screen:
         screen.show("a\nb\n", 24)
-        assert terminal.seen() == "\x1b[?1049h\x1b[?25l\x1b[Ha\x1b[K\r\r\nb\x1b[K\r\r\n\x1b[J"
+        assert terminal.output() == "\x1b[?1049h\x1b[?25l\x1b[Ha\x1b[K\r\r\nb\x1b[K\r\r\n\x1b[J"
         screen.show("a\nb\n", 24)
-        assert terminal.seen() == ""
+        assert terminal.output() == ""
         screen.show("c\n", 24)
-        assert terminal.seen() == "\x1b[Hc\x1b[K\r\r\n\x1b[J"
-    assert terminal.seen() == "\x1b[?25h\x1b[?1049l"
+        assert terminal.output() == "\x1b[Hc\x1b[K\r\r\n\x1b[J"
+    assert terminal.output() == "\x1b[?25h\x1b[?1049l"
 
 
 def test_text_higher_than_the_terminal_is_cut(terminal: Terminal) -> None:
     with Screen(terminal.stream) as screen:
         screen.show("1\n2\n3\n4\n", 3)
-        shown = terminal.seen()
+        shown = terminal.output()
     assert "2" in shown
     assert "\n3" not in shown
 
 
-def test_terminal_is_restored_after_an_error_too(terminal: Terminal) -> None:
+def test_terminal_is_restored_after_an_error(terminal: Terminal) -> None:
     with pytest.raises(RuntimeError), Screen(terminal.stream):
         raise RuntimeError
-    assert terminal.seen().endswith("\x1b[?25h\x1b[?1049l")
+    assert terminal.output().endswith("\x1b[?25h\x1b[?1049l")
 
 
 def test_pipe_gets_every_new_text_without_control_sequences() -> None:

@@ -1,4 +1,4 @@
-"""No command prints, and no agent logs, secrets of pods, of the kubelet and of files."""
+"""No command prints, and no agent logs, secrets of pods, of the kubelet or of files."""
 
 from __future__ import annotations
 
@@ -21,24 +21,28 @@ from tests.waiting import eventually
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[SimulatedNode]:
-    """An owner, a pod whose claim can't be honoured and one whose claim can't be read, all with
-    secrets; a kubelet whose device plugin gave one to a container."""
-    played = large_machine(tmp_path, 1)
-    played.runtime.environment = ENVIRONMENT
+    """A node of pods with secrets: an owner, a pod with a refused claim and one with an invalid
+    claim; a kubelet whose device plugin passed a secret to a container."""
+    node = large_machine(tmp_path, 1)
+    node.runtime.environment = ENVIRONMENT
     for qos, claim in (("LSE", "1-2"), ("LSR", "90-95"), ("LSE", "1-2"), ("LS", "")):
-        pod = played.add_pod(qos, claim)
-        played.create_container(pod, start=True)
-        sandbox = played.runtime.sandboxes[pod.sandbox_id]
-        notes = {**sandbox.annotations, "example.com/token": SECRET, "note": f"Bearer {SECRET}"}
+        pod = node.add_pod(qos, claim)
+        node.create_container(pod, start=True)
+        sandbox = node.runtime.sandboxes[pod.sandbox_id]
+        annotations = {
+            **sandbox.annotations,
+            "example.com/token": SECRET,
+            "note": f"Bearer {SECRET}",
+        }
         labels = {**sandbox.labels, "example.com/token": SECRET}
-        played.runtime.sandboxes[pod.sandbox_id] = msgspec.structs.replace(
-            sandbox, annotations=notes, labels=labels
+        node.runtime.sandboxes[pod.sandbox_id] = msgspec.structs.replace(
+            sandbox, annotations=annotations, labels=labels
         )
-    sandbox = played.runtime.sandboxes[played.add_pod("LSE", "1").sandbox_id]
+    sandbox = node.runtime.sandboxes[node.add_pod("LSE", "1").sandbox_id]
     sandbox.annotations[RESOURCE_STATUS] = json.dumps({"cpuset": [SECRET], "token": SECRET})
     write_checkpoint(tmp_path / "kubelet")
-    yield played
-    played.close()
+    yield node
+    node.close()
 
 
 COMMANDS = (
@@ -66,7 +70,7 @@ def _audit_bytes(node: SimulatedNode) -> bytes:
     return b"".join(each.read_bytes() for each in (node.state / "audit").glob("*"))
 
 
-def _shown(text: str) -> bool:
+def _has_secret(text: str) -> bool:
     return SECRET in text or ANSWER in text
 
 
@@ -76,32 +80,30 @@ def test_no_command_prints_a_secret(
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nor does the agent log one at its lowest level, which includes all others."""
+    """The agent logs none either, at its lowest level."""
     with Launcher(tmp_path) as launcher:
         harness = AgentHarness(node, launcher)
         harness.start("--log-level=debug")
         eventually("the owner is in the snapshot", lambda: _has_owners(node))
         eventually("the audit trail has records", lambda: _audit_bytes(node))
         launcher.kill()
-        assert not _shown(launcher.log())
+        assert not _has_secret(launcher.log())
         snapshot = node.state / "snapshot.json"
-        assert not _shown(snapshot.read_text())
-        assert not _shown(_audit_bytes(node).decode())
+        assert not _has_secret(snapshot.read_text())
+        assert not _has_secret(_audit_bytes(node).decode())
     caplog.set_level(logging.DEBUG)
     common = dict(word[2:].split("=", 1) for word in node.restore_words[1:])
     for command in COMMANDS:
-        of_command = {"topology": ("state-dir",), "audit": ("state-dir",)}.get(
-            command[0], tuple(common)
-        )
-        words = [f"--{name}={common[name]}" for name in of_command]
+        names = {"topology": ("state-dir",), "audit": ("state-dir",)}.get(command[0], tuple(common))
+        arguments = [f"--{name}={common[name]}" for name in names]
         if command[0] in ("doctor", "kubelet-state"):
-            words.append(f"--kubelet-dir={tmp_path / 'kubelet'}")
+            arguments.append(f"--kubelet-dir={tmp_path / 'kubelet'}")
         caplog.clear()
-        main([*command, *words])
+        main([*command, *arguments])
         printed = capfd.readouterr()
         assert printed.out + printed.err, command
         assert "Traceback" not in printed.err
-        assert not _shown(printed.out + printed.err + caplog.text), command
+        assert not _has_secret(printed.out + printed.err + caplog.text), command
 
 
 @pytest.mark.parametrize("name", ["doctor", "agent", "proxy", "scheduler", "webhook"])

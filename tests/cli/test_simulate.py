@@ -30,18 +30,18 @@ def test_json_is_alone_on_standard_output(
     trace: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*trace, "--seeds", "2", "--output", "json"]) == 0
-    told = capsys.readouterr()
-    (name, found), *more = json.loads(told.out)["policies"].items()
-    assert (name, more) == ("Residual", [])
+    captured = capsys.readouterr()
+    (name, found), *others = json.loads(captured.out)["policies"].items()
+    assert (name, others) == ("Residual", [])
     assert list(found) == ["alloc_pct_at_100", "alloc_pct_at_130", "frag_pct_at_100"]
     assert all(set(each) == {"mean", "stdev"} for each in found.values())
-    assert told.err.splitlines() == [
+    assert captured.err.splitlines() == [
         "Residual, seed 42 (1 of 2)",
         "Residual, seed 43 (2 of 2)",
     ]
 
 
-def test_below_a_load_of_130_its_figure_is_null(
+def test_below_a_load_of_130_percent_its_figure_is_null(
     trace: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*trace, "--load", "1.1", "-o", "json", "--policy", "FGD"]) == 0
@@ -67,13 +67,13 @@ def test_a_plot(trace: list[str], tmp_path: Path) -> None:
     picture = tmp_path / "plot.svg"
     assert main([*trace, "--policy", "Residual", "--policy", "FGD", "--plot", str(picture)]) == 0
     root = ElementTree.fromstring(picture.read_text())
-    space = "{http://www.w3.org/2000/svg}"
-    assert len(root.findall(f"{space}polyline")) == 2
-    assert {"Residual", "FGD"} <= {each.text for each in root.iter(f"{space}text")}
+    namespace = "{http://www.w3.org/2000/svg}"
+    assert len(root.findall(f"{namespace}polyline")) == 2
+    assert {"Residual", "FGD"} <= {each.text for each in root.iter(f"{namespace}text")}
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--nodes", "/nowhere"], "/nowhere"),
         (["--plot", "a.png"], "--plot a.png: the name must end in .svg"),
@@ -81,10 +81,10 @@ def test_a_plot(trace: list[str], tmp_path: Path) -> None:
         (["--plot", "a.svg", "--departures"], "--plot: a run with --departures"),
     ],
 )
-def test_what_cannot_be_done_is_named(
-    trace: list[str], words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_arguments_that_cannot_be_used_are_named(
+    trace: list[str], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*trace, *words]) == 2
+    assert main([*trace, *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -97,7 +97,7 @@ def test_a_wrong_cell_is_named(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--load", "0"], "argument --load: '0' is not a number above 0 and at most 10"),
         (["--load", "x"], "argument --load: 'x' is not a number above 0 and at most 10"),
@@ -108,11 +108,11 @@ def test_a_wrong_cell_is_named(
         (["--policy", "X"], "argument --policy: invalid choice: 'X'"),
     ],
 )
-def test_a_wrong_argument_is_named_with_what_it_may_be(
-    trace: list[str], words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_argument_is_named_with_its_valid_values(
+    trace: list[str], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([*trace, *words])
+        main([*trace, *arguments])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -124,8 +124,8 @@ def test_the_fragmentation_of_saved_objects(
     sample = tmp_path.parent / "sample.yaml"
     sample.write_text(yaml.safe_dump(kind("Pod", owner(8, 8).pod("sample"))))
     assert main(["simulate", objects, "--pod", str(sample), "-o", "json"]) == 0
-    told = capsys.readouterr()
-    found = json.loads(told.out)
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
     assert found["schema_version"] == 1
     assert (found["cpus_on_broken_cores"], found["rebind_nodes"]) == (8, 1)
     assert found["fitting"] == sum(each["fitting"] for each in found["nodes"])
@@ -134,7 +134,7 @@ def test_the_fragmentation_of_saved_objects(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         [],
         ["--nodes", "n.csv"],
@@ -142,8 +142,8 @@ def test_the_fragmentation_of_saved_objects(
         ["--nodes", "n.csv", "--pods", "p.csv", "--from-cluster"],
     ],
 )
-def test_one_source_has_to_be_given(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", *words]) == 2
+def test_one_source_is_required(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *arguments]) == 2
     assert "give either --nodes and --pods, or --from-cluster, or --objects" in (
         capsys.readouterr().err
     )

@@ -26,8 +26,8 @@ from tests.waiting import eventually
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> list[str]:
-    """The command, for a machine of two sockets whose agent does not run."""
+def command_line(tmp_path: Path) -> list[str]:
+    """The command line, for a machine of two sockets whose agent does not run."""
     state = tmp_path / "state"
     state.mkdir()
     topology = nodes.machine(2, 1, 1, 4, 1)
@@ -58,7 +58,7 @@ def words(tmp_path: Path) -> list[str]:
 
 
 def load(folder: Path, ticks: int) -> None:
-    """CPU 1 is always busy, the others never."""
+    """Writes /proc/stat: CPU 1 is always busy, the others never."""
     lines = [
         f"cpu{cpu} {ticks if cpu == 1 else 0} 0 0 {0 if cpu == 1 else ticks} 0 0 0 0"
         for cpu in range(8)
@@ -67,14 +67,14 @@ def load(folder: Path, ticks: int) -> None:
 
 
 @pytest.fixture
-def terminal(words: list[str]) -> Iterator[EmulatedTerminal]:
-    with EmulatedTerminal(words) as it:
+def terminal(command_line: list[str]) -> Iterator[EmulatedTerminal]:
+    with EmulatedTerminal(command_line) as it:
         it.until("the first frame", lambda text: "ml/train" in text)
         yield it
 
 
 def test_the_whole_screen(terminal: EmulatedTerminal) -> None:
-    text = terminal.until("what happened", lambda text: "The pod owns CPUs 1-2" in text)
+    text = terminal.until("the changes", lambda text: "The pod owns CPUs 1-2" in text)
     lines = terminal.lines
     assert "node-a  8 CPUs" in lines[0]
     assert "! the agent does not run: these are its last decisions" in lines[1]
@@ -127,7 +127,7 @@ def test_keys(terminal: EmulatedTerminal) -> None:
     terminal.until("the pod", lambda text: "Pod db/postgres" in text)
     assert (
         "the runtime does not answer"
-        in terminal.until("what can't be read", lambda text: "Asking" not in text)
+        in terminal.until("the error", lambda text: "Asking" not in text)
         or "no cgroup" in terminal.text
         or "cannot" in terminal.text
     )
@@ -138,7 +138,7 @@ def test_keys(terminal: EmulatedTerminal) -> None:
 
 
 def test_the_filter_has_the_arrows_of_slow_terminals(terminal: EmulatedTerminal) -> None:
-    """A sequence that arrives in parts is one key."""
+    """An escape sequence that arrives in parts is one key."""
     terminal.press("3")
     terminal.until("the page of pods", lambda text: "Pools over" not in text)
     for part in ("\x1b", "[B"):
@@ -147,9 +147,9 @@ def test_the_filter_has_the_arrows_of_slow_terminals(terminal: EmulatedTerminal)
 
 
 @pytest.mark.parametrize("input_", ["</dev/null", "<&-"])
-def test_without_keys(words: list[str], input_: str) -> None:
-    """It shows the node until a signal ends it."""
-    command = " ".join(f"'{word}'" for word in words)
+def test_without_keys(command_line: list[str], input_: str) -> None:
+    """The command shows the node until a signal ends it."""
+    command = " ".join(f"'{word}'" for word in command_line)
     with EmulatedTerminal(["bash", "-c", f"exec {command} {input_}"]) as terminal:
         terminal.until("the first frame", lambda text: "ml/train" in text)
         terminal.press("\x03")
@@ -157,11 +157,11 @@ def test_without_keys(words: list[str], input_: str) -> None:
         assert terminal.modes == terminal.modes_before
 
 
-ENDS = [("q", None, 0), ("\x03", None, 0), (None, signal.SIGTERM, 143), (None, signal.SIGHUP, 129)]
+EXITS = [("q", None, 0), ("\x03", None, 0), (None, signal.SIGTERM, 143), (None, signal.SIGHUP, 129)]
 
 
-@pytest.mark.parametrize(("key", "number", "code"), ENDS)
-def test_the_terminal_is_as_before_after_each_end(
+@pytest.mark.parametrize(("key", "number", "code"), EXITS)
+def test_the_terminal_is_restored_after_each_exit(
     terminal: EmulatedTerminal, key: str | None, number: signal.Signals | None, code: int
 ) -> None:
     assert terminal.modes != terminal.modes_before
@@ -173,9 +173,9 @@ def test_the_terminal_is_as_before_after_each_end(
     assert terminal.received.endswith(b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l")
 
 
-def test_stopped_and_continued(words: list[str]) -> None:
-    """By a shell with job control: the terminal is the shell's in between."""
-    command = " ".join(f"'{word}'" for word in words)
+def test_stopped_and_continued(command_line: list[str]) -> None:
+    """A shell with job control stops the command, and has the terminal meanwhile."""
+    command = " ".join(f"'{word}'" for word in command_line)
     shell = ["bash", "--norc", "-i", "-c", f"set -m; {command}; stty -a; echo STOPPED; read; fg"]
     with EmulatedTerminal(shell) as terminal:
         terminal.until("the first frame", lambda text: "q end" in text)
@@ -203,9 +203,9 @@ def test_the_connection_breaks(terminal: EmulatedTerminal) -> None:
     assert terminal.ended() in (0, 129)
 
 
-def test_nothing_is_written_while_nothing_changes(words: list[str]) -> None:
-    """But the clock of the first line."""
-    with EmulatedTerminal([*words[:-1], "--every=0.1"]) as terminal:
+def test_nothing_is_written_while_nothing_changes(command_line: list[str]) -> None:
+    """A frozen screen has no clock, which changes every second."""
+    with EmulatedTerminal([*command_line[:-1], "--every=0.1"]) as terminal:
         terminal.until("the first frame", lambda text: "ml/train" in text)
         terminal.press("f")
         terminal.until("the frozen screen", lambda text: "FROZEN" in text)
@@ -216,9 +216,9 @@ def test_nothing_is_written_while_nothing_changes(words: list[str]) -> None:
         assert len(terminal.received) == before
 
 
-def test_ascii_without_colours(words: list[str]) -> None:
+def test_ascii_without_colours(command_line: list[str]) -> None:
     plain = {"NO_COLOR": "1", "PYTHONIOENCODING": "ascii"}
-    with EmulatedTerminal(words, environment=plain) as terminal:
+    with EmulatedTerminal(command_line, environment=plain) as terminal:
         terminal.until("the first frame", lambda text: "ml/train" in text)
         assert terminal.text.isascii()
         assert b"38;5" not in terminal.received
@@ -226,9 +226,9 @@ def test_ascii_without_colours(words: list[str]) -> None:
         assert terminal.ended() == 0
 
 
-def picture(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+def picture(command_line: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        words,
+        command_line,
         capture_output=True,
         text=True,
         timeout=60,
@@ -237,53 +237,54 @@ def picture(words: list[str], **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def test_a_pipe_gets_one_picture(words: list[str]) -> None:
-    done = picture(words)
+def test_a_pipe_gets_one_picture(command_line: list[str]) -> None:
+    done = picture(command_line)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert "web/front-5" in done.stdout
     assert "S0 N0" in done.stdout
 
 
-def test_a_dumb_terminal_gets_one_picture(words: list[str]) -> None:
-    with EmulatedTerminal(words, environment={"TERM": "dumb"}) as terminal:
+def test_a_dumb_terminal_gets_one_picture(command_line: list[str]) -> None:
+    with EmulatedTerminal(command_line, environment={"TERM": "dumb"}) as terminal:
         assert terminal.ended() == 0
         assert b"\x1b" not in terminal.received
         assert b"ml/train" in terminal.received
 
 
-def test_ctrl_c_before_the_screen(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_the_screen(command_line: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(NodeSampler, "observe", interrupted)
-    assert main(words[words.index("top") :]) == 130
+    assert main(command_line[command_line.index("top") :]) == 130
 
 
-def test_a_reader_that_ends_early_does_not_cause_an_error(words: list[str]) -> None:
-    command = " ".join(f"'{word}'" for word in words)
+def test_a_reader_that_ends_early_does_not_cause_an_error(command_line: list[str]) -> None:
+    command = " ".join(f"'{word}'" for word in command_line)
     shell = ["bash", "-c", f"set -o pipefail; {command} | head -n 1"]
     done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_machine_can_not_be_read(words: list[str], tmp_path: Path) -> None:
+def test_the_machine_can_not_be_read(command_line: list[str], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    done = picture([*words, f"--root={tmp_path}/empty"])
+    done = picture([*command_line, f"--root={tmp_path}/empty"])
     assert (done.returncode, done.stdout) == (1, "")
     assert str(tmp_path / "empty") in done.stderr
 
 
 @pytest.mark.parametrize("every", ["0", "x", "1e9", "nan"])
-def test_a_wrong_period(words: list[str], every: str) -> None:
-    done = picture([*words, f"--every={every}"])
+def test_a_wrong_period(command_line: list[str], every: str) -> None:
+    done = picture([*command_line, f"--every={every}"])
     assert done.returncode == 2
     assert "is not a number of seconds from 0.1 to 3600" in done.stderr
 
 
 def test_the_machine_vanishes_while_it_runs(terminal: EmulatedTerminal, tmp_path: Path) -> None:
-    """As a folder that is unmounted: the command ends, and tells why on the terminal of before."""
-    os.rename(tmp_path / "root", tmp_path / "gone")
+    """For example an unmounted folder: the command restores the terminal, prints the reason and
+    ends."""
+    os.rename(tmp_path / "root", tmp_path / "moved")
     assert terminal.ended() == 1
     assert terminal.modes == terminal.modes_before
     assert "topolet:" in terminal.text
@@ -298,19 +299,18 @@ def test_no_library_for_terminals_is_loaded() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_an_internal_error_does_not_leave_the_screen(words: list[str]) -> None:
+def test_an_internal_error_does_not_leave_the_screen(command_line: list[str]) -> None:
     code = "import sys, agent.cli.top as top; from agent.__main__ import main; "
     code += "top.PodReader = None; sys.exit(main())"
-    with EmulatedTerminal([sys.executable, "-c", code, *words[3:]]) as terminal:
+    with EmulatedTerminal([sys.executable, "-c", code, *command_line[3:]]) as terminal:
         assert terminal.ended() == 1
         assert terminal.modes == terminal.modes_before
         assert "topolet: thread reads has failed: TypeError" in terminal.text
 
 
 @pytest.mark.skipif(fakenvml.missing() is not None, reason=str(fakenvml.missing()))
-def test_gpus_and_a_driver_that_dies(words: list[str], tmp_path: Path) -> None:
-    """The process that calls NVML stays, is begun anew when it has died, and ends with the
-    command."""
+def test_gpus_and_a_driver_that_dies(command_line: list[str], tmp_path: Path) -> None:
+    """The process that calls NVML is restarted when it has died, and ends with the command."""
     cards = gpumachines.a100_hgx()
     for card in cards.cards:
         address = pci_address(card.bus)
@@ -318,7 +318,7 @@ def test_gpus_and_a_driver_that_dies(words: list[str], tmp_path: Path) -> None:
         buses.plug(tmp_path / "root", place, {"class": "0x030200\n", "vendor": "0x10de\n"})
     driver = FakeDriver(tmp_path, cards)
     environment = {"FAKE_NVML": str(driver.facts)}
-    command = [*words, f"--gpu-driver-root={driver.root}"]
+    command = [*command_line, f"--gpu-driver-root={driver.root}"]
     with EmulatedTerminal(command, 120, 40, environment) as terminal:
         terminal.press("4")
         terminal.until("the cards", lambda text: text.count("NVIDIA A100") == len(cards.cards))

@@ -22,9 +22,9 @@ from tests.fixtures.trees import CPU, machine, offline, write
 MAIN = "import sys; from agent.__main__ import main; sys.exit(main())"
 
 
-def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", MAIN, "topology", *words],
+        [sys.executable, "-c", MAIN, "topology", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -153,12 +153,12 @@ def test_json_with_owners(tmp_path: Path) -> None:
     )
     (tmp_path / "snapshot.json").write_bytes(encode(snapshot))
     root = write(str(tmp_path / "root"), machine())
-    words = ("--root", root, "--state-dir", str(tmp_path), "--output", "json")
-    done = run(*words, "--owners")
+    arguments = ("--root", root, "--state-dir", str(tmp_path), "--output", "json")
+    done = run(*arguments, "--owners")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     decisions = found.pop("decisions")
-    assert found == json.loads(run(*words).stdout)
+    assert found == json.loads(run(*arguments).stdout)
     assert decisions["ls_pools"] == [{"socket": 0, "node": 0, "cpus": "1"}]
     assert decisions["owners"] == [
         {
@@ -190,7 +190,7 @@ def test_root_without_a_machine(tmp_path: Path) -> None:
     assert done.stderr == f"topolet topology: {tmp_path}/{CPU}: no online CPU\n"
 
 
-def test_garbage(tmp_path: Path) -> None:
+def test_an_invalid_cpu_list_is_reported(tmp_path: Path) -> None:
     done = run("--root", write(str(tmp_path), machine() | {f"{CPU}/online": "0-"}))
     assert done.returncode == 1
     assert done.stderr.startswith(f"topolet topology: {tmp_path}/{CPU}/online: CPU list '0-'")
@@ -228,9 +228,9 @@ def written_to(file: IO[bytes], root: Path, output: str) -> subprocess.Completed
 
 def test_devices_leave_most_of_a_screen_to_the_machine(tmp_path: Path) -> None:
     topology = cpus.read(write(str(tmp_path), machine()))
-    few = ["", "Devices", "  gpu"]
-    shown = watched(topology, str(tmp_path / "none"), few, 24)
+    lines = ["", "Devices", "  gpu"]
+    shown = watched(topology, str(tmp_path / "none"), lines, 24)
     assert shown.endswith("\n\nDevices\n  gpu\n")
     assert "[0] [1]" in shown
-    many = watched(topology, str(tmp_path / "none"), few * 3, 24)
+    many = watched(topology, str(tmp_path / "none"), lines * 3, 24)
     assert many.endswith("\n\nNo room for the devices: see topolet devices\n")

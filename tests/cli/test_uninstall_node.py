@@ -1,5 +1,5 @@
-"""`topolet uninstall-node` with a tree of plain files; tests/integration has it with an API server,
-and the removal of the proxy with systemd."""
+"""`topolet uninstall-node` on a tree of files; tests/integration has it with an API server, and the
+removal of the proxy with systemd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUP = "/kubepods/besteffort/podx/box"
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> list[str]:
+def command_line(tmp_path: Path) -> list[str]:
     (tmp_path / "host/run").mkdir(parents=True)
     for depth in range(5):
         path = tmp_path / "cgroup/cpuset" / "/".join(GROUP.split("/")[1 : depth + 1])
@@ -52,56 +52,58 @@ def cpus(tmp_path: Path) -> str:
     return (tmp_path / "cgroup/cpuset" / GROUP[1:] / "cpuset.cpus").read_text().strip()
 
 
-def test_nothing_is_left(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+def test_uninstall_removes_everything(
+    tmp_path: Path, command_line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cpus(tmp_path) == "1"
-    assert main(words) == 0
-    said = capsys.readouterr()
-    assert said.out.endswith("node n: nothing of Topolet is left\n")
-    assert said.err == ""
+    assert main(command_line) == 0
+    captured = capsys.readouterr()
+    assert captured.out.endswith("node n: nothing of Topolet is left\n")
+    assert captured.err == ""
     assert cpus(tmp_path) == "0-3"
     assert not (tmp_path / "state").exists()
     assert list((tmp_path / "host/run").iterdir()) == []
-    assert main(words) == 0
+    assert main(command_line) == 0
 
 
-def test_what_others_put_there_stays(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+def test_files_of_others_stay(
+    tmp_path: Path, command_line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mine = {"objects/pod/default/p.yaml", "containers/storage.json", "own/file"}
-    for each in mine:
+    files_of_others = {"objects/pod/default/p.yaml", "containers/storage.json", "own/file"}
+    for each in files_of_others:
         (tmp_path / "state" / each).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "state" / each).write_text("")
-    assert main(words) == 0
+    assert main(command_line) == 0
     assert (
         "stays, because it has files of others: containers, objects, own" in capsys.readouterr().out
     )
     state = tmp_path / "state"
-    assert {str(each.relative_to(state)) for each in state.rglob("*") if each.is_file()} == mine
+    assert {
+        str(each.relative_to(state)) for each in state.rglob("*") if each.is_file()
+    } == files_of_others
 
 
 def test_while_an_agent_runs_the_journal_stays(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command_line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     lock = Lock(str(tmp_path / "state/agent.lock"))
-    assert main(words) == 1
+    assert main(command_line) == 1
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(": ")[2] for line in lines] == ["cgroups", f"{tmp_path}/state"]
     assert "agent.lock is locked by process" in lines[0]
     assert cpus(tmp_path) == "1"
     lock.release()
-    assert main(words) == 0
+    assert main(command_line) == 0
     assert cpus(tmp_path) == "0-3"
 
 
 def test_without_credentials_nothing_is_changed(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command_line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The program may be in the folder that it removes: there would be no second run."""
-    words.remove("--without-cluster")
-    words.append(f"--service-account-dir={tmp_path}/none")
-    assert main(words) == 2
+    """The program may be in the folder that it removes, so that it can't be run again."""
+    command_line.remove("--without-cluster")
+    command_line.append(f"--service-account-dir={tmp_path}/none")
+    assert main(command_line) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "not in a cluster: nothing is changed; with --without-cluster a later run" in line
     assert cpus(tmp_path) == "1"
@@ -109,15 +111,15 @@ def test_without_credentials_nothing_is_changed(
 
 
 def test_a_proxy_that_stays_keeps_its_socket_and_its_lock(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command_line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "state/cri.sock").touch()
-    assert main([*words, "--without-proxy"]) == 0
+    assert main([*command_line, "--without-proxy"]) == 0
     assert "stays, because the proxy has its socket there" in capsys.readouterr().out
     assert cpus(tmp_path) == "0-3"
     assert {each.name for each in (tmp_path / "state").iterdir()} == {"cri.sock", "door.lock"}
 
 
-def test_without_a_proxy_nothing_is_kept_for_it(tmp_path: Path, words: list[str]) -> None:
-    assert main([*words, "--without-proxy"]) == 0
+def test_without_a_proxy_nothing_is_kept_for_it(tmp_path: Path, command_line: list[str]) -> None:
+    assert main([*command_line, "--without-proxy"]) == 0
     assert not (tmp_path / "state").exists()

@@ -1,4 +1,4 @@
-"""A host of files on which a kubelet restarts when systemctl says so, and which can be killed."""
+"""A host of files whose kubelet systemctl restarts, and on which the installer can be killed."""
 
 from __future__ import annotations
 
@@ -19,97 +19,97 @@ POD = RuntimeContainer("c1", "s1", "app", ContainerState.RUNNING, 1)
 
 
 class Killed(BaseException):
-    """SIGKILL: nothing after it runs."""
+    """The installer is killed with SIGKILL."""
 
 
 class Host:
-    """`moment`: of the operations, the one before which, or in the middle of which, it is killed;
-    `fault`: the one that fails."""
+    """`moment`: the number of the operation before which, or with .5 in the middle of which, the
+    installer is killed. `fault`: the number of the operation that fails."""
 
-    def __init__(self, root: Path, it: Kubelet) -> None:
+    def __init__(self, root: Path, kubelet: Kubelet) -> None:
         self.root = root
-        self.it = it
+        self.kubelet = kubelet
         self.tree = _Tree(self)
         self.moment: float | None = None
         self.fault: int | None = None
         self.count = 0
         self.proxy_runs = False
         self.loses_container = False
-        self.runtime_away = False
+        self.runtime_fails = False
         self.pods: tuple[RuntimeContainer, ...] = (POD,)
         self.commands: list[str] = []
-        self.said: list[str] = []
-        self.loaded = it.runtime
+        self.messages: list[str] = []
+        self.loaded = kubelet.runtime
 
     def installer(self) -> Installer:
-        checks = _Answers(self)
-        return Installer(self.tree, self.command, checks, self._stage, self.said.append)
+        checks = _Checks(self)
+        return Installer(self.tree, self.command, checks, self._stage, self.messages.append)
 
-    def operate(self) -> None:
-        """Before an operation."""
+    def begin_operation(self) -> None:
+        """The start of an operation: here it fails, or the installer is killed before it."""
         self.count += 1
         if self.moment is not None and self.count >= self.moment:
             raise Killed
         if self.count == self.fault:
             raise CheckError("a fault")
 
-    def operated(self) -> None:
-        """In the middle of it, or before the next."""
+    def end_operation(self) -> None:
+        """The end of an operation: here the installer is killed in the middle of it."""
         if self.moment is not None and self.count + 0.5 >= self.moment:
             raise Killed
 
-    def command(self, words: Sequence[str]) -> str:
-        self.operate()
-        self.commands.append(" ".join(words))
-        match list(words[1:]):
-            case ["restart", self.it.unit]:
+    def command(self, argv: Sequence[str]) -> str:
+        self.begin_operation()
+        self.commands.append(" ".join(argv))
+        match list(argv[1:]):
+            case ["restart", self.kubelet.unit]:
                 self.restart_kubelet()
             case ["restart", "topolet-proxy.service"]:
                 drop_in = (self.root / SERVICE_DROP_IN.lstrip("/")).read_text()
                 assert (
-                    f"{CURRENT}/bin/topolet proxy --runtime-endpoint {self.it.runtime}" in drop_in
+                    f"{CURRENT}/bin/topolet proxy --runtime-endpoint {self.kubelet.runtime}"
+                    in drop_in
                 )
                 assert (self.root / CURRENT.lstrip("/")).is_dir(), "no interpreter"
                 self.proxy_runs = True
             case ["stop", "topolet-proxy.socket", "topolet-proxy.service"]:
                 self.proxy_runs = False
-        self.operated()
+        self.end_operation()
         return ""
 
     def restart_kubelet(self) -> None:
-        """With the endpoint that its files name."""
-        self.loaded = self.named()
+        """Restarts the kubelet with the endpoint that its files name."""
+        self.loaded = self.configured_endpoint()
         flag = "container-runtime-endpoint"
-        argv = [each.replace(self.it.runtime, self.loaded) for each in self.it.argv]
+        argv = [each.replace(self.kubelet.runtime, self.loaded) for each in self.kubelet.argv]
         argv = [each.replace(PROXY, self.loaded) for each in argv]
         if self.loaded == PROXY and flag not in "".join(argv) and self._by_flag():
             argv.append(f"--{flag}={PROXY}")
-        run(self.root, self.it._replace(argv=tuple(argv)))
+        run(self.root, self.kubelet._replace(argv=tuple(argv)))
 
-    def named(self) -> str:
-        """The endpoint with which a kubelet would start."""
-        places = {**self.it.changed, "": ""}
-        texts = (
+    def configured_endpoint(self) -> str:
+        """The endpoint that a restarted kubelet uses."""
+        files = {**self.kubelet.changed, "": ""}
+        contents = (
             (self.root / path.lstrip("/")).read_text()
-            for path in places
+            for path in files
             if path and (self.root / path.lstrip("/")).exists()
         )
-        return PROXY if any(PROXY in each for each in texts) else self.it.runtime
+        return PROXY if any(PROXY in each for each in contents) else self.kubelet.runtime
 
     def _by_flag(self) -> bool:
-        return any("--container-runtime-endpoint" in each for each in self.it.changed.values())
+        return any("--container-runtime-endpoint" in each for each in self.kubelet.changed.values())
 
     def works(self) -> bool:
-        """Whether a kubelet that restarts at this moment finds a runtime, as the one does that
-        runs."""
+        """Whether the running kubelet has a runtime, and would have one after a restart."""
         served = self.proxy_runs and os.path.lexists(self.root / SOCKET_FILE.lstrip("/"))
-        return all(each != PROXY or served for each in (self.loaded, self.named()))
+        return all(each != PROXY or served for each in (self.loaded, self.configured_endpoint()))
 
     def observed(self) -> observe.ObservedKubelet:
         return observe.kubelet(self.tree, "/")
 
     def files(self) -> dict[str, str]:
-        """All of the host, without its processes."""
+        """All files of the host, without its processes."""
         return {
             str(path.relative_to(self.root)): f"-> {os.readlink(path)}"
             if path.is_symlink()
@@ -121,10 +121,10 @@ class Host:
         }
 
     def _stage(self, version: str) -> None:
-        self.operate()
+        self.begin_operation()
         folder = self.root / FOLDER.lstrip("/") / version
         folder.with_name(f"{version}.unfinished").mkdir(parents=True, exist_ok=True)
-        self.operated()
+        self.end_operation()
         shutil.rmtree(folder.with_name(f"{version}.unfinished"))
         folder.mkdir(exist_ok=True)
         (folder / "program").write_text(version)
@@ -136,32 +136,32 @@ class _Tree(HostTree):
         self._host = host
 
     def put(self, path: str, state: FileState) -> None:
-        self._host.operate()
+        self._host.begin_operation()
         super().put(path, state)
-        self._host.operated()
+        self._host.end_operation()
 
     def remove_folder(self, path: str) -> None:
         try:
-            self._host.operate()
+            self._host.begin_operation()
         except CheckError as error:
             raise OSError(str(error)) from error
         super().remove_folder(path)
-        self._host.operated()
+        self._host.end_operation()
 
 
-class _Answers(Checks):
+class _Checks(Checks):
     def __init__(self, host: Host) -> None:
         super().__init__(host.tree, host.command, 1, 0)
         self._host = host
 
     def running(self, runtime: str) -> tuple[RuntimeContainer, ...]:
-        assert runtime == self._host.it.runtime
-        if self._host.runtime_away:
+        assert runtime == self._host.kubelet.runtime
+        if self._host.runtime_fails:
             raise CheckError("no answer")
         return self._host.pods
 
     def await_proxy(self, runtime: str) -> None:
-        self._host.operate()
+        self._host.begin_operation()
         if not self._host.proxy_runs:
             raise CheckError("the proxy does not answer")
 
@@ -173,10 +173,12 @@ class _Answers(Checks):
         *,
         through_proxy: bool,
     ) -> None:
-        self._host.operate()
+        self._host.begin_operation()
         if through_proxy != (self._host.loaded == PROXY):
             raise CheckError(f"the kubelet uses {self._host.loaded}")
         if through_proxy and self._host.loses_container:
             self._host.pods = ()
-        if gone := lost(before, self._host.pods):
-            raise CheckError(f"containers that ran before do not run any more: {', '.join(gone)}")
+        if lost_containers := lost(before, self._host.pods):
+            raise CheckError(
+                f"containers that ran before do not run any more: {', '.join(lost_containers)}"
+            )

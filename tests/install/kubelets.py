@@ -1,5 +1,5 @@
-"""Nodes as distributions configure them: the kubelet's command line, its unit and its files, and
-what a change of its endpoint changes."""
+"""Kubelets as distributions configure them: command line, unit and files, and the files that a
+change of the endpoint changes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DROP_IN = "/etc/systemd/system/kubelet.service.d/99-topolet.conf"
 
 
 class Kubelet(NamedTuple):
-    """`files` by path; a text that starts with `->` is a link. `changed`: by path, the whole text
-    afterwards. `argv`: of the running process, `argv_after`: with the changed files."""
+    """`argv`: of the running process. `files`: the content by path; a text that starts with `->` is
+    a link. `changed`: the content of changed files after the installation."""
 
     name: str
     argv: tuple[str, ...]
@@ -270,20 +270,22 @@ KUBELETS = (
 )
 
 
-def write(root: Path, it: Kubelet) -> None:
-    """The files and the process of this kubelet, on a host of systemd."""
+def write(root: Path, kubelet: Kubelet) -> None:
+    """Writes the files and the process of this kubelet, on a host with systemd."""
     (root / "run/systemd/system").mkdir(parents=True)
-    for path, text in sorted(it.files.items()):
-        place = root / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
+    for path, text in sorted(kubelet.files.items()):
+        target = root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
         if text.startswith("->"):
-            place.symlink_to(text.removeprefix("->"))
+            target.symlink_to(text.removeprefix("->"))
         else:
-            place.write_text(text)
-    run(root, it)
+            target.write_text(text)
+    run(root, kubelet)
 
 
-def run(root: Path, it: Kubelet) -> None:
+def run(root: Path, kubelet: Kubelet) -> None:
     process(root, 1, "/sbin/init", groups="0::/init.scope\n")
-    name = "k3s-server" if it.unit.startswith("k3s") else None
-    process(root, 70, *it.argv, name=name, parent=1, groups=f"0::/system.slice/{it.unit}\n")
+    name = "k3s-server" if kubelet.unit.startswith("k3s") else None
+    process(
+        root, 70, *kubelet.argv, name=name, parent=1, groups=f"0::/system.slice/{kubelet.unit}\n"
+    )

@@ -21,36 +21,38 @@ from tests.install.kubelets import (
 )
 from tests.node.procfs import process
 
-TABLE = pytest.mark.parametrize("it", KUBELETS, ids=[each.name for each in KUBELETS])
+EACH_KUBELET = pytest.mark.parametrize("kubelet", KUBELETS, ids=[each.name for each in KUBELETS])
 
 
 def observed(root: Path) -> observe.ObservedKubelet:
     return observe.kubelet(HostTree(str(root)), "/")
 
 
-@TABLE
-def test_the_endpoint_of_a_kubelet(tmp_path: Path, it: Kubelet) -> None:
-    write(tmp_path, it)
-    assert endpoint.configured(observed(tmp_path)) == it.runtime
+@EACH_KUBELET
+def test_the_endpoint_of_a_kubelet(tmp_path: Path, kubelet: Kubelet) -> None:
+    write(tmp_path, kubelet)
+    assert endpoint.configured(observed(tmp_path)) == kubelet.runtime
 
 
-@TABLE
-def test_what_a_new_endpoint_changes(tmp_path: Path, it: Kubelet) -> None:
-    write(tmp_path, it)
+@EACH_KUBELET
+def test_files_that_a_new_endpoint_changes(tmp_path: Path, kubelet: Kubelet) -> None:
+    write(tmp_path, kubelet)
     changes = endpoint.changes(observed(tmp_path), PROXY)
-    assert {each.path: each.after.text for each in changes} == it.changed
+    assert {each.path: each.after.text for each in changes} == kubelet.changed
 
 
-@TABLE
-def test_with_the_changed_files_nothing_is_left_to_change(tmp_path: Path, it: Kubelet) -> None:
-    write(tmp_path, it)
+@EACH_KUBELET
+def test_with_the_changed_files_nothing_is_left_to_change(tmp_path: Path, kubelet: Kubelet) -> None:
+    write(tmp_path, kubelet)
     tree = HostTree(str(tmp_path))
     for change in endpoint.changes(observed(tmp_path), PROXY):
         tree.put(change.path, change.after)
-    after = tuple(each.replace(it.runtime, PROXY) for each in it.argv)
-    if after == it.argv and "--container-runtime-endpoint" in "".join(it.changed.values()):
-        after = (*it.argv, f"--container-runtime-endpoint={PROXY}")
-    run(tmp_path, it._replace(argv=after))
+    after = tuple(each.replace(kubelet.runtime, PROXY) for each in kubelet.argv)
+    if after == kubelet.argv and "--container-runtime-endpoint" in "".join(
+        kubelet.changed.values()
+    ):
+        after = (*kubelet.argv, f"--container-runtime-endpoint={PROXY}")
+    run(tmp_path, kubelet._replace(argv=after))
     assert endpoint.configured(observed(tmp_path)) == PROXY
     assert endpoint.changes(observed(tmp_path), PROXY) == ()
 
@@ -114,16 +116,16 @@ def test_kubelet_args_of_the_command_line_of_k3s_are_left_alone(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("groups", "part"),
+    ("groups", "message"),
     [
         ("0::/user.slice/user-0.slice/session-1.scope\n", "is not a service of systemd"),
         ("1:name=systemd:/\n3:cpuset:/\n0::/\n", "is not a service of systemd"),
     ],
 )
-def test_a_kubelet_that_systemd_did_not_start(tmp_path: Path, groups: str, part: str) -> None:
+def test_a_kubelet_that_systemd_did_not_start(tmp_path: Path, groups: str, message: str) -> None:
     write(tmp_path, KUBELETS[0])
     process(tmp_path, 70, *KUBELETS[0].argv, groups=groups)
-    with pytest.raises(ObservationError, match=part):
+    with pytest.raises(ObservationError, match=message):
         observed(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""An installation on a real tree of files that fails, or is killed, at any moment."""
+"""An installation on a tree of files that fails, or is killed, at any moment."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.install.kubelets import CONTAINERD, ENV, KUBELETS, PROXY, Kubelet, wr
 
 UNITS = {plan.SERVICE: "[Service]\n", plan.SOCKET: "[Socket]\n"}
 ONE, TWO = "1.0-00000001", "2.0-0000000a"
-TABLE = pytest.mark.parametrize("it", KUBELETS, ids=[each.name for each in KUBELETS])
+EACH_KUBELET = pytest.mark.parametrize("kubelet", KUBELETS, ids=[each.name for each in KUBELETS])
 NODES = st.sampled_from(KUBELETS)
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""Where a flush to the disk takes no time."""
+"""A file system in memory, on which fsync is fast."""
 MOMENTS = st.integers(1, 90).map(lambda each: each / 2 + 0.5)
-"""Of an installation and its removal; it takes at most 40 operations."""
+"""Operations of an installation or its removal, which have at most 40."""
 
 
-def new(root: Path, it: Kubelet) -> Host:
-    write(root, it)
-    return Host(root, it)
+def new(root: Path, kubelet: Kubelet) -> Host:
+    write(root, kubelet)
+    return Host(root, kubelet)
 
 
 @pytest.fixture
@@ -38,13 +38,13 @@ def host(tmp_path: Path) -> Host:
 
 
 def planned(host: Host, version: str = ONE) -> tuple[plan.Step, ...]:
-    noted = journal.read(host.tree)
+    recorded = journal.read(host.tree)
     node = ObservedNode(
         host.observed(),
         {path: host.tree.state(path) for path in plan.OWN_FILES},
         read_unit(host.tree, plan.SERVICE),
         host.proxy_runs,
-        noted.runtime if noted else "",
+        recorded.runtime if recorded else "",
     )
     return plan.install(node, version, plan.runtime_endpoint(node), UNITS)
 
@@ -52,18 +52,19 @@ def planned(host: Host, version: str = ONE) -> tuple[plan.Step, ...]:
 def install(host: Host, version: str = ONE) -> None:
     installer = host.installer()
     installer.recover()
-    installer.install(planned(host, version), host.it.unit, host.it.runtime)
+    installer.install(planned(host, version), host.kubelet.unit, host.kubelet.runtime)
 
 
 def remove(host: Host) -> None:
     host.installer().remove()
 
 
-def mortal(host: Host, moment: float, act: Callable[[Host], None]) -> bool:
-    """Whether it was killed. The node works whenever that was."""
+def killed_at(host: Host, moment: float, action: Callable[[Host], None]) -> bool:
+    """Runs the action, which is killed at the moment; returns whether it was. The node works
+    afterwards."""
     host.count, host.moment = 0, moment
     try:
-        act(host)
+        action(host)
         killed = False
     except Killed:
         killed = True
@@ -72,18 +73,18 @@ def mortal(host: Host, moment: float, act: Callable[[Host], None]) -> bool:
     return killed
 
 
-@TABLE
-def test_installed_and_removed(tmp_path: Path, it: Kubelet) -> None:
-    host = new(tmp_path, it)
+@EACH_KUBELET
+def test_installed_and_removed(tmp_path: Path, kubelet: Kubelet) -> None:
+    host = new(tmp_path, kubelet)
     before = host.files()
     install(host)
     assert host.loaded == PROXY
     assert planned(host) == ()
-    text = journal.read(host.tree)
-    assert text is not None
-    assert text.runtime == it.runtime
+    recorded = journal.read(host.tree)
+    assert recorded is not None
+    assert recorded.runtime == kubelet.runtime
     remove(host)
-    assert host.loaded == it.runtime
+    assert host.loaded == kubelet.runtime
     assert not host.proxy_runs
     assert host.files() == before
     assert not host.installer().remove()
@@ -97,16 +98,16 @@ def test_the_proxy_serves_before_the_kubelet_changes(host: Host) -> None:
     assert served < answers < texts.index(ENV) < texts.index("systemctl restart kubelet.service")
 
 
-@given(it=NODES, moment=MOMENTS)
-def test_killed_while_it_installs(it: Kubelet, moment: float) -> None:
+@given(kubelet=NODES, moment=MOMENTS)
+def test_killed_while_it_installs(kubelet: Kubelet, moment: float) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        host = new(Path(folder), it)
+        host = new(Path(folder), kubelet)
         before = host.files()
-        if mortal(host, moment, install):
+        if killed_at(host, moment, install):
             host.installer().recover()
-            noted = journal.read(host.tree)
-            if noted is None or not noted.installed:
-                assert host.loaded == it.runtime
+            recorded = journal.read(host.tree)
+            if recorded is None or not recorded.installed:
+                assert host.loaded == kubelet.runtime
         install(host)
         assert host.loaded == PROXY
         assert planned(host) == ()
@@ -114,27 +115,27 @@ def test_killed_while_it_installs(it: Kubelet, moment: float) -> None:
         assert host.files() == before
 
 
-@given(it=NODES, moments=st.lists(MOMENTS, min_size=1, max_size=4))
-def test_killed_while_it_takes_back(it: Kubelet, moments: list[float]) -> None:
-    """Also several times: of an installation, or of its removal."""
+@given(kubelet=NODES, moments=st.lists(MOMENTS, min_size=1, max_size=4))
+def test_killed_while_it_removes(kubelet: Kubelet, moments: list[float]) -> None:
+    """Installations and removals are killed in turns."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        host = new(Path(folder), it)
+        host = new(Path(folder), kubelet)
         before = host.files()
         for number, moment in enumerate(moments):
-            mortal(host, moment, remove if number % 2 else install)
+            killed_at(host, moment, remove if number % 2 else install)
         remove(host)
         assert host.files() == before
-        assert host.loaded == it.runtime
+        assert host.loaded == kubelet.runtime
         assert not host.proxy_runs
 
 
-@given(it=NODES, moment=MOMENTS)
-def test_killed_while_it_upgrades(it: Kubelet, moment: float) -> None:
+@given(kubelet=NODES, moment=MOMENTS)
+def test_killed_while_it_upgrades(kubelet: Kubelet, moment: float) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        host = new(Path(folder), it)
+        host = new(Path(folder), kubelet)
         before = host.files()
         install(host)
-        mortal(host, moment, lambda each: install(each, TWO))
+        killed_at(host, moment, lambda each: install(each, TWO))
         assert host.loaded == PROXY
         install(host, TWO)
         assert host.tree.state(plan.CURRENT).link == TWO
@@ -144,7 +145,7 @@ def test_killed_while_it_upgrades(it: Kubelet, moment: float) -> None:
 
 
 def failure(host: Host) -> bool | None:
-    """None of an installation that does not fail."""
+    """Whether a failed installation is undone; None if it does not fail."""
     try:
         install(host)
     except InstallError as error:
@@ -152,11 +153,11 @@ def failure(host: Host) -> bool | None:
     return None
 
 
-@given(it=NODES, fault=st.integers(1, 40))
-def test_a_step_that_fails(it: Kubelet, fault: int) -> None:
-    """Whichever it is, everything is as before."""
+@given(kubelet=NODES, fault=st.integers(1, 40))
+def test_a_step_that_fails(kubelet: Kubelet, fault: int) -> None:
+    """A failed installation leaves everything as before."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        host = new(Path(folder), it)
+        host = new(Path(folder), kubelet)
         before = host.files()
         host.fault = fault
         undone = failure(host)
@@ -167,11 +168,11 @@ def test_a_step_that_fails(it: Kubelet, fault: int) -> None:
         else:
             assert undone
         assert host.files() == before
-        assert host.loaded == it.runtime
+        assert host.loaded == kubelet.runtime
         assert not host.proxy_runs
 
 
-def test_a_container_that_is_lost_takes_everything_back(host: Host) -> None:
+def test_a_lost_container_undoes_the_installation(host: Host) -> None:
     before = host.files()
     host.loses_container = True
     with pytest.raises(
@@ -182,17 +183,17 @@ def test_a_container_that_is_lost_takes_everything_back(host: Host) -> None:
     assert host.files() == before
 
 
-def test_without_the_runtime_nothing_begins(host: Host) -> None:
+def test_without_the_runtime_nothing_is_changed(host: Host) -> None:
     before = host.files()
-    host.runtime_away = True
+    host.runtime_fails = True
     with pytest.raises(InstallError, match="no answer; everything is as before"):
         install(host)
     assert host.files() == before
     assert host.commands == []
 
 
-def test_other_folders_next_to_the_versions_stay(host: Host) -> None:
-    """A virtual environment, as the image has it."""
+def test_other_folders_beside_the_versions_stay(host: Host) -> None:
+    """The image has a virtual environment there."""
     host.tree.put(f"{plan.FOLDER}/pyvenv.cfg", plan.FileState("home = /usr\n"))
     host.tree.put(f"{plan.FOLDER}/lib/python3.13/a.py", plan.FileState("\n"))
     before = host.files()
@@ -223,8 +224,8 @@ def test_a_failed_upgrade_returns_to_the_version_before(host: Host) -> None:
     assert host.loaded == PROXY
 
 
-def test_what_others_changed_meanwhile_stays(host: Host) -> None:
-    """kubeadm rewrites its file with another flag, and keeps the endpoint that it finds there."""
+def test_changes_of_others_stay(host: Host) -> None:
+    """kubeadm rewrites its file with another flag, and keeps the endpoint of the file."""
     install(host)
     host.tree.put(ENV, plan.FileState(f'A="--container-runtime-endpoint={PROXY} --new=1"\n'))
     remove(host)
@@ -233,7 +234,7 @@ def test_what_others_changed_meanwhile_stays(host: Host) -> None:
     assert host.loaded == CONTAINERD
 
 
-def test_an_upgrade_of_kubeadm_that_took_the_endpoint_back(host: Host) -> None:
+def test_an_endpoint_that_kubeadm_has_reset_stays(host: Host) -> None:
     before = host.files()
     install(host)
     written = 'KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///new.sock"\n'
@@ -248,13 +249,13 @@ def test_a_file_of_crictl_stays(host: Host) -> None:
     assert host.tree.state(plan.CRICTL).text == "timeout: 5\n"
 
 
-def test_without_a_file_crictl_asks_the_runtime_itself(host: Host) -> None:
+def test_without_a_file_crictl_is_configured_with_the_runtime(host: Host) -> None:
     install(host)
     text = host.tree.state(plan.CRICTL).text
     assert text == f"runtime-endpoint: {CONTAINERD}\nimage-endpoint: {CONTAINERD}\n"
 
 
-def test_the_kubelet_is_restarted_also_after_it_failed_too_often(host: Host) -> None:
+def test_the_start_limit_of_the_kubelets_unit_is_reset(host: Host) -> None:
     steps = planned(host)
     restart = steps.index(Systemctl(("restart", "kubelet.service")))
     assert steps[restart - 1] == Systemctl(("reset-failed", "kubelet.service"))

@@ -18,22 +18,22 @@ def container(name: str, state: ContainerState = RUNNING) -> RuntimeContainer:
     return RuntimeContainer(f"id-{name}", "s", name, state, 1)
 
 
-def test_containers_that_ran_and_do_not_run_are_lost() -> None:
+def test_containers_that_do_not_run_any_more_are_lost() -> None:
     before = [container("a"), container("b"), container("c")]
     after = [container("a"), container("b", ENDED), container("new")]
     assert lost(before, after) == ("b (id-b)", "c (id-c)")
     assert lost(before, before) == ()
 
 
-class Answers(Checks):
-    """Of a runtime with these containers."""
+class FakeChecks(Checks):
+    """Checks of a runtime with `containers`."""
 
     def __init__(self, tree: HostTree, pids: Sequence[str], deadline_seconds: float = 5.0) -> None:
         super().__init__(tree, self._systemctl, deadline_seconds, 0.0)
         self._pids = list(pids)
         self.containers = [container("a")]
 
-    def _systemctl(self, words: Sequence[str]) -> str:
+    def _systemctl(self, argv: Sequence[str]) -> str:
         pid = self._pids.pop(0) if len(self._pids) > 1 else self._pids[0]
         state = "active" if pid != "0" else "activating"
         return f"MainPID={pid}\nActiveState={state}\n"
@@ -42,45 +42,47 @@ class Answers(Checks):
         return self.containers
 
 
-def connected(root: Path, path: str = "/run/topolet/cri.sock", state: str = "03") -> HostTree:
+def tree_with_connection(
+    root: Path, path: str = "/run/topolet/cri.sock", state: str = "03"
+) -> HostTree:
     folder = root / "proc/1/net"
     folder.mkdir(parents=True)
-    head = "Num       RefCount Protocol Flags    Type St Inode Path\n"
+    header = "Num       RefCount Protocol Flags    Type St Inode Path\n"
     row = f"0: 00000003 00000000 00000000 0001 {state} 1 {path}\n"
-    (folder / "unix").write_text(f"{head}0: 00000002 00000000 00010000 0001 01 2\n{row}")
+    (folder / "unix").write_text(f"{header}0: 00000002 00000000 00010000 0001 01 2\n{row}")
     return HostTree(str(root))
 
 
-def awaited(checks: Checks, *, through_proxy: bool = True) -> None:
+def await_kubelet(checks: Checks, *, through_proxy: bool = True) -> None:
     checks.await_kubelet(
         "kubelet.service", "unix:///r", [container("a")], through_proxy=through_proxy
     )
 
 
 def test_a_kubelet_that_uses_the_proxy(tmp_path: Path) -> None:
-    awaited(Answers(connected(tmp_path), ["0", "0", "7"]))
+    await_kubelet(FakeChecks(tree_with_connection(tmp_path), ["0", "0", "7"]))
 
 
 def test_a_kubelet_that_does_not_start_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckError, match=r"kubelet\.service does not run"):
-        awaited(Answers(connected(tmp_path), ["0"], 0.1))
+        await_kubelet(FakeChecks(tree_with_connection(tmp_path), ["0"], 0.1))
 
 
 @pytest.mark.parametrize(
     ("path", "state"), [("/run/other.sock", "03"), ("/run/topolet/cri.sock", "01")]
 )
 def test_a_kubelet_that_does_not_use_the_proxy(tmp_path: Path, path: str, state: str) -> None:
-    tree = connected(tmp_path, path, state)
+    tree = tree_with_connection(tmp_path, path, state)
     with pytest.raises(CheckError, match="nothing is connected to"):
-        awaited(Answers(tree, ["7"], 0.1))
-    awaited(Answers(tree, ["7"], 0.1), through_proxy=False)
+        await_kubelet(FakeChecks(tree, ["7"], 0.1))
+    await_kubelet(FakeChecks(tree, ["7"], 0.1), through_proxy=False)
 
 
 def test_a_lost_container_is_named(tmp_path: Path) -> None:
-    checks = Answers(connected(tmp_path), ["7"])
+    checks = FakeChecks(tree_with_connection(tmp_path), ["7"])
     checks.containers = [container("a", ENDED)]
     with pytest.raises(CheckError, match=r"ran before do not run any more: a \(id-a\)"):
-        awaited(checks)
+        await_kubelet(checks)
 
 
 def test_a_program_of_the_host_that_fails() -> None:

@@ -1,4 +1,4 @@
-"""All nodes are taken back by pods, each within its time; tests/integration has an API server."""
+"""Pods remove Topolet from all nodes, each within its time; tests/integration has an API server."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def node(name: str, *, ready: bool = True, **labels: str) -> ClusterNode:
     return ClusterNode(name, {**REPORTED, **labels}, ready)
 
 
-def test_nodes_with_labels_or_agents_are_ours_and_those_that_answer_come_first() -> None:
+def test_nodes_with_labels_or_agents_are_cleaned_and_ready_ones_come_first() -> None:
     nodes = [
-        node("away", ready=False),
+        node("not-ready", ready=False),
         node("b", cards="yes"),
         ClusterNode("foreign", {}, True),
         ClusterNode("new", {}, True),
@@ -56,11 +56,11 @@ def test_nodes_with_labels_or_agents_are_ours_and_those_that_answer_come_first()
     assert [(each.node, each.pool) for each in found] == [
         ("b", CARDS),
         ("new", OTHERS),
-        ("away", OTHERS),
+        ("not-ready", OTHERS),
     ]
 
 
-def test_a_node_of_no_pool_is_left() -> None:
+def test_a_node_without_a_pool_is_reported() -> None:
     (record,) = nodes_to_clean([node("n")], [CARDS], [])
     assert list(steps([record], [], LIMITS, 0)) == []
     assert (record.state, record.problem) == (
@@ -69,14 +69,14 @@ def test_a_node_of_no_pool_is_left() -> None:
     )
 
 
-def test_a_pod_names_its_node_and_leaves_the_template_alone() -> None:
+def test_a_pod_names_its_node_and_the_template_is_unchanged() -> None:
     pod = node_pod(CARDS, "n")
     assert pod["spec"]["nodeName"] == "n"
     assert pod["metadata"]["generateName"] == "topolet-uninstall-node-"
     assert TEMPLATE["spec"] == {"containers": []}
 
 
-def test_no_pod_is_made_while_the_agent_runs() -> None:
+def test_no_pod_is_created_while_the_agent_runs() -> None:
     record = NodeProgress("n", OTHERS)
     agent = [NodePod("a", "n", AGENT, "Running")]
     assert list(steps([record], agent, LIMITS, 0)) == []
@@ -85,7 +85,7 @@ def test_no_pod_is_made_while_the_agent_runs() -> None:
     assert change.create is OTHERS
 
 
-def test_an_agent_that_does_not_end_is_left() -> None:
+def test_an_agent_that_does_not_end_is_reported() -> None:
     record = NodeProgress("n", OTHERS)
     agent = [NodePod("a", "n", AGENT, "Running")]
     for now in (0, 30):
@@ -107,31 +107,33 @@ def test_the_pod_of_an_earlier_run_is_replaced() -> None:
     at_once=st.integers(1, 5),
     seconds=st.lists(st.integers(0, 45), min_size=12, max_size=12),
 )
-def test_no_more_nodes_at_once_and_each_ends(count: int, at_once: int, seconds: list[int]) -> None:
-    """Pods that take so many seconds, of which 30 are allowed."""
+def test_the_number_of_parallel_nodes_is_bounded_and_each_ends(
+    count: int, at_once: int, seconds: list[int]
+) -> None:
+    """`seconds`: the run time of each pod, of which 30 s are allowed."""
     limits = RemovalLimits(at_once, 30, 10_000)
     found = [NodeProgress(f"n{index}", OTHERS) for index in range(count)]
-    began: dict[str, int] = {}
+    started: dict[str, int] = {}
     for now in range(count * 31 + 1):
         pods = [
-            NodePod(name, name, UNINSTALL, "Succeeded" if now - begun >= takes else "Running")
-            for takes, (name, begun) in zip(seconds, sorted(began.items()), strict=False)
+            NodePod(name, name, UNINSTALL, "Succeeded" if now - start >= duration else "Running")
+            for duration, (name, start) in zip(seconds, sorted(started.items()), strict=False)
         ]
         for change in list(steps(found, pods, limits, now)):
             if change.create:
                 change.record.created = True
-                began[change.record.node] = now
+                started[change.record.node] = now
             elif change.delete:
-                del began[change.delete.name]
-        assert len(began) <= at_once
-    assert began == {}
+                del started[change.delete.name]
+        assert len(started) <= at_once
+    assert started == {}
     assert all(each.state in (NodeState.DONE, NodeState.FAILED) for each in found)
     assert all((each.state is NodeState.FAILED) is bool(each.problem) for each in found)
 
 
 class Server(Transport):
-    """An API server whose nodes take a second each; time passes by pauses. `answers`: by node, the
-    phase and message of its pod; without one the pod stays Pending."""
+    """An API server whose clock only pauses advance. `answers`: by node, the phase and message of
+    its pod; without one the pod stays Pending."""
 
     def __init__(self, nodes: list[str], answers: Mapping[str, tuple[str, str]]) -> None:
         super().__init__(FileAccess("http://127.0.0.1:1"))
@@ -139,7 +141,7 @@ class Server(Transport):
         self.deleted: list[str] = []
         self.at_once: set[str] = set()
         self.refused: Exception | None = None
-        self.silent_until = 0.0
+        self.unreachable_until = 0.0
         self._nodes = nodes
         self._answers = answers
         self._pods: dict[str, str] = {}
@@ -155,7 +157,7 @@ class Server(Transport):
         body: Any = None,
         content_type: str = JSON,
     ) -> ApiResponse:
-        if 0 < self.now < self.silent_until:
+        if 0 < self.now < self.unreachable_until:
             raise UnreachableError(f"{method} {path}: no answer")
         if method == "DELETE":
             name = path.rpartition("/")[2]
@@ -194,31 +196,33 @@ class Server(Transport):
 
 
 def _page(listed: list[Any], query: Query) -> Any:
-    """A page of one item, as if the whole list were too large."""
+    """A page of one item, as of a list that is too large for one page."""
     begin = int(str(query.get("continue", "0")))
-    more = {"continue": str(begin + 1)} if begin + 1 < len(listed) else {}
-    return {"metadata": {"resourceVersion": "1", **more}, "items": listed[begin : begin + 1]}
+    rest = {"continue": str(begin + 1)} if begin + 1 < len(listed) else {}
+    return {"metadata": {"resourceVersion": "1", **rest}, "items": listed[begin : begin + 1]}
 
 
 def run(server: Server) -> tuple[bool, ClusterRemoval, list[str]]:
-    said: list[str] = []
+    messages: list[str] = []
     pools = NodePools("topolet-system", (CARDS, OTHERS))
-    removal = ClusterRemoval(server, pools, LIMITS, said.append, lambda: server.now, server.pause)
-    return removal.run(), removal, said
+    removal = ClusterRemoval(
+        server, pools, LIMITS, messages.append, lambda: server.now, server.pause
+    )
+    return removal.run(), removal, messages
 
 
-def test_all_nodes_are_taken_back() -> None:
+def test_topolet_is_removed_from_all_nodes() -> None:
     server = Server(["a", "b", "c"], dict.fromkeys("abc", ("Succeeded", "")))
-    done, removal, said = run(server)
+    done, removal, messages = run(server)
     assert (done, removal.left) == (True, [])
     assert server.deleted == [
         *("topolet-agent-cards", "topolet-agent"),
         *("of-a", "of-b", "of-c"),
     ]
-    assert "node a: nothing of Topolet is left, but its proxy stays" in said
+    assert "node a: nothing of Topolet is left, but its proxy stays" in messages
 
 
-def test_nodes_that_fail_or_do_not_answer_are_left_and_the_others_are_done() -> None:
+def test_nodes_that_fail_or_do_not_answer_are_reported_and_the_others_are_done() -> None:
     answers = {"a": ("Failed", "topolet: left on node a: cgroups"), "c": ("Succeeded", "")}
     server = Server(["a", "b", "c"], answers)
     done, removal, _ = run(server)
@@ -230,7 +234,7 @@ def test_nodes_that_fail_or_do_not_answer_are_left_and_the_others_are_done() -> 
     assert {"of-a", "of-b", "of-c"} <= set(server.deleted)
 
 
-def test_the_whole_time_ends_it_and_leaves_no_pod() -> None:
+def test_the_total_time_is_bounded_and_no_pod_is_left() -> None:
     server = Server([f"n{index}" for index in range(9)], {})
     done, removal, _ = run(server)
     assert not done
@@ -243,23 +247,23 @@ def test_the_whole_time_ends_it_and_leaves_no_pod() -> None:
 
 
 def test_a_pod_that_runs_at_its_deadline_has_time_to_end() -> None:
-    """It may have changed the kubelet's endpoint, and takes that back."""
-    server = Server(["runs", "waits"], {"runs": ("Running", "")})
+    """The pod may have changed the kubelet's endpoint, and restores it."""
+    server = Server(["running", "pending"], {"running": ("Running", "")})
     run(server)
-    assert {"of-runs", "of-waits"} <= set(server.deleted)
-    assert server.at_once == {"of-waits"}
+    assert {"of-running", "of-pending"} <= set(server.deleted)
+    assert server.at_once == {"of-pending"}
 
 
-def test_an_api_server_that_is_away_for_a_while_is_asked_again() -> None:
+def test_requests_to_an_unreachable_api_server_are_repeated() -> None:
     server = Server(["a"], {"a": ("Succeeded", "")})
-    server.silent_until = 5
-    done, _, said = run(server)
+    server.unreachable_until = 5
+    done, _, messages = run(server)
     assert done
-    assert [each for each in said if each.startswith("will be tried again: ")]
+    assert [each for each in messages if each.startswith("will be tried again: ")]
 
 
 @pytest.mark.parametrize("refused", [ForbiddenError("quota")])
-def test_a_pod_that_is_refused_is_the_reason_of_its_node(refused: Exception) -> None:
+def test_a_refused_pod_is_the_problem_of_its_node(refused: Exception) -> None:
     server = Server(["a"], {})
     server.refused = refused
     _, removal, _ = run(server)

@@ -28,7 +28,7 @@ def tree(tmp_path: Path) -> HostTree:
         ("/", "/"),
     ],
 )
-def test_links_lead_below_the_root(tree: HostTree, path: str, real: str) -> None:
+def test_links_are_resolved_below_the_root(tree: HostTree, path: str, real: str) -> None:
     assert tree.real(path) == real
     assert tree.path(path) == f"{tree.root}{real}".rstrip("/")
 

@@ -1,4 +1,5 @@
-"""Which objects are deleted, and which lose only our part; tests/integration has a real server."""
+"""Objects that are deleted, and objects that lose only Topolet's fields; tests/integration has a
+real server."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from agent.kube.objects import Object
 from agent.kube.store import EmbeddedStore
 from agent.model.settings.agent import UninstallSettings
 
-OURS, OTHERS = {"manager": "topolet"}, {"manager": "nfd-topology-updater"}
+OWN_FIELDS, FIELDS_OF_OTHERS = {"manager": "topolet"}, {"manager": "nfd-topology-updater"}
 TOPOLOGY = "NodeResourceTopology"
 
 
@@ -58,23 +59,25 @@ def removed(
 
 
 @pytest.mark.parametrize("kind", [TOPOLOGY, "Device"])
-def test_an_object_of_ours_alone_is_deleted(tmp_path: Path, kind: str) -> None:
-    assert removed(tmp_path, kind, OURS, OURS) == ([f"delete {kind} n"], [])
+def test_an_object_that_only_topolet_wrote_is_deleted(tmp_path: Path, kind: str) -> None:
+    assert removed(tmp_path, kind, OWN_FIELDS, OWN_FIELDS) == ([f"delete {kind} n"], [])
 
 
 @pytest.mark.parametrize("kind", [TOPOLOGY, "Device"])
 def test_an_object_of_others_stays(tmp_path: Path, kind: str) -> None:
-    assert removed(tmp_path, kind, OTHERS) == ([], [])
+    assert removed(tmp_path, kind, FIELDS_OF_OTHERS) == ([], [])
 
 
 def test_a_shared_topology_keeps_the_zones_of_others(tmp_path: Path) -> None:
     zones = [{"name": "node-0"}, {"name": "example"}]
     wanted = {"kind": TOPOLOGY, "metadata": {"name": "n"}, "zones": []}
-    assert removed(tmp_path, TOPOLOGY, OURS, OTHERS, zones=zones) == ([wanted], [])
+    assert removed(tmp_path, TOPOLOGY, OWN_FIELDS, FIELDS_OF_OTHERS, zones=zones) == ([wanted], [])
 
 
-def test_a_shared_topology_without_zones_of_others_is_listed(tmp_path: Path) -> None:
-    calls, left = removed(tmp_path, TOPOLOGY, OURS, OTHERS, zones=[{"name": "node-0"}])
+def test_a_shared_topology_without_zones_of_others_is_reported(tmp_path: Path) -> None:
+    calls, left = removed(
+        tmp_path, TOPOLOGY, OWN_FIELDS, FIELDS_OF_OTHERS, zones=[{"name": "node-0"}]
+    )
     assert calls == []
     (line,) = left
     assert line.startswith("NodeResourceTopology: others wrote in it")
@@ -82,11 +85,14 @@ def test_a_shared_topology_without_zones_of_others_is_listed(tmp_path: Path) -> 
 
 def test_a_shared_device_keeps_the_devices_of_others(tmp_path: Path) -> None:
     wanted = {"kind": "Device", "metadata": {"name": "n"}, "spec": {"devices": []}}
-    assert removed(tmp_path, "Device", OURS, OTHERS, spec={"devices": []}) == ([wanted], [])
+    assert removed(tmp_path, "Device", OWN_FIELDS, FIELDS_OF_OTHERS, spec={"devices": []}) == (
+        [wanted],
+        [],
+    )
 
 
 def test_a_node_keeps_its_labels_while_its_cgroups_are_not_restored(tmp_path: Path) -> None:
-    """By them the next removal of the release finds it."""
+    """The labels show the node to the next removal of the release."""
     state = tmp_path / "state"
     state.mkdir()
     lock = Lock(str(state / "agent.lock"))

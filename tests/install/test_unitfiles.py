@@ -8,34 +8,30 @@ from agent.install import unitfiles
 from agent.install.tree import FileState, HostTree, TextFile
 
 
-def written(root: Path, **files: str) -> unitfiles.Unit:
-    for name, text in files.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+def read_unit(root: Path) -> unitfiles.Unit:
     return unitfiles.read(HostTree(str(root)), "a.service")
 
 
 def put(root: Path, path: str, text: str) -> None:
-    place = root / path
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text)
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
 
 
-def test_a_drop_in_of_etc_hides_one_of_the_same_name(tmp_path: Path) -> None:
+def test_a_drop_in_of_etc_replaces_one_of_the_same_name(tmp_path: Path) -> None:
     put(tmp_path, "usr/lib/systemd/system/a.service", "[Service]\nExecStart=/a\n")
     put(tmp_path, "usr/lib/systemd/system/a.service.d/5.conf", "[Service]\nExecStart=\n")
     put(tmp_path, "etc/systemd/system/a.service.d/5.conf", "[Service]\nExecStart=/b\n")
     put(tmp_path, "run/systemd/system/a.service.d/7.conf", "[Service]\nExecStart=/c\n")
     put(tmp_path, "run/systemd/system/a.service.d/7.txt", "[Service]\nExecStart=/d\n")
-    unit = written(tmp_path)
+    unit = read_unit(tmp_path)
     assert unit.values("ExecStart") == ["/a", "/b", "/c"]
 
 
-def test_a_unit_of_etc_hides_that_of_the_package(tmp_path: Path) -> None:
+def test_a_unit_of_etc_replaces_that_of_the_package(tmp_path: Path) -> None:
     put(tmp_path, "usr/lib/systemd/system/a.service", "[Service]\nExecStart=/a\n")
     put(tmp_path, "etc/systemd/system/a.service", "[Service]\nExecStart=/b\n")
-    assert written(tmp_path).values("ExecStart") == ["/b"]
+    assert read_unit(tmp_path).values("ExecStart") == ["/b"]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +64,6 @@ def test_environment(line: str, variables: dict[str, str]) -> None:
     assert unitfiles.Unit("a", (file,)).environment == variables
 
 
-def test_a_quoted_word_is_read_as_it_was() -> None:
+def test_a_quoted_word_is_read_unchanged() -> None:
     word = 'A=a "b" \\c %h $d'
     assert unitfiles.words(unitfiles.quoted(word)) == [word]

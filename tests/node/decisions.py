@@ -1,4 +1,4 @@
-"""Decisions, and their publication."""
+"""Decisions, and their publication in a snapshot."""
 
 from __future__ import annotations
 

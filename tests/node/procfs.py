@@ -1,4 +1,4 @@
-"""A synthetic /proc with the files that the search for a kubelet reads."""
+"""A generated /proc with the files that the search for a kubelet reads."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ POD = "0::/kubepods.slice/kubepods-podX.slice/cri-containerd-ID.scope\n"
 def process(
     root: Path,
     pid: int,
-    *words: str | bytes,
+    *argv: str | bytes,
     name: str | None = None,
     uids: str = "0 0 0 0",
     pids: Sequence[int] | None = None,
     parent: int = 0,
     groups: str = HOST,
 ) -> Path:
-    """Adds a running process; returns its folder. `pids`: its numbers in its PID namespaces."""
+    """Adds a running process; returns its folder. `pids`: its pids, one for each PID namespace."""
     folder = root / "proc" / str(pid)
     folder.mkdir(parents=True, exist_ok=True)
-    raw = [each if isinstance(each, bytes) else each.encode() for each in words]
+    raw = [each if isinstance(each, bytes) else each.encode() for each in argv]
     (folder / "cmdline").write_bytes(b"".join(each + b"\0" for each in raw))
     first = raw[0].rpartition(b"/")[2] if raw else b"kworker"
     (folder / "comm").write_bytes((first if name is None else name.encode())[:15] + b"\n")

@@ -1,4 +1,4 @@
-"""What a pass records, with the agent on a cgroup v1 tree of files."""
+"""The audit records of a pass, on a cgroup v1 tree of files."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def lines(records: list[Record]) -> list[tuple[str, ...]]:
 
 def snapshot(**values: object) -> Snapshot:
     pools = (Pool(0, 0, "0-3"),)
-    usual = {"ls_pools": pools, "be_pools": pools, "owners": (), "pods": {}, "containers": {}}
-    return Snapshot(1, 1, "boot", False, **{**usual, **values})  # type: ignore[arg-type]
+    defaults = {"ls_pools": pools, "be_pools": pools, "owners": (), "pods": {}, "containers": {}}
+    return Snapshot(1, 1, "boot", False, **{**defaults, **values})  # type: ignore[arg-type]
 
 
-def test_an_owner_comes_and_goes(world: World) -> None:
+def test_records_of_an_owner_that_starts_and_ends(world: World) -> None:
     world.container(world.sandbox("web", "LS"))
     agent = world.agent()
     agent.reconcile()
@@ -60,25 +60,34 @@ def test_an_owner_comes_and_goes(world: World) -> None:
         ("CgroupWritten", "ns/web", "main", "0-3", "0,2-3", "Decision"),
     ]
     assert world.records[4].message == "the pod owns these CPUs"
-    moved = world.records[5]
-    assert moved.message == ("a container of class LS shares its pool; pod ns/own owns CPUs 1")
-    assert (moved.field, moved.group) == ("cpuset.cpus", "/kubepods/burstable/podweb/c-web-main")
-    assert (moved.uid, world.records[0].field, world.records[0].numa_node) == ("web", "ls-pool", 0)
+    written_web = world.records[5]
+    assert written_web.message == (
+        "a container of class LS shares its pool; pod ns/own owns CPUs 1"
+    )
+    assert (written_web.field, written_web.group) == (
+        "cpuset.cpus",
+        "/kubepods/burstable/podweb/c-web-main",
+    )
+    assert (written_web.uid, world.records[0].field, world.records[0].numa_node) == (
+        "web",
+        "ls-pool",
+        0,
+    )
     world.records.clear()
     agent.reconcile()
     assert world.records == []
     world.end_container(own)
     world.runtime.listed_sandboxes = world.runtime.listed_sandboxes[:1]
     agent.reconcile()
-    of_own = [each for each in lines(world.records) if each[1] == "ns/own"]
-    assert of_own == [
+    of_owner = [each for each in lines(world.records) if each[1] == "ns/own"]
+    assert of_owner == [
         ("CPUsReleased", "ns/own", "", "1", "", ""),
         ("PodEnded", "ns/own", "", "", "", ""),
     ]
     assert world.records[0].message == "pod ns/own owns no CPUs any more"
 
 
-def test_a_value_that_another_process_set_is_recorded_as_such(world: World) -> None:
+def test_the_record_names_a_value_that_another_process_set(world: World) -> None:
     world.container(world.sandbox("own", "LSE", "1"))
     agent = world.agent()
     agent.reconcile()
@@ -111,7 +120,7 @@ def test_a_refused_claim(world: World) -> None:
 
 
 def test_an_announced_pod(world: World) -> None:
-    """Its cgroup leaves the CPUs of others until its sandbox has its own."""
+    """Its cgroup has no CPUs of owners until its sandbox has CPUs of its own."""
     world.container(world.sandbox("own", "LSE", "1"))
     agent = world.agent()
     agent.reconcile()
@@ -142,7 +151,7 @@ def test_an_excluded_pod(world: World) -> None:
     assert {each.after for each in restored} >= {"0-3"}
 
 
-def test_a_pass_that_fails_records_what_it_wrote(world: World) -> None:
+def test_a_failed_pass_records_its_writes(world: World) -> None:
     world.container(world.sandbox("own", "LSE", "1"))
     agent = world.agent()
     (world.state / "snapshot.json").mkdir()

@@ -13,7 +13,7 @@ from agent.node.corrected import corrections
 from tests.builders import pod
 
 ONE, MIG = VisibleGpu("GPU-1", "0"), VisibleGpu("MIG-x", "1:0")
-NOWHERE = VisibleGpu("GPU-2b", "2")
+WITHOUT_NUMA_NODE = VisibleGpu("GPU-2b", "2")
 VERBS, FUNCTION, COMMON = (
     DeviceNode(f"/dev/infiniband/{name}") for name in ("uverbs0", "uverbs1", "rdma_cm")
 )
@@ -21,7 +21,7 @@ FILES = DeviceFiles(
     (
         CardFiles(ONE, 0),
         CardFiles(VisibleGpu("GPU-2", "1"), 1, True, (MIG,)),
-        CardFiles(NOWHERE, 2),
+        CardFiles(WITHOUT_NUMA_NODE, 2),
     ),
     (OtherFiles("rdma", "0000:17:00.0", 0, (VERBS,), {"0000:17:00.1": (FUNCTION,)}),),
     {"rdma": (COMMON,)},
@@ -50,7 +50,7 @@ def correction(each: Wanted, **containers: Wanted) -> PodCorrection:
         (Wanted("1,3", exclusive=True), CpuSet([1, 3])),
     ],
 )
-def test_cpus_are_the_containers_exclusive_ones(wanted: Wanted, cpus: CpuSet | None) -> None:
+def test_cpus_are_the_exclusive_cpus_of_the_container(wanted: Wanted, cpus: CpuSet | None) -> None:
     assert correction(wanted) == PodCorrection(ContainerCorrection(cpus))
 
 
@@ -63,7 +63,7 @@ def test_cpus_are_the_containers_exclusive_ones(wanted: Wanted, cpus: CpuSet | N
             Visibility(gpus=(ONE, MIG)),
             {"gpu": (CorrectedDevice("GPU-1", (0,)), CorrectedDevice("MIG-x", (1,)))},
         ),
-        (Visibility(gpus=(NOWHERE,)), {"gpu": (CorrectedDevice("GPU-2b"),)}),
+        (Visibility(gpus=(WITHOUT_NUMA_NODE,)), {"gpu": (CorrectedDevice("GPU-2b"),)}),
         (Visibility(gpus=(ONE,), refused="taken"), {}),
         (Visibility(nodes={"rdma": ()}), {"rdma": ()}),
         (
@@ -77,7 +77,7 @@ def test_cpus_are_the_containers_exclusive_ones(wanted: Wanted, cpus: CpuSet | N
         ),
     ],
 )
-def test_devices_are_the_visible_ones(
+def test_devices_are_the_visible_devices(
     visible: Visibility, devices: dict[str, tuple[CorrectedDevice, ...]]
 ) -> None:
     assert correction(Wanted(visible=visible)).each.devices == devices
@@ -91,4 +91,4 @@ def test_each_container_has_its_own_correction() -> None:
 def test_two_pods_with_one_name_are_not_corrected() -> None:
     wanted = {"a": PodWanted("ns/a", QoS.LS, Wanted("0"))}
     assert corrections([pod("a"), pod("a")], wanted, FILES, DEVICES) == {}
-    assert corrections([pod("b")], wanted, FILES, DEVICES) == {}, "there is no decision about it"
+    assert corrections([pod("b")], wanted, FILES, DEVICES) == {}, "nothing is decided for the pod"

@@ -34,7 +34,7 @@ NIC = DeviceNode("/dev/infiniband/uverbs0")
 DECIDED = Visibility(gpus=(GPU,), nodes={"rdma": (NIC,)}, environment=(("CUDA_MEM", "8"),))
 
 
-def seen(
+def observed(
     uid: str,
     qos: QoS = QoS.LS,
     problem: str = "",
@@ -42,7 +42,7 @@ def seen(
     devices: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
     **cpus: str,
 ) -> ObservedContainer:
-    """By default without drift. `devices`: missing and foreign ones."""
+    """A container, by default without drift. `devices`: missing ones, and those of others."""
     sets = {name: CpuSet.parse(text) for name, text in cpus.items()}
     return ObservedContainer(
         uid,
@@ -59,13 +59,13 @@ def seen(
 @pytest.mark.parametrize(
     "container",
     [
-        seen("lse", QoS.LSE, claimed="2-3", wanted="2-3", group="2-3", processes="2-3"),
-        seen("a", wanted="0-1", group="0-1", processes="0-1"),
-        seen("a", wanted="0-1", group="0-1", processes="1"),
-        seen("be", QoS.BE, wanted="0-1,4-5", group="0-1,4-5"),
-        seen("g", kubelet="6-7", group="6-7"),
-        seen("quiet", group="0-1"),
-        seen("mems", wanted="0", group="0", wanted_mems="0", mems="0"),
+        observed("lse", QoS.LSE, claimed="2-3", wanted="2-3", group="2-3", processes="2-3"),
+        observed("a", wanted="0-1", group="0-1", processes="0-1"),
+        observed("a", wanted="0-1", group="0-1", processes="1"),
+        observed("be", QoS.BE, wanted="0-1,4-5", group="0-1,4-5"),
+        observed("g", kubelet="6-7", group="6-7"),
+        observed("quiet", group="0-1"),
+        observed("mems", wanted="0", group="0", wanted_mems="0", mems="0"),
     ],
 )
 def test_no_drift(container: ObservedContainer) -> None:
@@ -75,37 +75,43 @@ def test_no_drift(container: ObservedContainer) -> None:
 @pytest.mark.parametrize(
     ("container", "kind", "expected", "found", "detail"),
     [
-        (seen("a", wanted="0-1", group="0"), DriftKind.GROUP, "0-1", "0", ""),
-        (seen("a", group="0", processes="0-1"), DriftKind.PROCESSES, "0", "0-1", ""),
-        (seen("a"), DriftKind.NO_GROUP, "", "", ""),
-        (seen("g", kubelet="6-7", group="0-7"), DriftKind.KUBELET, "6-7", "0-7", ""),
-        (seen("new", claimed="0", group="0"), DriftKind.CLAIM_UNSEEN, "0", "0", ""),
+        (observed("a", wanted="0-1", group="0"), DriftKind.GROUP, "0-1", "0", ""),
+        (observed("a", group="0", processes="0-1"), DriftKind.PROCESSES, "0", "0-1", ""),
+        (observed("a"), DriftKind.NO_GROUP, "", "", ""),
+        (observed("g", kubelet="6-7", group="0-7"), DriftKind.KUBELET, "6-7", "0-7", ""),
+        (observed("new", claimed="0", group="0"), DriftKind.CLAIM_UNSEEN, "0", "0", ""),
         (
-            seen("bad", problem="CPUs 9 do not exist", wanted="0", group="0"),
+            observed("bad", problem="CPUs 9 do not exist", wanted="0", group="0"),
             DriftKind.CLAIM,
             "",
             "0",
             "CPUs 9 do not exist",
         ),
         (
-            seen("lse", QoS.LSE, claimed="2-3,8", wanted="2-3", group="2-3"),
+            observed("lse", QoS.LSE, claimed="2-3,8", wanted="2-3", group="2-3"),
             DriftKind.CLAIM,
             "2-3,8",
             "2-3",
             "CPUs 8 are not online",
         ),
-        (seen("a", group="1-2"), DriftKind.OVERLAP, "", "2", "ns/lse owns them"),
-        (seen("be", QoS.BE, group="3-4"), DriftKind.OVERLAP, "", "3", "ns/lse owns them"),
-        (seen("m", group="0", wanted_mems="0", mems="0-1"), DriftKind.MEMORY_NODES, "0", "0-1", ""),
+        (observed("a", group="1-2"), DriftKind.OVERLAP, "", "2", "ns/lse owns them"),
+        (observed("be", QoS.BE, group="3-4"), DriftKind.OVERLAP, "", "3", "ns/lse owns them"),
         (
-            seen("d", group="0", devices=((GPU.uuid,), (FOREIGN,))),
+            observed("m", group="0", wanted_mems="0", mems="0-1"),
+            DriftKind.MEMORY_NODES,
+            "0",
+            "0-1",
+            "",
+        ),
+        (
+            observed("d", group="0", devices=((GPU.uuid,), (FOREIGN,))),
             DriftKind.DEVICES,
             GPU.uuid,
             FOREIGN,
             "",
         ),
         (
-            seen("e", group="0", variables=("CUDA_MEM",)),
+            observed("e", group="0", variables=("CUDA_MEM",)),
             DriftKind.ENVIRONMENT,
             "",
             "",
@@ -122,8 +128,12 @@ def test_drift(
 
 
 def test_the_kubelets_container_on_owned_cpus_gives_two_findings() -> None:
-    got = findings([seen("g", kubelet="6-7", group="2-7")], [LSE, LSR])
-    assert [each.kind for each in got] == [DriftKind.KUBELET, DriftKind.OVERLAP, DriftKind.OVERLAP]
+    found = findings([observed("g", kubelet="6-7", group="2-7")], [LSE, LSR])
+    assert [each.kind for each in found] == [
+        DriftKind.KUBELET,
+        DriftKind.OVERLAP,
+        DriftKind.OVERLAP,
+    ]
 
 
 def test_every_drift_has_a_remedy_and_is_documented() -> None:
@@ -133,8 +143,8 @@ def test_every_drift_has_a_remedy_and_is_documented() -> None:
         assert f"`{kind}`" in page
 
 
-def carriers(visible: str, nodes: tuple[str, ...], **more: str) -> Carriers:
-    environment = {"NVIDIA_VISIBLE_DEVICES": visible, **more}
+def carriers(visible: str, nodes: tuple[str, ...], **variables: str) -> Carriers:
+    environment = {"NVIDIA_VISIBLE_DEVICES": visible, **variables}
     return Carriers(environment=tuple(environment.items()), nodes=nodes)
 
 
@@ -143,19 +153,19 @@ def test_a_container_with_its_devices_has_no_drift(name: str) -> None:
     assert device_drift(DECIDED, carriers(name, (NIC.path,), CUDA_MEM="8")) == ((), (), ())
 
 
-def test_a_device_that_is_missing_and_one_of_others() -> None:
-    got = device_drift(DECIDED, carriers(FOREIGN, (), CUDA_MEM="s3cr3t"))
-    assert got == ((GPU.uuid, NIC.path), (FOREIGN,), ("CUDA_MEM",))
+def test_a_missing_device_and_a_device_of_others() -> None:
+    found = device_drift(DECIDED, carriers(FOREIGN, (), CUDA_MEM="s3cr3t"))
+    assert found == ((GPU.uuid, NIC.path), (FOREIGN,), ("CUDA_MEM",))
 
 
 def test_a_card_by_its_cdi_name() -> None:
-    shown = Carriers(cdi_devices=(f"nvidia.com/gpu={GPU.uuid}",), nodes=(NIC.path,))
-    assert device_drift(DECIDED, shown)[:2] == ((), ())
+    carriers_of_runtime = Carriers(cdi_devices=(f"nvidia.com/gpu={GPU.uuid}",), nodes=(NIC.path,))
+    assert device_drift(DECIDED, carriers_of_runtime)[:2] == ((), ())
 
 
 def test_a_privileged_container_has_all_device_nodes() -> None:
-    shown = Carriers((("NVIDIA_VISIBLE_DEVICES", GPU.uuid),), privileged=True)
-    assert device_drift(DECIDED, shown)[:2] == ((), ())
+    carriers_of_runtime = Carriers((("NVIDIA_VISIBLE_DEVICES", GPU.uuid),), privileged=True)
+    assert device_drift(DECIDED, carriers_of_runtime)[:2] == ((), ())
 
 
 def test_devices_that_are_refused_or_not_decided_are_no_drift() -> None:
@@ -173,8 +183,8 @@ def test_a_procfs_of_another_pid_namespace_has_other_numbers(tmp_path: Path) -> 
     assert not own_numbers(str(tmp_path / "none"))
 
 
-class Tree:
-    """What `members` asks of a hierarchy whose procfs is another PID namespace's."""
+class HostHierarchy:
+    """A hierarchy with the procfs of another PID namespace, as `members` needs it."""
 
     def __init__(self, proc: str) -> None:
         self.proc = proc
@@ -189,7 +199,7 @@ def test_processes_of_a_group_are_found_by_the_procfs_of_the_host(
     process(tmp_path, 8, "sleep", groups="5:cpuset,cpu:/../../podweb/d\n0::/\n")
     process(tmp_path, 9, "topolet", groups="0::/\n")
     process(tmp_path, 10, "init", groups="0::/../../../../../x\n")
-    pids_of = members(cast(Hierarchy, Tree(str(tmp_path / "proc"))))
+    pids_of = members(cast(Hierarchy, HostHierarchy(str(tmp_path / "proc"))))
     assert list(pids_of("/kubepods/podweb/d")) == [7, 8]
     assert list(pids_of("/kubepods/podagent/c")) == [9]
     assert list(pids_of("/kubepods/none")) == []
@@ -200,7 +210,7 @@ def test_without_a_procfs_no_process_is_found(
 ) -> None:
     """`topolet doctor` ended with a traceback where the root has no /proc."""
     monkeypatch.setattr(drift, "own_root", lambda hierarchy: "/")
-    assert list(members(cast(Hierarchy, Tree(str(tmp_path / "proc"))))("/a")) == []
+    assert list(members(cast(Hierarchy, HostHierarchy(str(tmp_path / "proc"))))("/a")) == []
 
 
 def test_without_a_known_namespace_no_process_is_found(
@@ -208,4 +218,4 @@ def test_without_a_known_namespace_no_process_is_found(
 ) -> None:
     monkeypatch.setattr(drift, "own_root", lambda hierarchy: None)
     process(tmp_path, 7, "sleep", groups="0::/a\n")
-    assert list(members(cast(Hierarchy, Tree(str(tmp_path / "proc"))))("/a")) == []
+    assert list(members(cast(Hierarchy, HostHierarchy(str(tmp_path / "proc"))))("/a")) == []

@@ -31,7 +31,7 @@ from tests.node.world import Recorded, World
 from tests.waiting import eventually
 
 QUOTA, SHARES, MEMORY = "cpu.cfs_quota_us", "cpu.shares", "memory.limit_in_bytes"
-USE = "memory.usage_in_bytes"
+USAGE = "memory.usage_in_bytes"
 OWN = "kubepods/burstable/podown"
 
 
@@ -40,9 +40,9 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def annotate(world: World, sandbox: Sandbox, **notes: str) -> None:
+def annotate(world: World, sandbox: Sandbox, **annotations: str) -> None:
     listed = world.runtime.listed_sandboxes
-    listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=notes)
+    listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=annotations)
 
 
 def test_quota_is_lifted_with_exclusive_cpus_and_restored_without_them(world: World) -> None:
@@ -77,22 +77,22 @@ def test_quota_that_the_proxy_lifted_at_creation_is_restored_too(world: World) -
     assert world.limit(f"{OWN}/{container.id}", QUOTA) == "70000"
 
 
-def test_values_that_the_proxy_kept_are_left_as_the_runtime_set_them(world: World) -> None:
+def test_values_that_the_proxy_did_not_change_stay_as_the_runtime_set_them(world: World) -> None:
     """A runtime may convert shares to another weight than the agent would, and rounds requested
     values."""
     pod = world.sandbox("p", "LS")
     container = world.container(pod)
-    where = f"kubepods/burstable/podp/{container.id}"
-    made = {SHARES: "500", QUOTA: "70001", MEMORY: "4096"}
-    for file, text in made.items():
-        world.limits(where, file, text)
+    group = f"kubepods/burstable/podp/{container.id}"
+    initial = {SHARES: "500", QUOTA: "70001", MEMORY: "4096"}
+    for file, text in initial.items():
+        world.limits(group, file, text)
     agent = world.agent()
     requested = RequestedResources("0-3", "", 512, 70_000, 5000)
     kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
     agent.notified([Created(container.id, requested, kept)])
     for _ in range(2):
         agent.reconcile()
-        assert {file: world.limit(where, file) for file in made} == made
+        assert {file: world.limit(group, file) for file in initial} == initial
 
 
 def test_quota_of_a_resized_owner_is_lifted_and_restored_later(
@@ -126,27 +126,27 @@ def test_batch_pod_is_limited_to_its_amounts(world: World) -> None:
     agent.reconcile()
     expected = {QUOTA: "100000", SHARES: "512", MEMORY: str(2 << 20)}
     assert {file: world.limit(f"{parent}/c-b-main", file) for file in expected} == expected
-    of_pod = {QUOTA: "200000", SHARES: "1024", MEMORY: str(4 << 20)}
-    assert {file: world.limit(parent, file) for file in of_pod} == of_pod
-    assert world.limit("kubepods/besteffort", SHARES) == "1024", "the kubelet's"
+    of_the_pod = {QUOTA: "200000", SHARES: "1024", MEMORY: str(4 << 20)}
+    assert {file: world.limit(parent, file) for file in of_the_pod} == of_the_pod
+    assert world.limit("kubepods/besteffort", SHARES) == "1024", "the kubelet sets it"
     limits = world.snapshot().containers["c-b-main"].limits
     assert (limits.quota_microseconds, limits.shares) == (100_000, 512)
 
 
-def test_a_limit_below_the_memory_in_use_is_the_trouble_of_its_pod_alone(
+def test_a_limit_below_the_memory_in_use_is_a_fault_of_its_pod_only(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The pass succeeds, so that the node stays ready and the next pass is not early."""
     parent = "kubepods/besteffort/podb"
     pod = world.sandbox("b", "BE", parent=f"/{parent}")
     world.container(pod)
-    world.limits(f"{parent}/c-b-main", USE, "8192")
+    world.limits(f"{parent}/c-b-main", USAGE, "8192")
     limits = {"kubernetes.io/batch-cpu": 1000, "kubernetes.io/batch-memory": 1}
     spec = {"containers": {"main": {"limits": limits}}}
-    notes = {EXTENDED_RESOURCE_SPEC: json.dumps(spec)}
-    known = ApiPod("b", "ns", "b", "n", Phase.RUNNING, pod.labels, notes, "besteffort", 1)
+    annotations = {EXTENDED_RESOURCE_SPEC: json.dumps(spec)}
+    api_pod = ApiPod("b", "ns", "b", "n", Phase.RUNNING, pod.labels, annotations, "besteffort", 1)
     containers = (ApiContainer("main", {}, limits),)
-    world.cluster_objects.pods["b"] = msgspec.structs.replace(known, containers=containers)
+    world.cluster_objects.pods["b"] = msgspec.structs.replace(api_pod, containers=containers)
     events = Recorded()
     agent = world.agent(pod_events=PodEvents(events))
     for _ in range(2):
@@ -162,25 +162,25 @@ def test_a_limit_below_the_memory_in_use_is_the_trouble_of_its_pod_alone(
     series = f'topolet_refused_limits{{container="main",file="{MEMORY}",namespace="ns",pod="b"}}'
     assert world.metric(series) == 1
 
-    world.limits(f"{parent}/c-b-main", USE, "0")
+    world.limits(f"{parent}/c-b-main", USAGE, "0")
     agent.reconcile()
     assert world.limit(f"{parent}/c-b-main", MEMORY) == "1"
     assert "topolet_refused_limits{" not in world.metrics.render()
 
 
 @pytest.mark.parametrize(
-    ("number", "of_the_pod"), [(errno.EBUSY, True), (errno.EINVAL, True), (errno.EROFS, False)]
+    ("number", "only_the_pod"), [(errno.EBUSY, True), (errno.EINVAL, True), (errno.EROFS, False)]
 )
-def test_a_pass_fails_for_the_machine_and_not_for_a_value_that_the_kernel_refuses(
-    world: World, monkeypatch: pytest.MonkeyPatch, number: int, of_the_pod: bool
+def test_a_pass_fails_with_the_machine_and_not_if_the_kernel_refuses_a_value(
+    world: World, monkeypatch: pytest.MonkeyPatch, number: int, only_the_pod: bool
 ) -> None:
-    """As for the weight of a group with `cpu.idle`, or a quota beyond that of the group above."""
-    real = Handles.write
+    """Examples: the weight of a group with `cpu.idle`, a quota above that of the parent group."""
+    write_file = Handles.write
 
     def write(self: Handles, path: str, data: bytes) -> None:
         if path.endswith(f"/podb/c-b-main/{SHARES}"):
             raise OSError(number, os.strerror(number))
-        real(self, path, data)
+        write_file(self, path, data)
 
     monkeypatch.setattr(Handles, "write", write)
     pod = world.sandbox("b", "BE", parent="/kubepods/besteffort/podb")
@@ -188,7 +188,7 @@ def test_a_pass_fails_for_the_machine_and_not_for_a_value_that_the_kernel_refuse
     amounts = {"requests": {"kubernetes.io/batch-cpu": "500"}}
     annotate(world, pod, **{EXTENDED_RESOURCE_SPEC: json.dumps({"containers": {"main": amounts}})})
     agent = world.agent()
-    if of_the_pod:
+    if only_the_pod:
         agent.reconcile()
         series = (
             f'topolet_refused_limits{{container="main",file="{SHARES}",namespace="ns",pod="b"}}'
@@ -243,7 +243,7 @@ def test_the_runtime_gets_no_memory_nodes_if_pages_would_migrate(
 
 
 def test_the_runtime_gets_the_restored_quota(world: World) -> None:
-    """It remembers the lifted one, and writes it with the next cpuset."""
+    """The runtime stores the lifted quota, and writes it with the next cpuset."""
     container = world.container(world.sandbox("own", "LSR", "1"))
     group = f"{OWN}/{container.id}"
     world.limits(group, QUOTA, "50000")
@@ -259,7 +259,7 @@ def test_the_runtime_gets_the_restored_quota(world: World) -> None:
     running = Container(container.id, "main", ContainerState.RUNNING, f"/{group}")
     pod = Pod("own", "ns", "own", {}, {}, "burstable", 0, (running,))
     observed = RuntimeState((pod,), {})
-    held = []
+    quotas = []
     for wanted in (Wanted("1", exclusive=True), Wanted("0,2"), Wanted("1", exclusive=True)):
         decision = Decision((), (), (), (), {"own": PodWanted(pod.title, pod.qos, wanted)})
         freed = enforcement.make_room(
@@ -268,8 +268,8 @@ def test_the_runtime_gets_the_restored_quota(world: World) -> None:
         assert not freed.failures
         assert not enforcement.apply(observed, decision, freed).failures
         eventually("the runtime is updated", updater.idle)
-        held.append(world.limit(group, QUOTA))
+        quotas.append(world.limit(group, QUOTA))
     updater.close()
-    assert held == ["-1", "50000", "-1"]
+    assert quotas == ["-1", "50000", "-1"]
     limits = [(each.cpuset, each.limits.quota_microseconds) for each in updates.requested]
     assert limits == [("1", None), ("0,2", 50_000), ("1", None)]

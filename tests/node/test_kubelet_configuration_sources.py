@@ -39,9 +39,13 @@ def test_a_kubelet_with_a_file_and_flags(tmp_path: Path) -> None:
     process(tmp_path, 1, "/sbin/init")
     process(tmp_path, 70, "/usr/bin/kubelet", "--config=/etc/kubelet.yaml", "--reserved-cpus=1")
     put(tmp_path, "/etc/kubelet.yaml", STATIC)
-    got = whole(read(tmp_path))
-    assert (got.static, got.reserved_milli, str(got.reserved_cpus)) == (True, 500, "1")
-    assert got.source == "kubelet 70, /etc/kubelet.yaml"
+    configuration = whole(read(tmp_path))
+    assert (
+        configuration.static,
+        configuration.reserved_milli,
+        str(configuration.reserved_cpus),
+    ) == (True, 500, "1")
+    assert configuration.source == "kubelet 70, /etc/kubelet.yaml"
 
 
 def test_no_kubelet_runs(tmp_path: Path) -> None:
@@ -52,12 +56,12 @@ def test_no_kubelet_runs(tmp_path: Path) -> None:
     assert not any(reading.problems.values())
 
 
-def fifo(root: Path) -> None:
+def make_fifo(root: Path) -> None:
     (root / "etc").mkdir()
     os.mkfifo(root / "etc/kubelet.yaml")
 
 
-def folder(root: Path) -> None:
+def make_folder(root: Path) -> None:
     (root / "etc/kubelet.yaml").mkdir(parents=True)
 
 
@@ -70,8 +74,8 @@ def folder(root: Path) -> None:
         ("- a", "must be an object"),
         ("a: 'x\0'", ""),
         ("#" * (5 << 20), "is larger than"),
-        (fifo, "is not a regular file"),
-        (folder, "Is a directory"),
+        (make_fifo, "is not a regular file"),
+        (make_folder, "Is a directory"),
     ],
 )
 def test_an_unreadable_file_is_reported_with_its_path(
@@ -109,9 +113,13 @@ def test_drop_ins_in_their_order(tmp_path: Path) -> None:
     put(tmp_path, "/etc/k.d/10.conf", "reservedSystemCPUs: '1'\nkubeReserved: {cpu: '1'}\n")
     put(tmp_path, "/etc/k.d/30/x.conf", '{"cpuManagerPolicyOptions": {"a": "true"}}')
     put(tmp_path, "/etc/k.d/90.yaml", "cpuManagerPolicy: none\n")
-    got = whole(read(tmp_path))
-    assert (got.static, str(got.reserved_cpus), got.reserved_milli) == (True, "2", 1000)
-    assert got.cpu_manager_options == {"full-pcpus-only": "true", "a": "true"}
+    configuration = whole(read(tmp_path))
+    assert (
+        configuration.static,
+        str(configuration.reserved_cpus),
+        configuration.reserved_milli,
+    ) == (True, "2", 1000)
+    assert configuration.cpu_manager_options == {"full-pcpus-only": "true", "a": "true"}
 
 
 def test_drop_ins_that_cannot_be_read_make_the_configuration_unknown(tmp_path: Path) -> None:
@@ -143,12 +151,12 @@ def test_a_declared_file_is_preferred_and_flags_override_it(tmp_path: Path) -> N
     process(tmp_path, 70, "kubelet", "--config=/etc/kubernetes/k.json", "--reserved-cpus=1")
     put(tmp_path, "/mine.json", json.dumps({"cpuManagerPolicy": "static"}))
     reading = read(tmp_path, kubelet_config=str(tmp_path / "mine.json"))
-    got = whole(reading)
-    assert (got.static, str(got.reserved_cpus)) == (True, "1")
+    configuration = whole(reading)
+    assert (configuration.static, str(configuration.reserved_cpus)) == (True, "1")
 
 
 def test_a_declared_file_counts_in_part_if_the_process_is_unknown(tmp_path: Path) -> None:
-    """Flags of the kubelet would win over it."""
+    """Flags of the kubelet override the file."""
     put(tmp_path, "/mine.json", json.dumps({"cpuManagerPolicy": "static"}))
     process(tmp_path, 70, "kubelet", "--reserved-cpus=1")
     process(tmp_path, 71, "kubelet")
@@ -190,8 +198,12 @@ def test_kubelet_within_k3s(tmp_path: Path) -> None:
     argv = ["/usr/bin/k3s", "server", "--kubelet-arg=cpu-manager-policy=static"]
     process(tmp_path, 9, *argv, "--kubelet-arg", "reserved-cpus=0-1", name="k3s-server")
     put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: [reserved-cpus=3]")
-    got = whole(read(tmp_path))
-    assert (got.static, str(got.reserved_cpus), got.source) == (True, "0-1", "k3s 9")
+    configuration = whole(read(tmp_path))
+    assert (configuration.static, str(configuration.reserved_cpus), configuration.source) == (
+        True,
+        "0-1",
+        "k3s 9",
+    )
 
 
 def test_files_of_k3s(tmp_path: Path) -> None:
@@ -207,9 +219,9 @@ def test_files_of_k3s(tmp_path: Path) -> None:
         "/var/lib/rancher/k3s/agent/etc/kubelet.conf.d/a.conf",
         "topologyManagerPolicy: restricted",
     )
-    got = whole(read(tmp_path))
-    assert (got.static, str(got.reserved_cpus)) == (True, "1")
-    assert got.topology_manager_policy == "restricted"
+    configuration = whole(read(tmp_path))
+    assert (configuration.static, str(configuration.reserved_cpus)) == (True, "1")
+    assert configuration.topology_manager_policy == "restricted"
     put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: 1")
     reading = read(tmp_path)
     assert reading.whole is None
@@ -221,7 +233,7 @@ def test_files_of_k3s(tmp_path: Path) -> None:
 
 
 def test_k3s_reads_only_yaml_files_in_its_folder(tmp_path: Path) -> None:
-    """As pkg/configfilearg/parser.go, dotDFiles."""
+    """See `dotDFiles` in pkg/configfilearg/parser.go of k3s."""
     process(tmp_path, 9, "k3s", "agent", name="k3s-agent")
     for name, cpus in (("1.yaml", 1), ("2.YML", 2), ("3.txt", 3), ("4.yaml/x.yaml", 4)):
         put(
@@ -231,7 +243,7 @@ def test_k3s_reads_only_yaml_files_in_its_folder(tmp_path: Path) -> None:
 
 
 def test_k3s_that_hides_its_flags(tmp_path: Path) -> None:
-    """As k3s does: it writes over its command line (pkg/cli/server/server.go, SetProcTitle)."""
+    """k3s overwrites its command line (`SetProcTitle` in pkg/cli/server/server.go)."""
     process(tmp_path, 9, "/usr/local/bin/k3s server", "", "", name="k3s-server")
     put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: cpu-manager-policy=static")
     reading = read(tmp_path)
@@ -255,5 +267,5 @@ def test_the_file_of_a_kubelite(tmp_path: Path) -> None:
     process(tmp_path, 9, "/snap/microk8s/7/kubelite", "--kubelet-args-file=/var/snap/args/kubelet")
     assert read(tmp_path).whole is None
     put(tmp_path, "/var/snap/args/kubelet", "--cpu-manager-policy=static\n--reserved-cpus=1\n")
-    got = whole(read(tmp_path))
-    assert (got.static, str(got.reserved_cpus)) == (True, "1")
+    configuration = whole(read(tmp_path))
+    assert (configuration.static, str(configuration.reserved_cpus)) == (True, "1")

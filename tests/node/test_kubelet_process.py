@@ -20,9 +20,9 @@ def found(root: Path, own_group: str | None = "/") -> FoundKubelets:
 
 
 def pids(root: Path, own_group: str | None = "/") -> list[int]:
-    it = found(root, own_group)
-    assert it.doubts == ()
-    return [each.pid for each in it.kubelets]
+    result = found(root, own_group)
+    assert result.doubts == ()
+    return [each.pid for each in result.kubelets]
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def pids(root: Path, own_group: str | None = "/") -> list[int]:
 def test_the_kubelet_of_the_host(tmp_path: Path, groups: str) -> None:
     process(tmp_path, 1, "/sbin/init", groups="3:cpuset:/\n0::/init.scope\n")
     process(tmp_path, 70, "/usr/bin/kubelet", "--v=2", parent=1, groups=groups)
-    (it,) = found(tmp_path).kubelets
-    assert it == KubeletProcess(70, "kubelet", ("/usr/bin/kubelet", "--v=2"), 1)
-    assert it.title == "kubelet 70"
+    (result,) = found(tmp_path).kubelets
+    assert result == KubeletProcess(70, "kubelet", ("/usr/bin/kubelet", "--v=2"), 1)
+    assert result.title == "kubelet 70"
 
 
-STRANGERS: list[Any] = [
+OTHER_PROCESSES: list[Any] = [
     pytest.param({"uids": "1000 1000 1000 1000"}, id="another user"),
     pytest.param({"uids": "1000 0 0 0"}, id="a set-uid program"),
     pytest.param({"uids": "0 1000 0 0"}, id="root that dropped privileges"),
@@ -68,22 +68,22 @@ STRANGERS: list[Any] = [
 
 
 @pytest.mark.parametrize("pid", [9, 700])
-@pytest.mark.parametrize("stranger", STRANGERS)
+@pytest.mark.parametrize("other", OTHER_PROCESSES)
 def test_other_processes_named_kubelet_are_not_the_kubelet(
-    tmp_path: Path, stranger: dict[str, Any], pid: int
+    tmp_path: Path, other: dict[str, Any], pid: int
 ) -> None:
     """With a lower and with a higher pid than the kubelet."""
     process(tmp_path, 5, "/bin/sh", groups=POD, pids=(5, 1))
     process(tmp_path, 6, "/bin/sh", parent=5)
     process(tmp_path, 70, "kubelet")
-    if "pids" in stranger:
-        stranger = {**stranger, "pids": (pid, *stranger["pids"][1:])}
-    process(tmp_path, pid, "kubelet", "--reserved-cpus=0-1", **stranger)
+    if "pids" in other:
+        other = {**other, "pids": (pid, *other["pids"][1:])}
+    process(tmp_path, pid, "kubelet", "--reserved-cpus=0-1", **other)
     assert pids(tmp_path) == [70]
 
 
 def test_groups_are_relative_to_the_agents_namespace(tmp_path: Path) -> None:
-    """As for an agent in a pod with a cgroup namespace: the paths do not contain kubepods."""
+    """An agent in a pod with a cgroup namespace reads paths without kubepods."""
     process(tmp_path, 70, "kubelet", groups="0::/../../../system.slice/kubelet.service\n")
     process(tmp_path, 71, "kubelet", groups="0::/../../kubepods-podB.slice/cri-x.scope\n")
     process(tmp_path, 72, "kubelet", groups="0::/\n")
@@ -93,59 +93,59 @@ def test_groups_are_relative_to_the_agents_namespace(tmp_path: Path) -> None:
 
 def test_without_a_known_namespace_root_no_kubelet_is_found(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet", groups="0::/../../../system.slice/kubelet.service\n")
-    it = found(tmp_path, None)
-    assert it.kubelets == ()
-    assert "kubelet.service is outside of the agent's cgroup namespace" in it.doubts[0]
+    result = found(tmp_path, None)
+    assert result.kubelets == ()
+    assert "kubelet.service is outside of the agent's cgroup namespace" in result.doubts[0]
     process(tmp_path, 70, "kubelet", groups="0::/../../../../../x\n")
     (doubt,) = found(tmp_path, OWN).doubts
     assert "is not on the host" in doubt
 
 
-def no_status(folder: Path) -> None:
+def incomplete_status(folder: Path) -> None:
     (folder / "status").write_text("Uid:\t0\t0\t0\t0\n")
 
 
-def no_namespaces(folder: Path) -> None:
+def without_namespaces(folder: Path) -> None:
     text = (folder / "status").read_text()
     (folder / "status").write_text(text.replace("NSpid:\t70\n", ""))
 
 
-def no_cpuset(folder: Path) -> None:
+def without_cpuset(folder: Path) -> None:
     (folder / "cgroup").write_text("2:memory:/\n")
 
 
-def no_end(folder: Path) -> None:
+def endless_command_line(folder: Path) -> None:
     (folder / "cmdline").write_bytes(b"kubelet\0" + b"x" * (1 << 20))
 
 
-def itself_above(folder: Path) -> None:
+def own_ancestor(folder: Path) -> None:
     text = (folder / "status").read_text()
     (folder / "status").write_text(text.replace("PPid:\t0", "PPid:\t70"))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "doubt"),
+    ("change", "doubt"),
     [
-        (no_status, "its status: KeyError('PPid')"),
-        (no_namespaces, "its status has no NSpid"),
-        (no_cpuset, "names no cgroup of the cpuset hierarchy"),
-        (no_end, "its command line is longer than 262144 bytes"),
-        (itself_above, "it has more than 64 ancestors"),
+        (incomplete_status, "its status: KeyError('PPid')"),
+        (without_namespaces, "its status has no NSpid"),
+        (without_cpuset, "names no cgroup of the cpuset hierarchy"),
+        (endless_command_line, "its command line is longer than 262144 bytes"),
+        (own_ancestor, "it has more than 64 ancestors"),
     ],
 )
-def test_an_uncertain_process_is_a_doubt(tmp_path: Path, spoil: Any, doubt: str) -> None:
-    spoil(process(tmp_path, 70, "kubelet"))
-    it = found(tmp_path)
-    assert it.kubelets == ()
-    assert len(it.doubts) == 1
-    assert "70" in it.doubts[0]
-    assert doubt in it.doubts[0]
+def test_an_uncertain_process_is_a_doubt(tmp_path: Path, change: Any, doubt: str) -> None:
+    change(process(tmp_path, 70, "kubelet"))
+    result = found(tmp_path)
+    assert result.kubelets == ()
+    assert len(result.doubts) == 1
+    assert "70" in result.doubts[0]
+    assert doubt in result.doubts[0]
 
 
 def test_without_a_procfs(tmp_path: Path) -> None:
-    it = found(tmp_path)
-    assert it.kubelets == ()
-    assert it.doubts == (f"{tmp_path}/proc: No such file or directory",)
+    result = found(tmp_path)
+    assert result.kubelets == ()
+    assert result.doubts == (f"{tmp_path}/proc: No such file or directory",)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_without_a_procfs(tmp_path: Path) -> None:
 )
 def test_arguments_of_any_bytes(tmp_path: Path, argv: tuple[bytes, ...]) -> None:
     process(tmp_path, 70, *argv)
-    (it,) = found(tmp_path).kubelets
-    assert [os.fsencode(each) for each in it.argv] == list(argv)
+    (result,) = found(tmp_path).kubelets
+    assert [os.fsencode(each) for each in result.argv] == list(argv)
 
 
 def test_an_endless_and_an_empty_argv0_are_not_a_kubelet(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_an_endless_and_an_empty_argv0_are_not_a_kubelet(tmp_path: Path) -> None
 
 def test_more_supplementary_groups_than_a_page_holds(tmp_path: Path) -> None:
     folder = process(tmp_path, 70, "kubelet")
-    many = " ".join(str(4_000_000_000 + each) for each in range(65_536))
-    text = (folder / "status").read_text().replace("Groups:\t0 ", f"Groups:\t{many} ")
+    groups = " ".join(str(4_000_000_000 + each) for each in range(65_536))
+    text = (folder / "status").read_text().replace("Groups:\t0 ", f"Groups:\t{groups} ")
     (folder / "status").write_text(text)
     assert pids(tmp_path) == [70]
 
@@ -185,7 +185,7 @@ def test_a_forked_child_before_exec_is_not_another_kubelet(tmp_path: Path) -> No
     assert pids(tmp_path) == [70, 71]
 
 
-def test_a_kubelet_that_only_prints_is_ignored(tmp_path: Path) -> None:
+def test_a_kubelet_command_that_only_prints_is_ignored(tmp_path: Path) -> None:
     process(tmp_path, 9, "kubelet", "--version")
     process(tmp_path, 10, "k3s", "kubectl", "get", "pods")
     process(tmp_path, 70, "k3s", "server", name="k3s-server")
@@ -200,22 +200,22 @@ def test_a_process_that_ends_between_two_reads_is_ignored(tmp_path: Path, file: 
 
 
 def test_a_reused_pid_is_not_the_same_process(tmp_path: Path) -> None:
-    """All values belong to one process, whichever process has its pid meanwhile."""
+    """All values belong to one process, even if another process gets its pid."""
     folder = process(tmp_path, 9, "kubelet")
-    with Process(str(tmp_path / "proc"), 9) as it:
+    with Process(str(tmp_path / "proc"), 9) as result:
         for each in folder.iterdir():
             each.unlink()
         folder.rmdir()
         process(tmp_path, 9, "other")
         with pytest.raises(ProcessGoneError):
-            it.argv0()
+            result.argv0()
 
 
 def test_a_parent_process_that_ends_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process(tmp_path, 70, "kubelet", parent=50)
-    real = Process.status
+    read_file = Process.status
     reads = []
 
     def status(self: Process) -> processes.ProcessStatus:
@@ -223,7 +223,7 @@ def test_a_parent_process_that_ends_meanwhile(
         if len(reads) == 2:  # the first read is of the kubelet's users and namespaces
             process(tmp_path, 70, "kubelet", parent=1)
             process(tmp_path, 1, "/sbin/init")
-        return real(self)
+        return read_file(self)
 
     monkeypatch.setattr(Process, "status", status)
     assert pids(tmp_path) == [70]
@@ -233,10 +233,10 @@ def test_a_kubelet_that_ends_while_its_parents_are_read_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = process(tmp_path, 70, "kubelet", parent=50)
-    real = Process.argv
+    read_file = Process.argv
 
     def argv(self: Process) -> list[str]:
-        found = real(self)
+        found = read_file(self)
         (folder / "status").unlink()
         return found
 
@@ -262,13 +262,13 @@ def test_the_kubelet_with_the_configured_folder_is_chosen(tmp_path: Path) -> Non
     process(tmp_path, 72, "k3s", "server", name="k3s-server")
     kubelets = found(tmp_path).kubelets
 
-    def one(root: str, folder: str) -> int:
-        it = FoundKubelets(kubelets).of_folder(root, folder)
-        return it.pid if it else 0
+    def pid_of_folder(root: str, folder: str) -> int:
+        result = FoundKubelets(kubelets).of_folder(root, folder)
+        return result.pid if result else 0
 
-    assert one("/", "/b") == 71
-    assert one("/host", "/host/a") == 70
-    assert one("/host", "/host/var/lib/kubelet") == 72
-    assert one("/", "/c") == 0
+    assert pid_of_folder("/", "/b") == 71
+    assert pid_of_folder("/host", "/host/a") == 70
+    assert pid_of_folder("/host", "/host/var/lib/kubelet") == 72
+    assert pid_of_folder("/", "/c") == 0
     assert FoundKubelets(kubelets[:1]).of_folder("/", "/c") == kubelets[0]
     assert FoundKubelets((*kubelets, kubelets[0])).of_folder("/", "/a") is None

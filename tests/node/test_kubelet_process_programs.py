@@ -15,7 +15,7 @@ from agent.node.kubelet_process import (
 
 
 @pytest.mark.parametrize(
-    ("word", "name"),
+    ("argv0", "name"),
     [
         ("kubelet", "kubelet"),
         ("/var/lib/k0s/bin/kubelet", "kubelet"),
@@ -31,12 +31,12 @@ from agent.node.kubelet_process import (
         ("", None),
     ],
 )
-def test_program(word: str, name: str | None) -> None:
-    assert program_of(word) == name
+def test_program(argv0: str, name: str | None) -> None:
+    assert program_of(argv0) == name
 
 
 @pytest.mark.parametrize(
-    ("words", "runs"),
+    ("argv", "runs"),
     [
         (["kubelet"], True),
         (["kubelet", "--v=2"], True),
@@ -51,14 +51,14 @@ def test_program(word: str, name: str | None) -> None:
         (["kubelite", "--kubelet-args-file=/a"], True),
     ],
 )
-def test_which_command_lines_run_a_kubelet(words: list[str], runs: bool) -> None:
-    assert runs_kubelet(words) is runs
+def test_which_command_lines_run_a_kubelet(argv: list[str], runs: bool) -> None:
+    assert runs_kubelet(argv) is runs
 
 
 def test_arguments_that_k3s_passes_on() -> None:
-    words = ["/usr/bin/k3s", "server", "--kubelet-arg=cpu-manager-policy=static"]
-    words += ["--kubelet-arg", "reserved-cpus=0-1", "--node-name", "n"]
-    assert own_arguments(words) == [
+    argv = ["/usr/bin/k3s", "server", "--kubelet-arg=cpu-manager-policy=static"]
+    argv += ["--kubelet-arg", "reserved-cpus=0-1", "--node-name", "n"]
+    assert own_arguments(argv) == [
         "/usr/bin/k3s",
         "--cpu-manager-policy=static",
         "--reserved-cpus=0-1",

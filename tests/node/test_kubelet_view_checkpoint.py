@@ -10,7 +10,7 @@ from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.node.kubelet_view import DeviceCheckpointView
 from tests.kubelet.state_files import ENTRY, REAL
 
-GIVEN = ReportedDevices(
+REPORTED = ReportedDevices(
     ENTRY["PodUID"], "check", "nvidia.com/gpu", ("tegra",), HoldingSource.CHECKPOINT
 )
 
@@ -18,9 +18,9 @@ GIVEN = ReportedDevices(
 def put(folder: Path, text: str) -> None:
     path = folder / FILE_NAME
     path.parent.mkdir(exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(text)
-    fresh.replace(path)
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
 
 
 def test_without_a_checkpoint_there_are_no_grants(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_grants_are_read_once_the_checkpoint_is_written(tmp_path: Path) -> None:
     view = DeviceCheckpointView(str(tmp_path))
     assert view.grants() == ()
     put(tmp_path, json.dumps(REAL))
-    assert view.grants()[0] == GIVEN
+    assert view.grants()[0] == REPORTED
     assert view.grants() is view.grants()
 
 
@@ -41,23 +41,23 @@ def test_numa_nodes_of_devices(tmp_path: Path) -> None:
     view = DeviceCheckpointView(str(tmp_path))
     assert view.nodes() is None, "not known"
     ids = {"0": ["a"], "1": ["a", "b"], "-1": ["c"], "-7": ["d"], "1024": ["e"]}
-    more = {"ResourceName": "nic", "DeviceIDs": ids}
-    entries = [ENTRY | more, ENTRY | more | {"DeviceIDs": {"1": ["d"]}}]
+    fields = {"ResourceName": "nic", "DeviceIDs": ids}
+    entries = [ENTRY | fields, ENTRY | fields | {"DeviceIDs": {"1": ["d"]}}]
     put(tmp_path, json.dumps({"Data": {"PodDeviceEntries": entries}}))
     assert view.nodes() == {(ENTRY["PodUID"], "check"): {0: 1, 1: 3}}
     put(tmp_path, "{")
     assert view.nodes() == {(ENTRY["PodUID"], "check"): {0: 1, 1: 3}}, "its last content"
 
 
-@pytest.mark.parametrize("torn", ["{", "[]", json.dumps({**REAL, "Checksum": 1})])
+@pytest.mark.parametrize("content", ["{", "[]", json.dumps({**REAL, "Checksum": 1})])
 def test_a_torn_file_is_logged_once_and_leaves_the_last_valid_answer(
-    tmp_path: Path, torn: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(tmp_path, json.dumps(REAL))
     view = DeviceCheckpointView(str(tmp_path))
     before = view.grants()
     caplog.clear()
-    put(tmp_path, torn)
+    put(tmp_path, content)
     for _ in range(3):
         assert view.grants() == before
     assert len(caplog.records) == 1

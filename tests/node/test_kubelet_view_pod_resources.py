@@ -1,4 +1,4 @@
-"""With a real gRPC server that acts as the kubelet."""
+"""The view of PodResources, with a gRPC server as the kubelet."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def kubelet() -> FakeKubelet:
-    """Not yet served."""
+    """A kubelet without a server."""
     fake = FakeKubelet()
     fake.set_pods(pb.PodResources(namespace="ns", name="a"))
     fake.answers[ALLOCATABLE] = pb.AllocatableResourcesResponse(cpu_ids=[1])
     return fake
 
 
-class Watched:
-    """A view, and the number of its notifications."""
+class WatchedView:
+    """A view that counts its notifications."""
 
     def __init__(self, path: Path | str, period_seconds: float) -> None:
-        self.happened = 0
+        self.notifications = 0
         self.view = PodResourcesView(str(path), self._count, period_seconds, 0.01, 5.0)
 
     def _count(self) -> None:
-        self.happened += 1
+        self.notifications += 1
 
     def last(self) -> PodResourcesAnswer:
         last = self.view.last_answer()
@@ -58,8 +58,8 @@ class Watched:
 
 
 @contextlib.contextmanager
-def watching(path: Path | str, period_seconds: float = 0.01) -> Iterator[Watched]:
-    watched = Watched(path, period_seconds)
+def watching(path: Path | str, period_seconds: float = 0.01) -> Iterator[WatchedView]:
+    watched = WatchedView(path, period_seconds)
     try:
         yield watched
     finally:
@@ -77,21 +77,21 @@ def test_answer_is_kept_across_the_kubelets_restart(
         first = watched.last().called_at
         eventually("its absence is logged", lambda: "WARNING" in levels(caplog))
         assert watched.names() == ["a"]
-        again = FakeKubelet()
-        again.answers = dict(kubelet.answers)
-        again.set_pods(pb.PodResources(namespace="ns", name="b"))
-        with serving(path, again):
-            eventually("the next one has answered", lambda: watched.names() == ["b"])
+        restarted = FakeKubelet()
+        restarted.answers = dict(kubelet.answers)
+        restarted.set_pods(pb.PodResources(namespace="ns", name="b"))
+        with serving(path, restarted):
+            eventually("the restarted kubelet has answered", lambda: watched.names() == ["b"])
             assert watched.last().called_at > first
-    assert watched.happened == 2
+    assert watched.notifications == 2
 
 
 def test_an_equal_answer_triggers_nothing(path: Path, kubelet: FakeKubelet) -> None:
     with serving(path, kubelet), watching(path) as watched:
         eventually("called repeatedly", lambda: kubelet.call_count("List") > 5)
-        assert watched.happened == 1
+        assert watched.notifications == 1
         kubelet.answers[ALLOCATABLE] = pb.AllocatableResourcesResponse(cpu_ids=[1, 2])
-        eventually("the allocatable resources changed", lambda: watched.happened == 2)
+        eventually("the allocatable resources changed", lambda: watched.notifications == 2)
 
 
 def test_hanging_kubelet_delays_nothing_and_its_last_answer_is_kept(
@@ -102,7 +102,7 @@ def test_hanging_kubelet_delays_nothing_and_its_last_answer_is_kept(
         kubelet.silent.set()
         before = kubelet.blocked_calls
         eventually("it hangs", lambda: kubelet.blocked_calls > before)
-        assert watched.names() == ["a"], "while the thread is inside the question"
+        assert watched.names() == ["a"], "while a call is in progress"
         kubelet.set_pods()
         kubelet.silent.clear()
         eventually("it answers again", lambda: watched.last().pods == ())
@@ -122,17 +122,17 @@ def test_failure_is_logged_once_and_leaves_the_last_answer(
     caplog: pytest.LogCaptureFixture,
     answer: pb.ListPodResourcesResponse | bytes | tuple[grpc.StatusCode, str],
 ) -> None:
-    good = kubelet.answers["List"]
+    valid = kubelet.answers["List"]
     with serving(path, kubelet), watching(path) as watched:
         eventually("the kubelet has answered", watched.view.last_answer)
         for _ in range(2):
             kubelet.answers["List"] = answer
-            often = kubelet.call_count("List") + 5
+            calls = kubelet.call_count("List") + 5
             eventually(
-                "called without an answer", lambda often=often: kubelet.call_count("List") > often
+                "called without an answer", lambda calls=calls: kubelet.call_count("List") > calls
             )
             assert watched.names() == ["a"]
-            kubelet.answers["List"] = good
+            kubelet.answers["List"] = valid
             before = time.monotonic()
             eventually("it answers again", lambda before=before: watched.last().called_at > before)
     assert levels(caplog) == ["WARNING", "WARNING"], "once each time"
@@ -160,7 +160,7 @@ def test_absent_kubelet_gives_no_answer_and_one_info_line(
         eventually("its absence is logged", lambda: levels(caplog) == ["INFO"])
         listener.bind(str(path))
         listener.listen()
-        # The connecting thread has found no listener before, perhaps several times.
+        # Until now the view found no listener, perhaps several times.
         listener.accept()[0].close()
         listener.close()
         assert watched.view.last_answer() is None

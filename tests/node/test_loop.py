@@ -30,7 +30,7 @@ CREATED = Created("c", RequestedResources())
 
 
 class PassCounter:
-    """A reconciler that only counts."""
+    """A reconciler that only counts its passes."""
 
     again = False
 
@@ -46,7 +46,7 @@ class PassCounter:
 
 
 class LoopTest:
-    """A loop in a thread, after its first pass: the cooldown has begun."""
+    """A loop in a thread, in the cooldown after its first pass."""
 
     def __init__(self, folder: Path, cooldown_seconds: float) -> None:
         path = str(folder / "notifications")
@@ -89,7 +89,7 @@ def loop(tmp_path: Path) -> Iterator[LoopTest]:
     it.close()
 
 
-def test_a_held_call_ends_the_cooldown_and_a_change_does_not(loop: LoopTest) -> None:
+def test_a_waiting_call_ends_the_cooldown_and_a_change_does_not(loop: LoopTest) -> None:
     loop.notifier.notify(CHANGE)
     loop.notifier.notify(CREATED)
     eventually("both are read", lambda: len(loop.reconciler.notifications) == 2)
@@ -99,7 +99,7 @@ def test_a_held_call_ends_the_cooldown_and_a_change_does_not(loop: LoopTest) -> 
     assert loop.reconciler.notifications == [CHANGE, CREATED, SnapshotRequest()]
 
 
-def test_a_change_has_a_pass_when_the_cooldown_ends(tmp_path: Path) -> None:
+def test_a_change_triggers_a_pass_when_the_cooldown_ends(tmp_path: Path) -> None:
     loop = LoopTest(tmp_path, 0.3)
     loop.notifier.notify(CHANGE)
     eventually("a pass for the change", lambda: loop.reconciler.passes > 1)

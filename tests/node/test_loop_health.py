@@ -34,7 +34,7 @@ def test_ready_after_the_first_successful_pass_until_one_fails_or_is_missing(clo
     assert health.ready().body == b"the snapshot is 5 s old\n"
 
 
-def test_alive_while_passes_begin_whatever_their_result(clock: Clock) -> None:
+def test_alive_while_passes_begin_even_if_they_fail(clock: Clock) -> None:
     health = Health(0.5)
     for _ in range(100):
         clock.now += 10
@@ -62,7 +62,7 @@ def test_a_lasting_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> N
     assert lines == ["disk full", "disk full", "other"]
 
 
-def test_the_pause_until_the_full_pass_does_not_count_as_late(clock: Clock) -> None:
+def test_the_pause_before_a_full_pass_does_not_count_as_late(clock: Clock) -> None:
     health = Health(0.5)
     health.begin()
     health.end("")

@@ -36,19 +36,23 @@ def test_nothing_is_reserved_by_default(api_node: ApiNode) -> None:
 
 
 def test_annotations_become_rules() -> None:
-    notes = {
+    annotations = {
         SYSTEM_QOS: '{"cpuset": "3", "cpusetExclusive": false}',
         RESERVATION: '{"resources": {"cpu": "1100m"}}',
     }
-    configured = NodeObject("n").configuration(node(**notes), machine())
+    configured = NodeObject("n").configuration(node(**annotations), machine())
     assert configured.reservation == NodeReservation({"cpu": "1100m"}, "0-1")
-    made = rules(configured)
-    assert (str(made.node_reserved), str(made.system), made.system_exclusive) == ("0-1", "3", False)
-    assert str(made.kept) == "0-1"
+    found = rules(configured)
+    assert (str(found.node_reserved), str(found.system), found.system_exclusive) == (
+        "0-1",
+        "3",
+        False,
+    )
+    assert str(found.kept) == "0-1"
 
 
 @pytest.mark.parametrize(
-    ("broken", "text"),
+    ("invalid", "text"),
     [
         ({SYSTEM_QOS: '{"cpuset": "x"}'}, "system-qos-resource: cpuset: CPU list 'x'"),
         ({SYSTEM_QOS: "{"}, "system-qos-resource: is not JSON"),
@@ -57,13 +61,13 @@ def test_annotations_become_rules() -> None:
     ],
 )
 def test_invalid_annotations_are_logged_once_and_leave_the_last_valid_ones(
-    caplog: pytest.LogCaptureFixture, broken: dict[str, str], text: str
+    caplog: pytest.LogCaptureFixture, invalid: dict[str, str], text: str
 ) -> None:
-    good = {SYSTEM_QOS: '{"cpuset": "3"}', RESERVATION: '{"reservedCPUs": "0"}'}
+    valid = {SYSTEM_QOS: '{"cpuset": "3"}', RESERVATION: '{"reservedCPUs": "0"}'}
     node_object = NodeObject("n")
-    before = node_object.configuration(node(**good), machine())
+    before = node_object.configuration(node(**valid), machine())
     for _ in range(3):
-        assert node_object.configuration(node(**{**good, **broken}), machine()) == before
+        assert node_object.configuration(node(**{**valid, **invalid}), machine()) == before
     (record,) = caplog.records
     assert text in record.getMessage()
     new = node(**{SYSTEM_QOS: '{"cpuset": "2"}'})
@@ -86,7 +90,7 @@ def test_labels_with_unknown_values_are_faults(caplog: pytest.LogCaptureFixture)
     assert node_object.faults == ()
 
 
-def test_a_label_that_the_agent_does_not_know_is_an_event_of_the_node_and_of_the_pod(
+def test_an_unknown_value_of_a_label_is_an_event_of_the_node_and_of_the_pod(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path)
@@ -101,12 +105,13 @@ def test_a_label_that_the_agent_does_not_know_is_an_event_of_the_node_and_of_the
     agent = world.agent(pod_events=PodEvents(recorded))
     for _ in range(2):
         agent.reconcile()
-    of_pod, of_node = recorded.events
-    assert of_pod[:2] == (Regarding("ns", "typo", "typo"), INVALID_LABEL)
+    pod_event, node_event = recorded.events
+    assert pod_event[:2] == (Regarding("ns", "typo", "typo"), INVALID_LABEL)
     assert (
-        of_pod[2] == "label koordinator.sh/qosClass: 'LSX' is not one of LSE, LSR, LS, BE, SYSTEM"
+        pod_event[2]
+        == "label koordinator.sh/qosClass: 'LSX' is not one of LSE, LSR, LS, BE, SYSTEM"
     )
-    about, reason, note = of_node
+    about, reason, note = node_event
     assert (about.namespace, about.name, about.kind, reason) == ("", "n", "Node", INVALID_NODE)
     assert note.startswith("label node.koordinator.sh/cpu-bind-policy: 'FullPCPUs' is not one of ")
 

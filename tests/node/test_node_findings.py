@@ -58,9 +58,9 @@ def test_every_finding_about_the_node_has_a_remedy_and_is_documented() -> None:
         assert f"| `{code}` |" in page
 
 
-def test_findings_are_in_the_order_of_their_codes_and_say_whether_they_are_warnings() -> None:
-    got = found({NodeCode.DRA_CPUS: "b", NodeCode.RUNTIME: "a"})
-    assert [(each.code, each.severity) for each in got] == [
+def test_findings_are_in_the_order_of_their_codes_and_have_a_severity() -> None:
+    findings = found({NodeCode.DRA_CPUS: "b", NodeCode.RUNTIME: "a"})
+    assert [(each.code, each.severity) for each in findings] == [
         (NodeCode.RUNTIME, "error"),
         (NodeCode.DRA_CPUS, "warning"),
     ]
@@ -149,22 +149,22 @@ def test_a_kubelet_that_suits_the_agent(
 def test_a_kubelet_that_does_not_suit(
     kubelet: KubeletStatus, decided: Snapshot | None, proxy: str, code: NodeCode, text: str
 ) -> None:
-    got = of_kubelet(kubelet, decided, proxy)
-    assert list(got) == [code]
-    assert text in got[code]
+    findings = of_kubelet(kubelet, decided, proxy)
+    assert list(findings) == [code]
+    assert text in findings[code]
 
 
-def test_k3s_has_a_runtime_of_its_own() -> None:
+def test_k3s_has_its_own_runtime() -> None:
     values = KubeletConfiguration("k3s 1")
     endpoint = KubeletStatus("k3s", values).runtime_endpoint
     assert endpoint == "unix:///run/k3s/containerd/containerd.sock"
     assert KubeletStatus("k3s").runtime_endpoint is None
 
 
-def test_groups_tell_a_runtime_with_another_driver_than_the_kubelets() -> None:
-    wrong = "/system.slice/containerd.service/kubepods-burstable-pod1.slice:cri-containerd:a"
+def test_groups_show_a_runtime_with_another_cgroup_driver_than_the_kubelet() -> None:
+    mismatched = "/system.slice/containerd.service/kubepods-burstable-pod1.slice:cri-containerd:a"
     right = "/kubepods.slice/kubepods-pod1.slice/cri-containerd-a.scope"
-    assert list(of_groups([right, wrong])) == [NodeCode.CGROUP_DRIVER]
+    assert list(of_groups([right, mismatched])) == [NodeCode.CGROUP_DRIVER]
     assert of_groups([right, "/kubepods/pod1/a"]) == {}
     assert [driver_of(each) for each in ([right], ["/kubepods/pod1/a"], [])] == [
         "systemd",
@@ -193,7 +193,7 @@ def test_groups_tell_a_runtime_with_another_driver_than_the_kubelets() -> None:
         ),
     ],
 )
-def test_the_gates_with_which_koordlet_competes(
+def test_feature_gates_of_koordlet_that_set_the_same_values(
     flags: tuple[str, ...], gates: tuple[str, ...]
 ) -> None:
     argv = ("/koordlet", *flags)
@@ -221,20 +221,22 @@ def test_programs_that_set_the_same_values(
     assert list(of_programs([argv, ["sleep", "1"]], proxy=proxy)) == codes
 
 
-def test_a_device_plugin_competes_only_for_cards_that_a_scheduler_allocates() -> None:
+def test_a_device_plugin_is_a_finding_only_for_cards_that_a_scheduler_allocates() -> None:
     registered = {"nvidia.com/gpu": 8, "example.com/card": 1, "nvidia.com/mig-1g.10gb": 0}
-    decides = NodeVisibility((CARD,))
-    got = of_plugins(registered, decides)
-    assert got[NodeCode.DEVICE_PLUGIN].startswith("a device plugin offers nvidia.com/gpu (8), ")
+    visibility = NodeVisibility((CARD,))
+    findings = of_plugins(registered, visibility)
+    assert findings[NodeCode.DEVICE_PLUGIN].startswith(
+        "a device plugin offers nvidia.com/gpu (8), "
+    )
     assert of_plugins(registered, None) == of_plugins(registered, NodeVisibility()) == {}
-    assert of_plugins({"example.com/card": 1}, decides) == {}
+    assert of_plugins({"example.com/card": 1}, visibility) == {}
 
 
-def test_paths_that_must_not_be_used(tmp_path: Path) -> None:
+def test_paths_that_this_process_may_not_use(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     file.chmod(0o600)
-    # Nobody may execute a file without an x, not even root.
+    # Even root can't execute a file without an execute permission.
     assert list(not_permitted([(str(file), os.R_OK), (str(tmp_path / "none"), os.W_OK)])) == []
     assert list(not_permitted([(str(file), os.X_OK)])) == [f"this process may not read {file}"]
 
@@ -282,12 +284,12 @@ def test_what_the_agent_reports_about_itself(page: ProcessPage, code: NodeCode, 
 
 
 def test_a_healthy_agent_has_no_findings() -> None:
-    calm = (
+    healthy = (
         MetricSeries("topolet_watch_age_seconds", {"resource": "pods"}, 61.0),
         MetricSeries("topolet_cluster_problems", {}, 0.0),
         MetricSeries("topolet_gpu_missing", {}, 0.0),
     )
-    assert of_agent(ProcessPage(series=calm)) == {}
+    assert of_agent(ProcessPage(series=healthy)) == {}
 
 
 def test_a_full_file_system() -> None:
@@ -300,7 +302,7 @@ def conflict(plugin: str, number: float) -> MetricSeries:
 
 
 @pytest.mark.parametrize(
-    ("page", "code", "words"),
+    ("page", "code", "text"),
     [
         (
             ProcessPage("the plugin is not registered: /x/nri.sock: No such file or directory"),
@@ -325,11 +327,11 @@ def conflict(plugin: str, number: float) -> MetricSeries:
     ],
 )
 def test_what_the_nri_plugin_reports_about_itself(
-    page: ProcessPage, code: NodeCode, words: str
+    page: ProcessPage, code: NodeCode, text: str
 ) -> None:
-    wrong = of_nri(page)
-    assert list(wrong) == [code]
-    assert words in wrong[code]
+    findings = of_nri(page)
+    assert list(findings) == [code]
+    assert text in findings[code]
 
 
 def test_a_plugin_that_the_runtime_calls_has_no_finding() -> None:

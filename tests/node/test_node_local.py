@@ -66,14 +66,14 @@ def decided(world: World, uid: str, name: str = "main") -> Wanted:
 
 
 def announce(world: World, agent: Reconciler, uid: str, cpus: int, name: str = "main") -> str:
-    """The CPUs with which the container is to start."""
+    """Announces a container; returns the CPUs that are decided for it."""
     agent.notified([announced_container(uid, cpus, name)])
     agent.reconcile()
     return decided(world, uid, name).cpuset or ""
 
 
 def start(world: World, agent: Reconciler, sandbox: Sandbox, cpus: int, name: str = "main") -> str:
-    """Announces it, creates it as decided, and reconciles; returns its group."""
+    """Announces a container, creates it as decided, and reconciles; returns its group."""
     chosen = announce(world, agent, sandbox.uid, cpus, name)
     container = world.container(sandbox, name, cpus=cpus, cpuset=chosen)
     agent.reconcile()
@@ -117,7 +117,7 @@ def test_failed_creation_releases_its_cpus(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("uid", "qos", "policy", "kept"),
+    ("uid", "qos", "policy", "exclusive"),
     [
         ("guaranteed", "", "static", True),
         ("guaranteed", "LSE", "static", True),
@@ -128,14 +128,16 @@ def test_failed_creation_releases_its_cpus(world: World) -> None:
         ("guaranteed", "", "none", False),
     ],
 )
-def test_containers_that_qualify(world: World, uid: str, qos: str, policy: str, kept: bool) -> None:
+def test_guaranteed_containers_of_owner_classes_get_exclusive_cpus(
+    world: World, uid: str, qos: str, policy: str, exclusive: bool
+) -> None:
     parent = {"guaranteed": "/kubepods/podp", "burstable": "/kubepods/burstable/podp"}[uid]
     container = world.container(world.sandbox("p", qos, parent=parent), cpus=2)
     world.agent(
         node_local.configured(AgentSettings(cpu_policy=policy), TopologyView(world.root))
     ).reconcile()  # type: ignore[arg-type]
-    assert world.cpus(f"{parent[1:]}/{container.id}") == ("0-1" if kept else "0-3")
-    assert bool(world.snapshot().owners) is kept
+    assert world.cpus(f"{parent[1:]}/{container.id}") == ("0-1" if exclusive else "0-3")
+    assert bool(world.snapshot().owners) is exclusive
 
 
 @pytest.mark.parametrize("with_snapshot", [True, False])
@@ -145,7 +147,7 @@ def test_restart_moves_no_container(world: World, with_snapshot: bool) -> None:
     agent = world.agent(STATIC)
     groups = [start(world, agent, first, 1), start(world, agent, second, 2)]
     before = [world.cpus(group) for group in groups]
-    # A new choice would be another CPU: that of the first container.
+    # A new decision would choose the CPU of the first container.
     world.runtime.listed_sandboxes.remove(first)
     world.runtime.listed_containers = [
         each for each in world.runtime.listed_containers if each.sandbox_id != first.id
@@ -249,7 +251,7 @@ def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptur
     world.container(world.sandbox("ls", "LS"))
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
-    seen = [CpuSet.parse(world.cpus(group))]
+    effective = [CpuSet.parse(world.cpus(group))]
     for cpus in (3, 1):
         current = world.runtime.statuses["c-g-main"]
         assert world.cpus("kubepods/burstable/podls/c-ls-main") == str(pool(world))
@@ -257,15 +259,15 @@ def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptur
         world.runtime.statuses["c-g-main"] = changed
         agent.notified([Resized("c-g-main", RequestedResources(shares=1024 * cpus))])
         agent.reconcile()
-        seen.append(CpuSet.parse(world.cpus(group)))
-    two, three, one = seen
+        effective.append(CpuSet.parse(world.cpus(group)))
+    two, three, one = effective
     assert (len(two), len(three), len(one)) == (2, 3, 1)
     assert one < two < three
     assert pool(world) == CpuSet.parse("0-3") - one
-    assert "runs on CPUs" not in caplog.text, "no other ran on an owner's CPUs"
+    assert "runs on CPUs" not in caplog.text, "no other container ran on an owner's CPUs"
 
 
-def test_resize_without_a_notification_is_found(world: World) -> None:
+def test_resize_without_a_notification_is_detected(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
@@ -295,11 +297,11 @@ def test_container_resized_to_a_fraction_shares_with_its_requested_quota(
     agent.reconcile()
     assert world.cpus(group) == "0-3"
     assert world.limit(group, "cpu.cfs_quota_us") == "150000"
-    # A kubelet shrinks the pod's own group after its containers'.
+    # A kubelet reduces the pod's own group after those of its containers.
     assert world.limit("kubepods/podg", "cpu.cfs_quota_us") == "200000"
 
 
-def test_dead_shim_loses_no_cpus(world: World) -> None:
+def test_a_container_without_a_status_keeps_its_cpus(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
@@ -319,7 +321,7 @@ def test_containers_of_virtual_machines_share(world: World) -> None:
     assert world.snapshot().owners == ()
 
 
-def test_dead_sandbox_loses_no_cpus(world: World) -> None:
+def test_a_container_keeps_its_cpus_without_its_sandbox(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
@@ -337,10 +339,10 @@ def test_cpus_from_a_scheduler_take_precedence(world: World) -> None:
     world.container(world.sandbox("own", "LSE", "1"))
     agent.reconcile()
     assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
-    own = CpuSet.parse(world.cpus(group))
-    assert 0 in own
-    assert 1 not in own
-    assert len(own) == 2
+    cpus = CpuSet.parse(world.cpus(group))
+    assert 0 in cpus
+    assert 1 not in cpus
+    assert len(cpus) == 2
 
 
 def test_excluded_container_claims_nothing(world: World) -> None:
@@ -352,7 +354,7 @@ def test_excluded_container_claims_nothing(world: World) -> None:
     assert world.snapshot().owners == ()
 
 
-def test_policy_is_inactive_while_the_kubelet_has_its_own(
+def test_policy_is_inactive_while_the_kubelet_has_the_static_policy(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     sandbox = guaranteed(world, "g")
@@ -366,9 +368,6 @@ def test_policy_is_inactive_while_the_kubelet_has_its_own(
     assert caplog.text.count("cpu-policy is static, but the kubelet's cpuManagerPolicy is") == 1
 
 
-# the file of a container under a dynamic policy
-
-
 def cpus_file(world: World, uid: str, name: str = "main") -> dict[str, object]:
     path = world.state / "containers" / uid / name / "cpus"
     value = json.loads(path.read_text())
@@ -377,36 +376,38 @@ def cpus_file(world: World, uid: str, name: str = "main") -> dict[str, object]:
 
 
 @pytest.fixture
-def wide(tmp_path: Path) -> World:
+def two_nodes(tmp_path: Path) -> World:
     """Two NUMA nodes of five CPUs."""
     return World(tmp_path, cores=5, nodes=2)
 
 
-def test_dynamic_container_moves_to_better_cpus_and_its_file_is_written(wide: World) -> None:
+def test_dynamic_container_moves_to_better_cpus_and_its_file_is_written(two_nodes: World) -> None:
     rules = NodeLocalCpus("dynamic", reserved=CpuSet([4]))
-    agent = wide.agent(rules)
+    agent = two_nodes.agent(rules)
     for uid, cpus in (("b", 3), ("c", 4)):
-        start(wide, agent, guaranteed(wide, uid), cpus)
-    sandbox = guaranteed(wide, "a")
-    assert announce(wide, agent, "a", 2) == "3,9"
-    assert cpus_file(wide, "a") == {"cpus": "3,9", "generation": 1}, "before it is created"
-    wide.container(sandbox, cpus=2, cpuset="3,9")
+        start(two_nodes, agent, guaranteed(two_nodes, uid), cpus)
+    sandbox = guaranteed(two_nodes, "a")
+    assert announce(two_nodes, agent, "a", 2) == "3,9"
+    assert cpus_file(two_nodes, "a") == {"cpus": "3,9", "generation": 1}, (
+        "before the container is created"
+    )
+    two_nodes.container(sandbox, cpus=2, cpuset="3,9")
     agent.reconcile()
     assert not agent.again
-    gone = wide.runtime.listed_sandboxes.pop(1)
-    wide.runtime.listed_containers = [
-        each for each in wide.runtime.listed_containers if each.sandbox_id != gone.id
+    deleted = two_nodes.runtime.listed_sandboxes.pop(1)
+    two_nodes.runtime.listed_containers = [
+        each for each in two_nodes.runtime.listed_containers if each.sandbox_id != deleted.id
     ]
-    agent = wide.agent(rules)
+    agent = two_nodes.agent(rules)
     agent.reconcile()
     assert agent.again
-    moved = wide.cpus("kubepods/poda/c-a-main")
+    moved = two_nodes.cpus("kubepods/poda/c-a-main")
     assert CpuSet.parse(moved) <= CpuSet.parse("5-9")
-    assert cpus_file(wide, "a") == {"cpus": moved, "generation": 2}
-    assert not (wide.state / "containers" / "c").exists(), "its pod is deleted"
+    assert cpus_file(two_nodes, "a") == {"cpus": moved, "generation": 2}
+    assert not (two_nodes.state / "containers" / "c").exists(), "its pod is deleted"
     agent.reconcile()
     assert not agent.again
-    assert cpus_file(wide, "a") == {"cpus": moved, "generation": 2}
+    assert cpus_file(two_nodes, "a") == {"cpus": moved, "generation": 2}
 
 
 def test_container_that_starts_sharing_gets_the_pool_in_its_file(world: World) -> None:
@@ -431,9 +432,6 @@ def test_failed_write_of_a_container_file_does_not_delay_the_snapshot(world: Wor
     with pytest.raises(RuntimeError, match="ns/g main can't read its CPUs"):
         agent.reconcile()
     assert decided(world, "g").cpuset == "0-1"
-
-
-# settings
 
 
 @pytest.mark.parametrize(
@@ -495,7 +493,7 @@ def test_static_kubelet_and_policy_exclude_each_other(
         assert word in str(raised.value)
 
 
-def test_created_container_that_waits_for_its_start_counts(world: World) -> None:
+def test_a_created_container_owns_its_cpus_before_it_starts(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     chosen = announce(world, agent, "g", 2)
@@ -518,8 +516,10 @@ def test_another_process_on_an_owners_cpus_is_logged(
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "2-3"
 
 
-def gave(world: World, uid: str, *entries: tuple[str, dict[str, list[str]]]) -> None:
-    """The kubelet's checkpoint: its plugins gave these devices, by NUMA node, to containers."""
+def write_device_checkpoint(
+    world: World, uid: str, *entries: tuple[str, dict[str, list[str]]]
+) -> None:
+    """A checkpoint of the kubelet in which containers have these devices, by NUMA node."""
     path = world.kubelet / "device-plugins" / "kubelet_internal_checkpoint"
     path.parent.mkdir(exist_ok=True)
     devices = [
@@ -530,49 +530,49 @@ def gave(world: World, uid: str, *entries: tuple[str, dict[str, list[str]]]) -> 
 
 
 @pytest.mark.parametrize("policy", ["static", "dynamic"])
-def test_container_gets_cpus_near_the_devices_that_plugins_gave_to_it(
-    wide: World, policy: CpuPolicy, caplog: pytest.LogCaptureFixture
+def test_container_gets_cpus_near_its_devices_of_device_plugins(
+    two_nodes: World, policy: CpuPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    sandbox = guaranteed(wide, "g")
-    agent = wide.agent(NodeLocalCpus(policy))
-    gave(wide, "g", ("main", {"1": ["nic-1"], "-1": ["fuse"]}))
-    group = start(wide, agent, sandbox, 2)
-    assert wide.cpus(group) == "5-6"
+    sandbox = guaranteed(two_nodes, "g")
+    agent = two_nodes.agent(NodeLocalCpus(policy))
+    write_device_checkpoint(two_nodes, "g", ("main", {"1": ["nic-1"], "-1": ["fuse"]}))
+    group = start(two_nodes, agent, sandbox, 2)
+    assert two_nodes.cpus(group) == "5-6"
     assert "ns/g main: CPUs 5-6 on NUMA nodes 1: its devices are on 1" in caplog.text
-    assert announce(wide, agent, "g", 2, "side") == "7-8", "near the devices of its pod"
+    assert announce(two_nodes, agent, "g", 2, "side") == "7-8", "near the devices of its pod"
     assert caplog.text.count("ns/g main: CPUs") == 1
-    # After a restart no container moves, also while the checkpoint can't be read.
-    (wide.kubelet / "device-plugins" / "kubelet_internal_checkpoint").write_text("{")
-    agent = wide.agent(NodeLocalCpus(policy))
+    # A restart moves no container, even if the checkpoint can't be read.
+    (two_nodes.kubelet / "device-plugins" / "kubelet_internal_checkpoint").write_text("{")
+    agent = two_nodes.agent(NodeLocalCpus(policy))
     agent.reconcile()
-    assert wide.cpus(group) == "5-6"
+    assert two_nodes.cpus(group) == "5-6"
     assert not agent.again
 
 
-def test_devices_are_known_from_pod_resources_too(wide: World) -> None:
-    near = PluginDevice("example.com/nic", "nic-1", (1,))
-    listed = PodResources("ns", "g", (ContainerResources("main", devices=(near,)),))
-    wide.pod_resources.answer = PodResourcesAnswer((listed,), None, 0.0)
-    guaranteed(wide, "g")
-    assert announce(wide, wide.agent(STATIC), "g", 2) == "5-6"
+def test_devices_are_known_from_pod_resources_too(two_nodes: World) -> None:
+    plugin_device = PluginDevice("example.com/nic", "nic-1", (1,))
+    listed = PodResources("ns", "g", (ContainerResources("main", devices=(plugin_device,)),))
+    two_nodes.pod_resources.answer = PodResourcesAnswer((listed,), None, 0.0)
+    guaranteed(two_nodes, "g")
+    assert announce(two_nodes, two_nodes.agent(STATIC), "g", 2) == "5-6"
 
 
-def test_container_gets_cpus_where_its_huge_pages_are_free(wide: World) -> None:
+def test_container_gets_cpus_where_its_huge_pages_are_free(two_nodes: World) -> None:
     for node, free in (("node0", 3), ("node1", 4)):
-        pool = Path(wide.root, f"sys/devices/system/node/{node}/hugepages/hugepages-2048kB")
+        pool = Path(two_nodes.root, f"sys/devices/system/node/{node}/hugepages/hugepages-2048kB")
         (pool / "nr_hugepages").write_text("4")
         (pool / "free_hugepages").write_text(str(free))
-    agent = wide.agent(NodeLocalCpus("static", root=wide.root))
+    agent = two_nodes.agent(NodeLocalCpus("static", root=two_nodes.root))
     for uid, pages, expected in (("a", 4, "5-6"), ("b", 3, "0-1"), ("c", 1, "2-3")):
-        sandbox = guaranteed(wide, uid)
+        sandbox = guaranteed(two_nodes, uid)
         hugepages = {2 << 20: pages * 2 << 20}
         agent.notified([msgspec.structs.replace(announced_container(uid, 2), hugepages=hugepages)])
         agent.reconcile()
-        assert decided(wide, uid).cpuset == expected
-        container = wide.container(sandbox, cpus=2, cpuset=expected)
-        requested = wide.runtime.statuses[container.id]
-        wide.runtime.statuses[container.id] = msgspec.structs.replace(
+        assert decided(two_nodes, uid).cpuset == expected
+        container = two_nodes.container(sandbox, cpus=2, cpuset=expected)
+        requested = two_nodes.runtime.statuses[container.id]
+        two_nodes.runtime.statuses[container.id] = msgspec.structs.replace(
             requested, hugepages=hugepages
         )
         agent.reconcile()

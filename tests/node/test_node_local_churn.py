@@ -30,7 +30,7 @@ CPUS = st.integers(1, 4)
 
 
 class Churn(RuleBasedStateMachine):
-    """Two NUMA nodes of four CPUs."""
+    """A node with two NUMA nodes of four CPUs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Churn(RuleBasedStateMachine):
         self.ended: dict[str, RuntimeContainer] = {}
 
     @initialize(policy=st.sampled_from(["static", "dynamic"]), reserved=st.booleans())
-    def begin(self, policy: CpuPolicy, reserved: bool) -> None:
+    def start_node(self, policy: CpuPolicy, reserved: bool) -> None:
         self.local = NodeLocalCpus(policy, reserved=CpuSet([0]) if reserved else CpuSet())
         self.reserved = CpuSet([0]) if reserved else CpuSet()
         self.static = policy == "static"
@@ -57,22 +57,22 @@ class Churn(RuleBasedStateMachine):
             if not self.agent.again:
                 return
             self.agent.reconcile()
-        raise AssertionError("moves come to no end")
+        raise AssertionError("the moves do not end")
 
     def exclusive(self) -> dict[str, str]:
-        """By uid: the cgroups of containers that own CPUs."""
+        """The CPUs of containers that own CPUs, by pod uid."""
         snapshot = self.world.snapshot()
         return {
-            uid: self.held(uid)
+            uid: self.effective(uid)
             for uid in self.running
             if (wanted := snapshot.pods[uid].containers.get("main")) and wanted.exclusive
         }
 
-    def held(self, uid: str) -> str:
+    def effective(self, uid: str) -> str:
         return self.world.cpus(f"kubepods/pod{uid}/{self.running[uid].id}")
 
-    def asks(self, uid: str, *, made: bool) -> None:
-        """A kubelet requests the container of a pod from the proxy."""
+    def request_container(self, uid: str, *, is_created: bool) -> None:
+        """The kubelet requests a container; with `is_created` False its creation fails."""
         cpus = self.requests[uid]
         pod = PodAnnounced(uid, "ns", uid, {}, {}, f"/kubepods/pod{uid}")
         self.agent.notified([ContainerAnnounced(pod, "main", 1024 * cpus)])
@@ -81,38 +81,38 @@ class Churn(RuleBasedStateMachine):
         if before is not None:
             assert self.exclusive() == before, "a container moved for a new one"
         wanted = self.world.snapshot().pods[uid].containers["main"]
-        if wanted.blocked or not made:
+        if wanted.blocked or not is_created:
             assert wanted.blocked or wanted.exclusive
             self.agent.notified([ContainerFailed(uid, "main")])
         else:
-            own = CpuSet.parse(wanted.cpuset or "")
-            assert len(own) == cpus
+            chosen = CpuSet.parse(wanted.cpuset or "")
+            assert len(chosen) == cpus
             self.ended.pop(uid, None)
             self.running[uid] = self.world.container(
-                self.pods[uid], cpus=cpus, cpuset=str(own), created_at=next(self.numbers)
+                self.pods[uid], cpus=cpus, cpuset=str(chosen), created_at=next(self.numbers)
             )
             self.agent.notified(
                 [Created(self.running[uid].id, RequestedResources(shares=1024 * cpus))]
             )
         self.reconcile()
 
-    @rule(cpus=CPUS, made=st.booleans())
-    def pod_announced(self, cpus: int, made: bool) -> None:
+    @rule(cpus=CPUS, is_created=st.booleans())
+    def announce_pod(self, cpus: int, is_created: bool) -> None:
         uid = f"p{next(self.numbers)}"
         sandbox = self.world.sandbox(uid, parent=f"/kubepods/pod{uid}", created_at=0)
         self.world.group(f"kubepods/pod{uid}/{sandbox.id}", "0-7")
         self.pods[uid] = sandbox
         self.requests[uid] = cpus
-        self.asks(uid, made=made)
+        self.request_container(uid, is_created=is_created)
 
-    @rule(data=st.data(), made=st.booleans())
-    def container_comes_again(self, data: Any, made: bool) -> None:
+    @rule(data=st.data(), is_created=st.booleans())
+    def restart_container(self, data: Any, is_created: bool) -> None:
         waiting = sorted(self.pods.keys() - self.running.keys())
         if waiting:
-            self.asks(data.draw(st.sampled_from(waiting)), made=made)
+            self.request_container(data.draw(st.sampled_from(waiting)), is_created=is_created)
 
     @rule(data=st.data())
-    def container_ends(self, data: Any) -> None:
+    def end_container_of_a_pod(self, data: Any) -> None:
         if self.running:
             uid = data.draw(st.sampled_from(sorted(self.running)))
             container = self.running.pop(uid)
@@ -121,7 +121,7 @@ class Churn(RuleBasedStateMachine):
             self.reconcile()
 
     @rule(data=st.data())
-    def pod_goes(self, data: Any) -> None:
+    def delete_pod(self, data: Any) -> None:
         if not self.pods:
             return
         uid = data.draw(st.sampled_from(sorted(self.pods)))
@@ -137,12 +137,12 @@ class Churn(RuleBasedStateMachine):
         self.reconcile()
 
     @rule(data=st.data(), cpus=CPUS)
-    def container_is_resized(self, data: Any, cpus: int) -> None:
+    def resize_container(self, data: Any, cpus: int) -> None:
         owners = self.exclusive()
         if not owners:
             return
         uid = data.draw(st.sampled_from(sorted(owners)))
-        had = CpuSet.parse(owners[uid])
+        before = CpuSet.parse(owners[uid])
         container = self.running[uid]
         status = self.world.runtime.statuses[container.id]
         self.world.runtime.statuses[container.id] = with_resources(status, shares=1024 * cpus)
@@ -150,12 +150,12 @@ class Churn(RuleBasedStateMachine):
         self.agent.notified([Resized(container.id, RequestedResources(shares=1024 * cpus))])
         self.agent.reconcile()
         if self.static:
-            has = CpuSet.parse(self.held(uid))
-            assert has <= had or had <= has
+            after = CpuSet.parse(self.effective(uid))
+            assert after <= before or before <= after
         self.reconcile()
 
     @rule(with_snapshot=st.booleans())
-    def agent_restarts(self, with_snapshot: bool) -> None:
+    def restart_agent(self, with_snapshot: bool) -> None:
         before = self.exclusive()
         if not with_snapshot:
             (self.world.state / "snapshot.json").unlink()
@@ -167,7 +167,7 @@ class Churn(RuleBasedStateMachine):
         self.reconcile()
 
     @invariant()
-    def nobody_is_on_the_cpus_of_an_owner(self) -> None:
+    def only_the_owner_runs_on_its_cpus(self) -> None:
         snapshot = self.world.snapshot()
         pool = union(each.cpus for each in snapshot.ls_pools)
         assert pool
@@ -178,19 +178,19 @@ class Churn(RuleBasedStateMachine):
         assert self.world.cpus("kubepods/burstable/podls/c-ls-main") == str(pool)
         for uid in self.running:
             wanted = snapshot.pods[uid].containers["main"]
-            assert self.held(uid) == wanted.cpuset
+            assert self.effective(uid) == wanted.cpuset
             if wanted.exclusive and not wanted.blocked:
-                assert len(CpuSet.parse(self.held(uid))) == self.requests[uid]
+                assert len(CpuSet.parse(self.effective(uid))) == self.requests[uid]
             if not wanted.exclusive:
                 assert wanted.cpuset == str(pool)
 
     @invariant()
-    def containers_read_what_they_run_on(self) -> None:
+    def files_of_containers_have_their_cpus(self) -> None:
         folder = self.world.state / "containers"
-        noted = {each.name for each in folder.iterdir()} if folder.exists() else set()
-        assert noted <= self.pods.keys()
+        written = {each.name for each in folder.iterdir()} if folder.exists() else set()
+        assert written <= self.pods.keys()
         if self.static:
-            assert not noted
+            assert not written
             return
         for uid, cpus in self.exclusive().items():
             text = (folder / uid / "main" / "cpus").read_text()

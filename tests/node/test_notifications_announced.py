@@ -110,8 +110,8 @@ def test_announcement_of_a_pod_that_ended_in_the_api_ends(phase: Phase) -> None:
     assert announced.missing_from([], 0.0) == ()
 
 
-def test_announcement_of_a_pod_that_the_api_server_never_had_stays() -> None:
-    """A static pod, or one that the kubelet's watch reported before the agent's."""
+def test_announcement_of_a_pod_that_the_api_server_never_reported_stays() -> None:
+    """For example a static pod, or a pod that the kubelet's watch reported first."""
     announced = AnnouncedPods()
     announced.add(NOTIFICATION, 0.0, 7)
     for pods in ({}, in_api("v", Phase.FAILED), {}):
@@ -119,7 +119,7 @@ def test_announcement_of_a_pod_that_the_api_server_never_had_stays() -> None:
         assert len(announced.missing_from([], 0.0)) == 1
 
 
-def test_deletion_that_was_requested_ends_no_announcement() -> None:
+def test_a_deletion_request_does_not_end_an_announcement() -> None:
     """The kubelet may still wait for the call."""
     announced = AnnouncedPods()
     announced.add(NOTIFICATION, 0.0, 7)
@@ -127,10 +127,10 @@ def test_deletion_that_was_requested_ends_no_announcement() -> None:
     assert len(announced.missing_from([], 0.0)) == 1
 
 
-def test_call_that_another_proxy_repeats_is_of_that_proxy() -> None:
+def test_a_call_that_another_proxy_repeats_belongs_to_that_proxy() -> None:
     announced, containers = AnnouncedPods(), AnnouncedContainers()
-    again = msgspec.structs.replace(OTHER, session=(1, 3))
-    for pod in (OTHER, again):
+    repeated = msgspec.structs.replace(OTHER, session=(1, 3))
+    for pod in (OTHER, repeated):
         announced.add(pod, 0.0, 7)
         containers.add(ContainerAnnounced(pod, "a", 1024), 0.0, 7)
     for each in (announced, containers):

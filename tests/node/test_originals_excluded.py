@@ -24,21 +24,21 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def excluding(world: World, *patterns: str) -> Reconciler:
+def agent_that_excludes(world: World, *patterns: str) -> Reconciler:
     agent = world.agent()
     agent.exclude = patterns
     return agent
 
 
 def test_an_excluded_pod_keeps_its_cpus_and_is_in_the_snapshot(world: World) -> None:
-    alone = world.container(world.sandbox("alone", "LS"))
+    excluded = world.container(world.sandbox("excluded", "LS"))
     world.container(world.sandbox("own", "LSE", "1"))
-    excluding(world, "ns/alone").reconcile()
-    assert world.cpus("kubepods/burstable/podalone/c-alone-main") == "0-3"
+    agent_that_excludes(world, "ns/excluded").reconcile()
+    assert world.cpus("kubepods/burstable/podexcluded/c-excluded-main") == "0-3"
     assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
     snapshot = world.snapshot()
-    assert snapshot.excluded == ("ns/alone",)
-    assert snapshot.containers[alone.id].unmanaged
+    assert snapshot.excluded == ("ns/excluded",)
+    assert snapshot.containers[excluded.id].unmanaged
     assert set(snapshot.pods) == {"own"}
 
 
@@ -47,7 +47,7 @@ def test_one_container_of_a_pod_may_be_excluded(world: World) -> None:
     world.container(pod)
     world.container(pod, "proxy")
     world.container(world.sandbox("own", "LSE", "1"))
-    excluding(world, "ns/*/proxy").reconcile()
+    agent_that_excludes(world, "ns/*/proxy").reconcile()
     assert world.cpus("kubepods/burstable/podp/c-p-main") == "0,2-3"
     assert world.cpus("kubepods/burstable/podp/c-p-proxy") == "0-3"
 
@@ -68,7 +68,7 @@ def test_a_newly_excluded_pod_gets_its_original_cpus(world: World) -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_newly_excluded_pod_gets_its_original_limits(tmp_path: Path, whole: bool) -> None:
-    """Those of the pod's own group only if the whole pod is excluded."""
+    """The limits of the pod's own group are restored only if the whole pod is excluded."""
     root = tmp_path / "cgroup"
     groups = [f"/kubepods/podx{below}" for below in ("", "/sandbox", "/one", "/two")]
     for group in ("", *groups):
@@ -81,18 +81,21 @@ def test_a_newly_excluded_pod_gets_its_original_limits(tmp_path: Path, whole: bo
     controllers = Controllers(str(root), hierarchy.handles)
     assert values.apply(controllers, journal, dict.fromkeys(groups, CgroupLimits(shares=1024))).ok
     originals, state = OriginalValues(hierarchy, controllers, journal), ContainerState.RUNNING
-    alone = [Container("one", "one", state, groups[2])]
+    excluded = [Container("one", "one", state, groups[2])]
     if whole:
-        alone += [Container("two", "two", state, groups[3]), Container("s", "", state, groups[1])]
-    assert originals.restore_excluded(tuple(alone))[1] == []
+        excluded += [
+            Container("two", "two", state, groups[3]),
+            Container("s", "", state, groups[1]),
+        ]
+    assert originals.restore_excluded(tuple(excluded))[1] == []
     shares = [(root / f"cpu{group}/cpu.shares").read_text() for group in groups]
     assert shares == (["2\n"] * 4 if whole else ["1024\n", "1024\n", "2\n", "1024\n"])
-    assert originals.restore_excluded(tuple(alone))[1] == []
+    assert originals.restore_excluded(tuple(excluded))[1] == []
 
 
 def test_an_announced_excluded_pod_takes_no_cpus(world: World) -> None:
     world.container(world.sandbox("ls", "LS"))
-    agent = excluding(world, "ns/new")
+    agent = agent_that_excludes(world, "ns/new")
     claim = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "1"}'}
     agent.notified([PodAnnounced("new", "ns", "new", {}, claim, "/kubepods/podnew")])
     agent.reconcile()
@@ -115,7 +118,7 @@ def test_reloaded_settings_change_only_reloadable_options(
 def test_invalid_reloaded_settings_change_nothing(
     world: World, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    agent = excluding(world, "prod")
+    agent = agent_that_excludes(world, "prod")
     old = AgentSettings(exclude="prod")
 
     def read_again() -> AgentSettings:

@@ -27,15 +27,15 @@ def report(name: str) -> Report:
 
 
 class Server:
-    """Takes reports, or fails."""
+    """Accepts reports, or fails."""
 
     def __init__(self) -> None:
         self.delivered: list[str] = []
         self.failing: StoreError | None = None
-        self.tried = 0
+        self.attempts = 0
 
     def __call__(self, sent: Report) -> bool:
-        self.tried += 1
+        self.attempts += 1
         if self.failing is not None:
             raise self.failing
         self.delivered.append(sent.topology.name)
@@ -43,25 +43,25 @@ class Server:
 
 
 class Changed(threading.Condition):
-    """`waits`: a thread waits and was not woken yet."""
+    """`waiting`: a thread waits, and no notification has ended its wait."""
 
-    waits = False
+    waiting = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        self.waits = True
+        self.waiting = True
         try:
             return super().wait(timeout)
         finally:
-            self.waits = False
+            self.waiting = False
 
     def notify(self, n: int = 1) -> None:
-        self.waits = False
+        self.waiting = False
         super().notify(n)
 
 
-class Time:
-    """A clock that the test advances between the steps of the outbox: `passes` returns when every
-    step that was due is done."""
+class Clock:
+    """A clock that the test advances between the steps of the outbox: `advance` returns when the
+    outbox has done every step that was due."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -69,16 +69,16 @@ class Time:
     def __call__(self) -> float:
         return self.now
 
-    def begins(self, outbox: Outbox) -> None:
+    def start(self, outbox: Outbox) -> None:
         self._changed = outbox._changed = Changed()
         outbox.start()
 
-    def passes(self, seconds: float) -> None:
-        eventually("it waits", lambda: self._changed.waits)
+    def advance(self, seconds: float) -> None:
+        eventually("the outbox waits", lambda: self._changed.waiting)
         with self._changed:
             self.now += seconds
             self._changed.notify()
-        eventually("it waits again", lambda: self._changed.waits)
+        eventually("the outbox waits again", lambda: self._changed.waiting)
 
 
 @pytest.fixture
@@ -87,64 +87,64 @@ def server() -> Server:
 
 
 @pytest.fixture
-def time() -> Time:
-    return Time()
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def outbox(server: Server, time: Time) -> Iterator[Outbox]:
-    it = Outbox(server, AgentMetrics(), PACE, time)
-    time.begins(it)
+def outbox(server: Server, clock: Clock) -> Iterator[Outbox]:
+    it = Outbox(server, AgentMetrics(), PACE, clock)
+    clock.start(it)
     yield it
     it.close()
     assert not [each for each in threading.enumerate() if each.name == "reports"]
 
 
 def test_a_burst_of_reports_is_sent_once_with_the_newest(
-    outbox: Outbox, server: Server, time: Time
+    outbox: Outbox, server: Server, clock: Clock
 ) -> None:
     for number in range(100):
         outbox.put(report(str(number)))
     assert server.delivered == []
-    time.passes(1)
+    clock.advance(1)
     assert server.delivered == ["99"]
 
 
 def test_continuous_reports_are_sent_at_intervals(
-    outbox: Outbox, server: Server, time: Time
+    outbox: Outbox, server: Server, clock: Clock
 ) -> None:
     for number in range(40):
         outbox.put(report(str(number)))
-        time.passes(0.5)
+        clock.advance(0.5)
         if number == 20:
             assert len(server.delivered) == 1
     assert len(server.delivered) <= 2
 
 
 def test_stored_objects_are_checked_periodically(
-    outbox: Outbox, server: Server, time: Time
+    outbox: Outbox, server: Server, clock: Clock
 ) -> None:
     outbox.put(report("a"))
-    time.passes(1)
-    assert server.tried == 1
-    time.passes(299)
-    assert server.tried == 1
-    time.passes(2)
-    assert server.tried == 2
+    clock.advance(1)
+    assert server.attempts == 1
+    clock.advance(299)
+    assert server.attempts == 1
+    clock.advance(2)
+    assert server.attempts == 2
 
 
 def test_another_writer_of_the_same_fields_causes_few_writes(
-    outbox: Outbox, server: Server, time: Time
+    outbox: Outbox, server: Server, clock: Clock
 ) -> None:
     outbox.put(report("a"))
-    time.passes(1)
-    assert server.tried == 1
+    clock.advance(1)
+    assert server.attempts == 1
     for _ in range(10):
         outbox.resync()
-        time.passes(1)
-    assert server.tried == 1
-    time.passes(RESYNC_SECONDS)
-    assert server.tried == 2
+        clock.advance(1)
+    assert server.attempts == 1
+    clock.advance(RESYNC_SECONDS)
+    assert server.attempts == 2
 
 
 @pytest.mark.parametrize(
@@ -158,92 +158,92 @@ def test_another_writer_of_the_same_fields_causes_few_writes(
 def test_a_failure_is_logged_once_and_retried_with_backoff(
     outbox: Outbox,
     server: Server,
-    time: Time,
+    clock: Clock,
     failure: StoreError,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server.failing = failure
     outbox.put(report("a"))
-    time.passes(1)
-    assert server.tried == 1
+    clock.advance(1)
+    assert server.attempts == 1
     for _ in range(20):
-        time.passes(0.5)
-    assert server.tried <= 5
+        clock.advance(0.5)
+    assert server.attempts <= 5
     assert str(failure) in (outbox.problem.text or "")
     records = [each for each in caplog.records if each.levelname == "ERROR"]
     assert len(records) == 1
     server.failing = None
     outbox.put(report("b"))
-    time.passes(100)
+    clock.advance(100)
     assert server.delivered == ["b"]
     assert outbox.problem.text is None
 
 
 def test_a_report_is_sent_soon_after_the_server_answers_any_request(
-    outbox: Outbox, server: Server, time: Time
+    outbox: Outbox, server: Server, clock: Clock
 ) -> None:
     server.failing = UnreachableError("PATCH /x: nobody answers")
     outbox.put(report("a"))
     for _ in range(10):
-        time.passes(60)
+        clock.advance(60)
     server.failing = None
-    tried = server.tried
+    attempts = server.attempts
     outbox.server_available()
-    time.passes(SPREAD_SECONDS)
-    assert (server.delivered, server.tried) == (["a"], tried + 1)
+    clock.advance(SPREAD_SECONDS)
+    assert (server.delivered, server.attempts) == (["a"], attempts + 1)
 
 
 def test_an_answering_server_does_not_shorten_the_settling_time(
-    outbox: Outbox, server: Server, time: Time
+    outbox: Outbox, server: Server, clock: Clock
 ) -> None:
     outbox.put(report("a"))
     outbox.server_available()
-    time.passes(0.5)
-    assert server.tried == 0
-    time.passes(0.5)
+    clock.advance(0.5)
+    assert server.attempts == 0
+    clock.advance(0.5)
     assert server.delivered == ["a"]
 
 
-def test_retry_after_is_observed(outbox: Outbox, server: Server, time: Time) -> None:
+def test_retry_after_is_observed(outbox: Outbox, server: Server, clock: Clock) -> None:
     server.failing = TooManyRequestsError("PATCH /x: 429", 60.0)
     outbox.put(report("a"))
-    time.passes(1)
-    assert server.tried == 1
-    time.passes(59)
+    clock.advance(1)
+    assert server.attempts == 1
+    clock.advance(59)
     outbox.put(report("b"))
-    time.passes(0)
-    assert server.tried == 1
-    time.passes(5)
-    assert server.tried == 2
+    clock.advance(0)
+    assert server.attempts == 1
+    clock.advance(5)
+    assert server.attempts == 2
 
 
-def test_nothing_is_sent_after_the_end(server: Server, time: Time) -> None:
-    it = Outbox(server, AgentMetrics(), PACE, time)
+def test_nothing_is_sent_after_the_end(server: Server, clock: Clock) -> None:
+    it = Outbox(server, AgentMetrics(), PACE, clock)
     it.start()
     it.put(report("a"))
     it.close()
-    time.now += 100
-    assert server.tried == 0
+    clock.now += 100
+    assert server.attempts == 0
 
 
 def test_the_first_step_is_retried_until_it_succeeds_with_its_own_backoff(
-    server: Server, time: Time
+    server: Server, clock: Clock
 ) -> None:
-    tries = 0
+    attempts = 0
 
     def first() -> None:
-        nonlocal tries
-        tries += 1
+        nonlocal attempts
+        attempts += 1
         raise StoreError("not yet")
 
-    it = Outbox(server, AgentMetrics(), PACE, time, first)
+    it = Outbox(server, AgentMetrics(), PACE, clock, first)
     it.start()
     it.start()
-    eventually("tried once", lambda: tries == 1)
+    eventually("tried once", lambda: attempts == 1)
     for number in range(20):
         it.put(report(str(number)))
         it.resync()
-    time.now += 100
-    assert tries <= 2
+    clock.now += 100
+    assert attempts <= 2
     it.close()
-    assert (server.tried, it.problem.text) == (0, "not yet")
+    assert (server.attempts, it.problem.text) == (0, "not yet")

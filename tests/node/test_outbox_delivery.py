@@ -29,8 +29,8 @@ REPORT = Report(
 EMPTY = msgspec.structs.replace(REPORT, resources={}, devices=DeviceReport())
 
 
-class Limited(EmbeddedStore):
-    """A store that lacks something."""
+class RestrictedStore(EmbeddedStore):
+    """A store that refuses writes of one kind, or does not serve its kinds."""
 
     def __init__(self, folder: Path, refused: str = "", served: bool = True) -> None:
         super().__init__(str(folder))
@@ -69,11 +69,11 @@ def test_a_report_is_three_objects_written_once(store: EmbeddedStore) -> None:
 
 def test_removed_devices_are_removed_from_node_and_device(store: EmbeddedStore) -> None:
     deliver(store, REPORT)
-    theirs = {"capacity": {"cpu": "4"}, "phase": "Running"}
+    of_others = {"capacity": {"cpu": "4"}, "phase": "Running"}
     node = store.get("Node", "n") or {}
-    store.apply({**node, "status": {**node["status"], **theirs}})
+    store.apply({**node, "status": {**node["status"], **of_others}})
     assert deliver(store, EMPTY) is True
-    assert (store.get("Node", "n") or {})["status"] == theirs
+    assert (store.get("Node", "n") or {})["status"] == of_others
     assert (store.get("Device", "n") or {})["spec"]["devices"] == []
     assert deliver(store, EMPTY) is False
 
@@ -81,15 +81,15 @@ def test_removed_devices_are_removed_from_node_and_device(store: EmbeddedStore) 
 def test_without_devices_no_device_object_is_created_or_changed(store: EmbeddedStore) -> None:
     deliver(store, EMPTY)
     assert store.get("Device", "n") is None
-    theirs = {"kind": "Device", "metadata": {"name": "n"}, "spec": {"devices": [{"id": "x"}]}}
-    store.apply(theirs)
+    of_others = {"kind": "Device", "metadata": {"name": "n"}, "spec": {"devices": [{"id": "x"}]}}
+    store.apply(of_others)
     deliver(store, EMPTY)
-    assert store.get("Device", "n") == theirs
+    assert store.get("Device", "n") == of_others
 
 
 @pytest.mark.parametrize("refused", ["NodeResourceTopology", "Node", "Device"])
 def test_a_refused_object_does_not_delay_the_others(tmp_path: Path, refused: str) -> None:
-    store = Limited(tmp_path, refused)
+    store = RestrictedStore(tmp_path, refused)
     store.apply({"kind": "Pod", "metadata": {"name": "n"}})
     with pytest.raises(
         StoreError, match=f"no role allows us patch {refused}|Node n does not exist"
@@ -100,7 +100,7 @@ def test_a_refused_object_does_not_delay_the_others(tmp_path: Path, refused: str
 
 
 def test_all_missing_permissions_and_kinds_are_named(tmp_path: Path) -> None:
-    store = Limited(tmp_path, "Device", served=False)
+    store = RestrictedStore(tmp_path, "Device", served=False)
     with pytest.raises(KubeError, match=r"NodeResourceTopology is not served.*; no role"):
         deliver(store, REPORT)
     assert store.get("Node", "n") is not None
@@ -110,14 +110,14 @@ def test_all_missing_permissions_and_kinds_are_named(tmp_path: Path) -> None:
     "failure", [TooManyRequestsError("later", 3.0), UnreachableError("no route")]
 )
 def test_a_failing_server_is_tried_once(tmp_path: Path, failure: KubeError) -> None:
-    tried = []
+    applied = []
 
-    class Busy(EmbeddedStore):
+    class FailingStore(EmbeddedStore):
         def apply(self, wanted: dict[str, Any]) -> bool:
-            tried.append(wanted["kind"])
+            applied.append(wanted["kind"])
             raise failure
 
     with pytest.raises(type(failure)) as raised:
-        deliver(Busy(str(tmp_path)), REPORT)
+        deliver(FailingStore(str(tmp_path)), REPORT)
     assert raised.value is failure
-    assert tried == ["NodeResourceTopology"]
+    assert applied == ["NodeResourceTopology"]

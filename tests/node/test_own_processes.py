@@ -44,7 +44,7 @@ def test_processes_of_topolet_are_known_by_their_command_line(
 
 
 @pytest.mark.parametrize(
-    ("words", "flags"),
+    ("arguments", "flags"),
     [
         (["--http=:1", "--bind-memory"], {"http": ":1"}),
         (["--standalone", "--http", ":1"], {"http": ":1"}),
@@ -53,10 +53,10 @@ def test_processes_of_topolet_are_known_by_their_command_line(
     ],
 )
 def test_both_forms_of_an_option_are_read(
-    tmp_path: Path, words: list[str], flags: dict[str, str]
+    tmp_path: Path, arguments: list[str], flags: dict[str, str]
 ) -> None:
-    """With `--http ADDRESS` the doctor looked for the agent at the default address."""
-    process(tmp_path, 7, "/usr/bin/topolet", "agent", *words)
+    """With `--http ADDRESS` the doctor once used the default address."""
+    process(tmp_path, 7, "/usr/bin/topolet", "agent", *arguments)
     assert list(running(str(tmp_path / "proc"))) == [OwnProcess(7, "agent", flags)]
 
 
@@ -76,10 +76,10 @@ def test_the_agents_address_is_that_of_its_command_line(
 ) -> None:
     own = [OwnProcess(1, "proxy", {}), OwnProcess(2, "agent", flags)]
     assert http_address("agent", own, {2}) == address
-    assert http_address("agent", own, {1, 3}) is None, "it does not hold the lock"
+    assert http_address("agent", own, {1, 3}) is None, "the process does not have the lock"
 
 
-class Answers(BaseHTTPRequestHandler):
+class MetricsHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
@@ -91,8 +91,8 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Somebody answers there."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+    """The port of a server that answers."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), MetricsHandler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server.server_address[1]
@@ -100,7 +100,7 @@ def port() -> Iterator[int]:
         thread.join()
 
 
-_LIKE_AN_AGENT = """import fcntl, sys
+_FAKE_AGENT = """import fcntl, sys
 if sys.argv[1] != "agent":
     raise SystemExit(1)
 file = open(sys.argv[3], "a")
@@ -112,13 +112,13 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def like_an_agent(folder: Path, port: int, *, locks: bool) -> Iterator[None]:
+def fake_agent(folder: Path, port: int, *, locks: bool) -> Iterator[None]:
     """A process with the command line of an agent."""
     program = folder / "topolet"
-    program.write_text(_LIKE_AN_AGENT)
-    words = [sys.executable, str(program), "agent", f"--http=127.0.0.1:{port}"]
-    words += [str(folder / AGENT_LOCK), "locks" if locks else "does not lock"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    program.write_text(_FAKE_AGENT)
+    arguments = [sys.executable, str(program), "agent", f"--http=127.0.0.1:{port}"]
+    arguments += [str(folder / AGENT_LOCK), "locks" if locks else "does not lock"]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         yield
@@ -126,32 +126,32 @@ def like_an_agent(folder: Path, port: int, *, locks: bool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_only_the_holder_of_the_lock_speaks_for_the_agent(
+def test_only_the_page_of_the_process_with_the_lock_is_read(
     tmp_path: Path, port: int, locks: bool
 ) -> None:
-    with like_an_agent(tmp_path, port, locks=locks):
+    with fake_agent(tmp_path, port, locks=locks):
         found = page_of("agent", "/proc", str(tmp_path))
     assert (found is not None) == locks
 
 
-def test_a_port_of_another_network_is_not_the_agents(
+def test_a_port_in_another_network_namespace_is_not_the_agents(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever listens at that address here is not the agent in its pod."""
+    """A server at that address in this namespace is not the agent in its pod."""
     monkeypatch.setattr(Process, "namespace", lambda process, kind: "net:[1]")
-    with like_an_agent(tmp_path, port, locks=True):
+    with fake_agent(tmp_path, port, locks=True):
         assert page_of("agent", "/proc", str(tmp_path)) is None
 
 
 def test_series_are_read_with_their_labels() -> None:
     text = '# HELP a b\n# TYPE a gauge\na 1\nb{x="1",y="a \\"q\\" }"} 2.5\nc NaN\nd x\n\n{} 3\n'
-    got = list(series(text))
-    assert got[:2] == [
+    found = list(series(text))
+    assert found[:2] == [
         MetricSeries("a", {}, 1.0),
         MetricSeries("b", {"x": "1", "y": 'a \\"q\\" }'}, 2.5),
     ]
-    assert [each.name for each in got] == ["a", "b", "c"]
+    assert [each.name for each in found] == ["a", "b", "c"]
 
 
-def test_a_port_where_nobody_answers() -> None:
+def test_a_port_without_a_server() -> None:
     assert page(("127.0.0.1", free_port())) is None

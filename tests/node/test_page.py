@@ -1,4 +1,4 @@
-"""The values of the node's page, of real passes in a World."""
+"""The values of the node's page, from real passes."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_the_revision_changes_with_the_state_alone(node: ServedNode) -> None:
     node.use = {0: 50}
     node.load()
     node.reconcile()
-    again = values(node, "load")
-    assert (again["state"], again["history"]) == (first["state"], first["history"])
+    after = values(node, "load")
+    assert (after["state"], after["history"]) == (first["state"], first["history"])
     node.pod("own", "LSE", "1")
     node.reconcile()
     changed = values(node, "load")
@@ -79,10 +79,10 @@ def test_revisions_of_another_agent_differ(node: ServedNode) -> None:
     node.reconcile()
     first = values(node, "load")
     root, state = node.world.root, str(node.world.state)
-    later = NodePage(
+    restarted = NodePage(
         "node-a", root, state, node.last, node.sysfs, node.gpu_report, str, clock=lambda: 4e9
     )
-    assert json.loads(later.load())["state"] != first["state"]
+    assert json.loads(restarted.load())["state"] != first["state"]
 
 
 def test_an_unhealthy_device_and_its_holders(node: ServedNode) -> None:
@@ -129,7 +129,7 @@ def test_browsers_share_a_read_of_the_load(
     assert load(node) == [255] * 4
 
 
-def test_use_of_gpus_is_by_address(node: ServedNode) -> None:
+def test_gpu_utilization_is_by_address(node: ServedNode) -> None:
     node.reconcile()
     node.use = {0: 25}
     address = values(node, "state")["devices"][0]["address"]
@@ -154,10 +154,12 @@ def test_changes_come_from_the_trail_with_what_others_appended(node: ServedNode)
     assert "ns/own" in {each.get("pod") for each in found["changes"]}
     node.end_pod("own")
     node.reconcile()
-    later = values(node, "history")
-    assert later["since"] == {}
-    assert later["changes"][0]["time"] > found["changes"][0]["time"]
-    sizes = [each["cpus"] for each in later["pools"] if (each["kind"], each["node"]) == ("LS", 0)]
+    restarted = values(node, "history")
+    assert restarted["since"] == {}
+    assert restarted["changes"][0]["time"] > found["changes"][0]["time"]
+    sizes = [
+        each["cpus"] for each in restarted["pools"] if (each["kind"], each["node"]) == ("LS", 0)
+    ]
     assert sizes[-2:] == [1, 2]
 
 
@@ -176,7 +178,7 @@ def test_drift_that_the_agent_corrected_is_shown(node: ServedNode) -> None:
     assert "another process had set it to 0-3" in found["text"]
 
 
-def test_losing_the_trail_loses_nothing_else(node: ServedNode) -> None:
+def test_without_the_audit_trail_only_the_history_is_empty(node: ServedNode) -> None:
     node.pod("web", "LS")
     node.reconcile()
     node.trail.close()
@@ -186,11 +188,11 @@ def test_losing_the_trail_loses_nothing_else(node: ServedNode) -> None:
     assert values(node, "load")["problem"] == ""
 
 
-def test_why_the_agent_is_not_ready(node: ServedNode) -> None:
+def test_the_page_has_the_reason_of_an_agent_that_is_not_ready(node: ServedNode) -> None:
     node.reconcile()
     node.problem = "the runtime does not answer"
     assert values(node, "load")["problem"] == "the runtime does not answer"
 
 
-def test_the_page_asks_for_values_that_exist() -> None:
+def test_the_page_requests_existing_values() -> None:
     assert all(callable(getattr(NodePage, each)) for each in PAGE_VALUES)

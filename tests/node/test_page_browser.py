@@ -50,7 +50,7 @@ def owned(tab: Tab) -> list[int]:
 
 
 def test_the_machine_changes_while_the_page_is_open(node: ServedNode, tab: Tab) -> None:
-    """Owners come and go, a claim is refused, a card becomes unhealthy, CPUs get load."""
+    """An owner ends, a claim is refused, a card becomes unhealthy, a CPU gets load."""
     assert owned(tab) == [0, 1, 2, 3, 16, 17, 32, 33, 34, 35, 48, 49]
     assert tab.run("document.getElementById('attention').hidden")
     node.end_pod("train")
@@ -93,7 +93,7 @@ def test_a_click_opens_a_cpu_a_pod_and_a_card_each_with_an_address(tab: Tab) -> 
 
 
 @pytest.mark.long
-def test_an_address_opens_what_it_names(server: HttpServer, tab: Tab) -> None:
+def test_an_address_opens_its_pod(server: HttpServer, tab: Tab) -> None:
     tab.open("about:blank")
     tab.open(f"http://127.0.0.1:{server.port}/page#pod=ns/train&node=node-b")
     tab.until("document.getElementById('detail-title')?.textContent === 'Pod ns/train'")
@@ -151,7 +151,7 @@ def test_an_agent_that_does_not_answer_is_reported_and_its_return_too(
 ) -> None:
     port = server.port
     server.close()
-    tab.until("!document.getElementById('stale').hidden", "the page tells it")
+    tab.until("!document.getElementById('stale').hidden", "the page reports it")
     text = tab.text("#stale")
     assert "The agent of node-a does not answer (no connection)" in text
     assert "UTC" in text
@@ -169,7 +169,7 @@ def test_an_agent_that_is_not_ready_gives_the_reason(node: ServedNode, tab: Tab)
 
 @pytest.mark.long
 def test_names_are_text_whatever_they_contain(node: ServedNode, tab: Tab) -> None:
-    """No object of Kubernetes has such a name; a page must not depend on that."""
+    """Kubernetes refuses such names; the page does not depend on that."""
     node.cards = {1: ("<img src=x onerror=alert(1)>",)}
     node.unhealthy = {2: "<script>document.title='owned'</script>"}
     tab.until("document.getElementById('attention').innerText.includes('<script>')")

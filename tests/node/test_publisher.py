@@ -61,15 +61,15 @@ def test_generations_continue_after_a_restart_and_a_reboot(path: Path) -> None:
     second = Publisher(str(path), "boot")
     assert second.generation == 2
     publish(second)
-    assert read(path).generation == 2, "nothing has changed"
+    assert read(path).generation == 2, "nothing changed"
     third = Publisher(str(path), "next boot")
     publish(third)
     assert (read(path).generation, read(path).boot_id) == (3, "next boot")
 
 
-@pytest.mark.parametrize("torn", [b"", b"{", b'{"boot_id":"\xff"}', b"[" * 100_000])
-def test_torn_file_is_replaced(path: Path, torn: bytes) -> None:
-    path.write_bytes(torn)
+@pytest.mark.parametrize("content", [b"", b"{", b'{"boot_id":"\xff"}', b"[" * 100_000])
+def test_torn_file_is_replaced(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
     publisher = Publisher(str(path), "boot")
     assert publisher.generation == 0
     publish(publisher)
@@ -125,7 +125,7 @@ def test_memory_nodes_of_running_containers_are_omitted_if_pages_would_migrate(p
     one = msgspec.structs.replace(
         PODS[0],
         containers=(
-            Container("runs", "a", ContainerState.RUNNING),
+            Container("running", "a", ContainerState.RUNNING),
             Container("created", "b", ContainerState.CREATED),
         ),
     )
@@ -133,9 +133,9 @@ def test_memory_nodes_of_running_containers_are_omitted_if_pages_would_migrate(p
         decision((one,)), pods={one.uid: PodWanted(one.title, one.qos, bound)}
     )
     publisher = Publisher(str(path), "boot")
-    for stays, runs in ((False, bound), (True, Wanted("1", limits=CgroupLimits(shares=5)))):
+    for stays, running in ((False, bound), (True, Wanted("1", limits=CgroupLimits(shares=5)))):
         publisher.publish(each, (one,), {}, False, 1, fresh=True, memory_stays=stays)
-        assert read(path).containers == {"runs": runs, "created": bound}
+        assert read(path).containers == {"running": running, "created": bound}
 
 
 def test_visible_devices_are_written_only_for_pods_that_have_them(path: Path) -> None:
@@ -145,7 +145,7 @@ def test_visible_devices_are_written_only_for_pods_that_have_them(path: Path) ->
     assert b"devices" not in without
     card = Visibility((VisibleGpu("GPU-1", "0"),))
     visibility = DeviceVisibility(
-        {"a": PodVisibility(Visibility(()), {"main": card}), "gone": PodVisibility(card)},
+        {"a": PodVisibility(Visibility(()), {"main": card}), "deleted": PodVisibility(card)},
         NodeVisibility((NodeDevice("GPU-1", holders=("a",)),), "hide"),
     )
     publish(Publisher(str(path), "boot"), visibility=visibility)
@@ -156,29 +156,29 @@ def test_visible_devices_are_written_only_for_pods_that_have_them(path: Path) ->
     assert written.pods["a"].of("other").visible == Visibility(())
     assert written.pods["b"].of("main").visible is None
     assert written.containers["c1"] == Wanted("1", exclusive=True)
-    assert "gone" not in written.pods
+    assert "deleted" not in written.pods
 
 
 def test_holders_of_devices_are_known_to_the_next_agent_of_the_same_boot(path: Path) -> None:
-    seen = PodVisibility(Visibility((VisibleGpu("GPU-1"),)), devices=frozenset({"GPU-1"}))
-    held = (NodeDevice("GPU-1", holders=("a",)), NodeDevice("GPU-2"))
+    visible = PodVisibility(Visibility((VisibleGpu("GPU-1"),)), devices=frozenset({"GPU-1"}))
+    devices = (NodeDevice("GPU-1", holders=("a",)), NodeDevice("GPU-2"))
     publisher = Publisher(str(path), "boot")
-    publish(publisher, visibility=DeviceVisibility({"a": seen}, NodeVisibility(held)))
-    again = Publisher(str(path), "boot")
-    for each in (publisher, again):
+    publish(publisher, visibility=DeviceVisibility({"a": visible}, NodeVisibility(devices)))
+    restarted = Publisher(str(path), "boot")
+    for each in (publisher, restarted):
         assert {device: set(uids) for device, uids in each.device_holders.items()} == {
             "GPU-1": {"a"}
         }
     assert Publisher(str(path), "another boot").device_holders == {}
-    # Undecided before the driver's report; then decided; then the pod is deleted.
-    publish(again, visibility=DeviceVisibility({}, NodeVisibility()))
-    assert again.device_holders == {"GPU-1": {"a"}}
+    # Nothing is decided before the driver's report, then the devices, then the pod is deleted.
+    publish(restarted, visibility=DeviceVisibility({}, NodeVisibility()))
+    assert restarted.device_holders == {"GPU-1": {"a"}}
     publish(
-        again,
+        restarted,
         visibility=DeviceVisibility(
             {"a": PodVisibility(Visibility(refused="lost"))}, NodeVisibility()
         ),
     )
-    assert again.device_holders == {}
+    assert restarted.device_holders == {}
     publish(publisher, PODS[1:], visibility=DeviceVisibility({}, NodeVisibility()))
     assert publisher.device_holders == {}

@@ -1,4 +1,4 @@
-"""The agent writes of RebindResources of its node that nobody takes that they failed."""
+"""The agent sets a RebindResource of its node to Failed if no scheduler takes it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NOON = 1_767_268_800.0
 
 
 class World:
-    """An API server with RebindResources, and an agent of node n. `refuse`: the code of every
-    answer."""
+    """An API server with RebindResources, and an agent of node n. `refuse`: the status code of
+    every answer."""
 
     def __init__(self, server: Server) -> None:
         self.rebinds: dict[str, Object] = {}
@@ -85,16 +85,19 @@ def world(server: Server) -> Iterator[World]:
     it.transport.close()
 
 
-def test_an_object_that_nobody_takes_fails_with_the_reason(world: World) -> None:
+def test_an_object_that_no_scheduler_takes_fails_with_the_reason(world: World) -> None:
     world.rebind("r")
     world.step()
     world.step(UNTAKEN_SECONDS - 1)
     assert world.phase("r") == "Unknown"
     world.step(1)
-    shown = world.rebinds["r"]["status"]
-    assert (shown["phase"], shown["updateTimestamp"]) == ("Failed", "2026-01-01T12:00:00Z")
+    status_of_r = world.rebinds["r"]["status"]
+    assert (status_of_r["phase"], status_of_r["updateTimestamp"]) == (
+        "Failed",
+        "2026-01-01T12:00:00Z",
+    )
     assert (
-        shown["reason"]
+        status_of_r["reason"]
         == "NoController: no scheduler of Topolet has taken it for more than a minute"
     )
     assert world.selectors == {"spec.nodeName=n"}
@@ -110,7 +113,9 @@ def test_an_object_that_a_scheduler_took_is_left_alone(world: World, phase: str)
     assert not world.patches
 
 
-def test_a_scheduler_that_takes_it_meanwhile_is_not_overwritten(world: World) -> None:
+def test_the_status_of_a_scheduler_that_takes_the_object_meanwhile_is_not_overwritten(
+    world: World,
+) -> None:
     world.rebind("r")
     world.step()
     world.taken_after_list = True
@@ -123,7 +128,7 @@ def test_a_scheduler_that_takes_it_meanwhile_is_not_overwritten(world: World) ->
 def test_a_server_that_refuses_changes_nothing(
     world: World, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Kinds or fields that it does not serve, a role that is older, or a fault."""
+    """Reasons are kinds or fields that it does not serve, an older role, or a fault."""
     world.rebind("r")
     world.step()
     world.refuse = code
@@ -138,9 +143,9 @@ def test_a_server_that_refuses_changes_nothing(
 def test_a_deleted_object_starts_again(world: World) -> None:
     world.rebind("r")
     world.step()
-    gone = world.rebinds.pop("r")
+    deleted = world.rebinds.pop("r")
     world.step(UNTAKEN_SECONDS)
-    world.rebinds["r"] = gone
+    world.rebinds["r"] = deleted
     world.step()
     assert not world.patches
 

@@ -21,8 +21,8 @@ def world(tmp_path: Path) -> World:
 
 def bound(uid: str, qos: str, cpus: str, limit_milli: int, scheduler: str = "s") -> ApiPod:
     """A pod of this node that requests 2 CPUs."""
-    notes = {RESOURCE_STATUS: f'{{"cpuset": "{cpus}"}}'} if cpus else {}
-    sized = (ApiContainer("main", {"cpu": 2000}, {"cpu": limit_milli}),)
+    annotations = {RESOURCE_STATUS: f'{{"cpuset": "{cpus}"}}'} if cpus else {}
+    containers = (ApiContainer("main", {"cpu": 2000}, {"cpu": limit_milli}),)
     return ApiPod(
         uid,
         "ns",
@@ -30,10 +30,10 @@ def bound(uid: str, qos: str, cpus: str, limit_milli: int, scheduler: str = "s")
         "n",
         Phase.PENDING,
         {QOS_LABEL: qos},
-        notes,
+        annotations,
         "burstable",
         1,
-        containers=sized,
+        containers=containers,
         scheduler=scheduler,
     )
 
@@ -72,7 +72,7 @@ def test_a_pod_of_another_scheduler_shares_the_pool_and_gets_an_event(world: Wor
 def test_without_an_api_server_log_and_metrics_name_both(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The sums in the sandbox of the pod show that its limit differs."""
+    """The resources of the pod's sandbox show that its limit differs from its request."""
     sandbox = world.sandbox("a", "LSR", "2-3")
     unequal = "its sandbox: requests.cpu is 2, limits.cpu is 4"
     world.runtime.statuses[sandbox.id] = msgspec.structs.replace(

@@ -23,8 +23,8 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path, cores=8)
 
 
-def gives(world: World, **pods: str) -> None:
-    """The kubelet writes its checkpoint, of pods with a container `main`."""
+def write_checkpoint(world: World, **pods: str) -> None:
+    """The kubelet's checkpoint, of pods with a container `main`."""
     entries = {uid: {"main": cpus} for uid, cpus in pods.items()}
     text = json.dumps({"policyName": "static", "defaultCpuSet": "0-7", "entries": entries})
     (world.kubelet / "cpu_manager_state").write_text(text)
@@ -43,15 +43,15 @@ def add_api_pod(world: World, uid: str, cpus: str) -> ApiPod:
 
 
 def test_container_with_fewer_cpus_than_the_kubelet_assigned_gets_them(world: World) -> None:
-    """As left by an agent that honoured the claims of such pods."""
+    """An agent that honoured the claims of such pods leaves this state."""
     lse = world.container(world.sandbox("lse", "LSE", "2-3", parent="/kubepods/podlse"), cpuset="0")
     ls = world.container(world.sandbox("ls", "LS"), cpuset="0,4-7")
-    gives(world, plain="2-3", lse="4-5")
+    write_checkpoint(world, plain="2-3", lse="4-5")
     agent = world.agent()
     agent.reconcile()
     assert world.cpus(f"kubepods/podlse/{lse.id}") == "4-5"
     assert world.cpus(f"kubepods/burstable/podls/{ls.id}") == "0-1,6-7"
-    assert world.metric("topolet_cpu_overlaps_total") == 1, "LS was on them"
+    assert world.metric("topolet_cpu_overlaps_total") == 1, "the LS pod ran on them"
     assert world.metric("topolet_containers_short_of_cpus") == 0
     # The scheduler corrects the annotation.
     assert world.metric(OTHER_CPUS.format("annotation")) == 1
@@ -61,35 +61,35 @@ def test_container_with_fewer_cpus_than_the_kubelet_assigned_gets_them(world: Wo
 
 
 def test_owner_that_moves_to_its_claim_is_not_an_overlap(world: World) -> None:
-    """A kubelet takes the CPUs of a static pod back at once when its file is removed, and the
-    container runs until it has ended."""
-    of_lse = world.sandbox("lse", "LSE", "2-3", parent="/kubepods/podlse")
-    lse = world.container(of_lse, cpuset="4-5")
+    """A kubelet releases the CPUs of a static pod when its file is removed, while the container
+    still runs."""
+    sandbox = world.sandbox("lse", "LSE", "2-3", parent="/kubepods/podlse")
+    lse = world.container(sandbox, cpuset="4-5")
     ls = world.container(world.sandbox("ls", "LS"), cpuset="0-3,6-7")
-    gives(world, lse="4-5")
+    write_checkpoint(world, lse="4-5")
     agent = world.agent()
     agent.reconcile()
-    gives(world)
+    write_checkpoint(world)
     agent.reconcile()
     assert world.cpus(f"kubepods/podlse/{lse.id}") == "2-3"
     assert world.cpus(f"kubepods/burstable/podls/{ls.id}") == "0-1,4-7"
     assert world.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_claim_of_a_pod_that_was_not_admitted_yet_is_not_honoured(world: World) -> None:
-    gives(world, plain="2-3")
+def test_the_claim_of_a_pod_that_the_kubelet_has_not_admitted_is_not_honoured(world: World) -> None:
+    write_checkpoint(world, plain="2-3")
     agent = world.agent()
     add_api_pod(world, "lse", "4-5")
     agent.reconcile()
-    assert "lse" not in world.snapshot().pods, "a creation waits for another pass"
+    assert "lse" not in world.snapshot().pods, "the creation is decided in a later pass"
     assert world.snapshot().owners == ()
-    gives(world, plain="2-3", lse="6-7")
+    write_checkpoint(world, plain="2-3", lse="6-7")
     agent.notified([PodAnnounced("lse", "ns", "lse", {}, claim("4-5"), "/kubepods/podlse")])
     agent.reconcile()
     assert [(each.uid, each.cpuset) for each in world.snapshot().owners] == [("lse", "6-7")]
 
 
-def test_claim_of_a_pod_that_was_not_admitted_yet_counts_without_the_static_policy(
+def test_without_the_static_policy_a_claim_is_honoured_before_the_pod_is_admitted(
     world: World,
 ) -> None:
     add_api_pod(world, "lse", "4-5")
@@ -102,13 +102,13 @@ def test_pod_that_loses_its_cpus_to_the_kubelet_gets_an_event(
 ) -> None:
     owner = world.container(world.sandbox("own", "LSE", "4-5"))
     add_api_pod(world, "own", "4-5")
-    gives(world)
+    write_checkpoint(world)
     recorded = Recorded()
     agent = world.agent(pod_events=PodEvents(recorded))
     agent.reconcile()
     assert world.cpus(f"kubepods/burstable/podown/{owner.id}") == "4-5"
     assert recorded.events == []
-    gives(world, plain="5")
+    write_checkpoint(world, plain="5")
     for _ in range(3):
         agent.reconcile()
     assert world.cpus(f"kubepods/burstable/podown/{owner.id}") == "4"
@@ -119,7 +119,7 @@ def test_pod_that_loses_its_cpus_to_the_kubelet_gets_an_event(
     )
     assert recorded.events == [(Regarding("ns", "own", "own"), CLAIM_NOT_HONORED, text)]
     assert caplog.messages.count(f"pod ns/own: {text}") == 1
-    gives(world)
+    write_checkpoint(world)
     agent.reconcile()
     assert world.metric("topolet_containers_short_of_cpus") == 0
 

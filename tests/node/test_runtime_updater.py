@@ -14,11 +14,11 @@ from agent.node.runtime_updater import RuntimeUpdater, stores
 from agent.rpc.grpc import RpcError
 from tests.waiting import DEADLINE_SECONDS, eventually
 
-POOL, LESS = Wanted("0-3"), Wanted("0,2-3")
+POOL, SMALLER_POOL = Wanted("0-3"), Wanted("0,2-3")
 
 
 class Runtime(Cri):
-    """Answers when the test allows it; `failing` by container."""
+    """A runtime that answers when the test allows it; `failing`: by container."""
 
     def __init__(self) -> None:
         super().__init__("/nowhere")
@@ -32,7 +32,7 @@ class Runtime(Cri):
         self.may_answer.wait(10)
         self.updates.append((container_id, wanted))
         if container_id in self.failing:
-            raise RpcError(self.failing[container_id], "as the test wants")
+            raise RpcError(self.failing[container_id], "set by the test")
 
 
 @pytest.fixture
@@ -59,9 +59,9 @@ def test_differing_values_are_sent_to_the_runtime_once(
         )
         eventually("the runtime is updated", updater.idle)
     assert runtime.updates == [("c2", POOL)]
-    updater.update({"c1": LESS, "c2": POOL}, {}, {})
+    updater.update({"c1": SMALLER_POOL, "c2": POOL}, {}, {})
     eventually("the runtime is updated", updater.idle)
-    assert runtime.updates[1:] == [("c1", LESS)]
+    assert runtime.updates[1:] == [("c1", SMALLER_POOL)]
 
 
 def test_container_that_has_ended_is_not_updated(runtime: Runtime, updater: RuntimeUpdater) -> None:
@@ -93,15 +93,15 @@ def test_cpus_of_a_call_in_progress_count_and_waiting_calls_are_dropped(
     assert runtime.updates == [("c1", POOL)]
 
 
-@pytest.mark.parametrize(("code", "again"), [(Code.UNKNOWN, False), (Code.NOT_FOUND, False)])
+@pytest.mark.parametrize(("code", "repeated"), [(Code.UNKNOWN, False), (Code.NOT_FOUND, False)])
 def test_refusal_of_the_runtime_is_logged_once(
-    runtime: Runtime, updater: RuntimeUpdater, code: Code, again: bool
+    runtime: Runtime, updater: RuntimeUpdater, code: Code, repeated: bool
 ) -> None:
     runtime.failing = {"c1": code}
     for _ in range(2):
         updater.update({"c1": POOL}, {}, {})
         eventually("the runtime is updated", updater.idle)
-    assert len(runtime.updates) == 1 + again
+    assert len(runtime.updates) == 1 + repeated
 
 
 def test_an_update_is_repeated_when_the_runtime_returns(
@@ -124,7 +124,7 @@ def test_call_without_an_answer_may_take_effect_until_a_later_one_is_answered(
     updater.update({"c1": POOL}, {}, {})
     eventually("the runtime is updated", updater.idle)
     runtime.failing = {"c1": Code.DEADLINE_EXCEEDED}
-    updater.update({"c1": LESS}, {}, {})
+    updater.update({"c1": SMALLER_POOL}, {}, {})
     eventually("tried", lambda: updater.idle() and len(runtime.updates) == 2)
     assert updater.pause()
     assert {each: str(cpus) for each, cpus in updater.in_progress().items()} == {"c1": "0,2-3"}
@@ -187,21 +187,23 @@ def test_values_that_the_runtime_has_already(
 
 def test_no_update_competes_with_the_start_of_the_pod_that_causes_it(runtime: Runtime) -> None:
     updater = RuntimeUpdater(runtime, lambda group: True, settle_seconds=0.3)
-    began = time.monotonic()
-    updater.update({"c1": LESS}, {}, {})
+    start = time.monotonic()
+    updater.update({"c1": SMALLER_POOL}, {}, {})
     while not runtime.updates:  # a pass drops the queue, and the next decision fills it again
-        assert time.monotonic() < began + DEADLINE_SECONDS, "passes must not delay it for ever"
+        assert time.monotonic() < start + DEADLINE_SECONDS, "passes delay the update without end"
         updater.pause()
-        updater.update({"c1": LESS}, {}, {})
+        updater.update({"c1": SMALLER_POOL}, {}, {})
         time.sleep(0.01)
-    assert time.monotonic() >= began + 0.3
+    assert time.monotonic() >= start + 0.3
     eventually("the runtime is updated", updater.idle)
     updater.close()
 
 
 def test_an_update_that_is_not_needed_any_more_is_never_sent(runtime: Runtime) -> None:
     updater = RuntimeUpdater(runtime, lambda group: True, settle_seconds=0.2)
-    updater.update({"c1": LESS}, {"c1": VerboseStatus(resources=RequestedResources("0-3"))}, {})
+    updater.update(
+        {"c1": SMALLER_POOL}, {"c1": VerboseStatus(resources=RequestedResources("0-3"))}, {}
+    )
     updater.pause()
     updater.update({"c1": POOL}, {"c1": VerboseStatus(resources=RequestedResources("0-3"))}, {})
     assert updater.idle()

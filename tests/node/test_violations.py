@@ -12,7 +12,7 @@ LSR = Owner("own", "ns/own", QoS.LSR, "1-2")
 
 
 @pytest.mark.parametrize(
-    ("uid", "qos", "owner", "holds", "cpus"),
+    ("uid", "qos", "owner", "effective", "cpus"),
     [
         ("p", "LS", LSE, "0-1", "1"),
         ("p", "LS", LSR, "0-3", "1-2"),
@@ -23,9 +23,11 @@ LSR = Owner("own", "ns/own", QoS.LSR, "1-2")
         ("own", "LSE", LSE, "1-2", None),
     ],
 )
-def test_find(uid: str, qos: str, owner: Owner, holds: str, cpus: str | None) -> None:
+def test_overlaps_of_containers_with_owners(
+    uid: str, qos: str, owner: Owner, effective: str, cpus: str | None
+) -> None:
     pods = (pod(uid, qos, containers=(running("c"),)),)
-    found = violations.find_overlaps(pods, (owner,), {"c": CpuSet.parse(holds)})
+    found = violations.find_overlaps(pods, (owner,), {"c": CpuSet.parse(effective)})
     assert [each.cpus for each in found] == ([] if cpus is None else [cpus])
     for each in found:
         assert (each.container_id, each.title, each.owner) == ("c", f"ns/{uid}", "ns/own")
@@ -40,8 +42,8 @@ def test_container_whose_cpus_are_unknown_is_left_out() -> None:
 def test_started_pods_are_those_with_a_running_container() -> None:
     waiting = Container("c", "main", ContainerState.CREATED)
     pods = (
-        pod("runs", containers=(waiting, running("d"))),
-        pod("waits", containers=(waiting,)),
+        pod("running", containers=(waiting, running("d"))),
+        pod("waiting", containers=(waiting,)),
         pod("empty"),
     )
-    assert violations.started(pods) == {"runs"}
+    assert violations.started(pods) == {"running"}

@@ -1,4 +1,4 @@
-"""The samples of a scrape."""
+"""Samples of a scrape, by name and labels."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def samples(metrics: AgentMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]
         for family in text_string_to_metric_families(metrics.render())
         for each in family.samples
     ]
-    twice = [key for key, count in Counter(key for key, _ in found).items() if count > 1]
-    assert not twice, "a scrape with a series twice is refused whole"
+    duplicates = [key for key, count in Counter(key for key, _ in found).items() if count > 1]
+    assert not duplicates, "Prometheus refuses a scrape with a duplicate series"
     return dict(found)

@@ -15,7 +15,7 @@ from agent.model import audit
 from agent.model.audit import AuditEvent, Record
 from agent.telemetry.audit import FILES, KEPT_SECONDS, LONGEST_SECONDS, Trail, read
 
-MOST_BYTES = 40_000
+MAX_BYTES = 40_000
 
 
 class Clock:
@@ -44,10 +44,10 @@ def files(state: Path) -> list[Path]:
 
 
 def test_records_get_time_process_and_version(tmp_path: Path, clock: Clock) -> None:
-    trail = Trail(str(tmp_path), "agent", MOST_BYTES, clock)
+    trail = Trail(str(tmp_path), "agent", MAX_BYTES, clock)
     trail.append([record(1), record(2)])
     clock.seconds += 1
-    Trail(str(tmp_path), "proxy", MOST_BYTES, clock).append([record(3)])
+    Trail(str(tmp_path), "proxy", MAX_BYTES, clock).append([record(3)])
     found = read(str(tmp_path)).records
     assert [(each.process, each.version) for each in found] == [
         ("agent", 1),
@@ -62,18 +62,18 @@ def test_records_get_time_process_and_version(tmp_path: Path, clock: Clock) -> N
 
 
 def test_the_oldest_files_are_removed(tmp_path: Path, clock: Clock) -> None:
-    trail = Trail(str(tmp_path), "agent", MOST_BYTES, clock)
+    trail = Trail(str(tmp_path), "agent", MAX_BYTES, clock)
     for number in range(1_000):
         trail.append([record(number)])
-        assert sum(path.stat().st_size for path in files(tmp_path)) <= MOST_BYTES
-    left = numbers(tmp_path)
-    assert left == list(range(left[0], 1_000))
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= MAX_BYTES
+    kept = numbers(tmp_path)
+    assert kept == list(range(kept[0], 1_000))
     assert len(files(tmp_path)) == FILES
-    assert len(left) > 100
+    assert len(kept) > 100
 
 
-def test_a_file_is_ended_and_removed_by_age(tmp_path: Path, clock: Clock) -> None:
-    trail = Trail(str(tmp_path), "agent", MOST_BYTES, clock)
+def test_a_file_is_closed_and_removed_by_age(tmp_path: Path, clock: Clock) -> None:
+    trail = Trail(str(tmp_path), "agent", MAX_BYTES, clock)
     trail.append([record(0)])
     os.utime(files(tmp_path)[0], (clock.seconds, clock.seconds))
     clock.seconds += LONGEST_SECONDS + 1
@@ -85,49 +85,49 @@ def test_a_file_is_ended_and_removed_by_age(tmp_path: Path, clock: Clock) -> Non
     assert numbers(tmp_path) == [1, 2]
 
 
-def test_a_torn_line_loses_only_itself(tmp_path: Path, clock: Clock) -> None:
-    Trail(str(tmp_path), "agent", MOST_BYTES, clock).append([record(0), record(1)])
+def test_only_a_torn_line_is_lost(tmp_path: Path, clock: Clock) -> None:
+    Trail(str(tmp_path), "agent", MAX_BYTES, clock).append([record(0), record(1)])
     path = files(tmp_path)[0]
     path.write_bytes(path.read_bytes()[:-20])
-    assert read(str(tmp_path)).unreadable == 0  # it may be in the middle of its write
-    Trail(str(tmp_path), "agent", MOST_BYTES, clock).append([record(2)])
+    assert read(str(tmp_path)).unreadable == 0  # the process may still be writing it
+    Trail(str(tmp_path), "agent", MAX_BYTES, clock).append([record(2)])
     assert numbers(tmp_path) == [0, 2]
     assert read(str(tmp_path)).unreadable == 1
 
 
-def test_a_clock_that_was_set_back_begins_no_older_file(tmp_path: Path, clock: Clock) -> None:
-    trail = Trail(str(tmp_path), "agent", MOST_BYTES, clock)
+def test_a_clock_that_was_set_back_starts_no_older_file(tmp_path: Path, clock: Clock) -> None:
+    trail = Trail(str(tmp_path), "agent", MAX_BYTES, clock)
     trail.append([record(0)])
     clock.seconds -= 10_000
     for number in range(1, 500):
         trail.append([record(number)])
-    begins = [int(path.name.split(".")[1]) for path in files(tmp_path)]
-    assert begins == sorted(begins)
+    starts = [int(path.name.split(".")[1]) for path in files(tmp_path)]
+    assert starts == sorted(starts)
     assert 499 in numbers(tmp_path)
     assert 0 not in numbers(tmp_path)
 
 
-def test_a_folder_that_was_removed_is_made_again(tmp_path: Path, clock: Clock) -> None:
-    trail = Trail(str(tmp_path), "agent", MOST_BYTES, clock)
+def test_a_removed_folder_is_created_again(tmp_path: Path, clock: Clock) -> None:
+    trail = Trail(str(tmp_path), "agent", MAX_BYTES, clock)
     trail.append([record(0)])
     shutil.rmtree(tmp_path / audit.FOLDER)
     trail.append([record(1)])
     assert numbers(tmp_path) == [1]
 
 
-def test_no_trail_is_not_an_empty_one(tmp_path: Path, clock: Clock) -> None:
+def test_a_missing_trail_is_an_error(tmp_path: Path, clock: Clock) -> None:
     Trail(str(tmp_path), "agent", 0, clock).append([record(0)])
     with pytest.raises(FileNotFoundError):
         read(str(tmp_path))
 
 
 def test_two_processes_of_a_kind_append_to_the_same_files(tmp_path: Path, clock: Clock) -> None:
-    """A proxy that drains and the next one."""
-    one = Trail(str(tmp_path), "proxy", MOST_BYTES * 10, clock)
-    other = Trail(str(tmp_path), "proxy", MOST_BYTES * 10, clock)
+    """For example a proxy that drains and its successor."""
+    first = Trail(str(tmp_path), "proxy", MAX_BYTES * 10, clock)
+    second = Trail(str(tmp_path), "proxy", MAX_BYTES * 10, clock)
     for number in range(0, 1_000, 2):
-        one.append([record(number)])
-        other.append([record(number + 1)])
+        first.append([record(number)])
+        second.append([record(number + 1)])
     assert sorted(numbers(tmp_path)) == list(range(1_000))
 
 
@@ -135,16 +135,16 @@ def test_a_full_disk_is_reported_once_and_the_lost_records_are_counted(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    trail = Trail(str(tmp_path), "agent", MOST_BYTES, clock)
+    trail = Trail(str(tmp_path), "agent", MAX_BYTES, clock)
     trail.append([record(0)])
-    real, short = os.write, [7, 0, 0]
+    write, written_bytes = os.write, [7, 0, 0]
 
     def full(descriptor: int, text: bytes) -> int:
-        if short:
-            if fits := short.pop(0):
-                return real(descriptor, text[:fits])
+        if written_bytes:
+            if count := written_bytes.pop(0):
+                return write(descriptor, text[:count])
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(descriptor, text)
+        return write(descriptor, text)
 
     monkeypatch.setattr(os, "write", full)
     trail.append([record(1)])
@@ -160,9 +160,9 @@ def test_a_full_disk_is_reported_once_and_the_lost_records_are_counted(
     assert messages[1] == "the audit trail can be written again"
 
 
-def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_can_not_be_created(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
-    Trail(str(tmp_path / "state"), "agent", MOST_BYTES).append([record(0)])
+    Trail(str(tmp_path / "state"), "agent", MAX_BYTES).append([record(0)])
     assert (tmp_path / "state").read_bytes() == b""
 
 
@@ -180,13 +180,13 @@ while True:
 
 
 def test_a_kill_at_any_moment_loses_nothing_that_was_appended(tmp_path: Path) -> None:
-    """Small files, so that most kills come near the beginning of the next file."""
-    chance, number, most_bytes = random.Random(1), 0, 3_000
+    """The files are small, so that most kills happen near the start of a file."""
+    rng, number, max_bytes = random.Random(1), 0, 3_000
     for _ in range(12):
-        words = [sys.executable, "-c", WRITER, str(tmp_path), str(number), str(most_bytes)]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as writer:
+        command = [sys.executable, "-c", WRITER, str(tmp_path), str(number), str(max_bytes)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
-            for _ in range(chance.randrange(1, 60)):
+            for _ in range(rng.randrange(1, 60)):
                 number = int(writer.stdout.readline())
             writer.kill()
         found = read(str(tmp_path))
@@ -194,5 +194,5 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_appended(tmp_path: Path) ->
         kept = sorted(set(numbers(tmp_path)))
         assert kept == list(range(kept[0], kept[-1] + 1))
         assert kept[-1] >= number - 1
-        assert sum(path.stat().st_size for path in files(tmp_path)) <= most_bytes + 500
+        assert sum(path.stat().st_size for path in files(tmp_path)) <= max_bytes + 500
         number = kept[-1] + 1

@@ -3,7 +3,7 @@ import http.client
 import threading
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client import Histogram as Theirs
+from prometheus_client import Histogram as ClientHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.host.loop import Loop
@@ -22,7 +22,7 @@ from tests.waiting import DEADLINE_SECONDS
 BOUNDS = (0.001, 0.25, 2.0)
 
 
-def test_a_real_parser_reads_every_value_back() -> None:
+def test_the_parser_of_the_official_client_reads_every_value() -> None:
     reasons = {
         ("plain", "x"): 1.0,
         ('quote " and \\ and \n', "x"): 2.0,
@@ -50,16 +50,16 @@ def test_a_real_parser_reads_every_value_back() -> None:
     assert found == reasons
 
 
-def test_a_histogram_is_written_as_by_the_official_client() -> None:
+def test_a_histogram_is_rendered_as_by_the_official_client() -> None:
     registry = CollectorRegistry()
-    theirs = Theirs("h_seconds", "Time.", ["method"], registry=registry, buckets=BOUNDS)
+    client = ClientHistogram("h_seconds", "Time.", ["method"], registry=registry, buckets=BOUNDS)
     ours = {("/a/B",): Histogram(BOUNDS), ("/a/C",): Histogram(BOUNDS)}
     for (method,), series in ours.items():
         for value in (0.0, 0.001, 0.0011, 0.25, 1.999, 2.0, 2.1, 1e9)[
             : 8 if method == "/a/B" else 3
         ]:
             series.observe(value)
-            theirs.labels(method).observe(value)
+            client.labels(method).observe(value)
 
     def samples(text: str) -> set[tuple[str, str, str, float]]:
         return {

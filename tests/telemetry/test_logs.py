@@ -18,10 +18,10 @@ def record(
     message: str, *arguments: object, error: BaseException | None = None, **fields: str
 ) -> logging.LogRecord:
     info = (type(error), error, error.__traceback__) if error else None
-    made = logging.LogRecord("a", logging.WARNING, "f", 1, message, arguments, info)
-    made.created, made.msecs = 1_700_000_000.25, 250
-    vars(made).update(fields)
-    return made
+    log_record = logging.LogRecord("a", logging.WARNING, "f", 1, message, arguments, info)
+    log_record.created, log_record.msecs = 1_700_000_000.25, 250
+    vars(log_record).update(fields)
+    return log_record
 
 
 def line(message: str, *arguments: object, error: BaseException | None = None) -> str:
@@ -29,8 +29,8 @@ def line(message: str, *arguments: object, error: BaseException | None = None) -
 
 
 def test_fields_of_a_pod() -> None:
-    made = record("pod %s", "x", **about("ns/web", "main", "over lap"))
-    assert Logfmt("node-1").format(made) == (
+    log_record = record("pod %s", "x", **about("ns/web", "main", "over lap"))
+    assert Logfmt("node-1").format(log_record) == (
         'time=2023-11-14T22:13:20.250Z level=warning msg="pod x" node=node-1 namespace=ns pod=web '
         'container=main reason="over lap"'
     )
@@ -40,19 +40,21 @@ def test_fields_of_a_pod() -> None:
 
 
 def test_json() -> None:
-    made = record('say "x"\n\udcff', **about("ns/web"))
-    assert json.loads(Json("n").format(made)) == {
+    log_record = record('text "x"\n\udcff', **about("ns/web"))
+    assert json.loads(Json("n").format(log_record)) == {
         "time": "2023-11-14T22:13:20.250Z",
         "level": "warning",
-        "msg": 'say "x"\n\\udcff',
+        "msg": 'text "x"\n\\udcff',
         "node": "n",
         "namespace": "ns",
         "pod": "web",
     }
-    assert "\n" not in Json().format(made)
+    assert "\n" not in Json().format(log_record)
 
 
-def test_a_process_begins_with_its_version_and_options(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_logs_its_version_and_options_at_its_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     configz = "https://me:s3cret@node:10250/configz"
     settings = AgentSettings(log_format="json", kubelet_configz=configz, devices=False)
@@ -76,7 +78,7 @@ def test_warnings_with_fields(caplog: pytest.LogCaptureFixture) -> None:
     ("text", "escaped"),
     [
         ("plain é", "plain é"),
-        ('say "x"', r"say \"x\""),
+        ('text "x"', r"text \"x\""),
         ("a\\n", r"a\\n"),
         ("two\nlines\r\t", r"two\nlines\r\t"),
         ("\x1b[31mred\x00\x7f\x9b", r"\x1b[31mred\x00\x7f\x9b"),
@@ -95,8 +97,8 @@ def test_a_traceback_is_part_of_the_line() -> None:
     assert text.endswith('ValueError: bad\\nthing"')
 
 
-def test_a_flood_of_one_message_is_cut_and_counted() -> None:
-    """Another place of the code is not affected."""
+def test_a_repeated_message_is_limited_and_counted() -> None:
+    """Messages of other lines of code are not limited."""
     now = [100.0]
     limit = RateLimit(lambda: now[0])
 

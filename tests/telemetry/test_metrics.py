@@ -16,13 +16,15 @@ OWNER = {("namespace", "ns"), ("pod", "a"), ("qos_class", "LSE")}
 
 def test_a_decision_is_exported_until_the_next() -> None:
     metrics = AgentMetrics()
-    owner, bad = pod("a", "LSE", "1"), pod("b", "LSE", "1,9", created_at=1)
-    ChangeRecorder(metrics).export(decide(machine(2, 2), (owner, bad), KubeletCpus(), {}, {}))
-    shown = samples(metrics)
-    assert shown["topolet_pool_cpus", frozenset({("pool", "ls"), ("numa_node", "0")})] == 1
-    assert shown["topolet_pool_cpus", frozenset({("pool", "be"), ("numa_node", "1")})] == 2
-    assert shown["topolet_exclusive_cpus", frozenset(OWNER)] == 1
-    (refused,) = [labels for name, labels in shown if name == "topolet_refused_claims"]
+    owner, refused_pod = pod("a", "LSE", "1"), pod("b", "LSE", "1,9", created_at=1)
+    ChangeRecorder(metrics).export(
+        decide(machine(2, 2), (owner, refused_pod), KubeletCpus(), {}, {})
+    )
+    exported = samples(metrics)
+    assert exported["topolet_pool_cpus", frozenset({("pool", "ls"), ("numa_node", "0")})] == 1
+    assert exported["topolet_pool_cpus", frozenset({("pool", "be"), ("numa_node", "1")})] == 2
+    assert exported["topolet_exclusive_cpus", frozenset(OWNER)] == 1
+    (refused,) = [labels for name, labels in exported if name == "topolet_refused_claims"]
     assert (dict(refused)["namespace"], dict(refused)["pod"]) == ("ns", "b")
     assert dict(refused)["reason"] == "absent"
     ChangeRecorder(metrics).export(decide(machine(), (), KubeletCpus(), {}, {}))
@@ -33,60 +35,70 @@ def test_a_decision_is_exported_until_the_next() -> None:
     "status",
     ['{"cpuset": "mine-%d"}', '{"cpuset": %d}', '{"cpuset": "9%d"}', '{"cpuset": "0"', "%d"],
 )
-def test_no_text_of_a_pods_author_is_in_a_label(status: str) -> None:
-    shown = set()
+def test_no_text_of_a_pods_annotation_is_in_a_label(status: str) -> None:
+    exported = set()
     for number in range(70, 73):
         text = status.replace("%d", str(number))
-        bad = msgspec.structs.replace(pod("b", "LSE"), annotations={RESOURCE_STATUS: text})
+        refused_pod = msgspec.structs.replace(pod("b", "LSE"), annotations={RESOURCE_STATUS: text})
         metrics = AgentMetrics()
-        ChangeRecorder(metrics).export(decide(machine(2, 2), (bad,), KubeletCpus(), {}, {}))
-        shown |= {labels for name, labels in samples(metrics) if name == "topolet_refused_claims"}
-    (labels,) = shown
+        ChangeRecorder(metrics).export(decide(machine(2, 2), (refused_pod,), KubeletCpus(), {}, {}))
+        exported |= {
+            labels for name, labels in samples(metrics) if name == "topolet_refused_claims"
+        }
+    (labels,) = exported
     assert dict(labels)["reason"] in set(RefusalCause)
 
 
 def test_two_pods_with_one_name_make_one_series() -> None:
-    def named(uid: str, cpuset: str) -> Pod:
+    def pod_with_one_name(uid: str, cpuset: str) -> Pod:
         return msgspec.structs.replace(pod("web-0", "LSE", cpuset), uid=uid)
 
-    pods = named("old", "0"), named("new", "2-3"), named("x", "9"), named("y", "9")
+    pods = (
+        pod_with_one_name("old", "0"),
+        pod_with_one_name("new", "2-3"),
+        pod_with_one_name("x", "9"),
+        pod_with_one_name("y", "9"),
+    )
     metrics = AgentMetrics()
     ChangeRecorder(metrics).export(decide(machine(), pods, KubeletCpus(), {}, {}))
-    shown = samples(metrics)
+    exported = samples(metrics)
     assert (
-        shown["topolet_exclusive_cpus", frozenset(OWNER - {("pod", "a")} | {("pod", "web-0")})] == 3
+        exported["topolet_exclusive_cpus", frozenset(OWNER - {("pod", "a")} | {("pod", "web-0")})]
+        == 3
     )
-    assert [value for (name, _), value in shown.items() if name == "topolet_refused_claims"] == [2]
+    assert [value for (name, _), value in exported.items() if name == "topolet_refused_claims"] == [
+        2
+    ]
 
 
 def test_counters_exist_before_the_first_decision() -> None:
     assert ("topolet_cpu_overlaps_total", frozenset()) in samples(AgentMetrics())
 
 
-def test_ages_of_watches_are_read_for_every_page() -> None:
+def test_ages_of_watches_are_read_for_every_scrape() -> None:
     metrics = AgentMetrics()
     ages = {"pods": 1.5}
     metrics.follow(lambda: ages)
     for age in (1.5, 2.5):
         ages["pods"] = age
-        shown = samples(metrics)
-        assert shown["topolet_watch_age_seconds", frozenset({("resource", "pods")})] == age
+        exported = samples(metrics)
+        assert exported["topolet_watch_age_seconds", frozenset({("resource", "pods")})] == age
 
 
-def test_readiness_and_the_age_of_the_snapshot_are_read_for_every_page() -> None:
+def test_readiness_and_the_age_of_the_snapshot_are_read_for_every_scrape() -> None:
     metrics = AgentMetrics()
     state: list[tuple[bool, float | None]] = [(False, None)]
     metrics.follow_passes(lambda: state[-1][0], lambda: state[-1][1])
-    shown = samples(metrics)
-    assert shown["topolet_ready", frozenset()] == 0
-    assert ("topolet_snapshot_age_seconds", frozenset()) not in shown
+    exported = samples(metrics)
+    assert exported["topolet_ready", frozenset()] == 0
+    assert ("topolet_snapshot_age_seconds", frozenset()) not in exported
     state.append((True, 1.5))
-    shown = samples(metrics)
-    assert shown["topolet_ready", frozenset()] == 1
-    assert shown["topolet_snapshot_age_seconds", frozenset()] == 1.5
+    exported = samples(metrics)
+    assert exported["topolet_ready", frozenset()] == 1
+    assert exported["topolet_snapshot_age_seconds", frozenset()] == 1.5
 
 
-def test_no_series_has_a_time_of_creation() -> None:
+def test_no_series_has_a_creation_time() -> None:
     metrics = AgentMetrics()
     metrics.passes.labels("succeeded").inc()
     assert not [name for name, _ in samples(metrics) if name.endswith("_created")]

@@ -13,10 +13,12 @@ NIC = Device("rdma", "0000:1a:00.0", 0, {})
 def test_units_and_names() -> None:
     metrics = AgentMetrics()
     reading = GpuReading("GPU-1", gpu_percent=25, sm_mhz=1410, power_milliwatts=70_500)
-    use = GpuUse("GPU-1", "ns/a", "main", 7, 50)
-    metrics.devices.update((GPU, NIC), (reading, GpuReading("GPU-gone", gpu_percent=1)), (use,))
-    shown = {name: value for (name, _), value in samples(metrics).items() if "gpu" in name}
-    assert shown == {
+    usage = GpuUse("GPU-1", "ns/a", "main", 7, 50)
+    metrics.devices.update(
+        (GPU, NIC), (reading, GpuReading("GPU-removed", gpu_percent=1)), (usage,)
+    )
+    exported = {name: value for (name, _), value in samples(metrics).items() if "gpu" in name}
+    assert exported == {
         "topolet_gpu_memory_bytes": 80,
         "topolet_gpu_utilization_ratio": 0.25,
         "topolet_gpu_sm_clock_hertz": 1.41e9,
@@ -32,12 +34,12 @@ def test_units_and_names() -> None:
     assert healthy == {"gpu": 0, "rdma": 1}
 
 
-def test_cards_without_a_driver_have_series_too() -> None:
+def test_cards_without_a_driver_have_series() -> None:
     metrics = AgentMetrics()
     metrics.devices.update((), (), (), ("0000:07:00.0",), "DriverMismatch")
-    shown = {name: dict(labels) for (name, labels), _ in samples(metrics).items()}
-    assert shown["topolet_gpu_missing"] == {"pci_bus_id": "0000:07:00.0"}
-    assert shown["topolet_gpu_driver_fault"] == {"reason": "DriverMismatch"}
+    exported = {name: dict(labels) for (name, labels), _ in samples(metrics).items()}
+    assert exported["topolet_gpu_missing"] == {"pci_bus_id": "0000:07:00.0"}
+    assert exported["topolet_gpu_driver_fault"] == {"reason": "DriverMismatch"}
 
 
 def test_removed_devices_have_no_series() -> None:

@@ -16,7 +16,7 @@ def test_every_series_exists_from_the_start() -> None:
             assert f"topolet_scheduler_requests_total{labels} 0.0" in page
 
 
-def test_an_answer_is_counted_with_its_time() -> None:
+def test_an_answer_is_counted_with_its_duration() -> None:
     metrics = SchedulerMetrics(["filter"], ["answered"])
     metrics.answered("filter", "answered", 0.003)
     page = lines(metrics)
@@ -27,12 +27,12 @@ def test_an_answer_is_counted_with_its_time() -> None:
     assert 'topolet_scheduler_request_duration_seconds_bucket{le="0.005",verb="filter"} 1.0' in page
 
 
-def test_facts_are_read_for_every_page() -> None:
+def test_values_are_read_for_every_scrape() -> None:
     metrics = SchedulerMetrics([], [])
-    facts = SchedulerValues(deciding=False, nodes=0, lost_races=0)
-    metrics.follow(lambda: facts)
+    values = SchedulerValues(deciding=False, nodes=0, lost_races=0)
+    metrics.follow(lambda: values)
     assert "topolet_scheduler_leader 0.0" in lines(metrics)
-    facts = SchedulerValues(
+    values = SchedulerValues(
         deciding=True,
         nodes=7,
         lost_races=3,

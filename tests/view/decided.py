@@ -1,4 +1,4 @@
-"""Snapshots of decisions, and the picture of one that has owners of every kind."""
+"""Snapshots of decisions, and the picture of a node with pods of every kind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def snapshot(decision: Decision, **blocked: str) -> Snapshot:
     )
 
 
-def two_sockets_and_every_kind_of_pod() -> str:
+def picture_of_every_kind_of_pod() -> str:
     topology = machine(2, 4)
     decision = decided(
         topology,

@@ -23,9 +23,9 @@ GIB = 1 << 30
 ROOT, SWITCH = "pci0000:17", ("0000:17:00.0", "0000:18:00.0", "0000:19:00.0")
 
 
-def function(address: str, class_code: int, **more: object) -> Function:
+def function(address: str, class_code: int, **changes: object) -> Function:
     fields = {"root": ROOT, "bridges": SWITCH, "vendor": 0x10DE, "device": 0x2330, "node": 0}
-    return Function(address, class_code=class_code, **{**fields, **more})  # type: ignore[arg-type]
+    return Function(address, class_code=class_code, **{**fields, **changes})  # type: ignore[arg-type]
 
 
 CARDS = [function(f"0000:1{number}:00.0", 0x030200) for number in (1, 2)]
@@ -34,7 +34,7 @@ FPGA = function("0000:b1:00.0", 0x120000, vendor=0x8086, root="pci0000:b0", brid
 VGA = function("0000:03:00.0", 0x030000, vendor=0x1A03, root="", bridges=(), node=-1)
 INFINIBAND = function("0000:43:00.0", 0x0C0600, vendor=0x1077)
 OTHERS = [function("0000:14:00.0", 0x010802), function("0000:13:00.1", 0x020000, physical="x")]
-EVERY = {each.address: each for each in (*CARDS, NIC, FPGA, VGA, INFINIBAND, *OTHERS)}
+FUNCTIONS = {each.address: each for each in (*CARDS, NIC, FPGA, VGA, INFINIBAND, *OTHERS)}
 REPORT = GpuReport(
     inventory=GpuInventory(
         "580",
@@ -56,7 +56,7 @@ REPORT = GpuReport(
     readings=(GpuReading("GPU-a", 20 * GIB, 45),),
 )
 SOURCES = DeviceSources(
-    EVERY,
+    FUNCTIONS,
     {NIC.address: ("eth2",)},
     Rdma(
         (
@@ -83,8 +83,8 @@ def test_the_devices_by_kind_without_virtual_functions() -> None:
     assert kinds == {"gpu", "nic", "fpga", "display"}
     assert found[CARDS[0].address].name == "NVIDIA H100"
     assert found[NIC.address].name == "15b3:1021"
-    named = devices.shown(SOURCES, lambda each: "Mellanox ConnectX-7" if each == NIC else "")
-    assert "Mellanox ConnectX-7" in {each.name for each in named}
+    with_names = devices.shown(SOURCES, lambda each: "Mellanox ConnectX-7" if each == NIC else "")
+    assert "Mellanox ConnectX-7" in {each.name for each in with_names}
 
 
 def test_a_table_with_memory_health_and_pods() -> None:
@@ -123,11 +123,11 @@ def test_a_driver_that_does_not_answer_leaves_the_values_of_pci() -> None:
         assert [(each.name, each.state) for each in found] == [("10de:2330", state)]
 
 
-def test_a_machine_without_devices_has_a_sentence() -> None:
+def test_a_machine_without_devices_has_a_message() -> None:
     assert devices.as_table((), 80) == devices.as_tree((), 80) == [devices.NONE]
 
 
-def test_a_name_can_not_draw_on_the_terminal() -> None:
+def test_a_name_can_not_write_control_sequences() -> None:
     found = devices.shown(SOURCES, lambda each: "evil\x1b[2J")
     assert not any("\x1b" in line for line in devices.as_tree(found, 200))
 
@@ -152,8 +152,15 @@ def test_a_narrow_table_keeps_health_memory_and_pods(width: int) -> None:
     lines = devices.as_table(devices.shown(sources), width)
     text = " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= width
-    for fact in (gpu, "80 GiB, unhealthy, MIG", "ml/train-0", part, "10 GiB", "ml/notebook"):
-        assert fact in text
+    for part_of_text in (
+        gpu,
+        "80 GiB, unhealthy, MIG",
+        "ml/train-0",
+        part,
+        "10 GiB",
+        "ml/notebook",
+    ):
+        assert part_of_text in text
 
 
 def test_a_tree_has_the_memory_of_mig_instances() -> None:

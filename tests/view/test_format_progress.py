@@ -20,9 +20,9 @@ def test_a_terminal_gets_one_bar_that_is_removed_at_the_end() -> None:
     progress.done("one")
     progress.part("two", 1.0)
     progress.done("two")
-    shown = stream.getvalue().split("\r\x1b[K")
-    assert [each.split("] ")[-1] for each in shown] == ["", " 25% one", "100% two", ""]
-    assert shown[2].count("#") == 30
+    written = stream.getvalue().split("\r\x1b[K")
+    assert [each.split("] ")[-1] for each in written] == ["", " 25% one", "100% two", ""]
+    assert written[2].count("#") == 30
 
 
 def test_another_stream_gets_a_line_for_each_step() -> None:
@@ -34,11 +34,11 @@ def test_another_stream_gets_a_line_for_each_step() -> None:
 
 
 def test_names_in_a_chart_are_escaped() -> None:
-    picture = format.line_chart({"<a>": [(0.0, 0.0), (130.0, 96.0)]}, "across", "up")
-    assert "&lt;a&gt;" in picture
-    assert picture.count("<polyline") == 1
-    assert "60.0,430.0 700.0," in picture
+    chart = format.line_chart({"<a>": [(0.0, 0.0), (130.0, 96.0)]}, "across", "up")
+    assert "&lt;a&gt;" in chart
+    assert chart.count("<polyline") == 1
+    assert "60.0,430.0 700.0," in chart
 
 
-def test_a_chart_of_nothing_has_axes() -> None:
+def test_an_empty_chart_has_axes() -> None:
     assert "<svg" in format.line_chart({"none": [(0.0, 0.0)]}, "across", "up")

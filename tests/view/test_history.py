@@ -13,8 +13,8 @@ DAY = 1_700_000_000
 
 
 def record(event: str, seconds: float = 0, /, **values: object) -> Record:
-    usual = {"namespace": "default", "pod": "web", "uid": "u", "process": "agent"}
-    return Record(1, audit.stamp(DAY + seconds), event=event, **{**usual, **values})  # type: ignore[arg-type]
+    defaults = {"namespace": "default", "pod": "web", "uid": "u", "process": "agent"}
+    return Record(1, audit.stamp(DAY + seconds), event=event, **{**defaults, **values})  # type: ignore[arg-type]
 
 
 EVENTS = sorted(value for name, value in vars(AuditEvent).items() if name.isupper())
@@ -45,10 +45,10 @@ def test_sentences() -> None:
         "Container main moves to CPUs 0-1 (before: 0-3): a container of class LS shares its pool; "
         "pod default/own owns CPUs 2-3."
     )
-    back = record(
+    restored = record(
         "CgroupRestored", field="cpu.max", after="max 100000", reason="Restore", process="restore"
     )
-    assert sentence(back) == (
+    assert sentence(restored) == (
         "The file cpu.max of the pod's cgroup has its original value again (max 100000): "
         "everything is restored, by topolet restore."
     )
@@ -57,7 +57,7 @@ def test_sentences() -> None:
     )
 
 
-def test_a_story_has_days_zones_and_no_repetition() -> None:
+def test_a_history_has_days_time_zones_and_no_repetition() -> None:
     records = [
         record("PodDecided", 0, after="0-3", message="class LS"),
         record("CPUsInUse", 1, message="b runs there"),
@@ -91,13 +91,13 @@ def test_the_table() -> None:
         200,
         BERLIN,
     )
-    head, pool, write = text.splitlines()
-    assert head.split() == ["TIME", "PROCESS", "EVENT", "POD", "CONTAINER", "CHANGE", "WHY"]
+    header, pool, write = text.splitlines()
+    assert header.split() == ["TIME", "PROCESS", "EVENT", "POD", "CONTAINER", "CHANGE", "WHY"]
     assert pool.startswith("2023-11-15 00:13:20.000+02:00  agent    PoolChanged    NUMA node 1")
     assert "a?[2J" in write
     assert "cpuset.cpus 1 -> -" in write
     assert as_table([], 80) == "No records.\n"
 
 
-def test_a_time_that_can_not_be_read() -> None:
+def test_an_invalid_time_is_the_epoch() -> None:
     assert local("yesterday").year == 1970

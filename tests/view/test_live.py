@@ -1,4 +1,4 @@
-"""The value of a node that pages and terminals draw."""
+"""The values of a node that pages and terminals show."""
 
 from __future__ import annotations
 
@@ -41,44 +41,53 @@ def decided(
     return Snapshot(7, 0, "b", False, pools, pools[1:], owners, pods, {}, local_owners=local)
 
 
-def of(pods: dict[str, PodWanted], *owners: Owner, local: tuple[LocalOwner, ...] = ()) -> LiveNode:
+def live_node(
+    pods: dict[str, PodWanted], *owners: Owner, local: tuple[LocalOwner, ...] = ()
+) -> LiveNode:
     return live("n", TOPOLOGY, decided(pods, owners, local))
 
 
-def pod(qos: QoS, cpus: str | None, **more: object) -> PodWanted:
-    exclusive = bool(more.pop("exclusive", False))
-    blocked = str(more.pop("blocked", ""))
+def pod(qos: QoS, cpus: str | None, **fields: object) -> PodWanted:
+    exclusive = bool(fields.pop("exclusive", False))
+    blocked = str(fields.pop("blocked", ""))
     wanted = Wanted(cpus, exclusive=exclusive, blocked=blocked)
-    return PodWanted("ns/a", qos, wanted, **more)  # type: ignore[arg-type]
+    return PodWanted("ns/a", qos, wanted, **fields)  # type: ignore[arg-type]
 
 
-def only(found: LiveNode) -> LivePod:
+def only_pod(found: LiveNode) -> LivePod:
     (it,) = found.pods
     return it
 
 
 def test_an_owner_with_reason_and_nodes() -> None:
-    it = only(of({"u": pod(QoS.LSE, "2-4", exclusive=True)}, Owner("u", "ns/a", QoS.LSE, "2-4")))
-    assert (it.own, it.cpus, it.nodes, it.state) == ("2-4", "2-4", "0-1", "owns its CPUs")
-    assert "resource-status" in it.reason
+    live_pod = only_pod(
+        live_node({"u": pod(QoS.LSE, "2-4", exclusive=True)}, Owner("u", "ns/a", QoS.LSE, "2-4"))
+    )
+    assert (live_pod.own, live_pod.cpus, live_pod.nodes, live_pod.state) == (
+        "2-4",
+        "2-4",
+        "0-1",
+        "owns its CPUs",
+    )
+    assert "resource-status" in live_pod.reason
 
 
-def test_who_chose_the_cpus_of_an_owner() -> None:
-    named = pod(QoS.LS, "0-1", containers={"main": Wanted("2", exclusive=True, kubelet=True)})
+def test_the_reason_names_the_source_of_an_owners_cpus() -> None:
+    wanted = pod(QoS.LS, "0-1", containers={"main": Wanted("2", exclusive=True, kubelet=True)})
     owner = Owner("u", "ns/a", QoS.LS, "2", kubelet=True)
-    assert only(of({"u": named}, owner)).reason == "the kubelet assigned them"
-    assert only(of({"u": named}, owner)).cpus == "2"
-    by_policy = of(
-        {"u": named},
+    assert only_pod(live_node({"u": wanted}, owner)).reason == "the kubelet assigned them"
+    assert only_pod(live_node({"u": wanted}, owner)).cpus == "2"
+    by_policy = live_node(
+        {"u": wanted},
         Owner("u", "ns/a", QoS.LSE, "2"),
         local=(LocalOwner("u", "main", "2"),),
     )
-    assert "policy" in only(by_policy).reason
+    assert "policy" in only_pod(by_policy).reason
 
 
 def test_sharers_and_pods_that_are_not_managed() -> None:
-    assert only(of({"u": pod(QoS.LS, "0-1,4-7")})).state == "shares a pool"
-    assert only(of({"u": pod(QoS.LS, None)})).state == "not managed"
+    assert only_pod(live_node({"u": pod(QoS.LS, "0-1,4-7")})).state == "shares a pool"
+    assert only_pod(live_node({"u": pod(QoS.LS, None)})).state == "not managed"
 
 
 def test_what_needs_attention() -> None:
@@ -86,10 +95,12 @@ def test_what_needs_attention() -> None:
         "u": pod(QoS.LSE, "0-1", refused="CPUs 2-3 belong to pod ns/b"),
         "v": PodWanted("ns/v", QoS.LSR, Wanted("3", blocked="a container of pod ns/u runs there")),
     }
-    ill = ShownDevice("gpu", "0000:01:00.0", "H100", healthy=False, state="Xid 79")
-    well = ShownDevice("gpu", "0000:02:00.0", "H100", healthy=True)
+    unhealthy = ShownDevice("gpu", "0000:01:00.0", "H100", healthy=False, state="Xid 79")
+    healthy = ShownDevice("gpu", "0000:02:00.0", "H100", healthy=True)
     owner = Owner("v", "ns/v", QoS.LSR, "3", offline="5")
-    found = live("n", TOPOLOGY, decided(pods, (owner,)), (ill, well), [Attention("First", "x")])
+    found = live(
+        "n", TOPOLOGY, decided(pods, (owner,)), (unhealthy, healthy), [Attention("First", "x")]
+    )
     assert [(each.kind, each.pod or each.device) for each in found.attention] == [
         ("First", ""),
         ("Claim refused", "ns/a"),
@@ -99,38 +110,38 @@ def test_what_needs_attention() -> None:
     ]
 
 
-def test_a_node_that_has_decided_nothing() -> None:
+def test_a_node_without_decisions() -> None:
     found = live("n", TOPOLOGY, None)
     assert (found.generation, found.pods, found.pools) == (0, (), ())
     assert len(found.cpus) == 8
     assert live("n", TOPOLOGY, None, hardware=["a model"]).hardware == ("a model",)
 
 
-def innermost(part: LivePart) -> list[int]:
+def cpus_of_parts(part: LivePart) -> list[int]:
     if not part.parts:
         return list(CpuSet.parse(part.cpus))
-    return [cpu for each in part.parts for cpu in innermost(each)]
+    return [cpu for each in part.parts for cpu in cpus_of_parts(each)]
 
 
-def places(part: LivePart) -> list[int]:
+def nodes_of_parts(part: LivePart) -> list[int]:
     own = [] if part.node is None else [part.node]
-    return own + [node for each in part.parts for node in places(each)]
+    return own + [node for each in part.parts for node in nodes_of_parts(each)]
 
 
 @pytest.mark.parametrize("name", sorted(json.loads((DATA / "sysfs/expected.json").read_text())))
-def test_a_real_machine_has_each_cpu_once_and_one_place_for_devices_of_each_node(
+def test_a_real_machine_has_each_cpu_once_and_one_part_for_the_devices_of_each_node(
     name: str, snapshot: Callable[[str], str]
 ) -> None:
     topology = cpus.read(snapshot(name))
     found = live("n", topology, None)
-    drawn = [cpu for part in found.parts for cpu in innermost(part)]
-    assert sorted(drawn) == list(topology.online)
-    near = [node for part in found.parts for node in places(part)]
-    assert sorted(near) == sorted({cpu.node for cpu in topology.cpus})
+    cpu_ids = [cpu for part in found.parts for cpu in cpus_of_parts(part)]
+    assert sorted(cpu_ids) == list(topology.online)
+    device_nodes = [node for part in found.parts for node in nodes_of_parts(part)]
+    assert sorted(device_nodes) == sorted({cpu.node for cpu in topology.cpus})
 
 
-def test_json_has_every_name_that_the_page_reads() -> None:
-    found = msgspec.json.decode(msgspec.json.encode(of({"u": pod(QoS.LS, "0-1")})))
+def test_json_has_the_fields_that_the_page_reads() -> None:
+    found = msgspec.json.decode(msgspec.json.encode(live_node({"u": pod(QoS.LS, "0-1")})))
     assert found["schema_version"] == 1
     assert found["pools"][0] == {"kind": "LS", "node": 0, "cpus": "0-1"}
     assert found["pods"][0]["title"] == "ns/a"
@@ -151,7 +162,7 @@ def test_times_of_proc_stat() -> None:
 
 
 @pytest.mark.parametrize("line", ["cpu1", "cpu1 a b c d", "cpux 1 2 3 4", "cpu1 1 2 3", ""])
-def test_lines_that_have_no_times_are_left_out(line: str) -> None:
+def test_lines_without_times_are_left_out(line: str) -> None:
     assert cpu_times(line) == {}
 
 
@@ -170,8 +181,8 @@ def test_a_load_is_a_percentage_or_unknown_for_any_text_of_the_kernel(
 
 
 @given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)))
-def test_own_cpus_are_those_of_the_owner(own: set[int], shared: set[int]) -> None:
+def test_own_cpus_are_the_cpus_of_the_owner(own: set[int], shared: set[int]) -> None:
     owner = Owner("u", "ns/a", QoS.LSE, str(CpuSet(own)))
-    it = only(of({"u": pod(QoS.LSE, str(CpuSet(shared)))}, owner))
-    assert CpuSet.parse(it.own) == CpuSet(own)
-    assert set(CpuSet.parse(it.cpus)) >= shared
+    live_pod = only_pod(live_node({"u": pod(QoS.LSE, str(CpuSet(shared)))}, owner))
+    assert CpuSet.parse(live_pod.own) == CpuSet(own)
+    assert set(CpuSet.parse(live_pod.cpus)) >= shared

@@ -14,7 +14,7 @@ from agent.view import machine as picture
 from tests.fixtures.trees import CPU, NODE, Files, machine, meminfo, write
 
 Read = Callable[[Files], Topology]
-Regular = Callable[..., Topology]
+MachineOf = Callable[..., Topology]
 
 
 @pytest.fixture
@@ -23,18 +23,18 @@ def read(tmp_path: Path) -> Read:
 
 
 @pytest.fixture(scope="session")
-def regular(tmp_path_factory: pytest.TempPathFactory) -> Regular:
-    """A machine by its shape; the trees of wide ones are written once."""
+def machine_of(tmp_path_factory: pytest.TempPathFactory) -> MachineOf:
+    """The topology of a machine by its shape; each tree is written once."""
 
     @cache
-    def shaped(*shape: int) -> Topology:
+    def topology_of(*shape: int) -> Topology:
         return cpus.read(write(str(tmp_path_factory.mktemp("machine")), machine(*shape)))
 
-    return shaped
+    return topology_of
 
 
 def drawn_cpus(text: str) -> CpuSet:
-    """The CPUs in the cells."""
+    """The CPUs in the cells of a picture."""
     return CpuSet(
         int(number)
         for cell in re.findall(r"[\[({]([ 0-9a-zA-Z]+)[\])}]", text)
@@ -58,7 +58,7 @@ def test_two_sockets(read: Read) -> None:
     )
 
 
-def test_one_node_over_two_sockets_and_memory_alone(read: Read) -> None:
+def test_one_node_over_two_sockets_and_a_node_without_cpus(read: Read) -> None:
     files = machine(2, 1, 1, 2) | {
         f"{NODE}/node0/cpumap": "f",
         f"{NODE}/node1/cpumap": "0",
@@ -136,9 +136,9 @@ def test_private_l3_needs_no_boxes(read: Read) -> None:
     "shape", [(1, 1, 1, 1, 1), (2, 4, 2, 8, 2), (8, 1, 1, 14, 2), (4, 2, 1, 6, 1), (1, 1, 12, 2, 8)]
 )
 def test_every_cpu_once_within_the_width(
-    regular: Regular, shape: tuple[int, int, int, int, int], width: int
+    machine_of: MachineOf, shape: tuple[int, int, int, int, int], width: int
 ) -> None:
-    topology = regular(*shape)
+    topology = machine_of(*shape)
     text = picture.draw(topology, width)
     assert max(len(line) for line in text.splitlines()) <= width
     cells = re.findall(r"[\[(][ 0-9]+[\])]", text)
@@ -149,9 +149,9 @@ def test_every_cpu_once_within_the_width(
         assert len(topology.cpus) > 100
 
 
-def test_wide_machine_folds(regular: Regular) -> None:
-    """64 NUMA nodes of two sockets each: one line per node, distances by groups of equal nodes."""
-    topology = regular(64, 1, 2, 2)
+def test_wide_machine_folds(machine_of: MachineOf) -> None:
+    """64 sockets have one line per NUMA node, and distances by groups of equal nodes."""
+    topology = machine_of(64, 1, 2, 2)
     lines = picture.draw(topology, 100).splitlines()
     assert len(lines) < 80
     assert max(map(len, lines)) <= 100
@@ -160,8 +160,8 @@ def test_wide_machine_folds(regular: Regular) -> None:
     assert CpuSet(cpu for part in listed for cpu in CpuSet.parse(part)) == topology.online
 
 
-def test_64_numa_nodes_are_no_single_column(snapshot: Callable[[str], str]) -> None:
-    """They were 64 rows at 80 columns: the number of sockets left no room for a second column."""
+def test_64_numa_nodes_have_two_columns(snapshot: Callable[[str], str]) -> None:
+    """At 80 columns they have two columns of 32 rows."""
     topology = cpus.read(snapshot("256ia64-64n2s2c"))
     lines = picture.draw(topology, 80).splitlines()
     rows = [line for line in lines if line.startswith("NUMA node ")]
@@ -171,8 +171,8 @@ def test_64_numa_nodes_are_no_single_column(snapshot: Callable[[str], str]) -> N
     assert CpuSet(cpu for part in listed for cpu in CpuSet.parse(part)) == topology.online
 
 
-def test_folded_lists_keep_owners_apart(regular: Regular) -> None:
-    topology = regular(64, 1, 2, 2)
+def test_folded_lists_separate_owners(machine_of: MachineOf) -> None:
+    topology = machine_of(64, 1, 2, 2)
     text = picture.draw(topology, 100, {1: "x", 2: "x", 3: "y"})
     assert "0,1-2a,3b" in text
 

@@ -17,14 +17,14 @@ def test_distances_without_differences(rows: list[tuple[int, ...]]) -> None:
 
 
 def pairs(count: int) -> list[NumaNode]:
-    """Nodes in pairs: 12 within a pair, 20 between pairs."""
+    """Nodes in pairs: the distance is 12 within a pair, 20 between pairs."""
     return nodes(
         *(
             tuple(
-                10 if one == other else 12 if one // 2 == other // 2 else 20
-                for other in range(count)
+                10 if row == column else 12 if row // 2 == column // 2 else 20
+                for column in range(count)
             )
-            for one in range(count)
+            for row in range(count)
         )
     )
 
@@ -40,7 +40,7 @@ def test_equal_nodes_share_a_row_if_the_table_is_too_wide() -> None:
     ]
 
 
-def test_the_table_is_counts_if_even_that_is_too_wide() -> None:
+def test_the_table_has_counts_if_shared_rows_are_too_wide() -> None:
     assert machine.distances(pairs(6), 10) == [
         "Distances between NUMA nodes, and how often each occurs",
         "    10  6x",

@@ -8,19 +8,19 @@ from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model.cpu.cpuset import CpuSet
 from agent.view.node import draw, holders
 from tests.builders import machine, pod
-from tests.view.decided import decided, snapshot, two_sockets_and_every_kind_of_pod
+from tests.view.decided import decided, picture_of_every_kind_of_pod, snapshot
 
 
-def test_owner_whose_cpus_are_all_offline_shares() -> None:
+def test_an_owner_whose_cpus_are_all_offline_shares_the_pool() -> None:
     topology, pods = machine(1, 3, offline="2"), (pod("a", "LSE", "2"),)
     decision = decide(topology, pods, KubeletCpus(), {"a": CpuSet([2])}, {})
     *_, row = draw(topology, snapshot(decision)).splitlines()
     assert "shared; claim refused: CPUs 2 are offline" in row
 
 
-def test_picture_of_two_sockets_and_every_kind_of_pod() -> None:
+def test_picture_of_two_sockets_with_every_kind_of_pod() -> None:
     assert (
-        two_sockets_and_every_kind_of_pod()
+        picture_of_every_kind_of_pod()
         == """\
 8 CPUs · 8 cores · 2 sockets · 2 NUMA nodes · 2 GiB
 
@@ -45,7 +45,7 @@ ns/be   BE   0,2-6    shared
     )
 
 
-def test_a_pod_without_a_cpu_has_its_reason() -> None:
+def test_a_pod_without_cpus_has_a_reason() -> None:
     topology = machine(1, 2)
     decision = decide(
         topology, (pod("a", "LSE", "0-1"), pod("b", "LS")), KubeletCpus(), {"a": CpuSet([0, 1])}, {}
@@ -67,7 +67,7 @@ def test_no_line_of_a_pod_is_wider_than_the_screen(width: int) -> None:
     assert max(map(len, table.splitlines())) <= width
 
 
-def test_holders_of_cpus_that_are_in_one_pool_or_none() -> None:
+def test_holders_of_cpus_in_one_pool_or_in_no_pool() -> None:
     topology = machine(isolated="3")
     decision = decided(topology, pod("lsr", "LSR", "0"), pod("lse", "LSE", "1"))
     pools = snapshot(decision)
@@ -81,6 +81,6 @@ def test_the_machine_is_folded_on_a_low_screen() -> None:
     topology = machine(8, 16)
     decision = decided(topology, pod("lse", "LSE", "5"))
     whole = draw(topology, snapshot(decision))
-    low = draw(topology, snapshot(decision), height=24)
-    assert len(whole.splitlines()) > 24 >= len(low.splitlines())
-    assert "ns/lse  LSE  5" in low
+    folded = draw(topology, snapshot(decision), height=24)
+    assert len(whole.splitlines()) > 24 >= len(folded.splitlines())
+    assert "ns/lse  LSE  5" in folded

@@ -1,4 +1,4 @@
-"""What is kept of the audit trail's records for pages and terminals."""
+"""Recent changes from the audit trail, for pages and terminals."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ DAY = 1_700_000_000
 
 
 def record(event: str, seconds: float, /, **values: object) -> Record:
-    usual = {"namespace": "ns", "pod": "a", "uid": "u", "process": "agent"}
-    return Record(1, audit.stamp(DAY + seconds), event=event, **{**usual, **values})  # type: ignore[arg-type]
+    defaults = {"namespace": "ns", "pod": "a", "uid": "u", "process": "agent"}
+    return Record(1, audit.stamp(DAY + seconds), event=event, **{**defaults, **values})  # type: ignore[arg-type]
 
 
 def pool(seconds: float, before: str | None, after: str) -> Record:
@@ -23,13 +23,13 @@ def pool(seconds: float, before: str | None, after: str) -> Record:
 
 
 def recent(*records: Record, begin: float = 0) -> Recent:
-    it = RecentChanges()
+    changes = RecentChanges()
     for each in records:
-        it.add(each)
-    return it.since(audit.stamp(DAY + begin))
+        changes.add(each)
+    return changes.since(audit.stamp(DAY + begin))
 
 
-def test_since_when_a_pod_has_its_cpus() -> None:
+def test_the_time_since_which_a_pod_has_its_cpus() -> None:
     assert recent(record(AuditEvent.POD_DECIDED, 1)).since == {"u": audit.stamp(DAY + 1)}
     later = recent(record(AuditEvent.POD_DECIDED, 1), record(AuditEvent.CPUS_CHANGED, 2))
     assert later.since == {"u": audit.stamp(DAY + 2)}
@@ -72,7 +72,7 @@ def test_kinds(event: str, values: dict[str, object], kind: str) -> None:
     )
 
 
-def test_sizes_of_pools_begin_with_the_size_before_the_first_change() -> None:
+def test_sizes_of_pools_start_with_the_size_before_the_first_change() -> None:
     found = recent(pool(10, "0-3", "0-1"), pool(20, "0-1", "0-3"))
     times = [audit.stamp(DAY + seconds) for seconds in (0, 10, 20)]
     assert [(each.time, each.cpus) for each in found.pools] == list(
@@ -80,12 +80,12 @@ def test_sizes_of_pools_begin_with_the_size_before_the_first_change() -> None:
     )
 
 
-def test_a_pool_has_no_size_before_the_agent_decided_first() -> None:
+def test_a_pool_has_no_size_before_the_first_decision() -> None:
     found = recent(pool(10, None, "0-1"), pool(20, "0-1", "0-3"))
     assert [each.cpus for each in found.pools] == [2, 4]
 
 
-def test_a_pool_that_changed_before_the_begin_has_its_size_at_the_begin() -> None:
+def test_a_pool_that_changed_before_the_start_has_its_size_at_the_start() -> None:
     found = recent(pool(10, "0-3", "0-1"), pool(20, "0-1", "0-2"), begin=15)
     assert found.pools == (
         PoolSize(audit.stamp(DAY + 15), "LS", 0, 2),
@@ -93,17 +93,17 @@ def test_a_pool_that_changed_before_the_begin_has_its_size_at_the_begin() -> Non
     )
 
 
-def test_a_pool_text_that_is_no_list_counts_as_empty() -> None:
+def test_an_invalid_cpu_list_of_a_pool_counts_as_empty() -> None:
     assert [each.cpus for each in recent(pool(1, "?", "x")).pools] == [0, 0]
 
 
-def test_what_is_kept_is_bounded() -> None:
-    it = RecentChanges()
+def test_the_number_of_kept_changes_is_bounded() -> None:
+    changes = RecentChanges()
     for number in range(5_000):
-        it.add(record(AuditEvent.CPUS_MOVED, number, container="c", after=str(number)))
-        it.add(record(AuditEvent.POD_DECIDED, number, pod=f"p{number}", uid="u"))
-        it.add(pool(number, "0", "0-1"))
-    found = it.since(audit.stamp(DAY))
+        changes.add(record(AuditEvent.CPUS_MOVED, number, container="c", after=str(number)))
+        changes.add(record(AuditEvent.POD_DECIDED, number, pod=f"p{number}", uid="u"))
+        changes.add(pool(number, "0", "0-1"))
+    found = changes.since(audit.stamp(DAY))
     assert len(found.changes) < 500
     assert len(found.pools) <= 2_000
     assert found.changes[0].time == audit.stamp(DAY + 4_999)

@@ -39,7 +39,7 @@ def test_encodings(encoding: str, unicode: bool) -> None:
 
 @given(st.text())
 def test_each_clean_character_takes_one_column(text: str) -> None:
-    """By an emulator that knows wide and combining characters."""
+    """An emulator with wide and combining characters shows the column."""
     shown = terminal.clean(text)
     assert len(shown) == len(text)
     screen = pyte.Screen(max(len(shown), 1) + 1, 1)
@@ -78,7 +78,7 @@ def test_bars_and_charts() -> None:
     assert terminal.chart([None, 0.0, 0.62, 1.0], 1, Ability()) == [" ▁▅█"]
 
 
-def test_a_line_ends_in_the_style_of_the_terminal() -> None:
+def test_a_line_ends_in_the_default_style() -> None:
     line = (Piece("a"), Piece("b", Style(114, 22, bold=True)), Piece("c"))
     assert terminal.encoded(line, 256) == "a\x1b[1;38;5;114;48;5;22mb\x1b[0mc"
     assert terminal.encoded(line, 16) == "a\x1b[1;32mb\x1b[0mc"
@@ -96,7 +96,7 @@ def test_only_rows_that_differ_are_written() -> None:
 
 @given(st.lists(st.lists(pieces, min_size=4, max_size=4), min_size=1, max_size=4))
 def test_an_emulator_shows_the_last_frame(frames: list[list[list[Piece]]]) -> None:
-    """Whatever it showed before, in the last column too."""
+    """Also in the last column, and after any earlier frame."""
     screen = pyte.Screen(10, 4)
     stream = pyte.Stream(screen)
     shown: list[terminal.Line] = []
@@ -127,15 +127,15 @@ def test_keys(received: bytes, keys: list[str]) -> None:
 
 
 @pytest.mark.parametrize("rest", [b"\x1b", b"\x1b[", b"\x1b[1;", "ü".encode()[:1]])
-def test_the_beginning_of_a_key_is_kept(rest: bytes) -> None:
+def test_an_incomplete_key_is_kept(rest: bytes) -> None:
     assert terminal.keys(b"j" + rest) == (["j"], rest)
 
 
 @given(st.binary(max_size=24), st.integers(0, 24))
-def test_keys_are_the_same_in_parts(received: bytes, place: int) -> None:
+def test_keys_that_arrive_in_parts_are_the_same(received: bytes, position: int) -> None:
     whole, whole_rest = terminal.keys(received)
-    first, rest = terminal.keys(received[:place])
-    second, second_rest = terminal.keys(rest + received[place:])
+    first, rest = terminal.keys(received[:position])
+    second, second_rest = terminal.keys(rest + received[position:])
     if whole_rest == second_rest:
         assert first + second == whole
 

@@ -1,4 +1,4 @@
-"""Nodes as `topolet top` sees them."""
+"""Nodes as `topolet top` observes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOW = 1_700_000_000.0
 
 
 def machine(sockets: int, nodes: int, caches: int, cores: int, threads: int) -> Topology:
-    """As `tests.fixtures.trees.machine`."""
+    """The topology of `tests.fixtures.trees.machine`."""
     per_thread = sockets * nodes * caches * cores
     cpus = tuple(
         Cpu(
@@ -40,13 +40,13 @@ def machine(sockets: int, nodes: int, caches: int, cores: int, threads: int) -> 
 
 
 def snapshot(topology: Topology, shared: int = 6) -> Snapshot:
-    """An LSE pod owns CPUs 1 and 2, an LSR pod, whose CPU is in the BE pool too, CPU 3; `shared`
+    """An LSE pod owns CPUs 1 and 2, an LSR pod owns CPU 3, which is in the BE pool too; `shared`
     pods are in the pools, and the claim of pod 1 is refused."""
-    own, lent = CpuSet((1, 2)), CpuSet((3,))
-    rest = topology.online - own - lent
+    lse_cpus, lsr_cpus = CpuSet((1, 2)), CpuSet((3,))
+    pool = topology.online - lse_cpus - lsr_cpus
     owners = (
-        Owner("t", "ml/train", QoS.LSE, str(own)),
-        Owner("p", "db/postgres", QoS.LSR, str(lent)),
+        Owner("t", "ml/train", QoS.LSE, str(lse_cpus)),
+        Owner("p", "db/postgres", QoS.LSR, str(lsr_cpus)),
     )
     pods = {
         each.uid: PodWanted(each.title, each.qos, Wanted(cpuset=each.cpuset, exclusive=True))
@@ -55,7 +55,7 @@ def snapshot(topology: Topology, shared: int = 6) -> Snapshot:
     for number in range(shared):
         qos, refused = QoS.LS if number % 3 else QoS.BE, "CPUs 9 are offline" * (number == 1)
         pods[f"u{number}"] = PodWanted(
-            f"web/front-{number}", qos, Wanted(cpuset=str(rest)), refused=refused
+            f"web/front-{number}", qos, Wanted(cpuset=str(pool)), refused=refused
         )
     nodes = [each for each in topology.numa_nodes if each.cpus]
     return Snapshot(
@@ -63,8 +63,8 @@ def snapshot(topology: Topology, shared: int = 6) -> Snapshot:
         listed_at=1,
         boot_id="b",
         kubelet_static=False,
-        ls_pools=tuple(Pool(0, each.id, str(rest & each.cpus)) for each in nodes),
-        be_pools=tuple(Pool(0, each.id, str((rest | lent) & each.cpus)) for each in nodes),
+        ls_pools=tuple(Pool(0, each.id, str(pool & each.cpus)) for each in nodes),
+        be_pools=tuple(Pool(0, each.id, str((pool | lsr_cpus) & each.cpus)) for each in nodes),
         owners=owners,
         pods=pods,
         containers={},
@@ -96,16 +96,16 @@ def moved(seconds_ago: float, pod: str, uid: str, kind: str = "move") -> RecentC
 
 
 def node(*shape: int, shared: int = 6) -> NodeObservation:
-    """With a load of each CPU, use of pods, changes and a pool that has shrunk."""
+    """A node with the load of each CPU, the usage of pods, changes and a smaller pool."""
     topology = machine(*(shape or (1, 2, 1, 2, 2)))
-    number = len(topology.cpus)
+    count = len(topology.cpus)
     recent = Recent(
         {"t": audit.stamp(NOW - 60)},
         (
-            PoolSize(audit.stamp(NOW - 200), "LS", 0, number),
-            PoolSize(audit.stamp(NOW - 200), "BE", 0, number),
-            PoolSize(audit.stamp(NOW - 60), "LS", 0, number - 3),
-            PoolSize(audit.stamp(NOW - 60), "BE", 0, number - 2),
+            PoolSize(audit.stamp(NOW - 200), "LS", 0, count),
+            PoolSize(audit.stamp(NOW - 200), "BE", 0, count),
+            PoolSize(audit.stamp(NOW - 60), "LS", 0, count - 3),
+            PoolSize(audit.stamp(NOW - 60), "BE", 0, count - 2),
         ),
         (moved(59, "web/front-1", "u1"), moved(60, "web/front-2", "u2")),
     )
@@ -114,7 +114,7 @@ def node(*shape: int, shared: int = 6) -> NodeObservation:
         live("node-a", topology, snapshot(topology, shared), (GPU, NIC)),
         (),
         12.0,
-        bytes(37 * number % 101 for number in range(number)),
+        bytes(37 * each % 101 for each in range(count)),
         {
             "t": Usage(1.5, 3 << 30),
             "p": Usage(0.4, 900 << 20),

@@ -37,13 +37,13 @@ OPENED = Opened(
     containers=(("main", "running"),),
     groups=(Group("main", "/kubepods/podt/main", {"cpuset.cpus": "1-2"}),),
 )
-lookings = st.builds(
+screen_states = st.builds(
     ScreenState,
     page=st.sampled_from(PAGES),
     focus=st.sampled_from(("pods", "devices", "changes")),
-    selected=st.dictionaries(st.just("pods"), st.sampled_from(("t", "u3", "gone"))),
+    selected=st.dictionaries(st.just("pods"), st.sampled_from(("t", "u3", "deleted"))),
     opened=st.sampled_from(
-        (None, None, ("pods", "t"), ("pods", "gone"), ("devices", nodes.GPU.address))
+        (None, None, ("pods", "t"), ("pods", "deleted"), ("devices", nodes.GPU.address))
     ),
     scroll=st.sampled_from((0, 3, END)),
     sort=st.sampled_from(SORTS),
@@ -73,7 +73,7 @@ def shown(
 
 @given(
     st.sampled_from(SHAPES),
-    lookings,
+    screen_states,
     st.integers(1, 220),
     st.integers(1, 70),
     abilities,
@@ -122,13 +122,13 @@ def test_the_picture_of_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cells_have_owner_and_load() -> None:
-    """CPU 1 has load 37, CPU 3 10; the threads of a core are beside each other."""
+    """CPU 1 has load 37, CPU 3 has load 10; the threads of a core are next to each other."""
     screen = shown(node(), ability=ASCII)
     assert "N0  42% 0=. 4=4  1a3 5=8" in screen
     assert "N1  40% 2a7 6=2  3b1 7=5" in screen
 
 
-def test_cells_stand_for_cores_and_caches_where_cpus_do_not_fit() -> None:
+def test_cells_show_cores_or_caches_if_cpus_do_not_fit() -> None:
     """The threads of 512 CPUs need 8 lines of 80 columns."""
     observed = node(2, 4, 4, 8, 2)
     cells = LoadCells(observed, marks(observed.node), ASCII)
@@ -139,13 +139,13 @@ def test_cells_stand_for_cores_and_caches_where_cpus_do_not_fit() -> None:
     assert "N1" in cores.splitlines()[0]
     assert cores.splitlines()[0].startswith("N0 =***====")
     assert caches.splitlines()[0].startswith("N0 *===")
-    tiny = text(cells.draw(CpuSet(), 20, 2))
-    assert "more line" in tiny
+    small = text(cells.draw(CpuSet(), 20, 2))
+    assert "more line" in small
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
 def test_no_cell_is_cut(columns: int) -> None:
-    """Eight blocks beside each other had no room for the cells behind their labels."""
+    """Eight blocks in a row once left no room for the cells after the labels."""
     for shape in ((8, 1, 1, 2, 1), (2, 4, 1, 3, 2), (1, 1, 1, 40, 2)):
         observed = node(*shape)
         for rows in (4, 12, 40):
@@ -188,7 +188,7 @@ def test_the_cpus_of_the_selected_pod_are_bright() -> None:
     assert plain != bright
 
 
-def test_sorted_by_use() -> None:
+def test_sorted_by_usage() -> None:
     titles = [
         each.title for each in lists.pods(node(), ScreenState(sort="used", filter="web/front"))
     ]
@@ -205,13 +205,15 @@ def test_filter() -> None:
     assert "0 devices" in screen
 
 
-def test_what_needs_attention_is_counted_where_it_does_not_fit() -> None:
-    wrong = tuple(Attention("Device unhealthy", f"fault {each}", device="d") for each in range(9))
+def test_attention_that_does_not_fit_is_counted() -> None:
+    attention = tuple(
+        Attention("Device unhealthy", f"fault {each}", device="d") for each in range(9)
+    )
     observed = msgspec.structs.replace(
         node(), problems=("the agent does not run: these are its last decisions",)
     )
     observed = msgspec.structs.replace(
-        observed, node=msgspec.structs.replace(observed.node, attention=wrong)
+        observed, node=msgspec.structs.replace(observed.node, attention=attention)
     )
     screen = shown(observed)
     assert "! the agent does not run" in screen
@@ -254,20 +256,22 @@ def test_an_opened_device() -> None:
         assert part in screen, part
 
 
-def test_a_pod_that_is_gone() -> None:
-    assert "The pod is gone." in shown(node(), ScreenState(opened=("pods", "gone")))
+def test_a_deleted_pod() -> None:
+    assert "The pod is gone." in shown(node(), ScreenState(opened=("pods", "deleted")))
 
 
 def test_names_can_not_write_to_the_terminal() -> None:
     observed = node()
-    evil = msgspec.structs.replace(
+    hostile = msgspec.structs.replace(
         observed.node.pods[0], title="a/\x1b[2Jevil\u202e漢", refused="\x07"
     )
     observed = msgspec.structs.replace(
-        observed, node=msgspec.structs.replace(observed.node, pods=(evil,))
+        observed, node=msgspec.structs.replace(observed.node, pods=(hostile,))
     )
     drawn = frames.frame(observed, None, ScreenState(), 80, 24, Ability())
-    opened = frames.frame(observed, None, ScreenState(opened=("pods", evil.uid)), 80, 24, Ability())
+    opened = frames.frame(
+        observed, None, ScreenState(opened=("pods", hostile.uid)), 80, 24, Ability()
+    )
     for line in (*drawn, *opened):
         assert all(each.isprintable() for each in terminal.text(line))
     assert "?[2Jevil??" in text(drawn)
@@ -282,7 +286,7 @@ def test_without_decisions() -> None:
     assert "? 0.?" in screen or "0.?" in screen
 
 
-def test_use_of_pods_that_is_unknown() -> None:
+def test_unknown_usage_of_pods() -> None:
     observed = msgspec.structs.replace(node(), usage={"t": Usage(None, None)})
     assert " - " in shown(observed).split(">a ml/train")[1].splitlines()[0]
 
