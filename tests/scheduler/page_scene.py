@@ -3,7 +3,6 @@ exclusive CPUs, unschedulable pods, and decisions."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from typing import Final
 
@@ -79,13 +78,6 @@ class PageScene:
             return ""
         self.extender.bind(ExtenderBindingArgs(pod.name, pod.namespace, pod.uid, nodes[0]))
         return nodes[0]
-
-    def fill(self, pods: int, seed: int = 1) -> None:
-        """Reserves for pods of all kinds on random nodes."""
-        rng, kinds = random.Random(seed), fleet.kinds()
-        for number in range(pods):
-            kind, name = rng.choice(kinds), rng.choice(self.names)
-            clusters.reserve(self.cluster, kind, name, f"filler-{number}")
 
     def server(self) -> HttpServer:
         """A server with only the page."""

@@ -190,7 +190,7 @@ def test_a_pod_of_another_scheduler_counts_once_a_watch_reports_it(scene: Scene)
     assert scene.fits(pod("r", ONE_CPU)) == []
 
 
-def test_a_node_whose_report_counts_unknown_pods_is_infeasible_until_the_watch_reports_them(
+def test_a_report_of_unknown_pods_makes_the_node_infeasible_until_a_watch_reports_them(
     scene: Scene,
 ) -> None:
     scene.add_node("a", TWO_ZONES, topology("a", TWO_ZONES))
@@ -298,11 +298,11 @@ def test_a_pod_with_the_name_of_a_deleted_one_is_not_counted_by_its_report(
 def test_a_report_may_count_only_pods_with_exclusive_resources(scene: Scene) -> None:
     method = "with-exclusive-resources"
     scene.add_node(
-        "a", TWO_ZONES, topology("a", TWO_ZONES, used(0, 4000), ("owner",), method=method)
+        "a", TWO_ZONES, topology("a", TWO_ZONES, used(0, 4000), ("exclusive",), method=method)
     )
     scene.report_pod(pod("shared", {"cpu": "1", "memory": "1"}, limited=False), "a")
     assert scene.fits(pod("q", FOUR_CPUS)) == []
-    scene.report_pod(pod("owner", FOUR_CPUS), "a")
+    scene.report_pod(pod("exclusive", FOUR_CPUS), "a")
     assert scene.fits(pod("q", FOUR_CPUS)) == ["a"]
 
 
@@ -328,9 +328,9 @@ def test_pods_with_claims_use_resources_of_their_allocated_numa_nodes(scene: Sce
     report = topology("a", TWO_ZONES)
     report["metadata"] |= {"annotations": koordinator_report["metadata"]["annotations"]}
     scene.add_node("a", TWO_ZONES, report)
-    owner = pod("owner", {"cpu": "2", "memory": "1"}, labels=LSR, priority=9500)
-    assert scene.fits(owner) == ["a"]
-    assert scene.bind(owner, "a") == ""
+    lsr_pod = pod("lsr", {"cpu": "2", "memory": "1"}, labels=LSR, priority=9500)
+    assert scene.fits(lsr_pod) == ["a"]
+    assert scene.bind(lsr_pod, "a") == ""
     assert scene.fits(pod("q", FOUR_CPUS)) == ["a"]
     (binding,) = [each for each in scene.pods.values() if each["spec"]["nodeName"]]
     scene.report_pod(binding, "a")

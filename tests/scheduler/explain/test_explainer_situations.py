@@ -206,9 +206,9 @@ def test_cpus_that_the_node_reserves() -> None:
 
 def test_a_pcie_switch_without_free_devices() -> None:
     scene = Scene(a=CARDS)
-    cards = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"}
+    whole_gpu = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"}
     allocated = {
-        "gpu": [{"minor": each, "resources": cards} for each in range(4)],
+        "gpu": [{"minor": each, "resources": whole_gpu} for each in range(4)],
         "rdma": [{"minor": 1, "resources": {"koordinator.sh/rdma": "100"}}],
     }
     scene.run(carder(4, rdma=100), "other", "a", **{DEVICE_ALLOCATED: json.dumps(allocated)})

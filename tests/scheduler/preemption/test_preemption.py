@@ -138,7 +138,9 @@ def test_a_candidate_without_victims_is_removed() -> None:
         (pending_pod(4, priority=0), ["p0", "p1"], "n"),
     ],
 )
-def test_no_candidates(pod: dict[str, Any], named: list[str], node: str) -> None:
+def test_without_possible_victims_there_are_no_candidates(
+    pod: dict[str, Any], named: list[str], node: str
+) -> None:
     assert preempt(cluster(*FULL), pod, *named, node=node) is None
 
 
