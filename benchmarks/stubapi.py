@@ -46,7 +46,7 @@ class Cluster:
         self._pods = pods
         self._machines = [fleet.Machine(model) for model in fleet.MODELS]
         self._kinds = fleet.kinds()
-        self._small = (fleet.plain("100m", "128Mi"), fleet.sharer("250m", 1))
+        self._small = (fleet.guaranteed_pod("100m", "128Mi"), fleet.ls_pod("250m", 1))
         self._bound: dict[str, dict[str, Any]] = {}
 
     def objects(self, path: str) -> Iterator[dict[str, Any]]:

@@ -28,7 +28,7 @@ from agent.view.terminal import Ability
 from agent.view.top.frame import frame
 from agent.view.top.screen_state import ScreenState
 from tests.fixtures.browser import browsing
-from tests.fixtures.fleet import carder, owner
+from tests.fixtures.fleet import gpu_pod, owner
 from tests.fixtures.page import ServedNode, served
 from tests.fixtures.screen import EmulatedTerminal, topolet
 from tests.scheduler.page_scene import HOLDER, TOO_LARGE, PageScene
@@ -257,7 +257,7 @@ def cluster() -> bytes:
     """The scheduler's page of a cluster."""
     scene = PageScene(200)
     for number in range(12):
-        scene.place(carder(1 + number % 4), f"train-{number}")
+        scene.place(gpu_pod(1 + number % 4), f"train-{number}")
         scene.place(owner(3 + number % 5, 2), f"web-{number}")
     scene.place(TOO_LARGE, "huge")
     server = scene.server()

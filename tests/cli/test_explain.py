@@ -11,7 +11,7 @@ import yaml
 
 from agent.__main__ import main
 from tests.cli.saved_objects import bound, of_daemon_set, saved
-from tests.fixtures.fleet import carder, owner
+from tests.fixtures.fleet import gpu_pod, owner
 
 Object = dict[str, Any]
 NAME = "--scheduler-name=topolet"
@@ -27,7 +27,7 @@ def test_a_pod_from_the_saved_objects(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_pod_that_gets_no_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    objects = saved(tmp_path, carder(16).pod("p"))
+    objects = saved(tmp_path, gpu_pod(16).pod("p"))
     assert main(["explain", "p", objects, NAME, "-o", "json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["schemaVersion"] == 1

@@ -15,7 +15,7 @@ from agent.scheduler.unschedulable.events import NO_NODE_HAS_ROOM
 from tests.cluster import failures, reported
 from tests.cluster.cluster import Cluster
 from tests.cluster.pods import SCHEDULER, manifest
-from tests.fixtures.fleet import Machine, carder
+from tests.fixtures.fleet import Machine, gpu_pod
 from tests.scheduler import zonednodes
 
 pytestmark = [
@@ -53,7 +53,7 @@ def _report(cluster: Cluster, *objects: dict[str, Any]) -> None:
 
 def with_cards(name: str, gpus: int, rdma: int = 0, **words: Any) -> dict[str, Any]:
     """A pod of so many GPUs and parts of an RDMA device, by Topolet's scheduler."""
-    amounts = dict(carder(gpus, rdma=rdma).requests) if gpus else {"cpu": "4", "memory": "1Gi"}
+    amounts = dict(gpu_pod(gpus, rdma=rdma).requests) if gpus else {"cpu": "4", "memory": "1Gi"}
     if rdma:
         amounts[RDMA] = str(rdma)
     resources = {"requests": amounts, "limits": amounts}

@@ -11,7 +11,7 @@ from agent.model.fragmentation import ClusterFragmentation, NodeFragmentation
 from agent.model.pod.annotations import DEVICE_ALLOCATED, NUMA_TOPOLOGY_SPEC, RESOURCE_STATUS
 from agent.scheduler.fragmentation import fragmentation
 from agent.view.fragmentation import draw
-from tests.fixtures.fleet import CARDS, SMALL, Kind, carder, owner, part, plain
+from tests.fixtures.fleet import CARDS, SMALL, Kind, gpu_pod, gpu_share_pod, guaranteed_pod, owner
 from tests.scheduler import clusters
 
 
@@ -79,7 +79,7 @@ def test_the_rest_of_a_shared_gpu_counts_as_the_shares_that_fit(scene: Scene) ->
             }
         ]
     }
-    scene.run(part(30), "p", "c", devices=devices)
+    scene.run(gpu_share_pod(30), "p", "c", devices=devices)
     node = scene.node("c")
     assert node.free_gpus == 7.7
     assert node.gpus_lost_to_shares == pytest.approx(0.7 - 2 / 3, abs=0.001)
@@ -87,8 +87,8 @@ def test_the_rest_of_a_shared_gpu_counts_as_the_shares_that_fit(scene: Scene) ->
 
 def test_gpus_without_free_cpus_are_expected_to_stay_idle(scene: Scene) -> None:
     whole = [{"minor": 0, "resources": {"koordinator.sh/gpu-core": 100}}]
-    scene.run(carder(1, 8), "p", "c", devices={"gpu": whole}, cpus={"cpuset": "0-7"})
-    scene.run(plain("84", "8Gi"), "q", "c")
+    scene.run(gpu_pod(1, 8), "p", "c", devices={"gpu": whole}, cpus={"cpuset": "0-7"})
+    scene.run(guaranteed_pod("84", "8Gi"), "q", "c")
     assert scene.node("c").gpus_without_cpu_or_memory == pytest.approx(6.5, abs=0.01)
 
 
@@ -103,7 +103,7 @@ def test_a_rebind_moves_a_pod_to_one_numa_node(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [owner(6, 4, "FullPCPUs"), carder(2, 8), part(30), plain("7", "1Gi")]
+    "kind", [owner(6, 4, "FullPCPUs"), gpu_pod(2, 8), gpu_share_pod(30), guaranteed_pod("7", "1Gi")]
 )
 def test_as_many_pods_fit_as_the_scheduler_places(scene: Scene, kind: Kind) -> None:
     scene.run(owner(2, 2), "p", "a", cpus={"cpuset": "0,2"})

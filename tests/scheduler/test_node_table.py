@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.scheduler.node_table import DEMAND_SECONDS, NodeRow, NodeTable
-from tests.fixtures.fleet import CARDS, SMALL, carder, owner, part, sharer
+from tests.fixtures.fleet import CARDS, SMALL, gpu_pod, gpu_share_pod, ls_pod, owner
 from tests.scheduler import clusters
 from tests.scheduler.clock import Clock
 
@@ -19,7 +19,7 @@ def test_a_row_counts_the_resources_without_an_exclusive_allocation() -> None:
     """Each of two NUMA nodes has 8 cores of two threads. The agent is one of the pods."""
     cluster = clusters.cluster({"a": SMALL, "c": CARDS})
     assert clusters.reserve(cluster, owner(3, 2), "a", "p")
-    assert clusters.reserve(cluster, sharer("1", 1), "a", "q")
+    assert clusters.reserve(cluster, ls_pod("1", 1), "a", "q")
     rows = read_all(NodeTable(cluster))
     row = rows["a"]
     assert (row.cpus, row.free_cpus, row.cores, row.free_cores) == (32, 29, 16, 14)
@@ -31,8 +31,8 @@ def test_a_row_counts_the_resources_without_an_exclusive_allocation() -> None:
 
 def test_shares_of_gpus_count() -> None:
     cluster = clusters.cluster({"c": CARDS})
-    assert clusters.reserve(cluster, part(30), "c", "p")
-    assert clusters.reserve(cluster, carder(2), "c", "q")
+    assert clusters.reserve(cluster, gpu_share_pod(30), "c", "p")
+    assert clusters.reserve(cluster, gpu_pod(2), "c", "q")
     row = read_all(NodeTable(cluster))["c"]
     assert row.free_gpus == 5.7
     assert 0 < row.lost_gpus <= 5.7

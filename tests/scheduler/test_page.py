@@ -9,7 +9,7 @@ import pytest
 
 from agent.http.requests import BadRequestError, Reply
 from agent.scheduler.page import MAX_DECISIONS, MAX_NODES, MAX_PODS
-from tests.fixtures.fleet import carder, owner, plain
+from tests.fixtures.fleet import gpu_pod, guaranteed_pod, owner
 from tests.scheduler import clusters
 from tests.scheduler.page_scene import HOLDER, TOO_LARGE, PageScene
 
@@ -139,7 +139,7 @@ def test_unschedulable_pods_are_sent_in_pages() -> None:
 
 def test_an_unschedulable_pod_is_explained_on_request() -> None:
     scene = PageScene(3)
-    assert not scene.place(carder(9), "train")
+    assert not scene.place(gpu_pod(9), "train")
     unexplained = detail(scene, pod="default/train")
     assert unexplained["pod"]["title"] == "default/train"
     assert "explanation" not in unexplained
@@ -169,7 +169,7 @@ def test_decisions_have_their_error_their_requests_and_their_policies() -> None:
 def test_the_newest_decisions_are_sent() -> None:
     scene = PageScene(2)
     for number in range(MAX_DECISIONS + 2):
-        assert scene.place(plain("1m", "1Mi"), f"p-{number}")
+        assert scene.place(guaranteed_pod("1m", "1Mi"), f"p-{number}")
     found = state(scene)
     assert len(found["decisions"]) == MAX_DECISIONS
     assert found["decisions"][0]["title"] == f"default/p-{MAX_DECISIONS + 1}"
@@ -178,8 +178,8 @@ def test_the_newest_decisions_are_sent() -> None:
 def test_the_details_of_a_node_are_its_numa_nodes_gpus_and_pods() -> None:
     scene = PageScene(5)
     state(scene)
-    assert clusters.reserve(scene.cluster, carder(2, 8), "node-00004", "train")
-    assert clusters.reserve(scene.cluster, plain("1", "1Gi"), "node-00004", "web")
+    assert clusters.reserve(scene.cluster, gpu_pod(2, 8), "node-00004", "train")
+    assert clusters.reserve(scene.cluster, guaranteed_pod("1", "1Gi"), "node-00004", "web")
     state(scene)
     found = detail(scene, node="node-00004")
     assert [each["cpus"] for each in found["numa_nodes"]] == [48, 48]

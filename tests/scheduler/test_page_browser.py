@@ -9,7 +9,7 @@ import pytest
 from agent.http.server import HttpServer
 from tests.fixtures.browser import Browser, Tab
 from tests.fixtures.browser import browser as browser
-from tests.fixtures.fleet import carder, owner
+from tests.fixtures.fleet import gpu_pod, owner
 from tests.scheduler import clusters
 from tests.scheduler.page_scene import HOLDER, TOO_LARGE, PageScene
 
@@ -60,7 +60,7 @@ def test_the_cluster_changes_while_the_page_is_open(scene: PageScene, tab: Tab) 
     assert "not enough" in tab.text("#pods")
     assert "default/web" in tab.text("#decisions")
     assert figure(tab, "nodes") == "60"
-    assert scene.place(carder(2), "train")
+    assert scene.place(gpu_pod(2), "train")
     scene.bindings.error = "the API server does not answer"
     scene.place(owner(2, 2), "db")
     scene.queue.remove("uid-huge")
@@ -107,7 +107,7 @@ def test_links_open_the_details_of_a_node_a_pod_and_a_decision(scene: PageScene,
     tab.until("document.getElementById('detail-title')?.textContent.startsWith('Node node-')")
     tab.run("location.hash = '#node=node-00004'")
     tab.until("document.getElementById('detail').innerText.includes('GPU 7')")
-    assert clusters.reserve(scene.cluster, carder(1), "node-00004", "late")
+    assert clusters.reserve(scene.cluster, gpu_pod(1), "node-00004", "late")
     tab.until("document.getElementById('detail').innerText.includes('default/late')")
     tab.click("#decisions a")
     tab.until("document.getElementById('detail-title')?.textContent === 'Pod default/web'")

@@ -7,7 +7,7 @@ from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.model.cpu.cpuset import union
-from tests.fixtures.fleet import CARDS, SINGLE, SMALL, Kind, Model, carder, owner, part
+from tests.fixtures.fleet import CARDS, SINGLE, SMALL, Kind, Model, gpu_pod, gpu_share_pod, owner
 from tests.scheduler import clusters
 
 
@@ -62,16 +62,16 @@ def test_the_cards_of_a_group_are_behind_one_switch() -> None:
     """A single pod would get a card under a switch in use, and the next pod one under another
     switch."""
     on = place(CARDS)
-    assert cards(taken(on, carder(1), "before")) == {0}
-    alone = on.offer(pod_requests(carder(2), 1)[0])
+    assert cards(taken(on, gpu_pod(1), "before")) == {0}
+    alone = on.offer(pod_requests(gpu_pod(2), 1)[0])
     assert isinstance(alone, Granted)
     assert cards(alone) < {0, 1, 2, 3}
-    found = given(on, carder(2), 2)
+    found = given(on, gpu_pod(2), 2)
     assert set.union(*map(cards, found)) == {4, 5, 6, 7}
 
 
 def test_a_group_as_large_as_the_node_takes_it_all() -> None:
-    found = given(place(CARDS), carder(2, 8), 4)
+    found = given(place(CARDS), gpu_pod(2, 8), 4)
     assert set.union(*map(cards, found)) == set(range(8))
     assert len(union(each.holding().allocation.cpus for each in found)) == 32
 
@@ -80,8 +80,8 @@ def test_a_group_as_large_as_the_node_takes_it_all() -> None:
 def test_without_a_large_enough_switch_the_pods_take_any_free_cards(before: int) -> None:
     on = place(CARDS)
     for number in range(before):
-        taken(on, carder(1), f"before-{number}")
-    found = on.offer_all(pod_requests(carder(1), 4))
+        taken(on, gpu_pod(1), f"before-{number}")
+    found = on.offer_all(pod_requests(gpu_pod(1), 4))
     if before == 5:
         assert isinstance(found, Refused)
     else:
@@ -90,14 +90,14 @@ def test_without_a_large_enough_switch_the_pods_take_any_free_cards(before: int)
 
 
 def test_shares_of_cards_are_placed_as_for_each_pod_alone() -> None:
-    found = given(place(CARDS), part(50), 3)
+    found = given(place(CARDS), gpu_share_pod(50), 3)
     assert [cards(each) for each in found] == [{0}, {0}, {1}]
 
 
 def test_a_policy_that_a_whole_group_cannot_meet_applies_to_each_pod() -> None:
     """All cards together span both NUMA nodes; each pod's cards and CPUs may not."""
     model = msgspec.structs.replace(SINGLE, gpus=8)
-    found = given(place(model), carder(2, 8), 4)
+    found = given(place(model), gpu_pod(2, 8), 4)
     for each in found:
         assert {minor // 4 for minor in cards(each)} in ({0}, {1})
     assert set.union(*map(cards, found)) == set(range(8))

@@ -23,11 +23,11 @@ from tests.fixtures.fleet import (
     EIGHT,
     SMALL,
     Kind,
-    carder,
+    gpu_pod,
+    gpu_share_pod,
+    guaranteed_pod,
+    ls_pod,
     owner,
-    part,
-    plain,
-    sharer,
 )
 from tests.scheduler import clusters
 
@@ -47,8 +47,8 @@ def numbers(cluster: SchedulerCache, kind: Kind) -> dict[str, int | None]:
     ("kind", "parts"),
     [
         (owner(2, 2), [{"a", "b"}, {"e"}, {"c", "d"}]),
-        (sharer("2", 1), [{"a", "b"}, {"e"}, {"c", "d"}]),
-        (plain("1", "1Gi"), [{"a", "b", "c", "d"}, {"e"}]),
+        (ls_pod("2", 1), [{"a", "b"}, {"e"}, {"c", "d"}]),
+        (guaranteed_pod("1", "1Gi"), [{"a", "b", "c", "d"}, {"e"}]),
     ],
 )
 def test_empty_nodes_of_one_model_have_one_number(kind: Kind, parts: list[set[str]]) -> None:
@@ -61,7 +61,9 @@ def test_empty_nodes_of_one_model_have_one_number(kind: Kind, parts: list[set[st
         assert len({found[name] for name in each}) == 1
 
 
-@pytest.mark.parametrize("kind", [owner(2, 2), sharer("2", 1, "BestEffort"), carder(1), part(50)])
+@pytest.mark.parametrize(
+    "kind", [owner(2, 2), ls_pod("2", 1, "BestEffort"), gpu_pod(1), gpu_share_pod(50)]
+)
 def test_a_pod_changes_the_number_until_it_is_gone(kind: Kind) -> None:
     """The ids of the cards differ."""
     cluster = clusters.cluster({"a": CARDS, "b": CARDS})
@@ -95,13 +97,13 @@ KINDS = (
     owner(6, 4, "FullPCPUs"),
     owner(6, 4, "SpreadByPCPUs", "LSE"),
     owner(26, 4, "FullPCPUs"),
-    sharer("3", 4),
-    sharer("2", 8, "Restricted"),
-    sharer("6", 16, "SingleNUMANode"),
-    carder(2, 8, 1),
-    carder(1),
-    part(30),
-    plain("4", "8Gi"),
+    ls_pod("3", 4),
+    ls_pod("2", 8, "Restricted"),
+    ls_pod("6", 16, "SingleNUMANode"),
+    gpu_pod(2, 8, 1),
+    gpu_pod(1),
+    gpu_share_pod(30),
+    guaranteed_pod("4", "8Gi"),
 )
 steps = st.tuples(
     st.integers(0, len(KINDS) - 1), st.sampled_from(sorted(MODELS)), st.integers(0, 9)

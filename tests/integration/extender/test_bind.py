@@ -17,7 +17,7 @@ from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache, PodName
 from agent.scheduler.state.pods_api import BindError, BindingApi
-from tests.fixtures.fleet import CARDS, SMALL, Kind, Model, carder, owner, part
+from tests.fixtures.fleet import CARDS, SMALL, Kind, Model, gpu_pod, gpu_share_pod, owner
 from tests.integration.apiserver.server import ApiServer
 from tests.scheduler import clusters
 
@@ -72,8 +72,8 @@ def holdings(cluster: SchedulerCache, name: str) -> dict[str, Any]:
     [
         (owner(2, 1), {"a": SMALL}, 16),
         (owner(4, 1), dict.fromkeys("abcd", SMALL), 8),
-        (part(50), {"a": CARDS}, 16),
-        (carder(1, 2), {"a": CARDS, "b": CARDS}, 8),
+        (gpu_share_pod(50), {"a": CARDS}, 16),
+        (gpu_pod(1, 2), {"a": CARDS, "b": CARDS}, 8),
     ],
     ids=["CPUs of one node", "CPUs of many nodes", "halves of cards", "cards with CPUs"],
 )

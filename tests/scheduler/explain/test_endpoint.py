@@ -26,7 +26,7 @@ from agent.scheduler.explain import endpoint
 from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.preemption.disruption_budgets import Budget
 from agent.view import explanation as view
-from tests.fixtures.fleet import CARDS, SMALL, carder, owner, plain
+from tests.fixtures.fleet import CARDS, SMALL, gpu_pod, guaranteed_pod, owner
 from tests.scheduler.explain.scenes import SCHEDULER, Scene
 
 SECRET = "hidden"
@@ -132,10 +132,10 @@ def test_a_pod_with_gpus_of_a_device_plugin_is_named_for_callers_who_know_its_ui
     body["metadata"]["annotations"] = {GPU_CHECKPOINTS: json.dumps(allocations)}
     scene.devices(body)
     for minor in range(8):
-        scene.run(plain("1", "1Gi"), f"plugged-{minor}", "a")
+        scene.run(guaranteed_pod("1", "1Gi"), f"plugged-{minor}", "a")
     server = started_server(scene)
     transport = Transport(FileAccess(f"http://127.0.0.1:{server.port}"))
-    answer = endpoint.decode_answer(explain(transport, carder(1).pod("p")))
+    answer = endpoint.decode_answer(explain(transport, gpu_pod(1).pod("p")))
     server.close()
     (explanation,) = endpoint.named(answer, {"uid-plugged-3": "default/plugged-3"})
     (cause,) = (

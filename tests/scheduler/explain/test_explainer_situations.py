@@ -18,7 +18,7 @@ from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.scheduler.explain import causes as codes
 from agent.scheduler.explain import explainer
 from agent.scheduler.preemption.disruption_budgets import Budget
-from tests.fixtures.fleet import CARDS, SINGLE, SMALL, carder, owner, plain, sharer
+from tests.fixtures.fleet import CARDS, SINGLE, SMALL, gpu_pod, guaranteed_pod, ls_pod, owner
 from tests.scheduler import zonednodes
 from tests.scheduler.explain.scenes import SCHEDULER, Scene, causes
 
@@ -54,12 +54,12 @@ def test_gpus_that_a_device_plugin_allocated() -> None:
     ]
     body["metadata"]["annotations"] = {GPU_CHECKPOINTS: json.dumps(allocations)}
     scene.devices(body)
-    scene.run(plain("1", "1Gi"), "plugged", "a")
-    pod = carder(1).pod("p")
+    scene.run(guaranteed_pod("1", "1Gi"), "plugged", "a")
+    pod = gpu_pod(1).pod("p")
     by_code = causes(scene.explain_pod(pod))
     assert by_code[codes.HELD_BY_PLUGIN].available == 8
     assert list(by_code) == [codes.HELD_BY_PLUGIN, "device-insufficient"]
-    more_than_all = causes(scene.explain_pod(carder(9).pod("p")))
+    more_than_all = causes(scene.explain_pod(gpu_pod(9).pod("p")))
     assert list(more_than_all)[:2] == ["device-insufficient", codes.HELD_BY_PLUGIN]
     text = scene.explanation_text(pod)
     assert "device plugins gave gpu devices to pods without a scheduler's allocation" in text
@@ -85,7 +85,7 @@ def test_a_node_with_another_policy() -> None:
     text = scene.explanation_text(pod)
     assert "the node has another CPU bind policy" in text
     assert f"Node a: metadata.labels[{BIND_LABEL}]" in text
-    restricted = sharer("2", 4, "Restricted").pod("q")
+    restricted = ls_pod("2", 4, "Restricted").pod("q")
     text = scene.explanation_text(restricted)
     assert "the node has another NUMA policy" in text
     assert "KubeletConfiguration b: topologyManagerPolicy" in text
@@ -211,8 +211,8 @@ def test_a_pcie_switch_without_free_devices() -> None:
         "gpu": [{"minor": each, "resources": whole_gpu} for each in range(4)],
         "rdma": [{"minor": 1, "resources": {"koordinator.sh/rdma": "100"}}],
     }
-    scene.run(carder(4, rdma=100), "other", "a", **{DEVICE_ALLOCATED: json.dumps(allocated)})
-    pod = carder(2, rdma=1).pod("p")
+    scene.run(gpu_pod(4, rdma=100), "other", "a", **{DEVICE_ALLOCATED: json.dumps(allocated)})
+    pod = gpu_pod(2, rdma=1).pod("p")
     pod["metadata"]["annotations"][JOINT] = json.dumps(
         {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}
     )

@@ -25,10 +25,10 @@ from tests.fixtures.fleet import (
     SMALL,
     WIDE,
     Kind,
-    carder,
+    gpu_pod,
+    gpu_share_pod,
+    ls_pod,
     owner,
-    part,
-    sharer,
 )
 from tests.scheduler import clusters
 
@@ -48,13 +48,13 @@ KINDS = (
     owner(6, 4, "FullPCPUs"),
     owner(26, 4, "FullPCPUs", "LSE"),
     owner(14, 300),
-    sharer("3", 4),
-    sharer("1500m", 120, "BestEffort"),
-    sharer("2", 8, "Restricted"),
-    sharer("6", 16, "SingleNUMANode"),
-    carder(2, 8, 1),
-    carder(1),
-    part(30),
+    ls_pod("3", 4),
+    ls_pod("1500m", 120, "BestEffort"),
+    ls_pod("2", 8, "Restricted"),
+    ls_pod("6", 16, "SingleNUMANode"),
+    gpu_pod(2, 8, 1),
+    gpu_pod(1),
+    gpu_share_pod(30),
 )
 
 
@@ -140,7 +140,7 @@ def test_nodes_that_cannot_be_the_best_are_not_checked() -> None:
     assert cache.misses == misses
 
 
-@pytest.mark.parametrize("kind", [owner(400, 4), carder(9)])
+@pytest.mark.parametrize("kind", [owner(400, 4), gpu_pod(9)])
 def test_no_node_is_the_best_if_none_has_room(kind: Kind) -> None:
     cluster = clusters.cluster(MODELS)
     check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(kind)))

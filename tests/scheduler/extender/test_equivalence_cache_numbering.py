@@ -10,11 +10,11 @@ from agent.allocate.node_allocator.pod_request import Reads
 from agent.scheduler.extender.equivalence_cache import StateNumbering
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_info import Feasible, PodRequirements, RequirementsCheck
-from tests.fixtures.fleet import CARDS, EIGHT, SMALL, carder, owner, plain
+from tests.fixtures.fleet import CARDS, EIGHT, SMALL, gpu_pod, guaranteed_pod, owner
 from tests.scheduler import clusters
 
 MODELS = {"a": SMALL, "b": SMALL, "c": CARDS, "d": EIGHT}
-KINDS = (owner(2, 2), carder(1), plain("1", "1Gi"))
+KINDS = (owner(2, 2), gpu_pod(1), guaranteed_pod("1", "1Gi"))
 
 
 class CountedStates(NodeStates):

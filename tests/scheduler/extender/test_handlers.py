@@ -24,10 +24,10 @@ from tests.fixtures.fleet import (
     SMALL,
     Kind,
     Model,
-    carder,
+    gpu_pod,
+    guaranteed_pod,
+    ls_pod,
     owner,
-    plain,
-    sharer,
 )
 from tests.kube import fake_api_server
 from tests.scheduler import clusters
@@ -61,7 +61,7 @@ def test_all_fitting_nodes_are_offered_if_configured(server: fake_api_server.Ser
 
 
 def test_a_pod_with_shared_cpus_is_offered_all_nodes(scene: Scene) -> None:
-    assert scene.fits(scene.pod(sharer("2", 4), "p")) == NODES
+    assert scene.fits(scene.pod(ls_pod("2", 4), "p")) == NODES
 
 
 def test_a_pod_that_needs_nothing_is_offered_all_nodes(scene: Scene) -> None:
@@ -71,13 +71,13 @@ def test_a_pod_that_needs_nothing_is_offered_all_nodes(scene: Scene) -> None:
 def test_a_pod_that_needs_nothing_has_equal_scores(scene: Scene) -> None:
     """Also if one node is infeasible: the plugins of kube-scheduler choose among the others."""
     clusters.add_node(scene.cluster, "s", SINGLE)
-    wide = scene.pod(plain("60", "8Gi"), "p")
+    wide = scene.pod(guaranteed_pod("60", "8Gi"), "p")
     assert scene.fits(wide, ["c", "b", "s"]) == ["c", "b"]
     assert set(scene.scores(wide, ["c", "b", "s"]).values()) == {10}
 
 
 def test_a_pod_that_needs_devices_is_offered_nodes_with_them(scene: Scene) -> None:
-    pod = scene.pod(carder(2), "p")
+    pod = scene.pod(gpu_pod(2), "p")
     assert scene.fits(pod) == ["c"]
     result = scene.filter(pod, ["a"])
     assert result.failed_and_unresolvable_nodes == {"a": "it has no Device"}
@@ -175,7 +175,7 @@ def test_pods_get_the_free_cards_with_the_best_links(scene: Scene) -> None:
     clusters.add_node(scene.cluster, "dgx1", DGX1)
     minors = []
     for name, count in (("p", 3), ("q", 3), ("r", 2)):
-        pod = scene.pod(carder(count), name)
+        pod = scene.pod(gpu_pod(count), name)
         assert scene.fits(pod, ["dgx1"]) == ["dgx1"]
         assert scene.bind(pod, "dgx1") == ""
         minors.append(scene.cards(name))
@@ -186,10 +186,10 @@ def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
     """One card is allocated: the members get the cards of the other quad, each of them a pair with
     two links."""
     clusters.add_node(scene.cluster, "dgx1", DGX1)
-    assert scene.bind(scene.pod(carder(1), "before"), "dgx1") == ""
+    assert scene.bind(scene.pod(gpu_pod(1), "before"), "dgx1") == ""
     assert scene.cards("before") == [0]
     for name in ("p", "q"):
-        pod = scene.pod(carder(2), name, **{GROUP_ANNOTATION: "g/2"})
+        pod = scene.pod(gpu_pod(2), name, **{GROUP_ANNOTATION: "g/2"})
         assert scene.fits(pod, ["dgx1"]) == ["dgx1"]
         assert scene.bind(pod, "dgx1") == ""
     assert [scene.cards("p"), scene.cards("q")] == [[4, 7], [5, 6]]
@@ -264,11 +264,11 @@ def test_cards_of_a_koordinator_reservation_are_free_when_it_ends(scene: Scene) 
     """Cached results of the node are computed again."""
     body = reservations.body("r", reservations.allocation("", dict.fromkeys(range(7), 100)))
     body["status"]["nodeName"] = "c"
-    pod = scene.pod(carder(2), "p")
+    pod = scene.pod(gpu_pod(2), "p")
     assert scene.fits(pod) == ["c"]
     scene.cluster.koordinator_reservations_changed([reservations.event(body)])
     assert scene.fits(pod) == []
-    assert scene.fits(scene.pod(carder(1), "q")) == ["c"]
+    assert scene.fits(scene.pod(gpu_pod(1), "q")) == ["c"]
     assert "gpu: not enough devices are free" in scene.bind(pod, "c")
     scene.cluster.koordinator_reservations_changed([reservations.event(body, ChangeKind.DELETED)])
     assert scene.fits(pod) == ["c"]
@@ -278,12 +278,12 @@ def test_cards_of_a_koordinator_reservation_are_free_when_it_ends(scene: Scene) 
 def test_a_placement_also_scores_plain_pods(server: fake_api_server.Server) -> None:
     scene = Scene(server, placing=True)
     seen = PodsSeen()
-    body = plain("500m", "1Gi").pod("seen", node="a")
+    body = guaranteed_pod("500m", "1Gi").pod("seen", node="a")
     read = records.pods(AgentSelector(), kinds=True)(json.dumps(body).encode())
     seen.pods_changed([Change(ChangeKind.ADDED, ObjectKey("default", "seen"), read)])
     nodes = capacities(scene.cluster)
     apply_placement(seen, scene.cluster, AllocatorRules(), PlacementPolicy.RESIDUAL, nodes)
-    entries = scene.scores(scene.pod(plain("500m", "1Gi"), "p"), NODES)
+    entries = scene.scores(scene.pod(guaranteed_pod("500m", "1Gi"), "p"), NODES)
     assert sorted(entries) == NODES
     assert list(entries.values()).count(handlers.MAX_PRIORITY) == 1
     scene.transport.close()

@@ -29,12 +29,19 @@ from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pods_api import BindingApi
-from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Model, carder, owner, part, sharer
+from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Model, gpu_pod, gpu_share_pod, ls_pod, owner
 from tests.scheduler import clusters
 
 Object = dict[str, Any]
 NODES: dict[str, Model] = {"a": SMALL, "b": SMALL, "c": CARDS}
-KINDS = (owner(8, 8), owner(12, 4, "FullPCPUs"), sharer("3", 4), carder(2, 8), part(50), NOTHING)
+KINDS = (
+    owner(8, 8),
+    owner(12, 4, "FullPCPUs"),
+    ls_pod("3", 4),
+    gpu_pod(2, 8),
+    gpu_share_pod(50),
+    NOTHING,
+)
 REQUEST_SECONDS = 60.0
 """The --request-timeout of kube-apiserver."""
 OUTCOMES = ("bound", "bound", "bound", "refused", "lost answer", "lost request", "late", "error")

@@ -11,7 +11,7 @@ from agent.kube.objects import ChangeKind
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device
 from agent.model.pod.annotations import DEVICE_ALLOCATED
-from tests.fixtures.fleet import CARDS, Kind, Machine, carder
+from tests.fixtures.fleet import CARDS, Kind, Machine, gpu_pod
 from tests.kube import fake_api_server
 from tests.scheduler import clusters, objects
 from tests.scheduler.extender.scene import NODES, Scene
@@ -127,7 +127,7 @@ def test_a_pod_gets_a_card_and_a_listed_device_on_one_node(scene: Scene) -> None
     added = {"type": "xpu", "id": "x", "minor": 0, "health": True, "resources": {XPU: "1"}}
     body["spec"]["devices"].append(added)
     scene.cluster.devices_changed([objects.devices_change(body)])
-    amounts = {**carder(1).requests, XPU: "1"}
+    amounts = {**gpu_pod(1).requests, XPU: "1"}
     pod = scene.pod(Kind(amounts, amounts), "p")
     assert scene.fits(pod) == ["c"]
     assert scene.bind(pod, "c") == ""

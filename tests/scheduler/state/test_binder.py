@@ -19,7 +19,7 @@ from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache, PodName
 from agent.scheduler.state.pods_api import BindError, BindingApi
-from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Kind, carder, owner, part
+from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Kind, gpu_pod, gpu_share_pod, owner
 from tests.kube import fake_api_server
 from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler import clusters
@@ -77,7 +77,7 @@ def test_a_bound_pod_has_its_allocation_in_annotations(env: Environment) -> None
 
 
 def test_a_pod_with_devices_has_them_in_its_annotations(env: Environment) -> None:
-    env.bind(carder(2, 8), "p", "c")
+    env.bind(gpu_pod(2, 8), "p", "c")
     notes = env.pods.pods["default", "p"]["metadata"]["annotations"]
     assert len(allocated(notes)) == 2
     assert len(pod_allocation("uid-p", "default/p", notes).cpus) == 8
@@ -340,7 +340,7 @@ def test_a_member_that_is_not_bound_releases_its_part(env: Environment) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "nodes", "each"),
-    [(owner(2, 1), ["a"], 16), (owner(2, 1), ["a", "b"], 16), (part(50), ["c"], 16)],
+    [(owner(2, 1), ["a"], 16), (owner(2, 1), ["a", "b"], 16), (gpu_share_pod(50), ["c"], 16)],
     ids=["CPUs of one node", "CPUs of two nodes", "halves of cards"],
 )
 def test_32_parallel_callers_get_different_cpus(

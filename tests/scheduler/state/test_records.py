@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agent.scheduler.state import records
 from agent.scheduler.state.records import MAX_LABELS, AgentSelector, InternPool, interned
-from tests.fixtures.fleet import plain
+from tests.fixtures.fleet import guaranteed_pod
 
 TABLES = st.dictionaries(st.integers(0, 3), st.dictionaries(st.sampled_from("ab"), st.integers()))
 
@@ -52,7 +52,7 @@ def test_equal_strings_are_one_object() -> None:
 
 
 def test_labels_of_a_pod_are_bounded() -> None:
-    body = plain("1", "1Gi").pod("p", node="a")
+    body = guaranteed_pod("1", "1Gi").pod("p", node="a")
     body["metadata"]["labels"] = {f"{number:04}": "x" for number in range(2_000)}
     record = records.pods(AgentSelector())(json.dumps(body).encode())
     assert list(record.labels) == [f"{number:04}" for number in range(MAX_LABELS)]
