@@ -29,8 +29,8 @@ def root(tmp_path: Path) -> Path:
     write(str(it), machine())
     for card in gpumachines.a100_hgx().cards:
         address = pci_address(card.bus)
-        buses.plug(it, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
-    buses.plug(it, "pci0000:02/0000:02:00.0", NIC)
+        buses.add_function(it, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
+    buses.add_function(it, "pci0000:02/0000:02:00.0", NIC)
     return it
 
 

@@ -315,7 +315,7 @@ def test_gpus_and_a_driver_that_dies(command_line: list[str], tmp_path: Path) ->
     for card in cards.cards:
         address = pci_address(card.bus)
         place = f"pci{address.rpartition(':')[0]}/{address}"
-        buses.plug(tmp_path / "root", place, {"class": "0x030200\n", "vendor": "0x10de\n"})
+        buses.add_function(tmp_path / "root", place, {"class": "0x030200\n", "vendor": "0x10de\n"})
     driver = FakeDriver(tmp_path, cards)
     environment = {"FAKE_NVML": str(driver.facts)}
     command = [*command_line, f"--gpu-driver-root={driver.root}"]

@@ -1,4 +1,4 @@
-"""PCI trees below a folder of the test."""
+"""Builds PCI trees in a folder of the test."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from agent.model.devices.pci import Function
 def topology(
     nodes: Mapping[int, str], sockets: Mapping[int, str] | None = None, **distances: str
 ) -> Topology:
-    """CPUs of each node and socket in list format, "" for a node with memory alone; one socket per
-    node if `sockets` is absent. `distances` by `nodeN`."""
+    """`nodes` and `sockets` have CPU lists, "" for a node without CPUs; without `sockets` each node
+    is a socket. `distances`: by `nodeN`."""
     socket_of = {
         cpu: socket for socket, cpus in (sockets or nodes).items() for cpu in CpuSet.parse(cpus)
     }
@@ -40,7 +40,7 @@ def topology(
     )
 
 
-def put(folder: Path, files: Mapping[str, str]) -> None:
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
     """A name that ends with `@` is a symbolic link; folders are created as needed."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -52,14 +52,14 @@ def put(folder: Path, files: Mapping[str, str]) -> None:
             path.write_text(text)
 
 
-def plug(root: Path, way: str, files: Mapping[str, str] | None = None) -> Path:
-    """A function at the end of `way` (`pci0000:17/0000:17:00.0`), listed as by the kernel; returns
-    its folder."""
-    folder = root / "sys/devices" / way
-    put(folder, {"class": "0x020000\n", "numa_node": "-1\n"} | dict(files or {}))
+def add_function(root: Path, path: str, files: Mapping[str, str] | None = None) -> Path:
+    """Adds a PCI function at this path (`pci0000:17/0000:17:00.0`), listed as the kernel does it;
+    returns its folder."""
+    folder = root / "sys/devices" / path
+    write_files(folder, {"class": "0x020000\n", "numa_node": "-1\n"} | dict(files or {}))
     listing = root / "sys/bus/pci/devices"
     listing.mkdir(parents=True, exist_ok=True)
-    (listing / folder.name).symlink_to(f"../../../devices/{way}")
+    (listing / folder.name).symlink_to(f"../../../devices/{path}")
     return folder
 
 
@@ -68,10 +68,10 @@ def proximity(one: Function, other: Function) -> Ancestor:
     if one.address == other.address:
         return Ancestor.BOARD
     if one.bridges and other.bridges and one.bridges[0] == other.bridges[0]:
-        together = one.bridges == other.bridges or (
+        same_switch = one.bridges == other.bridges or (
             one.switches and one.switches[-1:] == other.switches[-1:]
         )
-        return Ancestor.SWITCH if together else Ancestor.SWITCHES
+        return Ancestor.SWITCH if same_switch else Ancestor.SWITCHES
     if one.root and one.root == other.root:
         return Ancestor.HOST_BRIDGE
     if one.node >= 0 and one.node == other.node:

@@ -18,7 +18,7 @@ SOURCES = Path(__file__).resolve().parent / "nvml"
 SONAME = "libnvidia-ml.so.1"
 
 GPU, SWITCH = 0, 2
-"""The ends of a link."""
+"""The kinds of the far end of a link."""
 
 ECC_AND_XID = 0x1 | 0x2 | 0x8
 XID = 0x8
@@ -74,7 +74,7 @@ class Machine:
     facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def text(self) -> str:
-        """The first value of a repeated key applies."""
+        """The file of answers. Of a repeated key the first value applies."""
         order = range(len(self.cards)) if self.enumerated is None else self.enumerated
         lines: list[tuple[str, object]] = [
             *self.facts.items(),
@@ -87,9 +87,9 @@ class Machine:
             lines += [(f"pair.{one}.{two}.{key}", value) for key, value in facts.items()]
         return "".join(f"{key} {value}\n" for key, value in lines)
 
-    def but(self, place: int | None = None, /, **facts: object) -> Machine:
-        """The same machine with other values, of one card if `place` is its index; a double
-        underscore represents the dot in a key."""
+    def with_values(self, place: int | None = None, /, **facts: object) -> Machine:
+        """This machine with other values, of the card at index `place` if it is given. A double
+        underscore represents a dot in a key."""
         named = {key.replace("__", "."): value for key, value in facts.items()}
         if place is None:
             return dataclasses.replace(self, facts={**self.facts, **named})
@@ -101,9 +101,7 @@ class Machine:
 
 class FakeDriver:
     """A root below which the library is installed as in a driver container, and the file with its
-    answers.
-
-    `without`: symbols that it lacks, like an old driver."""
+    answers. `without`: symbols that the library lacks, like that of an old driver."""
 
     def __init__(self, folder: Path, machine: Machine, without: tuple[str, ...] = ()) -> None:
         self.root = folder / "driver"
@@ -111,25 +109,25 @@ class FakeDriver:
         libraries = self.root / "usr" / "lib64"
         libraries.mkdir(parents=True)
         _link(folder, libraries / SONAME, without)
-        self.tell(machine)
+        self.set_machine(machine)
 
     @property
     def environment(self) -> dict[str, str]:
         return {**os.environ, "FAKE_NVML": str(self.facts)}
 
-    def tell(self, machine: Machine) -> None:
+    def set_machine(self, machine: Machine) -> None:
         new = self.facts.with_suffix(".new")
         new.write_text(machine.text(), errors="surrogateescape")
         new.replace(self.facts)
 
     def child(self) -> int | None:
-        """The process that was started with this root."""
+        """The id of the agent's child process that has this root among its arguments."""
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
-                words = path.read_bytes().split(b"\0")
+                arguments = path.read_bytes().split(b"\0")
             except OSError:
                 continue
-            if str(self.root).encode() in words:
+            if str(self.root).encode() in arguments:
                 return int(path.parent.name)
         return None
 
@@ -141,14 +139,14 @@ class FakeDriver:
 
 
 def missing() -> str | None:
-    """The reason why a fake driver is not available here."""
+    """The reason why the fake driver can't be built here."""
     return None if shutil.which("gcc") else "no gcc to compile the fake driver"
 
 
 def nvml_header() -> Path | str:
     """The folder of NVIDIA's nvml.h, or the reason why it is not available."""
-    where = source("go-nvml")
-    return where if isinstance(where, str) else where / "gen" / "nvml"
+    folder = source("go-nvml")
+    return folder if isinstance(folder, str) else folder / "gen" / "nvml"
 
 
 def compile_c(*arguments: str) -> str:

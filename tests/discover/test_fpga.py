@@ -6,7 +6,7 @@ import pytest
 
 from agent.discover import fpga, pci
 from agent.model.devices.pci import AcceleratorPort, CharDevice, FpgaDriver, Fpgas
-from tests.discover.buses import plug, put, topology
+from tests.discover.buses import add_function, topology, write_files
 
 CARD = "pci0000:3a/0000:3a:00.0/0000:3b:00.0"
 LOOPBACK = "9aeffe5f84570612c000c9660d824272"
@@ -17,14 +17,16 @@ def read(root: Path) -> Fpgas:
     return fpga.read(str(root), pci.read(str(root), topology({0: "0-3"})).by_address)
 
 
-def dfl(root: Path, region: str, way: str, files: dict[str, str]) -> None:
-    put(root / "sys/devices" / way / "fpga_region" / region, files)
-    put(root / "sys/class/fpga_region", {f"{region}@": f"../../devices/{way}/fpga_region/{region}"})
+def dfl(root: Path, region: str, path: str, files: dict[str, str]) -> None:
+    write_files(root / "sys/devices" / path / "fpga_region" / region, files)
+    write_files(
+        root / "sys/class/fpga_region", {f"{region}@": f"../../devices/{path}/fpga_region/{region}"}
+    )
 
 
 def test_a_card_of_the_device_feature_list(tmp_path: Path) -> None:
     """As in sysfs: the region of the card, and next to it the one inside."""
-    plug(tmp_path, CARD, {"class": "0x120000"})
+    add_function(tmp_path, CARD, {"class": "0x120000"})
     inside = "dfl-fme.0/dfl-fme-region.1"
     files = {
         "dfl-port.0/afu_id": f"{LOOPBACK}\n",
@@ -46,7 +48,7 @@ def test_a_card_of_the_device_feature_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize("linked", [True, False])
 def test_a_card_of_opae(tmp_path: Path, linked: bool) -> None:
     """The class lists a link into the card's folder, or a folder with a link to the card."""
-    plug(tmp_path, CARD)
+    add_function(tmp_path, CARD)
     files = {
         "intel-fpga-port.0/afu_id": LOOPBACK,
         "intel-fpga-fme.0/pr/interface_id": INTERFACE,
@@ -54,10 +56,10 @@ def test_a_card_of_opae(tmp_path: Path, linked: bool) -> None:
     }
     listing, name = tmp_path / "sys/class/fpga", "intel-fpga-dev.0"
     if linked:
-        put(tmp_path / "sys/devices" / CARD / "fpga" / name, files)
-        put(listing, {f"{name}@": f"../../devices/{CARD}/fpga/{name}"})
+        write_files(tmp_path / "sys/devices" / CARD / "fpga" / name, files)
+        write_files(listing, {f"{name}@": f"../../devices/{CARD}/fpga/{name}"})
     else:
-        put(listing / name, files | {"device@": "../../../bus/pci/devices/0000:3b:00.0"})
+        write_files(listing / name, files | {"device@": "../../../bus/pci/devices/0000:3b:00.0"})
     found = read(tmp_path)
     assert found.problems == ()
     (card,) = found.devices
@@ -72,8 +74,8 @@ def test_a_card_of_opae(tmp_path: Path, linked: bool) -> None:
 
 
 def test_a_port_that_was_given_to_a_virtual_function(tmp_path: Path) -> None:
-    plug(tmp_path, CARD, {"virtfn0@": "../0000:3b:00.1"})
-    virtual = plug(tmp_path, CARD[:-1] + "1", {"physfn@": "../0000:3b:00.0"}).name
+    add_function(tmp_path, CARD, {"virtfn0@": "../0000:3b:00.1"})
+    virtual = add_function(tmp_path, CARD[:-1] + "1", {"physfn@": "../0000:3b:00.0"}).name
     dfl(tmp_path, "region0", CARD, {"dfl-fme.0/dev": "241:1"})
     dfl(tmp_path, "region1", CARD[:-1] + "1", {"dfl-port.0/afu_id": LOOPBACK})
     card, port = read(tmp_path).devices
@@ -84,11 +86,11 @@ def test_a_port_that_was_given_to_a_virtual_function(tmp_path: Path) -> None:
 
 
 def test_invalid_entries_are_reported(tmp_path: Path) -> None:
-    plug(tmp_path, CARD)
+    add_function(tmp_path, CARD)
     dfl(tmp_path, "region0", CARD, {"dfl-port.0/afu_id": "nothing", "dfl-fme.0/dev": "x:y"})
-    put(tmp_path / "sys/class/fpga_region/region7/dfl-port.7", {})
+    write_files(tmp_path / "sys/class/fpga_region/region7/dfl-port.7", {})
     dfl(tmp_path, "region8", "pci0000:ff/0000:ff:00.0", {"dfl-port.8/afu_id": LOOPBACK})
-    put(tmp_path / "sys/class/fpga_region", {"other": "", "region9@": "gone"})
+    write_files(tmp_path / "sys/class/fpga_region", {"other": "", "region9@": "gone"})
     found = read(tmp_path)
     assert [each.split("fpga_region/", 1)[1] for each in found.problems] == [
         "region0/dfl-port.0/afu_id: 'nothing': not an id of 32 digits",

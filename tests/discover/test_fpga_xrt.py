@@ -14,7 +14,7 @@ from agent.model.devices.listing import DiscoveredDevices, Published, device_lis
 from agent.model.devices.pci import AcceleratorPort, CharDevice, FpgaDriver, Fpgas, Rdma
 from agent.model.devices.visibility import DeviceNode
 from tests.conftest import DATA
-from tests.discover.buses import put, topology
+from tests.discover.buses import topology, write_files
 
 LOADED = "3da8da1b5c7e6f5b9d0c5c3f4e2d1b0a"
 INTERFACE = "862c7020a250293e32036f19956669e5"
@@ -24,7 +24,7 @@ MANAGEMENT = "sys/devices/pci0000:3d/0000:3d:00.0/0000:3e:00.0"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    put(tmp_path, json.loads((DATA / "xrt/machine.json").read_text()))
+    write_files(tmp_path, json.loads((DATA / "xrt/machine.json").read_text()))
     return tmp_path
 
 

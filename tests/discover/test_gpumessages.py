@@ -39,5 +39,5 @@ def test_too_long_a_line_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_query_is_not_decoded_as_an_answer() -> None:
-    with pytest.raises(ValueError, match="look"):
+    with pytest.raises(ValueError, match="query"):
         msgspec.json.decode(line(Query(1)), type=Answer)

@@ -80,15 +80,15 @@ def test_a_driver_that_is_loaded_later_and_replaced_needs_no_agent_restart(
     watch: Callable[..., Watch],
 ) -> None:
     machine = gpumachines.mixed()
-    here = watch(machine.but(init=9))
+    here = watch(machine.with_values(init=9))
     here.until(fault("DriverNotLoaded"))
-    here.driver.tell(machine)
+    here.driver.set_machine(machine)
     report = here.until(good)
     assert report.inventory is not None
     assert report.inventory.driver == "550.163.01"
-    here.driver.tell(machine.but(init=18, alive=18))
+    here.driver.set_machine(machine.with_values(init=18, alive=18))
     here.until(fault("DriverMismatch"))
-    here.driver.tell(Machine(machine.cards, driver="570.86.15"))
+    here.driver.set_machine(Machine(machine.cards, driver="570.86.15"))
     report = here.until(good)
     assert report.inventory is not None
     assert (report.inventory.driver, len(report.inventory.gpus)) == ("570.86.15", 2)
@@ -98,7 +98,7 @@ def test_an_event_is_reported_at_once_and_causes_a_query(watch: Callable[..., Wa
     machine = gpumachines.mixed()
     here = watch(machine, ASKED)
     here.until(good)
-    here.driver.tell(machine.but(0, **{"return": 15}))
+    here.driver.set_machine(machine.with_values(0, **{"return": 15}))
     here.driver.event(0, 79)
     report = here.until(good)
     assert here.events == [GpuEvent(gpumachines.uuid(0), 79)]
@@ -165,9 +165,9 @@ def test_a_requested_report_comes_before_the_period_ends(watch: Callable[..., Wa
 
 def test_a_requested_report_ends_the_wait_for_a_driver(watch: Callable[..., Watch]) -> None:
     machine = gpumachines.mixed()
-    here = watch(machine.but(init=9), ASKED)
+    here = watch(machine.with_values(init=9), ASKED)
     here.until(fault("DriverNotLoaded"))
-    here.driver.tell(machine)
+    here.driver.set_machine(machine)
     here.watcher.request_report()
     here.until(good)
 
@@ -181,9 +181,9 @@ def test_a_hanging_driver_is_reported_and_queried_again_by_another_child(
     )
     here = watch(machine, timing)
     here.until(good)
-    here.driver.tell(machine.but(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000}))
+    here.driver.set_machine(machine.with_values(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000}))
     here.until(fault("DriverHung"))
-    here.driver.tell(machine)
+    here.driver.set_machine(machine)
     here.until(good)
 
 
@@ -210,7 +210,7 @@ def test_a_child_that_repeatedly_ends_before_its_answer_is_a_driver_fault(
     assert [card.healthy for card in on_report(health, report, 1, GpuActions({})).cards] == [
         False
     ] * 2
-    here.driver.tell(machine)
+    here.driver.set_machine(machine)
     here.until(good)
 
 
@@ -221,7 +221,7 @@ def test_it_releases_the_driver_and_opens_it_again(watch: Callable[..., Watch]) 
     here.watcher.release()
     here.until(fault("LetGo"))
     assert here.driver.child() is None
-    here.driver.tell(Machine(machine.cards, driver="570.86.15"))
+    here.driver.set_machine(Machine(machine.cards, driver="570.86.15"))
     here.watcher.resume()
     report = here.until(good)
     assert report.inventory is not None
@@ -235,7 +235,7 @@ def test_a_watcher_that_released_the_driver_can_be_stopped(watch: Callable[..., 
 
 
 def test_stopping_does_not_wait_for_a_driver_that_hangs(tmp_path: Path) -> None:
-    machine = gpumachines.mixed().but(**{"sleep.nvmlInitWithFlags": 3_600_000})
+    machine = gpumachines.mixed().with_values(**{"sleep.nvmlInitWithFlags": 3_600_000})
     timing = GpuTiming(first_answer_seconds=NEVER)
     here = Watch(FakeDriver(tmp_path, machine), timing)
     here.watcher.stop()
@@ -249,7 +249,9 @@ def test_seven_of_eight_from_driver_to_health(watch: Callable[..., Watch]) -> No
     here = watch(machine, ASKED)
     health = on_report(GpuHealth(), here.until(good), 0, actions, buses)
     assert (len(health.cards), {card.healthy for card in health.cards}) == (8, {True})
-    here.driver.tell(Machine(machine.cards, enumerated=(0, 1, 2, 3, 4, 6, 7), pairs=machine.pairs))
+    here.driver.set_machine(
+        Machine(machine.cards, enumerated=(0, 1, 2, 3, 4, 6, 7), pairs=machine.pairs)
+    )
     here.driver.event(5, 79)
     report = here.until(good)
     for event in here.events:

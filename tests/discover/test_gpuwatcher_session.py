@@ -120,10 +120,10 @@ def test_mig(start: Start) -> None:
 def test_readings_that_mig_mode_hides_return_after_it(start: Start) -> None:
     whole = gpumachines.a100_hgx()
     divided = dataclasses.replace(whole.cards[0], mig=(1, 1))
-    machine = Machine((divided,)).but(0, **{"return.nvmlDeviceGetUtilizationRates": 3})
+    machine = Machine((divided,)).with_values(0, **{"return.nvmlDeviceGetUtilizationRates": 3})
     driver, session = start(machine)
     assert [each.gpu_percent for each in look(session).readings] == [None]
-    driver.tell(Machine(whole.cards[:1]))
+    driver.set_machine(Machine(whole.cards[:1]))
     assert [each.gpu_percent for each in look(session).readings] == [30]
 
 
@@ -144,7 +144,7 @@ def test_a_card_of_unknown_kind_is_not_reported_as_another_kind(start: Start, ca
     machine = gpumachines.with_mig()
     driver, session = start(machine)
     assert len(inventory(session).gpus) == 4
-    driver.tell(machine.but(1, **{f"return.{call}": 999}))
+    driver.set_machine(machine.with_values(1, **{f"return.{call}": 999}))
     found = inventory(session)
     assert [gpu.index for gpu in found.gpus] == [0, 2, 3]
     assert [(each.uuid, each.fault) for each in found.silent] == [
@@ -169,7 +169,7 @@ def test_a_driver_without_gpus(start: Start) -> None:
 
 def test_processes_with_and_without_samples_and_memory(start: Start) -> None:
     whole = 0xFFFFFFFF
-    machine = gpumachines.mixed().but(
+    machine = gpumachines.mixed().with_values(
         0,
         compute=f"100 512 {whole} {whole} 101 -1 3 0",
         graphics=f"100 512 {whole} {whole} 102 1 {whole} {whole}",
@@ -223,14 +223,16 @@ def test_a_card_that_stops_answering_does_not_affect_the_others(
     machine = gpumachines.a100_hgx()
     driver, session = start(machine)
     assert len(inventory(session).gpus) == 8
-    driver.tell(machine.but(3, **{"return": code}))
+    driver.set_machine(machine.with_values(3, **{"return": code}))
     found = inventory(session)
     assert [gpu.index for gpu in found.gpus] == [0, 1, 2, 4, 5, 6, 7]
     assert [(each.index, each.fault) for each in found.silent] == [(3, fault)]
 
 
 def test_a_card_lost_before_its_readings_is_reported_with_its_uuid(start: Start) -> None:
-    _, session = start(gpumachines.a100_hgx().but(3, **{"return.nvmlDeviceGetClockInfo": 15}))
+    _, session = start(
+        gpumachines.a100_hgx().with_values(3, **{"return.nvmlDeviceGetClockInfo": 15})
+    )
     report = look(session)
     assert report.inventory is not None
     assert [(each.uuid, each.fault) for each in report.inventory.silent] == [
@@ -240,13 +242,17 @@ def test_a_card_lost_before_its_readings_is_reported_with_its_uuid(start: Start)
 
 
 def test_a_card_without_permission_is_left_out(start: Start) -> None:
-    _, session = start(gpumachines.mixed().but(1, **{"return.nvmlDeviceGetHandleByIndex_v2": 4}))
+    _, session = start(
+        gpumachines.mixed().with_values(1, **{"return.nvmlDeviceGetHandleByIndex_v2": 4})
+    )
     found = inventory(session)
     assert (len(found.gpus), [each.fault for each in found.silent]) == (1, ["NoPermission"])
 
 
 def test_invalid_text_makes_the_product_empty_or_the_card_unknown(start: Start) -> None:
-    machine = gpumachines.mixed().but(0, name="NVIDIA \udcff").but(1, uuid="GPU-\udcff")
+    machine = (
+        gpumachines.mixed().with_values(0, name="NVIDIA \udcff").with_values(1, uuid="GPU-\udcff")
+    )
     _, session = start(machine)
     found = inventory(session)
     assert [(gpu.uuid, gpu.product) for gpu in found.gpus] == [(gpumachines.uuid(0), "")]
@@ -257,7 +263,7 @@ def test_a_card_that_fell_off_the_bus_shifts_indices_but_not_uuids(start: Start)
     machine = gpumachines.a100_hgx()
     driver, session = start(machine)
     before = {gpu.uuid: gpu for gpu in inventory(session).gpus}
-    driver.tell(Machine(machine.cards, machine.driver, (0, 1, 3, 4, 5, 6, 7), machine.pairs))
+    driver.set_machine(Machine(machine.cards, machine.driver, (0, 1, 3, 4, 5, 6, 7), machine.pairs))
     after = inventory(session)
     assert [gpu.uuid for gpu in after.gpus] == [gpumachines.uuid(n) for n in (0, 1, 3, 4, 5, 6, 7)]
     assert {gpu.minor == before[gpu.uuid].minor for gpu in after.gpus} == {True}
@@ -265,7 +271,7 @@ def test_a_card_that_fell_off_the_bus_shifts_indices_but_not_uuids(start: Start)
 
 
 def test_ecc_errors_remapped_rows_and_the_drivers_advice_are_read(start: Start) -> None:
-    machine = gpumachines.a100_hgx().but(5, ecc="7 2", remapped="1 2 1 0", field__230=1)
+    machine = gpumachines.a100_hgx().with_values(5, ecc="7 2", remapped="1 2 1 0", field__230=1)
     _, session = start(machine)
     reading = look(session).readings[5]
     assert reading.ecc_uncorrected == 2
@@ -279,16 +285,16 @@ def test_a_card_before_ampere_reports_pages_that_wait_for_retirement(start: Star
     machine = gpumachines.dgx1()
     driver, session = start(machine)
     assert {each.retirement_pending for each in look(session).readings} == {False}
-    driver.tell(machine.but(2, retired__pending=1))
+    driver.set_machine(machine.with_values(2, retired__pending=1))
     readings = look(session).readings
     assert [each.retirement_pending for each in readings].index(True) == 2
     assert {each.remapped for each in readings} == {None}
-    driver.tell(machine)
+    driver.set_machine(machine)
     assert {each.retirement_pending for each in look(session).readings} == {False}
 
 
 def test_a_card_that_remaps_rows_is_not_queried_for_retired_pages(start: Start) -> None:
-    _, session = start(gpumachines.a100_hgx().but(0, retired__pending=1))
+    _, session = start(gpumachines.a100_hgx().with_values(0, retired__pending=1))
     assert look(session).readings[0].retirement_pending is None
 
 
@@ -310,7 +316,7 @@ def test_a_card_that_remaps_rows_is_not_queried_for_retired_pages(start: Start) 
 def test_without_a_driver_the_session_ends(
     start: Start, facts: dict[str, object], fault: str
 ) -> None:
-    _, session = start(gpumachines.mixed().but(**facts))
+    _, session = start(gpumachines.mixed().with_values(**facts))
     with pytest.raises(SessionError) as raised:
         look(session)
     assert raised.value.fault == fault
@@ -322,11 +328,11 @@ def test_a_driver_upgrade_ends_the_session_and_the_next_one_has_the_new_driver(
     machine = gpumachines.mixed()
     driver, session = start(machine)
     assert inventory(session).driver == "550.163.01"
-    driver.tell(machine.but(alive=18))
+    driver.set_machine(machine.with_values(alive=18))
     with pytest.raises(SessionError) as raised:
         look(session)
     assert raised.value.fault == "DriverMismatch"
-    driver.tell(Machine(machine.cards, driver="570.86.15"))
+    driver.set_machine(Machine(machine.cards, driver="570.86.15"))
     again = GpuSession(str(driver.root), driver.environment)
     try:
         assert inventory(again).driver == "570.86.15"
@@ -382,7 +388,7 @@ def test_a_hanging_driver_takes_the_deadline_and_its_child_is_killed(start: Star
     machine = gpumachines.mixed()
     driver, session = start(machine)
     look(session)
-    driver.tell(machine.but(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000}))
+    driver.set_machine(machine.with_values(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000}))
     with pytest.raises(SessionError) as raised:
         session.report(0.3)
     assert raised.value.fault == "DriverHung"
@@ -391,16 +397,16 @@ def test_a_hanging_driver_takes_the_deadline_and_its_child_is_killed(start: Star
 
 
 def test_slow_calls_within_the_deadline_are_answers(start: Start) -> None:
-    _, session = start(gpumachines.mixed().but(**{"sleep.nvmlDeviceGetCount_v2": 300}))
+    _, session = start(gpumachines.mixed().with_values(**{"sleep.nvmlDeviceGetCount_v2": 300}))
     assert len(inventory(session).gpus) == 2
 
 
 def test_a_late_answer_is_not_taken_for_the_next(start: Start) -> None:
     machine = gpumachines.mixed()
-    driver, session = start(machine.but(**{"sleep.nvmlDeviceGetCount_v2": 500}))
+    driver, session = start(machine.with_values(**{"sleep.nvmlDeviceGetCount_v2": 500}))
     with pytest.raises(SessionError):
         session.report(0.01)
-    driver.tell(Machine(machine.cards, enumerated=(1,)))
+    driver.set_machine(Machine(machine.cards, enumerated=(1,)))
     # The first report may contain two cards or one; the second is requested after the change.
     assert len(inventory(session).gpus) == 1
 
@@ -428,7 +434,7 @@ def test_the_xid_of_a_lost_card_has_its_uuid(start: Start) -> None:
     machine = gpumachines.a100_hgx()
     driver, session = start(machine)
     look(session)
-    driver.tell(machine.but(2, **{"return": 15}))
+    driver.set_machine(machine.with_values(2, **{"return": 15}))
     driver.event(2, 79)
     eventually("the event", lambda: len(events_of(session)) == 1)
     assert session.events == [GpuEvent(gpumachines.uuid(2), 79)]
@@ -439,7 +445,7 @@ def test_the_xid_of_a_card_that_falls_off_during_a_query_is_reported(start: Star
     driver, session = start(machine)
     look(session)
     rest = dataclasses.replace(machine, enumerated=(0, 1, 3, 4, 5, 6, 7))
-    driver.tell(rest.but(**{"sleep.nvmlDeviceGetCount_v2": 1000}))
+    driver.set_machine(rest.with_values(**{"sleep.nvmlDeviceGetCount_v2": 1000}))
     with pytest.raises(SessionError):
         session.report(0.01)
 
@@ -454,7 +460,7 @@ def test_the_xid_of_a_card_that_falls_off_during_a_query_is_reported(start: Star
 
 
 def test_an_unreported_link_does_not_hide_later_ones(start: Start) -> None:
-    _, session = start(gpumachines.a100_hgx().but(0, **{"link.3": "3 2 -"}))
+    _, session = start(gpumachines.a100_hgx().with_values(0, **{"link.3": "3 2 -"}))
     found = inventory(session)
     assert [link.number for link in found.gpus[0].links] == [*range(3), *range(4, 12)]
     assert found.pairs[0].links == 11
@@ -466,7 +472,7 @@ def test_links_are_read_once_for_the_same_cards_and_again_after_an_nvlink_error(
     machine = gpumachines.a100_hgx()
     driver, session = start(machine)
     assert inventory(session).pairs[0].links == 12
-    driver.tell(machine.but(0, links=6))
+    driver.set_machine(machine.with_values(0, links=6))
     assert inventory(session).pairs[0].links == 12
     driver.event(0, 74)
     eventually("the event", lambda: len(events_of(session)) == 1)
@@ -482,7 +488,7 @@ def test_links_that_come_up_later_are_reported_in_time(start: Start) -> None:
     alone = tuple(dataclasses.replace(each, links=()) for each in cards)
     driver, session = start(dataclasses.replace(machine, cards=alone))
     assert inventory(session).pairs[0].links == 0
-    driver.tell(linked)
+    driver.set_machine(linked)
     eventually("links", lambda: inventory(session).pairs[0].links == 12)
 
 
@@ -490,7 +496,7 @@ def test_repeated_failures_of_waiting_for_events_end_the_session(start: Start) -
     machine = gpumachines.mixed()
     driver, session = start(machine)
     look(session)
-    driver.tell(machine.but(**{"return.nvmlEventSetWait_v2": 999}))
+    driver.set_machine(machine.with_values(**{"return.nvmlEventSetWait_v2": 999}))
 
     def over() -> bool:
         try:
@@ -515,7 +521,7 @@ def test_a_killed_child_is_reported(start: Start) -> None:
 def test_the_child_ends_with_its_parent(tmp_path: Path, hung: bool) -> None:
     machine = gpumachines.mixed()
     if hung:
-        machine = machine.but(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000})
+        machine = machine.with_values(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000})
     driver = FakeDriver(tmp_path, machine)
     program = (
         "import os, signal\n"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.discover import fpga, network, pci
 from agent.model.devices.device_object import Device
 from agent.model.devices.listing import DeviceList, DiscoveredDevices, Published, device_list
-from tests.discover.buses import plug, put, topology
+from tests.discover.buses import add_function, topology, write_files
 
 MACHINE = topology({0: "0-3", 1: "4-7"})
 SOUND = "pci0000:17/0000:17:00.0/0000:18:00.0"
@@ -47,7 +47,7 @@ def look(root: Path) -> DeviceList:
 
 
 def sound(root: Path) -> None:
-    plug(
+    add_function(
         root,
         SOUND,
         {"numa_node": "1", "infiniband/mlx5_9/ports/1/state": "4: ACTIVE"},
@@ -61,7 +61,7 @@ def device(found: DeviceList, bus: str) -> Device:
 def make(folder: Path, name: str, text: str) -> None:
     """Existing paths are not replaced."""
     try:
-        put(folder, {name: text})
+        write_files(folder, {name: text})
     except (OSError, ValueError):
         return
 
@@ -78,13 +78,13 @@ def test_an_invalid_device_does_not_hide_a_valid_one(files: dict[str, str], targ
         root = Path(folder)
         sound(root)
         alone = device(look(root), "0000:18:00.0")
-        strange = plug(root, STRANGE)
+        strange = add_function(root, STRANGE)
         (strange / "class").unlink()
         (strange / "numa_node").unlink()
         for name, text in files.items():
             make(strange, name, text)
         regions = f"../../devices/{STRANGE}/fpga_region/region0"
-        put(root / "sys/class/fpga_region", {"region0@": regions, "region1@": target})
+        write_files(root / "sys/class/fpga_region", {"region0@": regions, "region1@": target})
         make(root / "sys/class/fpga", "intel-fpga-dev.0@", target)
         found = look(root)
         after = device(found, "0000:18:00.0")
@@ -97,17 +97,17 @@ def test_an_invalid_device_does_not_hide_a_valid_one(files: dict[str, str], targ
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_listings_changes_nothing(random: Random) -> None:
     """On some filesystems folders list their entries in the order of creation."""
-    ways = [f"pci0000:{bus:02x}/0000:{bus:02x}:00.0" for bus in range(4)]
-    ways += [f"pci0000:17/0000:17:00.0/0000:18:00.{n}" for n in range(4)]
+    paths = [f"pci0000:{bus:02x}/0000:{bus:02x}:00.0" for bus in range(4)]
+    paths += [f"pci0000:17/0000:17:00.0/0000:18:00.{n}" for n in range(4)]
 
     def built(order: list[str]) -> DeviceList:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
-            for way in order:
-                name = f"r{ways.index(way)}"
+            for path in order:
+                name = f"r{paths.index(path)}"
                 ports = {f"infiniband/{name}/ports/{n}/state": "4: ACTIVE" for n in (2, 1)}
-                plug(root, way, {"numa_node": "0"} | ports)
+                add_function(root, path, {"numa_node": "0"} | ports)
             return look(root)
 
-    shuffled = random.sample(ways, len(ways))
-    assert built(shuffled) == built(ways)
+    shuffled = random.sample(paths, len(paths))
+    assert built(shuffled) == built(paths)

@@ -7,7 +7,7 @@ import pytest
 
 from agent.discover import cpus, network, pci
 from agent.model.devices.pci import CharDevice, Rdma, RdmaDevice, RdmaPort
-from tests.discover.buses import plug, put, topology
+from tests.discover.buses import add_function, topology, write_files
 
 PORT = "pci0000:17/0000:17:00.0"
 TWO_NODES = topology({0: "0-3", 1: "4-7"})
@@ -69,7 +69,7 @@ def test_adapters_whose_driver_for_rdma_is_not_loaded(snapshot: Callable[[str], 
 
 @pytest.mark.parametrize("name", ["mlx5_0", "rocep23s0f0", "ibp23s0", "bnxt_re0", "erdma_0", "x"])
 def test_link_names_of_any_kind(tmp_path: Path, name: str) -> None:
-    plug(tmp_path, f"{PORT}/0000:18:00.0", link(name, 7, "4: ACTIVE"))
+    add_function(tmp_path, f"{PORT}/0000:18:00.0", link(name, 7, "4: ACTIVE"))
     device = only(tmp_path)
     assert [each.name for each in device.physical.links] == [name]
     assert device.physical.char_devices == (
@@ -79,8 +79,10 @@ def test_link_names_of_any_kind(tmp_path: Path, name: str) -> None:
 
 
 def test_an_entry_that_is_not_below_a_pci_function_is_ignored(tmp_path: Path) -> None:
-    put(tmp_path / "sys/class/infiniband", {"scif0@": "../../devices/virtual/infiniband/scif0"})
-    plug(tmp_path, f"{PORT}/0000:18:00.0")
+    write_files(
+        tmp_path / "sys/class/infiniband", {"scif0@": "../../devices/virtual/infiniband/scif0"}
+    )
+    add_function(tmp_path, f"{PORT}/0000:18:00.0")
     assert read(tmp_path) == Rdma()
 
 
@@ -97,12 +99,12 @@ def test_an_entry_that_is_not_below_a_pci_function_is_ignored(tmp_path: Path) ->
     ],
 )
 def test_ports_that_are_down(tmp_path: Path, states: tuple[str, ...], down: tuple[str]) -> None:
-    plug(tmp_path, f"{PORT}/0000:18:00.0", link("r", 0, *states))
+    add_function(tmp_path, f"{PORT}/0000:18:00.0", link("r", 0, *states))
     assert only(tmp_path).physical.down == down
 
 
 def test_several_links_of_a_function_have_files_of_their_own(tmp_path: Path) -> None:
-    plug(
+    add_function(
         tmp_path,
         f"{PORT}/0000:18:00.0",
         link("mlx5_0", 0, "4: ACTIVE") | link("mlx5_1", 1, "1: DOWN"),
@@ -120,11 +122,11 @@ def test_several_links_of_a_function_have_files_of_their_own(tmp_path: Path) -> 
 def test_virtual_functions_have_their_numbers_and_files(tmp_path: Path) -> None:
     """Number 1 is passed through as a whole: it does not have links here, and is kept."""
     virtual = {f"virtfn{n}@": f"../0000:18:00.{n + 1}" for n in (2, 0, 1)}
-    plug(tmp_path, f"{PORT}/0000:18:00.0", virtual | link("mlx5_0", 0, "4: ACTIVE"))
+    add_function(tmp_path, f"{PORT}/0000:18:00.0", virtual | link("mlx5_0", 0, "4: ACTIVE"))
     physical = {"physfn@": "../0000:18:00.0"}
-    plug(tmp_path, f"{PORT}/0000:18:00.1", physical | link("mlx5_2", 2, "4: ACTIVE"))
-    plug(tmp_path, f"{PORT}/0000:18:00.2", physical)
-    plug(tmp_path, f"{PORT}/0000:18:00.3", physical | link("mlx5_4", 4, "4: ACTIVE"))
+    add_function(tmp_path, f"{PORT}/0000:18:00.1", physical | link("mlx5_2", 2, "4: ACTIVE"))
+    add_function(tmp_path, f"{PORT}/0000:18:00.2", physical)
+    add_function(tmp_path, f"{PORT}/0000:18:00.3", physical | link("mlx5_4", 4, "4: ACTIVE"))
     device = only(tmp_path)
     assert [(each.number, each.address, len(each.char_devices)) for each in device.virtual] == [
         (0, "0000:18:00.1", 2),
@@ -141,22 +143,22 @@ def test_a_virtual_function_whose_physical_one_has_no_rdma_is_a_device(
     tmp_path: Path, physical: dict[str, str] | None
 ) -> None:
     if physical is not None:
-        plug(tmp_path, f"{PORT}/0000:18:00.0", physical)
+        add_function(tmp_path, f"{PORT}/0000:18:00.0", physical)
     virtual = {"physfn@": "../0000:18:00.0"} | link("mlx5_2", 2, "4: ACTIVE")
-    plug(tmp_path, f"{PORT}/0000:18:00.1", virtual)
+    add_function(tmp_path, f"{PORT}/0000:18:00.1", virtual)
     assert only(tmp_path).physical.address == "0000:18:00.1"
 
 
 def test_the_connection_managers_device_is_common_to_all(tmp_path: Path) -> None:
-    put(tmp_path / "sys/class/misc/rdma_cm", {"dev": "10:58\n"})
+    write_files(tmp_path / "sys/class/misc/rdma_cm", {"dev": "10:58\n"})
     assert read(tmp_path).common == (CharDevice("/dev/infiniband/rdma_cm", (10, 58)),)
 
 
 def test_invalid_files_are_reported_and_the_device_is_kept(tmp_path: Path) -> None:
     files = link("mlx5_0", 0, "what")
     files |= {"infiniband/mlx5_0/ports/1/rate": "fast", "infiniband_verbs/uverbs0/dev": "c"}
-    folder = plug(tmp_path, f"{PORT}/0000:18:00.0", files)
-    put(folder, {"infiniband/mlx5_0/ports/x/state": "", "infiniband/mlx5_0/fw_ver/x": ""})
+    folder = add_function(tmp_path, f"{PORT}/0000:18:00.0", files)
+    write_files(folder, {"infiniband/mlx5_0/ports/x/state": "", "infiniband/mlx5_0/fw_ver/x": ""})
     found = read(tmp_path)
     listed = f"{tmp_path}/sys/bus/pci/devices/0000:18:00.0/"
     assert [each.removeprefix(listed) for each in found.problems] == [

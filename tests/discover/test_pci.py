@@ -9,13 +9,13 @@ from agent.discover import cpus, pci
 from agent.discover.sysfs import DiscoveryError
 from agent.model.devices.gpus import Ancestor
 from agent.model.devices.pci import Function
-from tests.discover.buses import plug, proximity, put, topology
+from tests.discover.buses import add_function, proximity, topology, write_files
 
 TWO_NODES = topology({0: "0-3", 1: "4-7"})
 
 
-def function(root: Path, way: str, files: dict[str, str] | None = None) -> Function:
-    address = plug(root, way, files).name
+def function(root: Path, path: str, files: dict[str, str] | None = None) -> Function:
+    address = add_function(root, path, files).name
     found = pci.read(str(root), TWO_NODES)
     assert found.problems == ()
     return found.by_address[address]
@@ -51,7 +51,7 @@ def test_an_unlisted_bridge_is_part_of_the_path(engines: dict[str, Function]) ->
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "way"),
+    ("one", "other", "ancestor"),
     [
         ("1b:00.0", "1b:00.0", Ancestor.BOARD),
         ("1a:00.0", "1e:00.0", Ancestor.SWITCH),
@@ -60,9 +60,9 @@ def test_an_unlisted_bridge_is_part_of_the_path(engines: dict[str, Function]) ->
     ],
 )
 def test_proximity_on_a_real_machine(
-    engines: dict[str, Function], one: str, other: str, way: Ancestor
+    engines: dict[str, Function], one: str, other: str, ancestor: Ancestor
 ) -> None:
-    assert proximity(engines[f"0000:{one}"], engines[f"0000:{other}"]) is way
+    assert proximity(engines[f"0000:{one}"], engines[f"0000:{other}"]) is ancestor
 
 
 def test_numa_node_outweighs_local_cpus(snapshot: Callable[[str], str]) -> None:
@@ -103,7 +103,7 @@ def test_a_machine_without_pci(snapshot: Callable[[str], str], name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("way", "root", "pcie"),
+    ("path", "root", "pcie"),
     [
         ("pci000a:00/000a:00:00.0/000a:01:00.0", "pci000a:00", "000a:00:00.0"),
         ("pci10000:00/10000:00:02.0/10000:01:00.0", "pci10000:00", "10000:00:02.0"),
@@ -112,26 +112,26 @@ def test_a_machine_without_pci(snapshot: Callable[[str], str], name: str) -> Non
         ("LNXSYSTM:00/ACPI:00/pciabcdef01:00/abcdef01:00:02.0", "pciabcdef01:00", "pciabcdef01:00"),
     ],
 )
-def test_domains_of_any_width(tmp_path: Path, way: str, root: str, pcie: str) -> None:
-    found = function(tmp_path, way)
+def test_domains_of_any_width(tmp_path: Path, path: str, root: str, pcie: str) -> None:
+    found = function(tmp_path, path)
     assert (found.root, found.pcie) == (root, pcie)
 
 
 def test_two_levels_of_switches(tmp_path: Path) -> None:
     """As on a DGX-2: 34 and 36 share the lower switch, and share the upper one with 39."""
     port, up = "pci0000:2b/0000:2b:00.0", "0000:2c:00.0"
-    ways = {
+    paths = {
         "34": f"{port}/{up}/0000:2d:00.0/0000:32:00.0/0000:33:00.0/0000:34:00.0",
         "36": f"{port}/{up}/0000:2d:00.0/0000:32:00.0/0000:33:01.0/0000:36:00.0",
         "39": f"{port}/{up}/0000:2d:01.0/0000:37:00.0/0000:38:00.0/0000:39:00.0",
         "57": "pci0000:2b/0000:2b:01.0/0000:57:00.0",
         "5c": "pci0000:5b/0000:5b:00.0/0000:5c:00.0",
     }
-    for way in ways.values():
-        plug(tmp_path, way)
+    for path in paths.values():
+        add_function(tmp_path, path)
     found = pci.read(str(tmp_path), TWO_NODES).by_address
-    cards = {bus: found[f"0000:{bus}:00.0"] for bus in ways}
-    assert {bus: proximity(cards["34"], cards[bus]) for bus in ways} == {
+    cards = {bus: found[f"0000:{bus}:00.0"] for bus in paths}
+    assert {bus: proximity(cards["34"], cards[bus]) for bus in paths} == {
         "34": Ancestor.BOARD,
         "36": Ancestor.SWITCH,
         "39": Ancestor.SWITCHES,
@@ -177,7 +177,7 @@ def test_sources_of_the_numa_node(
 def test_nodes_of_memory_alone(
     tmp_path: Path, numa_node: str, nodes: dict[int, str], distances: dict[str, str], node: int
 ) -> None:
-    plug(tmp_path, "pci0000:00/0000:00:05.0", {"numa_node": numa_node})
+    add_function(tmp_path, "pci0000:00/0000:00:05.0", {"numa_node": numa_node})
     (found,) = pci.read(str(tmp_path), topology(nodes, **distances)).by_address.values()
     assert found.node == node
 
@@ -194,7 +194,7 @@ def test_nodes_of_memory_alone(
 def test_the_socket_is_known_only_if_one_has_all_cpus(
     tmp_path: Path, files: dict[str, str], node: int, socket: int
 ) -> None:
-    plug(tmp_path, "pci0000:00/0000:00:05.0", files)
+    add_function(tmp_path, "pci0000:00/0000:00:05.0", files)
     spanning = topology({0: "0-3", 1: "4-7"}, {0: "0-1", 1: "2-7"})
     (found,) = pci.read(str(tmp_path), spanning).by_address.values()
     assert (found.node, found.socket) == (node, socket)
@@ -202,7 +202,7 @@ def test_the_socket_is_known_only_if_one_has_all_cpus(
 
 def test_virtual_functions_are_in_order_of_their_numbers(tmp_path: Path) -> None:
     virtual = {f"virtfn{n}@": f"../0000:18:{n >> 3:02x}.{n & 7}" for n in (10, 2, 1)}
-    plug(tmp_path, "pci0000:17/0000:17:00.0/0000:18:01.2", {"physfn@": "../0000:18:00.0"})
+    add_function(tmp_path, "pci0000:17/0000:17:00.0/0000:18:01.2", {"physfn@": "../0000:18:00.0"})
     found = function(
         tmp_path,
         "pci0000:17/0000:17:00.0/0000:18:00.0",
@@ -214,11 +214,13 @@ def test_virtual_functions_are_in_order_of_their_numbers(tmp_path: Path) -> None
 
 
 def test_invalid_files_are_reported_and_do_not_hide_other_devices(tmp_path: Path) -> None:
-    plug(tmp_path, "pci0000:00/0000:00:01.0", {"class": "0xzz", "numa_node": "many"})
-    plug(tmp_path, "pci0000:00/0000:00:02.0", {"vendor/x": "", "local_cpulist": "9-1"})
-    plug(tmp_path, "pci0000:00/0000:00:03.0", {"numa_node": "0"})
+    add_function(tmp_path, "pci0000:00/0000:00:01.0", {"class": "0xzz", "numa_node": "many"})
+    add_function(tmp_path, "pci0000:00/0000:00:02.0", {"vendor/x": "", "local_cpulist": "9-1"})
+    add_function(tmp_path, "pci0000:00/0000:00:03.0", {"numa_node": "0"})
     listing = tmp_path / "sys/bus/pci/devices"
-    put(listing, {"README": "", "0000:00:04.0@": "../gone", "0000:00:05.8": "", "0:1:2.3@": "x"})
+    write_files(
+        listing, {"README": "", "0000:00:04.0@": "../gone", "0000:00:05.8": "", "0:1:2.3@": "x"}
+    )
     found = pci.read(str(tmp_path), TWO_NODES)
     assert list(found.by_address) == [f"0000:00:0{n}.0" for n in (1, 2, 3)]
     assert [each.removeprefix(str(listing)) for each in found.problems] == [
@@ -231,6 +233,6 @@ def test_invalid_files_are_reported_and_do_not_hide_other_devices(tmp_path: Path
 
 def test_an_unreadable_listing_is_an_error_that_names_it(tmp_path: Path) -> None:
     listing = tmp_path / "sys/bus/pci/devices"
-    put(listing.parent, {"devices@": "devices"})
+    write_files(listing.parent, {"devices@": "devices"})
     with pytest.raises(DiscoveryError, match=f"{listing}: Too many levels"):
         pci.read(str(tmp_path), TWO_NODES)

@@ -16,7 +16,7 @@ import pytest
 
 from agent.kube.store import EmbeddedStore
 from agent.node.sources import SourceName
-from tests.discover.buses import plug, put
+from tests.discover.buses import add_function, write_files
 from tests.faults.conftest import AgentHarness
 from tests.fixtures.ports import free_port
 from tests.node.procfs import process
@@ -208,7 +208,7 @@ def pod_resources_garbage(node: FaultyNode) -> None:
 
 
 def no_driver(node: FaultyNode) -> None:
-    plug(node.root, "pci0000:17/0000:17:00.0", NVIDIA)
+    add_function(node.root, "pci0000:17/0000:17:00.0", NVIDIA)
 
 
 def pci_unreadable(node: FaultyNode) -> None:
@@ -218,8 +218,8 @@ def pci_unreadable(node: FaultyNode) -> None:
 
 
 def rdma_garbage(node: FaultyNode) -> None:
-    found = plug(node.root, "pci0000:17/0000:17:00.0")
-    put(
+    found = add_function(node.root, "pci0000:17/0000:17:00.0")
+    write_files(
         found,
         {
             "infiniband/mlx5_0/node_guid": "0\n",
@@ -231,7 +231,9 @@ def rdma_garbage(node: FaultyNode) -> None:
 
 
 def fpga_garbage(node: FaultyNode) -> None:
-    put(node.root / "sys/class", {"fpga_region/region0/dfl-fme.0/dev": "c", "fpga_region/x": ""})
+    write_files(
+        node.root / "sys/class", {"fpga_region/region0/dfl-fme.0/dev": "c", "fpga_region/x": ""}
+    )
 
 
 def node_annotation(node: FaultyNode) -> None:

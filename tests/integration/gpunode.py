@@ -38,7 +38,7 @@ class GpuHost:
             self.link(Path(path))
         for card in machine.cards:
             address = pci_address(card.bus)
-            buses.plug(self.root, f"pci{address.rpartition(':')[0]}/{address}", _NVIDIA)
+            buses.add_function(self.root, f"pci{address.rpartition(':')[0]}/{address}", _NVIDIA)
 
     def link(self, path: Path) -> None:
         """Adds a link to a folder of this machine to the root folder."""

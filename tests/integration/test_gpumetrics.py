@@ -25,7 +25,9 @@ def test_use_memory_and_health_by_card_pod_and_container(node: TestNode) -> None
     mib = {pids[0]: 300, pids[1]: 20, os.getpid(): 5}
     compute = " ".join(f"{pid} {size} {WHOLE} {WHOLE}" for pid, size in mib.items())
     samples = f"{pids[0]} 40 7 0 0"
-    gpus.driver.tell(gpus.machine.but(0, compute=compute, samples=samples, utilization="45 10"))
+    gpus.driver.set_machine(
+        gpus.machine.with_values(0, compute=compute, samples=samples, utilization="45 10")
+    )
     gpus.start_agent("--exclude=kube-*")
 
     def has(name: str, value: float, **labels: str) -> bool:

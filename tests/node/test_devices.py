@@ -93,7 +93,7 @@ class Node:
 
     def card(self, bus: str) -> None:
         address = pci_address(bus)
-        buses.plug(self.root, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
+        buses.add_function(self.root, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
 
     def observe(self) -> DeviceReport:
         seen = self.view.observe(TOPOLOGY, self.published, self.api_node, self.pods)
@@ -156,7 +156,7 @@ def test_a_card_that_only_pci_lists_is_reported(
     assert text in caplog.text
     cards = gpumachines.mixed().cards
     third = dataclasses.replace(cards[0], uuid=gpumachines.uuid(2), minor=2, bus="00000000:AF:00.0")
-    mixed.driver.tell(Machine((*cards, third)))
+    mixed.driver.set_machine(Machine((*cards, third)))
     mixed.until(lambda it: len(it.devices) == 3)
     assert mixed.seen.missing == ()
 
@@ -166,7 +166,7 @@ def test_a_driver_that_cannot_be_queried_is_reported(
 ) -> None:
     if why := fakenvml.missing():
         pytest.skip(why)
-    node = Node(tmp_path, gpumachines.mixed().but(init=18))
+    node = Node(tmp_path, gpumachines.mixed().with_values(init=18))
     node.card(gpumachines.mixed().cards[0].bus)
     node.until(lambda _: node.seen.fault)
     node.view.close()
@@ -177,7 +177,7 @@ def test_a_driver_that_cannot_be_queried_is_reported(
 def test_published_devices_are_kept_until_the_driver_answers(mixed: Node) -> None:
     first = mixed.until(lambda it: it.devices)
     mixed.view.close()
-    mixed.driver.tell(gpumachines.mixed().but(init=9))
+    mixed.driver.set_machine(gpumachines.mixed().with_values(init=9))
     mixed.view = mixed.new_view()
     labels = node_status.gpu_labels(first.gpus, first.devices)
     body = device_object.encode("n", first.devices, labels, first.annotations)
@@ -189,7 +189,7 @@ def test_published_devices_are_kept_until_the_driver_answers(mixed: Node) -> Non
     assert len(unhealthy.devices) == len(first.devices)
     (condition,) = (each for each in unhealthy.devices[0].conditions if each.type == HEALTHY)
     assert condition.reason == "DriverNotLoaded"
-    mixed.driver.tell(gpumachines.mixed())
+    mixed.driver.set_machine(gpumachines.mixed())
     mixed.until(lambda it: all(health(it)))
 
 
@@ -246,7 +246,7 @@ def test_the_driver_is_released_and_opened_by_the_nodes_annotation(
     assert seen is not None
     assert health(seen.report) == health(report)
     restarted.close()
-    mixed.driver.tell(gpumachines.mixed().but(driver="570.86.15"))
+    mixed.driver.set_machine(gpumachines.mixed().with_values(driver="570.86.15"))
     assert mixed.driver.child() is None
     mixed.api_node = ApiNode()
     mixed.until(lambda it: all(health(it)) and it.gpus.driver_version == "570.86.15")
@@ -284,7 +284,7 @@ def test_links_are_published_as_the_driver_reports_them(dgx1: Node) -> None:
 def test_published_links_are_kept_until_the_driver_answers(dgx1: Node) -> None:
     first = dgx1.until(lambda it: len(it.devices) == 8)
     dgx1.view.close()
-    dgx1.driver.tell(gpumachines.dgx1().but(init=9))
+    dgx1.driver.set_machine(gpumachines.dgx1().with_values(init=9))
     dgx1.view = dgx1.new_view()
     body = device_object.encode("n", first.devices, {}, first.annotations)
     dgx1.published, problems = published(body)
@@ -434,8 +434,8 @@ def test_devices_continue_from_the_published_object(tmp_path: Path) -> None:
     (root / "sys").mkdir(parents=True)
     view = view_of(root)
     assert view.observe(TOPOLOGY, None, ApiNode(), ()) == DeviceState()
-    nic = buses.plug(root, "pci0000:17/0000:17:00.0")
-    buses.put(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
+    nic = buses.add_function(root, "pci0000:17/0000:17:00.0")
+    buses.write_files(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
     view.rescan()
     assert view.observe(TOPOLOGY, None, ApiNode(), ()) is None
     seen = view.observe(TOPOLOGY, Published(gone={"rdma": {"0000:17:00.0": 5}}), ApiNode(), ())
@@ -492,12 +492,12 @@ def test_a_restarted_agent_has_device_files_that_are_not_visible_yet(
     """Minors and instances of cards are unknown until the driver reports them, and a network
     card is not visible while its pod runs."""
     mixed.until(lambda it: it.devices)
-    nic = buses.plug(mixed.root, "pci0000:17/0000:17:00.0")
+    nic = buses.add_function(mixed.root, "pci0000:17/0000:17:00.0")
     files = {
         "infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
         "infiniband_verbs/uverbs0/ibdev": "mlx5_0\n",
     }
-    buses.put(nic, files)
+    buses.write_files(nic, files)
     mixed.view.rescan()
     mixed.until(lambda it: len(it.devices) == 3)
     before = mixed.seen.files
@@ -519,8 +519,8 @@ def test_a_network_card_in_its_pods_namespace_stays_healthy(tmp_path: Path, held
     """Its interface is moved to the pod's network namespace."""
     root = tmp_path / "root"
     (root / "sys").mkdir(parents=True)
-    nic = buses.plug(root, "pci0000:17/0000:17:00.0")
-    buses.put(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
+    nic = buses.add_function(root, "pci0000:17/0000:17:00.0")
+    buses.write_files(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
     view = view_of(root)
     names = ("0000:17:00.0",) if held else ()
     grants = [ReportedDevices("a", "main", "example.com/nic", names, HoldingSource.CHECKPOINT)]
@@ -540,8 +540,8 @@ def test_nothing_is_published_before_pci_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An agent that has no free file descriptors does not report devices as lost."""
-    nic = buses.plug(tmp_path, "pci0000:17/0000:17:00.0")
-    buses.put(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
+    nic = buses.add_function(tmp_path, "pci0000:17/0000:17:00.0")
+    buses.write_files(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
     view = view_of(tmp_path)
 
     def no_descriptors(path: str) -> list[str]:
