@@ -59,16 +59,18 @@ class Outbox:
         pace: ReportPace | None = None,
         clock: Callable[[], float] = time.monotonic,
         first: Callable[[], None] = lambda: None,
+        changed: threading.Condition | None = None,
     ) -> None:
         """`deliver` returns whether it wrote anything. `first` is called before the first delivery,
-        until it succeeds. Both raise StoreError."""
+        until it succeeds. Both raise StoreError. `changed`: on which the thread waits, by the
+        `clock`."""
         self._deliver = deliver
         self._first = first
         self._metrics = metrics
         self._pace = pace or ReportPace()
         self._clock = clock
         self._backoff = Backoff(random.random)
-        self._changed = threading.Condition()
+        self._changed = changed or threading.Condition()
         self._report: Report | None = None
         self._pending_since: float | None = None
         self._last_put = 0.0

@@ -65,20 +65,17 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.changed = Changed()
 
     def __call__(self) -> float:
         return self.now
 
-    def start(self, outbox: Outbox) -> None:
-        self._changed = outbox._changed = Changed()
-        outbox.start()
-
     def advance(self, seconds: float) -> None:
-        eventually("the outbox waits", lambda: self._changed.waiting)
-        with self._changed:
+        eventually("the outbox waits", lambda: self.changed.waiting)
+        with self.changed:
             self.now += seconds
-            self._changed.notify()
-        eventually("the outbox waits again", lambda: self._changed.waiting)
+            self.changed.notify()
+        eventually("the outbox waits again", lambda: self.changed.waiting)
 
 
 @pytest.fixture
@@ -93,8 +90,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def outbox(server: Server, clock: Clock) -> Iterator[Outbox]:
-    it = Outbox(server, AgentMetrics(), PACE, clock)
-    clock.start(it)
+    it = Outbox(server, AgentMetrics(), PACE, clock, changed=clock.changed)
+    it.start()
     yield it
     it.close()
     assert not [each for each in threading.enumerate() if each.name == "reports"]
