@@ -1,7 +1,7 @@
-"""A literal version of Koordinator's CPU accumulator: one list of CPUs at a time, no tables.
+"""A direct translation of Koordinator's CPU accumulator, with lists of CPUs and without tables.
 
-Slow on purpose. It supports machines whose cores, NUMA nodes and sockets have equally many CPUs,
-and stops between cores where the Go code takes one core too many.
+It is slow, and supports machines whose cores, NUMA nodes and sockets have equally many CPUs.
+It stops between cores where the Go code takes one core too many.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def cpus(uid: str, part: str) -> DeviceHolding:
     return DeviceHolding(uid, "main", "dra.cpu", "", "", Form.CPUS, part)
 
 
-def held(
+def holding(
     uid: str,
     form: Form,
     part: str = "",
@@ -39,37 +39,45 @@ def held(
 KEPT, REFUSED = True, False
 
 PAIRS = [
-    # The form in which one pod has the device, that of another pod, and whether both may.
-    (held("a", Form.WHOLE), held("b", Form.WHOLE), REFUSED),
-    (held("a", Form.WHOLE), held("b", Form.WHOLE, source=HoldingSource.ALLOCATION), REFUSED),
-    (held("a", Form.WHOLE), held("b", Form.WHOLE, source=HoldingSource.CLAIM), REFUSED),
-    (held("a", Form.WHOLE), held("b", Form.SHARE, core=1), REFUSED),
-    (held("a", Form.WHOLE), held("b", Form.REPLICA, "0"), REFUSED),
-    (held("a", Form.WHOLE), held("b", Form.INSTANCE, "MIG-x"), REFUSED),
-    (held("a", Form.WHOLE), held("b", Form.FUNCTION, "0000:18:00.1"), REFUSED),
-    (held("a", Form.WHOLE), held("b", Form.OPEN), KEPT),
-    (held("a", Form.SHARE, core=60), held("b", Form.SHARE, core=40), KEPT),
-    (held("a", Form.SHARE, core=60), held("b", Form.SHARE, core=41), REFUSED),
-    (held("a", Form.SHARE, core=60), held("b", Form.REPLICA, "0"), REFUSED),
-    (held("a", Form.SHARE, core=60), held("b", Form.INSTANCE, "MIG-x"), REFUSED),
-    (held("a", Form.SHARE, core=60), held("b", Form.FUNCTION, "0000:18:00.1"), KEPT),
-    (held("a", Form.REPLICA, "0"), held("b", Form.REPLICA, "1"), KEPT),
-    (held("a", Form.REPLICA, "0"), held("b", Form.REPLICA, "0"), REFUSED),
+    # The holdings of two pods of a device, and whether both are kept.
+    (holding("a", Form.WHOLE), holding("b", Form.WHOLE), REFUSED),
+    (holding("a", Form.WHOLE), holding("b", Form.WHOLE, source=HoldingSource.ALLOCATION), REFUSED),
+    (holding("a", Form.WHOLE), holding("b", Form.WHOLE, source=HoldingSource.CLAIM), REFUSED),
+    (holding("a", Form.WHOLE), holding("b", Form.SHARE, core=1), REFUSED),
+    (holding("a", Form.WHOLE), holding("b", Form.REPLICA, "0"), REFUSED),
+    (holding("a", Form.WHOLE), holding("b", Form.INSTANCE, "MIG-x"), REFUSED),
+    (holding("a", Form.WHOLE), holding("b", Form.FUNCTION, "0000:18:00.1"), REFUSED),
+    (holding("a", Form.WHOLE), holding("b", Form.OPEN), KEPT),
+    (holding("a", Form.SHARE, core=60), holding("b", Form.SHARE, core=40), KEPT),
+    (holding("a", Form.SHARE, core=60), holding("b", Form.SHARE, core=41), REFUSED),
+    (holding("a", Form.SHARE, core=60), holding("b", Form.REPLICA, "0"), REFUSED),
+    (holding("a", Form.SHARE, core=60), holding("b", Form.INSTANCE, "MIG-x"), REFUSED),
+    (holding("a", Form.SHARE, core=60), holding("b", Form.FUNCTION, "0000:18:00.1"), KEPT),
+    (holding("a", Form.REPLICA, "0"), holding("b", Form.REPLICA, "1"), KEPT),
+    (holding("a", Form.REPLICA, "0"), holding("b", Form.REPLICA, "0"), REFUSED),
     (
-        held("a", Form.REPLICA, "0"),
-        held("b", Form.REPLICA, "1", resource="nvidia.com/gpu"),
+        holding("a", Form.REPLICA, "0"),
+        holding("b", Form.REPLICA, "1", resource="nvidia.com/gpu"),
         REFUSED,
     ),
-    (held("a", Form.REPLICA, "0"), held("b", Form.INSTANCE, "MIG-x"), REFUSED),
-    (held("a", Form.REPLICA, "0"), held("b", Form.FUNCTION, "f"), REFUSED),
-    (held("a", Form.INSTANCE, "MIG-x"), held("b", Form.INSTANCE, "MIG-y"), KEPT),
-    (held("a", Form.INSTANCE, "MIG-x"), held("b", Form.INSTANCE, "MIG-x"), REFUSED),
-    (held("a", Form.INSTANCE, "MIG-x::0"), held("b", Form.INSTANCE, "MIG-x::1"), KEPT),
-    (held("a", Form.INSTANCE, "MIG-x::0"), held("b", Form.INSTANCE, "MIG-x"), REFUSED),
-    (held("a", Form.INSTANCE, "MIG-x"), held("b", Form.FUNCTION, "f"), REFUSED),
-    (held("a", Form.FUNCTION, "0000:18:00.1"), held("b", Form.FUNCTION, "0000:18:00.2"), KEPT),
-    (held("a", Form.FUNCTION, "0000:18:00.1"), held("b", Form.FUNCTION, "0000:18:00.1"), REFUSED),
-    (held("a", Form.OPEN), held("b", Form.OPEN), KEPT),
+    (holding("a", Form.REPLICA, "0"), holding("b", Form.INSTANCE, "MIG-x"), REFUSED),
+    (holding("a", Form.REPLICA, "0"), holding("b", Form.FUNCTION, "f"), REFUSED),
+    (holding("a", Form.INSTANCE, "MIG-x"), holding("b", Form.INSTANCE, "MIG-y"), KEPT),
+    (holding("a", Form.INSTANCE, "MIG-x"), holding("b", Form.INSTANCE, "MIG-x"), REFUSED),
+    (holding("a", Form.INSTANCE, "MIG-x::0"), holding("b", Form.INSTANCE, "MIG-x::1"), KEPT),
+    (holding("a", Form.INSTANCE, "MIG-x::0"), holding("b", Form.INSTANCE, "MIG-x"), REFUSED),
+    (holding("a", Form.INSTANCE, "MIG-x"), holding("b", Form.FUNCTION, "f"), REFUSED),
+    (
+        holding("a", Form.FUNCTION, "0000:18:00.1"),
+        holding("b", Form.FUNCTION, "0000:18:00.2"),
+        KEPT,
+    ),
+    (
+        holding("a", Form.FUNCTION, "0000:18:00.1"),
+        holding("b", Form.FUNCTION, "0000:18:00.1"),
+        REFUSED,
+    ),
+    (holding("a", Form.OPEN), holding("b", Form.OPEN), KEPT),
     (cpus("a", "2-3"), cpus("b", "4"), KEPT),
     (cpus("a", "2-3"), cpus("b", "3-4"), REFUSED),
 ]
@@ -86,20 +94,20 @@ def test_conflicts_of_two_pods_and_one_device(
 def test_the_table_covers_every_pair_of_forms_and_each_pair_is_tested() -> None:
     pairs = {frozenset(pair) for pair in combinations_with_replacement(Form, 2)}
     assert set(TABLE) == pairs
-    tried = {frozenset({one.form, other.form}) for one, other, _ in PAIRS}
-    always = pairs - tried
+    tested = {frozenset({one.form, other.form}) for one, other, _ in PAIRS}
+    always = pairs - tested
     assert all(each & {Form.OPEN, Form.CPUS} for each in always)
     assert {TABLE[each] for each in always} == {Rule.KEPT}
 
 
 @pytest.mark.parametrize("other", [Form.WHOLE, Form.SHARE, Form.INSTANCE])
 def test_one_pod_may_hold_a_device_under_two_names(other: Form) -> None:
-    one, two = held("a", Form.WHOLE), held("a", other, source=HoldingSource.ALLOCATION)
+    one, two = holding("a", Form.WHOLE), holding("a", other, source=HoldingSource.ALLOCATION)
     assert conflicts((one, two), {CARD: CAPACITY}) == ()
 
 
-def test_other_devices_do_not_matter() -> None:
-    one = held("a", Form.WHOLE)
+def test_holdings_of_different_devices_do_not_conflict() -> None:
+    one = holding("a", Form.WHOLE)
     other = DeviceHolding("b", "main", "nvidia.com/gpu", "gpu", "GPU-b", Form.WHOLE)
     assert conflicts((one, other), {}) == ()
 
@@ -116,7 +124,9 @@ def test_other_devices_do_not_matter() -> None:
 def test_which_holding_is_refused(
     sources: tuple[HoldingSource, HoldingSource], refused: str
 ) -> None:
-    one, other = (held(uid, Form.WHOLE, source=of) for uid, of in zip("ab", sources, strict=True))
+    one, other = (
+        holding(uid, Form.WHOLE, source=of) for uid, of in zip("ab", sources, strict=True)
+    )
     (found,) = conflicts((one, other), {CARD: CAPACITY})
     assert (found.refused.uid, found.rule) == (refused, Rule.REFUSED)
 
@@ -126,13 +136,13 @@ shares = st.lists(st.integers(1, 60), max_size=6)
 
 @given(shares)
 def test_kept_shares_fit_and_no_refused_share_would_fit(amounts: list[int]) -> None:
-    held_shares = [held(str(n), Form.SHARE, core=core) for n, core in enumerate(amounts)]
-    refused = {each.refused.uid for each in conflicts(held_shares, {CARD: CAPACITY})}
-    kept = [each for each in held_shares if each.uid not in refused]
+    shares_of_pods = [holding(str(n), Form.SHARE, core=core) for n, core in enumerate(amounts)]
+    refused = {each.refused.uid for each in conflicts(shares_of_pods, {CARD: CAPACITY})}
+    kept = [each for each in shares_of_pods if each.uid not in refused]
     total = 0
-    for each in held_shares:
+    for each in shares_of_pods:
         core = each.amounts["koordinator.sh/gpu-core"]
-        assert (total + core <= 100) is (each in kept), "in their order, whatever still fits"
+        assert (total + core <= 100) is (each in kept), "in their order, as far as they fit"
         total += core if each in kept else 0
 
 
@@ -140,4 +150,4 @@ def test_two_pods_with_one_cpu_conflict_unless_they_share_a_claim() -> None:
     one, other = cpus("a", "2-3"), cpus("b", "3")
     assert conflicts((one, other, cpus("c", "4")), {}) == (Conflict(one, other, Rule.OTHER_CPUS),)
     shared = [msgspec.structs.replace(each, claim="ns/x") for each in (one, other)]
-    assert conflicts(shared, {}) == (), "two containers may use one claim"
+    assert conflicts(shared, {}) == (), "two pods may use one claim"

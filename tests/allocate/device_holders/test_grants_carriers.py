@@ -13,7 +13,7 @@ def visible(value: str) -> Carriers:
 
 
 @pytest.mark.parametrize(
-    ("carriers", "named"),
+    ("carriers", "names_by_resource"),
     [
         (Carriers(), {}),
         (visible(""), {}),
@@ -34,7 +34,9 @@ def visible(value: str) -> Carriers:
             {"dra.cpu": ("2-3",)},
         ),
         (
-            Carriers(cdi_devices=("nvidia.com/gpu=GPU-a1", "nvidia.com/gds=all", "torn", "x=")),
+            Carriers(
+                cdi_devices=("nvidia.com/gpu=GPU-a1", "nvidia.com/gds=all", "incomplete", "x=")
+            ),
             {"nvidia.com/gpu": ("GPU-a1",), "nvidia.com/gds": ("all",)},
         ),
         (
@@ -62,9 +64,11 @@ def visible(value: str) -> Carriers:
         ),
     ],
 )
-def test_device_names_in_a_container(carriers: Carriers, named: dict[str, tuple[str, ...]]) -> None:
+def test_device_names_in_a_container(
+    carriers: Carriers, names_by_resource: dict[str, tuple[str, ...]]
+) -> None:
     found = of_carriers("pod", "main", carriers)
-    assert {each.resource: each.names for each in found} == named
+    assert {each.resource: each.names for each in found} == names_by_resource
     by_cdi = bool(carriers.cdi_devices)
     source = HoldingSource.CONTAINER if by_cdi else HoldingSource.ENVIRONMENT
     assert {(each.uid, each.container, each.source) for each in found} <= {("pod", "main", source)}

@@ -36,7 +36,8 @@ def test_devices_and_claims_of_present_pods() -> None:
         PluginDevice("intel.com/sriov", "0000:18:00.1"),
     )
     found = of_pod_resources(
-        (pod("a", claim("c", "gpu-2"), devices=devices), pod("ended", claim("d", "gpu-0"))), UIDS
+        (pod("a", claim("c", "gpu-2"), devices=devices), pod("terminated", claim("d", "gpu-0"))),
+        UIDS,
     )
     assert found == (
         ReportedDevices(
@@ -49,7 +50,7 @@ def test_devices_and_claims_of_present_pods() -> None:
     )
 
 
-def clash(one: PodResources, other: PodResources) -> int:
+def conflict_count(one: PodResources, other: PodResources) -> int:
     holdings = [
         held
         for each in of_pod_resources((one, other), UIDS)
@@ -60,13 +61,13 @@ def clash(one: PodResources, other: PodResources) -> int:
 
 
 def test_two_pods_share_a_device_only_by_one_claim() -> None:
-    assert clash(pod("a", claim("c", "gpu-0")), pod("b", claim("c", "gpu-0"))) == 0
-    assert clash(pod("a", claim("c", "gpu-0")), pod("b", claim("d", "gpu-0"))) == 1
+    assert conflict_count(pod("a", claim("c", "gpu-0")), pod("b", claim("c", "gpu-0"))) == 0
+    assert conflict_count(pod("a", claim("c", "gpu-0")), pod("b", claim("d", "gpu-0"))) == 1
 
 
 def test_claims_share_a_device_that_their_driver_divides() -> None:
     one, other = pod("a", claim("c", "gpu-0", "s1")), pod("b", claim("d", "gpu-0", "s2"))
-    assert clash(one, other) == 0
+    assert conflict_count(one, other) == 0
     (holding,) = meaning(of_pod_resources((one,), UIDS)[0], KEYS).holdings
     assert (holding.form, holding.part) == (Form.REPLICA, "s1")
-    assert clash(one, pod("b", claim("d", "gpu-0"))) == 1
+    assert conflict_count(one, pod("b", claim("d", "gpu-0"))) == 1

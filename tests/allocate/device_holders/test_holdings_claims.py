@@ -20,12 +20,12 @@ def claim(
     )
 
 
-def shows(uid: str, variables: dict[str, str]) -> tuple[ReportedDevices, ...]:
+def environment(uid: str, variables: dict[str, str]) -> tuple[ReportedDevices, ...]:
     return of_carriers(uid, "main", Carriers(environment=tuple(variables.items())))
 
 
 @pytest.mark.parametrize(
-    "given",
+    "claims",
     [
         claim(),
         claim(device="cpudev003"),
@@ -33,8 +33,8 @@ def shows(uid: str, variables: dict[str, str]) -> tuple[ReportedDevices, ...]:
         claim(driver="x", device="cpudevmachine"),
     ],
 )
-def test_claim_and_variable_together_determine_the_cpus(given: ReportedDevices) -> None:
-    found = claimed_cpus((given, *shows("a", {"DRA_CPUSET_5f-7e": "2-3,5", "PATH": "/"})))
+def test_cpus_are_owned_by_a_claim_and_its_variable(claims: ReportedDevices) -> None:
+    found = claimed_cpus((claims, *environment("a", {"DRA_CPUSET_5f-7e": "2-3,5", "PATH": "/"})))
     assert found.by_uid == {"a": {"main": CpuSet([2, 3, 5])}}
     assert [(each.part, each.claim) for each in found.holdings] == [("2-3,5", "ns/a")]
     assert found.problems == ()
@@ -43,13 +43,13 @@ def test_claim_and_variable_together_determine_the_cpus(given: ReportedDevices) 
 def test_a_container_may_have_two_claims() -> None:
     other = msgspec.structs.replace(claim(), cdi=("dra.k8s.io/cpu=claim-9",), claim="ns/b")
     variables = {"DRA_CPUSET_5f-7e": "2-3", "DRA_CPUSET_9": "7"}
-    found = claimed_cpus((claim(), other, *shows("a", variables)))
+    found = claimed_cpus((claim(), other, *environment("a", variables)))
     assert found.by_uid == {"a": {"main": CpuSet([2, 3, 7])}}
     assert [each.claim for each in found.holdings] == ["ns/a", "ns/b"]
 
 
 @pytest.mark.parametrize(
-    "given",
+    "claims",
     [
         (),
         (claim("b"),),
@@ -59,24 +59,24 @@ def test_a_container_may_have_two_claims() -> None:
         (msgspec.structs.replace(claim(), container="side"),),
     ],
 )
-def test_a_variable_without_its_claim_takes_no_cpu(given: tuple[ReportedDevices, ...]) -> None:
-    """A user can write such a variable next to a ResourceClaim. It would take the whole pool."""
-    found = claimed_cpus((*given, *shows("a", {"DRA_CPUSET_5f-7e": "0-127"})))
+def test_a_variable_without_its_claim_owns_no_cpu(claims: tuple[ReportedDevices, ...]) -> None:
+    """A user can set such a variable next to a ResourceClaim. It would own the whole pool."""
+    found = claimed_cpus((*claims, *environment("a", {"DRA_CPUSET_5f-7e": "0-127"})))
     assert (found.by_uid, found.holdings) == ({}, ())
     (problem,) = found.problems
     assert problem.endswith("CPUs 0-127 in a variable, and the kubelet reports no such claim")
 
 
 @pytest.mark.parametrize(
-    ("value", "why"),
+    ("value", "reason"),
     [("dynamic", "'dynamic' does not name the CPUs"), (",", "',' is not a list of CPUs")],
 )
-def test_a_variable_without_a_cpu_is_reported(value: str, why: str) -> None:
-    found = claimed_cpus((claim(), *shows("a", {"DRA_CPUSET_5f-7e": value})))
+def test_a_variable_without_a_cpu_is_reported(value: str, reason: str) -> None:
+    found = claimed_cpus((claim(), *environment("a", {"DRA_CPUSET_5f-7e": value})))
     assert found.by_uid == {}
-    assert [each.partition(" in a variable: ")[2] for each in found.problems] == [why]
+    assert [each.partition(" in a variable: ")[2] for each in found.problems] == [reason]
 
 
-def test_a_claim_without_a_variable_takes_no_cpu() -> None:
+def test_a_claim_without_a_variable_owns_no_cpu() -> None:
     """The CPUs are its own only while its container runs."""
     assert claimed_cpus((claim(),)).by_uid == {}

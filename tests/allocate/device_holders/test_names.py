@@ -17,7 +17,7 @@ CLAIM = "gpu.nvidia.com"
 TABLE = [
     # resource, name, type, device, form, part
     (PLUGIN, "GPU-a1", "gpu", "GPU-a1", Form.WHOLE, ""),
-    # NVIDIA's runtime ignores case, and reads numbers as C does.
+    # NVIDIA's runtime ignores case, and parses numbers like C.
     ("", "gpu-A1", "gpu", "GPU-a1", Form.WHOLE, ""),
     ("nvidia.com/gpu", "mig-X", "gpu", "GPU-b2", Form.INSTANCE, "MIG-x"),
     ("", "01", "gpu", "GPU-b2", Form.WHOLE, ""),
@@ -59,7 +59,7 @@ TABLE = [
 ]
 
 
-def read(resource: str, *names: str) -> ReportedDevices:
+def reported(resource: str, *names: str) -> ReportedDevices:
     return ReportedDevices("pod", "main", resource, names, HoldingSource.CHECKPOINT)
 
 
@@ -67,13 +67,13 @@ def read(resource: str, *names: str) -> ReportedDevices:
 def test_holding_of_a_name(
     resource: str, name: str, kind: str, device: str, form: Form, part: str
 ) -> None:
-    found = meaning(read(resource, name), KEYS)
+    found = meaning(reported(resource, name), KEYS)
     assert found.holdings == (DeviceHolding("pod", "main", resource, kind, device, form, part),)
     assert (found.left, found.unknown) == ((), ())
 
 
 @pytest.mark.parametrize(
-    ("resource", "name", "why"),
+    ("resource", "name", "reason"),
     [
         ("", "all", "sees every GPU, and none is reserved for it"),
         ("management.nvidia.com/gpu", "all", "sees every GPU, and none is reserved for it"),
@@ -86,16 +86,16 @@ def test_holding_of_a_name(
         ("", "/dev/nvidiactl", "is not a device that is counted here"),
     ],
 )
-def test_names_that_hold_nothing(resource: str, name: str, why: str) -> None:
-    found = meaning(read(resource, name), KEYS)
-    assert (found.holdings, found.left, found.unknown) == ((), ((name, why),), ())
+def test_names_that_hold_nothing(resource: str, name: str, reason: str) -> None:
+    found = meaning(reported(resource, name), KEYS)
+    assert (found.holdings, found.left, found.unknown) == ((), ((name, reason),), ())
 
 
 @pytest.mark.parametrize(
     ("resource", "name"),
     [
-        (PLUGIN, "GPU-gone"),
-        (PLUGIN, "GPU-gone::0"),
+        (PLUGIN, "GPU-missing"),
+        (PLUGIN, "GPU-missing::0"),
         (PLUGIN, "GPU-b"),
         (PLUGIN, "MIG-z"),
         (PLUGIN, "9"),
@@ -107,19 +107,19 @@ def test_names_that_hold_nothing(resource: str, name: str, why: str) -> None:
 )
 def test_names_of_absent_devices_are_unknown(resource: str, name: str) -> None:
     """Including a prefix that two UUIDs share."""
-    found = meaning(read(resource, name), KEYS)
+    found = meaning(reported(resource, name), KEYS)
     assert (found.holdings, found.left, found.unknown) == ((), (), (name,))
 
 
-def test_the_number_of_an_instance_is_nvmls_when_slots_have_holes() -> None:
-    """The second instance is in slot 2, after the one in slot 1 was destroyed."""
-    assert meaning(read("", "1:1"), KEYS).unknown == ("1:1",)
-    (held,) = meaning(read("", "1:2"), KEYS).holdings
-    assert (held.device, held.part) == ("GPU-b2", "MIG-y")
+def test_the_index_of_an_instance_is_that_of_nvml() -> None:
+    """The second instance has index 2 after the one with index 1 was destroyed."""
+    assert meaning(reported("", "1:1"), KEYS).unknown == ("1:1",)
+    (holding,) = meaning(reported("", "1:2"), KEYS).holdings
+    assert (holding.device, holding.part) == ("GPU-b2", "MIG-y")
 
 
 def test_every_row_of_the_table_is_used() -> None:
-    """Each is used by some name above."""
+    """Each is used by a name of TABLE or of the following list."""
     names = [(resource, name) for resource, name, *_ in TABLE]
     names += [("", "all"), ("dra.cpu", "dynamic"), ("rdma/x", "7"), ("x", "y"), ("x", "minor:0")]
     used = set()
@@ -131,10 +131,12 @@ def test_every_row_of_the_table_is_used() -> None:
     assert used == set(ROWS)
 
 
-def test_a_device_object_alone_has_cards_and_virtual_functions() -> None:
-    """The object that a scheduler reads."""
-    alone = keys(DEVICES)
-    found = meaning(read(PLUGIN, "GPU-b2::MIG-x", "GPU-a1", "0000:18:00.2", "0"), alone)
+def test_names_with_the_keys_of_a_device_object_only() -> None:
+    """A scheduler reads only the Device object."""
+    device_object_keys = keys(DEVICES)
+    found = meaning(
+        reported(PLUGIN, "GPU-b2::MIG-x", "GPU-a1", "0000:18:00.2", "0"), device_object_keys
+    )
     assert [(each.device, each.form) for each in found.holdings] == [
         ("GPU-b2", Form.REPLICA),
         ("GPU-a1", Form.WHOLE),
@@ -145,10 +147,10 @@ def test_a_device_object_alone_has_cards_and_virtual_functions() -> None:
 
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_any_name_is_held_ignored_or_unknown(resource: str, name: str) -> None:
-    found = meaning(read(resource, name, name), KEYS)
+    found = meaning(reported(resource, name, name), KEYS)
     assert len(found.holdings) + len(found.left) + len(found.unknown) == 1
 
 
-def test_a_card_that_the_driver_does_not_list_has_no_number() -> None:
-    gone = msgspec.structs.replace(GPUS[0], uuid="GPU-gone", index=-1)
-    assert [name for name in keys((), (gone,)) if name.startswith("index:")] == []
+def test_a_card_that_the_driver_does_not_list_has_no_index() -> None:
+    missing = msgspec.structs.replace(GPUS[0], uuid="GPU-missing", index=-1)
+    assert [name for name in keys((), (missing,)) if name.startswith("index:")] == []

@@ -33,13 +33,13 @@ BYTES = 1_000
 
 
 def gpu(minor: int, node: int | None = 0, pcie: str = "p0", **other: Any) -> Device:
-    place = None if node is None else DeviceTopology(0, node, pcie)
+    topology = None if node is None else DeviceTopology(0, node, pcie)
     return Device(
         "gpu",
         f"GPU-{minor}",
         minor,
         {CORE: 100, RATIO: 100, MEMORY: BYTES},
-        topology=place,
+        topology=topology,
         **other,
     )
 
@@ -47,11 +47,17 @@ def gpu(minor: int, node: int | None = 0, pcie: str = "p0", **other: Any) -> Dev
 def nic(
     minor: int, node: int | None = 0, pcie: str = "p0", functions: Iterable[str] = (), **other: Any
 ) -> Device:
-    place = None if node is None else DeviceTopology(0, node, pcie)
+    topology = None if node is None else DeviceTopology(0, node, pcie)
     vfs = tuple(VirtualFunction(-1, bus) for bus in functions)
     groups = (VfGroup({"type": "fast"}, vfs),) if vfs else ()
     return Device(
-        "rdma", f"0000:4{minor}:00.0", minor, {RDMA: 100}, topology=place, vf_groups=groups, **other
+        "rdma",
+        f"0000:4{minor}:00.0",
+        minor,
+        {RDMA: 100},
+        topology=topology,
+        vf_groups=groups,
+        **other,
     )
 
 
@@ -68,14 +74,14 @@ def node(
     links: LinkTable | None = None,
     taken: VirtualFunctions | None = None,
 ) -> NodeDevices:
-    """`used`: by minor of a GPU, the percent that pods hold; `nics` likewise."""
+    """`used`: by minor of a GPU, the percentage that pods hold; `nics` likewise."""
     held = {("gpu", minor): part(percent) for minor, percent in (used or {}).items()}
     held |= {("rdma", minor): {RDMA: percent} for minor, percent in (nics or {}).items()}
     return node_devices(inventory(devices, partitions, links), held, taken)
 
 
 def allocation(
-    there: NodeDevices,
+    devices_of_node: NodeDevices,
     amounts: Mapping[str, int],
     annotations: Mapping[str, object] | None = None,
     numa: int | None = None,
@@ -85,7 +91,7 @@ def allocation(
     texts = {key: msgspec.json.encode(value).decode() for key, value in (annotations or {}).items()}
     request = device_request(amounts, texts)
     assert request is not None
-    return allocate(there, request, numa=numa, strategy=strategy)
+    return allocate(devices_of_node, request, numa=numa, strategy=strategy)
 
 
 def minors(found: Allocation | DeviceRefusal, kind: str = "gpu") -> list[int]:

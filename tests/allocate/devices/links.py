@@ -78,30 +78,30 @@ BRIDGED = matrix(
 """Four cards in two bridged pairs that are not adjacent."""
 
 CROSSED = symmetric(8, lambda i, j: 12 if (i, j) in ((0, 2), (1, 3), (4, 6), (5, 7)) else 1)
-"""Eight cards with NV12 between those that are two apart."""
+"""Eight cards with NV12 between those that are two indices apart."""
 
 MATRICES = st.integers(1, 7).flatmap(
     lambda count: st.lists(st.integers(0, 3), min_size=count * count, max_size=count * count).map(
         lambda values: symmetric(count, lambda i, j: values[i * count + j])
     )
 )
-"""Few values, so that there are ties."""
+"""Few different values, so that ties are common."""
 
 
-def by_definition(
-    matrix: Matrix, free: int, count: int, near: Matrix | None = None
+def best_by_enumeration(
+    matrix: Matrix, free: int, count: int, distance: Matrix | None = None
 ) -> tuple[int, ...]:
     """The best of all sets by the objective `bandwidth`."""
-    places = tuple(members(free))
+    indices = tuple(members(free))
 
     def key(chosen: tuple[int, ...]) -> tuple[object, ...]:
         pairs = list(combinations(chosen, 2))
-        rest = list(combinations([place for place in places if place not in chosen], 2))
+        rest = list(combinations([index for index in indices if index not in chosen], 2))
         return (
             min((matrix[i][j] for i, j in pairs), default=0),
-            *(sum(of[i][j] for i, j in pairs) for of in (matrix, near) if of),
-            *(sum(of[i][j] for i, j in rest) for of in (matrix, near) if of),
-            [-place for place in chosen],
+            *(sum(of[i][j] for i, j in pairs) for of in (matrix, distance) if of),
+            *(sum(of[i][j] for i, j in rest) for of in (matrix, distance) if of),
+            [-index for index in chosen],
         )
 
-    return max(combinations(places, count), key=key)
+    return max(combinations(indices, count), key=key)

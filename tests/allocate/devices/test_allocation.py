@@ -36,7 +36,7 @@ PREFERRED = {"deviceTypes": ["gpu", "rdma"]}
 SAME_PCIE = {**PREFERRED, "requiredScope": "SamePCIe"}
 
 
-def test_a_card_gives_the_requested_and_the_derived_amounts() -> None:
+def test_an_allocation_has_the_requested_and_the_derived_amounts() -> None:
     found = allocation(node(EIGHT), {GPU: 50})
     assert isinstance(found, Allocation)
     (card,) = found.devices["gpu"]
@@ -44,7 +44,7 @@ def test_a_card_gives_the_requested_and_the_derived_amounts() -> None:
     assert card.resources == {CORE: 50, RATIO: 50, MEMORY: BYTES // 2}
 
 
-def test_a_pod_that_requests_no_device() -> None:
+def test_a_pod_without_devices_has_no_device_request() -> None:
     assert device_request({"cpu": 1000}, {}) is None
 
 
@@ -52,9 +52,9 @@ def test_a_pod_that_requests_no_device() -> None:
     ("used", "cards", "expected"),
     [
         pytest.param({}, 2, [0, 1], id="one switch"),
-        pytest.param({0: 100}, 2, [2, 3], id="a whole switch, on the NUMA node that is in use"),
+        pytest.param({0: 100}, 2, [2, 3], id="an unused switch of the NUMA node in use"),
         pytest.param({0: 100}, 1, [1], id="the switch that is in use already"),
-        pytest.param({4: 10, 0: 100}, 1, [1], id="of two in use the first"),
+        pytest.param({4: 10, 0: 100}, 1, [1], id="the first of two switches in use"),
         pytest.param({0: 100, 2: 100, 4: 1}, 2, [6, 7], id="one switch before one NUMA node"),
         pytest.param({0: 100, 2: 100, 4: 1, 6: 1}, 2, [1, 3], id="one NUMA node"),
         pytest.param({0: 100, 5: 100}, 4, [1, 2, 3, 4], id="two NUMA nodes, lowest minors"),
@@ -93,9 +93,9 @@ def test_the_strategy_chooses_the_card_of_a_share() -> None:
     both = [gpu(0), gpu(1)]
     assert minors(allocation(node(both, {0: 10, 1: 80}), {GPU: 10}, strategy=MOST)) == [1]
     assert minors(allocation(node(both, {0: 80, 1: 10}), {GPU: 10}, strategy=LEAST)) == [1]
-    apart = [gpu(0, 0, "p0"), gpu(1, 1, "p1")]
-    assert minors(allocation(node(apart, {0: 10}), {GPU: 10}, strategy=LEAST)) == [1]
-    assert minors(allocation(node(apart, {0: 10}), {GPU: 95}, strategy=MOST)) == [1]
+    two_nodes = [gpu(0, 0, "p0"), gpu(1, 1, "p1")]
+    assert minors(allocation(node(two_nodes, {0: 10}), {GPU: 10}, strategy=LEAST)) == [1]
+    assert minors(allocation(node(two_nodes, {0: 10}), {GPU: 95}, strategy=MOST)) == [1]
 
 
 def test_without_a_strategy_a_share_goes_to_the_most_used_switch() -> None:
@@ -150,20 +150,22 @@ def test_unhealthy_devices_are_not_chosen_and_apply_for_all_skips_them() -> None
     nics = [nic(each, healthy=each != 1) for each in range(4)]
     hint = {"rdma": {"allocateStrategy": "ApplyForAll"}}
     assert minors(allocation(node(nics), {RDMA: 10}, {HINT: hint}), "rdma") == [0, 2, 3]
-    ill = [nic(0, healthy=False)]
-    assert allocation(node(ill), {RDMA: 10}, {HINT: hint}) == DeviceRefusal(
+    unhealthy = [nic(0, healthy=False)]
+    assert allocation(node(unhealthy), {RDMA: 10}, {HINT: hint}) == DeviceRefusal(
         "rdma", DeviceCause.INSUFFICIENT
     )
-    assert allocation(node(ill), {RDMA: 10}) == DeviceRefusal("rdma", DeviceCause.INSUFFICIENT)
+    assert allocation(node(unhealthy), {RDMA: 10}) == DeviceRefusal(
+        "rdma", DeviceCause.INSUFFICIENT
+    )
 
 
 def test_selectors_and_numa_nodes_exclude_devices() -> None:
     labelled = [gpu(each, each, labels={"tier": "ab"[each % 2]}) for each in range(4)]
     hint = {"gpu": {"selector": {"matchLabels": {"tier": "b"}}}}
-    there = node(labelled)
-    assert minors(allocation(there, {CARDS: 2}, {HINT: hint})) == [1, 3]
-    assert minors(allocation(there, {CARDS: 1}, {HINT: hint}, numa=0b1100)) == [3]
-    assert allocation(there, {CARDS: 2}, {HINT: hint}, numa=0b1100) == DeviceRefusal(
+    node_ = node(labelled)
+    assert minors(allocation(node_, {CARDS: 2}, {HINT: hint})) == [1, 3]
+    assert minors(allocation(node_, {CARDS: 1}, {HINT: hint}, numa=0b1100)) == [3]
+    assert allocation(node_, {CARDS: 2}, {HINT: hint}, numa=0b1100) == DeviceRefusal(
         "gpu", DeviceCause.INSUFFICIENT
     )
 
@@ -171,30 +173,30 @@ def test_selectors_and_numa_nodes_exclude_devices() -> None:
 def test_a_device_with_numa_node_minus_one_is_on_every_node_and_one_without_topology_on_none() -> (
     None
 ):
-    there = node([nic(0, None), nic(1, -1), nic(2, 1)])
-    assert minors(allocation(there, {RDMA: 200}, numa=0b10), "rdma") == [1, 2]
-    assert minors(allocation(there, {RDMA: 100}, numa=0b01), "rdma") == [1]
+    node_ = node([nic(0, None), nic(1, -1), nic(2, 1)])
+    assert minors(allocation(node_, {RDMA: 200}, numa=0b10), "rdma") == [1, 2]
+    assert minors(allocation(node_, {RDMA: 100}, numa=0b01), "rdma") == [1]
 
 
 def test_exclusion_by_switch_avoids_switches_in_use() -> None:
-    """It has no effect in Koordinator."""
+    """Koordinator ignores this policy."""
     hint = {"gpu": {"exclusivePolicy": "PCIeLevel"}}
-    there = node(EIGHT, {0: 10, 2: 10})
-    assert minors(allocation(there, {CARDS: 1}, {HINT: hint})) == [4]
-    assert allocation(there, {CARDS: 5}, {HINT: hint}) == DeviceRefusal(
+    node_ = node(EIGHT, {0: 10, 2: 10})
+    assert minors(allocation(node_, {CARDS: 1}, {HINT: hint})) == [4]
+    assert allocation(node_, {CARDS: 5}, {HINT: hint}) == DeviceRefusal(
         "gpu", DeviceCause.INSUFFICIENT
     )
 
 
-def test_functions_are_taken_by_number() -> None:
+def test_virtual_functions_are_allocated_in_numeric_order() -> None:
     """Koordinator takes .10 before .2."""
     hint = {"rdma": {"vfSelector": {"matchLabels": {"type": "fast"}}}}
     buses = ["0000:40:00.10", "0000:40:00.2", "0000:40:00.a"]
     one = [nic(0, functions=buses)]
 
     def taken(*held: str) -> Allocation | DeviceRefusal:
-        there = node(one, taken={("rdma", 0): frozenset(held)})
-        return allocation(there, {RDMA: 1}, {HINT: hint})
+        node_ = node(one, taken={("rdma", 0): frozenset(held)})
+        return allocation(node_, {RDMA: 1}, {HINT: hint})
 
     for held, expected in (((), buses[1]), (buses[1:2], buses[2]), (buses[1:], buses[0])):
         found = taken(*held)
@@ -211,49 +213,49 @@ def test_a_type_that_the_node_does_not_have() -> None:
 
 
 def test_a_scope_is_refused_when_a_card_has_no_topology() -> None:
-    there = node([gpu(0), gpu(1, None)])
+    node_ = node([gpu(0), gpu(1, None)])
     hint = {"gpu": {"requiredTopologyScope": "PCIe"}}
-    assert allocation(there, {CARDS: 1}, {HINT: hint}) == DeviceRefusal(
+    assert allocation(node_, {CARDS: 1}, {HINT: hint}) == DeviceRefusal(
         "gpu", DeviceCause.NO_TOPOLOGY
     )
-    assert minors(allocation(there, {CARDS: 2})) == [0, 1]
+    assert minors(allocation(node_, {CARDS: 2})) == [0, 1]
 
 
 def test_the_requested_number_of_nics_near_the_gpus_is_allocated() -> None:
     """Koordinator allocates one for every switch."""
-    there = node([gpu(0, 0, "p0"), gpu(1, 0, "p1"), nic(0, 0, "p2"), nic(1, 0, "p1")])
-    found = allocation(there, {CARDS: 2, RDMA: 100}, {JOINT: PREFERRED})
+    node_ = node([gpu(0, 0, "p0"), gpu(1, 0, "p1"), nic(0, 0, "p2"), nic(1, 0, "p1")])
+    found = allocation(node_, {CARDS: 2, RDMA: 100}, {JOINT: PREFERRED})
     assert minors(found) == [0, 1]
     assert minors(found, "rdma") == [1]
 
 
 def test_one_nic_for_each_switch_in_turn() -> None:
     nics = [nic(each, 0, f"p{each // 2}") for each in range(6)]
-    there = node([*EIGHT[:4], *nics])
-    found = allocation(there, {CARDS: 4, RDMA: 300}, {JOINT: PREFERRED})
+    node_ = node([*EIGHT[:4], *nics])
+    found = allocation(node_, {CARDS: 4, RDMA: 300}, {JOINT: PREFERRED})
     assert minors(found, "rdma") == [0, 2, 1]
 
 
-def test_the_switch_that_has_both_is_found() -> None:
+def test_a_switch_with_gpu_and_nic_is_found() -> None:
     """Koordinator chooses the GPU first and fails."""
-    there = node([gpu(0, 0, "p0"), gpu(1, 0, "p1"), nic(0, 0, "p1")])
-    found = allocation(there, {CARDS: 1, RDMA: 50}, {JOINT: SAME_PCIE})
+    node_ = node([gpu(0, 0, "p0"), gpu(1, 0, "p1"), nic(0, 0, "p1")])
+    found = allocation(node_, {CARDS: 1, RDMA: 50}, {JOINT: SAME_PCIE})
     assert minors(found) == [1]
     assert minors(found, "rdma") == [0]
 
 
-def test_several_switches_that_have_both_are_found() -> None:
+def test_several_switches_with_gpus_and_nics_are_found() -> None:
     cards = [gpu(each, 0, f"p{each}") for each in range(3)]
-    there = node([*cards, nic(0, 0, "p1"), nic(1, 0, "p2")])
-    found = allocation(there, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE})
+    node_ = node([*cards, nic(0, 0, "p1"), nic(1, 0, "p2")])
+    found = allocation(node_, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE})
     assert minors(found) == [1, 2]
     assert minors(found, "rdma") == [0, 1]
 
 
 def test_the_same_switches_require_a_nic_under_each() -> None:
     nics = [nic(each, 0, f"p{each}") for each in range(2)]
-    there = node([*EIGHT[:4], *nics])
-    found = allocation(there, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE})
+    node_ = node([*EIGHT[:4], *nics])
+    found = allocation(node_, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE})
     assert minors(found, "rdma") == [0, 1]
     without = node([*EIGHT[:4], nics[0]])
     assert allocation(without, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE}) == DeviceRefusal(
@@ -262,50 +264,50 @@ def test_the_same_switches_require_a_nic_under_each() -> None:
 
 
 def test_cards_are_divided_among_switches_with_one_nic_each() -> None:
-    there = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")])
-    found = allocation(there, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})
+    node_ = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")])
+    found = allocation(node_, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})
     assert minors(found) == [0, 2]
     assert minors(found, "rdma") == [0, 1]
-    lead = {"deviceTypes": ["rdma", "gpu"], "requiredScope": "SamePCIe"}
-    assert minors(allocation(there, {CARDS: 2, RDMA: 200}, {JOINT: lead})) == [0, 2]
-    close = symmetric(4, lambda i, j: 9 if (i, j) == (1, 3) else 1)
-    known = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")], links=linked(range(4), close))
-    assert minors(allocation(known, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 3]
+    nic_first = {"deviceTypes": ["rdma", "gpu"], "requiredScope": "SamePCIe"}
+    assert minors(allocation(node_, {CARDS: 2, RDMA: 200}, {JOINT: nic_first})) == [0, 2]
+    links = symmetric(4, lambda i, j: 9 if (i, j) == (1, 3) else 1)
+    with_links = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")], links=linked(range(4), links))
+    assert minors(allocation(with_links, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 3]
     table = msgspec.json.encode({2: [{"minors": [0, 1]}, {"minors": [1, 2]}]}).decode()
     sets = partitions({}, {GPU_PARTITIONS: table}, {})
-    parted = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")], partitions=sets)
-    assert minors(allocation(parted, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 2]
+    with_partitions = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")], partitions=sets)
+    assert minors(allocation(with_partitions, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 2]
 
 
-def test_one_numa_node_may_be_required_instead() -> None:
+def test_one_numa_node_may_be_required_instead_of_one_switch() -> None:
     """Two switches of one NUMA node. The first NUMA node does not have a free NIC."""
     joint = {**PREFERRED, "requiredScope": "SameNUMANode"}
-    there = node([*EIGHT, nic(0, 0, "p9"), nic(1, 1, "p9")], nics={0: 100})
-    found = allocation(there, {CARDS: 2, RDMA: 50}, {JOINT: joint})
+    node_ = node([*EIGHT, nic(0, 0, "p9"), nic(1, 1, "p9")], nics={0: 100})
+    found = allocation(node_, {CARDS: 2, RDMA: 50}, {JOINT: joint})
     assert minors(found) == [4, 5]
     assert minors(found, "rdma") == [1]
-    assert isinstance(allocation(there, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE}), DeviceRefusal)
-    assert isinstance(allocation(there, {CARDS: 5, RDMA: 50}, {JOINT: joint}), DeviceRefusal)
+    assert isinstance(allocation(node_, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE}), DeviceRefusal)
+    assert isinstance(allocation(node_, {CARDS: 5, RDMA: 50}, {JOINT: joint}), DeviceRefusal)
 
 
 def test_gpus_near_a_leading_nic() -> None:
     """Koordinator chooses them without regard to the NIC."""
-    there = node([*EIGHT, nic(0, 1, "p3")])
-    lead = {"deviceTypes": ["rdma", "gpu"]}
-    assert minors(allocation(there, {CARDS: 2, RDMA: 1}, {JOINT: lead})) == [6, 7]
-    assert minors(allocation(there, {CARDS: 4, RDMA: 1}, {JOINT: lead})) == [0, 1, 2, 3]
+    node_ = node([*EIGHT, nic(0, 1, "p3")])
+    nic_first = {"deviceTypes": ["rdma", "gpu"]}
+    assert minors(allocation(node_, {CARDS: 2, RDMA: 1}, {JOINT: nic_first})) == [6, 7]
+    assert minors(allocation(node_, {CARDS: 4, RDMA: 1}, {JOINT: nic_first})) == [0, 1, 2, 3]
 
 
 def test_a_card_with_few_used_bytes_is_not_allocated_whole() -> None:
-    """They are less than one percent, the unit in which whole cards are counted."""
+    """They are less than one percent, the unit of the amounts of cards."""
     held = {("gpu", 0): {CORE: 0, RATIO: 0, MEMORY: 9}}
-    there = node_devices(inventory([gpu(0), gpu(1)]), held)
-    assert minors(allocation(there, {CARDS: 1})) == [1]
-    assert allocation(there, {CARDS: 2}) == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
-    assert minors(allocation(there, {RATIO: 99})) == [0]
+    node_ = node_devices(inventory([gpu(0), gpu(1)]), held)
+    assert minors(allocation(node_, {CARDS: 1})) == [1]
+    assert allocation(node_, {CARDS: 2}) == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
+    assert minors(allocation(node_, {RATIO: 99})) == [0]
 
 
-def test_a_card_that_lists_half_its_resources_gives_at_most_half() -> None:
+def test_a_card_that_lists_half_of_its_resources_is_allocated_by_half_at_most() -> None:
     """The amounts derived from the requested bytes must be available too."""
     half = msgspec.structs.replace(gpu(0), resources={CORE: 50, RATIO: 50, MEMORY: BYTES // 2})
     found = allocation(node([half]), {SHARED: 1, MEMORY: BYTES // 2})

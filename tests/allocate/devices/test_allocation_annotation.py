@@ -35,8 +35,8 @@ VF_HINT = {"rdma": {"vfSelector": {"matchLabels": {"type": "fast"}}}}
 
 
 def test_the_annotation_equals_koordinators() -> None:
-    there = node([gpu(0), nic(0, functions=["0000:40:00.1"])])
-    found = allocation(there, {GPU: 50, RDMA: 1}, {HINT: VF_HINT})
+    node_ = node([gpu(0), nic(0, functions=["0000:40:00.1"])])
+    found = allocation(node_, {GPU: 50, RDMA: 1}, {HINT: VF_HINT})
     assert isinstance(found, Allocation)
     assert json.loads(device_allocated(found)) == {
         "gpu": [{"id": "GPU-0", "minor": 0, "resources": {CORE: "50", RATIO: "50", MEMORY: "500"}}],
@@ -53,7 +53,7 @@ def test_the_annotation_equals_koordinators() -> None:
 
 @given(st.lists(st.sampled_from((10, 30, 50, 100, 200)), max_size=20))
 def test_successive_pods_never_get_the_same_device(percents: list[int]) -> None:
-    """Until nothing that fits is left, with one virtual function of a NIC each."""
+    """Each pod also gets a virtual function of the NIC, until no device is left."""
     devices = [*(gpu(each) for each in range(3)), nic(0, functions=[f"0:0.{n}" for n in range(4)])]
     known = inventory(devices)
     held: DeviceAmounts = {}
@@ -68,8 +68,8 @@ def test_successive_pods_never_get_the_same_device(percents: list[int]) -> None:
             assert found.cause is DeviceCause.INSUFFICIENT
             continue
         pod = {DEVICE_ALLOCATED: device_allocated(found)}
-        given_functions = virtual_functions(pod)
-        assert not given_functions["rdma", 0] & taken.get(("rdma", 0), frozenset())
+        allocated_functions = virtual_functions(pod)
+        assert not allocated_functions["rdma", 0] & taken.get(("rdma", 0), frozenset())
         held = sum_amounts([held, allocated(pod)])
-        taken = sum_functions([taken, given_functions])
+        taken = sum_functions([taken, allocated_functions])
     assert all(held.get(("gpu", each), {}).get(RATIO, 0) <= 100 for each in range(3))

@@ -51,7 +51,7 @@ def test_masks_may_include_numa_nodes_without_devices() -> None:
     assert masks == [(0b010, True), (0b011, False), (0b110, False), (0b111, False)]
 
 
-def test_a_node_with_too_few_cards() -> None:
+def test_hints_of_a_node_with_too_few_cards_are_refused() -> None:
     assert hints({0: 1}, {CARDS: 4}) == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
 
 
@@ -74,8 +74,8 @@ def test_the_narrowest_hints_are_the_preferred_ones() -> None:
     request = device_request({CARDS: 1}, {})
     assert request is not None
     for used in ({}, {0: 1, 1: 1}, {0: 1, 2: 1}):
-        there = node(FOUR, used)
-        every = device_hints(there, request, range(3))
-        narrowest = device_hints(there, request, range(3), narrowest=True)
+        node_ = node(FOUR, used)
+        every = device_hints(node_, request, range(3))
+        narrowest = device_hints(node_, request, range(3), narrowest=True)
         assert isinstance(every, dict)
         assert narrowest == {"gpu": tuple(hint for hint in every["gpu"] if hint.preferred)}

@@ -49,7 +49,7 @@ AMOUNTS = st.fixed_dictionaries(
 )
 
 
-class Made(msgspec.Struct, frozen=True):
+class RandomNode(msgspec.Struct, frozen=True):
     devices: list[Device]
     held: DeviceAmounts
     links: LinkTable | None
@@ -60,14 +60,14 @@ class Made(msgspec.Struct, frozen=True):
 
 
 @st.composite
-def nodes(draw: st.DrawFn) -> Made:
+def nodes(draw: st.DrawFn) -> RandomNode:
     devices: list[Device] = []
     held: DeviceAmounts = {}
     for make, count in ((gpu, draw(st.integers(1, 6))), (nic, draw(st.integers(0, 4)))):
         for minor in range(count):
             pcie = draw(st.integers(0, 3))
-            well = draw(st.integers(0, 5)) > 0
-            device = make(minor, pcie // 2, f"p{pcie}", healthy=well)
+            healthy = draw(st.integers(0, 5)) > 0
+            device = make(minor, pcie // 2, f"p{pcie}", healthy=healthy)
             devices.append(device)
             if percent := draw(st.sampled_from((0, 0, 30, 100))):
                 amounts = part(percent) if make is gpu else {RDMA: percent}
@@ -77,11 +77,11 @@ def nodes(draw: st.DrawFn) -> Made:
     links = None
     if matrix is not None:
         links = linked(range(cards), symmetric(cards, lambda i, j: matrix >> (3 * i + 5 * j) & 3))
-    return Made(devices, held, links)
+    return RandomNode(devices, held, links)
 
 
-def fits(there: NodeDevices, kind: str, minor: int, amounts: dict[str, int]) -> bool:
-    free = there.stocks[kind].free[minor]
+def fits(node_: NodeDevices, kind: str, minor: int, amounts: dict[str, int]) -> bool:
+    free = node_.stocks[kind].free[minor]
     return all(free.get(name, 0) >= amount for name, amount in amounts.items())
 
 
@@ -95,13 +95,13 @@ def switches(devices: list[Device], kind: str, chosen: list[int]) -> set[str]:
 
 @given(nodes(), AMOUNTS, SCOPES, STRATEGIES, st.none() | st.integers(1, 3))
 def test_only_free_devices_are_allocated(
-    made: Made,
+    random_node: RandomNode,
     amounts: dict[str, int],
     scope: str,
     strategy: Strategy | None,
     numa: int | None,
 ) -> None:
-    devices, there = made.devices, made.node()
+    devices, node_ = random_node.devices, random_node.node()
     hint = {"gpu": {"requiredTopologyScope": scope}}
     try:
         request = device_request(amounts, {HINT: msgspec.json.encode(hint).decode()})
@@ -109,49 +109,49 @@ def test_only_free_devices_are_allocated(
         return
     if request is None:
         return
-    found = allocate(there, request, numa=numa, strategy=strategy)
+    found = allocate(node_, request, numa=numa, strategy=strategy)
     if not isinstance(found, Allocation):
         return
-    by_place = {(device.type, device.minor): device for device in devices}
+    by_minor = {(device.type, device.minor): device for device in devices}
     for kind, type_request in request.requests.items():
         chosen = found.devices[kind]
         minors = [each.minor for each in chosen]
         assert len(set(minors)) == len(minors) == type_request.count
         for each in chosen:
-            device = by_place[kind, each.minor]
+            device = by_minor[kind, each.minor]
             assert device.healthy
             assert device.topology
             assert numa is None or numa >> device.topology.node & 1
-            assert fits(there, kind, each.minor, type_request.per)
+            assert fits(node_, kind, each.minor, type_request.per)
             assert type_request.per.items() <= each.resources.items()
     if "gpu" in request.requests and scope in ("PCIe", "NUMANode"):
-        cards = {by_place["gpu", each.minor].topology for each in found.devices["gpu"]}
-        assert len({place.node for place in cards if place}) == 1
-        assert scope == "NUMANode" or len({place.pcie for place in cards if place}) == 1
+        cards = {by_minor["gpu", each.minor].topology for each in found.devices["gpu"]}
+        assert len({topology.node for topology in cards if topology}) == 1
+        assert scope == "NUMANode" or len({topology.pcie for topology in cards if topology}) == 1
 
 
 @given(nodes(), st.integers(1, 5), STRATEGIES)
 def test_whole_cards_are_refused_only_when_too_few_are_idle(
-    made: Made, cards: int, strategy: Strategy | None
+    random_node: RandomNode, cards: int, strategy: Strategy | None
 ) -> None:
-    devices, there = made.devices, made.node()
+    devices, node_ = random_node.devices, random_node.node()
     idle = [
         device
         for device in devices
-        if device.type == "gpu" and device.healthy and fits(there, "gpu", device.minor, part(100))
+        if device.type == "gpu" and device.healthy and fits(node_, "gpu", device.minor, part(100))
     ]
-    found = allocation(there, {CARDS: cards}, strategy=strategy)
+    found = allocation(node_, {CARDS: cards}, strategy=strategy)
     assert isinstance(found, Allocation) == (len(idle) >= cards)
 
 
 @settings(max_examples=250)
 @given(nodes(), st.integers(1, 3), st.sampled_from((1, 50, 100, 200)), STRATEGIES)
-def test_the_same_switches_are_found_whenever_they_exist(
-    made: Made, cards: int, amount: int, strategy: Strategy | None
+def test_switches_with_cards_and_nics_are_found_if_they_exist(
+    random_node: RandomNode, cards: int, amount: int, strategy: Strategy | None
 ) -> None:
-    """By definition: cards and a NIC for each of their switches, or more NICs if more are
-    requested, under the same switches."""
-    devices, there = made.devices, made.node()
+    """Compared with an enumeration: cards and a NIC for each of their switches, or more NICs under
+    the same switches if more are requested."""
+    devices, node_ = random_node.devices, random_node.node()
     joint = {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}
     each = min(amount, 100)
     count = amount // each
@@ -159,7 +159,7 @@ def test_the_same_switches_are_found_whenever_they_exist(
         kind: [
             device.minor
             for device in devices
-            if device.type == kind and device.healthy and fits(there, kind, device.minor, wanted)
+            if device.type == kind and device.healthy and fits(node_, kind, device.minor, wanted)
         ]
         for kind, wanted in (("gpu", part(100)), ("rdma", {RDMA: each}))
     }
@@ -174,7 +174,7 @@ def test_the_same_switches_are_found_whenever_they_exist(
         for chosen in combinations(free["gpu"], cards)
     )
     annotations: dict[str, Any] = {JOINT: joint}
-    found = allocation(there, {CARDS: cards, RDMA: amount}, annotations, strategy=strategy)
+    found = allocation(node_, {CARDS: cards, RDMA: amount}, annotations, strategy=strategy)
     assert isinstance(found, Allocation) == possible
     if isinstance(found, Allocation):
         chosen = {kind: [one.minor for one in of] for kind, of in found.devices.items()}
@@ -183,14 +183,14 @@ def test_the_same_switches_are_found_whenever_they_exist(
 
 @given(nodes(), AMOUNTS, STRATEGIES, st.randoms())
 def test_the_order_of_the_devices_does_not_matter(
-    made: Made, amounts: dict[str, int], strategy: Strategy | None, lot: random.Random
+    random_node: RandomNode, amounts: dict[str, int], strategy: Strategy | None, rng: random.Random
 ) -> None:
     try:
         request = device_request(amounts, {})
     except RequestError:
         return
     if request is not None:
-        shuffled = made.node(lot.sample(made.devices, len(made.devices)))
-        assert allocate(made.node(), request, strategy=strategy) == allocate(
+        shuffled = random_node.node(rng.sample(random_node.devices, len(random_node.devices)))
+        assert allocate(random_node.node(), request, strategy=strategy) == allocate(
             shuffled, request, strategy=strategy
         )

@@ -37,13 +37,13 @@ EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
 def test_links_count_more_than_numbers_and_switches(
     used: dict[int, int], cards: int, expected: list[int]
 ) -> None:
-    there = node(EIGHT, used, links=linked(range(8), CROSSED))
-    assert minors(allocation(there, {CARDS: cards})) == expected
+    node_ = node(EIGHT, used, links=linked(range(8), CROSSED))
+    assert minors(allocation(node_, {CARDS: cards})) == expected
 
 
 def test_the_configured_objective_decides() -> None:
-    """Three cards, two of which are closely linked: a single card should not split this pair,
-    whatever its minor."""
+    """Two of three cards have a fast link: a single card should not split this pair, regardless of
+    its minor."""
     pair = symmetric(3, lambda i, j: 9 if (i, j) == (0, 1) else 1)
     cards = EIGHT[:3]
     assert minors(allocation(node(cards, links=linked(range(3), pair)), {CARDS: 1})) == [2]
@@ -56,10 +56,10 @@ def test_the_configured_objective_decides() -> None:
 
 @pytest.mark.parametrize(("scope", "expected"), [("PCIe", [0, 1]), ("NUMANode", [0, 2])])
 def test_within_a_required_scope(scope: str, expected: list[int]) -> None:
-    there = node(EIGHT, links=linked(range(8), CROSSED))
+    node_ = node(EIGHT, links=linked(range(8), CROSSED))
     hint = {"gpu": {"requiredTopologyScope": scope}}
-    assert minors(allocation(there, {CARDS: 2}, {HINT: hint})) == expected
-    found = allocation(there, {CARDS: 5}, {HINT: hint})
+    assert minors(allocation(node_, {CARDS: 2}, {HINT: hint})) == expected
+    found = allocation(node_, {CARDS: 5}, {HINT: hint})
     assert found == DeviceRefusal("gpu", DeviceCause.SCOPE)
 
 
@@ -69,20 +69,24 @@ NICS = [nic(each, each // 2, f"p{each}") for each in range(4)]
 @pytest.mark.parametrize(
     ("scope", "amounts", "used", "expected"),
     [
-        pytest.param("SamePCIe", {CARDS: 2, RDMA: 100}, {}, [2, 3], id="one switch has all"),
+        pytest.param(
+            "SamePCIe", {CARDS: 2, RDMA: 100}, {}, [2, 3], id="one switch with all devices"
+        ),
         pytest.param("SamePCIe", {CARDS: 2, RDMA: 100}, {3: 1}, [6, 7], id="another switch"),
         pytest.param(
-            "SamePCIe", {CARDS: 2, RDMA: 100}, {3: 1, 7: 1, 4: 1}, [0, 1], id="the last that has"
+            "SamePCIe", {CARDS: 2, RDMA: 100}, {3: 1, 7: 1, 4: 1}, [0, 1], id="the last such switch"
         ),
-        pytest.param("SamePCIe", {CARDS: 2, RDMA: 200}, {}, [0, 3], id="a NIC of two switches"),
-        pytest.param("SamePCIe", {CARDS: 3, RDMA: 100}, {}, [0, 2, 3], id="no switch has three"),
+        pytest.param("SamePCIe", {CARDS: 2, RDMA: 200}, {}, [0, 3], id="NICs of two switches"),
+        pytest.param(
+            "SamePCIe", {CARDS: 3, RDMA: 100}, {}, [0, 2, 3], id="no switch with three cards"
+        ),
         pytest.param(
             "SameNUMANode", {CARDS: 2, RDMA: 100}, {1: 1, 3: 1, 6: 1, 7: 1}, [0, 2], id="a node"
         ),
         pytest.param("", {CARDS: 2, RDMA: 100}, {1: 1, 3: 1, 6: 1, 7: 1}, [0, 4], id="preferred"),
     ],
 )
-def test_cards_near_nics_are_the_best_within_one_scope_that_has_both(
+def test_cards_near_nics_are_the_best_set_of_a_scope_with_both(
     scope: str, amounts: dict[str, int], used: dict[int, int], expected: list[int]
 ) -> None:
     """On DGX-1; 0 and 4 have two links across NUMA nodes, 0 and 1 one behind their switch."""
@@ -96,31 +100,31 @@ def test_cards_near_nics_are_the_best_within_one_scope_that_has_both(
 
 def test_a_narrower_scope_of_the_cards_applies_too() -> None:
     links = linked(range(8), matrix(8, VOLTA_PAIRS, GpuObjective.BANDWIDTH))
-    words = {
+    annotations = {
         JOINT: {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SameNUMANode"},
         HINT: {"gpu": {"requiredTopologyScope": "PCIe"}},
     }
-    there = node([*EIGHT, *NICS], {2: 1, 6: 1}, links=links)
-    assert minors(allocation(there, {CARDS: 2, RDMA: 100}, words)) in ([0, 1], [4, 5])
+    node_ = node([*EIGHT, *NICS], {2: 1, 6: 1}, links=links)
+    assert minors(allocation(node_, {CARDS: 2, RDMA: 100}, annotations)) in ([0, 1], [4, 5])
 
 
 def test_matrix_indices_need_not_be_minors() -> None:
     cards = [gpu(each) for each in (1, 4, 6, 9)]
-    close = symmetric(4, lambda i, j: 9 if (i, j) in ((0, 3), (1, 2)) else 1)
-    links = linked([1, 4, 6, 9], close)
+    speeds = symmetric(4, lambda i, j: 9 if (i, j) in ((0, 3), (1, 2)) else 1)
+    links = linked([1, 4, 6, 9], speeds)
     assert minors(allocation(node(cards, links=links), {CARDS: 2})) == [1, 9]
     assert minors(allocation(node(cards, {9: 1}, links=links), {CARDS: 2})) == [4, 6]
 
 
-def test_the_topology_decides_when_the_matrix_lacks_cards() -> None:
+def test_the_topology_decides_when_cards_are_missing_from_the_matrix() -> None:
     links = linked(range(2), symmetric(2, lambda _i, _j: 1))
     assert minors(allocation(node(EIGHT, links=links), {CARDS: 4})) == [0, 1, 2, 3]
 
 
-def test_more_cards_than_a_table_allows() -> None:
+def test_too_many_cards_have_no_table() -> None:
     assert linked(range(17), symmetric(17, lambda _i, _j: 1)) is None
 
 
 def test_shares_ignore_links() -> None:
-    there = node(EIGHT, {5: 10}, links=linked(range(8), CROSSED))
-    assert minors(allocation(there, {GPU: 10})) == [4]
+    node_ = node(EIGHT, {5: 10}, links=linked(range(8), CROSSED))
+    assert minors(allocation(node_, {GPU: 10})) == [4]

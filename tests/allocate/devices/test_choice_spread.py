@@ -18,11 +18,11 @@ from tests.allocate.devices.links import MATRICES
 def test_the_result_is_the_best_set_that_touches_each_group(
     objective: GpuObjective, matrix: Matrix, data: st.DataObject
 ) -> None:
-    everyone = range(len(matrix))
+    indices = range(len(matrix))
     group_of = data.draw(st.lists(st.integers(0, 3), min_size=len(matrix), max_size=len(matrix)))
     free = data.draw(st.integers(1, (1 << len(matrix)) - 1))
     count = data.draw(st.integers(1, free.bit_count()))
-    masks = [sum(1 << each for each in everyone if group_of[each] == group) for group in range(3)]
+    masks = [sum(1 << each for each in indices if group_of[each] == group) for group in range(3)]
     groups = tuple(mask for mask in masks if mask)
     linked = table(matrix, objective)
     sets = [

@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from agent.allocate.devices.gpu_sets import BandwidthTable, Matrix
 from agent.model.cpu.cpuset import members
-from tests.allocate.devices.links import BRIDGED, CROSSED, MATRICES, VOLTA, by_definition, symmetric
+from tests.allocate.devices.links import (
+    BRIDGED,
+    CROSSED,
+    MATRICES,
+    VOLTA,
+    best_by_enumeration,
+    symmetric,
+)
 
 
 def best(matrix: Matrix, free: set[int], count: int) -> tuple[int, ...] | None:
@@ -21,18 +28,18 @@ def test_the_result_is_the_best_set_by_definition(matrix: Matrix, data: st.DataO
     for count in range(1, free.bit_count() + 1):
         chosen = table.best(free, count)
         assert chosen is not None
-        assert tuple(members(chosen)) == by_definition(matrix, free, count)
+        assert tuple(members(chosen)) == best_by_enumeration(matrix, free, count)
 
 
 @given(MATRICES, st.integers(0, 2**60), st.data())
 def test_equal_sums_are_ordered_by_distance(matrix: Matrix, seed: int, data: st.DataObject) -> None:
-    near = symmetric(len(matrix), lambda i, j: 1 << (seed >> (i + 8 * j) & 3))
+    distance = symmetric(len(matrix), lambda i, j: 1 << (seed >> (i + 8 * j) & 3))
     free = data.draw(st.integers(1, (1 << len(matrix)) - 1))
-    table = BandwidthTable(matrix, near)
+    table = BandwidthTable(matrix, distance)
     for count in range(1, free.bit_count() + 1):
         chosen = table.best(free, count)
         assert chosen is not None
-        assert tuple(members(chosen)) == by_definition(matrix, free, count, near)
+        assert tuple(members(chosen)) == best_by_enumeration(matrix, free, count, distance)
 
 
 @given(st.integers(0, 2**60), st.integers(1, (1 << 11) - 1), st.integers(1, 11))
@@ -46,26 +53,26 @@ def test_the_result_is_also_the_best_when_free_sets_are_enumerated(
         assert chosen is None
     else:
         assert chosen is not None
-        assert tuple(members(chosen)) == by_definition(matrix, free, count)
+        assert tuple(members(chosen)) == best_by_enumeration(matrix, free, count)
 
 
 @pytest.mark.parametrize(
     ("matrix", "free", "count", "expected"),
     [
-        pytest.param(BRIDGED, {0, 1, 2, 3}, 2, (0, 3), id="a bridged pair, not neighbours"),
-        pytest.param(CROSSED, set(range(8)), 2, (0, 2), id="pairs that are two apart"),
-        pytest.param(CROSSED, {0, 1, 3, 4, 5, 6}, 2, (1, 3), id="a pair that is whole"),
+        pytest.param(BRIDGED, {0, 1, 2, 3}, 2, (0, 3), id="a bridged pair that is not adjacent"),
+        pytest.param(CROSSED, set(range(8)), 2, (0, 2), id="pairs that are two indices apart"),
+        pytest.param(CROSSED, {0, 1, 3, 4, 5, 6}, 2, (1, 3), id="a complete pair"),
         pytest.param(
             VOLTA,
             {0, 2, 4, 5},
             1,
             (2,),
-            id="one card: the one whose links are least useful to others",
+            id="the card whose links are least useful to others",
         ),
         pytest.param(VOLTA, set(range(8)), 8, tuple(range(8)), id="all"),
-        pytest.param(VOLTA, {1, 2}, 3, None, id="more than are free"),
-        pytest.param(VOLTA, {1, 2}, 0, None, id="none wanted"),
-        pytest.param(BRIDGED, {3, 4}, 1, None, id="one that is not in the matrix"),
+        pytest.param(VOLTA, {1, 2}, 3, None, id="more cards than are free"),
+        pytest.param(VOLTA, {1, 2}, 0, None, id="no card"),
+        pytest.param(BRIDGED, {3, 4}, 1, None, id="a card outside the matrix"),
     ],
 )
 def test_known_machines(
@@ -84,7 +91,7 @@ def test_a_slow_pair_counts_more_than_the_sum() -> None:
     ("matrix", "message"),
     [
         pytest.param(symmetric(17, lambda _i, _j: 1), "links of 17 GPUs: at most 16", id="many"),
-        pytest.param(((0, 1), (2, 0)), "links of GPUs 0 and 1: 1 and 2", id="lopsided"),
+        pytest.param(((0, 1), (2, 0)), "links of GPUs 0 and 1: 1 and 2", id="asymmetric"),
         pytest.param(((0, -1), (-1, 0)), "links of GPUs 0 and 1: -1 and -1", id="negative"),
         pytest.param(((0, 1), (1,)), "links of GPU 1: 1 for 2 GPUs", id="ragged"),
     ],

@@ -14,31 +14,31 @@ from tests.allocate.devices.links import BRIDGED, MATRICES, VOLTA
 PAD = 99
 
 
-def partitions(places: tuple[int, ...], size: int, pads: int) -> Iterator[list[tuple[int, ...]]]:
-    """The policy's enumeration: padded to a multiple, all padding in one set."""
-    if not places:
+def partitions(indices: tuple[int, ...], size: int, pads: int) -> Iterator[list[tuple[int, ...]]]:
+    """The enumeration of the policy: padded to a multiple of `size`, all padding in one set."""
+    if not indices:
         yield []
         return
-    for others in combinations(places[1:], size - 1):
-        one = (places[0], *others)
+    for others in combinations(indices[1:], size - 1):
+        one = (indices[0], *others)
         if one.count(PAD) in (0, pads):
-            rest = list(places)
+            rest = list(indices)
             for each in one:
                 rest.remove(each)
             for more in partitions(tuple(rest), size, pads):
                 yield [one, *more]
 
 
-def by_definition(matrix: Matrix, free: int, size: int) -> tuple[int, ...]:
-    places = tuple(members(free))
+def best_by_enumeration(matrix: Matrix, free: int, size: int) -> tuple[int, ...]:
+    indices = tuple(members(free))
     if size == 1:
-        return places[:1]
-    pads = -len(places) % size
+        return indices[:1]
+    pads = -len(indices) % size
 
     def score(one: tuple[int, ...]) -> int:
         return sum(matrix[i][j] for i, j in combinations(one, 2) if PAD not in (i, j))
 
-    every = partitions((*places, *([PAD] * pads)), size, pads)
+    every = partitions((*indices, *([PAD] * pads)), size, pads)
     best = max(every, key=lambda sets: sum(map(score, sets)))
     return max((one for one in best if PAD not in one), key=score)
 
@@ -50,7 +50,7 @@ def test_the_result_is_the_best_set_by_definition(matrix: Matrix, data: st.DataO
     for count in range(1, free.bit_count() + 1):
         chosen = table.best(free, count)
         assert chosen is not None
-        assert tuple(members(chosen)) == by_definition(matrix, free, count)
+        assert tuple(members(chosen)) == best_by_enumeration(matrix, free, count)
 
 
 @pytest.mark.parametrize(
@@ -58,20 +58,20 @@ def test_the_result_is_the_best_set_by_definition(matrix: Matrix, data: st.DataO
     [
         pytest.param(VOLTA, {0, 2, 4, 5}, 2, (4, 5), id="two pairs"),
         pytest.param(VOLTA, {0, 4, 5, 6}, 2, (5, 6), id="two better pairs"),
-        pytest.param(VOLTA, {0, 1, 3}, 2, (0, 3), id="one over"),
-        pytest.param(VOLTA, {0, 1, 4}, 2, (0, 4), id="one over, another CPU"),
+        pytest.param(VOLTA, {0, 1, 3}, 2, (0, 3), id="one card more"),
+        pytest.param(VOLTA, {0, 1, 4}, 2, (0, 4), id="one card more, another CPU"),
         pytest.param(BRIDGED, {0, 1, 2, 3}, 2, (0, 3), id="bridged"),
-        pytest.param(VOLTA, {0, 1}, 3, None, id="more than are free"),
+        pytest.param(VOLTA, {0, 1}, 3, None, id="more cards than are free"),
     ],
 )
 def test_results_equal_go_gpuallocators(
     matrix: Matrix, free: set[int], count: int, expected: tuple[int, ...] | None
 ) -> None:
-    mask = BestEffortTable(matrix).best(sum(1 << place for place in free), count)
+    mask = BestEffortTable(matrix).best(sum(1 << index for index in free), count)
     assert (None if mask is None else tuple(members(mask))) == expected
 
 
-def test_sixteen_gpus_are_divided_into_pairs_in_time() -> None:
+def test_sixteen_gpus_are_divided_into_pairs() -> None:
     matrix = tuple(tuple(abs(i - j) % 5 for j in range(16)) for i in range(16))
     table = BestEffortTable(matrix)
     table.prepare(2)

@@ -50,8 +50,8 @@ def test_the_later_of_two_devices_with_one_minor_counts() -> None:
 def test_amounts_from_the_annotations_of_pods() -> None:
     share = '{"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "25"}}]}'
     pods = [{DEVICE_ALLOCATED: share}] * 2
-    there = node_devices(inventory([gpu(0)]), sum_amounts(map(allocated, pods)))
-    assert there.stocks["gpu"].free[0][CORE] == 50
+    node_ = node_devices(inventory([gpu(0)]), sum_amounts(map(allocated, pods)))
+    assert node_.stocks["gpu"].free[0][CORE] == 50
 
 
 def test_virtual_functions_that_pods_hold() -> None:

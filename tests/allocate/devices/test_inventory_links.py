@@ -15,7 +15,7 @@ from tests.allocate.devices.links import VOLTA, VOLTA_PAIRS, matrix, symmetric
 @pytest.mark.parametrize(
     ("pair", "bandwidth", "points"),
     [
-        pytest.param(GpuPair("a", "b", Ancestor.SWITCH), 5_000, 50, id="PCIe alone"),
+        pytest.param(GpuPair("a", "b", Ancestor.SWITCH), 5_000, 50, id="PCIe only"),
         pytest.param(
             GpuPair("a", "b", Ancestor.SYSTEM, links=12, mb_per_second=300_000),
             300_000,
@@ -23,7 +23,7 @@ from tests.allocate.devices.links import VOLTA, VOLTA_PAIRS, matrix, symmetric
             id="an A100's links through its switches",
         ),
         pytest.param(
-            GpuPair("a", "b", None, links=1, mb_per_second=20_000), 20_000, 100, id="a link alone"
+            GpuPair("a", "b", None, links=1, mb_per_second=20_000), 20_000, 100, id="a link only"
         ),
         pytest.param(GpuPair("a", "b"), 0, 0, id="nothing known"),
     ],
@@ -66,16 +66,16 @@ def test_without_links_and_with_too_many_cards_there_is_no_table(decoded: Interc
 
 def test_nodes_of_one_model_share_a_table() -> None:
     speeds = matrix(8, VOLTA_PAIRS, GpuObjective.BANDWIDTH)
-    again = matrix(8, VOLTA_PAIRS, GpuObjective.BANDWIDTH)
-    assert table(speeds) is table(again)
+    same_speeds = matrix(8, VOLTA_PAIRS, GpuObjective.BANDWIDTH)
+    assert table(speeds) is table(same_speeds)
     assert table(speeds) is not table(speeds, GpuObjective.BESTEFFORT)
     assert speeds != VOLTA
 
 
 @pytest.mark.parametrize("objective", GpuObjective)
 def test_scores_order_two_sets(objective: GpuObjective) -> None:
-    close = symmetric(4, lambda i, j: 9 if (i, j) in ((0, 1), (2, 3)) else 1)
-    linked = table(close, objective)
+    speeds_of_pairs = symmetric(4, lambda i, j: 9 if (i, j) in ((0, 1), (2, 3)) else 1)
+    linked = table(speeds_of_pairs, objective)
     assert linked.best(0b1111, 2) == 0b0011
     assert linked.score(0b0011, 0b1111) == linked.score(0b1100, 0b1111)
     assert linked.score(0b0011, 0b1111) > linked.score(0b0110, 0b1111)

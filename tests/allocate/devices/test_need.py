@@ -1,4 +1,4 @@
-"""Device types that no table has: what a resource means is on the node's Device object."""
+"""Device types without a rule: the Device object of the node defines their resources."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def requested(
     amounts: Mapping[str, int],
     annotations: Mapping[str, object] | None = None,
 ) -> DeviceRequest | DeviceRefusal:
-    """A pod's request on a node with these devices, the only one of the cluster."""
+    """The request of a pod in a cluster with one node, which has these devices."""
     texts = {key: json.dumps(value) for key, value in (annotations or {}).items()}
     request = device_request(amounts, texts, listed_resources(devices))
     assert request is not None
@@ -77,10 +77,10 @@ PARTED = xpus(*[{CORE: 100, MEMORY: 16 * GIB}] * 4)
         (PARTED, {CORE: 50, MEMORY: 4 * GIB}, 1, {CORE: 50, MEMORY: 4 * GIB}),
         (PARTED, {CORE: 200, MEMORY: 8 * GIB}, 2, {CORE: 100, MEMORY: 4 * GIB}),
         (PARTED, {CORE: 100, MEMORY: 64 * GIB}, 4, {CORE: 25, MEMORY: 16 * GIB}),
-        # The largest device is a whole one.
+        # The largest device counts as a whole device.
         (xpus({MEMORY: 16}, {MEMORY: 32}), {MEMORY: 32}, 1, {MEMORY: 32}),
         (xpus({MEMORY: 16}, {MEMORY: 32}), {MEMORY: 64}, 2, {MEMORY: 32}),
-        # A device whose amounts are withheld, since a plugin gave it to a pod.
+        # A device whose amounts are 0, because a device plugin assigned it to a pod.
         (xpus({XPU: 0}, {XPU: 100}), {XPU: 200}, 2, {XPU: 100}),
     ],
     ids=str,
@@ -114,7 +114,7 @@ def test_amounts_are_divided_by_those_of_a_whole_device(
     ],
     ids=str,
 )
-def test_requests_that_a_node_can_not_serve_name_the_resource(
+def test_requests_that_a_node_cannot_satisfy_are_refused_with_the_resource(
     devices: list[Device], amounts: dict[str, int], resource: str, cause: DeviceCause
 ) -> None:
     assert requested(devices, amounts) == DeviceRefusal(resource, cause)
@@ -131,12 +131,12 @@ def test_requests_that_a_node_can_not_serve_name_the_resource(
     ],
     ids=str,
 )
-def test_what_no_device_object_lists_is_not_a_device(amounts: dict[str, int]) -> None:
+def test_a_resource_that_no_device_object_lists_is_not_a_device(amounts: dict[str, int]) -> None:
     assert device_request(amounts, {}, listed_resources(PERCENT)) is None
 
 
 def test_only_extended_resources_without_a_rule_are_listed() -> None:
-    """A writer of Device objects must not take CPU and memory from other pods."""
+    """A Device object must not redefine CPU and memory."""
     resources = {
         "example.com/xpu": 100,
         "memory": 1,
@@ -152,7 +152,7 @@ def test_only_extended_resources_without_a_rule_are_listed() -> None:
     assert listed_resources([of_cards]) == set()
 
 
-def test_known_types_are_not_asked_for_on_the_node() -> None:
+def test_known_types_do_not_depend_on_the_device_object() -> None:
     request = device_request({CARDS: 1, RDMA: 1, FPGA: 200}, {}, {CARDS, RDMA, FPGA})
     assert request is not None
     assert (set(request.requests), request.listed) == ({"gpu", "rdma", "fpga"}, {})
@@ -278,29 +278,29 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(devices, held, amounts, annotations, numa, draw(st.sampled_from(strategies)))
 
 
-def answer(case: Case) -> object:
+def outcome(case: Case) -> object:
     """The annotation and the score, or the type and cause of a refusal."""
     texts = {key: json.dumps(value) for key, value in case.annotations.items()}
-    there = node_devices(inventory(case.devices), case.held)
+    node_ = node_devices(inventory(case.devices), case.held)
     try:
         request = device_request(case.amounts, texts, listed_resources(case.devices))
     except RequestError as error:
         return DeviceCause.UNEVEN if error.reason is RequestFault.UNIT else error.reason
     assert request is not None
-    found = typed(request, there.inventory)
+    found = typed(request, node_.inventory)
     if isinstance(found, DeviceRefusal):
         return found.cause
-    chosen = allocate(there, found, numa=case.numa, strategy=case.strategy)
+    chosen = allocate(node_, found, numa=case.numa, strategy=case.strategy)
     if isinstance(chosen, DeviceRefusal):
         return chosen.type, chosen.cause
     strategy = case.strategy or Strategy.LEAST_ALLOCATED
-    score = node_score(there, found, chosen, strategy, numa=case.numa)
+    score = node_score(node_, found, chosen, strategy, numa=case.numa)
     return json.loads(device_allocated(chosen)), score
 
 
 @pytest.mark.parametrize("resource", ["koordinator.sh/xpu", XPU, "a.b/c"])
 @given(case=cases())
-def test_a_type_with_another_name_gets_what_fpgas_get(resource: str, case: Case) -> None:
+def test_an_unknown_type_is_allocated_like_fpgas(resource: str, case: Case) -> None:
     def renamed(value: Any) -> Any:
         text = json.dumps(msgspec.to_builtins(value)).replace(FPGA, resource)
         return json.loads(text.replace('"fpga', '"xpu'))
@@ -316,6 +316,6 @@ def test_a_type_with_another_name_gets_what_fpgas_get(resource: str, case: Case)
         case.numa,
         case.strategy,
     )
-    expected = answer(case)
+    expected = outcome(case)
     event("allocated" if isinstance(expected, tuple) and isinstance(expected[0], dict) else "not")
-    assert json.loads(json.dumps(answer(other))) == renamed(expected)
+    assert json.loads(json.dumps(outcome(other))) == renamed(expected)

@@ -53,17 +53,17 @@ def test_the_best_score_comes_first() -> None:
     assert minors(allocation(node(EIGHT, partitions=reported(PAIRS)), {CARDS: 2})) == [2, 3]
 
 
-def test_cards_come_in_the_tables_order_of_minors() -> None:
-    there = node(EIGHT, {2: 1}, partitions=reported(PAIRS))
-    assert minors(allocation(there, {CARDS: 2})) == [5, 4]
+def test_cards_are_in_the_order_of_the_table() -> None:
+    node_ = node(EIGHT, {2: 1}, partitions=reported(PAIRS))
+    assert minors(allocation(node_, {CARDS: 2})) == [5, 4]
 
 
 @pytest.mark.parametrize(
     ("policy", "expected"), [("Restricted", None), ("BestEffort", [0, 1])], ids=str
 )
 def test_restricted_uses_only_the_best_score(policy: str, expected: list[int] | None) -> None:
-    there = node(EIGHT, {2: 1, 4: 1}, partitions=reported(PAIRS))
-    found = allocation(there, {CARDS: 2}, {PARTITION: {"allocatePolicy": policy}})
+    node_ = node(EIGHT, {2: 1, 4: 1}, partitions=reported(PAIRS))
+    found = allocation(node_, {CARDS: 2}, {PARTITION: {"allocatePolicy": policy}})
     if expected is None:
         assert found == DeviceRefusal("gpu", DeviceCause.PARTITION)
     else:
@@ -77,12 +77,12 @@ def test_partitions_that_keep_larger_ones_intact_are_preferred() -> None:
 
 def test_a_requested_bandwidth() -> None:
     table = {2: [one(0, 1), one(2, 3, bandwidth="100Gi"), one(4, 5, bandwidth="400Gi")]}
-    there = node(EIGHT, partitions=reported(table))
-    assert minors(allocation(there, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "200Gi"}})) == [
+    node_ = node(EIGHT, partitions=reported(table))
+    assert minors(allocation(node_, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "200Gi"}})) == [
         4,
         5,
     ]
-    assert allocation(there, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "1Ti"}}) == DeviceRefusal(
+    assert allocation(node_, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "1Ti"}}) == DeviceRefusal(
         "gpu", DeviceCause.PARTITION
     )
 
@@ -100,9 +100,9 @@ def test_honor_refuses_cards_outside_the_table_and_prefer_allows_them(
     assert len(minors(allocation(preferring, {CARDS: cards}))) == cards
 
 
-def test_shares_are_not_bound_to_the_table() -> None:
-    there = node(EIGHT, {2: 50}, partitions=reported(PAIRS, HONOR))
-    assert minors(allocation(there, {GPU: 50})) == [2]
+def test_shares_of_cards_ignore_the_table() -> None:
+    node_ = node(EIGHT, {2: 50}, partitions=reported(PAIRS, HONOR))
+    assert minors(allocation(node_, {GPU: 50})) == [2]
 
 
 def test_unhealthy_cards_are_in_no_partition() -> None:
@@ -110,23 +110,23 @@ def test_unhealthy_cards_are_in_no_partition() -> None:
     assert minors(allocation(node(cards, partitions=reported(PAIRS, HONOR)), {CARDS: 2})) == [5, 4]
 
 
-@pytest.mark.parametrize("near", [{}, JOINED], ids=["alone", "with a port"])
-@pytest.mark.parametrize("left", [0, 50])
+@pytest.mark.parametrize("joint", [{}, JOINED], ids=["cards only", "with a NIC"])
+@pytest.mark.parametrize("amount", [0, 50])
 def test_cards_that_list_less_than_requested_are_in_no_partition(
-    left: int, near: dict[str, object]
+    amount: int, joint: dict[str, object]
 ) -> None:
-    """Such as cards that an agent withholds: no known pod holds them."""
-    less = msgspec.structs.replace(EIGHT[2], resources=dict.fromkeys((CORE, RATIO, MEMORY), left))
+    """For example cards that an agent reports with less, although no known pod holds them."""
+    less = msgspec.structs.replace(EIGHT[2], resources=dict.fromkeys((CORE, RATIO, MEMORY), amount))
     cards = [less if each.minor == 2 else each for each in EIGHT]
-    there = node([*cards, nic(0, 1, "p2")], partitions=reported(PAIRS, HONOR))
-    amounts = {CARDS: 2, RDMA: 100} if near else {CARDS: 2}
-    assert minors(allocation(there, amounts, near)) == [5, 4]
+    node_ = node([*cards, nic(0, 1, "p2")], partitions=reported(PAIRS, HONOR))
+    amounts = {CARDS: 2, RDMA: 100} if joint else {CARDS: 2}
+    assert minors(allocation(node_, amounts, joint)) == [5, 4]
 
 
 @pytest.mark.parametrize("model", ["H100", "H800", "H20", "H100-80GB-HBM3"])
 @pytest.mark.parametrize("vendor", ["", "nvidia"])
 def test_models_with_a_known_table(model: str, vendor: str) -> None:
-    """Koordinator does not know the models as NVML writes them."""
+    """Koordinator does not recognize the model names of NVML."""
     known = partitions(HONOR, {}, {MODEL: model, VENDOR: vendor})
     assert not known.honor
     assert minors(allocation(node(EIGHT, {1: 1}, partitions=known), {CARDS: 2})) == [2, 3]

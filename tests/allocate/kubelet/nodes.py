@@ -52,7 +52,7 @@ def _container(name: str, request: str) -> ContainerCpu:
 
 
 class Node:
-    """A policy and its state from step to step."""
+    """A policy and its current state."""
 
     def __init__(self, policy: StaticPolicy, found: StaticState = EMPTY) -> None:
         self.policy = policy
@@ -63,7 +63,7 @@ class Node:
         return placement
 
     def cpus(self, pod: PodCpu, container: str, *nodes: int) -> str:
-        """The CPUs that it was assigned; fails if it was assigned none."""
+        """Allocates, and returns the assigned CPUs. Fails if none were assigned."""
         placement = self.place(pod, container, *nodes)
         assert isinstance(placement, Exclusive), placement
         return text(placement.cpus)

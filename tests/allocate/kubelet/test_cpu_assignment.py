@@ -44,14 +44,18 @@ SPANNING = machine(4, 0.5, 4, 2, 4)
         pytest.param(TWO_SOCKETS, "0-15", 4, PACKED, "0-1,8-9", id="whole cores, lowest first"),
         pytest.param(TWO_SOCKETS, "0-5,8-13", 2, PACKED, "4,12", id="the node with fewest free"),
         pytest.param(TWO_SOCKETS, "0-3,8-9", 1, PACKED, "2", id="a core in use before a free one"),
-        pytest.param(TWO_SOCKETS, "0-3,8-9", 3, PACKED, "0,2,8", id="a core and a used one's CPU"),
+        pytest.param(
+            TWO_SOCKETS, "0-3,8-9", 3, PACKED, "0,2,8", id="a core and a CPU of a used core"
+        ),
         pytest.param(TWO_SOCKETS, "0-15", 4, CORES, "0-3", id="by CPU number in a socket"),
         pytest.param(TWO_SOCKETS, "0-15", 4, CACHES, "0-1,8-9", id="a whole L3"),
         pytest.param(TWO_SOCKETS, "0-6,8-14", 3, CACHES, "4-5,12", id="an odd number of one L3"),
         pytest.param(TWO_SOCKETS, "0-15", 10, NUMA, "0-2,4-6,8-9,12-13", id="evenly over nodes"),
         pytest.param(TWO_SOCKETS, "0-15", 8, NUMA, "0-3,8-11", id="no more nodes than needed"),
         pytest.param(TWO_SOCKETS, "0-15", 10, FULL_NUMA, "0-2,4-5,8-10,12-13", id="whole cores"),
-        pytest.param(TWO_SOCKETS, "0-15", 9, FULL_NUMA, "0-4,8-11", id="no groups: packed"),
+        pytest.param(
+            TWO_SOCKETS, "0-15", 9, FULL_NUMA, "0-4,8-11", id="not divisible into groups: packed"
+        ),
         pytest.param(TWO_NODES_EACH, "1-15", 4, PACKED, "2-3,10-11", id="node of fullest socket"),
         pytest.param(TWO_NODES_EACH, "1-15", 8, PACKED, "4-7,12-15", id="socket before node"),
         pytest.param(SPANNING, "0-15", 4, PACKED, "0-1,8-9", id="a socket of a spanning node"),
@@ -64,7 +68,7 @@ def test_choice(
     assert taken(layout, free, count, options) == expected
 
 
-def test_an_input_that_a_kubelet_does_not_finish() -> None:
+def test_an_input_for_which_the_kubelet_does_not_terminate() -> None:
     layout = of(cpus([4, 1, 8, 2], "interleaved", 4))
     free = layout.cpus & ~CpuSet.parse("0,8,16,24").mask
     chosen = take(layout, free, 54, FULL_NUMA)
@@ -120,7 +124,7 @@ def test_distribution_over_equal_nodes_differs_by_at_most_one_group(
     options = FULL_NUMA if group == 2 else NUMA
     count = min(groups * group, layout.cpus.bit_count())
     chosen = take(layout, layout.cpus, count, options)
-    given_by_each = [(node.cpus & chosen).bit_count() for node in layout.nodes]
-    used = [each for each in given_by_each if each]
+    cpus_of_nodes = [(node.cpus & chosen).bit_count() for node in layout.nodes]
+    used = [each for each in cpus_of_nodes if each]
     assert len(used) == -(-count // 8)
     assert max(used) - min(used) <= group

@@ -22,7 +22,7 @@ from agent.model.cpu.policies import GpuObjective, NumaPolicy
 from agent.model.devices import device_object, interconnect
 from agent.model.devices.gpus import Ancestor, GpuPair
 from tests.allocate.devices.builders import CARDS, JOINT, RDMA, gpu, nic, part
-from tests.allocate.devices.links import VOLTA_PAIRS, by_definition, gpu_pairs, matrix
+from tests.allocate.devices.links import VOLTA_PAIRS, best_by_enumeration, gpu_pairs, matrix
 from tests.allocate.node_allocator.builders import pod
 from tests.allocate.nodes import facts as node_facts
 
@@ -110,14 +110,14 @@ def test_without_a_partition_table_the_cards_are_the_best_by_definition(
 ) -> None:
     count = data.draw(st.integers(1, free.bit_count()))
     there = node(VOLTA_PAIRS, others(tuple(members(free))), table=False)
-    assert cards(there.offer(pod_request(count))) == by_definition(SPEEDS, free, count, NEAR)
+    assert cards(there.offer(pod_request(count))) == best_by_enumeration(SPEEDS, free, count, NEAR)
 
 
 @given(masks)
 def test_with_a_partition_table_a_pair_is_as_fast_as_possible_too(free: int) -> None:
     if free.bit_count() >= 2:
         one, two = cards(node(VOLTA_PAIRS, others(tuple(members(free)))).offer(pod_request(2)))
-        best, beside = by_definition(SPEEDS, free, 2)
+        best, beside = best_by_enumeration(SPEEDS, free, 2)
         assert SPEEDS[one][two] == SPEEDS[best][beside]
 
 
@@ -148,7 +148,7 @@ def test_the_cards_of_a_group_are_the_best_for_the_whole_group(free: int) -> Non
         return
     assert not isinstance(found, Refused), found.text()
     one, two = map(cards, found)
-    assert tuple(sorted({*one, *two})) == by_definition(SPEEDS, free, 4, NEAR)
+    assert tuple(sorted({*one, *two})) == best_by_enumeration(SPEEDS, free, 4, NEAR)
 
 
 @pytest.mark.parametrize(
