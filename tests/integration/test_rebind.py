@@ -1,8 +1,8 @@
-"""A RebindResource on a real API server moves containers of a real runtime: the scheduler rewrites
-annotations with the role of its overlay, the agent moves the containers.
+"""A RebindResource on a real API server, with a real runtime: the scheduler changes annotations
+with the role of its overlay, and the agent moves the containers.
 
-The machine of this test has two NUMA nodes of one CPU each. Two pods are bound to both, and a plan
-binds each to one."""
+The machine of this test has two NUMA nodes of one CPU each. Two pods are bound to both NUMA nodes,
+and the plan binds each pod to one."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ BOTH = {
 }
 
 
-class Mended:
-    """A node with two pods on both NUMA nodes."""
+class FragmentedNode:
+    """A node with two pods that are bound to both of its NUMA nodes."""
 
     def __init__(self, api: ApiServer, node: TestNode, name: str, config: Path) -> None:
         self.api, self.node, self.name, self.config = api, node, name, config
@@ -62,9 +62,9 @@ class Mended:
         root = trees.write(str(node.folder / "machine"), trees.machine(2, 1, 1, 1, 1))
         (Path(root) / "proc").mkdir(exist_ok=True)
         account.start_agent(node, f"--root={root}", f"--node-name={name}")
-        # The scheduler plans by this report.
+        # The scheduler reads the CPUs from this report.
         eventually("the CPUs are reported", self.reported, TIMEOUT_SECONDS)
-        self.until(a="0-1", b="0-1")
+        self.wait_for_cpus(a="0-1", b="0-1")
 
     def reported(self) -> bool:
         try:
@@ -73,15 +73,15 @@ class Mended:
             return False
         return CPU_TOPOLOGY in found["metadata"].get("annotations", {})
 
-    def until(self, **cpus: str) -> None:
+    def wait_for_cpus(self, **cpus: str) -> None:
         eventually(f"on {cpus}", lambda: self.cpus() == cpus, TIMEOUT_SECONDS)
 
     def cpus(self) -> dict[str, str]:
-        """Of the running containers, in the kernel."""
+        """The CPUs of the running containers, from the kernel."""
         return {pod: self.node.cpus(each) for pod, each in self.containers.items()}
 
     def numa_nodes(self) -> dict[str, list[int]]:
-        """In the annotations."""
+        """The NUMA nodes in the annotations of the pods."""
         found = {}
         for pod in self.containers:
             path = f"/api/v1/namespaces/{self.name}/pods/{pod}"
@@ -103,7 +103,7 @@ class Mended:
         found: Object = json.loads(self.api.admin.get(f"{REBINDS}/{name}"))["status"]
         return found
 
-    def ended(self, name: str) -> Object:
+    def wait_for_end(self, name: str) -> Object:
         eventually(
             f"{name} has ended",
             lambda: (
@@ -128,7 +128,7 @@ def scheduler(config: Path, tmp_path: Path) -> Iterator[Scheduler]:
 
 
 def operators_token(apiserver: ApiServer, namespace: str) -> str:
-    """Of an account with the role of the overlay for `topolet rebind`."""
+    """The token of an account with the role for `topolet rebind`."""
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     apiserver.create(accounts, {"metadata": {"name": "operator"}})
     body: Object = {"metadata": {"name": f"rebind-{namespace}"}}
@@ -143,7 +143,7 @@ def operators_token(apiserver: ApiServer, namespace: str) -> str:
     return apiserver.token(namespace, "operator")
 
 
-def test_a_node_is_mended_while_its_containers_run(
+def test_pods_are_rebound_while_their_containers_run(
     apiserver: ApiServer,
     node: TestNode,
     config: Path,
@@ -151,54 +151,56 @@ def test_a_node_is_mended_while_its_containers_run(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    mended = Mended(apiserver, node, "mended", config)
-    mended.rebind("untaken")
-    assert mended.status("untaken")["phase"] == "Unknown"
-    assert "no controller has taken it" in mended.status("untaken")["reason"]
+    fragmented = FragmentedNode(apiserver, node, "fragmented", config)
+    fragmented.rebind("untaken")
+    assert fragmented.status("untaken")["phase"] == "Unknown"
+    assert "no controller has taken it" in fragmented.status("untaken")["reason"]
     apiserver.admin.delete(f"{REBINDS}/untaken")
 
     scheduler.start(NO_AGENT_PODS)
     scheduler.until_ready()
-    mended.rebind("dry", dryRun=True)
-    shown = mended.ended("dry")
+    fragmented.rebind("dry", dryRun=True)
+    shown = fragmented.wait_for_end("dry")
     assert (shown["phase"], shown["reason"]) == ("Succeed", "dry run; pods to move: 2")
     assert len(shown["plan"]["moves"]) == 2
-    assert mended.numa_nodes() == {"a": [0, 1], "b": [0, 1]}
+    assert fragmented.numa_nodes() == {"a": [0, 1], "b": [0, 1]}
 
-    mended.rebind("mend")
-    shown = mended.ended("mend")
+    fragmented.rebind("rebind")
+    shown = fragmented.wait_for_end("rebind")
     assert (shown["phase"], shown["reason"]) == ("Succeed", "pods moved: 2"), scheduler.log()
     before, after = shown["plan"]["before"], shown["plan"]["after"]
     assert (before["numaCrossings"], after["numaCrossings"]) == (2, 0)
-    assert mended.numa_nodes() == {"a": [0], "b": [0]}
-    mended.until(a="0", b="0")
+    assert fragmented.numa_nodes() == {"a": [0], "b": [0]}
+    fragmented.wait_for_cpus(a="0", b="0")
 
-    # An operator without another right uses the command.
+    # An operator without other permissions uses the command.
     operator = tmp_path / "operator"
-    operator.write_text(json.dumps(apiserver.kubeconfig(operators_token(apiserver, mended.name))))
-    assert main(["rebind", mended.name, f"--kubeconfig={operator}", "--wait"]) == 0
+    operator.write_text(
+        json.dumps(apiserver.kubeconfig(operators_token(apiserver, fragmented.name)))
+    )
+    assert main(["rebind", fragmented.name, f"--kubeconfig={operator}", "--wait"]) == 0
     assert "Succeed: no pods could be placed better" in capsys.readouterr().out
-    mended.rebind("nowhere", nodeName="nowhere")
-    shown = mended.ended("nowhere")
+    fragmented.rebind("nowhere", nodeName="nowhere")
+    shown = fragmented.wait_for_end("nowhere")
     assert (shown["phase"], shown["reason"]) == ("Failed", "node nowhere does not exist")
 
 
-def test_a_scheduler_that_is_killed_is_followed_by_one_that_completes(
+def test_a_restarted_scheduler_completes_the_rebind_of_a_killed_one(
     apiserver: ApiServer, node: TestNode, config: Path, scheduler: Scheduler
 ) -> None:
-    mended = Mended(apiserver, node, "killed", config)
+    fragmented = FragmentedNode(apiserver, node, "killed", config)
     scheduler.start(NO_AGENT_PODS)
     scheduler.until_ready()
-    mended.rebind("mend-killed")
-    eventually("the plan is written", lambda: "plan" in mended.status("mend-killed"))
+    fragmented.rebind("rebind-killed")
+    eventually("the plan is written", lambda: "plan" in fragmented.status("rebind-killed"))
     scheduler.end(signal.SIGKILL)
-    assert mended.status("mend-killed")["plan"]["moves"]
+    assert fragmented.status("rebind-killed")["plan"]["moves"]
     scheduler.start(NO_AGENT_PODS)
     scheduler.until_ready()
-    shown = mended.ended("mend-killed")
+    shown = fragmented.wait_for_end("rebind-killed")
     assert shown["phase"] == "Succeed", (shown, scheduler.log())
-    assert mended.numa_nodes() == {"a": [0], "b": [0]}
-    mended.until(a="0", b="0")
+    assert fragmented.numa_nodes() == {"a": [0], "b": [0]}
+    fragmented.wait_for_cpus(a="0", b="0")
 
 
 @pytest.mark.long
@@ -206,11 +208,11 @@ def test_a_scheduler_that_is_killed_is_followed_by_one_that_completes(
 def test_the_agent_of_the_node_reports_that_no_scheduler_serves_it(
     apiserver: ApiServer, node: TestNode, config: Path
 ) -> None:
-    mended = Mended(apiserver, node, "alone", config)
-    mended.rebind("nobody-serves")
-    patience_seconds = 3 * (PERIOD_SECONDS + UNTAKEN_SECONDS)
+    fragmented = FragmentedNode(apiserver, node, "alone", config)
+    fragmented.rebind("nobody-serves")
+    timeout_seconds = 3 * (PERIOD_SECONDS + UNTAKEN_SECONDS)
     eventually(
-        "failed", lambda: mended.status("nobody-serves")["phase"] == "Failed", patience_seconds
+        "failed", lambda: fragmented.status("nobody-serves")["phase"] == "Failed", timeout_seconds
     )
-    assert mended.status("nobody-serves")["reason"].startswith("NoController: ")
-    mended.until(a="0-1", b="0-1")
+    assert fragmented.status("nobody-serves")["reason"].startswith("NoController: ")
+    fragmented.wait_for_cpus(a="0-1", b="0-1")

@@ -1,8 +1,8 @@
-"""The scheduler's process is killed at every write of a RebindResource, on a real API server. It
-ends with the pods' old CPUs or with the new ones.
+"""The scheduler is killed at every write of a rebind, on a real API server. The rebind ends with
+the pods' old CPUs or with the new ones.
 
-Pods a and b exchange CPUs, and one of them has a free CPU in between. Five writes complete it: the
-plan, one pod, the other, the first one again, and the end."""
+Pods a and b exchange CPUs, and one of them gets a free CPU in between. The rebind makes five
+writes: the plan, one pod, the other pod, the first pod again, and the result."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ NODE = "n-exchange"
 OLD = {"a": "0,4", "b": "1,5", "c": "2-3", "d": "6"}
 WRITES = 5
 DEADLINE_SECONDS = 600
-"""Of a rebind: more than a scheduler needs to start again and to complete it on a busy machine."""
+"""A rebind's deadline, longer than a restart and the rebind take on a busy machine."""
 
 pytestmark = pytest.mark.timeout(900)
 
 
 class Exchange:
-    """The node and its pods on the API server."""
+    """The node, its pods and its rebinds on the API server."""
 
     def __init__(self, api: ApiServer) -> None:
         self.api = api
         self.rebinds = 0
-        self.shared: list[Object] = []
-        """Moments at which a CPU had two owners."""
+        self.overlaps: list[Object] = []
+        """The CPUs of the pods at the times when a CPU had two owners."""
         api.namespace(NAME)
         api.account(NAME, "default", [])
         api.node(NODE)
@@ -67,7 +67,7 @@ class Exchange:
         self.api.create(PODS, {"metadata": metadata, "spec": spec})
 
     def reset(self) -> None:
-        """The pods have their old CPUs."""
+        """Gives the pods their old CPUs."""
         for name, cpus in OLD.items():
             notes = {STATUS: json.dumps({"cpuset": cpus})}
             self.api.admin.merge(f"{PODS}/{name}", {"metadata": {"annotations": notes}})
@@ -82,10 +82,10 @@ class Exchange:
     def written(self) -> None:
         cpus = {name: CpuSet.parse(text) for name, text in self.cpus().items()}
         if any(cpus[one] & cpus[other] for one, other in combinations(cpus, 2)):
-            self.shared.append({name: str(each) for name, each in cpus.items()})
+            self.overlaps.append({name: str(each) for name, each in cpus.items()})
 
     def rebind(self) -> str:
-        """The name of the new object."""
+        """Creates a RebindResource; its name."""
         self.rebinds += 1
         name = f"{NAME}-{self.rebinds}"
         spec: Object = {"nodeName": NODE, "rebindAction": "RebindCPU"}
@@ -98,15 +98,15 @@ class Exchange:
         found: Object = json.loads(self.api.admin.get(f"{REBINDS}/{name}"))["status"]
         return found
 
-    def new(self, name: str) -> dict[str, str]:
-        """The CPUs of the plan."""
+    def planned_cpus(self, name: str) -> dict[str, str]:
+        """The CPUs of the pods after the planned moves."""
         moves = self.status(name)["plan"]["moves"]
         assert len(moves) == 3
         last = {each["pod"].partition("/")[2]: json.loads(each["to"])["cpuset"] for each in moves}
         return OLD | last
 
-    def ended(self, name: str) -> str:
-        """Its phase in the end."""
+    def wait_for_end(self, name: str) -> str:
+        """Waits for the end of the rebind; its phase."""
 
         def has_ended() -> bool:
             shown = self.status(name)
@@ -116,7 +116,7 @@ class Exchange:
         return str(self.status(name)["phase"])
 
     def make_overdue(self, name: str) -> None:
-        """Moves the start of its plan so far back that the deadline has passed."""
+        """Sets the start of the plan back so far that the deadline has passed."""
         plan = self.status(name).get("plan")
         if plan is None:
             return
@@ -134,19 +134,19 @@ class Killer:
         self.scheduler = scheduler
 
     def start(self) -> None:
-        """Without a lease: the next process leads at once."""
+        """Starts the scheduler without a lease, so that it is the leader at once."""
         self.scheduler.start(NO_AGENT_PODS, "--lease-name=")
 
     def start_to_be_killed(self, number: int, moment: Moment) -> None:
-        """Returns when it was killed at the write of that number."""
+        """Starts the scheduler and waits until it is killed at this write."""
         self.relay.arm(number, moment, lambda: self._kill())
         self.start()
         eventually(f"killed at write {number}", self.relay.killed.is_set, TIMEOUT_SECONDS)
 
     def end_of(self, exchange: Exchange, name: str) -> tuple[str, object]:
-        """Starts the scheduler again; the phase and the CPUs when the rebind has ended."""
+        """Starts the scheduler again; the phase and the CPUs at the end of the rebind."""
         self.start()
-        phase = exchange.ended(name)
+        phase = exchange.wait_for_end(name)
         self.scheduler.end(signal.SIGKILL)
         return phase, exchange.cpus()
 
@@ -162,13 +162,13 @@ def exchange(apiserver: ApiServer) -> Exchange:
 
 @pytest.fixture
 def killer(apiserver: ApiServer, exchange: Exchange, tmp_path: Path) -> Iterator[Killer]:
-    exchange.shared.clear()
+    exchange.overlaps.clear()
     with relaying(apiserver, exchange.written) as relay:
         path = tmp_path / "kubeconfig"
         write_kubeconfig(apiserver, path, relay.url)
         with Scheduler(tmp_path, path) as scheduler:
             yield Killer(relay, scheduler)
-    assert not exchange.shared, "a CPU had two owners"
+    assert not exchange.overlaps, "a CPU had two owners"
 
 
 @pytest.mark.parametrize("moment", Moment)
@@ -179,7 +179,7 @@ def test_killed_at_every_write_it_ends_in_the_new_state(
         exchange.reset()
         name = exchange.rebind()
         killer.start_to_be_killed(number, moment)
-        found, wanted = killer.end_of(exchange, name), ("Succeed", exchange.new(name))
+        found, wanted = killer.end_of(exchange, name), ("Succeed", exchange.planned_cpus(name))
         assert found == wanted, (number, killer.scheduler.log())
 
 
@@ -197,7 +197,7 @@ def test_killed_at_every_write_and_overdue_it_ends_in_the_old_state(
         found = killer.end_of(exchange, name)
         unplanned = number == 0 and moment is Moment.BEFORE
         moved = number > 3 or (number == 3 and moment is Moment.AFTER)
-        wanted = ("Succeed", exchange.new(name)) if unplanned or moved else ("Failed", OLD)
+        wanted = ("Succeed", exchange.planned_cpus(name)) if unplanned or moved else ("Failed", OLD)
         assert found == wanted, (number, killer.scheduler.log())
 
 

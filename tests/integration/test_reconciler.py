@@ -1,4 +1,4 @@
-"""The agent alone, on real containers, without a frontend."""
+"""The agent without a frontend, on real containers."""
 
 import os
 import shutil
@@ -52,15 +52,18 @@ def test_container_that_waits_for_its_start_starts_on_the_current_pool(node: Tes
     spec = node.spec("ls", "LS")
     ls = create_container(node.direct, create_request(spec, run_sandbox(node.direct, spec)))
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    eventually("prepared", lambda: node.direct.container_status(ls).resources.cpuset == "0")
+    eventually(
+        "the created container is updated",
+        lambda: node.direct.container_status(ls).resources.cpuset == "0",
+    )
     start_container(node.direct, ls)
     assert node.cpus(ls) == "0"
     # LS was moved when the sandbox of LSE was listed, perhaps before its container.
-    eventually("LSE on its own", lambda: node.cpus(lse) == "1")
+    eventually("LSE on its CPU", lambda: node.cpus(lse) == "1")
 
 
 def test_runtime_does_not_restore_its_old_cpuset_with_its_next_update(node: TestNode) -> None:
-    """No frontend rewrites that update: it changes CPU shares only, without the proxy, and no agent
+    """No frontend changes this update of the CPU shares, and no agent
     runs to correct the result."""
     node.start_agent()
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
@@ -122,7 +125,7 @@ def test_invalid_claim_keeps_the_pool_and_is_reported(
 
 
 def test_containers_on_other_cpus_than_their_annotation_names_are_counted(node: TestNode) -> None:
-    """By the kernel's files."""
+    """The agent compares the annotations with the kernel's files."""
     node.start_agent()
     numbers = lambda: [  # noqa: E731
         node.metric(f'topolet_containers_with_other_cpus{{source="{source}"}}')
@@ -144,7 +147,7 @@ def test_kill_and_restart_of_the_agent_changes_nothing(node: TestNode) -> None:
     shared, ls = run_pod(node.direct, node.spec("ls", "LS"))
     eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
     pauses = lambda: (node.sandbox_cpus(sandbox), node.sandbox_cpus(shared))  # noqa: E731
-    eventually("pauses too", lambda: pauses() == ("1", "0"))
+    eventually("the pause containers are settled", lambda: pauses() == ("1", "0"))
     node.kill_agent()
     assert (node.cpus(lse), node.cpus(ls)) == ("1", "0")
     node.start_agent()
@@ -208,8 +211,8 @@ def test_runtime_update_of_another_field_does_not_restore_old_cpus(
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
-    # Otherwise that call may come after the one below, and correct a change that the agent has not
-    # seen yet.
+    # Otherwise the agent's update may follow the one below, and correct a change that the agent has
+    # not detected.
     eventually(
         "the runtime has the cpuset",
         lambda: node.direct.container_status(ls).resources.cpuset == "0",
@@ -222,7 +225,7 @@ def test_runtime_update_of_another_field_does_not_restore_old_cpus(
 
 
 def test_agent_whose_state_folder_is_removed_ends_with_an_error(node: TestNode) -> None:
-    """It would get no notifications any more, and a second agent could start."""
+    """It could not receive notifications any more, and a second agent could start."""
     node.start_agent()
     shutil.rmtree(node.state)
     assert node.agent_exit_code() == 1
@@ -233,7 +236,7 @@ def test_agent_whose_state_folder_is_removed_ends_with_an_error(node: TestNode) 
 def test_pod_whose_sandbox_shows_another_limit_than_its_request_shares_the_pool(
     node: TestNode,
 ) -> None:
-    """With the sums that a kubelet gives to a sandbox, and without an API server."""
+    """Without an API server, the agent reads them from the kubelet's request for the sandbox."""
 
     def runs(name: str, quota_microseconds: int) -> str:
         spec = node.spec(name, "LSR", "1")
@@ -249,10 +252,12 @@ def test_pod_whose_sandbox_shows_another_limit_than_its_request_shares_the_pool(
 
     node.start_agent(NO_FULL_PASS)
     unequal = runs("unequal", 200_000)
-    eventually("it is refused", lambda: "requests.cpu is 1, limits.cpu is 2" in node.log("agent"))
+    eventually(
+        "the claim is refused", lambda: "requests.cpu is 1, limits.cpu is 2" in node.log("agent")
+    )
     equal = runs("equal", 100_000)
     eventually("the other owns its CPU", lambda: node.cpus(equal) == "1")
-    eventually("it has the rest", lambda: node.cpus(unequal) == "0")
+    eventually("the refused pod has the shared CPUs", lambda: node.cpus(unequal) == "0")
 
 
 def test_agent_does_not_preempt_the_process_that_notifies_it(node: TestNode) -> None:

@@ -39,12 +39,12 @@ ALICE = Who()
 KOORDINATOR = "system:serviceaccount:koordinator-system:koord-scheduler"
 
 NOT_FOUND = 404
-GONE_SECONDS = deployed.DELETION_SECONDS
+DELETION_SECONDS = deployed.DELETION_SECONDS
 
 pytestmark = pytest.mark.timeout(900)
 
 OVERLAYS = ("scheduler", "webhook")
-"""Applied one after the other they bring everything."""
+"""Together they have all objects."""
 
 
 class Cluster:
@@ -62,9 +62,9 @@ class Cluster:
         return deployed.folder(self.server, name, self.home)
 
     def apply(self, *folders: Path) -> None:
-        """As users do; repeated while a namespace still ends."""
+        """Applies the folders by kubectl; retries while a namespace is being deleted."""
         for each in folders:
-            eventually(f"{each.name} is applied", partial(self._applied, each), GONE_SECONDS)
+            eventually(f"{each.name} is applied", partial(self._applied, each), DELETION_SECONDS)
 
     def _applied(self, folder: Path) -> bool:
         words = ("apply", "--server-side", "--force-conflicts", "-k", str(folder))
@@ -76,30 +76,30 @@ class Cluster:
         deployed.delete(self.kubectl, *words)
 
     def apply_each(self, bodies: list[Object]) -> None:
-        """Without kubectl."""
+        """Applies the objects without kubectl."""
         for each in bodies:
             eventually(
-                f"{path_of(each)} is applied", partial(self._applied_one, each), GONE_SECONDS
+                f"{path_of(each)} is applied", partial(self._applied_one, each), DELETION_SECONDS
             )
 
     def _applied_one(self, body: Object) -> bool:
-        """An object that is being deleted accepts the request, and is deleted all the same."""
-        if self._there(body) == "ends":
+        """Does not apply an object that is being deleted: it would be deleted all the same."""
+        if self._state(body) == "deleting":
             time.sleep(0.1)
             return False
-        return deployed.applied(self.api, body) and self._there(body) == "stays"
+        return deployed.applied(self.api, body) and self._state(body) == "stays"
 
-    def _there(self, body: Object) -> str:
+    def _state(self, body: Object) -> str:
         try:
             found = self.api.request("GET", path_of(body))
         except RefusedError as refused:
             if refused.code != NOT_FOUND:
                 raise
-            return "gone"
-        return "ends" if "deletionTimestamp" in found["metadata"] else "stays"
+            return "deleted"
+        return "deleting" if "deletionTimestamp" in found["metadata"] else "stays"
 
     def delete_each(self, bodies: list[Object]) -> None:
-        """Deletes the existing objects; returns before they end."""
+        """Deletes the existing objects; returns before they are deleted."""
         for each in bodies:
             try:
                 self.api.request("DELETE", path_of(each))
@@ -108,28 +108,28 @@ class Cluster:
                     raise
 
     def remove_each(self, bodies: list[Object]) -> None:
-        """Returns when all are deleted."""
+        """Deletes the objects; returns when all are deleted."""
         self.delete_each(bodies)
         for each in bodies:
             eventually(
                 f"{path_of(each)} is deleted",
-                lambda it=each: self._there(it) == "gone",
-                GONE_SECONDS,
+                lambda it=each: self._state(it) == "deleted",
+                DELETION_SECONDS,
             )
 
-    def in_force(self, namespace: str) -> None:
-        """Returns when the policies apply and name the accounts of that namespace."""
+    def wait_for_policies(self, namespace: str) -> None:
+        """Waits until the policies apply, with the accounts of that namespace."""
         scheduler = Who(account(namespace, "topolet-scheduler"))
         eventually("alice is refused", lambda: self.refuses(ALICE))
         eventually("the scheduler is trusted", lambda: not self.refuses(scheduler))
 
     def remove(self) -> None:
-        """All that the overlays have."""
+        """Deletes all objects of the overlays."""
         for each in OVERLAYS:
             self.delete("-k", str(self.folder(f"overlays/{each}")))
 
     @contextlib.contextmanager
-    def watched(self, remove: Callable[[], None]) -> Iterator[OtherPods]:
+    def with_other_pods(self, remove: Callable[[], None]) -> Iterator[OtherPods]:
         """Pods without Topolet's keys start and end from before the first manifest until after the
         last one is removed by `remove`."""
         with OtherPods(self._other_pods_api, PLAIN, LABELLED) as made:
@@ -146,7 +146,7 @@ class Cluster:
         body["metadata"]["annotations"] = CPUS
         return self._refuses(f"{PLAIN}/pods", body, who, "may not set")
 
-    def takes_pods(self) -> bool:
+    def accepts_pods(self) -> bool:
         """Whether the API server accepts a pod without keys of Topolet."""
         try:
             path = f"/api/v1/namespaces/{PLAIN}/pods?dryRun=All"
@@ -158,7 +158,7 @@ class Cluster:
         return True
 
     def refuses_binding(self, who: Who) -> bool:
-        """The same for a Binding in the labelled namespace."""
+        """Whether the policies refuse a Binding in the labelled namespace."""
         return self._refuses(
             f"{LABELLED}/pods/free/binding", other_pods.binding("free"), who, "may not bind"
         )
@@ -193,8 +193,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def watch(cluster: Cluster) -> Iterator[OtherPods]:
-    with cluster.watched(cluster.remove) as made:
+def running_pods(cluster: Cluster) -> Iterator[OtherPods]:
+    with cluster.with_other_pods(cluster.remove) as made:
         yield made
 
 
@@ -203,25 +203,27 @@ def earlier_policies(server: ApiServer) -> list[Object]:
 
 
 @pytest.mark.long
-def test_a_reinstalled_overlay_does_not_affect_pods(cluster: Cluster, watch: OtherPods) -> None:
+def test_a_reinstalled_overlay_does_not_affect_pods(
+    cluster: Cluster, running_pods: OtherPods
+) -> None:
     folder = cluster.folder("overlays/scheduler")
     for _ in range(3):
         cluster.apply(folder)
-        watch.wait_for_rounds()
-        cluster.in_force(OURS)
+        running_pods.wait_for_rounds()
+        cluster.wait_for_policies(OURS)
         cluster.delete("-k", str(folder))
-        watch.wait_for_rounds()
+        running_pods.wait_for_rounds()
     cluster.apply(folder)
-    cluster.in_force(OURS)
-    watch.wait_for_rounds()
+    cluster.wait_for_policies(OURS)
+    running_pods.wait_for_rounds()
 
 
-def test_definitions_that_others_use_stay(cluster: Cluster, watch: OtherPods) -> None:
-    """As docs/install.md removes Topolet."""
+def test_definitions_that_others_use_stay(cluster: Cluster, running_pods: OtherPods) -> None:
+    """By the command of docs/install.md."""
     folder = cluster.folder("overlays/scheduler")
     cluster.apply(folder)
     cluster.delete("-k", str(folder), "-l", "topolet.io/shared!=true")
-    watch.wait_for_rounds()
+    running_pods.wait_for_rounds()
     left = cluster.kubectl("get", "crd", "-o", "name").split()
     assert [each.partition("/")[2] for each in left] == [
         "devices.scheduling.koordinator.sh",
@@ -230,7 +232,7 @@ def test_definitions_that_others_use_stay(cluster: Cluster, watch: OtherPods) ->
 
 
 def part(body: Object) -> str:
-    """The kubectl arguments that delete it."""
+    """The part to which the object belongs."""
     kind, name = body["kind"], body["metadata"]["name"]
     if kind in ("Namespace", "CustomResourceDefinition", "ValidatingWebhookConfiguration"):
         return str(kind)
@@ -278,22 +280,22 @@ PARTS = [
 @settings(max_examples=4, phases=[Phase.explicit, Phase.generate], derandomize=True)
 @given(order=st.permutations(PARTS))
 def test_components_are_removed_in_any_order(cluster: Cluster, order: list[str]) -> None:
-    """A namespace ends while the next components are removed."""
+    """A namespace is still being deleted while the next components are."""
     parts = all_parts(cluster)
     everything = [body for each in sorted(parts) for body in parts[each]]
-    with cluster.watched(partial(cluster.remove_each, everything)) as watch:
+    with cluster.with_other_pods(partial(cluster.remove_each, everything)) as running_pods:
         cluster.apply_each(everything)
-        cluster.in_force(OURS)
+        cluster.wait_for_policies(OURS)
         for each in order:
             cluster.delete_each(parts[each])
-            watch.wait_for_rounds(1)
+            running_pods.wait_for_rounds(1)
         cluster.apply_each(everything)
-        cluster.in_force(OURS)
-        watch.wait_for_rounds()
+        cluster.wait_for_policies(OURS)
+        running_pods.wait_for_rounds()
 
 
 def test_in_another_namespace_the_policies_use_its_accounts(
-    cluster: Cluster, watch: OtherPods, tmp_path: Path
+    cluster: Cluster, running_pods: OtherPods, tmp_path: Path
 ) -> None:
     policy = {"name": "topolet-policy", "namespace": OURS}
     data = {"allocators": f"{KOORDINATOR}\n"}
@@ -309,37 +311,37 @@ def test_in_another_namespace_the_policies_use_its_accounts(
             patches=[{"patch": patch}],
         )
         cluster.apply(mine)
-        cluster.in_force("elsewhere")
+        cluster.wait_for_policies("elsewhere")
         there, here = (Who(account(each, "topolet-scheduler")) for each in ("elsewhere", OURS))
         assert cluster.refuses(here)
         assert not cluster.refuses(Who(KOORDINATOR))
         assert not cluster.refuses_binding(there)
         assert not cluster.refuses_binding(other_pods.SCHEDULER)
     cluster.delete("namespace", "elsewhere")
-    watch.wait_for_rounds()
+    running_pods.wait_for_rounds()
     assert cluster.refuses(ALICE)
 
 
-WAYS = ((), ("--server-side", "--force-conflicts"))
-"""Of `kubectl apply`."""
+APPLY_FLAGS = ((), ("--server-side", "--force-conflicts"))
+"""The flags of `kubectl apply`."""
 
 
-@pytest.mark.parametrize("then", WAYS)
-@pytest.mark.parametrize("earlier", WAYS)
+@pytest.mark.parametrize("then", APPLY_FLAGS)
+@pytest.mark.parametrize("earlier", APPLY_FLAGS)
 def test_an_upgrade_removes_parameters(
     cluster: Cluster, earlier: tuple[str, ...], then: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """However both were applied, and although the earlier policies refuse everything by then."""
+    """With any flags of both versions, and although the earlier policies refuse all pods."""
     cluster.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OURS}})
     before = tmp_path / "earlier.yaml"
     before.write_text(yaml.safe_dump_all(earlier_policies(cluster.server)))
     cluster.kubectl("apply", *earlier, "-f", str(before))
     cluster.delete("configmap", "topolet-policy", f"--namespace={OURS}")
-    eventually("every pod is refused", lambda: not cluster.takes_pods())
+    eventually("every pod is refused", lambda: not cluster.accepts_pods())
     policies = str(cluster.folder("policies"))
     cluster.kubectl("apply", *then, "-k", policies)
-    eventually("pods are accepted", cluster.takes_pods)
-    cluster.in_force(OURS)
+    eventually("pods are accepted", cluster.accepts_pods)
+    cluster.wait_for_policies(OURS)
     kinds = ["validatingadmissionpolicy"]
     if deployed.serves_mutating_policies(cluster.server):
         kinds.append("mutatingadmissionpolicy")
@@ -351,17 +353,17 @@ def test_an_upgrade_removes_parameters(
 
 
 def test_before_1_36_kubectl_names_the_kinds_it_skips(cluster: Cluster) -> None:
-    """Without the component for these servers. Everything else is applied."""
+    """Without the component for such servers, kubectl applies everything else."""
     if deployed.serves_mutating_policies(cluster.server):
         pytest.skip("this kube-apiserver serves all kinds of ours")
     folder = DEPLOY / "overlays" / "scheduler"
-    with cluster.watched(cluster.remove) as watch:
+    with cluster.with_other_pods(cluster.remove) as running_pods:
         ended = cluster.kubectl.attempt("apply", "--server-side", "-k", str(folder))
         assert ended.returncode == 1
         kinds = ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"]
         assert re.findall(r'no matches for kind "(\w+)"', ended.stderr) == kinds
-        cluster.in_force(OURS)
+        cluster.wait_for_policies(OURS)
         path = f"/apis/apps/v1/namespaces/{OURS}/daemonsets/topolet-agent"
         assert deployed.exists(cluster.api, path)
         cluster.apply(cluster.folder("overlays/scheduler"))
-        watch.wait_for_rounds()
+        running_pods.wait_for_rounds()

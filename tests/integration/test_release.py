@@ -1,4 +1,4 @@
-"""The release command, with the base of the tests in the place of the pinned one."""
+"""The release command, with the base of the tests instead of the pinned one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def index(archive: Path) -> list[dict[str, Any]]:
 
 
 def machine_code(archive: Path, digest: str) -> set[int]:
-    """The machines of the libraries below /opt/topolet, by their numbers in ELF."""
+    """The ELF machine numbers of the libraries below /opt/topolet."""
     found = set()
     layers = json.loads(blob(archive, digest))["layers"]
     folder = archive.parent / "layer"
@@ -50,7 +50,7 @@ def machine_code(archive: Path, digest: str) -> set[int]:
     return found
 
 
-def test_one_command_makes_all_parts_for_both_machines(
+def test_one_command_makes_all_parts_for_both_architectures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with building() as (tools, options):

@@ -52,8 +52,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Kubelets:
-    """They bind the pods of the DaemonSet to their nodes, make them Ready, and end them. A pod on a
-    node of `failing` does not get Ready."""
+    """Kubelets that bind the pods of the DaemonSet to their nodes, set them Ready, and delete them.
+    The pods of `failing` nodes do not become Ready."""
 
     def __init__(self, server: ApiServer) -> None:
         self.failing: set[str] = set()
@@ -88,9 +88,9 @@ class Kubelets:
             body = {"metadata": {"name": name}, "target": target}
             self._server.create(f"{PODS}/{name}/binding", body)
         elif not pod["status"].get("containerStatuses"):
-            self._answer(name, ready=pod["spec"]["nodeName"] not in self.failing)
+            self._write_status(name, ready=pod["spec"]["nodeName"] not in self.failing)
 
-    def _answer(self, name: str, *, ready: bool) -> None:
+    def _write_status(self, name: str, *, ready: bool) -> None:
         crashed = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
         container = {
             "name": "agent",
@@ -110,7 +110,7 @@ class Kubelets:
 
 
 class Pool:
-    """The agents of all nodes, and what a person does with them."""
+    """The agents of all nodes, and the actions of an administrator."""
 
     def __init__(self, cluster: Cluster, kubelets: Kubelets, folder: Path) -> None:
         self.kubelets = kubelets
@@ -128,26 +128,26 @@ class Pool:
         self._cluster.kubectl("label", "node", node, label)
 
     def agents(self) -> dict[str, str]:
-        """By node, the name of its pod."""
+        """The name of the agent's pod, by node."""
         listed = json.loads(self._cluster.kubectl("get", "pods", "-n", NAMESPACE, "-o", "json"))
         return {
             each["spec"].get("nodeName", ""): each["metadata"]["name"] for each in listed["items"]
         }
 
     def daemonsets(self) -> int:
-        """How many have an agent, where each node has one."""
+        """The number of DaemonSets with agents; 0 if a node has no agent."""
         agents = self.agents()
         return len({name.rpartition("-")[0] for name in agents.values()}) * (
             set(agents) == {*NODES}
         )
 
-    def ready(self, node: str, status: str) -> None:
+    def set_ready(self, node: str, status: str) -> None:
         body = {"status": {"conditions": [{"type": "Ready", "status": status}]}}
         path = f"/api/v1/nodes/{node}/status"
         self._cluster.server.admin.request("PATCH", path, None, body, MERGE)
 
-    def finds(self, node: str, text: str) -> None:
-        """Its doctor, from now on; "": nothing."""
+    def set_findings(self, node: str, text: str) -> None:
+        """Sets the output of the node's doctor; "" is no findings."""
         file = self._folder / node
         file.write_text(text)
         if not text:
@@ -188,7 +188,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
             for node in NODES:
                 started.node(node)
                 made.label(node, "kubernetes.io/os=linux")
-                made.ready(node, "True")
+                made.set_ready(node, "True")
             try:
                 made.upgrade()
                 eventually("each node has an agent", lambda: set(made.agents()) == set(NODES))
@@ -204,37 +204,37 @@ def test_agents_are_replaced_until_a_doctor_finds_something(
 ) -> None:
     before = pool.agents()
     pool.upgrade(settings={"full-pass-seconds": 30})
-    assert pool.agents() == before, "its controller replaces none"
+    assert pool.agents() == before, "the DaemonSet controller replaces no pod"
 
     assert pool.rollout("--max-nodes=1") == 0
-    said = capfd.readouterr().out
-    assert "node n1: the new agent is Ready, topolet doctor has no findings\n" in said
-    assert "1 agent replaced; the other nodes keep their old agent" in said
+    output = capfd.readouterr().out
+    assert "node n1: the new agent is Ready, topolet doctor has no findings\n" in output
+    assert "1 agent replaced; the other nodes keep their old agent" in output
     first = pool.agents()
     assert {node for node in NODES if first[node] != before[node]} == {"n1"}
 
-    pool.finds("n2", "agent-does-not-answer: it hangs\n")
+    pool.set_findings("n2", "agent-does-not-answer: it hangs\n")
     assert pool.rollout() == 1
-    said, error = capfd.readouterr()
-    assert "agent-does-not-answer: it hangs\n" in said
+    output, error = capfd.readouterr()
+    assert "agent-does-not-answer: it hangs\n" in output
     assert "node n2: topolet doctor has findings" in error
     second = pool.agents()
     assert {node for node in NODES if second[node] != first[node]} == {"n2"}
     assert pool.examined()[0] == "n1"
 
-    # What was found is repaired first: a run that is repeated replaces nothing before.
+    # A repeated run replaces no agent before the findings are repaired.
     assert pool.rollout() == 1
     assert pool.agents() == second
 
-    pool.finds("n2", "")
-    pool.ready("n3", "False")
+    pool.set_findings("n2", "")
+    pool.set_ready("n3", "False")
     assert pool.rollout() == 1
     assert "skipped, because they are not Ready: n3" in capfd.readouterr().err
     third = pool.agents()
     assert {node for node in NODES if third[node] != second[node]} == {"n4"}
     assert pool.examined() == ["n1", "n2", "n4"]
 
-    pool.ready("n3", "True")
+    pool.set_ready("n3", "True")
     assert pool.rollout() == 0
     assert pool.agents()["n3"] != third["n3"]
     last = pool.agents()
@@ -242,7 +242,7 @@ def test_agents_are_replaced_until_a_doctor_finds_something(
     assert pool.agents() == last
 
 
-def test_an_agent_that_does_not_get_ready_stops_it(
+def test_an_agent_that_does_not_become_ready_stops_the_rollout(
     pool: Pool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pool.kubelets.failing = {"n1"}
@@ -259,7 +259,7 @@ def test_an_agent_that_does_not_get_ready_stops_it(
     assert pool.agents() == after
 
 
-def test_a_controller_that_replaces_pods_itself_is_named(
+def test_a_daemonset_with_rolling_updates_is_refused(
     pool: Pool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pool.upgrade(updateStrategy="RollingUpdate")

@@ -1,4 +1,4 @@
-"""The first CPUs of a sandbox, as runc makes its cgroup: no test sees what happens before that."""
+"""The CPUs of a sandbox right after runc has created it."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ exit $code
 
 
 class RecordingRunc:
-    """A folder with a `runc` that records the CPUs of each container between creation and start. It
-    creates none while the file `hold` exists, and creates the file `held` then."""
+    """A folder with a `runc` that records the CPUs of each container between creation and start.
+    While the file `hold` exists it delays creations, and it reports that by the file `held`."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -75,7 +75,7 @@ def containerd(runc: RecordingRunc) -> Iterator[Containerd]:
 
 @pytest.fixture
 def node(containerd: Containerd) -> Iterator[TestNode]:
-    """With an owner of CPU 1."""
+    """A node with agent, proxy and an owner of CPU 1."""
     with fresh_node(containerd) as it:
         it.start_agent(NO_FULL_PASS)
         it.start_proxy()
@@ -84,7 +84,7 @@ def node(containerd: Containerd) -> Iterator[TestNode]:
 
 
 def pod_cpus(spec: PodSpec) -> str:
-    """Of the pod's own cgroup, on v1 (this test's kernel has it)."""
+    """The CPUs of the pod's own cgroup, in a kernel with cgroup v1."""
     group = pathlib.Path(f"/sys/fs/cgroup/cpuset{spec.cgroup_parent()}")
     return (group / "cpuset.cpus").read_text().strip()
 
@@ -96,11 +96,11 @@ def test_sandbox_begins_without_the_cpus_of_owners(node: TestNode, runc: Recordi
     for number in range(3):
         spec = node.spec(f"ls-{number}", "LS")
         make_cgroup(spec.cgroup_parent())
-        everything = pod_cpus(spec)
+        all_cpus = pod_cpus(spec)
         sandbox, container = run_pod(node.proxied, spec)
         assert runc.first_cpus(sandbox) == "0"
         assert runc.first_cpus(container) == "0"
-        eventually("the pod has its CPUs back", lambda: pod_cpus(spec) == everything)  # noqa: B023
+        eventually("the pod has its CPUs back", lambda: pod_cpus(spec) == all_cpus)  # noqa: B023
         assert node.sandbox_cpus(sandbox) == "0"
         remove_pod(node.proxied, sandbox)
     assert "RunPodSandbox continues" not in node.log("proxy")
@@ -121,10 +121,12 @@ def test_hanging_agent_delays_a_sandbox_and_corrects_it_later(
     eventually("the sandbox has the pool", lambda: node.sandbox_cpus(sandbox) == "0")
 
 
-def test_agent_that_dies_after_the_notification_leaves_no_pod_narrow(node: TestNode) -> None:
+def test_an_agent_killed_after_the_notification_restores_the_cpus_of_the_pod(
+    node: TestNode,
+) -> None:
     spec = node.spec("ls", "LS")
     make_cgroup(spec.cgroup_parent())
-    everything = pod_cpus(spec)
+    all_cpus = pod_cpus(spec)
     request = pb.RunPodSandboxRequest(config=spec.config())
     notifier = Notifier(str(node.state / SOCKET))
     assert notifier.notify(cri.run_pod_sandbox(request.SerializeToString()))
@@ -134,40 +136,40 @@ def test_agent_that_dies_after_the_notification_leaves_no_pod_narrow(node: TestN
     sandbox = run_sandbox(node.proxied, spec)
     assert pod_cpus(spec) == node.sandbox_cpus(sandbox) == "0"
     node.start_agent(NO_FULL_PASS)
-    eventually("the pod has its CPUs back", lambda: pod_cpus(spec) == everything)
+    eventually("the pod has its CPUs back", lambda: pod_cpus(spec) == all_cpus)
     assert node.sandbox_cpus(sandbox) == "0"
     node.stop_agent()
     endpoint = f"--runtime-endpoint=unix://{node.containerd.socket}"
     assert node.run_cli("restore", f"--state-dir={node.state}", endpoint).returncode == 0
-    assert node.sandbox_cpus(sandbox) == everything
+    assert node.sandbox_cpus(sandbox) == all_cpus
 
 
-def test_proxy_killed_while_it_makes_a_sandbox_leaves_no_claim(
+def test_a_proxy_killed_while_it_creates_a_sandbox_leaves_no_claim(
     containerd: Containerd, runc: RecordingRunc
 ) -> None:
     with fresh_node(containerd) as node:
         node.start_agent(NO_FULL_PASS)
         node.start_proxy()
-        dead = node.spec("dead", "LSE", "1")
+        killed = node.spec("killed", "LSE", "1")
         (runc.folder / "hold").touch()
         client = Cri(node.cri_socket, DEADLINE_SECONDS)
-        call = threading.Thread(target=lambda: fails(client, dead))
+        call = threading.Thread(target=lambda: try_sandbox(client, killed))
         call.start()
         try:
-            eventually("runc makes the sandbox", (runc.folder / "held").exists)
-            eventually("the pod owns CPU 1", lambda: owners(node) == ["default/dead"])
+            eventually("runc creates the sandbox", (runc.folder / "held").exists)
+            eventually("the pod owns CPU 1", lambda: owners(node) == ["default/killed"])
             node.kill_proxy()
             call.join()
         finally:
             (runc.folder / "hold").unlink()
         client.close()
         node.start_proxy()
-        eventually("the dead pod owns nothing", lambda: owners(node) == [])
+        eventually("the pod without a sandbox owns nothing", lambda: owners(node) == [])
         _, container = run_pod(node.proxied, node.spec("next", "LSE", "1"))
         assert runc.first_cpus(container) == "1"
 
 
-def fails(client: Cri, spec: PodSpec) -> None:
+def try_sandbox(client: Cri, spec: PodSpec) -> None:
     with contextlib.suppress(RpcError):
         run_sandbox(client, spec)
 

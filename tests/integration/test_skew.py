@@ -1,5 +1,5 @@
-"""The release before beside this version, on a real containerd and a real API server: agent, proxy
-and scheduler may be one apart, either way (docs/upgrade.md)."""
+"""The previous release together with this version, on a real containerd and a real API server: the
+versions of agent, proxy and scheduler may differ by one (docs/upgrade.md)."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ TIMEOUT_SECONDS = 60.0
 pytestmark = pytest.mark.timeout(600)
 
 
-def tree(tmp_path: Path) -> Path:
-    """The package of the release before, from the history; the test is skipped without it."""
+def package_before(tmp_path: Path) -> Path:
+    """The package of the previous release, from the history. Skips the test without it."""
     kept = tools.cache() / f"topolet-{BEFORE[:8]}"
     if not kept.exists():
         archive = subprocess.run(
@@ -56,7 +56,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 class Releases:
-    """Processes that start in the block are of this version or of the one before."""
+    """Selects the version of the processes that are started in a block."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self._folder = folder
@@ -66,13 +66,13 @@ class Releases:
     def of(self, *, before: bool) -> Iterator[None]:
         with self._patch.context() as patch:
             patch.setenv("PYTHONPATH", str(self._folder if before else ROOT))
-            # Not the folder in which the process starts.
+            # Keeps the working directory out of sys.path.
             patch.setenv("PYTHONSAFEPATH", "1")
             yield
 
 
-class Place:
-    """A node in the cluster with its three processes, each of this version or of the one before."""
+class SkewedNode:
+    """A node in the cluster, whose three processes have this or the previous version."""
 
     def __init__(
         self, api: ApiServer, node: TestNode, releases: Releases, scheduler: Scheduler
@@ -100,7 +100,7 @@ class Place:
         self.scheduler.until_ready()
 
     def scheduled(self, name: str) -> PodSpec:
-        """An LSE pod with the CPU that the scheduler gave it."""
+        """Lets the scheduler place an LSE pod; the pod with its CPU."""
         one = {"cpu": "1", "memory": "16Mi"}
         labels = {"koordinator.sh/qosClass": "LSE"}
         spec = {
@@ -113,11 +113,11 @@ class Place:
         metadata = {"name": name, "labels": labels}
         pod = self._api.create(self._pods, {"metadata": metadata, "spec": spec})
 
-        def known() -> bool:
+        def node_is_feasible() -> bool:
             found = self.scheduler.call("filter", extender_args(pod, [self._name]))
             return bool(found["NodeNames"] == [self._name])
 
-        eventually("the scheduler has the agent's report", known, TIMEOUT_SECONDS)
+        eventually("the scheduler has the agent's report", node_is_feasible, TIMEOUT_SECONDS)
         assert self.scheduler.call("bind", binding_args(pod, self._name)) == {"Error": ""}
         bound = json.loads(self._api.admin.get(f"{self._pods}/{name}"))
         cpus = json.loads(bound["metadata"]["annotations"][RESOURCE_STATUS])["cpuset"]
@@ -126,10 +126,10 @@ class Place:
 
 
 @pytest.fixture
-def place(
+def skewed_node(
     apiserver: ApiServer, node: TestNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    folder, name = tree(tmp_path), node.cgroup_root[1:]
+) -> Iterator[SkewedNode]:
+    folder, name = package_before(tmp_path), node.cgroup_root[1:]
     for each in objects("crds"):
         apiserver.apply(each)
     apiserver.namespace(name)
@@ -148,20 +148,20 @@ def place(
     config = tmp_path / "kubeconfig"
     config.write_text(json.dumps(apiserver.kubeconfig(apiserver.token(name, "scheduler"))))
     with Scheduler(tmp_path, config) as scheduler:
-        yield Place(apiserver, node, Releases(folder, monkeypatch), scheduler)
+        yield SkewedNode(apiserver, node, Releases(folder, monkeypatch), scheduler)
     apiserver.admin.delete(f"/api/v1/nodes/{name}")
 
 
 @pytest.mark.parametrize("old", ["agent", "proxy", "scheduler"])
-def test_one_part_of_the_release_before_works_with_the_others_and_is_replaced(
-    place: Place, old: str
+def test_one_part_of_the_previous_release_works_with_the_others_and_is_replaced(
+    skewed_node: SkewedNode, old: str
 ) -> None:
-    """Forwards, and back to it, with a running pod that keeps its CPU."""
-    place.start_proxy(before=old == "proxy")
-    place.start_agent(before=old == "agent")
-    place.start_scheduler(before=old == "scheduler")
-    node = place.node
-    pod = place.scheduled("lse")
+    """An upgrade and a rollback of the part, during which a running pod keeps its CPU."""
+    skewed_node.start_proxy(before=old == "proxy")
+    skewed_node.start_agent(before=old == "agent")
+    skewed_node.start_scheduler(before=old == "scheduler")
+    node = skewed_node.node
+    pod = skewed_node.scheduled("lse")
     own = pod.cpuset
     _, lse = run_pod(node.proxied, pod)
     _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
@@ -171,13 +171,13 @@ def test_one_part_of_the_release_before_works_with_the_others_and_is_replaced(
     for before in (False, True):
         if old == "agent":
             node.stop_agent()
-            place.start_agent(before=before)
+            skewed_node.start_agent(before=before)
         elif old == "proxy":
             node.kill_proxy()
-            place.start_proxy(before=before)
+            skewed_node.start_proxy(before=before)
         else:
-            place.scheduler.end()
-            place.start_scheduler(before=before)
+            skewed_node.scheduler.end()
+            skewed_node.start_scheduler(before=before)
         _, late = run_pod(node.proxied, node.spec(f"late-{before}".lower(), "LS"))
         assert node.cpus(late) == rest
         assert (node.cpus(lse), node.cpus(ls)) == (own, rest)

@@ -1,4 +1,4 @@
-"""Agent and proxy while pods start and end for minutes: their memory and descriptors do not
+"""Agent and proxy while pods start and end for minutes: memory and descriptors do not
 grow."""
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tests.waiting import eventually
 
 SECONDS = float(os.environ.get("TOPOLET_TEST_SOAK_SECONDS", "300"))
 WARM_WAVES = 15
-"""Allocators and caches have their final size after these."""
+"""The number of waves after which allocators and caches have their final size."""
 RESIDENT_KB, FILES, THREADS = 3_000, 130, 2
-"""How much more a process may use than after these. The agent keeps files of the kernel open, and
-closes those of removed groups in dozens; a pod has four."""
+"""The largest growth of a process after the warm-up. The agent keeps files of cgroups open, four
+for each pod, and closes those of removed cgroups in batches."""
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(SECONDS + 600)]
 
 
-class Held(NamedTuple):
+class ResourceUsage(NamedTuple):
     """The resources of a process."""
 
     resident_kb: int
@@ -44,14 +44,14 @@ class Held(NamedTuple):
     threads: int
 
 
-def held(pid: int) -> Held:
+def resource_usage(pid: int) -> ResourceUsage:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     status = dict(each.split(":", 1) for each in lines)
     files = len(os.listdir(f"/proc/{pid}/fd"))
-    return Held(int(status["VmRSS"].split()[0]), files, int(status["Threads"]))
+    return ResourceUsage(int(status["VmRSS"].split()[0]), files, int(status["Threads"]))
 
 
-def wave(node: TestNode, number: int) -> None:
+def run_wave(node: TestNode, number: int) -> None:
     """An owner, a pod that shares and a BestEffort pod start and end, with failures: a claim of the
     owner's CPU, a large request for an image that does not exist, and a caller that disconnects."""
     specs = [
@@ -78,10 +78,10 @@ def wave(node: TestNode, number: int) -> None:
         remove_cgroups(spec.cgroup_parent())
 
 
-def at_rest(node: TestNode) -> dict[str, Held]:
-    """The resources of both processes once no pod is left."""
-    eventually("no pod is known", lambda: node.metric("topolet_exclusive_cpus") == 0)
-    return {"agent": held(node.agent_pid), "proxy": held(node.proxy_pid)}
+def usage_without_pods(node: TestNode) -> dict[str, ResourceUsage]:
+    """The resource usage of both processes once no pod has exclusive CPUs."""
+    eventually("no pod has exclusive CPUs", lambda: node.metric("topolet_exclusive_cpus") == 0)
+    return {"agent": resource_usage(node.agent_pid), "proxy": resource_usage(node.proxy_pid)}
 
 
 def test_memory_descriptors_and_state_do_not_grow(
@@ -90,13 +90,13 @@ def test_memory_descriptors_and_state_do_not_grow(
     node.start_agent()
     node.start_proxy()
     for number in range(WARM_WAVES):
-        wave(node, number)
-    before, state = at_rest(node), state_bytes(node)
+        run_wave(node, number)
+    before, state = usage_without_pods(node), state_bytes(node)
     number, end = WARM_WAVES, time.monotonic() + SECONDS
     while time.monotonic() < end:
-        wave(node, number)
+        run_wave(node, number)
         number += 1
-    after = at_rest(node)
+    after = usage_without_pods(node)
     record_property("summary", f"{number} waves of 5 pods in the soak: {before} then {after}")
     for name, then in before.items():
         now = after[name]

@@ -1,4 +1,4 @@
-"""An owner's creation while runc delays the start of another container.
+"""The creation of an owner while runc delays the start of another container.
 
 containerd reads a container's cpuset when StartContainer begins, and runc makes the cgroup later:
 an update in between reaches neither.
@@ -30,7 +30,7 @@ exec {runc} "$@"
 
 
 class DelayedRunc:
-    """A folder with a `runc` that delays the next `runc create` after `hold`."""
+    """A folder with a `runc` that delays the next `runc create` after `hold()`."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -74,14 +74,14 @@ def test_an_owner_is_created_after_a_start_that_runc_delays(tmp_path: pathlib.Pa
 
         created: list[str] = []
 
-        def created_now() -> bool:
+        def create() -> bool:
             try:
                 created.append(create_container(node.proxied, request))
             except RpcError:
                 return False
             return True
 
-        eventually("the owner is created", created_now)
+        eventually("the owner is created", create)
         assert node.cpus(ls) == "0"
         start_container(node.proxied, created[0])
         assert (node.cpus(ls), node.cpus(created[0])) == ("0", "1")

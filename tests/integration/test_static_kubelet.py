@@ -1,5 +1,4 @@
-"""A static kubelet's assignments in the cluster, with a real API server and the roles of the
-manifests."""
+"""The CPUs of a static kubelet in the cluster, with a real API server and the manifests' roles."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture
-def place(apiserver: ApiServer) -> str:
-    """The name of a namespace, and of a node."""
+def node_name(apiserver: ApiServer) -> str:
+    """The name of a namespace and of a node."""
     name = f"static-{next(_numbers)}"
     for each in manifests("crds"):
         apiserver.apply(each)
@@ -52,14 +51,14 @@ Access = Callable[[str], Transport]
 
 
 @pytest.fixture
-def access(apiserver: ApiServer, place: str, tmp_path: Path) -> Iterator[Access]:
-    """The access of an account with the named role of the manifests."""
+def access(apiserver: ApiServer, node_name: str, tmp_path: Path) -> Iterator[Access]:
+    """A function that returns the access of an account with a role of the manifests."""
     made = []
 
     def access(role: str) -> Transport:
-        apiserver.account(place, role, of_kind("ClusterRole")[role]["rules"])
+        apiserver.account(node_name, role, of_kind("ClusterRole")[role]["rules"])
         token = tmp_path / role
-        token.write_text(apiserver.token(place, role))
+        token.write_text(apiserver.token(node_name, role))
         made.append(Transport(apiserver.access(str(token))))
         return made[-1]
 
@@ -69,54 +68,56 @@ def access(apiserver: ApiServer, place: str, tmp_path: Path) -> Iterator[Access]
 
 
 def test_event_of_a_pod_with_the_agents_role(
-    monkeypatch: pytest.MonkeyPatch, apiserver: ApiServer, place: str, access: Access
+    monkeypatch: pytest.MonkeyPatch, apiserver: ApiServer, node_name: str, access: Access
 ) -> None:
     monkeypatch.setattr(events, "AGAIN_SECONDS", 0.0)
-    pod = apiserver.pod(place, "lse", place)
-    about = Regarding(place, "lse", pod["metadata"]["uid"])
+    pod = apiserver.pod(node_name, "lse", node_name)
+    about = Regarding(node_name, "lse", pod["metadata"]["uid"])
     results: list[str] = []
     transport = access("topolet-agent")
-    recorder = Recorder(transport, EVENT_CONTROLLER, place, EVENT_ACTION, results.append)
+    recorder = Recorder(transport, EVENT_CONTROLLER, node_name, EVENT_ACTION, results.append)
     recorder.record(about, CLAIM_NOT_HONORED, "it has no CPUs of its own")
     eventually("it is written", lambda: results == ["written"])
     recorder.record(about, CLAIM_NOT_HONORED, "it has no CPUs of its own")
-    eventually("it is longer", lambda: results == ["written", "written"])
+    eventually("its series is updated", lambda: results == ["written", "written"])
     recorder.close()
-    (event,) = json.loads(apiserver.admin.get(f"/api/v1/namespaces/{place}/events"))["items"]
+    (event,) = json.loads(apiserver.admin.get(f"/api/v1/namespaces/{node_name}/events"))["items"]
     assert event["involvedObject"]["uid"] == pod["metadata"]["uid"], "kubectl describe shows it"
     assert (event["type"], event["reason"]) == ("Warning", CLAIM_NOT_HONORED)
     assert event["message"] == "it has no CPUs of its own"
     assert event["series"]["count"] == 2
     with pytest.raises(ForbiddenError):
-        transport.get(f"/apis/events.k8s.io/v1/namespaces/{place}/events")
+        transport.get(f"/apis/events.k8s.io/v1/namespaces/{node_name}/events")
     with pytest.raises(ForbiddenError):
-        transport.merge(f"/api/v1/namespaces/{place}/pods/lse", {"metadata": {"labels": {"a": ""}}})
+        transport.merge(
+            f"/api/v1/namespaces/{node_name}/pods/lse", {"metadata": {"labels": {"a": ""}}}
+        )
 
 
 def test_event_of_a_node_with_the_agents_role(
-    apiserver: ApiServer, place: str, access: Access
+    apiserver: ApiServer, node_name: str, access: Access
 ) -> None:
-    uid = json.loads(apiserver.admin.get(f"/api/v1/nodes/{place}"))["metadata"]["uid"]
+    uid = json.loads(apiserver.admin.get(f"/api/v1/nodes/{node_name}"))["metadata"]["uid"]
     results: list[str] = []
     transport = access("topolet-agent")
-    recorder = Recorder(transport, EVENT_CONTROLLER, place, EVENT_ACTION, results.append)
-    about = Regarding("", place, uid, "Node")
+    recorder = Recorder(transport, EVENT_CONTROLLER, node_name, EVENT_ACTION, results.append)
+    about = Regarding("", node_name, uid, "Node")
     recorder.record(about, INVALID_NODE, "label a: 'x' is not one of b, c")
     eventually("it is written", lambda: results == ["written"])
     recorder.close()
     events_ = json.loads(apiserver.admin.get("/api/v1/namespaces/default/events"))["items"]
-    (event,) = [each for each in events_ if each["involvedObject"]["name"] == place]
+    (event,) = [each for each in events_ if each["involvedObject"]["name"] == node_name]
     assert event["involvedObject"]["kind"] == "Node"
     assert event["involvedObject"]["uid"] == uid, "kubectl describe shows it"
     assert (event["type"], event["reason"]) == ("Warning", INVALID_NODE)
 
 
-def topology(name: str, **given: str) -> dict[str, Any]:
+def topology(name: str, **assigned: str) -> dict[str, Any]:
     """The NodeResourceTopology of a node whose static kubelet assigned these CPUs, by pod uid."""
     body = objects.topology(name)
     allocs = [
         {"namespace": name, "name": "lse", "uid": uid, "cpuset": cpus, "managedByKubelet": True}
-        for uid, cpus in given.items()
+        for uid, cpus in assigned.items()
     ]
     body["metadata"]["annotations"] |= {
         CPU_MANAGER_POLICY: '{"policy": "static", "reservedCPUs": "0"}',
@@ -126,21 +127,21 @@ def topology(name: str, **given: str) -> dict[str, Any]:
 
 
 def test_annotation_is_corrected_with_the_schedulers_role(
-    apiserver: ApiServer, place: str, access: Access
+    apiserver: ApiServer, node_name: str, access: Access
 ) -> None:
     parts = [{"node": 0, "resources": {"cpu": "2", "memory": "1Gi"}}]
     status = json.dumps({"cpuset": "2-3", "numaNodeResources": parts})
-    pod = apiserver.pod(place, "lse", place, annotations={RESOURCE_STATUS: status})
+    pod = apiserver.pod(node_name, "lse", node_name, annotations={RESOURCE_STATUS: status})
     uid = pod["metadata"]["uid"]
-    apiserver.create(TOPOLOGIES, topology(place, **{uid: "4-5"}))
+    apiserver.create(TOPOLOGIES, topology(node_name, **{uid: "4-5"}))
     transport = access("topolet-scheduler")
     cluster = SchedulerCache()
-    watching = Watches(transport, cluster, stale_seconds=30)
-    corrections = Corrections(transport, cluster, lambda: watching.synced, clock=time.monotonic)
-    watching.start()
+    watches = Watches(transport, cluster, stale_seconds=30)
+    corrections = Corrections(transport, cluster, lambda: watches.synced, clock=time.monotonic)
+    watches.start()
 
     def stored() -> dict[str, Any]:
-        body = json.loads(apiserver.admin.get(f"/api/v1/namespaces/{place}/pods/lse"))
+        body = json.loads(apiserver.admin.get(f"/api/v1/namespaces/{node_name}/pods/lse"))
         found: dict[str, Any] = body["metadata"]
         return found
 
@@ -156,20 +157,22 @@ def test_annotation_is_corrected_with_the_schedulers_role(
             {"node": 1, "resources": {"cpu": "2", "memory": "1Gi"}}
         ]
         version = stored()["resourceVersion"]
-        eventually("the watch shows it", lambda: not cluster.cpu_mismatches(place))
+        eventually("the watch shows it", lambda: not cluster.cpu_mismatches(node_name))
         corrections.step()
-        assert stored()["resourceVersion"] == version, "written once"
+        assert stored()["resourceVersion"] == version, "the annotation is written once"
         assert corrections.failed == 0
     finally:
-        watching.stop()
+        watches.stop()
 
 
 def test_write_is_bound_to_one_version_of_one_pod(
-    apiserver: ApiServer, place: str, access: Access
+    apiserver: ApiServer, node_name: str, access: Access
 ) -> None:
-    """A pod that was changed meanwhile is read again; another pod with that name is not changed."""
-    pod = apiserver.pod(place, "lse", place, annotations={RESOURCE_STATUS: '{"cpuset": "2-3"}'})
-    transport, path = access("topolet-scheduler"), f"/api/v1/namespaces/{place}/pods/lse"
+    """The write fails if the pod has changed meanwhile, or is another one with the same name."""
+    pod = apiserver.pod(
+        node_name, "lse", node_name, annotations={RESOURCE_STATUS: '{"cpuset": "2-3"}'}
+    )
+    transport, path = access("topolet-scheduler"), f"/api/v1/namespaces/{node_name}/pods/lse"
     old = pod["metadata"]["resourceVersion"]
     apiserver.admin.merge(path, {"metadata": {"labels": {"changed": "yes"}}})
     for changed, code in (({"resourceVersion": old}, "409"), ({"uid": "another"}, "422")):

@@ -1,4 +1,4 @@
-"""`topolet top` beside a real agent and a real runtime."""
+"""`topolet top` with a real agent and a real runtime."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.integration.harness import TestNode
 from tests.waiting import eventually
 
 
-def test_pods_come_move_and_go_on_the_screen(node: TestNode) -> None:
+def test_the_screen_shows_pods_that_start_move_and_end(node: TestNode) -> None:
     node.start_agent()
     node.start_proxy()
     _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
@@ -24,7 +24,7 @@ def test_pods_come_move_and_go_on_the_screen(node: TestNode) -> None:
         sandbox, lse = run_pod(node.proxied, node.spec("lse", "LSE", "1"))
         eventually("both have their CPUs", lambda: (node.cpus(ls), node.cpus(lse)) == ("0", "1"))
         text = terminal.until(
-            "owner, cell, move and use",
+            "the owner, its CPU, the change and the usage",
             lambda text: (
                 all(
                     part in text
@@ -37,10 +37,10 @@ def test_pods_come_move_and_go_on_the_screen(node: TestNode) -> None:
 
         terminal.press("/default/lse\r\r")
         terminal.until(
-            "what the runtime knows", lambda text: "Pod default/lse" in text and "running" in text
+            "the details of the pod", lambda text: "Pod default/lse" in text and "running" in text
         )
         terminal.resize(100, 60)
-        opened = terminal.until("all of it", lambda text: "Annotations" in text)
+        opened = terminal.until("all details", lambda text: "Annotations" in text)
         assert '"cpuset": "1"' in opened
         of_main = opened.partition("Cgroup of main")[2]
         assert line_of(of_main, "cpuset.cpus ").split()[-1] == "1"
@@ -50,7 +50,9 @@ def test_pods_come_move_and_go_on_the_screen(node: TestNode) -> None:
         terminal.until("all pods", lambda text: " 2 pods" in text)
 
         remove_pod(node.direct, sandbox)
-        terminal.until("its end", lambda text: "The pod is gone." in text and " 1 pod," in text)
+        terminal.until(
+            "the end of the pod", lambda text: "The pod is gone." in text and " 1 pod," in text
+        )
         node.kill_agent()
         terminal.until("the end of the agent", lambda text: "! the agent does not run" in text)
         terminal.press("q")

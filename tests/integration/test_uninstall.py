@@ -1,4 +1,4 @@
-"""What the agent wrote to a real API server is taken back, and nothing of others."""
+"""`topolet uninstall-node` with a real API server removes only what the agent has written."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ _numbers = itertools.count(1)
 _OF_THE_SERVER = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid")
 
 
-class Place(NamedTuple):
-    """A node, and the API server as its agent and as an administrator use it."""
+class ReportedNode(NamedTuple):
+    """A node, with clients of its agent and of an administrator."""
 
     node: str
     cluster: Cluster
     api: Api
 
     def change(self, kind: str, change: dict[str, Any], subresource: str = "") -> None:
-        """By another client."""
+        """Patches the node's object as an administrator."""
         self.api.request("PATCH", f"{KINDS[kind]}/{self.node}{subresource}", change, media=MERGE)
 
 
 @pytest.fixture
-def place(apiserver: ApiServer) -> Iterator[Place]:
+def reported_node(apiserver: ApiServer) -> Iterator[ReportedNode]:
     for name in ("noderesourcetopologies", "devices"):
         apiserver.apply(yaml.safe_load((DEPLOY / "crds" / f"{name}.yaml").read_text()))
     node = f"removed-{next(_numbers)}"
     apiserver.node(node)
     api = deployed.administrator(apiserver, f"administrator-of-{node}")
     cluster = Cluster(apiserver.admin, node, spread_seconds=0, recheck_seconds=0)
-    made = Place(node, cluster, api)
+    made = ReportedNode(node, cluster, api)
     status = {"capacity": {"example.com/fpga": "2"}, "allocatable": {"example.com/fpga": "2"}}
     made.change("Node", {"metadata": {"labels": {"zone": "a"}}})
     made.change("Node", {"status": status}, "/status")
@@ -67,9 +67,11 @@ def place(apiserver: ApiServer) -> Iterator[Place]:
         cluster.delete(kind, node)
 
 
-def objects(place: Place) -> dict[str, Any]:
-    """Without what only the server writes."""
-    found = {kind: copy.deepcopy(place.cluster.get(kind, place.node)) for kind in KINDS}
+def objects(reported_node: ReportedNode) -> dict[str, Any]:
+    """The node's objects without fields that only the server writes."""
+    found = {
+        kind: copy.deepcopy(reported_node.cluster.get(kind, reported_node.node)) for kind in KINDS
+    }
     for each in found.values():
         for name in _OF_THE_SERVER:
             if each is not None:
@@ -77,10 +79,10 @@ def objects(place: Place) -> dict[str, Any]:
     return found
 
 
-def reported(place: Place) -> None:
-    """As the agent does."""
+def write_reports(reported_node: ReportedNode) -> None:
+    """Writes reports as the agent does."""
     values = ReportValues(
-        place.node,
+        reported_node.node,
         machine(1, 4),
         (),
         (),
@@ -90,46 +92,50 @@ def reported(place: Place) -> None:
         NodeConfiguration(),
         DeviceReport((GPU,)),
     )
-    deliver(place.cluster, report.build(values))
+    deliver(reported_node.cluster, report.build(values))
 
 
 def removal(node: str, cluster: Cluster, tmp_path: Path) -> NodeRemoval:
-    """On a host of which nothing else is there."""
+    """A removal on an empty root folder."""
     settings = UninstallSettings(
         root=str(tmp_path), state_dir=str(tmp_path / "state"), node_name=node
     )
-    said: list[str] = []
-    installation = ProxyInstallation(settings, said.append)
+    output: list[str] = []
+    installation = ProxyInstallation(settings, output.append)
     (tmp_path / "run").mkdir(exist_ok=True)
-    return NodeRemoval(settings, node, cluster, installation, said.append)
+    return NodeRemoval(settings, node, cluster, installation, output.append)
 
 
-def test_objects_are_as_before(place: Place, tmp_path: Path) -> None:
-    before = objects(place)
-    reported(place)
-    written = objects(place)
+def test_all_objects_are_as_before(reported_node: ReportedNode, tmp_path: Path) -> None:
+    before = objects(reported_node)
+    write_reports(reported_node)
+    written = objects(reported_node)
     assert written["Node"]["metadata"]["labels"]["topology.topolet.io/cpus"]
     assert written["Node"]["status"]["capacity"]["koordinator.sh/gpu-core"] == "100"
     assert written["NodeResourceTopology"]
     assert written["Device"]
     for _ in range(2):
-        it = removal(place.node, place.cluster, tmp_path)
+        it = removal(reported_node.node, reported_node.cluster, tmp_path)
         assert it.run(), it.left
-        assert objects(place) == before
+        assert objects(reported_node) == before
 
 
-def test_what_others_wrote_into_our_objects_stays(place: Place, tmp_path: Path) -> None:
-    reported(place)
-    place.change("NodeResourceTopology", {"metadata": {"annotations": {"example.com/a": "1"}}})
-    place.change("Device", {"metadata": {"labels": {"example.com/a": "1"}}})
-    place.change("Node", {"metadata": {"labels": {"topology.topolet.io/note": "mine"}}})
-    it = removal(place.node, place.cluster, tmp_path)
+def test_fields_of_other_clients_in_the_agents_objects_stay(
+    reported_node: ReportedNode, tmp_path: Path
+) -> None:
+    write_reports(reported_node)
+    reported_node.change(
+        "NodeResourceTopology", {"metadata": {"annotations": {"example.com/a": "1"}}}
+    )
+    reported_node.change("Device", {"metadata": {"labels": {"example.com/a": "1"}}})
+    reported_node.change("Node", {"metadata": {"labels": {"topology.topolet.io/note": "mine"}}})
+    it = removal(reported_node.node, reported_node.cluster, tmp_path)
     assert not it.run()
     assert it.left == [
         "NodeResourceTopology: others wrote in it, and the API server accepts no object without "
         "zones: delete it if nobody needs it"
     ]
-    after = objects(place)
+    after = objects(reported_node)
     topology = after["NodeResourceTopology"]["metadata"]
     assert topology["annotations"]["example.com/a"] == "1"
     assert after["Device"]["metadata"]["labels"] == {"example.com/a": "1"}
@@ -140,12 +146,12 @@ def test_what_others_wrote_into_our_objects_stays(place: Place, tmp_path: Path) 
 
 
 def test_an_api_server_that_refuses_is_listed(
-    apiserver: ApiServer, place: Place, tmp_path: Path
+    apiserver: ApiServer, reported_node: ReportedNode, tmp_path: Path
 ) -> None:
-    reported(place)
+    write_reports(reported_node)
     apiserver.account("kube-system", "nobody", [])
     transport = Transport(apiserver.access(apiserver.token("kube-system", "nobody")))
-    it = removal(place.node, Cluster(transport, place.node), tmp_path)
+    it = removal(reported_node.node, Cluster(transport, reported_node.node), tmp_path)
     assert not it.run()
     assert [each.split(":")[0] for each in it.left] == [
         "labels of the Node",

@@ -35,21 +35,21 @@ from tests.waiting import eventually
 Object = dict[str, Any]
 
 ALICE = Who()
-OURS = Who(SCHEDULER)
+TOPOLET_SCHEDULER = Who(SCHEDULER)
 KUBE_SCHEDULER = Who("system:kube-scheduler", "")
 WEBHOOK = Who("system:serviceaccount:topolet-system:topolet-webhook", "system:serviceaccounts")
 CALLER = "topolet-webhook-caller"
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
 MUTATING = "topolet-gpu-scheduler"
-"""The webhook, and the policy that it stands in for: the server of these tests has no binding of
-that policy."""
+"""The name of the webhook and of the policy that it replaces. The server of these tests has no
+binding of that policy."""
 KINDS = ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 PLAIN: Object = {"cpu": "1"}
 GPU: Object = {"cpu": "1", "koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "8Gi"}
 
 
 class Webhook(Command):
-    """Its certificate is in `folder`."""
+    """The webhook's process; its certificate is in `folder`."""
 
     def __init__(self, folder: Path, kubeconfig: Path) -> None:
         super().__init__("webhook", folder / "webhook.log", "webhook listens")
@@ -98,14 +98,14 @@ class Cluster:
     def scheduler_of(
         self, limits: Object, namespace: str = "hooked", who: Who = ALICE, **spec: Any
     ) -> str:
-        """The scheduler of a new pod."""
+        """Creates a pod in a dry run; the name of its scheduler."""
         body = pod("new", namespace, limits)
         body["spec"] |= spec
         path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All"
         return str(self.api.request("POST", path, body, who)["spec"]["schedulerName"])
 
-    def refuses(self, name: str, who: Who) -> str:
-        """The reason; empty if it is allowed."""
+    def refusal(self, name: str, who: Who) -> str:
+        """The reason why a Binding is refused; empty if it is allowed."""
         try:
             self.bind(name, who)
         except RefusedError as refused:
@@ -136,9 +136,9 @@ def configuration(webhook: Webhook, kind: str = KINDS[0]) -> Object:
 
 
 @contextlib.contextmanager
-def shows_a_certificate(apiserver: ApiServer, webhook: Webhook) -> Iterator[None]:
-    """The API server shows the certificate of CALLER to webhooks, as docs/webhook.md has it; only
-    the names of the files and of the webhook's host are others here."""
+def with_client_certificate(apiserver: ApiServer, webhook: Webhook) -> Iterator[None]:
+    """The API server uses the client certificate of CALLER for webhooks, as docs/webhook.md
+    describes; only the names of the files and of the webhook's host differ."""
     page = (ROOT / "docs" / "webhook.md").read_text()
     blocks = re.findall(
         r"^```yaml\n(apiVersion: (?:apiserver|v1\n# kubeconfig).*?)```$", page, re.M | re.S
@@ -192,14 +192,14 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
     token = apiserver.token("topolet-system", "topolet-webhook")
     config.write_text(json.dumps(apiserver.kubeconfig(token)))
     (folder / "callers").mkdir()
-    with Webhook(folder, config) as webhook, shows_a_certificate(apiserver, webhook):
+    with Webhook(folder, config) as webhook, with_client_certificate(apiserver, webhook):
         webhook.start()
         made = Cluster(api, webhook)
         for kind in KINDS:
             api.apply(configuration(webhook, kind))
         eventually("pods are changed", lambda: made.scheduler_of(GPU) == "topolet-scheduler")
-        eventually("the webhook is called", lambda: "may not bind" in made.refuses("gpu", ALICE))
-        eventually("the policy only audits", lambda: not made.refuses("plain", ALICE))
+        eventually("the webhook is called", lambda: "may not bind" in made.refusal("gpu", ALICE))
+        eventually("the policy only audits", lambda: not made.refusal("plain", ALICE))
         yield made
         for kind in KINDS:
             (name,) = of_kind(kind)
@@ -216,7 +216,7 @@ def test_a_pod_with_gpus_is_bound_by_configured_accounts_only(cluster: Cluster, 
     ) as refused:
         cluster.bind("gpu", ALICE, old=old)
     assert refused.value.code == 403
-    assert cluster.bind("gpu", OURS, old=old)
+    assert cluster.bind("gpu", TOPOLET_SCHEDULER, old=old)
 
 
 def test_other_pods_and_other_namespaces_are_not_affected(cluster: Cluster) -> None:
@@ -232,11 +232,13 @@ def test_a_new_pod_with_gpus_gets_the_scheduler_where_the_namespace_opts_in(
     assert cluster.scheduler_of(PLAIN) == "default-scheduler"
     assert cluster.scheduler_of(GPU, "unhooked") == "default-scheduler"
     assert cluster.scheduler_of(GPU, schedulerName="special") == "special"
-    assert cluster.scheduler_of(GPU, who=OURS, nodeName="node-1") == "default-scheduler"
+    assert (
+        cluster.scheduler_of(GPU, who=TOPOLET_SCHEDULER, nodeName="node-1") == "default-scheduler"
+    )
 
 
 def test_the_policy_guards_the_node_of_a_new_pod_with_gpus(cluster: Cluster) -> None:
-    """It is never bound, so that no webhook sees it."""
+    """Such a pod is never bound, so the webhook is not called for it."""
     with pytest.raises(RefusedError, match="may not name the node of a pod with GPUs"):
         cluster.scheduler_of(GPU, who=ALICE, nodeName="node-1")
     assert cluster.scheduler_of(PLAIN, who=ALICE, nodeName="node-1") == "default-scheduler"
@@ -246,13 +248,13 @@ def test_an_allowed_binding_is_made(cluster: Cluster) -> None:
     cluster.api.apply(pod("once", "hooked", GPU))
     with pytest.raises(RefusedError, match="alice may not bind"):
         cluster.bind("once", ALICE, dry=False)
-    cluster.bind("once", OURS, dry=False)
+    cluster.bind("once", TOPOLET_SCHEDULER, dry=False)
     seen = cluster.api.request("GET", "/api/v1/namespaces/hooked/pods/once")
     assert seen["spec"]["nodeName"] == "node-1"
 
 
 def test_a_caller_without_the_certificate_learns_nothing_about_pods(cluster: Cluster) -> None:
-    """Anybody who reaches the port can send a review."""
+    """Any client that reaches the port can send a review."""
     trust = ssl.create_default_context(cafile=str(cluster.webhook.folder / "ca.crt"))
     answers = set()
     for name in ("gpu", "plain", "none"):
@@ -289,24 +291,26 @@ def test_the_account_of_the_webhook_may_only_read_pods(cluster: Cluster) -> None
 
 
 def test_a_certificate_of_another_authority_takes_over(cluster: Cluster) -> None:
-    """The same process: the API server trusts only the new authority, and uses a new connection."""
+    """The process continues; the API server trusts the new authority only, and reconnects."""
     webhook = cluster.webhook
     webhook.authority = Authority(webhook.folder)
     webhook.authority.server("tls")
     before = webhook.log().count("was replaced")
     for kind in KINDS:
         cluster.api.apply(configuration(webhook, kind))
-    eventually("shows it", lambda: _connected_anew(cluster, before))
+    eventually(
+        "the webhook uses the new certificate", lambda: _uses_the_new_certificate(cluster, before)
+    )
 
 
-def _connected_anew(cluster: Cluster, before: int) -> bool:
-    message = cluster.refuses("gpu", ALICE)
+def _uses_the_new_certificate(cluster: Cluster, before: int) -> bool:
+    message = cluster.refusal("gpu", ALICE)
     assert "may not bind" in message or "failed calling webhook" in message
     return "may not bind" in message and cluster.webhook.log().count("was replaced") > before
 
 
 def test_the_documented_certificate_is_trusted(cluster: Cluster, tmp_path: Path) -> None:
-    """For another name than the Service's, which does not resolve here."""
+    """With the name localhost, because the name of the Service does not resolve here."""
     page = (ROOT / "docs" / "webhook.md").read_text()
     found = re.search(r"^name=(\S+)\n(openssl (?:.*\\\n)*.*)$", page, re.MULTILINE)
     assert found is not None
@@ -327,7 +331,9 @@ def test_the_documented_certificate_is_trusted(cluster: Cluster, tmp_path: Path)
             (tmp_path / "tls.crt").read_bytes()
         ).decode()
         cluster.api.apply(webhook_entry)
-    eventually("shows it", lambda: _connected_anew(cluster, before))
+    eventually(
+        "the webhook uses the new certificate", lambda: _uses_the_new_certificate(cluster, before)
+    )
 
 
 @contextlib.contextmanager
@@ -350,17 +356,17 @@ def test_the_policy_decides_about_a_pod_that_cannot_be_read(cluster: Cluster, po
             if policy == "Fail":
                 eventually(
                     "the role is removed",
-                    lambda: "could not be read" in cluster.refuses("plain", ALICE),
+                    lambda: "could not be read" in cluster.refusal("plain", ALICE),
                 )
-                assert "no role allows" in cluster.refuses("plain", ALICE)
-                assert not cluster.refuses("gpu", OURS), (
+                assert "no role allows" in cluster.refusal("plain", ALICE)
+                assert not cluster.refusal("gpu", TOPOLET_SCHEDULER), (
                     "the webhook is not called for accounts that may bind"
                 )
             else:
-                eventually("the role is removed", lambda: not cluster.refuses("gpu", ALICE))
+                eventually("the role is removed", lambda: not cluster.refusal("gpu", ALICE))
                 assert "pod hooked/gpu could not be read" in cluster.webhook.log()
-        eventually("the role is restored", lambda: "may not bind" in cluster.refuses("gpu", ALICE))
-        assert not cluster.refuses("plain", ALICE)
+        eventually("the role is restored", lambda: "may not bind" in cluster.refusal("gpu", ALICE))
+        assert not cluster.refusal("plain", ALICE)
     finally:
         cluster.webhook.end()
         cluster.webhook.start()
@@ -377,14 +383,14 @@ def down(cluster: Cluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def slow(cluster: Cluster) -> Iterator[None]:
-    """Connections are accepted, and nothing is ever sent on them."""
+    """The port accepts connections, and never responds."""
     with down(cluster), socket.create_server(("127.0.0.1", cluster.webhook.port)):
         yield
 
 
 @contextlib.contextmanager
 def expired(cluster: Cluster) -> Iterator[None]:
-    """As if its certificate had not been renewed."""
+    """The webhook's certificate has expired."""
     webhook = cluster.webhook
     webhook.authority = Authority(webhook.folder)
     webhook.authority.server("tls", left=datetime.timedelta(minutes=-1))
@@ -400,32 +406,34 @@ def expired(cluster: Cluster) -> Iterator[None]:
         webhook.start()
 
 
-@pytest.mark.parametrize("trouble", [down, slow, expired])
+@pytest.mark.parametrize("fault", [down, slow, expired])
 def test_a_failing_webhook_does_not_affect_requests_that_it_does_not_get(
     cluster: Cluster,
     apiserver: ApiServer,
-    trouble: Callable[[Cluster], contextlib.AbstractContextManager[None]],
+    fault: Callable[[Cluster], contextlib.AbstractContextManager[None]],
 ) -> None:
-    """kube-scheduler and Topolet's bind any pod; other namespaces and requests are not affected."""
-    api = deployed.administrator(apiserver, trouble.__name__, other_pods.HANG_SECONDS)
+    """The schedulers bind any pod, and other namespaces and requests are not affected."""
+    api = deployed.administrator(apiserver, fault.__name__, other_pods.HANG_SECONDS)
     api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": other_pods.NODE}})
-    with trouble(cluster), other_pods.OtherPods(api, "hooked", "unhooked") as others:
+    with fault(cluster), other_pods.OtherPods(api, "hooked", "unhooked") as others:
         eventually(
             "the webhook fails",
-            lambda: "failed calling webhook" in cluster.refuses("gpu", ALICE),
+            lambda: "failed calling webhook" in cluster.refusal("gpu", ALICE),
         )
         others.wait_for_rounds(5)
         (webhook_entry,) = configuration(cluster.webhook)["webhooks"]
-        assert others.median_seconds() < webhook_entry["timeoutSeconds"], "no request waited for it"
-        for who in (OURS, KUBE_SCHEDULER):
+        assert others.median_seconds() < webhook_entry["timeoutSeconds"], (
+            "no request waited for the webhook"
+        )
+        for who in (TOPOLET_SCHEDULER, KUBE_SCHEDULER):
             for name in ("gpu", "plain"):
-                assert not cluster.refuses(name, who)
-        assert "failed calling webhook" in cluster.refuses("plain", ALICE), (
+                assert not cluster.refusal(name, who)
+        assert "failed calling webhook" in cluster.refusal("plain", ALICE), (
             "the webhook still fails"
         )
         assert cluster.bind("plain", ALICE, "unhooked")
         began = time.monotonic()
         assert cluster.scheduler_of(GPU) == "default-scheduler"
         assert time.monotonic() - began < other_pods.HANG_SECONDS
-    eventually("the webhook works", lambda: not cluster.refuses("plain", ALICE))
+    eventually("the webhook works", lambda: not cluster.refusal("plain", ALICE))
     eventually("pods are changed", lambda: cluster.scheduler_of(GPU) == "topolet-scheduler")
