@@ -102,6 +102,11 @@ def scene(server: fake_api_server.Server) -> Iterator[Scene]:
     it.transport.close()
 
 
+def with_koordinator_annotations(report: Object) -> Object:
+    annotations = objects.topology("a")["metadata"]["annotations"]
+    return {**report, "metadata": {**report["metadata"], "annotations": annotations}}
+
+
 def used(zone: int, cpu: int, **more: int) -> dict[int, dict[str, int]]:
     return {zone: {"cpu": cpu, **more}}
 
@@ -324,10 +329,7 @@ def test_a_report_without_a_fingerprint_counts_all_pods_that_started_before_it(
 
 def test_pods_with_claims_use_resources_of_their_allocated_numa_nodes(scene: Scene) -> None:
     """Topolet allocates the CPUs of LSR pods, whatever the report counts for them."""
-    koordinator_report = objects.topology("a")
-    report = topology("a", TWO_ZONES)
-    report["metadata"] |= {"annotations": koordinator_report["metadata"]["annotations"]}
-    scene.add_node("a", TWO_ZONES, report)
+    scene.add_node("a", TWO_ZONES, with_koordinator_annotations(topology("a", TWO_ZONES)))
     lsr_pod = pod("lsr", {"cpu": "2", "memory": "1"}, labels=LSR, priority=9500)
     assert scene.fits(lsr_pod) == ["a"]
     assert scene.bind(lsr_pod, "a") == ""
@@ -343,8 +345,7 @@ def test_pods_with_a_koordinator_qos_class_are_not_checked_by_zones(scene: Scene
     """Koordinator's NUMA policy applies to LS pods too, with their shared CPUs; zones count only
     exclusive CPUs."""
     report = topology("a", TWO_ZONES, {0: {"cpu": 4000}, 1: {"cpu": 4000}}, ("unknown",))
-    report["metadata"] |= {"annotations": objects.topology("a")["metadata"]["annotations"]}
-    scene.add_node("a", TWO_ZONES, report)
+    scene.add_node("a", TWO_ZONES, with_koordinator_annotations(report))
     assert scene.fits(pod("p", ONE_CPU, labels={"koordinator.sh/qosClass": "LS"})) == ["a"]
     assert scene.fits(pod("q", ONE_CPU)) == []
 
