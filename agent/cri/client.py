@@ -129,15 +129,14 @@ class Cri:
     def sandbox_status(self, sandbox_id: str) -> VerboseStatus:
         """Reads the runtime's verbose status; fields that it does not have stay empty."""
         request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
-        info = self._verbose("PodSandboxStatus", request, pb.PodSandboxStatusResponse)
-        return verbose_status(info)
+        return status_of(self._verbose("PodSandboxStatus", request, pb.PodSandboxStatusResponse))
 
     def container_status(self, container_id: str, *, carriers: bool = False) -> VerboseStatus:
         """As `sandbox_status`. `carriers`: whether to read what shows the container's devices."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
         info = self._verbose("ContainerStatus", request, pb.ContainerStatusResponse)
         found = device_carriers(info) if carriers else None
-        return msgspec.structs.replace(verbose_status(info), carriers=found)
+        return msgspec.structs.replace(status_of(info), carriers=found)
 
     def update(self, container_id: str, wanted: Wanted) -> None:
         """Changes the values that a container has, or will start with. Raises ValueError for an
@@ -303,7 +302,7 @@ class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
 _info_decoder = msgspec.json.Decoder(_Info)
 
 
-def verbose_status(info: str) -> VerboseStatus:
+def status_of(info: str) -> VerboseStatus:
     """`info`: the JSON of a verbose reply. Empty if it can't be read, or if a path or CPU list in
     it is longer than MAX_PATH_BYTES: the agent keeps these texts for each container."""
     try:

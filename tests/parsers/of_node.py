@@ -256,7 +256,7 @@ def _info(text: str) -> object:
     carried = client.device_carriers(text)
     found = grants.of_carriers("u", "c", carried)
     return (
-        client.verbose_status(text),
+        client.status_of(text),
         carried,
         [holder_names.meaning(each, _HOLDERS) for each in found],
     )
@@ -269,7 +269,7 @@ def _runtime() -> Iterator[Target]:
         mutations.of_json,
         (_INFO,),
         (
-            "cri.client:verbose_status",
+            "cri.client:status_of",
             "cri.client:device_carriers",
         ),
     )
