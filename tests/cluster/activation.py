@@ -1,4 +1,4 @@
-"""Does what systemd does for a socket and its service: opens the socket and restarts the service.
+"""Socket activation as by systemd: opens a socket, and restarts the program that serves it.
 
 usage: activation.py SOCKET PIDFILE PROGRAM...
 """

@@ -1,4 +1,4 @@
-"""The functions of scenarios: a user's actions on a cluster, and reads of the kernel's files."""
+"""The functions of scenarios: actions of a user on a cluster, and reads of the kernel's files."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ START_SECONDS = 300.0
 
 _POLL_SECONDS = 0.1
 _ROOT = Path(__file__).resolve().parents[2]
-# The exit code 1 of the command says that the pod gets no node.
+# The exit code 1 of the command means that the pod gets no node.
 _EXPLAIN = 'PYTHONPATH=$1 "$2" -m agent explain "$3" --kubeconfig="$4" || test $? = 1'
 _AGENT_PORT, _SCHEDULER_PORT = 9326, 9329
 
 
 class Cluster:
-    """One API server; `nodes` by name. A test's pods are in namespace default. `images`: those
-    that every node has."""
+    """A cluster with its nodes by name. A test's pods are in namespace default. `images`: the
+    folder with the images of all nodes."""
 
     def __init__(self, control: ControlPlane, images: Path) -> None:
         self.control = control
@@ -54,7 +54,7 @@ class Cluster:
         self.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(DEPLOY / folder))
 
     def delete(self, folder: str) -> None:
-        """All objects of a kustomization below deploy/."""
+        """Deletes all objects of a kustomization below deploy/."""
         self.kubectl("delete", "--ignore-not-found", "-k", str(DEPLOY / folder))
 
     def create(self, *objects: Object) -> None:
@@ -85,7 +85,7 @@ class Cluster:
         )
 
     def delete_pod(self, *names: str, namespace: str = "default") -> None:
-        """Returns when the API server does not have them any more."""
+        """Deletes pods; returns when the API server does not have them any more."""
         self.kubectl("delete", "pod", "-n", namespace, *names)
 
     def annotate(self, kind: str, name: str, **annotations: str) -> None:
@@ -94,20 +94,20 @@ class Cluster:
         self.kubectl("annotate", "--overwrite", kind, name, *words)
 
     @contextlib.contextmanager
-    def api_server_away(self) -> Iterator[None]:
-        """Kills it by SIGKILL; at the end it is ready again."""
+    def without_api_server(self) -> Iterator[None]:
+        """Kills the API server by SIGKILL. At the end of the block it is ready again."""
         self.control.stop_server()
         try:
             yield
         finally:
             self.control.start_server()
 
-    def api_server_away_for(self, seconds: float) -> None:
-        """For scenarios about the length of an outage, in which clients lengthen their pauses."""
-        with self.api_server_away():
+    def api_server_outage(self, seconds: float) -> None:
+        """Stops the API server for this time, in which its clients back off."""
+        with self.without_api_server():
             time.sleep(seconds)
 
-    def stays_so_for(self, seconds: float) -> None:
+    def wait_while_recording(self, seconds: float) -> None:
         """Waits while a block of `following` records every change."""
         time.sleep(seconds)
 
@@ -116,14 +116,14 @@ class Cluster:
         self.kubectl("delete", "pods", "-n", NAMESPACE, *_selector(name))
 
     def install_scheduler(self) -> None:
-        """As in docs/scheduler.md; also installs the rest of Topolet, in the mode reconcile."""
+        """Installs scheduler and agent as in docs/scheduler.md, in the mode reconcile."""
         self.kubectl("apply", "-f", str(DEPLOY / "base" / "namespace.yaml"))
         self.create(serving_secret(NAMESPACE, "topolet-scheduler"))
         self.apply("overlays/scheduler")
 
     def install(self) -> None:
-        """Agent and scheduler, as documented, behind the proxy on node `n1`. Returns when they are
-        Ready."""
+        """Installs agent and scheduler as documented, with the proxy on node `n1`. Returns when all
+        are Ready."""
         self.install_scheduler()
         self.apply("overlays/proxy")
         self.wait_agent_ready(HOST)
@@ -162,13 +162,13 @@ class Cluster:
 
         self.eventually(f"{count} pods of {component} are Ready", ready, seconds)
 
-    def wait_gone(self, component: str, seconds: float = START_SECONDS) -> None:
+    def wait_deleted(self, component: str, seconds: float = START_SECONDS) -> None:
         """Waits until no pod of a Topolet component exists."""
 
-        def gone() -> bool:
+        def deleted() -> bool:
             return not self.objects("pods", *_selector(component), namespace=NAMESPACE)
 
-        self.eventually(f"the pods of {component} are gone", gone, seconds)
+        self.eventually(f"the pods of {component} are deleted", deleted, seconds)
 
     def wait_agent_ready(self, node: str, seconds: float = START_SECONDS) -> None:
         """Waits until the node has exactly one agent that is not being deleted, and it is Ready."""
@@ -196,7 +196,7 @@ class Cluster:
         """Waits until `check()` is true. A program that fails, such as kubectl without an API
         server, counts as false."""
 
-        def held() -> object:
+        def checked() -> object:
             try:
                 return check()
             except ProgramError:
@@ -204,7 +204,7 @@ class Cluster:
             finally:
                 time.sleep(_POLL_SECONDS)
 
-        eventually(what, held, seconds)
+        eventually(what, checked, seconds)
 
     def allocated(self, name: str) -> CpuSet:
         """The CPUs in the pod's annotation; none without an annotation."""
@@ -212,8 +212,8 @@ class Cluster:
         text = (pod or {}).get("metadata", {}).get("annotations", {}).get(RESOURCE_STATUS, "{}")
         return CpuSet.parse(json.loads(text).get("cpuset", ""))
 
-    def refused(self, name: str) -> str:
-        """Why a scheduler finds no node for the pod; "" if it has not reported a reason."""
+    def unschedulable_message(self, name: str) -> str:
+        """The message of the pod's condition PodScheduled if it is False; "" otherwise."""
         pod = self.get("pod", name)
         for each in (pod or {}).get("status", {}).get("conditions", ()):
             if each["type"] == "PodScheduled" and each["status"] == "False":
@@ -234,7 +234,7 @@ class Cluster:
         return [str(each.get("message", "")) for each in found]
 
     def explained(self, name: str) -> str:
-        """The words of `topolet explain` about the pod for the administrator, on one line."""
+        """The output of `topolet explain` about the pod for the administrator, on one line."""
         config = self.control.config("admin")
         words = ("sh", "-c", _EXPLAIN, "sh", _ROOT, sys.executable, name, config)
         return " ".join(self.control.world.run(*words).split())
@@ -248,7 +248,7 @@ class Cluster:
         return str(self._topology_annotation(node, CPU_MANAGER_POLICY).get("policy", ""))
 
     def agent_restarts(self, node: str) -> int:
-        """How often the kubelet restarted the container of the agent's pod on that node."""
+        """The number of restarts of the container of the agent's pod on that node."""
         pod = self.get("pod", self.agent_pod(node), NAMESPACE)
         assert pod is not None
         return sum(int(each["restartCount"]) for each in pod["status"]["containerStatuses"])
@@ -262,19 +262,19 @@ class Cluster:
         """The sum of the series with that name of the agent on that node."""
         return sum(self._series(self.agent_pod(node), _AGENT_PORT, name))
 
-    def page_addresses(self, component: str) -> list[str]:
+    def metrics_addresses(self, component: str) -> list[str]:
         """ADDRESS:PORT of /metrics of each pod of the agent or the scheduler."""
         port = {"agent": _AGENT_PORT, "scheduler": _SCHEDULER_PORT}[component]
         found = self.objects("pods", *_selector(component), namespace=NAMESPACE)
-        there = [each for each in found if "deletionTimestamp" not in each["metadata"]]
-        return [f"{each['status']['podIP']}:{port}" for each in there]
+        existing = [each for each in found if "deletionTimestamp" not in each["metadata"]]
+        return [f"{each['status']['podIP']}:{port}" for each in existing]
 
     def scheduler_metric(self, name: str) -> float:
         """The sum of the series with that name of all extenders."""
         return sum(self._scheduler_series(name))
 
     def watch_ages_seconds(self) -> list[float]:
-        """How long each watch of agents and extenders is out of touch with the API server."""
+        """The time since the last message of each watch of agents and extenders."""
         ages = self._scheduler_series("topolet_scheduler_watch_age_seconds")
         for node in self.nodes:
             ages += self._series(self.agent_pod(node), _AGENT_PORT, "topolet_watch_age_seconds")
@@ -290,7 +290,7 @@ class Cluster:
         raise KeyError(f"no cgroup of {name}/{container} on {node.name}")
 
     def cpus(self, *names: str) -> dict[str, str]:
-        """The same for several pods, as lists such as 0-3,7."""
+        """The CPUs of several pods, as lists such as 0-3,7."""
         return {name: str(self.cpus_of(name)) for name in names}
 
     @contextlib.contextmanager

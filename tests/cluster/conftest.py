@@ -1,4 +1,4 @@
-"""One cluster for all tests of this folder. The guest joins it when a test first needs it."""
+"""One cluster for all tests of this folder. The guest joins when a test first needs it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from tests.cluster import failures, guest, host
 from tests.cluster.cluster import Cluster
-from tests.vm.guest import turn
+from tests.vm.guest import guest_lock
 
-GONE_SECONDS = 600.0
+DELETION_SECONDS = 600.0
 """Pods of the guest end slowly."""
 
 
@@ -31,17 +31,17 @@ def installed(cluster: Cluster) -> Cluster:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with the guest run last: it takes CPU time from all others. Those with a cluster of
-    their own run first, before there is another one."""
+    """Runs the tests with a cluster of their own first, before another cluster is started, and
+    those with the guest last, as the guest uses much CPU time."""
     folder = Path(__file__).parent
     places = [place for place, each in enumerate(items) if each.path.is_relative_to(folder)]
     ours = [items[place] for place in places]
-    ours.sort(key=_turn)
+    ours.sort(key=_order)
     for place, each in zip(places, ours, strict=True):
         items[place] = each
 
 
-def _turn(item: pytest.Item) -> int:
+def _order(item: pytest.Item) -> int:
     names = set(getattr(item, "fixturenames", ()))
     return ("with_guest" in names) - bool({"bare", "units_node"} & names)
 
@@ -61,11 +61,11 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture
-def pods_gone(installed: Cluster) -> Iterator[None]:
+def no_pods(installed: Cluster) -> Iterator[None]:
     """Deletes all pods before and after a test, so that no test gets those of another."""
     words = ("delete", "pods", "--all", "-n", "default", "--grace-period=1", "--wait=false")
     installed.kubectl(*words)
-    installed.eventually("no pod is left", lambda: not installed.objects("pods"), GONE_SECONDS)
+    installed.eventually("no pod is left", lambda: not installed.objects("pods"), DELETION_SECONDS)
     yield
     installed.kubectl(*words)
 
@@ -73,6 +73,6 @@ def pods_gone(installed: Cluster) -> Iterator[None]:
 @pytest.fixture(scope="package")
 def with_guest(installed: Cluster) -> Iterator[Cluster]:
     """Like `installed`, with a second node `g1`, emulated and slow, on which the agent is Ready."""
-    with turn():
+    with guest_lock():
         guest.join(installed)
         yield installed

@@ -1,4 +1,4 @@
-"""etcd, API server, controller manager and scheduler in a world, with the paths of kubeadm."""
+"""etcd, API server, controller manager and scheduler in a world, with kubeadm's paths."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ class ControlPlane:
         eventually("kube-apiserver is ready", self._ready, START_SECONDS)
 
     def stop_server(self, number: int = signal.SIGKILL) -> None:
-        """Breaks its connections; new ones are refused."""
+        """Ends the API server: its connections break, and new ones are refused."""
         self.world.end("kube-apiserver", number)
 
     def node_config(self, name: str, url: str) -> str:
-        """The path of a kubelet's kubeconfig, as it is inside."""
+        """Writes a kubelet's kubeconfig; its path in the world."""
         user = f"system:node:{name}"
         self._authority.client(user, "system:nodes")
         self._write_config(user, url)
@@ -125,15 +125,15 @@ class ControlPlane:
         (self._folder / f"{user}.conf").write_text(json.dumps(kubeconfig(url, PKI, user)))
 
     def _etcd_healthy(self) -> bool:
-        return self.world.alive("etcd") and self._says(
+        return self.world.alive("etcd") and self._output_contains(
             "true", "busybox", "wget", "-q", "-O-", f"{_ETCD}/health"
         )
 
     def _ready(self) -> bool:
         words = ("kubectl", "--kubeconfig", self.config(_ADMIN), "get", "--raw", "/readyz")
-        return self.world.alive("kube-apiserver") and self._says("ok", *words)
+        return self.world.alive("kube-apiserver") and self._output_contains("ok", *words)
 
-    def _says(self, text: str, *words: str) -> bool:
+    def _output_contains(self, text: str, *words: str) -> bool:
         try:
             return text in self.world.run(*words)
         except ProgramError:

@@ -30,15 +30,15 @@ class Services:
         self._tls = ssl.create_default_context(cafile=server["certificate-authority"])
         self._tls.load_cert_chain(user["client-certificate"], user["client-key"])
         self._known: dict[str, str] = {}
-        self._asked = 0.0
+        self._updated_at = 0.0
 
     def address(self, name: str) -> str | None:
         """Its last known address while the API server does not answer."""
-        if time.monotonic() - self._asked > _FRESH_SECONDS:
-            self._asked = time.monotonic()
+        if time.monotonic() - self._updated_at > _FRESH_SECONDS:
+            self._updated_at = time.monotonic()
             try:
-                with urllib.request.urlopen(self._url, context=self._tls, timeout=5) as answer:
-                    self._known = _names(json.load(answer)["items"])
+                with urllib.request.urlopen(self._url, context=self._tls, timeout=5) as response:
+                    self._known = _names(json.load(response)["items"])
             except OSError as error:
                 print(f"{self._url}: {error}", flush=True)
         return self._known.get(name)

@@ -1,4 +1,4 @@
-"""Collects what a failed scenario left: logs, objects and cpusets, in one folder."""
+"""Collects logs, objects and cpusets of a failed scenario in one folder."""
 
 from __future__ import annotations
 

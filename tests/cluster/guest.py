@@ -25,7 +25,7 @@ from tests.waiting import eventually
 
 ADDRESS = "10.200.0.2"
 TAINT = {"key": "topolet.test/guest", "effect": "NoSchedule"}
-"""Keeps other pods away, as Services don't reach pods of the guest."""
+"""Keeps other pods off the guest, whose pods no Service reaches."""
 
 _MEMORY_GB = 2
 _PORT = "topolet"
@@ -43,11 +43,11 @@ _NETWORK = {
 # The emulator listens there for the guest's kubelet. A client that connects gets the address of the
 # emulator, which forwards only callers from 127.0.0.1; from the guest's own address nothing would
 # arrive.
-_REACHED = f"""ip addr add {ADDRESS}/32 dev lo
+_ROUTE = f"""ip addr add {ADDRESS}/32 dev lo
 ip route replace local {ADDRESS}/32 dev lo table local proto kernel scope host src 127.0.0.1
 """
 _BOOT_SECONDS = 300.0
-_PATIENT = (
+_LONG_PROBES = (
     *("daemonset", "topolet-agent", "--type=json", "--patch"),
     json.dumps(
         [
@@ -60,7 +60,7 @@ _PATIENT = (
         ]
     ),
 )
-"""An agent starts and answers more slowly there than its probes allow on a real machine."""
+"""The agent starts and responds more slowly on the guest than its probes allow."""
 
 
 def join(cluster: Cluster) -> None:
@@ -69,7 +69,7 @@ def join(cluster: Cluster) -> None:
     if reasons := guest.lacking():
         pytest.skip("; ".join(reasons))
     with failures.written(cluster, "guest"):
-        cluster.kubectl("patch", "-n", NAMESPACE, *_PATIENT)
+        cluster.kubectl("patch", "-n", NAMESPACE, *_LONG_PROBES)
         _join(cluster, _boot(cluster))
         cluster.wait_agent_ready(HOST)
         cluster.wait_agent_ready(GUEST, 2 * START_SECONDS)
@@ -83,7 +83,7 @@ def _join(cluster: Cluster, machine: Machine) -> None:
     cluster.nodes[GUEST] = node
     images.join(machine, cluster.images)
     node.start_containerd()
-    # The guest is slow: the agent's answer must not time out only because of that.
+    # The agent responds slowly on an emulated machine.
     node.start_proxy("--hold-seconds=30")
     machine.run("sh", "-ec", "mkdir /run/bin; cp $(command -v kubelet) /run/bin/kubelet")
     node.start_kubelet(runtimeRequestTimeout="4m", registerWithTaints=[TAINT])
@@ -97,7 +97,7 @@ def _boot(cluster: Cluster) -> Machine:
     for folder in ("agent", "demo"):
         compileall.compile_dir(guest.REPOSITORY / folder, quiet=1)
     world = cluster.control.world
-    world.run("sh", "-ec", _REACHED)
+    world.run("sh", "-ec", _ROUTE)
     share = world.folder / "guest"
     (share / "logs").mkdir(parents=True)
     output = share / "output.txt"

@@ -83,7 +83,7 @@ def running(made: NodeMaker = Node) -> Iterator[Cluster]:
     that is not possible."""
     programs = programs_or_skip()
     prepared = images.prepared(programs)
-    with world.made(programs) as place:
+    with world.created(programs) as place:
         control = ControlPlane(place)
         cluster = Cluster(control, prepared)
         kubeconfig = control.node_config(HOST, f"https://{controlplane.ADDRESS}:6443")

@@ -19,7 +19,7 @@ from tests.cluster.machine import Machine
 from tests.cluster.node import start_containerd
 from tests.deploy.manifests import objects
 from tests.fixtures import image
-from tests.integration import image as ours
+from tests.integration import image as topolet_image
 
 KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler:v1.36.3"
 """What deploy/overlays/scheduler names."""
@@ -62,7 +62,7 @@ def prepared(programs: str) -> Path:
     busybox, scheduler = image.busybox(), tools.kubernetes("kube-scheduler")
     assert busybox is not None
     assert isinstance(scheduler, Path)
-    digest = hashlib.sha256(f"{ours.digest()} {programs} {SUCCESSOR}".encode())
+    digest = hashlib.sha256(f"{topolet_image.digest()} {programs} {SUCCESSOR}".encode())
     for program in (Path(busybox), scheduler):
         made = program.stat()
         digest.update(f" {program} {made.st_size} {made.st_mtime_ns}".encode())
@@ -88,11 +88,11 @@ def prepared(programs: str) -> Path:
 def _prepare(folder: Path, programs: str, busybox: str, scheduler: Path) -> None:
     archives = [folder / f"{name}.tar" for name in ("topolet", "busybox", "kube-scheduler")]
     archives.append(folder / "successor.tar")
-    name = f"docker.io/library/{our_name()}"
-    ours.write_archive(archives[0], name, (archives[-1], successor_of(name)))
+    name = f"docker.io/library/{image_name()}"
+    topolet_image.write_archive(archives[0], name, (archives[-1], successor_of(name)))
     image.write_archive(archives[1], busybox)
     image.write_archive(archives[2], busybox, KUBE_SCHEDULER, programs=(scheduler,))
-    with world.made(programs) as place:
+    with world.created(programs) as place:
         start_containerd(place)
         for archive in archives:
             place.run("ctr", "-n", "k8s.io", "images", "import", "--local", archive)
@@ -107,7 +107,7 @@ def successor_of(name: str) -> str:
     return f"{name.rpartition(':')[0]}:{SUCCESSOR}"
 
 
-def our_name() -> str:
+def image_name() -> str:
     """The name of Topolet's image in the manifests."""
     (daemons,) = (each for each in objects("base") if each["kind"] == "DaemonSet")
     return str(daemons["spec"]["template"]["spec"]["containers"][0]["image"])

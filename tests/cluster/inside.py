@@ -1,4 +1,4 @@
-"""The machine's side of the harness: runs programs, reads and follows the kernel's files.
+"""The machine's side of the harness: runs programs, and reads and records the kernel's files.
 
 The harness starts it inside a world or a guest. It needs only the standard library. Requests and
 answers are JSON objects, one a line; `tests.cluster.machine` is the other side.

@@ -1,4 +1,4 @@
-"""A machine of the cluster as the harness uses it: a world on this machine, or the guest."""
+"""The harness's side of a machine of the cluster: a world on this machine, or the guest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MachineError(RuntimeError):
 
 
 class Machine:
-    """Speaks to `inside.py` through the socket at `path`. `logs`: where logs of processes are."""
+    """A client of `inside.py` at the socket `path`. `logs`: the folder of the processes' logs."""
 
     def __init__(self, path: Path, logs: Path, env: Mapping[str, str] | None = None) -> None:
         self.logs = logs
@@ -47,9 +47,9 @@ class Machine:
         env: Mapping[str, str] | None = None,
     ) -> str:
         """Runs a program and returns its standard output. Raises ProgramError."""
-        answer = self._ask(
+        answer = self._request(
             "run",
-            patience_seconds=seconds,
+            wait_seconds=seconds,
             words=list(map(str, words)),
             stdin=stdin,
             seconds=seconds,
@@ -64,19 +64,19 @@ class Machine:
         """Starts a process under that name and returns its pid."""
         everything = {**self._env, **(env or {})}
         return int(
-            self._ask("start", name=name, words=list(map(str, words)), env=everything)["pid"]
+            self._request("start", name=name, words=list(map(str, words)), env=everything)["pid"]
         )
 
     def ended(self, name: str) -> int | None:
         """Its exit code; None while it runs."""
-        code: int | None = self._ask("code", name=name)["code"]
+        code: int | None = self._request("code", name=name)["code"]
         return code
 
     def end(self, name: str, number: int = signal.SIGTERM) -> int:
         """Ends a process and returns its exit code."""
-        answer = self._ask(
+        answer = self._request(
             "end",
-            patience_seconds=TERMINATION_SECONDS,
+            wait_seconds=TERMINATION_SECONDS,
             name=name,
             number=number,
             seconds=TERMINATION_SECONDS,
@@ -96,14 +96,14 @@ class Machine:
     # files
     def read(self, *patterns: str) -> dict[str, str]:
         """The texts of the matching files, by path; `**` matches any number of folders."""
-        files: dict[str, str] = self._ask("read", patterns=list(patterns))["files"]
+        files: dict[str, str] = self._request("read", patterns=list(patterns))["files"]
         return files
 
     def write(self, path: str, text: str) -> None:
-        self._ask("write", path=path, text=text)
+        self._request("write", path=path, text=text)
 
     def remove(self, path: str) -> None:
-        self._ask("remove", path=path)
+        self._request("remove", path=path)
 
     @contextlib.contextmanager
     def following(self, patterns: Sequence[str]) -> Iterator[dict[str, list[str]]]:
@@ -127,23 +127,23 @@ class Machine:
     def _recording(self, patterns: Sequence[str]) -> Iterator[dict[str, Any]]:
         name = uuid.uuid4().hex
         recorded: dict[str, Any] = {}
-        self._ask("follow", name=name, patterns=list(patterns))
+        self._request("follow", name=name, patterns=list(patterns))
         try:
             yield recorded
         finally:
-            recorded |= self._ask("followed", name=name)
+            recorded |= self._request("followed", name=name)
 
-    def _ask(self, verb: str, patience_seconds: float = 0.0, **words: Any) -> dict[str, Any]:
+    def _request(self, verb: str, wait_seconds: float = 0.0, **words: Any) -> dict[str, Any]:
         line = json.dumps({"verb": verb, **words}).encode() + b"\n"
         with self._lock:
-            self._socket.settimeout(patience_seconds + 2 * DEADLINE_SECONDS)
+            self._socket.settimeout(wait_seconds + 2 * DEADLINE_SECONDS)
             try:
                 self._socket.sendall(line)
                 reply = self._lines.readline()
             except OSError as error:
                 raise MachineError(f"{verb}: the machine does not answer: {error}") from None
         if not reply:
-            raise MachineError(f"{verb}: the machine is gone")
+            raise MachineError(f"{verb}: the machine has closed the connection")
         answer: dict[str, Any] = json.loads(reply)
         if "error" in answer:
             raise MachineError(str(answer["error"]))

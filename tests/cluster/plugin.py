@@ -1,4 +1,4 @@
-"""The plugin `kubectl topolet`, as an administrator runs it outside of the node."""
+"""The plugin `kubectl topolet`, run as an administrator does, outside of the node."""
 
 from __future__ import annotations
 

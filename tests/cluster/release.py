@@ -1,5 +1,5 @@
-"""A release of the chart on a cluster, by the commands of the documents; and what is compared
-before and after it."""
+"""A release of the chart on a cluster, by the commands of the documents, and the state that is
+compared before and after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def documented(heading: str, *words: str) -> list[str]:
-    """The words of the only command below a heading of docs/install.md that begins with these."""
+    """The words of the only command below a heading of docs/install.md with this beginning."""
     lines = block(heading, "sh").replace("\\\n", " ").splitlines()
     found = [shlex.split(line, comments=True) for line in lines]
     (command,) = (each for each in found if tuple(each[: len(words)]) == words)
@@ -38,7 +38,7 @@ def block(heading: str, language: str) -> str:
 
 
 def helm(cluster: Cluster, folder: Path, *words: str) -> str:
-    """All that it prints: the log of a hook is among its errors. Raises ProgramError."""
+    """Runs helm; its output and errors, which contain hooks' logs. Raises ProgramError."""
     control = cluster.control
     config = control.config("admin")
     where = (f"--kubeconfig={config}", f"--namespace={NAMESPACE}")
@@ -47,7 +47,7 @@ def helm(cluster: Cluster, folder: Path, *words: str) -> str:
 
 
 def node(cluster: Cluster) -> dict[str, Any]:
-    """What Topolet writes into a Node, and others too."""
+    """The fields of the Node that Topolet and other components write."""
     found = cluster.get("node", HOST)
     assert found is not None
     metadata, status = found["metadata"], found["status"]
@@ -60,7 +60,7 @@ def node(cluster: Cluster) -> dict[str, Any]:
 
 
 def names(cluster: Cluster) -> set[str]:
-    """Of all objects of the kinds that the chart has, but definitions, which stay."""
+    """The names of all objects of the chart's kinds except CRDs, which stay."""
     items = json.loads(cluster.kubectl("get", KINDS, "-A", "-o", "json"))["items"]
     return {
         f"{each['kind']}/{each['metadata']['name']}"

@@ -29,7 +29,7 @@ _FORCED = ("--force", "--grace-period=0", "--wait=false")
 
 @contextlib.contextmanager
 def joined(cluster: Cluster) -> Iterator[fleet.Machine]:
-    """Returns when its agent's pod is Ready."""
+    """Adds the node to the cluster during the block; waits until its agent's pod is Ready."""
     machine = fleet.Machine(fleet.CARDS)
     node = machine.node(NAME)
     del node["metadata"]["uid"]

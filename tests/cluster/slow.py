@@ -33,11 +33,11 @@ def main() -> None:
         while True:
             client, _ = listener.accept()
             try:
-                there = socket.create_connection((address, int(number)))
+                upstream = socket.create_connection((address, int(number)))
             except OSError:
                 client.close()
                 continue
-            for ends in ((client, there), (there, client)):
+            for ends in ((client, upstream), (upstream, client)):
                 threading.Thread(target=pump, args=(*ends, Path(delay)), daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""A node with pods while parts of the control plane are away and return."""
+"""A node with pods during outages of parts of the control plane."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cluster.pods import manifest
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(900),
-    pytest.mark.usefixtures("pods_gone"),
+    pytest.mark.usefixtures("no_pods"),
 ]
 
 OUTAGE_SECONDS = 120.0
@@ -32,25 +32,25 @@ def nothing_reserved(installed: Cluster) -> Iterator[None]:
 
 
 @pytest.fixture
-def scheduler_back(installed: Cluster) -> Iterator[None]:
-    """A new API server and a new pod do not have a test's changes to the policies and to the
-    account of the scheduler. So a failed test does not fail the next one."""
+def scheduler_restored(installed: Cluster) -> Iterator[None]:
+    """Restarts the API server and the scheduler after a test that changes policies and accounts, so
+    that a failed test does not affect the next one."""
     yield
-    with installed.api_server_away():
+    with installed.without_api_server():
         pass
     installed.delete_component("scheduler")
     installed.wait_ready("scheduler")
 
 
-def test_pods_keep_their_cpus_while_the_api_server_is_away(installed: Cluster) -> None:
+def test_pods_keep_their_cpus_during_an_outage_of_the_api_server(installed: Cluster) -> None:
     cluster = installed
     cluster.pod("ls", qos="LS", cpu="100m")
     cluster.pod("lse", qos="LSE", cpu=1)
     before = cluster.cpus("ls", "lse")
-    with cluster.following("ls", "lse") as seen, cluster.api_server_away():
+    with cluster.following("ls", "lse") as seen, cluster.without_api_server():
         cluster.nodes[HOST].kill_proxy()
         cluster.nodes[HOST].restart_kubelet()
-        cluster.stays_so_for(15)
+        cluster.wait_while_recording(15)
     assert seen == {name: [cpus] for name, cpus in before.items()}
     cluster.wait_node_ready(HOST)
     cluster.delete_pod("lse")
@@ -61,7 +61,7 @@ def test_pods_keep_their_cpus_while_the_api_server_is_away(installed: Cluster) -
 def test_cpu_reserved_after_an_outage_is_not_allocated(installed: Cluster) -> None:
     """The decision after an outage uses the server's current state, not the old one."""
     cluster = installed
-    cluster.api_server_away_for(OUTAGE_SECONDS)
+    cluster.api_server_outage(OUTAGE_SECONDS)
     cluster.annotate("node", HOST, **{RESERVATION: json.dumps({"reservedCPUs": "1"})})
     cluster.eventually(
         "all watches are current again",
@@ -71,7 +71,8 @@ def test_cpu_reserved_after_an_outage_is_not_allocated(installed: Cluster) -> No
     cluster.eventually("the agent reports it", lambda: "1" in cluster.reserved(HOST))
     cluster.create(manifest("lse", qos="LSE", cpu=1))
     cluster.eventually(
-        "the scheduler has decided", lambda: cluster.allocated("lse") or cluster.refused("lse")
+        "the scheduler has decided",
+        lambda: cluster.allocated("lse") or cluster.unschedulable_message("lse"),
     )
     assert cluster.allocated("lse") <= CpuSet([0])
     cluster.kubectl("annotate", "node", HOST, f"{RESERVATION}-")
@@ -79,7 +80,7 @@ def test_cpu_reserved_after_an_outage_is_not_allocated(installed: Cluster) -> No
     assert cluster.cpus_of("lse") == cluster.allocated("lse")
 
 
-@pytest.mark.usefixtures("scheduler_back")
+@pytest.mark.usefixtures("scheduler_restored")
 def test_pods_without_topolet_keys_start_whatever_happens_to_the_policies(
     installed: Cluster,
 ) -> None:
@@ -97,8 +98,8 @@ def test_a_missing_scheduler_delays_no_other_pods(installed: Cluster) -> None:
     words = ("-n", NAMESPACE, "scale", "deployment", "topolet-scheduler")
     cluster.kubectl(*words, "--replicas=0")
     try:
-        # A pod that ends still serves kube-scheduler's requests.
-        cluster.wait_gone("scheduler")
+        # A pod that is being deleted still responds to kube-scheduler's requests.
+        cluster.wait_deleted("scheduler")
         cluster.create(manifest("lse", qos="LSE", cpu=1))
         cluster.pod("plain", cpu="10m")
         assert not cluster.allocated("lse")

@@ -1,8 +1,8 @@
-"""Faults of a whole cluster, one at a time: what the engineer on call sees leads to the remedy.
+"""Faults of a whole cluster, one at a time, as the engineer on call sees them.
 
-For each fault the alert of the chart fires in a real Prometheus that scrapes agent, proxy and
-scheduler, `kubectl topolet doctor NODE` and an Event or a metric name it, and so does
-docs/troubleshooting.md. Cards are those of a fake driver.
+For each fault an alert of the chart fires in a real Prometheus that scrapes agent, proxy and
+scheduler. `kubectl topolet doctor NODE`, an Event or a metric, and docs/troubleshooting.md name the
+fault. The GPUs are those of a fake driver.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from tests.discover import fakenvml, gpumachines
 from tests.fixtures.prometheus import PrometheusApi, configured, job_of
 from tests.integration.gpunode import GpuHost
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("pods_gone")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("no_pods")]
 
 RULES = CHART / "files/alerts.yaml"
 ADDRESS = "127.0.0.1:9390"
-"""Of Prometheus, in the world."""
+"""The address of Prometheus in the world."""
 SLOW_PORT = "16443"
 FILLER = "/run/topolet/filler"
 CPU_STATE = "/var/lib/kubelet/cpu_manager_state"
@@ -73,15 +73,15 @@ def findings(cluster: Cluster) -> set[str]:
     return {*errors, *drift}
 
 
-def found(cluster: Cluster, code: str, seconds: float = 60.0) -> None:
-    """Waits until doctor reports it, and checks that document and remedy are there."""
+def check_finding(cluster: Cluster, code: str, seconds: float = 60.0) -> None:
+    """Waits until doctor reports the code, and checks that the document has it."""
     cluster.eventually(f"doctor finds {code}", lambda: code in findings(cluster), seconds)
     assert f"`{code}`" in (ROOT / "docs/troubleshooting.md").read_text()
 
 
 @pytest.fixture
-def calm(installed: Cluster) -> Iterator[Cluster]:
-    """Doctor finds nothing before and after a test."""
+def healthy(installed: Cluster) -> Iterator[Cluster]:
+    """A cluster in which doctor has no findings, before and after the test."""
     installed.eventually("doctor finds nothing", lambda: findings(installed) == set())
     yield installed
     installed.kubectl("delete", "pods", "--all", "-n", "default", "--grace-period=1")
@@ -90,14 +90,14 @@ def calm(installed: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def alerts(calm: Cluster) -> Iterator[PrometheusApi]:
+def alerts(healthy: Cluster) -> Iterator[PrometheusApi]:
     """The rules of the chart, on what is scraped in the cluster."""
-    schedulers = calm.page_addresses("scheduler")
-    with scraped(calm) as it:
-        calm.eventually("no alert fires", lambda: it.firing() == set())
+    schedulers = healthy.metrics_addresses("scheduler")
+    with scraped(healthy) as it:
+        healthy.eventually("no alert fires", lambda: it.firing() == set())
         yield it
-        if calm.page_addresses("scheduler") == schedulers:
-            calm.eventually("no alert is left", lambda: it.firing() == set())
+        if healthy.metrics_addresses("scheduler") == schedulers:
+            healthy.eventually("no alert is left", lambda: it.firing() == set())
 
 
 @contextlib.contextmanager
@@ -105,8 +105,8 @@ def scraped(cluster: Cluster) -> Iterator[PrometheusApi]:
     """A Prometheus that scrapes the processes that run at its start."""
     world, machine = cluster.control.world, cluster.nodes[HOST].machine
     targets = {
-        "topolet-agent": cluster.page_addresses("agent"),
-        "topolet-scheduler": cluster.page_addresses("scheduler"),
+        "topolet-agent": cluster.metrics_addresses("agent"),
+        "topolet-scheduler": cluster.metrics_addresses("scheduler"),
     }
     folder = world.folder / "prometheus"
     folder.mkdir()
@@ -150,8 +150,8 @@ def agent_pid(cluster: Cluster) -> str:
     raise AssertionError("no agent runs")
 
 
-def answers(cluster: Cluster) -> None:
-    """Waits until doctor can be called: a kubelet that starts does not know its pods yet."""
+def wait_for_doctor(cluster: Cluster) -> None:
+    """Waits until doctor runs: a kubelet that starts does not know its pods yet."""
     cluster.eventually("the kubelet knows the agent", lambda: run(cluster, "doctor", HOST)[1])
 
 
@@ -159,17 +159,17 @@ def event_of_node(cluster: Cluster, reason: str, words: str) -> None:
     """Waits for an Event of the Node, which docs/events.md explains."""
     about = f"reason={reason},involvedObject.kind=Node,involvedObject.name={HOST}"
 
-    def told() -> bool:
+    def reported() -> bool:
         found = cluster.objects("events", f"--field-selector={about}")
         return any(words in each.get("message", "") for each in found)
 
-    cluster.eventually(f"an Event {reason} of the Node", told, 120)
+    cluster.eventually(f"an Event {reason} of the Node", reported, 120)
     assert f"| `{reason}` |" in (ROOT / "docs/events.md").read_text()
 
 
 @contextlib.contextmanager
 def written(cluster: Cluster, path: str, text: str) -> Iterator[None]:
-    """The file has this text, and its own one at the end."""
+    """Writes the file, and restores it at the end of the block."""
     machine = cluster.nodes[HOST].machine
     before = machine.read(path).get(path)
     machine.write(path, text)
@@ -182,8 +182,8 @@ def written(cluster: Cluster, path: str, text: str) -> Iterator[None]:
             machine.write(path, before)
 
 
-def test_a_node_is_examined_and_drawn_from_outside(calm: Cluster) -> None:
-    cluster = calm
+def test_a_node_is_examined_and_drawn_from_outside(healthy: Cluster) -> None:
+    cluster = healthy
     cluster.pod("lse", qos="LSE", cpu=1)
     code, text, error = run(cluster, "doctor", HOST)
     assert (code, error) == (0, ""), text
@@ -209,35 +209,35 @@ def test_a_node_is_examined_and_drawn_from_outside(calm: Cluster) -> None:
     assert path.stat().st_size > 1000
 
 
-def test_an_agent_that_is_stopped(calm: Cluster, alerts: PrometheusApi) -> None:
-    machine = calm.nodes[HOST].machine
-    pid = agent_pid(calm)
+def test_an_agent_that_is_stopped(healthy: Cluster, alerts: PrometheusApi) -> None:
+    machine = healthy.nodes[HOST].machine
+    pid = agent_pid(healthy)
     machine.run("kill", "-STOP", pid)
     try:
         alerts.fires("TopoletProcessDown")
-        assert NodeCode.AGENT_HUNG in findings(calm)
+        assert NodeCode.AGENT_HUNG in findings(healthy)
     finally:
         with contextlib.suppress(ProgramError):
             machine.run("kill", "-CONT", pid)
 
 
 @pytest.mark.long
-def test_a_checkpoint_that_was_changed_by_hand(calm: Cluster, alerts: PrometheusApi) -> None:
-    text = calm.nodes[HOST].machine.read(CPU_STATE)[CPU_STATE]
+def test_a_checkpoint_that_was_changed_by_hand(healthy: Cluster, alerts: PrometheusApi) -> None:
+    text = healthy.nodes[HOST].machine.read(CPU_STATE)[CPU_STATE]
     changed = json.loads(text) | {"defaultCpuSet": "0"}
-    with written(calm, CPU_STATE, json.dumps(changed)):
-        found(calm, NodeCode.KUBELET_STATE)
+    with written(healthy, CPU_STATE, json.dumps(changed)):
+        check_finding(healthy, NodeCode.KUBELET_STATE)
         alerts.fires("TopoletSourceUnreadable")
 
 
-def test_a_claim_that_cannot_be_honoured(calm: Cluster, alerts: PrometheusApi) -> None:
+def test_a_claim_that_cannot_be_honoured(healthy: Cluster, alerts: PrometheusApi) -> None:
     """A scheduler's Binding names a CPU that the machine does not have."""
-    cluster = calm
+    cluster = healthy
     cluster.create(manifest("wrong", qos="LSE", cpu=1, scheduler="nobody"))
     cluster.bind_as_scheduler("wrong", HOST, "90")
-    cluster.eventually("an Event says so", lambda: cluster.events("wrong", CLAIM_NOT_HONORED))
+    cluster.eventually("an Event reports it", lambda: cluster.events("wrong", CLAIM_NOT_HONORED))
     cluster.wait_running("wrong")
-    found(cluster, DriftKind.CLAIM)
+    check_finding(cluster, DriftKind.CLAIM)
     alerts.fires("TopoletClaimRefused")
     (refused,) = alerts.query("topolet_refused_claims")
     assert refused["metric"]["pod"] == "wrong"
@@ -245,89 +245,91 @@ def test_a_claim_that_cannot_be_honoured(calm: Cluster, alerts: PrometheusApi) -
 
 
 @pytest.mark.long
-def test_a_program_that_pins_cpus(calm: Cluster) -> None:
-    """It runs, and does not set a cpuset here: tests/integration has the alert about one that
+def test_a_program_that_pins_cpus(healthy: Cluster) -> None:
+    """The program does not set a cpuset here; tests/integration tests the alert about one that
     does."""
-    machine = calm.nodes[HOST].machine
+    machine = healthy.nodes[HOST].machine
     name = "nri-resource-policy-balloons"
     machine.run("ln", "-sf", "/bin/sh", f"/run/{name}")
     machine.start("balloons", f"/run/{name}", "-c", "while :; do sleep 1000 & wait $!; done")
     try:
-        found(calm, NodeCode.PINNING)
-        calm.pod("ls", qos="LS", cpu="100m")
+        check_finding(healthy, NodeCode.PINNING)
+        healthy.pod("ls", qos="LS", cpu="100m")
     finally:
         machine.end("balloons", signal.SIGKILL)
 
 
 @pytest.mark.long
-def test_a_state_of_another_policy(calm: Cluster, alerts: PrometheusApi) -> None:
-    """The kubelet does not start with it, and its node is not Ready."""
-    text = calm.nodes[HOST].machine.read(CPU_STATE)[CPU_STATE]
+def test_a_state_of_another_policy(healthy: Cluster, alerts: PrometheusApi) -> None:
+    """The kubelet does not start with this file, and its node is not Ready."""
+    text = healthy.nodes[HOST].machine.read(CPU_STATE)[CPU_STATE]
     state = cpu_manager_state.decode(text.encode())
     other = cpu_manager_state.encode(msgspec.structs.replace(state, policy="static"))
-    with written(calm, CPU_STATE, other.decode()):
-        found(calm, NodeCode.KUBELET_POLICY)
+    with written(healthy, CPU_STATE, other.decode()):
+        check_finding(healthy, NodeCode.KUBELET_POLICY)
         alerts.fires("TopoletSourceUnreadable")
-        event_of_node(calm, KUBELET_INCOMPATIBLE, "its state file has the policy static")
+        event_of_node(healthy, KUBELET_INCOMPATIBLE, "its state file has the policy static")
 
 
 @pytest.mark.long
-def test_another_policy_of_the_kubelet(calm: Cluster) -> None:
-    """The right way, with a new state file: an Event says so, and nothing is wrong."""
-    node = calm.nodes[HOST]
+def test_another_policy_of_the_kubelet(healthy: Cluster) -> None:
+    """The policy is changed as documented, with a new state file: only an Event reports it."""
+    node = healthy.nodes[HOST]
     node.restart_kubelet(topologyManagerPolicy="best-effort")
     try:
-        event_of_node(calm, KUBELET_POLICY_CHANGED, "topologyManagerPolicy best-effort")
-        answers(calm)
-        calm.eventually("doctor finds nothing", lambda: findings(calm) == set())
+        event_of_node(healthy, KUBELET_POLICY_CHANGED, "topologyManagerPolicy best-effort")
+        wait_for_doctor(healthy)
+        healthy.eventually("doctor finds nothing", lambda: findings(healthy) == set())
     finally:
         node.restart_kubelet(topologyManagerPolicy=None)
-    answers(calm)
+    wait_for_doctor(healthy)
 
 
 @pytest.mark.long
-def test_a_full_state_folder(calm: Cluster) -> None:
-    """The proxy refuses the pod meanwhile, which is an alert for ten minutes: another proxy has
-    refused none."""
-    machine = calm.nodes[HOST].machine
+def test_a_full_state_folder(healthy: Cluster) -> None:
+    """The proxy refuses the pod, and an alert fires for ten minutes, so the proxy is restarted at
+    the end."""
+    machine = healthy.nodes[HOST].machine
     with contextlib.suppress(ProgramError):  # it ends when the file system is full
         machine.run("dd", "if=/dev/zero", f"of={FILLER}", "bs=4k")
     try:
-        calm.create(manifest("lse", qos="LSE", cpu=1))
-        with scraped(calm) as alerts:
+        healthy.create(manifest("lse", qos="LSE", cpu=1))
+        with scraped(healthy) as alerts:
             alerts.fires("TopoletAgentNotReady")
             alerts.fires("TopoletHookFailed")
-        found(calm, NodeCode.DISK)
-        event_of_node(calm, AGENT_NOT_READY, "No space left on device")
+        check_finding(healthy, NodeCode.DISK)
+        event_of_node(healthy, AGENT_NOT_READY, "No space left on device")
     finally:
         machine.remove(FILLER)
-    calm.wait_running("lse")
-    calm.nodes[HOST].kill_proxy()
+    healthy.wait_running("lse")
+    healthy.nodes[HOST].kill_proxy()
 
 
 @pytest.mark.long
-def test_a_card_that_is_lost(calm: Cluster) -> None:
+def test_a_gpu_that_is_lost(healthy: Cluster) -> None:
     """The agent has the files of a machine with cards and of its driver, as NVIDIA's runtime class
     gives them."""
-    folder = calm.control.world.folder / "gpus"
+    folder = healthy.control.world.folder / "gpus"
     gpus = GpuHost(folder, gpumachines.dgx1())
     (gpus.root / "sys/fs/cgroup").mkdir(parents=True)
     words = ("-n", NAMESPACE, "daemonset/topolet-agent")
-    calm.kubectl("patch", *words, "-p", json.dumps(_with_cards(gpus, folder)))
+    healthy.kubectl("patch", *words, "-p", json.dumps(_with_cards(gpus, folder)))
     try:
-        calm.kubectl("rollout", "status", *words, "--timeout=120s")
-        calm.wait_agent_ready(HOST)
-        calm.eventually("the cards are known", lambda: _healthy(calm) == len(gpus.machine.cards))
-        with scraped(calm) as alerts:
+        healthy.kubectl("rollout", "status", *words, "--timeout=120s")
+        healthy.wait_agent_ready(HOST)
+        healthy.eventually(
+            "the cards are known", lambda: _healthy(healthy) == len(gpus.machine.cards)
+        )
+        with scraped(healthy) as alerts:
             assert "TopoletDeviceUnhealthy" not in alerts.firing()
             gpus.driver.event(0, 79)
             alerts.fires("TopoletDeviceUnhealthy")
-        found(calm, NodeCode.DEVICE)
-        event_of_node(calm, DEVICE_UNHEALTHY, gpus.machine.cards[0].uuid)
+        check_finding(healthy, NodeCode.DEVICE)
+        event_of_node(healthy, DEVICE_UNHEALTHY, gpus.machine.cards[0].uuid)
     finally:
-        calm.kubectl("rollout", "undo", *words)
-        calm.kubectl("rollout", "status", *words, "--timeout=120s")
-        calm.kubectl("delete", "devices.scheduling.koordinator.sh", HOST, "--ignore-not-found")
+        healthy.kubectl("rollout", "undo", *words)
+        healthy.kubectl("rollout", "status", *words, "--timeout=120s")
+        healthy.kubectl("delete", "devices.scheduling.koordinator.sh", HOST, "--ignore-not-found")
 
 
 def _healthy(cluster: Cluster) -> float:
@@ -353,14 +355,14 @@ def _with_cards(gpus: GpuHost, folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.long
-def test_no_scheduler_leads(calm: Cluster, alerts: PrometheusApi) -> None:
-    cluster = calm
+def test_no_scheduler_leads(healthy: Cluster, alerts: PrometheusApi) -> None:
+    cluster = healthy
     words = ("scale", "-n", NAMESPACE, "deployment", "topolet-scheduler")
     cluster.kubectl(*words, "--replicas=0")
     try:
-        cluster.wait_gone("scheduler")
+        cluster.wait_deleted("scheduler")
         cluster.create(manifest("lse", qos="LSE", cpu=1))
-        cluster.eventually("an Event says so", lambda: cluster.events("lse", "FailedScheduling"))
+        cluster.eventually("an Event reports it", lambda: cluster.events("lse", "FailedScheduling"))
         alerts.fires("TopoletNoLeader")
         code, _, error = run(cluster, "explain", "lse")
         assert code == 2
@@ -372,28 +374,28 @@ def test_no_scheduler_leads(calm: Cluster, alerts: PrometheusApi) -> None:
 
 
 @pytest.mark.long
-def test_an_api_server_that_is_gone(calm: Cluster, alerts: PrometheusApi) -> None:
-    """Doctor runs through the API server, so on the node here."""
-    with calm.api_server_away():
+def test_an_api_server_that_is_down(healthy: Cluster, alerts: PrometheusApi) -> None:
+    """Without the API server, `kubectl topolet doctor` cannot run."""
+    with healthy.without_api_server():
         alerts.fires("TopoletClusterUnreachable")
 
 
-def test_an_api_server_that_is_slow(calm: Cluster, alerts: PrometheusApi) -> None:
-    """With a tenth of a second for each message everything works, only later. With more than the
-    time that a request has, its clients are as without a server."""
-    with slowed(calm, "agent", "scheduler") as delay:
-        calm.pod("late", qos="LSE", cpu=1)
-        assert calm.allocated("late") == calm.cpus_of("late")
-        shared = calm.agent_metric(HOST, "topolet_pool_cpus")
+def test_an_api_server_that_is_slow(healthy: Cluster, alerts: PrometheusApi) -> None:
+    """A delay of a tenth of a second for each message delays everything. A delay above the timeout
+    of a request is like an outage."""
+    with slowed(healthy, "agent", "scheduler") as delay:
+        healthy.pod("late", qos="LSE", cpu=1)
+        assert healthy.allocated("late") == healthy.cpus_of("late")
+        shared = healthy.agent_metric(HOST, "topolet_pool_cpus")
         assert not alerts.firing() & {"TopoletClusterUnreachable", "TopoletNoLeader"}
         delay.write_text("20")
-        calm.delete_pod("late")  # the agent has something to report
-        found(calm, NodeCode.WATCH)
+        healthy.delete_pod("late")  # the agent has something to report
+        check_finding(healthy, NodeCode.WATCH)
         alerts.fires("TopoletClusterUnreachable")
         alerts.fires("TopoletNoLeader")
-    calm.eventually(
+    healthy.eventually(
         "the agent releases the CPUs of the deleted pod",
-        lambda: calm.agent_metric(HOST, "topolet_pool_cpus") > shared,
+        lambda: healthy.agent_metric(HOST, "topolet_pool_cpus") > shared,
     )
 
 
@@ -409,7 +411,7 @@ def slowed(cluster: Cluster, *components: str) -> Iterator[Path]:
     tcp = ("-p", "tcp", "--dport")
     rules = []
     for address in (
-        each.rpartition(":")[0] for of in components for each in cluster.page_addresses(of)
+        each.rpartition(":")[0] for of in components for each in cluster.metrics_addresses(of)
     ):
         relayed = ("-d", SERVICE_ADDRESS, *tcp, "443", "-j", "REDIRECT", "--to-ports", SLOW_PORT)
         ended = (*tcp, "6443", "-j", "REJECT", "--reject-with", "tcp-reset")
@@ -426,10 +428,10 @@ def slowed(cluster: Cluster, *components: str) -> Iterator[Path]:
 
 
 @pytest.mark.long
-def test_a_watch_that_gets_nothing(calm: Cluster, alerts: PrometheusApi) -> None:
-    """Packets of the agent are dropped, as by a firewall that has lost a connection: no end of the
-    connection is seen. kubectl exec does not need them."""
-    cluster = calm
+def test_a_watch_that_gets_nothing(healthy: Cluster, alerts: PrometheusApi) -> None:
+    """The agent's packets are dropped, as by a firewall that has lost the connection, which is not
+    closed. kubectl exec does not need it."""
+    cluster = healthy
     pod = cluster.get("pod", cluster.agent_pod(HOST), NAMESPACE)
     assert pod is not None
     machine = cluster.nodes[HOST].machine
@@ -438,7 +440,7 @@ def test_a_watch_that_gets_nothing(calm: Cluster, alerts: PrometheusApi) -> None
     for each in rules:
         machine.run("iptables", "-I", *each)
     try:
-        found(cluster, NodeCode.WATCH, WATCH_SECONDS + 120)
+        check_finding(cluster, NodeCode.WATCH, WATCH_SECONDS + 120)
         alerts.fires("TopoletWatchStale", WATCH_SECONDS)
     finally:
         for each in rules:

@@ -1,5 +1,5 @@
-"""What operators ask about pods that wait, on a whole cluster: the words of `topolet explain` name
-the object to change."""
+"""The output of `topolet explain` for pods that wait, on a whole cluster: it names the object to
+change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cluster.pods import manifest
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(900),
-    pytest.mark.usefixtures("pods_gone", "reported"),
+    pytest.mark.usefixtures("no_pods", "reported"),
 ]
 
 
@@ -112,7 +112,9 @@ def test_a_group_that_waits(installed: Cluster) -> None:
     members = [f"member-{number}" for number in range(3)]
     notes = {GROUP_ANNOTATION: "together/3"}
     cluster.create(*(manifest(each, qos="LSE", cpu=1, annotations=notes) for each in members))
-    cluster.eventually("the scheduler has decided", lambda: cluster.refused("member-0"))
+    cluster.eventually(
+        "the scheduler has decided", lambda: cluster.unschedulable_message("member-0")
+    )
     words = cluster.explained("member-0")
     assert "group default/together waits for room for 3 pods on one node" in words
     assert f"change Pod default/member-0: metadata.annotations[{GROUP_ANNOTATION}]" in words
@@ -123,7 +125,7 @@ def test_a_policy_that_refuses(plain_node: Cluster) -> None:
     cluster.kubectl("label", "node", HOST, f"{BIND_LABEL}=SpreadByPCPUs")
     notes = {RESOURCE_SPEC: '{"requiredCPUBindPolicy": "FullPCPUs"}'}
     cluster.create(manifest("strict", qos="LSE", cpu=2, annotations=notes))
-    cluster.eventually("the scheduler has decided", lambda: cluster.refused("strict"))
+    cluster.eventually("the scheduler has decided", lambda: cluster.unschedulable_message("strict"))
     words = cluster.explained("strict")
     assert "the node has another CPU bind policy" in words
     assert f"Node {HOST}: metadata.labels[{BIND_LABEL}]" in words
@@ -133,7 +135,7 @@ def test_an_amplified_node(plain_node: Cluster) -> None:
     cluster = plain_node
     cluster.annotate("node", HOST, **{AMPLIFICATION_RATIO: '{"cpu": 2}'})
     cluster.create(manifest("twice", qos="LSE", cpu=2))
-    cluster.eventually("the scheduler has decided", lambda: cluster.refused("twice"))
+    cluster.eventually("the scheduler has decided", lambda: cluster.unschedulable_message("twice"))
     words = cluster.explained("twice")
     assert "not enough amplified CPU" in words
     assert f"Node {HOST}: metadata.annotations[{AMPLIFICATION_RATIO}]" in words
@@ -141,7 +143,7 @@ def test_an_amplified_node(plain_node: Cluster) -> None:
 
 @pytest.mark.timeout(2700)
 def test_no_numa_node_has_enough_cpus(with_guest: Cluster) -> None:
-    """The node g1 has enough, and none of its NUMA nodes."""
+    """The node g1 has enough CPUs, but none of its NUMA nodes has."""
     cluster = with_guest
     notes = {NUMA_TOPOLOGY_SPEC: '{"numaTopologyPolicy": "SingleNUMANode"}'}
     cluster.create(manifest("across", qos="LSE", cpu=6, node=GUEST, annotations=notes))
@@ -154,7 +156,7 @@ def test_no_numa_node_has_enough_cpus(with_guest: Cluster) -> None:
 
 
 def test_a_budget_that_protects(urgent: Cluster) -> None:
-    """A gate keeps kube-scheduler from the pod: it would evict one that a budget protects."""
+    """A scheduling gate keeps kube-scheduler from evicting the pod that the budget protects."""
     cluster = urgent
     cluster.pod("kept", qos="LSE", cpu=1)
     gates = [{"name": "topolet.test/later"}]
@@ -163,24 +165,26 @@ def test_a_budget_that_protects(urgent: Cluster) -> None:
     )
     words = cluster.explained("urgent")
     assert "The eviction of 1 pod of lower priority would make room: default/kept." in words
-    said = "1 PodDisruptionBudget protects 1 of the 1 pods whose eviction would make room"
-    assert f"{said} change PodDisruptionBudget default/always-one: spec" in words
+    message = "1 PodDisruptionBudget protects 1 of the 1 pods whose eviction would make room"
+    assert f"{message} change PodDisruptionBudget default/always-one: spec" in words
 
 
 def test_cpus_that_the_kubelet_reserves(reserved_cpu: Cluster) -> None:
     cluster = reserved_cpu
     cluster.create(manifest("both", qos="LSE", cpu=2))
-    said = (
+    message = (
         "the kubelet reserves CPUs, which no pod may own: 0 "
         f"change KubeletConfiguration {HOST}: reservedSystemCPUs, or DaemonSet topolet-agent: the "
         "argument --owners-on-reserved"
     )
-    cluster.eventually("the words name them", lambda: said in cluster.explained("both"))
+    cluster.eventually(
+        "the reserved CPUs are explained", lambda: message in cluster.explained("both")
+    )
 
 
 def test_an_owner_on_reserved_cpus(plain_node: Cluster) -> None:
-    """One whose Binding the scheduler has sent before it knew. That moment is staged: the Binding
-    comes from a client with the scheduler's account, as the scheduler sends it."""
+    """A scheduler that does not have the reservation yet sends a Binding with these CPUs. Here a
+    client with the scheduler's account sends it."""
     cluster = plain_node
     cluster.annotate("node", HOST, **{RESERVATION: json.dumps({"reservedCPUs": "0"})})
     cluster.eventually("the agent reports it", lambda: cluster.reserved(HOST) == "0")
@@ -188,9 +192,10 @@ def test_an_owner_on_reserved_cpus(plain_node: Cluster) -> None:
     cluster.create(manifest("owner", qos="LSE", cpu=1))
     cluster.bind_as_scheduler("owner", HOST, "0")
     cluster.wait_running("owner")
-    cluster.eventually("an Event says so", lambda: cluster.events("owner", CLAIM_NOT_HONORED))
+    cluster.eventually("an Event reports it", lambda: cluster.events("owner", CLAIM_NOT_HONORED))
     cluster.eventually(
-        "the scheduler knows", lambda: "refuses the claim" in cluster.explained("owner")
+        "the scheduler has the agent's refusal",
+        lambda: "refuses the claim" in cluster.explained("owner"),
     )
     words = cluster.explained("owner")
     assert f"node {HOST} refuses the claim of CPUs 0: CPUs 0 are reserved by the node" in words

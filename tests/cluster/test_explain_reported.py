@@ -1,5 +1,5 @@
-"""What operators ask about devices and reports, on a whole cluster. No machine here has GPUs, so
-the node is one of `reported`: its objects are written as its agent writes them."""
+"""The output of `topolet explain` about devices and reports, on a whole cluster. The node is the
+one of `reported`, whose objects are written as an agent with GPUs writes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.scheduler import zonednodes
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(900),
-    pytest.mark.usefixtures("pods_gone"),
+    pytest.mark.usefixtures("no_pods"),
 ]
 
 NODE = reported.NAME
@@ -74,12 +74,12 @@ def bind(cluster: Cluster, body: dict[str, Any]) -> None:
     cluster.eventually(f"{name} is bound", bound)
 
 
-def test_cards_held_by_a_device_plugin(on_reported: Cluster, machine: Machine) -> None:
+def test_gpus_allocated_by_a_device_plugin(on_reported: Cluster, machine: Machine) -> None:
     cluster = on_reported
     cluster.create(manifest("plugged", cpu=1, node=NODE, nodeName=NODE))
     plugged = cluster.get("pod", "plugged")
     assert plugged is not None
-    held = [
+    allocated = [
         {
             "podUID": plugged["metadata"]["uid"],
             "containerName": "main",
@@ -88,23 +88,23 @@ def test_cards_held_by_a_device_plugin(on_reported: Cluster, machine: Machine) -
         }
     ]
     body = machine.devices(NODE)
-    body["metadata"].setdefault("annotations", {})[GPU_CHECKPOINTS] = json.dumps(held)
+    body["metadata"].setdefault("annotations", {})[GPU_CHECKPOINTS] = json.dumps(allocated)
     _report(cluster, body)
     cluster.create(with_cards("cards", 1))
     cluster.eventually(
         "the scheduler has the report", lambda: "device plugins" in cluster.explained("cards")
     )
     words = cluster.explained("cards")
-    said = "device plugins gave gpu devices to pods without a scheduler's allocation"
-    assert f"{said}: gpu 0,1,2,3,4,5,6,7 (pods: 1)" in words
+    cause = "device plugins gave gpu devices to pods without a scheduler's allocation"
+    assert f"{cause}: gpu 0,1,2,3,4,5,6,7 (pods: 1)" in words
     assert "change Pod default/plugged: spec.schedulerName" in words
 
 
 def test_a_stale_report(on_reported: Cluster) -> None:
-    """The report counts a pod that is gone, as while its agent hangs."""
+    """The report contains a deleted pod, as while the agent hangs."""
     cluster = on_reported
     zones = {each: {"cpu": 8000, "memory": 4 * zonednodes.GIB} for each in (0, 1)}
-    _report(cluster, zonednodes.topology(NODE, zones, pods=("gone",)))
+    _report(cluster, zonednodes.topology(NODE, zones, pods=("deleted",)))
     cluster.create(manifest("zoned", cpu=2, guaranteed=True, scheduler=SCHEDULER, node=NODE))
     cluster.eventually("the pod has the Event", lambda: cluster.events("zoned", NO_NODE_HAS_ROOM))
     words = cluster.explained("zoned")

@@ -13,21 +13,23 @@ from tests.cluster.cluster import GUEST, Cluster
 from tests.cluster.pods import manifest
 from tests.vm.guest import NODES
 
-pytestmark = [pytest.mark.timeout(2700), pytest.mark.usefixtures("pods_gone")]
+pytestmark = [pytest.mark.timeout(2700), pytest.mark.usefixtures("no_pods")]
 
 
-THERE: dict[str, Any] = {"node": GUEST, "hostNetwork": True}
-"""Plugins of a pod's network take seconds each there."""
+ON_GUEST: dict[str, Any] = {"node": GUEST, "hostNetwork": True}
+"""Without a pod network, whose plugins take seconds each on the guest."""
 
 
 def test_owner_gets_a_numa_node_and_releases_it(with_guest: Cluster) -> None:
     cluster = with_guest
-    cluster.create(manifest("ls", qos="LS", cpu="100m", **THERE), manifest("be", qos="BE", **THERE))
+    cluster.create(
+        manifest("ls", qos="LS", cpu="100m", **ON_GUEST), manifest("be", qos="BE", **ON_GUEST)
+    )
     cluster.wait_running("ls", "be")
     assert cluster.cpus("ls", "be") == {"ls": "0-15", "be": "0-15"}
 
     cluster.create(
-        manifest("lse", qos="LSE", cpu=4, **THERE), manifest("lsr", qos="LSR", cpu=2, **THERE)
+        manifest("lse", qos="LSE", cpu=4, **ON_GUEST), manifest("lsr", qos="LSR", cpu=2, **ON_GUEST)
     )
     cluster.wait_running("lse", "lsr")
     whole, half = cluster.cpus_of("lse"), cluster.cpus_of("lsr")
@@ -55,25 +57,25 @@ def test_pods_exchange_cpus_and_no_cpu_has_two_owners(with_guest: Cluster) -> No
     cluster = with_guest
     stays = {"annotations": {REBIND: REBIND_NEVER}}
     cluster.create(
-        manifest("a", qos="LSR", cpu=4, **THERE),
-        manifest("b", qos="LSR", cpu=4, **THERE),
-        manifest("c", qos="LSR", cpu=4, **THERE, **stays),
-        manifest("d", qos="LSR", cpu=2, **THERE, **stays),
-        manifest("ls", qos="LS", cpu="100m", **THERE),
+        manifest("a", qos="LSR", cpu=4, **ON_GUEST),
+        manifest("b", qos="LSR", cpu=4, **ON_GUEST),
+        manifest("c", qos="LSR", cpu=4, **ON_GUEST, **stays),
+        manifest("d", qos="LSR", cpu=2, **ON_GUEST, **stays),
+        manifest("ls", qos="LS", cpu="100m", **ON_GUEST),
     )
     owners = ("a", "b", "c", "d")
     cluster.wait_running(*owners, "ls")
-    held = {name: cluster.allocated(name) for name in owners}
-    assert all(str(held[name]) in NODES for name in ("a", "b", "c"))
-    spare = _first(CpuSet.parse("0-15") - union(held.values()))
-    of_a, of_b = _first(held["a"]), _first(held["b"])
-    crossing = {"a": held["a"] - of_a | of_b, "b": held["b"] - of_b | of_a}
+    allocated = {name: cluster.allocated(name) for name in owners}
+    assert all(str(allocated[name]) in NODES for name in ("a", "b", "c"))
+    spare = _first(CpuSet.parse("0-15") - union(allocated.values()))
+    a_cpu, b_cpu = _first(allocated["a"]), _first(allocated["b"])
+    crossing = {"a": allocated["a"] - a_cpu | b_cpu, "b": allocated["b"] - b_cpu | a_cpu}
     with cluster.moments(*owners, "ls") as fragmenting:
-        _allocate(cluster, "a", held["a"] - of_a | spare)
+        _allocate(cluster, "a", allocated["a"] - a_cpu | spare)
         _allocate(cluster, "b", crossing["b"])
         _allocate(cluster, "a", crossing["a"])
 
-    with cluster.moments(*owners, "ls") as mending:
+    with cluster.moments(*owners, "ls") as rebinding:
         cluster.create(
             {
                 "apiVersion": "scheduling.koordinator.sh/v1alpha1",
@@ -92,17 +94,19 @@ def test_pods_exchange_cpus_and_no_cpu_has_two_owners(with_guest: Cluster) -> No
             "the containers have moved",
             lambda: all(cluster.cpus_of(name) == moved[name] for name in owners),
         )
-    assert {str(moved["a"]), str(moved["b"])} == {str(held["a"]), str(held["b"])}
-    assert {name: moved[name] for name in ("c", "d")} == {name: held[name] for name in ("c", "d")}
+    assert {str(moved["a"]), str(moved["b"])} == {str(allocated["a"]), str(allocated["b"])}
+    assert {name: moved[name] for name in ("c", "d")} == {
+        name: allocated[name] for name in ("c", "d")
+    }
     plan = _exchange(cluster)["plan"]
     assert [each["pod"] for each in plan["moves"]] in (
         ["default/a", "default/b", "default/a"],
         ["default/b", "default/a", "default/b"],
     )
-    assert {name: mending[0][name] for name in ("a", "b")} == crossing
-    assert {name: mending[-1][name] for name in owners} == moved
+    assert {name: rebinding[0][name] for name in ("a", "b")} == crossing
+    assert {name: rebinding[-1][name] for name in owners} == moved
     assert len(fragmenting) > 3
-    for moment in (*fragmenting, *mending):
+    for moment in (*fragmenting, *rebinding):
         for one, other in combinations(moment, 2):
             assert not moment[one] & moment[other], (moment, one, other)
     assert cluster.agent_metric(GUEST, "topolet_cpu_overlaps_total") == 0

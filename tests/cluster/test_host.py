@@ -1,4 +1,4 @@
-"""One node with the CRI proxy: its two CPUs."""
+"""The two CPUs of one node with the CRI proxy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("pods_gone")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_pods")]
 
 
 def test_pods_of_every_class_start_and_end_while_components_restart(installed: Cluster) -> None:

@@ -16,7 +16,7 @@ from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 from tests.cluster.pods import manifest
 from tests.fixtures import image
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("pods_gone")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("no_pods")]
 
 FLAGS = "--cpu-manager-policy=static --reserved-cpus=0-1"
 IMPOSTOR = f"""ln -s /bin/sh /tmp/kubelet
@@ -35,7 +35,7 @@ def test_pod_that_calls_itself_kubelet_changes_nothing(installed: Cluster) -> No
     cluster.pod(
         "impostor",
         hostPID=True,
-        container={"image": images.our_name(), "command": ["sh", "-c", IMPOSTOR]},
+        container={"image": images.image_name(), "command": ["sh", "-c", IMPOSTOR]},
     )
     machine = cluster.nodes[HOST].machine
     name = "\0".join(["kubelet", "-c"])
@@ -71,7 +71,7 @@ def test_pod_with_a_large_environment_starts_on_the_cpus_of_its_pool(installed: 
         for number in range(2)
     ]
     names = [each["metadata"]["name"] for each in maps]
-    say = (
+    script = (
         f"{image.BUSYBOX} grep Cpus_allowed_list /proc/self/status; exec {image.BUSYBOX} sleep 1000"
     )
     cluster.create(*maps)
@@ -81,7 +81,7 @@ def test_pod_with_a_large_environment_starts_on_the_cpus_of_its_pool(installed: 
             qos="LS",
             cpu="100m",
             container={
-                "command": [image.BUSYBOX, "sh", "-c", say],
+                "command": [image.BUSYBOX, "sh", "-c", script],
                 "envFrom": [{"configMapRef": {"name": name}} for name in names],
             },
         )

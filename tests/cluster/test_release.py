@@ -1,5 +1,5 @@
-"""The chart on a whole cluster by the commands of docs/install.md: installed, upgraded while pods
-run, and removed; then nodes, objects, cgroups and files are as before."""
+"""The chart is installed on a whole cluster, upgraded while pods run, and removed. Then nodes,
+objects, cgroups and files are as before."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tests.deploy import chart
 from tests.waiting import eventually
 
 VALUES = (
-    # The proxy is there, and stays.
+    # The proxy runs before and after the release.
     '--set-json=pools=[{"mode":"proxy"}]',
     "--set=scheduler.enabled=true",
     # This API server does not know its version.
     "--set=scheduler.kubeScheduler.image.tag=v1.36.3",
 )
-OF_THE_PROXY = {"/run/topolet", "/run/topolet/cri.sock", "/run/topolet/door.lock"}
+PROXY_FILES = {"/run/topolet", "/run/topolet/cri.sock", "/run/topolet/door.lock"}
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 @pytest.fixture
 def bare() -> Iterator[Cluster]:
-    """A cluster of its own, with the proxy only."""
+    """A separate cluster, with the proxy only."""
     chart.helm()
     with host.running() as cluster:
         cluster.kubectl("create", "namespace", NAMESPACE)
@@ -46,8 +46,8 @@ def test_a_release_is_upgraded_under_running_pods_and_leaves_nothing(
     bare: Cluster, tmp_path: Path
 ) -> None:
     cluster = bare
-    ours = chart.for_any_version(tmp_path)
-    install = ("upgrade", "--install", "topolet", ours)
+    chart_folder = chart.for_any_version(tmp_path)
+    install = ("upgrade", "--install", "topolet", chart_folder)
     before = node(cluster), names(cluster)
     with failures.written(cluster, "install"):
         helm(cluster, tmp_path, *install, *VALUES)
@@ -74,11 +74,13 @@ def test_a_release_is_upgraded_under_running_pods_and_leaves_nothing(
     assert seen == {"lse": [str(own)], "ls": [str(rest)]}
 
     with failures.written(cluster, "removal"):
-        said = helm(cluster, tmp_path, "uninstall", "topolet", "--timeout=280s")
-    assert f"node {HOST}: nothing of Topolet is left, but its proxy stays" in said
-    eventually("Kubernetes has removed what belonged to it", lambda: names(cluster) == before[1])
+        output = helm(cluster, tmp_path, "uninstall", "topolet", "--timeout=280s")
+    assert f"node {HOST}: nothing of Topolet is left, but its proxy stays" in output
+    eventually(
+        "Kubernetes has deleted the objects of the release", lambda: names(cluster) == before[1]
+    )
     assert node(cluster) == before[0]
     assert reports(cluster) == []
     everything = {"lse": "0-1", "ls": "0-1", "late": "0-1"}
     assert cluster.cpus(*everything) == everything
-    assert files(cluster) <= OF_THE_PROXY
+    assert files(cluster) <= PROXY_FILES

@@ -1,4 +1,4 @@
-"""Owners and plain Guaranteed pods with a kubelet of the policy static and one reserved CPU."""
+"""LSE pods and plain Guaranteed pods with a static kubelet and one reserved CPU."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.cluster.pods import manifest
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(1800),
-    pytest.mark.usefixtures("pods_gone"),
+    pytest.mark.usefixtures("no_pods"),
 ]
 
 ALL = CpuSet.parse("0-15")
 RESERVED = CpuSet([0])
-THERE: dict[str, Any] = {"node": GUEST, "hostNetwork": True}
-"""Plugins of a pod's network take seconds each there."""
+ON_GUEST: dict[str, Any] = {"node": GUEST, "hostNetwork": True}
+"""Without a pod network, whose plugins take seconds each on the guest."""
 SPREAD = {RESOURCE_SPEC: json.dumps({"preferredCPUBindPolicy": "SpreadByPCPUs"})}
 WRITTEN = 'topolet_scheduler_resource_status_updates_total{result="written"}'
 
@@ -60,13 +60,13 @@ def test_both_kinds_at_once_get_what_they_request(static: Cluster) -> None:
     cpus = {"plain-2": 2, "lse-2": 2, "plain-3": 3, "lse-4": 4}
     owners = ("lse-2", "lse-4")
     corrected = cluster.scheduler_metric(WRITTEN)
-    cluster.pod("plain-2", cpu=2, guaranteed=True, **THERE)
+    cluster.pod("plain-2", cpu=2, guaranteed=True, **ON_GUEST)
     with cluster.following("plain-2") as seen:
         cluster.create(
-            manifest("lse-2", qos="LSE", cpu=2, annotations=SPREAD, **THERE),
-            manifest("plain-3", cpu=3, guaranteed=True, **THERE),
-            manifest("lse-4", qos="LSE", cpu=4, **THERE),
-            manifest("ls", qos="LS", cpu="100m", **THERE),
+            manifest("lse-2", qos="LSE", cpu=2, annotations=SPREAD, **ON_GUEST),
+            manifest("plain-3", cpu=3, guaranteed=True, **ON_GUEST),
+            manifest("lse-4", qos="LSE", cpu=4, **ON_GUEST),
+            manifest("ls", qos="LS", cpu="100m", **ON_GUEST),
         )
         cluster.wait_running("lse-2", "plain-3", "lse-4", "ls", seconds=2 * START_SECONDS)
         for name in owners:

@@ -1,6 +1,6 @@
-"""A node whose kubelet systemd runs, by the commands of docs/install.md alone: the chart is
-installed, its pool is switched to the proxy under a running LSE pod, upgraded while pods start and
-end, and removed; then nothing is left."""
+"""A node whose kubelet is a systemd service, by the commands of docs/install.md alone: the chart is
+installed, its pool is switched to the proxy while an LSE pod runs, upgraded while pods start and
+end, and removed. Then nothing is left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOLDERS = (
     *("/etc/systemd", "/etc/crictl.yaml", "/etc/kubernetes", "/opt", "/run/topolet"),
     *("/var/lib/topolet", CONFIG, ENV),
 )
-HERE: dict[str, Any] = {
+VALUES: dict[str, Any] = {
     "scheduler": {"enabled": True, "kubeScheduler": {"image": {"tag": "v1.36.3"}}},
 }
 """This API server does not know its version."""
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 @pytest.fixture(scope="module")
 def units_node() -> Iterator[tuple[Cluster, SystemdHost]]:
-    """A cluster of its own, without anything of Topolet."""
+    """A separate cluster without Topolet."""
     chart.helm()
     with units.running() as (cluster, host):
         cluster.eventually(
@@ -65,7 +65,7 @@ def container(host: SystemdHost, name: str) -> str:
 
 
 def admitted(cluster: Cluster) -> set[str]:
-    """The pods whose containers the proxy has let through, by its audit trail."""
+    """The pods whose containers the proxy has admitted, by its audit trail."""
     texts = cluster.nodes[HOST].machine.read("/run/topolet/audit/proxy.*.jsonl").values()
     records = [json.loads(line) for text in texts for line in text.splitlines()]
     return {each["pod"] for each in records if each["event"] == "ContainerAdmitted"}
@@ -102,8 +102,8 @@ def documented_pools() -> dict[str, Any]:
     return found
 
 
-class Before:
-    """What a cluster has, and what is equal when everything of Topolet is taken back."""
+class InitialState:
+    """The state of a cluster before Topolet is installed."""
 
     def __init__(self, cluster: Cluster, host: SystemdHost) -> None:
         self._cluster = cluster
@@ -115,7 +115,7 @@ class Before:
         self._services = services(host)
 
     def check(self, *pods: str) -> None:
-        """The pods have all CPUs again."""
+        """The state is the initial one, and the pods have all CPUs again."""
         cluster, host = self._cluster, self._host
         cluster.eventually("objects are as before", lambda: release.names(cluster) == self._objects)
         cluster.eventually(
@@ -129,8 +129,8 @@ class Before:
         assert cluster.cpus(*pods) == dict.fromkeys(pods, ALL)
 
 
-class Steps:
-    """The commands of the page, for a chart that any API server takes."""
+class DocumentedCommands:
+    """The commands of docs/install.md, with a chart that any API server accepts."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self._cluster = cluster
@@ -144,17 +144,17 @@ class Steps:
 
     def helm(self, heading: str, *words: str, values: Any = None) -> str:
         command = documented(heading, "helm", *words)[1:]
-        given = ["--timeout=280s"]
+        options = ["--timeout=280s"]
         file = self._folder / "pools.yaml"
         if values is not None:
             file.write_text(yaml.safe_dump(values))
-            # The nodes have the image.
-            given.append("--set=image.registry=")
+            # The image is on the nodes already.
+            options.append("--set=image.registry=")
             if file.name not in command:
-                given.append(f"--values={file}")
+                options.append(f"--values={file}")
         paths = {"deploy/chart": self._chart, file.name: str(file)}
         return helm(
-            self._cluster, self._folder, *(paths.get(each, each) for each in command), *given
+            self._cluster, self._folder, *(paths.get(each, each) for each in command), *options
         )
 
 
@@ -162,13 +162,13 @@ def test_a_pool_is_switched_to_the_proxy_upgraded_and_removed(
     units_node: tuple[Cluster, SystemdHost], tmp_path: Path
 ) -> None:
     cluster, host = units_node
-    steps = Steps(cluster, tmp_path)
-    before = Before(cluster, host)
+    steps = DocumentedCommands(cluster, tmp_path)
+    before = InitialState(cluster, host)
 
     steps.kubectl("With Helm", "create", "namespace")
     steps.kubectl("With Helm", "label", "namespace")
     with failures.written(cluster, "install"):
-        steps.helm("With Helm", "install", values=HERE)
+        steps.helm("With Helm", "install", values=VALUES)
         cluster.wait_agent_ready(HOST)
         cluster.wait_ready("scheduler")
         cluster.wait_ready("kube-scheduler")
@@ -190,8 +190,8 @@ def test_a_pool_is_switched_to_the_proxy_upgraded_and_removed(
     assert "later" in admitted(cluster)
     assert not {"lse", "ls"} & admitted(cluster)
     assert cluster.cpus_of("later") == rest
-    code, said, error = plugin(cluster, "doctor", HOST)
-    assert code == 0, said + error
+    code, output, error = plugin(cluster, "doctor", HOST)
+    assert code == 0, output + error
 
     agent, version = cluster.agent_pod(HOST), host.files(CURRENT)
     with failures.written(cluster, "upgrade"), cluster.following("lse", "ls") as seen:
@@ -202,10 +202,10 @@ def test_a_pool_is_switched_to_the_proxy_upgraded_and_removed(
         command = documented(
             "Upgrade pool by pool", "kubectl", "topolet", "rollout", "topolet-agent"
         )
-        code, said, error = plugin(cluster, *command[2:])
-        assert code == 0, said + error
+        code, output, error = plugin(cluster, *command[2:])
+        assert code == 0, output + error
         cluster.kubectl("wait", "--for=condition=complete", "job/load", "--timeout=200s")
-    assert f"node {HOST}: the new agent is Ready, topolet doctor has no findings" in said
+    assert f"node {HOST}: the new agent is Ready, topolet doctor has no findings" in output
     assert cluster.agent_pod(HOST) != agent
     assert host.files(CURRENT) != version
     assert seen == {"lse": [str(own)], "ls": [str(rest)]}
@@ -219,9 +219,9 @@ def test_a_pool_is_switched_to_the_proxy_upgraded_and_removed(
     assert container(host, "lse") == ids["lse"]
 
     with failures.written(cluster, "removal"):
-        said = steps.helm("Remove", "uninstall")
-    assert f"node {HOST}: nothing of Topolet is left" in said
-    assert "stays" not in said
+        output = steps.helm("Remove", "uninstall")
+    assert f"node {HOST}: nothing of Topolet is left" in output
+    assert "stays" not in output
     assert release.reports(cluster) == []
     for each in ("namespace", "crd"):
         steps.kubectl("Remove", "delete", each, more="--wait=false")
@@ -235,8 +235,8 @@ def test_without_helm_the_proxy_is_installed_and_everything_removed_by_hand(
     units_node: tuple[Cluster, SystemdHost], tmp_path: Path
 ) -> None:
     cluster, host = units_node
-    steps = Steps(cluster, tmp_path)
-    before = Before(cluster, host)
+    steps = DocumentedCommands(cluster, tmp_path)
+    before = InitialState(cluster, host)
     with failures.written(cluster, "overlay"):
         steps.kubectl("With kustomize", "apply", "--server-side")
         cluster.wait_agent_ready(HOST)
@@ -255,9 +255,9 @@ def test_without_helm_the_proxy_is_installed_and_everything_removed_by_hand(
     assert admitted(cluster) == {"later"}
 
     steps.kubectl("Remove", "delete", "-k")
-    cluster.wait_gone("agent")
-    said = host.run(*documented("Remove", INSTALLED, "uninstall-node"))
-    assert "the proxy is removed" in said
+    cluster.wait_deleted("agent")
+    output = host.run(*documented("Remove", INSTALLED, "uninstall-node"))
+    assert "the proxy is removed" in output
     values = {"NODE": HOST, "admin.kubeconfig": cluster.control.config("admin")}
     command = " ".join(documented("Remove", "topolet", "uninstall-node"))
     for name, each in values.items():

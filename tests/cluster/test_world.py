@@ -21,7 +21,7 @@ CGROUPS = "/sys/fs/cgroup/cpuset" if (MOUNTS / "cpuset").exists() else "/sys/fs/
 _HOLD = """
 import sys
 from tests.cluster import world
-with world.made("") as place:
+with world.created("") as place:
     print(place.folder, place.start("sleep", "sleep", "1000"), flush=True)
     sys.stdin.read()
 """
@@ -44,7 +44,7 @@ def processes_of(folder: Path) -> list[Path]:
 
 
 def test_two_worlds_are_isolated_from_each_other_and_from_the_machine() -> None:
-    with world.made("") as one, world.made("") as other:
+    with world.created("") as one, world.created("") as other:
         for place in (one, other):
             place.write("/var/lib/kubelet/mine", str(place.folder))
             place.write("/etc/kubernetes/mine", str(place.folder))
@@ -79,13 +79,13 @@ def test_world_of_a_killed_session_ends_and_the_next_one_removes_it() -> None:
         assert groups(folder.name)
         session.send_signal(signal.SIGKILL)
     eventually("its processes end", lambda: not processes_of(folder))
-    with world.made(""):
+    with world.created(""):
         assert not folder.exists()
         assert not groups(folder.name)
 
 
 def test_failures_are_reported() -> None:
-    with world.made("") as place:
+    with world.created("") as place:
         with pytest.raises(ProgramError, match="exit code 3: so it ends"):
             place.run("sh", "-c", "echo so it ends >&2; exit 3")
         with pytest.raises(MachineError, match="FileNotFoundError"):
@@ -97,7 +97,7 @@ def test_failures_are_reported() -> None:
 
 
 def test_every_value_that_a_file_takes_is_observed() -> None:
-    with world.made("") as place:
+    with world.created("") as place:
         place.write("/run/topolet/value", "1")
         with place.following(["/run/*/value", "/run/none"]) as seen:
             for text in ("1", "2", "1"):
@@ -107,7 +107,7 @@ def test_every_value_that_a_file_takes_is_observed() -> None:
 
 
 def test_the_values_that_files_have_at_one_time_are_observed() -> None:
-    with world.made("") as place:
+    with world.created("") as place:
         for name in ("a", "b"):
             place.write(f"/run/topolet/{name}", "1")
         with place.moments(["/run/topolet/?"]) as seen:

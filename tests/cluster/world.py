@@ -1,9 +1,9 @@
 """Namespaces in which a node has its own paths, ports and cgroups, like a machine.
 
-Network, mount, pid, IPC and cgroup namespaces: a world has its own /var/lib/kubelet, /run, /etc
-and /sys/fs/cgroup and does not affect anything outside, so that any number of worlds can run at the
-same time. The first process of the pid namespace ends with the test session,
-however that ends, and every other process with it.
+A world has network, mount, pid, IPC and cgroup namespaces with its own /var/lib/kubelet, /run, /etc
+and /sys/fs/cgroup. It does not affect anything outside, so several worlds can run at the same time.
+The first process of the pid namespace ends with the test session, also if that is killed, and all
+other processes of the world end with it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ exec "$@"
 # Unmounts mounts of other programs of this machine, which the world would keep busy. Changes of
 # /etc, /var/lib and /var/log go to a layer in memory; their submounts are not visible. The state
 # folder has a file system of its own, so that it can be full.
-_FURNISH = """folder=$1; shift
+_PREPARE = """folder=$1; shift
 while read -r _ where kind _; do
     case $kind:$where in
     overlay:/tmp/* | tmpfs:/tmp/* | nsfs:/run/* | overlay:/run/*) umount -l "$where" || true ;;
@@ -99,7 +99,7 @@ class World(Machine):
 
 
 def lacking() -> list[str]:
-    """The programs that a world needs and this machine lacks, or root."""
+    """The programs that a world needs and this machine does not have; "root" without root."""
     if os.geteuid():
         return ["root"]
     path = _path("")
@@ -107,9 +107,9 @@ def lacking() -> list[str]:
 
 
 @contextlib.contextmanager
-def made(programs: str) -> Iterator[World]:
-    """A world that leaves nothing behind. `programs`: folders for PATH, colon-separated."""
-    _sweep()
+def created(programs: str) -> Iterator[World]:
+    """A world, removed at the end of the block. `programs`: folders for PATH, colon-separated."""
+    _remove_stale_worlds()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     group = folder.name
     process: subprocess.Popen[bytes] | None = None
@@ -129,7 +129,7 @@ def made(programs: str) -> Iterator[World]:
         world = World(folder, _path(programs))
         try:
             pairs = [word for pair in _FOLDERS.items() for word in pair]
-            world.run("sh", "-ec", _FURNISH, "sh", folder, *pairs)
+            world.run("sh", "-ec", _PREPARE, "sh", folder, *pairs)
             world.run("sh", "-ec", _mount_cgroups())
             world.run("sh", "-ec", _NETWORK)
             yield world
@@ -182,7 +182,7 @@ def _hierarchies() -> list[tuple[Path, str, str]]:
 
 
 def _make_group(name: str) -> None:
-    """The world's root in every hierarchy; a new cpuset of v1 does not have CPUs."""
+    """Creates the world's root cgroup in every hierarchy, on v1 with all CPUs."""
     for mount, kind, _ in _hierarchies():
         if kind == "cgroup2" and mount == MOUNTS:
             controllers = (mount / "cgroup.controllers").read_text().split()
@@ -218,8 +218,8 @@ def _remove_group(name: str) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
         remove_cgroups(name)
-        there = [mount / name for mount, _, _ in _hierarchies() if (mount / name).exists()]
-        if not there or time.monotonic() > deadline:
+        remaining = [mount / name for mount, _, _ in _hierarchies() if (mount / name).exists()]
+        if not remaining or time.monotonic() > deadline:
             return
         time.sleep(0.05)
 
@@ -241,7 +241,7 @@ def _locked(folder: Path) -> IO[str]:
     return lock
 
 
-def _sweep() -> None:
+def _remove_stale_worlds() -> None:
     """Removes the worlds of killed test sessions."""
     for file in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError), file.open("r+") as lock:

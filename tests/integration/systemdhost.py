@@ -270,7 +270,7 @@ def running(containerd: int) -> Iterator[SystemdHost]:
     for each in found:
         if isinstance(each, str):
             pytest.skip(each)
-    with world.made(":".join(map(str, (kubelet.parent, *found)))) as place:
+    with world.created(":".join(map(str, (kubelet.parent, *found)))) as place:
         host = SystemdHost(place, containerd)
         host.boot()
         host.start_containerd()

@@ -102,7 +102,7 @@ def test_a_hook_that_fails_open_fires(node: TestNode, tmp_path: Path) -> None:
         it.fires("TopoletHookFailedOpen")
 
 
-def test_a_card_that_is_lost_fires(node: TestNode, tmp_path: Path) -> None:
+def test_the_alert_of_a_lost_gpu_fires(node: TestNode, tmp_path: Path) -> None:
     gpus = GpuNode(node, gpumachines.a100_hgx())
     gpus.start_agent()
     with prometheus(tmp_path, {"topolet-agent": node.http_port}) as it:

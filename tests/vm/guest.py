@@ -86,9 +86,9 @@ def kernel() -> pathlib.Path | None:
 
 
 @contextlib.contextmanager
-def turn() -> Iterator[None]:
-    """One guest at a time on this machine: two of them and other tests leave each too little CPU
-    time for the deadlines of the kubelet and the runtime in it."""
+def guest_lock() -> Iterator[None]:
+    """Locks the machine for one guest. Two guests and other tests would leave each guest too little
+    CPU time for the deadlines of its kubelet and its runtime."""
     _cache().mkdir(parents=True, exist_ok=True)
     with open(_cache() / "guest.lock", "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -98,8 +98,8 @@ def turn() -> Iterator[None]:
 def run(share: pathlib.Path, paths: list[str], limit_seconds: float) -> tuple[int, list[Case]]:
     """pytest's exit code and outcomes of `paths` (below the repository) in a fresh guest.
 
-    `share` is an empty folder; the guest's output is left in it. A guest that dies before its first
-    step is booted once more: qemu itself crashes now and then. Raises GuestError.
+    `share` is an empty folder, which gets the guest's output. A guest that ends before its first
+    step is booted once more, because qemu itself sometimes crashes. Raises GuestError.
     """
     # The guest cannot write compiled files.
     for folder in ("agent", "demo"):
@@ -141,7 +141,7 @@ def _boot(share: pathlib.Path, paths: list[str], deadline: float) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Of the emulator's command."""
+    """The environment of the emulator's command."""
     return {**os.environ, "PATH": _path()}
 
 
@@ -149,7 +149,7 @@ def command(share: pathlib.Path, paths: list[str]) -> list[str]:
     """The command that boots the guest."""
     start = pathlib.Path(__file__).with_name("start.sh")
     words = [start, share, REPOSITORY, sys.executable, _cache(), *paths]
-    # One thread, because sixteen on a few CPUs mostly wait for each other.
+    # Sixteen threads on a few CPUs would mostly wait for each other.
     options = ["-accel tcg,thread=single", *(f"-device {each}" for each in _DEVICES)]
     return emulator(share, list(map(str, words)), _MEMORY_GB, options)
 
@@ -165,7 +165,7 @@ def emulator(
         f"--numa-distance={one},{other}={DISTANCES[one][other]}"
         for one, other in itertools.combinations(range(len(NODES)), 2)
     ]
-    # This machine's files are there a second time, to be mounted with a cache.
+    # A second mount of this machine's files, whose reads are cached.
     everything = [
         "-cpu Skylake-Server",
         "-fsdev local,id=whole,path=/,security_model=none,readonly=on,multidevs=remap",

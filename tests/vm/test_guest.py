@@ -14,14 +14,14 @@ from tests.vm import guest
 LIMIT_SECONDS = 1200.0
 """Ends a hanging guest; an idle machine takes a sixth of that."""
 KUBELET_LIMIT_SECONDS = 1500.0
-"""The same with a kubelet, which starts slowly in an emulator."""
+"""The limit with a kubelet, which starts slowly in an emulator."""
 
 STATIC_LIMIT_SECONDS = 2400.0
-"""The same with two starts of the kubelet, and a dozen pods."""
-TURN_SECONDS = 1800.0
-"""A guest may have to wait for another one, which is a node of the cluster."""
-KILLS = "tests/vm/inside/test_proxy.py::test_kill_of_agent_and_proxy_changes_nothing"
-"""Two minutes, which run with the other test of limits."""
+"""The limit with two starts of the kubelet and a dozen pods."""
+LOCK_SECONDS = 1800.0
+"""The time for which a guest may wait for the lock of another one, a node of the cluster."""
+KILL_TEST = "tests/vm/inside/test_proxy.py::test_kill_of_agent_and_proxy_changes_nothing"
+"""A test of two minutes, which runs with the tests of limits."""
 
 
 @pytest.fixture
@@ -57,17 +57,17 @@ def test_guest_that_ends_before_its_first_step_is_booted_once_more(
 
 @pytest.mark.long
 @pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
-@pytest.mark.timeout(LIMIT_SECONDS + TURN_SECONDS)
+@pytest.mark.timeout(LIMIT_SECONDS + LOCK_SECONDS)
 def test_proxy_devices_and_cgroups_on_four_numa_nodes_with_cgroup_v2(
     share: pathlib.Path, record_property: Callable[[str, object], None]
 ) -> None:
-    hold(
+    check_passed(
         share,
         record_property,
         [
             "tests/vm/inside/test_devices.py",
             "tests/vm/inside/test_proxy.py",
-            f"--deselect={KILLS}",
+            f"--deselect={KILL_TEST}",
             "tests/vm/inside/test_topology.py",
             "tests/cgroup/test_writer_kernel.py",
             "tests/cgroup/test_values_kernel.py",
@@ -77,7 +77,7 @@ def test_proxy_devices_and_cgroups_on_four_numa_nodes_with_cgroup_v2(
 
 @pytest.mark.long
 @pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
-@pytest.mark.timeout(LIMIT_SECONDS + TURN_SECONDS)
+@pytest.mark.timeout(LIMIT_SECONDS + LOCK_SECONDS)
 def test_limits_kills_and_an_agent_alone_on_four_numa_nodes_with_cgroup_v2(
     share: pathlib.Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -86,27 +86,29 @@ def test_limits_kills_and_an_agent_alone_on_four_numa_nodes_with_cgroup_v2(
         "tests/vm/inside/test_local.py",
         "tests/vm/inside/test_reconciler.py",
         "tests/benchmarks/test_nodelocal.py",
-        KILLS,
+        KILL_TEST,
         "tests/cgroup/test_kernel.py",
     ]
-    hold(share, record_property, paths)
+    check_passed(share, record_property, paths)
 
 
 @pytest.mark.long
 @pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
-@pytest.mark.timeout(KUBELET_LIMIT_SECONDS + TURN_SECONDS)
+@pytest.mark.timeout(KUBELET_LIMIT_SECONDS + LOCK_SECONDS)
 def test_podresources_on_four_numa_nodes_with_cgroup_v2(
     share: pathlib.Path, record_property: Callable[[str, object], None]
 ) -> None:
     kubelet = tools.kubernetes("kubelet")
     if isinstance(kubelet, str):
         pytest.skip(kubelet)
-    hold(share, record_property, ["tests/vm/kubelet/test_podresources.py"], KUBELET_LIMIT_SECONDS)
+    check_passed(
+        share, record_property, ["tests/vm/kubelet/test_podresources.py"], KUBELET_LIMIT_SECONDS
+    )
 
 
 @pytest.mark.long
 @pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
-@pytest.mark.timeout(KUBELET_LIMIT_SECONDS + TURN_SECONDS)
+@pytest.mark.timeout(KUBELET_LIMIT_SECONDS + LOCK_SECONDS)
 def test_a_topology_manager_admits_what_the_filter_passes_on_four_numa_nodes(
     share: pathlib.Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -114,29 +116,29 @@ def test_a_topology_manager_admits_what_the_filter_passes_on_four_numa_nodes(
     if isinstance(kubelet, str):
         pytest.skip(kubelet)
     path = "tests/vm/kubelet/test_topology_manager.py"
-    hold(share, record_property, [path], KUBELET_LIMIT_SECONDS)
+    check_passed(share, record_property, [path], KUBELET_LIMIT_SECONDS)
 
 
 @pytest.mark.long
 @pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
-@pytest.mark.timeout(STATIC_LIMIT_SECONDS + TURN_SECONDS)
+@pytest.mark.timeout(STATIC_LIMIT_SECONDS + LOCK_SECONDS)
 def test_owners_with_a_static_kubelet_have_the_cpus_of_its_checkpoint(
     share: pathlib.Path, record_property: Callable[[str, object], None]
 ) -> None:
     kubelet = tools.kubernetes("kubelet")
     if isinstance(kubelet, str):
         pytest.skip(kubelet)
-    hold(share, record_property, ["tests/vm/static"], STATIC_LIMIT_SECONDS)
+    check_passed(share, record_property, ["tests/vm/static"], STATIC_LIMIT_SECONDS)
 
 
-def hold(
+def check_passed(
     share: pathlib.Path,
     record_property: Callable[[str, object], None],
     paths: list[str],
     limit_seconds: float = LIMIT_SECONDS,
 ) -> None:
-    """All tests of `paths` pass in the guest."""
-    with guest.turn():
+    """Runs the tests of `paths` in the guest; fails unless all of them pass."""
+    with guest.guest_lock():
         begin = time.monotonic()
         code, cases = guest.run(share, paths, limit_seconds)
     lines = [f"in the guest ({time.monotonic() - begin:.0f} s with its boot):"]
