@@ -1,12 +1,11 @@
-"""Makes the files that are published for a version: wheel, image, chart, SBOM, provenance,
-checksums.
+"""Builds the published files of a version: wheel, image, chart, SBOM, provenance, checksums.
 
     python deploy/release.py [--output dist] [--platform linux/amd64] [--base IMAGE]
 
 The image is an OCI archive with an image for each platform, built by buildah. No program of another
 platform is executed during the build. The command prints the size of the image and the time of its
 start. It packs the chart if deploy/chart exists. If buildah is missing, or a base can't be pulled,
-the command fails and writes no files; --no-image makes all other parts.
+the command fails and writes no files; --no-image builds all other parts.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 IMAGE: Final = ROOT / "deploy" / "image"
 CHART: Final = ROOT / "deploy" / "chart"
 PLATFORMS: Final = ("linux/amd64", "linux/arm64")
-STARTS: Final = 3
+START_RUNS: Final = 3
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _PINNED: Final = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -42,7 +41,7 @@ _BASE: Final = re.compile(r"^ARG BASE=(\S+)$", re.MULTILINE)
 
 
 class ReleaseError(RuntimeError):
-    """A part can't be made; the message says which and why."""
+    """A part can't be built; the message has the part and the reason."""
 
 
 class Package(NamedTuple):
@@ -106,7 +105,7 @@ def sbom(number: str, packages: Iterable[Package]) -> dict[str, Any]:
             "purl": each.url,
             "bom-ref": each.url,
         }
-        # A lock has the hashes of the files for all machines: no component has all of them.
+        # The lock has the hashes of the files of all platforms; a component has only one of them.
         | ({"properties": [{"name": "sha256", "value": one} for one in each.sha256]}
            if each.sha256 else {})
         for each in sorted(set(packages))
@@ -192,11 +191,11 @@ def wheel(folder: Path) -> Path:
 
 
 class Builder:
-    """Runs buildah. `words`: further options of each command; `building`: of the build. Raises
+    """Runs buildah. `words`: options of each command. `build_options`: options of the build. Raises
     ReleaseError."""
 
-    def __init__(self, words: Sequence[str] = (), building: Sequence[str] = ()) -> None:
-        self._words, self._building = words, building
+    def __init__(self, words: Sequence[str] = (), build_options: Sequence[str] = ()) -> None:
+        self._words, self._build_options = words, build_options
         if shutil.which("buildah") is None:
             raise ReleaseError("buildah is missing (apt-get install buildah)")
 
@@ -207,10 +206,10 @@ class Builder:
         for platform in platforms:
             self._call(
                 "bud",
-                *self._building,
+                *self._build_options,
                 f"--platform={platform}",
                 f"--build-arg=BASE={used_base}",
-                # buildah sets it itself only if it builds for several platforms.
+                # buildah sets TARGETARCH only in a build for several platforms.
                 f"--build-arg=TARGETARCH={_architecture(platform)}",
                 *(f"--label=org.opencontainers.image.{key}={text}" for key, text in labels.items()),
                 f"--tag={_tag(name, platform)}",
@@ -228,7 +227,7 @@ class Builder:
             root = Path(self._call("mount", container))
             size = sum(each.lstat().st_size for each in root.rglob("*") if not each.is_symlink())
             took = []
-            for _ in range(STARTS):
+            for _ in range(START_RUNS):
                 start = time.perf_counter()
                 self._call("run", "--isolation=chroot", container, "--", "topolet", "--help")
                 took.append(time.perf_counter() - start)
@@ -239,7 +238,7 @@ class Builder:
         return packages, f"{size / 1e6:.0f} MB unpacked, topolet --help in {min(took):.2f} s"
 
     def remove(self, name: str, platforms: Sequence[str]) -> None:
-        """Removes what a build of this name has left in buildah's store."""
+        """Removes the images of a build from buildah's store."""
         for words in (["manifest", "rm", name], *(["rmi", _tag(name, one)] for one in platforms)):
             with contextlib.suppress(ReleaseError):
                 self._call(*words)
@@ -288,22 +287,24 @@ def release(
         archive = folder / f"topolet-{number}-image.tar"
         try:
             builder.build(name, platforms, used_base, archive)
-            of_base, line = builder.inspect(name, own) if own in platforms else ([], "not started")
+            base_packages, line = (
+                builder.inspect(name, own) if own in platforms else ([], "not started")
+            )
         finally:
             builder.remove(name, platforms)
         files.append(archive)
-        packages += of_base
+        packages += base_packages
         print(f"image for {', '.join(platforms)}: archive {archive.stat().st_size / 1e6:.0f} MB, "
               f"{line}")  # fmt: skip
     if CHART.exists():
         files.append(pack_chart(CHART, folder))
-    bill = folder / f"topolet-{number}.cdx.json"
-    bill.write_text(json.dumps(sbom(number, packages), indent=1) + "\n")
-    files.append(bill)
+    bom = folder / f"topolet-{number}.cdx.json"
+    bom.write_text(json.dumps(sbom(number, packages), indent=1) + "\n")
+    files.append(bom)
     statement = folder / f"topolet-{number}.provenance.json"
     dirty = bool(_run(["git", "-C", str(ROOT), "status", "--porcelain"]))
-    made_of = provenance(files, revision(), used_base, dirty=dirty)
-    statement.write_text(json.dumps(made_of, indent=1) + "\n")
+    provenance_body = provenance(files, revision(), used_base, dirty=dirty)
+    statement.write_text(json.dumps(provenance_body, indent=1) + "\n")
     files.append(statement)
     (folder / "SHA256SUMS").write_text(checksums(files))
     return [*files, folder / "SHA256SUMS"]

@@ -17,12 +17,12 @@ DEPLOY = pathlib.Path(__file__).resolve().parent
 CHART = DEPLOY / "chart"
 _VALUES = DEPLOY / "kustomize.values.yaml"
 
-_CARDS = {"name": "nvidia", "nodeSelector": {"nvidia.com/gpu.present": "true"}, "gpu": True}
+_GPU_POOL = {"name": "nvidia", "nodeSelector": {"nvidia.com/gpu.present": "true"}, "gpu": True}
 _COMPONENTS: tuple[dict[str, object], ...] = (
     {"webhook.enabled": True, "agent.kubeletConfigz": True, "scheduler.evict": True},
-    {"pools": [_CARDS]},
+    {"pools": [_GPU_POOL]},
 )
-"""Values with which the chart has further files."""
+"""Values that make the chart render further files."""
 
 _FOLDERS = {
     "policies/": "policies/",
@@ -54,7 +54,7 @@ _OBJECTS = {
 
 
 def manifests(helm: str) -> dict[str, str]:
-    """The texts of all files below deploy/ that are made from the chart, by path. Raises
+    """The texts of all files below deploy/ that come from the chart, by path. Raises
     CalledProcessError."""
     found = _rendered(helm)
     for values in _COMPONENTS:

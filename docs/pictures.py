@@ -1,7 +1,7 @@
-"""Makes the pictures of the documents, docs/pictures/, from what the tools show.
+"""Makes the pictures of the documents, docs/pictures/, from the output of the tools.
 
-    python -m docs.pictures [NAME...]     writes them again; without names: all
-    python -m docs.pictures --check       compares those that are the same every time
+    python -m docs.pictures [NAME...]     writes the pictures; without names: all
+    python -m docs.pictures --check       compares the reproducible pictures
 
 Terminals become SVG. The page needs Debian's chromium-headless-shell; the tour needs root.
 """
@@ -37,11 +37,11 @@ from tests.view.top import nodes
 FOLDER: Final = Path(__file__).with_name("pictures")
 _ROOT: Final = FOLDER.parents[1]
 _LOAD_SECONDS: Final = 4.0
-"""The page asks for loads once a second; a load needs two of them."""
+"""The page requests loads once a second and needs two replies to show a load."""
 
 # A cell and the frame around all of them, in units of the SVG.
 _CELL_WIDTH, _CELL_HEIGHT, _MARGIN, _BASELINE = 8.4, 17, 16, 13
-_INK, _PAPER, _FAINT = "#d7dae0", "#16191f", "#6b7280"
+_FOREGROUND, _BACKGROUND, _FAINT = "#d7dae0", "#16191f", "#6b7280"
 _FONTS: Final = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 _COLOURS: Final = {
     30: "#4b5263", 31: "#ef6b73", 32: "#8ccf7e", 33: "#e5c76b",
@@ -53,23 +53,23 @@ _OTHER_SEQUENCES: Final = re.compile("\x1b(\\[[0-9;?]*[A-Za-z]|[()][A-Z0-9])|\r"
 
 
 class _Style:
-    """What SGR has switched on."""
+    """The attributes that SGR sequences have set."""
 
     def __init__(self) -> None:
-        self.ink, self.paper = _INK, ""
+        self.foreground, self.background = _FOREGROUND, ""
         self.bold = self.faint = self.reverse = False
 
-    def take(self, numbers: Sequence[int]) -> None:
+    def apply(self, numbers: Sequence[int]) -> None:
         rest = list(numbers)
         while rest:
             number = rest.pop(0)
             if number in (38, 48) and rest[:1] == [5] and len(rest) > 1:
-                colour = _indexed(rest[1])
+                colour = _xterm_colour(rest[1])
                 rest = rest[2:]
                 if number == 38:
-                    self.ink = colour
+                    self.foreground = colour
                 else:
-                    self.paper = colour
+                    self.background = colour
             elif number == 0:
                 self.__init__()  # type: ignore[misc]
             elif number in (1, 2, 7):
@@ -82,22 +82,24 @@ class _Style:
                 self.bold, self.faint = self.bold and number != 22, self.faint and number != 22
                 self.reverse = self.reverse and number != 27
             elif number % 10 == 9:
-                self.ink, self.paper = (_INK, self.paper) if number == 39 else (self.ink, "")
+                self.foreground, self.background = (
+                    (_FOREGROUND, self.background) if number == 39 else (self.foreground, "")
+                )
             elif number in _COLOURS or number - 60 in _COLOURS:
-                self.ink = _COLOURS[number if number in _COLOURS else number - 60]
+                self.foreground = _COLOURS[number if number in _COLOURS else number - 60]
             elif number - 10 in _COLOURS or number - 70 in _COLOURS:
-                self.paper = _COLOURS[number - 10 if number - 10 in _COLOURS else number - 70]
+                self.background = _COLOURS[number - 10 if number - 10 in _COLOURS else number - 70]
 
     @property
     def shown(self) -> tuple[str, str, bool]:
-        """Ink, paper ("" for that of the picture), and whether it is bold."""
-        ink = _FAINT if self.faint and self.ink == _INK else self.ink
+        """Foreground, background ("" for that of the picture), and whether the text is bold."""
+        foreground = _FAINT if self.faint and self.foreground == _FOREGROUND else self.foreground
         if self.reverse:
-            return self.paper or _PAPER, ink, self.bold
-        return ink, self.paper, self.bold
+            return self.background or _BACKGROUND, foreground, self.bold
+        return foreground, self.background, self.bold
 
 
-def _indexed(number: int) -> str:
+def _xterm_colour(number: int) -> str:
     """One of the 256 colours of xterm."""
     if number < 16:
         return _COLOURS[30 + number % 8]
@@ -123,7 +125,7 @@ def as_svg(text: str, title: str) -> str:
         pieces = _SGR.split(line)
         for number, piece in enumerate(pieces):
             if number % 2:
-                style.take([int(each or 0) for each in piece.split(";")])
+                style.apply([int(each or 0) for each in piece.split(";")])
                 continue
             parts += _run(piece, row, column, style)
             column += len(piece)
@@ -133,7 +135,7 @@ def as_svg(text: str, title: str) -> str:
             f'width="{width}" height="{height}" role="img" '
             f'font-family="{_FONTS}" font-size="14">',
             f"<title>{escape(title)}</title>",
-            f'<rect width="{width}" height="{height}" rx="8" fill="{_PAPER}"/>',
+            f'<rect width="{width}" height="{height}" rx="8" fill="{_BACKGROUND}"/>',
             *parts,
             "</svg>",
             "",
@@ -143,32 +145,32 @@ def as_svg(text: str, title: str) -> str:
 
 def _run(piece: str, row: int, column: int, style: _Style) -> Iterator[str]:
     """One text element for each word: positions do not depend on the font of the reader."""
-    ink, paper, bold = style.shown
+    foreground, background, bold = style.shown
     y = _MARGIN + row * _CELL_HEIGHT
-    if paper and piece:
+    if background and piece:
         x = round(_MARGIN + column * _CELL_WIDTH, 1)
         width = round(len(piece) * _CELL_WIDTH, 1)
-        yield f'<rect x="{x}" y="{y}" width="{width}" height="{_CELL_HEIGHT}" fill="{paper}"/>'
+        yield f'<rect x="{x}" y="{y}" width="{width}" height="{_CELL_HEIGHT}" fill="{background}"/>'
     weight = ' font-weight="bold"' if bold else ""
     for match in re.finditer(r"\S+( \S+)*", piece):
         x = round(_MARGIN + (column + match.start()) * _CELL_WIDTH, 1)
         length = round(len(match[0]) * _CELL_WIDTH, 1)
         yield (
             f'<text x="{x}" y="{y + _BASELINE}" textLength="{length}" '
-            f'lengthAdjust="spacingAndGlyphs" fill="{ink}"{weight}>{escape(match[0])}</text>'
+            f'lengthAdjust="spacingAndGlyphs" fill="{foreground}"{weight}>{escape(match[0])}</text>'
         )
 
 
-def on_terminal(words: Sequence[str], columns: int, rows: int) -> str:
-    """What the command writes to a terminal of this size until it ends."""
+def terminal_output(words: Sequence[str], columns: int, rows: int) -> str:
+    """The output of the command on a terminal of this size."""
     with EmulatedTerminal(words, columns, rows, {"LANG": "C.UTF-8"}) as running:
         running.ended()
         return running.received.decode(errors="replace")
 
 
-def _plain(seen: str) -> str:
-    """Without all sequences but colours."""
-    return _OTHER_SEQUENCES.sub(lambda found: found[0] if found[0].endswith("m") else "", seen)
+def _plain(output: str) -> str:
+    """The output without the escape sequences that are not colours."""
+    return _OTHER_SEQUENCES.sub(lambda found: found[0] if found[0].endswith("m") else "", output)
 
 
 @contextlib.contextmanager
@@ -195,13 +197,13 @@ def topology() -> str:
     """`topolet topology --owners` of a machine with pods."""
     with _node() as node:
         words = ("--owners", f"--root={node.world.root}", f"--state-dir={node.world.state}")
-        seen = on_terminal(topolet("topology", *words), 110, 50)
-    picture = _plain(seen).partition("\n\nDevices\n")[0]
+        output = terminal_output(topolet("topology", *words), 110, 50)
+    picture = _plain(output).partition("\n\nDevices\n")[0]
     return as_svg(picture, "topolet topology --owners")
 
 
 def top() -> str:
-    """`topolet top` of a machine with 64 CPUs, of values that change no more."""
+    """`topolet top` of a machine with 64 CPUs, with fixed values."""
     with _zone("UTC"):
         lines = frame(nodes.node(2, 2, 2, 4, 2), None, ScreenState(), 110, 30, Ability())
     return as_svg("\n".join(terminal.encoded(line, 256) for line in lines), "topolet top")
@@ -216,16 +218,16 @@ def _zone(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _moving(node: ServedNode) -> Iterator[None]:
-    """The CPUs of the machine have load."""
+def _changing_loads(node: ServedNode) -> Iterator[None]:
+    """Changes the loads of the CPUs in a thread."""
     node.busy = {cpu: (cpu * 37 % 100) / 100 for cpu in range(node.shape.cpus) if cpu % 5}
     ended = threading.Event()
 
-    def move() -> None:
+    def change() -> None:
         while not ended.wait(0.3):
             node.load()
 
-    thread = threading.Thread(target=move)
+    thread = threading.Thread(target=change)
     thread.start()
     try:
         yield
@@ -237,17 +239,17 @@ def _moving(node: ServedNode) -> Iterator[None]:
 def tour() -> str:
     """`make run`, after the LSE pod is created and another program has changed a cpuset."""
     with tempfile.TemporaryDirectory(prefix="topolet-") as folder:
-        seen = on_terminal(
+        output = terminal_output(
             [sys.executable, "-m", "demo", f"--dir={folder}", "--seconds=7"], 112, 34
         )
-        frames = seen.partition("\x1b[?1049l")[0].split("\x1b[H")
+        frames = output.partition("\x1b[?1049l")[0].split("\x1b[H")
         picture = _plain(frames[-1]).replace(folder, "var")
     return as_svg(picture, "make run")
 
 
 def page() -> bytes:
     """The page of a node, in a browser."""
-    with _node() as node, _moving(node), served(node) as server:
+    with _node() as node, _changing_loads(node), served(node) as server:
         node.use = {2: 91, 3: 87, 6: 40}
         ready = "document.querySelectorAll('#pods tr').length === 6"
         return _screenshot(f"http://localhost:{server.port}/page", ready)
@@ -281,7 +283,7 @@ def _screenshot(address: str, ready: str) -> bytes:
         return picture.read_bytes()
 
 
-SAME_EVERY_TIME: Final[dict[str, Callable[[], str]]] = {"topology.svg": topology, "top.svg": top}
+REPRODUCIBLE: Final[dict[str, Callable[[], str]]] = {"topology.svg": topology, "top.svg": top}
 CHANGING: Final[dict[str, Callable[[], str | bytes]]] = {
     "tour.svg": tour,
     "page.png": page,
@@ -291,22 +293,22 @@ CHANGING: Final[dict[str, Callable[[], str | bytes]]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m docs.pictures", description=__doc__)
-    every = {**SAME_EVERY_TIME, **CHANGING}
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(every))
+    all_ = {**REPRODUCIBLE, **CHANGING}
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(all_))
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    logging.disable(logging.ERROR)  # The world's pods do not wait for others to make room.
+    logging.disable(logging.ERROR)  # Simulated containers stay on the CPUs of owners.
     code = 0
-    for name in arguments.names or (SAME_EVERY_TIME if arguments.check else every):
-        if name not in every:
+    for name in arguments.names or (REPRODUCIBLE if arguments.check else all_):
+        if name not in all_:
             parser.error(f"there is no picture {name}")
-        made = every[name]()
+        made = all_[name]()
         content = made.encode() if isinstance(made, str) else made
         path = FOLDER / name
         if not arguments.check:
             path.write_bytes(content)
         elif not path.exists() or path.read_bytes() != content:
-            print(f"{path.relative_to(_ROOT)} is not what the tools show: python -m docs.pictures")
+            print(f"{path.relative_to(_ROOT)} differs from the tools: python -m docs.pictures")
             code = 1
     return code
 

@@ -32,10 +32,10 @@ def test_there_is_a_picture_for_each_machine() -> None:
     assert {path.stem for path in pictures.FOLDER.iterdir()} == set(pictures.names())
 
 
-@pytest.mark.parametrize("name", of_documents.SAME_EVERY_TIME)
+@pytest.mark.parametrize("name", of_documents.REPRODUCIBLE)
 def test_a_picture_of_the_documents_is_what_the_tool_shows(name: str) -> None:
     """`make pictures` writes the files again."""
-    assert of_documents.SAME_EVERY_TIME[name]() == (of_documents.FOLDER / name).read_text()
+    assert of_documents.REPRODUCIBLE[name]() == (of_documents.FOLDER / name).read_text()
 
 
 def test_a_slow_emulator_takes_all_output_of_a_command_that_ended(
@@ -43,7 +43,7 @@ def test_a_slow_emulator_takes_all_output_of_a_command_that_ended(
 ) -> None:
     monkeypatch.setattr(pyte.ByteStream, "feed", lambda stream, data: time.sleep(0.06))
     command = [sys.executable, "-c", "print('x' * 20_000)"]
-    assert of_documents.on_terminal(command, 100, 30).count("x") == 20_000
+    assert of_documents.terminal_output(command, 100, 30).count("x") == 20_000
 
 
 def test_colours_of_a_terminal_become_those_of_the_picture() -> None:

@@ -1,4 +1,4 @@
-"""Plain requests to an API server as any user."""
+"""Requests to an API server that impersonate a user."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Api:
         self._url = url
         self._timeout_seconds = timeout_seconds
         self.warnings: list[str] = []
-        """Those of the last request that the server answered."""
+        """The warnings in the last reply without an error."""
         self._token = token
         self._tls = ssl.create_default_context(cafile=ca_file)
         if ca_file is None:

@@ -31,7 +31,7 @@ def helm(name: str = "helm") -> Path:
 def attempt(
     home: Path, *words: str, values: Object | None = None, program: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Helm with its own files below `home`, and values for the chart."""
+    """Runs Helm with its own files below `home`, and with values for the chart."""
     given = () if values is None else ("--values=-",)
     return subprocess.run(
         [str(program or helm()), *words, *given],
@@ -46,7 +46,7 @@ def attempt(
 def rendered(
     home: Path, values: Object, version: str = "1.36.0", program: Path | None = None
 ) -> list[Object]:
-    """The objects of the chart for an API server of that version, without a cluster."""
+    """The objects that the chart renders for this version of the API server."""
     words = ("template", "topolet", str(CHART), f"--namespace={NAMESPACE}")
     version_flag = f"--kube-version={version}"
     ended = attempt(home, *words, version_flag, values=values, program=program)
@@ -55,15 +55,15 @@ def rendered(
 
 
 def refused(home: Path, values: Object) -> str:
-    """What Helm says to values that the chart does not take."""
+    """The error of Helm for invalid values."""
     ended = attempt(home, "template", "topolet", str(CHART), values=values)
     assert ended.returncode
     return ended.stderr
 
 
 def for_any_version(folder: Path) -> str:
-    """A copy of the chart: a kube-apiserver that is built from its module does not know its
-    version."""
+    """A copy of the chart without `kubeVersion`: a kube-apiserver that is built from its module
+    reports no version."""
     copy = folder / "chart"
     shutil.copytree(CHART, copy)
     file = copy / "Chart.yaml"

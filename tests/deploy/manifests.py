@@ -38,7 +38,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def documents(text: str) -> list[Any]:
-    """All documents of a YAML text, by the fast loader where PyYAML has it."""
+    """All documents of a YAML text, with the C loader if PyYAML has it."""
     return list(yaml.load_all(text, _LOADER))
 
 
@@ -74,7 +74,7 @@ def is_local(body: Object) -> bool:
 
 @functools.cache
 def variables() -> dict[str, str]:
-    """The values of `$(NAME)`, if no layer above Topolet's sets others."""
+    """The default values of the variables `$(NAME)`."""
     folder = DEPLOY / "policies"
     (described,) = _documents_of(folder / "kustomization.yaml")
     bodies = [each for name in described["resources"] for each in _documents_of(folder / name)]
@@ -94,7 +94,7 @@ def variables() -> dict[str, str]:
 
 def _filled(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _filled(below) for key, below in value.items()}
+        return {key: _filled(child) for key, child in value.items()}
     if isinstance(value, list):
         return [_filled(each) for each in value]
     if isinstance(value, str):
@@ -132,7 +132,7 @@ def kustomization(
 
 
 def kustomized_folder(folder: Path, home: Path) -> list[Object]:
-    """The same for any folder."""
+    """The output of kustomize for a folder; without kustomize the test is skipped."""
     kubectl = tools.kubernetes("kubectl")
     if isinstance(kubectl, str):
         pytest.skip(kubectl)
@@ -191,7 +191,7 @@ def pod_of(overlay: str) -> Object:
 def _patched(value: Any, patch: Any) -> Any:
     """Merges like kustomize: objects by field, lists by the names of their entries."""
     if isinstance(value, dict) and isinstance(patch, dict):
-        changed = {key: _patched(value.get(key), below) for key, below in patch.items()}
+        changed = {key: _patched(value.get(key), child) for key, child in patch.items()}
         return {**value, **changed}
     if isinstance(value, list) and isinstance(patch, list):
         patches = {each["name"]: each for each in patch}
@@ -200,7 +200,7 @@ def _patched(value: Any, patch: Any) -> Any:
     return patch
 
 
-def complaints(value: object, schema: Object, at: str = "") -> list[str]:
+def schema_errors(value: object, schema: Object, at: str = "") -> list[str]:
     """The errors of a value by a structural schema, including fields that it would prune."""
     if schema.get("x-kubernetes-int-or-string"):
         fits = isinstance(value, int) or bool(re.search(schema["pattern"], str(value)))
@@ -214,16 +214,16 @@ def complaints(value: object, schema: Object, at: str = "") -> list[str]:
         found += [f"{at}: no {each}" for each in schema.get("required", ()) if each not in value]
         known = schema.get("properties", {})
         more = schema.get("additionalProperties")
-        for name, below in value.items():
+        for name, child in value.items():
             if name in known:
-                found += complaints(below, known[name], f"{at}.{name}")
+                found += schema_errors(child, known[name], f"{at}.{name}")
             elif more:
-                found += complaints(below, more, f"{at}.{name}")
+                found += schema_errors(child, more, f"{at}.{name}")
             elif known:
                 found.append(f"{at}: {name} is not known")
     elif isinstance(value, list):
-        for place, below in enumerate(value):
-            found += complaints(below, schema["items"], f"{at}[{place}]")
+        for place, child in enumerate(value):
+            found += schema_errors(child, schema["items"], f"{at}[{place}]")
     elif "enum" in schema and value not in schema["enum"]:
         found.append(f"{at}: {value!r} is none of {schema['enum']}")
     return found

@@ -1,5 +1,5 @@
-"""The alert rules and the dashboard: each rule fires on its fault and not without it (Prometheus'
-own promtool), and each query names metrics that exist."""
+"""The alert rules and the dashboard: each alert fires only with its fault (promtool), and each
+query reads existing metrics."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ HOOK = 'hook="CreateContainer", qos_class="LS", reason="timeout", instance="n"'
 SANDBOX = 'hook="RunPodSandbox", qos_class="LS", reason="timeout", instance="n"'
 PRIVILEGED = 'hook="CreateContainer", qos_class="devices", reason="privileged", instance="n"'
 BEFORE_A_FAULT = "_x11"
-"""A series that does not exist for the first minutes, as one of a frontend without failures."""
+"""A series that does not exist in the first minutes, as that of a counter without failures."""
 
-# By alert: series with which it fires, and similar ones with which it does not.
+# By alert: series with which it fires, and similar series with which it does not fire.
 CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "TopoletProcessDown": (
         {'up{job="topolet-system/topolet"}': "1 0x40"},
@@ -106,7 +106,7 @@ AT_MINUTES = 14
 
 
 def declared() -> set[str]:
-    """The metrics of docs/metrics.md, which `docs/reference.py --check` holds equal to the code."""
+    """The metrics of docs/metrics.md, which `docs/reference.py --check` compares with the code."""
     page = (ROOT / "docs/metrics.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.MULTILINE)
     ends = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
@@ -114,7 +114,7 @@ def declared() -> set[str]:
 
 
 def metrics_of(query: str) -> set[str]:
-    """Patterns of names (`__name__=~`) are those that match."""
+    """The metrics of a query; a pattern (`__name__=~`) stands for the matching names."""
     patterns = re.findall(r'__name__=~"([^"]+)"', query)
     matched = {name for name in declared() for each in patterns if re.fullmatch(each, name)}
     assert len(matched) >= len(set(patterns)), query
@@ -156,13 +156,13 @@ def test_promtool_accepts_the_job_for_proxies_in_the_documents(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("alert", sorted(CASES))
-def test_an_alert_fires_on_its_fault_and_not_without_it(alert: str, tmp_path: Path) -> None:
+def test_an_alert_fires_only_with_its_fault(alert: str, tmp_path: Path) -> None:
     firing, quiet = CASES[alert]
     evaluate(alert, ((firing, True), (quiet, False)), tmp_path)
 
 
 def test_a_scheduler_without_processes_has_no_leader(tmp_path: Path) -> None:
-    """Prometheus has no target and no series for it any more."""
+    """Prometheus has neither a target nor a series of the scheduler."""
     gone = {'topolet_scheduler_leader{job="s", instance="a"}': "1x10 stale"}
     other = {'topolet_agent{job="s"}': "1x40"}
     evaluate("TopoletNoLeader", ((gone, True), (other, False)), tmp_path)
@@ -194,7 +194,7 @@ def evaluate(alert: str, cases: Sequence[tuple[dict[str, str], bool]], folder: P
 
 
 @pytest.mark.parametrize("alert", sorted(ALERTS))
-def test_an_alert_leads_to_its_section(alert: str) -> None:
+def test_the_runbook_url_of_an_alert_is_its_section(alert: str) -> None:
     url = ALERTS[alert]["annotations"]["runbook_url"]
     page, _, anchor = url.partition("#")
     assert anchor == alert.lower()
@@ -215,7 +215,7 @@ def test_the_dashboard_shows_metrics_that_exist(query: str) -> None:
     assert found
 
 
-def test_the_chart_has_rules_and_dashboard_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_the_chart_has_rules_and_dashboard_if_configured(tmp_path: Path) -> None:
     values = {
         "alerts": {"enabled": True, "runbooks": "https://x/alerts", "labels": {"release": "p"}},
         "dashboard": {"enabled": True},

@@ -1,4 +1,4 @@
-"""The chart: what its values make, and that the manifests for kustomize come from it."""
+"""The objects that the chart renders, and that the manifests for kustomize come from the chart."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ ALL_OVERLAYS: dict[str, Object] = {
 
 
 def by_name(bodies: list[Object]) -> dict[tuple[str, str], Any]:
-    """In a form in which the order of lists of objects does not count."""
+    """The value with sorted lists of objects."""
     return {(each["kind"], each["metadata"]["name"]): _unordered(each) for each in bodies}
 
 
 def _unordered(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _unordered(below) for key, below in value.items()}
+        return {key: _unordered(child) for key, child in value.items()}
     if isinstance(value, list):
-        below = [_unordered(each) for each in value]
-        return sorted(below, key=_sort_key) if below and isinstance(below[0], dict) else below
+        child = [_unordered(each) for each in value]
+        return sorted(child, key=_sort_key) if child and isinstance(child[0], dict) else child
     return value
 
 
@@ -76,7 +76,7 @@ def _sort_key(value: Object) -> str:
 
 
 def without_cert_manager(bodies: list[Object]) -> list[Object]:
-    """The manifests for kustomize have its annotation for all."""
+    """Removes the annotation of cert-manager, which the manifests for kustomize always have."""
     for each in bodies:
         annotations = each["metadata"].get("annotations", {})
         if annotations.pop("cert-manager.io/inject-ca-from", None):
@@ -112,7 +112,7 @@ def test_an_overlay_is_the_chart_with_values(overlay: str, tmp_path: Path) -> No
 
 
 def test_components_compose_as_values_do(tmp_path: Path) -> None:
-    """All of them that go together, on an older API server, with an image in a registry."""
+    """All compatible components, with an older API server and an image in a registry."""
     components = (
         "nvidia",
         "nri",
@@ -177,7 +177,7 @@ def test_helm_finds_no_fault_in_the_chart(values: Object, tmp_path: Path) -> Non
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_values_that_make_no_sense_are_refused_by_their_names(
+def test_invalid_values_are_refused_with_their_names(
     values: Object, message: str, tmp_path: Path
 ) -> None:
     assert message in refused(tmp_path, values)
@@ -206,8 +206,8 @@ def test_the_documented_pools_are_values(tmp_path: Path) -> None:
     }
 
 
-def test_a_kube_scheduler_that_is_there_reaches_the_extender_without_names(tmp_path: Path) -> None:
-    """By the address, port and certificate that the document names, and with its verbs."""
+def test_an_existing_kube_scheduler_reaches_the_extender_by_its_address(tmp_path: Path) -> None:
+    """With the address, the port, the certificate and the verbs of the documents."""
     values = documented("networkPolicy")
     found = rendered(tmp_path, values)
     names = {each["metadata"]["name"] for each in found}
@@ -232,7 +232,7 @@ def test_a_kube_scheduler_that_is_there_reaches_the_extender_without_names(tmp_p
 
 
 def _kube_scheduler(home: Path) -> str:
-    """The configuration of the one that the chart brings."""
+    """The configuration of the kube-scheduler of the chart."""
     found = rendered(home, {"scheduler": {"enabled": True}, "uninstall": {"enabled": False}})
     (configured,) = (each for each in found if each["kind"] == "ConfigMap")
     text: str = configured["data"]["kube-scheduler.yaml"]
@@ -247,7 +247,7 @@ NOT_SETTINGS = {
     *("tls-key-file", "client-ca-file", "client-names", "agent-namespace", "lease-namespace"),
     *("lease-name", "lease-dir", "leader-pod", "evict"),
 }
-"""Options that the templates set, or that mean nothing in a pod."""
+"""Options that the templates set, or that have no effect in a pod."""
 
 
 def test_the_schema_has_all_options() -> None:
@@ -270,7 +270,7 @@ def test_every_value_is_explained_and_known() -> None:
 
 
 def test_a_node_belongs_to_one_pool(tmp_path: Path) -> None:
-    """By the pools' labels, in all their combinations."""
+    """For all combinations of the pools' labels."""
     pools = [
         {**GPUS, "canary": {"image": {"tag": "0.2.0"}}},
         {"name": "edge", "nodeSelector": {"site": "edge"}},
@@ -355,10 +355,10 @@ def test_a_canary_with_a_tag_does_not_run_the_digest_of_its_pool(tmp_path: Path)
 @pytest.mark.parametrize(
     "version", ["1.35.2", "1.35.2-eks-113cf36", "1.35.2+k3s1", "1.35.2-gke.100"]
 )
-def test_the_kube_scheduler_is_the_one_of_kubernetes_own_version(
+def test_the_kube_scheduler_has_the_upstream_version_of_a_distribution(
     version: str, tmp_path: Path
 ) -> None:
-    """No registry has images of the versions of distributions."""
+    """Registries have no images with the version suffix of a distribution."""
     found = rendered(tmp_path, {"scheduler": {"enabled": True}}, version)
     assert "MutatingAdmissionPolicy" not in {each["kind"] for each in found}
     images = {
@@ -374,7 +374,7 @@ def test_the_kube_scheduler_is_the_one_of_kubernetes_own_version(
     ("image", "policy"),
     [({}, "Never"), ({"registry": "r"}, "IfNotPresent"), ({"pullPolicy": "Always"}, "Always")],
 )
-def test_without_a_registry_nobody_is_asked_for_an_image(
+def test_images_without_a_registry_are_not_pulled(
     image: Object, policy: str, tmp_path: Path
 ) -> None:
     values = {"image": image, "scheduler": {"enabled": True}, "webhook": {"enabled": True}}
@@ -391,14 +391,14 @@ def test_without_a_registry_nobody_is_asked_for_an_image(
 
 @pytest.mark.parametrize(("mode", "actions"), [("enforce", ["Deny"]), ("warn", ["Warn", "Audit"])])
 def test_policies_enforce_or_warn(mode: str, actions: list[str], tmp_path: Path) -> None:
-    """Those about accounts of Topolet always refuse."""
+    """The policies about Topolet's own accounts always deny."""
     found = {
         each["metadata"]["name"]: each["spec"]["validationActions"]
         for each in rendered(tmp_path, {"policies": {"mode": mode}})
         if each["kind"] == "ValidatingAdmissionPolicyBinding"
     }
-    about_us = ("topolet-own-", "topolet-scheduler-pods")
-    users = {name for name in found if not name.startswith(about_us)} - {"topolet-schedulers"}
+    own_accounts = ("topolet-own-", "topolet-scheduler-pods")
+    users = {name for name in found if not name.startswith(own_accounts)} - {"topolet-schedulers"}
     assert {tuple(found[name]) for name in users} == {tuple(actions)}
     assert {tuple(found[name]) for name in set(found) - users} == {("Deny",), ("Warn",)}
 
@@ -406,7 +406,7 @@ def test_policies_enforce_or_warn(mode: str, actions: list[str], tmp_path: Path)
 @pytest.mark.parametrize("overlay", ["reconcile", "scheduler", "webhook"])
 @pytest.mark.parametrize("mode", ["warn", "off"])
 def test_a_mode_of_the_policies_is_a_component(mode: str, overlay: str, tmp_path: Path) -> None:
-    """The webhook weakens one of the policies, so it comes after a warning and before none."""
+    """The webhook patches a policy: its component comes after `warn` and before `off`."""
     more = () if overlay == "reconcile" else (overlay,)
     chosen = (f"policies-{mode}", *more) if mode == "warn" else (*more, f"policies-{mode}")
     folder = kustomization(tmp_path, "overlays/reconcile", chosen)
@@ -420,7 +420,7 @@ def test_a_mode_of_the_policies_is_a_component(mode: str, overlay: str, tmp_path
     assert ours == theirs
 
 
-def test_without_policies_nothing_is_admitted_by_ours(tmp_path: Path) -> None:
+def test_without_policies_there_are_no_admission_objects(tmp_path: Path) -> None:
     found = rendered(tmp_path, {"policies": {"mode": "off"}})
     assert not [each for each in found if "Admission" in each["kind"]]
 
@@ -455,7 +455,7 @@ def test_a_generated_certificate_is_for_the_service_and_for_clients(
 
 
 def _shake_hands(folder: Path, host: str) -> None:
-    """Both ends have the certificate and verify that of the other, strictly."""
+    """A TLS handshake between two ends with this certificate, with strict verification."""
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     for each in (server, client):
         each.load_cert_chain(folder / "tls.crt", folder / "tls.key")
@@ -476,7 +476,7 @@ def _shake_hands(folder: Path, host: str) -> None:
     assert ends[1].getpeercert()
 
 
-def test_cert_manager_makes_the_certificates_where_it_is_asked_to(tmp_path: Path) -> None:
+def test_cert_manager_creates_the_certificates_if_configured(tmp_path: Path) -> None:
     values: Object = {"scheduler": {"enabled": True}, "webhook": {"enabled": True}}
     values["certificates"] = {"source": "cert-manager"}
     found = rendered(tmp_path, values)
@@ -496,7 +496,7 @@ def test_cert_manager_makes_the_certificates_where_it_is_asked_to(tmp_path: Path
     } == {"mine"}
 
 
-def test_definitions_stay_and_can_be_left_out(tmp_path: Path) -> None:
+def test_crds_are_kept_on_removal_and_can_be_left_out(tmp_path: Path) -> None:
     kind = "CustomResourceDefinition"
     for enabled, count in ((False, 2), (True, 3)):
         found = rendered(tmp_path, {"scheduler": {"enabled": enabled}})
@@ -526,7 +526,7 @@ def test_the_monitor_names_ports_that_pods_have(tmp_path: Path) -> None:
 
 
 def test_the_proxies_of_a_pool_are_scraped_at_its_nodes(tmp_path: Path) -> None:
-    """A node without a proxy would be an alert."""
+    """A scraped node without a proxy would fire an alert."""
     pools: list[Object] = [
         {"name": "ours", "nodeSelector": {"site/x": "a.b"}, "mode": "proxy"},
         {"name": "other", "nodeSelector": {"site": "c"}, "mode": "reconcile"},
@@ -628,7 +628,7 @@ def test_the_hook_has_a_pod_for_the_nodes_of_each_daemonset(tmp_path: Path) -> N
             assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
-def test_what_removes_the_release_exists_only_meanwhile(tmp_path: Path) -> None:
+def test_the_objects_of_the_removal_hook_are_deleted_after_it(tmp_path: Path) -> None:
     bodies = [
         each
         for each in rendered(tmp_path, {"pools": PROXY_POOLS})

@@ -38,7 +38,6 @@ from tests.deploy.manifests import (
     SCHEDULER,
     account,
     arguments,
-    complaints,
     environment,
     kustomization,
     kustomized,
@@ -47,6 +46,7 @@ from tests.deploy.manifests import (
     objects,
     of_kind,
     pod_of,
+    schema_errors,
     variables,
 )
 
@@ -73,13 +73,13 @@ NOT_LISTED = (
 """Patches, the objects of components that no overlay of EVERYTHING has, variables, a file of the
 API server, and values of the chart."""
 # The roles that Kubernetes has for a kube-scheduler.
-THEIR_ROLES = (
+KUBE_SCHEDULER_ROLES = (
     "system:kube-scheduler",
     "system:volume-scheduler",
     "extension-apiserver-authentication-reader",
 )
 WARN = ("topolet-schedulers",)
-"""The policies that refuse nothing."""
+"""The policies that only warn."""
 CRIO = "/run/crio/crio.sock"
 
 
@@ -96,7 +96,7 @@ def test_every_file_is_listed_and_every_object_exists_once() -> None:
     assert all(each["apiVersion"] for each in ALL)
 
 
-def test_the_daemonset_at_the_top_is_the_one_of_the_base() -> None:
+def test_the_daemonset_in_the_root_folder_is_that_of_the_base() -> None:
     assert (ROOT / "daemonset.yaml").resolve() == DEPLOY / "base" / "daemonset.yaml"
 
 
@@ -107,7 +107,7 @@ def test_every_referenced_name_exists() -> None:
         of_the_cluster = each["metadata"]["name"] == "topolet-kube-scheduler-authentication"
         expected = "kube-system" if of_the_cluster else namespace
         assert each["metadata"].get("namespace", expected) == expected
-    roles = {*of_kind("ClusterRole"), *of_kind("Role"), *THEIR_ROLES}
+    roles = {*of_kind("ClusterRole"), *of_kind("Role"), *KUBE_SCHEDULER_ROLES}
     for binding in (*of_kind("ClusterRoleBinding").values(), *of_kind("RoleBinding").values()):
         assert binding["roleRef"]["name"] in roles
         for subject in binding["subjects"]:
@@ -151,7 +151,7 @@ def test_the_webhook_configuration_matches_the_service_and_the_port() -> None:
     assert {os.path.dirname(settings.tls_key_file)} == {mounts["tls"]}
 
 
-def test_policy_and_webhook_see_the_same_bindings() -> None:
+def test_policy_and_webhook_match_the_same_bindings() -> None:
     (webhook,) = of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]["webhooks"]
     policy = of_kind("ValidatingAdmissionPolicy")["topolet-gpu-binders"]["spec"]
     constraints = policy["matchConstraints"]
@@ -160,7 +160,7 @@ def test_policy_and_webhook_see_the_same_bindings() -> None:
     assert {key: rule_[key] for key in rule} == rule
 
 
-def test_policy_and_webhook_change_the_same_pods_and_delay_no_others() -> None:
+def test_mutating_policy_and_webhook_match_the_same_pods() -> None:
     (webhook,) = of_kind("MutatingWebhookConfiguration")["topolet-gpu-scheduler"]["webhooks"]
     policy = of_kind("MutatingAdmissionPolicy")["topolet-gpu-scheduler"]["spec"]
     constraints = policy["matchConstraints"]
@@ -193,13 +193,13 @@ def test_every_policy_is_bound_and_has_no_parameters_that_can_be_missing(kind: s
     for binding in bindings.values():
         name = binding["spec"]["policyName"]
         policy = policies[name]
-        guards = kind == "ValidatingAdmissionPolicy" and name not in WARN
+        denies = kind == "ValidatingAdmissionPolicy" and name not in WARN
         assert policy["spec"].get("paramKind") is None
         assert "paramRef" not in binding["spec"]
         assert "params" not in yaml.safe_dump(policy["spec"])
-        assert policy["spec"]["failurePolicy"] == ("Fail" if guards else "Ignore")
+        assert policy["spec"]["failurePolicy"] == ("Fail" if denies else "Ignore")
         if kind == "ValidatingAdmissionPolicy":
-            assert binding["spec"]["validationActions"] == ["Deny" if guards else "Warn"]
+            assert binding["spec"]["validationActions"] == ["Deny" if denies else "Warn"]
 
 
 def expressions(value: Any) -> list[str]:
@@ -246,14 +246,14 @@ def test_policies_and_webhook_name_the_same_accounts() -> None:
 
 def test_the_agents_role_has_exactly_the_used_verbs() -> None:
     rules = of_kind("ClusterRole")["topolet-agent"]["rules"]
-    may = {
+    granted = {
         (group, resource): set(rule["verbs"])
         for rule in rules
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
     own = {"get", "list", "watch", "create", "patch"}
-    assert may == {
+    assert granted == {
         ("", "pods"): {"list", "watch"},
         ("", "nodes"): {"get", "list", "watch", "patch"},
         ("", "nodes/status"): {"patch"},
@@ -266,7 +266,7 @@ def test_the_agents_role_has_exactly_the_used_verbs() -> None:
 
 
 def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
-    """Every resource that its role lets it change is in a policy."""
+    """Each resource that the role may change is in a policy."""
     rules = of_kind("ClusterRole")["topolet-agent"]["rules"]
     changed = {
         (group, resource)
@@ -278,14 +278,14 @@ def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
     found = of_kind("ValidatingAdmissionPolicy")
     names = ("topolet-own-node", "topolet-own-rebinds", "topolet-own-events")
     policies = [found[name]["spec"] for name in names]
-    held = {
+    restricted = {
         (group, resource)
         for policy in policies
         for rule in policy["matchConstraints"]["resourceRules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    assert changed == held
+    assert changed == restricted
     accounts = [
         re.findall("'(.+?)'", policy["matchConditions"][0]["expression"]) for policy in policies
     ]
@@ -325,7 +325,7 @@ def test_the_hosts_folders_have_their_paths_below_the_root() -> None:
 
 
 def agent_settings(container: dict[str, Any]) -> AgentSettings:
-    """What the agent reads in its container."""
+    """The settings of the agent in its container."""
     given = options.plain(arguments(container)[1:], agent_command.SETTINGS)
     assert given is not None
     with pytest.MonkeyPatch.context() as patch:
@@ -344,7 +344,7 @@ def test_commands_need_no_options_in_the_agents_container() -> None:
 
 
 def assert_paths(pod: dict[str, Any]) -> str:
-    """The socket of the runtime."""
+    """Checks the mounts against the settings. Returns the socket of the runtime."""
     container = next(each for each in pod["containers"] if each["name"] == "agent")
     settings = agent_settings(container)
     places = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
@@ -363,14 +363,14 @@ def assert_paths(pod: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("overlay", ["reconcile", "nri"])
-def test_only_the_component_kubelet_configz_lets_the_agent_ask_kubelets(
+def test_only_the_component_kubelet_configz_allows_requests_to_kubelets(
     overlay: str, tmp_path: Path
 ) -> None:
     made = kustomization(tmp_path, f"overlays/{overlay}", ("kubelet-configz",))
-    asking = kustomized_folder(made, tmp_path)
+    with_component = kustomized_folder(made, tmp_path)
     for found, roles, url in (
         (kustomized(overlay, tmp_path), [], ""),
-        (asking, ["topolet-agent-configz"], f"https://{NODE_ADDRESS}:10250/configz"),
+        (with_component, ["topolet-agent-configz"], f"https://{NODE_ADDRESS}:10250/configz"),
     ):
         (pod,) = (each["spec"]["template"]["spec"] for each in found if each["kind"] == "DaemonSet")
         container = next(each for each in pod["containers"] if each["name"] == "agent")
@@ -379,7 +379,9 @@ def test_only_the_component_kubelet_configz_lets_the_agent_ask_kubelets(
         assert bool(settings.kubelet_token_file) == bool(url)
         if url:
             names = [each["name"] for each in container["env"]]
-            assert names.index("NODE_IP") < names.index("KUBELET_CONFIGZ"), "its value names that"
+            assert names.index("NODE_IP") < names.index("KUBELET_CONFIGZ"), (
+                "a variable may only refer to an earlier one"
+            )
         assert [
             each["metadata"]["name"]
             for each in found
@@ -389,8 +391,8 @@ def test_only_the_component_kubelet_configz_lets_the_agent_ask_kubelets(
 
 
 @pytest.mark.parametrize("overlay", ["reconcile", "proxy", "nri", "scheduler"])
-def test_with_the_component_cri_o_the_agent_has_its_socket(overlay: str, tmp_path: Path) -> None:
-    """And all else as before."""
+def test_the_component_cri_o_changes_only_the_socket(overlay: str, tmp_path: Path) -> None:
+    """All other fields are unchanged."""
     made = kustomization(tmp_path, f"overlays/{overlay}", ("cri-o",))
     theirs, ours = kustomized_folder(made, tmp_path), kustomized(overlay, tmp_path)
     pods = [
@@ -404,7 +406,7 @@ def test_with_the_component_cri_o_the_agent_has_its_socket(overlay: str, tmp_pat
 
 
 def containers() -> Iterator[tuple[str, dict[str, Any]]]:
-    """All with a port, with the component of their pod."""
+    """All containers with a port, and the component of their pod."""
     for kind in ("DaemonSet", "Deployment"):
         for each in of_kind(kind).values():
             template = each["spec"]["template"]
@@ -419,7 +421,7 @@ def test_every_port_has_the_addresses_from_which_the_kubelet_probes() -> None:
         assert f"--node-addresses={NODE_ADDRESS}" in arguments(container)
 
 
-def test_network_policies_leave_a_port_to_those_who_need_it() -> None:
+def test_network_policies_open_each_port_only_to_its_callers() -> None:
     """The webhook's callers are not pods: docs/webhook.md has a policy for it."""
     policies = {
         each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: each["spec"]
@@ -443,7 +445,7 @@ def test_network_policies_leave_a_port_to_those_who_need_it() -> None:
     assert callers == {"podSelector": {"matchLabels": labels}}
 
 
-def test_with_the_component_the_webhook_asks_its_callers_for_a_certificate(tmp_path: Path) -> None:
+def test_with_the_component_the_webhook_requires_client_certificates(tmp_path: Path) -> None:
     made = kustomization(tmp_path, "overlays/webhook", ("webhook-client-ca",))
     (pod,) = (
         each["spec"]["template"]["spec"]
@@ -464,12 +466,12 @@ def test_with_the_component_the_webhook_asks_its_callers_for_a_certificate(tmp_p
 
 
 def _sorted(value: Any) -> Any:
-    """Without the order of lists of objects, which kustomize changes."""
+    """The value with sorted lists of objects: kustomize changes their order."""
     if isinstance(value, dict):
-        return {key: _sorted(below) for key, below in value.items()}
+        return {key: _sorted(child) for key, child in value.items()}
     if isinstance(value, list):
-        below = [_sorted(each) for each in value]
-        return sorted(below, key=yaml.safe_dump) if isinstance(value[0], dict) else below
+        child = [_sorted(each) for each in value]
+        return sorted(child, key=yaml.safe_dump) if isinstance(value[0], dict) else child
     return value
 
 
@@ -478,7 +480,7 @@ def test_the_overlay_cri_o_is_the_proxys_with_the_component(tmp_path: Path) -> N
     assert kustomized("cri-o", tmp_path) == kustomized_folder(made, tmp_path)
 
 
-def test_the_service_of_the_proxy_has_the_same_socket() -> None:
+def test_the_cri_o_drop_in_of_the_proxy_service_has_the_same_socket() -> None:
     """The last value of a unit and its drop-ins counts, and an empty one resets a list."""
     text = (ROOT / "systemd/topolet-proxy.service.d/cri-o.conf").read_text()
     lines = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
@@ -529,9 +531,9 @@ def test_the_schema_accepts_the_agents_report(version: Version) -> None:
     zone = Zone(0, {"cpu": Amounts(1500, 1500, 0), "memory": Amounts(1, 1, 1)}, {0: 10}, {"a": "b"})
     value = NodeTopology("n", (zone,), "restricted", "pod", 8, "f", owner=OwnerReference("n", "u"))
     body = resource_topology.encode(value, version)
-    assert complaints(body, schema_of(NRT, version)) == []
+    assert schema_errors(body, schema_of(NRT, version)) == []
     del body["zones"][0]["resources"][0]["available"]
-    assert complaints(body, schema_of(NRT, version)) == [".zones[0].resources[0]: no available"]
+    assert schema_errors(body, schema_of(NRT, version)) == [".zones[0].resources[0]: no available"]
 
 
 def test_one_version_is_stored_and_all_are_served() -> None:
@@ -549,12 +551,12 @@ def test_one_version_is_stored_and_all_are_served() -> None:
 
 
 def keyed(schema: dict[str, Any]) -> dict[str, str]:
-    """The lists with keys in a schema, and their keys."""
+    """The keys of the map lists in a schema, by list."""
     found: dict[str, str] = {}
-    for name, below in schema.get("properties", {}).items():
-        if below.get("x-kubernetes-list-type") == "map":
-            (found[name],) = below["x-kubernetes-list-map-keys"]
-        found |= keyed(below.get("items", below))
+    for name, child in schema.get("properties", {}).items():
+        if child.get("x-kubernetes-list-type") == "map":
+            (found[name],) = child["x-kubernetes-list-map-keys"]
+        found |= keyed(child.get("items", child))
     return found
 
 
@@ -577,9 +579,9 @@ def test_the_schema_accepts_devices() -> None:
     )
     body = device_object.encode("n", (device,), {"a": "b"})
     schema = schema_of("devices.scheduling.koordinator.sh", "v1alpha1")
-    assert complaints(body, schema) == []
+    assert schema_errors(body, schema) == []
     body["spec"]["devices"][0]["topology"]["pcieID"] = 3
-    assert complaints(body, schema) == [".spec.devices[0].topology.pcieID: 3 is no string"]
+    assert schema_errors(body, schema) == [".spec.devices[0].topology.pcieID: 3 is no string"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -597,8 +599,8 @@ def test_kustomize_builds_the_overlay(overlay: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overlay", ["webhook", "scheduler"])
-def test_the_tests_reader_of_manifests_equals_kustomize(overlay: str, tmp_path: Path) -> None:
-    """All objects but the patched ones."""
+def test_the_manifest_reader_of_the_tests_equals_kustomize(overlay: str, tmp_path: Path) -> None:
+    """For all objects except the patched ones."""
     patched = ("DaemonSet", "ValidatingAdmissionPolicyBinding", "Deployment")
     theirs, ours = (
         {
@@ -612,7 +614,7 @@ def test_the_tests_reader_of_manifests_equals_kustomize(overlay: str, tmp_path: 
 
 
 @pytest.mark.parametrize("overlay", ["webhook", "scheduler-evict"])
-def test_in_another_namespace_everything_uses_that_one(overlay: str, tmp_path: Path) -> None:
+def test_all_objects_use_another_namespace_if_configured(overlay: str, tmp_path: Path) -> None:
     folder = kustomization(tmp_path, f"overlays/{overlay}", namespace="elsewhere")
     text = yaml.safe_dump_all(kustomized_folder(folder, tmp_path))
     assert "topolet-system" not in text

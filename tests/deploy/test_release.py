@@ -33,7 +33,7 @@ def number(version: str) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_the_lock_has_each_dependency_within_its_range_and_with_hashes(name: str) -> None:
-    """`make lock` after a change of pyproject.toml."""
+    """After a change of pyproject.toml, run `make lock`."""
     locked = {each.name: each for each in release.locked((IMAGE / name).read_text())}
     assert all(each.sha256 for each in locked.values())
     for wanted in LOCKS[name]:
@@ -104,9 +104,7 @@ def test_the_bill_of_materials_has_the_packages_of_python_and_debian() -> None:
 
 
 @pytest.mark.parametrize("dirty", [False, True])
-def test_the_provenance_names_each_file_and_what_it_was_made_of(
-    tmp_path: Path, dirty: bool
-) -> None:
+def test_the_provenance_lists_each_file_and_its_materials(tmp_path: Path, dirty: bool) -> None:
     file = tmp_path / "a"
     file.write_bytes(b"x")
     digest = hashlib.sha256(b"x").hexdigest()
@@ -120,7 +118,7 @@ def test_the_provenance_names_each_file_and_what_it_was_made_of(
     assert {"sha256": release.sha256(IMAGE / "requirements.txt")} in digests
 
 
-def test_without_an_image_the_other_parts_are_made(tmp_path: Path) -> None:
+def test_a_release_without_an_image_has_the_other_parts(tmp_path: Path) -> None:
     files = release.release(tmp_path, builder=None, platforms=(), used_base=release.base())
     words = ["sha256sum", "--check", "--quiet", "--strict", "SHA256SUMS"]
     subprocess.run(words, cwd=tmp_path, check=True)
@@ -134,7 +132,7 @@ def test_without_an_image_the_other_parts_are_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", [".github/workflows/ci.yaml", ".gitlab-ci.yml"])
-def test_workflows_run_what_ci_runs(file: str) -> None:
+def test_workflows_run_the_ci_script(file: str) -> None:
     text = (ROOT / file).read_text()
     assert yaml.safe_load(text)
     assert "bash .ci/run" in text

@@ -1,4 +1,4 @@
-"""The scheduler's overlays: values that several files must agree on."""
+"""The scheduler's overlays: values that must be equal in several files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.deploy.manifests import HARDENED, SCHEDULER, kustomized, objects, of_
 
 Object = dict[str, Any]
 
-# kube-scheduler 1.36 by default, with all gates on: the highest score of a node by all plugins is
-# 100 times their weight.
-THEIR_WEIGHTS = {
+# The default of kube-scheduler 1.36 with all feature gates. The highest score of a plugin is 100
+# times its weight.
+PLUGIN_WEIGHTS = {
     "TaintToleration": 3,
     "NodeAffinity": 2,
     "PodTopologySpread": 2,
@@ -56,7 +56,7 @@ def configuration() -> Object:
     return found
 
 
-def test_callers_of_explain_reach_the_pages_of_the_leader_and_nothing_else() -> None:
+def test_the_explain_role_allows_only_the_pages_of_the_leader() -> None:
     defaults = ExplainSettings()
     name, _, port_name = defaults.scheduler_service.partition(":")
     service = of_kind("Service")[name]
@@ -109,7 +109,7 @@ def test_kube_schedulers_extender_url_is_that_of_the_extender() -> None:
     assert tuple(verbs) == extender.VERBS
 
 
-def test_the_leader_labels_the_pod_that_its_role_and_policy_let_it_label() -> None:
+def test_role_and_policy_allow_the_leader_to_label_its_pod() -> None:
     (container,) = pod_of("topolet-scheduler")["containers"]
     namespace, name = label.pod_of(settings().leader_pod)
     assert namespace == of_kind("Service")["topolet-scheduler"]["metadata"]["namespace"]
@@ -124,7 +124,7 @@ def test_the_leader_labels_the_pod_that_its_role_and_policy_let_it_label() -> No
     assert own["expression"].startswith(f"request.namespace == '{namespace}'")
 
 
-def test_the_identity_outlives_the_container_and_not_the_pod() -> None:
+def test_the_lease_identity_is_in_an_empty_dir_of_the_pod() -> None:
     pod = pod_of("topolet-scheduler")
     (container,) = pod["containers"]
     (mount,) = (each for each in container["volumeMounts"] if not each.get("readOnly"))
@@ -138,7 +138,7 @@ def test_a_rollout_waits_for_a_ready_standby() -> None:
     assert strategy == {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
 
 
-def test_both_have_the_files_of_their_configuration() -> None:
+def test_scheduler_and_kube_scheduler_mount_the_files_of_their_configuration() -> None:
     ours, tls = settings(), configuration()["extenders"][0]["tlsConfig"]
     named = {
         "topolet-scheduler": [ours.tls_certificate_file, ours.tls_key_file, ours.client_ca_file],
@@ -176,10 +176,10 @@ def test_the_extender_is_called_for_every_pod_of_the_profile() -> None:
 
 
 def test_the_extenders_score_outweighs_all_plugins() -> None:
-    """One point of an extender's ten is worth ten times its weight."""
+    """The highest score of an extender is 10; a point counts 10 times its weight."""
     found = configuration()
     assert found["percentageOfNodesToScore"] == 100
-    assert found["extenders"][0]["weight"] * 10 > sum(THEIR_WEIGHTS.values()) * 100
+    assert found["extenders"][0]["weight"] * 10 > sum(PLUGIN_WEIGHTS.values()) * 100
 
 
 def test_the_two_leases_are_different() -> None:
@@ -226,16 +226,16 @@ def test_the_schedulers_role_has_exactly_the_used_verbs() -> None:
 
 
 def test_the_role_for_evictions_exists_only_in_the_evict_overlay(tmp_path: Path) -> None:
-    for overlay, evicts in (("scheduler", False), ("scheduler-evict", True)):
+    for overlay, may_evict in (("scheduler", False), ("scheduler-evict", True)):
         found = kustomized(overlay, tmp_path)
         assert len(found) == len(objects(f"overlays/{overlay}"))
         named = {(each["kind"], each["metadata"]["name"]): each for each in found}
-        assert (("ClusterRole", "topolet-scheduler-evict") in named) is evicts
+        assert (("ClusterRole", "topolet-scheduler-evict") in named) is may_evict
         pod = named["Deployment", "topolet-scheduler"]["spec"]["template"]["spec"]
         _, *flags = pod["containers"][0]["args"]
         given = options.plain(flags, scheduler_command.SETTINGS)
         assert given is not None
-        assert options.load(given, scheduler_command.SETTINGS).evict is evicts
+        assert options.load(given, scheduler_command.SETTINGS).evict is may_evict
         pod = named["Deployment", "topolet-kube-scheduler"]["spec"]["template"]["spec"]
         image, _, tag = pod["containers"][0]["image"].rpartition(":")
         assert image.endswith("/kube-scheduler")

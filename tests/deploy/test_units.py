@@ -1,4 +1,4 @@
-"""The services of the host: what they are cut off from, and that they work without it."""
+"""The sandboxing of the host's services, and that the services work with it."""
 
 from __future__ import annotations
 
@@ -35,16 +35,22 @@ def service(name: str) -> configparser.SectionProxy:
 
 
 @needs_systemd
-@pytest.mark.parametrize(("name", "most"), [(SERVICES[0], 18), (SERVICES[1], 23)])
-def test_a_service_of_the_host_is_exposed_no_further(name: str, most: int) -> None:
-    """`most`: in tenths, as `systemd-analyze security` prints it."""
-    words = ["systemd-analyze", "security", "--offline=true", f"--threshold={most}", "--no-pager"]
+@pytest.mark.parametrize(("name", "max_exposure"), [(SERVICES[0], 18), (SERVICES[1], 23)])
+def test_the_exposure_of_a_host_service_does_not_grow(name: str, max_exposure: int) -> None:
+    """`max_exposure`: ten times the level that `systemd-analyze security` prints."""
+    words = [
+        "systemd-analyze",
+        "security",
+        "--offline=true",
+        f"--threshold={max_exposure}",
+        "--no-pager",
+    ]
     done = subprocess.run([*words, str(UNITS / name)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_that_ends_leaves_the_journal_and_the_snapshot(name: str) -> None:
+def test_journal_and_snapshot_remain_when_a_service_stops(name: str) -> None:
     """systemd removes a RuntimeDirectory that it does not preserve."""
     settings = service(name)
     assert settings["RuntimeDirectory"] == "topolet"
@@ -66,7 +72,7 @@ def expanded(filter_: str) -> set[str]:
 
 
 def allowed(name: str) -> set[str]:
-    """Of lines that add and remove, as systemd.exec(5) has it."""
+    """The system calls that the lines of SystemCallFilter allow (systemd.exec(5))."""
     found: set[str] = set()
     for line in service(name)["SystemCallFilter"].splitlines():
         words = line.removeprefix("~").split()
@@ -95,13 +101,13 @@ def runtime(tmp_path: Path) -> Iterator[socket.socket]:
 @needs_systemd
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_works_without_the_capabilities_and_system_calls_that_its_unit_takes(
+def test_a_service_works_with_the_capabilities_and_system_calls_of_its_unit(
     name: str, tmp_path: Path, runtime: socket.socket
 ) -> None:
     (command,) = re.findall(r"/usr/local/bin/topolet (\w+)", service(name)["ExecStart"])
     port = free_port()
-    kept = service(name)["CapabilityBoundingSet"].lower().removeprefix("cap_")
-    caps = f"-all,+{kept}" if kept else "-all"
+    capability = service(name)["CapabilityBoundingSet"].lower().removeprefix("cap_")
+    caps = f"-all,+{capability}" if capability else "-all"
     flags = {
         "proxy": [
             f"--listen={tmp_path}/cri.sock",
@@ -120,7 +126,7 @@ def test_a_service_works_without_the_capabilities_and_system_calls_that_its_unit
         text=True,
     )
     try:
-        eventually("it serves its page", lambda: healthy(port) or process.poll() is not None)
+        eventually("the service answers", lambda: healthy(port) or process.poll() is not None)
         if command == "proxy":
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(f"{tmp_path}/cri.sock")
@@ -138,7 +144,7 @@ def test_a_service_works_without_the_capabilities_and_system_calls_that_its_unit
         _, errors = process.communicate()
     assert "Traceback" not in errors
     made = set(re.findall(r"^\d+ +(\w+)\(", trace.read_text(), re.MULTILINE))
-    # Those of setpriv, before the service begins, which systemd makes before it filters.
+    # setpriv makes these calls before the service starts.
     assert made - allowed(name) <= {"capset", "prctl", "execve"}, errors
 
 
