@@ -37,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
     # The guest can't write compiled files.
     for folder in ("agent", "demo", "tests/fixtures"):
         compileall.compile_dir(guest.REPOSITORY / folder, quiet=1)
-    with tempfile.TemporaryDirectory(prefix="topolet-") as folder, guest.turn():
+    with tempfile.TemporaryDirectory(prefix="topolet-") as folder, guest.guest_lock():
         try:
             return _shown(pathlib.Path(folder), seconds)
         except KeyboardInterrupt:
