@@ -117,12 +117,12 @@ def test_an_existing_file_is_not_replaced(
     node: SimulatedNode, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bundle.tar.gz"
-    path.write_text("other content")
+    path.write_text("existing")
     assert main(["doctor", f"--bundle={path}", *node.restore_words[1:]]) == 2
     printed = capfd.readouterr()
     assert f"File exists: '{path}'" in printed.err
     assert "standard output" not in printed.err
-    assert path.read_text() == "other content"
+    assert path.read_text() == "existing"
 
 
 def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_manual_page_has_every_command_and_option(capsys: pytest.CaptureFixture[
     assert done.stderr == ""
 
 
-def test_the_command_is_what_the_script_calls() -> None:
+def test_python_m_agent_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "agent", "--version"], capture_output=True, text=True, check=True
     )

@@ -39,7 +39,11 @@ PLANNED: Object = {
     "plan": PLAN,
 }
 MOVED: Object = PLANNED | {"phase": "Succeed", "reason": "pods moved: 1"}
-FAILED: Object = {"phase": "Failed", "reason": "NoController: nobody", "updateTimestamp": TAKEN_AT}
+FAILED: Object = {
+    "phase": "Failed",
+    "reason": "NoController: no scheduler",
+    "updateTimestamp": TAKEN_AT,
+}
 
 
 class World:
@@ -93,7 +97,7 @@ def test_the_plan_is_shown_when_it_is_made(
     assert world.specs == [{"nodeName": "n", "rebindAction": "RebindCPU"}]
 
 
-def test_with_wait_the_end_is_shown(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wait_shows_the_result(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.run("--wait", "--max-pods=3", "--deadline-seconds=60") == 0
     assert "Succeed: pods moved: 1" in capsys.readouterr().out
     assert (world.specs[0]["maxPods"], world.specs[0]["deadlineInSeconds"]) == (3, 60)
@@ -110,10 +114,10 @@ def test_a_rebind_that_failed_has_another_exit_code(
 ) -> None:
     world.statuses = [UNTAKEN, FAILED]
     assert world.run() == 1
-    assert "Failed: NoController: nobody" in capsys.readouterr().out
+    assert "Failed: NoController: no scheduler" in capsys.readouterr().out
 
 
-def test_an_object_that_nobody_takes_is_shown_after_a_time() -> None:
+def test_an_object_that_no_scheduler_takes_is_reported_after_a_time() -> None:
     body = {
         "metadata": {"name": "r", "uid": "u"},
         "spec": {"nodeName": "n", "rebindAction": "RebindCPU"},

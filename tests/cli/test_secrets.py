@@ -66,7 +66,7 @@ def _has_owners(node: SimulatedNode) -> bool:
 
 
 def _audit_bytes(node: SimulatedNode) -> bytes:
-    """The agent makes the folder before the file, and the file before its records."""
+    """The agent creates the folder before the file, and the file before its records."""
     return b"".join(each.read_bytes() for each in (node.state / "audit").glob("*"))
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from tests.node.procfs import process
 
 CONTAINERD = "unix:///run/containerd/containerd.sock"
@@ -268,6 +270,8 @@ KUBELETS = (
         unit="rke2-agent.service",
     ),
 )
+
+EACH_KUBELET = pytest.mark.parametrize("kubelet", KUBELETS, ids=[each.name for each in KUBELETS])
 
 
 def write(root: Path, kubelet: Kubelet) -> None:

@@ -12,6 +12,7 @@ from tests.install.kubelets import (
     CONFIG,
     CONTAINERD,
     DROP_IN,
+    EACH_KUBELET,
     KUBELETS,
     PROXY,
     UNIT,
@@ -20,8 +21,6 @@ from tests.install.kubelets import (
     write,
 )
 from tests.node.procfs import process
-
-EACH_KUBELET = pytest.mark.parametrize("kubelet", KUBELETS, ids=[each.name for each in KUBELETS])
 
 
 def observed(root: Path) -> observe.ObservedKubelet:

@@ -15,11 +15,10 @@ from agent.install.installer import InstallError
 from agent.install.plan import ObservedNode, Put, Systemctl
 from agent.install.unitfiles import read as read_unit
 from tests.install.host import Host, Killed
-from tests.install.kubelets import CONTAINERD, ENV, KUBELETS, PROXY, Kubelet, write
+from tests.install.kubelets import CONTAINERD, EACH_KUBELET, ENV, KUBELETS, PROXY, Kubelet, write
 
 UNITS = {plan.SERVICE: "[Service]\n", plan.SOCKET: "[Socket]\n"}
 ONE, TWO = "1.0-00000001", "2.0-0000000a"
-EACH_KUBELET = pytest.mark.parametrize("kubelet", KUBELETS, ids=[each.name for each in KUBELETS])
 NODES = st.sampled_from(KUBELETS)
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """A file system in memory, on which fsync is fast."""

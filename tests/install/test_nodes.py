@@ -197,9 +197,9 @@ class Server(Transport):
 
 def _page(listed: list[Any], query: Query) -> Any:
     """A page of one item, as of a list that is too large for one page."""
-    begin = int(str(query.get("continue", "0")))
-    rest = {"continue": str(begin + 1)} if begin + 1 < len(listed) else {}
-    return {"metadata": {"resourceVersion": "1", **rest}, "items": listed[begin : begin + 1]}
+    first = int(str(query.get("continue", "0")))
+    rest = {"continue": str(first + 1)} if first + 1 < len(listed) else {}
+    return {"metadata": {"resourceVersion": "1", **rest}, "items": listed[first : first + 1]}
 
 
 def run(server: Server) -> tuple[bool, ClusterRemoval, list[str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from agent.allocate.node_local.claim import Move, MoveReason
@@ -19,11 +17,6 @@ from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
 from agent.node.audit import PassAudit, Written, cause, decisions
 from tests.builders import machine, pod, running
 from tests.node.world import World
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
 
 
 def lines(records: list[Record]) -> list[tuple[str, ...]]:
@@ -222,6 +215,6 @@ def test_the_cause_names_a_few_owners() -> None:
 
 def test_the_same_snapshot_has_no_differences() -> None:
     pods = tuple(pod(f"p{each}", "LS", containers=(running(f"c{each}"),)) for each in range(50))
-    made = decide(machine(), pods, KubeletCpus(), {}, {})
-    one = snapshot(pods=made.pods, owners=made.owners)
-    assert decisions(one, one, ()) == []
+    decision = decide(machine(), pods, KubeletCpus(), {}, {})
+    unchanged = snapshot(pods=decision.pods, owners=decision.owners)
+    assert decisions(unchanged, unchanged, ()) == []

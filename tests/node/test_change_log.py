@@ -129,7 +129,7 @@ def test_owner_class_without_cpus_is_logged_once(caplog: pytest.LogCaptureFixtur
     assert caplog.messages == [text] * 2
 
 
-class Scene:
+class SimulatedEvents:
     """Events of the pods `a` to `d` of the API server, with a simulated clock."""
 
     def __init__(self, phase: Phase = Phase.RUNNING) -> None:
@@ -154,7 +154,7 @@ class Scene:
         self._events.owners(owners, self.known)
         return [each[1:] for each in self.recorded[before:]]
 
-    def passes(
+    def run_pass(
         self,
         *,
         shortfalls: tuple[Shortfall, ...] = (),
@@ -177,9 +177,9 @@ def refusal(uid: str, claimed: str = "2-3", held: str = "") -> ClaimRefusal:
 
 
 def test_one_event_for_each_pod_and_reason() -> None:
-    scene = Scene()
+    simulated = SimulatedEvents()
     shortfalls = shortfall("a"), shortfall("a", "other")
-    events = scene.passes(
+    events = simulated.run_pass(
         shortfalls=shortfalls,
         refusals=(refusal("a"), refusal("b", held="4-5"), refusal("c", "")),
         unallocated=(Unallocated("d", "ns/d", QoS.LSE),),
@@ -199,35 +199,37 @@ def test_one_event_for_each_pod_and_reason() -> None:
             "spec.schedulerName: default-scheduler",
         ),
     ]
-    assert scene.passes(shortfalls=shortfalls) == []
+    assert simulated.run_pass(shortfalls=shortfalls) == []
 
 
 def test_an_event_is_repeated_while_its_cause_lasts() -> None:
-    scene = Scene()
-    assert scene.passes(shortfalls=(shortfall("a"),))
-    scene.now += REPEAT_SECONDS - 1
-    assert scene.passes(shortfalls=(shortfall("a"),)) == []
-    scene.now += 1
-    assert scene.passes(shortfalls=(shortfall("a"),))
+    simulated = SimulatedEvents()
+    assert simulated.run_pass(shortfalls=(shortfall("a"),))
+    simulated.now += REPEAT_SECONDS - 1
+    assert simulated.run_pass(shortfalls=(shortfall("a"),)) == []
+    simulated.now += 1
+    assert simulated.run_pass(shortfalls=(shortfall("a"),))
 
 
 def test_a_claim_of_a_pod_without_containers_gets_an_event_if_its_refusal_lasts() -> None:
     """The previous owner of the CPUs may still be terminating."""
-    scene = Scene()
+    simulated = SimulatedEvents()
     for _ in range(3):
-        assert scene.passes(refusals=(refusal("a"),), created="") == []
-        scene.now += LASTING_SECONDS / 3
-    ((uid, reason, _),) = scene.passes(refusals=(refusal("a"),), created="")
+        assert simulated.run_pass(refusals=(refusal("a"),), created="") == []
+        simulated.now += LASTING_SECONDS / 3
+    ((uid, reason, _),) = simulated.run_pass(refusals=(refusal("a"),), created="")
     assert (uid, reason) == ("a", CLAIM_NOT_HONORED)
-    assert scene.passes(refusals=(refusal("b"),), created="") == []
-    assert scene.passes(created="") == []
-    scene.now += LASTING_SECONDS
-    assert scene.passes(refusals=(refusal("b"),), created="") == [], "it was honoured meanwhile"
+    assert simulated.run_pass(refusals=(refusal("b"),), created="") == []
+    assert simulated.run_pass(created="") == []
+    simulated.now += LASTING_SECONDS
+    assert simulated.run_pass(refusals=(refusal("b"),), created="") == [], (
+        "it was honoured meanwhile"
+    )
 
 
 def test_a_pod_that_ended_or_is_unknown_gets_no_event() -> None:
-    scene = Scene(Phase.SUCCEEDED)
-    assert scene.passes(shortfalls=(shortfall("a"), shortfall("z"))) == []
+    simulated = SimulatedEvents(Phase.SUCCEEDED)
+    assert simulated.run_pass(shortfalls=(shortfall("a"), shortfall("z"))) == []
 
 
 passes = st.tuples(
@@ -241,15 +243,15 @@ passes = st.tuples(
 def test_events_of_one_pod_and_reason_keep_the_minimum_interval(
     history: list[tuple[float, list[tuple[str, str]], bool]],
 ) -> None:
-    scene = Scene()
+    simulated = SimulatedEvents()
     for seconds, short, refused in history:
-        scene.now += seconds
+        simulated.now += seconds
         refusals = (refusal("a"), refusal("c", "")) if refused else ()
-        scene.passes(
+        simulated.run_pass(
             shortfalls=tuple(shortfall(uid, held=held) for uid, held in short), refusals=refusals
         )
     times: dict[tuple[str, str], list[float]] = {}
-    for at, uid, reason, _ in scene.recorded:
+    for at, uid, reason, _ in simulated.recorded:
         times.setdefault((uid, reason), []).append(at)
     for each in times.values():
         gaps = [later - earlier for earlier, later in pairwise(each)]
@@ -257,43 +259,43 @@ def test_events_of_one_pod_and_reason_keep_the_minimum_interval(
 
 
 def test_cpus_that_a_pod_gets_exchanges_and_loses_are_normal_events() -> None:
-    scene = Scene()
-    assert scene.owners(a="0-1") == []
-    assert scene.owners(a="0-1", b="2-3") == [("b", CPUS_ASSIGNED, "owns CPUs 2-3")]
-    assert scene.owners(a="0-1", b="2-5") == []
-    scene.now += LASTING_SECONDS - 1
-    assert scene.owners(a="0-1", b="4-5") == []
-    scene.now += 1
-    assert scene.owners(a="0-1", b="4-5") == [("b", CPUS_CHANGED, "owns CPUs 4-5; it had 2-3")]
-    assert scene.owners(b="4-5") == []
-    scene.now += LASTING_SECONDS
-    assert scene.owners(b="4-5") == [("a", CPUS_RELEASED, "owns no CPUs; it had 0-1")]
-    assert scene.owners(b="4-5") == []
+    simulated = SimulatedEvents()
+    assert simulated.owners(a="0-1") == []
+    assert simulated.owners(a="0-1", b="2-3") == [("b", CPUS_ASSIGNED, "owns CPUs 2-3")]
+    assert simulated.owners(a="0-1", b="2-5") == []
+    simulated.now += LASTING_SECONDS - 1
+    assert simulated.owners(a="0-1", b="4-5") == []
+    simulated.now += 1
+    assert simulated.owners(a="0-1", b="4-5") == [("b", CPUS_CHANGED, "owns CPUs 4-5; it had 2-3")]
+    assert simulated.owners(b="4-5") == []
+    simulated.now += LASTING_SECONDS
+    assert simulated.owners(b="4-5") == [("a", CPUS_RELEASED, "owns no CPUs; it had 0-1")]
+    assert simulated.owners(b="4-5") == []
 
 
 def test_a_short_change_of_cpus_makes_no_event() -> None:
-    scene = Scene()
-    scene.owners(a="0-1")
-    scene.owners(a="0-3")
-    scene.now += LASTING_SECONDS - 1
-    assert scene.owners(a="0-1") == []
-    scene.now += LASTING_SECONDS
-    assert scene.owners(a="0-3") == []
+    simulated = SimulatedEvents()
+    simulated.owners(a="0-1")
+    simulated.owners(a="0-3")
+    simulated.now += LASTING_SECONDS - 1
+    assert simulated.owners(a="0-1") == []
+    simulated.now += LASTING_SECONDS
+    assert simulated.owners(a="0-3") == []
 
 
 def test_the_end_of_an_owner_makes_no_event() -> None:
-    scene = Scene(Phase.SUCCEEDED)
-    scene.owners(a="0-1", ended="2-3")
-    scene.now += LASTING_SECONDS
-    assert scene.owners() == []
-    scene.now += LASTING_SECONDS
-    assert scene.owners() == []
+    simulated = SimulatedEvents(Phase.SUCCEEDED)
+    simulated.owners(a="0-1", ended="2-3")
+    simulated.now += LASTING_SECONDS
+    assert simulated.owners() == []
+    simulated.now += LASTING_SECONDS
+    assert simulated.owners() == []
 
 
 def test_an_owner_gets_its_event_once_the_api_server_reports_its_pod() -> None:
-    scene = Scene()
-    scene.owners()
-    known, scene.known = scene.known, {}
-    assert scene.owners(a="0-1") == []
-    scene.known = known
-    assert scene.owners(a="0-1") == [("a", CPUS_ASSIGNED, "owns CPUs 0-1")]
+    simulated = SimulatedEvents()
+    simulated.owners()
+    known, simulated.known = simulated.known, {}
+    assert simulated.owners(a="0-1") == []
+    simulated.known = known
+    assert simulated.owners(a="0-1") == [("a", CPUS_ASSIGNED, "owns CPUs 0-1")]

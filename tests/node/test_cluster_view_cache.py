@@ -26,11 +26,7 @@ from agent.model.pod.qos import QOS_LABEL
 from agent.node import cluster_view
 from agent.node.cluster_view import CachedState, ClusterCache, ClusterState, merged
 from agent.node.sources import Sources
-from tests.node.world import World
-
-
-def claim(cpus: str) -> dict[str, str]:
-    return {RESOURCE_STATUS: f'{{"cpuset": "{cpus}"}}'}
+from tests.node.world import World, claim
 
 
 def api_pod(uid: str, qos: str = "", cpus: str = "", **metadata: Any) -> ApiPod:
@@ -42,7 +38,7 @@ def api_pod(uid: str, qos: str = "", cpus: str = "", **metadata: Any) -> ApiPod:
             "namespace": "ns",
             "uid": uid,
             "labels": {QOS_LABEL: qos} if qos else {},
-            "annotations": {**annotations, **(claim(cpus) if cpus else {})},
+            "annotations": {**annotations, **claim(cpus)},
             **metadata,
         },
         "spec": {"nodeName": "n"},

@@ -35,11 +35,6 @@ USAGE = "memory.usage_in_bytes"
 OWN = "kubepods/burstable/podown"
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
 def annotate(world: World, sandbox: Sandbox, **annotations: str) -> None:
     listed = world.runtime.listed_sandboxes
     listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=annotations)

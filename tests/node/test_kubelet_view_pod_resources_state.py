@@ -49,7 +49,9 @@ def test_cpus_of_pods_that_topolet_allocates_are_left_out(kubelet: Kubelet) -> N
     }
 
 
-def test_resources_that_the_kubelet_forgets_count_while_the_pod_runs(kubelet: Kubelet) -> None:
+def test_resources_that_the_kubelet_does_not_list_any_more_count_while_the_pod_runs(
+    kubelet: Kubelet,
+) -> None:
     view = PodResourcesStateView(kubelet)
     it = pod("a", kube_class="guaranteed")
     kubelet.answer = answer_of(resources("a", "2"))

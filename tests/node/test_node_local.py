@@ -43,11 +43,6 @@ from tests.node.world import World, with_resources
 STATIC = NodeLocalCpus("static")
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
 def guaranteed(world: World, uid: str, qos: str = "", *, handler: str = "") -> Sandbox:
     parent = f"/kubepods/pod{uid}"
     sandbox = world.sandbox(uid, qos, parent=parent, handler=handler)

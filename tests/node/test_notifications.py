@@ -100,7 +100,7 @@ def test_notifications_of_one_wait_are_bounded_in_bytes(
     assert [len(notification_socket.wait(10)), len(notification_socket.wait(10))] == [1, 1]
 
 
-def test_wake_ends_a_wait_even_if_it_came_before(notification_socket: NotificationSocket) -> None:
+def test_a_wake_before_a_wait_ends_the_wait(notification_socket: NotificationSocket) -> None:
     notification_socket.wake()
     assert notification_socket.wait(60) == []
     receive: list[list[Notification]] = []
@@ -189,7 +189,7 @@ def test_killed_proxy_ends_its_announcements_and_no_others(
         killed.join()
         notifier.notify(SnapshotRequest())
         received += receive(notification_socket, 2)
-        after_all = notification_socket.wait(0)
+        later = notification_socket.wait(0)
     finally:
         for each in (killed, other):
             each.kill()
@@ -207,7 +207,7 @@ def test_killed_proxy_ends_its_announcements_and_no_others(
     sandbox_exists = announced(msgspec.structs.replace(ANNOUNCED, uid="killed"), 0)
     containers_left = containers.missing_from([*pods_left, sandbox_exists], 0.0)
     assert [each.uid for each in containers_left] == ["other"]
-    assert not any(isinstance(each, SessionEnded) for each in after_all), "the end is reported once"
+    assert not any(isinstance(each, SessionEnded) for each in later), "the end is reported once"
 
 
 def receive(

@@ -16,12 +16,7 @@ from agent.model.snapshot import CgroupLimits
 from agent.node import loop
 from agent.node.originals import OriginalValues
 from agent.node.reconcile import Reconciler
-from tests.node.world import World
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+from tests.node.world import World, claim
 
 
 def agent_that_excludes(world: World, *patterns: str) -> Reconciler:
@@ -96,8 +91,7 @@ def test_a_newly_excluded_pod_gets_its_original_limits(tmp_path: Path, whole: bo
 def test_an_announced_excluded_pod_takes_no_cpus(world: World) -> None:
     world.container(world.sandbox("ls", "LS"))
     agent = agent_that_excludes(world, "ns/new")
-    claim = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "1"}'}
-    agent.notified([PodAnnounced("new", "ns", "new", {}, claim, "/kubepods/podnew")])
+    agent.notified([PodAnnounced("new", "ns", "new", {}, claim("1"), "/kubepods/podnew")])
     agent.reconcile()
     assert world.snapshot().owners == ()
 

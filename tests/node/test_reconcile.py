@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,7 +27,6 @@ from agent.model.notifications import (
     SnapshotRequest,
 )
 from agent.model.pod import pods as podvalues
-from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.pod_resources import (
     ClaimedDevice,
     ContainerResources,
@@ -40,12 +38,7 @@ from agent.model.verdict import Code
 from agent.node import report as reports
 from agent.node.kubelet_view import PodResourcesAnswer
 from agent.node.reconcile import ReconcileError
-from tests.node.world import World
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+from tests.node.world import World, claim
 
 
 def test_one_pass(world: World) -> None:
@@ -151,7 +144,7 @@ def test_snapshot_answers_every_notification(world: World) -> None:
 def test_announced_owner_takes_its_cpu_before_the_runtime_lists_it(world: World) -> None:
     world.container(world.sandbox("ls", "LS"))
     agent = world.agent()
-    status = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "3"}'}
+    status = claim("3")
     agent.notified([PodAnnounced("own", "ns", "own", {}, status, "/kubepods/podown")])
     agent.reconcile()
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-2"
@@ -163,7 +156,7 @@ SESSION = (7, 1 << 40)
 
 @pytest.mark.parametrize("end", ["session-ended", "sandbox-removed", "deleted", "terminal"])
 def test_an_announced_pod_that_ended_keeps_no_cpus_from_others(world: World, end: str) -> None:
-    status = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "3"}'}
+    status = claim("3")
     announced = PodAnnounced("dead", "ns", "dead", {}, status, "/kubepods/poddead", SESSION)
     api_pod = apiobjects.from_object(
         {
@@ -240,10 +233,9 @@ def test_announced_pod_keeps_all_cpus_that_no_other_pod_owns(world: World) -> No
     """A runtime may run the monitor of a container on any of these CPUs."""
     world.container(world.sandbox("own", "LSE", "1"))
     agent = world.agent()
-    for uid, claim in (("first", "2"), ("second", "3")):
+    for uid, cpus in (("first", "2"), ("second", "3")):
         world.group(f"kubepods/pod{uid}")
-        annotations = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'}
-        agent.notified([PodAnnounced(uid, "ns", uid, {}, annotations, f"/kubepods/pod{uid}")])
+        agent.notified([PodAnnounced(uid, "ns", uid, {}, claim(cpus), f"/kubepods/pod{uid}")])
     agent.reconcile()
     assert world.cpus("kubepods/podfirst") == "0,2"
     assert world.cpus("kubepods/podsecond") == "0,3"
@@ -370,8 +362,8 @@ class CountedCalls:
 def test_a_pass_without_changes_requests_two_lists_of_the_runtime_and_decides_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for uid, qos, claim in (("own", "LSE", "1"), ("ls", "LS", ""), ("be", "BE", "")):
-        sandbox = world.sandbox(uid, qos, claim)
+    for uid, qos, cpus in (("own", "LSE", "1"), ("ls", "LS", ""), ("be", "BE", "")):
+        sandbox = world.sandbox(uid, qos, cpus)
         world.group(f"kubepods/burstable/pod{uid}/{sandbox.id}")
         world.container(sandbox)
     counted = {}

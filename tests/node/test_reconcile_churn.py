@@ -571,7 +571,7 @@ class Churn(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.host.kernel.refusing)
     @rule(writes=st.integers(0, 6))
-    def is_killed(self, writes: int) -> None:
+    def agent_is_killed(self, writes: int) -> None:
         """The agent is killed at a write; the next one reaches the state that the first would have
         reached."""
         self.announced.clear()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -11,17 +9,12 @@ from agent.model.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
 from agent.node.change_log import CLAIM_NOT_HONORED, NO_CPUS_ALLOCATED, PodEvents
-from tests.node.world import Recorded, World
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+from tests.node.world import Recorded, World, claim
 
 
 def bound(uid: str, qos: str, cpus: str, limit_milli: int, scheduler: str = "s") -> ApiPod:
     """A pod of this node that requests 2 CPUs."""
-    annotations = {RESOURCE_STATUS: f'{{"cpuset": "{cpus}"}}'} if cpus else {}
+    annotations = claim(cpus)
     containers = (ApiContainer("main", {"cpu": 2000}, {"cpu": limit_milli}),)
     return ApiPod(
         uid,
@@ -69,7 +62,7 @@ def test_a_pod_of_another_scheduler_shares_the_pool_and_gets_an_event(world: Wor
     assert "default-scheduler" in note
 
 
-def test_without_an_api_server_log_and_metrics_name_both(
+def test_without_an_api_server_log_and_metrics_name_the_pods(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The resources of the pod's sandbox show that its limit differs from its request."""

@@ -13,7 +13,7 @@ from agent.model.notifications import PodAnnounced
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.pods import ContainerState
 from agent.node.change_log import CLAIM_NOT_HONORED, INVALID_ANNOTATION, PodEvents
-from tests.node.world import Recorded, World
+from tests.node.world import Recorded, World, claim
 
 OTHER_CPUS = 'topolet_containers_with_other_cpus{{source="{}"}}'
 
@@ -30,14 +30,8 @@ def write_checkpoint(world: World, **pods: str) -> None:
     (world.kubelet / "cpu_manager_state").write_text(text)
 
 
-def claim(cpus: str) -> dict[str, str]:
-    return {RESOURCE_STATUS: f'{{"cpuset": "{cpus}"}}'}
-
-
 def add_api_pod(world: World, uid: str, cpus: str) -> ApiPod:
-    pod = ApiPod(
-        uid, "ns", uid, "n", Phase.PENDING, {}, claim(cpus) if cpus else {}, "guaranteed", 1
-    )
+    pod = ApiPod(uid, "ns", uid, "n", Phase.PENDING, {}, claim(cpus), "guaranteed", 1)
     world.cluster_objects.pods[uid] = pod
     return pod
 

@@ -185,7 +185,7 @@ def test_values_that_the_runtime_has_already(
     assert stores(stored, wanted) == same
 
 
-def test_no_update_competes_with_the_start_of_the_pod_that_causes_it(runtime: Runtime) -> None:
+def test_an_update_is_delayed_by_the_settle_time(runtime: Runtime) -> None:
     updater = RuntimeUpdater(runtime, lambda group: True, settle_seconds=0.3)
     start = time.monotonic()
     updater.update({"c1": SMALLER_POOL}, {}, {})

@@ -19,11 +19,6 @@ from tests.node.world import World, with_resources
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
-@pytest.fixture
 def observer(world: World) -> RuntimeView:
     return RuntimeView(world.runtime, CgroupLocator(Hierarchy(str(world.cpuset.parent))))
 

@@ -30,13 +30,6 @@ STATE = CpuManagerState(
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    world = World(tmp_path)
-    (Path(world.root) / "proc").mkdir(exist_ok=True)
-    return world
-
-
-@pytest.fixture
 def file(world: World) -> Path:
     path = world.kubelet / "cpu_manager_state"
     path.write_bytes(cpu_manager_state.encode(STATE))

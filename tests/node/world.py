@@ -62,6 +62,11 @@ LIMITS = {
 """The files of a cgroup v1 group without limits and processes."""
 
 
+def claim(cpus: str) -> dict[str, str]:
+    """The annotation that claims CPUs."""
+    return {RESOURCE_STATUS: f'{{"cpuset": "{cpus}"}}'} if cpus else {}
+
+
 def with_resources(status: VerboseStatus, **changes: Any) -> VerboseStatus:
     """The status with other values of these resources."""
     resources = msgspec.structs.replace(status.resources, **changes)
@@ -288,7 +293,7 @@ class World:
         self,
         uid: str,
         qos: str = "",
-        claim: str = "",
+        cpus: str = "",
         *,
         suffix: str = "",
         parent: str | None = None,
@@ -296,7 +301,7 @@ class World:
         created_at: int = 0,
         handler: str = "",
     ) -> Sandbox:
-        """A listed sandbox, without a cgroup."""
+        """A listed sandbox, without a cgroup. `cpus`: those that the pod claims."""
         parent = f"/kubepods/burstable/pod{uid}" if parent is None else parent
         listed = Sandbox(
             id=f"s-{uid}{suffix}",
@@ -306,7 +311,7 @@ class World:
             ready=ready,
             created_at=created_at,
             labels={QOS_LABEL: qos} if qos else {},
-            annotations={RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {},
+            annotations=claim(cpus),
             handler=handler,
         )
         self.runtime.listed_sandboxes.append(listed)

@@ -135,7 +135,7 @@ def test_private_l3_needs_no_boxes(read: Read) -> None:
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1, 1, 1), (2, 4, 2, 8, 2), (8, 1, 1, 14, 2), (4, 2, 1, 6, 1), (1, 1, 12, 2, 8)]
 )
-def test_every_cpu_once_within_the_width(
+def test_each_cpu_is_drawn_once_within_the_width(
     machine_of: MachineOf, shape: tuple[int, int, int, int, int], width: int
 ) -> None:
     topology = machine_of(*shape)
@@ -149,7 +149,7 @@ def test_every_cpu_once_within_the_width(
         assert len(topology.cpus) > 100
 
 
-def test_wide_machine_folds(machine_of: MachineOf) -> None:
+def test_a_wide_machine_is_folded(machine_of: MachineOf) -> None:
     """64 sockets have one line per NUMA node, and distances by groups of equal nodes."""
     topology = machine_of(64, 1, 2, 2)
     lines = picture.draw(topology, 100).splitlines()
@@ -185,7 +185,7 @@ def test_many_owners_get_two_letters(read: Read) -> None:
     assert f"[59{marks[59]}]" in text
 
 
-def test_colour_is_only_added(read: Read) -> None:
+def test_colour_changes_no_text(read: Read) -> None:
     topology = read(machine(2, 1, 1, 4))
     owners = {0: "LSE a/b", 5: "BE c/d"}
     plain = picture.draw(topology, 100, owners)

@@ -22,11 +22,11 @@ def pool(seconds: float, before: str | None, after: str) -> Record:
     )
 
 
-def recent(*records: Record, begin: float = 0) -> Recent:
+def recent(*records: Record, start: float = 0) -> Recent:
     changes = RecentChanges()
     for each in records:
         changes.add(each)
-    return changes.since(audit.stamp(DAY + begin))
+    return changes.since(audit.stamp(DAY + start))
 
 
 def test_the_time_since_which_a_pod_has_its_cpus() -> None:
@@ -86,7 +86,7 @@ def test_a_pool_has_no_size_before_the_first_decision() -> None:
 
 
 def test_a_pool_that_changed_before_the_start_has_its_size_at_the_start() -> None:
-    found = recent(pool(10, "0-3", "0-1"), pool(20, "0-1", "0-2"), begin=15)
+    found = recent(pool(10, "0-3", "0-1"), pool(20, "0-1", "0-2"), start=15)
     assert found.pools == (
         PoolSize(audit.stamp(DAY + 15), "LS", 0, 2),
         PoolSize(audit.stamp(DAY + 20), "LS", 0, 3),
