@@ -1,4 +1,4 @@
-"""Builders of nodes, pods and their requests."""
+"""Builders of nodes, pod allocations and requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.model.pod.resource_request import ResourceRequest
 GIB = 1 << 30
 
 
-def facts(shape: tuple[int, int, int, int] = (2, 1, 4, 2), **more: Any) -> TopologyOptions:
+def node_options(shape: tuple[int, int, int, int] = (2, 1, 4, 2), **more: Any) -> TopologyOptions:
     """Siblings are adjacent; each NUMA node has its CPUs and 16 GiB."""
     made = layout.of(machines.cpus(shape, "adjacent"))
     zones = {
@@ -32,7 +32,7 @@ def owner(cpus: int, memory_gib: int = 0, uid: str = "a", **more: Any) -> Resour
     )
 
 
-def sharer(cpu_milli: int, memory_gib: int = 0, uid: str = "a", **more: Any) -> ResourceRequest:
+def ls_pod(cpu_milli: int, memory_gib: int = 0, uid: str = "a", **more: Any) -> ResourceRequest:
     """An LS pod that requests this amount of CPU."""
     return ResourceRequest(
         uid, f"ns/{uid}", QoS.LS, requests=_requests(cpu_milli, memory_gib), **more

@@ -54,7 +54,7 @@ owners = st.builds(
     st.integers(1, MEMORY),
     binds,
 )
-sharers = st.builds(
+ls_pods = st.builds(
     lambda cpu_milli, memory, limit: ResourceRequest(
         "",
         "",

@@ -8,7 +8,7 @@ from agent.allocate.node_allocation import PodAllocation, pod_allocation
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.policies import ExclusivePolicy
 from agent.model.pod.annotations import RESOURCE_SPEC, RESOURCE_STATUS, AnnotationError
-from tests.allocate.nodes import allocated, facts
+from tests.allocate.nodes import allocated, node_options
 
 
 def test_a_pod_of_cpus_and_amounts() -> None:
@@ -44,7 +44,7 @@ def test_a_pod_on_the_pools_of_an_older_koordinator_holds_its_cpu_there() -> Non
     notes = {RESOURCE_STATUS: '{"cpuSharedPools": [{"socket": 0, "node": 1}]}'}
     held = pod_allocation("u", "ns/p", notes, 5000)
     assert held == PodAllocation("u", "ns/p", amounts={1: {"cpu": 5000}}, cpu_milli=5000)
-    left = allocated(facts(), [held]).available()
+    left = allocated(node_options(), [held]).available()
     assert (left[0]["cpu"], left[1]["cpu"]) == (8000, 3000)
 
 
@@ -68,7 +68,7 @@ def test_negative_amounts_are_ignored() -> None:
     parts = '{"node": 0, "resources": {"cpu": "-4"}}, {"node": 0, "resources": {"cpu": "1"}}'
     held = pod_allocation("u", "ns/p", {RESOURCE_STATUS: f'{{"numaNodeResources": [{parts}]}}'})
     assert held.amounts == {0: {"cpu": 1000}}
-    assert allocated(facts(), [held]).available()[0]["cpu"] == 7000
+    assert allocated(node_options(), [held]).available()[0]["cpu"] == 7000
 
 
 def test_cpus_count_with_any_spec_of_the_pod() -> None:

@@ -16,7 +16,7 @@ from agent.allocate.policies_in_force import PROFILES, NodePolicies
 from agent.model.cpu.policies import NODE_STRATEGIES, BindPolicy, NumaPolicy, Strategy
 from agent.model.pod.resource_request import ResourceRequest
 from agent.model.settings.plugin_args import Rules, decode, defaults
-from tests.allocate.nodes import GIB, claim, facts, owner, sharer
+from tests.allocate.nodes import GIB, claim, ls_pod, node_options, owner
 
 MOST = Strategy.MOST_ALLOCATED
 LEAST = Strategy.LEAST_ALLOCATED
@@ -34,7 +34,7 @@ def scored(
     rules: Rules = Rules.PROPOSAL,
     **strategy: Any,
 ) -> int:
-    node = on or facts()
+    node = on or node_options()
     account = NodeAllocation(node)
     for each in held:
         account.add(each)
@@ -53,9 +53,9 @@ def by_resources(kind: Strategy) -> dict[str, Any]:
 def test_a_pod_that_runs_anywhere_is_scored_on_the_whole_node() -> None:
     requested = {"cpu": 4000, "memory": 8 * GIB}
     got = claim("a")
-    request_ = sharer(4000, 8)
+    request_ = ls_pod(4000, 8)
     assert scored(request_, got, requested=requested, **by_resources(MOST)) == 50
-    request_ = sharer(8000, 0)
+    request_ = ls_pod(8000, 0)
     assert scored(request_, got, requested=requested, **by_resources(MOST)) == (75 + 25) // 2
     assert scored(request_, got, requested=requested, **by_resources(LEAST)) == (25 + 75) // 2
     assert scored(request_, got, requested=requested, **by_resources(BALANCED)) == 75
@@ -64,9 +64,9 @@ def test_a_pod_that_runs_anywhere_is_scored_on_the_whole_node() -> None:
 def test_a_pod_bound_to_a_numa_node_is_scored_there() -> None:
     held = claim("b", amounts={1: {"cpu": 4000, "memory": 4 * GIB}})
     got = claim("a", amounts={1: {"cpu": 2000, "memory": 8 * GIB}})
-    assert scored(sharer(2000, 8), got, held, **by_resources(MOST)) == 75
+    assert scored(ls_pod(2000, 8), got, held, **by_resources(MOST)) == 75
     got = claim("a", amounts={0: {"cpu": 2000, "memory": 8 * GIB}})
-    assert scored(sharer(2000, 8), got, held, **by_resources(MOST)) == (25 + 50) // 2
+    assert scored(ls_pod(2000, 8), got, held, **by_resources(MOST)) == (25 + 50) // 2
 
 
 def test_an_owner_with_bound_memory_is_scored_with_its_cpus() -> None:
@@ -77,8 +77,8 @@ def test_an_owner_with_bound_memory_is_scored_with_its_cpus() -> None:
 def test_the_worst_of_several_numa_nodes_counts() -> None:
     held = claim("b", amounts={1: {"cpu": 4000, "memory": 8 * GIB}})
     got = claim("a", amounts={each: {"cpu": 2000, "memory": 4 * GIB} for each in (0, 1)})
-    assert scored(sharer(4000, 8), got, held, **by_resources(MOST)) == 25
-    assert scored(sharer(4000, 8), got, held, **by_resources(LEAST)) == 25
+    assert scored(ls_pod(4000, 8), got, held, **by_resources(MOST)) == 25
+    assert scored(ls_pod(4000, 8), got, held, **by_resources(LEAST)) == 25
 
 
 def test_owned_cpus_are_used_whatever_was_recorded() -> None:
@@ -87,11 +87,11 @@ def test_owned_cpus_are_used_whatever_was_recorded() -> None:
 
 
 def test_bound_cpus_count_amplified() -> None:
-    node = facts(cpu_ratio=2.0)
+    node = node_options(cpu_ratio=2.0)
     shares = claim("a", amounts={0: {"cpu": 4000}})
     binds = claim("a", "0-3", {0: {"cpu": 4000}})
     only_cpu = {**by_resources(MOST), "resources": [{"name": "cpu"}]}
-    assert scored(sharer(4000), shares, on=node, **only_cpu) == 25
+    assert scored(ls_pod(4000), shares, on=node, **only_cpu) == 25
     assert scored(owner(4), binds, on=node, **only_cpu) == 50
     assert scored(owner(4), claim("a", "0-3"), on=node, **only_cpu) == 50
     before = {"requested": {"cpu": 4000}}
@@ -122,13 +122,13 @@ def test_the_count_is_the_share_of_numa_nodes_in_use(
     cpus: str, held: tuple[str, ...], strategy: Strategy, points: int
 ) -> None:
     others = [claim(f"p{number}", each) for number, each in enumerate(held)]
-    assert counted(claim("a", cpus), *others, on=facts(EIGHT), strategy=strategy) == points
+    assert counted(claim("a", cpus), *others, on=node_options(EIGHT), strategy=strategy) == points
 
 
 def test_the_proposals_example() -> None:
     """One of four NUMA nodes is in use, and one more is needed."""
     taken = claim("b", "0-7")
-    assert counted(claim("a", "8-9"), taken, on=facts((1, 4, 4, 2)), strategy=MOST) == 50
+    assert counted(claim("a", "8-9"), taken, on=node_options((1, 4, 4, 2)), strategy=MOST) == 50
 
 
 def test_amounts_use_a_numa_node_too() -> None:
@@ -144,9 +144,9 @@ def test_a_missing_numa_node_is_not_in_use(strategy: Strategy) -> None:
 
 
 def test_the_nodes_label_names_the_strategy_of_the_count() -> None:
-    node = facts(policies=NodePolicies(strategy_label=Strategy.LEAST_ALLOCATED))
+    node = node_options(policies=NodePolicies(strategy_label=Strategy.LEAST_ALLOCATED))
     assert counted(claim("a", "0-1"), claim("b", "8-9"), on=node, strategy=MOST) == 0
-    even = facts(policies=NodePolicies(strategy_label=Strategy.DISTRIBUTE_EVENLY))
+    even = node_options(policies=NodePolicies(strategy_label=Strategy.DISTRIBUTE_EVENLY))
     assert counted(claim("a", "0-1"), claim("b", "8-9"), on=even, strategy=MOST) == 100
 
 
@@ -158,20 +158,20 @@ def test_both_measures_count_half() -> None:
 
 def test_the_count_ignores_pods_without_a_known_numa_node() -> None:
     full = {"requested": {"cpu": 16_000}}
-    assert scored(sharer(8000, 8), claim("a"), claim("b", "0-15"), **full) == (100 + 25) // 2
+    assert scored(ls_pod(8000, 8), claim("a"), claim("b", "0-15"), **full) == (100 + 25) // 2
 
 
 def test_koordinator_scores_the_whole_node_under_best_effort() -> None:
     got = claim("a", amounts={0: {"cpu": 8000, "memory": 8 * GIB}})
     theirs = {"rules": Rules.KOORDINATOR}
-    assert scored(sharer(8000, 8), got, on=facts(policies=LOOSE), **theirs) == (50 + 75) // 2
-    assert scored(sharer(8000, 8), got, on=facts(policies=SINGLE), **theirs) == (0 + 50) // 2
+    assert scored(ls_pod(8000, 8), got, on=node_options(policies=LOOSE), **theirs) == (50 + 75) // 2
+    assert scored(ls_pod(8000, 8), got, on=node_options(policies=SINGLE), **theirs) == (0 + 50) // 2
 
 
 def test_koordinators_rules_count_the_machines_owners_on_each_numa_node() -> None:
     got = claim("a", "0-1", {0: {"cpu": 2000, "memory": 8 * GIB}})
     elsewhere = claim("b", "8-11", {1: {"cpu": 4000}})
-    node = facts(policies=SINGLE)
+    node = node_options(policies=SINGLE)
     state = {"on": node, "rules": Rules.KOORDINATOR}
     assert scored(owner(2, 8), got, elsewhere, **state) == (25 + 50) // 2
 

@@ -31,14 +31,14 @@ from agent.model.pod.annotations import (
 )
 from agent.model.pod.qos import QoS
 from agent.model.pod.resource_request import ResourceRequest
-from tests.allocate.nodes import GIB, allocated, claim, facts, owner, sharer
+from tests.allocate.nodes import GIB, allocated, claim, ls_pod, node_options, owner
 
 SPREAD = BindPolicy.SPREAD_BY_PCPUS
 FULL = BindPolicy.FULL_PCPUS
 
 
 def numa(policy: NumaPolicy, **more: object) -> TopologyOptions:
-    return facts(policies=NodePolicies(numa_label=policy), **more)
+    return node_options(policies=NodePolicies(numa_label=policy), **more)
 
 
 def offered(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Offer:
@@ -60,16 +60,26 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
 @pytest.mark.parametrize(
     ("node", "requested", "held", "cpus", "amounts"),
     [
-        pytest.param(facts(), sharer(1500), [], "", {}, id="a sharer is held to nothing"),
-        pytest.param(facts(), owner(4), [], "0-3", {}, id="an owner gets whole cores"),
+        pytest.param(node_options(), ls_pod(1500), [], "", {}, id="a sharer is held to nothing"),
+        pytest.param(node_options(), owner(4), [], "0-3", {}, id="an owner gets whole cores"),
         pytest.param(
-            facts(), owner(4, spec=ResourceSpec(SPREAD)), [], "0,2,4,6", {}, id="spread over cores"
+            node_options(),
+            owner(4, spec=ResourceSpec(SPREAD)),
+            [],
+            "0,2,4,6",
+            {},
+            id="spread over cores",
         ),
         pytest.param(
-            facts(), owner(2), [claim("b", "0-1")], "8-9", {}, id="the emptier NUMA node first"
+            node_options(),
+            owner(2),
+            [claim("b", "0-1")],
+            "8-9",
+            {},
+            id="the emptier NUMA node first",
         ),
         pytest.param(
-            facts(policies=NodePolicies(strategy_label=Strategy.MOST_ALLOCATED)),
+            node_options(policies=NodePolicies(strategy_label=Strategy.MOST_ALLOCATED)),
             owner(2),
             [claim("b", "0-1")],
             "2-3",
@@ -77,7 +87,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
             id="the fuller one by the node's label",
         ),
         pytest.param(
-            facts(policies=NodePolicies(distribute_across_numa=True)),
+            node_options(policies=NodePolicies(distribute_across_numa=True)),
             owner(12),
             [],
             "0-5,8-13",
@@ -102,15 +112,17 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
         ),
         pytest.param(
             numa(NumaPolicy.SINGLE_NUMA_NODE),
-            sharer(2500),
+            ls_pod(2500),
             [claim("b", amounts={0: {"cpu": 1000}})],
             "",
             {1: {"cpu": 2500}},
             id="a sharer is held to one NUMA node",
         ),
         pytest.param(
-            facts((1, 1, 4, 2), policies=NodePolicies(numa_label=NumaPolicy.SINGLE_NUMA_NODE)),
-            sharer(2000),
+            node_options(
+                (1, 1, 4, 2), policies=NodePolicies(numa_label=NumaPolicy.SINGLE_NUMA_NODE)
+            ),
+            ls_pod(2000),
             [],
             "",
             {0: {"cpu": 2000}},
@@ -125,15 +137,15 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
             id="a resource that no NUMA node reports is not allocated",
         ),
         pytest.param(
-            facts(policies=NodePolicies(bind_label=FULL)),
-            sharer(2000),
+            node_options(policies=NodePolicies(bind_label=FULL)),
+            ls_pod(2000),
             [],
             "0-1",
             {},
             id="a node with a bind policy allocates CPUs to every pod",
         ),
         pytest.param(
-            facts(policies=NodePolicies(bind_label=FULL)),
+            node_options(policies=NodePolicies(bind_label=FULL)),
             ResourceRequest("a", "ns/a", QoS.BE, requests={"cpu": 2000}),
             [],
             "",
@@ -154,28 +166,28 @@ def test_offers(node, requested, held, cpus, amounts) -> None:
     ("node", "requested", "held", "why"),
     [
         pytest.param(
-            facts(),
+            node_options(),
             ResourceRequest("a", "ns/a", QoS.LSR, owner=True, requests={"cpu": 1500}),
             [],
             [(Reason.CPU_NOT_INTEGER, "cpu", 1500, None)],
             id="half a CPU",
         ),
         pytest.param(
-            facts(),
+            node_options(),
             owner(3, spec=ResourceSpec(required=FULL)),
             [],
             [(Reason.SMT_ALIGNMENT, "cpu", 3000, None)],
             id="half a core",
         ),
         pytest.param(
-            facts(),
+            node_options(),
             owner(15),
             [claim("b", "0-1")],
             [(Reason.NOT_ENOUGH_CPUS, "cpu", 15_000, 14_000)],
             id="more than is free",
         ),
         pytest.param(
-            facts((1, 1, 2, 2)),
+            node_options((1, 1, 2, 2)),
             owner(2, spec=ResourceSpec(required=FULL)),
             [claim("b", "0"), claim("c", "2")],
             [(Reason.BIND_POLICY_UNMET, "cpu", 2000, 0)],
@@ -189,14 +201,14 @@ def test_offers(node, requested, held, cpus, amounts) -> None:
             id="a node that does not know its CPUs",
         ),
         pytest.param(
-            facts(cpu_ratio=2.0, cpu_milli=32_000),
+            node_options(cpu_ratio=2.0, cpu_milli=32_000),
             owner(8),
             [claim("b", "0-7"), claim("c")],
             [],
             id="amplified CPU that just fits",
         ),
         pytest.param(
-            facts(cpu_ratio=2.0, cpu_milli=32_000),
+            node_options(cpu_ratio=2.0, cpu_milli=32_000),
             owner(9),
             [claim("b", "0-7")],
             [(Reason.AMPLIFIED_CPU, "cpu", 18_000, 16_000)],
@@ -227,21 +239,21 @@ def test_offers(node, requested, held, cpus, amounts) -> None:
             id="BestEffort admits nothing that could not be reserved",
         ),
         pytest.param(
-            facts(zones={}, policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED)),
-            sharer(1000),
+            node_options(zones={}, policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED)),
+            ls_pod(1000),
             [],
             [(Reason.NO_NUMA_RESOURCES, "", None, None)],
             id="a NUMA policy without NUMA resources",
         ),
         pytest.param(
             numa(NumaPolicy.RESTRICTED),
-            sharer(1000, numa=NumaSpec(NumaPolicy.SINGLE_NUMA_NODE)),
+            ls_pod(1000, numa=NumaSpec(NumaPolicy.SINGLE_NUMA_NODE)),
             [],
             [(Reason.NUMA_POLICY_CONFLICT, "", None, None)],
             id="another NUMA policy than the node's",
         ),
         pytest.param(
-            facts(policies=NodePolicies(arm=True)),
+            node_options(policies=NodePolicies(arm=True)),
             owner(2, spec=ResourceSpec(SPREAD)),
             [],
             [(Reason.ARCHITECTURE, "", None, None)],
@@ -255,7 +267,7 @@ def test_refusals_have_their_reasons(node, requested, held, why) -> None:
 
 
 def test_an_explanation_lists_policies_candidates_and_the_deciding_step() -> None:
-    node = facts(policies=NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED, bind_label=FULL))
+    node = node_options(policies=NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED, bind_label=FULL))
     held = claim("b", "0-1", {0: {"cpu": 2000}})
     why = offered(node, owner(8, spec=ResourceSpec(SPREAD)), held).why
     assert why.policies == (
@@ -281,18 +293,18 @@ def test_an_explanation_lists_the_pods_own_policies() -> None:
         ("cpu exclusive policy", "PCPULevel", PolicySource.POD),
         ("numa policy", "SingleNUMANode", PolicySource.POD),
         ("numa exclusive policy", "Required", PolicySource.POD),
-    } <= policies(facts(), owner(2, spec=spec, numa=numa_spec))
+    } <= policies(node_options(), owner(2, spec=spec, numa=numa_spec))
     burst = ("cpu bind policy", "ConstrainedBurst", PolicySource.POD)
-    assert burst in policies(facts(), sharer(1000, spec=BURST, cpu_limit_milli=2000))
+    assert burst in policies(node_options(), ls_pod(1000, spec=BURST, cpu_limit_milli=2000))
 
 
 def test_an_explanation_has_no_bind_policy_without_a_cpu_request() -> None:
-    node = facts(policies=NodePolicies(bind_label=FULL))
-    assert {each[0] for each in policies(node, sharer(0, 1))} == {"numa policy", "numa strategy"}
+    node = node_options(policies=NodePolicies(bind_label=FULL))
+    assert {each[0] for each in policies(node, ls_pod(0, 1))} == {"numa policy", "numa strategy"}
 
 
 def test_a_pod_without_a_cpu_request_has_no_bind_policy_conflict() -> None:
-    forced = facts(policies=NodePolicies(bind_label=FULL))
+    forced = node_options(policies=NodePolicies(bind_label=FULL))
     requested = owner(0, memory_gib=4, spec=ResourceSpec(required=SPREAD))
     assert offered(forced, requested).allocation.cpus == CpuSet()
     assert declined(forced, owner(2, spec=requested.spec)).rejections
@@ -312,19 +324,19 @@ def test_the_profile_determines_how_numa_nodes_are_compared(
     profile = replace(PROFILES["koordinator"], scoring=scoring, weights=weights)
     there = numa(NumaPolicy.SINGLE_NUMA_NODE, profile=profile)
     held = [claim("b", amounts={1: {"cpu": 4000}, 0: {"memory": 2 * GIB}})]
-    assert offered(there, sharer(2000, 1), *held).allocation.amounts.keys() == {node}
+    assert offered(there, ls_pod(2000, 1), *held).allocation.amounts.keys() == {node}
 
 
 def test_arm_refuses_a_policy_of_the_nodes_label() -> None:
-    node = facts(policies=NodePolicies(arm=True, bind_label=SPREAD))
+    node = node_options(policies=NodePolicies(arm=True, bind_label=SPREAD))
     assert reasons(declined(node, owner(2))) == [(Reason.ARCHITECTURE, "", None, None)]
-    assert offered(node, sharer(0, 1))
+    assert offered(node, ls_pod(0, 1))
 
 
 def test_arm_has_its_own_default_bind_policy() -> None:
     spread = Profile(NumaPolicy.NONE, Strategy.LEAST_ALLOCATED, SPREAD)
-    assert str(offered(facts(profile=spread), owner(2)).allocation.cpus) == "0,2"
-    arm = facts(profile=spread, policies=NodePolicies(arm=True))
+    assert str(offered(node_options(profile=spread), owner(2)).allocation.cpus) == "0,2"
+    arm = node_options(profile=spread, policies=NodePolicies(arm=True))
     assert str(offered(arm, owner(2)).allocation.cpus) == "0-1"
 
 
@@ -337,9 +349,9 @@ def test_a_refusal_lists_the_tried_nodes_and_their_shortages() -> None:
 
 
 def test_the_price_counts_numa_nodes_and_split_cores() -> None:
-    whole = offered(facts(), owner(4)).price
-    broken = offered(facts(), owner(4, spec=ResourceSpec(SPREAD))).price
-    both = offered(facts(), owner(12)).price
+    whole = offered(node_options(), owner(4)).price
+    broken = offered(node_options(), owner(4, spec=ResourceSpec(SPREAD))).price
+    both = offered(node_options(), owner(12)).price
     assert (whole.numa_nodes, whole.split_cores) == (1, 0)
     assert (broken.numa_nodes, broken.split_cores) == (1, 4)
     assert both.numa_nodes == 2
@@ -350,11 +362,11 @@ def test_an_exclusive_pod_does_not_share_a_numa_node_with_pods_across_nodes() ->
     alone = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE, NumaExclusive.REQUIRED)
     beside = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE, NumaExclusive.PREFERRED)
     across = claim("b", "6-9", {0: {"cpu": 2000}, 1: {"cpu": 2000}})
-    got = declined(facts(), owner(4, numa=alone), across)
+    got = declined(node_options(), owner(4, numa=alone), across)
     assert got.rejections[0].reason is Reason.NUMA_UNALIGNED
     assert got.why.merged is not None
     assert got.why.merged.causes == (MergeCause.NODE_EXCLUSIVE,)
-    assert offered(facts(), owner(4, numa=beside), across)
+    assert offered(node_options(), owner(4, numa=beside), across)
 
 
 def test_a_pod_takes_more_numa_nodes_when_the_narrowest_exclude_it() -> None:
@@ -365,21 +377,23 @@ def test_a_pod_takes_more_numa_nodes_when_the_narrowest_exclude_it() -> None:
 
 
 def test_a_sharing_pod_has_no_exclusive_policy_in_its_claim() -> None:
-    request = sharer(1000, spec=ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL))
-    assert offered(facts(), request).allocation.exclusive is ExclusivePolicy.NONE
+    request = ls_pod(1000, spec=ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL))
+    assert offered(node_options(), request).allocation.exclusive is ExclusivePolicy.NONE
 
 
 def test_an_exclusive_policy_is_recorded_in_the_claim_and_applies_to_the_next_pod() -> None:
     spec = ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
-    first = offered(facts(), owner(2, spec=spec)).allocation
+    first = offered(node_options(), owner(2, spec=spec)).allocation
     assert first.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
-    most = facts(policies=NodePolicies(strategy_label=Strategy.MOST_ALLOCATED))
+    most = node_options(policies=NodePolicies(strategy_label=Strategy.MOST_ALLOCATED))
     assert str(offered(most, owner(2, uid="b", spec=spec), first).allocation.cpus) == "8-9"
     assert str(offered(most, owner(2, uid="b"), first).allocation.cpus) == "2-3"
 
 
 def test_reserved_cpus_are_offered_only_if_the_agent_allows_it() -> None:
-    node = facts((1, 1, 2, 2), kubelet_reserved=facts().layout and claim("", "0-1").cpus)
+    node = node_options(
+        (1, 1, 2, 2), kubelet_reserved=node_options().layout and claim("", "0-1").cpus
+    )
     assert str(offered(node, owner(2)).allocation.cpus) == "2-3"
     lenient = replace(node, owners_on_reserved=True)
     assert str(offered(lenient, owner(2)).allocation.cpus) == "0-1"
@@ -387,7 +401,7 @@ def test_reserved_cpus_are_offered_only_if_the_agent_allows_it() -> None:
 
 def test_amounts_may_be_packed_instead_of_split_evenly() -> None:
     packed = numa(NumaPolicy.RESTRICTED, profile=replace(PROFILES["koordinator"], packed=True))
-    assert offered(packed, sharer(12_000)).allocation.amounts == {
+    assert offered(packed, ls_pod(12_000)).allocation.amounts == {
         0: {"cpu": 8000},
         1: {"cpu": 4000},
     }
@@ -413,24 +427,28 @@ BURST = ResourceSpec(BindPolicy.CONSTRAINED_BURST)
 
 
 def test_a_bursting_pod_is_bound_to_a_pool_that_fits_its_limit() -> None:
-    request = sharer(1000, spec=BURST, cpu_limit_milli=6000)
-    assert offered(facts(), request, claim("b", "0-3")).allocation.amounts == {1: {"cpu": 1000}}
-    assert offered(facts(), request, claim("b", "0-3"), claim("c", "8-11")).allocation.amounts == {
+    request = ls_pod(1000, spec=BURST, cpu_limit_milli=6000)
+    assert offered(node_options(), request, claim("b", "0-3")).allocation.amounts == {
+        1: {"cpu": 1000}
+    }
+    assert offered(
+        node_options(), request, claim("b", "0-3"), claim("c", "8-11")
+    ).allocation.amounts == {
         0: {"cpu": 500},
         1: {"cpu": 500},
     }
 
 
 def test_a_bursting_pod_is_declined_when_no_pools_fit_its_limit() -> None:
-    request = sharer(1000, spec=BURST, cpu_limit_milli=14_500)
-    assert reasons(declined(facts(), request, claim("b", "0-1"))) == [
+    request = ls_pod(1000, spec=BURST, cpu_limit_milli=14_500)
+    assert reasons(declined(node_options(), request, claim("b", "0-1"))) == [
         (Reason.NO_POOL_FITS, "cpu", 14_500, 14_000)
     ]
 
 
 @pytest.mark.parametrize("policy", [NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.BEST_EFFORT])
 def test_a_bursting_pod_fits_its_limit_under_a_numa_policy_too(policy: NumaPolicy) -> None:
-    request = sharer(1000, spec=BURST, cpu_limit_milli=6000)
+    request = ls_pod(1000, spec=BURST, cpu_limit_milli=6000)
     assert offered(numa(policy), request, claim("b", "8-11")).allocation.amounts == {
         0: {"cpu": 1000}
     }
@@ -448,7 +466,7 @@ def test_a_bursting_pod_with_packed_amounts_is_bound_to_all_nodes_that_its_limit
     policy: NumaPolicy,
 ) -> None:
     node = numa(policy, profile=replace(PROFILES["koordinator"], packed=True))
-    request = sharer(1000, 4, spec=BURST, cpu_limit_milli=12_500)
+    request = ls_pod(1000, 4, spec=BURST, cpu_limit_milli=12_500)
     got = offering.offer(node, allocated(node), request)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         assert isinstance(got, Declined)
@@ -472,7 +490,7 @@ def test_a_bursting_pod_is_not_bound_to_a_numa_node_without_available_cpu(
     policy: NumaPolicy,
 ) -> None:
     promised = claim("b", amounts={0: {"cpu": 8000}})
-    request = sharer(1000, spec=BURST, cpu_limit_milli=9000)
+    request = ls_pod(1000, spec=BURST, cpu_limit_milli=9000)
     assert Reason.NO_POOL_FITS in {
         each.reason for each in declined(numa(policy), request, promised).rejections
     }
@@ -482,7 +500,7 @@ def test_a_bursting_pod_is_not_bound_to_a_numa_node_without_available_cpu(
 
 
 def test_a_bursting_pod_is_bound_when_numa_nodes_report_no_cpu() -> None:
-    node, request = facts(zones={}), sharer(1000, spec=BURST, cpu_limit_milli=6000)
+    node, request = node_options(zones={}), ls_pod(1000, spec=BURST, cpu_limit_milli=6000)
     got = offered(node, request, claim("b", "0-3"))
     assert got.allocation.amounts == {1: {"cpu": 1000}}
     assert not offering.unavailable(
@@ -491,15 +509,17 @@ def test_a_bursting_pod_is_bound_when_numa_nodes_report_no_cpu() -> None:
 
 
 def test_the_kubelets_reserved_cpus_are_in_the_pool_of_a_bursting_pod() -> None:
-    node = facts((1, 1, 4, 2), reserved=CpuSet.parse("0-3"), kubelet_reserved=CpuSet.parse("0-1"))
-    assert offered(node, sharer(1000, spec=BURST, cpu_limit_milli=6000))
-    assert declined(node, sharer(1000, spec=BURST, cpu_limit_milli=6500))
+    node = node_options(
+        (1, 1, 4, 2), reserved=CpuSet.parse("0-3"), kubelet_reserved=CpuSet.parse("0-1")
+    )
+    assert offered(node, ls_pod(1000, spec=BURST, cpu_limit_milli=6000))
+    assert declined(node, ls_pod(1000, spec=BURST, cpu_limit_milli=6500))
 
 
 @pytest.mark.parametrize("limit", [None, 0])
 def test_a_pod_without_a_limit_may_burst_anywhere(limit: int | None) -> None:
-    request = sharer(1000, spec=BURST, cpu_limit_milli=limit)
-    assert offered(facts(), request).allocation.amounts == {}
+    request = ls_pod(1000, spec=BURST, cpu_limit_milli=limit)
+    assert offered(node_options(), request).allocation.amounts == {}
 
 
 @pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])
@@ -514,12 +534,12 @@ def test_an_owner_is_declined_with_the_resource_when_numa_nodes_report_no_cpu(
 
 @pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])
 def test_two_of_34_numa_nodes_have_cpus(policy: NumaPolicy) -> None:
-    two = facts((2, 1, 36, 1))
+    two = node_options((2, 1, 36, 1))
     zones = {**two.zones, **{node: {"memory": 96 * GIB} for node in range(2, 34)}}
     node = replace(numa(policy), layout=two.layout, zones=zones)
     got = offered(node, owner(30, 8), claim("b", "0-9", {0: {"cpu": 10_000}})).allocation
     assert (str(got.cpus), got.amounts) == ("36-65", {1: {"cpu": 30_000, "memory": 8 * GIB}})
-    much = sharer(60_000, 20)
+    much = ls_pod(60_000, 20)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         assert declined(node, much).rejections
     else:

@@ -22,7 +22,7 @@ from agent.model.cpu.policies import (
 from agent.model.pod.annotations import (
     ResourceSpec,
 )
-from tests.allocate.nodes import allocated, claim, facts, owner
+from tests.allocate.nodes import allocated, claim, node_options, owner
 
 NONE, CORE, NODE = ExclusivePolicy
 SPREAD = BindPolicy.SPREAD_BY_PCPUS
@@ -56,14 +56,16 @@ def test_spread_pods_under_every_policy(
     policy: NumaPolicy, exclusive: ExclusivePolicy, cpus: list[str]
 ) -> None:
     """Two NUMA nodes of four cores (0 and 1, 2 and 3, ... are siblings); MostAllocated."""
-    node = facts(policies=NodePolicies(numa_label=policy, strategy_label=Strategy.MOST_ALLOCATED))
+    node = node_options(
+        policies=NodePolicies(numa_label=policy, strategy_label=Strategy.MOST_ALLOCATED)
+    )
     assert placed(node, ResourceSpec(SPREAD, exclusive=exclusive), 5) == cpus
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_downgraded_pod_avoids_the_cores_of_both_exclusive_policies(policy: NumaPolicy) -> None:
     """Only NUMA node 1 has enough other cores."""
-    node = facts(policies=NodePolicies(numa_label=policy))
+    node = node_options(policies=NodePolicies(numa_label=policy))
     held = [
         claim("a", "0,2", {0: {"cpu": 2000}}, NODE),
         claim("b", "4", {0: {"cpu": 1000}}, CORE),
@@ -101,7 +103,7 @@ def test_the_chosen_numa_nodes_suit_the_exclusive_policy_best(
     count: int,
     spec: ResourceSpec,
 ) -> None:
-    node = facts(shape, policies=NodePolicies(numa_label=policy, strategy_label=strategy))
+    node = node_options(shape, policies=NodePolicies(numa_label=policy, strategy_label=strategy))
     account = allocated(node)
     held: list[PodAllocation] = []
     for number, (cpus, theirs) in enumerate(before):

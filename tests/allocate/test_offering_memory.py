@@ -24,7 +24,7 @@ from agent.model.pod.annotations import (
     ResourceSpec,
 )
 from agent.model.pod.resource_request import ResourceRequest
-from tests.allocate.nodes import GIB, allocated, claim, facts, owner, sharer
+from tests.allocate.nodes import GIB, allocated, claim, ls_pod, node_options, owner
 
 BURST = ResourceSpec(BindPolicy.CONSTRAINED_BURST)
 SPREAD = ResourceSpec(BindPolicy.SPREAD_BY_PCPUS)
@@ -37,7 +37,7 @@ def node(
 ) -> TopologyOptions:
     """Each NUMA node has 16 GiB and eight CPUs (0-7, 8-15)."""
     policies = NodePolicies(numa_label=policy, strategy_label=strategy)
-    return facts(shape, policies=policies, binds_memory=True)
+    return node_options(shape, policies=policies, binds_memory=True)
 
 
 def placed(options: TopologyOptions, account: NodeAllocation, request: ResourceRequest) -> Offer:
@@ -123,10 +123,10 @@ def test_a_bursting_pod_is_bound_to_numa_nodes_with_its_memory(policy: NumaPolic
     options = node(policy)
     account = allocated(options)
     for uid, id_ in (("a", 0), ("b", 1)):
-        request = sharer(1000, 15, uid, spec=BURST, cpu_limit_milli=4000)
+        request = ls_pod(1000, 15, uid, spec=BURST, cpu_limit_milli=4000)
         got = placed(options, account, request).allocation
         assert got.amounts == {id_: {"cpu": 1000, "memory": 15 * GIB}}
-    got = offering.offer(options, account, sharer(1000, 5, "c", spec=BURST, cpu_limit_milli=4000))
+    got = offering.offer(options, account, ls_pod(1000, 5, "c", spec=BURST, cpu_limit_milli=4000))
     assert isinstance(got, Declined)
 
 
@@ -168,7 +168,7 @@ owners = st.builds(
     st.sampled_from([ResourceSpec(), SPREAD]),
 )
 bursting = st.builds(
-    lambda cpu, gib: sharer(500 * cpu, gib, spec=BURST, cpu_limit_milli=1000 * cpu),
+    lambda cpu, gib: ls_pod(500 * cpu, gib, spec=BURST, cpu_limit_milli=1000 * cpu),
     st.integers(1, 5),
     st.integers(0, 30),
 )

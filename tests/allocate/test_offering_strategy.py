@@ -15,7 +15,7 @@ from agent.allocate.policies_in_force import NodePolicies, PolicySource
 from agent.model.cpu.policies import NUMA_STRATEGIES, NumaPolicy, Strategy
 from agent.model.pod.resource_request import ResourceRequest
 from agent.model.settings.plugin_args import decode
-from tests.allocate.nodes import GIB, allocated, claim, facts, owner, sharer
+from tests.allocate.nodes import GIB, allocated, claim, ls_pod, node_options, owner
 
 MOST, LEAST, EVENLY = NUMA_STRATEGIES
 POLICIES = [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE]
@@ -44,7 +44,7 @@ def test_the_label_chooses_the_numa_node_before_the_configuration(
     policy: NumaPolicy, strategy: Strategy | None, cpus: str, configured: Strategy | None
 ) -> None:
     """Of two NUMA nodes on which the pod fits, another pod is on the first."""
-    node = facts(policies=NodePolicies(numa_label=policy, strategy_label=strategy))
+    node = node_options(policies=NodePolicies(numa_label=policy, strategy_label=strategy))
     if configured is not None:
         args = decode({"kind": "NodeNUMAResourceArgs", "scoringStrategy": {"type": configured}})
         node = replace(node, profile=node_score.profile(args))
@@ -59,7 +59,7 @@ def test_the_label_chooses_the_numa_node_before_the_configuration(
 
 
 def test_the_kubelets_option_chooses_the_emptier_numa_node() -> None:
-    node = facts(policies=NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED))
+    node = node_options(policies=NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED))
     profile = replace(node.profile, strategy=MOST)
     held = claim("b", "0-1", {0: {"cpu": 2000}})
     assert str(offered(replace(node, profile=profile), owner(2), held).allocation.cpus) == "2-3"
@@ -76,18 +76,20 @@ def test_the_kubelets_option_chooses_the_emptier_numa_node() -> None:
 def test_distribute_evenly_splits_amounts_that_the_profile_would_pack(
     strategy: Strategy, amounts: Amounts
 ) -> None:
-    node = facts(policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED, strategy_label=strategy))
+    node = node_options(
+        policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED, strategy_label=strategy)
+    )
     packed = replace(node, profile=replace(node.profile, packed=True))
-    assert offered(packed, sharer(10_000)).allocation.amounts == amounts
+    assert offered(packed, ls_pod(10_000)).allocation.amounts == amounts
 
 
 def test_a_set_of_numa_nodes_is_chosen_by_its_score_and_not_by_its_ids() -> None:
     """A pod of two NUMA nodes: 1 and 2 have the lower mask, 0 and 3 are the fuller ones."""
-    node = facts(
+    node = node_options(
         (4, 1, 4, 2), policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED, strategy_label=MOST)
     )
     held = claim("b", amounts={0: {"cpu": 2000}, 3: {"cpu": 2000}})
-    assert offered(node, sharer(12_000), held).allocation.amounts.keys() == {0, 3}
+    assert offered(node, ls_pod(12_000), held).allocation.amounts.keys() == {0, 3}
 
 
 shapes = st.sampled_from([(2, 1, 2, 2), (2, 2, 2, 1), (1, 3, 2, 2)])
@@ -106,7 +108,7 @@ def cases(draw: st.DrawFn) -> tuple[TopologyOptions, list[PodAllocation], Resour
             },
         }
     )
-    node = facts(
+    node = node_options(
         draw(shapes),
         profile=node_score.profile(args),
         policies=NodePolicies(
@@ -122,7 +124,7 @@ def cases(draw: st.DrawFn) -> tuple[TopologyOptions, list[PodAllocation], Resour
             "memory": draw(st.integers(0, 16)) * GIB,
         }
         held.append(claim(f"p{id_}", amounts={id_: used}))
-    ask = draw(st.sampled_from([owner, sharer]))
+    ask = draw(st.sampled_from([owner, ls_pod]))
     count = draw(st.integers(1, 8))
     return node, held, ask(count if ask is owner else 700 * count, draw(st.integers(1, 20)))
 

@@ -21,10 +21,10 @@ from agent.model.pod.annotations import (
     ResourceSpec,
 )
 from agent.model.pod.resource_request import ResourceRequest
-from tests.allocate.random_nodes import nodes, owners, sharers
+from tests.allocate.random_nodes import ls_pods, nodes, owners
 
 
-@given(nodes(), st.lists(owners | sharers, max_size=8))
+@given(nodes(), st.lists(owners | ls_pods, max_size=8))
 def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
     node: TopologyOptions, pod_requests: list[ResourceRequest]
 ) -> None:
@@ -65,7 +65,7 @@ def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
         assert used[area.id, "memory"] <= zone["memory"]
 
 
-@given(nodes(), st.lists(owners | sharers, max_size=6), owners | sharers)
+@given(nodes(), st.lists(owners | ls_pods, max_size=6), owners | ls_pods)
 def test_a_pod_is_declined_only_when_it_does_not_fit(
     node: TopologyOptions, before: list[ResourceRequest], last: ResourceRequest
 ) -> None:

@@ -20,10 +20,10 @@ from agent.model.pod.annotations import (
 )
 from agent.model.pod.resource_request import ResourceRequest
 from tests.allocate.nodes import owner
-from tests.allocate.random_nodes import nodes, owners, sharers
+from tests.allocate.random_nodes import ls_pods, nodes, owners
 
 
-@given(nodes(), st.lists(owners | sharers, max_size=5), owners | sharers)
+@given(nodes(), st.lists(owners | ls_pods, max_size=5), owners | ls_pods)
 def test_sufficient_numa_nodes_give_an_offer_and_insufficient_ones_do_not(
     node: TopologyOptions, before: list[ResourceRequest], last: ResourceRequest
 ) -> None:

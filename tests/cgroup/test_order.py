@@ -136,7 +136,7 @@ def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> Non
 @pytest.mark.parametrize(
     ("tree", "wanted", "order"),
     [
-        # Nothing to do.
+        # No change.
         (values(a="0-3", a_b="1"), values(a="0-3"), []),
         # Shrink bottom-up: the child keeps what is left of its CPUs; a child without any gets all.
         (
@@ -153,7 +153,7 @@ def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> Non
         # One CPU moves between siblings: it is removed from the old one first.
         (values(a="0", b="1-2"), values(a="0-1", b="2"), ["/b=2", "/a=0-1"]),
         (values(a="1-2", b="0"), values(b="0-1", a="2"), ["/a=2", "/b=0-1"]),
-        # ... between cousins, with their ancestors.
+        # ... between children of different parents, with their ancestors.
         (
             values(a="0-1", a_x="0-1", b="2", b_x="2"),
             values(a="0", a_x="0", b="1-2", b_x="1-2"),

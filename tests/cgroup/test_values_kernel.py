@@ -128,7 +128,7 @@ def test_all_limits_are_set_and_restored(cgroups: Cgroups, journal: Journal) -> 
     assert now.mems == ALL_NODES
     again = values.apply(REAL, journal, wanted)
     assert {each.state for each in again.changes} == {WriteState.RIGHT}
-    # The agent was killed: its journal is on disk.
+    # As after a kill of the agent: the journal is on disk.
     restored = values.restore(REAL, Journal(journal.path))
     assert restored.ok, restored
     if V1_CPUSET:

@@ -120,7 +120,7 @@ def busiest_ten_seconds(requests: list[Request]) -> int:
     return max(sum(first <= at < first + 10 for at in times) for first in times)
 
 
-# The faults of a server: each answers any request.
+# Faults of a server: each is an answer to any request.
 def status_answer(code: int, **details: int) -> Answer:
     return lambda server, connection, request: reply(
         connection, code, status(code, "x", "x", **details)

@@ -1,4 +1,4 @@
-"""Builders of pods and nodes as they are in the API server."""
+"""Builders of API pods and of node properties."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.devices.device_object import Device
-from tests.allocate.nodes import facts as node_facts
+from tests.allocate.nodes import node_options
 
 QOS = "koordinator.sh/qosClass"
 SPEC = "scheduling.koordinator.sh/resource-spec"
@@ -60,7 +60,7 @@ def annotated(before: ApiPod, more: Mapping[str, str]) -> ApiPod:
     return msgspec.structs.replace(before, annotations={**before.annotations, **more})
 
 
-def facts(
+def make_properties(
     shape: tuple[int, int, int, int] = (2, 1, 4, 2),
     policy: NumaPolicy | None = None,
     devices: Iterable[Device] | None = None,
@@ -68,5 +68,5 @@ def facts(
 ) -> NodeProperties:
     """A node with its own NUMA policy (its label) and these devices; None: no Device object.
     `more`: further properties of its CPUs."""
-    cpus = node_facts(shape, **{"policies": NodePolicies(numa_label=policy), **more})
+    cpus = node_options(shape, **{"policies": NodePolicies(numa_label=policy), **more})
     return NodeProperties("n", cpus, None if devices is None else inventory(devices))

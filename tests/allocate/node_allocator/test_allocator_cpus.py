@@ -17,17 +17,17 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import ExclusivePolicy, NumaPolicy
 from agent.model.pod.annotations import RESOURCE_SPEC
 from agent.model.pod.resource_request import ResourceRequest
-from tests.allocate.nodes import allocated, claim, facts, owner, sharer
+from tests.allocate.nodes import allocated, claim, ls_pod, node_options, owner
 
-NODE = facts()
-BEST_EFFORT = facts(policies=NodePolicies(numa_label=NumaPolicy.BEST_EFFORT))
+NODE = node_options()
+BEST_EFFORT = node_options(policies=NodePolicies(numa_label=NumaPolicy.BEST_EFFORT))
 
 
 def assigned(held: PodAllocation) -> AssignedPod:
     return AssignedPod(held.uid, held.title, held)
 
 
-def allocator(node: TopologyOptions, held: Iterable[PodAllocation] = ()) -> NodeAllocator:
+def new_allocator(node: TopologyOptions, held: Iterable[PodAllocation] = ()) -> NodeAllocator:
     return NodeAllocator(NodeProperties("n", node), map(assigned, held))
 
 
@@ -50,30 +50,32 @@ claims = st.builds(
 def test_the_same_pods_in_any_order_give_the_same_state(held: list[PodAllocation], random) -> None:
     shuffled = random.sample(held, len(held))
     assert allocated(NODE, held) == allocated(NODE, shuffled)
-    assert allocator(NODE, held).overlaps() == allocator(NODE, shuffled).overlaps()
+    assert new_allocator(NODE, held).overlaps() == new_allocator(NODE, shuffled).overlaps()
 
 
 @given(st.lists(claims, max_size=8))
-def test_removed_pods_leave_no_trace(held: list[PodAllocation]) -> None:
-    place, account = allocator(NODE), allocated(NODE)
+def test_the_state_after_removals_equals_a_new_one(held: list[PodAllocation]) -> None:
+    allocator, account = new_allocator(NODE), allocated(NODE)
     for each in held:
-        if (before := place.holdings.get(each.uid)) is not None:
+        if (before := allocator.holdings.get(each.uid)) is not None:
             account.remove(before.allocation)
-        place.record(assigned(each))
+        allocator.record(assigned(each))
         account.add(each)
     last = {each.uid: each for each in held}
     assert account == allocated(NODE, last.values())
     for uid, each in last.items():
-        assert place.release(uid) == assigned(each)
+        assert allocator.release(uid) == assigned(each)
         account.remove(each)
     assert account == allocated(NODE)
-    assert not place.holdings
-    assert place.offer(pod_request(owner(16))) == allocator(NODE).offer(pod_request(owner(16)))
+    assert not allocator.holdings
+    assert allocator.offer(pod_request(owner(16))) == new_allocator(NODE).offer(
+        pod_request(owner(16))
+    )
 
 
 requests = st.one_of(
     st.builds(owner, st.integers(1, 9), st.integers(0, 9), st.sampled_from("abcdef")),
-    st.builds(sharer, st.integers(1, 9000), st.integers(0, 9), st.sampled_from("abcdef")),
+    st.builds(ls_pod, st.integers(1, 9000), st.integers(0, 9), st.sampled_from("abcdef")),
 )
 
 
@@ -81,28 +83,28 @@ requests = st.one_of(
     st.sampled_from([NODE, BEST_EFFORT]), st.lists(st.tuples(requests, st.booleans()), max_size=12)
 )
 def test_offers_change_nothing_and_commits_rebuild_from_annotations(node, steps) -> None:
-    place = allocator(node)
-    for request, stays in steps:
-        requested, before = pod_request(request), dict(place.holdings)
-        got = place.offer(requested)
-        assert place.holdings == before
-        assert place.offer(requested) == got
-        if isinstance(got, Refused):
-            assert got.reasons
+    allocator = new_allocator(node)
+    for request, kept in steps:
+        requested, before = pod_request(request), dict(allocator.holdings)
+        found = allocator.offer(requested)
+        assert allocator.holdings == before
+        assert allocator.offer(requested) == found
+        if isinstance(found, Refused):
+            assert found.reasons
             continue
-        committed = place.commit(got).allocation
+        committed = allocator.commit(found).allocation
         assert len(committed.cpus) == (request.requests["cpu"] // 1000 if request.owner else 0)
-        if not stays:
-            place.release(request.uid)
-    assert not place.overlaps()
-    held = [each.allocation for each in place.holdings.values()]
+        if not kept:
+            allocator.release(request.uid)
+    assert not allocator.overlaps()
+    held = [each.allocation for each in allocator.holdings.values()]
     read_back = [
         pod_allocation(each.uid, each.title, _annotations(each), each.cpu_milli) for each in held
     ]
     assert allocated(node, read_back) == allocated(node, held)
-    rebuilt = allocator(node, read_back)
+    rebuilt = new_allocator(node, read_back)
     assert all(
-        place.offer(pod_request(request)) == rebuilt.offer(pod_request(request))
+        allocator.offer(pod_request(request)) == rebuilt.offer(pod_request(request))
         for request, _ in steps
     )
 
@@ -113,79 +115,81 @@ def _annotations(held: PodAllocation) -> dict[str, str]:
 
 
 def test_overlaps_are_reported_with_all_holders_of_a_cpu() -> None:
-    place = allocator(
+    allocator = new_allocator(
         NODE, [claim("c", "2-5"), claim("a", "0-3"), claim("b", "3"), claim("d", "9")]
     )
-    assert place.overlaps() == (
+    assert allocator.overlaps() == (
         Overlap(CpuSet((2,)), ("a", "c")),
         Overlap(CpuSet((3,)), ("a", "b", "c")),
     )
-    place.release("b")
-    place.release("c")
-    assert place.overlaps() == ()
+    allocator.release("b")
+    allocator.release("c")
+    assert allocator.overlaps() == ()
 
 
 def test_a_pod_that_holds_cpus_is_offered_them_again() -> None:
-    place = allocator(NODE)
-    first = place.offer(pod_request(owner(16)))
+    allocator = new_allocator(NODE)
+    first = allocator.offer(pod_request(owner(16)))
     assert isinstance(first, Granted)
-    place.commit(first)
-    assert place.offer(pod_request(owner(16))) == first
+    allocator.commit(first)
+    assert allocator.offer(pod_request(owner(16))) == first
 
 
 def test_an_offer_is_stale_after_another_pods_commit_and_changes_nothing() -> None:
-    place = allocator(NODE)
-    mine, yours = (place.offer(pod_request(owner(2, uid=uid))) for uid in "ab")
-    assert isinstance(mine, Granted)
-    assert isinstance(yours, Granted)
-    place.commit(yours)
-    before = dict(place.holdings)
+    allocator = new_allocator(NODE)
+    first, second = (allocator.offer(pod_request(owner(2, uid=uid))) for uid in "ab")
+    assert isinstance(first, Granted)
+    assert isinstance(second, Granted)
+    allocator.commit(second)
+    before = dict(allocator.holdings)
     with pytest.raises(StaleOfferError, match="pod ns/a: CPUs 0-1 are no longer free"):
-        place.commit(mine)
-    assert place.holdings == before
-    assert place.offer(pod_request(owner(2, uid="c"))) != mine
+        allocator.commit(first)
+    assert allocator.holdings == before
+    assert allocator.offer(pod_request(owner(2, uid="c"))) != first
 
 
 def test_an_offer_of_memory_that_is_no_longer_free_is_stale() -> None:
-    place = allocator(BEST_EFFORT)
-    mine, yours = (place.offer(pod_request(sharer(1000, 9, uid=uid))) for uid in "ab")
-    assert isinstance(mine, Granted)
-    assert isinstance(yours, Granted)
-    place.commit(yours)
+    allocator = new_allocator(BEST_EFFORT)
+    first, second = (allocator.offer(pod_request(ls_pod(1000, 9, uid=uid))) for uid in "ab")
+    assert isinstance(first, Granted)
+    assert isinstance(second, Granted)
+    allocator.commit(second)
     with pytest.raises(StaleOfferError, match=r"NUMA node 0 has \d+ of \d+ memory left"):
-        place.commit(mine)
+        allocator.commit(first)
 
 
 def test_an_offer_of_amplified_cpu_that_is_no_longer_free_is_stale() -> None:
-    place = allocator(facts(cpu_ratio=1.5, cpu_milli=6000))
-    mine = place.offer(pod_request(owner(2)))
-    assert isinstance(mine, Granted)
-    place.record(assigned(claim("b", "8-11")))
+    allocator = new_allocator(node_options(cpu_ratio=1.5, cpu_milli=6000))
+    first = allocator.offer(pod_request(owner(2)))
+    assert isinstance(first, Granted)
+    allocator.record(assigned(claim("b", "8-11")))
     with pytest.raises(StaleOfferError, match="0 of 3000 amplified CPU left"):
-        place.commit(mine)
+        allocator.commit(first)
 
 
 def test_an_offer_is_stale_when_the_numa_node_no_longer_has_its_amplified_cpu() -> None:
-    node = facts(cpu_ratio=1.5, policies=NodePolicies(numa_label=NumaPolicy.SINGLE_NUMA_NODE))
-    place = allocator(node)
-    mine = place.offer(pod_request(owner(2)))
-    assert isinstance(mine, Granted)
-    place.record(assigned(claim("b", amounts={0: {"cpu": 9500}})))
+    node = node_options(
+        cpu_ratio=1.5, policies=NodePolicies(numa_label=NumaPolicy.SINGLE_NUMA_NODE)
+    )
+    allocator = new_allocator(node)
+    first = allocator.offer(pod_request(owner(2)))
+    assert isinstance(first, Granted)
+    allocator.record(assigned(claim("b", amounts={0: {"cpu": 9500}})))
     with pytest.raises(StaleOfferError, match="NUMA node 0 has 2500 of 3000 cpu left"):
-        place.commit(mine)
+        allocator.commit(first)
 
 
 def test_a_pod_without_a_cpu_request_fits_an_overcommitted_node() -> None:
-    place = allocator(facts(cpu_ratio=1.5, cpu_milli=2000), [claim("b", "8-11")])
-    got = place.offer(pod_request(sharer(0, 1)))
-    assert isinstance(got, Granted), got
-    assert place.commit(got).allocation == got.offer.allocation
+    allocator = new_allocator(node_options(cpu_ratio=1.5, cpu_milli=2000), [claim("b", "8-11")])
+    found = allocator.offer(pod_request(ls_pod(0, 1)))
+    assert isinstance(found, Granted), found
+    assert allocator.commit(found).allocation == found.offer.allocation
 
 
 def test_claims_of_missing_cpus_are_kept() -> None:
-    """The node was larger before."""
-    place = allocator(facts((1, 1, 4, 2)), [claim("a", "0-1"), claim("b", "12")])
-    assert set(place.holdings) == {"a", "b"}
-    got = place.offer(pod_request(owner(6, uid="c")))
-    assert isinstance(got, Granted)
-    assert got.offer.allocation.cpus == CpuSet.parse("2-7")
+    """The node had more CPUs before."""
+    allocator = new_allocator(node_options((1, 1, 4, 2)), [claim("a", "0-1"), claim("b", "12")])
+    assert set(allocator.holdings) == {"a", "b"}
+    found = allocator.offer(pod_request(owner(6, uid="c")))
+    assert isinstance(found, Granted)
+    assert found.offer.allocation.cpus == CpuSet.parse("2-7")

@@ -1,4 +1,4 @@
-"""GPUs by their links on nodes whose Device objects an agent wrote."""
+"""GPUs by their links, on nodes with Device objects of the agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agent.model.devices.gpus import Ancestor, GpuPair
 from tests.allocate.devices.builders import CARDS, JOINT, RDMA, gpu, nic, part
 from tests.allocate.devices.links import VOLTA_PAIRS, best_by_enumeration, gpu_pairs, matrix
 from tests.allocate.node_allocator.builders import pod
-from tests.allocate.nodes import facts as node_facts
+from tests.allocate.nodes import node_options
 
 EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
 NICS = [nic(each, each // 2, f"p{each}") for each in range(4)]
@@ -36,7 +36,7 @@ HGX_PAIRS = gpu_pairs(
     {(i, j): 12 for i in range(8) for j in range(i + 1, 8)},
 )
 SPEEDS = matrix(8, VOLTA_PAIRS, GpuObjective.BANDWIDTH)
-NEAR = matrix(
+DISTANCES = matrix(
     8,
     [msgspec.structs.replace(each, links=0) for each in VOLTA_PAIRS],
     GpuObjective.BESTEFFORT,
@@ -45,13 +45,13 @@ NEAR = matrix(
 
 def node(
     pairs: Sequence[GpuPair],
-    held: Collection[int] = (),
+    used: Collection[int] = (),
     *,
     objective: GpuObjective = GpuObjective.BANDWIDTH,
     table: bool = True,
     policy: NumaPolicy | None = None,
 ) -> NodeAllocator:
-    """The node as a scheduler reads it. `held`: cards of other pods; `table`: with a partition
+    """The node as a scheduler reads it. `used`: cards of other pods; `table`: with a partition
     table."""
     notes = interconnect.encode_links(EIGHT, pairs)
     if table:
@@ -59,17 +59,17 @@ def node(
             interconnect.gpu_partitions(interconnect.link_matrix(EIGHT, pairs))
         )
     body = device_object.encode("n", [*EIGHT, *NICS], {}, notes)
-    facts: NodeProperties = node_properties(
+    properties: NodeProperties = node_properties(
         "n",
         {},
-        node_facts((2, 1, 8, 2), policies=NodePolicies(numa_label=policy)),
+        node_options((2, 1, 8, 2), policies=NodePolicies(numa_label=policy)),
         device_object.read(json.loads(json.dumps(body))),
         AllocatorRules(gpu_objective=objective),
     )
-    assert facts.faults == ()
-    devices = {("gpu", minor): part(100) for minor in held}
+    assert properties.faults == ()
+    devices = {("gpu", minor): part(100) for minor in used}
     return NodeAllocator(
-        facts, [AssignedPod("others", "others", PodAllocation("others", "others"), devices)]
+        properties, [AssignedPod("others", "others", PodAllocation("others", "others"), devices)]
     )
 
 
@@ -96,59 +96,61 @@ def others(free: Collection[int]) -> set[int]:
 def test_cards_on_dgx1_equal_go_gpuallocators(
     free: tuple[int, ...], expected: tuple[int, ...], table: bool
 ) -> None:
-    """Its own examples (devices.md §4.1)."""
-    there = node(VOLTA_PAIRS, others(free), objective=GpuObjective.BESTEFFORT, table=table)
-    assert cards(there.offer(pod_request(2))) == expected
+    """The examples of go-gpuallocator (devices.md §4.1)."""
+    allocator = node(VOLTA_PAIRS, others(free), objective=GpuObjective.BESTEFFORT, table=table)
+    assert cards(allocator.offer(pod_request(2))) == expected
 
 
 masks = st.integers(1, 255)
 
 
 @given(masks, st.data())
-def test_without_a_partition_table_the_cards_are_the_best_by_definition(
+def test_without_a_partition_table_the_cards_are_the_best_of_all_sets(
     free: int, data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, free.bit_count()))
-    there = node(VOLTA_PAIRS, others(tuple(members(free))), table=False)
-    assert cards(there.offer(pod_request(count))) == best_by_enumeration(SPEEDS, free, count, NEAR)
+    allocator = node(VOLTA_PAIRS, others(tuple(members(free))), table=False)
+    assert cards(allocator.offer(pod_request(count))) == best_by_enumeration(
+        SPEEDS, free, count, DISTANCES
+    )
 
 
 @given(masks)
-def test_with_a_partition_table_a_pair_is_as_fast_as_possible_too(free: int) -> None:
+def test_with_a_partition_table_a_pair_is_as_fast_as_possible(free: int) -> None:
     if free.bit_count() >= 2:
         one, two = cards(node(VOLTA_PAIRS, others(tuple(members(free)))).offer(pod_request(2)))
-        best, beside = best_by_enumeration(SPEEDS, free, 2)
-        assert SPEEDS[one][two] == SPEEDS[best][beside]
+        best, other = best_by_enumeration(SPEEDS, free, 2)
+        assert SPEEDS[one][two] == SPEEDS[best][other]
 
 
 @pytest.mark.parametrize(
-    ("held", "count", "expected"),
+    ("used", "count", "expected"),
     [
         pytest.param((), 3, (0, 1, 2), id="adjacent behind a switch"),
         pytest.param((1,), 2, (2, 3), id="a set of the table"),
-        pytest.param((1, 3, 5, 7), 2, (0, 2), id="no set is whole"),
-        pytest.param((0,), 2, (2, 3), id="no set is broken"),
-        pytest.param((0, 1, 2), 3, (4, 5, 6), id="of one NUMA node"),
-        pytest.param((0, 2, 4, 6), 3, (1, 3, 5), id="as near as can be, then the lowest"),
-        pytest.param((5,), 3, (4, 6, 7), id="the quad that is broken already"),
+        pytest.param((1, 3, 5, 7), 2, (0, 2), id="no set is free"),
+        pytest.param((0,), 2, (2, 3), id="no set is split"),
+        pytest.param((0, 1, 2), 3, (4, 5, 6), id="on one NUMA node"),
+        pytest.param((0, 2, 4, 6), 3, (1, 3, 5), id="the closest, then the lowest"),
+        pytest.param((5,), 3, (4, 6, 7), id="the quad that is split already"),
     ],
 )
 def test_cards_that_switches_link_equally(
-    held: tuple[int, ...], count: int, expected: tuple[int, ...]
+    used: tuple[int, ...], count: int, expected: tuple[int, ...]
 ) -> None:
-    assert cards(node(HGX_PAIRS, held).offer(pod_request(count))) == expected
+    assert cards(node(HGX_PAIRS, used).offer(pod_request(count))) == expected
 
 
 @given(masks)
 def test_the_cards_of_a_group_are_the_best_for_the_whole_group(free: int) -> None:
-    there = node(VOLTA_PAIRS, others(tuple(members(free))), table=False)
-    found = there.offer_all([pod_request(2, uid) for uid in "ab"])
+    allocator = node(VOLTA_PAIRS, others(tuple(members(free))), table=False)
+    found = allocator.offer_all([pod_request(2, uid) for uid in "ab"])
     if free.bit_count() < 4:
         assert isinstance(found, Refused)
         return
     assert not isinstance(found, Refused), found.text()
     one, two = map(cards, found)
-    assert tuple(sorted({*one, *two})) == best_by_enumeration(SPEEDS, free, 4, NEAR)
+    assert tuple(sorted({*one, *two})) == best_by_enumeration(SPEEDS, free, 4, DISTANCES)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +161,8 @@ def test_cards_and_cpus_of_one_numa_node(
     policy: NumaPolicy | None, expected: tuple[int, ...]
 ) -> None:
     """The fastest free pair spans two NUMA nodes."""
-    there = node(VOLTA_PAIRS, (1, 3, 6, 7), policy=policy)
-    found = there.offer(pod_request(2))
+    allocator = node(VOLTA_PAIRS, (1, 3, 6, 7), policy=policy)
+    found = allocator.offer(pod_request(2))
     assert cards(found) == expected
     if policy is not None:
         assert isinstance(found, Granted)

@@ -1,4 +1,4 @@
-"""Invariants on any node with any sequence of pods: nothing is allocated twice or lost, and the
+"""Invariants for any node and any sequence of pods: nothing is allocated twice or lost, and the
 annotations are the complete state."""
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ from tests.allocate.devices.builders import (
     part,
 )
 from tests.allocate.node_allocator.builders import NUMA_SPEC, SPEC, annotated, pod
-from tests.allocate.nodes import GIB
-from tests.allocate.nodes import facts as node_facts
+from tests.allocate.nodes import GIB, node_options
 
-nothing: dict[str, Any] = {}
+no_requests: dict[str, Any] = {}
 
-# Cards, mostly whole, and some that an agent withholds partly or completely.
+# Cards, mostly whole, and some of which an agent reports less or nothing.
 LISTED = [part(100)] * 5 + [part(50), part(0)]
 TABLE = Partitions(
     {
@@ -54,38 +53,38 @@ TABLE = Partitions(
 
 @st.composite
 def devices(draw: st.DrawFn) -> tuple[Device, ...]:
-    places = st.sampled_from([(0, "p0"), (0, "p1"), (1, "p2"), (-1, "p3"), (None, "")])
-    made = []
+    topologies = st.sampled_from([(0, "p0"), (0, "p1"), (1, "p2"), (-1, "p3"), (None, "")])
+    devices_ = []
     for minor in range(draw(st.integers(0, 4))):
-        node, pcie = draw(places)
+        node, pcie = draw(topologies)
         card = gpu(minor, node, pcie, healthy=draw(st.integers(0, 5)) > 0)
-        made.append(msgspec.structs.replace(card, resources=draw(st.sampled_from(LISTED))))
+        devices_.append(msgspec.structs.replace(card, resources=draw(st.sampled_from(LISTED))))
     for minor in range(draw(st.integers(0, 2))):
-        node, pcie = draw(places)
-        made.append(nic(minor, node, pcie, functions=[f"{minor}.1", f"{minor}.2"]))
-    return tuple(made)
+        node, pcie = draw(topologies)
+        devices_.append(nic(minor, node, pcie, functions=[f"{minor}.1", f"{minor}.2"]))
+    return tuple(devices_)
 
 
 @st.composite
-def places(draw: st.DrawFn) -> NodeProperties:
+def nodes(draw: st.DrawFn) -> NodeProperties:
     shape = draw(st.sampled_from([(2, 1, 2, 2), (1, 1, 4, 2), (1, 4, 2, 1)]))
     policies = NodePolicies(
         numa_label=draw(st.sampled_from(NumaPolicy)),
         bind_label=draw(st.sampled_from([None, None, *list(BindPolicy)[1:3]])),
     )
-    cpus = node_facts(
+    cpus = node_options(
         shape,
         policies=policies,
         cpu_ratio=draw(st.sampled_from([1.0, 1.0, 1.5])),
         cpu_milli=12_000,
     )
-    there = draw(devices())
+    devices_ = draw(devices())
     imported = {}
-    if there and draw(st.booleans()):
-        held = draw(st.sampled_from(there))
-        imported["foreign"] = Imported({(held.type, held.minor): held.resources}, {})
+    if devices_ and draw(st.booleans()):
+        held = draw(st.sampled_from(devices_))
+        imported["other"] = Imported({(held.type, held.minor): held.resources}, {})
     table = draw(st.sampled_from([None, TABLE]))
-    return NodeProperties("n", cpus, inventory(there, table), imported)
+    return NodeProperties("n", cpus, inventory(devices_, table), imported)
 
 
 of_cpus = st.fixed_dictionaries(
@@ -136,10 +135,10 @@ pods = st.builds(
         pod_notes,
         None if qos in ("LSR", "LSE") else {"cpu": "4"},
     ),
-    of_cpus | st.just(nothing),
-    of_devices | st.just(nothing),
+    of_cpus | st.just(no_requests),
+    of_devices | st.just(no_requests),
     st.sampled_from([None, "LS", "LSR", "LSE", "BE"]),
-    notes | st.just(nothing),
+    notes | st.just(no_requests),
 )
 steps = st.lists(st.tuples(pods, st.integers(0, 9), st.integers(0, 3)), max_size=14)
 
@@ -148,96 +147,98 @@ def named(of: ApiPod, uid: str) -> ApiPod:
     return msgspec.structs.replace(of, uid=uid, name=uid)
 
 
-def rebuilt(place: NodeAllocator, api: dict[str, ApiPod]) -> NodeAllocator:
-    return NodeAllocator(place.properties, [holding_of(each) for each in reversed(api.values())])
+def rebuilt(allocator: NodeAllocator, api: dict[str, ApiPod]) -> NodeAllocator:
+    return NodeAllocator(
+        allocator.properties, [holding_of(each) for each in reversed(api.values())]
+    )
 
 
-def used(place: NodeAllocator) -> dict[tuple[str, int, str], int]:
+def used(allocator: NodeAllocator) -> dict[tuple[str, int, str], int]:
     """The amounts of every device."""
     sums: dict[tuple[str, int, str], int] = {}
-    holders = [held.devices for held in place.holdings.values()]
-    for held in (*holders, *(each.devices for each in place.properties.imported.values())):
+    holders = [held.devices for held in allocator.holdings.values()]
+    for held in (*holders, *(each.devices for each in allocator.properties.imported.values())):
         for (kind, minor), amounts in held.items():
             for name, amount in amounts.items():
                 sums[kind, minor, name] = sums.get((kind, minor, name), 0) + amount
     return sums
 
 
-@given(places(), steps)
+@given(nodes(), steps)
 def test_nothing_is_allocated_twice_or_lost_and_annotations_are_complete(
     node: NodeProperties, history: list[tuple[ApiPod, int, int]]
 ) -> None:
-    place = NodeAllocator(node)
+    allocator = NodeAllocator(node)
     assert node.inventory
     api: dict[str, ApiPod] = {}
-    for number, (of, when, leaving) in enumerate(history):
+    for number, (of, when, index) in enumerate(history):
         arrived = named(of, f"p{number}")
         pod_request = request_of(arrived)
-        before = NodeAllocator(node, place.holdings.values())
-        found = place.offer(pod_request)
-        assert place.holdings == before.holdings
+        before = NodeAllocator(node, allocator.holdings.values())
+        found = allocator.offer(pod_request)
+        assert allocator.holdings == before.holdings
         if isinstance(found, Granted):
-            held = place.commit(found)
+            held = allocator.commit(found)
             api[arrived.uid] = annotated(arrived, found.annotations())
             assert holding_of(api[arrived.uid]) == held
-            assert place.offer(pod_request) == found
+            assert allocator.offer(pod_request) == found
         if len(api) > when:
-            gone = list(api)[leaving % len(api)]
-            assert place.release(gone) == holding_of(api.pop(gone))
-        again = rebuilt(place, api)
-        assert dict(place.holdings) == dict(again.holdings)
-        assert place.offer(pod_request) == again.offer(pod_request)
-        assert place.overlaps() == ()
-    for (kind, minor, name), amount in used(place).items():
+            deleted = list(api)[index % len(api)]
+            assert allocator.release(deleted) == holding_of(api.pop(deleted))
+        recreated = rebuilt(allocator, api)
+        assert dict(allocator.holdings) == dict(recreated.holdings)
+        assert allocator.offer(pod_request) == recreated.offer(pod_request)
+        assert allocator.overlaps() == ()
+    for (kind, minor, name), amount in used(allocator).items():
         assert amount <= node.inventory.fleets[kind].devices[minor].resources[name]
     for uid in list(api):
-        place.release(uid)
+        allocator.release(uid)
     assert all(
-        place.offer(pod_request) == NodeAllocator(node).offer(pod_request)
+        allocator.offer(pod_request) == NodeAllocator(node).offer(pod_request)
         for pod_request in (request_of(named(of, "last")) for of, _, _ in history)
     )
 
 
-@given(places(), st.lists(pods, min_size=2, max_size=8))
+@given(nodes(), st.lists(pods, min_size=2, max_size=8))
 def test_every_concurrent_offer_that_still_fits_can_be_committed(
     node: NodeProperties, wanted: list[ApiPod]
 ) -> None:
-    """As when several pods are bound at once: the committed offers do not overlap."""
-    place = NodeAllocator(node)
+    """As if several pods were bound concurrently: the committed offers do not overlap."""
+    allocator = NodeAllocator(node)
     assert node.inventory
     first: list[tuple[PodRequest, Granted]] = []
     for number, of in enumerate(wanted):
         pod_request = request_of(named(of, f"p{number}"))
-        found = place.offer(pod_request)
+        found = allocator.offer(pod_request)
         if isinstance(found, Granted):
             first.append((pod_request, found))
     for pod_request, found in first:
-        holdings = dict(place.holdings)
+        holdings = dict(allocator.holdings)
         try:
-            place.commit(found)
+            allocator.commit(found)
             refused = ""
         except StaleOfferError as error:
             refused = str(error)
         if refused:
             assert refused.startswith(f"pod {pod_request.title}: ")
-            assert dict(place.holdings) == holdings
-            assert place.offer(pod_request) != found
-    assert place.overlaps() == ()
-    for (kind, minor, name), amount in used(place).items():
+            assert dict(allocator.holdings) == holdings
+            assert allocator.offer(pod_request) != found
+    assert allocator.overlaps() == ()
+    for (kind, minor, name), amount in used(allocator).items():
         assert amount <= node.inventory.fleets[kind].devices[minor].resources[name]
 
 
-@given(places(), st.lists(pods, min_size=1, max_size=8), st.sets(st.integers(0, 7)))
-def test_an_allocator_without_pods_equals_one_that_never_had_them(
+@given(nodes(), st.lists(pods, min_size=1, max_size=8), st.sets(st.integers(0, 7)))
+def test_an_allocator_without_some_pods_equals_a_new_one(
     node: NodeProperties, wanted: list[ApiPod], left_out: set[int]
 ) -> None:
-    place = NodeAllocator(node)
+    allocator = NodeAllocator(node)
     for number, of in enumerate(wanted[:-1]):
-        found = place.offer(request_of(named(of, f"p{number}")))
+        found = allocator.offer(request_of(named(of, f"p{number}")))
         if isinstance(found, Granted):
-            place.commit(found)
+            allocator.commit(found)
     uids = {f"p{number}" for number in left_out}
-    other = place.without(uids)
-    others = [held for uid, held in place.holdings.items() if uid not in uids]
+    other = allocator.without(uids)
+    others = [held for uid, held in allocator.holdings.items() if uid not in uids]
     last = request_of(named(wanted[-1], "last"))
     assert other.offer(last) == NodeAllocator(node, others).offer(last)

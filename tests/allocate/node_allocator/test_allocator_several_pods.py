@@ -11,7 +11,7 @@ from tests.fixtures.fleet import CARDS, SINGLE, SMALL, Kind, Model, gpu_pod, gpu
 from tests.scheduler import clusters
 
 
-def place(model: Model) -> NodeAllocator:
+def allocator_of(model: Model) -> NodeAllocator:
     state = clusters.cluster({"n": model}).node("n")
     assert state is not None
     return state.allocator
@@ -21,11 +21,11 @@ def pod_requests(kind: Kind, count: int) -> list[PodRequest]:
     return [clusters.pod_request(kind, f"p{number}") for number in range(count)]
 
 
-def taken(on: NodeAllocator, kind: Kind, name: str) -> Granted:
-    """Cards of a pod that was there before."""
-    found = on.offer(clusters.pod_request(kind, name))
+def taken(allocator: NodeAllocator, kind: Kind, name: str) -> Granted:
+    """Commits an earlier pod with cards."""
+    found = allocator.offer(clusters.pod_request(kind, name))
     assert isinstance(found, Granted)
-    on.commit(found)
+    allocator.commit(found)
     return found
 
 
@@ -33,55 +33,55 @@ def cards(granted: Granted) -> set[int]:
     return {minor for kind, minor in granted.holding().devices if kind == "gpu"}
 
 
-def given(on: NodeAllocator, kind: Kind, count: int) -> tuple[Granted, ...]:
-    """The offers, all of which can be committed."""
-    found = on.offer_all(pod_requests(kind, count))
+def offers(allocator: NodeAllocator, kind: Kind, count: int) -> tuple[Granted, ...]:
+    """The offers; checks that all of them can be committed."""
+    found = allocator.offer_all(pod_requests(kind, count))
     assert not isinstance(found, Refused), found.text()
-    before = dict(on.holdings)
-    trial = on.without(())
+    before = dict(allocator.holdings)
+    trial = allocator.without(())
     for each in found:
         trial.commit(each)
     assert trial.overlaps() == ()
-    assert dict(on.holdings) == before, "nothing is changed"
+    assert dict(allocator.holdings) == before, "offers change nothing"
     return found
 
 
 def test_pods_with_exclusive_cpus_share_none() -> None:
-    found = given(place(SMALL), owner(8, 8), 3)
+    found = offers(allocator_of(SMALL), owner(8, 8), 3)
     assert len(union(each.holding().allocation.cpus for each in found)) == 24
 
 
 def test_a_group_is_refused_when_one_pod_does_not_fit() -> None:
-    found = place(SMALL).offer_all(pod_requests(owner(16, 8), 3))
+    found = allocator_of(SMALL).offer_all(pod_requests(owner(16, 8), 3))
     assert isinstance(found, Refused)
     assert found.text().startswith("cpu: not enough free CPUs (requested 16, available ")
     assert found.summary() == "cpu: not enough free CPUs"
 
 
 def test_the_cards_of_a_group_are_behind_one_switch() -> None:
-    """A single pod would get a card under a switch in use, and the next pod one under another
+    """A single pod would get a card behind a used switch, and the next pod a card behind another
     switch."""
-    on = place(CARDS)
-    assert cards(taken(on, gpu_pod(1), "before")) == {0}
-    alone = on.offer(pod_requests(gpu_pod(2), 1)[0])
-    assert isinstance(alone, Granted)
-    assert cards(alone) < {0, 1, 2, 3}
-    found = given(on, gpu_pod(2), 2)
+    allocator = allocator_of(CARDS)
+    assert cards(taken(allocator, gpu_pod(1), "before")) == {0}
+    single = allocator.offer(pod_requests(gpu_pod(2), 1)[0])
+    assert isinstance(single, Granted)
+    assert cards(single) < {0, 1, 2, 3}
+    found = offers(allocator, gpu_pod(2), 2)
     assert set.union(*map(cards, found)) == {4, 5, 6, 7}
 
 
-def test_a_group_as_large_as_the_node_takes_it_all() -> None:
-    found = given(place(CARDS), gpu_pod(2, 8), 4)
+def test_a_group_of_the_size_of_the_node_gets_all_of_it() -> None:
+    found = offers(allocator_of(CARDS), gpu_pod(2, 8), 4)
     assert set.union(*map(cards, found)) == set(range(8))
     assert len(union(each.holding().allocation.cpus for each in found)) == 32
 
 
 @pytest.mark.parametrize("before", [0, 1, 3, 5])
-def test_without_a_large_enough_switch_the_pods_take_any_free_cards(before: int) -> None:
-    on = place(CARDS)
+def test_without_a_large_enough_switch_the_pods_get_any_free_cards(before: int) -> None:
+    allocator = allocator_of(CARDS)
     for number in range(before):
-        taken(on, gpu_pod(1), f"before-{number}")
-    found = on.offer_all(pod_requests(gpu_pod(1), 4))
+        taken(allocator, gpu_pod(1), f"before-{number}")
+    found = allocator.offer_all(pod_requests(gpu_pod(1), 4))
     if before == 5:
         assert isinstance(found, Refused)
     else:
@@ -90,14 +90,14 @@ def test_without_a_large_enough_switch_the_pods_take_any_free_cards(before: int)
 
 
 def test_shares_of_cards_are_placed_as_for_each_pod_alone() -> None:
-    found = given(place(CARDS), gpu_share_pod(50), 3)
+    found = offers(allocator_of(CARDS), gpu_share_pod(50), 3)
     assert [cards(each) for each in found] == [{0}, {0}, {1}]
 
 
 def test_a_policy_that_a_whole_group_cannot_meet_applies_to_each_pod() -> None:
     """All cards together span both NUMA nodes; each pod's cards and CPUs may not."""
     model = msgspec.structs.replace(SINGLE, gpus=8)
-    found = given(place(model), gpu_pod(2, 8), 4)
+    found = offers(allocator_of(model), gpu_pod(2, 8), 4)
     for each in found:
         assert {minor // 4 for minor in cards(each)} in ({0}, {1})
     assert set.union(*map(cards, found)) == set(range(8))

@@ -84,8 +84,8 @@ def test_one_invalid_annotation_does_not_affect_the_others(
 
 
 def test_virtual_functions_count_even_with_an_invalid_amount() -> None:
-    odd = {"rdma": [{**DEVICES["rdma"][0], "resources": {RDMA: "many"}}]}
-    held = holding_of(pod("a", notes={ALLOCATED: odd}))
+    invalid = {"rdma": [{**DEVICES["rdma"][0], "resources": {RDMA: "many"}}]}
+    held = holding_of(pod("a", notes={ALLOCATED: invalid}))
     assert held.functions == {("rdma", 0): frozenset("b")}
     assert len(held.faults) == 1
 
@@ -119,7 +119,7 @@ def port(minor: int, percent: int | None = None, *buses: str, id: str = "") -> d
         (port(0, 2, "a", "b"), port(0, 1, "a"), {0: ({RDMA: 1}, "b")}),
         (port(0, 1, "a", "b"), port(0, 1, "a"), {0: ({}, "b")}),
         (port(0, 1, "a"), port(0, 1, "a"), {}),
-        # Without an amount it is the whole device.
+        # Without an amount the whole device is reserved.
         (port(0), port(0, 40), {0: ({}, "")}),
         (port(0), port(0), {}),
         (port(0, 100), port(0), {}),
@@ -130,7 +130,7 @@ def port(minor: int, percent: int | None = None, *buses: str, id: str = "") -> d
     ],
     ids=str,
 )
-def test_a_reservation_holds_what_its_pod_does_not_use_of_a_device(
+def test_a_reservation_keeps_the_unused_part_of_a_device(
     reserved: dict[str, Any],
     owner: dict[str, Any],
     left: dict[int, tuple[dict[str, int], str]],
@@ -150,16 +150,16 @@ def test_a_reservation_holds_what_its_pod_does_not_use_of_a_device(
     st.lists(st.integers(1, 100), min_size=3, max_size=3),
     st.lists(st.lists(st.integers(0, 40), min_size=3, max_size=3), max_size=3),
 )
-def test_a_reservation_with_its_pods_holds_what_it_holds_without_them(
+def test_a_reservation_and_its_pods_together_use_the_reserved_amounts(
     reserved: list[int], parts: list[list[int]]
 ) -> None:
-    """Its pods have at most what it has of each device."""
+    """Its pods use at most the reserved amounts of each device."""
     owners = []
     left = list(reserved)
     for number, wanted in enumerate(parts):
-        given_parts = [min(each, most) for each, most in zip(wanted, left, strict=True)]
-        left = [most - each for each, most in zip(given_parts, left, strict=True)]
-        devices = [port(minor, each) for minor, each in enumerate(given_parts) if each]
+        used_parts = [min(each, most) for each, most in zip(wanted, left, strict=True)]
+        left = [most - each for each, most in zip(used_parts, left, strict=True)]
+        devices = [port(minor, each) for minor, each in enumerate(used_parts) if each]
         if devices:
             owners.append(part_of(f"p{number}", devices))
     devices = [port(minor, each) for minor, each in enumerate(reserved)]
@@ -172,7 +172,7 @@ def test_a_reservation_with_its_pods_holds_what_it_holds_without_them(
     )
 
 
-def test_a_reservation_holds_the_cpus_and_numa_amounts_that_its_pod_does_not_use() -> None:
+def test_a_reservation_keeps_the_unused_cpus_and_numa_amounts() -> None:
     reserved = part_of("r", [], "0-3")
     found = remaining(reserved, [part_of("p", [], "1")])
     assert found is not None

@@ -1,4 +1,4 @@
-"""Nodes with the same number give a pod the same answer."""
+"""Nodes with the same state number have the same feasibility for a pod."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.scheduler import clusters
 
 
 def numbers(cluster: SchedulerCache, kind: Kind) -> dict[str, int | None]:
-    """By node."""
+    """The state number of each node."""
     states, request = NodeStates(), clusters.pod_request(kind)
     found = {}
     for node in cluster.nodes():
@@ -51,9 +51,9 @@ def numbers(cluster: SchedulerCache, kind: Kind) -> dict[str, int | None]:
         (guaranteed_pod("1", "1Gi"), [{"a", "b", "c", "d"}, {"e"}]),
     ],
 )
-def test_empty_nodes_of_one_model_have_one_number(kind: Kind, parts: list[set[str]]) -> None:
-    """A pod without needs reads only the report of NUMA nodes, which only a restricted kubelet's
-    node makes matter."""
+def test_empty_nodes_of_one_model_have_one_state_number(kind: Kind, parts: list[set[str]]) -> None:
+    """A pod without needs reads only the report of NUMA nodes, which matters only for a kubelet
+    with the policy restricted."""
     cluster = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS, "d": CARDS, "e": EIGHT})
     found = numbers(cluster, kind)
     assert len({found[min(each)] for each in parts}) == len(parts)
@@ -64,8 +64,8 @@ def test_empty_nodes_of_one_model_have_one_number(kind: Kind, parts: list[set[st
 @pytest.mark.parametrize(
     "kind", [owner(2, 2), ls_pod("2", 1, "BestEffort"), gpu_pod(1), gpu_share_pod(50)]
 )
-def test_a_pod_changes_the_number_until_it_is_gone(kind: Kind) -> None:
-    """The ids of the cards differ."""
+def test_a_pod_changes_the_state_number_until_it_is_released(kind: Kind) -> None:
+    """The UUIDs of the cards differ between the nodes."""
     cluster = clusters.cluster({"a": CARDS, "b": CARDS})
     same = numbers(cluster, kind)
     assert same["a"] == same["b"] is not None
@@ -73,22 +73,22 @@ def test_a_pod_changes_the_number_until_it_is_gone(kind: Kind) -> None:
     changed = numbers(cluster, kind)
     assert changed["a"] != changed["b"]
     assert cluster.release("uid-p")
-    again = numbers(cluster, kind)
-    assert again["a"] == again["b"]
+    after_release = numbers(cluster, kind)
+    assert after_release["a"] == after_release["b"]
 
 
-def test_a_number_is_not_used_again_for_another_state() -> None:
+def test_a_state_number_is_not_reused_for_another_state() -> None:
     cluster = clusters.cluster({"a": SMALL})
     node = cluster.node("a")
     assert node is not None
     states = NodeStates(max_states=3)
     of = states.of_properties(node.allocator.properties, Reads.CPUS)
     assert of is not None
-    seen = [states.of(of, node.allocator.state(Reads.CPUS), Reads.CPUS)]
+    state_numbers = [states.of(of, node.allocator.state(Reads.CPUS), Reads.CPUS)]
     for number in range(8):
         assert clusters.reserve(cluster, owner(2, 2), "a", f"p{number}")
-        seen.append(states.of(of, node.allocator.state(Reads.CPUS), Reads.CPUS))
-    assert len(set(seen)) == len(seen)
+        state_numbers.append(states.of(of, node.allocator.state(Reads.CPUS), Reads.CPUS))
+    assert len(set(state_numbers)) == len(state_numbers)
 
 
 MODELS = {"a": SMALL, "b": SMALL, "c": CARDS, "d": CARDS, "e": EIGHT, "f": EIGHT}
@@ -112,9 +112,9 @@ steps = st.tuples(
 
 @example([(2, "a", 0), (1, "b", 1)])
 @given(st.lists(steps, min_size=10, max_size=40))
-def test_an_answer_is_that_of_each_node_alone(history: list[tuple[int, str, int]]) -> None:
-    """`history`: each step reserves for a pod, or releases the pod that has the name already.
-    The example: as many CPUs on as many NUMA nodes, on whole cores or on halves of cores."""
+def test_a_cached_feasibility_equals_that_of_each_node(history: list[tuple[int, str, int]]) -> None:
+    """`history`: each step reserves for a pod, or releases the pod if its name exists.
+    The example: equally many CPUs on equally many NUMA nodes, on whole cores or on half cores."""
     cluster = clusters.cluster(MODELS)
     rows: dict[Hashable, dict[int, Feasibility]] = {}
     for step, (kind, node, name) in enumerate(history):

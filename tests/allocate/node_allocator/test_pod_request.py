@@ -16,7 +16,7 @@ CPUS = Needs.NUMA | Needs.CPUS
 
 
 @pytest.mark.parametrize(
-    ("of", "needs"),
+    ("fields", "needs"),
     [
         ({}, Needs.NOTHING),
         ({"requests": {"cpu": 1, "memory": "1Gi"}}, Needs.NOTHING),
@@ -34,12 +34,12 @@ CPUS = Needs.NUMA | Needs.CPUS
         ({"requests": {"cpu": 1, RDMA: 1}, "qos": "LSR"}, CPUS | Needs.DEVICES),
     ],
 )
-def test_pods_that_need_the_allocator(of: dict[str, Any], needs: Needs) -> None:
-    assert request_of(pod(**of)).needs == needs
+def test_pods_that_need_the_allocator(fields: dict[str, Any], needs: Needs) -> None:
+    assert request_of(pod(**fields)).needs == needs
 
 
 def test_device_requests_are_not_part_of_the_zone_request() -> None:
-    """NUMA nodes may count them too."""
+    """NUMA nodes may report them too."""
     pod_request = request_of(pod("a", {"cpu": 2, CORE: 50, RATIO: 50, RDMA: 1, "x/y": 3}))
     assert pod_request.resources.requests == {"cpu": 2000, "x/y": 3}
     assert pod_request.requests == {"cpu": 2000, "x/y": 3, CORE: 50, RATIO: 50, RDMA: 1}
@@ -51,8 +51,8 @@ def test_sidecars_overhead_and_requests_of_the_pod_count() -> None:
     resources = {"requests": {"cpu": 1, "memory": 10}}
     containers = [{"name": "c", "resources": resources}]
     sidecar = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": 2}}}
-    beside = pod(containers=containers, initContainers=[sidecar], overhead={"cpu": "250m"})
-    assert request_of(beside).requests == {"cpu": 3250, "memory": 10}
+    with_sidecar = pod(containers=containers, initContainers=[sidecar], overhead={"cpu": "250m"})
+    assert request_of(with_sidecar).requests == {"cpu": 3250, "memory": 10}
     whole = pod(containers=containers, resources={"requests": {"cpu": 5}}, overhead={"cpu": "250m"})
     assert request_of(whole).requests == {"cpu": 5250, "memory": 10}
 
@@ -102,14 +102,14 @@ def test_sidecars_overhead_and_requests_of_the_pod_count() -> None:
         ),
     ],
 )
-def test_the_limit_of_containers_that_run_at_once(
+def test_the_limit_of_containers_that_run_concurrently(
     spec: dict[str, Any], limit_milli: int | None
 ) -> None:
     assert request_of(pod(**spec)).resources.cpu_limit_milli == limit_milli
 
 
 @pytest.mark.parametrize(
-    ("of", "message"),
+    ("fields", "message"),
     [
         ({"notes": {SPEC: {"requiredCPUBindPolicy": "x"}}}, "requiredCPUBindPolicy"),
         ({"notes": {NUMA_SPEC: "["}}, NUMA_SPEC),
@@ -117,9 +117,9 @@ def test_the_limit_of_containers_that_run_at_once(
         ({"requests": {CORE: 150, RATIO: 100}}, CORE),
     ],
 )
-def test_an_invalid_request_is_reported_with_its_pod(of: dict[str, Any], message: str) -> None:
+def test_an_invalid_request_is_reported_with_its_pod(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(PodRequestError, match="pod ns/a: ") as caught:
-        request_of(pod(**of))
+        request_of(pod(**fields))
     assert message in str(caught.value)
 
 
@@ -151,20 +151,24 @@ DIFFERENT = [
 ]
 
 
-def test_whatever_affects_the_node_is_part_of_the_equivalence_class() -> None:
-    shapes = [request_of(pod(**of)).shape for of in DIFFERENT]
+def test_everything_that_affects_a_node_is_part_of_the_equivalence_class() -> None:
+    shapes = [request_of(pod(**fields)).shape for fields in DIFFERENT]
     assert len(set(shapes)) == len(DIFFERENT)
 
 
-def test_whatever_does_not_affect_the_node_is_not_part_of_it() -> None:
-    plain = {"requests": {"cpu": 1}}
-    limited = pod(**plain, limits={"cpu": 3}, labels={"app": "x"}, notes={"note": "y", HINT: "3"})
-    assert request_of(limited).shape == request_of(pod(**plain)).shape
+def test_nothing_else_is_part_of_the_equivalence_class() -> None:
+    unlisted = {"requests": {"cpu": 1}}
+    limited = pod(
+        **unlisted, limits={"cpu": 3}, labels={"app": "x"}, notes={"note": "y", HINT: "3"}
+    )
+    assert request_of(limited).shape == request_of(pod(**unlisted)).shape
 
 
 def test_stale_allocation_annotations_are_listed() -> None:
-    forged = pod(notes={STATUS: {"cpuset": "0-3"}, ALLOCATED: {"gpu": [{"minor": 0}]}})
-    assert request_of(forged).stale == (RESOURCE_STATUS, DEVICE_ALLOCATED)
+    pod_with_stale_annotations = pod(
+        notes={STATUS: {"cpuset": "0-3"}, ALLOCATED: {"gpu": [{"minor": 0}]}}
+    )
+    assert request_of(pod_with_stale_annotations).stale == (RESOURCE_STATUS, DEVICE_ALLOCATED)
     assert request_of(pod()).stale == ()
 
 
@@ -193,17 +197,17 @@ XPU = "example.com/xpu"
         ({XPU: 0, "cpu": 1}, Needs.NOTHING, set()),
     ],
 )
-def test_what_device_objects_list_are_devices(
+def test_resources_that_device_objects_list_are_devices(
     requests: dict[str, int], needs: Needs, of_devices: set[str]
 ) -> None:
     pod_request = request_of(pod("a", requests), {XPU})
     assert pod_request.needs == needs
-    left = {name for name, amount in requests.items() if amount and name not in of_devices}
-    assert set(pod_request.resources.requests) == left
+    others = {name for name, amount in requests.items() if amount and name not in of_devices}
+    assert set(pod_request.resources.requests) == others
 
 
 def test_the_same_resource_as_a_device_is_another_shape() -> None:
-    """The answers of nodes are kept by shape, and a Device object may list it later."""
-    plain, listed = (request_of(pod("a", {XPU: 1}), names) for names in ((), {XPU}))
-    assert plain.shape != listed.shape
+    """Results of nodes are cached by shape, and a Device object may list the resource later."""
+    unlisted, listed = (request_of(pod("a", {XPU: 1}), names) for names in ((), {XPU}))
+    assert unlisted.shape != listed.shape
     assert request_of(pod("b", {XPU: 1}), {XPU, "x/y"}).shape == listed.shape

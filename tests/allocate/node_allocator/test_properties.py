@@ -18,7 +18,7 @@ from agent.model.devices.holding import DEVICES_CHECKPOINTS, GPU_CHECKPOINTS, De
 from agent.model.devices.interconnect import GPU_LINKS
 from agent.model.wire import patch
 from tests.allocate.devices.builders import CORE, MEMORY, RATIO, gpu, nic
-from tests.allocate.nodes import facts as node_facts
+from tests.allocate.nodes import node_options
 
 CARD = {CORE: 100, RATIO: 100, MEMORY: 1000}
 DEVICES = (gpu(0), gpu(1), nic(0, functions=["0000:40:00.1", "0000:40:00.2"]))
@@ -40,16 +40,16 @@ def test_a_device_object_without_devices_is_an_empty_inventory() -> None:
     assert found.inventory.fleets == {}
 
 
-def test_the_partition_table_of_the_object_and_its_own_policy() -> None:
+def test_the_partition_table_and_policy_of_the_device_object() -> None:
     found = node_properties("n", {}, device=DeviceObject("n", DEVICES, HONOR, PAIRS))
     assert found.inventory is not None
     assert found.inventory.partitions.honor
     table = found.inventory.partitions.table
     assert table is not None
     assert [each.minors for each in table[2]] == [(0, 1)]
-    of_node = node_properties("n", HONOR, device=DeviceObject("n", DEVICES, {}, PAIRS))
-    assert of_node.inventory is not None
-    assert not of_node.inventory.partitions.honor
+    found_by_node = node_properties("n", HONOR, device=DeviceObject("n", DEVICES, {}, PAIRS))
+    assert found_by_node.inventory is not None
+    assert not found_by_node.inventory.partitions.honor
 
 
 def test_the_table_of_a_known_model() -> None:
@@ -83,23 +83,23 @@ def test_nodes_of_one_model_share_the_table_of_their_links() -> None:
 
 
 @pytest.mark.parametrize(
-    ("objective", "worth"),
+    ("objective", "score"),
     [(GpuObjective.BANDWIDTH, 50_000), (GpuObjective.BESTEFFORT, 250)],
 )
-def test_links_are_scored_by_the_objective(objective: GpuObjective, worth: int) -> None:
+def test_links_are_scored_by_the_objective(objective: GpuObjective, score: int) -> None:
     table = linked("n", AllocatorRules(gpu_objective=objective)).table
-    assert table.score(0b11, 0b11)[0] == worth
+    assert table.score(0b11, 0b11)[0] == score
 
 
 def test_invalid_annotations_are_reported_and_the_rest_counts() -> None:
     notes = {GPU_PARTITIONS: "{", GPU_LINKS: '[{"pairs":[[0,0]]}]', DEVICES_CHECKPOINTS: "3"}
     device = DeviceObject("n", DEVICES, {}, notes)
-    found = node_properties("n", {}, device=device, faults=("said before",))
+    found = node_properties("n", {}, device=device, faults=("earlier fault",))
     assert found.inventory is not None
     assert found.inventory.fleets.keys() == {"gpu", "rdma"}
     assert found.inventory.links is None
     first, *others = found.faults
-    assert first == "said before"
+    assert first == "earlier fault"
     assert [each.split(": ")[:2] for each in others] == [
         ["Device n", f"annotation {key}"] for key in notes
     ]
@@ -112,7 +112,7 @@ def test_unknown_labels_of_the_device_are_faults_that_name_it() -> None:
     assert node_properties("n", {}, device=DeviceObject("n", (), {label: "Honor"})).faults == ()
 
 
-def test_holdings_are_read_as_an_agent_publishes_them() -> None:
+def test_published_holdings_are_read() -> None:
     held = [
         DeviceHolding("u", "c", "nvidia.com/gpu", "gpu", "GPU-1", Form.REPLICA, "3"),
         DeviceHolding("v", "c", "nic", "rdma", DEVICES[2].uuid, Form.FUNCTION, "0000:40:00.2"),
@@ -126,15 +126,15 @@ def test_holdings_are_read_as_an_agent_publishes_them() -> None:
 
 
 @pytest.mark.parametrize("key", [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS])
-def test_a_plugins_answer_in_the_annotation_takes_the_device_that_it_names(key: str) -> None:
-    """The id has no meaning; the answer sets NVIDIA_VISIBLE_DEVICES=GPU-1."""
-    answer = patch((1,), patch((1,), "NVIDIA_VISIBLE_DEVICES") + patch((2,), "GPU-1"))
+def test_an_allocate_response_in_the_annotation_uses_the_device_that_it_names(key: str) -> None:
+    """The id does not identify a device; the response sets NVIDIA_VISIBLE_DEVICES=GPU-1."""
+    response = patch((1,), patch((1,), "NVIDIA_VISIBLE_DEVICES") + patch((2,), "GPU-1"))
     entry = {
         "podUID": "u",
         "containerName": "c",
         "resourceName": "vendor.com/gpu",
         "deviceIDs": ["slot-0"],
-        "allocResp": base64.b64encode(answer).decode(),
+        "allocResp": base64.b64encode(response).decode(),
     }
     device = DeviceObject("n", DEVICES, {}, {key: json.dumps([entry])})
     found = node_properties("n", {}, device=device)
@@ -150,7 +150,7 @@ def test_a_published_holding_of_a_missing_device_is_a_fault() -> None:
     assert ["GPU-9" in fault for fault in found.faults] == [True]
 
 
-def test_labels_about_shares_of_gpus() -> None:
+def test_labels_for_shares_of_gpus() -> None:
     rules = AllocatorRules(unshared={"nvidia": frozenset({"T4"})})
     labels = {
         "node.koordinator.sh/gpu-model": "T4",
@@ -177,6 +177,6 @@ def test_labels_about_shares_of_gpus() -> None:
 def test_policies_that_apply_to_every_pod(
     policies: NodePolicies, ratio: float, expected: bool
 ) -> None:
-    cpus = msgspec.structs.replace(node_facts(), policies=policies, cpu_ratio=ratio)
+    cpus = msgspec.structs.replace(node_options(), policies=policies, cpu_ratio=ratio)
     assert NodeProperties("n", cpus).binds_all == expected
     assert not NodeProperties("n").binds_all

@@ -1,4 +1,4 @@
-"""A node's properties from its two objects: written by the agent, and by others."""
+"""The properties of a node from its NodeResourceTopology, written by the agent or by others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def zone(node: int, cpu_milli: int, **more: int) -> Zone:
     return Zone(node, {name: Amounts(n, n, 0) for name, n in amounts.items()})
 
 
-def test_the_agents_report_reads_back() -> None:
+def test_options_are_read_from_the_report_of_the_agent() -> None:
     configured = NodeConfiguration(
         kubelet_policy="static",
         kubelet_options={"full-pcpus-only": "true"},
@@ -57,31 +57,31 @@ def test_the_agents_report_reads_back() -> None:
     topology = NodeTopology(
         "n", (zone(0, 8000, memory=1 << 30),), "restricted", annotations=reported(configured, ALLOC)
     )
-    facts, faults = topology_options({}, {}, topology, 16000)
+    options, faults = topology_options({}, {}, topology, 16000)
     assert not faults
-    assert facts.layout == layout.of(MACHINE)
-    assert facts.zones == {0: {"cpu": 8000, "memory": 1 << 30}}
-    assert facts.kept == CpuSet.parse("0-2,6,8-9,14")
-    assert facts.kubelet_reserved == CpuSet.parse("0")
-    assert (facts.cpu_milli, facts.cpu_ratio) == (16000, 1.0)
-    assert facts.policies.numa_kubelet is NumaPolicy.RESTRICTED
-    assert facts.policies.full_pcpus_only
+    assert options.layout == layout.of(MACHINE)
+    assert options.zones == {0: {"cpu": 8000, "memory": 1 << 30}}
+    assert options.kept == CpuSet.parse("0-2,6,8-9,14")
+    assert options.kubelet_reserved == CpuSet.parse("0")
+    assert (options.cpu_milli, options.cpu_ratio) == (16000, 1.0)
+    assert options.policies.numa_kubelet is NumaPolicy.RESTRICTED
+    assert options.policies.full_pcpus_only
 
 
 @pytest.mark.parametrize(("allowed", "kept"), [(False, "0-1,8"), (True, "1")])
 def test_the_agent_reports_whether_pods_may_own_the_kubelets_reserved_cpus(
     allowed: bool, kept: str
 ) -> None:
-    """Its own admission of claims follows the same setting: otherwise the scheduler would offer
-    CPUs that the agent refuses."""
+    """The agent admits claims by the same setting; otherwise the scheduler would offer CPUs that
+    the agent refuses."""
     configured = NodeConfiguration(
         kubelet_reserved=CpuSet.parse("0,8"),
         system_qos=SystemQos("1"),
         owners_on_reserved=allowed,
     )
-    made, faults = topology_options({}, {}, NodeTopology("n", annotations=reported(configured)))
+    options, faults = topology_options({}, {}, NodeTopology("n", annotations=reported(configured)))
     assert not faults
-    assert str(made.kept) == kept
+    assert str(options.kept) == kept
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,15 @@ def test_memory_is_bound_by_the_nodes_label_or_the_agents_setting(
     labels: dict[str, str], configured: bool, binds: bool
 ) -> None:
     notes = reported(NodeConfiguration(bind_memory=configured))
-    made, faults = topology_options(labels, {}, NodeTopology("n", annotations=notes))
+    options, faults = topology_options(labels, {}, NodeTopology("n", annotations=notes))
     assert not faults
-    assert made.binds_memory is binds
+    assert options.binds_memory is binds
 
 
 def test_settings_of_the_agent_that_cannot_be_read_are_a_fault() -> None:
     notes = {**reported(), AGENT_SETTINGS: '{"ownersOnReserved": "yes"}'}
-    made, faults = topology_options({}, {}, NodeTopology("n", annotations=notes))
-    assert made.layout is None, "no CPU is bound"
+    options, faults = topology_options({}, {}, NodeTopology("n", annotations=notes))
+    assert options.layout is None, "no CPU is bound"
     assert [AGENT_SETTINGS in each for each in faults] == [True]
 
 
@@ -128,7 +128,7 @@ def test_caches_come_from_the_zones() -> None:
     assert found == layout.of(machines.cpus((2, 1, 4, 2), "interleaved", 4))
 
 
-def test_labels_and_ratios_are_the_nodes() -> None:
+def test_labels_and_ratios_of_the_node_are_read() -> None:
     labels = {
         "node.koordinator.sh/numa-topology-policy": "SingleNUMANode",
         "node.koordinator.sh/cpu-bind-policy": "SpreadByPCPUs",
@@ -136,13 +136,13 @@ def test_labels_and_ratios_are_the_nodes() -> None:
     }
     notes = {AMPLIFICATION_RATIO: '{"cpu": 1.5, "memory": 1.25, "pods": 0.5}'}
     topology = NodeTopology("n", (zone(0, 2000, memory=10, pods=4),), annotations=reported())
-    facts, faults = topology_options(labels, notes, topology)
+    options, faults = topology_options(labels, notes, topology)
     assert not faults
-    assert facts.policies.numa_label is NumaPolicy.SINGLE_NUMA_NODE
-    assert facts.policies.bind_label is BindPolicy.SPREAD_BY_PCPUS
-    assert facts.policies.strategy_label is Strategy.MOST_ALLOCATED
-    assert facts.zones == {0: {"cpu": 2000, "memory": 13, "pods": 4}}
-    assert facts.totals() == {0: {"cpu": 3000, "memory": 13, "pods": 4}}
+    assert options.policies.numa_label is NumaPolicy.SINGLE_NUMA_NODE
+    assert options.policies.bind_label is BindPolicy.SPREAD_BY_PCPUS
+    assert options.policies.strategy_label is Strategy.MOST_ALLOCATED
+    assert options.zones == {0: {"cpu": 2000, "memory": 13, "pods": 4}}
+    assert options.totals() == {0: {"cpu": 3000, "memory": 13, "pods": 4}}
 
 
 def test_a_shared_system_cpuset_reserves_no_cpus() -> None:
@@ -151,20 +151,20 @@ def test_a_shared_system_cpuset_reserves_no_cpus() -> None:
 
 
 def test_cpus_that_topolet_assigned_are_not_counted_as_the_kubelets() -> None:
-    ours = PodCpuAlloc("ns", "ours", "u", "4,12")
-    topology = NodeTopology("n", annotations=reported(PLAIN, ours, ALLOC))
+    topolets = PodCpuAlloc("ns", "topolet", "u", "4,12")
+    topology = NodeTopology("n", annotations=reported(PLAIN, topolets, ALLOC))
     assert topology_options({}, {}, topology)[0].kept == CpuSet.parse("6,14")
 
 
 def test_options_are_ignored_under_another_policy() -> None:
     configured = NodeConfiguration(kubelet_options={"full-pcpus-only": "true"})
-    facts, _ = topology_options({}, {}, NodeTopology("n", annotations=reported(configured)))
-    assert not facts.policies.full_pcpus_only
+    options, _ = topology_options({}, {}, NodeTopology("n", annotations=reported(configured)))
+    assert not options.policies.full_pcpus_only
 
 
 def test_a_node_without_cpu_details_has_its_zones() -> None:
-    facts, faults = topology_options({}, {}, NodeTopology("n", (zone(3, 1000),)))
-    assert (facts.layout, facts.zones, faults) == (None, {3: {"cpu": 1000}}, ())
+    options, faults = topology_options({}, {}, NodeTopology("n", (zone(3, 1000),)))
+    assert (options.layout, options.zones, faults) == (None, {3: {"cpu": 1000}}, ())
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_a_node_without_cpu_details_has_its_zones() -> None:
 )
 def test_no_cpus_are_bound_when_their_owners_are_unknown(key: str, text: str, message: str) -> None:
     topology = NodeTopology("n", (zone(0, 1000),), annotations={**reported(), key: text})
-    facts, faults = topology_options({}, {}, topology)
-    assert facts.layout is None
-    assert facts.zones == {0: {"cpu": 1000}}
+    options, faults = topology_options({}, {}, topology)
+    assert options.layout is None
+    assert options.zones == {0: {"cpu": 1000}}
     (fault,) = faults
     assert fault.startswith(f"NodeResourceTopology n: annotation {key}: ")
     assert message in fault
@@ -201,8 +201,8 @@ def test_no_cpus_are_bound_when_their_owners_are_unknown(key: str, text: str, me
 
 @pytest.mark.parametrize("ratio", ['{"cpu": 1e9}', '{"cpu": "x"}', "[]"])
 def test_an_invalid_ratio_is_ignored(ratio: str) -> None:
-    facts, faults = topology_options({}, {AMPLIFICATION_RATIO: ratio}, NodeTopology("n"))
-    assert facts.cpu_ratio == 1.0
+    options, faults = topology_options({}, {AMPLIFICATION_RATIO: ratio}, NodeTopology("n"))
+    assert options.cpu_ratio == 1.0
     (fault,) = faults
     assert fault.startswith(f"annotation {AMPLIFICATION_RATIO}: ")
 
@@ -214,10 +214,10 @@ def test_unknown_values_of_the_report_are_faults_that_name_it() -> None:
         "topologyPolicies": ["strict"],
         "zones": [],
     }
-    facts, faults = topology_options({}, {}, decode(body))
-    assert facts.layout is not None
-    assert not facts.kubelet_static
-    assert facts.policies.numa_kubelet is NumaPolicy.NONE
+    options, faults = topology_options({}, {}, decode(body))
+    assert options.layout is not None
+    assert not options.kubelet_static
+    assert options.policies.numa_kubelet is NumaPolicy.NONE
     assert faults == (
         "NodeResourceTopology n: topologyPolicies[0]: 'strict' is not one of none, best-effort, "
         "restricted, single-numa-node",
@@ -226,10 +226,10 @@ def test_unknown_values_of_the_report_are_faults_that_name_it() -> None:
     )
 
 
-def test_a_policy_spelled_as_the_kubelet_does_is_in_force() -> None:
+def test_a_policy_with_the_name_of_the_kubelet_is_in_force() -> None:
     body = {"metadata": {"name": "n"}, "topologyPolicies": ["single-numa-node"], "zones": []}
-    facts, faults = topology_options({}, {}, decode(body))
-    assert (facts.policies.numa_kubelet, faults) == (NumaPolicy.SINGLE_NUMA_NODE, ())
+    options, faults = topology_options({}, {}, decode(body))
+    assert (options.policies.numa_kubelet, faults) == (NumaPolicy.SINGLE_NUMA_NODE, ())
 
 
 def test_invalid_labels_are_reported_too() -> None:

@@ -16,7 +16,7 @@ from agent.model.apiobjects import ApiPod
 from agent.model.cpu.policies import NumaPolicy, Strategy
 from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
 from agent.model.settings.plugin_args import ZoneScoring
-from tests.allocate.node_allocator.builders import facts, pod
+from tests.allocate.node_allocator.builders import make_properties, pod
 from tests.allocate.nrt.values import NIC, node
 
 GIB = 1 << 30
@@ -27,181 +27,187 @@ def report(reported: ZonedNode) -> ZoneReport:
     return ZoneReport(reported, node(TWO))
 
 
-def place(reported: ZonedNode | None = None, rules: AllocatorRules | None = None) -> NodeAllocator:
+def new_allocator(
+    reported: ZonedNode | None = None, rules: AllocatorRules | None = None
+) -> NodeAllocator:
     """A node whose kubelet aligns containers."""
     zones = report(reported or node(TWO))
     return NodeAllocator(
-        msgspec.structs.replace(facts(), zones=zones, rules=rules or AllocatorRules())
+        msgspec.structs.replace(make_properties(), zones=zones, rules=rules or AllocatorRules())
     )
 
 
-def plain(cpu: int, uid: str = "a") -> ApiPod:
-    """Guaranteed, and placed by the kubelet only."""
+def unlabelled(cpu: int, uid: str = "a") -> ApiPod:
+    """A Guaranteed pod without Koordinator labels, which the kubelet places."""
     amounts = {"cpu": cpu, "memory": "1Gi"}
     return pod(uid, amounts, limits=amounts)
 
 
-def fits(there: NodeAllocator, of: ApiPod) -> bool:
-    return isinstance(there.offer(request_of(of)), Granted)
+def fits(allocator: NodeAllocator, api_pod: ApiPod) -> bool:
+    return isinstance(allocator.offer(request_of(api_pod)), Granted)
 
 
-def put(there: NodeAllocator, of: ApiPod) -> None:
-    found = there.offer(request_of(of))
+def commit(allocator: NodeAllocator, api_pod: ApiPod) -> None:
+    found = allocator.offer(request_of(api_pod))
     assert isinstance(found, Granted)
-    there.commit(found)
+    allocator.commit(found)
 
 
-def test_a_plain_pod_must_fit_the_reported_zones() -> None:
-    there = place()
-    assert fits(there, plain(8))
-    found = there.offer(request_of(plain(9)))
+def test_an_unlabelled_pod_must_fit_the_reported_zones() -> None:
+    allocator = new_allocator()
+    assert fits(allocator, unlabelled(8))
+    found = allocator.offer(request_of(unlabelled(9)))
     assert isinstance(found, Refused)
     assert found.text() == ("container c requests 9 cpu: NUMA nodes 0, 1 have at most 8 left each")
     assert found.unresolvable
-    lacking = there.offer(request_of(pod("a", {"cpu": 1, "example.com/x": 1})))
-    assert isinstance(lacking, Refused)
-    assert lacking.unresolvable
+    unlisted = allocator.offer(request_of(pod("a", {"cpu": 1, "example.com/x": 1})))
+    assert isinstance(unlisted, Refused)
+    assert unlisted.unresolvable
 
 
 def test_a_node_without_a_zone_report_passes_all_pods() -> None:
-    assert fits(NodeAllocator(NodeProperties("n")), plain(99))
-    assert fits(NodeAllocator(facts()), plain(99))
+    assert fits(NodeAllocator(NodeProperties("n")), unlabelled(99))
+    assert fits(NodeAllocator(make_properties()), unlabelled(99))
 
 
-def test_a_koordinator_pod_is_placed_by_koordinators_rules() -> None:
-    """The zones were reported earlier; owned CPUs are counted by the allocator."""
-    there = place(node({0: {"cpu": 0}, 1: {"cpu": 0}}))
-    assert fits(there, pod("a", {"cpu": 2}, "LSR"))
-    assert fits(there, pod("a", {"cpu": 2}, "LS"))
+def test_a_pod_with_koordinator_labels_is_placed_by_koordinators_rules() -> None:
+    """The reported zones are older; the allocator counts owned CPUs."""
+    allocator = new_allocator(node({0: {"cpu": 0}, 1: {"cpu": 0}}))
+    assert fits(allocator, pod("a", {"cpu": 2}, "LSR"))
+    assert fits(allocator, pod("a", {"cpu": 2}, "LS"))
 
 
 def test_koordinator_labels_take_precedence_over_the_zone_report() -> None:
-    labelled = facts(policy=NumaPolicy.SINGLE_NUMA_NODE)
-    there = NodeAllocator(
+    labelled = make_properties(policy=NumaPolicy.SINGLE_NUMA_NODE)
+    allocator = NodeAllocator(
         msgspec.structs.replace(labelled, zones=report(node({0: {"cpu": 0}, 1: {"cpu": 0}})))
     )
-    assert fits(there, plain(8))
+    assert fits(allocator, unlabelled(8))
 
 
 def test_pods_assigned_since_the_report_count() -> None:
-    there = place()
-    put(there, plain(6, "a"))
-    assert not fits(there, plain(6, "b"))
-    assert fits(there, plain(6, "a"))
-    put(there, plain(1, "b"))
-    assert fits(there, plain(1, "c"))
-    assert not fits(there, plain(2, "c")), "the kubelet may put both on either NUMA node"
-    there.release("a")
-    assert fits(there, plain(7, "c"))
+    allocator = new_allocator()
+    commit(allocator, unlabelled(6, "a"))
+    assert not fits(allocator, unlabelled(6, "b"))
+    assert fits(allocator, unlabelled(6, "a"))
+    commit(allocator, unlabelled(1, "b"))
+    assert fits(allocator, unlabelled(1, "c"))
+    assert not fits(allocator, unlabelled(2, "c")), "the kubelet may place both on either NUMA node"
+    allocator.release("a")
+    assert fits(allocator, unlabelled(7, "c"))
 
 
 def test_an_offer_is_stale_after_another_commit() -> None:
-    there = place()
-    late = there.offer(request_of(plain(4, "late")))
+    allocator = new_allocator()
+    late = allocator.offer(request_of(unlabelled(4, "late")))
     assert isinstance(late, Granted)
-    put(there, plain(6, "early"))
+    commit(allocator, unlabelled(6, "early"))
     with pytest.raises(StaleOfferError, match="at most 2 left each"):
-        there.commit(late)
-    assert set(there.holdings) == {"early"}
+        allocator.commit(late)
+    assert set(allocator.holdings) == {"early"}
 
 
 def test_a_node_with_unknown_pods_is_refused_to_pods_that_use_zones() -> None:
-    there = place()
-    there.update_report(there.properties.zones, None)
-    refused = there.offer(request_of(plain(1)))
+    allocator = new_allocator()
+    allocator.update_report(allocator.properties.zones, None)
+    refused = allocator.offer(request_of(unlabelled(1)))
     assert isinstance(refused, Refused)
     assert refused.unresolvable
     assert "other pods than the scheduler knows" in refused.text()
-    assert fits(there, pod("b", {"cpu": 1, "memory": 1}))
-    lasting = there.offer(request_of(plain(9)))
-    assert isinstance(lasting, Refused)
-    assert "container c requests 9 cpu" in lasting.text()
+    assert fits(allocator, pod("b", {"cpu": 1, "memory": 1}))
+    unresolvable = allocator.offer(request_of(unlabelled(9)))
+    assert isinstance(unresolvable, Refused)
+    assert "container c requests 9 cpu" in unresolvable.text()
 
 
-def test_a_shortage_that_eviction_can_end_is_resolvable() -> None:
-    there = place(node({0: {"cpu": 1000, "memory": 8 * GIB}, 1: {"cpu": 0, "memory": 8 * GIB}}))
-    for cpus, lasting in ((8, False), (9, True)):
-        found = there.offer(request_of(plain(cpus)))
+def test_a_shortage_that_preemption_can_end_is_resolvable() -> None:
+    allocator = new_allocator(
+        node({0: {"cpu": 1000, "memory": 8 * GIB}, 1: {"cpu": 0, "memory": 8 * GIB}})
+    )
+    for cpus, unresolvable in ((8, False), (9, True)):
+        found = allocator.offer(request_of(unlabelled(cpus)))
         assert isinstance(found, Refused)
-        assert found.unresolvable is lasting
+        assert found.unresolvable is unresolvable
 
 
 def test_owned_cpus_are_subtracted_from_their_numa_node() -> None:
-    there = place()
-    put(there, pod("a", {"cpu": 8}, "LSR"))
-    assert fits(there, plain(4, "b"))
-    assert not fits(there, plain(5, "b"))
+    allocator = new_allocator()
+    commit(allocator, pod("a", {"cpu": 8}, "LSR"))
+    assert fits(allocator, unlabelled(4, "b"))
+    assert not fits(allocator, unlabelled(5, "b"))
 
 
-def test_cpus_that_the_kubelet_gives_a_koordinator_pod_count_on_each_numa_node() -> None:
+def test_cpus_that_the_kubelet_assigns_to_a_koordinator_pod_count_on_each_numa_node() -> None:
     """A Guaranteed LS pod on a node with a static kubelet."""
-    there = place()
+    allocator = new_allocator()
     amounts = {"cpu": 3, "memory": "1Gi"}
-    put(there, pod("a", amounts, "LS", limits=amounts))
-    assert fits(there, plain(5, "b"))
-    assert not fits(there, plain(6, "b"))
+    commit(allocator, pod("a", amounts, "LS", limits=amounts))
+    assert fits(allocator, unlabelled(5, "b"))
+    assert not fits(allocator, unlabelled(6, "b"))
 
 
 def test_devices_that_the_kubelet_assigns_are_subtracted_from_each_numa_node() -> None:
-    """Exclusive CPUs are those of the claim. The kubelet chooses the NUMA node of the device."""
-    there = place(node({zone: {**amounts, NIC: 1} for zone, amounts in TWO.items()}))
+    """Exclusive CPUs are those of the allocation; the kubelet chooses the device's NUMA node."""
+    allocator = new_allocator(node({zone: {**amounts, NIC: 1} for zone, amounts in TWO.items()}))
     with_card = {"cpu": 2, "memory": "1Gi", NIC: 1}
-    put(there, pod("a", with_card, "LSR"))
-    assert fits(there, plain(6, "b"))
-    assert not fits(there, plain(7, "b"))
-    assert not fits(there, pod("b", with_card, limits=with_card))
+    commit(allocator, pod("a", with_card, "LSR"))
+    assert fits(allocator, unlabelled(6, "b"))
+    assert not fits(allocator, unlabelled(7, "b"))
+    assert not fits(allocator, pod("b", with_card, limits=with_card))
 
 
-def test_a_pod_on_a_shared_pool_takes_no_cpu() -> None:
-    there = place()
+def test_a_pod_on_a_shared_pool_uses_no_exclusive_cpu() -> None:
+    allocator = new_allocator()
     numa = {"scheduling.koordinator.sh/numa-topology-spec": {"numaTopologyPolicy": "Restricted"}}
-    put(there, pod("a", {"cpu": 3, "memory": "7Gi"}, "LS", numa))
-    assert there.holdings["a"].allocation.amounts
-    assert fits(there, plain(8, "b"))
+    commit(allocator, pod("a", {"cpu": 3, "memory": "7Gi"}, "LS", numa))
+    assert allocator.holdings["a"].allocation.amounts
+    assert fits(allocator, unlabelled(8, "b"))
     big = pod("c", {"cpu": 1, "memory": "2Gi"}, limits={"cpu": 1, "memory": "2Gi"})
-    put(there, big)
-    assert fits(there, big)
+    commit(allocator, big)
+    assert fits(allocator, big)
 
 
 def test_a_new_report_counts_all_pods_that_are_not_listed_as_uncounted() -> None:
-    there = place()
-    put(there, plain(5, "a"))
-    put(there, plain(2, "b"))
+    allocator = new_allocator()
+    commit(allocator, unlabelled(5, "a"))
+    commit(allocator, unlabelled(2, "b"))
     left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
-    new = msgspec.structs.replace(there.properties, zones=report(left))
-    assert fits(there.with_properties(new), plain(3, "c"))
-    beside = there.with_properties(new, uncounted={"b"})
-    assert fits(beside, plain(2, "c"))
-    assert not fits(beside, plain(3, "c"))
+    new = msgspec.structs.replace(allocator.properties, zones=report(left))
+    assert fits(allocator.with_properties(new), unlabelled(3, "c"))
+    with_uncounted = allocator.with_properties(new, uncounted={"b"})
+    assert fits(with_uncounted, unlabelled(2, "c"))
+    assert not fits(with_uncounted, unlabelled(3, "c"))
 
 
-def test_a_new_report_alone_updates_the_allocator_in_place() -> None:
-    there = place()
-    put(there, plain(5, "a"))
-    put(there, plain(2, "b"))
+def test_a_new_report_updates_the_allocator_in_place() -> None:
+    allocator = new_allocator()
+    commit(allocator, unlabelled(5, "a"))
+    commit(allocator, unlabelled(2, "b"))
     left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
-    there.update_report(report(left), left, uncounted={"b"})
-    assert there.properties.zones == report(left)
-    assert set(there.holdings) == {"a", "b"}
-    assert fits(there, plain(2, "c"))
-    assert not fits(there, plain(3, "c"))
-    there.update_report(report(left), left)
-    assert fits(there, plain(4, "c"))
-    there.update_report(None, None)
-    assert fits(there, plain(99, "c"))
+    allocator.update_report(report(left), left, uncounted={"b"})
+    assert allocator.properties.zones == report(left)
+    assert set(allocator.holdings) == {"a", "b"}
+    assert fits(allocator, unlabelled(2, "c"))
+    assert not fits(allocator, unlabelled(3, "c"))
+    allocator.update_report(report(left), left)
+    assert fits(allocator, unlabelled(4, "c"))
+    allocator.update_report(None, None)
+    assert fits(allocator, unlabelled(99, "c"))
 
 
-def test_an_offer_without_pods_that_the_report_does_not_count() -> None:
-    there = place()
-    put(there, plain(8, "a"))
-    assert fits(there.without(["a"]), plain(8, "b"))
-    assert not fits(there, plain(8, "b"))
+def test_an_offer_without_evicted_pods_that_the_report_does_not_count() -> None:
+    allocator = new_allocator()
+    commit(allocator, unlabelled(8, "a"))
+    assert fits(allocator.without(["a"]), unlabelled(8, "b"))
+    assert not fits(allocator, unlabelled(8, "b"))
 
 
-def test_the_score_is_by_the_configured_strategy() -> None:
+def test_the_score_follows_the_configured_strategy() -> None:
     scores = []
     for strategy in (Strategy.LEAST_ALLOCATED, Strategy.MOST_ALLOCATED):
-        found = place(rules=AllocatorRules(zones=ZoneScoring(strategy))).offer(request_of(plain(2)))
+        found = new_allocator(rules=AllocatorRules(zones=ZoneScoring(strategy))).offer(
+            request_of(unlabelled(2))
+        )
         assert isinstance(found, Granted)
         scores.append(found.score)
     least, most = scores
@@ -219,16 +225,16 @@ def test_equivalence_classes_distinguish_containers_when_zones_do() -> None:
 
 def test_the_zone_report_applies_with_koordinator_labels_on_other_subjects() -> None:
     """Amplification does not concern NUMA nodes."""
-    amplified = facts(cpu_ratio=1.5, cpu_milli=24_000)
-    there = NodeAllocator(msgspec.structs.replace(amplified, zones=report(node(TWO))))
-    assert not fits(there, plain(9))
-    put(there, plain(6))
-    assert fits(there, plain(2, "b"))
-    assert not fits(there, plain(3, "b"))
+    amplified = make_properties(cpu_ratio=1.5, cpu_milli=24_000)
+    allocator = NodeAllocator(msgspec.structs.replace(amplified, zones=report(node(TWO))))
+    assert not fits(allocator, unlabelled(9))
+    commit(allocator, unlabelled(6))
+    assert fits(allocator, unlabelled(2, "b"))
+    assert not fits(allocator, unlabelled(3, "b"))
 
 
 FOUR = {zone: {"cpu": 4000, "memory": 8 * GIB, NIC: 1} for zone in range(4)}
-BY_KUBELET = NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED)
+RESTRICTED = NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED)
 STATIC = {CPU_MANAGER_POLICY: '{"policy": "static"}'}
 STATIC_MEMORY = {**STATIC, AGENT_SETTINGS: '{"memoryManagerPolicy": "Static"}'}
 
@@ -236,12 +242,12 @@ STATIC_MEMORY = {**STATIC, AGENT_SETTINGS: '{"memoryManagerPolicy": "Static"}'}
 def restricted(
     free: dict[int, int], notes: dict[str, str] | None = None, scope: str = "pod"
 ) -> NodeAllocator:
-    """A node with 4 NUMA nodes of 4 CPUs, of which `free` (milli-CPU) are left, and whose kubelet
-    has the policy restricted; static unless `notes` say otherwise."""
+    """A node with 4 NUMA nodes of 4 CPUs, of which `free` (milli-CPU) are left. Its kubelet has the
+    policy restricted, and the CPU manager policy static unless `notes` has another."""
     notes = STATIC if notes is None else notes
     empty = node(FOUR, "restricted", scope, annotations=notes)
     left = msgspec.structs.replace(empty, available={**empty.available, "cpu": free})
-    cpus = facts((1, 4, 2, 2), policies=BY_KUBELET, kubelet_static=bool(notes)).cpus
+    cpus = make_properties((1, 4, 2, 2), policies=RESTRICTED, kubelet_static=bool(notes)).cpus
     return NodeAllocator(NodeProperties("n", cpus, zones=ZoneReport(left, empty)))
 
 
@@ -250,26 +256,26 @@ def guaranteed(cpu: int, qos: str | None = "LSE", uid: str = "a", **more: Any) -
     return guaranteed_class(pod(uid, amounts, qos, limits=amounts))
 
 
-def guaranteed_class(of: ApiPod) -> ApiPod:
-    return msgspec.structs.replace(of, kube_class="guaranteed")
+def guaranteed_class(api_pod: ApiPod) -> ApiPod:
+    return msgspec.structs.replace(api_pod, kube_class="guaranteed")
 
 
 @pytest.mark.parametrize("qos", ["LSE", "LSR", "LS", None])
-def test_the_kubelets_restricted_admits_only_as_few_numa_nodes_as_an_empty_machine_needs(
+def test_the_kubelets_restricted_policy_admits_only_the_fewest_numa_nodes_of_an_empty_machine(
     qos: str | None,
 ) -> None:
-    """Koordinator's rule takes any NUMA nodes that have enough."""
-    there = restricted(dict.fromkeys(range(4), 3000))
-    assert fits(there, guaranteed(3, qos))
-    found = there.offer(request_of(guaranteed(4, qos)))
+    """Koordinator's rule accepts any NUMA nodes that have enough."""
+    allocator = restricted(dict.fromkeys(range(4), 3000))
+    assert fits(allocator, guaranteed(3, qos))
+    found = allocator.offer(request_of(guaranteed(4, qos)))
     assert isinstance(found, Refused)
     assert found.text() == (
         "pod requests 4 cpu: the kubelet's policy restricted prefers 1 NUMA node: at most 3 left "
         "there"
     )
     assert not found.unresolvable
-    assert fits(there, guaranteed(6, qos))
-    found = there.offer(request_of(guaranteed(8, qos)))
+    assert fits(allocator, guaranteed(6, qos))
+    found = allocator.offer(request_of(guaranteed(8, qos)))
     assert isinstance(found, Refused)
     assert "prefers 2 NUMA nodes: at most 6 left there" in found.text()
     assert "prefers 2 NUMA nodes: not that much is left there" in found.summary()
@@ -277,12 +283,12 @@ def test_the_kubelets_restricted_admits_only_as_few_numa_nodes_as_an_empty_machi
 
 
 @pytest.mark.parametrize("qos", ["LSE", None])
-def test_resources_for_which_the_kubelet_prefers_different_numbers_are_declined_for_good(
+def test_resources_with_different_preferred_numbers_of_numa_nodes_are_unresolvable(
     qos: str | None,
 ) -> None:
-    there = restricted(dict.fromkeys(range(4), 4000))
-    assert fits(there, guaranteed(8, qos, **{NIC: 2}))
-    found = there.offer(request_of(guaranteed(8, qos, **{NIC: 1})))
+    allocator = restricted(dict.fromkeys(range(4), 4000))
+    assert fits(allocator, guaranteed(8, qos, **{NIC: 2}))
+    found = allocator.offer(request_of(guaranteed(8, qos, **{NIC: 1})))
     assert isinstance(found, Refused)
     assert found.text() == (
         f"pod requests 1 {NIC}: the kubelet's policy restricted prefers 1 NUMA node for it, and "
@@ -295,50 +301,50 @@ def test_resources_for_which_the_kubelet_prefers_different_numbers_are_declined_
 
 def test_restricted_counts_memory_under_a_static_memory_manager_only() -> None:
     for notes, passes in ((STATIC, True), (STATIC_MEMORY, False)):
-        there = restricted(dict.fromkeys(range(4), 4000), notes)
-        assert fits(there, guaranteed(2, memory="10Gi")) is passes
-        assert fits(there, guaranteed(8, memory="10Gi"))
+        allocator = restricted(dict.fromkeys(range(4), 4000), notes)
+        assert fits(allocator, guaranteed(2, memory="10Gi")) is passes
+        assert fits(allocator, guaranteed(8, memory="10Gi"))
 
 
-def test_restricted_counts_no_cpu_that_the_kubelet_does_not_assign() -> None:
-    """Under the CPU manager policy none, and for pods that are not Guaranteed."""
-    there = restricted(dict.fromkeys(range(4), 3000), {})
-    assert fits(there, guaranteed(4))
-    assert fits(there, guaranteed(4, None))
-    there = restricted(dict.fromkeys(range(4), 3000))
-    assert fits(there, pod("a", {"cpu": 4}, "LS"))
+def test_restricted_ignores_cpu_that_the_kubelet_does_not_assign() -> None:
+    """For example with the CPU manager policy none, or for pods that are not Guaranteed."""
+    allocator = restricted(dict.fromkeys(range(4), 3000), {})
+    assert fits(allocator, guaranteed(4))
+    assert fits(allocator, guaranteed(4, None))
+    allocator = restricted(dict.fromkeys(range(4), 3000))
+    assert fits(allocator, pod("a", {"cpu": 4}, "LS"))
     half = {"cpu": "3500m", "memory": "1Gi"}
-    assert fits(there, guaranteed_class(pod("a", half, limits=half)))
+    assert fits(allocator, guaranteed_class(pod("a", half, limits=half)))
     align = {CPU_MANAGER_POLICY: '{"policy": "static", "options": {"align-by-socket": "true"}}'}
     assert fits(restricted(dict.fromkeys(range(4), 3000), align), guaranteed(4))
 
 
 def test_under_a_static_kubelet_new_owners_count_on_each_numa_node() -> None:
     """The kubelet does not follow the allocation."""
-    there = restricted(dict.fromkeys(range(4), 4000))
-    early = there.offer(request_of(guaranteed(3, uid="b")))
+    allocator = restricted(dict.fromkeys(range(4), 4000))
+    early = allocator.offer(request_of(guaranteed(3, uid="b")))
     assert isinstance(early, Granted)
-    put(there, guaranteed(2))
+    commit(allocator, guaranteed(2))
     with pytest.raises(StaleOfferError, match="at most 2 left there"):
-        there.commit(early)
-    assert fits(there, guaranteed(2, uid="b"))
-    assert not fits(there, guaranteed(3, uid="b"))
+        allocator.commit(early)
+    assert fits(allocator, guaranteed(2, uid="b"))
+    assert not fits(allocator, guaranteed(3, uid="b"))
 
 
-def test_the_cpus_of_victims_count_as_free_for_the_kubelets_restricted() -> None:
-    there = restricted(dict.fromkeys(range(4), 1000))
+def test_the_cpus_of_victims_count_as_free_under_the_kubelets_restricted_policy() -> None:
+    allocator = restricted(dict.fromkeys(range(4), 1000))
     status = {"scheduling.koordinator.sh/resource-status": {"cpuset": "4-5"}}
-    there.record(holding_of(pod("victim", {"cpu": 2}, "LSR", status)))
-    assert not fits(there, guaranteed(3))
-    assert fits(there.without(["victim"]), guaranteed(3))
-    assert not fits(there.without(["victim"]), guaranteed(4))
+    allocator.record(holding_of(pod("victim", {"cpu": 2}, "LSR", status)))
+    assert not fits(allocator, guaranteed(3))
+    assert fits(allocator.without(["victim"]), guaranteed(3))
+    assert not fits(allocator.without(["victim"]), guaranteed(4))
 
 
-def test_a_report_with_unknown_pods_is_not_offered_under_the_kubelets_restricted() -> None:
-    there = restricted(dict.fromkeys(range(4), 4000))
-    there.update_report(there.properties.zones, None)
-    assert not fits(there, guaranteed(2))
-    assert fits(there, pod("a", {}, "LS"))
-    there = restricted(dict.fromkeys(range(4), 4000), {})
-    there.update_report(there.properties.zones, None)
-    assert fits(there, guaranteed(2)), "the kubelet gives no hints for it"
+def test_a_node_with_unknown_pods_is_refused_under_the_kubelets_restricted_policy() -> None:
+    allocator = restricted(dict.fromkeys(range(4), 4000))
+    allocator.update_report(allocator.properties.zones, None)
+    assert not fits(allocator, guaranteed(2))
+    assert fits(allocator, pod("a", {}, "LS"))
+    allocator = restricted(dict.fromkeys(range(4), 4000), {})
+    allocator.update_report(allocator.properties.zones, None)
+    assert fits(allocator, guaranteed(2)), "the kubelet has no hints for it"

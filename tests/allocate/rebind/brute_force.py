@@ -1,5 +1,4 @@
-"""The best measures of a small node by trying all places of all pods, on sets of CPU numbers, and
-nodes of pods to plan for."""
+"""The best measures of a small node, by enumeration of all places of all pods as sets of CPUs."""
 
 from __future__ import annotations
 
@@ -89,7 +88,7 @@ class Rules:
                 elif pod.cpu_milli is not None:
                     milli = pod.cpu_milli
                     add(id_, "cpu", milli[id_] if same else sum(milli.values()))
-            # The kinds of pods in these tests have memory that one NUMA node can hold.
+            # The pods of these tests have memory that fits one NUMA node.
             if pod.memory and not same:
                 here_ids = [
                     id_

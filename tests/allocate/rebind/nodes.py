@@ -1,4 +1,4 @@
-"""Nodes with bound pods, in tables and at random."""
+"""Nodes with bound pods, fixed and random."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def owner(uid: str, text: str, **more: object) -> PlacedPod:
     return PlacedPod(uid, f"default/{uid}", CpuSet.parse(text).mask, **more)  # type: ignore[arg-type]
 
 
-def sharer(uid: str, cpu_milli: dict[int, int], **more: object) -> PlacedPod:
+def ls_pod(uid: str, cpu_milli: dict[int, int], **more: object) -> PlacedPod:
     """A pod that shares CPUs of these NUMA nodes."""
     place = sum(1 << id_ for id_ in cpu_milli)
     return PlacedPod(uid, f"default/{uid}", place, cpu_milli, **more)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def small_nodes(draw: st.DrawFn) -> PlacedNode:
     if draw(st.booleans()):
         rooms = {id_: {"cpu": 4000, "memory": draw(st.integers(2, 8))} for id_ in ids}
         spans = draw(st.booleans()) and len(ids) > 1
-        pods.append(sharer("s", {ids[0]: 700, ids[1]: 500} if spans else {ids[0]: 900}))
+        pods.append(ls_pod("s", {ids[0]: 700, ids[1]: 500} if spans else {ids[0]: 900}))
     most_owned = {ids[0]: draw(st.integers(0, 4))} if draw(st.booleans()) else {}
     return PlacedNode(
         machine,
@@ -92,7 +92,7 @@ def _drawn_owner(draw: st.DrawFn, machine: Layout, uid: str, place: CpuSet) -> P
 
 
 def fragmented(
-    machine: Layout, pods: int, free: int, seed: int = 0, sharers: int = 0
+    machine: Layout, pods: int, free: int, seed: int = 0, ls_pods: int = 0
 ) -> PlacedNode:
     """Owners at random places, which have all CPUs except `free` ones, and pods that share CPUs,
     half of them of two NUMA nodes."""
@@ -107,11 +107,11 @@ def fragmented(
         found.append(owner(f"p{number:03}", str(CpuSet(order[:count]))))
         del order[:count]
     ids = [area.id for area in machine.nodes]
-    for number in range(sharers):
+    for number in range(ls_pods):
         amounts = {rng.choice(ids): 20}
         if number % 2:
             amounts[rng.choice(ids)] = 20
-        found.append(sharer(f"s{number:03}", amounts))
+        found.append(ls_pod(f"s{number:03}", amounts))
     rooms = {area.id: {"cpu": 1000 * area.cpus.bit_count()} for area in machine.nodes}
     return node(machine, *found, rooms=rooms)
 

@@ -1,4 +1,4 @@
-"""Plans: what they gain, what they keep, and that they are the best ones on small nodes."""
+"""Plans: their measures and invariants, and that they are optimal on small nodes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.allocate.rebind.nodes import (
     SIXTEEN,
     TWO,
     fragmented,
+    ls_pod,
     node,
     owner,
-    sharer,
     small_nodes,
 )
 
 
-def shown(found: RebindPlan | NoPlan) -> list[str]:
+def move_texts(found: RebindPlan | NoPlan) -> list[str]:
     if isinstance(found, NoPlan):
         return list(found.reasons)
     return [
@@ -74,18 +74,18 @@ PLANS: dict[str, tuple[PlacedNode, list[str]]] = {
         node(
             TWO,
             owner("a", "0-1"),
-            sharer("s", {0: 500, 1: 500}),
+            ls_pod("s", {0: 500, 1: 500}),
             rooms={0: {"cpu": 4000}, 1: {"cpu": 4000}},
         ),
         ["s {0: 500, 1: 500} > {0: 1000}"],
     ),
-    "not where the pods that share CPUs would have too little": (
+    "not where shared CPUs would be insufficient": (
         node(
             TWO,
             owner("a", "0-1"),
             owner("b", "4-5"),
-            sharer("s", {0: 1500}),
-            sharer("t", {1: 1500}),
+            ls_pod("s", {0: 1500}),
+            ls_pod("t", {1: 1500}),
             rooms={0: {"cpu": 4000}, 1: {"cpu": 4000}},
         ),
         ["no moves were found that improve the places of pods"],
@@ -98,7 +98,7 @@ PLANS: dict[str, tuple[PlacedNode, list[str]]] = {
         ),
         ["a 3-4 > 4-5"],
     ),
-    "not away from its devices": (
+    "not to another NUMA node than its devices": (
         node(TWO, owner("a", "0-1", near=frozenset({0})), owner("b", "4-5", near=frozenset({1}))),
         ["no moves were found that improve the places of pods"],
     ),
@@ -106,7 +106,7 @@ PLANS: dict[str, tuple[PlacedNode, list[str]]] = {
         node(ONE, owner("a", "0,2", fixed="it is never moved")),
         ["pod default/a is not moved: it is never moved"],
     ),
-    "nothing to do": (node(ONE, owner("a", "0-1")), ["no pods could be placed better"]),
+    "no better placement": (node(ONE, owner("a", "0-1")), ["no pods could be placed better"]),
     "no pods": (node(ONE), ["no pod owns CPUs or is bound to NUMA nodes"]),
     "no CPU in between": (
         node(ONE, owner("a", "0,2"), owner("b", "1,3"), owner("c", "4-7")),
@@ -117,8 +117,8 @@ PLANS: dict[str, tuple[PlacedNode, list[str]]] = {
 
 @pytest.mark.parametrize("case", PLANS)
 def test_plans(case: str) -> None:
-    before, wanted = PLANS[case]
-    assert shown(plan(before)) == wanted
+    before, expected = PLANS[case]
+    assert move_texts(plan(before)) == expected
 
 
 def test_memory_is_split_by_the_cpus_of_a_numa_node() -> None:
@@ -130,7 +130,7 @@ def test_memory_is_split_by_the_cpus_of_a_numa_node() -> None:
     assert move.target.memory == {0: {"memory": 8}, 1: {"memory": 2}}
 
 
-def test_the_gain_is_stated() -> None:
+def test_a_plan_has_its_measures_before_and_after() -> None:
     found = plan(node(TWO, owner("a", "1,4")))
     assert isinstance(found, RebindPlan)
     assert (found.before, found.after) == (Measures(1, 1, 2, 2), Measures(0, 0, 1, 1))
@@ -172,7 +172,7 @@ def test_the_best_plan_with_two_moved_pods(before: PlacedNode) -> None:
 
 @pytest.mark.parametrize(("pods", "free"), [(200, 16), (100, 64), (60, 40), (30, 100)])
 def test_a_large_node(pods: int, free: int) -> None:
-    before = fragmented(LARGE, pods, free, seed=pods, sharers=250 - pods)
+    before = fragmented(LARGE, pods, free, seed=pods, ls_pods=250 - pods)
     found = plan(before)
     assert isinstance(found, RebindPlan)
     assert found == plan(before)

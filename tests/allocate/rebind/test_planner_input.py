@@ -21,7 +21,7 @@ from tests.allocate.node_allocator.builders import (
     NUMA_SPEC,
     SPEC,
     STATUS,
-    facts,
+    make_properties,
     pod,
 )
 
@@ -32,13 +32,13 @@ def bound(uid: str, cpus: str, **notes: object) -> ApiPod:
     return pod(uid, {"cpu": len(CpuSet.parse(cpus))}, "LSR", texts)
 
 
-def shares(uid: str, milli: Mapping[int, str], **more: Any) -> ApiPod:
+def ls_pod(uid: str, milli: Mapping[int, str], **more: Any) -> ApiPod:
     parts = [{"node": node, "resources": {"cpu": amount}} for node, amount in milli.items()]
     return pod(uid, {"cpu": "1"}, "LS", {STATUS: {"numaNodeResources": parts}}, **more)
 
 
 def read(*pods: ApiPod, fixed: Mapping[str, str] | None = None, **more: Any) -> PlacedNode:
-    allocator = NodeAllocator(facts(**more), map(holding_of, pods))
+    allocator = NodeAllocator(make_properties(**more), map(holding_of, pods))
     requests = {each.uid: request_of(each).resources for each in pods}
     found = placed_node(allocator, requests, fixed or {})
     assert isinstance(found, PlacedNode)
@@ -48,7 +48,7 @@ def read(*pods: ApiPod, fixed: Mapping[str, str] | None = None, **more: Any) -> 
 def test_owners_and_pods_on_numa_nodes_and_no_others() -> None:
     found = read(
         bound("b", "0,2"),
-        shares("s", {0: "500m", 1: "500m"}),
+        ls_pod("s", {0: "500m", 1: "500m"}),
         pod("unbound", {"cpu": "1"}, "LS"),
         bound("a", "4-5", **{SPEC: {"preferredCPUBindPolicy": "SpreadByPCPUs"}}),
         reserved=CpuSet.parse("15"),
@@ -133,7 +133,7 @@ def test_the_pool_of_a_pod_that_bursts_does_not_shrink() -> None:
     ],
 )
 def test_a_node_without_a_plan(more: dict[str, Any], reason: str) -> None:
-    allocator = NodeAllocator(facts(**more), [holding_of(bound("a", "0,2"))])
+    allocator = NodeAllocator(make_properties(**more), [holding_of(bound("a", "0,2"))])
     assert placed_node(allocator, {}, {}) == NoPlan((reason,))
 
 
@@ -159,7 +159,7 @@ def test_the_allocation_of_a_moved_pod(
     before: PodAllocation, place: str, cpus: str, amounts: dict[int, dict[str, int]]
 ) -> None:
     memory = {1: {"memory": 5}} if "memory" in before.amounts.get(0, {}) else {}
-    options = facts().cpus
+    options = make_properties().cpus
     assert options is not None
     found = moved_allocation(options, before, PodPlace(CpuSet.parse(place), memory=memory))
     assert (str(found.cpus), found.amounts) == (cpus, amounts)
@@ -167,7 +167,7 @@ def test_the_allocation_of_a_moved_pod(
 
 def test_a_moved_pod_that_shares_cpus_keeps_its_amount() -> None:
     before = PodAllocation("s", "ns/s", amounts={0: {"cpu": 500}, 1: {"cpu": 500}}, cpu_milli=1000)
-    options = facts().cpus
+    options = make_properties().cpus
     assert options is not None
     found = moved_allocation(options, before, PodPlace(cpu_milli={1: 1000}))
     assert found.amounts == {1: {"cpu": 1000}}

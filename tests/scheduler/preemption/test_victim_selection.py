@@ -26,7 +26,7 @@ from agent.scheduler.preemption.victim_selection import (
 )
 from agent.scheduler.state.pod_info import PodRequirements
 from tests.allocate.devices.builders import CORE, RATIO, gpu
-from tests.allocate.node_allocator.builders import annotated, facts, pod
+from tests.allocate.node_allocator.builders import annotated, make_properties, pod
 
 PROTECTED = {"app": "protected"}
 ONE = NumaPolicy.SINGLE_NUMA_NODE
@@ -54,7 +54,7 @@ def place_pod(allocator: NodeAllocator, api_pod: ApiPod) -> None:
 
 def allocator_with(*pods: ApiPod, allocator: NodeAllocator | None = None) -> NodeAllocator:
     """Allocates each pod by its best offer, if there is one."""
-    allocator = allocator or NodeAllocator(facts(SHAPE, ONE))
+    allocator = allocator or NodeAllocator(make_properties(SHAPE, ONE))
     for each in pods:
         place_pod(allocator, each)
     return allocator
@@ -86,7 +86,7 @@ pod_specs = st.lists(
 def test_the_victims_are_the_best_of_all_sets(
     specs: list[tuple[int, int, int, bool, bool]], cpus: int, priority: int, allowed: int
 ) -> None:
-    allocator = NodeAllocator(facts(SHAPE, ONE))
+    allocator = NodeAllocator(make_properties(SHAPE, ONE))
     bound_pods = []
     for number, (size, pod_priority, started, protected, terminating) in enumerate(specs):
         uid = f"u{number}"
@@ -161,7 +161,7 @@ def test_the_last_started_pod_on_enough_of_a_gpu_is_the_victim(
         pod("whole", {CORE: 100, RATIO: 100}),
         pod("share1", {CORE: 50, RATIO: 50}),
         pod("share2", {CORE: 50, RATIO: 50}),
-        allocator=NodeAllocator(facts(SHAPE, devices=[gpu(0), gpu(1)])),
+        allocator=NodeAllocator(make_properties(SHAPE, devices=[gpu(0), gpu(1)])),
     )
     assert set(allocator.holdings) == {"whole", "share1", "share2"}
     bound_pods = [BoundPod(uid, "ns", uid, 0, at) for at, uid in enumerate(allocator.holdings)]
