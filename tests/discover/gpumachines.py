@@ -1,4 +1,4 @@
-"""Machines with GPUs as tables: the topology and the links of their cards."""
+"""Machines with GPUs for the fake driver: cards, links and topology."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def bus(number: int, domain: int = 0) -> str:
 
 
 def a100_hgx() -> Machine:
-    """Eight A100 on six NVSwitches, twelve links per card; two cards per PCIe switch, four per
-    socket. Minors as the driver assigned them, which differ from the indices."""
+    """Eight A100 on six NVSwitches, with twelve links per card, two cards per PCIe switch and four
+    per socket. The device minors differ from the indices, as on a real machine."""
     buses = (0x07, 0x0F, 0x47, 0x4E, 0x87, 0x90, 0xB7, 0xBD)
     minors = (2, 3, 0, 1, 6, 7, 4, 5)
     links = tuple((3, SWITCH, bus(0xC4 + number // 2)) for number in range(12))
@@ -60,19 +60,19 @@ def a100_hgx() -> Machine:
     return Machine(cards, pairs=pairs)
 
 
-# The hybrid cube mesh of DGX-1 with V100: pairs with the number 2 have twice the links.
 DGX1_LINKS = {
     (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
     (2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
 }  # fmt: skip
+"""The number of links between the cards of DGX-1 with V100, a hybrid cube mesh."""
 
 
 def dgx1() -> Machine:
     buses = (0x06, 0x07, 0x0A, 0x0B, 0x85, 0x86, 0x89, 0x8A)
-    far: list[list[int]] = [[] for _ in buses]
+    peers: list[list[int]] = [[] for _ in buses]
     for (one, two), count in DGX1_LINKS.items():
-        far[one] += [two] * count
-        far[two] += [one] * count
+        peers[one] += [two] * count
+        peers[two] += [one] * count
     cards = tuple(
         Card(
             uuid(place, 0x100),
@@ -80,7 +80,7 @@ def dgx1() -> Machine:
             bus(buses[place]),
             place,
             memory=(16384, 300, 0),
-            links=tuple((2, GPU, bus(buses[other])) for other in far[place]),
+            links=tuple((2, GPU, bus(buses[other])) for other in peers[place]),
             facts={"ecc": "0 0", "utilization": "0 0", "retired.pending": 0},
         )
         for place in range(8)
@@ -93,7 +93,7 @@ def dgx1() -> Machine:
 
 
 def mixed() -> Machine:
-    """Two models, one in a PCI domain of five digits."""
+    """Cards of two models, one of them in a PCI domain of five digits."""
     return Machine(
         (
             Card(uuid(0), "NVIDIA A100-PCIE-40GB", bus(0x3B), 1, memory=(40960, 500, 0)),
@@ -104,16 +104,16 @@ def mixed() -> Machine:
 
 
 def with_mig() -> Machine:
-    """A whole card, one in two instances, one in MIG mode without instances, one with MIG mode
-    pending."""
+    """An undivided card, one with two MIG instances, one in MIG mode without instances, and one
+    whose MIG mode is pending."""
     instance = {"gi": 1, "ci": 0, "attributes": "3 3 20096", "memory": "20096 10 100"}
     cards = a100_hgx().cards[:4]
     name = "MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3"
-    two = tuple({**instance, "uuid": f"{name}{number}", "gi": number} for number in (1, 2))
+    instances = tuple({**instance, "uuid": f"{name}{number}", "gi": number} for number in (1, 2))
     return Machine(
         (
             cards[0],
-            dataclasses.replace(cards[1], mig=(1, 1), instances=two),
+            dataclasses.replace(cards[1], mig=(1, 1), instances=instances),
             dataclasses.replace(cards[2], mig=(1, 1)),
             dataclasses.replace(cards[3], mig=(0, 1)),
         )

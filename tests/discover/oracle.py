@@ -1,4 +1,4 @@
-"""The result of hwloc's lstopo for a tree, as values to compare with Topolet's."""
+"""The topology that hwloc's lstopo reads from a tree, to compare with Topolet's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LSTOPO = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
 needs_lstopo = pytest.mark.skipif(LSTOPO is None, reason="no lstopo (Debian: hwloc-nox)")
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """CPU sets as Linux lists."""
+class Summary(msgspec.Struct, frozen=True):
+    """A topology with CPU sets as Linux lists. `error`: hwloc found the tree invalid."""
 
     online: str
     cores: frozenset[str]
@@ -26,14 +26,11 @@ class Answer(msgspec.Struct, frozen=True):
     socket_ids: dict[str, int]
     caches: frozenset[str]
     nodes: dict[int, tuple[str, int]]
-    complaint: str = ""
+    error: str = ""
 
 
-def lstopo(root: str) -> Answer | None:
-    """Has only sockets with their own ids. `complaint`: hwloc found the tree invalid.
-
-    None if hwloc fails.
-    """
+def lstopo(root: str) -> Summary | None:
+    """The summary of hwloc, None if hwloc fails. `socket_ids` has only ids of one socket each."""
     done = subprocess.run(
         [str(LSTOPO), "--if", "fsroot", "--input", root, "--disallowed", "--of", "xml"],
         capture_output=True,
@@ -50,7 +47,7 @@ def lstopo(root: str) -> Answer | None:
 
     packages = [each for each in found if each.get("type") == "Package"]
     ids = [each.get("os_index") for each in packages]
-    return Answer(
+    return Summary(
         online=_list(found[0].get("cpuset")),
         cores=frozenset(sets("Core")),
         sockets=frozenset(sets("Package")),
@@ -68,12 +65,12 @@ def lstopo(root: str) -> Answer | None:
             for each in found
             if each.get("type") == "NUMANode"
         },
-        complaint=done.stderr,
+        error=done.stderr,
     )
 
 
-def ours(topology: Topology) -> Answer:
-    """The same values of Topolet's topology."""
+def summary(topology: Topology) -> Summary:
+    """The summary of Topolet's topology."""
     groups: dict[str, dict[int, list[int]]] = {"core": {}, "socket": {}, "l3": {}}
     for cpu in topology.cpus:
         groups["core"].setdefault(cpu.core, []).append(cpu.id)
@@ -81,7 +78,7 @@ def ours(topology: Topology) -> Answer:
         if cpu.l3 is not None:
             groups["l3"].setdefault(cpu.l3, []).append(cpu.id)
     sockets = {str(CpuSet(cpus)): socket for socket, cpus in groups["socket"].items()}
-    return Answer(
+    return Summary(
         online=str(topology.online),
         cores=frozenset(str(CpuSet(cpus)) for cpus in groups["core"].values()),
         sockets=frozenset(sockets),

@@ -1,4 +1,4 @@
-"""Special cases of kernels and firmware, with one constructed tree each."""
+"""Special cases of kernels and firmware; each test builds a tree."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def read(tmp_path: Path) -> Read:
     return discovered
 
 
-def of(topology: Topology, field: str) -> dict[str, object]:
-    """CPU list by the value of a field."""
+def cpus_by(topology: Topology, field: str) -> dict[str, object]:
+    """The value of a field by the list of its CPUs."""
     groups: dict[object, list[int]] = {}
     for cpu in topology.cpus:
         groups.setdefault(getattr(cpu, field), []).append(cpu.id)
@@ -50,13 +50,18 @@ def every_cpu(name: str, texts: list[str]) -> Files:
 
 
 @pytest.mark.parametrize("masks", [False, True], ids=["lists", "masks"])
-def test_regular_machine(read: Read, masks: bool) -> None:
+def test_a_regular_machine(read: Read, masks: bool) -> None:
     topology = read(machine(2, 2, 1, 2, 2, masks=masks))
-    assert of(topology, "core") == {f"{core},{core + 8}": core for core in range(8)}
-    assert of(topology, "l3") == {"0-1,8-9": 0, "2-3,10-11": 2, "4-5,12-13": 4, "6-7,14-15": 6}
-    assert of(topology, "socket") == {"0-3,8-11": 0, "4-7,12-15": 1}
-    assert of(topology, "node") == {"0-1,8-9": 0, "2-3,10-11": 1, "4-5,12-13": 2, "6-7,14-15": 3}
-    assert of(topology, "die") == ({"0-15": None} if masks else {"0-15": 0})
+    assert cpus_by(topology, "core") == {f"{core},{core + 8}": core for core in range(8)}
+    assert cpus_by(topology, "l3") == {"0-1,8-9": 0, "2-3,10-11": 2, "4-5,12-13": 4, "6-7,14-15": 6}
+    assert cpus_by(topology, "socket") == {"0-3,8-11": 0, "4-7,12-15": 1}
+    assert cpus_by(topology, "node") == {
+        "0-1,8-9": 0,
+        "2-3,10-11": 1,
+        "4-5,12-13": 2,
+        "6-7,14-15": 3,
+    }
+    assert cpus_by(topology, "die") == ({"0-15": None} if masks else {"0-15": 0})
     assert topology.smt
     assert topology.smt_control == (None if masks else "on")
     assert [node.distances for node in topology.numa_nodes][2] == (21, 21, 10, 12)
@@ -65,20 +70,22 @@ def test_regular_machine(read: Read, masks: bool) -> None:
 def test_file_names_before_linux_5_2(read: Read) -> None:
     files = without(machine(2, 1, 1, 2, 2), "core_cpus", "package_cpus", "/die_")
     topology = read(files)
-    assert of(topology, "core") == {"0,4": 0, "1,5": 1, "2,6": 2, "3,7": 3}
-    assert of(topology, "socket") == {"0-1,4-5": 0, "2-3,6-7": 1}
-    assert of(topology, "die") == {"0-7": None}
+    assert cpus_by(topology, "core") == {"0,4": 0, "1,5": 1, "2,6": 2, "3,7": 3}
+    assert cpus_by(topology, "socket") == {"0-1,4-5": 0, "2-3,6-7": 1}
+    assert cpus_by(topology, "die") == {"0-7": None}
 
 
-def test_lists_alone(read: Read) -> None:
+def test_lists_without_masks(read: Read) -> None:
     names = ("core_cpus", "thread_siblings", "package_cpus", "core_siblings", "die_cpus")
     masks = [f"/{name}" for name in (*names, "cpumap", "shared_cpu_map")]
-    whole = machine(2, 1, 1, 2, 2)
+    complete = machine(2, 1, 1, 2, 2)
     files = {
-        path: text for path, text in whole.items() if not any(path.endswith(mask) for mask in masks)
+        path: text
+        for path, text in complete.items()
+        if not any(path.endswith(mask) for mask in masks)
     }
-    assert len(files) < len(whole)
-    assert read(files) == read(whole)
+    assert len(files) < len(complete)
+    assert read(files) == read(complete)
 
 
 @pytest.mark.parametrize("masks", [False, True], ids=["lists", "masks"])
@@ -86,9 +93,9 @@ def test_offline_cpus(read: Read, masks: bool) -> None:
     topology = read(offline(machine(2, 1, 1, 2, 2, masks=masks), CpuSet((0, 5))))
     assert str(topology.online) == "1-4,6-7"
     assert str(topology.offline) == "0,5"
-    assert of(topology, "core") == {"1": 1, "2,6": 2, "3,7": 3, "4": 4}
+    assert cpus_by(topology, "core") == {"1": 1, "2,6": 2, "3,7": 3, "4": 4}
     assert [str(node.cpus) for node in topology.numa_nodes] == ["1,4", "2-3,6-7"]
-    assert of(topology, "socket") == {"1,4": 0, "2-3,6-7": 1}
+    assert cpus_by(topology, "socket") == {"1,4": 0, "2-3,6-7": 1}
 
 
 def test_offline_cpus_in_the_list_of_a_node(read: Read) -> None:
@@ -109,13 +116,13 @@ def test_cpu_in_the_online_list_without_topology_does_not_run(read: Read) -> Non
 def test_no_cpu_has_topology(read: Read) -> None:
     folders = {f"{CPU}/cpu{cpu}/crash_notes": "0" for cpu in range(4)}
     topology = read(without(machine(2, 1, 1, 2), "/topology/", "/cache/") | folders)
-    assert of(topology, "core") == {str(cpu): cpu for cpu in range(4)}
-    assert of(topology, "socket") == {"0-3": 0}
-    assert of(topology, "node") == {"0-1": 0, "2-3": 1}
+    assert cpus_by(topology, "core") == {str(cpu): cpu for cpu in range(4)}
+    assert cpus_by(topology, "socket") == {"0-3": 0}
+    assert cpus_by(topology, "node") == {"0-1": 0, "2-3": 1}
 
 
 def test_without_caches(read: Read) -> None:
-    assert of(read(without(machine(), "/cache/")), "l3") == {"0-1": None}
+    assert cpus_by(read(without(machine(), "/cache/")), "l3") == {"0-1": None}
 
 
 def test_index_is_not_the_level(read: Read) -> None:
@@ -125,26 +132,26 @@ def test_index_is_not_the_level(read: Read) -> None:
         for name in ("level", "type", "shared_cpu_map", "shared_cpu_list"):
             one, other = f"{folder}/index1/{name}", f"{folder}/index3/{name}"
             files[one], files[other] = files[other], files[one]
-    assert of(read(files), "l3") == {"0-1": 0, "2-3": 2}
+    assert cpus_by(read(files), "l3") == {"0-1": 0, "2-3": 2}
 
 
 def test_instruction_cache_of_level_3_does_not_count_as_l3(read: Read) -> None:
     files = machine()
     for cpu in range(2):
         files[f"{CPU}/cpu{cpu}/cache/index3/type"] = "Instruction"
-    assert of(read(files), "l3") == {"0-1": None}
+    assert cpus_by(read(files), "l3") == {"0-1": None}
 
 
 def test_l3_on_one_socket_only(read: Read) -> None:
     files = without(machine(2, 1, 1, 2), "/cpu0/cache/index3/", "/cpu1/cache/index3/")
-    assert of(read(files), "l3") == {"0-1": None, "2-3": 2}
+    assert cpus_by(read(files), "l3") == {"0-1": None, "2-3": 2}
 
 
 def test_empty_l3_map_means_the_core(read: Read) -> None:
     files = machine(1, 1, 1, 2, 2, masks=True)
     for cpu in range(4):
         files[f"{CPU}/cpu{cpu}/cache/index3/shared_cpu_map"] = "0"
-    assert of(read(files), "l3") == {"0,2": 0, "1,3": 1}
+    assert cpus_by(read(files), "l3") == {"0,2": 0, "1,3": 1}
 
 
 def test_dies(read: Read) -> None:
@@ -162,7 +169,7 @@ def test_dies(read: Read) -> None:
 
 @pytest.mark.parametrize("text", ["-1", "4294967295", "", "garbage"])
 def test_unknown_die(read: Read, text: str) -> None:
-    assert of(read(machine() | every_cpu("die_id", [text] * 2)), "die") == {"0-1": None}
+    assert cpus_by(read(machine() | every_cpu("die_id", [text] * 2)), "die") == {"0-1": None}
 
 
 SOCKETS: dict[str, tuple[Files, dict[str, int]]] = {
@@ -223,7 +230,7 @@ SOCKETS: dict[str, tuple[Files, dict[str, int]]] = {
 
 @pytest.mark.parametrize(("files", "sockets"), SOCKETS.values(), ids=SOCKETS.keys())
 def test_sockets(read: Read, files: Files, sockets: dict[str, int]) -> None:
-    assert of(read(files), "socket") == sockets
+    assert cpus_by(read(files), "socket") == sockets
 
 
 @pytest.mark.parametrize(
@@ -236,9 +243,9 @@ def test_sockets(read: Read, files: Files, sockets: dict[str, int]) -> None:
     ids=["bulldozer", "zen", "intel"],
 )
 def test_compute_units(read: Read, cpuinfo: str, cores: dict[str, int]) -> None:
-    """Only on Bulldozer do siblings with different core ids have cores of their own."""
+    """On Bulldozer, siblings with different core ids are separate cores; on no other CPU."""
     files = machine(1, 1, 1, 2, 2) | every_cpu("core_id", ["0", "1", "2", "3"])
-    assert of(read(files | {"proc/cpuinfo": cpuinfo}), "core") == cores
+    assert cpus_by(read(files | {"proc/cpuinfo": cpuinfo}), "core") == cores
 
 
 def test_machine_without_node_folders_is_node_0(read: Read) -> None:
@@ -286,12 +293,12 @@ def test_node_that_spans_sockets(read: Read) -> None:
         f"{NODE}/node0/distance": "10",
     }
     topology = read(files)
-    assert of(topology, "node") == {"0-3": 0}
-    assert of(topology, "socket") == {"0-1": 0, "2-3": 1}
+    assert cpus_by(topology, "node") == {"0-3": 0}
+    assert cpus_by(topology, "socket") == {"0-1": 0, "2-3": 1}
 
 
 def test_node_in_the_list_without_folder(read: Read) -> None:
-    """The row of distances still has a column for it."""
+    """The rows of distances have a column for the missing node."""
     files = without(machine(3, 1, 1, 1), "/node1/")
     nodes = read(files).numa_nodes
     assert [(node.id, node.distances) for node in nodes] == [(0, (10, 21)), (2, (21, 10))]
@@ -313,7 +320,7 @@ def test_overlapping_nodes(read: Read, second: str, lists: list[str]) -> None:
 def test_cpu_without_a_node_list_is_placed_by_its_link(read: Read) -> None:
     files = machine(2, 1, 1, 2) | {f"{NODE}/node1/cpumap": "4"}
     topology = read(files, (f"{CPU}/cpu3/node1", "../../node/node1"))
-    assert of(topology, "node") == {"0-1": 0, "2-3": 1}
+    assert cpus_by(topology, "node") == {"0-1": 0, "2-3": 1}
     assert [str(node.cpus) for node in topology.numa_nodes] == ["0-1", "2-3"]
 
 
@@ -340,7 +347,7 @@ def test_cpu_without_a_node_list_and_link_is_on_the_first_node(read: Read) -> No
     ids=["intel", "intel, one kind", "arm", "arm, one kind", "torn"],
 )
 def test_core_kinds(read: Read, files: Files, kinds: dict[str, str | None]) -> None:
-    assert of(read(machine(1, 1, 1, 6) | files), "kind") == kinds
+    assert cpus_by(read(machine(1, 1, 1, 6) | files), "kind") == kinds
 
 
 @pytest.mark.parametrize(
@@ -370,9 +377,9 @@ def test_isolated_by_the_command_line(read: Read, cmdline: str, isolated: str) -
     assert str(read(files).isolated) == isolated
 
 
-BROKEN = {
+INVALID = {
     "online": (f"{CPU}/online", "0-"),
-    "online beyond reason": (f"{CPU}/online", "0-99999999"),
+    "online too large": (f"{CPU}/online", "0-99999999"),
     "threads": (f"{CPU}/cpu0/topology/core_cpus", "3,zz"),
     "package": (f"{CPU}/cpu0/topology/package_cpus", "0x"),
     "package id": (f"{CPU}/cpu0/topology/physical_package_id", "one"),
@@ -381,13 +388,13 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("path", "text"), BROKEN.values(), ids=BROKEN.keys())
+@pytest.mark.parametrize(("path", "text"), INVALID.values(), ids=INVALID.keys())
 def test_invalid_content_is_named(tmp_path: Path, path: str, text: str) -> None:
     root = write(str(tmp_path), machine(2, 1, 1, 1) | {path: text})
-    with pytest.raises(DiscoveryError) as caught:
+    with pytest.raises(DiscoveryError) as raised:
         cpus.read(root)
-    assert str(caught.value).startswith(f"{tmp_path}/{path}: ")
-    assert repr(text)[1:-1] in str(caught.value)
+    assert str(raised.value).startswith(f"{tmp_path}/{path}: ")
+    assert repr(text)[1:-1] in str(raised.value)
 
 
 OPTIONAL = (
@@ -416,17 +423,17 @@ OPTIONAL = (
 def test_invalid_content_of_an_optional_file(read: Read, path: str, text: str) -> None:
     topology = read(machine(2, 1, 1, 2) | {path: text})
     assert str(topology.online) == "0-3"
-    assert of(topology, "socket") == {"0-1": 0, "2-3": 1}
-    assert of(topology, "node") == {"0-1": 0, "2-3": 1}
+    assert cpus_by(topology, "socket") == {"0-1": 0, "2-3": 1}
+    assert cpus_by(topology, "node") == {"0-1": 0, "2-3": 1}
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("files", "message"),
     [({}, "no online CPU"), ({f"{CPU}/online": "0"}, "no online CPU"), ({CPU: "x"}, "no online")],
     ids=["empty", "list alone", "file for folder"],
 )
-def test_root_without_a_machine(tmp_path: Path, files: Files, words: str) -> None:
-    with pytest.raises(DiscoveryError, match=words):
+def test_root_without_a_machine(tmp_path: Path, files: Files, message: str) -> None:
+    with pytest.raises(DiscoveryError, match=message):
         cpus.read(write(str(tmp_path), files))
 
 
@@ -439,7 +446,7 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
         cpus.read(root)
 
 
-def test_this_machine() -> None:
+def test_the_machine_of_the_test_is_read() -> None:
     topology = cpus.read("/")
     assert CpuSet(os.sched_getaffinity(0)) <= topology.online
     assert topology.numa_nodes

@@ -15,8 +15,10 @@ from tests.conftest import DATA
 
 EXPECTED: dict[str, Any] = json.loads((DATA / "sysfs" / "expected.json").read_text())
 
-NO_CORES = {"4fake-4gr1nu1pu": "no thread_siblings files: hwloc has no cores, we one per CPU"}
-NO_SOCKETS = {"2ps3-2t": "no core_siblings and no package id: hwloc has no package, we socket 0"}
+NO_CORES = {"4fake-4gr1nu1pu": "no thread_siblings files: hwloc has no cores, Topolet one per CPU"}
+NO_SOCKETS = {
+    "2ps3-2t": "no core_siblings and no package id: hwloc has no package, Topolet socket 0"
+}
 HIDDEN_NODES = {
     "nvidiagpunumanodes": ("250-255", "memory of GPUs, which hwloc hides on POWER"),
 }
@@ -28,8 +30,7 @@ PLACED_NODES = {
 
 @pytest.fixture(params=list(EXPECTED))
 def name(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
+    return str(request.param)
 
 
 @pytest.fixture
@@ -45,36 +46,36 @@ def test_cores(name: str, topology: Topology) -> None:
     cores: dict[int, list[int]] = {}
     for cpu in topology.cpus:
         cores.setdefault(cpu.core, []).append(cpu.id)
-    ours = {str(CpuSet(threads)) for threads in cores.values()}
+    found = {str(CpuSet(threads)) for threads in cores.values()}
     if name in NO_CORES:
         assert EXPECTED[name]["cores"] == []
-        assert ours == {str(cpu.id) for cpu in topology.cpus}
+        assert found == {str(cpu.id) for cpu in topology.cpus}
     else:
-        assert ours == set(EXPECTED[name]["cores"])
+        assert found == set(EXPECTED[name]["cores"])
 
 
 def test_sockets(name: str, topology: Topology) -> None:
-    ours = {
+    found = {
         cpu.socket: str(CpuSet(each.id for each in topology.cpus if each.socket == cpu.socket))
         for cpu in topology.cpus
     }
     if name in NO_SOCKETS:
         assert EXPECTED[name]["packages"] == []
-        assert ours == {0: str(topology.online)}
+        assert found == {0: str(topology.online)}
     else:
-        assert ours == {each["id"]: each["cpus"] for each in EXPECTED[name]["packages"]}
+        assert found == {each["id"]: each["cpus"] for each in EXPECTED[name]["packages"]}
 
 
 def test_numa_nodes(name: str, topology: Topology) -> None:
     placed = CpuSet.parse(PLACED_NODES.get(name, ("",))[0])
-    theirs = {
+    expected = {
         each["id"]: ("" if each["id"] in placed else each["cpus"], each["memory_bytes"])
         for each in EXPECTED[name]["numa_nodes"]
     }
     hidden = CpuSet.parse(HIDDEN_NODES.get(name, ("",))[0])
-    ours = {node.id: (str(node.cpus), node.memory_bytes) for node in topology.numa_nodes}
-    assert {node: ours[node] for node in ours if node not in hidden} == theirs
-    assert all(ours[node][0] == "" for node in hidden)
+    found = {node.id: (str(node.cpus), node.memory_bytes) for node in topology.numa_nodes}
+    assert {node: found[node] for node in found if node not in hidden} == expected
+    assert all(found[node][0] == "" for node in hidden)
 
 
 @pytest.mark.parametrize(

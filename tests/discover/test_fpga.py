@@ -25,16 +25,16 @@ def dfl(root: Path, region: str, path: str, files: dict[str, str]) -> None:
 
 
 def test_a_card_of_the_device_feature_list(tmp_path: Path) -> None:
-    """As in sysfs: the region of the card, and next to it the one inside."""
+    """sysfs lists the region of the card and the region inside it."""
     add_function(tmp_path, CARD, {"class": "0x120000"})
-    inside = "dfl-fme.0/dfl-fme-region.1"
+    inner = "dfl-fme.0/dfl-fme-region.1"
     files = {
         "dfl-port.0/afu_id": f"{LOOPBACK}\n",
         "dfl-port.0/dev": "241:0\n",
         "dfl-fme.0/dev": "241:1",
     }
     dfl(tmp_path, "region0", CARD, files)
-    dfl(tmp_path, "region1", f"{CARD}/fpga_region/region0/{inside}", {"compat_id": INTERFACE})
+    dfl(tmp_path, "region1", f"{CARD}/fpga_region/region0/{inner}", {"compat_id": INTERFACE})
     found = read(tmp_path)
     assert found.problems == ()
     (card,) = found.devices
@@ -47,7 +47,7 @@ def test_a_card_of_the_device_feature_list(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("linked", [True, False])
 def test_a_card_of_opae(tmp_path: Path, linked: bool) -> None:
-    """The class lists a link into the card's folder, or a folder with a link to the card."""
+    """The class has a link into the folder of the card, or a folder with a link to the card."""
     add_function(tmp_path, CARD)
     files = {
         "intel-fpga-port.0/afu_id": LOOPBACK,
@@ -73,7 +73,7 @@ def test_a_card_of_opae(tmp_path: Path, linked: bool) -> None:
     ]
 
 
-def test_a_port_that_was_given_to_a_virtual_function(tmp_path: Path) -> None:
+def test_a_port_of_a_virtual_function(tmp_path: Path) -> None:
     add_function(tmp_path, CARD, {"virtfn0@": "../0000:3b:00.1"})
     virtual = add_function(tmp_path, CARD[:-1] + "1", {"physfn@": "../0000:3b:00.0"}).name
     dfl(tmp_path, "region0", CARD, {"dfl-fme.0/dev": "241:1"})
@@ -90,7 +90,7 @@ def test_invalid_entries_are_reported(tmp_path: Path) -> None:
     dfl(tmp_path, "region0", CARD, {"dfl-port.0/afu_id": "nothing", "dfl-fme.0/dev": "x:y"})
     write_files(tmp_path / "sys/class/fpga_region/region7/dfl-port.7", {})
     dfl(tmp_path, "region8", "pci0000:ff/0000:ff:00.0", {"dfl-port.8/afu_id": LOOPBACK})
-    write_files(tmp_path / "sys/class/fpga_region", {"other": "", "region9@": "gone"})
+    write_files(tmp_path / "sys/class/fpga_region", {"other": "", "region9@": "missing"})
     found = read(tmp_path)
     assert [each.split("fpga_region/", 1)[1] for each in found.problems] == [
         "region0/dfl-port.0/afu_id: 'nothing': not an id of 32 digits",

@@ -1,4 +1,4 @@
-"""FPGAs of XRT's driver, on the machine of tests/data/xrt."""
+"""FPGAs with the XRT driver, from the tree in tests/data/xrt."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_card_is_its_user_function(root: Path) -> None:
 
 
 def test_a_card_that_is_not_ready_has_no_port(root: Path) -> None:
-    """XRT refuses it; in a virtual machine the management function is not there."""
+    """XRT does not use it. A virtual machine does not have the management function."""
     card = read(root).devices[2]
     assert (card.ports, card.management) == ((), None)
 
@@ -76,7 +76,7 @@ def test_the_entries_of_the_device_object(root: Path) -> None:
     assert devices[2].conditions[0].reason == "NoAcceleratorPort"
 
 
-def test_a_container_gets_the_render_node_and_never_the_management(root: Path) -> None:
+def test_a_container_gets_the_render_node_and_not_the_management_node(root: Path) -> None:
     found = read(root)
     devices = device_list(DiscoveredDevices(fpgas=found.devices), Published(), "now").devices
     files = device_files(devices, (), Rdma(), found)
@@ -88,7 +88,7 @@ def test_a_container_gets_the_render_node_and_never_the_management(root: Path) -
 
 
 def test_names_of_a_device_plugin_and_of_a_container(root: Path) -> None:
-    """AMD's plugin names a card by the address of its user function, a container by its node."""
+    """AMD's device plugin names a card by its user function, a container by its device node."""
     found = read(root).devices
     devices = device_list(DiscoveredDevices(fpgas=found), Published(), "now").devices
     known = keys(devices, fpgas=found)
@@ -111,15 +111,15 @@ def test_an_invalid_file_is_reported_and_hides_no_card(
 ) -> None:
     (root / path).write_text(text)
     found = read(root)
-    (said,) = found.problems
-    assert said.endswith(problem)
+    (reported,) = found.problems
+    assert reported.endswith(problem)
     assert len(found.devices) == 3
     management = found.devices[0].management
     assert (management is None) == path.startswith(MANAGEMENT)
 
 
 @pytest.mark.parametrize("file", ["xclbinuuid", "interface_uuids"])
-def test_several_ids_are_none(file: str, root: Path) -> None:
+def test_a_card_with_several_ids_has_none(file: str, root: Path) -> None:
     """A card may have several slots for programs, and partitions with an interface each."""
     (root / USER / file).write_text(f"{LOADED}\n{INTERFACE}\n")
     found = read(root)
@@ -129,7 +129,7 @@ def test_several_ids_are_none(file: str, root: Path) -> None:
 
 
 def test_a_card_that_is_being_reset_is_listed_without_a_port(root: Path) -> None:
-    """The driver removes the files of a shell meanwhile, but not the function."""
+    """The driver removes the files of the shell during a reset, but not the function."""
     for name in ("ready", "xclbinuuid", "interface_uuids"):
         (root / USER / name).unlink()
     found = read(root)

@@ -1,4 +1,4 @@
-"""Lines of JSON between the agent and its child process."""
+"""JSON lines between the agent and the NVML child process."""
 
 from __future__ import annotations
 

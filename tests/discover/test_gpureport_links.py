@@ -1,4 +1,4 @@
-"""NVLinks of two cards, counted from both ends."""
+"""NVLinks between two cards, as both ends report them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def _bus(index: int) -> str:
     return f"0000:{index:02x}:00.0"
 
 
-def to(index: int, version: int | None = 3) -> tuple[LinkEnd, str, int | None]:
+def to_gpu(index: int, version: int | None = 3) -> tuple[LinkEnd, str, int | None]:
     return LinkEnd.GPU, _bus(index), version
 
 
-def switch(number: int, version: int | None = 3) -> tuple[LinkEnd, str, int | None]:
+def to_switch(number: int, version: int | None = 3) -> tuple[LinkEnd, str, int | None]:
     return LinkEnd.SWITCH, f"0000:c{number}:00.0", version
 
 
@@ -33,22 +33,22 @@ def switch(number: int, version: int | None = 3) -> tuple[LinkEnd, str, int | No
     ("one", "two", "links", "speed"),
     [
         ((), (), 0, 0),
-        ((to(1), to(1)), (to(0), to(0)), 2, 50_000),
-        ((to(1, 1),), (to(0, 1),), 1, 20_000),
-        ((to(1, 5),), (to(0, 5),), 1, 50_000),
+        ((to_gpu(1), to_gpu(1)), (to_gpu(0), to_gpu(0)), 2, 50_000),
+        ((to_gpu(1, 1),), (to_gpu(0, 1),), 1, 20_000),
+        ((to_gpu(1, 5),), (to_gpu(0, 5),), 1, 50_000),
         # A version that was not reported, and one newer than the known ones.
-        ((to(1, None),), (to(0, None),), 1, 25_000),
-        ((to(1, 9),), (to(0, 9),), 1, 50_000),
-        # One end is down: a link reported by one side only does not count (HAMi's issue 2217).
-        ((to(1), to(1)), (to(0),), 1, 25_000),
-        ((to(1), to(1)), (), 0, 0),
-        # Cards at switches, with the number of links of the card with fewer.
-        ((switch(0), switch(1)), (switch(0),), 1, 25_000),
-        ((switch(0),), (), 0, 0),
+        ((to_gpu(1, None),), (to_gpu(0, None),), 1, 25_000),
+        ((to_gpu(1, 9),), (to_gpu(0, 9),), 1, 50_000),
+        # One end is down: a link that only one side reports does not count (HAMi issue 2217).
+        ((to_gpu(1), to_gpu(1)), (to_gpu(0),), 1, 25_000),
+        ((to_gpu(1), to_gpu(1)), (), 0, 0),
+        # Through switches, the card with fewer links limits the number.
+        ((to_switch(0), to_switch(1)), (to_switch(0),), 1, 25_000),
+        ((to_switch(0),), (), 0, 0),
         # A direct link that is down at one end does not count as a link to a switch.
-        ((to(1), switch(0)), (switch(0),), 0, 0),
+        ((to_gpu(1), to_switch(0)), (to_switch(0),), 0, 0),
         # Links to other devices.
-        ((to(2),), (to(3),), 0, 0),
+        ((to_gpu(2),), (to_gpu(3),), 0, 0),
         (((LinkEnd.NPU, "", 2),), ((LinkEnd.NPU, "", 2),), 0, 0),
         (((LinkEnd.UNKNOWN, "", 2),), ((LinkEnd.UNKNOWN, "", 2),), 0, 0),
     ],
@@ -58,26 +58,32 @@ def test_links_of_a_pair(one: tuple, two: tuple, links: int, speed: int) -> None
     assert (pair.links, pair.mb_per_second) == (links, speed)
 
 
-def test_links_through_switches_are_distinguished_from_direct_ones() -> None:
-    ends = {"straight": (to(1), to(0)), "through": (switch(0),) * 2, "half": (switch(0), to(0))}
+def test_links_through_switches_differ_from_direct_links() -> None:
+    ends = {
+        "direct": (to_gpu(1), to_gpu(0)),
+        "switched": (to_switch(0),) * 2,
+        "one end switched": (to_switch(0), to_gpu(0)),
+    }
     found = {name: pairs([gpu(0, one), gpu(1, two)], {}) for name, (one, two) in ends.items()}
     assert {name: pair.switched for name, (pair,) in found.items()} == {
-        "straight": False,
-        "through": True,
-        "half": False,
+        "direct": False,
+        "switched": True,
+        "one end switched": False,
     }
 
 
 def test_the_common_ancestor_of_a_pair_is_found_in_either_order() -> None:
-    sharing = {frozenset(("GPU-1", "GPU-0")): (Ancestor.SWITCH, True)}
-    (pair,) = pairs([gpu(1), gpu(0)], sharing)
+    ancestors = {frozenset(("GPU-1", "GPU-0")): (Ancestor.SWITCH, True)}
+    (pair,) = pairs([gpu(1), gpu(0)], ancestors)
     assert (pair.one, pair.two) == ("GPU-0", "GPU-1")
     assert (pair.ancestor, pair.peer) == (Ancestor.SWITCH, True)
 
 
 @given(
     st.lists(
-        st.lists(st.one_of(st.integers(0, 5).map(to), st.integers(0, 3).map(switch)), max_size=8),
+        st.lists(
+            st.one_of(st.integers(0, 5).map(to_gpu), st.integers(0, 3).map(to_switch)), max_size=8
+        ),
         min_size=2,
         max_size=6,
     )
@@ -85,9 +91,9 @@ def test_the_common_ancestor_of_a_pair_is_found_in_either_order() -> None:
 def test_no_pair_has_more_links_than_either_card(ends: list) -> None:
     gpus = [gpu(index, *links) for index, links in enumerate(ends)]
     found = pairs(gpus, {})
-    most = {each.uuid: len(each.links) for each in gpus}
+    counts = {each.uuid: len(each.links) for each in gpus}
     assert len(found) == len(gpus) * (len(gpus) - 1) // 2
-    assert all(0 <= pair.links <= min(most[pair.one], most[pair.two]) for pair in found)
+    assert all(0 <= pair.links <= min(counts[pair.one], counts[pair.two]) for pair in found)
     assert all((pair.links == 0) == (pair.mb_per_second == 0) for pair in found)
     assert found == pairs(list(reversed(gpus)), {})
 

@@ -1,4 +1,4 @@
-"""The thread that keeps a child with NVML running: through upgrades, hangs and the child's end."""
+"""The thread that restarts the NVML child after driver upgrades, hangs and the end of the child."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from tests.waiting import DEADLINE_SECONDS
 pytestmark = pytest.mark.skipif(fakenvml.missing() is not None, reason=str(fakenvml.missing()))
 
 NEVER = 3600.0
-QUICK = GpuTiming(
+SHORT_PERIOD = GpuTiming(
     period_seconds=0.05, answer_seconds=DEADLINE_SECONDS, retry_seconds=0.02, max_retry_seconds=0.1
 )
-ASKED = GpuTiming(
+ON_REQUEST = GpuTiming(
     period_seconds=NEVER, least_seconds=0.0, answer_seconds=DEADLINE_SECONDS, retry_seconds=NEVER
 )
-"""Queries only when it must."""
+"""Queries only after an event or a request."""
 
 
 class Watch:
-    """A watcher and its last report."""
+    """A watcher, its last report, and the events so far."""
 
     def __init__(self, driver: FakeDriver, timing: GpuTiming) -> None:
         self.driver = driver
         self.events: list[GpuEvent] = []
-        self.report = GpuReport("nothing yet")
-        self.told = threading.Event()
-        self.watcher = GpuWatcher(self.told.set, str(driver.root), timing, driver.environment)
+        self.report = GpuReport("no report yet")
+        self.notified = threading.Event()
+        self.watcher = GpuWatcher(self.notified.set, str(driver.root), timing, driver.environment)
         self.watcher.start()
 
     def until(self, check: Callable[[GpuReport], object]) -> GpuReport:
@@ -51,11 +51,11 @@ class Watch:
                     found = news.report if check(news.report) else found
             if found is not None:
                 return found
-            assert self.told.wait(DEADLINE_SECONDS), f"nothing came after {self.report}"
-            self.told.clear()
+            assert self.notified.wait(DEADLINE_SECONDS), f"no report after {self.report}"
+            self.notified.clear()
 
 
-def good(report: GpuReport) -> bool:
+def has_inventory(report: GpuReport) -> bool:
     return report.inventory is not None
 
 
@@ -63,11 +63,14 @@ def fault(name: str) -> Callable[[GpuReport], bool]:
     return lambda report: report.fault == name
 
 
+StartWatch = Callable[..., Watch]
+
+
 @pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
+def start(tmp_path: Path) -> Iterator[StartWatch]:
     watches: list[Watch] = []
 
-    def started(machine: Machine, timing: GpuTiming = QUICK) -> Watch:
+    def started(machine: Machine, timing: GpuTiming = SHORT_PERIOD) -> Watch:
         watches.append(Watch(FakeDriver(tmp_path, machine), timing))
         return watches[-1]
 
@@ -77,186 +80,189 @@ def watch(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
 
 
 def test_a_driver_that_is_loaded_later_and_replaced_needs_no_agent_restart(
-    watch: Callable[..., Watch],
+    start: StartWatch,
 ) -> None:
     machine = gpumachines.mixed()
-    here = watch(machine.with_values(init=9))
-    here.until(fault("DriverNotLoaded"))
-    here.driver.set_machine(machine)
-    report = here.until(good)
+    watch = start(machine.with_values(init=9))
+    watch.until(fault("DriverNotLoaded"))
+    watch.driver.set_machine(machine)
+    report = watch.until(has_inventory)
     assert report.inventory is not None
     assert report.inventory.driver == "550.163.01"
-    here.driver.set_machine(machine.with_values(init=18, alive=18))
-    here.until(fault("DriverMismatch"))
-    here.driver.set_machine(Machine(machine.cards, driver="570.86.15"))
-    report = here.until(good)
+    watch.driver.set_machine(machine.with_values(init=18, alive=18))
+    watch.until(fault("DriverMismatch"))
+    watch.driver.set_machine(Machine(machine.cards, driver="570.86.15"))
+    report = watch.until(has_inventory)
     assert report.inventory is not None
     assert (report.inventory.driver, len(report.inventory.gpus)) == ("570.86.15", 2)
 
 
-def test_an_event_is_reported_at_once_and_causes_a_query(watch: Callable[..., Watch]) -> None:
+def test_an_event_is_reported_at_once_and_causes_a_query(start: StartWatch) -> None:
     machine = gpumachines.mixed()
-    here = watch(machine, ASKED)
-    here.until(good)
-    here.driver.set_machine(machine.with_values(0, **{"return": 15}))
-    here.driver.event(0, 79)
-    report = here.until(good)
-    assert here.events == [GpuEvent(gpumachines.uuid(0), 79)]
+    watch = start(machine, ON_REQUEST)
+    watch.until(has_inventory)
+    watch.driver.set_machine(machine.with_values(0, **{"return": 15}))
+    watch.driver.event(0, 79)
+    report = watch.until(has_inventory)
+    assert watch.events == [GpuEvent(gpumachines.uuid(0), 79)]
     assert report.inventory is not None
     assert [each.fault for each in report.inventory.silent] == ["GpuLost"]
 
 
 def test_many_events_cause_few_queries(
-    watch: Callable[..., Watch],
+    start: StartWatch,
 ) -> None:
     timing = GpuTiming(period_seconds=NEVER, least_seconds=NEVER, answer_seconds=DEADLINE_SECONDS)
-    here = watch(gpumachines.mixed(), timing)
-    here.until(good)
+    watch = start(gpumachines.mixed(), timing)
+    watch.until(has_inventory)
     for _ in range(50):
-        here.driver.event(0, 31)
-    here.driver.event(1, 79)
+        watch.driver.event(0, 31)
+    watch.driver.event(1, 79)
     last = GpuEvent(gpumachines.uuid(1), 79)
-    taken: list[GpuNews] = []
-    while not any(last in news.events for news in taken):
-        assert here.told.wait(DEADLINE_SECONDS)
-        here.told.clear()
-        taken += here.watcher.take()
-    assert all(len(set(news.events)) == len(news.events) for news in taken)
-    assert {news.report for news in taken} == {None}
+    received: list[GpuNews] = []
+    while not any(last in news.events for news in received):
+        assert watch.notified.wait(DEADLINE_SECONDS)
+        watch.notified.clear()
+        received += watch.watcher.take()
+    assert all(len(set(news.events)) == len(news.events) for news in received)
+    assert {news.report for news in received} == {None}
 
 
-def test_an_event_after_a_query_is_reported_after_its_answer(watch: Callable[..., Watch]) -> None:
-    """Otherwise the report would count as evidence about the event."""
+def test_an_event_after_a_query_is_reported_after_its_answer(start: StartWatch) -> None:
+    """Otherwise the report would seem to be later than the event."""
     timing = GpuTiming(period_seconds=NEVER, least_seconds=NEVER, answer_seconds=DEADLINE_SECONDS)
-    here = watch(gpumachines.mixed(), timing)
+    watch = start(gpumachines.mixed(), timing)
     for number in (0, 94):
-        assert here.told.wait(DEADLINE_SECONDS)
-        here.told.clear()
+        assert watch.notified.wait(DEADLINE_SECONDS)
+        watch.notified.clear()
         if not number:
-            here.driver.event(0, 94)
-    first, then = here.watcher.take()
+            watch.driver.event(0, 94)
+    first, second = watch.watcher.take()
     assert first.report is not None
-    assert (first.events, then) == ((), GpuNews((GpuEvent(gpumachines.uuid(0), 94),), None))
-    assert here.watcher.take() == ()
+    assert (first.events, second) == ((), GpuNews((GpuEvent(gpumachines.uuid(0), 94),), None))
+    assert watch.watcher.take() == ()
 
 
 def test_reports_do_not_accumulate_while_the_agent_does_not_read(
-    watch: Callable[..., Watch],
+    start: StartWatch,
 ) -> None:
-    here = watch(gpumachines.mixed(), ASKED)
-    here.until(good)
+    watch = start(gpumachines.mixed(), ON_REQUEST)
+    watch.until(has_inventory)
     for _ in range(9):
-        here.driver.event(0, 31)
-        assert here.told.wait(DEADLINE_SECONDS)
-        here.told.clear()
-    pending = here.watcher.take()
+        watch.driver.event(0, 31)
+        assert watch.notified.wait(DEADLINE_SECONDS)
+        watch.notified.clear()
+    pending = watch.watcher.take()
     assert len(pending) <= 4
     assert {event for news in pending for event in news.events} == {
         GpuEvent(gpumachines.uuid(0), 31)
     }
 
 
-def test_a_requested_report_comes_before_the_period_ends(watch: Callable[..., Watch]) -> None:
-    here = watch(gpumachines.mixed(), ASKED)
-    here.until(good)
-    here.watcher.request_report()
-    here.until(good)
+def test_a_requested_report_comes_before_the_period_ends(start: StartWatch) -> None:
+    watch = start(gpumachines.mixed(), ON_REQUEST)
+    watch.until(has_inventory)
+    watch.watcher.request_report()
+    watch.until(has_inventory)
 
 
-def test_a_requested_report_ends_the_wait_for_a_driver(watch: Callable[..., Watch]) -> None:
+def test_a_requested_report_ends_the_wait_for_a_driver(start: StartWatch) -> None:
     machine = gpumachines.mixed()
-    here = watch(machine.with_values(init=9), ASKED)
-    here.until(fault("DriverNotLoaded"))
-    here.driver.set_machine(machine)
-    here.watcher.request_report()
-    here.until(good)
+    watch = start(machine.with_values(init=9), ON_REQUEST)
+    watch.until(fault("DriverNotLoaded"))
+    watch.driver.set_machine(machine)
+    watch.watcher.request_report()
+    watch.until(has_inventory)
 
 
 def test_a_hanging_driver_is_reported_and_queried_again_by_another_child(
-    watch: Callable[..., Watch],
+    start: StartWatch,
 ) -> None:
     machine = gpumachines.mixed()
     timing = GpuTiming(
         period_seconds=0.05, answer_seconds=0.5, retry_seconds=0.02, max_retry_seconds=0.1
     )
-    here = watch(machine, timing)
-    here.until(good)
-    here.driver.set_machine(machine.with_values(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000}))
-    here.until(fault("DriverHung"))
-    here.driver.set_machine(machine)
-    here.until(good)
+    watch = start(machine, timing)
+    watch.until(has_inventory)
+    watch.driver.set_machine(machine.with_values(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000}))
+    watch.until(fault("DriverHung"))
+    watch.driver.set_machine(machine)
+    watch.until(has_inventory)
 
 
-def test_a_child_that_was_killed_is_started_again(watch: Callable[..., Watch]) -> None:
-    here = watch(gpumachines.mixed())
-    here.until(good)
-    child = here.driver.child()
+def test_a_child_that_was_killed_is_started_again(start: StartWatch) -> None:
+    watch = start(gpumachines.mixed())
+    watch.until(has_inventory)
+    child = watch.driver.child()
     assert child is not None
     os.kill(child, signal.SIGKILL)
-    here.until(fault("ChildEnded"))
-    here.until(good)
+    watch.until(fault("ChildEnded"))
+    watch.until(has_inventory)
 
 
 def test_a_child_that_repeatedly_ends_before_its_answer_is_a_driver_fault(
-    watch: Callable[..., Watch],
+    start: StartWatch,
 ) -> None:
     machine = gpumachines.mixed()
-    here = watch(machine)
-    health = on_report(GpuHealth(), here.until(good), 0, GpuActions({}))
-    # The fake aborts its process if its file of answers is missing.
-    here.driver.facts.unlink()
-    report = here.until(fault("NoAnswer"))
+    watch = start(machine)
+    health = on_report(GpuHealth(), watch.until(has_inventory), 0, GpuActions({}))
+    # The fake driver aborts its process without its file of answers.
+    watch.driver.facts.unlink()
+    report = watch.until(fault("NoAnswer"))
     assert report.message == "the process that calls NVML ends repeatedly"
     assert [card.healthy for card in on_report(health, report, 1, GpuActions({})).cards] == [
         False
     ] * 2
-    here.driver.set_machine(machine)
-    here.until(good)
+    watch.driver.set_machine(machine)
+    watch.until(has_inventory)
 
 
-def test_it_releases_the_driver_and_opens_it_again(watch: Callable[..., Watch]) -> None:
+def test_the_watcher_releases_the_driver_and_opens_it_again(start: StartWatch) -> None:
     machine = gpumachines.mixed()
-    here = watch(machine, ASKED)
-    here.until(good)
-    here.watcher.release()
-    here.until(fault("LetGo"))
-    assert here.driver.child() is None
-    here.driver.set_machine(Machine(machine.cards, driver="570.86.15"))
-    here.watcher.resume()
-    report = here.until(good)
+    watch = start(machine, ON_REQUEST)
+    watch.until(has_inventory)
+    watch.watcher.release()
+    watch.until(fault("LetGo"))
+    assert watch.driver.child() is None
+    watch.driver.set_machine(Machine(machine.cards, driver="570.86.15"))
+    watch.watcher.resume()
+    report = watch.until(has_inventory)
     assert report.inventory is not None
     assert report.inventory.driver == "570.86.15"
 
 
-def test_a_watcher_that_released_the_driver_can_be_stopped(watch: Callable[..., Watch]) -> None:
-    here = watch(gpumachines.mixed(), ASKED)
-    here.watcher.release()
-    here.until(fault("LetGo"))
+def test_a_watcher_that_released_the_driver_can_be_stopped(start: StartWatch) -> None:
+    watch = start(gpumachines.mixed(), ON_REQUEST)
+    watch.watcher.release()
+    watch.until(fault("LetGo"))
 
 
 def test_stopping_does_not_wait_for_a_driver_that_hangs(tmp_path: Path) -> None:
     machine = gpumachines.mixed().with_values(**{"sleep.nvmlInitWithFlags": 3_600_000})
     timing = GpuTiming(first_answer_seconds=NEVER)
-    here = Watch(FakeDriver(tmp_path, machine), timing)
-    here.watcher.stop()
-    assert here.watcher.take() == ()
+    watch = Watch(FakeDriver(tmp_path, machine), timing)
+    watch.watcher.stop()
+    assert watch.watcher.take() == ()
 
 
-def test_seven_of_eight_from_driver_to_health(watch: Callable[..., Watch]) -> None:
+def test_a_card_that_the_driver_no_longer_lists_is_unhealthy(start: StartWatch) -> None:
     machine = gpumachines.a100_hgx()
     actions = GpuActions({})
     buses = [pci_address(card.bus) for card in machine.cards]
-    here = watch(machine, ASKED)
-    health = on_report(GpuHealth(), here.until(good), 0, actions, buses)
+    watch = start(machine, ON_REQUEST)
+    health = on_report(GpuHealth(), watch.until(has_inventory), 0, actions, buses)
     assert (len(health.cards), {card.healthy for card in health.cards}) == (8, {True})
-    here.driver.set_machine(
+    watch.driver.set_machine(
         Machine(machine.cards, enumerated=(0, 1, 2, 3, 4, 6, 7), pairs=machine.pairs)
     )
-    here.driver.event(5, 79)
-    report = here.until(good)
-    for event in here.events:
+    watch.driver.event(5, 79)
+    report = watch.until(has_inventory)
+    for event in watch.events:
         health = on_event(health, event, 1, actions)
     health = on_report(health, report, 1, actions, buses)
-    ill = {card.gpu.uuid: [each.reason for each in card.gpu_conditions] for card in health.cards
-           if not card.healthy}  # fmt: skip
-    assert ill == {gpumachines.uuid(5): ["NotEnumerated", "XID79"]}
+    unhealthy = {
+        card.gpu.uuid: [each.reason for each in card.gpu_conditions]
+        for card in health.cards
+        if not card.healthy
+    }
+    assert unhealthy == {gpumachines.uuid(5): ["NotEnumerated", "XID79"]}

@@ -1,4 +1,4 @@
-"""The real child with the real binding and a fake driver."""
+"""A session with the child process: the real NVML binding and a fake driver."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def start(tmp_path: Path) -> Iterator[Start]:
         assert session.close()
 
 
-def look(session: GpuSession) -> GpuReport:
+def query(session: GpuSession) -> GpuReport:
     return session.report(DEADLINE_SECONDS)
 
 
 def inventory(session: GpuSession) -> GpuInventory:
-    found = look(session).inventory
+    found = query(session).inventory
     assert found is not None
     return found
 
 
 def test_a100_hgx(start: Start) -> None:
     _, session = start(gpumachines.a100_hgx())
-    report = look(session)
+    report = query(session)
     found = report.inventory
     assert found is not None
     assert (found.driver, found.silent) == ("550.163.01", ())
@@ -83,10 +83,10 @@ def test_a100_hgx(start: Start) -> None:
 def test_dgx1_has_the_links_of_its_cube_mesh(start: Start) -> None:
     _, session = start(gpumachines.dgx1())
     found = inventory(session)
-    place = {gpu.uuid: gpu.index for gpu in found.gpus}
-    links = {(place[pair.one], place[pair.two]): pair.links for pair in found.pairs}
+    index = {gpu.uuid: gpu.index for gpu in found.gpus}
+    links = {(index[pair.one], index[pair.two]): pair.links for pair in found.pairs}
     assert {pair: count for pair, count in links.items() if count} == gpumachines.DGX1_LINKS
-    speeds = {(place[pair.one], place[pair.two]): pair.mb_per_second for pair in found.pairs}
+    speeds = {(index[pair.one], index[pair.two]): pair.mb_per_second for pair in found.pairs}
     assert (speeds[0, 3], speeds[0, 1], speeds[0, 7]) == (50_000, 25_000, 0)
     assert {gpu.mig for gpu in found.gpus} == {None}
 
@@ -101,7 +101,7 @@ def test_mixed_models_and_a_pci_domain_of_five_digits(start: Start) -> None:
     assert [(pair.peer, pair.links) for pair in found.pairs] == [(False, 0)]
 
 
-def test_mig(start: Start) -> None:
+def test_a_card_in_mig_mode_has_its_instances(start: Start) -> None:
     _, session = start(gpumachines.with_mig())
     found = inventory(session)
     assert [(gpu.mig, len(gpu.instances)) for gpu in found.gpus] == [
@@ -118,18 +118,18 @@ def test_mig(start: Start) -> None:
 
 
 def test_readings_that_mig_mode_hides_return_after_it(start: Start) -> None:
-    whole = gpumachines.a100_hgx()
-    divided = dataclasses.replace(whole.cards[0], mig=(1, 1))
+    undivided = gpumachines.a100_hgx()
+    divided = dataclasses.replace(undivided.cards[0], mig=(1, 1))
     machine = Machine((divided,)).with_values(0, **{"return.nvmlDeviceGetUtilizationRates": 3})
     driver, session = start(machine)
-    assert [each.gpu_percent for each in look(session).readings] == [None]
-    driver.set_machine(Machine(whole.cards[:1]))
-    assert [each.gpu_percent for each in look(session).readings] == [30]
+    assert [each.gpu_percent for each in query(session).readings] == [None]
+    driver.set_machine(Machine(undivided.cards[:1]))
+    assert [each.gpu_percent for each in query(session).readings] == [30]
 
 
 def test_an_instance_that_is_being_deleted_does_not_remove_its_card(start: Start) -> None:
-    going = {"uuid": "MIG-1", "return.nvmlDeviceGetGpuInstanceId": 6}
-    card = dataclasses.replace(gpumachines.with_mig().cards[1], instances=(going,))
+    deleting = {"uuid": "MIG-1", "return.nvmlDeviceGetGpuInstanceId": 6}
+    card = dataclasses.replace(gpumachines.with_mig().cards[1], instances=(deleting,))
     _, session = start(Machine((card,)))
     found = inventory(session)
     assert [(gpu.mig, gpu.instances) for gpu in found.gpus] == [(True, ())]
@@ -139,8 +139,8 @@ def test_an_instance_that_is_being_deleted_does_not_remove_its_card(start: Start
     "call", ["nvmlDeviceGetMigMode", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMinorNumber"]
 )
 def test_a_card_of_unknown_kind_is_not_reported_as_another_kind(start: Start, call: str) -> None:
-    """A card in MIG mode would count as a whole one, and a card with memory as one with the
-    host's."""
+    """A card in MIG mode would count as an undivided one, and a card with memory of its own as one
+    that uses the host's memory."""
     machine = gpumachines.with_mig()
     driver, session = start(machine)
     assert len(inventory(session).gpus) == 4
@@ -154,7 +154,7 @@ def test_a_card_of_unknown_kind_is_not_reported_as_another_kind(start: Start, ca
 
 def test_gb10_has_no_memory_of_its_own(start: Start) -> None:
     _, session = start(gpumachines.gb10())
-    report = look(session)
+    report = query(session)
     assert report.inventory is not None
     assert [(gpu.product, gpu.memory_bytes) for gpu in report.inventory.gpus] == [
         ("NVIDIA GB10", None)
@@ -168,15 +168,15 @@ def test_a_driver_without_gpus(start: Start) -> None:
 
 
 def test_processes_with_and_without_samples_and_memory(start: Start) -> None:
-    whole = 0xFFFFFFFF
+    undivided = 0xFFFFFFFF
     machine = gpumachines.mixed().with_values(
         0,
-        compute=f"100 512 {whole} {whole} 101 -1 3 0",
-        graphics=f"100 512 {whole} {whole} 102 1 {whole} {whole}",
+        compute=f"100 512 {undivided} {undivided} 101 -1 3 0",
+        graphics=f"100 512 {undivided} {undivided} 102 1 {undivided} {undivided}",
         samples="100 40 20 0 0",
     )
     _, session = start(machine)
-    processes = look(session).readings[0].processes
+    processes = query(session).readings[0].processes
     assert processes is not None
     assert [
         (each.pid, each.memory_bytes, each.gpu_instance, each.graphics, each.sm_percent)
@@ -200,7 +200,7 @@ def test_symbols_that_an_old_driver_lacks_give_unknown_values(start: Start) -> N
         "nvmlDeviceGetGraphicsRunningProcesses_v3",
         "nvmlEventSetCreate",
     )
-    report = look(session)
+    report = query(session)
     assert report.inventory is not None
     gpu, reading = report.inventory.gpus[0], report.readings[0]
     assert (gpu.module, gpu.mig, gpu.memory_bytes) == (None, None, 80 * GIB)
@@ -211,7 +211,7 @@ def test_symbols_that_an_old_driver_lacks_give_unknown_values(start: Start) -> N
         None,
     )
     assert {pair.links for pair in report.inventory.pairs} == {0}
-    assert look(session) == report
+    assert query(session) == report
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_card_lost_before_its_readings_is_reported_with_its_uuid(start: Start)
     _, session = start(
         gpumachines.a100_hgx().with_values(3, **{"return.nvmlDeviceGetClockInfo": 15})
     )
-    report = look(session)
+    report = query(session)
     assert report.inventory is not None
     assert [(each.uuid, each.fault) for each in report.inventory.silent] == [
         (gpumachines.uuid(3), "GpuLost")
@@ -273,7 +273,7 @@ def test_a_card_that_fell_off_the_bus_shifts_indices_but_not_uuids(start: Start)
 def test_ecc_errors_remapped_rows_and_the_drivers_advice_are_read(start: Start) -> None:
     machine = gpumachines.a100_hgx().with_values(5, ecc="7 2", remapped="1 2 1 0", field__230=1)
     _, session = start(machine)
-    reading = look(session).readings[5]
+    reading = query(session).readings[5]
     assert reading.ecc_uncorrected == 2
     assert reading.remapped is not None
     assert (reading.remapped.uncorrectable, reading.remapped.pending) == (2, True)
@@ -284,18 +284,18 @@ def test_ecc_errors_remapped_rows_and_the_drivers_advice_are_read(start: Start) 
 def test_a_card_before_ampere_reports_pages_that_wait_for_retirement(start: Start) -> None:
     machine = gpumachines.dgx1()
     driver, session = start(machine)
-    assert {each.retirement_pending for each in look(session).readings} == {False}
+    assert {each.retirement_pending for each in query(session).readings} == {False}
     driver.set_machine(machine.with_values(2, retired__pending=1))
-    readings = look(session).readings
+    readings = query(session).readings
     assert [each.retirement_pending for each in readings].index(True) == 2
     assert {each.remapped for each in readings} == {None}
     driver.set_machine(machine)
-    assert {each.retirement_pending for each in look(session).readings} == {False}
+    assert {each.retirement_pending for each in query(session).readings} == {False}
 
 
 def test_a_card_that_remaps_rows_is_not_queried_for_retired_pages(start: Start) -> None:
     _, session = start(gpumachines.a100_hgx().with_values(0, retired__pending=1))
-    assert look(session).readings[0].retirement_pending is None
+    assert query(session).readings[0].retirement_pending is None
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_without_a_driver_the_session_ends(
 ) -> None:
     _, session = start(gpumachines.mixed().with_values(**facts))
     with pytest.raises(SessionError) as raised:
-        look(session)
+        query(session)
     assert raised.value.fault == fault
 
 
@@ -330,25 +330,25 @@ def test_a_driver_upgrade_ends_the_session_and_the_next_one_has_the_new_driver(
     assert inventory(session).driver == "550.163.01"
     driver.set_machine(machine.with_values(alive=18))
     with pytest.raises(SessionError) as raised:
-        look(session)
+        query(session)
     assert raised.value.fault == "DriverMismatch"
     driver.set_machine(Machine(machine.cards, driver="570.86.15"))
-    again = GpuSession(str(driver.root), driver.environment)
+    next_session = GpuSession(str(driver.root), driver.environment)
     try:
-        assert inventory(again).driver == "570.86.15"
+        assert inventory(next_session).driver == "570.86.15"
     finally:
-        assert again.close()
+        assert next_session.close()
 
 
-@pytest.mark.parametrize("more", [0, 1, 3])
-def test_a_child_that_cannot_be_started_is_the_agents_fault(more: int) -> None:
-    """Without free descriptors: for the socket, for the child's streams, for the pipe that reports
-    exec."""
+@pytest.mark.parametrize("free", [0, 1, 3])
+def test_a_child_that_cannot_be_started_is_the_agents_fault(free: int) -> None:
+    """No descriptor is free for the socket, for the child's streams, or for the pipe that reports
+    the result of exec."""
     program = (
         "import os, resource\n"
         "from agent.discover.gpuwatcher import GpuSession, SessionError\n"
-        f"most = len(os.listdir('/proc/self/fd')) + {more}\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n"
+        f"limit = len(os.listdir('/proc/self/fd')) + {free}\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))\n"
         "before = os.listdir('/proc/self/fd')\n"
         "try:\n    GpuSession()\n"
         "except SessionError as error:\n"
@@ -358,11 +358,11 @@ def test_a_child_that_cannot_be_started_is_the_agents_fault(more: int) -> None:
     assert done.stdout == b"NoProcess True\n", done.stderr
 
 
-def test_no_library(tmp_path: Path) -> None:
+def test_a_missing_library_is_reported(tmp_path: Path) -> None:
     session = GpuSession(str(tmp_path))
     try:
         with pytest.raises(SessionError) as raised:
-            look(session)
+            query(session)
         assert raised.value.fault == "LibraryNotFound"
     finally:
         assert session.close()
@@ -387,7 +387,7 @@ def test_symbolic_links_to_the_library_are_resolved_below_the_drivers_root(tmp_p
 def test_a_hanging_driver_takes_the_deadline_and_its_child_is_killed(start: Start) -> None:
     machine = gpumachines.mixed()
     driver, session = start(machine)
-    look(session)
+    query(session)
     driver.set_machine(machine.with_values(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000}))
     with pytest.raises(SessionError) as raised:
         session.report(0.3)
@@ -396,12 +396,12 @@ def test_a_hanging_driver_takes_the_deadline_and_its_child_is_killed(start: Star
     assert session.ended()
 
 
-def test_slow_calls_within_the_deadline_are_answers(start: Start) -> None:
+def test_slow_calls_within_the_deadline_are_answered(start: Start) -> None:
     _, session = start(gpumachines.mixed().with_values(**{"sleep.nvmlDeviceGetCount_v2": 300}))
     assert len(inventory(session).gpus) == 2
 
 
-def test_a_late_answer_is_not_taken_for_the_next(start: Start) -> None:
+def test_a_late_answer_is_not_used_for_the_next_query(start: Start) -> None:
     machine = gpumachines.mixed()
     driver, session = start(machine.with_values(**{"sleep.nvmlDeviceGetCount_v2": 500}))
     with pytest.raises(SessionError):
@@ -418,7 +418,7 @@ def events_of(session: GpuSession) -> list[GpuEvent]:
 
 def test_xids_are_reported_with_card_and_instance(start: Start) -> None:
     driver, session = start(gpumachines.a100_hgx())
-    look(session)
+    query(session)
     driver.event(2, 79)
     driver.event(4, 94, gi=3, ci=0)
     driver.event(5, 1, type=0x2)
@@ -433,7 +433,7 @@ def test_xids_are_reported_with_card_and_instance(start: Start) -> None:
 def test_the_xid_of_a_lost_card_has_its_uuid(start: Start) -> None:
     machine = gpumachines.a100_hgx()
     driver, session = start(machine)
-    look(session)
+    query(session)
     driver.set_machine(machine.with_values(2, **{"return": 15}))
     driver.event(2, 79)
     eventually("the event", lambda: len(events_of(session)) == 1)
@@ -443,17 +443,17 @@ def test_the_xid_of_a_lost_card_has_its_uuid(start: Start) -> None:
 def test_the_xid_of_a_card_that_falls_off_during_a_query_is_reported(start: Start) -> None:
     machine = gpumachines.a100_hgx()
     driver, session = start(machine)
-    look(session)
-    rest = dataclasses.replace(machine, enumerated=(0, 1, 3, 4, 5, 6, 7))
-    driver.set_machine(rest.with_values(**{"sleep.nvmlDeviceGetCount_v2": 1000}))
+    query(session)
+    remaining = dataclasses.replace(machine, enumerated=(0, 1, 3, 4, 5, 6, 7))
+    driver.set_machine(remaining.with_values(**{"sleep.nvmlDeviceGetCount_v2": 1000}))
     with pytest.raises(SessionError):
         session.report(0.01)
 
-    def begun() -> bool:
+    def query_was_read() -> bool:
         unread = fcntl.ioctl(session.fileno(), termios.TIOCOUTQ, bytes(4))
         return int.from_bytes(unread, sys.byteorder) == 0
 
-    eventually("the child has read the question", begun)
+    eventually("the child has read the query", query_was_read)
     driver.event(2, 79)
     assert len(inventory(session).gpus) == 7
     assert session.events == [GpuEvent(gpumachines.uuid(2), 79)]
@@ -482,11 +482,11 @@ def test_links_are_read_once_for_the_same_cards_and_again_after_an_nvlink_error(
 def test_links_that_come_up_later_are_reported_in_time(start: Start) -> None:
     """Links to NVSwitches wait for the fabric manager, which may start after the agent."""
     machine = gpumachines.a100_hgx()
-    # A query waits for events, and this machine has many of both.
+    # Cards without events: a query waits for those of all cards.
     cards = tuple(dataclasses.replace(each, events=None) for each in machine.cards)
     linked = dataclasses.replace(machine, cards=cards)
-    alone = tuple(dataclasses.replace(each, links=()) for each in cards)
-    driver, session = start(dataclasses.replace(machine, cards=alone))
+    unlinked = tuple(dataclasses.replace(each, links=()) for each in cards)
+    driver, session = start(dataclasses.replace(machine, cards=unlinked))
     assert inventory(session).pairs[0].links == 0
     driver.set_machine(linked)
     eventually("links", lambda: inventory(session).pairs[0].links == 12)
@@ -495,32 +495,32 @@ def test_links_that_come_up_later_are_reported_in_time(start: Start) -> None:
 def test_repeated_failures_of_waiting_for_events_end_the_session(start: Start) -> None:
     machine = gpumachines.mixed()
     driver, session = start(machine)
-    look(session)
+    query(session)
     driver.set_machine(machine.with_values(**{"return.nvmlEventSetWait_v2": 999}))
 
-    def over() -> bool:
+    def session_ended() -> bool:
         try:
             session.read_messages()
         except SessionError as error:
             return error.fault == "NoAnswer"
         return False
 
-    eventually("the session is over", over)
+    eventually("the session ends", session_ended)
 
 
 def test_a_killed_child_is_reported(start: Start) -> None:
     _, session = start(gpumachines.mixed())
-    look(session)
+    query(session)
     os.kill(session.pid, signal.SIGKILL)
     with pytest.raises(SessionError) as raised:
-        look(session)
+        query(session)
     assert raised.value.fault == "ChildEnded"
 
 
-@pytest.mark.parametrize("hung", [False, True])
-def test_the_child_ends_with_its_parent(tmp_path: Path, hung: bool) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_child_ends_with_its_parent(tmp_path: Path, hangs: bool) -> None:
     machine = gpumachines.mixed()
-    if hung:
+    if hangs:
         machine = machine.with_values(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000})
     driver = FakeDriver(tmp_path, machine)
     program = (
@@ -531,7 +531,7 @@ def test_the_child_ends_with_its_parent(tmp_path: Path, hung: bool) -> None:
         "except SessionError: pass\n"
         "print(session.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
-    ) % hung
+    ) % hangs
     done = subprocess.run(
         [sys.executable, "-c", program], env=driver.environment, capture_output=True, check=False
     )
@@ -547,12 +547,12 @@ def _running(pid: int) -> bool:
 
 
 def test_all_calls_come_from_one_thread(start: Start) -> None:
-    """The binding shares buffers between threads: two at once would read each other's answers."""
+    """Threads would share the buffers of the binding, and read the answers to each other."""
     driver, session = start(gpumachines.a100_hgx())
-    look(session)
+    query(session)
     driver.event(2, 79)
     eventually("the event", lambda: len(events_of(session)) == 1)
-    look(session)
+    query(session)
     assert os.listdir(f"/proc/{session.pid}/task") == [str(session.pid)]
 
 

@@ -1,4 +1,4 @@
-"""Models, caches and kinds of memory of real and made-up machines."""
+"""CPU models, caches and kinds of memory of real and constructed machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read(root: str) -> Hardware:
     return hardware.read(root, cpus.read(root))
 
 
-def made(
+def constructed(
     folder: Path, files: Files, links: Sequence[tuple[str, str]] = (), shape: tuple[int, ...] = (2,)
 ) -> Hardware:
     return read(write(str(folder), machine(*shape) | files, links))
@@ -46,8 +46,8 @@ def test_the_model_of_real_machines(name: str, model: str, snapshot: Callable[[s
 
 
 def test_models_of_a_hybrid_machine(tmp_path: Path) -> None:
-    words = ["processor : 0\nCPU part : 0xd46\n", "processor : 1\nCPU part : 0xd47\n"]
-    found = made(tmp_path, {"proc/cpuinfo": "\n".join(words)}, shape=(1, 1, 1, 2))
+    processors = ["processor : 0\nCPU part : 0xd46\n", "processor : 1\nCPU part : 0xd47\n"]
+    found = constructed(tmp_path, {"proc/cpuinfo": "\n".join(processors)}, shape=(1, 1, 1, 2))
     assert [(each.name, str(each.cpus)) for each in found.models] == [
         ("implementer unknown, part 0xd46", "0"),
         ("implementer unknown, part 0xd47", "1"),
@@ -56,11 +56,11 @@ def test_models_of_a_hybrid_machine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "processor: x\n\n:\n", "processor : 99999999999999999999\n"])
 def test_a_cpuinfo_without_models(text: str, tmp_path: Path) -> None:
-    assert made(tmp_path, {"proc/cpuinfo": text}).models == ()
+    assert constructed(tmp_path, {"proc/cpuinfo": text}).models == ()
 
 
 def test_caches_of_threads_are_counted_once(tmp_path: Path) -> None:
-    found = made(tmp_path, {}, shape=(2, 1, 2, 2, 2))
+    found = constructed(tmp_path, {}, shape=(2, 1, 2, 2, 2))
     groups = {(each.level, each.kind): each for each in found.caches}
     assert list(groups) == [(1, "data"), (1, "instruction"), (2, "unified"), (3, "unified")]
     assert [len(each.shared_by) for each in found.caches] == [8, 8, 8, 4]
@@ -71,7 +71,9 @@ def test_caches_of_threads_are_counted_once(tmp_path: Path) -> None:
 
 def test_caches_of_two_sizes_are_two_groups(tmp_path: Path) -> None:
     path = f"{CPU}/cpu1/cache/index2"
-    found = made(tmp_path, {f"{path}/size": "2048K", f"{path}/level": "2"}, shape=(1, 1, 1, 4))
+    found = constructed(
+        tmp_path, {f"{path}/size": "2048K", f"{path}/level": "2"}, shape=(1, 1, 1, 4)
+    )
     sizes = [(each.size_bytes, len(each.shared_by)) for each in found.caches if each.level == 2]
     assert sizes == [(2 << 20, 1), (512 << 10, 3)]
 
@@ -87,11 +89,11 @@ def test_caches_of_two_sizes_are_two_groups(tmp_path: Path) -> None:
 )
 def test_an_invalid_cache_file_does_not_cause_an_error(files: Files, tmp_path: Path) -> None:
     of_cpu = {f"{CPU}/cpu0/cache/{path}": text for path, text in files.items()}
-    assert len(made(tmp_path, of_cpu, shape=(1, 1, 1, 1)).caches) in (3, 4)
+    assert len(constructed(tmp_path, of_cpu, shape=(1, 1, 1, 1)).caches) in (3, 4)
 
 
 def test_lists_that_contradict_the_maps(snapshot: Callable[[str], str]) -> None:
-    """As for the topology, the map counts: every list of this machine is that of CPU 0."""
+    """The map overrides the list: every list of this machine is that of CPU 0."""
     l3 = read(snapshot("64fake-4n2s2ca2c2t")).caches[-1]
     assert (l3.level, len(l3.shared_by), str(l3.shared_by[1])) == (3, 8, "8-15")
 
@@ -110,8 +112,8 @@ def test_cxl_memory_by_its_bus(tmp_path: Path) -> None:
     region = "sys/devices/platform/ACPI0017:00/root0/decoder0.0/region0/dax_region0/dax0.0"
     files = NO_CPUS | {f"{region}/target_node": "1", f"{TIERS}/memory_tier4/nodelist": "0"}
     files |= {f"{TIERS}/memory_tier22/nodelist": "1"}
-    found = made(tmp_path, files, [("sys/bus/dax/devices", "../../devices/platform/links")])
-    assert kinds(found) == {0: "dram", 1: "slow"}, "by its tier alone"
+    found = constructed(tmp_path, files, [("sys/bus/dax/devices", "../../devices/platform/links")])
+    assert kinds(found) == {0: "dram", 1: "slow"}, "the tier alone decides"
     folder = tmp_path / "sys/devices/platform/links"
     folder.mkdir()
     (folder / "dax0.0").symlink_to(f"../../../../{region}")
@@ -131,7 +133,7 @@ def test_the_kind_by_bandwidth(
         files[f"{NODE}/node{node}/access1/initiators/read_bandwidth"] = str(rate)
         files[f"{NODE}/node{node}/access1/initiators/read_latency"] = "90"
         files[f"{NODE}/node{node}/access0/initiators/read_latency"] = "7"
-    found = made(tmp_path, files)
+    found = constructed(tmp_path, files)
     assert kinds(found)[1] == expected
     assert {each.read_latency_ns for each in found.memory} == {90}
 
@@ -143,14 +145,14 @@ def test_a_side_cache_and_a_node_without_memory(tmp_path: Path) -> None:
         f"{cache}/index2/size": "x",
         f"{cache}/uevent": "",
     }
-    found = made(tmp_path, sizes | {f"{NODE}/node1/meminfo": meminfo(1, 0)})
+    found = constructed(tmp_path, sizes | {f"{NODE}/node1/meminfo": meminfo(1, 0)})
     assert found.memory == (
         MemoryTraits(0, MemoryKind.DRAM, side_cache_bytes=16 << 30),
         MemoryTraits(1),
     )
 
 
-def test_a_machine_without_any_of_it(tmp_path: Path) -> None:
+def test_a_machine_without_any_of_these_files(tmp_path: Path) -> None:
     files = {f"{CPU}/cpu0/topology/core_id": "0", "proc/meminfo": "MemTotal: 4 kB"}
     expected = Hardware(memory=(MemoryTraits(0, MemoryKind.DRAM),))
     assert read(write(str(tmp_path), files)) == expected

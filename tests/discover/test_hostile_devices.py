@@ -1,4 +1,4 @@
-"""Invalid trees of devices: nothing crashes, and the valid device is found."""
+"""Trees with invalid devices: reading does not fail, and the valid device is found."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from agent.model.devices.listing import DeviceList, DiscoveredDevices, Published
 from tests.discover.buses import add_function, topology, write_files
 
 MACHINE = topology({0: "0-3", 1: "4-7"})
-SOUND = "pci0000:17/0000:17:00.0/0000:18:00.0"
-STRANGE = "pci0000:3a/0000:3a:00.0/0000:3b:00.0"
+VALID = "pci0000:17/0000:17:00.0/0000:18:00.0"
+INVALID = "pci0000:3a/0000:3a:00.0/0000:3b:00.0"
 
 TEXTS = (
     *("", "\n", "\0", "-1", "1", "0x030200", "999999999999999999999", "0-3", "3-0", "ffffffff,"),
@@ -32,82 +32,82 @@ FILES = (
     *("fpga_region/region0/dfl-port.0/afu_id", "fpga_region/region0/dfl-fme.0/dev"),
     "fpga_region/region0/dfl-fme.0/dfl-fme-region.1/fpga_region/region1/compat_id",
 )
-LINKS = ("../0000:3b:00.0", "../0000:18:00.0", "../0000:3b:00.1", "gone", "/", "virtfn0", ".")
+LINKS = ("../0000:3b:00.0", "../0000:18:00.0", "../0000:3b:00.1", "missing", "/", "virtfn0", ".")
 
 
-def look(root: Path) -> DeviceList:
+def read(root: Path) -> DeviceList:
     functions = pci.read(str(root), MACHINE)
     adapters = network.rdma(str(root), functions.by_address)
     cards = fpga.read(str(root), functions.by_address)
     found = DiscoveredDevices(functions.by_address, (), adapters.devices, cards.devices)
-    made = device_list(found, Published(), "2026-01-01T00:00:00Z")
+    listed = device_list(found, Published(), "2026-01-01T00:00:00Z")
     problems = functions.problems + adapters.problems + cards.problems
     assert all(each.startswith(str(root)) for each in problems)
-    return made
+    return listed
 
 
-def sound(root: Path) -> None:
+def add_valid_device(root: Path) -> None:
     add_function(
         root,
-        SOUND,
+        VALID,
         {"numa_node": "1", "infiniband/mlx5_9/ports/1/state": "4: ACTIVE"},
     )
 
 
-def device(found: DeviceList, bus: str) -> Device:
+def device_at(found: DeviceList, bus: str) -> Device:
     return next(each for each in found.devices if each.uuid == bus)
 
 
-def make(folder: Path, name: str, text: str) -> None:
-    """Existing paths are not replaced."""
+def write_if_possible(folder: Path, name: str, text: str) -> None:
+    """Does not replace existing paths."""
     try:
         write_files(folder, {name: text})
     except (OSError, ValueError):
         return
 
 
-strange = st.dictionaries(
+invalid_files = st.dictionaries(
     st.sampled_from(FILES), st.one_of(st.sampled_from(TEXTS), st.sampled_from(LINKS))
 )
 
 
 @settings(max_examples=50)
-@given(strange, st.sampled_from(LINKS))
+@given(invalid_files, st.sampled_from(LINKS))
 def test_an_invalid_device_does_not_hide_a_valid_one(files: dict[str, str], target: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        sound(root)
-        alone = device(look(root), "0000:18:00.0")
-        strange = add_function(root, STRANGE)
-        (strange / "class").unlink()
-        (strange / "numa_node").unlink()
+        add_valid_device(root)
+        expected = device_at(read(root), "0000:18:00.0")
+        folder_of_invalid = add_function(root, INVALID)
+        (folder_of_invalid / "class").unlink()
+        (folder_of_invalid / "numa_node").unlink()
         for name, text in files.items():
-            make(strange, name, text)
-        regions = f"../../devices/{STRANGE}/fpga_region/region0"
+            write_if_possible(folder_of_invalid, name, text)
+        regions = f"../../devices/{INVALID}/fpga_region/region0"
         write_files(root / "sys/class/fpga_region", {"region0@": regions, "region1@": target})
-        make(root / "sys/class/fpga", "intel-fpga-dev.0@", target)
-        found = look(root)
-        after = device(found, "0000:18:00.0")
-        assert (after.resources, after.topology) == (alone.resources, alone.topology)
+        write_if_possible(root / "sys/class/fpga", "intel-fpga-dev.0@", target)
+        found = read(root)
+        after = device_at(found, "0000:18:00.0")
+        assert (after.resources, after.topology) == (expected.resources, expected.topology)
         virtual = {vf.bus for each in found.devices for group in each.vf_groups for vf in group.vfs}
-        assert "0000:18:00.0" not in virtual, "it calls no other its physical function"
+        assert "0000:18:00.0" not in virtual, "the invalid device makes it no virtual function"
 
 
 @settings(max_examples=15)
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_listings_changes_nothing(random: Random) -> None:
-    """On some filesystems folders list their entries in the order of creation."""
+    """Some filesystems list the entries of a folder in the order of creation."""
     paths = [f"pci0000:{bus:02x}/0000:{bus:02x}:00.0" for bus in range(4)]
     paths += [f"pci0000:17/0000:17:00.0/0000:18:00.{n}" for n in range(4)]
 
-    def built(order: list[str]) -> DeviceList:
+    def read_in_order(order: list[str]) -> DeviceList:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             for path in order:
                 name = f"r{paths.index(path)}"
                 ports = {f"infiniband/{name}/ports/{n}/state": "4: ACTIVE" for n in (2, 1)}
                 add_function(root, path, {"numa_node": "0"} | ports)
-            return look(root)
+            return read(root)
 
     shuffled = random.sample(paths, len(paths))
-    assert built(shuffled) == built(paths)
+    assert read_in_order(shuffled) == read_in_order(paths)

@@ -14,7 +14,7 @@ TWO_NODES = topology({0: "0-3", 1: "4-7"})
 
 
 def link(name: str, number: int, *states: str) -> dict[str, str]:
-    """Files of a link of a function, with its char devices; one port per state."""
+    """The files of an RDMA link of a function, with its char devices and one port per state."""
     return {
         f"infiniband/{name}/node_guid": f"0c42:a103:00e2:{number:04x}\n",
         **{f"infiniband/{name}/ports/{n}/state": state for n, state in enumerate(states, 1)},
@@ -120,7 +120,7 @@ def test_several_links_of_a_function_have_files_of_their_own(tmp_path: Path) -> 
 
 
 def test_virtual_functions_have_their_numbers_and_files(tmp_path: Path) -> None:
-    """Number 1 is passed through as a whole: it does not have links here, and is kept."""
+    """Number 1 is passed through to a virtual machine: it is listed, but has no links here."""
     virtual = {f"virtfn{n}@": f"../0000:18:00.{n + 1}" for n in (2, 0, 1)}
     add_function(tmp_path, f"{PORT}/0000:18:00.0", virtual | link("mlx5_0", 0, "4: ACTIVE"))
     physical = {"physfn@": "../0000:18:00.0"}
@@ -149,7 +149,7 @@ def test_a_virtual_function_whose_physical_one_has_no_rdma_is_a_device(
     assert only(tmp_path).physical.address == "0000:18:00.1"
 
 
-def test_the_connection_managers_device_is_common_to_all(tmp_path: Path) -> None:
+def test_the_device_of_the_connection_manager_is_shared_by_all(tmp_path: Path) -> None:
     write_files(tmp_path / "sys/class/misc/rdma_cm", {"dev": "10:58\n"})
     assert read(tmp_path).common == (CharDevice("/dev/infiniband/rdma_cm", (10, 58)),)
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet
-from tests.discover.oracle import lstopo, needs_lstopo, ours
+from tests.discover.oracle import lstopo, needs_lstopo, summary
 from tests.fixtures.trees import CPU, Files, machine, offline, without, write
 
 pytestmark = needs_lstopo
 
 IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
-"""Thousands of small files."""
+"""For thousands of small files."""
 
 REMOVABLE = (
     ("core_cpus", "package_cpus"),
@@ -47,9 +47,9 @@ def machines(draw: st.DrawFn) -> Files:
         numbers=draw(st.permutations(pool))[:total],
     )
     present = sorted({int(path.split("/")[4][3:]) for path in files if f"{CPU}/cpu" in path})
-    gone = draw(st.sets(st.sampled_from(present), max_size=len(present) - 1))
+    removed = draw(st.sets(st.sampled_from(present), max_size=len(present) - 1))
     if draw(st.booleans()):
-        files = offline(files, CpuSet(gone))
+        files = offline(files, CpuSet(removed))
     for parts in draw(st.sets(st.sampled_from(REMOVABLE), max_size=3)):
         files = without(files, *parts)
     return files
@@ -60,19 +60,19 @@ def machines(draw: st.DrawFn) -> Files:
 def test_random_machine(files: Files) -> None:
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         root = write(folder, files)
-        theirs = lstopo(root)
-        found = ours(cpus.read(root))
-    # hwloc fails if CPU 0 does not have a folder and the list of online CPUs is missing too.
-    assume(theirs is not None)
-    assert theirs is not None
-    assert not theirs.complaint
-    assert found.online == theirs.online
-    assert found.cores == theirs.cores
-    assert found.sockets == theirs.sockets
-    assert found.socket_ids | theirs.socket_ids == found.socket_ids
-    assert found.caches == theirs.caches
-    # A node whose CPUs are all offline: hwloc assigns it the CPUs of the nearest nodes.
-    assert found.nodes.keys() == theirs.nodes.keys()
+        expected = lstopo(root)
+        found = summary(cpus.read(root))
+    # hwloc fails if the folder of CPU 0 and the list of online CPUs are missing.
+    assume(expected is not None)
+    assert expected is not None
+    assert not expected.error
+    assert found.online == expected.online
+    assert found.cores == expected.cores
+    assert found.sockets == expected.sockets
+    assert found.socket_ids | expected.socket_ids == found.socket_ids
+    assert found.caches == expected.caches
+    # If all CPUs of a node are offline, hwloc assigns it the CPUs of the nearest nodes.
+    assert found.nodes.keys() == expected.nodes.keys()
     for node, (members, memory_bytes) in found.nodes.items():
-        assert theirs.nodes[node][1] == memory_bytes
-        assert members in ("", theirs.nodes[node][0])
+        assert expected.nodes[node][1] == memory_bytes
+        assert members in ("", expected.nodes[node][0])

@@ -70,7 +70,7 @@ def test_numa_node_outweighs_local_cpus(snapshot: Callable[[str], str]) -> None:
     functions = pci.read(root, cpus.read(root)).by_address
     assert len(functions) == 37
     assert functions["0000:43:00.0"].node == 2
-    assert {each.node for each in functions.values()} == {2, -1}, "the others see all CPUs"
+    assert {each.node for each in functions.values()} == {2, -1}, "other functions list all CPUs"
 
 
 def test_the_node_of_every_root_bus(snapshot: Callable[[str], str]) -> None:
@@ -93,7 +93,9 @@ def test_local_cpus_determine_the_node_of_cards_without_numa_node(
         "0035:04:00.0": 8,
         "0035:05:00.0": 8,
     }
-    assert len({each.pcie for each in functions.values()}) == 6, "no tree: nothing is adjacent"
+    assert len({each.pcie for each in functions.values()}) == 6, (
+        "without a tree nothing is adjacent"
+    )
 
 
 @pytest.mark.parametrize("name", ["32amd64-4s2n4c-cgroup2", "2ps3-2t"])
