@@ -87,7 +87,7 @@ def running(folder: Path) -> Iterator[Cluster]:
     except NoPackageError as error:
         raise NoClusterError(str(error)) from None
     from tests import tools
-    from tests.integration.apiserver import agentside
+    from tests.integration.apiserver import agent_account
     from tests.integration.apiserver.server import ApiServer
 
     programs = []
@@ -99,13 +99,13 @@ def running(folder: Path) -> Iterator[Cluster]:
     pki, audit, account = folder / "apiserver", folder / "audit.log", folder / "account"
     pki.mkdir()
     policy = folder / "audit.json"
-    policy.write_text(json.dumps(audited(agentside.USER)))
+    policy.write_text(json.dumps(audited(agent_account.USER)))
     api = ApiServer(pki, *programs)
     try:
         api.start_etcd()
         api.start_server(f"--audit-policy-file={policy}", f"--audit-log-path={audit}")
-        agentside.furnish(api, NODE, account)
+        agent_account.install(api, NODE, account)
         flags = [f"--service-account-dir={account}", f"--node-name={NODE}"]
-        yield Cluster(api, audit, flags, {**os.environ, **agentside.environment(api)})
+        yield Cluster(api, audit, flags, {**os.environ, **agent_account.environment(api)})
     finally:
         api.stop()

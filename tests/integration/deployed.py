@@ -13,7 +13,7 @@ from typing import Any
 from agent.kube.errors import ForbiddenError
 from tests.deploy.api import Api, RefusedError
 from tests.deploy.manifests import DEPLOY, kustomization
-from tests.integration.apiserver.cluster import Kubectl
+from tests.integration.apiserver.commands import Kubectl
 from tests.integration.apiserver.server import ApiServer
 from tests.waiting import eventually
 

@@ -11,7 +11,7 @@ import yaml
 from tests.deploy import chart
 from tests.deploy.api import Api, RefusedError, Who
 from tests.integration import deployed, other_pods
-from tests.integration.apiserver.cluster import Kubectl, kubeconfig
+from tests.integration.apiserver.commands import Kubectl, kubeconfig
 from tests.integration.apiserver.server import ApiServer
 
 Object = dict[str, Any]

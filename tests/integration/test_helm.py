@@ -16,7 +16,7 @@ import yaml
 from tests.deploy import chart
 from tests.integration import deployed
 from tests.integration.apiserver import server as apiservers
-from tests.integration.apiserver.cluster import controllers
+from tests.integration.apiserver.commands import controllers
 from tests.integration.helmcluster import (
     DEVICES,
     NAMESPACE,

@@ -23,7 +23,7 @@ from tests.deploy import chart
 from tests.deploy.api import Api, RefusedError
 from tests.integration import deployed
 from tests.integration.apiserver import server as apiservers
-from tests.integration.apiserver.cluster import controllers
+from tests.integration.apiserver.commands import controllers
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.helmcluster import NAMESPACE, PLAIN, Cluster
 from tests.waiting import eventually

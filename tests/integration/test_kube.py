@@ -362,7 +362,7 @@ def test_watch_from_a_compacted_version_is_listed_anew(
         # Revisions advance without an event for this node, then are compacted.
         server.kill_server()
         eventually("the watch reports the failure", lambda: watch.problem, RECOVERY_SECONDS)
-        server.write_beside()
+        server.write_other_keys()
         server.compact()
         server.start_server("--watch-cache=false")
         eventually("the watch is synced again", lambda: watch.syncs > syncs, RECOVERY_SECONDS)

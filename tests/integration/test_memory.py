@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.node.kubelet_process import find
-from tests.integration.apiserver import agentside, server
+from tests.integration.apiserver import agent_account, server
 from tests.integration.harness import TestNode
 from tests.waiting import eventually
 
@@ -87,8 +87,8 @@ def run_benchmark_without_kubelets() -> dict[str, dict[str, Any]]:
 def test_modules_that_an_agent_in_a_cluster_loads(node: TestNode, tmp_path: Path) -> None:
     with server.running(tmp_path) as api:
         account = tmp_path / "account"
-        agentside.furnish(api, "node-a", account)
-        environment = agentside.environment(api)
+        agent_account.install(api, "node-a", account)
+        environment = agent_account.environment(api)
         node.start_agent(
             f"--service-account-dir={account}",
             environ={**environment, "PYTHONPROFILEIMPORTTIME": "1"},

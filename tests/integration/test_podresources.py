@@ -173,7 +173,7 @@ def test_devices_of_a_plugin_with_and_without_a_numa_node(kubelet: Kubelet) -> N
             taken = ContainerResources("main", memory=(block,), devices=(near, far))
             expected = PodResources("default", name, (taken,))
             eventually("it has them", lambda: kubelet.listed(name) == expected, START_SECONDS)
-            plugin.has({"d1": ()}, ill={"d0": (0,)})
+            plugin.report({"d1": ()}, unhealthy={"d0": (0,)})
             eventually(
                 "one is unhealthy",
                 lambda: kubelet.client.allocatable().devices == (far,),

@@ -24,7 +24,7 @@ from tests.deploy.api import Api, RefusedError, Who, path_of
 from tests.deploy.manifests import DEPLOY, account, kustomization, kustomized_folder
 from tests.integration import deployed, other_pods
 from tests.integration.apiserver import server as apiservers
-from tests.integration.apiserver.cluster import Kubectl, controllers
+from tests.integration.apiserver.commands import Kubectl, controllers
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.other_pods import OtherPods
 from tests.waiting import eventually

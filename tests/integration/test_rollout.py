@@ -22,7 +22,7 @@ from agent.kube.errors import ConflictError, KubeError, NotFoundError
 from tests.deploy import chart
 from tests.integration import deployed
 from tests.integration.apiserver import server as apiservers
-from tests.integration.apiserver.cluster import controllers, kubeconfig, program_or_skip
+from tests.integration.apiserver.commands import controllers, kubeconfig, program_or_skip
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.helmcluster import NAMESPACE, Cluster
 from tests.waiting import eventually

@@ -393,7 +393,7 @@ def expired(cluster: Cluster) -> Iterator[None]:
     """The webhook's certificate has expired."""
     webhook = cluster.webhook
     webhook.authority = Authority(webhook.folder)
-    webhook.authority.server("tls", left=datetime.timedelta(minutes=-1))
+    webhook.authority.server("tls", valid_for=datetime.timedelta(minutes=-1))
     for kind in KINDS:
         cluster.api.apply(configuration(webhook, kind))
     webhook.end()

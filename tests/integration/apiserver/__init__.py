@@ -1,1 +1,1 @@
-"""A real API server with its etcd, on loopback, for tests: fixture `apiserver`."""
+"""A real kube-apiserver with its own etcd on loopback: fixture `apiserver`."""

@@ -1,4 +1,4 @@
-"""Certificates of the server and its administrator."""
+"""A certificate authority for the API server of tests, its clients and other servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DAYS = datetime.timedelta(days=2)
 
 
 class Authority:
-    """Writes `<name>.crt` and `<name>.key` into its folder; its own are `ca`."""
+    """Writes `NAME.crt` and `NAME.key` to its folder. Its own certificate is `ca.crt`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,25 +43,26 @@ class Authority:
         """The CA certificate in base64, as in objects of the API."""
         return base64.b64encode((self.folder / "ca.crt").read_bytes()).decode()
 
-    def server(self, name: str, *addresses: str, left: datetime.timedelta = _DAYS) -> None:
-        """For 127.0.0.1, localhost, and these addresses. `left`: how long it is still valid."""
+    def server(self, name: str, *addresses: str, valid_for: datetime.timedelta = _DAYS) -> None:
+        """A server certificate for 127.0.0.1, localhost and these addresses. `valid_for`: the time
+        until it expires."""
         names = [
             *(x509.IPAddress(ipaddress.ip_address(each)) for each in ("127.0.0.1", *addresses)),
             x509.DNSName("localhost"),
         ]
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(_name(name), self._name, key.public_key(), left)
+        builder = _builder(_name(name), self._name, key.public_key(), valid_for)
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        self._write(name, _used(builder, ExtendedKeyUsageOID.SERVER_AUTH), key)
+        self._write(name, _for_usage(builder, ExtendedKeyUsageOID.SERVER_AUTH), key)
 
     def client(self, name: str, *groups: str) -> None:
-        """The certificate of a user with these groups."""
+        """A client certificate of a user with these groups."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(name, *groups), self._name, key.public_key())
-        self._write(name, _used(builder, ExtendedKeyUsageOID.CLIENT_AUTH), key)
+        self._write(name, _for_usage(builder, ExtendedKeyUsageOID.CLIENT_AUTH), key)
 
     def signing_key(self, name: str) -> None:
-        """`<name>.key` and `<name>.pub`, for tokens."""
+        """Writes `NAME.key` and `NAME.pub`, which sign and verify tokens."""
         key = ec.generate_private_key(ec.SECP256R1())
         (self.folder / f"{name}.key").write_bytes(_private(key))
         (self.folder / f"{name}.pub").write_bytes(
@@ -81,14 +82,14 @@ class Authority:
 
 
 def kubeconfig(url: str, folder: Path, user: str) -> dict[str, Any]:
-    """Of a user with a certificate in that folder, whose file has the user's name."""
+    """The kubeconfig of a user whose certificate is the file `USER.crt` in this folder."""
     certificate, key = folder / f"{user}.crt", folder / f"{user}.key"
     credentials = {"client-certificate": str(certificate), "client-key": str(key)}
     return _kubeconfig(url, folder, credentials)
 
 
 def token_kubeconfig(url: str, folder: Path, token: str) -> dict[str, Any]:
-    """The folder has the certificate of the authority."""
+    """The kubeconfig of a token. The folder contains the certificate of the authority."""
     return _kubeconfig(url, folder, {"token": token})
 
 
@@ -105,8 +106,8 @@ def _kubeconfig(url: str, folder: Path, credentials: dict[str, str]) -> dict[str
 
 
 def serving_secret(namespace: str, service: str) -> dict[str, Any]:
-    """The Secret `<service>-tls` with a Service's self-signed certificate, as docs/scheduler.md
-    and docs/webhook.md make it by hand."""
+    """The Secret `SERVICE-tls` with a self-signed certificate of the Service, as in
+    docs/scheduler.md and docs/webhook.md."""
     host = f"{service}.{namespace}.svc"
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
@@ -138,7 +139,7 @@ def _builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
-    left: datetime.timedelta = _DAYS,
+    valid_for: datetime.timedelta = _DAYS,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -148,11 +149,11 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + left)
+        .not_valid_after(now + valid_for)
     )
 
 
-def _used(
+def _for_usage(
     builder: x509.CertificateBuilder, usage: x509.ObjectIdentifier
 ) -> x509.CertificateBuilder:
     return builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)

@@ -1,4 +1,4 @@
-"""A relay in front of an API server that kills its client at one of the client's writes."""
+"""A relay between a client and an API server that kills the client at a write."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _CHUNK: Final = 65536
 
 
 class Moment(enum.Enum):
-    """BEFORE: the server never gets the write. AFTER: the client never gets the answer."""
+    """When the client is killed. BEFORE: the server does not receive the write. AFTER: the client
+    does not receive the answer."""
 
     BEFORE = "before"
     AFTER = "after"
 
 
 class KillingRelay:
-    """Plain HTTP on `url`. Writes are PATCH requests; `writes` counts them. `written` is called
-    after each that the server has answered."""
+    """Serves HTTP without TLS at `url`. Writes are PATCH requests; `writes` counts them. `written`
+    is called after each write that the server has answered."""
 
     def __init__(self, server: ApiServer, written: Callable[[], None] = lambda: None) -> None:
         self._target = urlsplit(server.url).netloc
@@ -52,13 +53,13 @@ class KillingRelay:
         self._thread.start()
 
     def arm(self, number: int, moment: Moment, kill: Callable[[], None]) -> None:
-        """The client is killed at the write of that number, which counts from 0 again."""
+        """Kills the client at the write of this number. The count starts at 0 again."""
         with self._lock:
             self._at, self._kill, self.writes = (number, moment), kill, 0
             self.killed.clear()
 
     def close(self) -> None:
-        """After the client's end."""
+        """Must be called after the client has ended."""
         self._http.shutdown()
         for each in tuple(self._upstreams):
             with contextlib.suppress(OSError):
@@ -70,22 +71,22 @@ class KillingRelay:
         if caller.command != "PATCH":
             self._forward(caller)
             return
-        # One write at a time: what `written` sees has no later one.
+        # One write at a time, so that `written` sees no later write.
         with self._lock:
             at, number = self._at, self.writes
             self.writes += 1
             if at == (number, Moment.BEFORE):
-                self._end(caller)
+                self._kill_client(caller)
             elif at == (number, Moment.AFTER):
                 with self._answer(caller) as answer:
                     answer.read()
                 self._written()
-                self._end(caller)
+                self._kill_client(caller)
             else:
                 self._forward(caller)
                 self._written()
 
-    def _end(self, caller: _Handler) -> None:
+    def _kill_client(self, caller: _Handler) -> None:
         self._at = None
         self._kill()
         self.killed.set()
@@ -125,9 +126,9 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     serve: Callable[[], None]
-    """Answers one request; a subclass has it."""
+    """Answers a request; defined by a subclass."""
 
-    def _any(self) -> None:
+    def _serve(self) -> None:
         try:
             self.serve()
         except (OSError, http.client.HTTPException):
@@ -135,11 +136,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def __getattr__(self, name: str) -> Callable[[], None]:
         if name.startswith("do_"):
-            return self._any
+            return self._serve
         raise AttributeError(name)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is logged."""
+        """Discards the log."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""etcd and kube-apiserver as processes of the test."""
+"""etcd and kube-apiserver processes of a test."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.integration.apiserver.certificates import Authority, token_kubeconfig
 from tests.waiting import eventually
 
 START_SECONDS = 120.0
-"""For a busy machine; an idle one needs five."""
+"""A limit for a busy machine. An idle machine needs five seconds."""
 
 
 def etcd_flags(data: Path, client: str, peer: str) -> tuple[str, ...]:
-    """Of one member alone, at these URLs; what it holds survives its end, but not the machine's."""
+    """The flags of a single member with these URLs. Its data may be lost if the machine crashes."""
     return (
         f"--data-dir={data}",
         "--unsafe-no-fsync",
@@ -44,8 +44,8 @@ def etcd_flags(data: Path, client: str, peer: str) -> tuple[str, ...]:
 def server_flags(
     pki: Path, etcd: str, port: int, authorization: str = "--authorization-mode=Node,RBAC"
 ) -> tuple[str, ...]:
-    """Of a kube-apiserver with the certificates and keys of that folder. As kubeadm configures it,
-    where a test can tell."""
+    """The flags of a kube-apiserver with the certificates and keys of this folder. They are those
+    of kubeadm where it matters to a test."""
     return (
         f"--etcd-servers={etcd}",
         f"--secure-port={port}",
@@ -65,8 +65,7 @@ def server_flags(
 
 
 class ApiServer:
-    """`url` and the port are the same after restarts. `folder` has the certificates and the
-    logs."""
+    """`url` does not change in a restart. `folder` contains the certificates and the logs."""
 
     def __init__(self, folder: Path, etcd: Path, program: Path) -> None:
         self.folder = folder
@@ -84,7 +83,7 @@ class ApiServer:
         self.authorization = "--authorization-mode=Node,RBAC"
 
     def access(self, token: str | None = None) -> FileAccess:
-        """The administrator's access, or that of the token in a file."""
+        """The access of the administrator, or with the token in the file `token`."""
         ca = str(self.folder / "ca.crt")
         if token is not None:
             return FileAccess(self.url, ca=ca, token=token)
@@ -93,7 +92,7 @@ class ApiServer:
 
     # processes
     def start(self) -> None:
-        """Starts both; returns when the server is ready."""
+        """Starts etcd and the server. Returns when the server is ready."""
         self.start_etcd()
         self.start_server()
 
@@ -109,7 +108,7 @@ class ApiServer:
         )
 
     def start_server(self, *flags: str) -> None:
-        """Returns when it is ready. Further flags win over ours."""
+        """Returns when the server is ready. `flags` override the default flags."""
         self._run(
             "kube-apiserver",
             str(self._program),
@@ -131,26 +130,26 @@ class ApiServer:
         )
 
     def kill_server(self) -> None:
-        """SIGKILL: connections break."""
+        """Sends SIGKILL, which breaks connections."""
         self._end("kube-apiserver", signal.SIGKILL)
 
     def suspend_server(self) -> None:
-        """It hangs: what it has accepted stays open, and nothing is answered."""
+        """Stops the server process: connections stay open, and no request is answered."""
         self._processes["kube-apiserver"].send_signal(signal.SIGSTOP)
 
     def resume_server(self) -> None:
-        """Returns when it is ready."""
+        """Returns when the server is ready."""
         self._processes["kube-apiserver"].send_signal(signal.SIGCONT)
         eventually("kube-apiserver is ready", self._ready, START_SECONDS)
 
     @contextlib.contextmanager
     def outage(self, seconds: float) -> Iterator[None]:
-        """Killed at the beginning. At the end of the block so many seconds have passed, all
-        revisions before are forgotten, and it is ready again."""
+        """Kills the server. At the end of the block, waits until this time has passed, compacts
+        etcd, and starts the server again."""
         began = time.monotonic()
         self.kill_server()
         try:
-            self.write_beside()
+            self.write_other_keys()
             yield
             time.sleep(max(0.0, began + seconds - time.monotonic()))
             self.compact()
@@ -163,19 +162,19 @@ class ApiServer:
         self.start_server(*flags)
 
     def kill_etcd(self) -> None:
-        """SIGKILL; what it holds stays on disk."""
+        """Sends SIGKILL. The data stays on disk."""
         self._end("etcd", signal.SIGKILL)
 
     def compact(self) -> None:
-        """Forgets all revisions before now. What the API server holds in memory stays there."""
+        """Compacts etcd at the current revision. The watch cache of the server is not changed."""
         kept = self._etcd("kv/range", key=_base64("\0"), range_end=_base64("\0"), count_only=True)
         revision = kept["header"]["revision"]
         self._etcd("kv/compaction", revision=revision, physical=True)
 
-    def write_beside(self) -> None:
-        """Creates a few more revisions, of keys outside the API server's."""
+    def write_other_keys(self) -> None:
+        """Creates new revisions of keys that are not objects of the API server."""
         for _ in range(5):
-            self._etcd("kv/put", key=_base64("/beside"), value=_base64("1"))
+            self._etcd("kv/put", key=_base64("/other"), value=_base64("1"))
 
     def stop(self) -> None:
         for name in list(self._processes):
@@ -184,14 +183,14 @@ class ApiServer:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
-    # the administrator's work
+    # requests of the administrator
     def create(self, path: str, wanted: dict[str, Any]) -> dict[str, Any]:
-        """POST; the stored object."""
+        """Sends a POST request. Returns the stored object."""
         made: dict[str, Any] = json.loads(self.admin.create(path, wanted))
         return made
 
     def serves(self, version: str, kind: str) -> bool:
-        """Whether it serves the kind in that version of its group, as "apps/v1"."""
+        """Whether the server serves the kind in this group and version, such as "apps/v1"."""
         try:
             found = json.loads(self.admin.get(f"/apis/{version}"))
         except NotFoundError:
@@ -200,14 +199,14 @@ class ApiServer:
 
     @property
     def minor(self) -> int:
-        """The second number of its version."""
+        """The minor version of the server."""
         return int(json.loads(self.admin.get("/version"))["minor"].rstrip("+"))
 
     def namespace(self, name: str) -> None:
         self.create("/api/v1/namespaces", {"metadata": {"name": name}})
 
     def account(self, namespace: str, name: str, rules: list[dict[str, Any]]) -> None:
-        """A service account with a cluster role of these rules."""
+        """Creates a service account with a cluster role of these rules."""
         self.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": name}})
         rbac = "/apis/rbac.authorization.k8s.io/v1"
         full = f"{namespace}-{name}"
@@ -226,8 +225,8 @@ class ApiServer:
         )
 
     def apply(self, wanted: dict[str, Any]) -> None:
-        """A manifest; waits until the server knows its kind, and the one that it defines. An object
-        that is being deleted is made again when it is gone."""
+        """Applies a manifest. Waits until its kind is served, and until a kind that it defines is
+        served. An object that is being deleted is created again after its deletion."""
         version, kind = wanted["apiVersion"], wanted["kind"]
         metadata = wanted["metadata"]
         base = f"/apis/{version}" if "/" in version else f"/api/{version}"
@@ -239,7 +238,7 @@ class ApiServer:
         def applied() -> bool:
             try:
                 stored = json.loads(self.admin.apply(path, wanted).body)
-            except (NotFoundError, TooManyRequestsError):  # a kind that was just added
+            except (NotFoundError, TooManyRequestsError):  # the kind was just added
                 return False
             return "deletionTimestamp" not in stored["metadata"]
 
@@ -248,7 +247,7 @@ class ApiServer:
             self._until_served(wanted["spec"])
 
     def _until_served(self, definition: dict[str, Any]) -> None:
-        """A server hears of a kind by a watch of its own."""
+        """Waits until the server has seen a new kind in its watch."""
         group, plural = definition["group"], definition["names"]["plural"]
         for version in (each["name"] for each in definition["versions"] if each["served"]):
 
@@ -267,7 +266,7 @@ class ApiServer:
     def pod(
         self, namespace: str, name: str, node: str, account: str = "default", **metadata: Any
     ) -> dict[str, Any]:
-        """On that node, never run by anybody."""
+        """Creates a pod on a node. No kubelet runs it."""
         return self.create(
             f"/api/v1/namespaces/{namespace}/pods",
             {
@@ -282,7 +281,7 @@ class ApiServer:
         )
 
     def token(self, namespace: str, account: str, pod: str | None = None) -> str:
-        """A token of the account for an hour; bound to the pod, and so to the pod's node."""
+        """A token of the account for an hour. `pod`: the pod to which it is bound."""
         spec: dict[str, Any] = {"audiences": [], "expirationSeconds": 3600}
         if pod is not None:
             spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": pod}
@@ -293,9 +292,9 @@ class ApiServer:
     def kubeconfig(self, token: str) -> dict[str, Any]:
         return token_kubeconfig(self.url, self.folder, token)
 
-    def _run(self, name: str, *words: str) -> None:
+    def _run(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(words, stdout=log, stderr=log)
+            self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
     def _end(self, name: str, number: int) -> None:
         process = self._processes.pop(name, None)
@@ -325,9 +324,9 @@ class ApiServer:
             time.sleep(0.05)
             return False
 
-    def _etcd(self, method: str, **words: Any) -> dict[str, Any]:
+    def _etcd(self, method: str, **fields: Any) -> dict[str, Any]:
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self._etcd_port}/v3/{method}", json.dumps(words).encode()
+            f"http://127.0.0.1:{self._etcd_port}/v3/{method}", json.dumps(fields).encode()
         )
         with urllib.request.urlopen(request, timeout=10) as reply:
             answer: dict[str, Any] = json.load(reply)
@@ -336,8 +335,8 @@ class ApiServer:
 
 @contextlib.contextmanager
 def running(folder: Path, authorization: Path | None = None) -> Iterator[ApiServer]:
-    """Skips the test if the programs are not available. `authorization`: the file of its
-    authorizers."""
+    """Runs a server. Skips the test if the programs are not available. `authorization`: the file
+    with the authorizers."""
     programs = []
     for name in ("etcd", "kube-apiserver"):
         program = tools.kubernetes(name)

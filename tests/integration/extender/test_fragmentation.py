@@ -12,7 +12,7 @@ from agent.model.pod.annotations import RESOURCE_STATUS
 from tests.deploy.manifests import objects
 from tests.fixtures import fleet
 from tests.fixtures.fleet import CARDS, SMALL, owner
-from tests.integration.apiserver.cluster import kubeconfig
+from tests.integration.apiserver.commands import kubeconfig
 from tests.integration.apiserver.server import ApiServer
 
 NODES = {"fragmented-small": SMALL, "fragmented-cards": CARDS}

@@ -1,1 +1,1 @@
-"""A real kubelet with a containerd of its own and no API server, for tests: fixture `kubelet`."""
+"""A real kubelet with its own containerd and without an API server: fixture `kubelet`."""

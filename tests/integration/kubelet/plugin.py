@@ -1,4 +1,4 @@
-"""A device plugin (v1beta1) with the test's devices, for a kubelet of the tests."""
+"""A device plugin (v1beta1) that reports the devices of a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESOURCE = "vendor.example/card"
 
 
 class DevicePlugin(grpc.GenericRpcHandler):
-    """`devices`: NUMA nodes by id, of the healthy ones; `ill`: those of the unhealthy ones."""
+    """Registers with the kubelet that has this folder of sockets."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -27,11 +27,11 @@ class DevicePlugin(grpc.GenericRpcHandler):
         self._server.add_generic_rpc_handlers((self,))
 
     def start(self, devices: dict[str, tuple[int, ...]]) -> None:
-        """Registers with the kubelet of the folder, which empties the folder before it listens
-        there."""
+        """Waits until the kubelet listens, since it empties the folder before, and registers with
+        these devices."""
         registry = self._folder / "kubelet.sock"
         eventually("the kubelet takes plugins", registry.exists, START_SECONDS)
-        self.has(devices)
+        self.report(devices)
         self._server.add_insecure_port(f"unix:{self._folder / 'card.sock'}")
         self._server.start()
         request = _field(1, b"v1beta1") + _field(2, b"card.sock") + _field(3, RESOURCE.encode())
@@ -39,14 +39,16 @@ class DevicePlugin(grpc.GenericRpcHandler):
             register = channel.unary_unary("/v1beta1.Registration/Register")
             register(request, timeout=START_SECONDS, wait_for_ready=True)
 
-    def has(
-        self, devices: dict[str, tuple[int, ...]], ill: dict[str, tuple[int, ...]] | None = None
+    def report(
+        self,
+        devices: dict[str, tuple[int, ...]],
+        unhealthy: dict[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """Reports it to the kubelet."""
+        """Sends the NUMA nodes of healthy and unhealthy devices, by id, to the kubelet."""
         with self._changed:
             self._message = b"".join(
                 _field(1, _device(name, nodes, health))
-                for group, health in ((devices, b"Healthy"), (ill or {}, b"Unhealthy"))
+                for group, health in ((devices, b"Healthy"), (unhealthy or {}, b"Unhealthy"))
                 for name, nodes in group.items()
             )
             self._changed.notify_all()
@@ -86,6 +88,6 @@ def _device(name: str, nodes: tuple[int, ...], health: bytes) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A protobuf field of bytes, at most 127 of them."""
+    """A length-delimited protobuf field of at most 127 bytes."""
     assert len(content) < 128
     return bytes((number << 3 | 2, len(content))) + content

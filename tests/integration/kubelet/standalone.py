@@ -1,7 +1,8 @@
-"""A kubelet as a process of the test, which runs static pods from files.
+"""A kubelet process that runs static pods from files.
 
-It has its own mount namespace, where /var/lib/kubelet is a folder of the test: device plugins
-register there whatever the kubelet's root is, and must not reach this machine's own kubelet.
+It has its own mount namespace, where /var/lib/kubelet is a folder of the test. Device plugins
+always register in /var/lib/kubelet, whatever the kubelet's root directory is, and they must not
+register with a kubelet of this machine.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tests.integration import machinewide
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 START_SECONDS = 3 * DEADLINE_SECONDS
-"""For a busy machine; an idle one needs three, for a pod too."""
+"""A limit for a busy machine. On an idle machine a kubelet or a pod starts in three seconds."""
 NODE = "node-a"
 MIB = 1 << 20
 ANY_MACHINE: dict[str, Any] = {
@@ -54,10 +55,10 @@ ANY_MACHINE: dict[str, Any] = {
     "imageGCHighThresholdPercent": 100,
     "imageGCLowThresholdPercent": 99,
 }
-"""With this configuration a kubelet runs on a machine without systemd, however full its disks
-are."""
+"""Configuration fields with which a kubelet runs on a machine without systemd and with full
+disks."""
 RESERVED_BYTES = 150 * MIB
-"""The reserved memory of NUMA node 0; the kubelet requires the sum of all its reservations."""
+"""The reserved memory of NUMA node 0: the kubelet requires the sum of its reservations."""
 
 _SCRIPT = """mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/kubelet &&
 mount --bind "$1" /var/lib/kubelet && shift && exec "$@"
@@ -74,11 +75,12 @@ TUNABLES = tuple(
         "kernel/keys/root_maxbytes",
     )
 )
-"""Settings that a kubelet changes on its machine."""
+"""Kernel settings that a kubelet changes."""
 
 
 class Kubelet:
-    """Policies are static. `reserved` CPUs are never exclusive; `topology` is the machine's."""
+    """A kubelet with static policies. `reserved`: CPUs that are never exclusive. `topology`: that
+    of the machine."""
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class Kubelet:
         endpoint: str = "",
         more: dict[str, Any] | None = None,
     ) -> None:
-        """`endpoint`: the CRI socket that it uses instead of containerd's. `more`: fields of its
+        """`endpoint`: the CRI socket instead of containerd's. `more`: more fields of the
         configuration."""
         self.folder = folder
         self.endpoint = endpoint or containerd.socket
@@ -108,7 +110,7 @@ class Kubelet:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Returns when it answers for its pods."""
+        """Returns when the pod resources API answers."""
         for each in (self.root, self.shared, self._manifests):
             each.mkdir(exist_ok=True)
         _make_cgroups(self._cgroup)
@@ -129,7 +131,7 @@ class Kubelet:
                 stdout=log,
                 stderr=log,
             )
-        eventually("the kubelet answers for its pods", self._answers, START_SECONDS)
+        eventually("the pod resources API answers", self._answers, START_SECONDS)
 
     def kill(self) -> None:
         """SIGKILL; its pods keep running."""
@@ -139,8 +141,8 @@ class Kubelet:
             self._process = None
 
     def close(self) -> None:
-        """Ends the pods and the kubelet. A killed kubelet leaves them to the runtime. It must not
-        be in the middle of creating one, which would remain when the runtime ends."""
+        """Removes the pods, which would remain if only the kubelet ended, and kills the kubelet.
+        The kubelet must not be creating a pod at this moment."""
         for file in self._manifests.glob("*.json"):
             self.end(file.stem)
         self.kill()
@@ -151,12 +153,12 @@ class Kubelet:
         """Removes all pods of the runtime and their cgroups, repeatedly: the runtime may still
         create a sandbox that a killed kubelet requested."""
 
-        def gone() -> bool:
+        def removed() -> bool:
             remove_all_pods(self.containerd.socket)
             remove_cgroups(self._cgroup)
             return not any((each / self._cgroup).exists() for each in (MOUNTS, *MOUNTS.iterdir()))
 
-        eventually("the pods' cgroups are removed", gone)
+        eventually("the pods' cgroups are removed", removed)
 
     @property
     def pid(self) -> int:
@@ -175,9 +177,9 @@ class Kubelet:
         metadata: dict[str, dict[str, str]] | None = None,
         **spec: Any,
     ) -> str:
-        """Starts a static pod in namespace default, with these labels and annotations. Returns its
-        name on this node. Its uid is new each time: a kubelet derives the same uid from the same
-        content, and takes the resources of such a pod for those of its predecessor."""
+        """Starts a static pod in namespace default. `metadata`: labels and annotations. Returns its
+        name on this node. Its uid is always new: otherwise the kubelet would derive it from the
+        content, and would give an equal pod the resources of the previous one."""
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -200,19 +202,19 @@ class Kubelet:
         return f"{name}-{NODE}"
 
     def end(self, name: str) -> None:
-        """Removes a pod's file, and returns when neither kubelet nor runtime has the pod."""
+        """Removes a pod's file. Returns when the kubelet and the runtime have removed the pod."""
         (self._manifests / f"{name}.json").unlink()
         full = f"{name}-{NODE}"
 
-        def gone() -> bool:
+        def removed() -> bool:
             return self.listed(full) is None and all(
                 sandbox.name != full or not sandbox.ready for sandbox in self.cri.sandboxes()
             )
 
-        eventually(f"pod {name} is removed", gone, START_SECONDS)
+        eventually(f"pod {name} is removed", removed, START_SECONDS)
 
     def listed(self, name: str) -> PodResources | None:
-        """The pod as in List. Repeated callers must be slower than the kubelet's rate limit."""
+        """The pod in the response of List. Waits first: the kubelet limits the rate of calls."""
         time.sleep(0.05)
         return next((pod for pod in self.client.pods() if pod.name == name), None)
 
@@ -221,7 +223,7 @@ class Kubelet:
         assert self._process.poll() is None, self.log[-3000:]
         with contextlib.suppress(KubeletDownError, RateLimitError):
             self.client.pods()
-            # The socket exists before the CPU manager has read its state.
+            # The API answers before the CPU manager has read its state.
             return bool(self.client.allocatable().cpus)
         return False
 
@@ -253,7 +255,7 @@ class Kubelet:
 
 
 def container(name: str, cpu: str, memory: str = "32Mi", **more: Any) -> dict[str, Any]:
-    """A container that sleeps. Its limits equal its requests, so a pod of such containers is
+    """A container that sleeps. Its limits equal its requests: a pod of such containers is
     Guaranteed."""
     amounts = {"cpu": cpu, "memory": memory} if cpu else {}
     return {
@@ -273,9 +275,9 @@ def running(
     folder: Path | None = None,
     more: dict[str, Any] | None = None,
 ) -> Iterator[Kubelet]:
-    """It has the containerd for itself: a kubelet removes containers that it does not know. Skips
-    the test if the kubelet is not available. `folder`: its own, removed at the end. `more`: fields
-    of its configuration."""
+    """Runs a kubelet, which must be the only client of its containerd because it removes containers
+    that it does not know. Skips the test if the kubelet is not available. `folder`: for its files,
+    removed at the end. `more`: more fields of the configuration."""
     program = tools.kubernetes("kubelet")
     if isinstance(program, str):
         pytest.skip(program)
@@ -304,12 +306,12 @@ def _set_tunables(values: dict[str, str]) -> None:
 
 
 def _make_cgroups(name: str) -> None:
-    """The kubelet needs its root with every controller; a new cpuset of v1 does not have CPUs."""
+    """Creates the kubelet's root cgroup with all controllers. A new cpuset of v1 needs CPUs."""
     if (MOUNTS / "cgroup.controllers").exists():
         (MOUNTS / name).mkdir(exist_ok=True)
         for group in (MOUNTS, MOUNTS / name):
-            there = (group / "cgroup.controllers").read_text().split()
-            wanted = " ".join(f"+{each}" for each in there if each in _CONTROLLERS)
+            available = (group / "cgroup.controllers").read_text().split()
+            wanted = " ".join(f"+{each}" for each in available if each in _CONTROLLERS)
             (group / "cgroup.subtree_control").write_text(wanted)
         return
     for mount in MOUNTS.iterdir():
@@ -320,7 +322,7 @@ def _make_cgroups(name: str) -> None:
 
 
 def running_pid(kubelet: Kubelet, pod: str, container: str) -> int:
-    """0 while it does not run."""
+    """The process id of a container of a pod; 0 if the container does not run."""
     sandboxes = {each.id for each in kubelet.cri.sandboxes() if each.name == pod}
     ids = [
         each.id

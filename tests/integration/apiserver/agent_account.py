@@ -1,4 +1,4 @@
-"""The agent's objects in its cluster: the applied manifests, its Node, its service account."""
+"""The objects of an agent on an API server: manifests, Node, pod and service account."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ NAMESPACE, ACCOUNT = "topolet-system", "topolet-agent"
 USER = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"
 
 
-def furnish(api: ApiServer, node: str, account: Path) -> None:
-    """Fills `account` with the files of the service account of the agent's pod on that node, and
-    allows pods in `default`."""
+def install(api: ApiServer, node: str, account: Path) -> None:
+    """Applies the manifests, creates the node and the agent's pod, and writes the files of the
+    pod's service account to `account`. Afterwards pods can be created in namespace `default`."""
     for each in objects("crds", "base"):
         if each["kind"] != "DaemonSet":
             api.apply(each)
@@ -26,7 +26,7 @@ def furnish(api: ApiServer, node: str, account: Path) -> None:
 
 
 def environment(api: ApiServer) -> dict[str, str]:
-    """What a pod's processes are told of the server."""
+    """The variables with the server's address in a pod."""
     return {
         "KUBERNETES_SERVICE_HOST": "127.0.0.1",
         "KUBERNETES_SERVICE_PORT": api.url.rpartition(":")[2],

@@ -1,4 +1,4 @@
-"""What people and controllers use beside an API server: kubectl, and controllers of Kubernetes."""
+"""kubectl and kube-controller-manager for the API server of tests."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _KUBECTL_SECONDS = 300
 
 
 def kubeconfig(server: ApiServer) -> Path:
-    """The administrator's."""
+    """Writes the kubeconfig of the administrator. Returns its path."""
     path = server.folder / "admin.kubeconfig"
     path.write_text(json.dumps(certificates.kubeconfig(server.url, server.folder, "admin")))
     return path
 
 
 class Kubectl:
-    """kubectl of the version of the server, as the administrator."""
+    """kubectl in the version of the server, with the rights of the administrator."""
 
     def __init__(self, server: ApiServer) -> None:
-        """The test is skipped where there is no kubectl."""
-        self._words = (str(program_or_skip("kubectl")), f"--kubeconfig={kubeconfig(server)}")
-        # Its cache of served kinds belongs to this server.
+        """Skips the test if kubectl is not available."""
+        self._command = (str(program_or_skip("kubectl")), f"--kubeconfig={kubeconfig(server)}")
+        # HOME contains the discovery cache, which is valid for this server only.
         self._environment = {"HOME": str(server.folder), "PATH": "/usr/bin:/bin"}
 
     def __call__(self, *words: str) -> str:
-        """What it prints; fails where it does."""
-        ended = self.attempt(*words)
-        assert ended.returncode == 0, f"kubectl {' '.join(words)}: {ended.stderr}"
-        return ended.stdout
+        """Returns the output. Fails if kubectl fails."""
+        result = self.attempt(*words)
+        assert result.returncode == 0, f"kubectl {' '.join(words)}: {result.stderr}"
+        return result.stdout
 
     def attempt(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Runs it, with any exit code."""
+        """Returns the result of kubectl, which may have failed."""
         return subprocess.run(
-            [*self._words, *words],
+            [*self._command, *words],
             capture_output=True,
             check=False,
             env=self._environment,
@@ -53,7 +53,7 @@ class Kubectl:
 
 @contextlib.contextmanager
 def controllers(server: ApiServer, *names: str) -> Iterator[None]:
-    """kube-controller-manager with these controllers; the test is skipped where there is none."""
+    """Runs these controllers of kube-controller-manager, or skips the test if it is unavailable."""
     program = program_or_skip("kube-controller-manager")
     with (server.folder / "kube-controller-manager.log").open("ab") as log:
         process = subprocess.Popen(
@@ -75,7 +75,7 @@ def controllers(server: ApiServer, *names: str) -> Iterator[None]:
 
 
 def program_or_skip(name: str) -> Path:
-    """A program of Kubernetes."""
+    """The path of a Kubernetes program. Skips the test if it is not available."""
     program = tools.kubernetes(name)
     if isinstance(program, str):
         pytest.skip(program)
