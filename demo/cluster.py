@@ -66,7 +66,7 @@ class ClusterTour(Tour):
                         f"topolet-scheduler chose {HOST} and CPUs {chosen} for {_NAMESPACE}/{name}"
                     )
                 return True
-            if refused := self._cluster.refused(name):
+            if refused := self._cluster.unschedulable_message(name):
                 self.add(f"{_NAMESPACE}/{name} waits: {refused}")
                 return True
             time.sleep(0.3)
