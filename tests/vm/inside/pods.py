@@ -15,7 +15,7 @@ RUNS_ON = {
     "be": "0-3,8-15",
     "on-node-2": "10-11",
 }
-"""LSE owns a whole NUMA node, LSR half of one; only BE pods may run on LSR's CPUs."""
+"""LSE owns a whole NUMA node, LSR half of one. BE pods may run on LSR's CPUs, others not."""
 
 LS_POOLS = [
     {"socket": 0, "node": 0, "cpuset": "0-3"},
@@ -30,7 +30,7 @@ BE_POOLS = [
 
 
 def specs(node: TestNode) -> dict[str, PodSpec]:
-    """Two do not have a label, so that the path of their cgroups determines their class."""
+    """The pods. Two have no class label; their cgroup path determines the class."""
     bound = json.dumps({"numaNodeResources": [{"node": 2, "resources": {"cpu": "2"}}]})
     pods = [
         node.spec("ls", "LS"),

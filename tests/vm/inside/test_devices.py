@@ -20,41 +20,41 @@ DISK, RANDOM = 0x010802, 0x1AF4
 DRIVER = Path("/sys/bus/pci/drivers/nvme")
 
 
-def look() -> dict[str, Function]:
+def read_functions() -> dict[str, Function]:
     found = pci.read("/", cpus.read("/"))
     assert found.problems == ()
     return found.by_address
 
 
 def far() -> list[Function]:
-    return [each for each in look().values() if each.root == f"pci0000:{FAR_BUS:02x}"]
+    return [each for each in read_functions().values() if each.root == f"pci0000:{FAR_BUS:02x}"]
 
 
 def disk() -> Function:
     return next(each for each in far() if each.class_code == DISK and not each.physical)
 
 
-def beside_and_left() -> tuple[Function, Function]:
-    """The function below the upper switch, and the one below both."""
+def upper_and_lower() -> tuple[Function, Function]:
+    """The function below the upper switch, and the one below both switches."""
     one, other = sorted(
         (each for each in far() if each.vendor == RANDOM), key=lambda each: len(each.bridges)
     )
     return one, other
 
 
-def test_the_node_of_a_far_bus_and_of_all_below() -> None:
+def test_all_functions_of_a_far_bus_have_its_numa_node() -> None:
     assert {each.node for each in far()} == {FAR_NODE}
     assert {each.socket for each in far()} == {1}
 
 
 def test_two_levels_of_switches() -> None:
-    beside, left = beside_and_left()
-    assert (len(beside.switches), len(left.switches)) == (1, 2)
-    assert left.switches[0] == beside.switches[0] == beside.pcie == left.pcie == disk().pcie
-    assert proximity(left, disk()) is Ancestor.SWITCH
-    assert proximity(left, beside) is Ancestor.SWITCHES
-    near = next(each for each in look().values() if each.root == "pci0000:00")
-    assert proximity(left, near) >= Ancestor.NODE
+    upper, lower = upper_and_lower()
+    assert (len(upper.switches), len(lower.switches)) == (1, 2)
+    assert lower.switches[0] == upper.switches[0] == upper.pcie == lower.pcie == disk().pcie
+    assert proximity(lower, disk()) is Ancestor.SWITCH
+    assert proximity(lower, upper) is Ancestor.SWITCHES
+    near = next(each for each in read_functions().values() if each.root == "pci0000:00")
+    assert proximity(lower, near) >= Ancestor.NODE
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def uevents() -> Iterator[Uevents]:
 
 
 @pytest.fixture
-def driven() -> Iterator[Function]:
+def disk_with_driver() -> Iterator[Function]:
     """The disk, with its driver."""
     if not DRIVER.exists():
         pytest.skip("the kernel has no driver for the disk")
@@ -75,14 +75,16 @@ def driven() -> Iterator[Function]:
     (DRIVER / "unbind").write_text(found.address)
 
 
-def test_virtual_functions_that_are_created_and_removed(driven: Function, uevents: Uevents) -> None:
-    found = driven
+def test_virtual_functions_that_are_created_and_removed(
+    disk_with_driver: Function, uevents: Uevents
+) -> None:
+    found = disk_with_driver
     assert (found.driver, found.virtual_limit) == ("nvme", 2)
     switch = Path("/", pci.DEVICES, found.address, "sriov_numvfs")
     switch.write_text("2")
     try:
         eventually("the kernel sends a uevent", lambda: uevents.read(SUBSYSTEMS))
-        functions = look()
+        functions = read_functions()
         numbers = functions[found.address].virtual
         assert [number for number, _ in numbers] == [0, 1]
         for _, address in numbers:

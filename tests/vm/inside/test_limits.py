@@ -39,7 +39,7 @@ def topology(node: TestNode) -> dict[str, Any]:
     return content
 
 
-def created(node: TestNode, spec: PodSpec, sandbox: str, name: str, quota: int = 0) -> str:
+def create(node: TestNode, spec: PodSpec, sandbox: str, name: str, quota: int = 0) -> str:
     request = create_request(spec, sandbox, name)
     if quota:
         request.config.linux.resources.cpu_quota = quota
@@ -60,7 +60,7 @@ def read(group: pathlib.Path, file: str) -> str:
     return (group / file).read_text().strip()
 
 
-def held(group: pathlib.Path) -> dict[str, str]:
+def values_of(group: pathlib.Path) -> dict[str, str]:
     return {file: read(group, file) for file in FILES}
 
 
@@ -72,7 +72,7 @@ def first_places(node: TestNode, name: str) -> dict[str, str]:
     return {words[-2].partition("_")[0]: words[-1] for words in lines}
 
 
-def switch(cpus: str, on: str) -> None:
+def set_online(cpus: str, on: str) -> None:
     for cpu in CpuSet.parse(cpus):
         pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text(on)
 
@@ -92,41 +92,49 @@ def test_memory_and_limits_are_set_and_restored(containerd: Containerd) -> None:
         early_pod.annotations[EXTENDED_RESOURCE_SPEC] = amounts
         _, early = run_pod(node.direct, early_pod)
         groups = [group_of(node, early), group_of(node, early).parent]
-        before = {group: held(group) for group in groups}
+        before = {group: values_of(group) for group in groups}
 
         node.start_agent("--migrate-memory=true")
         node.start_proxy("--hold-seconds=30")
-        eventually("bound", lambda: node.cpus(early) == "8-11")
-        eventually("memory bound", lambda: value(node, early, "cpuset.mems") == "2")
-        held_to = "100000 100000", "20", str(128 << 20)
-        eventually("limited", lambda: limits(node, early) == held_to)
+        eventually("the container is on its NUMA node", lambda: node.cpus(early) == "8-11")
+        eventually(
+            "its memory is on its NUMA node", lambda: value(node, early, "cpuset.mems") == "2"
+        )
+        expected_limits = "100000 100000", "20", str(128 << 20)
+        eventually("its limits are set", lambda: limits(node, early) == expected_limits)
 
         owner = node.spec("owner", "LSE", OWN, annotations={SHARED_CONTAINERS: "envoy"})
         sandbox = run_sandbox(node.proxied, owner)
-        app = created(node, owner, sandbox, "app", 50_000)
-        envoy = created(node, owner, sandbox, "envoy", 60_000)
+        app = create(node, owner, sandbox, "app", 50_000)
+        envoy = create(node, owner, sandbox, "envoy", 60_000)
         pod_max = group_of(node, app).parent / "cpu.max"
         pod_max.write_text("80000 100000")
 
         batch = node.spec("batch", "BE", kube_class="besteffort")
         batch.annotations[EXTENDED_RESOURCE_SPEC] = amounts
-        main = created(node, batch, run_sandbox(node.proxied, batch), "main")
+        main = create(node, batch, run_sandbox(node.proxied, batch), "main")
 
         assert (node.cpus(app), value(node, app, "cpuset.mems")) == (OWN, "1")
         assert first_places(node, "app") == {"Cpus": OWN, "Mems": "1"}
         assert value(node, app, "cpu.max") == "max 100000"
         assert (node.cpus(envoy), value(node, envoy, "cpu.max")) == ("0-3,8-15", "60000 100000")
         assert first_places(node, "envoy") == {"Cpus": "0-3,8-15", "Mems": "0-3"}
-        assert limits(node, main) == held_to
+        assert limits(node, main) == expected_limits
         pod_of_batch = group_of(node, main).parent
-        eventually("pod held", lambda: (pod_of_batch / "cpu.weight").read_text() == "20\n")
+        eventually(
+            "the pod's CPU weight is set",
+            lambda: (pod_of_batch / "cpu.weight").read_text() == "20\n",
+        )
         limit = f"{128 << 20}\n"
-        eventually("in memory too", lambda: (pod_of_batch / "memory.max").read_text() == limit)
+        eventually(
+            "the pod's memory limit is set",
+            lambda: (pod_of_batch / "memory.max").read_text() == limit,
+        )
         linux = pb.LinuxContainerResources(cpu_shares=512)
         request = pb.UpdateContainerResourcesRequest(container_id=app, linux=linux)
         node.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
         assert (value(node, app, "cpuset.mems"), value(node, app, "cpu.weight")) == ("1", "20")
-        eventually("pod not limited", lambda: pod_max.read_text() == "max 100000\n")
+        eventually("the pod has no quota", lambda: pod_max.read_text() == "max 100000\n")
 
         check_cpus_that_go_offline(
             node, app, envoy, [group_of(node, each) for each in (main, early)]
@@ -136,7 +144,7 @@ def test_memory_and_limits_are_set_and_restored(containerd: Containerd) -> None:
         socket = f"--runtime-endpoint=unix://{containerd.socket}"
         done = node.run_cli("restore", f"--state-dir={node.state}", socket)
         assert done.returncode == 0, done.stderr
-        assert {group: held(group) for group in groups} == before
+        assert {group: values_of(group) for group in groups} == before
         assert {node.cpus(each) for each in (app, envoy, main, early)} == {"0-15"}
         assert value(node, app, "cpu.max") == "50000 100000"
         assert pod_max.read_text() == "80000 100000\n"
@@ -148,69 +156,90 @@ def test_memory_and_limits_are_set_and_restored(containerd: Containerd) -> None:
 def check_cpus_that_go_offline(
     node: TestNode, app: str, envoy: str, others: list[pathlib.Path]
 ) -> None:
-    """First one CPU of the owner's and one of the pool's, then all of the owner's."""
+    """First one CPU of the owner and one of the pool go offline, then all of the owner."""
     others = [group_of(node, envoy), *others]
-    own, inside = group_of(node, app), CpuSet.parse(OWN)
+    own, owned = group_of(node, app), CpuSet.parse(OWN)
 
-    def follows(what: str, check: Callable[[], object]) -> None:
-        def apart_and() -> object:
+    def eventually_isolated(what: str, check: Callable[[], object]) -> None:
+        def isolated_and() -> object:
             for group in others:
-                given = CpuSet.parse(read(group, "cpuset.cpus"))
-                assert given, f"{group} inherits its CPUs"
-                assert not given & inside, f"{group} got CPUs of the owner: {given}"
+                cpus = CpuSet.parse(read(group, "cpuset.cpus"))
+                assert cpus, f"{group} inherits its CPUs"
+                assert not cpus & owned, f"{group} got CPUs of the owner: {cpus}"
             return check()
 
-        eventually(what, apart_and)
+        eventually(what, isolated_and)
 
     try:
-        switch("5,12", "0")
-        follows("the owner keeps the others", lambda: read(own, "cpuset.cpus") == "4,6-7")
-        follows(
-            "the pool keeps the others", lambda: read(others[0], "cpuset.cpus") == "0-3,8-11,13-15"
+        set_online("5,12", "0")
+        eventually_isolated(
+            "the owner keeps its other CPUs", lambda: read(own, "cpuset.cpus") == "4,6-7"
         )
-        follows("it is logged", lambda: "CPUs 5 of its own are offline" in node.log("agent"))
-        follows("counted", lambda: node.metric("topolet_exclusive_cpus_offline") == 1)
-        follows("reported", lambda: [cpus_of_node(node, each) for each in (1, 3)] == ["3", "3"])
-        follows("in the pool too", lambda: pool_of_node_3(node) == "13-15")
-        follows("readiness does not change", lambda: node.get("/readyz")[0] == 200)
-        restart(node)
-        follows(
-            "the next agent knows it", lambda: node.metric("topolet_exclusive_cpus_offline") == 1
+        eventually_isolated(
+            "the pool keeps its other CPUs",
+            lambda: read(others[0], "cpuset.cpus") == "0-3,8-11,13-15",
+        )
+        eventually_isolated(
+            "it is logged", lambda: "CPUs 5 of its own are offline" in node.log("agent")
+        )
+        eventually_isolated("counted", lambda: node.metric("topolet_exclusive_cpus_offline") == 1)
+        eventually_isolated(
+            "reported", lambda: [cpus_of_node(node, each) for each in (1, 3)] == ["3", "3"]
+        )
+        eventually_isolated(
+            "the pool of the NUMA node is reported", lambda: pool_of_node_3(node) == "13-15"
+        )
+        eventually_isolated("readiness does not change", lambda: node.get("/readyz")[0] == 200)
+        restart_agent(node)
+        eventually_isolated(
+            "the restarted agent counts it",
+            lambda: node.metric("topolet_exclusive_cpus_offline") == 1,
         )
         assert read(own, "cpuset.cpus") == "4,6-7"
         assert read(others[0], "cpuset.cpus") == "0-3,8-11,13-15"
-        switch("12", "1")
-        switch("4,6-7", "0")
-        follows("the owner shares", lambda: read(own, "cpuset.cpus") == "0-3,8-15")
-        follows("it is logged", lambda: "CPUs 4-7 of its own are offline" in node.log("agent"))
-        follows("counted", lambda: node.metric("topolet_exclusive_cpus_offline") == 4)
-        follows("its quota is restored", lambda: read(own, "cpu.max") == "50000 100000")
-        follows("the runtime knows", lambda: remembered(node, app) == (50_000, "0-3,8-15"))
+        set_online("12", "1")
+        set_online("4,6-7", "0")
+        eventually_isolated("the owner shares", lambda: read(own, "cpuset.cpus") == "0-3,8-15")
+        eventually_isolated(
+            "it is logged", lambda: "CPUs 4-7 of its own are offline" in node.log("agent")
+        )
+        eventually_isolated("counted", lambda: node.metric("topolet_exclusive_cpus_offline") == 4)
+        eventually_isolated("its quota is restored", lambda: read(own, "cpu.max") == "50000 100000")
+        eventually_isolated(
+            "the runtime has the values", lambda: runtime_values(node, app) == (50_000, "0-3,8-15")
+        )
         assert read(own, "cpu.max") == "50000 100000"
-        restart(node)
-        follows(
-            "the next agent knows it", lambda: node.metric("topolet_exclusive_cpus_offline") == 4
+        restart_agent(node)
+        eventually_isolated(
+            "the restarted agent counts it",
+            lambda: node.metric("topolet_exclusive_cpus_offline") == 4,
         )
         assert read(own, "cpuset.cpus") == "0-3,8-15"
     finally:
-        switch("4-7,12", "1")
-    follows("the owner has them again", lambda: read(own, "cpuset.cpus") == OWN)
-    follows("without a quota", lambda: read(own, "cpu.max") == "max 100000")
-    follows("with its memory", lambda: read(own, "cpuset.mems") == "1")
-    follows("the pool too", lambda: read(others[0], "cpuset.cpus") == "0-3,8-15")
-    follows("reported again", lambda: [cpus_of_node(node, each) for each in (1, 3)] == ["4", "4"])
-    follows("counted no more", lambda: node.metric("topolet_exclusive_cpus_offline") == 0)
+        set_online("4-7,12", "1")
+    eventually_isolated("the owner has them again", lambda: read(own, "cpuset.cpus") == OWN)
+    eventually_isolated("without a quota", lambda: read(own, "cpu.max") == "max 100000")
+    eventually_isolated("with its memory", lambda: read(own, "cpuset.mems") == "1")
+    eventually_isolated(
+        "the pool has them again", lambda: read(others[0], "cpuset.cpus") == "0-3,8-15"
+    )
+    eventually_isolated(
+        "reported again", lambda: [cpus_of_node(node, each) for each in (1, 3)] == ["4", "4"]
+    )
+    eventually_isolated(
+        "it is not counted any more", lambda: node.metric("topolet_exclusive_cpus_offline") == 0
+    )
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
 
-def restart(node: TestNode) -> None:
-    """While CPUs are offline."""
+def restart_agent(node: TestNode) -> None:
+    """Restarts the agent while CPUs are offline."""
     node.kill_agent()
     node.start_agent("--migrate-memory=true")
 
 
-def remembered(node: TestNode, container: str) -> tuple[int, str]:
-    """The runtime's value."""
+def runtime_values(node: TestNode, container: str) -> tuple[int, str]:
+    """The quota and the cpuset of the runtime."""
     resources = node.direct.container_status(container).resources
     return resources.quota_microseconds, resources.cpuset
 

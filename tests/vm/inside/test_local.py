@@ -19,7 +19,9 @@ _HUGEPAGE_LIMITS = 8
 """The field of LinuxContainerResources."""
 
 
-def started(node: TestNode, name: str, hugepages_bytes: int = 0, *, nic: int | None = None) -> str:
+def start_pod(
+    node: TestNode, name: str, hugepages_bytes: int = 0, *, nic: int | None = None
+) -> str:
     """A container of two CPUs. `nic`: the NUMA node of the device that a plugin gave to it."""
     spec = node.spec(name, kube_class="guaranteed")
     sandbox = run_sandbox(node.proxied, spec)
@@ -53,10 +55,10 @@ def test_cpus_are_near_devices_and_free_huge_pages(containerd: Containerd) -> No
             node.start_agent(*flags)
             node.start_proxy(HOLD)
             ids = {
-                "device": started(node, "device", nic=2),
-                "pages": started(node, "pages", PAGES * PAGE_BYTES),
-                "late": started(node, "late", PAGES * PAGE_BYTES),
-                "plain": started(node, "plain"),
+                "device": start_pod(node, "device", nic=2),
+                "pages": start_pod(node, "pages", PAGES * PAGE_BYTES),
+                "late": start_pod(node, "late", PAGES * PAGE_BYTES),
+                "plain": start_pod(node, "plain"),
             }
             cpus = {name: node.cpus(container) for name, container in ids.items()}
             assert cpus["device"] in ("8-9", "10-11")

@@ -1,4 +1,4 @@
-"""Proxy and agent together on four NUMA nodes; every test leaves the five pods as they were."""
+"""Proxy and agent together on four NUMA nodes, with five pods that no test changes."""
 
 import json
 import pathlib
@@ -28,7 +28,7 @@ from tests.vm.inside.pods import BE_POOLS, LS_POOLS, RUNS_ON, specs
 from tests.waiting import eventually
 
 HOLD = ("--hold-seconds=30", "--hook-deadlines=RunPodSandbox=30")
-"""The guest is slow: the agent's answer must not time out only because of that."""
+"""The agent responds slowly on an emulated machine."""
 
 EFFECTIVE = "cpuset.cpus.effective"
 REPORTING = (
@@ -36,8 +36,8 @@ REPORTING = (
 )
 
 
-class Settled(msgspec.Struct):
-    """The node with its pods: container ids by pod name."""
+class SettledNode(msgspec.Struct):
+    """The node and the container ids of its pods, by pod name."""
 
     node: TestNode
     ids: dict[str, str] = {}
@@ -55,19 +55,19 @@ class Settled(msgspec.Struct):
         return sandbox, create_container(self.node.proxied, request)
 
     def first_cpus(self, name: str) -> str:
-        """Its logged CPUs."""
+        """The CPUs that the container has logged."""
         log = self.node.folder / f"{name}.log"
         eventually(f"{name} reports", lambda: log.exists() and log.read_text().endswith("\n"))
         return log.read_text().split()[-1]
 
 
 @pytest.fixture(scope="module")
-def settled(containerd: Containerd) -> Iterator[Settled]:
+def settled(containerd: Containerd) -> Iterator[SettledNode]:
     """The owners are created when LS runs and has logged its CPUs, the others after the owners."""
     with fresh_node(containerd) as node:
         node.start_agent()
         node.start_proxy(*HOLD)
-        it = Settled(node)
+        it = SettledNode(node)
         for name, spec in specs(node).items():
             _, it.ids[name] = it.create(spec)
             start_container(node.proxied, it.ids[name])
@@ -75,38 +75,38 @@ def settled(containerd: Containerd) -> Iterator[Settled]:
         yield it
 
 
-def test_every_pod_runs_on_its_cpus(settled: Settled) -> None:
+def test_every_pod_runs_on_its_cpus(settled: SettledNode) -> None:
     assert settled.cpus() == RUNS_ON
     assert settled.node.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_every_pod_ran_on_its_cpus_from_its_creation(settled: Settled) -> None:
+def test_every_pod_ran_on_its_cpus_from_its_creation(settled: SettledNode) -> None:
     first = {name: settled.first_cpus(name) for name in RUNS_ON}
-    assert first == RUNS_ON | {"ls": "0-15"}, "LS was alone"
+    assert first == RUNS_ON | {"ls": "0-15"}, "no owner existed when LS was created"
 
 
-def test_sandbox_begins_without_the_cpus_of_other_pods(settled: Settled) -> None:
-    """And its pod has these again afterwards, which the kernel shows as inherited."""
+def test_sandbox_begins_without_the_cpus_of_other_pods(settled: SettledNode) -> None:
+    """Afterwards the pod's cgroup has all CPUs again, by inheritance."""
     for spec, cpus in (
         (settled.node.spec("new", "LS"), RUNS_ON["ls"]),
         (settled.node.spec("own", "LSE", "12-13"), "12-13"),
     ):
         make_cgroup(spec.cgroup_parent())
         pod = pathlib.Path(f"/sys/fs/cgroup{spec.cgroup_parent()}")
-        everything = (pod / EFFECTIVE).read_text()
+        all_cpus = (pod / EFFECTIVE).read_text()
         with ThreadPoolExecutor(1) as executor:
             running = executor.submit(run_sandbox, settled.node.proxied, spec)
-            held = set()
+            seen = set()
             while not running.done():
-                held |= {each.read_text().strip() for each in pod.glob(f"*/{EFFECTIVE}")}
-        assert held == {RUNS_ON["ls"]}
-        eventually("the pod has every CPU", lambda: (pod / EFFECTIVE).read_text() == everything)  # noqa: B023
+                seen |= {each.read_text().strip() for each in pod.glob(f"*/{EFFECTIVE}")}
+        assert seen == {RUNS_ON["ls"]}
+        eventually("the pod has every CPU", lambda: (pod / EFFECTIVE).read_text() == all_cpus)  # noqa: B023
         assert settled.node.sandbox_cpus(running.result()) == cpus
         remove_pod(settled.node.proxied, running.result())
-    eventually("all as before", lambda: settled.cpus() == RUNS_ON)
+    eventually("all pods are on their CPUs again", lambda: settled.cpus() == RUNS_ON)
 
 
-def test_pools_shrink_before_an_owner_starts_and_grow_when_it_ends(settled: Settled) -> None:
+def test_pools_shrink_before_an_owner_starts_and_grow_when_it_ends(settled: SettledNode) -> None:
     node = settled.node
     sandbox, container = settled.create(node.spec("late", "LSE", "12-15"))
     without = {"ls": "0-3,10-11", "be": "0-3,8-11"}
@@ -114,11 +114,11 @@ def test_pools_shrink_before_an_owner_starts_and_grow_when_it_ends(settled: Sett
     start_container(node.proxied, container)
     assert settled.first_cpus("late") == "12-15"
     remove_pod(node.proxied, sandbox)
-    eventually("all as before", lambda: settled.cpus() == RUNS_ON)
+    eventually("all pods are on their CPUs again", lambda: settled.cpus() == RUNS_ON)
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_pools_are_reported_by_numa_node(settled: Settled) -> None:
+def test_pools_are_reported_by_numa_node(settled: SettledNode) -> None:
     path = pathlib.Path(settled.node.state, "objects/noderesourcetopology/node-a.yaml")
     topology: dict[str, Any] = {}
 
@@ -128,7 +128,7 @@ def test_pools_are_reported_by_numa_node(settled: Settled) -> None:
         annotations = topology["metadata"]["annotations"]
         return json.loads(annotations["node.koordinator.sh/cpu-shared-pools"])
 
-    # Cgroups are written first, the report after them.
+    # The agent writes cgroups before the report.
     eventually("reported", lambda: ls_pools() == LS_POOLS)
     annotations = topology["metadata"]["annotations"]
     assert json.loads(annotations["node.koordinator.sh/be-cpu-shared-pools"]) == BE_POOLS
@@ -141,7 +141,7 @@ def test_pools_are_reported_by_numa_node(settled: Settled) -> None:
 
 
 def test_update_changes_every_field_except_cpus_and_quota(
-    settled: Settled,
+    settled: SettledNode,
 ) -> None:
     node, lse = settled.node, settled.ids["lse"]
     linux = pb.LinuxContainerResources(
@@ -160,7 +160,7 @@ def test_update_changes_every_field_except_cpus_and_quota(
     assert node.kernel_value(lse, "memory", "memory.max") == str(64 << 20)
 
 
-def test_container_created_without_the_proxy_is_corrected(settled: Settled) -> None:
+def test_container_created_without_the_proxy_is_corrected(settled: SettledNode) -> None:
     node = settled.node
     sandbox, container = run_pod(node.direct, node.spec("behind", "LS"))
     eventually("corrected", lambda: node.cpus(container) == RUNS_ON["ls"])
@@ -168,7 +168,7 @@ def test_container_created_without_the_proxy_is_corrected(settled: Settled) -> N
     remove_pod(node.direct, sandbox)
 
 
-def test_kill_of_agent_and_proxy_changes_nothing(settled: Settled) -> None:
+def test_kill_of_agent_and_proxy_changes_nothing(settled: SettledNode) -> None:
     node = settled.node
 
     def pauses() -> dict[str, str]:

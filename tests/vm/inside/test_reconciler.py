@@ -43,7 +43,7 @@ def test_same_end_state_without_a_proxy(containerd: Containerd) -> None:
 
         assert set(cpus().values()) == {"0-15"}
         node.start_agent()
-        eventually("everything in its place", lambda: cpus() == RUNS_ON)
+        eventually("all containers are on their CPUs", lambda: cpus() == RUNS_ON)
 
         def paused() -> dict[str, str]:
             return {name: node.sandbox_cpus(sandbox) for name, sandbox in sandboxes.items()}
@@ -74,15 +74,15 @@ def test_same_end_state_without_a_proxy(containerd: Containerd) -> None:
 
 
 def test_events_report_containers_before_the_full_pass(containerd: Containerd) -> None:
-    """Here, because every new pod of another test on the machine triggers passes too."""
+    """It runs in the guest, where no pod of another test triggers a pass."""
     with fresh_node(containerd) as node:
         node.start_agent(NO_FULL_PASS)
         _, ls = run_pod(node.direct, node.spec("ls", "LS"))
-        eventually("at rest", lambda: at_rest(node))
+        eventually("the agent waits for events", lambda: waits_for_events(node))
         sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
         eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0,2-15"))
         assert 'topolet_reconciliation_triggers_total{trigger="cgroup"}' in node.get("/metrics")[1]
-        eventually("at rest again", lambda: at_rest(node))
+        eventually("the agent waits for events again", lambda: waits_for_events(node))
         linux = pb.LinuxContainerResources(cpuset_cpus="0-1")
         request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
         node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
@@ -91,6 +91,6 @@ def test_events_report_containers_before_the_full_pass(containerd: Containerd) -
         eventually("the CPU is released", lambda: node.cpus(ls) == "0-15")
 
 
-def at_rest(node: TestNode) -> bool:
-    """Whether only an event or its full pass makes the agent reconcile."""
+def waits_for_events(node: TestNode) -> bool:
+    """Whether the agent reconciles only after an event, or in a full pass."""
     return node.metric("topolet_reconciliation_interval_seconds") == 600

@@ -1,4 +1,4 @@
-"""A kubelet with the guest's containerd for itself: it removes containers that it does not know."""
+"""A kubelet with a containerd of its own, because it removes containers that it does not know."""
 
 from __future__ import annotations
 

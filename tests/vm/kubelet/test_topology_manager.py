@@ -36,12 +36,12 @@ def kubelet(containerd: Containerd, program_on_tmpfs: None) -> Iterator[Kubelet]
         yield it
 
 
-def verdict(kubelet: Kubelet, containers: list[dict[str, Any]]) -> MisfitCause | None:
-    """That of the filter, by the report of an agent."""
-    room = kubelet.client.allocatable()
-    held = holdings(kubelet.client.pods(), kubelet.topology, room).pods.values()
-    there = zones(kubelet.topology, held, reserved(kubelet.topology, room))
-    topology = NodeTopology(NODE, there, POLICY, "container", annotations=NOTES)
+def filter_cause(kubelet: Kubelet, containers: list[dict[str, Any]]) -> MisfitCause | None:
+    """The cause why the filter rejects the pod, with the report of an agent; None if it passes."""
+    allocatable = kubelet.client.allocatable()
+    allocated = holdings(kubelet.client.pods(), kubelet.topology, allocatable).pods.values()
+    reported_zones = zones(kubelet.topology, allocated, reserved(kubelet.topology, allocatable))
+    topology = NodeTopology(NODE, reported_zones, POLICY, "container", annotations=NOTES)
     pod = apiobjects.from_object(
         {"metadata": {"uid": "p", "name": "p"}, "spec": {"containers": containers}}
     )
@@ -67,16 +67,16 @@ def admitted(kubelet: Kubelet, name: str, containers: list[dict[str, Any]]) -> b
 
 
 def test_the_filter_and_a_kubelet_with_the_policy_restricted_agree(kubelet: Kubelet) -> None:
-    """Of the NUMA nodes 3, 1, 0 and 1 CPUs are left, five in all: the kubelet takes the lowest NUMA
-    node that has enough."""
+    """The kubelet takes the lowest NUMA node that has enough CPUs. In the end 3, 1, 0 and 1 CPUs of
+    the NUMA nodes are free, five in all."""
     assert [len(node.cpus) for node in kubelet.topology.numa_nodes] == [4, 4, 4, 4]
     for name, cpus in (("a", 3), ("b", 1), ("c", 3), ("d", 2), ("e", 2), ("f", 3)):
         containers = [container("main", str(cpus))]
-        assert verdict(kubelet, containers) is None
+        assert filter_cause(kubelet, containers) is None
         assert admitted(kubelet, name, containers)
     for name in ("a", "b"):
         kubelet.end(name)
     four = [container("main", "4")]
-    assert verdict(kubelet, four) is MisfitCause.NO_PREFERRED_HOLDS
+    assert filter_cause(kubelet, four) is MisfitCause.NO_PREFERRED_HOLDS
     assert not admitted(kubelet, "four", four)
     kubelet.end("four")

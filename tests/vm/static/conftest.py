@@ -18,7 +18,7 @@ from tests.vm.static.workload import Workload
 __all__ = ["containerd", "program_on_tmpfs", "workload"]
 
 HOLD = "--hold-seconds=60"
-"""The guest is slow: the agent's answer must not time out only because of that."""
+"""The agent responds slowly on an emulated machine."""
 
 
 @pytest.fixture(scope="module")

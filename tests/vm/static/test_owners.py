@@ -24,10 +24,10 @@ MIXED = (
 )
 
 
-def test_both_kinds_one_after_the_other_and_over_restarts(workload: Workload) -> None:
+def test_owners_and_guaranteed_pods_one_after_the_other_with_restarts(workload: Workload) -> None:
     with workload.pods(*MIXED):
         workload.check()
-        with workload.watched() as wrong:
+        with workload.record_violations() as violations:
             before = workload.pids()["lse-2"]
             os.kill(before, signal.SIGKILL)
             workload.wait_for("lse-2", other_than=before)
@@ -35,19 +35,19 @@ def test_both_kinds_one_after_the_other_and_over_restarts(workload: Workload) ->
             workload.node.start_agent(workload.kubelet_dir)
             workload.kubelet.kill()
             workload.kubelet.start()
-        assert wrong == []
+        assert violations == []
         workload.check()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_both_kinds_at_once(workload: Workload, seed: int) -> None:
+def test_owners_and_guaranteed_pods_created_together(workload: Workload, seed: int) -> None:
     specs = [*MIXED, Spec("lsr-1", "LSR", 1, "2"), BE]
     random.Random(seed).shuffle(specs)
-    with workload.watched() as wrong, workload.pods(*specs, together=True):
-        workload.wait_right()
+    with workload.record_violations() as violations, workload.pods(*specs, together=True):
+        workload.wait_until_correct()
         workload.check()
         assert workload.node.metric("topolet_containers_short_of_cpus") == 0
-    assert wrong == []
+    assert violations == []
 
 
 def test_claim_outside_the_checkpoint_yields_to_the_kubelets_assignments(
@@ -57,12 +57,12 @@ def test_claim_outside_the_checkpoint_yields_to_the_kubelets_assignments(
     other thread, and another CPU."""
     claimant = Spec("claimant", "LSE", claim="1-2")
     with workload.pods(LS, claimant):
-        assert str(workload.cpus_now()["claimant"]) == "1-2"
+        assert str(workload.current_cpus()["claimant"]) == "1-2"
         plain = Spec("plain", cpus=1)
-        with workload.watched() as wrong:
-            workload.come(plain)
-        assert wrong == []
-        now = workload.cpus_now()
+        with workload.record_violations() as violations:
+            workload.add(plain)
+        assert violations == []
+        now = workload.current_cpus()
         (taken,) = now["plain"]
         left = CpuSet([1, 2]) - CpuSet([taken])
         assert now["claimant"] == left

@@ -21,8 +21,8 @@ OVERLAPS = "topolet_cpu_overlaps_total"
 
 
 class Spec(msgspec.Struct, frozen=True):
-    """`cpus` 0: Burstable with a fraction of a CPU, or BestEffort under BE; `claim`: the CPUs that
-    a scheduler wrote into its annotation."""
+    """A pod. With `cpus` 0 it is BestEffort in class BE, and otherwise Burstable with a fraction of
+    a CPU. `claim`: the CPUs in its annotation, as a scheduler writes it."""
 
     name: str
     qos: str = ""
@@ -31,7 +31,7 @@ class Spec(msgspec.Struct, frozen=True):
 
 
 class Workload:
-    """`kubelet_dir`: the agent's flag for the kubelet's folder of state."""
+    """`kubelet_dir`: the agent's flag for the kubelet's folder."""
 
     def __init__(self, node: TestNode, kubelet: Kubelet, kubelet_dir: str) -> None:
         self.node = node
@@ -42,11 +42,11 @@ class Workload:
 
     @contextlib.contextmanager
     def pods(self, *specs: Spec, together: bool = False) -> Iterator[None]:
-        """Runs them, created together or one after the other in this order."""
+        """Runs the pods during the block, created together or one after the other."""
         self._overlaps_before = self.node.metric(OVERLAPS)
         try:
             for spec in specs:
-                self._come(spec)
+                self._create(spec)
                 if not together:
                     self.wait_for(spec.name)
             for spec in specs:
@@ -56,15 +56,15 @@ class Workload:
             for name in list(self.specs):
                 self.specs = {each: spec for each, spec in self.specs.items() if each != name}
                 self.kubelet.end(name)
-            eventually("no pod has CPUs", lambda: not self.given(), START_SECONDS)
+            eventually("no pod has CPUs", lambda: not self.assigned(), START_SECONDS)
 
-    def come(self, spec: Spec) -> None:
-        """Runs one more pod, which ends with the others."""
-        self._come(spec)
+    def add(self, spec: Spec) -> None:
+        """Runs one more pod, which is deleted with the others."""
+        self._create(spec)
         self.wait_for(spec.name)
 
     def wait_for(self, name: str, other_than: int = 0) -> None:
-        """Waits until its container runs, as another process than this."""
+        """Waits until the pod's container runs, with another pid than `other_than`."""
 
         def runs() -> bool:
             pid = self.pids().get(name, 0)
@@ -73,7 +73,7 @@ class Workload:
         eventually(f"{name} runs", runs, START_SECONDS)
 
     def pids(self) -> dict[str, int]:
-        """By name, the process of each pod's container that runs."""
+        """The pids of the running containers, by pod name."""
         names = {each.id: each.name for each in self.kubelet.cri.sandboxes()}
         short = {f"{name}-node-a": name for name in self.specs}
         found = {}
@@ -83,8 +83,8 @@ class Workload:
                 found[name] = pid
         return found
 
-    def given(self) -> dict[str, CpuSet]:
-        """By name, the CPUs in the kubelet's checkpoint; "?" for a pod that does not exist any
+    def assigned(self) -> dict[str, CpuSet]:
+        """The CPUs in the kubelet's checkpoint, by pod name; "?" is a pod that does not exist any
         more."""
         state = cpu_manager_state.read(str(self.kubelet.root / cpu_manager_state.FILE_NAME))
         uids = {each.uid: each.name for each in self.kubelet.cri.sandboxes() if each.ready}
@@ -93,43 +93,45 @@ class Workload:
             short.get(uids.get(uid, ""), "?"): cpus for uid, cpus in state.by_uid.items() if cpus
         }
 
-    def cpus_now(self) -> dict[str, CpuSet]:
-        """By pod, the CPUs in the kernel's files. Omits a container whose CPUs change during the
-        read, so that all values were in force at one moment."""
+    def current_cpus(self) -> dict[str, CpuSet]:
+        """The CPUs in the kernel's files, by pod name. Omits a container whose CPUs change during
+        the read, so that all values were in force at one time."""
         pids = self.pids()
         found = _read(pids)
         again = _read(pids)
         return {name: cpus for name, cpus in found.items() if again.get(name) == cpus}
 
-    def wrong(self, now: dict[str, CpuSet]) -> list[str]:
-        """The violations in `cpus_now()`, of pods that stay: an owner has the CPUs that the
+    def violations(self, now: dict[str, CpuSet]) -> list[str]:
+        """The violations in `current_cpus()`, of pods that stay: an owner has the CPUs that the
         checkpoint names, as many as it requests, and shares them with no other pod, except an LSR
         pod with BE pods."""
-        given, found, specs = self.given(), [], self.specs
+        assigned, found, specs = self.assigned(), [], self.specs
         for name, spec in specs.items():
             cpus = now.get(name)
             if cpus is None or not spec.cpus:
                 continue
-            if cpus != given.get(name) or len(cpus) != spec.cpus or cpus & self.kubelet.reserved:
-                found.append(f"{name} is on {cpus}, the kubelet gave {given.get(name)}")
+            if cpus != assigned.get(name) or len(cpus) != spec.cpus or cpus & self.kubelet.reserved:
+                found.append(f"{name} is on {cpus}, the kubelet assigned {assigned.get(name)}")
             found += [
-                f"{other} is on {taken} of {name}"
-                for other, theirs in now.items()
+                f"{other} is on {shared} of {name}"
+                for other, other_cpus in now.items()
                 if other != name
-                and (taken := theirs & cpus)
+                and (shared := other_cpus & cpus)
                 and other in specs
                 and not (spec.qos == "LSR" and specs[other].qos == "BE")
             ]
         return found
 
-    def wait_right(self) -> None:
+    def wait_until_correct(self) -> None:
         """Waits until no pod has wrong CPUs; on failure it names them and shows the agent's log."""
         try:
             eventually(
-                "all CPUs are correct", lambda: not self.wrong(self.cpus_now()), START_SECONDS
+                "all CPUs are correct",
+                lambda: not self.violations(self.current_cpus()),
+                START_SECONDS,
             )
         except AssertionError as error:
-            error.add_note("; ".join(self.wrong(self.cpus_now())))
+            error.add_note("; ".join(self.violations(self.current_cpus())))
             error.add_note(self.node.log("agent")[-8000:])
             raise
 
@@ -137,10 +139,10 @@ class Workload:
         """Every pod runs on its CPUs, the pool is the rest, and the agent found no other pod on an
         owner's CPUs since the first of them, or since its restart. (Before that, pods ended: the
         kubelet may release the CPUs of a container that still runs.)"""
-        now = self.cpus_now()
+        now = self.current_cpus()
         assert now.keys() == self.specs.keys()
-        wrong = self.wrong(now)
-        assert not wrong, "; ".join(wrong)
+        violations = self.violations(now)
+        assert not violations, "; ".join(violations)
         owned = union(now[name] for name, spec in self.specs.items() if spec.cpus)
         with_be = union(now[name] for name, spec in self.specs.items() if spec.qos == "LSR")
         rest = self.kubelet.topology.online - owned
@@ -148,27 +150,31 @@ class Workload:
             if not spec.cpus:
                 assert now[name] == (rest | with_be if spec.qos == "BE" else rest), name
         if self.node.metric(OVERLAPS) not in (0, self._overlaps_before):
-            raise AssertionError(f"the agent saw overlaps\n{self.node.log('agent')[-20_000:]}")
+            raise AssertionError(
+                f"the agent has detected overlaps\n{self.node.log('agent')[-20_000:]}"
+            )
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[list[str]]:
-        """The violations at any moment while the block runs."""
-        seen: list[str] = []
+    def record_violations(self) -> Iterator[list[str]]:
+        """Records the violations at all times during the block."""
+        recorded: list[str] = []
         done = threading.Event()
 
         def watch() -> None:
             while not done.is_set():
-                seen.extend(each for each in self.wrong(self.cpus_now()) if each not in seen)
+                recorded.extend(
+                    each for each in self.violations(self.current_cpus()) if each not in recorded
+                )
 
         thread = threading.Thread(target=watch)
         thread.start()
         try:
-            yield seen
+            yield recorded
         finally:
             done.set()
             thread.join()
 
-    def _come(self, spec: Spec) -> None:
+    def _create(self, spec: Spec) -> None:
         metadata: dict[str, dict[str, str]] = {}
         if spec.qos:
             metadata["labels"] = {QOS_LABEL: spec.qos}
