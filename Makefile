@@ -57,7 +57,7 @@ check: lint $(VENV)/.test
 	$(CHECK)
 
 # All that runs within fifteen minutes; test-all adds the tests that are marked "long". Tests with
-# real programs that fail beside others run once more by themselves (tests/alone.py); those of
+# real programs that fail with others are repeated alone (tests/alone.py); those of
 # test-all don't.
 test: prepare-tests
 	$(BIN)/python -m tests.alone $(WORKED) -m "not long"
@@ -85,7 +85,7 @@ api-servers:
 		TOPOLET_APISERVER=$$version $(PYTEST) $(API_SERVER_SUITES) || failed="$$failed $$version"; \
 	done; [ -z "$$failed" ] || { echo "Failed against kube-apiserver$$failed"; exit 1; }
 
-# Known holes of the dependencies, where a source of them can be reached.
+# Known vulnerabilities of the dependencies, if a source of them can be reached.
 audit: $(VENV)/.audit
 	@$(BIN)/python -m tests.audit
 

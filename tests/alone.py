@@ -1,9 +1,9 @@
-"""`python -m tests.alone ARGUMENTS`: runs pytest with these arguments, then each failed test with
-real programs once more, alone.
+"""`python -m tests.alone ARGUMENTS`: runs pytest with these arguments, then repeats each failed
+test with real programs alone.
 
-Four workers on two processors can starve a server past any deadline. A test that fails alone
-too fails the run. A test that passes alone is listed as unstable, so that it gets fixed. Tests
-without programs are not repeated, and nothing is repeated after more than a few failures.
+With four workers on two CPUs a server may miss any deadline. The run fails if a repeated test
+fails. A repeated test that passes is listed as unstable, so that it gets fixed. Tests without
+programs are not repeated, and nothing is repeated after more than MAX_FAILURES failures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SUITES = (
 """Suites whose tests start programs or share the machine's cgroups."""
 
 _OPTION = "--failures-to"
-_BY_ITSELF = ("-n", "0")
+_ALONE = ("-n", "0")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,8 +47,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         Path(file).write_text("".join(f"{each}\n" for each in ids))
 
 
-def worth_a_second_try(failed: Sequence[str]) -> bool:
-    """The suites of the ids of failed tests."""
+def are_repeatable(failed: Sequence[str]) -> bool:
+    """Whether the failed tests, by their ids, are few and all of SUITES."""
     return 0 < len(failed) <= MAX_FAILURES and all(
         "::" in each and each.startswith(SUITES) for each in failed
     )
@@ -59,13 +59,13 @@ def main(arguments: Sequence[str]) -> int:
         file = Path(folder) / "failures"
         code = _pytest(*arguments, f"{_OPTION}={file}")
         failed = file.read_text().splitlines() if file.exists() else []
-    if code != pytest.ExitCode.TESTS_FAILED or not worth_a_second_try(failed):
+    if code != pytest.ExitCode.TESTS_FAILED or not are_repeatable(failed):
         return code
-    print(f"\nBy itself, once more: {', '.join(failed)}", flush=True)
-    if again := _pytest(*_BY_ITSELF, *failed):
+    print(f"\nRepeated alone: {', '.join(failed)}", flush=True)
+    if again := _pytest(*_ALONE, *failed):
         return again
     for each in failed:
-        print(f"UNSTABLE {each}: failed beside other tests, passed by itself")
+        print(f"UNSTABLE {each}: failed with other tests, passed alone")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Known holes of the installed dependencies, by pip-audit: `python -m tests.audit`.
+"""Known vulnerabilities of the installed dependencies, by pip-audit: `python -m tests.audit`.
 
-Exit code 1 if there is one that is not in IGNORED. Where no source of vulnerabilities can be
-reached, it says so and succeeds.
+The exit code is 1 if there is one that is not in IGNORED. If no source of vulnerabilities can be
+reached, this is printed, and the exit code is 0.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ IGNORED: Final[dict[str, str]] = {}
 
 
 def outcome(report: dict[str, Any]) -> tuple[list[str], str]:
-    """The holes that count, and a remark. `report`: pip-audit's JSON."""
+    """The vulnerabilities that count, and a remark. `report`: pip-audit's JSON."""
     audited = [each for each in report["dependencies"] if "skip_reason" not in each]
     if not audited:
         return [], "skipped: no source of vulnerabilities knows any of the packages"
-    holes = [
-        f"{each['name']} {each['version']}: {hole['id']}: {hole.get('description', '')[:200]}"
+    vulnerabilities = [
+        f"{each['name']} {each['version']}: {found['id']}: {found.get('description', '')[:200]}"
         for each in audited
-        for hole in each["vulns"]
-        if IGNORED.keys().isdisjoint((hole["id"], *hole.get("aliases", ())))
+        for found in each["vulns"]
+        if IGNORED.keys().isdisjoint((found["id"], *found.get("aliases", ())))
     ]
-    return holes, f"{len(audited)} packages audited, {len(holes)} holes"
+    return (
+        vulnerabilities,
+        f"{len(audited)} packages audited, {len(vulnerabilities)} vulnerabilities",
+    )
 
 
 def main() -> int:
@@ -35,14 +38,17 @@ def main() -> int:
         [sys.executable, "-m", "pip_audit", *words], capture_output=True, text=True
     )
     try:
-        holes, remark = outcome(json.loads(done.stdout))
+        vulnerabilities, remark = outcome(json.loads(done.stdout))
     except ValueError:
         reason = (done.stderr.strip().splitlines() or ["no answer"])[-1]
-        holes, remark = [], f"skipped: no source of vulnerabilities can be reached: {reason[:300]}"
-    for each in holes:
+        vulnerabilities, remark = (
+            [],
+            f"skipped: no source of vulnerabilities can be reached: {reason[:300]}",
+        )
+    for each in vulnerabilities:
         print(each)
     print(f"audit: {remark}")
-    return int(bool(holes))
+    return int(bool(vulnerabilities))
 
 
 if __name__ == "__main__":

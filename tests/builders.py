@@ -1,4 +1,4 @@
-"""Builders of values that many tests need."""
+"""Builders of values for many tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent.model.pod.qos import QOS_LABEL, KubeClass
 def machine(
     nodes: int = 1, cpus_per_node: int = 4, isolated: str = "", offline: str = ""
 ) -> Topology:
-    """One socket per NUMA node, no SMT, CPUs numbered node by node."""
+    """A topology with one NUMA node per socket and without SMT; CPUs are numbered node by node."""
     out = CpuSet.parse(offline)
     cpus = [
         Cpu(

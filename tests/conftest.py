@@ -18,9 +18,11 @@ from agent.telemetry.logs import Logfmt
 from tests import tools
 from tests.fixtures import trees
 
-# A busy machine is not an error of the code.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+# Tests may be slow on a busy machine.
+settings.register_profile(
+    "no-deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("no-deadline")
 
 pytest_plugins = ("tests.alone", "tests.skips", "tests.fuzz")
 
@@ -28,7 +30,7 @@ DATA = Path(__file__).resolve().parent / "data"
 
 
 def pytest_configure() -> None:
-    """A run does not begin if TOPOLET_APISERVER is not a known version."""
+    """Fails if TOPOLET_APISERVER is not a known version."""
     try:
         tools.api_server()
     except ValueError as error:
@@ -40,8 +42,8 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    """A test that runs a command in its own process must not leave a handler or a level behind."""
+def _restored_logging() -> Iterator[None]:
+    """Restores log handlers and level after a test that runs a command in its process."""
     root = logging.getLogger()
     level = root.level
     yield
@@ -64,7 +66,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return unpacked
 
 
-_LONGEST = (
+_SLOW_SUITES = (
     "tests/vm/",
     "tests/cluster/",
     "tests/critest/",
@@ -75,8 +77,7 @@ _LONGEST = (
     "tests/cri/test_hostile_runtime.py",
     "tests/test_pictures.py",
 )
-"""Suites and modules that start first, so that no worker starts a long one when the others have
-finished."""
+"""Suites and modules that start first, so that all workers end at about the same time."""
 _ONE_WORKER = {
     "tests/cluster/": "cluster",
     "tests/vm/": "guests",
@@ -84,12 +85,12 @@ _ONE_WORKER = {
     "tests/integration/test_image.py": "image",
     "tests/integration/test_daemonset.py": "image",
 }
-"""Workers by the prefix of a test's id. Modules of one worker share their servers, or compete."""
+"""Workers by the prefix of a test's id. Modules of one worker share servers or resources."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is collected lives until the end: the garbage collector does not have to examine it."""
+    """Excludes the collected tests from garbage collection: they live until the end."""
     gc.disable()
     try:
         return (yield)
@@ -100,8 +101,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
-        ranks = (each for each, suite in enumerate(_LONGEST) if item.nodeid.startswith(suite))
-        return next(ranks, len(_LONGEST))
+        ranks = (each for each, suite in enumerate(_SLOW_SUITES) if item.nodeid.startswith(suite))
+        return next(ranks, len(_SLOW_SUITES))
 
     items.sort(key=rank)
 
@@ -146,8 +147,8 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The "summary" properties of tests; time and CPU time of every suite: the folders below
-    tests/."""
+    """Prints the "summary" properties of tests, and the time and CPU time of each suite (a folder
+    below tests/)."""
     seconds: Counter[str] = Counter()
     cpu_seconds: Counter[str] = Counter()
     summaries: list[str] = []

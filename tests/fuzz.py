@@ -1,4 +1,4 @@
-"""`--fuzz FACTOR`: every property test tries FACTOR times its examples, from a random seed if the
+"""`--fuzz FACTOR`: property tests run FACTOR times as many examples, from a random seed if the
 factor is greater than 1."""
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """After hypothesis has marked its tests."""
+    """Runs after hypothesis has marked its tests."""
     factor = config.getoption("fuzz")
     if factor != 1:
         tests = [each for each in items if each.get_closest_marker("hypothesis")]
         for item in tests:
             item.add_marker(pytest.mark.timeout(_TIMEOUT_SECONDS * max(factor, 1)), append=False)
-        for test in {_holder(item): None for item in tests}:
+        for test in {_settings_owner(item): None for item in tests}:
             _scale(test, factor)
 
 
-def _holder(item: pytest.Item) -> Any:
+def _settings_owner(item: pytest.Item) -> Any:
     """The object with the settings: the function, or the class of a state machine."""
     test = getattr(item, "obj", None)
-    of_class = getattr(item, "cls", None)
-    return of_class if hasattr(of_class, "settings") else getattr(test, "__func__", test)
+    test_class = getattr(item, "cls", None)
+    return test_class if hasattr(test_class, "settings") else getattr(test, "__func__", test)
 
 
 def _scale(test: Any, factor: float) -> None:

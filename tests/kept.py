@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def kept_bytes(action: Callable[[], object]) -> int:
-    """Of Python's objects, without those of C libraries."""
+    """The allocated bytes of Python objects, without those of C libraries."""
     gc.collect()
     tracemalloc.start()
     try:

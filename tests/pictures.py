@@ -1,7 +1,7 @@
-"""What `topolet topology` prints of each machine of tests/data/sysfs: at 80 and 120 columns, and at
-80 on a terminal without Unicode. `tests/data/pictures` keeps it, for eyes and for comparison.
+"""The output of `topolet topology` for each machine of tests/data/sysfs: with 80 and 120 columns,
+and with 80 columns without Unicode. The files are in `tests/data/pictures`.
 
-    python -m tests.pictures     writes them again; look at what differs
+    python -m tests.pictures     writes the files; review the differences
 """
 
 from __future__ import annotations

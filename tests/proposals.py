@@ -1,5 +1,5 @@
-"""The statements of the proposals, with what does and what proves each, and the page that lists
-them: `python -m tests.proposals` writes docs/proposals.md."""
+"""The statements of the proposals with their modules and tests, and the page that lists them:
+`python -m tests.proposals` writes docs/proposals.md."""
 
 from __future__ import annotations
 

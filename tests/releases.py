@@ -1,7 +1,7 @@
-"""What a release leaves on a node and in the cluster: the files of its state folder, its journals,
-and its objects. `tests/data/releases` keeps them for each release, and the next ones read them.
+"""The persistent data of a release: the files of its state folder, its journals and its objects.
+`tests/data/releases` has them for each release; tests check that later versions read them.
 
-    python -m tests.releases     adds those of this version; existing ones are never changed
+    python -m tests.releases     adds those of this version; existing files are never changed
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ RESOURCES = status_text(CpuSet([0, 1]), {0: {"cpu": 2000}})
 
 
 def written() -> dict[str, bytes]:
-    """By file name, what this version writes."""
+    """The contents that this version writes, by file name."""
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder, "journal"))
         journal.update(ORIGINALS)

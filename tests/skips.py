@@ -1,6 +1,5 @@
-"""A test may be skipped for something that a machine lacks, but not for a missing file.
-
-A skip becomes a failure if its reason names a path of the repository that does not exist.
+"""A test may be skipped if the machine lacks something, but not if a file of the repository is
+missing: a skip is a failure if its reason names a missing path of the repository.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-_MADE_LATER = frozenset({"var", "build", "dist"})
+_GENERATED = frozenset({"var", "build", "dist"})
 """Folders of the checkout that git ignores, in addition to those whose names begin with a dot."""
 
 _PATH = re.compile(r"[^\s'\"`,;:()\[\]<>=]*/[^\s'\"`,;:()\[\]<>=]*")
@@ -31,7 +30,7 @@ def missing_file(reason: str, root: Path = ROOT) -> Path | None:
         if not path.is_relative_to(root):
             continue
         top = path.relative_to(root).parts[:1]
-        if not top or top[0] in _MADE_LATER or top[0].startswith("."):
+        if not top or top[0] in _GENERATED or top[0].startswith("."):
             continue
         absolute = word.startswith("/")
         if (absolute or (root / top[0]).is_dir()) and not os.path.exists(path):
@@ -41,18 +40,20 @@ def missing_file(reason: str, root: Path = ROOT) -> Path | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    return _judged((yield))
+    return _checked((yield))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    return _judged((yield))
+    return _checked((yield))
 
 
-def _judged(report: Report) -> Report:
+def _checked(report: Report) -> Report:
     if report.skipped and isinstance(report.longrepr, tuple) and not hasattr(report, "wasxfail"):
         path = missing_file(report.longrepr[2])
         if path is not None:
             report.outcome = "failed"
-            report.longrepr = f"{path} is missing, which the repository holds: no reason to skip"
+            report.longrepr = (
+                f"{path} is missing, which is part of the repository: no reason to skip"
+            )
     return report

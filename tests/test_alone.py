@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.alone import MAX_FAILURES, worth_a_second_try
+from tests.alone import MAX_FAILURES, are_repeatable
 from tests.skips import ROOT
 
 ONE = "tests/integration/test_kill.py::test_it[a b]"
 
 
 @pytest.mark.parametrize(
-    ("failed", "worth"),
+    ("failed", "repeated"),
     [
         ([], False),
         ([ONE], True),
@@ -26,8 +26,10 @@ ONE = "tests/integration/test_kill.py::test_it[a b]"
         (["tests/integration/test_kill.py"], False),
     ],
 )
-def test_few_failures_of_tests_with_programs_are_repeated(failed: list[str], worth: bool) -> None:
-    assert worth_a_second_try(failed) is worth
+def test_a_few_failures_of_tests_with_programs_are_repeated(
+    failed: list[str], repeated: bool
+) -> None:
+    assert are_repeatable(failed) is repeated
 
 
 SUITE = """
@@ -43,31 +45,31 @@ def test_starved() -> None:
 
 
 def test_broken() -> None:
-    assert {sound}
+    assert {passes}
 
 
-def test_sound() -> None:
+def test_passes() -> None:
     pass
 """
 
 
 @pytest.mark.parametrize(
-    ("suite", "sound", "code", "unstable"),
+    ("suite", "passes", "code", "unstable"),
     [
         ("integration", True, 0, True),
         ("integration", False, 1, False),
         ("model", True, 1, False),
     ],
 )
-def test_run_succeeds_only_if_all_pass_when_repeated_alone(
-    tmp_path: Path, suite: str, sound: bool, code: int, unstable: bool
+def test_the_run_succeeds_only_if_all_failed_tests_pass_when_repeated(
+    tmp_path: Path, suite: str, passes: bool, code: int, unstable: bool
 ) -> None:
     folder = tmp_path / "tests" / suite
     folder.mkdir(parents=True)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "conftest.py").write_text('pytest_plugins = ("tests.alone",)\n')
-    text = SUITE.format(seen=str(tmp_path / "seen"), sound=sound)
-    (folder / "test_it.py").write_text(text)
+    text = SUITE.format(seen=str(tmp_path / "seen"), passes=passes)
+    (folder / "test_sample.py").write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", "tests.alone", "-n", "2", "tests"],
         cwd=tmp_path,
@@ -77,5 +79,5 @@ def test_run_succeeds_only_if_all_pass_when_repeated_alone(
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
-    line = f"UNSTABLE tests/{suite}/test_it.py::test_starved"
+    line = f"UNSTABLE tests/{suite}/test_sample.py::test_starved"
     assert (line in done.stdout) is unstable

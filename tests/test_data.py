@@ -1,4 +1,4 @@
-"""The repository's data from others: complete, described, and without names of machines."""
+"""The data from other projects: complete, documented, and without identifiers of machines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_set_of_vectors_is_described() -> None:
 
 
 @pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.name.partition(".")[0])
-def test_snapshots_contain_nothing_that_the_script_removes(path: Path) -> None:
+def test_snapshots_do_not_contain_removed_identifiers(path: Path) -> None:
     with tarfile.open(path) as once:
         before = [(each.name, each.size, each.uname, each.uid, each.mtime) for each in once]
     again = shorten().shortened(path.read_bytes())

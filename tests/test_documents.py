@@ -1,5 +1,5 @@
-"""README.md and docs/: links lead somewhere, commands and options exist, and the pictures are those
-of our tools."""
+"""README.md and docs/: link targets, commands and options exist, and pictures equal the output of
+the tools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.view import decided
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NARROW = {
+LINE_LIMITED = {
     "README.md": ROOT,
     **dict.fromkeys(
         (
@@ -105,9 +105,9 @@ def test_the_readme_is_one_screen() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 
 
-@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("name", LINE_LIMITED)
 def test_text_has_lines_of_at_most_120_characters(name: str) -> None:
-    text = BLOCK.sub("", (NARROW[name] / name).read_text())
+    text = BLOCK.sub("", (LINE_LIMITED[name] / name).read_text())
     assert [
         line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")
     ] == []
@@ -136,7 +136,7 @@ def test_commands_of_topolet_exist_with_their_options() -> None:
     assert read > 30
 
 
-TRIED = {
+RUN_BY_TESTS = {
     "topolet agent": "integration/harness.py",
     "topolet audit": "integration/test_audit_trail.py",
     "topolet config": "cli/test_config.py",
@@ -172,8 +172,8 @@ TRIED = {
     "shuf": "integration/test_rollout.py",
     "xargs": "integration/test_rollout.py",
 }
-"""Commands of the documents, each with a test, or a part of tests, that runs it."""
-UNTRIED = {
+"""Commands of the documents, with a file of the tests that runs each."""
+NOT_RUN = {
     "kubectl get": "it reads",
     "kubectl exec": "kubectl topolet does the same, and a test runs that",
     "kubectl patch": "tests/integration/test_webhook.py writes the same field by the API",
@@ -190,7 +190,7 @@ UNTRIED = {
 _SHELL_WORDS = ("for", "do", "done")
 
 
-def test_every_command_is_run_by_a_test_or_has_a_reason_for_being_run_by_none() -> None:
+def test_every_command_is_run_by_a_test_or_has_a_reason() -> None:
     named = set()
     for page in PAGES:
         for line in (line for block in blocks(page, "sh") for line in block.splitlines()):
@@ -199,11 +199,11 @@ def test_every_command_is_run_by_a_test_or_has_a_reason_for_being_run_by_none() 
                 if not words or words[0] in _SHELL_WORDS or "=" in words[0]:
                     continue
                 pairs = [f"{words[0]} {each}" for each in words[1:]]
-                found = next((each for each in pairs if each in TRIED | UNTRIED), words[0])
+                found = next((each for each in pairs if each in RUN_BY_TESTS | NOT_RUN), words[0])
                 named.add(found)
-    assert named <= TRIED.keys() | UNTRIED.keys()
-    assert UNTRIED.keys() <= named
-    for command, test in TRIED.items():
+    assert named <= RUN_BY_TESTS.keys() | NOT_RUN.keys()
+    assert NOT_RUN.keys() <= named
+    for command, test in RUN_BY_TESTS.items():
         words = command.replace("openssl req", "openssl").split()
         assert re.search(rf"\b{words[-1]}\b", (ROOT / "tests" / test).read_text()), command
 
@@ -289,12 +289,12 @@ def test_settings_in_toml_are_accepted(tmp_path: Path) -> None:
     assert read
 
 
-def test_the_picture_of_the_concepts_is_drawn_by_our_tool() -> None:
+def test_the_picture_of_the_concepts_equals_the_output_of_the_tool() -> None:
     picture = next(text for text in blocks(ROOT / "docs/concepts.md", "") if "Owners" in text)
     assert picture == decided.picture_of_every_kind_of_pod()
 
 
-def test_the_comparison_with_koordinator_is_as_printed() -> None:
+def test_the_comparison_with_koordinator_equals_the_output_of_the_tool() -> None:
     """`topolet conformance FILE`, run as the page of differences shows it."""
     (block,) = (
         text for text in blocks(ROOT / "docs/compatibility.md", "") if "$ topolet conf" in text

@@ -1,7 +1,5 @@
-"""Where the tests of a module are.
-
-The tests of agent/a/b.py are in tests/a/test_b.py or, by an aspect, in tests/a/test_b_ASPECT.py.
-COVERED lists the test files that cover other modules.
+"""The places of tests: the tests of agent/a/b.py are in tests/a/test_b.py or in
+tests/a/test_b_ASPECT.py. COVERED lists the test files that cover other modules.
 """
 
 from __future__ import annotations
@@ -156,8 +154,8 @@ def test_only_existing_files_and_modules_are_listed() -> None:
     assert set(COVERED) - {str(each) for each in files_of_tests()} == set()
 
 
-def test_no_file_is_listed_for_what_its_name_says() -> None:
-    """A file with the name of a module is listed only for modules without a file of their own."""
+def test_no_file_is_listed_for_the_module_of_its_name() -> None:
+    """A file with the name of a module is listed only for modules without their own file."""
     own = modules_with_tests_of_their_name()
     assert {
         name: modules
@@ -195,7 +193,7 @@ def imported(file: Path) -> Iterator[str]:
             yield from (each.name for each in node.names)
 
 
-def test_what_test_files_share_is_in_none_of_them() -> None:
+def test_no_test_file_is_imported() -> None:
     names = {".".join(("tests", *each.with_suffix("").parts)) for each in files_of_tests()}
     assert {
         f"{file.relative_to(TESTS)} imports {name}"

@@ -1,4 +1,4 @@
-"""The pictures of real machines, as they were looked at."""
+"""The pictures of real machines and of the documents."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Callable
 import pyte
 import pytest
 
-from docs import pictures as of_documents
+from docs import pictures as document_pictures
 from tests import pictures
 
 
 @pytest.mark.parametrize("name", pictures.names())
-def test_a_picture_of_a_machine_is_the_one_that_was_approved(
+def test_the_picture_of_a_machine_equals_the_stored_one(
     name: str, snapshot: Callable[[str], str]
 ) -> None:
-    """`python -m tests.pictures` writes the files again."""
-    drawn = pictures.drawn(snapshot(name))
-    assert drawn == (pictures.FOLDER / f"{name}.txt").read_text()
-    assert "\x1b" not in drawn
-    for section in drawn.split("$ COLUMNS=")[1:]:
+    """`python -m tests.pictures` updates the files."""
+    picture = pictures.drawn(snapshot(name))
+    assert picture == (pictures.FOLDER / f"{name}.txt").read_text()
+    assert "\x1b" not in picture
+    for section in picture.split("$ COLUMNS=")[1:]:
         command, *lines = section.split("\n")
         assert max(map(len, lines)) <= int(command.split()[0])
         assert section.isascii() or "ascii" not in command
@@ -32,24 +32,26 @@ def test_there_is_a_picture_for_each_machine() -> None:
     assert {path.stem for path in pictures.FOLDER.iterdir()} == set(pictures.names())
 
 
-@pytest.mark.parametrize("name", of_documents.REPRODUCIBLE)
-def test_a_picture_of_the_documents_is_what_the_tool_shows(name: str) -> None:
-    """`make pictures` writes the files again."""
-    assert of_documents.REPRODUCIBLE[name]() == (of_documents.FOLDER / name).read_text()
+@pytest.mark.parametrize("name", document_pictures.REPRODUCIBLE)
+def test_a_picture_of_the_documents_equals_the_output_of_the_tool(name: str) -> None:
+    """`make pictures` updates the files."""
+    assert document_pictures.REPRODUCIBLE[name]() == (document_pictures.FOLDER / name).read_text()
 
 
-def test_a_slow_emulator_takes_all_output_of_a_command_that_ended(
+def test_a_slow_emulator_reads_all_output_of_an_ended_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pyte.ByteStream, "feed", lambda stream, data: time.sleep(0.06))
     command = [sys.executable, "-c", "print('x' * 20_000)"]
-    assert of_documents.terminal_output(command, 100, 30).count("x") == 20_000
+    assert document_pictures.terminal_output(command, 100, 30).count("x") == 20_000
 
 
 def test_colours_of_a_terminal_become_those_of_the_picture() -> None:
-    drawn = of_documents.as_svg("a \x1b[31mred\x1b[0m b\x1b[7m<&>\x1b[27;2m x\n", "title <1>")
-    assert "<title>title &lt;1&gt;</title>" in drawn
-    words = re.findall(r'x="([0-9.]+)" .* fill="(#[0-9a-f]+)">([^<]+)</text>', drawn)
+    picture = document_pictures.as_svg(
+        "a \x1b[31mred\x1b[0m b\x1b[7m<&>\x1b[27;2m x\n", "title <1>"
+    )
+    assert "<title>title &lt;1&gt;</title>" in picture
+    words = re.findall(r'x="([0-9.]+)" .* fill="(#[0-9a-f]+)">([^<]+)</text>', picture)
     assert [(each, text) for _, each, text in words] == [
         ("#d7dae0", "a"),
         ("#ef6b73", "red"),
@@ -64,4 +66,4 @@ def test_colours_of_a_terminal_become_those_of_the_picture() -> None:
     ("number", "colour"), [(1, "#ef6b73"), (16, "#000000"), (208, "#ff8700"), (255, "#eeeeee")]
 )
 def test_the_256_colours_of_xterm(number: int, colour: str) -> None:
-    assert f'fill="{colour}">x<' in of_documents.as_svg(f"\x1b[38;5;{number}mx", "")
+    assert f'fill="{colour}">x<' in document_pictures.as_svg(f"\x1b[38;5;{number}mx", "")

@@ -1,5 +1,5 @@
-"""This version beside the ones before and after it: it reads what each release wrote, and what a
-later one may add."""
+"""Compatibility with other versions: this version reads the data of each release, and ignores
+fields that a later version may add."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from tests import releases
 
 RELEASES = sorted(each for each in releases.FOLDER.iterdir() if each.is_dir())
 EACH = pytest.mark.parametrize("release", RELEASES, ids=[each.name for each in RELEASES])
-LATER = "later-field"
+NEW_FIELD = "later-field"
 
 
-def added_to(value: Any) -> Any:
-    """With one more field in each object that has fixed fields."""
+def with_new_fields(value: Any) -> Any:
+    """The value with one more field in each object with fixed fields."""
     if isinstance(value, list):
-        return [added_to(each) for each in value]
+        return [with_new_fields(each) for each in value]
     if not isinstance(value, dict):
         return value
-    more = {name: added_to(each) for name, each in value.items()}
-    return more if _is_map(value) else {**more, LATER: {"a": [1]}}
+    more = {name: with_new_fields(each) for name, each in value.items()}
+    return more if _is_map(value) else {**more, NEW_FIELD: {"a": [1]}}
 
 
 def _is_map(value: dict[str, Any]) -> bool:
-    """Of names that are not fields: pods by uid, containers by id, resources, annotations."""
+    """Whether the names are not fields: pods by uid, containers by id, resources, annotations."""
     known = ("c0ffee", "decade", "cpu")
     return any("-" in name or "/" in name or name in known for name in value)
 
 
 def read(folder: Path, name: str, *, later: bool) -> bytes:
     content = (folder / name).read_bytes()
-    return json.dumps(added_to(json.loads(content))).encode() if later else content
+    return json.dumps(with_new_fields(json.loads(content))).encode() if later else content
 
 
 @EACH
@@ -56,7 +56,8 @@ class TestRelease:
         """A restore of values that another version journalled."""
         lines = (release / "journal").read_text().splitlines()
         text = [
-            json.dumps(added_to(json.loads(each)) if later else json.loads(each)) for each in lines
+            json.dumps(with_new_fields(json.loads(each)) if later else json.loads(each))
+            for each in lines
         ]
         (tmp_path / "journal").write_text("".join(f"{each}\n" for each in text))
         journal = Journal(tmp_path / "journal")
@@ -68,13 +69,13 @@ class TestRelease:
         self, release: Path, later: bool, tmp_path: Path
     ) -> None:
         """An upgrade, or a removal, of a proxy that another version installed."""
-        place = tmp_path / install_journal.PATH.lstrip("/")
-        place.parent.mkdir(parents=True)
-        place.write_bytes(read(release, "install.json", later=later))
+        path = tmp_path / install_journal.PATH.lstrip("/")
+        path.parent.mkdir(parents=True)
+        path.write_bytes(read(release, "install.json", later=later))
         assert install_journal.read(HostTree(str(tmp_path))) == releases.INSTALLED
 
     def test_the_topology(self, release: Path, later: bool) -> None:
-        """A scheduler beside an agent of another version."""
+        """A scheduler with an agent of another version."""
         body = json.loads(read(release, "noderesourcetopology.json", later=later))
         found = resource_topology.decode(body)
         assert found.zones == releases.REPORT.topology.zones
@@ -86,17 +87,19 @@ class TestRelease:
         assert device_object.decode(body) == releases.DEVICES
 
     def test_the_annotations_of_a_pod(self, release: Path, later: bool) -> None:
-        """An agent beside a scheduler of another version."""
+        """An agent with a scheduler of another version."""
         texts = json.loads((release / "pod-annotations.json").read_text())
         if later:
-            texts = {key: json.dumps(added_to(json.loads(text))) for key, text in texts.items()}
+            texts = {
+                key: json.dumps(with_new_fields(json.loads(text))) for key, text in texts.items()
+            }
         status = resource_status(texts)
         assert status is not None
         assert str(status.cpus()) == "0-1"
         assert status.amounts() == {0: {"cpu": 2000}}
 
 
-def test_this_version_writes_what_it_reads(tmp_path: Path) -> None:
+def test_this_version_reads_its_own_files(tmp_path: Path) -> None:
     for name, content in releases.written().items():
         (tmp_path / name).write_bytes(content)
     kinds = TestRelease()

@@ -97,17 +97,17 @@ def test_the_permissions_in_the_api_are_those_of_deploy() -> None:
 
 def test_the_folders_of_the_host_are_those_of_deploy() -> None:
     found: dict[tuple[str, str], str] = {}
-    of_host: dict[str, set[str]] = {}
+    host_paths: dict[str, set[str]] = {}
     for spec in pod_specs():
         for volume in spec.get("volumes") or ():
             if "hostPath" in volume:
-                of_host.setdefault(volume["name"], set()).add(volume["hostPath"]["path"])
+                host_paths.setdefault(volume["name"], set()).add(volume["hostPath"]["path"])
     for spec in pod_specs():
         volumes = {each["name"]: each.get("hostPath", {}) for each in spec.get("volumes") or ()}
         for container in spec.get("containers") or ():
             for mount in container.get("volumeMounts") or ():
                 own = volumes.get(mount.get("name"), {}).get("path")
-                paths = {own} if own else of_host.get(mount.get("name", ""), set())
+                paths = {own} if own else host_paths.get(mount.get("name", ""), set())
                 for path in paths if "$patch" not in mount else ():
                     found[container["name"], path] = "read" if mount.get("readOnly") else "write"
     listed = {

@@ -66,4 +66,4 @@ def test_skips_in_a_run(tmp_path: Path) -> None:
     *_, last = done.stdout.splitlines()
     counts = "1 failed, 1 skipped, 1 xfailed, 3 errors"
     assert last.partition(" in ")[0] == counts, done.stdout + done.stderr
-    assert done.stdout.count("is missing, which the repository holds") >= 4
+    assert done.stdout.count("is missing, which is part of the repository") >= 4

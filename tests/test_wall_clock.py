@@ -1,4 +1,4 @@
-"""The wall clock can be set back and forth: only what is listed here reads it."""
+"""The wall clock can be set: only the listed modules read it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ READS = re.compile(
     r"time\.(?:time|time_ns|localtime|ctime)|(?:datetime\.)?datetime\.(?:now|utcnow|today)"
 )
 REASONS = {
-    "node.reconcile": "the age of an announced pod, beside the runtime's times of other pods, also "
-    "of the wall clock: an owner that has its CPUs keeps them from an older pod",
+    "node.reconcile": "the age of an announced pod, compared with the runtime's times of "
+    "other pods, which are of the wall clock too: an older pod does not get the CPUs of an owner",
     "node.devices": "the time of a condition, as the API has it",
     "node.sampler": "the end of the last day, whose changes are shown",
     "node.rebinds": "the time of a status, as the API has it",
-    "install.installer": "the age of a container, beside the runtime's times",
+    "install.installer": "the age of a container, compared with the runtime's times",
     "discover.gpureport": "NVML's samples have the wall clock's time",
     "cli.audit_trail": "the beginning of a period that ends now",
     "node.page": "the hour and the day up to now that a page shows, and its clock",

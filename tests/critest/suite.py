@@ -1,4 +1,4 @@
-"""Runs the CRI's conformance suite against a socket; its result for each spec."""
+"""Runs the conformance suite of the CRI (critest) against a socket; the result of each spec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.harness import fresh_node, private_containerd
 
 RUN_SECONDS = 300.0
 
-# Specs that need images from elsewhere, a kernel with AppArmor, or reachable pods.
+# Specs that need images of a registry, a kernel with AppArmor, or pods with a network.
 _SKIPPED = (
     "AppArmor|Image (Manager|Consistency|Identifier)|port mapping|portforward"
     "|should support network$"
@@ -24,11 +24,11 @@ _SKIPPED = (
 _CODE = re.compile(r"rpc error: code = (\w+)")
 
 Outcomes = Mapping[str, str]
-"""By spec `passed`, `skipped` or `failed CODE` (of the first gRPC error that the spec reports)."""
+"""By spec: `passed`, `skipped` or `failed CODE`, with the code of the first gRPC error."""
 
 
 class Suite:
-    """critest on one runtime without other users, directly or through agent and proxy."""
+    """Runs critest on one runtime, directly or through the proxy."""
 
     def __init__(self, critest: pathlib.Path, image: str, socket: str) -> None:
         self._critest = critest
@@ -36,7 +36,7 @@ class Suite:
         self._socket = socket
 
     def run(self, only: Iterable[str] = ()) -> Outcomes:
-        """All specs that can run here, or those with these names."""
+        """Runs all specs that can run here, or those with these names."""
         names = [re.escape(name) for name in only]
         with tempfile.TemporaryDirectory(prefix="topolet-") as folder:
             images = pathlib.Path(folder, "images.yaml")

@@ -1,4 +1,4 @@
-"""The results of the CRI's conformance suite are the same behind agent and proxy."""
+"""The results of the CRI's conformance suite are the same directly and with agent and proxy."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import pytest
 from tests.critest.suite import RUN_SECONDS, Outcomes, suite
 from tests.integration.harness import built_or_skip
 
-_FEWEST_PASSED = 60
-"""This number of specs passes on the oldest runtime; with fewer the suite did not really run."""
+_MIN_PASSED = 60
+"""Fewer specs pass if the suite does not run; the oldest runtime passes this number."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """`again`: specs with different results, which were run once more on both sides."""
+    """`repeated`: specs with different results, which were run a second time on both sides."""
 
     runtime: str
     direct: Outcomes
     proxied: Outcomes
-    again: tuple[str, ...]
+    repeated: tuple[str, ...]
 
     def table(self) -> str:
-        """The sums, and every spec that did not pass on both sides."""
+        """The sums, and the specs that did not pass on both sides."""
         rows = [("direct", "proxied", f"critest on {self.runtime}")]
         rows += [
             (_count(self.direct, state), _count(self.proxied, state), state)
             for state in ("passed", "failed", "skipped")
         ]
         rows += [
-            (direct, proxied, name + (" (ran twice)" if name in self.again else ""))
+            (direct, proxied, name + (" (ran twice)" if name in self.repeated else ""))
             for name, direct, proxied in self._rows()
-            if "failed" in direct + proxied or direct != proxied or name in self.again
+            if "failed" in direct + proxied or direct != proxied or name in self.repeated
         ]
         return "\n".join(f"{direct:18} {proxied:18} {what}" for direct, proxied, what in rows)
 
@@ -49,29 +49,30 @@ def _count(outcomes: Outcomes, state: str) -> str:
 
 
 def compare(critest: pathlib.Path, find_programs: Callable[[], pathlib.Path | None]) -> Comparison:
-    """Both sides at once, each on its own runtime; different results are run once more."""
+    """Runs both sides at the same time on two runtimes; repeats specs with different results."""
     programs = find_programs()
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         (runtime, direct), (_, proxied) = (
-            stack.enter_context(suite(critest, programs, behind)) for behind in (False, True)
+            stack.enter_context(suite(critest, programs, with_proxy))
+            for with_proxy in (False, True)
         )
         first, second = pool.map(lambda side: dict(side.run()), (direct, proxied))
-        again = tuple(
+        repeated = tuple(
             sorted(n for n in first.keys() | second.keys() if first.get(n) != second.get(n))
         )
-        if again:
+        if repeated:
             for outcomes, side in ((first, direct), (second, proxied)):
-                renewed = side.run(only=again)
-                outcomes |= {name: renewed[name] for name in again if renewed[name] != "skipped"}
-        return Comparison(runtime, first, second, again)
+                second_run = side.run(only=repeated)
+                outcomes |= {
+                    name: second_run[name] for name in repeated if second_run[name] != "skipped"
+                }
+        return Comparison(runtime, first, second, repeated)
 
 
 @pytest.fixture(scope="module")
 def comparisons(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[Comparison]]]:
-    """The selected ones of this machine's containerd ("installed") and containerd 2 ("built"); an
-    unavailable one results in a skip.
-
-    All at once: nearly all of a run is waiting, and four take hardly longer than one.
+    """The comparisons for the selected runtimes: this machine's containerd ("installed") and
+    containerd 2 ("built"). They run at the same time, because a run mostly waits.
     """
     selected = {
         item.callspec.params["name"]
@@ -86,12 +87,12 @@ def comparisons(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[
 
 @pytest.mark.timeout(3 * RUN_SECONDS)
 @pytest.mark.parametrize("name", [pytest.param("installed", marks=pytest.mark.long), "built"])
-def test_same_specs_pass_behind_the_proxy_as_directly(
+def test_the_same_specs_pass_with_the_proxy(
     name: str,
     comparisons: Mapping[str, Future[Comparison]],
     record_property: Callable[[str, str], None],
 ) -> None:
-    both = comparisons[name].result()
-    record_property("summary", both.table())
-    assert sum(outcome == "passed" for outcome in both.direct.values()) >= _FEWEST_PASSED
-    assert both.proxied == both.direct
+    comparison = comparisons[name].result()
+    record_property("summary", comparison.table())
+    assert sum(outcome == "passed" for outcome in comparison.direct.values()) >= _MIN_PASSED
+    assert comparison.proxied == comparison.direct

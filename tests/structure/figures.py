@@ -1,6 +1,5 @@
-"""Measures the text of the modules below one package, without importing them.
-
-A module is a file other than an `__init__`; generated code is left out.
+"""Measures the modules of a package from their text. `__init__` files and generated code are not
+counted.
 """
 
 from __future__ import annotations
@@ -124,15 +123,15 @@ def _importers(modules: Mapping[str, Module]) -> Mapping[str, set[str]]:
 
 def longest_chain(imports: Mapping[str, frozenset[str]]) -> list[str]:
     """The longest path along imports. Raises ValueError where modules import each other."""
-    under_way: set[str] = set()
+    in_progress: set[str] = set()
 
     @functools.cache
     def from_here(name: str) -> tuple[str, ...]:
-        if name in under_way:
+        if name in in_progress:
             raise ValueError(f"{name} imports itself by way of others")
-        under_way.add(name)
+        in_progress.add(name)
         tails = [from_here(each) for each in sorted(imports[name])]
-        under_way.discard(name)
+        in_progress.discard(name)
         return (name, *max(tails, key=len, default=()))
 
     return list(max((from_here(name) for name in sorted(imports)), key=len, default=()))
@@ -177,8 +176,8 @@ def widest_constructor(modules: Iterable[Module]) -> tuple[str, int]:
 
 def _types(function: ast.FunctionDef) -> list[str]:
     arguments = function.args
-    every = arguments.posonlyargs + arguments.args + arguments.kwonlyargs
-    return [_last_word(each.annotation) for each in every]
+    arguments_ = arguments.posonlyargs + arguments.args + arguments.kwonlyargs
+    return [_last_word(each.annotation) for each in arguments_]
 
 
 def _last_word(node: ast.expr | None) -> str:

@@ -1,4 +1,4 @@
-"""The modules that one call enters."""
+"""The modules of `agent` whose functions run during a call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The modules that one request enters, at most: the first of an equivalence class decides, the next
-one reads the answer."""
+"""The largest number of modules that a request enters: the first filter of an equivalence class
+decides, and the next filter reads the cached result."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.scheduler.conftest import server as server
 from tests.scheduler.extender.scene import NODES, Scene
 from tests.structure.paths import entered
 
-CREATE_CONTAINER = 8
-FILTER_OF_THE_FIRST = 15
-FILTER_OF_THE_NEXT = 5
+CREATE_CONTAINER_MODULES = 8
+FIRST_FILTER_MODULES = 15
+CACHED_FILTER_MODULES = 5
 
 
-def test_a_lambda_enters_no_module() -> None:
+def test_a_call_without_agent_code_enters_no_module() -> None:
     assert entered(lambda: None) == frozenset()
 
 
 def test_create_container_of_an_owner(tmp_path: Path) -> None:
-    """From the relay's call to the gate's verdict: the pool without the owner's CPU."""
+    """From the relay's call to the gate's verdict, which sets the pool as the cpuset."""
     harness = GateHarness(tmp_path)
     harness.publish(OWNED)
     call = harness.new_call(CREATE, creation("p", "LS"))
@@ -35,12 +35,12 @@ def test_create_container_of_an_owner(tmp_path: Path) -> None:
     modules = entered(lambda: verdicts.append(harness.retry(call)))
     harness.close()
     assert isinstance(verdicts[0], Replace)
-    assert len(modules) <= CREATE_CONTAINER, sorted(modules)
+    assert len(modules) <= CREATE_CONTAINER_MODULES, sorted(modules)
 
 
 def test_filter_of_two_pods_that_need_the_same_cpus(server: fake_api_server.Server) -> None:
-    """On nodes of two models, whose states have numbers, as the process gives them before a pod
-    comes. For the second pod the equivalence cache has the answers."""
+    """On nodes of two models with numbered states. The equivalence cache has the results for the
+    second pod."""
     scene = Scene(server)
     StateNumbering(scene.cluster).step()
     counts = []
@@ -50,8 +50,8 @@ def test_filter_of_two_pods_that_need_the_same_cpus(server: fake_api_server.Serv
         counts.append(entered(partial(_filter, scene, args, results)))
         assert results[0].node_names
     scene.transport.close()
-    assert len(counts[0]) <= FILTER_OF_THE_FIRST, sorted(counts[0])
-    assert len(counts[1]) <= FILTER_OF_THE_NEXT, sorted(counts[1])
+    assert len(counts[0]) <= FIRST_FILTER_MODULES, sorted(counts[0])
+    assert len(counts[1]) <= CACHED_FILTER_MODULES, sorted(counts[1])
 
 
 def _filter(scene: Scene, args: ExtenderArgs, results: list[ExtenderFilterResult]) -> None:

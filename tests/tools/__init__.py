@@ -1,6 +1,5 @@
-"""Go programs for tests, built once from their published modules into a cache.
-
-Each folder here is a module that pins one set of them in go.mod and go.sum.
+"""Go programs for tests, built once from their published modules into a cache. Each folder here is
+a module that pins one set of programs in go.mod and go.sum.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ _MODULES = {
     **dict.fromkeys(API_SERVERS.values(), "k8s.io/kubernetes"),
 }
 SOURCES = {"go-nvml": "github.com/NVIDIA/go-nvml"}
-"""Sources that are only read, for their files other than Go."""
+"""Modules whose sources are read by tests, and not built."""
 
 # Storage drivers that no test uses.
 _TAGS = "-tags=no_btrfs,no_devmapper,no_zfs,no_aufs,urfave_cli_no_docs"
-# Signatures of images, which no test has, are verified in Go; the others need libraries of C.
+# No test has signed images: the verification in Go needs no C libraries.
 _CRI_O_TAGS = (
     "-tags=containers_image_openpgp,containers_image_ostree_stub,"
     "exclude_graphdriver_btrfs,btrfs_noversion"
@@ -103,8 +102,7 @@ def built(name: str) -> Path | str:
 
 
 def folder(name: str) -> Path:
-    """The folder of the set for `built`. Another version, or another way to build it, has another
-    folder."""
+    """The folder of the set for `built`; different for each version and each way to build it."""
     recipe = hashlib.sha256(repr(_COMMANDS[name]).encode())
     for file in sorted(each for each in (_HERE / name).rglob("*") if each.is_file()):
         recipe.update(file.read_bytes())
@@ -125,12 +123,12 @@ def kubernetes(program: str) -> Path | str:
     otherwise built; or the reason why it is not available. TOPOLET_APISERVER takes precedence for
     kube-apiserver.
     """
-    if program == "kube-apiserver" and (chosen := _chosen_api_server()):
-        where = built(chosen)
+    if program == "kube-apiserver" and (selected := _selected_api_server()):
+        where = built(selected)
         return where if isinstance(where, str) else where / program
     if assets := os.environ.get("KUBEBUILDER_ASSETS"):
-        given = Path(assets).absolute() / program
-        return given if given.exists() else f"{program}: not in KUBEBUILDER_ASSETS, {assets}"
+        asset = Path(assets).absolute() / program
+        return asset if asset.exists() else f"{program}: not in KUBEBUILDER_ASSETS, {assets}"
     where = built("etcd" if program == "etcd" else "kubernetes")
     return where if isinstance(where, str) else where / program
 
@@ -138,13 +136,13 @@ def kubernetes(program: str) -> Path | str:
 def api_server() -> str:
     """The kube-apiserver that tests start, as text."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
-    chosen = _chosen_api_server()
-    if assets and not chosen:
+    selected = _selected_api_server()
+    if assets and not selected:
         return f"that of {assets}"
-    return _version(chosen or "kubernetes")
+    return _version(selected or "kubernetes")
 
 
-def _chosen_api_server() -> str | None:
+def _selected_api_server() -> str | None:
     """The set of the version in TOPOLET_APISERVER; None: the usual one."""
     version = os.environ.get("TOPOLET_APISERVER")
     if version and version not in API_SERVERS:
@@ -193,7 +191,7 @@ def npm_package(name: str) -> Path | str:
 
 
 def cache() -> Path:
-    """The folder for files that take long to make."""
+    """The folder for built and downloaded files."""
     return Path(os.environ.get("TOPOLET_CACHE") or Path.home() / ".cache" / "topolet").absolute()
 
 
@@ -213,5 +211,5 @@ def _build(name: str, target: Path) -> None:
         except subprocess.TimeoutExpired:
             raise _BuildError(f"go {subcommand} takes more than {_BUILD_SECONDS} s") from None
         if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["fails without a word"]
+            lines = done.stderr.strip().splitlines() or ["fails without output"]
             raise _BuildError(f"go {subcommand}: {lines[-1]}")

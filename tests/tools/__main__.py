@@ -2,7 +2,7 @@
 
     python -m tests.tools [-n] [-a]
 
--n: only says what would be built. -a: also the sets that only `make test-all` uses.
+-n: only prints what would be built. -a: also the sets that only `make test-all` uses.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tests.tools import ASSETS, NAMES, ONLY_LONG, SOURCES, built, folder, source
 
 def main() -> None:
     flags = sys.argv[1:]
-    needless = set(ASSETS) if os.environ.get("KUBEBUILDER_ASSETS") else set()
+    skipped = set(ASSETS) if os.environ.get("KUBEBUILDER_ASSETS") else set()
     if "-a" not in flags:
-        needless.update(ONLY_LONG)
-    lacking = [name for name in NAMES if name not in needless and not folder(name).exists()]
+        skipped.update(ONLY_LONG)
+    missing = [name for name in NAMES if name not in skipped and not folder(name).exists()]
     if "-n" in flags:
-        if lacking:
-            print(f"build: {' '.join(folder(name).name for name in lacking)}")
+        if missing:
+            print(f"build: {' '.join(folder(name).name for name in missing)}")
         return
-    for name in lacking:
+    for name in missing:
         print(f"building: {folder(name).name}", flush=True)
         began = time.monotonic()
         where = built(name)

@@ -1,4 +1,4 @@
-"""The output of `make test` before it begins."""
+"""The plan that `make test` prints before it starts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.tools import ONLY_LONG
 
 
 @pytest.mark.parametrize("flags", [(), ("-a",)], ids=["test", "test-all"])
-def test_everything_missing_on_a_bare_machine_is_listed(
+def test_everything_missing_on_an_empty_machine_is_listed(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Nothing is installed: the machine does not have apt-get. Only test-all builds all sets."""
+    """The machine has no apt-get, so nothing is installed. Only test-all builds all sets."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("sh", "dirname", "sed", "grep", "cat", "uname", "id"):

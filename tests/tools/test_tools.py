@@ -1,4 +1,4 @@
-"""A set is built once and completely; a failure has its reason."""
+"""A set is built once and completely; a failure is reported with its reason."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_an_unavailable_source_is_reported(
 
 
 @pytest.mark.parametrize("change", ["go.sum", "descriptor/main.go"])
-def test_another_recipe_is_built_in_another_folder(
+def test_a_changed_module_is_built_in_another_folder(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = tools.folder("cri-tools")
@@ -98,10 +98,10 @@ def test_every_folder_with_a_module_is_built_or_read() -> None:
 
 
 @pytest.mark.parametrize("version", tools.API_SERVERS)
-def test_an_api_server_can_be_chosen(
+def test_the_version_of_the_api_server_is_configurable(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes precedence over KUBEBUILDER_ASSETS, only for this program."""
+    """TOPOLET_APISERVER takes precedence over KUBEBUILDER_ASSETS only for kube-apiserver."""
     monkeypatch.setattr(tools, "built", Path)
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
     monkeypatch.delenv("TOPOLET_APISERVER", raising=False)
@@ -109,12 +109,12 @@ def test_an_api_server_can_be_chosen(
     assert tools.api_server() == f"that of {tmp_path}"
     monkeypatch.setenv("TOPOLET_APISERVER", version)
     assert tools.api_server().startswith(f"v{version}.")
-    chosen = tools.kubernetes("kube-apiserver")
-    assert chosen == Path(f"kube-apiserver-{version}") / "kube-apiserver"
+    selected = tools.kubernetes("kube-apiserver")
+    assert selected == Path(f"kube-apiserver-{version}") / "kube-apiserver"
     assert tools.kubernetes("kubectl") == tmp_path / "kubectl"
 
 
-def test_no_run_begins_with_an_unknown_api_server(
+def test_an_unknown_version_of_the_api_server_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TOPOLET_APISERVER", "1.2")
