@@ -1,5 +1,5 @@
-"""NVIDIA's runtime as far as it chooses GPUs: which names the container toolkit takes from a
-container, and which devices libnvidia-container selects by them (tests/data/gpunames)."""
+"""How NVIDIA's runtime chooses GPUs: the names that the container toolkit reads from a container,
+and the devices that libnvidia-container selects by them (tests/data/gpunames)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.model.devices.visibility import NodeDevice, NodeVisibility
 
 _LIBC = ctypes.CDLL(None)
 _LIBC.strtoumax.restype = ctypes.c_uint64
-_MOST = (1 << 64) - 1
+_UINTMAX = (1 << 64) - 1
 _ROOT = "/var/run/nvidia-container-devices"
 
 
@@ -39,11 +39,11 @@ CARDS = (
         ),
     ),
 )
-"""The machine of the tables: two whole cards and a divided one."""
+"""The machine of the tables: two undivided cards and one with MIG instances."""
 
 
 def node(*held: str, holder: str = "owner") -> NodeVisibility:
-    """The machine as the agent describes it; `held`: the devices that the holder has."""
+    """The machine as the agent describes it; `held`: the devices allocated to the holder."""
     devices = []
     for index, card in enumerate(CARDS):
         owners = (holder,) if card.uuid in held else ()
@@ -59,8 +59,8 @@ def node(*held: str, holder: str = "owner") -> NodeVisibility:
 
 
 def selected(devices: str) -> frozenset[str] | None:
-    """The devices by UUID of a list that the runtime is given, without the card of an instance;
-    None if it fails (select_devices)."""
+    """The UUIDs that select_devices selects by a list of names, without the card of an instance;
+    None if it fails."""
     found: set[str] = set()
     for name in devices.split(","):
         if not name:
@@ -68,15 +68,15 @@ def selected(devices: str) -> frozenset[str] | None:
         if name.lower() == "all":
             found |= {card.uuid for card in CARDS}
             return frozenset(found | {part.uuid for card in CARDS for part in card.instances})
-        one = _card(name) or _instance(name)
-        if one is None:
+        uuid = _card(name) or _instance(name)
+        if uuid is None:
             return None
-        found.add(one)
+        found.add(uuid)
     return frozenset(found)
 
 
 def _bytes(name: str) -> bytes:
-    """An argument of a program ends at a zero byte."""
+    """The argument of a program: it ends at a zero byte."""
     return name.encode(errors="surrogateescape").partition(b"\0")[0]
 
 
@@ -86,16 +86,18 @@ def _card(name: str) -> str | None:
             return card.uuid
     domain, bus, device = (ctypes.c_int() for _ in range(3))
     text = _bytes(name)
-    places = map(ctypes.byref, (domain, bus, device))
-    if _LIBC.sscanf(text, b"%x:%02x:%02x.0", *places) == len("xxx"):
-        whole = domain.value & 0xFFFFFFFF
-        address = f"{whole:08x}:{bus.value & 0xFFFFFFFF:02x}:{device.value & 0xFFFFFFFF:02x}.0"
+    fields = map(ctypes.byref, (domain, bus, device))
+    if _LIBC.sscanf(text, b"%x:%02x:%02x.0", *fields) == len("xxx"):
+        domain_bits = domain.value & 0xFFFFFFFF
+        address = (
+            f"{domain_bits:08x}:{bus.value & 0xFFFFFFFF:02x}:{device.value & 0xFFFFFFFF:02x}.0"
+        )
         for card in CARDS:
             if card.bus.lower().startswith(address[:16]):
                 return card.uuid
     end = ctypes.c_char_p()
     number = _LIBC.strtoumax(text, ctypes.byref(end), 10)
-    if end.value == b"" and number < _MOST and number < len(CARDS):
+    if end.value == b"" and number < _UINTMAX and number < len(CARDS):
         return CARDS[number].uuid
     return None
 
@@ -117,11 +119,11 @@ def _instance(name: str) -> str | None:
 _SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-"""What Go's strings.TrimSpace removes."""
+"""The characters that Go's strings.TrimSpace removes."""
 
 
 def by_environment(value: str) -> list[str]:
-    """devicesFromEnvvars and NewVisibleDevices."""
+    """As devicesFromEnvvars and NewVisibleDevices."""
     names = [name for each in value.split(",") if (name := each.strip(_SPACES))]
     if not names or "void" in names:
         return []
@@ -132,7 +134,7 @@ def by_environment(value: str) -> list[str]:
 
 
 def by_mounts(paths: Iterable[str]) -> list[str]:
-    """requestsFromMounts and visibleDevicesFromMounts, of mounts of /dev/null."""
+    """As requestsFromMounts and visibleDevicesFromMounts, for mounts of /dev/null."""
     names = []
     for path in paths:
         clean = normpath(path).replace("//", "/", 1)
@@ -142,7 +144,7 @@ def by_mounts(paths: Iterable[str]) -> list[str]:
     return names
 
 
-def given(environment: Sequence[str] = (), mounts: Iterable[str] = ()) -> frozenset[str] | None:
-    """The devices of a container in mode `legacy`: mounts are preferred."""
+def visible(environment: Sequence[str] = (), mounts: Iterable[str] = ()) -> frozenset[str] | None:
+    """The devices of a container in mode `legacy`, which prefers mounts to the environment."""
     names = by_mounts(mounts) or (by_environment(environment[-1]) if environment else [])
     return selected(",".join(names))

@@ -53,17 +53,17 @@ def test_unchanged_file_is_not_read_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "torn",
+    "damaged",
     [b"", b"\0" * 400, b'{"boot_id":"\xff"}', b"[" * 100_000, snapshots.encode(OWNED)[:99]],
     ids=["empty", "zeros", "no UTF-8", "deep", "cut"],
 )
-def test_torn_file_leaves_the_last_snapshot_in_force_and_is_reported_once(
-    path: Path, torn: bytes, caplog: pytest.LogCaptureFixture
+def test_damaged_file_leaves_the_last_snapshot_in_force_and_is_reported_once(
+    path: Path, damaged: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = SnapshotFile(str(path), BOOT)
     write(path, OWNED)
     assert file.current() == OWNED
-    write(path, torn)
+    write(path, damaged)
     for _ in range(3):
         assert file.current() == OWNED
     assert file.unreadable == 1
@@ -72,7 +72,7 @@ def test_torn_file_leaves_the_last_snapshot_in_force_and_is_reported_once(
     assert file.current() == EMPTY
 
 
-def test_file_torn_from_the_start_gives_no_snapshot(path: Path) -> None:
+def test_file_damaged_from_the_start_gives_no_snapshot(path: Path) -> None:
     write(path, b"{")
     assert SnapshotFile(str(path), BOOT).current() is None
 
@@ -97,7 +97,7 @@ def test_too_large_a_file_leaves_the_last_snapshot_in_force_and_is_reported_once
     assert file.unreadable == len(caplog.records) == 1
 
 
-def test_file_that_cannot_be_opened_for_a_moment_is_read_in_the_next(
+def test_file_that_cannot_be_opened_is_read_later(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = SnapshotFile(str(path), BOOT)
@@ -127,15 +127,17 @@ def notifier(tmp_path: Path) -> Iterator[Notifier]:
     notifier.close()
 
 
-def received_by_agent(path: Path, notifier: Notifier, then: Notification) -> list[Notification]:
-    """The notifications that an agent receives when it starts just before one more."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as ear:
-        ear.bind(str(path))
-        notifier.notify(then)
+def received_by_started_agent(
+    path: Path, notifier: Notifier, last: Notification
+) -> list[Notification]:
+    """The notifications that an agent receives if it starts just before the last one is sent."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as receiver:
+        receiver.bind(str(path))
+        notifier.notify(last)
         received = []
         while True:
             try:
-                received.append(decode(ear.recv(1 << 16)))
+                received.append(decode(receiver.recv(1 << 16)))
             except BlockingIOError:
                 path.unlink()
                 return received
@@ -151,12 +153,12 @@ def test_creations_are_reported_once_when_the_agent_returns(
     ):
         notifier.notify(notification)
     path = tmp_path / "doorbell.sock"
-    assert received_by_agent(path, notifier, SnapshotRequest()) == [
+    assert received_by_started_agent(path, notifier, SnapshotRequest()) == [
         SnapshotRequest(),
         Created("c1", RequestedResources("0-1")),
         Created("c2", RequestedResources()),
     ]
-    assert received_by_agent(path, notifier, SnapshotRequest()) == [SnapshotRequest()]
+    assert received_by_started_agent(path, notifier, SnapshotRequest()) == [SnapshotRequest()]
     assert (notifier.sent, notifier.undelivered) == (5, 3)
 
 
@@ -165,7 +167,9 @@ def test_absent_agent_costs_bounded_memory(notifier: Notifier, tmp_path: Path) -
         notifier.notify(Created(f"c{number}", RequestedResources()))
     received_all: list[Notification] = []
     while (
-        received := received_by_agent(tmp_path / "doorbell.sock", notifier, SnapshotRequest())
+        received := received_by_started_agent(
+            tmp_path / "doorbell.sock", notifier, SnapshotRequest()
+        )
     ) != [SnapshotRequest()]:
         received_all += [
             notification for notification in received if notification != SnapshotRequest()

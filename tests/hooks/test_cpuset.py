@@ -1,4 +1,4 @@
-"""Tables of the hook's answers: request, snapshot, grants -> cpuset."""
+"""The cpuset that the hook decides from a request, the snapshot and the grants."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ def request(
     parent: str = "",
     requested: str = "",
 ) -> CreateContainer:
-    """Without a `parent` a BE pod is BestEffort, any other Burstable."""
+    """Without a `parent`, a BE pod has the QoS class BestEffort, any other pod Burstable."""
     parent = parent or f"/kubepods/{'besteffort' if qos == 'BE' else 'burstable'}/podp"
     labels = {QOS_LABEL: qos} if qos else {}
     notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
@@ -54,7 +54,7 @@ def snapshot(**changes: object) -> Snapshot:
     return Snapshot(**values)  # type: ignore[arg-type]
 
 
-def give(*cpus: int, own: bool = False) -> Override:
+def override(*cpus: int, own: bool = False) -> Override:
     return Override(Wanted(str(CpuSet(cpus)), exclusive=own))
 
 
@@ -65,28 +65,28 @@ IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
 @pytest.mark.parametrize(
     ("creation", "snap", "grants", "answer"),
     [
-        pytest.param(request("own", "LSE", "1"), snapshot(), [], give(1, own=True), id="owner"),
-        pytest.param(request("ls", "LS"), snapshot(), [], give(0, 2, 3), id="sharer"),
-        pytest.param(request("new", "LS"), snapshot(), [], give(0, 2, 3), id="unknown sharer"),
+        pytest.param(request("own", "LSE", "1"), snapshot(), [], override(1, own=True), id="owner"),
+        pytest.param(request("ls", "LS"), snapshot(), [], override(0, 2, 3), id="sharer"),
+        pytest.param(request("new", "LS"), snapshot(), [], override(0, 2, 3), id="unknown sharer"),
         pytest.param(
             request("new", "BE"),
             snapshot(be_pools=(Pool(0, 0, "0-3"),)),
             [],
-            give(0, 2, 3),
+            override(0, 2, 3),
             id="a stale pool is used without owned CPUs",
         ),
         pytest.param(
             request("new", "BE"),
             snapshot(be_pools=(Pool(0, 0, "0-3"),), owners=(Owner("own", "ns/own", QoS.LSR, "1"),)),
             [],
-            give(0, 1, 2, 3),
+            override(0, 1, 2, 3),
             id="BE shares with LSR",
         ),
         pytest.param(
             request("new", "BE", parent="/kubepods/podp"),
             snapshot(be_pools=(Pool(0, 0, "0-3"),), owners=(Owner("own", "ns/own", QoS.LSR, "1"),)),
             [],
-            give(0, 2, 3),
+            override(0, 2, 3),
             id="a Guaranteed pod labelled BE does not",
         ),
         pytest.param(
@@ -101,29 +101,29 @@ IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
             request("own", "LSE", "1"),
             snapshot(),
             [CpuGrant("other", "pod ns/other", CpuSet([1, 2]), answered_at=99)],
-            give(1, own=True),
+            override(1, own=True),
             id="owner, the other creation was seen",
         ),
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
             [CpuGrant("other", "pod ns/other", CpuSet([0, 2]))],
-            give(1, own=True),
+            override(1, own=True),
             id="owner, the other creation is elsewhere",
         ),
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
             [CpuGrant("own", "pod ns/own", CpuSet([1]), given=OWN)],
-            give(1, own=True),
+            override(1, own=True),
             id="owner's second container",
         ),
         pytest.param(
             request("new", "LS"),
             snapshot(),
             [CpuGrant("x", "pod ns/x", CpuSet([0]), given=OWN)],
-            give(2, 3),
-            id="not what was granted as own",
+            override(2, 3),
+            id="without CPUs granted as exclusive",
         ),
         pytest.param(
             request("own", parent="/kubepods/podown"),
@@ -145,7 +145,7 @@ def test_answers_to_a_creation(
     [
         pytest.param(request("new", "LSE", "1"), None, [], "no snapshot", id="claim, no snapshot"),
         pytest.param(
-            request("new", "LSE", "2"), snapshot(), [], "has not decided", id="claim, unknown"
+            request("new", "LSE", "2"), snapshot(), [], "has not decided", id="claim, undecided"
         ),
         pytest.param(
             request("new", parent="/kubepods/podnew"),
@@ -154,14 +154,18 @@ def test_answers_to_a_creation(
             "has not decided",
             id="may be the static kubelet's",
         ),
-        pytest.param(request("own", "LSE", "1"), snapshot(), [IN_FLIGHT], "ns/other", id="flight"),
-        pytest.param(request("own", "LSE", "1"), snapshot(), [UNSEEN], "ns/other", id="unseen"),
+        pytest.param(
+            request("own", "LSE", "1"), snapshot(), [IN_FLIGHT], "ns/other", id="in progress"
+        ),
+        pytest.param(
+            request("own", "LSE", "1"), snapshot(), [UNSEEN], "ns/other", id="after the pass"
+        ),
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
             [CpuGrant("", "an earlier proxy", None, answered_at=101)],
             "earlier proxy",
-            id="just started",
+            id="earlier proxy",
         ),
         pytest.param(
             request("own", "LSE", "1"),
@@ -186,42 +190,55 @@ def test_creation_waits(
     assert reason in answer.reason
 
 
-def whole(
+def whole_cpus(
     requested: str, cpus: int = 2, qos: str = "", claim: str = "", parent: str = "/kubepods/podp"
 ) -> CreateContainer:
-    """A container that requests whole CPUs, as a kubelet sends it."""
+    """A request for whole CPUs, as a kubelet sends it."""
     creation = request("p", qos, claim, parent)
     return CreateContainer(creation.pod, "main", RequestedResources(requested, shares=1024 * cpus))
 
 
 def static(wanted: Wanted | None, **changes: object) -> Snapshot:
-    """A snapshot of an agent with a static kubelet, with its decision about the pod's container."""
+    """A snapshot with a static kubelet and the decision about container `main` of pod `p`."""
     pods = {"p": PodWanted("ns/p", QoS.LSE, Wanted("0"), {"main": wanted})} if wanted else {}
     return snapshot(kubelet_static=True, pods=pods, **changes)
 
 
-GIVEN = Wanted("2-3", exclusive=True, kubelet=True)
+BY_KUBELET = Wanted("2-3", exclusive=True, kubelet=True)
 
 
 @pytest.mark.parametrize(
     ("creation", "snap", "waits"),
     [
-        pytest.param(whole("2-3", qos="LSE", claim="4-5"), static(GIVEN), False, id="read"),
-        pytest.param(whole("2-3"), static(GIVEN), False, id="plain"),
         pytest.param(
-            whole("2-3", qos="LSE", claim="4-5"),
+            whole_cpus("2-3", qos="LSE", claim="4-5"),
+            static(BY_KUBELET),
+            False,
+            id="decided, with a claim",
+        ),
+        pytest.param(whole_cpus("2-3"), static(BY_KUBELET), False, id="decided"),
+        pytest.param(
+            whole_cpus("2-3", qos="LSE", claim="4-5"),
             static(Wanted("4-5", exclusive=True)),
             True,
             id="still decided by the claim",
         ),
-        pytest.param(whole("2-3"), static(Wanted("0,2-3")), True, id="still on the pool"),
-        pytest.param(whole("2-3", qos="LSE", claim="4-5"), static(Wanted("0")), True, id="on 0"),
-        pytest.param(whole("2-3"), static(None), True, id="not known"),
+        pytest.param(whole_cpus("2-3"), static(Wanted("0,2-3")), True, id="still on the pool"),
         pytest.param(
-            whole("4-5"), static(GIVEN), True, id="the checkpoint of an earlier pod of that uid"
+            whole_cpus("2-3", qos="LSE", claim="4-5"),
+            static(Wanted("0")),
+            True,
+            id="on the CPUs of the pod",
         ),
-        pytest.param(whole("2-5", 4), static(GIVEN), False, id="more since: a resize"),
-        pytest.param(whole("2-3"), static(Wanted()), False, id="containers not known: hands off"),
+        pytest.param(whole_cpus("2-3"), static(None), True, id="undecided"),
+        pytest.param(
+            whole_cpus("4-5"),
+            static(BY_KUBELET),
+            True,
+            id="the checkpoint of an earlier pod of that uid",
+        ),
+        pytest.param(whole_cpus("2-5", 4), static(BY_KUBELET), False, id="resized"),
+        pytest.param(whole_cpus("2-3"), static(Wanted()), False, id="CPUs unknown: not changed"),
     ],
 )
 def test_cpus_of_a_static_kubelet_pass_after_the_agent_has_read_them(
@@ -232,7 +249,6 @@ def test_cpus_of_a_static_kubelet_pass_after_the_agent_has_read_them(
     if not isinstance(answer, Wait):
         assert cpuset.changes(creation, answer).cpuset is None
     else:
-        # The fallback without the agent's decision has it too.
         assert cpuset.fallback(creation, snap, []) == Keep()
 
 
@@ -251,18 +267,17 @@ some_wanted = st.builds(
     some_cpus,
 )
 def test_no_snapshot_replaces_the_cpus_of_a_static_kubelet(
-    given_to: CpuSet,
+    assigned: CpuSet,
     qos: str,
     claim: str,
     decided: Wanted | None,
-    flying: list[CpuSet],
+    in_progress: list[CpuSet],
     owned: CpuSet,
 ) -> None:
-    """It waits, or continues as the kubelet requested, also without the agent's decision in the
-    end."""
-    creation = whole(str(given_to), len(given_to), qos, claim)
+    """The creation waits, or continues with the CPUs that the kubelet requested."""
+    creation = whole_cpus(str(assigned), len(assigned), qos, claim)
     snap = static(decided, owners=(Owner("own", "ns/own", QoS.LSE, str(owned)),))
-    grants = [CpuGrant("other", "pod ns/other", cpus) for cpus in flying]
+    grants = [CpuGrant("other", "pod ns/other", cpus) for cpus in in_progress]
     answer = cpuset.create(creation, snap, grants)
     if isinstance(answer, Wait):
         answer = cpuset.fallback(creation, snap, grants)
@@ -270,14 +285,14 @@ def test_no_snapshot_replaces_the_cpus_of_a_static_kubelet(
     assert cpuset.changes(creation, answer).cpuset is None
 
 
-def test_container_with_cpus_of_the_kubelet_waits_while_another_may_hold_them() -> None:
-    assert isinstance(cpuset.create(whole("2-3"), static(GIVEN), [UNSEEN]), Wait)
+def test_container_with_cpus_of_the_kubelet_waits_while_another_container_may_hold_them() -> None:
+    assert isinstance(cpuset.create(whole_cpus("2-3"), static(BY_KUBELET), [UNSEEN]), Wait)
     blocked = Wanted("2-3", exclusive=True, kubelet=True, blocked="held by ns/x")
-    assert cpuset.create(whole("2-3"), static(blocked), []) == Wait("held by ns/x")
+    assert cpuset.create(whole_cpus("2-3"), static(blocked), []) == Wait("held by ns/x")
 
 
 def test_fraction_of_a_cpu_is_not_assigned_by_the_kubelet() -> None:
-    shares = CreateContainer(whole("").pod, "main", RequestedResources("0,2-3", shares=512))
+    shares = CreateContainer(whole_cpus("").pod, "main", RequestedResources("0,2-3", shares=512))
     assert cpuset.create(shares, static(Wanted("0,2")), []) == Override(Wanted("0,2"))
 
 
@@ -287,21 +302,20 @@ def test_fraction_of_a_cpu_is_not_assigned_by_the_kubelet() -> None:
 def test_container_of_a_pod_with_pod_level_resources_has_no_cpus_of_the_kubelet(
     quota: int, shares: bool
 ) -> None:
-    """Its request names the kubelet's shared CPUs, here as many as it requests, and its quota is
-    that of the pod."""
-    asked = RequestedResources("2-3", shares=2048, quota_microseconds=quota)
-    creation = CreateContainer(whole("").pod, "main", asked)
+    """It requests the kubelet's shared CPUs, here as many as it needs, and the quota of the pod."""
+    requested = RequestedResources("2-3", shares=2048, quota_microseconds=quota)
+    creation = CreateContainer(whole_cpus("").pod, "main", requested)
     on_pool = Override(Wanted("0,2"))
     assert (cpuset.create(creation, static(Wanted("0,2")), []) == on_pool) is shares
     owners = (Owner("own", "ns/own", QoS.LSE, "3"),)
-    without = give(2) if shares else Keep()
+    without = override(2) if shares else Keep()
     assert cpuset.fallback(creation, static(None, owners=owners), []) == without
 
 
 @pytest.mark.parametrize(("cpuset_", "cpus"), [("2-5", None), ("", "2-3")])
 def test_update_with_cpus_of_the_kubelet_passes(cpuset_: str, cpus: str | None) -> None:
     update = UpdateContainer("c", RequestedResources(cpuset_))
-    answer = cpuset.update(update, snapshot(containers={"c": GIVEN}), None)
+    answer = cpuset.update(update, snapshot(containers={"c": BY_KUBELET}), None)
     assert isinstance(answer, Override)
     assert cpuset.changes(update, answer).cpuset == cpus
 
@@ -315,22 +329,22 @@ def test_update_of_an_unknown_container_keeps_the_cpus_of_the_kubelet() -> None:
 @pytest.mark.parametrize(
     ("creation", "snap", "grants", "answer"),
     [
-        pytest.param(request("x", "LSE", "2"), snapshot(), [], give(0, 2, 3), id="LSE shares"),
-        pytest.param(request("x", "LSR", "2"), None, [], Keep(), id="LSR, nothing known"),
-        pytest.param(request("x", "LS", "2"), snapshot(), [], give(0, 2, 3), id="LS shares"),
+        pytest.param(request("x", "LSE", "2"), snapshot(), [], override(0, 2, 3), id="LSE shares"),
+        pytest.param(request("x", "LSR", "2"), None, [], Keep(), id="LSR, no snapshot"),
+        pytest.param(request("x", "LS", "2"), snapshot(), [], override(0, 2, 3), id="LS shares"),
         pytest.param(
             request("x", "LS", "2"),
             snapshot(),
             [CpuGrant("y", "y", CpuSet([3]), given=OWN)],
-            give(0, 2),
-            id="without what the proxy granted",
+            override(0, 2),
+            id="without CPUs that the proxy granted",
         ),
-        pytest.param(request("x", "LS", "2"), None, [], Keep(), id="nothing known"),
+        pytest.param(request("x", "LS", "2"), None, [], Keep(), id="no snapshot"),
         pytest.param(
             request("x", parent="/kubepods/podx", requested="0-1"),
             snapshot(kubelet_static=True),
             [],
-            give(0),
+            override(0),
             id="the static kubelet's choice, without owned CPUs",
         ),
         pytest.param(
@@ -344,7 +358,7 @@ def test_update_of_an_unknown_container_keeps_the_cpus_of_the_kubelet() -> None:
             request("x", parent="/kubepods/podx"),
             snapshot(kubelet_static=True),
             [],
-            give(0, 2, 3),
+            override(0, 2, 3),
             id="the static kubelet chose nothing: not every CPU, but the pool",
         ),
         pytest.param(
@@ -361,10 +375,10 @@ def test_a_creation_without_a_decision_gets_no_cpu_of_an_owner(
 @pytest.mark.parametrize(
     ("container", "cpuset_", "snap", "grant", "answer"),
     [
-        ("c1", "0-3", snapshot(), None, give(1)),
-        ("c1", "", snapshot(), None, give(1)),
+        ("c1", "0-3", snapshot(), None, override(1)),
+        ("c1", "", snapshot(), None, override(1)),
         ("kubelets", "0", snapshot(), None, Keep()),
-        ("new", "0-3", snapshot(), CpuGrant("p", "p", CpuSet([2]), Wanted("2")), give(2)),
+        ("new", "0-3", snapshot(), CpuGrant("p", "p", CpuSet([2]), Wanted("2")), override(2)),
         ("new", "0-3", None, CpuGrant("p", "p", None), Keep()),
         ("new", "", snapshot(), None, Keep()),
         ("new", "0-3", None, None, Keep()),
@@ -386,32 +400,35 @@ def test_update(
 def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus_only() -> None:
     unknown = UpdateContainer("new", RequestedResources("0-1"))
     assert isinstance(cpuset.update(unknown, snapshot(), None), Wait)
-    assert cpuset.without_owners(unknown, snapshot()) == give(0)
+    assert cpuset.without_owners(unknown, snapshot()) == override(0)
     assert (
         cpuset.without_owners(UpdateContainer("new", RequestedResources("2")), snapshot()) == Keep()
     )
     owner = Owner("own", "ns/own", QoS.LSE, "", offline="1")
-    assert cpuset.without_owners(unknown, snapshot(owners=(owner,))) == give(0), "it may come back"
+    assert cpuset.without_owners(unknown, snapshot(owners=(owner,))) == override(0), (
+        "the CPU may come online again"
+    )
     assert (
-        cpuset.without_owners(UpdateContainer("new", RequestedResources("what")), snapshot())
+        cpuset.without_owners(UpdateContainer("new", RequestedResources("invalid")), snapshot())
         == Keep()
     )
 
 
 def test_update_that_requests_only_owned_cpus_changes_no_cpuset() -> None:
     assert (
-        cpuset.without_owners(UpdateContainer("new", RequestedResources("1")), snapshot()) == give()
+        cpuset.without_owners(UpdateContainer("new", RequestedResources("1")), snapshot())
+        == override()
     )
 
 
-def test_correct_request_is_not_rewritten() -> None:
+def test_only_a_wrong_cpuset_is_rewritten() -> None:
     message = pb.CreateContainerRequest()
     message.config.linux.resources.cpuset_cpus = "1"
     raw = message.SerializeToString()
     parsed = create_container(raw)
-    assert cri.create_request_with(raw, cpuset.changes(parsed, give(1))) is None
+    assert cri.create_request_with(raw, cpuset.changes(parsed, override(1))) is None
     assert (
-        cri.create_request_with(raw, cpuset.changes(parsed, give(2)))
+        cri.create_request_with(raw, cpuset.changes(parsed, override(2)))
         == raw + bytes.fromhex("12077a050a033201") + b"2"
     )
 
@@ -441,7 +458,7 @@ def test_fields_that_a_rewrite_keeps(limits: CgroupLimits, kept: tuple[str, ...]
 
 
 @pytest.mark.parametrize(
-    ("cpuset_", "wanted", "left"),
+    ("cpuset_", "wanted", "expected"),
     [
         ((5_000, 10_000), 50_000, (5_000, 10_000)),
         ((5_000, 10_000), 20_000, (20_000, 100_000)),
@@ -451,7 +468,7 @@ def test_fields_that_a_rewrite_keeps(limits: CgroupLimits, kept: tuple[str, ...]
     ],
 )
 def test_quota_has_its_own_period(
-    cpuset_: tuple[int, int], wanted: int, left: tuple[int, int]
+    cpuset_: tuple[int, int], wanted: int, expected: tuple[int, int]
 ) -> None:
     update = pb.UpdateContainerResourcesRequest()
     update.linux.cpu_quota, update.linux.cpu_period = cpuset_
@@ -459,20 +476,20 @@ def test_quota_has_its_own_period(
     answer = Override(Wanted("1", limits=CgroupLimits(quota_microseconds=wanted)))
     updated = cri.update_request_with(raw, cpuset.changes(update_container(raw), answer))
     linux = pb.UpdateContainerResourcesRequest.FromString(updated or b"").linux
-    assert (linux.cpu_quota, linux.cpu_period) == left
+    assert (linux.cpu_quota, linux.cpu_period) == expected
 
 
 @pytest.mark.parametrize(
-    ("cpuset_", "lift", "left"),
+    ("cpuset_", "lift", "expected"),
     [(5000, True, -1), (5000, False, 5000), (0, True, 0), (-1, True, -1)],
 )
 def test_only_a_limit_is_lifted_and_only_with_exclusive_cpus(
-    cpuset_: int, lift: bool, left: int
+    cpuset_: int, lift: bool, expected: int
 ) -> None:
     create, update = pb.CreateContainerRequest(), pb.UpdateContainerResourcesRequest()
     create.config.linux.resources.cpu_quota = update.linux.cpu_quota = cpuset_
     create.config.linux.resources.cpu_period = update.linux.cpu_period = 100_000
-    answer = give(1, own=lift)
+    answer = override(1, own=lift)
     raw = create.SerializeToString()
     created = cri.create_request_with(raw, cpuset.changes(create_container(raw), answer))
     raw = update.SerializeToString()
@@ -481,21 +498,21 @@ def test_only_a_limit_is_lifted_and_only_with_exclusive_cpus(
         pb.CreateContainerRequest.FromString(created or b"").config.linux.resources,
         pb.UpdateContainerResourcesRequest.FromString(updated or b"").linux,
     ):
-        assert (resources.cpu_quota, resources.cpu_period) == (left, 100_000)
+        assert (resources.cpu_quota, resources.cpu_period) == (expected, 100_000)
         assert resources.cpuset_cpus == "1"
 
 
 def test_quota_is_lifted_for_owners_and_for_exclusive_grants() -> None:
     snap = snapshot(containers={"c1": OWN, "c2": Wanted("0")})
-    assert cpuset.create(request("own", "LSE", "1"), snap, []) == give(1, own=True)
-    assert cpuset.update(UpdateContainer("c1", RequestedResources("")), snap, None) == give(
+    assert cpuset.create(request("own", "LSE", "1"), snap, []) == override(1, own=True)
+    assert cpuset.update(UpdateContainer("c1", RequestedResources("")), snap, None) == override(
         1, own=True
     )
-    assert cpuset.update(UpdateContainer("c2", RequestedResources("")), snap, None) == give(
+    assert cpuset.update(UpdateContainer("c2", RequestedResources("")), snap, None) == override(
         0, own=False
     )
     granted = CpuGrant("own", "pod ns/own", CpuSet([2]), Wanted("2", exclusive=True))
-    assert cpuset.update(UpdateContainer("new", RequestedResources("")), snap, granted) == give(
+    assert cpuset.update(UpdateContainer("new", RequestedResources("")), snap, granted) == override(
         2, own=True
     )
 
@@ -504,13 +521,13 @@ def test_quota_is_lifted_for_owners_and_for_exclusive_grants() -> None:
     ("system", "cpus"),
     [
         pytest.param("4-5", [4, 5], id="the CPUs of its class"),
-        pytest.param("1,4", [4], id="without owned ones"),
-        pytest.param("", [0, 2, 3], id="none known: the LS pool"),
+        pytest.param("1,4", [4], id="without owned CPUs"),
+        pytest.param("", [0, 2, 3], id="none: the LS pool"),
     ],
 )
 def test_unknown_system_pod(system: str, cpus: list[int]) -> None:
     answer = cpuset.create(request("new", "SYSTEM"), snapshot(system=system), [])
-    assert answer == give(*cpus)
+    assert answer == override(*cpus)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from tests.proxy.harness import EMPTY
 GRANT = CpuGrant("p", "pod ns/p", CpuSet([1]))
 
 
-def looked_now(grants: Grants) -> None:
+def finish_pass(grants: Grants) -> None:
+    """The agent publishes a snapshot of a pass that begins now."""
     grants.seen(msgspec.structs.replace(EMPTY, listed_at=time.monotonic_ns()))
 
 
@@ -19,19 +20,19 @@ def test_creations_of_an_earlier_proxy_are_unknown_until_the_next_pass() -> None
     (start,) = grants.all(EMPTY)
     assert start.may_hold(CpuSet([7]))
     grants.seen(EMPTY)
-    assert grants.all(EMPTY) == (start,), "this pass was earlier"
-    looked_now(grants)
+    assert grants.all(EMPTY) == (start,), "this pass began before the start of the proxy"
+    finish_pass(grants)
     assert grants.all(EMPTY) == ()
 
 
 def test_creation_in_progress_outlives_every_pass() -> None:
     grants = Grants()
     number = grants.open(GRANT)
-    looked_now(grants)
+    finish_pass(grants)
     assert grants.all(EMPTY) == (GRANT,)
     grants.answered(number, "c")
     assert grants.of("c") is not None
-    looked_now(grants)
+    finish_pass(grants)
     assert (grants.all(EMPTY), grants.of("c")) == ((), None)
 
 
@@ -40,7 +41,7 @@ def test_failed_creation_counts_until_the_next_pass() -> None:
     number = grants.open(GRANT)
     grants.failed(number)
     assert GRANT.cpus in [each.cpus for each in grants.all(EMPTY)]
-    looked_now(grants)
+    finish_pass(grants)
     assert grants.all(EMPTY) == ()
 
 
@@ -53,17 +54,17 @@ def test_unknown_grant_number_is_ignored() -> None:
 
 def test_absent_agent_costs_bounded_memory_and_no_grant_is_lost() -> None:
     grants = Grants()
-    under_way = grants.open(GRANT)
+    in_progress = grants.open(GRANT)
     for each in range(10 * MAX_GRANTS):
         grants.answered(grants.open(GRANT), f"c{each}")
     kept = grants.all(EMPTY)
     assert len(kept) <= MAX_GRANTS + 2
-    assert kept[0].may_hold(CpuSet([7])), "the folded ones may hold anything"
+    assert kept[0].may_hold(CpuSet([7])), "the merged grants may hold any CPU"
     assert grants.of("c0") is None
     assert grants.of(f"c{10 * MAX_GRANTS - 1}") is not None
-    looked_now(grants)
+    finish_pass(grants)
     assert grants.all(EMPTY) == (GRANT,)
-    grants.answered(under_way, "late")
+    grants.answered(in_progress, "late")
     assert grants.of("late") is not None
 
 

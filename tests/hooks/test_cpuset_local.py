@@ -1,4 +1,4 @@
-"""Creations under a node-local CPU policy: request, snapshot -> answer, and the mounted folder."""
+"""Creations under a node-local CPU policy: the cpuset and the mounted folder."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ UNDECIDED = Wait("the agent has not decided about this container")
             request(2048), snapshot(main=Wanted("0,3", blocked="why")), Wait("why"), id="refused"
         ),
         pytest.param(request(2048), snapshot("none"), Override(POOL), id="no policy"),
-        pytest.param(request(1536), snapshot(), Override(POOL), id="a part of a CPU"),
+        pytest.param(request(1536), snapshot(), Override(POOL), id="a fraction of a CPU"),
         pytest.param(request(2), snapshot(), Override(POOL), id="no request of its own"),
-        pytest.param(request(2048, qos="LS"), snapshot(), Override(POOL), id="label of a pool"),
+        pytest.param(request(2048, qos="LS"), snapshot(), Override(POOL), id="QoS label of a pool"),
         pytest.param(request(2048, kube="/burstable"), snapshot(), Override(POOL), id="burstable"),
         pytest.param(request(2048), None, Keep(), id="no snapshot"),
         pytest.param(
@@ -90,17 +90,17 @@ def test_whole_cpus_by_shares(shares: int, cpus: int) -> None:
 
 
 def test_no_fractional_request_is_read_as_whole_cpus() -> None:
-    """As the kubelet computes shares."""
+    """For all shares that the kubelet computes."""
     for milli in range(1, 20_000):
         expected = milli // 1000 if milli % 1000 == 0 else 0
         assert whole_cpus(max(2, milli * 1024 // 1000)) == expected
 
 
-@pytest.mark.parametrize("taken", [False, True])
-def test_folder_is_mounted_read_only_unless_the_path_is_in_use(taken: bool) -> None:
+@pytest.mark.parametrize("in_use", [False, True])
+def test_folder_is_mounted_read_only_unless_the_path_is_in_use(in_use: bool) -> None:
     message = pb.CreateContainerRequest()
     message.config.metadata.name = "main"
-    message.config.mounts.add(container_path="/run/topolet" if taken else "/x", host_path="/y")
+    message.config.mounts.add(container_path="/run/topolet" if in_use else "/x", host_path="/y")
     raw = message.SerializeToString()
     changes = cpuset.changes(create_container(raw), Override(TWO), "/state/g/main")
     changed = cri.create_request_with(raw, changes)
@@ -108,6 +108,6 @@ def test_folder_is_mounted_read_only_unless_the_path_is_in_use(taken: bool) -> N
     config = pb.CreateContainerRequest.FromString(changed).config
     assert config.linux.resources.cpuset_cpus == "1-2"
     assert config.mounts[0] == message.config.mounts[0]
-    ours = [pb.Mount(container_path="/run/topolet", host_path="/state/g/main", readonly=True)]
-    assert list(config.mounts)[1:] == ([] if taken else ours)
+    mounts = [pb.Mount(container_path="/run/topolet", host_path="/state/g/main", readonly=True)]
+    assert list(config.mounts)[1:] == ([] if in_use else mounts)
     assert "/run/topolet" in mounted(changed)

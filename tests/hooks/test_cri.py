@@ -1,4 +1,4 @@
-"""A hook's changes in the bytes of a CRI request."""
+"""The changes of a hook, written into the bytes of a CRI request."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from agent.proto import cri_pb2 as pb
 
 
 def test_no_changes_give_no_new_request() -> None:
-    assert cri.create_request_with(b"whatever came", UNCHANGED) is None
-    assert cri.update_request_with(b"whatever came", UNCHANGED) is None
+    assert cri.create_request_with(b"any bytes", UNCHANGED) is None
+    assert cri.update_request_with(b"any bytes", UNCHANGED) is None
 
 
 def test_all_changes_are_appended_to_the_request() -> None:
     message = pb.CreateContainerRequest(pod_sandbox_id="s")
     message.config.envs.add(key="A", value=b"1")
-    message.config.mounts.add(container_path="/m", host_path="/theirs")
+    message.config.mounts.add(container_path="/m", host_path="/present")
     changes = Changes(
         "1-2",
         "0",
         512,
         20_000,
         1 << 20,
-        (Mount("/ours", "/m"), Mount("/ours", "/n")),
+        (Mount("/added", "/m"), Mount("/added", "/n")),
         (("A", "2"), ("B", "3")),
         ("vendor.example/gpu=0",),
     )
@@ -40,8 +40,8 @@ def test_all_changes_are_appended_to_the_request() -> None:
     assert (linux.cpu_quota, linux.cpu_period) == (20_000, 100_000)
     assert linux.memory_limit_in_bytes == 1 << 20
     assert [(each.container_path, each.host_path) for each in config.mounts] == [
-        ("/m", "/theirs"),
-        ("/n", "/ours"),
+        ("/m", "/present"),
+        ("/n", "/added"),
     ]
     assert [(each.key, each.value) for each in config.envs] == [
         ("A", b"2"),
@@ -51,7 +51,7 @@ def test_all_changes_are_appended_to_the_request() -> None:
 
 
 def test_swap_of_the_kubelet_stays() -> None:
-    """LimitedSwap is a value of cgroup v2; on v1 the kubelet sets the limit of memory and swap."""
+    """LimitedSwap is a value of cgroup v2; on v1 the kubelet limits the sum of memory and swap."""
     linux = pb.LinuxContainerResources(
         memory_limit_in_bytes=1 << 30,
         memory_swap_limit_in_bytes=1 << 30,
@@ -81,28 +81,28 @@ def test_removed_fields_are_removed_and_everything_else_stays_byte_for_byte() ->
     config.envs.add(key="KEPT", value=b"\xff")
     config.envs.add(key="A", value=b"1")
     config.envs.add(key="A", value=b"2")
-    config.mounts.add(container_path="/gone", host_path="/dev/null")
-    config.mounts.add(container_path="/kept", host_path="/gone")
-    config.devices.add(container_path="/dev/gone", host_path="/dev/gone")
+    config.mounts.add(container_path="/removed", host_path="/dev/null")
+    config.mounts.add(container_path="/kept", host_path="/removed")
+    config.devices.add(container_path="/dev/removed", host_path="/dev/removed")
     config.devices.add(container_path="/dev/kept", host_path="/dev/kept", permissions="r")
     config.annotations["cdi.k8s.io/changed"] = "old"
-    config.annotations["cdi.k8s.io/gone"] = "old"
+    config.annotations["cdi.k8s.io/removed"] = "old"
     config.annotations["kept"] = "old"
-    config.CDI_devices.add(name="v/c=gone")
+    config.CDI_devices.add(name="v/c=removed")
     config.CDI_devices.add(name="v/c=kept")
     config.linux.resources.cpu_shares = 7
-    message.sandbox_config.annotations["cdi.k8s.io/gone"] = "the pod's own"
+    message.sandbox_config.annotations["cdi.k8s.io/removed"] = "the pod's own"
     unknown = wire.patch((cri.CONFIG, 99), "config's") + wire.patch((98,), "request's")
     raw = message.SerializeToString() + unknown
     changes = Changes(
         environment=(("A", "3"),),
         mounts=(Mount("/dev/null", "/new", writable=True),),
         nodes=(CarriedNode("/dev/new", "/dev/new", "rwm"),),
-        annotations=(("cdi.k8s.io/changed", "new"), ("cdi.k8s.io/gone", None)),
+        annotations=(("cdi.k8s.io/changed", "new"), ("cdi.k8s.io/removed", None)),
         cdi_devices=("v/c=new",),
-        removed_mounts=("/gone",),
-        removed_nodes=(CarriedNode("/dev/gone", "/dev/gone"),),
-        removed_cdi_devices=("v/c=gone",),
+        removed_mounts=("/removed",),
+        removed_nodes=(CarriedNode("/dev/removed", "/dev/removed"),),
+        removed_cdi_devices=("v/c=removed",),
     )
     changed = pb.CreateContainerRequest.FromString(cri.create_request_with(raw, changes) or b"")
 
@@ -113,7 +113,7 @@ def test_removed_fields_are_removed_and_everything_else_stays_byte_for_byte() ->
     config.mounts.add(container_path="/new", host_path="/dev/null")
     config.devices.add(container_path="/dev/new", host_path="/dev/new", permissions="rwm")
     config.annotations["cdi.k8s.io/changed"] = "new"
-    del config.annotations["cdi.k8s.io/gone"]
+    del config.annotations["cdi.k8s.io/removed"]
     config.CDI_devices.add(name="v/c=new")
     assert changed == expected
 
@@ -121,7 +121,7 @@ def test_removed_fields_are_removed_and_everything_else_stays_byte_for_byte() ->
 def test_removing_absent_fields_changes_nothing() -> None:
     message = pb.CreateContainerRequest(pod_sandbox_id="s")
     message.config.CDI_devices.add(name="v/c=kept")
-    changes = Changes(removed_cdi_devices=("v/c=gone",))
+    changes = Changes(removed_cdi_devices=("v/c=removed",))
     assert cri.create_request_with(message.SerializeToString(), changes) is None
 
 
@@ -233,16 +233,16 @@ def test_a_filter_removes_only_the_filtered_entries(
     def keeps(field: int, payload: bytes) -> bool:
         return not (drops and field == 7 and wire.text(payload, 1) == "/a")
 
-    left = wire.filtered(raw, keeps, 2)
+    filtered = wire.filtered(raw, keeps, 2)
     expected = pb.CreateContainerRequest.FromString(raw)
     if drops:
         del expected.config.mounts[0]
-    assert pb.CreateContainerRequest.FromString(left) == expected
-    assert drops or left == raw
+    assert pb.CreateContainerRequest.FromString(filtered) == expected
+    assert drops or filtered == raw
 
 
 def test_huge_pages_of_a_request() -> None:
-    # HugepageLimit is not in our part of the CRI.
+    # Topolet's subset of the CRI does not have HugepageLimit.
     limits = [(1, "2MB", 4 << 20), (2, "1GB", 0), (3, "64K", 1), (4, "4 pages", 1), (5, "GB", 1)]
     raw = b"".join(
         cri.patch((*cri.CREATE_RESOURCES, 8), cri.patch((1,), size) + cri.patch((2,), limit))

@@ -1,4 +1,4 @@
-"""Names of GPUs in a request, and how they are read."""
+"""The fields of a request that name devices, and the names of GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_every_carrier_of_a_request_is_read() -> None:
     config.envs.add(key="A", value=b"\xff no text")
     config.envs.add(key="NVIDIA_VISIBLE_DEVICES", value=b"GPU-1,GPU-2")
     config.envs.add(key="NVIDIA_VISIBLE_DEVICES", value=b"all")
-    config.envs.add(key="LD_PRELOAD", value=b"/lib/theirs.so")
+    config.envs.add(key="LD_PRELOAD", value=b"/lib/preload.so")
     config.mounts.add(container_path="/data", host_path="/srv")
     config.mounts.add(container_path=f"{MOUNT_ROOT}/GPU-3", host_path="/dev/null")
     config.devices.add(host_path="/dev/nvidia1", container_path="/dev/n", permissions="rw")
@@ -30,7 +30,7 @@ def test_every_carrier_of_a_request_is_read() -> None:
     found = carried(message.SerializeToString())
     assert found == Carried(
         environment=("GPU-1,GPU-2", "all"),
-        preload="/lib/theirs.so",
+        preload="/lib/preload.so",
         mounts=(f"{MOUNT_ROOT}/GPU-3",),
         annotations=(("cdi.k8s.io/plugin_1", "nvidia.com/gpu=GPU-4,other.example/nic=0"),),
         cdi_devices=("nvidia.com/gpu=GPU-5",),
@@ -52,7 +52,7 @@ def test_paths_are_normalised() -> None:
 
 
 def test_a_mount_names_a_card_whatever_its_source() -> None:
-    """A runtime follows a symbolic link of the host that leads to /dev/null."""
+    """A runtime follows symbolic links of the host, which may lead to /dev/null."""
     message = pb.CreateContainerRequest()
     message.config.mounts.add(container_path=f"{MOUNT_ROOT}/GPU-1", host_path="/etc/masked.service")
     message.config.mounts.add(container_path="/data", host_path="/dev/null")
@@ -128,7 +128,7 @@ PART = VisibleGpu("MIG-def", "1:0")
 
 
 @pytest.mark.parametrize(
-    ("gpu", "like", "name"),
+    ("gpu", "replaced", "name"),
     [
         (CARD, ["GPU-x"], "GPU-abc"),
         (CARD, ["all"], "GPU-abc"),
@@ -145,9 +145,9 @@ PART = VisibleGpu("MIG-def", "1:0")
     ],
 )
 def test_a_name_has_the_form_of_those_it_replaces(
-    gpu: VisibleGpu, like: list[str], name: str | None
+    gpu: VisibleGpu, replaced: list[str], name: str | None
 ) -> None:
-    assert carriers.name_like(like, gpu) == name
+    assert carriers.name_like(replaced, gpu) == name
 
 
 @pytest.mark.parametrize(
@@ -203,4 +203,4 @@ def test_nodes_of_other_devices() -> None:
     assert carriers.is_node_of("rdma", "/dev/infiniband/uverbs12")
     assert not carriers.is_node_of("rdma", "/dev/infiniband/rdma_cm")
     assert carriers.is_node_of("fpga", "/dev/dfl-fme.0")
-    assert not carriers.is_node_of("unheard-of", "/dev/infiniband/uverbs0")
+    assert not carriers.is_node_of("unknown", "/dev/infiniband/uverbs0")

@@ -1,4 +1,4 @@
-"""Devices in the changed request of a container's creation, and the policy for failures."""
+"""Devices of a container in the rewritten request, and the failure policy for devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IGNORE = "*=ignore"
 
 @pytest.fixture
 def no_hold(tmp_path: Path) -> Iterator[GateHarness]:
-    """Waits for nothing; the agent has decided."""
+    """Holds no call; the agent has decided."""
     it = GateHarness(tmp_path, hold_seconds=0)
     it.publish(WITH_DEVICES)
     yield it
@@ -32,7 +32,7 @@ def no_hold(tmp_path: Path) -> Iterator[GateHarness]:
 
 @pytest.fixture
 def ignore_policy(tmp_path: Path) -> Iterator[GateHarness]:
-    """The same, and a plugin's choice is kept if there is no other."""
+    """Holds no call; the failure policy keeps the choice of a device plugin."""
     it = GateHarness(tmp_path, hold_seconds=0, policy=IGNORE)
     it.publish(WITH_DEVICES)
     yield it
@@ -59,8 +59,10 @@ def request(
     return message
 
 
-def seen(verdict: GateVerdict, requested: pb.CreateContainerRequest) -> tuple[list[str], list[str]]:
-    """Values of the variable, and CDI names, that the runtime gets."""
+def devices_of(
+    verdict: GateVerdict, requested: pb.CreateContainerRequest
+) -> tuple[list[str], list[str]]:
+    """The values of the variable and the CDI names that the runtime receives."""
     if isinstance(verdict, Replace):
         requested = pb.CreateContainerRequest.FromString(verdict.message)
     else:
@@ -73,17 +75,17 @@ def seen(verdict: GateVerdict, requested: pb.CreateContainerRequest) -> tuple[li
 def test_the_allocated_card_replaces_the_plugins(no_hold: GateHarness) -> None:
     requested = request("own", env="GPU-other", cdi="nvidia.com/gpu=GPU-other")
     _, verdict = no_hold.request(CREATE, requested)
-    assert seen(verdict, requested) == (["GPU-own"], ["nvidia.com/gpu=GPU-own"])
+    assert devices_of(verdict, requested) == (["GPU-own"], ["nvidia.com/gpu=GPU-own"])
 
 
 def test_a_sidecar_of_the_pod_sees_no_devices(no_hold: GateHarness) -> None:
     requested = request("own", env="all", name="sidecar")
-    assert seen(no_hold.request(CREATE, requested)[1], requested) == (["void"], [])
+    assert devices_of(no_hold.request(CREATE, requested)[1], requested) == (["void"], [])
 
 
 def test_a_pod_without_an_allocation_keeps_unallocated_devices(no_hold: GateHarness) -> None:
     requested = request("new", env="GPU-free", allocated=False)
-    assert seen(no_hold.request(CREATE, requested)[1], requested) == (["GPU-free"], [])
+    assert devices_of(no_hold.request(CREATE, requested)[1], requested) == (["GPU-free"], [])
     assert not no_hold.admission.outcomes.failed
 
 
@@ -99,7 +101,9 @@ def test_no_pod_gets_another_pods_card(policy: str, fixtures: pytest.FixtureRequ
         assert "pod ns/new" in verdict.message
         assert "GPU-other" in verdict.message
     assert harness.admission.outcomes.failed[CREATE, "devices", "device_taken"] == 2
-    assert not harness.grants.all(harness.snapshots.current())[1:], "what was refused holds nothing"
+    assert not harness.grants.all(harness.snapshots.current())[1:], (
+        "a refused creation holds nothing"
+    )
 
 
 def test_an_allocation_that_cannot_be_honoured_is_refused_with_its_pod(
@@ -112,18 +116,18 @@ def test_an_allocation_that_cannot_be_honoured_is_refused_with_its_pod(
 
 
 @pytest.mark.parametrize(
-    ("env", "left"),
+    ("env", "kept"),
     [("GPU-free", ["GPU-free"]), (None, ["void"]), ("GPU-other", None), ("all", None)],
 )
 def test_policy_may_keep_the_plugins_choice_but_not_another_pods_card(
-    ignore_policy: GateHarness, env: str | None, left: list[str] | None
+    ignore_policy: GateHarness, env: str | None, kept: list[str] | None
 ) -> None:
     requested = request("lost", env=env)
     _, verdict = ignore_policy.request(CREATE, requested)
-    if left is None:
+    if kept is None:
         assert isinstance(verdict, Refuse)
     else:
-        assert seen(verdict, requested) == (left, [])
+        assert devices_of(verdict, requested) == (kept, [])
     assert ignore_policy.admission.outcomes.failed_open == {(CREATE, "devices", "not_honored"): 1}
 
 
@@ -138,7 +142,7 @@ def test_an_allocated_pod_waits_until_the_agent_has_decided(tmp_path: Path) -> N
         assert isinstance(notification, PodAnnounced)
         assert DEVICE_ALLOCATED in notification.annotations
         harness.publish(WITH_DEVICES)
-        assert seen(harness.retry(call), requested) == (["GPU-own"], [])
+        assert devices_of(harness.retry(call), requested) == (["GPU-own"], [])
     finally:
         harness.close()
 
@@ -151,7 +155,7 @@ def test_an_allocated_pod_is_refused_without_a_decision(no_hold: GateHarness) ->
 
 def test_policy_may_keep_unallocated_devices_without_a_decision(ignore_policy: GateHarness) -> None:
     requested = request("new", env="GPU-free")
-    assert seen(ignore_policy.request(CREATE, requested)[1], requested) == (["GPU-free"], [])
+    assert devices_of(ignore_policy.request(CREATE, requested)[1], requested) == (["GPU-free"], [])
     assert isinstance(ignore_policy.request(CREATE, request("new", env="GPU-other"))[1], Refuse)
 
 
@@ -174,13 +178,13 @@ def test_the_policy_applies_without_an_agent_too(tmp_path: Path) -> None:
 def test_an_agent_without_device_decisions_changes_nothing(no_hold: GateHarness) -> None:
     no_hold.publish(EMPTY)
     requested = request("new", env="GPU-other")
-    assert seen(no_hold.request(CREATE, requested)[1], requested) == (["GPU-other"], [])
+    assert devices_of(no_hold.request(CREATE, requested)[1], requested) == (["GPU-other"], [])
 
 
 def test_a_privileged_container_is_reported(no_hold: GateHarness) -> None:
     requested = request("own", env="all")
     requested.config.linux.security_context.privileged = True
-    assert seen(no_hold.request(CREATE, requested)[1], requested) == (["GPU-own"], [])
+    assert devices_of(no_hold.request(CREATE, requested)[1], requested) == (["GPU-own"], [])
     assert no_hold.admission.outcomes.failed_open == {(CREATE, "devices", "privileged"): 1}
 
 

@@ -1,4 +1,4 @@
-"""Device visibility: request, decision and node -> changes."""
+"""The changes of a request that make the allocated devices visible to a container."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def node_of(path: str, permissions: str = "rw") -> CarriedNode:
         pytest.param(Carried(("GPU-x",)), [A], env("GPU-a"), id="by UUID"),
         pytest.param(Carried(("0,1",)), [B], env("GPU-b"), id="number becomes UUID"),
         pytest.param(Carried(("all",)), [A, B], env("GPU-a,GPU-b"), id="all"),
-        pytest.param(Carried(("GPU-a",)), [A], UNCHANGED, id="as it is"),
-        pytest.param(Carried(("GPU-a", "GPU-a")), [A], env("GPU-a"), id="one entry is left"),
+        pytest.param(Carried(("GPU-a",)), [A], UNCHANGED, id="unchanged"),
+        pytest.param(Carried(("GPU-a", "GPU-a")), [A], env("GPU-a"), id="one entry remains"),
         pytest.param(Carried(), [A], env("GPU-a"), id="no carrier"),
         pytest.param(Carried(("void",)), [A], env("GPU-a"), id="void and allocated"),
         pytest.param(Carried(("none",)), [A], env("GPU-a"), id="none and allocated"),
@@ -69,17 +69,15 @@ def node_of(path: str, permissions: str = "rw") -> CarriedNode:
             Carried(("nvidia.com/gpu=0,other.example/x=y",)),
             [B],
             env("nvidia.com/gpu=1,other.example/x=y"),
-            id="qualified, another kind stays",
+            id="qualified, another kind is kept",
         ),
         pytest.param(
             Carried(("GPU-x,nvidia.com/gpu=0,1",)),
             [B],
             env("nvidia.com/gpu=1"),
-            id="qualified and not, none of them stays",
+            id="qualified and unqualified, none is kept",
         ),
-        pytest.param(
-            Carried(("GPU-x",)), [MIG], env("MIG-c"), id="an instance is less than a card"
-        ),
+        pytest.param(Carried(("GPU-x",)), [MIG], env("MIG-c"), id="instance for a card"),
         pytest.param(Carried(("MIG-x",)), [MIG], env("MIG-c"), id="instance for instance"),
         pytest.param(Carried(("GPU-x",)), [], env("void"), id="no request"),
         pytest.param(Carried(), [], env("void"), id="no request, but all in its image"),
@@ -89,8 +87,8 @@ def node_of(path: str, permissions: str = "rw") -> CarriedNode:
             env("other.example/x=y"),
             id="no request, by a qualified name",
         ),
-        pytest.param(Carried(("none",)), [], UNCHANGED, id="libraries alone stay"),
-        pytest.param(Carried(("MIG-x",)), [], env("void"), id="no instance either"),
+        pytest.param(Carried(("none",)), [], UNCHANGED, id="none without an allocation"),
+        pytest.param(Carried(("MIG-x",)), [], env("void"), id="no request, instance"),
     ],
 )
 def test_environment(carried: Carried, chosen: list[VisibleGpu], changed: Changes) -> None:
@@ -107,7 +105,7 @@ def test_environment(carried: Carried, chosen: list[VisibleGpu], changed: Change
                 mounts=(Mount("/dev/null", f"{MOUNT_ROOT}/GPU-a"),),
                 removed_mounts=(f"{MOUNT_ROOT}/GPU-x",),
             ),
-            id="imex stays",
+            id="imex is kept",
         ),
         pytest.param(
             Carried(mounts=(f"{MOUNT_ROOT}/GPU-a",)), [A], env(MOUNT_ROOT), id="variable is missing"
@@ -116,7 +114,7 @@ def test_environment(carried: Carried, chosen: list[VisibleGpu], changed: Change
             Carried(("GPU-x",), mounts=(f"{MOUNT_ROOT}/GPU-x", f"{MOUNT_ROOT}/GPU-a")),
             [A],
             Changes(environment=((ENV, MOUNT_ROOT),), removed_mounts=(f"{MOUNT_ROOT}/GPU-x",)),
-            id="one of two stays",
+            id="one of two is kept",
         ),
         pytest.param(
             Carried((MOUNT_ROOT,), mounts=(f"{MOUNT_ROOT}/cdi/nvidia.com/gpu/0",)),
@@ -125,7 +123,7 @@ def test_environment(carried: Carried, chosen: list[VisibleGpu], changed: Change
                 mounts=(Mount("/dev/null", f"{MOUNT_ROOT}/cdi/nvidia.com/gpu/1"),),
                 removed_mounts=(f"{MOUNT_ROOT}/cdi/nvidia.com/gpu/0",),
             ),
-            id="by CDI's names",
+            id="by CDI names",
         ),
         pytest.param(
             Carried((MOUNT_ROOT,), mounts=(f"{MOUNT_ROOT}/GPU-x", "/else")),
@@ -150,7 +148,7 @@ def test_mounts(carried: Carried, chosen: list[VisibleGpu], changed: Changes) ->
                 cdi_devices=(f"{KIND}=GPU-a", f"{KIND}=GPU-b"),
                 removed_cdi_devices=(f"{KIND}=GPU-x",),
             ),
-            id="others stay",
+            id="other kinds are kept",
         ),
         pytest.param(
             Carried(("void",), cdi_devices=("nvidia.com/gpu=0",)),
@@ -162,7 +160,7 @@ def test_mounts(carried: Carried, chosen: list[VisibleGpu], changed: Changes) ->
             Carried(("void",), cdi_devices=("nvidia.com/gpu=0", "nvidia.com/gpu=1")),
             [B],
             Changes(removed_cdi_devices=("nvidia.com/gpu=0",)),
-            id="one of two stays",
+            id="one of two is kept",
         ),
         pytest.param(
             Carried(("void",), cdi_devices=("management.nvidia.com/gpu=all",)),
@@ -187,7 +185,7 @@ def test_mounts(carried: Carried, chosen: list[VisibleGpu], changed: Changes) ->
                 cdi_devices=("nvidia.com/gpu=1",),
                 removed_cdi_devices=("nvidia.com/gpu=0", f"{KIND}=GPU-x"),
             ),
-            id="in the form that the first kind has",
+            id="in the form of the first kind",
         ),
         pytest.param(
             Carried(annotations=(("cdi.k8s.io/p", f"{KIND}=GPU-x,other.example/nic=0"),)),
@@ -237,7 +235,7 @@ def test_a_cdi_kind_may_be_used_when_the_request_names_no_gpu() -> None:
             ["/dev/nvidia6", "/dev/nvidia-caps/nvidia-cap12"],
         ),
         (["/dev/nvidiactl"], [A], [], []),
-        # For the configuration of instances, and for monitoring.
+        # Capabilities for the configuration of instances and for monitoring.
         (["/dev/nvidia-caps/nvidia-cap2"], [A], ["/dev/nvidia-caps/nvidia-cap2"], ["/dev/nvidia4"]),
         (
             ["/dev/nvidia-caps/nvidia-cap12"],
@@ -303,8 +301,8 @@ requests_ = st.builds(
 )
 
 
-def after(carried: Carried, changed: Changes) -> Carried:
-    """The request with the changes made."""
+def apply(carried: Carried, changed: Changes) -> Carried:
+    """The request with the changes."""
     notes = {**dict(carried.annotations), **dict(changed.annotations)}
     variables = dict(changed.environment)
     return Carried(
@@ -334,15 +332,15 @@ def test_a_rewrite_names_only_the_chosen_gpus_and_is_idempotent(
         changed = visibility.rewritten(carried, chosen)
     except UnhonouredError:
         return
-    then = after(carried, changed)
+    rewritten = apply(carried, changed)
     own = {name for gpu in chosen for name in (gpu.uuid, gpu.index, f"gpu{gpu.index}")}
     own |= {f"mig{gpu.index}" for gpu in chosen}
-    assert set(then.names()) <= own
+    assert set(rewritten.names()) <= own
     paths = {node.path for gpu in chosen for node in gpu.nodes}
-    assert {each.host_path for each in then.nodes} <= {*paths, "/dev/nvidiactl"}
+    assert {each.host_path for each in rewritten.nodes} <= {*paths, "/dev/nvidiactl"}
     foreign = {each for each in carried.cdi_devices if "gpu=" not in each}
-    assert foreign <= set(then.cdi_devices)
-    assert visibility.rewritten(then, chosen) == UNCHANGED
+    assert foreign <= set(rewritten.cdi_devices)
+    assert visibility.rewritten(rewritten, chosen) == UNCHANGED
 
 
 RDMA = DeviceNode("/dev/infiniband/uverbs3", 231, 195)
@@ -363,7 +361,7 @@ CM = DeviceNode("/dev/infiniband/rdma_cm", 10, 58)
         (["/dev/fuse"], (), [], []),
     ],
 )
-def test_rdma(
+def test_rdma_device_nodes(
     requested: list[str], nodes: tuple[DeviceNode, ...], removed: list[str], added: list[str]
 ) -> None:
     carried = Carried(nodes=tuple(node_of(each) for each in requested))
@@ -371,19 +369,19 @@ def test_rdma(
     assert [each.host_path for each in changed.removed_nodes] == removed
     assert [each.host_path for each in changed.nodes] == added
     assert all(each.major > 0 for each in changed.nodes)
-    assert not changed.environment, "nothing was decided about GPUs"
+    assert not changed.environment, "there is no decision about GPUs"
 
 
 def test_isolation_is_added_and_existing_preloads_are_kept() -> None:
     isolation = Visibility(
         (A,),
-        environment=(("CUDA_DEVICE_SM_LIMIT", "50"), ("LD_PRELOAD", "/ours.so")),
-        mounts=(Mount("/ours.so", "/ours.so"),),
+        environment=(("CUDA_DEVICE_SM_LIMIT", "50"), ("LD_PRELOAD", "/isolation.so")),
+        mounts=(Mount("/isolation.so", "/isolation.so"),),
     )
-    carried = Carried(("GPU-a",), preload="/theirs.so")
+    carried = Carried(("GPU-a",), preload="/present.so")
     assert visibility.device_changes("p", carried, isolation, NODE) == Changes(
-        environment=(("CUDA_DEVICE_SM_LIMIT", "50"), ("LD_PRELOAD", "/ours.so:/theirs.so")),
-        mounts=(Mount("/ours.so", "/ours.so"),),
+        environment=(("CUDA_DEVICE_SM_LIMIT", "50"), ("LD_PRELOAD", "/isolation.so:/present.so")),
+        mounts=(Mount("/isolation.so", "/isolation.so"),),
     )
 
 
@@ -413,7 +411,7 @@ HELD = NodeVisibility(
         Carried(("GPU-c",)),
         Carried(nodes=(node_of("/dev/nvidia-caps/nvidia-cap1"),)),
         Carried(nodes=(node_of("/dev/infiniband/uverbs0"),)),
-        # A runtime adds every device of a folder.
+        # A runtime adds all devices of a folder.
         Carried(nodes=(node_of("/dev/infiniband"),)),
         Carried(nodes=(node_of("/dev"),)),
         # From a ResourceClaim (DRA): the minor.
@@ -463,7 +461,7 @@ def test_all_cards_are_not_refused_for_devices_of_other_kinds() -> None:
 
 
 def test_too_long_a_list_is_refused_at_once() -> None:
-    """The proxy has one thread for all requests of a node."""
+    """Otherwise it would block the proxy, which has one thread for all requests."""
     endless = Carried((",".join(map(str, range(10, 30_000))),))
     with pytest.raises(TakenError, match="its request names 29990 GPUs"):
         visibility.device_changes("other", endless, Visibility(), HELD)
@@ -496,7 +494,7 @@ def test_a_decision_about_gpus_does_not_allow_another_pods_rdma_device() -> None
         (Carried(("",)), UNCHANGED, UNCHANGED, UNCHANGED),
         (Carried(nodes=(node_of("/dev/nvidia0"),)), UNCHANGED, UNCHANGED, UNCHANGED),
         (Carried(nodes=(node_of("/dev/fuse"),)), UNCHANGED, env("void"), env("void")),
-        # NVIDIA's own device plugin gets its cards by the environment of its image.
+        # NVIDIA's device plugin gets its cards by the environment of its image.
         (Carried(serving=True), UNCHANGED, UNCHANGED, env("void")),
         (Carried(privileged=True), UNCHANGED, UNCHANGED, env("void")),
         (Carried(("GPU-x,all",)), UNCHANGED, UNCHANGED, env("void")),
@@ -548,7 +546,7 @@ def test_devices_that_the_frontend_cannot_change_are_refused() -> None:
 
 
 def test_device_changes_are_merged_with_other_changes() -> None:
-    mount = Mount("/told", "/cpus")
+    mount = Mount("/host", "/cpus")
     both = with_device_changes(
         Changes(cpuset="1", mounts=(mount,)),
         Changes(environment=((ENV, "void"),), mounts=(Mount("/a", "/b"),)),
@@ -583,7 +581,7 @@ def test_the_decision_for_the_container_is_found() -> None:
     [
         (NodeVisibility(), False),
         (NodeVisibility((NodeDevice("GPU-a"),)), False),
-        # Its device files may be opened by many at once.
+        # Several processes may open its device files.
         (NodeVisibility((NodeDevice("0000:17:00.0", holders=("other",)),)), False),
         (NodeVisibility((NodeDevice("GPU-a", holders=("other",)),)), True),
         (NodeVisibility(unasked="hide"), True),

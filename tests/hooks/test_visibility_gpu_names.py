@@ -1,4 +1,4 @@
-"""GPUs by the names that NVIDIA's runtime takes: no spelling of them reaches another pod's card."""
+"""Names of GPUs as NVIDIA's runtime reads them: no spelling selects another pod's card."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rows(name: str) -> Iterator[dict[str, str]]:
 
 
 SELECTED = [(json.loads(each["name"]), each["selects"]) for each in rows("libnvidia-container")]
-TAKEN_NAMES = [
+READ_NAMES = [
     (each["carrier"], json.loads(each["text"]), json.loads(each["names"]))
     for each in rows("container-toolkit")
 ]
@@ -73,8 +73,8 @@ def test_a_name_means_what_the_runtime_selects_or_is_not_understood(
 
 @pytest.mark.parametrize("held", sorted(EVERYTHING))
 @pytest.mark.parametrize(("name", "selects"), SELECTED)
-def test_no_spelling_of_a_gpu_reaches_another_pods(name: str, selects: str, held: str) -> None:
-    """`all` is what a pod without an allocation may name."""
+def test_no_spelling_of_a_gpu_selects_another_pods(name: str, selects: str, held: str) -> None:
+    """Except `all`, which a pod without an allocation may name."""
     if held in (devices(selects) or ()) and selects != "all":
         for carried in (Carried((name,)), Carried(mounts=(f"{MOUNT_ROOT}/{name}",))):
             with pytest.raises(TakenError, match="another pod's"):
@@ -94,9 +94,9 @@ def test_a_name_that_is_not_understood_is_refused_while_another_pod_has_a_gpu(na
     ):
         with pytest.raises(TakenError, match=f"may be {card}, another pod's: write its UUID"):
             device_changes("other", carried, Visibility(), node(card))
-        nobody = device_changes("other", carried, Visibility(), node())
-        assert nobody == device_changes("owner", carried, Visibility(), node(card))
-        assert not nobody.environment
+        unallocated_card = device_changes("other", carried, Visibility(), node())
+        assert unallocated_card == device_changes("owner", carried, Visibility(), node(card))
+        assert not unallocated_card.environment
 
 
 def test_a_name_that_is_not_understood_is_short_in_the_refusal() -> None:
@@ -157,7 +157,7 @@ def test_an_instance_that_is_not_known_belongs_to_its_card() -> None:
 
 
 def test_a_number_is_refused_while_those_of_held_cards_are_not_known() -> None:
-    """The driver numbers the cards, and may not have answered yet."""
+    """The driver numbers the cards; perhaps it has not answered yet."""
     unnumbered = NodeVisibility((NodeDevice("GPU-a", holders=("owner",)), NodeDevice("GPU-b")))
     for number in ("0", "gpu1", "0:0", "1::2"):
         with pytest.raises(TakenError, match="GPU-a, another pod's, whose number is not known"):
@@ -188,16 +188,20 @@ def by_nri(carrier: str, text: str) -> Carried:
 
 
 @pytest.mark.parametrize("read", [by_cri, by_nri])
-@pytest.mark.parametrize(("carrier", "text", "names"), TAKEN_NAMES)
-def test_every_name_that_the_toolkit_takes_from_a_container_is_seen(
+@pytest.mark.parametrize(("carrier", "text", "names"), READ_NAMES)
+def test_every_name_that_the_toolkit_reads_from_a_container_is_read(
     carrier: str, text: str, names: list[str], read: Callable[[str, str], Carried]
 ) -> None:
     found = read(carrier, text)
-    seen = [*found.names(), *(each for each, _ in found.claimed())]
+    read_names = [*found.names(), *(each for each, _ in found.claimed())]
     for each in names:
-        taken = kind_and_name(each)[1].strip()
-        whole = read is by_nri and carrier == "env" and carriers.names_all(text)
-        assert whole or taken == MOUNT_ROOT or any(taken.endswith(name) for name in seen), seen
+        plain_name = kind_and_name(each)[1].strip()
+        is_all = read is by_nri and carrier == "env" and carriers.names_all(text)
+        assert (
+            is_all
+            or plain_name == MOUNT_ROOT
+            or any(plain_name.endswith(name) for name in read_names)
+        ), read_names
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,7 @@ def annotated_for_koordinator(key: str, value: str) -> Carried:
     "key",
     ["cdi.k8s.io/x", "nvidia.cdi.k8s.io", "nvidia.cdi.k8s.io/pod", "nvidia.cdi.k8s.io/container.m"],
 )
-def test_annotations_of_a_pod_give_no_card_of_another(
+def test_annotations_of_a_pod_give_it_no_card_of_another_pod(
     key: str, read: Callable[[str, str], Carried]
 ) -> None:
     """NVIDIA's NRI plugin reads them, and CRI-O copies them to containers, where NVIDIA's runtime
@@ -249,11 +253,11 @@ def test_annotations_of_a_pod_give_no_card_of_another(
     every = NodeVisibility(node(held).held, "deny")
     with pytest.raises(TakenError, match="names all GPUs"):
         device_changes("other", read(key, "nvidia.com/gpu=all"), Visibility(), every)
-    mine = read(key, f"nvidia.com/gpu={free}")
-    assert device_changes("other", mine, own, node(held)).environment == ((ENV, free),)
-    assert device_changes("other", mine, Visibility(), node(held)).environment == ()
+    own_card = read(key, f"nvidia.com/gpu={free}")
+    assert device_changes("other", own_card, own, node(held)).environment == ((ENV, free),)
+    assert device_changes("other", own_card, Visibility(), node(held)).environment == ()
     with pytest.raises(visibility.UnhonouredError, match="annotation of its pod names another GPU"):
-        device_changes("other", mine, Visibility(()), node(held))
+        device_changes("other", own_card, Visibility(()), node(held))
 
 
 def test_other_annotations_of_a_pod_name_no_devices() -> None:
@@ -292,10 +296,10 @@ HELD = st.sampled_from(sorted(EVERYTHING))
 
 @settings(max_examples=1000)
 @given(TEXTS, TEXTS, HELD)
-def test_whatever_a_pod_names_it_gets_no_card_of_another(
+def test_no_name_gives_a_pod_the_card_of_another_pod(
     environment: str, mount: str, held: str
 ) -> None:
-    """Without an allocation of its own: it is refused, or the runtime gives it others."""
+    """A pod without an allocation is refused, or the runtime selects other cards."""
     path = f"{MOUNT_ROOT}{mount}"
     for carried in (Carried((environment,)), Carried((environment,), mounts=(path,))):
         if carriers.names_all(environment):
@@ -304,12 +308,12 @@ def test_whatever_a_pod_names_it_gets_no_card_of_another(
             unallocated("other", carried, node(held), allocated=True)
         except TakenError:
             continue
-        assert held not in (gpuruntime.given(carried.environment, carried.mounts) or ())
+        assert held not in (gpuruntime.visible(carried.environment, carried.mounts) or ())
 
 
 @settings(max_examples=1000)
 @given(TEXTS, TEXTS, HELD)
-def test_an_allocated_pod_gets_its_own_cards_whatever_it_names(
+def test_an_allocated_pod_gets_its_own_cards_under_any_name(
     environment: str, mount: str, own: str
 ) -> None:
     gpu = next(VisibleGpu(each.uuid, each.index) for each in node().held if each.uuid == own)
@@ -322,4 +326,4 @@ def test_an_allocated_pod_gets_its_own_cards_whatever_it_names(
         values = [value for _, value in changes.environment] or [*carried.environment]
         mounts = [each for each in carried.mounts if each not in changes.removed_mounts]
         mounts += [each.container_path for each in changes.mounts]
-        assert (gpuruntime.given(values, mounts) or {own}) == {own}
+        assert (gpuruntime.visible(values, mounts) or {own}) == {own}
