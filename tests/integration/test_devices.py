@@ -36,7 +36,7 @@ from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
-from tests.allocate.visibility.asks import type_request
+from tests.allocate.visibility.type_requests import type_request
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import (
     PodSpec,

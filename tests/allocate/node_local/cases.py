@@ -71,7 +71,7 @@ def sharing(*, unavailable: str = "", users: bool = True, held: str = "") -> Sha
 
 
 def answers(decision: LocalDecision) -> dict[str, str]:
-    """CPUs, or in brackets the reason why there are none."""
+    """The CPUs, and in brackets the reason of a refusal."""
     found = {}
     for (uid, name), answer in decision.answers.items():
         refused = f"({answer.refused.reason.name})" if answer.refused else ""
@@ -84,11 +84,11 @@ def moves(decision: LocalDecision) -> list[str]:
     return [f"{m.uid} {m.source} > {m.target} {m.reason.name}" for m in decision.moves]
 
 
-def in_force(
+def applied(
     claims: list[LocalRequest], decision: LocalDecision, *, known: bool
 ) -> list[LocalRequest]:
     """The claims after the decision was written: containers without CPUs run on the pool. `known`:
-    the last decision is stored."""
+    whether the decision is stored."""
     after = []
     for each in claims:
         answer = decision.answers[each.key]
@@ -103,11 +103,11 @@ def in_force(
     return after
 
 
-def settle(
+def decide_until_stable(
     node: LocalRules, claims: list[LocalRequest], others: Sharing, limit: int = 200
 ) -> list[tuple[list[LocalRequest], LocalDecision]]:
-    """Decides and applies until nothing changes. Returns each decision with its input, the last one
-    twice."""
+    """Decides and applies until the decision is stable. Returns each decision with its input, the
+    last one twice."""
     steps: list[tuple[list[LocalRequest], LocalDecision]] = []
     for _ in range(limit):
         decision = decide(node, claims, others)
@@ -115,5 +115,5 @@ def settle(
         steps.append((claims, decision))
         if same and not decision.moves and not decision.again:
             return steps
-        claims = in_force(claims, decision, known=True)
+        claims = applied(claims, decision, known=True)
     raise AssertionError("no fixed point")

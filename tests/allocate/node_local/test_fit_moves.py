@@ -1,4 +1,4 @@
-"""Moves of owners to better CPUs, in tables."""
+"""Moves of owners to better CPUs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from tests.allocate.node_local.cases import (
     FULL,
     SMALL,
     answers,
+    applied,
     claim,
-    in_force,
+    decide_until_stable,
     moves,
     rules,
-    settle,
     sharing,
 )
 
 STEPS: dict[str, tuple[Layout, list[LocalRequest], list[list[str]]]] = {
-    "off two cores": (SMALL, [claim("a", 2, owned="0-1")], [["a 0-1 > 0,4 DEFRAGMENT"], []]),
-    "off two NUMA nodes": (
+    "from two cores to one": (
+        SMALL,
+        [claim("a", 2, owned="0-1")],
+        [["a 0-1 > 0,4 DEFRAGMENT"], []],
+    ),
+    "from two NUMA nodes to one": (
         BIG,
         [claim("a", 4, owned="0,4,16,20")],
         [["a 0,4,16,20 > 0-1,16-17 DEFRAGMENT"], []],
@@ -34,12 +38,12 @@ STEPS: dict[str, tuple[Layout, list[LocalRequest], list[list[str]]]] = {
         [claim("a", 2, owned="0,16", devices={1: 1, 2: 2})],
         [["a 0,16 > 8,24 DEFRAGMENT"], []],
     ),
-    "to its devices, though no NUMA node alone is enough there": (
+    "to its devices, although no single NUMA node suffices": (
         BIG,
         [claim("a", 10, owned="0-4,16-20", devices={2: 1, 3: 1})],
         [["a 0-4,16-20 > 8-12,24-28 DEFRAGMENT"], []],
     ),
-    "not away from its huge pages": (
+    "not to another NUMA node than its huge pages": (
         BIG,
         [claim("a", 3, owned="0-1,4", devices={2: 1}, gibibytes=1)],
         [["a 0-1,4 > 0-1,16 DEFRAGMENT"], []],
@@ -50,7 +54,7 @@ STEPS: dict[str, tuple[Layout, list[LocalRequest], list[list[str]]]] = {
         [claim("a", 2, owned="0-1"), claim("b", 2, owned="7-8")],
         [["b 7-8 > 2,18 DEFRAGMENT"], ["a 0-1 > 0,16 DEFRAGMENT"], []],
     ),
-    "another out of the way": (
+    "another container makes room": (
         SMALL,
         [
             claim("a", 2, owned="0-1"),
@@ -60,7 +64,7 @@ STEPS: dict[str, tuple[Layout, list[LocalRequest], list[list[str]]]] = {
         ],
         [["b 4 > 6 MAKE_ROOM"], ["a 0-1 > 0,4 DEFRAGMENT"], []],
     ),
-    "a swap by way of a free CPU": (
+    "a swap through a free CPU": (
         SMALL,
         [
             claim("a", 2, owned="0-1"),
@@ -85,7 +89,7 @@ def test_moves(name: str) -> None:
     for _ in expected:
         decision = decide(node, claims, sharing())
         found.append(moves(decision))
-        claims = in_force(claims, decision, known=True)
+        claims = applied(claims, decision, known=True)
     assert found == expected
     static = decide(rules(layout), STEPS[name][1], sharing())
     assert moves(static) == []
@@ -99,7 +103,7 @@ def test_moves_are_bounded(limit: int) -> None:
 
 
 def test_containers_move_for_a_request_of_whole_cores() -> None:
-    """Among CPUs that were assigned before the option was set."""
+    """These CPUs were assigned before the option was set."""
     claims = [
         claim("a", 2, owned="3,7"),
         claim("b", 1, owned="0"),
@@ -107,7 +111,7 @@ def test_containers_move_for_a_request_of_whole_cores() -> None:
         claim("e", 2),
     ]
     node = rules(SMALL, LocalPolicy.DYNAMIC, FULL, reserved="2")
-    steps = settle(node, claims, sharing())
+    steps = decide_until_stable(node, claims, sharing())
     assert answers(steps[0][1])["e"] == "(NOT_ENOUGH_CORES)"
     assert steps[0][1].again
     assert [moves(decision) for _, decision in steps] == [["b 0 > 1 MAKE_ROOM"], [], []]
@@ -117,9 +121,9 @@ def test_containers_move_for_a_request_of_whole_cores() -> None:
     )
 
 
-def test_no_container_moves_for_cpus_that_its_own_pod_keeps() -> None:
-    """An ended container of pod c keeps CPUs 6 and 7. Without them b gains nothing, however often
-    c's other container restarts."""
+def test_no_container_moves_for_cpus_that_another_pod_keeps() -> None:
+    """A terminated container of pod c keeps CPUs 6 and 7. Without them b has no better CPUs,
+    regardless of restarts of c's other container."""
     claims = [
         claim("a/z", 4, held="12-13,16-17", owned="12-13,16-17"),
         claim("b/y", 4, held="18-19,22-23", owned="18-19,22-23"),
@@ -128,11 +132,11 @@ def test_no_container_moves_for_cpus_that_its_own_pod_keeps() -> None:
         claim("c/y", 1, owned="6-7,10-11", original="6-7,10-11", ended=True),
     ]
     node = rules(machine(4, 3, 2, 1), LocalPolicy.DYNAMIC, reserved="2")
-    steps = settle(node, claims, sharing(unavailable="0", users=False))
+    steps = decide_until_stable(node, claims, sharing(unavailable="0", users=False))
     assert [moves(decision) for _, decision in steps] == [[], []]
 
 
-def test_a_move_does_not_take_cpus_that_another_frees_in_the_same_decision() -> None:
+def test_a_move_uses_no_cpus_that_another_move_frees_in_the_same_decision() -> None:
     claims = [claim("a", 2, owned="0-1"), claim("b", 2, owned="2,5")]
     node = rules(SMALL, LocalPolicy.DYNAMIC, max_moves=2)
     first = decide(node, claims, sharing())
@@ -140,7 +144,7 @@ def test_a_move_does_not_take_cpus_that_another_frees_in_the_same_decision() -> 
 
 
 def test_no_container_moves_to_the_last_shared_cpus() -> None:
-    """The pod's ended container would keep what the move frees."""
+    """The terminated container of the pod would keep the CPUs that the move frees."""
     claims = [
         claim("a/init", 2, owned="0-1", ended=True),
         claim("a", 2, owned="0-1"),
@@ -156,7 +160,7 @@ def test_no_containers_swap_without_a_free_cpu() -> None:
     assert moves(decide(node, claims, sharing())) == []
 
 
-def test_a_moved_containers_original_cpus_are_its_new_ones() -> None:
+def test_the_original_cpus_of_a_moved_container_are_the_new_ones() -> None:
     node = rules(SMALL, LocalPolicy.DYNAMIC)
     moved = claim("a", 2, owned="0-1", original="0-1")
     resized = claim("b", 2, owned="2,7", original="2")

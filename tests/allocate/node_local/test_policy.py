@@ -16,48 +16,48 @@ from tests.allocate.node_local.cases import (
     FULL,
     SMALL,
     answers,
+    applied,
     claim,
-    in_force,
     moves,
     rules,
     sharing,
 )
 
-KEPT: dict[str, tuple[Layout, list[LocalRequest], dict[str, str]]] = {
+OWNED: dict[str, tuple[Layout, list[LocalRequest], dict[str, str]]] = {
     "two siblings": (BIG, [claim("a", 2)], {"a": "0,16"}),
     "one container, one NUMA node": (BIG, [claim("a", 8)], {"a": "0-3,16-19"}),
-    "one NUMA node though another has CPUs left over": (
+    "one NUMA node although another one is larger": (
         BIG,
         [claim("a", 6), claim("b", 4)],
         {"a": "0-2,16-18", "b": "4-5,20-21"},
     ),
-    "what is left of a core is used before another is broken": (
+    "the rest of a split core before another core": (
         BIG,
         [claim("a", 3), claim("b", 1)],
         {"a": "0-1,16", "b": "17"},
     ),
-    "two NUMA nodes of one socket, that which has less": (
+    "two NUMA nodes of one socket, the fuller one first": (
         BIG,
         [claim("a", 2), claim("b", 12)],
         {"a": "0,16", "b": "1-2,4-7,17-18,20-23"},
     ),
-    "remembered wins over what runs there": (
+    "stored CPUs have precedence over cpusets": (
         SMALL,
         [claim("a", 2, held="0,4"), claim("b", 2, held="1,5", owned="0,4")],
         {"a": "2,6", "b": "0,4"},
     ),
-    "who is alone on its CPUs owns them": (
+    "a container alone on its CPUs owns them": (
         SMALL,
         [claim("a", 2, held="1,6"), claim("b", 2, held="3,7")],
         {"a": "1,6", "b": "3,7"},
     ),
-    "two on the same CPUs: the older": (
+    "two containers on the same CPUs: the older pod owns them": (
         SMALL,
         [claim("b", 2, held="1,5"), claim("a", 2, held="1,5")],
         {"a": "1,5", "b": "0,4"},
     ),
-    "known to have had none": (SMALL, [claim("a", 2, held="1-2", owned="")], {"a": "0,4"}),
-    "CPUs that went away are replaced, the others kept": (
+    "stored without CPUs": (SMALL, [claim("a", 2, held="1-2", owned="")], {"a": "0,4"}),
+    "missing CPUs are replaced, the others are kept": (
         SMALL,
         [claim("a", 3, owned="3,7,9")],
         {"a": "0,3,7"},
@@ -65,9 +65,9 @@ KEPT: dict[str, tuple[Layout, list[LocalRequest], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_which_container_owns_which_cpus(name: str) -> None:
-    layout, claims, expected = KEPT[name]
+@pytest.mark.parametrize("name", OWNED)
+def test_owned_cpus(name: str) -> None:
+    layout, claims, expected = OWNED[name]
     for ordered in (claims, claims[::-1]):
         assert answers(decide(rules(layout), ordered, sharing())) == expected
 
@@ -87,7 +87,7 @@ def test_reserved_cpus_are_shared_and_never_owned() -> None:
     assert (answers(decision), str(decision.pool)) == ({"a": "1-3,5-7"}, "0")
 
 
-def test_strictly_reserved_cpus_do_not_keep_the_pool_alive() -> None:
+def test_strictly_reserved_cpus_are_not_in_the_pool() -> None:
     node = rules(SMALL, LocalPolicy.STATIC, options("strict-cpu-reservation"), reserved="0")
     assert answers(decide(node, [claim("a", 7)], sharing())) == {"a": "(DEFAULT_EMPTIED)"}
     assert answers(decide(node, [claim("a", 7)], sharing(users=False))) == {"a": "1-7"}
@@ -98,11 +98,11 @@ def test_the_pool_is_not_assigned_while_a_refused_container_needs_it() -> None:
     assert answers(decision) == {"a": "(DEFAULT_EMPTIED)", "b": "(NOT_ENOUGH_CPUS)"}
 
 
-def test_the_last_owner_loses_its_cpus_when_the_first_sharing_container_comes() -> None:
+def test_the_last_owner_loses_its_cpus_when_the_first_sharing_container_starts() -> None:
     claims = [claim("a", 4, owned="0-1,4-5"), claim("b", 4, owned="2-3,6-7")]
     decision = decide(rules(SMALL), claims, sharing())
     assert answers(decision) == {"a": "0-1,4-5", "b": "(NOT_ENOUGH_CPUS)"}
-    again = decide(rules(SMALL), in_force(claims, decision, known=True), sharing(held="2-3,6-7"))
+    again = decide(rules(SMALL), applied(claims, decision, known=True), sharing(held="2-3,6-7"))
     assert answers(again) == {"a": "0-1,4-5", "b": "(DEFAULT_EMPTIED)"}
 
 
@@ -122,7 +122,7 @@ def test_full_pcpus_only() -> None:
 
 
 def test_a_container_that_runs_on_the_pool_does_not_own_it() -> None:
-    """The container requests as many CPUs as the pool has, but others run there."""
+    """The container requests the size of the pool, but other containers run there."""
     claims = [claim("a", 6, owned="0-2,4-6"), claim("b", 2, held="3,7")]
     decision = decide(rules(SMALL), claims, sharing(held="3,7"))
     assert answers(decision) == {"a": "0-2,4-6", "b": "(DEFAULT_EMPTIED)"}
@@ -161,9 +161,9 @@ def test_a_container_that_cannot_grow_keeps_its_cpus() -> None:
 
 SHRUNK = {
     "on one NUMA node": (4, "0-2,4,16-18,20", "", "0-1,16-17"),
-    "what it had at first": (4, "0-3,16-19", "2-3,18-19", "2-3,18-19"),
-    "some of what it had at first": (2, "0-3,16-19", "2-3,18-19", "2,18"),
-    "what it had at first, and more": (6, "0-3,16-19", "2-3,18-19", "0,2-3,16,18-19"),
+    "the original CPUs": (4, "0-3,16-19", "2-3,18-19", "2-3,18-19"),
+    "some of the original CPUs": (2, "0-3,16-19", "2-3,18-19", "2,18"),
+    "the original CPUs and others": (6, "0-3,16-19", "2-3,18-19", "0,2-3,16,18-19"),
 }
 
 
@@ -176,28 +176,28 @@ def test_a_shrunk_container(name: str) -> None:
     assert [each.reason.name for each in decision.moves] == ["SHRINK"]
 
 
-def test_a_resize_to_and_fro_ends_where_it_began() -> None:
+def test_a_resize_and_its_reversal_restore_the_cpus() -> None:
     claims = [claim("a", 4), claim("b", 2), claim("d", 3)]
     first = decide(rules(BIG), claims, sharing())
     for wanted in (7, 10, 4):
-        last = decide(rules(BIG), in_force(claims, first, known=True), sharing())
+        last = decide(rules(BIG), applied(claims, first, known=True), sharing())
         claims = [
             claim("a", wanted, str(each.held), str(each.owned), original=str(each.original))
             if each.uid == "a"
             else each
-            for each in in_force(claims, last, known=True)
+            for each in applied(claims, last, known=True)
         ]
         last = decide(rules(BIG), claims, sharing())
-        claims = in_force(claims, last, known=True)
+        claims = applied(claims, last, known=True)
     assert answers(last) == answers(first)
 
 
-def test_cpus_that_a_container_is_leaving_are_assigned_in_the_next_decision() -> None:
+def test_cpus_that_a_container_releases_are_assigned_in_the_next_decision() -> None:
     claims = [claim("a", 2, owned="0-3,4-6"), claim("b", 4)]
     first = decide(rules(SMALL), claims, sharing())
     assert answers(first) == {"a": "0,4", "b": "(NOT_ENOUGH_CPUS)"}
     assert first.again
-    second = decide(rules(SMALL), in_force(claims, first, known=True), sharing())
+    second = decide(rules(SMALL), applied(claims, first, known=True), sharing())
     assert answers(second) == {"a": "0,4", "b": "1-2,5-6"}
     assert not second.again
 
@@ -208,7 +208,7 @@ def test_cpus_of_an_incomplete_write_are_not_assigned_to_others() -> None:
     assert answers(decision) == {"a": "1,5", "b": "2-3,6-7"}
 
 
-def test_init_containers_pass_their_cpus_on_to_their_pod() -> None:
+def test_cpus_of_terminated_init_containers_are_reused_in_their_pod() -> None:
     init = claim("a/init", 4, owned="2-3,6-7", ended=True)
     claims = [init, claim("a/app", 2), claim("a/side", 3), claim("b", 2)]
     decision = decide(rules(SMALL), claims, sharing())
@@ -219,7 +219,7 @@ def test_init_containers_pass_their_cpus_on_to_their_pod() -> None:
         "b": "1,5",
     }
     assert str(decision.pool) == "4"
-    assert answers(decide(rules(SMALL), in_force(claims, decision, known=False), sharing())) == (
+    assert answers(decide(rules(SMALL), applied(claims, decision, known=False), sharing())) == (
         answers(decision)
     )
 
@@ -236,7 +236,7 @@ def test_a_restarted_container_gets_its_cpus_again() -> None:
 
 
 def test_incomplete_writes_after_a_restart() -> None:
-    """The owner has its cpuset; sharing containers were not yet moved off it."""
+    """The owner has its cpuset; sharing containers still run on it."""
     claims = [claim("a", 2, held="2,6"), claim("b", 2, held="0-7")]
     decision = decide(rules(SMALL), claims, sharing(held="0-7"))
     assert answers(decision) == {"a": "2,6", "b": "0,4"}
@@ -259,7 +259,7 @@ PAGES = {node: (HugePages(1 << 30, total, free),) for node, total, free in (
 PLACED: dict[str, tuple[list[LocalRequest], dict[str, str]]] = {
     "near its device": ([claim("a", 2, devices={2: 1})], {"a": "8,24"}),
     "near the most of its devices": ([claim("a", 2, devices={1: 1, 3: 2})], {"a": "12,28"}),
-    "near any of its devices, if those do not fit near the most": (
+    "near any of its devices, if the NUMA node with most of them is too small": (
         [claim("a", 10, devices={2: 1, 3: 2})],
         {"a": "8-11,24-27,12,28"},
     ),
@@ -269,7 +269,7 @@ PLACED: dict[str, tuple[list[LocalRequest], dict[str, str]]] = {
     ),
     "a device whose NUMA node is unknown here": ([claim("a", 2, devices={7: 1})], {"a": "0,16"}),
     "where its huge pages are free": ([claim("a", 2, gibibytes=2)], {"a": "4,20"}),
-    "huge pages of an owner count before it uses them": (
+    "huge pages of an owner count before they are used": (
         [claim("a", 2, gibibytes=4), claim("b", 2, gibibytes=2), claim("d", 2, gibibytes=2)],
         {"a": "8,24", "b": "4,20", "d": "5,21"},
     ),
@@ -277,11 +277,11 @@ PLACED: dict[str, tuple[list[LocalRequest], dict[str, str]]] = {
         [claim("a", 2, devices={3: 1}, gibibytes=1), claim("b", 2, devices={1: 1, 2: 1})],
         {"a": "12,28", "b": "4,20"},
     ),
-    "of two NUMA nodes of its device, that with huge pages": (
+    "of two NUMA nodes with its devices, the one with huge pages": (
         [claim("a", 2, devices={0: 1, 1: 1}, gibibytes=1)],
         {"a": "4,20"},
     ),
-    "an init container's CPUs first": (
+    "the CPUs of its init container first": (
         [claim("a/init", 2, owned="0,16", ended=True), claim("a/app", 2, devices={2: 1})],
         {"a/init": "0,16", "a/app": "0,16"},
     ),
@@ -300,7 +300,7 @@ def test_devices_and_huge_pages_choose_numa_nodes(name: str) -> None:
     assert answers(decision) == {key: str(CpuSet.parse(each)) for key, each in expected.items()}
 
 
-def test_a_new_owner_with_devices_or_huge_pages_is_explained_once() -> None:
+def test_the_alignment_of_a_new_owner_is_reported_once() -> None:
     others = msgspec.structs.replace(sharing(), hugepages=PAGES)
     claims = [
         claim("a", 2, devices={2: 1}, gibibytes=1),
@@ -312,5 +312,5 @@ def test_a_new_owner_with_devices_or_huge_pages_is_explained_once() -> None:
         "a: CPUs 8,24 on NUMA nodes 2: its devices are on 2, enough free huge pages are on 1-2",
         "b: CPUs 9,25 on NUMA nodes 2: enough free huge pages are on none",
     ]
-    again = decide(rules(BIG), in_force(claims, decision, known=True), others)
+    again = decide(rules(BIG), applied(claims, decision, known=True), others)
     assert again.alignments == ()

@@ -21,7 +21,7 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.topology import HugePages
 from tests.allocate.kubelet.nodes import options
 from tests.allocate.machines import even_machines
-from tests.allocate.node_local.cases import in_force, settle
+from tests.allocate.node_local.cases import applied, decide_until_stable
 
 OPTIONS = [
     options(*names)
@@ -74,8 +74,8 @@ def sharing_of(draw: st.DrawFn, layout: Layout) -> Sharing:
 
 
 @st.composite
-def claims_of(draw: st.DrawFn, layout: Layout, *, lying: bool = False) -> list[LocalRequest]:
-    """`lying`: with inconsistent cpusets and stored state; otherwise all are new."""
+def claims_of(draw: st.DrawFn, layout: Layout, *, inconsistent: bool = False) -> list[LocalRequest]:
+    """`inconsistent`: with contradictory cpusets and stored state; otherwise all are new."""
     sets = st.one_of(st.none(), some_of(layout))
     nodes = [*(node.id for node in layout.nodes), 99]
     devices = st.dictionaries(st.sampled_from(nodes), st.integers(1, 3), max_size=3)
@@ -88,10 +88,10 @@ def claims_of(draw: st.DrawFn, layout: Layout, *, lying: bool = False) -> list[L
             name,
             draw(st.integers(0, 2)),
             draw(st.integers(1, 6)),
-            draw(sets) if lying else None,
-            draw(sets) if lying else None,
-            draw(some_of(layout)) if lying else EMPTY,
-            draw(st.booleans()) if lying else False,
+            draw(sets) if inconsistent else None,
+            draw(sets) if inconsistent else None,
+            draw(some_of(layout)) if inconsistent else EMPTY,
+            draw(st.booleans()) if inconsistent else False,
             draw(devices),
             draw(hugepages),
         )
@@ -141,14 +141,14 @@ def test_any_input_gets_a_valid_decision(data: st.DataObject) -> None:
     others = msgspec.structs.replace(
         data.draw(sharing_of(node.layout)), held=data.draw(some_of(node.layout))
     )
-    claims = data.draw(claims_of(node.layout, lying=True))
+    claims = data.draw(claims_of(node.layout, inconsistent=True))
     decision = decide(node, claims, others)
     check(node, claims, others, decision)
     assert decide(node, data.draw(st.permutations(claims)), others) == decision
 
 
 @given(st.data())
-def test_a_decision_in_force_is_stable(data: st.DataObject) -> None:
+def test_an_applied_decision_is_stable(data: st.DataObject) -> None:
     node = msgspec.structs.replace(data.draw(rules_of()), policy=LocalPolicy.STATIC)
     others = data.draw(sharing_of(node.layout))
     claims = data.draw(claims_of(node.layout))
@@ -156,7 +156,7 @@ def test_a_decision_in_force_is_stable(data: st.DataObject) -> None:
     for known in (True, False):
         held = decision.pool if others.users else EMPTY
         after = msgspec.structs.replace(others, held=held)
-        again = decide(node, in_force(claims, decision, known=known), after)
+        again = decide(node, applied(claims, decision, known=known), after)
         assert {key: each.cpus for key, each in again.answers.items()} == {
             key: each.cpus for key, each in decision.answers.items()
         }
@@ -164,17 +164,17 @@ def test_a_decision_in_force_is_stable(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_decisions_over_the_life_of_pods(data: st.DataObject) -> None:
-    """Containers are created, removed, end, restart and are resized; the agent loses its state;
-    moves come to an end."""
+def test_decisions_during_the_lifecycle_of_pods(data: st.DataObject) -> None:
+    """Containers are created, removed, terminated, restarted and resized; the agent loses its
+    state; moves come to an end."""
     node = data.draw(rules_of())
     others = data.draw(sharing_of(node.layout))
     claims: list[LocalRequest] = []
     for _ in range(data.draw(st.integers(1, 5))):
         known = {each.key for each in claims}
         claims = [each for each in claims if data.draw(st.integers(0, 4))]
-        fresh = data.draw(claims_of(node.layout))
-        claims += [each for each in fresh if each.key not in known]
+        new_claims = data.draw(claims_of(node.layout))
+        claims += [each for each in new_claims if each.key not in known]
         claims = [
             msgspec.structs.replace(
                 each,
@@ -186,16 +186,16 @@ def test_decisions_over_the_life_of_pods(data: st.DataObject) -> None:
         decision = decide(node, claims, others)
         check(node, claims, others, decision)
         _resized_in_place(claims, decision)
-        claims = in_force(claims, decision, known=True)
-        for made_from, made in settle(node, claims, others):
+        claims = applied(claims, decision, known=True)
+        for made_from, made in decide_until_stable(node, claims, others):
             check(node, made_from, others, made)
         claims, last = made_from, made
         if data.draw(st.booleans()):
             held = last.pool if others.users else EMPTY
             after = msgspec.structs.replace(others, held=held)
-            # Ended containers keep their CPUs only in the stored state, so those are free now, also
-            # for moves.
-            forgotten = in_force(claims, last, known=False)
+            # Terminated containers keep their CPUs only in the stored state, so those are free now,
+            # also for moves.
+            forgotten = applied(claims, last, known=False)
             again = decide(node, forgotten, after)
             check(node, forgotten, others, again)
             moved = {(each.uid, each.name) for each in again.moves}
@@ -225,7 +225,7 @@ def test_each_move_to_better_cpus_lowers_the_cost(data: st.DataObject) -> None:
     claims: list[LocalRequest] = []
     while ids and len(claims) < 8:
         count = data.draw(st.integers(1, 4))
-        mine, ids = CpuSet(ids[:count]), ids[count + data.draw(st.integers(0, 2)) :]
+        cpus, ids = CpuSet(ids[:count]), ids[count + data.draw(st.integers(0, 2)) :]
         devices = data.draw(st.dictionaries(nodes, st.integers(1, 3), max_size=2))
         hugepages = data.draw(st.sampled_from([{}, {2 * MEBI: 2 * MEBI}]))
         claims.append(
@@ -233,15 +233,15 @@ def test_each_move_to_better_cpus_lowers_the_cost(data: st.DataObject) -> None:
                 f"p{len(claims)}",
                 "c",
                 0,
-                len(mine),
-                mine,
-                mine,
+                len(cpus),
+                cpus,
+                cpus,
                 devices=devices,
                 hugepages=hugepages,
             )
         )
     by_key = {each.key: each for each in claims}
-    for _, decision in settle(node, claims, others):
+    for _, decision in decide_until_stable(node, claims, others):
         for move in decision.moves:
             claim = by_key[move.uid, move.name]
             source, target = (
@@ -252,7 +252,7 @@ def test_each_move_to_better_cpus_lowers_the_cost(data: st.DataObject) -> None:
                 before, after = (
                     set(node.layout.node_ids(each.mask)) for each in (move.source, move.target)
                 )
-                assert after <= before, "its pages stay"
+                assert after <= before, "its huge pages are not moved"
             if move.reason is MoveReason.DEFRAGMENT:
                 assert target < source
             elif move.reason is MoveReason.MAKE_ROOM:
@@ -280,7 +280,7 @@ def _plain(claims: list[LocalRequest]) -> list[LocalRequest]:
 
 
 @given(st.data())
-def test_devices_and_huge_pages_cost_no_container_its_cpus(data: st.DataObject) -> None:
+def test_devices_and_huge_pages_do_not_reduce_the_assigned_cpus(data: st.DataObject) -> None:
     node = data.draw(rules_of())
     others = data.draw(sharing_of(node.layout))
     claims = data.draw(claims_of(node.layout))
@@ -302,26 +302,30 @@ def test_a_container_is_on_a_numa_node_of_its_devices_if_one_has_enough(
     free = layout.cpus & ~others.unavailable.mask & ~node.reserved.mask
     answer = decide(node, [one], others).answers[one.key]
     for count in sorted(set(devices.values()), reverse=True):
-        area = layout.of_nodes(each for each, near in devices.items() if near >= count)
+        area = layout.of_nodes(
+            each for each, count_there in devices.items() if count_there >= count
+        )
         if answer.cpus and fit.usable(free & area).bit_count() >= one.cpus:
             assert not answer.cpus.mask & ~area
             break
 
 
 @given(st.data())
-def test_a_container_without_devices_is_where_its_huge_pages_are(data: st.DataObject) -> None:
+def test_a_container_without_devices_is_on_a_numa_node_with_its_huge_pages(
+    data: st.DataObject,
+) -> None:
     node = data.draw(rules_of())
     layout, fit = node.layout, CpuFit(node.layout, node.options)
     others = data.draw(sharing_of(layout))
     wanted = data.draw(st.integers(1, 4)) * 2 * MEBI
     one = LocalRequest("a", "c", 0, data.draw(st.integers(1, 6)), hugepages={2 * MEBI: wanted})
     free = layout.cpus & ~others.unavailable.mask & ~node.reserved.mask
-    roomy = layout.of_nodes(
+    with_pages = layout.of_nodes(
         each for each, (small, _) in others.hugepages.items() if small.free * 2 * MEBI >= wanted
     )
     answer = decide(node, [one], others).answers[one.key]
-    if answer.cpus and roomy and fit.usable(free & roomy).bit_count() >= one.cpus:
-        assert not answer.cpus.mask & ~roomy
+    if answer.cpus and with_pages and fit.usable(free & with_pages).bit_count() >= one.cpus:
+        assert not answer.cpus.mask & ~with_pages
 
 
 def _distance(layout: Layout, claim: LocalRequest, cpus: CpuSet) -> int:

@@ -39,9 +39,9 @@ def test_a_pod_without_requests_passes_any_node() -> None:
 
 
 def test_a_pod_that_requests_only_devices_needs_a_numa_node_of_them() -> None:
-    there = node({0: {GPU: 1}, 1: {GPU: 2}})
-    assert filter(there, pod(container(gpu=2, limited=False))) == ZoneFit((1,))
-    assert misfit(filter(there, pod(container(gpu=3, limited=False)))).available == 2
+    node_ = node({0: {GPU: 1}, 1: {GPU: 2}})
+    assert filter(node_, pod(container(gpu=2, limited=False))) == ZoneFit((1,))
+    assert misfit(filter(node_, pod(container(gpu=3, limited=False)))).available == 2
 
 
 def test_containers_share_the_resources_of_the_numa_nodes() -> None:
@@ -52,16 +52,16 @@ def test_containers_share_the_resources_of_the_numa_nodes() -> None:
 
 
 def test_pod_scope_puts_all_containers_on_one_numa_node() -> None:
-    there = node(TWO, scope="pod")
-    assert filter(there, pod(small(4), small(4))) == ZoneFit((1,))
-    found = misfit(filter(there, pod(small(4), small(4), small(1))))
+    node_ = node(TWO, scope="pod")
+    assert filter(node_, pod(small(4), small(4))) == ZoneFit((1,))
+    found = misfit(filter(node_, pod(small(4), small(4), small(1))))
     assert (found.unaligned, found.kind) == ("cannot align pod", PartKind.POD)
-    assert filter(there, pod(small(4), small(4), overhead={"cpu": 1})) == Misfit(
+    assert filter(node_, pod(small(4), small(4), overhead={"cpu": 1})) == Misfit(
         MisfitCause.NO_ZONE_HOLDS, PartKind.POD, "", "cpu", 8 * CPU + 1, 8 * CPU, (0, 1)
     )
 
 
-def test_a_plain_init_container_releases_its_resources() -> None:
+def test_an_init_container_releases_its_resources() -> None:
     assert filter(node(TWO), pod(small(8), init=(small(8), small(8)))) == ZoneFit((1, 1, 1))
     found = misfit(filter(node(TWO), pod(small(1), init=(small(9),))))
     assert found.unaligned == "cannot align init container"
@@ -83,38 +83,38 @@ def test_a_sidecar_that_fits_nowhere_is_named() -> None:
 
 
 def test_a_pod_that_is_not_guaranteed_needs_a_numa_node_with_the_resource_but_no_amount() -> None:
-    there = node({0: {"memory": 1}, 1: {"cpu": 0, "memory": 0, NIC: 1}})
-    loose = {"cpu": 64 * CPU, "memory": GIB}
-    assert filter(there, pod(container(limited=False, **loose))) == ZoneFit((1,))
-    found = misfit(filter(there, pod(container(limited=False, **loose, nic=2))))
+    node_ = node({0: {"memory": 1}, 1: {"cpu": 0, "memory": 0, NIC: 1}})
+    limits = {"cpu": 64 * CPU, "memory": GIB}
+    assert filter(node_, pod(container(limited=False, **limits))) == ZoneFit((1,))
+    found = misfit(filter(node_, pod(container(limited=False, **limits, nic=2))))
     assert (found.resource, found.available, found.nodes) == (NIC, 1, (1,))
 
 
 @pytest.mark.parametrize("scope", ["container", "pod"])
 def test_the_kubelet_aligns_only_the_devices_of_a_pod_with_pod_level_resources(scope: str) -> None:
-    """By kubelet 1.36.3 without the feature gate PodLevelResourceManagers."""
-    there = node({0: {**TWO[0], NIC: 1}, 1: TWO[1]}, scope=scope)
+    """As in kubelet 1.36.3 without the feature gate PodLevelResourceManagers."""
+    node_ = node({0: {**TWO[0], NIC: 1}, 1: TWO[1]}, scope=scope)
     whole = {"cpu": 99 * CPU, "memory": 99 * GIB}
-    assert isinstance(filter(there, pod(container(**whole))), Misfit)
+    assert isinstance(filter(node_, pod(container(**whole))), Misfit)
     found = pod(container(**whole), requests=whole, limits=whole)
-    assert filter(there, found) == ZoneFit((0,))
+    assert filter(node_, found) == ZoneFit((0,))
     assert found.whole.taken == {}
     with_nic = pod(container(**whole, nic=1), requests=whole, limits=whole)
-    assert (filter(there, with_nic), with_nic.whole.taken) == (ZoneFit((0,)), {NIC: 1})
+    assert (filter(node_, with_nic), with_nic.whole.taken) == (ZoneFit((0,)), {NIC: 1})
     too_many = pod(container(**whole, nic=2), requests=whole, limits=whole)
-    assert misfit(filter(there, too_many)).resource == NIC
+    assert misfit(filter(node_, too_many)).resource == NIC
 
 
 def test_numa_ids_have_gaps_and_some_have_no_cpus() -> None:
-    there = node(
+    node_ = node(
         {
             70: {"cpu": 8 * CPU, "memory": 8 * GIB},
             4: {"memory": 64 * GIB},
             9: {"cpu": 0, "memory": 64 * GIB},
         }
     )
-    assert filter(there, pod(small(8))) == ZoneFit((70,))
-    assert misfit(filter(there, pod(small(1, 9 * GIB)))).resource == "memory"
+    assert filter(node_, pod(small(8))) == ZoneFit((70,))
+    assert misfit(filter(node_, pod(small(1, 9 * GIB)))).resource == "memory"
 
 
 @pytest.mark.parametrize(
@@ -130,37 +130,37 @@ def test_numa_ids_have_gaps_and_some_have_no_cpus() -> None:
 def test_the_reason_names_the_resource(
     requested: dict[str, int], cause: MisfitCause, resource: str, unresolvable: bool
 ) -> None:
-    there = node({0: {"cpu": CPU, GPU: 1}, 1: {"cpu": CPU}})
-    sure = pod(container(**{"nic": 1, **requested}), kube_class="guaranteed")
-    found = misfit(filter(there, sure))
+    node_ = node({0: {"cpu": CPU, GPU: 1}, 1: {"cpu": CPU}})
+    guaranteed = pod(container(**{"nic": 1, **requested}), kube_class="guaranteed")
+    found = misfit(filter(node_, guaranteed))
     assert (found.cause, found.resource, found.unresolvable) == (cause, resource, unresolvable)
     assert resource in found.text()
     assert "container main" in found.text()
 
 
 def test_resources_that_no_numa_node_reports_may_be_anywhere() -> None:
-    there = node(TWO)
+    node_ = node(TWO)
     requested = pod(small(1, nic=3, **{"ephemeral-storage": GIB}))
-    assert filter(there, requested) == ZoneFit((0,))
+    assert filter(node_, requested) == ZoneFit((0,))
 
 
-def test_the_reason_counts_numa_nodes_that_have_the_other_resources() -> None:
-    there = node({0: {"cpu": CPU, GPU: 2}, 1: {"cpu": 4 * CPU, GPU: 1}})
-    sure = pod(container(cpu=2 * CPU, gpu=2), kube_class="guaranteed")
-    found = misfit(filter(there, sure))
+def test_the_reason_names_the_numa_nodes_with_the_other_resources() -> None:
+    node_ = node({0: {"cpu": CPU, GPU: 2}, 1: {"cpu": 4 * CPU, GPU: 1}})
+    guaranteed = pod(container(cpu=2 * CPU, gpu=2), kube_class="guaranteed")
+    found = misfit(filter(node_, guaranteed))
     assert (found.resource, found.available, found.nodes) == (GPU, 1, (1,))
 
 
 def test_under_restricted_all_numa_nodes_together_must_suffice() -> None:
-    there = node(TWO, "restricted")
-    found = misfit(filter(there, pod(small(6), small(7))))
+    node_ = node(TWO, "restricted")
+    found = misfit(filter(node_, pod(small(6), small(7))))
     assert (found.cause, found.requested, found.available) == (
         MisfitCause.ZONES_TOGETHER,
         13 * CPU,
         12 * CPU,
     )
-    assert filter(there, pod(container(cpu=13 * CPU))) == PASSED
-    assert filter(there, pod(small(1, nic=5))) == PASSED
+    assert filter(node_, pod(container(cpu=13 * CPU))) == PASSED
+    assert filter(node_, pod(small(1, nic=5))) == PASSED
 
 
 @pytest.mark.parametrize(
@@ -222,10 +222,10 @@ pods = st.builds(
 
 
 @given(zones, st.sampled_from(["container", "pod"]), pods)
-def test_a_fitting_pods_parts_fit_together(
-    there: dict[int, dict[str, int]], scope: str, requested: ZonedPod
+def test_the_containers_of_a_fitting_pod_fit_together(
+    node_: dict[int, dict[str, int]], scope: str, requested: ZonedPod
 ) -> None:
-    before = node(there, scope=scope)
+    before = node(node_, scope=scope)
     found = filter(before, requested)
     if isinstance(found, Misfit):
         return
@@ -240,16 +240,16 @@ def test_a_fitting_pods_parts_fit_together(
 
 @given(zones, st.sampled_from(["container", "pod"]), pods, st.integers(0, 80), amounts)
 def test_more_resources_never_prevent_a_fit(
-    there: dict[int, dict[str, int]], scope: str, requested: ZonedPod, zone: int, more: int
+    node_: dict[int, dict[str, int]], scope: str, requested: ZonedPod, zone: int, more: int
 ) -> None:
     def whole(found: ZonedNode) -> bool:
         return isinstance(filter(found, requested), ZoneFit)
 
     if len(requested.parts) > 1 and scope == "container":
         return
-    if whole(node(there, scope=scope)):
+    if whole(node(node_, scope=scope)):
         grown = {
             number: {name: n + (more if number == zone else 0) for name, n in each.items()}
-            for number, each in there.items()
+            for number, each in node_.items()
         }
         assert whole(node(grown, scope=scope))

@@ -1,5 +1,5 @@
-"""The filter of the kubelet's policy restricted against a simulation of the kubelet: its CPU
-manager, its merge of hints, and a device manager."""
+"""The filter for the kubelet's policy restricted, compared with a simulation of the kubelet: its
+CPU manager, the merge of hints, and a device manager."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ class Kubelet:
         providers = [{"cpu": cpus}, {NIC: self._device_hints(nics)}]
         return kubelet_merge(providers, nodes, NumaPolicy.RESTRICTED)
 
-    def _device_hints(self, asked: int) -> tuple[TopologyHint, ...] | None:
-        if not asked:
+    def _device_hints(self, requested: int) -> tuple[TopologyHint, ...] | None:
+        if not requested:
             return None
         hints, least = [], len(self._total)
         for mask in subsets(self._total):
             nodes = ids(mask)
-            if sum(self._total[node] for node in nodes) >= asked:
+            if sum(self._total[node] for node in nodes) >= requested:
                 least = min(least, len(nodes))
             if any(count and node not in nodes for node, count in self._reusable.items()):
                 continue
-            if sum(self._free[node] + self._reusable.get(node, 0) for node in nodes) >= asked:
+            if sum(self._free[node] + self._reusable.get(node, 0) for node in nodes) >= requested:
                 hints.append(mask)
         return tuple(TopologyHint(mask, mask.bit_count() == least) for mask in hints)
 
@@ -83,15 +83,15 @@ class Kubelet:
             self._policy, self._state, pod, one.name, nodes
         )
         missing = one.requests.get(NIC, 0)
-        taken: dict[int, int] = {}
+        allocated: dict[int, int] = {}
         for source in (self._reusable, self._free):
             for node in nodes or self._total:
                 part = min(source.get(node, 0), missing)
                 source[node] = source.get(node, 0) - part
-                taken[node] = taken.get(node, 0) + part
+                allocated[node] = allocated.get(node, 0) + part
                 missing -= part
         if init:
-            for node, count in taken.items():
+            for node, count in allocated.items():
                 self._reusable[node] = self._reusable.get(node, 0) + count
         return not missing and not isinstance(placed, AllocationRefused)
 
@@ -111,25 +111,25 @@ def _pod_cpu(pod: ApiPod) -> PodCpu:
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Kubelet, ZonedNode, ApiPod, str]:
     shape = draw(st.sampled_from(SHAPES))
-    made = layouts.of(machines.cpus(shape, "adjacent"))
-    cpus = sorted(cpu for node in made.nodes for cpu in ids(node.cpus))
+    layout_ = layouts.of(machines.cpus(shape, "adjacent"))
+    cpus = sorted(cpu for node in layout_.nodes for cpu in ids(node.cpus))
     reserved = draw(st.sets(st.sampled_from(cpus), min_size=1, max_size=2))
     held = draw(st.sets(st.sampled_from(cpus), max_size=len(cpus) // 2)) - reserved
     reserved_mask, held_mask = (sum(1 << cpu for cpu in some) for some in (reserved, held))
     options = StaticOptions()
-    policy = static_cpu_manager.make(made, options, NumaPolicy.RESTRICTED, reserved_mask)
-    state = StaticState(made.cpus & ~held_mask, {"other": {"c": held_mask}} if held else {})
-    total = {node.id: draw(st.integers(0, 2)) for node in made.nodes}
+    policy = static_cpu_manager.make(layout_, options, NumaPolicy.RESTRICTED, reserved_mask)
+    state = StaticState(layout_.cpus & ~held_mask, {"other": {"c": held_mask}} if held else {})
+    total = {node.id: draw(st.integers(0, 2)) for node in layout_.nodes}
     free = {node: draw(st.integers(0, count)) for node, count in total.items()}
     left = {"cpu": CPU * policy.available(state).bit_count(), "nic": sum(free.values())}
 
-    one = {"cpu": CPU * made.nodes[0].cpus.bit_count(), "nic": max(total.values())}
+    one = {"cpu": CPU * layout_.nodes[0].cpus.bit_count(), "nic": max(total.values())}
     scope = draw(st.sampled_from(["pod", "container"]))
 
-    def asked(*, last: bool = False, threads: int = 1) -> dict[str, int]:
-        """No more than kube-scheduler itself admits; CPUs in multiples of `threads`. Of several
-        NUMA nodes, the amounts do not tell which CPUs the kubelet takes: in the scope container
-        only the last one needs several."""
+    def requested(*, last: bool = False, threads: int = 1) -> dict[str, int]:
+        """At most what kube-scheduler itself admits; CPUs in multiples of `threads`. The amounts of
+        several NUMA nodes do not determine which CPUs the kubelet takes: in the scope container,
+        only the last container needs several NUMA nodes."""
         most = (
             left if last or scope == "pod" else {name: min(left[name], one[name]) for name in one}
         )
@@ -141,15 +141,15 @@ def cases(draw: st.DrawFn) -> tuple[Kubelet, ZonedNode, ApiPod, str]:
         return amounts
 
     kinds = draw(st.lists(st.sampled_from([container, sidecar]), max_size=1))
-    # Of a core that it shares, the kubelet may leave the CPU of an init container unused.
+    # The kubelet may not reuse the CPU of an init container if it is a part of a core.
     init = tuple(
-        kind(f"i{place}", memory=1, **asked(threads=shape[3] if kind is container else 1))
+        kind(f"i{place}", memory=1, **requested(threads=shape[3] if kind is container else 1))
         for place, kind in enumerate(kinds)
     )
     others = [
-        container(f"c{place}", memory=1, **asked()) for place in range(draw(st.integers(0, 2)))
+        container(f"c{place}", memory=1, **requested()) for place in range(draw(st.integers(0, 2)))
     ]
-    containers = [*others, container("last", memory=1, **asked(last=True))]
+    containers = [*others, container("last", memory=1, **requested(last=True))]
     zones = tuple(
         Zone(
             node.id,
@@ -166,7 +166,7 @@ def cases(draw: st.DrawFn) -> tuple[Kubelet, ZonedNode, ApiPod, str]:
                 ),
             },
         )
-        for node in made.nodes
+        for node in layout_.nodes
     )
     topology = NodeTopology("n", zones, "restricted", scope, annotations=STATIC)
     kubelet = Kubelet(policy, state, free, total)
@@ -182,16 +182,16 @@ def test_a_pod_passes_if_the_kubelet_admits_it(
     assert kubelet.admits(pod, scope) is not isinstance(found, Misfit), found
 
 
-def test_an_init_container_with_a_part_of_a_core_may_bind_the_pod_to_its_numa_node() -> None:
-    """A limit of the filter: amounts do not tell that the kubelet gives the next container a whole
-    core, so that the CPU of the init container, on a core that is partly in use, stays to be used
-    by the last one."""
-    made = layouts.of(machines.cpus((1, 2, 4, 2), "adjacent"))
-    policy = static_cpu_manager.make(made, StaticOptions(), NumaPolicy.RESTRICTED, 1)
-    kubelet = Kubelet(policy, StaticState(made.cpus, {}), {0: 0, 1: 0}, {0: 0, 1: 0})
+def test_a_reusable_part_of_a_core_may_bind_the_pod_to_its_numa_node() -> None:
+    """A limitation of the filter: amounts do not show that the kubelet assigns a whole core to the
+    next container, so that the last container must reuse the CPU of the init container, on a core
+    that is partly used."""
+    layout_ = layouts.of(machines.cpus((1, 2, 4, 2), "adjacent"))
+    policy = static_cpu_manager.make(layout_, StaticOptions(), NumaPolicy.RESTRICTED, 1)
+    kubelet = Kubelet(policy, StaticState(layout_.cpus, {}), {0: 0, 1: 0}, {0: 0, 1: 0})
     zones = tuple(
         Zone(node.id, {"cpu": Amounts(8000, 8000, CPU * (node.cpus & ~1).bit_count())})
-        for node in made.nodes
+        for node in layout_.nodes
     )
     topology = NodeTopology("n", zones, "restricted", "container", annotations=STATIC)
     containers = [container(name, memory=1, cpu=cpu) for name, cpu in (("a", 2000), ("b", 6000))]

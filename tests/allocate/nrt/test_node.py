@@ -10,11 +10,11 @@ from tests.allocate.nrt.values import CPU, GPU, container, node, pod, topology
 
 
 def test_zones_are_ordered_by_their_ids() -> None:
-    there = node({9: {"cpu": 1}, 2: {"cpu": 2, GPU: 1}}, costs={9: {2: 21, 9: 10}, 2: {2: 10}})
-    assert there.zones == (2, 9)
-    assert there.available == {"cpu": {2: 2, 9: 1}, GPU: {2: 1}}
-    assert there.together == {"cpu": 3, GPU: 1}
-    assert there.distances == ((10, FAR), (21, 10))
+    node_ = node({9: {"cpu": 1}, 2: {"cpu": 2, GPU: 1}}, costs={9: {2: 21, 9: 10}, 2: {2: 10}})
+    assert node_.zones == (2, 9)
+    assert node_.available == {"cpu": {2: 2, 9: 1}, GPU: {2: 1}}
+    assert node_.together == {"cpu": 3, GPU: 1}
+    assert node_.distances == ((10, FAR), (21, 10))
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_zones_are_ordered_by_their_ids() -> None:
         ("none", "container", (NumaPolicy.NONE, TopologyManagerScope.CONTAINER)),
     ],
 )
-def test_policy_and_scope_are_the_kubelets(
+def test_policy_and_scope_of_the_kubelet(
     policy: str, scope: str, expected: tuple[NumaPolicy, TopologyManagerScope]
 ) -> None:
     found = node({}, policy, scope)
@@ -42,7 +42,7 @@ def test_an_empty_node_has_all_allocatable_resources() -> None:
     object_ = NodeTopology(
         "node-a", (Zone(0, {"cpu": Amounts(8 * CPU, 6 * CPU, CPU)}),), "single-numa-node"
     )
-    for cpus, now, then in ((1, ZoneFit, ZoneFit), (6, Misfit, ZoneFit), (7, Misfit, Misfit)):
+    for cpus, now, when_empty in ((1, ZoneFit, ZoneFit), (6, Misfit, ZoneFit), (7, Misfit, Misfit)):
         pod_a = pod(container(cpu=cpus * CPU), kube_class="guaranteed")
         assert isinstance(filter(zoned_node(object_, ()), pod_a), now)
-        assert isinstance(filter(zoned_node(object_, (), empty=True), pod_a), then)
+        assert isinstance(filter(zoned_node(object_, (), empty=True), pod_a), when_empty)

@@ -40,11 +40,11 @@ def test_a_pod_is_subtracted_once_from_the_sum() -> None:
 
 
 def test_amounts_are_never_negative_and_unreported_resources_stay_unreported() -> None:
-    there = node(TWO)
-    much = Assumed({0: {"cpu": 99 * CPU, "nic": 1}, 7: {"cpu": 1}}, {"memory": 99, "nic": 2})
-    after = without(there, [much])
+    node_ = node(TWO)
+    excessive = Assumed({0: {"cpu": 99 * CPU, "nic": 1}, 7: {"cpu": 1}}, {"memory": 99, "nic": 2})
+    after = without(node_, [excessive])
     assert after.available == {"cpu": {0: 0, 1: 4 * CPU}, "memory": {0: 0, 1: 0}, GPU: {1: 1}}
-    assert there.available["cpu"] == {0: 4 * CPU, 1: 4 * CPU}
+    assert node_.available["cpu"] == {0: 4 * CPU, 1: 4 * CPU}
 
 
 taken = st.builds(
@@ -57,8 +57,8 @@ taken = st.builds(
 
 
 @given(st.lists(taken, max_size=4))
-def test_pods_one_by_one_give_the_same_as_all_at_once(pods: list[Assumed]) -> None:
-    here = node(TWO)
+def test_pods_may_be_subtracted_one_by_one_or_together(pods: list[Assumed]) -> None:
+    node_ = node(TWO)
     for each in pods:
-        here = without(here, [each])
-    assert here == without(node(TWO), pods)
+        node_ = without(node_, [each])
+    assert node_ == without(node(TWO), pods)

@@ -14,7 +14,7 @@ from agent.allocate.nrt.node import (
 from agent.model.nrt import fingerprint
 from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, FingerprintMethod, NodeTopology
 
-FIRST, OWNER, LAST, FOREIGN, GONE, LONG_GONE = (
+FIRST, OWNER, LAST, UNKNOWN, DELETED, DELETED_FIRST = (
     fingerprint.pod_hash("ns", name) for name in ("first", "owner", "last", "f", "gone", "long")
 )
 ALL = [FIRST, OWNER, LAST]
@@ -26,28 +26,34 @@ def test_zones_that_count_all_known_pods_are_current() -> None:
     assert freshness(fingerprint_of([]), []) == Freshness(NrtFreshness.CURRENT)
 
 
-def test_the_pods_that_started_last_may_be_missing() -> None:
+def test_the_last_started_pods_may_be_missing_from_a_report() -> None:
     assert freshness(fingerprint_of([FIRST, OWNER]), ALL) == Freshness(NrtFreshness.BEHIND, 1)
     assert freshness(fingerprint_of([]), ALL) == Freshness(NrtFreshness.BEHIND, 3)
 
 
-@pytest.mark.parametrize("there", [(FIRST, LAST), (*ALL, FOREIGN), (GONE,)])
-def test_zones_that_count_unknown_pods_are_refused(there: tuple[int, ...]) -> None:
-    assert freshness(fingerprint_of(there), ALL) == Freshness(NrtFreshness.OTHER)
+@pytest.mark.parametrize("counted", [(FIRST, LAST), (*ALL, UNKNOWN), (DELETED,)])
+def test_zones_that_count_unknown_pods_are_refused(counted: tuple[int, ...]) -> None:
+    assert freshness(fingerprint_of(counted), ALL) == Freshness(NrtFreshness.OTHER)
 
 
 def test_deleted_pods_may_still_be_in_a_report() -> None:
-    gone = [LONG_GONE, GONE]
-    assert freshness(fingerprint_of([*ALL, GONE]), ALL, gone) == Freshness(NrtFreshness.BEHIND)
-    assert freshness(fingerprint_of([*ALL, *gone]), ALL, gone) == Freshness(NrtFreshness.BEHIND)
-    assert freshness(fingerprint_of([FIRST, *gone]), ALL, gone) == Freshness(NrtFreshness.BEHIND, 2)
-    assert freshness(fingerprint_of(ALL), ALL, gone) == Freshness(NrtFreshness.CURRENT)
-
-
-def test_the_pod_deleted_first_leaves_the_report_first() -> None:
-    assert freshness(fingerprint_of([*ALL, LONG_GONE]), ALL, [LONG_GONE, GONE]) == Freshness(
-        NrtFreshness.OTHER
+    deleted = [DELETED_FIRST, DELETED]
+    assert freshness(fingerprint_of([*ALL, DELETED]), ALL, deleted) == Freshness(
+        NrtFreshness.BEHIND
     )
+    assert freshness(fingerprint_of([*ALL, *deleted]), ALL, deleted) == Freshness(
+        NrtFreshness.BEHIND
+    )
+    assert freshness(fingerprint_of([FIRST, *deleted]), ALL, deleted) == Freshness(
+        NrtFreshness.BEHIND, 2
+    )
+    assert freshness(fingerprint_of(ALL), ALL, deleted) == Freshness(NrtFreshness.CURRENT)
+
+
+def test_pods_leave_the_report_in_the_order_of_their_deletion() -> None:
+    assert freshness(
+        fingerprint_of([*ALL, DELETED_FIRST]), ALL, [DELETED_FIRST, DELETED]
+    ) == Freshness(NrtFreshness.OTHER)
 
 
 def test_a_node_may_report_no_fingerprint() -> None:
@@ -60,22 +66,20 @@ def test_a_node_may_report_no_fingerprint() -> None:
         (None, FingerprintMethod.ALL),
         ("all", FingerprintMethod.ALL),
         ("with-exclusive-resources", FingerprintMethod.EXCLUSIVE),
-        ("of-the-moon", FingerprintMethod.ALL),
+        ("unknown", FingerprintMethod.ALL),
     ],
 )
-def test_the_nodes_value_for_the_fingerprint_method(
-    value: str | None, expected: FingerprintMethod
-) -> None:
+def test_the_fingerprint_method_of_the_node(value: str | None, expected: FingerprintMethod) -> None:
     attributes = {} if value is None else {FINGERPRINT_METHOD: value}
     assert method_of(NodeTopology("node-a", attributes=attributes)) is expected
 
 
-def test_only_a_limited_number_of_missing_pods_is_tried() -> None:
+def test_the_number_of_missing_pods_is_limited() -> None:
     many = [fingerprint.pod_hash("ns", f"pod-{each}") for each in range(MAX_MISSING + 1)]
     assert freshness(fingerprint_of(many[:1]), many) == Freshness(NrtFreshness.BEHIND, MAX_MISSING)
     assert freshness(fingerprint_of([]), many) == Freshness(NrtFreshness.OTHER)
 
 
 @given(st.permutations(ALL), st.integers(0, 3))
-def test_missing_and_counted_pods_are_all_pods(order: list[int], begun: int) -> None:
-    assert freshness(fingerprint_of(order[:begun]), order).missing == len(order) - begun
+def test_missing_and_counted_pods_are_all_pods(order: list[int], started: int) -> None:
+    assert freshness(fingerprint_of(order[:started]), order).missing == len(order) - started

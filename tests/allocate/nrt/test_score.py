@@ -17,9 +17,9 @@ TWO = {0: {"cpu": 4 * CPU, "memory": 100}, 1: {"cpu": 8 * CPU, "memory": 100}}
 
 @pytest.mark.parametrize("strategy", ZONE_STRATEGIES)
 def test_pods_that_are_not_guaranteed_score_equally_on_every_node(strategy: Strategy) -> None:
-    loose = pod(container(cpu=99 * CPU, limited=False))
-    assert score(node(TWO), loose, strategy) == 100
-    assert score(None, loose, strategy) == 100
+    burstable = pod(container(cpu=99 * CPU, limited=False))
+    assert score(node(TWO), burstable, strategy) == 100
+    assert score(None, burstable, strategy) == 100
 
 
 @pytest.mark.parametrize("strategy", ZONE_STRATEGIES)
@@ -66,28 +66,28 @@ def test_a_nodes_score_is_that_of_its_worst_numa_node(
 
 
 def test_a_numa_node_with_nothing_available_does_not_count() -> None:
-    there = node({**TWO, 2: {"cpu": 0, "memory": 0}})
-    assert score(there, pod(container(cpu=8 * CPU, memory=100)), MOST) == 50
+    node_ = node({**TWO, 2: {"cpu": 0, "memory": 0}})
+    assert score(node_, pod(container(cpu=8 * CPU, memory=100)), MOST) == 50
     assert score(node({2: {}}), pod(container(cpu=8 * CPU, memory=100)), MOST) == 0
 
 
 def test_a_fraction_of_a_cpu_scores_as_one_but_must_fit() -> None:
-    there = node({0: {"cpu": 3500, "memory": 100}})
-    assert score(there, pod(container(cpu=500, memory=100)), MOST) == (25 + 100) // 2
-    assert score(there, pod(container(cpu=4 * CPU, memory=100)), MOST) == 50
+    node_ = node({0: {"cpu": 3500, "memory": 100}})
+    assert score(node_, pod(container(cpu=500, memory=100)), MOST) == (25 + 100) // 2
+    assert score(node_, pod(container(cpu=4 * CPU, memory=100)), MOST) == 50
 
 
 def test_one_resource_is_balanced() -> None:
-    lone = pod(container(cpu=2 * CPU), kube_class="guaranteed")
-    assert score(node(TWO), lone, BALANCED) == 100
-    assert score(node({0: {"cpu": CPU}}), lone, BALANCED) == 0
+    cpu_only = pod(container(cpu=2 * CPU), kube_class="guaranteed")
+    assert score(node(TWO), cpu_only, BALANCED) == 100
+    assert score(node({0: {"cpu": CPU}}), cpu_only, BALANCED) == 0
 
 
 @pytest.mark.parametrize("strategy", [LEAST, MOST, BALANCED])
 def test_containers_without_requests_do_not_count(strategy: Strategy) -> None:
-    alone = pod(container("a", cpu=CPU, memory=1), kube_class="guaranteed")
-    beside = pod(container("a", cpu=CPU, memory=1), container("b"), kube_class="guaranteed")
-    assert score(node(TWO), beside, strategy) == score(node(TWO), alone, strategy)
+    without = pod(container("a", cpu=CPU, memory=1), kube_class="guaranteed")
+    with_empty = pod(container("a", cpu=CPU, memory=1), container("b"), kube_class="guaranteed")
+    assert score(node(TWO), with_empty, strategy) == score(node(TWO), without, strategy)
     nothing = pod(container(), kube_class="guaranteed")
     assert score(node(TWO), nothing, strategy) == 0
 
@@ -111,13 +111,13 @@ class TestFewestNumaNodes:
     def test_fewer_numa_nodes_score_higher(
         self, cpus: int, most: int | None, expected: int
     ) -> None:
-        there = node(TWO, "none", "pod", LOCAL, max_numa_nodes=most)
-        assert score(there, pod(container(cpu=cpus * CPU, memory=1)), FEWEST) == expected
+        node_ = node(TWO, "none", "pod", LOCAL, max_numa_nodes=most)
+        assert score(node_, pod(container(cpu=cpus * CPU, memory=1)), FEWEST) == expected
 
     def test_no_score_is_negative(self) -> None:
         three = {n: {"cpu": CPU, "memory": 1} for n in range(3)}
-        there = node(three, "none", max_numa_nodes=2)
-        assert score(there, pod(container(cpu=3 * CPU, memory=1)), FEWEST) == 0
+        node_ = node(three, "none", max_numa_nodes=2)
+        assert score(node_, pod(container(cpu=3 * CPU, memory=1)), FEWEST) == 0
 
     def test_closer_numa_nodes_score_higher(self) -> None:
         """Nodes 0 and 1 are close together, and so are 2 and 3."""
@@ -127,12 +127,12 @@ class TestFewestNumaNodes:
         }
         requested = pod(container(cpu=8 * CPU, memory=1))
 
-        def suits(*cpus: int) -> int:
+        def score_of(*cpus: int) -> int:
             zones = {n: {"cpu": each * CPU, "memory": 1} for n, each in enumerate(cpus)}
             return score(node(zones, "restricted", costs=costs), requested, FEWEST)
 
-        assert suits(4, 4, 4, 4) == suits(0, 0, 4, 4) == 100 - 2 * 12 + 6
-        assert suits(4, 0, 4, 0) == 100 - 2 * 12
+        assert score_of(4, 4, 4, 4) == score_of(0, 0, 4, 4) == 100 - 2 * 12 + 6
+        assert score_of(4, 0, 4, 0) == 100 - 2 * 12
 
     def test_unreported_distances_count_as_the_longest(self) -> None:
         requested = pod(container(cpu=CPU, memory=1))
@@ -141,35 +141,35 @@ class TestFewestNumaNodes:
         assert score(only_far, requested, FEWEST) == 88
 
     def test_the_container_that_is_spread_most_counts(self) -> None:
-        there = node(TWO, "none", "container", LOCAL)
+        node_ = node(TWO, "none", "container", LOCAL)
         requested = pod(
             container("a", cpu=2 * CPU, memory=1), container("b", cpu=9 * CPU, memory=1)
         )
-        assert score(there, requested, FEWEST) == 82
+        assert score(node_, requested, FEWEST) == 82
 
     def test_containers_reduce_the_amounts_for_later_ones(self) -> None:
-        there = node({0: TWO[0], 1: TWO[0]}, "none", "container", LOCAL)
+        node_ = node({0: TWO[0], 1: TWO[0]}, "none", "container", LOCAL)
         three = [container(f"c{n}", cpu=3 * CPU, memory=1) for n in range(3)]
-        assert score(there, pod(*three[:2]), FEWEST) == 94
-        assert score(there, pod(*three), FEWEST) == 0
-        assert score(there, pod(*three[:2], init=(three[2],)), FEWEST) == 94
+        assert score(node_, pod(*three[:2]), FEWEST) == 94
+        assert score(node_, pod(*three), FEWEST) == 0
+        assert score(node_, pod(*three[:2], init=(three[2],)), FEWEST) == 94
         side = sidecar(cpu=3 * CPU, memory=1)
-        assert score(there, pod(*three[:2], init=(side,)), FEWEST) == 0
+        assert score(node_, pod(*three[:2], init=(side,)), FEWEST) == 0
 
     def test_resources_that_no_numa_node_reports_do_not_count(self) -> None:
-        there = node(TWO, costs=LOCAL)
+        node_ = node(TWO, costs=LOCAL)
         storage = {"ephemeral-storage": 5}
-        assert score(there, pod(container(cpu=CPU, memory=1, **storage)), FEWEST) == 94
+        assert score(node_, pod(container(cpu=CPU, memory=1, **storage)), FEWEST) == 94
         none = node({0: {"hugepages-2Mi": 1}})
         assert score(none, pod(container(cpu=CPU, memory=1)), FEWEST) == 100
 
     def test_numa_nodes_without_a_resource_do_not_contribute(self) -> None:
         zones = {0: {"cpu": 4 * CPU, "memory": 100}, 1: {"cpu": 4 * CPU}}
-        there = node(zones, costs=LOCAL)
-        assert score(there, pod(container(cpu=4 * CPU, memory=1)), FEWEST) == 94
-        assert score(there, pod(container(cpu=5 * CPU, memory=1)), FEWEST) == 0
+        node_ = node(zones, costs=LOCAL)
+        assert score(node_, pod(container(cpu=4 * CPU, memory=1)), FEWEST) == 94
+        assert score(node_, pod(container(cpu=5 * CPU, memory=1)), FEWEST) == 0
 
     def test_numa_nodes_without_cpus_give_memory(self) -> None:
         zones = {0: {"cpu": 4 * CPU, "memory": 100}, 9: {"cpu": 0, "memory": 100}}
-        there = node(zones, costs={0: {0: 10, 9: 20}, 9: {0: 20, 9: 10}})
-        assert score(there, pod(container(cpu=4 * CPU, memory=150)), FEWEST) == 82
+        node_ = node(zones, costs={0: {0: 10, 9: 20}, 9: {0: 20, 9: 10}})
+        assert score(node_, pod(container(cpu=4 * CPU, memory=150)), FEWEST) == 82

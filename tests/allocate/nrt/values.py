@@ -45,8 +45,8 @@ def node(zones: Mapping[int, Mapping[str, int]], *args: Any, **more: Any) -> Zon
 
 def container(name: str = "main", limited: bool = True, **requests: int) -> ApiContainer:
     """`gpu` and `nic` are short names of their resources."""
-    words = {"gpu": GPU, "nic": NIC}
-    amounts = {words.get(key, key): amount for key, amount in requests.items()}
+    names = {"gpu": GPU, "nic": NIC}
+    amounts = {names.get(key, key): amount for key, amount in requests.items()}
     return ApiContainer(name, amounts, amounts if limited else {})
 
 

@@ -1,4 +1,4 @@
-"""Both merges as a literal version of their rules: every combination is tried, in order."""
+"""Reference implementations of both merges: they try every combination, in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _lists(
     providers: Sequence[Provider], policy: NumaPolicy
 ) -> tuple[list[list[TopologyHint]], bool]:
     lists: list[list[TopologyHint]] = []
-    lacking = False
+    insufficient = False
     for provider in providers:
         if not provider:
             lists.append([TopologyHint(None, True)])
@@ -25,7 +25,7 @@ def _lists(
                 lists.append([TopologyHint(None, True)])
             elif not hints:
                 lists.append([TopologyHint(None, False, 0, True)])
-                lacking = True
+                insufficient = True
             else:
                 lists.append(list(hints))
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
@@ -37,7 +37,7 @@ def _lists(
             ]
             for hints in lists
         ]
-    return lists, lacking
+    return lists, insufficient
 
 
 def koordinator(
@@ -50,25 +50,25 @@ def koordinator(
     by_score: bool = False,
 ) -> Answer:
     full = sum(1 << node for node in nodes)
-    lists, lacking = _lists(providers, policy)
+    lists, insufficient = _lists(providers, policy)
     best = (full, False, 0, False)
     for hints in itertools.product(*lists):
         masks = [hint.mask for hint in hints if hint.mask is not None]
         mask = full
-        for named in masks:
-            mask &= named
+        for hint_mask in masks:
+            mask &= hint_mask
         if mask == 0:
             continue
         preferred = all(hint.preferred for hint in hints)
-        preferred = preferred and all(named == masks[0] for named in masks)
+        preferred = preferred and all(hint_mask == masks[0] for hint_mask in masks)
         if exclusive is NumaExclusive.REQUIRED:
-            mine = [statuses[node] for node in nodes if mask >> node & 1]
-            if len(mine) > 1 and NodeStatus.SINGLE in mine:
+            statuses_of_mask = [statuses[node] for node in nodes if mask >> node & 1]
+            if len(statuses_of_mask) > 1 and NodeStatus.SINGLE in statuses_of_mask:
                 preferred = False
-            if mine == [NodeStatus.SHARED]:
+            if statuses_of_mask == [NodeStatus.SHARED]:
                 preferred = False
         unsatisfied = any(hint.unsatisfied for hint in hints)
-        if masks and mask.bit_count() != max(named.bit_count() for named in masks):
+        if masks and mask.bit_count() != max(hint_mask.bit_count() for hint_mask in masks):
             unsatisfied = True
         score = sum(hint.score for hint in hints if hint.mask == mask)
         if preferred != best[1]:
@@ -87,7 +87,7 @@ def koordinator(
             (full, False, True, 0, False) if unsatisfied else (mask, preferred, True, score, False)
         )
     single = policy is NumaPolicy.SINGLE_NUMA_NODE
-    if lacking:
+    if insufficient:
         return None if single else full, False, False, 0, False
     if single and mask == full:
         return None, preferred, preferred, 0, False
@@ -121,8 +121,8 @@ def kubelet(
     for combination in itertools.product(*lists):
         masks = [hint.mask for hint in combination if hint.mask is not None]
         mask = full
-        for named in masks:
-            mask &= named
+        for hint_mask in masks:
+            mask &= hint_mask
         if mask == 0:
             continue
         preferred = all(hint.preferred for hint in combination) and len(set(masks)) <= 1

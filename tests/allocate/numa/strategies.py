@@ -1,4 +1,4 @@
-"""Hypothesis strategies for machines and hints: few scores, so that ties are common."""
+"""Hypothesis strategies for machines and hints. Few distinct scores make ties common."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hints(nodes: list[int]) -> st.SearchStrategy[TopologyHint]:
 
 
 def rarely_preferred(nodes: list[int]) -> st.SearchStrategy[TopologyHint]:
-    """Mostly combinations without preferred hints: the order of all of them decides."""
+    """Mostly combinations without preferred hints: the order of all combinations decides."""
     return hints(nodes).map(
         lambda hint: (
             TopologyHint(hint.mask, False, hint.score, hint.unsatisfied) if hint.mask else hint
@@ -34,8 +34,8 @@ def rarely_preferred(nodes: list[int]) -> st.SearchStrategy[TopologyHint]:
 def providers(nodes: list[int]) -> st.SearchStrategy[list[Provider]]:
     def of(hint: st.SearchStrategy[TopologyHint]) -> st.SearchStrategy[list[Provider]]:
         lists = st.lists(hint, min_size=1, max_size=9)
-        held = st.one_of(lists, lists, lists, lists, lists, st.none(), st.just([]))
-        named = st.dictionaries(st.sampled_from(["cpu", "memory", "gpu"]), held, max_size=2)
+        hint_lists = st.one_of(lists, lists, lists, lists, lists, st.none(), st.just([]))
+        named = st.dictionaries(st.sampled_from(["cpu", "memory", "gpu"]), hint_lists, max_size=2)
         return st.lists(named, max_size=3).filter(
             lambda drawn: sum(len(provider) for provider in drawn) <= 4
         )

@@ -8,7 +8,9 @@ from agent.allocate.numa.hint import NodeStatus, TopologyHint, resource_hints
 from agent.model.cpu.policies import NumaExclusive, NumaPolicy
 
 amounts = st.dictionaries(st.sampled_from(["cpu", "memory"]), st.integers(0, 4))
-machines = st.lists(amounts, min_size=1, max_size=5).map(lambda held: dict(enumerate(held)))
+machines = st.lists(amounts, min_size=1, max_size=5).map(
+    lambda amounts_of_nodes: dict(enumerate(amounts_of_nodes))
+)
 
 
 @given(
@@ -23,7 +25,7 @@ machines = st.lists(amounts, min_size=1, max_size=5).map(lambda held: dict(enume
 def test_wider_masks_do_not_change_the_result(
     request, available, policy, exclusive, status, failing, spread
 ) -> None:
-    """With an exclusive policy this applies to preferred hints; otherwise all masks are made."""
+    """With an exclusive policy this holds for preferred hints; otherwise all masks are tried."""
     statuses = dict(enumerate(status))
 
     def merged(narrowest: bool) -> koordinator_merge.Merged:
@@ -38,16 +40,16 @@ def test_wider_masks_do_not_change_the_result(
         )
         return koordinator_merge.merge([hints], available, policy, exclusive, statuses)
 
-    everything, narrowest = merged(False), merged(True)
+    all_masks, narrowest = merged(False), merged(True)
     if exclusive is NumaExclusive.REQUIRED and not narrowest.preferred:
         return
     assert (narrowest.mask, narrowest.preferred, narrowest.admit, narrowest.score) == (
-        everything.mask,
-        everything.preferred,
-        everything.admit,
-        everything.score,
+        all_masks.mask,
+        all_masks.preferred,
+        all_masks.admit,
+        all_masks.score,
     )
-    assert bool(narrowest.lacking) == bool(everything.lacking)
+    assert bool(narrowest.lacking) == bool(all_masks.lacking)
 
 
 @given(
@@ -63,16 +65,16 @@ def test_wider_masks_do_not_change_the_result(
 def test_masks_that_the_other_provider_does_not_prefer_do_not_change_the_result(
     request, available, policy, exclusive, status, failing, offered, spread
 ) -> None:
-    """Hints with more nodes are omitted at first; if nothing is preferred then, all are made."""
+    """Hints with more nodes are omitted first; if no hint is preferred then, all are tried."""
     machine = (1 << len(available)) - 1
-    theirs = sorted({each & machine for each in offered} - {0}, key=int.bit_count)
-    fewest = theirs[0].bit_count() if theirs else 0
+    gpu_masks = sorted({each & machine for each in offered} - {0}, key=int.bit_count)
+    fewest = gpu_masks[0].bit_count() if gpu_masks else 0
     hints = tuple(
-        TopologyHint(each, each.bit_count() == fewest, 500 * (each % 2)) for each in theirs
+        TopologyHint(each, each.bit_count() == fewest, 500 * (each % 2)) for each in gpu_masks
     )
 
     def merged(others: tuple[TopologyHint, ...], widest: int | None) -> koordinator_merge.Merged:
-        ours = resource_hints(
+        cpu_hints = resource_hints(
             request,
             available,
             available,
@@ -82,7 +84,7 @@ def test_masks_that_the_other_provider_does_not_prefer_do_not_change_the_result(
             widest=widest,
         )
         return koordinator_merge.merge(
-            [ours, {"gpu": others}], available, policy, exclusive, dict(enumerate(status))
+            [cpu_hints, {"gpu": others}], available, policy, exclusive, dict(enumerate(status))
         )
 
     narrow = merged(tuple(hint for hint in hints if hint.preferred), fewest or None)

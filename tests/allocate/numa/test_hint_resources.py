@@ -11,7 +11,7 @@ from agent.model.cpu.policies import NumaPolicy
 FOUR = {node: {"cpu": 4000, "memory": 16} for node in (0, 1)}
 
 
-def everything(mask: int) -> bool:
+def always_fits(mask: int) -> bool:
     return True
 
 
@@ -20,7 +20,7 @@ def hints(
     available: dict[int, dict[str, int]],
     policy: NumaPolicy = NumaPolicy.BEST_EFFORT,
 ) -> dict[str, tuple[TopologyHint, ...]]:
-    return resource_hints(request, available, FOUR, policy, lambda mask: mask, everything)
+    return resource_hints(request, available, FOUR, policy, lambda mask: mask, always_fits)
 
 
 def test_the_fewest_nodes_are_preferred() -> None:
@@ -38,13 +38,13 @@ def test_all_are_preferred_under_restricted() -> None:
     assert all(hint.preferred for hint in found["cpu"])
 
 
-def test_a_node_with_nothing_left_gives_no_hint_for_that_resource() -> None:
+def test_a_node_without_available_amounts_has_no_hint_for_the_resource() -> None:
     available = {0: {"cpu": 4000, "memory": 16}, 1: {"cpu": 0, "memory": 12}}
     found = hints({"cpu": 2000, "memory": 20}, available)
     assert found == {"cpu": (), "memory": (TopologyHint(0b11, True, 3),)}
 
 
-def test_the_fewest_nodes_are_determined_for_each_resource_alone() -> None:
+def test_the_fewest_nodes_are_determined_for_each_resource() -> None:
     available = {0: {"cpu": 1000}, 1: {"cpu": 3000, "memory": 16}, 2: {"memory": 16}}
     found = hints({"cpu": 3000, "memory": 8}, available)
     assert found["cpu"] == (TopologyHint(0b010, True, 2), TopologyHint(0b011, False, 3))
@@ -55,7 +55,7 @@ def test_resources_that_no_node_counts_have_no_hints() -> None:
     assert hints({"example.com/fpga": 1, "cpu": 0}, FOUR) == {}
 
 
-def test_a_failed_trial_gives_no_hint() -> None:
+def test_a_mask_with_a_failed_trial_has_no_hint() -> None:
     found = resource_hints(
         {"cpu": 1000}, FOUR, FOUR, NumaPolicy.BEST_EFFORT, lambda mask: 0, lambda mask: mask != 1
     )
@@ -96,7 +96,7 @@ def test_many_nodes_of_which_two_have_cpus() -> None:
 
 @settings(max_examples=200)
 @given(st.data())
-def test_all_masks_by_the_rule(data: st.DataObject) -> None:
+def test_the_hints_equal_an_enumeration_of_all_masks(data: st.DataObject) -> None:
     nodes = sorted(data.draw(st.sets(st.sampled_from([0, 1, 2, 5, 64]), min_size=1)))
     amount = st.integers(-1, 3)
     available = {node: {"cpu": data.draw(amount), "memory": data.draw(amount)} for node in nodes}

@@ -16,7 +16,7 @@ POLICIES = [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUM
 
 
 def answer(
-    given_hints: list[Provider],
+    hints: list[Provider],
     nodes: list[int],
     policy: NumaPolicy,
     exclusive: NumaExclusive | None,
@@ -24,7 +24,7 @@ def answer(
     *,
     by_score: bool = False,
 ) -> plain.Answer:
-    merged = merge(given_hints, nodes, policy, exclusive, statuses, by_score=by_score)
+    merged = merge(hints, nodes, policy, exclusive, statuses, by_score=by_score)
     return merged.mask, merged.preferred, merged.admit, merged.score, merged.unsatisfied
 
 
@@ -71,7 +71,7 @@ def all_masks(nodes: int) -> list[TopologyHint]:
     return [TopologyHint(mask, mask.bit_count() == 1) for mask in subsets(range(nodes))]
 
 
-def test_eight_nodes_and_three_resources_need_no_product() -> None:
+def test_eight_nodes_and_three_resources_are_merged_without_a_product() -> None:
     hints = {resource: all_masks(8) for resource in ("cpu", "memory", "gpu")}
     merged = merge([hints], range(8), NumaPolicy.RESTRICTED)
     assert (merged.mask, merged.preferred, merged.admit) == (1, True, True)
@@ -105,7 +105,7 @@ def test_a_rejection_for_exclusivity_has_its_cause() -> None:
     assert merged.causes == (MergeCause.NODE_EXCLUSIVE,)
 
 
-def test_the_reason_is_data() -> None:
+def test_the_result_has_causes_and_picks() -> None:
     merged = merge(
         [{"cpu": [TopologyHint(0b01, True)], "memory": []}, {}], [0, 1], NumaPolicy.BEST_EFFORT
     )
@@ -178,7 +178,7 @@ def test_a_resource_without_a_single_node_hint_is_reported() -> None:
     assert merged.lacking == (Pick(0, "memory", None),)
 
 
-def test_a_resource_without_a_preference_has_no_hint_to_name() -> None:
+def test_a_resource_without_hints_has_no_picked_hint() -> None:
     merged = merge(
         [{"cpu": [TopologyHint(1, True)], "gpu": None}, {}], [0, 1], NumaPolicy.RESTRICTED
     )

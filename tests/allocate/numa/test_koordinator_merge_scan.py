@@ -14,39 +14,39 @@ Lists = list[list[int]]
 
 
 def combinations(masks: Lists) -> list[tuple[int, tuple[int, ...]]]:
-    """Non-empty intersections and their places, in the order of a scan."""
+    """Non-empty intersections and the indices of their hints, in the order of a scan."""
     found = []
-    for place in itertools.product(*(range(len(held)) for held in masks)):
-        meet = -1
-        for held, at in zip(masks, place, strict=True):
-            meet &= held[at]
-        if meet:
-            found.append((meet, place))
+    for indices in itertools.product(*(range(len(list_)) for list_ in masks)):
+        common = -1
+        for list_, index in zip(masks, indices, strict=True):
+            common &= list_[index]
+        if common:
+            found.append((common, indices))
     return found
 
 
 def check(masks: Lists, scores: Lists, start: Best | None) -> None:
     candidates = combinations(masks)
     fewest = min((mask.bit_count() for mask, _ in candidates), default=0)
-    candidates = [(mask, place) for mask, place in candidates if mask.bit_count() == fewest]
+    candidates = [(mask, indices) for mask, indices in candidates if mask.bit_count() == fewest]
     results = {mask for mask, _ in candidates}
     if not results and start is None:
         with pytest.raises(ValueError, match="needs a start or a combination"):
             outcome(masks, scores, results, start)
         return
     best = start
-    for mask, place in candidates:
+    for mask, indices in candidates:
         score = sum(
-            worth[at]
-            for held, worth, at in zip(masks, scores, place, strict=True)
-            if held[at] == mask
+            list_scores[index]
+            for list_, list_scores, index in zip(masks, scores, indices, strict=True)
+            if list_[index] == mask
         )
         if best is None or mask < best.mask or score > best.score:
-            best = Best(mask, score, place)
+            best = Best(mask, score, indices)
     assert outcome(masks, scores, results, start) == best
     for mask in results:
         assert first_place(masks, mask) == next(
-            place for candidate, place in candidates if candidate == mask
+            indices for candidate, indices in candidates if candidate == mask
         )
 
 
@@ -56,9 +56,9 @@ LIST = st.lists(st.tuples(MASKS, st.integers(0, 4)), max_size=7)
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(LIST, min_size=1, max_size=3), st.integers(0, 2))
-def test_the_scan_equals_the_plain_scan(lists: list[list[tuple[int, int]]], start: int) -> None:
-    masks = [[mask for mask, _ in held] for held in lists]
-    scores = [[score for _, score in held] for held in lists]
+def test_the_scan_equals_an_enumeration(lists: list[list[tuple[int, int]]], start: int) -> None:
+    masks = [[mask for mask, _ in list_] for list_ in lists]
+    scores = [[score for _, score in list_] for list_ in lists]
     check(masks, scores, None if start < 2 else Best(2, 2, None))
 
 
@@ -70,15 +70,15 @@ def test_lists_ordered_by_size(seed: int) -> None:
         [mask for mask in every if mask.bit_count() >= draw.choice([1, 1, 2])] for _ in range(3)
     ]
     top = draw.choice([1, 4, 100])
-    check(masks, [[draw.randint(0, top) for _ in held] for held in masks], None)
+    check(masks, [[draw.randint(0, top) for _ in list_] for list_ in masks], None)
 
 
-def test_a_larger_mask_is_not_replaced_by_a_still_larger_one_with_a_lower_score() -> None:
+def test_a_mask_is_not_replaced_by_a_larger_one_with_a_lower_score() -> None:
     masks = [[1, 2, 4, 7], [7]]
     assert outcome(masks, [[0, 5, 3, 0], [0]], {1, 2, 4}, None) == Best(2, 5, (1, 0))
 
 
-def test_a_smaller_mask_wins_whatever_its_score() -> None:
+def test_a_smaller_mask_wins_regardless_of_its_score() -> None:
     masks = [[2, 1, 7], [7, 7]]
     assert outcome(masks, [[9, 0, 0], [0, 0]], {1, 2}, None) == Best(1, 0, (1, 0))
 
@@ -87,6 +87,6 @@ def test_no_lists_give_one_combination() -> None:
     assert outcome([], [], {3}, None) == Best(3, 0, ())
 
 
-def test_a_mask_that_no_combination_gives_is_refused() -> None:
+def test_a_mask_that_is_no_intersection_is_refused() -> None:
     with pytest.raises(ValueError, match="no combination gives the mask 0x4"):
         first_place([[1, 3], [3]], 4)

@@ -1,4 +1,4 @@
-"""The kinds of pods that were seen, and what is free on a node."""
+"""Demand: the kinds of earlier pods; and the free amounts of a node."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from agent.allocate.placement.demand import (
 
 
 def test_a_placement_is_rebuilt_when_the_pods_have_doubled() -> None:
-    demand, built, when = Demand(), 0, []
+    demand, built, rebuilt_at = Demand(), 0, []
     for _ in range(1000):
         demand.add(PodKind(1, 1))
         if demand.due(built):
             built = demand.pods
-            when.append(built)
-    assert when == [1, 50, 100, 200, 400, 800]
+            rebuilt_at.append(built)
+    assert rebuilt_at == [1, 50, 100, 200, 400, 800]
 
 
 def test_the_rarest_kinds_are_dropped() -> None:
@@ -37,14 +37,14 @@ def test_the_rarest_kinds_are_dropped() -> None:
     assert demand.pods == 2 * MAX_KINDS + 2
 
 
-def test_pods_of_long_ago_count_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_pods_count_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demand_module, "MAX_PODS", 100)
     demand = Demand({PodKind(1, 0): 100, PodKind(2, 0): 1})
     demand.add(PodKind(3, 0))
     assert demand.counts == {PodKind(1, 0): 50}
 
 
-def test_pods_that_two_processes_have_seen_count_once() -> None:
+def test_pods_that_two_processes_counted_count_once() -> None:
     demand = Demand({PodKind(1, 0): 10, PodKind(2, 0): 1})
     demand.merge({PodKind(1, 0): 8, PodKind(3, 0): 5})
     assert demand.counts == {PodKind(1, 0): 10, PodKind(2, 0): 1, PodKind(3, 0): 5}

@@ -1,4 +1,4 @@
-"""The published placements."""
+"""Placement policies from publications."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def amounts(gpu_milli: dict[int, int], cpu_milli: int = 64_000, model: str = "G2
         ({0: FULL}, 1_000, 1000.0),
     ],
 )
-def test_a_fragment_is_what_typical_pods_cannot_use(
+def test_a_fragment_is_unusable_for_typical_pods(
     left: dict[int, int], cpu: int, lost: float
 ) -> None:
     assert Fragmentation(COUNTS).of_node(amounts(left, cpu)) == pytest.approx(lost)
 
 
-def test_gpus_of_a_model_that_a_pod_does_not_admit_are_fragments_for_it() -> None:
+def test_gpus_of_other_models_are_fragments_for_a_pod_that_requires_a_model() -> None:
     meter = Fragmentation({PodKind(1000, 1, 1, FULL, ("T4",)): 1, WHOLE: 1})
     assert meter.of_node(amounts({0: FULL})) == pytest.approx(500)
     assert meter.of_node(amounts({0: FULL}, model="T4")) == pytest.approx(0)
@@ -45,10 +45,10 @@ def test_kinds_beyond_95_percent_of_the_pods_do_not_count() -> None:
     assert meter.of_node(amounts({0: 500})) == pytest.approx(500)
 
 
-def test_fgd_takes_the_card_whose_rest_fewest_pods_miss() -> None:
+def test_fgd_chooses_the_card_with_the_smallest_increase_of_fragmentation() -> None:
     assert Fgd(COUNTS).verdict(amounts({0: FULL, 1: 700}), SMALL).cards == (1,)
 
 
-def test_fgd_has_whole_points() -> None:
+def test_the_cost_of_fgd_equals_its_points() -> None:
     found = Fgd(COUNTS).verdict(amounts({0: FULL}), SMALL)
     assert found.cost == -found.points

@@ -1,4 +1,4 @@
-"""The placement of the GPUs' residual value."""
+"""The placement policy that maximizes the residual value of GPUs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def built(*kinds: PodKind) -> Residual:
     return residual(dict.fromkeys(kinds, 10), nodes)
 
 
-def test_what_a_common_part_leaves_has_the_value_of_the_parts_that_fit() -> None:
+def test_the_rest_of_a_common_share_has_the_value_of_the_shares_that_fit() -> None:
     value = remainder_values(PARTS)
     assert [round(value[milli // CELL], 6) for milli in (0, 180, 470, 940, FULL)] == [
         0,
@@ -51,7 +51,7 @@ def test_what_a_common_part_leaves_has_the_value_of_the_parts_that_fit() -> None
 
 
 @given(st.dictionaries(st.integers(1, 100), st.integers(1, 1000), min_size=1, max_size=12))
-def test_no_set_of_parts_that_one_gpu_holds_is_worth_more_than_a_gpu(
+def test_no_set_of_shares_of_one_gpu_has_a_higher_value_than_the_gpu(
     percents: dict[int, int],
 ) -> None:
     value = remainder_values({percent * CELL: pods for percent, pods in percents.items()})
@@ -63,7 +63,7 @@ def test_no_set_of_parts_that_one_gpu_holds_is_worth_more_than_a_gpu(
             assert value[one] + value[two] <= value[one + two] + 1e-6
 
 
-def test_a_part_is_placed_on_the_device_of_the_part_that_it_completes() -> None:
+def test_a_share_is_placed_on_the_device_that_it_completes() -> None:
     kind = PodKind(4000, 16 * GIB, 1, 470)
     policy = residual({PodKind(1, 1, 1, milli): pods for milli, pods in PARTS.items()}, [])
     found = policy.verdict(amounts("a", {0: 1000, 1: 530, 2: 680}), kind)
@@ -74,7 +74,7 @@ def test_a_part_is_placed_on_the_device_of_the_part_that_it_completes() -> None:
     assert partly_used.points >= less_used.points
 
 
-def test_a_pod_does_not_take_the_cpu_of_idle_gpus() -> None:
+def test_a_pod_without_gpus_avoids_nodes_with_idle_gpus() -> None:
     policy = built(WHOLE)
     many, none = (
         amounts("a", dict.fromkeys(range(8), FULL)),
@@ -91,14 +91,14 @@ def test_idle_gpus_without_cpu_are_stranded() -> None:
 
 
 @given(st.floats(0, 16), st.integers(0, 200_000), st.integers(0, 1 << 40))
-def test_more_cpu_never_strands_more(idle: float, cpu: int, memory: int) -> None:
+def test_more_cpu_never_strands_more_gpus(idle: float, cpu: int, memory: int) -> None:
     policy = built(WHOLE, HALF)
     found = policy.stranded(idle, cpu, memory)
     assert 0 <= found <= idle
     assert policy.stranded(idle, cpu + 1000, memory) <= found + 1e-9
 
 
-def test_a_gpu_of_a_model_that_others_insist_on_is_dear() -> None:
+def test_a_gpu_of_a_model_that_other_pods_require_costs_more() -> None:
     nodes = [amounts(name, {0: FULL}, model=name).capacity for name in ("T4", "G2")]
     policy = residual({PodKind(1000, GIB, 1, FULL, ("T4",)): 5, WHOLE: 5}, nodes)
     assert policy.models == pytest.approx({"T4": 0.5})

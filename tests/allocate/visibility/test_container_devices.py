@@ -1,4 +1,4 @@
-"""A pod's devices divided among its containers."""
+"""The devices of a pod, divided among its containers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.allocate.visibility.container_devices import ContainerDeviceRequest, SplitError, split
 from agent.model.devices.device_allocation import AllocatedDevice
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO
-from tests.allocate.visibility.asks import type_request
+from tests.allocate.visibility.type_requests import type_request
 
 GPU = "gpu"
 
@@ -37,7 +37,7 @@ NONE = ContainerDeviceRequest("none")
 
 
 @pytest.mark.parametrize(
-    ("given_", "containers", "shares"),
+    ("allocated", "containers", "shares"),
     [
         pytest.param(cards(100, 100), [whole("a", 2)], {"a": (0, 1)}, id="one container"),
         pytest.param(
@@ -53,17 +53,20 @@ NONE = ContainerDeviceRequest("none")
             cards(100, 100),
             [part("a", 40), whole("b", 1), part("c", 60)],
             {"b": (0,), "a": (1,), "c": (1,)},
-            id="whole ones first",
+            id="whole cards first",
         ),
         pytest.param(
-            cards(50, 50), [part("a", 50), part("b", 50)], {"a": (0,), "b": (1,)}, id="no room"
+            cards(50, 50),
+            [part("a", 50), part("b", 50)],
+            {"a": (0,), "b": (1,)},
+            id="not enough left on one card",
         ),
         pytest.param(cards(50, 50), [part("a", 50, 2)], {"a": (0, 1)}, id="spread over two"),
         pytest.param(
             cards(100, 100),
             [whole("i", 2, init=True), whole("j", 1, init=True), whole("a", 1), whole("b", 1)],
             {"i": (0, 1), "j": (0,), "a": (0,), "b": (1,)},
-            id="init containers use them before",
+            id="init containers use the same cards",
         ),
         pytest.param(
             cards(100, 100, 100),
@@ -74,7 +77,7 @@ NONE = ContainerDeviceRequest("none")
                 whole("a", 2),
             ],
             {"i": (0,), "s": (0,), "j": (1, 2), "a": (1, 2)},
-            id="a sidecar keeps its own",
+            id="a sidecar keeps its card",
         ),
         pytest.param(
             [AllocatedDevice(0), AllocatedDevice(1)],
@@ -83,40 +86,40 @@ NONE = ContainerDeviceRequest("none")
                 ContainerDeviceRequest("b", {GPU: type_request(1)}),
             ],
             {"a": (0,), "b": (1,)},
-            id="amounts that are not known",
+            id="unknown amounts",
         ),
         pytest.param(cards(100, 100), [NONE], {}, id="no requests"),
     ],
 )
 def test_shares(
-    given_: list[AllocatedDevice],
+    allocated: list[AllocatedDevice],
     containers: list[ContainerDeviceRequest],
     shares: dict[str, tuple[int, ...]],
 ) -> None:
-    assert split(given_, GPU, containers) == shares
+    assert split(allocated, GPU, containers) == shares
 
 
 @pytest.mark.parametrize(
     "containers",
     [
-        [whole("a", 2), whole("late", 1)],
-        [part("a", 60), part("b", 60), part("late", 60)],
-        [whole("s", 1, init=True, sidecar=True), whole("late", 2)],
+        [whole("a", 2), whole("last", 1)],
+        [part("a", 60), part("b", 60), part("last", 60)],
+        [whole("s", 1, init=True, sidecar=True), whole("last", 2)],
     ],
 )
 def test_requests_beyond_the_pods_allocation(containers: list[ContainerDeviceRequest]) -> None:
-    with pytest.raises(SplitError, match="container late requests"):
+    with pytest.raises(SplitError, match="container last requests"):
         split(cards(100, 100), GPU, containers)
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(0, 2))
 def test_containers_that_run_at_once_share_no_whole_card(counts: list[int], spare: int) -> None:
-    containers = [whole(str(place), count) for place, count in enumerate(counts)]
-    given_ = cards(*[100] * (sum(counts) + spare))
-    shares = split(given_, GPU, containers)
-    taken = [place for each in shares.values() for place in each]
+    containers = [whole(str(index), count) for index, count in enumerate(counts)]
+    allocated = cards(*[100] * (sum(counts) + spare))
+    shares = split(allocated, GPU, containers)
+    taken = [index for each in shares.values() for index in each]
     if len(containers) > 1:
         assert len(taken) == len(set(taken)) == sum(counts)
         assert [len(shares[each.name]) for each in containers] == counts
     else:
-        assert len(taken) == len(given_)
+        assert len(taken) == len(allocated)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given as for_all
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.visibility.container_devices import ContainerDeviceRequest, Isolation
@@ -21,7 +21,7 @@ from agent.model.devices.visibility import (
 )
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.pod.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
-from tests.allocate.visibility.asks import type_request
+from tests.allocate.visibility.type_requests import type_request
 
 GIB = 1 << 30
 CM = DeviceNode("/dev/infiniband/rdma_cm", 10, 58)
@@ -32,7 +32,7 @@ def node(path: str, number: int) -> DeviceNode:
 
 
 def card(number: int, minor: int) -> CardFiles:
-    """NVML's index and the minor differ."""
+    """The NVML index differs from the minor."""
     gpu = VisibleGpu(f"GPU-{number}", str(number), (node(f"/dev/nvidia{minor}", minor),))
     return CardFiles(gpu, minor)
 
@@ -79,11 +79,11 @@ def nic(minor: int, percent: int = 100, *functions: str) -> dict[str, Any]:
 
 def pod(
     uid: str,
-    given: dict[str, list[dict[str, Any]]] | str,
+    allocated: dict[str, list[dict[str, Any]]] | str,
     *containers: ContainerDeviceRequest,
     labels: dict[str, str] | None = None,
 ) -> DevicePod:
-    text = given if isinstance(given, str) else json.dumps(given)
+    text = allocated if isinstance(allocated, str) else json.dumps(allocated)
     known = containers or None
     return DevicePod(uid, f"ns/{uid}", {DEVICE_ALLOCATED: text}, labels or {}, known)
 
@@ -101,7 +101,7 @@ def one(pod_: DevicePod, isolation: Isolation = Isolation()) -> PodVisibility:  
     return pod_visibility([pod_], FILES, isolation)[pod_.uid]
 
 
-def test_each_container_sees_its_own_devices_and_others_none() -> None:
+def test_each_container_sees_its_devices_and_other_containers_see_none() -> None:
     it = one(
         pod("p", {"gpu": [entry(0), entry(1)]}, cards("a"), cards("b"), ContainerDeviceRequest("c"))
     )
@@ -114,7 +114,7 @@ def test_each_container_sees_its_own_devices_and_others_none() -> None:
     assert it.containers["a"].gpus == (CARDS[1].gpu,)
 
 
-def test_the_uuid_wins_over_the_minor() -> None:
+def test_the_uuid_overrides_the_minor() -> None:
     assert uuids(one(pod("p", {"gpu": [entry(5, "GPU-1")]}, cards("a"))).containers["a"]) == [
         "GPU-1"
     ]
@@ -135,10 +135,10 @@ def test_an_instance_is_found_only_by_its_uuid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("allocated", "reason"),
     [
         ({"gpu": [entry(7)]}, "gpu 7 is not on this node"),
-        ({"gpu": [entry(0, "GPU-gone")]}, "gpu GPU-gone is not on this node"),
+        ({"gpu": [entry(0, "GPU-missing")]}, "gpu GPU-missing is not on this node"),
         ({"gpu": [entry(2)]}, "gpu 2 is divided, and only its MIG instances can be allocated"),
         ({"gpu": [entry(2, "GPU-2")]}, "gpu GPU-2 is divided"),
         ({"rdma": [nic(9)]}, "rdma 9 is not on this node"),
@@ -155,11 +155,11 @@ def test_an_instance_is_found_only_by_its_uuid() -> None:
         ),
     ],
 )
-def test_an_allocation_that_cannot_be_honoured_is_refused_with_a_reason(
-    given: Any, why: str
+def test_an_allocation_that_cannot_be_applied_is_refused_with_a_reason(
+    allocated: Any, reason: str
 ) -> None:
-    it = one(pod("p", given, cards("a"), cards("b", 2)))
-    assert it.each.refused.startswith(why)
+    it = one(pod("p", allocated, cards("a"), cards("b", 2)))
+    assert it.each.refused.startswith(reason)
     assert not it.containers
     assert not it.devices
 
@@ -170,11 +170,11 @@ def test_a_pod_without_devices_has_no_decision(annotations: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize(
-    "given", [{"gpu": [entry(0, "ascend-0")]}, {"npu": [entry(0)]}, {"npu": [], "gpu": []}]
+    "allocated", [{"gpu": [entry(0, "ascend-0")]}, {"npu": [entry(0)]}, {"npu": [], "gpu": []}]
 )
-def test_unknown_device_types_are_left_to_others(given: dict[str, Any]) -> None:
-    """The decision is that there are none: a container must not wait for more."""
-    assert pod_visibility([pod("p", given)], FILES) == {"p": PodVisibility(Visibility())}
+def test_unknown_device_types_are_ignored(allocated: dict[str, Any]) -> None:
+    """The pod has no devices, and its containers must not wait for a decision."""
+    assert pod_visibility([pod("p", allocated)], FILES) == {"p": PodVisibility(Visibility())}
 
 
 def test_on_a_node_without_gpus_a_gpu_without_a_uuid_is_ignored() -> None:
@@ -182,25 +182,25 @@ def test_on_a_node_without_gpus_a_gpu_without_a_uuid_is_ignored() -> None:
     assert pod_visibility([pod("p", {"gpu": [{"minor": 0}]})], none) == {
         "p": PodVisibility(Visibility())
     }
-    named = {"gpu": [entry(0, "GPU-gone")]}
+    named = {"gpu": [entry(0, "GPU-missing")]}
     assert "is not on this node" in pod_visibility([pod("p", named)], none)["p"].each.refused
 
 
-def test_one_known_card_makes_the_whole_list_nvidias() -> None:
+def test_one_known_card_makes_unknown_cards_of_the_list_an_error() -> None:
     it = one(pod("p", {"gpu": [entry(0, "GPU-1"), entry(0, "ascend-0")]}))
     assert it.each.refused == "gpu ascend-0 is not on this node"
 
 
 def test_cards_of_another_vendor_are_ignored_with_known_devices() -> None:
-    given: dict[str, list[dict[str, Any]]] = {"gpu": [entry(0, "ascend-0")]}
-    assert one(pod("p", {**given, "rdma": [nic(1)]})).each.gpus is None
+    allocated: dict[str, list[dict[str, Any]]] = {"gpu": [entry(0, "ascend-0")]}
+    assert one(pod("p", {**allocated, "rdma": [nic(1)]})).each.gpus is None
 
 
-def test_gpus_are_not_decided_until_the_driver_has_reported_its_cards() -> None:
-    early = DeviceFiles(None, FILES.others, FILES.common)
+def test_gpus_have_no_decision_until_the_driver_has_reported_its_cards() -> None:
+    before_report = DeviceFiles(None, FILES.others, FILES.common)
     pods = [pod("gpu", {"gpu": [entry(0)], "rdma": [nic(1)]}), pod("rdma", {"rdma": [nic(1)]})]
-    assert list(pod_visibility(pods, early)) == ["rdma"]
-    assert [each.uuid for each in held(early, {})][:2] == ["0000:17:00.0", "0000:17:00.1"]
+    assert list(pod_visibility(pods, before_report)) == ["rdma"]
+    assert [each.uuid for each in held(before_report, {})][:2] == ["0000:17:00.0", "0000:17:00.1"]
 
 
 def test_no_pod_gets_another_pods_device() -> None:
@@ -224,12 +224,12 @@ def test_no_pod_gets_another_pods_device() -> None:
 
 
 def test_a_changed_annotation_gets_no_device_of_another_pod() -> None:
-    """A user who may change a pod may write another card into it. Then the order of creation does
-    not decide."""
+    """A user who may change a pod may write another card into its annotation. Then the order of
+    creation does not decide."""
     pods = [
         pod("claims", {"gpu": [entry(0), entry(1)]}),
         pod("has", {"gpu": [entry(0)]}),
-        pod("gone", {"gpu": [entry(1)]}),
+        pod("other", {"gpu": [entry(1)]}),
     ]
     before = {"GPU-1": {"has"}, "GPU-0": {"ended"}}
     refused = {
@@ -237,7 +237,7 @@ def test_a_changed_annotation_gets_no_device_of_another_pod() -> None:
     }
     assert refused == {
         "has": "",
-        "gone": "",
+        "other": "",
         "claims": "GPU-1 belongs to pod ns/has",
     }
     before = {"GPU-1": {"claims"}, "GPU-0": {"claims"}}
@@ -247,37 +247,39 @@ def test_a_changed_annotation_gets_no_device_of_another_pod() -> None:
     assert (refused["claims"], refused["has"]) == ("", "GPU-1 belongs to pod ns/claims")
 
 
-def test_a_device_that_a_plugin_gave_to_another_pod_is_refused() -> None:
-    elsewhere = {"GPU-1": {"own": "ns/own", "plugins": "ns/plugins"}}
-    given = {"gpu": [entry(0)]}
-    found = pod_visibility([pod("own", given)], FILES, plugin_holders=elsewhere)
+def test_a_device_that_a_plugin_assigned_to_another_pod_is_refused() -> None:
+    plugin_holders = {"GPU-1": {"own": "ns/own", "plugins": "ns/plugins"}}
+    allocated = {"gpu": [entry(0)]}
+    found = pod_visibility([pod("own", allocated)], FILES, plugin_holders=plugin_holders)
     assert found["own"].each.refused == "GPU-1 belongs to pod ns/plugins"
-    found = pod_visibility([pod("own", given)], FILES, plugin_holders={"GPU-1": {"own": "ns/own"}})
+    found = pod_visibility(
+        [pod("own", allocated)], FILES, plugin_holders={"GPU-1": {"own": "ns/own"}}
+    )
     assert not found["own"].each.refused
 
 
 @pytest.mark.parametrize(
-    ("had", "running", "kept"),
+    ("holder", "running", "kept"),
     [
         ("pod", {"pod", "plugins"}, True),
         ("pod", {"pod"}, True),
         ("pod", set(), True),
         # Created before the owner of the card was known.
         ("pod", {"plugins"}, False),
-        ("gone", {"pod"}, False),
+        ("other", {"pod"}, False),
     ],
 )
-def test_a_pod_keeps_its_device_when_a_plugin_gives_it_to_another(
-    had: str, running: set[str], kept: bool
+def test_a_running_pod_keeps_its_device_when_a_plugin_assigns_it_to_another(
+    holder: str, running: set[str], kept: bool
 ) -> None:
-    """A device plugin does not know a scheduler's choice: the pod that runs with the card would
-    lose it to the later pod."""
-    elsewhere = {"GPU-1": {"plugins": "ns/plugins"}}
+    """A device plugin does not know the choice of a scheduler: the pod that runs with the card
+    would lose it to the later pod."""
+    plugin_holders = {"GPU-1": {"plugins": "ns/plugins"}}
     found = pod_visibility(
         [pod("pod", {"gpu": [entry(0)]})],
         FILES,
-        plugin_holders=elsewhere,
-        before={"GPU-1": {had}},
+        plugin_holders=plugin_holders,
+        before={"GPU-1": {holder}},
         running=running,
     )["pod"]
     assert found.devices == ({"GPU-1"} if kept else frozenset())
@@ -301,7 +303,7 @@ def test_a_share_of_zero_counts_as_the_whole_device(amounts: dict[str, int]) -> 
 
 
 def test_the_smallest_share_conflicts_with_a_whole_card() -> None:
-    """The percentage of 500 MiB is 0, as schedulers round it."""
+    """The percentage of 500 MiB is 0, because schedulers round down."""
     little = {GPU_MEMORY_RATIO: 0, GPU_MEMORY: 500 << 20}
     pods = [pod(uid, {"gpu": [{"minor": 0, "resources": little}]}) for uid in ("one", "other")]
     assert all(not each.each.refused for each in pod_visibility(pods, FILES).values())
@@ -317,22 +319,22 @@ def test_the_smallest_share_conflicts_with_a_whole_card() -> None:
 def test_core_with_memory_and_memory_alone_fit_on_one_card() -> None:
     parts = [{GPU_CORE: 100, GPU_MEMORY_RATIO: 50}, {GPU_MEMORY_RATIO: 50}]
     pods = [
-        pod(f"p{place}", {"gpu": [{"minor": 0, "resources": part}]})
-        for place, part in enumerate(parts)
+        pod(f"p{index}", {"gpu": [{"minor": 0, "resources": part}]})
+        for index, part in enumerate(parts)
     ]
     assert all(not each.each.refused for each in pod_visibility(pods, FILES).values())
 
 
-def test_devices_of_a_pod_with_excessive_requests_stay_its_own() -> None:
-    """Its annotation was shortened while it ran: the remaining devices stay its own."""
-    cut = pod("cut", {"gpu": [entry(0), entry(1)]}, cards("a"), cards("b", 2))
-    found = pod_visibility([cut, pod("second", {"gpu": [entry(0)]})], FILES)
-    assert found["cut"].each.refused.startswith("container b requests 2")
-    assert found["cut"].devices == {"GPU-0", "GPU-1"}
-    assert found["second"].each.refused == "GPU-1 belongs to pod ns/cut"
+def test_a_pod_with_excessive_requests_keeps_its_devices() -> None:
+    """Its annotation was shortened while it ran: it keeps the remaining devices."""
+    shortened = pod("shortened", {"gpu": [entry(0), entry(1)]}, cards("a"), cards("b", 2))
+    found = pod_visibility([shortened, pod("second", {"gpu": [entry(0)]})], FILES)
+    assert found["shortened"].each.refused.startswith("container b requests 2")
+    assert found["shortened"].devices == {"GPU-0", "GPU-1"}
+    assert found["second"].each.refused == "GPU-1 belongs to pod ns/shortened"
 
 
-def test_rdma_devices_come_with_the_common_device_node() -> None:
+def test_rdma_devices_include_the_common_device_node() -> None:
     requesting = ContainerDeviceRequest("a", {"rdma": type_request(1, {RDMA: 100})})
     it = one(pod("p", {"rdma": [nic(1)]}, requesting, ContainerDeviceRequest("b")))
     assert it.containers["a"] == Visibility(
@@ -341,17 +343,17 @@ def test_rdma_devices_come_with_the_common_device_node() -> None:
     assert it.each == Visibility(nodes={"rdma": ()})
 
 
-def test_the_address_wins_over_the_minor_and_a_minor_is_of_its_type() -> None:
-    """A minor may belong to another device after a device was added; an FPGA has the NIC's
-    number."""
+def test_the_address_overrides_the_minor_and_minors_are_separate_by_type() -> None:
+    """A minor may belong to another device after a device was added. An FPGA and a NIC may have the
+    same minor."""
     named = one(pod("p", {"rdma": [{**nic(0), "id": "0000:ca:00.0"}], "fpga": [{"minor": 0}]}))
     assert named.devices == {"0000:ca:00.0", "0000:b1:00.0"}
     assert named.each.nodes == {
         "fpga": (DeviceNode("/dev/dfl-port.0"),),
         "rdma": (CM, DeviceNode("/dev/infiniband/uverbs3")),
     }
-    gone = one(pod("p", {"rdma": [{**nic(0), "id": "0000:99:00.0"}]}))
-    assert gone.each.refused == "rdma 0000:99:00.0 is not on this node"
+    missing = one(pod("p", {"rdma": [{**nic(0), "id": "0000:99:00.0"}]}))
+    assert missing.each.refused == "rdma 0000:99:00.0 is not on this node"
 
 
 def test_a_virtual_function_replaces_its_device() -> None:
@@ -360,7 +362,7 @@ def test_a_virtual_function_replaces_its_device() -> None:
     assert it.devices == {"0000:17:00.2"}
 
 
-def test_a_virtual_function_is_given_once_and_not_with_its_whole_device() -> None:
+def test_a_virtual_function_is_allocated_once_and_not_together_with_its_device() -> None:
     pods = [
         pod("first", {"rdma": [nic(0, 1, "0000:17:00.1")]}),
         pod("second", {"rdma": [nic(0, 1, "0000:17:00.2")]}),
@@ -377,7 +379,7 @@ def test_a_virtual_function_is_given_once_and_not_with_its_whole_device() -> Non
 
 
 def test_a_share_of_a_device_does_not_block_its_virtual_functions() -> None:
-    """As in the documented table, and as schedulers count."""
+    """As in the documented table and in schedulers."""
     pods = [
         pod("share", {"rdma": [nic(0, 1)]}),
         pod("function", {"rdma": [nic(0, 1, "0000:17:00.1")]}),
@@ -392,14 +394,14 @@ def test_a_share_of_a_device_does_not_block_its_virtual_functions() -> None:
     assert pod_visibility(pods[::-1], FILES)["function"].each.refused
 
 
-def test_devices_beyond_the_requested_number_go_to_every_requesting_container() -> None:
-    wish = {"rdma": type_request(2, {RDMA: 100})}
+def test_devices_beyond_the_requested_number_are_visible_to_every_requesting_container() -> None:
+    request = {"rdma": type_request(2, {RDMA: 100})}
     it = one(
         pod(
             "p",
             {"rdma": [nic(0), nic(1)]},
-            ContainerDeviceRequest("a", wish),
-            ContainerDeviceRequest("b", wish),
+            ContainerDeviceRequest("a", request),
+            ContainerDeviceRequest("b", request),
         )
     )
     assert len(it.containers["a"].nodes["rdma"]) == 3
@@ -411,8 +413,8 @@ LIBRARY = Isolation("/opt/libvgpu.so", "/run/lock")
 
 
 def test_a_share_is_enforced_if_the_pod_requests_it() -> None:
-    given = {"gpu": [entry(0, percent=50)]}
-    it = one(pod("p", given, labels=HAMI), LIBRARY).each
+    allocated = {"gpu": [entry(0, percent=50)]}
+    it = one(pod("p", allocated, labels=HAMI), LIBRARY).each
     assert dict(it.environment) == {
         "CUDA_DEVICE_MEMORY_LIMIT": str(50 * GIB),
         "CUDA_DEVICE_SM_LIMIT": "50",
@@ -422,16 +424,16 @@ def test_a_share_is_enforced_if_the_pod_requests_it() -> None:
         Mount("/opt/libvgpu.so", "/opt/libvgpu.so"),
         Mount("/run/lock", "/tmp/vgpulock", writable=True),
     )
-    assert not one(pod("p", given), LIBRARY).each.environment
+    assert not one(pod("p", allocated), LIBRARY).each.environment
     whole = one(pod("p", {"gpu": [entry(0)]}, labels=HAMI), LIBRARY).each
     assert not whole.environment
     assert not whole.mounts
 
 
 def test_two_containers_on_one_card_are_limited_to_their_own_shares() -> None:
-    given = {"gpu": [entry(0, percent=80)]}
+    allocated = {"gpu": [entry(0, percent=80)]}
     requests = cards("a", percent=60), cards("b", percent=20), ContainerDeviceRequest("c")
-    it = one(pod("p", given, *requests, labels=HAMI), LIBRARY)
+    it = one(pod("p", allocated, *requests, labels=HAMI), LIBRARY)
     limits = {
         name: dict(each.environment)["CUDA_DEVICE_MEMORY_LIMIT"]
         for name, each in it.containers.items()
@@ -441,19 +443,19 @@ def test_two_containers_on_one_card_are_limited_to_their_own_shares() -> None:
 
 
 def test_a_share_that_cannot_be_enforced_is_refused() -> None:
-    given = {"gpu": [entry(0, percent=50)]}
-    assert "which this node does not have" in one(pod("p", given, labels=HAMI)).each.refused
+    allocated = {"gpu": [entry(0, percent=50)]}
+    assert "which this node does not have" in one(pod("p", allocated, labels=HAMI)).each.refused
     unlimited = Isolation("/opt/libvgpu.so", "/run/lock", "/run/lock has no limit")
-    refused = one(pod("p", given, labels=HAMI), unlimited).each.refused
+    refused = one(pod("p", allocated, labels=HAMI), unlimited).each.refused
     assert refused == "its pod requests HAMi-core, and /run/lock has no limit"
-    silent = {"gpu": [{"minor": 0, "resources": {GPU_MEMORY_RATIO: 50}}]}
+    without_memory = {"gpu": [{"minor": 0, "resources": {GPU_MEMORY_RATIO: 50}}]}
     assert (
         "its part of the memory is unknown"
-        in one(pod("p", silent, labels=HAMI), LIBRARY).each.refused
+        in one(pod("p", without_memory, labels=HAMI), LIBRARY).each.refused
     )
 
 
-def test_devices_and_holders_that_hooks_get() -> None:
+def test_devices_and_holders_for_the_hooks() -> None:
     pods = [
         pod("a", {"gpu": [entry(0, percent=50)], "rdma": [nic(0, 1, "0000:17:00.1")]}),
         pod("b", {"gpu": [entry(0, percent=50)]}),
@@ -472,7 +474,7 @@ def test_devices_and_holders_that_hooks_get() -> None:
     )
 
 
-@for_all(
+@given(
     st.lists(
         st.tuples(
             st.dictionaries(st.sampled_from([0, 1, 2]), st.sampled_from([30, 50, 100]), max_size=2),
@@ -481,24 +483,24 @@ def test_devices_and_holders_that_hooks_get() -> None:
         max_size=6,
     )
 )
-def test_no_card_is_visible_to_more_pods_than_it_has_room_for(
+def test_no_card_is_visible_to_pods_beyond_its_capacity(
     wanted: list[tuple[dict[int, int], list[str]]],
 ) -> None:
     pods = [
         pod(
-            f"p{place}",
+            f"p{index}",
             {
                 "gpu": [entry(minor, percent=percent) for minor, percent in cards_.items()],
                 "rdma": [nic(0, 100, *([bus] if bus else [])) for bus in functions],
             },
         )
-        for place, (cards_, functions) in enumerate(wanted)
+        for index, (cards_, functions) in enumerate(wanted)
     ]
     found = pod_visibility(pods, FILES)
     used: dict[str, int] = {}
     functions_seen: list[str] = []
-    for place, (cards_, _) in enumerate(wanted):
-        it = found.get(f"p{place}")
+    for index, (cards_, _) in enumerate(wanted):
+        it = found.get(f"p{index}")
         if it is None or it.each.refused:
             continue
         for each in it.each.gpus or ():
