@@ -71,7 +71,7 @@ def disagreeing(case: dict[str, Any], ours: Any) -> list[str]:
     return [line.strip() for line in text.splitlines()[-4:]]
 
 
-def test_long_case_is_cut_at_the_difference() -> None:
+def test_a_long_case_is_cut_at_the_difference() -> None:
     equal = {f"step{number:03}": "same" for number in range(200)}
     expect, ours = {**equal, "step150": "theirs"}, {**equal, "step150": "ours"}
     first, case, expect_line, ours_line = disagreeing(

@@ -1,4 +1,4 @@
-"""What `topolet rollout` reads of pods and revisions; tests/integration/test_rollout.py has an API
+"""`topolet rollout` with simulated pods and revisions; tests/integration/test_rollout.py has an API
 server and the DaemonSet controller."""
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def test_the_connection_breaks(terminal: EmulatedTerminal) -> None:
 
 
 def test_nothing_is_written_while_nothing_changes(command_line: list[str]) -> None:
-    """A frozen screen has no clock, which changes every second."""
+    """The test freezes the screen, because its clock changes every second."""
     with EmulatedTerminal([*command_line[:-1], "--every=0.1"]) as terminal:
         terminal.until("the first frame", lambda text: "ml/train" in text)
         terminal.press("f")

@@ -130,7 +130,7 @@ def test_root_that_does_not_exist(tmp_path: Path, output: str) -> None:
     assert done.stderr == f"topolet topology: --root {tmp_path}/none: no such folder\n"
 
 
-def test_json_has_no_watch() -> None:
+def test_watch_with_json_is_refused() -> None:
     done = run("--output", "json", "--watch")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--output json has no --watch" in done.stderr

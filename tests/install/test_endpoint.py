@@ -102,12 +102,12 @@ def test_a_later_drop_in_of_the_configuration_is_named(tmp_path: Path) -> None:
         "containerRuntimeEndpoint: >-\n  unix:///run/containerd/containerd.sock\n",
     ],
 )
-def test_a_configuration_that_is_not_edited_safely_is_named(tmp_path: Path, text: str) -> None:
+def test_a_configuration_that_can_not_be_edited_safely_is_named(tmp_path: Path, text: str) -> None:
     files = {UNIT: "[Service]\nExecStart=/usr/bin/kubelet\n", CONFIG: text}
     assert refused(tmp_path, ("kubelet", f"--config={CONFIG}"), files).startswith(CONFIG)
 
 
-def test_kubelet_args_of_the_command_line_of_k3s_are_left_alone(tmp_path: Path) -> None:
+def test_kubelet_args_of_the_command_line_of_k3s_are_not_changed(tmp_path: Path) -> None:
     unit = "[Service]\nExecStart=/usr/local/bin/k3s server --kubelet-arg=max-pods=5\n"
     files = {"/etc/systemd/system/k3s.service": unit}
     text = refused(tmp_path, ("/usr/local/bin/k3s server",), files, "k3s.service")

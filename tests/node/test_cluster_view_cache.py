@@ -94,7 +94,7 @@ def test_a_pod_of_the_api_server_claims_its_cpus_before_the_runtime_lists_it(
         api_pod("b", "LS"),
     ],
 )
-def test_a_running_pod_keeps_its_cpus_whatever_the_api_server_reports(
+def test_a_running_pod_keeps_its_cpus_if_the_api_server_reports_its_end(
     tmp_path: Path, api: ApiPod
 ) -> None:
     world = World(tmp_path)
@@ -120,7 +120,7 @@ def test_a_claim_stays_when_its_pod_ends_in_the_api(tmp_path: Path, restart: boo
     assert world.cpus(group) == "2"
 
 
-def test_a_claim_of_the_api_server_replaces_the_runtimes_and_stays_after_restart_and_deletion(
+def test_a_newer_claim_of_the_api_server_stays_after_a_restart_and_a_deletion(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path)
@@ -245,7 +245,7 @@ def test_the_kubelets_configuration_survives_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_could_not_be_written_is_written_as_soon_as_it_can(tmp_path: Path) -> None:
-    """Also if the pods do not change: the error of a full disk stayed after there was room."""
+    """Also if no pod changes: an earlier version kept the problem of a full disk."""
     path, sources = tmp_path / "later" / "cluster.json", Sources()
     first = ClusterCache(UnreadCluster(), str(path), sources)
     state = assigned(api_pod("a", "LS"))

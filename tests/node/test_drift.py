@@ -176,7 +176,7 @@ def test_devices_that_are_refused_or_not_decided_are_no_drift() -> None:
 
 
 def test_a_procfs_of_another_pid_namespace_has_other_numbers(tmp_path: Path) -> None:
-    """In the agent's container, process 1 of the host seemed to run in the agent's cgroup."""
+    """Otherwise process 1 of the host seems to run in the cgroup of the agent's container."""
     assert own_numbers("/proc")
     (tmp_path / "self").symlink_to("4711")
     assert not own_numbers(str(tmp_path))
@@ -208,7 +208,7 @@ def test_processes_of_a_group_are_found_by_the_procfs_of_the_host(
 def test_without_a_procfs_no_process_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`topolet doctor` ended with a traceback where the root has no /proc."""
+    """`topolet doctor` once ended with a traceback where the root has no /proc."""
     monkeypatch.setattr(drift, "own_root", lambda hierarchy: "/")
     assert list(members(cast(Hierarchy, HostHierarchy(str(tmp_path / "proc"))))("/a")) == []
 

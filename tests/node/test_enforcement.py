@@ -61,7 +61,7 @@ def test_quota_is_lifted_with_exclusive_cpus_and_restored_without_them(world: Wo
     assert world.limit(OWN, QUOTA) == "100000"
 
 
-def test_quota_that_the_proxy_lifted_at_creation_is_restored_too(world: World) -> None:
+def test_a_quota_that_the_proxy_lifted_at_creation_is_restored(world: World) -> None:
     owner = world.sandbox("own", "LSR", "1")
     container = world.container(owner)
     agent = world.agent()

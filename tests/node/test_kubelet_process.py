@@ -72,7 +72,7 @@ OTHER_PROCESSES: list[Any] = [
 def test_other_processes_named_kubelet_are_not_the_kubelet(
     tmp_path: Path, other: dict[str, Any], pid: int
 ) -> None:
-    """With a lower and with a higher pid than the kubelet."""
+    """Their pids are lower and higher than the pid of the kubelet."""
     process(tmp_path, 5, "/bin/sh", groups=POD, pids=(5, 1))
     process(tmp_path, 6, "/bin/sh", parent=5)
     process(tmp_path, 70, "kubelet")
@@ -211,7 +211,7 @@ def test_a_reused_pid_is_not_the_same_process(tmp_path: Path) -> None:
             result.argv0()
 
 
-def test_a_parent_process_that_ends_meanwhile(
+def test_a_parent_process_that_ends_during_the_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process(tmp_path, 70, "kubelet", parent=50)

@@ -545,7 +545,7 @@ def test_container_gets_cpus_near_its_devices_of_device_plugins(
     assert not agent.again
 
 
-def test_devices_are_known_from_pod_resources_too(two_nodes: World) -> None:
+def test_devices_of_pod_resources_are_used(two_nodes: World) -> None:
     plugin_device = PluginDevice("example.com/nic", "nic-1", (1,))
     listed = PodResources("ns", "g", (ContainerResources("main", devices=(plugin_device,)),))
     two_nodes.pod_resources.answer = PodResourcesAnswer((listed,), None, 0.0)
@@ -573,7 +573,7 @@ def test_container_gets_cpus_where_its_huge_pages_are_free(two_nodes: World) -> 
         agent.reconcile()
 
 
-def test_container_with_cpus_by_a_resource_claim_gets_no_others(world: World) -> None:
+def test_a_container_with_cpus_of_a_resource_claim_gets_no_others(world: World) -> None:
     sandbox = guaranteed(world, "c")
     container = world.container(sandbox, cpus=2)
     variable = (("DRA_CPUSET_1", "2"),)

@@ -171,8 +171,8 @@ def announce_and_stay(state_dir: str, uid: str) -> None:
 def test_killed_proxy_ends_its_announcements_and_no_others(
     notification_socket: NotificationSocket, notifier: Notifier, path: str
 ) -> None:
-    """Another proxy, which drains or has just connected, keeps those of its own calls; and those of
-    an NRI plugin, whose calls the runtime continues without it, name no session."""
+    """Announcements of another proxy, which drains or has just connected, stay, and so do those of
+    an NRI plugin: they name no session, because the runtime continues the calls."""
     state_dir = os.path.dirname(path)
     killed, other = (
         SPAWN.Process(target=announce_and_stay, args=(state_dir, uid))

@@ -58,7 +58,7 @@ def test_the_state_is_that_of_the_last_pass(node: ServedNode) -> None:
     assert found["devices"][1]["state"] == "eth0"
 
 
-def test_the_revision_changes_with_the_state_alone(node: ServedNode) -> None:
+def test_only_a_changed_state_changes_the_revision(node: ServedNode) -> None:
     node.pod("web", "LS")
     node.reconcile()
     node.reconcile()
@@ -146,7 +146,7 @@ def test_without_devices(node: ServedNode) -> None:
     assert json.loads(page.load())["devices"] == {}
 
 
-def test_changes_come_from_the_trail_with_what_others_appended(node: ServedNode) -> None:
+def test_changes_come_from_the_audit_trail_of_all_processes(node: ServedNode) -> None:
     node.pod("own", "LSE", "1")
     node.reconcile()
     found = values(node, "history")

@@ -118,7 +118,7 @@ def test_search_by_name_and_by_cpu(tab: Tab) -> None:
 
 
 @pytest.mark.long
-def test_the_keyboard_alone(tab: Tab) -> None:
+def test_the_page_is_usable_by_keyboard(tab: Tab) -> None:
     assert tab.run("document.querySelectorAll('.cpu[data-cpu][tabindex=\"0\"]').length") == 1
     tab.run("document.querySelector('.cpu[tabindex=\"0\"]').focus()")
     tab.press("ArrowRight")
@@ -146,7 +146,7 @@ def test_pause_keeps_what_is_shown(node: ServedNode, tab: Tab) -> None:
 
 
 @pytest.mark.long
-def test_an_agent_that_does_not_answer_is_reported_and_its_return_too(
+def test_an_agent_that_does_not_answer_and_its_return_are_reported(
     node: ServedNode, server: HttpServer, tab: Tab
 ) -> None:
     port = server.port
@@ -168,7 +168,7 @@ def test_an_agent_that_is_not_ready_gives_the_reason(node: ServedNode, tab: Tab)
 
 
 @pytest.mark.long
-def test_names_are_text_whatever_they_contain(node: ServedNode, tab: Tab) -> None:
+def test_markup_in_names_is_shown_as_text(node: ServedNode, tab: Tab) -> None:
     """Kubernetes refuses such names; the page does not depend on that."""
     node.cards = {1: ("<img src=x onerror=alert(1)>",)}
     node.unhealthy = {2: "<script>document.title='owned'</script>"}

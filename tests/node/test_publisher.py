@@ -68,7 +68,7 @@ def test_generations_continue_after_a_restart_and_a_reboot(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"boot_id":"\xff"}', b"[" * 100_000])
-def test_torn_file_is_replaced(path: Path, content: bytes) -> None:
+def test_a_torn_file_is_replaced(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     publisher = Publisher(str(path), "boot")
     assert publisher.generation == 0

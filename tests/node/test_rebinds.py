@@ -106,14 +106,14 @@ def test_an_object_that_no_scheduler_takes_fails_with_the_reason(world: World) -
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Succeed", "Unknown"])
-def test_an_object_that_a_scheduler_took_is_left_alone(world: World, phase: str) -> None:
+def test_an_object_that_a_scheduler_took_is_not_changed(world: World, phase: str) -> None:
     world.rebind("r", phase=phase, updateTimestamp="2026-01-01T11:00:00Z")
     world.step()
     world.step(10 * UNTAKEN_SECONDS)
     assert not world.patches
 
 
-def test_the_status_of_a_scheduler_that_takes_the_object_meanwhile_is_not_overwritten(
+def test_a_status_that_a_scheduler_wrote_meanwhile_is_not_overwritten(
     world: World,
 ) -> None:
     world.rebind("r")

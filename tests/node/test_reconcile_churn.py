@@ -162,7 +162,7 @@ class Host:
         (self.folder / "cpu_manager_state").write_text(json.dumps(body))
 
     def make_group(self, group: str, cpus: CpuSet = EMPTY) -> None:
-        """As runtimes do: on v1 with the CPUs of its ancestors first."""
+        """Creates a group as a runtime does: on v1 first with the CPUs of its parent."""
         self.kernel.make(group)
         parent_cpus = self.kernel.cpus[group.rpartition("/")[0]]
         if self.kernel.version == 1:

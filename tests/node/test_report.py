@@ -49,7 +49,7 @@ def report(
     return reporter.report(ReportInput(topology, decision, pods, kubelet, configured))
 
 
-def annotations(store: RecordingStore) -> dict[str, Any]:
+def stored_annotations(store: RecordingStore) -> dict[str, Any]:
     return {
         key.partition("/")[2]: json.loads(value)
         for key, value in store.applied[-1]["metadata"]["annotations"].items()
@@ -63,7 +63,7 @@ def test_annotations_of_koordinator() -> None:
     assert report(ClusterReporter("n", store), pod("a", "LSR", "1"), guaranteed, kubelet=kubelet)
     assert len(store.applied) == 1
     assert "topology.topolet.io/cpus" in store.labels[0]
-    found = annotations(store)
+    found = stored_annotations(store)
     assert found["cpu-topology"]["detail"][3] == {"id": 3, "core": 3, "socket": 1, "node": 1}
     assert found["cpu-shared-pools"] == [{"socket": 0, "node": 0, "cpuset": "0"}]
     assert found["be-cpu-shared-pools"] == [{"socket": 0, "node": 0, "cpuset": "0-1"}]
@@ -87,7 +87,7 @@ def test_report_is_applied_again_only_with_new_content() -> None:
     assert report(reporter, pod("b", "LSE", "1"))
     assert report(reporter, pod("b", "LSE", "1"), nodes=3)
     assert report(reporter, pod("b", "LSE", "1"), nodes=3, kubelet=KubeletCpus(True, {}))
-    assert annotations(store)["cpu-manager-policy"] == {"policy": "static"}
+    assert stored_annotations(store)["cpu-manager-policy"] == {"policy": "static"}
 
 
 def test_settings_of_the_node_are_reported() -> None:
@@ -104,7 +104,7 @@ def test_settings_of_the_node_are_reported() -> None:
     kubelet = KubeletCpus(True, {})
     assert report(reporter, kubelet=kubelet, configured=configured)
     assert not report(reporter, kubelet=kubelet, configured=configured)
-    found = annotations(store)
+    found = stored_annotations(store)
     assert found["cpu-manager-policy"] == {
         "policy": "static",
         "options": {"full-pcpus-only": "true"},
@@ -118,7 +118,7 @@ def test_settings_of_the_node_are_reported() -> None:
         {"name": "topologyManagerScope", "value": "pod"},
     ]
     assert report(reporter, kubelet=kubelet)
-    assert not {"system-qos-resource", "reservation"} & annotations(store).keys()
+    assert not {"system-qos-resource", "reservation"} & stored_annotations(store).keys()
 
 
 def test_the_kubelets_static_memory_manager_is_reported() -> None:
@@ -126,9 +126,9 @@ def test_the_kubelets_static_memory_manager_is_reported() -> None:
     store = RecordingStore()
     reporter = ClusterReporter("n", store)
     assert report(reporter, configured=NodeConfiguration(kubelet_memory=True))
-    assert annotations(store)["agent-settings"] == {"memoryManagerPolicy": "Static"}
+    assert stored_annotations(store)["agent-settings"] == {"memoryManagerPolicy": "Static"}
     assert report(reporter)
-    assert "agent-settings" not in annotations(store)
+    assert "agent-settings" not in stored_annotations(store)
 
 
 def test_pods_that_share_are_not_reported_as_the_static_kubelets() -> None:
@@ -136,7 +136,7 @@ def test_pods_that_share_are_not_reported_as_the_static_kubelets() -> None:
     by_uid = {"l": CpuSet([0]), "empty": CpuSet(), "a": CpuSet([1])}
     pods = pod("l", "LS", kube_class="guaranteed"), pod("a", "LSR", "2", kube_class="guaranteed")
     report(ClusterReporter("n", store), *pods, kubelet=KubeletCpus(True, by_uid))
-    (alloc,) = annotations(store)["pod-cpu-allocs"]
+    (alloc,) = stored_annotations(store)["pod-cpu-allocs"]
     assert (alloc["uid"], alloc["cpuset"], alloc["managedByKubelet"]) == ("a", "1", True)
 
 
@@ -151,7 +151,7 @@ def test_every_owner_is_in_pod_cpu_allocs() -> None:
         pod("plain", kube_class="guaranteed"),
     )
     report(ClusterReporter("n", store), *pods, nodes=4)
-    assert annotations(store)["pod-cpu-allocs"] == [
+    assert stored_annotations(store)["pod-cpu-allocs"] == [
         {"namespace": "ns", "name": "lse", "uid": "lse", "cpuset": "0"},
         {"namespace": "ns", "name": "lsr", "uid": "lsr", "cpuset": "1-2"},
     ]
@@ -159,7 +159,7 @@ def test_every_owner_is_in_pod_cpu_allocs() -> None:
     report(ClusterReporter("n", store), *pods, nodes=4, kubelet=kubelet)
     assert [
         (each["uid"], each["cpuset"], each.get("managedByKubelet", False))
-        for each in annotations(store)["pod-cpu-allocs"]
+        for each in stored_annotations(store)["pod-cpu-allocs"]
     ] == [("lse", "0", False), ("lsr", "1-2", False), ("plain", "3", True)]
 
 
@@ -168,7 +168,7 @@ def test_refused_claims_are_named_while_they_are_refused() -> None:
     reporter = ClusterReporter("n", store)
     owner, late = pod("a", "LSE", "1"), pod("b", "LSR", "1-2", created_at=1)
     assert report(reporter, owner, late, pod("c", status="["))
-    first, second = annotations(store)["refused-claims"]
+    first, second = stored_annotations(store)["refused-claims"]
     assert first == {
         "namespace": "ns",
         "name": "b",
@@ -180,7 +180,7 @@ def test_refused_claims_are_named_while_they_are_refused() -> None:
     encoded = {REFUSED_CLAIMS: json.dumps([first, second])}
     assert [each.uid for each in refused_claims(encoded)] == ["b", "c"]
     assert report(reporter, late)
-    assert "refused-claims" not in annotations(store)
+    assert "refused-claims" not in stored_annotations(store)
 
 
 def test_the_list_of_refused_claims_is_bounded() -> None:
@@ -188,7 +188,7 @@ def test_the_list_of_refused_claims_is_bounded() -> None:
     many = ",".join(str(cpu) for cpu in range(1, 8000, 2))
     refused = [pod(f"p{number:04}", "LSE", many) for number in range(MAX_REFUSED + 9)]
     assert report(ClusterReporter("n", store), *reversed(refused))
-    listed = [each["uid"] for each in annotations(store)["refused-claims"]]
+    listed = [each["uid"] for each in stored_annotations(store)["refused-claims"]]
     assert listed == [each.uid for each in refused[:MAX_REFUSED]]
     text = store.applied[-1]["metadata"]["annotations"][REFUSED_CLAIMS]
     assert len(refused_claims({REFUSED_CLAIMS: text})) == MAX_REFUSED

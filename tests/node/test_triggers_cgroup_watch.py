@@ -1,4 +1,4 @@
-"""On real directories: inotify reports the same events as on a cgroup file system."""
+"""The watch of cgroups, on directories: inotify reports the events of a cgroup file system."""
 
 from collections.abc import Iterator
 from pathlib import Path

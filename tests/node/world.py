@@ -344,7 +344,7 @@ class World:
         return listed
 
     def end_container(self, container: RuntimeContainer, *, still_listed: bool = False) -> None:
-        """`stays`: the runtime lists it as ended, and keeps its resources."""
+        """`still_listed`: the runtime lists the container as ended, with its resources."""
         self.runtime.listed_containers.remove(container)
         if not still_listed:
             return

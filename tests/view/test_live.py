@@ -90,7 +90,7 @@ def test_sharers_and_pods_that_are_not_managed() -> None:
     assert only_pod(live_node({"u": pod(QoS.LS, None)})).state == "not managed"
 
 
-def test_what_needs_attention() -> None:
+def test_attention_of_pods_and_devices() -> None:
     pods = {
         "u": pod(QoS.LSE, "0-1", refused="CPUs 2-3 belong to pod ns/b"),
         "v": PodWanted("ns/v", QoS.LSR, Wanted("3", blocked="a container of pod ns/u runs there")),

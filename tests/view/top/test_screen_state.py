@@ -63,7 +63,7 @@ def test_filter() -> None:
     assert after("/", "a", "clear", "b").filter == "b"
 
 
-def test_every_word_of_the_filter_has_to_be_there() -> None:
+def test_every_word_of_the_filter_must_match() -> None:
     state = ScreenState(filter="web LSE")
     assert state.matches("default/web", "LSE")
     assert not state.matches("default/web", "LS")
