@@ -1,4 +1,4 @@
-"""Ends, failures, repeating threads, notifications and memory, partly in separate processes."""
+"""Signals, failures, periodic threads, the service manager and memory of a daemon."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_second_signal_is_ignored(first: str, second: str) -> None:
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
-def test_proxy_that_gets_a_second_signal_while_it_ends(tmp_path: Path) -> None:
+def test_the_proxy_ignores_a_second_signal_while_it_ends(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROXY, str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -79,8 +79,8 @@ def test_proxy_that_gets_a_second_signal_while_it_ends(tmp_path: Path) -> None:
     assert (proxy.returncode, out, errors) == (0, "ended\n", "")
 
 
-def fails() -> None:
-    raise ValueError("odd")
+def fail() -> None:
+    raise ValueError("broken")
 
 
 def run(target: object, name: str) -> None:
@@ -94,11 +94,11 @@ def test_a_thread_that_fails_ends_the_daemon(caplog: pytest.LogCaptureFixture) -
 
     def daemon() -> None:
         with Faults(ended.set):
-            run(fails, "first")
+            run(fail, "first")
             assert ended.is_set()
-            run(fails, "second")
+            run(fail, "second")
 
-    with pytest.raises(FaultError, match=r"thread first has failed: ValueError\('odd'\)"):
+    with pytest.raises(FaultError, match=r"thread first has failed: ValueError\('broken'\)"):
         daemon()
     assert caplog.text.count("Traceback") == 2
 
@@ -106,7 +106,7 @@ def test_a_thread_that_fails_ends_the_daemon(caplog: pytest.LogCaptureFixture) -
 def test_threads_that_end_normally_do_not_end_the_daemon() -> None:
     ended, before = threading.Event(), threading.excepthook
     with Faults(ended.set):
-        run(int, "well")
+        run(int, "normal")
     assert not ended.is_set()
     assert threading.excepthook is before
 
@@ -114,7 +114,7 @@ def test_threads_that_end_normally_do_not_end_the_daemon() -> None:
 def test_a_failure_of_the_main_thread_is_not_hidden() -> None:
     def daemon() -> None:
         with Faults(lambda: None):
-            run(fails, "other")
+            run(fail, "other")
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -134,45 +134,48 @@ def test_steps_are_repeated_until_the_stop() -> None:
 @given(
     period=st.sampled_from((0.5, 1.0, 10.0)),
     number=st.integers(0, 10**6),
-    into=st.lists(st.floats(0.01, 0.99), min_size=2, max_size=2),
+    fractions=st.lists(st.floats(0.01, 0.99), min_size=2, max_size=2),
 )
 def test_threads_of_one_period_wake_at_the_same_moment_and_none_later_than_a_period(
-    period: float, number: int, into: list[float]
+    period: float, number: int, fractions: list[float]
 ) -> None:
-    ends = [(number + part) * period for part in into]
+    ends = [(number + fraction) * period for fraction in fractions]
     first, second = (seconds_to_boundary(each, period) for each in ends)
     assert ends[0] + first == pytest.approx(ends[1] + second)
     assert 0 < first <= period
 
 
 def test_threads_that_started_at_different_moments_step_together() -> None:
-    began: tuple[list[float], list[float]] = ([], [])
-    both = [Periodic("steps", 0.25, lambda to=to: to.append(time.monotonic())) for to in began]
+    started: tuple[list[float], list[float]] = ([], [])
+    both = [
+        Periodic("steps", 0.25, lambda times=times: times.append(time.monotonic()))
+        for times in started
+    ]
     both[0].start()
     time.sleep(0.125)  # as far from the steps of the other thread as possible
     both[1].start()
 
-    eventually("eight steps of each", lambda: min(map(len, began)) > 8)
+    eventually("eight steps of each", lambda: min(map(len, started)) > 8)
     for each in both:
         each.stop()
-    apart = [abs(one - other) for one in began[0][1:] for other in began[1][1:]]
-    assert min(apart) < 0.03
+    differences = [abs(one - other) for one in started[0][1:] for other in started[1][1:]]
+    assert min(differences) < 0.03
 
 
 def test_a_pause_of_any_length_ends_with_the_stop() -> None:
     stepped = threading.Event()
     it = Periodic("slow", 1e6, stepped.set)
     it.start()
-    assert stepped.wait(DEADLINE_SECONDS), "the first step waits for nothing"
+    assert stepped.wait(DEADLINE_SECONDS), "the first step begins at once"
     it.stop()
 
 
 def test_a_stop_waits_for_the_step_in_progress() -> None:
-    begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+    begun, released, ended = threading.Event(), threading.Event(), threading.Event()
 
     def step() -> None:
         begun.set()
-        assert goes_on.wait(DEADLINE_SECONDS)
+        assert released.wait(DEADLINE_SECONDS)
         ended.set()
 
     it = Periodic("long", 1e6, step)
@@ -180,23 +183,23 @@ def test_a_stop_waits_for_the_step_in_progress() -> None:
     assert begun.wait(DEADLINE_SECONDS)
     stopping = threading.Thread(target=it.stop)
     stopping.start()
-    goes_on.set()
+    released.set()
     stopping.join()
     assert ended.is_set()
 
 
-def test_a_requested_step_begins_before_its_period_but_not_before_the_events_have_settled() -> None:
+def test_a_requested_step_begins_before_its_period_and_after_the_settle_time() -> None:
     steps: list[float] = []
-    it = Periodic("hurried", 1e6, lambda: steps.append(time.monotonic()), 0.1)
+    it = Periodic("requested", 1e6, lambda: steps.append(time.monotonic()), 0.1)
     it.start()
     eventually("the first step", lambda: steps)
-    time.sleep(0.15)  # longer than the events take to settle
-    hurried_at = time.monotonic()
+    time.sleep(0.15)  # longer than the settle time
+    requested_at = time.monotonic()
     it.hurry()
     it.hurry()
-    eventually("another one", lambda: len(steps) == 2)
+    eventually("the requested step", lambda: len(steps) == 2)
     it.stop()
-    assert steps[1] - hurried_at >= 0.1
+    assert steps[1] - requested_at >= 0.1
 
 
 def test_a_stop_ends_the_pause_after_a_request() -> None:
@@ -209,11 +212,11 @@ def test_a_stop_ends_the_pause_after_a_request() -> None:
 
 
 def test_a_stop_waits_only_for_its_timeout() -> None:
-    begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+    begun, released, ended = threading.Event(), threading.Event(), threading.Event()
 
     def step() -> None:
         begun.set()
-        goes_on.wait(DEADLINE_SECONDS)
+        released.wait(DEADLINE_SECONDS)
         ended.set()
 
     it = Periodic("hangs", 1e6, step)
@@ -221,7 +224,7 @@ def test_a_stop_waits_only_for_its_timeout() -> None:
     assert begun.wait(DEADLINE_SECONDS)
     it.stop(0.0)
     assert not ended.is_set()
-    goes_on.set()
+    released.set()
     it.stop()
     assert ended.is_set()
 
@@ -269,7 +272,7 @@ def test_readiness_waits_for_room_in_the_queue_of_the_service_manager(tmp_path: 
     [
         {},
         {"NOTIFY_SOCKET": "/nowhere/notify"},
-        {"NOTIFY_SOCKET": "/nowhere/notify", "WATCHDOG_USEC": "soon"},
+        {"NOTIFY_SOCKET": "/nowhere/notify", "WATCHDOG_USEC": "invalid"},
         {"NOTIFY_SOCKET": "/nowhere/notify", "WATCHDOG_USEC": "500000", "WATCHDOG_PID": "1"},
         {"WATCHDOG_USEC": "500000"},
     ],
@@ -285,11 +288,11 @@ import ctypes, threading
 from agent.host import daemon
 {}
 libc = ctypes.CDLL(None)
-together = threading.Barrier(4)
-def take():
+barrier = threading.Barrier(4)
+def allocate():
     libc.malloc(1000)
-    together.wait()
-threads = [threading.Thread(target=take) for _ in range(4)]
+    barrier.wait()
+threads = [threading.Thread(target=allocate) for _ in range(4)]
 for each in threads: each.start()
 for each in threads: each.join()
 libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
@@ -297,9 +300,9 @@ libc.fflush(None)
 """
 
 
-def heaps(first: str) -> int:
-    words = [sys.executable, "-c", HEAPS.format(first)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+def heaps(setup: str) -> int:
+    command = [sys.executable, "-c", HEAPS.format(setup)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.count("<heap nr=")
 
 
@@ -318,22 +321,22 @@ libc.malloc.restype = ctypes.c_void_p
 def rss_mb():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
 def block():
-    where = libc.malloc(8 << 20)
-    ctypes.memset(where, 1, 8 << 20)
-    return ctypes.c_void_p(where)
+    address = libc.malloc(8 << 20)
+    ctypes.memset(address, 1, 8 << 20)
+    return ctypes.c_void_p(address)
 before = rss_mb()
-libc.free(block())  # the first one that is freed teaches the C library what is usual
+libc.free(block())  # glibc adapts its threshold for mmap to the first block that is freed
 blocks = [block() for _ in range(2)]
-libc.malloc(500_000)  # stays, above them
+libc.malloc(500_000)  # stays allocated above the blocks
 for each in blocks:
     libc.free(each)
 print(rss_mb() - before)
 """
 
 
-def kept_mb(first: str) -> float:
-    words = [sys.executable, "-c", BLOCKS.format(first)]
-    return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+def kept_mb(setup: str) -> float:
+    command = [sys.executable, "-c", BLOCKS.format(setup)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="needs glibc")

@@ -1,4 +1,4 @@
-"""With the real kernel."""
+"""inotify and uevents of the real kernel."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_the_socket_appears_with_its_mode_and_is_removed_with_its_owner(tmp_path
     assert os.listdir(tmp_path) == []
 
 
-def test_a_second_owner_is_refused_and_the_first_unharmed(tmp_path: Path) -> None:
+def test_a_second_owner_is_refused_and_the_first_continues(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     first = Listener(str(path))
     with pytest.raises(ListenError, match=r"s\.sock: another process"):
@@ -66,13 +66,13 @@ def test_a_socket_of_another_process_is_not_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["folder/s.sock", "x" * 120, "file"])
 def test_an_invalid_path_is_named(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").write_text("precious")
+    (tmp_path / "file").write_text("content")
     with pytest.raises(ListenError, match=name[:20]):
         Listener(str(tmp_path / name))
-    assert (tmp_path / "file").read_text() == "precious"
+    assert (tmp_path / "file").read_text() == "content"
 
 
-def test_a_datagram_socket_is_open_also_with_a_full_queue(tmp_path: Path) -> None:
+def test_a_datagram_socket_with_a_full_queue_is_open(tmp_path: Path) -> None:
     path = tmp_path / "datagrams"
     assert not receives_datagrams(str(path))
     with (
@@ -85,4 +85,4 @@ def test_a_datagram_socket_is_open_also_with_a_full_queue(tmp_path: Path) -> Non
                 sender.sendto(b"", str(path))
         assert receives_datagrams(str(path))
     assert path.exists()
-    assert not receives_datagrams(str(path)), "a dead process left it"
+    assert not receives_datagrams(str(path)), "the socket file remains without a process"

@@ -1,4 +1,4 @@
-"""Lines of a lasting condition: once for each change, or at most once in a period."""
+"""Log records of a lasting condition: one per change, or at most one per period."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_problem_that_returns_is_logged_again(caplog: pytest.LogCaptureFixture
     assert caplog.messages == ["100% lost"] * 3
 
 
-def test_warnings_of_one_key_are_counted_and_logged_once_in_a_time(
+def test_warnings_of_one_key_are_counted_and_logged_once_in_a_period(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 1000.0

@@ -10,21 +10,21 @@ from agent.host.loop import READ, WRITE, Loop
 def test_a_ready_descriptor_is_called_until_it_is_unregistered() -> None:
     loop = Loop()
     reading, writing = os.pipe()
-    seen: list[bytes] = []
+    data: list[bytes] = []
 
     def ready(events: int) -> None:
         assert events & READ
-        seen.append(os.read(reading, 1))
-        if len(seen) == 2:
+        data.append(os.read(reading, 1))
+        if len(data) == 2:
             loop.unregister(reading)
             loop.stop()
 
     loop.register(reading, READ, ready)
     os.write(writing, b"abc")
     loop.run()
-    assert seen == [b"a", b"b"]
+    assert data == [b"a", b"b"]
     loop.step(0)
-    assert len(seen) == 2
+    assert len(data) == 2
     for fd in (reading, writing):
         os.close(fd)
     loop.close()
@@ -35,8 +35,8 @@ def test_a_callback_may_unregister_another_that_is_ready_too() -> None:
     pipes = [os.pipe() for _ in range(2)]
     called: list[int] = []
 
-    def handler(mine: int, other: int) -> None:
-        called.append(mine)
+    def handler(own: int, other: int) -> None:
+        called.append(own)
         loop.unregister(other)
 
     first, second = pipes[0][0], pipes[1][0]
@@ -54,13 +54,13 @@ def test_a_callback_may_unregister_another_that_is_ready_too() -> None:
 def test_modify_changes_what_is_waited_for() -> None:
     loop = Loop()
     reading, writing = os.pipe()
-    events_seen: list[int] = []
-    loop.register(writing, READ, events_seen.append)
+    received_events: list[int] = []
+    loop.register(writing, READ, received_events.append)
     loop.step(0)
-    assert events_seen == []
+    assert received_events == []
     loop.modify(writing, WRITE)
     loop.step(1)
-    assert events_seen == [WRITE]
+    assert received_events == [WRITE]
     os.close(reading)
     os.close(writing)
     loop.close()
@@ -110,14 +110,14 @@ def test_a_stopped_loop_that_runs_on_does_not_spin() -> None:
     loop = Loop()
     loop.stop()
     loop.run()
-    looks: list[float] = []
+    checks: list[float] = []
 
     def until() -> bool:
-        looks.append(time.monotonic())
+        checks.append(time.monotonic())
         return False
 
     loop.run_on(until, 0.1)
-    assert len(looks) <= 3
+    assert len(checks) <= 3
     loop.close()
 
 

@@ -1,4 +1,4 @@
-"""Contents of state files, as kubelets wrote them."""
+"""Contents of the kubelet's state files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KUBELETS_OWN: dict[str, tuple[int, dict[str, Any]]] = {
             "checksum": 2026311253,
         },
     ),
-    "containers by pod, of a kubelet that knows whole pods too": (
+    "containers by pod, of a kubelet with pod-level CPUs": (
         3,
         {
             "policyName": "static",

@@ -69,17 +69,17 @@ def test_the_stored_configuration_reads_back(configuration: KubeletConfiguration
 
 
 @pytest.mark.parametrize("name", ["cgroup-root", "cpu-manager-policy"])
-def test_a_flag_of_bytes_that_are_not_a_text_is_an_error(name: str) -> None:
-    """The agent keeps the configuration as JSON."""
-    words = ["kubelet", f"--{name}={os.fsdecode(b'/a/' + bytes([255]))}"]
+def test_a_flag_that_is_not_utf8_is_an_error(name: str) -> None:
+    """The agent stores the configuration as JSON."""
+    arguments = ["kubelet", f"--{name}={os.fsdecode(b'/a/' + bytes([255]))}"]
     with pytest.raises(ConfigurationError, match=r"^here: a value is not UTF-8"):
-        of_command_line(words, None, "here")
+        of_command_line(arguments, None, "here")
     with pytest.raises(ConfigurationError, match=r"^here: a value is not UTF-8"):
         of_object(json.loads('{"kubeletconfig":{"cgroupRoot":"\\udcff"}}'), "here")
 
 
-def test_flags_win_over_the_file() -> None:
-    words = [
+def test_flags_override_the_file() -> None:
+    arguments = [
         "/usr/bin/kubelet",
         "--cpu-manager-policy=none",
         "--topology-manager-policy",
@@ -91,27 +91,27 @@ def test_flags_win_over_the_file() -> None:
         "--topology-manager-policy-options=max-allowable-numa-nodes=9",
         "--v=2",
     ]
-    got = of_command_line(words, WRITTEN, "here")
-    assert (got.cpu_manager_policy, got.topology_manager_policy) == ("none", "single-numa-node")
-    assert (got.reserved_cpus, got.reserved_milli) == (CpuSet(), 3000)
-    assert got.cgroup_driver == "systemd"
-    assert (got.reserved_memory_bytes, got.max_numa_nodes) == ({0: 1 << 30, 1: 5}, 9)
+    found = of_command_line(arguments, WRITTEN, "here")
+    assert (found.cpu_manager_policy, found.topology_manager_policy) == ("none", "single-numa-node")
+    assert (found.reserved_cpus, found.reserved_milli) == (CpuSet(), 3000)
+    assert found.cgroup_driver == "systemd"
+    assert (found.reserved_memory_bytes, found.max_numa_nodes) == ({0: 1 << 30, 1: 5}, 9)
 
 
 def test_a_kubelet_of_flags_alone() -> None:
-    words = [
+    arguments = [
         "kubelet",
         "--cpu-manager-policy=static",
         "--cpu-manager-policy-options=a=true,b=false",
     ]
-    got = of_command_line(words, None, "here")
-    assert got.static
-    assert got.cpu_manager_options == {"a": "true", "b": "false"}
+    found = of_command_line(arguments, None, "here")
+    assert found.static
+    assert found.cpu_manager_options == {"a": "true", "b": "false"}
 
 
 def test_flags_of_a_command_line() -> None:
-    words = ["kubelet", "--a=1", "--b", "2", "--c", "--a", "3", "--d=x=y"]
-    assert flags(words) == {"a": "3", "b": "2", "c": "", "d": "x=y"}
+    arguments = ["kubelet", "--a=1", "--b", "2", "--c", "--a", "3", "--d=x=y"]
+    assert flags(arguments) == {"a": "3", "b": "2", "c": "", "d": "x=y"}
 
 
 @pytest.mark.parametrize(
@@ -120,12 +120,15 @@ def test_flags_of_a_command_line() -> None:
         ([], "here: Expected `object`"),
         ({"cpuManagerPolicy": 1}, "`$.cpuManagerPolicy`"),
         ({"reservedSystemCPUs": "0-"}, "here: reservedSystemCPUs: CPU list '0-'"),
-        ({"kubeReserved": {"cpu": "much"}}, "here: kubeReserved.cpu: 'much' is not a quantity"),
+        (
+            {"kubeReserved": {"cpu": "invalid"}},
+            "here: kubeReserved.cpu: 'invalid' is not a quantity",
+        ),
         ({"systemReserved": {"cpu": None}}, "`$.systemReserved"),
         ({"reservedMemory": [{"numaNode": "a"}]}, "`$.reservedMemory[0].numaNode`"),
         (
-            {"reservedMemory": [{"numaNode": 0, "limits": {"memory": "much"}}]},
-            "here: reservedMemory[0].limits.memory: 'much' is not a quantity",
+            {"reservedMemory": [{"numaNode": 0, "limits": {"memory": "invalid"}}]},
+            "here: reservedMemory[0].limits.memory: 'invalid' is not a quantity",
         ),
         (
             {"topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "-1"}},

@@ -1,4 +1,4 @@
-"""A real HTTPS server that acts as the kubelet."""
+"""/configz, from an HTTPS server that acts as the kubelet."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from agent.kubelet import configuration
 from agent.kubelet.configuration import ConfigurationError
 
 
-class Kubelet(http.server.BaseHTTPRequestHandler):
+class FakeKubelet(http.server.BaseHTTPRequestHandler):
     answer = json.dumps({"kubeletconfig": {"cpuManagerPolicy": "static"}}).encode()
     tokens: ClassVar[list[str | None]] = []
-    """Of all requests, in their order."""
+    """The Authorization header of each request."""
 
     def do_GET(self) -> None:
         self.tokens.append(self.headers["Authorization"])
@@ -57,14 +57,14 @@ def new_certificate(folder: Path, name: str = "IP:127.0.0.1") -> tuple[Path, Pat
 
 @pytest.fixture
 def url(certificate: tuple[Path, Path]) -> Iterator[str]:
-    Kubelet.tokens.clear()
-    with served(*certificate) as url:
+    FakeKubelet.tokens.clear()
+    with serving(*certificate) as url:
         yield url
 
 
 @contextlib.contextmanager
-def served(key: Path, crt: Path) -> Iterator[str]:
-    server = http.server.HTTPServer(("127.0.0.1", 0), Kubelet)
+def serving(key: Path, crt: Path) -> Iterator[str]:
+    server = http.server.HTTPServer(("127.0.0.1", 0), FakeKubelet)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(crt, key)
     server.socket = context.wrap_socket(server.socket, server_side=True)
@@ -101,8 +101,8 @@ def test_configz_is_read_with_a_named_ca(
 def test_configz_is_read_from_the_kubelet_whose_certificate_is_in_its_folder(
     token: str, tmp_path: Path, rotated: bool
 ) -> None:
-    """A kubelet's own certificate names the host only, and a rotated one is a link to a path of the
-    host, with the key beside the certificate."""
+    """A self-signed certificate has only the name of the host. A rotated certificate is a link to a
+    path of the host, and its file has the key too."""
     key, crt = new_certificate(tmp_path, "DNS:node")
     if rotated:
         folder = pki(tmp_path, "kubelet-server-1.pem", key.read_bytes() + crt.read_bytes())
@@ -110,14 +110,14 @@ def test_configz_is_read_from_the_kubelet_whose_certificate_is_in_its_folder(
         link.symlink_to("/var/lib/kubelet/pki/kubelet-server-1.pem")
     else:
         folder = pki(tmp_path, "kubelet.crt", crt.read_bytes())
-    with served(key, crt) as url:
+    with serving(key, crt) as url:
         assert configuration.read_configz(url, token, "", folder) is not None
 
 
 def test_no_server_without_the_kubelets_certificate_gets_the_token(
     url: str, token: str, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Not one whose certificate follows in the kubelet's file, as a signer's does, either."""
+    """Only the first certificate of the file counts: the others are those of signers."""
     with pytest.raises(ConfigurationError, match="no token is sent: no kubelet-ca-file is named"):
         configuration.read_configz(url, token, "", str(tmp_path))
     both = new_certificate(tmp_path)[1].read_bytes() + certificate[1].read_bytes()
@@ -125,29 +125,29 @@ def test_no_server_without_the_kubelets_certificate_gets_the_token(
         configuration.read_configz(url, token, "", pki(tmp_path, "kubelet.crt", both))
     with pytest.raises(ConfigurationError, match="has no certificate"):
         configuration.read_configz(url, token, "", pki(tmp_path, "kubelet.crt", b""))
-    assert Kubelet.tokens == []
+    assert FakeKubelet.tokens == []
 
 
-def test_a_token_is_sent_neither_in_plain_text_nor_to_where_a_server_points(
+def test_a_token_is_sent_neither_in_plain_text_nor_after_a_redirect(
     url: str, token: str, certificate: tuple[Path, Path]
 ) -> None:
     with pytest.raises(ConfigurationError, match="is sent by https only"):
         configuration.read_configz(url.replace("https:", "http:"), token, "", "/none")
-    points = url.replace("/configz", f"/to/{url}")
+    redirected = url.replace("/configz", f"/to/{url}")
     with pytest.raises(ConfigurationError, match="302"):
-        configuration.read_configz(points, token, str(certificate[1]), "/none")
-    assert Kubelet.tokens == ["Bearer secret"]
+        configuration.read_configz(redirected, token, str(certificate[1]), "/none")
+    assert FakeKubelet.tokens == ["Bearer secret"]
 
 
-def test_faults_name_the_address(
+def test_errors_name_the_address(
     url: str, token: str, certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    strangers = tmp_path / "ca"
-    strangers.write_text("")
+    other_ca = tmp_path / "ca"
+    other_ca.write_text("")
     with pytest.raises(ConfigurationError, match="401"):
         configuration.read_configz(url, "", str(certificate[1]), "/none")
     with pytest.raises(ConfigurationError, match="configz: "):
-        configuration.read_configz(url, token, str(strangers), "/none")
+        configuration.read_configz(url, token, str(other_ca), "/none")
     with pytest.raises(ConfigurationError, match="No such file"):
         configuration.read_configz(url, str(tmp_path / "none"), "", "/none")
 
@@ -157,10 +157,10 @@ def test_no_answer_before_the_kubelet_is_up(token: str, certificate: tuple[Path,
     assert configuration.read_configz(address, token, ca, "/none") is None
 
 
-@pytest.mark.parametrize("torn", ["", "{", "[]", '{"kubeletconfig": {"cpuManagerPolicy": 3}}'])
-def test_torn_answer(tmp_path: Path, torn: str) -> None:
+@pytest.mark.parametrize("invalid", ["", "{", "[]", '{"kubeletconfig": {"cpuManagerPolicy": 3}}'])
+def test_an_invalid_answer_is_an_error(tmp_path: Path, invalid: str) -> None:
     answer = tmp_path / "configz"
-    answer.write_text(torn)
+    answer.write_text(invalid)
     with pytest.raises(ConfigurationError, match="configz"):
         configuration.read_configz(f"file://{answer}", "", "", "/none")
 
@@ -171,12 +171,12 @@ def test_an_answer_that_is_not_http_is_named(certificate: tuple[Path, Path]) -> 
         server.settimeout(10)
         address = f"http://127.0.0.1:{server.getsockname()[1]}/configz"
 
-        def greet() -> None:
+        def answer() -> None:
             with server.accept()[0] as connection:
                 connection.recv(4096)
                 connection.sendall(b"SSH-2.0-OpenSSH\r\n")
 
-        thread = threading.Thread(target=greet)
+        thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(ConfigurationError, match=address):
             configuration.read_configz(address, "", "", "/none")

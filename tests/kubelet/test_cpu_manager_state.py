@@ -51,7 +51,7 @@ def test_real_files(tmp_path: Path) -> None:
         assert encode(state).decode() == each
 
 
-def test_real_files_torn_anywhere_are_errors(tmp_path: Path) -> None:
+def test_truncated_real_files_are_errors(tmp_path: Path) -> None:
     path = tmp_path / "state"
     for each in real_files():
         for cut in range(0, len(each), 7):
@@ -101,9 +101,9 @@ def test_cpus_of_a_pod_are_its_own_and_those_of_all_its_containers() -> None:
 
 
 def test_without_entries_the_checksum_determines_the_version() -> None:
-    none = CpuManagerState("static", CpuSet([0]), version=2)
+    without_entries = CpuManagerState("static", CpuSet([0]), version=2)
     for version in (2, 3):
-        state = decode(encode(msgspec.structs.replace(none, version=version)))
+        state = decode(encode(msgspec.structs.replace(without_entries, version=version)))
         assert (state.version, state.checked) == (version, Checked.VERIFIED)
 
 
@@ -129,8 +129,8 @@ def test_unknown_fields_of_the_data_are_named() -> None:
     data = '{"policyName":"static","defaultCpuSet":"0","later":1}'
     outer = json.loads(encode(state)) | {"data": data, "also": 1}
     outer["dataChecksum"] = statefile.checksum_of("string", data)
-    read_again = decode(json.dumps(outer).encode())
-    assert read_again == msgspec.structs.replace(
+    decoded = decode(json.dumps(outer).encode())
+    assert decoded == msgspec.structs.replace(
         state,
         checked=Checked.VERIFIED,
         problems=("also: unknown field", "data.later: unknown field"),
@@ -159,14 +159,14 @@ def test_one_invalid_cpuset_does_not_affect_the_others(tmp_path: Path) -> None:
 
 
 def test_invalid_cpuset_with_a_correct_checksum_is_verified() -> None:
-    """The checksum covers the text."""
+    """The checksum covers the text, not its meaning."""
     entries = {"pod": {"c": "asd"}}
     content = {"policyName": "static", "defaultCpuSet": "1-3", "entries": entries}
-    inside = (
+    hashed = (
         "{PolicyName:(string)static DefaultCPUSet:(string)1-3 Entries:"
         "(map[string]map[string]string)map[pod:map[c:asd]] Checksum:(checksum.Checksum)0}"
     )
-    computed = statefile.checksum_of("*state.CPUManagerCheckpoint", inside)
+    computed = statefile.checksum_of("*state.CPUManagerCheckpoint", hashed)
     state = decode(json.dumps(content | {"checksum": computed}).encode())
     assert (state.version, state.checked, state.entries) == (2, Checked.VERIFIED, {"pod": {}})
     assert len(state.problems) == 1
@@ -235,8 +235,8 @@ def test_written_file_is_read_and_verified(
     if version == 2:
         pods = {}
     state = CpuManagerState("static", default, entries, pods=pods, version=version)
-    again = decode(encode(state))
-    assert again == msgspec.structs.replace(state, checked=Checked.VERIFIED)
+    decoded = decode(encode(state))
+    assert decoded == msgspec.structs.replace(state, checked=Checked.VERIFIED)
 
 
 def test_file_of_a_kubelet_with_pod_level_cpus() -> None:
@@ -250,7 +250,7 @@ def test_file_of_a_kubelet_with_pod_level_cpus() -> None:
     assert encode(state) == raw
 
 
-def test_file_is_written_as_by_go() -> None:
+def test_file_is_written_as_go_does() -> None:
     entries = {"v": {"c": CpuSet([5])}, "u": {"d": CpuSet([4]), "c": CpuSet([1, 2, 3])}}
     pods = {"w": CpuSet([6]), "p": EMPTY}
     state = CpuManagerState("static", CpuSet([0]), entries, pods=pods, version=3)
@@ -289,7 +289,9 @@ def test_any_json_is_a_state_or_a_state_file_error(value: Any) -> None:
         assert decode(json.dumps(value).encode()).problems is not None
 
 
-def test_the_watch_reports_a_replaced_file_of_a_folder_that_appears_late(tmp_path: Path) -> None:
+def test_the_watch_reports_a_replaced_file_of_a_folder_that_is_created_later(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "kubelet"
     watch = CpuManagerStateWatch(str(folder))
     with contextlib.closing(watch):

@@ -22,11 +22,11 @@ from tests.kubelet.state_files import ENTRY, REAL, json_of
 VECTORS = DATA / "vectors" / "kubelet-state-files.jsonl"
 
 
-def of(*entries: dict[str, Any], **outer: Any) -> bytes:
+def checkpoint(*entries: dict[str, Any], **outer: Any) -> bytes:
     return json.dumps({"Data": {"PodDeviceEntries": list(entries)}} | outer).encode()
 
 
-def old(pod: str, ids: list[str] | None, answer: str | None) -> dict[str, Any]:
+def entry_with_list(pod: str, ids: list[str] | None, answer: str | None) -> dict[str, Any]:
     return {
         "PodUID": pod,
         "ContainerName": "c",
@@ -67,8 +67,8 @@ def test_real_files_are_verified(tmp_path: Path) -> None:
 
 
 def test_boot_id_is_not_covered_by_the_checksum() -> None:
-    checkpoint = decode(json.dumps(REAL | {"BootID": "b"}).encode())
-    assert (checkpoint.boot_id, checkpoint.checked) == ("b", Checked.VERIFIED)
+    state = decode(json.dumps(REAL | {"BootID": "b"}).encode())
+    assert (state.boot_id, state.checked) == ("b", Checked.VERIFIED)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,10 @@ def test_boot_id_is_not_covered_by_the_checksum() -> None:
     [
         (
             {
-                "PodDeviceEntries": [old("u", ["d1", "d0"], "Af8="), old("v", None, None)],
+                "PodDeviceEntries": [
+                    entry_with_list("u", ["d1", "d0"], "Af8="),
+                    entry_with_list("v", None, None),
+                ],
                 "RegisteredDevices": {"r": ["d1", "d0"], "q": None},
             },
             1856384098,
@@ -88,12 +91,12 @@ def test_boot_id_is_not_covered_by_the_checksum() -> None:
 )
 def test_checksums_equal_gos(data: dict[str, Any], checksum: int, version: int) -> None:
     """Printed by spew 1.1.1 for structs of the same names."""
-    checkpoint = decode(json.dumps({"Data": data, "Checksum": checksum}).encode())
-    assert (checkpoint.version, checkpoint.checked) == (version, Checked.VERIFIED)
+    state = decode(json.dumps({"Data": data, "Checksum": checksum}).encode())
+    assert (state.version, state.checked) == (version, Checked.VERIFIED)
 
 
 def test_plain_list_of_devices_has_no_numa_node() -> None:
-    (entry,) = decode(of(old("u", ["d1", "d0"], None))).entries
+    (entry,) = decode(checkpoint(entry_with_list("u", ["d1", "d0"], None))).entries
     assert (entry.devices, entry.answer) == ({NO_NODE: ("d1", "d0")}, None)
 
 
@@ -104,8 +107,8 @@ def test_invalid_entries_are_named_and_the_rest_is_used() -> None:
         ENTRY | {"DeviceIDs": 1},
         {},
     ]
-    checkpoint = decode(of(*broken, ENTRY, Checksum=5, Later=1))
-    assert len(checkpoint.entries) == 1
+    state = decode(checkpoint(*broken, ENTRY, Checksum=5, Later=1))
+    assert len(state.entries) == 1
     pod = f"Data.PodDeviceEntries: pod {ENTRY['PodUID']}, check: "
     starts = [
         "Later: ",
@@ -114,16 +117,16 @@ def test_invalid_entries_are_named_and_the_rest_is_used() -> None:
         pod,
         "Data.PodDeviceEntries[3]",
     ]
-    assert len(checkpoint.problems) == len(starts)
-    for problem, start in zip(checkpoint.problems, starts, strict=True):
+    assert len(state.problems) == len(starts)
+    for problem, start in zip(state.problems, starts, strict=True):
         assert problem.startswith(start)
-    assert (checkpoint.version, checkpoint.checked) == (None, Checked.UNKNOWN)
+    assert (state.version, state.checked) == (None, Checked.UNKNOWN)
 
 
 def test_mixed_formats_are_an_unknown_version() -> None:
-    checkpoint = decode(of(ENTRY, old("u", ["d"], None), Checksum=5))
-    assert (len(checkpoint.entries), checkpoint.version) == (2, None)
-    assert checkpoint.checked is Checked.UNKNOWN
+    state = decode(checkpoint(ENTRY, entry_with_list("u", ["d"], None), Checksum=5))
+    assert (len(state.entries), state.version) == (2, None)
+    assert state.checked is Checked.UNKNOWN
 
 
 def test_absent_file_means_no_devices(tmp_path: Path) -> None:
@@ -133,12 +136,12 @@ def test_absent_file_means_no_devices(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        (of(ENTRY)[:-3], "is not JSON"),
+        (checkpoint(ENTRY)[:-3], "is not JSON"),
         (b"{}", "Data is missing"),
         (b'{"Data":[]}', "Data: is a list"),
         (b'{"Data":{"PodDeviceEntries":{}}}', "PodDeviceEntries: is a dict"),
-        (of(ENTRY, Checksum="x"), "Checksum: is a str"),
-        (of(ENTRY, BootID=1), "BootID: is a int"),
+        (checkpoint(ENTRY, Checksum="x"), "Checksum: is a str"),
+        (checkpoint(ENTRY, BootID=1), "BootID: is a int"),
     ],
 )
 def test_errors_name_the_file(tmp_path: Path, raw: bytes, reason: str) -> None:

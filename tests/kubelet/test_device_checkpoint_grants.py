@@ -16,7 +16,7 @@ from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.wire import patch
 
 TEGRA = "Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh"
-"""The answer of a real plugin, from a real checkpoint: NVIDIA_VISIBLE_DEVICES=tegra."""
+"""The answer of a device plugin in a real checkpoint: NVIDIA_VISIBLE_DEVICES=tegra."""
 
 
 def checkpoint(
@@ -60,7 +60,7 @@ def test_a_real_answer() -> None:
 
 
 @pytest.mark.parametrize("ids", [["GPU-b", "GPU-a"], {"1": ["GPU-b"], "0": ["GPU-a", "GPU-b"]}])
-def test_both_shapes_of_ids(ids: Any) -> None:
+def test_ids_in_a_list_and_by_numa_node(ids: Any) -> None:
     found, problems = grants_of(checkpoint(ids))
     assert problems == ()
     assert found == (
@@ -98,8 +98,8 @@ def test_an_invalid_answer_is_reported_and_the_ids_count() -> None:
 def test_checkpoint_of_another_boot_is_reported(
     recorded: str, boot: str, problems: tuple[str, ...]
 ) -> None:
-    found, seen = grants_of(checkpoint(["GPU-a"], BootID=recorded), boot)
-    assert seen == problems
+    found, reported = grants_of(checkpoint(["GPU-a"], BootID=recorded), boot)
+    assert reported == problems
     assert len(found) == 1
 
 

@@ -1,4 +1,4 @@
-"""With a real grpcio server that acts as the kubelet."""
+"""The PodResources client against a fake kubelet, a real grpcio server."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_all_fields_of_a_pod(client: PodResourcesClient, kubelet: FakeKubelet) -
 
 
 def test_pods_and_drivers_are_sorted(client: PodResourcesClient, kubelet: FakeKubelet) -> None:
-    """Both come from Go's maps, in another order each time."""
+    """The kubelet iterates over maps of Go, in another order each time."""
     one, two = (pb.ClaimResource(driver_name=name) for name in ("one", "two"))
 
     def read_pods(drivers: list[pb.ClaimResource], names: str) -> tuple[PodResources, ...]:
@@ -151,13 +151,13 @@ def test_device_near_two_numa_nodes_is_one_device() -> None:
 
 
 def test_device_with_numa_node_minus_one_has_none() -> None:
-    """As the kernel does, and plugins that read it (devices.md §3.6)."""
+    """The kernel reports -1 for a device without a NUMA node, and plugins pass it on."""
     message = with_container(devices=[device("v/x", "d", -1)])
     assert podresources.pod(message).containers[0].devices == (PluginDevice("v/x", "d"),)
 
 
 @pytest.mark.parametrize(
-    ("read_pods", "own"),
+    ("listed", "own"),
     [
         ([["a"], ["a", "b"], ["a", "b", "c", "d"]], [("a",), ("b",), ("c", "d")]),
         ([["a"], ["b"]], [("a",), ("b",)]),
@@ -167,7 +167,7 @@ def test_device_with_numa_node_minus_one_has_none() -> None:
     ],
 )
 def test_repeated_cdi_names_belong_to_the_previous_device(
-    read_pods: list[list[str]], own: list[tuple[str, ...]]
+    listed: list[list[str]], own: list[tuple[str, ...]]
 ) -> None:
     """1.36 collects them over the devices of a driver (cm/container_manager_linux.go)."""
     claim = pb.DynamicResource(
@@ -175,10 +175,10 @@ def test_repeated_cdi_names_belong_to_the_previous_device(
         claim_resources=[
             pb.ClaimResource(
                 driver_name="d",
-                device_name=str(at),
+                device_name=str(index),
                 cdi_devices=[pb.CDIDevice(name=n) for n in names],
             )
-            for at, names in enumerate(read_pods)
+            for index, names in enumerate(listed)
         ],
     )
     (value,) = podresources.pod(with_container(dynamic_resources=[claim])).containers[0].claims
@@ -251,7 +251,7 @@ def test_impossible_values_are_refused_with_their_pod(
         ((grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"), RateLimitError),
         ((grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled"), NotServedError),
         ((grpc.StatusCode.UNAVAILABLE, "not yet"), KubeletDownError),
-        ((grpc.StatusCode.INTERNAL, "on fire"), PodResourcesError),
+        ((grpc.StatusCode.INTERNAL, "failed"), PodResourcesError),
         (b"\xff\xff", MalformedPodResourcesError),
         (b"\x0a\x02\x0a\x01", MalformedPodResourcesError),
         (None, NotServedError),
@@ -279,7 +279,7 @@ def test_each_failure_has_its_error(
         assert str(error.value).startswith(f"{path}: {method}: ")
 
 
-def test_pod_that_the_kubelet_does_not_have(
+def test_a_pod_that_the_kubelet_does_not_know(
     client: PodResourcesClient, kubelet: FakeKubelet
 ) -> None:
     """1.36 reports it as UNKNOWN (podresources/server_v1.go)."""
@@ -307,9 +307,9 @@ def test_missing_socket_and_socket_without_a_listener(path: Path) -> None:
         with pytest.raises(KubeletDownError, match="List: DEADLINE_EXCEEDED"):
             client.pods()
         fake.silent.clear()
-        patient = PodResourcesClient(str(path))
-        assert patient.pods() == ()
-        patient.close()
+        without_timeout = PodResourcesClient(str(path))
+        assert without_timeout.pods() == ()
+        without_timeout.close()
     client.close()
 
 
@@ -340,7 +340,7 @@ blocks = st.lists(
     ),
     max_size=2,
 )
-given_devices = st.builds(
+devices = st.builds(
     pb.ContainerDevices,
     resource_name=small,
     device_ids=st.lists(small, max_size=2),
@@ -351,9 +351,9 @@ containers = st.builds(
     name=small,
     cpu_ids=ids,
     memory=blocks,
-    devices=st.lists(given_devices, max_size=2),
+    devices=st.lists(devices, max_size=2),
 )
-hostile = st.builds(
+any_pods = st.builds(
     pb.PodResources,
     name=small,
     namespace=small,
@@ -363,8 +363,8 @@ hostile = st.builds(
 )
 
 
-@given(hostile)
-def test_any_message_is_a_value_within_bounds_or_refused(message: pb.PodResources) -> None:
+@given(any_pods)
+def test_any_message_is_read_within_bounds_or_refused(message: pb.PodResources) -> None:
     try:
         value = podresources.pod(message)
     except FieldError:
@@ -375,13 +375,13 @@ def test_any_message_is_a_value_within_bounds_or_refused(message: pb.PodResource
         assert set(read.cpus) == set(sent.cpu_ids)
         assert sum(each.size_bytes for each in read.memory) == sum(m.size for m in sent.memory)
         assert {each.id for each in read.devices} == {i for d in sent.devices for i in d.device_ids}
-        near = {node for each in read.devices for node in each.nodes}
-        assert near <= {node.ID for d in sent.devices for node in d.topology.nodes}
-        assert all(node >= 0 for node in near)
+        nodes = {node for each in read.devices for node in each.nodes}
+        assert nodes <= {node.ID for d in sent.devices for node in d.topology.nodes}
+        assert all(node >= 0 for node in nodes)
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_value_within_bounds_or_refused(raw: bytes) -> None:
+def test_any_bytes_are_read_within_bounds_or_refused(raw: bytes) -> None:
     try:
         value = podresources.allocatable(pb.AllocatableResourcesResponse.FromString(raw))
     except (DecodeError, FieldError):

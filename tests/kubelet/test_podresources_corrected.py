@@ -1,4 +1,4 @@
-"""Between a gRPC server that acts as the kubelet and a gRPC client that acts as an exporter."""
+"""The corrected PodResources socket, between a fake kubelet and a client like an exporter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEYS: dict[str, Target] = keys(
 
 
 class Exporter:
-    """A client of Topolet's socket; `known` has the agent's corrections."""
+    """A client of Topolet's PodResources socket. `known`: the agent's corrections."""
 
     def __init__(self, folder: Path) -> None:
         self.known: Known | None = ({}, KEYS)
@@ -34,7 +34,7 @@ class Exporter:
         def method(name: str):  # type: ignore[no-untyped-def]
             return lambda request, _: self.lister.answer(name, request)
 
-        path = str(folder / "ours" / "kubelet.sock")
+        path = str(folder / "corrected" / "kubelet.sock")
         self.server = GrpcServer(path, SERVICE, {name: method(name) for name in METHODS}, 2, 8)
         self.server.start()
         self.channel = grpc.insecure_channel(f"unix://{path}")
@@ -47,8 +47,8 @@ class Exporter:
     def pods(self) -> list[pb.PodResources]:
         return list(pb.ListPodResourcesResponse.FromString(self.raw("List")).pod_resources)
 
-    def corrects(self, **containers: ContainerCorrection) -> None:
-        """The corrections of pod ns/p."""
+    def set_corrections(self, **containers: ContainerCorrection) -> None:
+        """Sets the corrections of pod ns/p."""
         self.known = ({("ns", "p"): PodCorrection(containers=containers)}, KEYS)
 
 
@@ -84,7 +84,7 @@ def gpus(*uuids: str) -> ContainerCorrection:
 
 def test_unknown_pods_and_fields_pass_unchanged(exporter: Exporter, kubelet: FakeKubelet) -> None:
     """Including fields of a newer kubelet."""
-    exporter.corrects(main=gpus("GPU-1"))
+    exporter.set_corrections(main=gpus("GPU-1"))
     other = pb.PodResources(namespace="ns", name="other", containers=[container(cpu_ids=[3])])
     newer = b"\xfa\x3e\x05newer"
     kubelet.answers["List"] = pb.ListPodResourcesResponse(
@@ -117,17 +117,17 @@ def test_devices_are_replaced_by_the_containers_own(
     own: tuple[str, ...],
     expected: list[pb.ContainerDevices],
 ) -> None:
-    exporter.corrects(main=gpus(*own))
+    exporter.set_corrections(main=gpus(*own))
     kubelet.set_pods(
         listed(container(devices=listed_devices), container("side", devices=listed_devices))
     )
     main, side = exporter.pods()[0].containers
     assert list(main.devices) == expected
-    assert list(side.devices) == listed_devices, "of it nothing is known"
+    assert list(side.devices) == listed_devices, "there is no correction for it"
 
 
 def test_cpus_are_replaced_by_the_containers_own(exporter: Exporter, kubelet: FakeKubelet) -> None:
-    exporter.corrects(
+    exporter.set_corrections(
         own=ContainerCorrection(CpuSet([5, 4])),
         pool=ContainerCorrection(EMPTY),
         kubelets=ContainerCorrection(),
@@ -141,7 +141,7 @@ def test_cpus_are_replaced_by_the_containers_own(exporter: Exporter, kubelet: Fa
 
 
 def test_one_pod_is_corrected_too(exporter: Exporter, kubelet: FakeKubelet) -> None:
-    exporter.corrects(main=gpus("GPU-1"))
+    exporter.set_corrections(main=gpus("GPU-1"))
     kubelet.answers["Get"] = pb.GetPodResourcesResponse(pod_resources=listed(container()))
     request = pb.GetPodResourcesRequest(pod_name="p", pod_namespace="ns").SerializeToString()
     reply = pb.GetPodResourcesResponse.FromString(exporter.raw("Get", request))

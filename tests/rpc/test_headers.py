@@ -36,8 +36,10 @@ def test_the_path_equals_that_of_a_full_decoder(
             encoder.header_table_size = table
         block = encoder.encode(
             [
-                (hpack.HeaderTuple if how == "index" else hpack.NeverIndexedHeaderTuple)(key, value)
-                for key, value, how in header
+                (hpack.HeaderTuple if kind == "index" else hpack.NeverIndexedHeaderTuple)(
+                    key, value
+                )
+                for key, value, kind in header
             ],
             huffman=huffman,
         )
@@ -49,16 +51,16 @@ def test_the_path_equals_that_of_a_full_decoder(
 
 
 def indexed(number: int) -> bytes:
-    """A block with an entry of the dynamic table, by its number: 0 is the newest."""
+    """A block that refers to an entry of the dynamic table: 0 is the newest."""
     block = bytearray(encode_integer(62 + number, 7))
     block[0] |= 0x80
     return bytes(block)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=30))
-def test_random_bytes_are_refused_or_read_in_bounded_memory(noise: list[bytes]) -> None:
+def test_random_bytes_are_refused_or_read_in_bounded_memory(data: list[bytes]) -> None:
     reader = PathReader()
-    for block in noise:
+    for block in data:
         with contextlib.suppress(HeaderError):
             reader.read(block)
         with pytest.raises(HeaderError):
@@ -70,7 +72,7 @@ def test_random_bytes_are_refused_or_read_in_bounded_memory(noise: list[bytes]) 
     [
         b"\x80",  # index 0
         b"\xbe",  # index 62 of an empty table
-        b"\x7e\x01a",  # its name
+        b"\x7e\x01a",  # the name of index 62
         b"\xff",
         b"\xff\x80\x80\x80\x80\x80\x80",
         b"\x44",
@@ -99,7 +101,7 @@ def test_the_table_never_exceeds_the_readers_limit() -> None:
 
 @pytest.mark.parametrize("digits", [300, 4_000])
 def test_the_cache_is_bounded(digits: int) -> None:
-    """Of Huffman strings that were decoded: in its entries, and in the length of each."""
+    """The cache of decoded Huffman strings has few entries of limited length."""
     encoder, reader = hpack.Encoder(), PathReader()
     blocks = [
         encoder.encode([("x-long", f"{number:0{digits}}"), ("x-number", str(number))])

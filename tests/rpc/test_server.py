@@ -1,4 +1,4 @@
-"""The socket of the server; tests/koordinator and tests/kubelet have its calls."""
+"""The socket of the gRPC server; tests/koordinator and tests/kubelet test its calls."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ def _without_umask() -> Iterator[None]:
 
 
 def _started(path: Path) -> GrpcServer:
-    server = GrpcServer(str(path), "test.Echo", {"Say": lambda message, _: message}, 2, 8)
+    server = GrpcServer(str(path), "test.Echo", {"Echo": lambda message, _: message}, 2, 8)
     server.start()
     return server
 
 
 def _answered(path: Path) -> bytes:
     with grpc.insecure_channel(f"unix://{path}") as channel:
-        reply: bytes = channel.unary_unary("/test.Echo/Say")(b"a", timeout=10, wait_for_ready=True)
+        reply: bytes = channel.unary_unary("/test.Echo/Echo")(b"a", timeout=10, wait_for_ready=True)
         return reply
 
 
 def test_no_other_user_reaches_the_socket_before_its_mode_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between gRPC's bind and the call that sets the mode."""
+    """gRPC binds the socket before the server sets its mode."""
     tmp_path.chmod(0o755)
     bound: list[str] = []
     reachable: list[str] = []
 
-    def watched(real: Callable[..., None]) -> Callable[..., None]:
-        def call(*given: object, **options: object) -> None:
+    def check_before(real: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: object, **options: object) -> None:
             for each in tmp_path.rglob("*"):
                 state = each.lstat()
                 if not stat.S_ISSOCK(state.st_mode):
                     continue
                 bound.append(each.name)
-                entered = all(
+                accessible = all(
                     folder.stat().st_mode & stat.S_IXOTH
                     for folder in each.parents
                     if folder.is_relative_to(tmp_path)
                 )
-                if state.st_mode & OTHERS and entered:
+                if state.st_mode & OTHERS and accessible:
                     reachable.append(each.name)
-            real(*given, **options)
+            real(*args, **options)
 
         return call
 
     for name in ("chmod", "rename"):
-        monkeypatch.setattr(os, name, watched(getattr(os, name)))
+        monkeypatch.setattr(os, name, check_before(getattr(os, name)))
     path = tmp_path / "hooks" / "hooks.sock"
     server = _started(path)
     assert bound
@@ -82,10 +82,10 @@ def test_a_server_that_stops_leaves_the_socket_of_its_successor(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_a_killed_server_left_is_used_again(tmp_path: Path) -> None:
+def test_a_folder_of_a_killed_server_is_used_again(tmp_path: Path) -> None:
     path = tmp_path / "hooks.sock"
-    left = tmp_path / "hooks.sock.new"
-    left.mkdir(mode=0o777)
+    stale = tmp_path / "hooks.sock.new"
+    stale.mkdir(mode=0o777)
     server = _started(path)
     assert _answered(path) == b"a"
     assert [each.name for each in tmp_path.iterdir()] == [path.name]

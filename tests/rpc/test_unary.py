@@ -1,4 +1,4 @@
-"""With h2's server state machine, which raises on every error in framing, HPACK or windows."""
+"""The connection against h2's server, which raises on any error in framing, HPACK or windows."""
 
 import random
 
@@ -28,14 +28,14 @@ def flush(client: UnaryConnection) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_messages_of_any_size_cross_in_any_pieces(seed: int) -> None:
+def test_messages_of_any_size_are_sent_in_any_pieces(seed: int) -> None:
     rng = random.Random(seed)
     client, peer = UnaryConnection(), server()
     for _ in range(3):
         request = rng.randbytes(rng.choice([0, 1, 16_384, 70_000, 200_000]))
         reply = rng.randbytes(rng.choice([0, 1, 16_384, 70_000, 300_000]))
         client.start("/s/M", request, 5)
-        got, left, stream = bytearray(), bytearray(grpc.encode_message(reply)), 0
+        received, unsent, stream = bytearray(), bytearray(grpc.encode_message(reply)), 0
         to_client, to_server = bytearray(), bytearray()
         answering = False
         for _ in range(100_000):
@@ -48,17 +48,17 @@ def test_messages_of_any_size_cross_in_any_pieces(seed: int) -> None:
                 if isinstance(event, h2.events.RequestReceived):
                     stream = event.stream_id
                 if isinstance(event, h2.events.DataReceived):
-                    got += event.data
+                    received += event.data
                     peer.acknowledge_received_data(event.flow_controlled_length, stream)
                 if isinstance(event, h2.events.StreamEnded):
                     peer.send_headers(stream, OK_HEADERS)
                     answering = True
-            if answering and left:
-                room = min(peer.local_flow_control_window(stream), 16_000, len(left))
+            if answering and unsent:
+                room = min(peer.local_flow_control_window(stream), 16_000, len(unsent))
                 padding = rng.choice([None, 0, 30]) if room > 100 else None
-                take = room - 31 if padding is not None else room
-                peer.send_data(stream, bytes(left[:take]), pad_length=padding)
-                del left[:take]
+                size = room - 31 if padding is not None else room
+                peer.send_data(stream, bytes(unsent[:size]), pad_length=padding)
+                del unsent[:size]
             elif answering:
                 long = ("x-long", "v" * 20_000)  # h2 sends this block in CONTINUATION frames
                 peer.send_headers(stream, [("grpc-status", "0"), long], end_stream=True)
@@ -70,7 +70,7 @@ def test_messages_of_any_size_cross_in_any_pieces(seed: int) -> None:
             del to_client[: len(part)]
             client.receive(part)
         assert client.outcome == reply
-        assert grpc.encode_message(request) == got
+        assert grpc.encode_message(request) == received
         client.receive(bytes(to_client))
 
 
@@ -120,8 +120,8 @@ def test_a_call_that_the_server_did_not_process_is_reported_as_such() -> None:
 
 def test_a_goaway_lets_the_running_call_end() -> None:
     client = UnaryConnection()
-    goodbye = frames.frame(frames.GOAWAY, 0, 0, (1).to_bytes(4, "big") + bytes(4))
-    assert answered(client, goodbye) is None
+    goaway = frames.frame(frames.GOAWAY, 0, 0, (1).to_bytes(4, "big") + bytes(4))
+    assert answered(client, goaway) is None
     assert not client.reusable
     data = frames.frame(frames.DATA, 0, 1, grpc.encode_message(b"late"))
     client.receive(block((b":status", b"200")).replace(b"\x05", b"\x04", 1) + data)
@@ -163,7 +163,7 @@ def test_a_reply_beyond_the_limit_is_refused() -> None:
     assert outcome.code == grpc.Code.RESOURCE_EXHAUSTED
 
 
-def test_a_hostile_status_message_is_cut() -> None:
+def test_a_long_status_message_is_truncated() -> None:
     long = (b"grpc-message", b"a" * 10_000)
     outcome = answered(UnaryConnection(), block((b":status", b"200"), (b"grpc-status", b"5"), long))
     assert isinstance(outcome, grpc.RpcError)
@@ -184,7 +184,7 @@ def test_headers_without_end_of_a_hostile_server_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("raw", [frames.frame(frames.PING, 0, 0, bytes(8)), frames.settings({})])
-def test_a_hostile_server_that_sends_and_does_not_read_is_given_up(raw: bytes) -> None:
+def test_the_connection_to_a_server_that_sends_and_does_not_read_ends(raw: bytes) -> None:
     client = UnaryConnection()
     client.start("/s/M", b"", None)
     with pytest.raises(ProtocolError, match="wait for a server that does not read"):
