@@ -1,5 +1,5 @@
-"""An API server that the scheduler's tests share with no others: they remove kinds, and apply
-policies about who may write a pod's allocation."""
+"""An API server of the scheduler's tests alone: they remove CRDs, and apply policies that restrict
+who may write the allocation of a pod."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from tests.integration.apiserver.server import ApiServer
 
 @pytest.fixture(scope="package")
 def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """A real one; a test creates its own namespace and nodes, and leaves it running."""
+    """A real API server. Each test creates its own namespace and nodes, and does not stop it."""
     with server.running(tmp_path_factory.mktemp("apiserver")) as it:
         yield it

@@ -1,4 +1,4 @@
-"""32 callers bind at once against a real API server."""
+"""32 concurrent callers bind pods with a real API server."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def transport(apiserver: ApiServer) -> Iterator[Transport]:
     it.close()
 
 
-def made(apiserver: ApiServer, namespace: str, kind: Kind, name: str) -> PodName:
-    """A pod that waits for its node, and that no other test's kube-scheduler binds."""
+def create_pod(apiserver: ApiServer, namespace: str, kind: Kind, name: str) -> PodName:
+    """Creates a pod without a node that no kube-scheduler of another test binds."""
     body = kind.pod(name)
     metadata = {key: body["metadata"][key] for key in ("name", "labels", "annotations")}
     container = {key: body["spec"]["containers"][0][key] for key in ("name", "image", "resources")}
@@ -87,7 +87,7 @@ def test_no_two_pods_get_the_same_resources(
 ) -> None:
     cluster = clusters.cluster(nodes)
     binder = Binder(cluster, GroupReservations(cluster), BindingApi(transport), PodInfoCache())
-    pods = [made(apiserver, namespace, kind, f"p{number}") for number in range(PODS)]
+    pods = [create_pod(apiserver, namespace, kind, f"p{number}") for number in range(PODS)]
     order = list(itertools.islice(itertools.cycle(nodes), PODS))
 
     def bind(place: int) -> bool:
@@ -107,7 +107,9 @@ def test_no_two_pods_get_the_same_resources(
         clusters.report_pod(restarted, pod, ChangeKind.ADDED)
     for name in nodes:
         assert holdings(cluster, name) == holdings(restarted, name)
-        assert len(holdings(restarted, name)) == 1 + room[name], "its agent, and as many as fit"
+        assert len(holdings(restarted, name)) == 1 + room[name], (
+            "its agent, and as many pods as fit"
+        )
 
 
 def test_a_pod_bound_by_another_scheduler_frees_its_reservation(
@@ -115,7 +117,7 @@ def test_a_pod_bound_by_another_scheduler_frees_its_reservation(
 ) -> None:
     cluster = clusters.cluster({"a": SMALL})
     binder = Binder(cluster, GroupReservations(cluster), BindingApi(transport), PodInfoCache())
-    pod = made(apiserver, namespace, owner(8, 1), "p")
+    pod = create_pod(apiserver, namespace, owner(8, 1), "p")
     path = f"/api/v1/namespaces/{namespace}/pods/p/binding"
     apiserver.create(path, {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "other"}})
     with pytest.raises(BindError, match="is bound to node other"):
@@ -129,10 +131,10 @@ def test_a_recreated_pod_with_the_same_name_is_not_bound(
     cluster = clusters.cluster({"a": SMALL})
     pod_infos = PodInfoCache()
     binder = Binder(cluster, GroupReservations(cluster), BindingApi(transport), pod_infos)
-    made(apiserver, namespace, owner(8, 1), "p")
-    pod_infos.of(clusters.api_pod(owner(8, 1).pod("p", uid="one-before")))
+    create_pod(apiserver, namespace, owner(8, 1), "p")
+    pod_infos.of(clusters.api_pod(owner(8, 1).pod("p", uid="old")))
     with pytest.raises(BindError, match="no longer exists"):
-        binder.bind(PodName(namespace, "p", "one-before"), "a")
+        binder.bind(PodName(namespace, "p", "old"), "a")
     (pod,) = stored(apiserver, namespace)
     assert "nodeName" not in pod["spec"]
     assert len(holdings(cluster, "a")) == 1

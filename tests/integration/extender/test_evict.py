@@ -1,5 +1,6 @@
-"""Evictions for a pod: kube-scheduler's preemption with Topolet's victims, and Topolet's own
-evictions if only its rules block. The test acts as the kubelet."""
+"""Evictions for a pod: kube-scheduler's preemption with victims that Topolet selects, and evictions
+by Topolet if only its own rules reject the pod. The tests remove terminating pods as a kubelet
+does."""
 
 from __future__ import annotations
 
@@ -10,17 +11,23 @@ import pytest
 from agent.model.apiobjects import GROUP_ANNOTATION
 from tests.allocate.devices.builders import CORE, RATIO, gpu
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.kubescheduler import objects, workload
-from tests.integration.kubescheduler.hosts import Shape
+from tests.integration.kubescheduler import objects
+from tests.integration.kubescheduler.nodes import Shape
 from tests.integration.kubescheduler.schedulers import Topolet, schedulers
-from tests.integration.kubescheduler.workload import ONE_NODE, Workload, cpus, numa_nodes
+from tests.integration.kubescheduler.workload import (
+    ONE_NODE,
+    Workload,
+    cpus,
+    numa_nodes,
+    workload_for,
+)
 
 # Two NUMA nodes of 8 CPUs.
 SHAPE: Shape = (2, 1, 4, 2)
 HIGH = {"priorityClassName": "evict-high"}
 MIDDLE = {"priorityClassName": "evict-middle"}
 LOW = {"priorityClassName": "evict-low"}
-POLITE = {"priorityClassName": "evict-polite"}
+NON_PREEMPTING = {"priorityClassName": "evict-non-preempting"}
 CLASSES = {"low": 10, "middle": 20, "high": 1000}
 GUARDED = {"app": "guarded"}
 
@@ -28,181 +35,189 @@ GUARDED = {"app": "guarded"}
 @pytest.fixture(scope="module")
 def topolet(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topolet]:
     for name, value in CLASSES.items():
-        objects.priority(apiserver, f"evict-{name}", value)
-    objects.priority(apiserver, "evict-polite", 1000, "Never")
+        objects.priority_class(apiserver, f"evict-{name}", value)
+    objects.priority_class(apiserver, "evict-non-preempting", 1000, "Never")
     with schedulers(apiserver, tmp_path_factory.mktemp("scheduler"), "--evict=true") as it:
         yield it
 
 
 @pytest.fixture
-def here(
+def workload(
     apiserver: ApiServer, topolet: Topolet, request: pytest.FixtureRequest
 ) -> Iterator[Workload]:
-    with workload.workload(apiserver, request.node.name) as it:
+    with workload_for(apiserver, request.node.name) as it:
         yield it
 
 
-def halves(here: Workload, first: dict[str, str] = LOW, second: dict[str, str] = MIDDLE) -> None:
-    """5 of 8 CPUs of each NUMA node are in use, by `a` and by `b`."""
-    here.hosts.add(SHAPE)
-    here.ask("a", {"cpu": "5"}, "LS", ONE_NODE, **first)
-    here.ask("b", {"cpu": "5"}, "LS", ONE_NODE, **second)
-    bound = here.wait_bound("a", "b")
+def halves(
+    workload: Workload, first: dict[str, str] = LOW, second: dict[str, str] = MIDDLE
+) -> None:
+    """Pods `a` and `b` use 5 of the 8 CPUs of a NUMA node each."""
+    workload.nodes.add(SHAPE)
+    workload.create_pod("a", {"cpu": "5"}, "LS", ONE_NODE, **first)
+    workload.create_pod("b", {"cpu": "5"}, "LS", ONE_NODE, **second)
+    bound = workload.wait_bound("a", "b")
     assert sorted(map(numa_nodes, bound.values())) == [[0], [1]]
 
 
-def nominated(here: Workload, name: str) -> str:
-    return str(here.pods()[name]["status"].get("nominatedNodeName", ""))
+def nominated(workload: Workload, name: str) -> str:
+    return str(workload.pods()[name]["status"].get("nominatedNodeName", ""))
 
 
-def test_preemption_takes_victims_of_one_numa_node(here: Workload) -> None:
-    """Nothing is free; kube-scheduler would select any two of four pods."""
-    here.hosts.add(SHAPE)
+def test_preemption_evicts_pods_of_one_numa_node(workload: Workload) -> None:
+    """No CPU is free. kube-scheduler alone would select any two of the four pods."""
+    workload.nodes.add(SHAPE)
     names = [f"p{number}" for number in range(4)]
     for name in names:
-        here.ask(name, {"cpu": "4"}, "LSR", ONE_NODE, **LOW)
-    homes = {name: {cpu // 8 for cpu in cpus(pod)} for name, pod in here.wait_bound(*names).items()}
-    here.ask("high", {"cpu": "8"}, "LSR", ONE_NODE, **HIGH)
-    here.wait("victims are ending", lambda: len(here.ending()) >= 2)
-    victims = here.ending()
+        workload.create_pod(name, {"cpu": "4"}, "LSR", ONE_NODE, **LOW)
+    placed = {
+        name: {cpu // 8 for cpu in cpus(pod)} for name, pod in workload.wait_bound(*names).items()
+    }
+    workload.create_pod("high", {"cpu": "8"}, "LSR", ONE_NODE, **HIGH)
+    workload.wait("victims are ending", lambda: len(workload.terminating()) >= 2)
+    victims = workload.terminating()
     assert len(victims) == 2
-    assert len(set.union(*(homes[name] for name in victims))) == 1
-    here.end_terminating()
-    assert len(cpus(here.wait_bound("high")["high"])) == 8
-    assert here.ending() == set()
+    assert len(set.union(*(placed[name] for name in victims))) == 1
+    workload.remove_terminating()
+    assert len(cpus(workload.wait_bound("high")["high"])) == 8
+    assert workload.terminating() == set()
 
 
-def test_preemption_takes_the_fewest_cards(here: Workload) -> None:
+def test_preemption_evicts_the_pods_of_the_fewest_cards(workload: Workload) -> None:
     """One card is shared by two pods, the other is allocated whole to one."""
-    here.hosts.add(SHAPE, (gpu(0), gpu(1)))
-    here.ask("whole", {CORE: "100", RATIO: "100"}, **LOW)
-    here.wait_bound("whole")
+    workload.nodes.add(SHAPE, (gpu(0), gpu(1)))
+    workload.create_pod("whole", {CORE: "100", RATIO: "100"}, **LOW)
+    workload.wait_bound("whole")
     for name in ("part1", "part2"):
-        here.ask(name, {CORE: "50", RATIO: "50"}, **LOW)
-        here.wait_bound(name)
-    here.ask("high", {CORE: "100", RATIO: "100"}, **HIGH)
-    here.wait("a victim is ending", here.ending)
-    assert here.ending() == {"whole"}
-    here.end_terminating()
-    here.wait_bound("high")
-    assert here.bound().keys() == {"part1", "part2", "high"}
+        workload.create_pod(name, {CORE: "50", RATIO: "50"}, **LOW)
+        workload.wait_bound(name)
+    workload.create_pod("high", {CORE: "100", RATIO: "100"}, **HIGH)
+    workload.wait("a victim is ending", workload.terminating)
+    assert workload.terminating() == {"whole"}
+    workload.remove_terminating()
+    workload.wait_bound("high")
+    assert workload.bound().keys() == {"part1", "part2", "high"}
 
 
-def test_evicts_the_lowest_when_only_the_extenders_rule_blocks(here: Workload) -> None:
-    """Six CPUs are free, three on each NUMA node: kube-scheduler finds no reason for victims."""
-    halves(here)
-    here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
-    here.wait("a victim is ending", here.ending)
-    assert here.ending() == {"a"}
-    here.wait("the node is nominated", lambda: nominated(here, "high") == here.hosts.names[0])
-    conditions = here.pods()["a"]["status"]["conditions"]
+def test_the_lowest_priority_is_evicted_if_only_topolet_rejects_the_pod(workload: Workload) -> None:
+    """Six CPUs are free, three on each NUMA node, so kube-scheduler does not preempt."""
+    halves(workload)
+    workload.create_pod("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
+    workload.wait("a victim is ending", workload.terminating)
+    assert workload.terminating() == {"a"}
+    workload.wait(
+        "the node is nominated", lambda: nominated(workload, "high") == workload.nodes.names[0]
+    )
+    conditions = workload.pods()["a"]["status"]["conditions"]
     (reason,) = [each for each in conditions if each["type"] == "DisruptionTarget"]
     assert reason["reason"] == "PreemptionByScheduler"
-    assert here.pods()["a"]["metadata"]["deletionGracePeriodSeconds"] == 30
-    here.stays("no other pod is evicted", lambda: here.ending() == {"a"})
-    assert nominated(here, "high") == here.hosts.names[0]
-    here.end_terminating()
-    here.wait_bound("high")
-    assert here.bound().keys() == {"b", "high"}
+    assert workload.pods()["a"]["metadata"]["deletionGracePeriodSeconds"] == 30
+    workload.assert_stays("no other pod is evicted", lambda: workload.terminating() == {"a"})
+    assert nominated(workload, "high") == workload.nodes.names[0]
+    workload.remove_terminating()
+    workload.wait_bound("high")
+    assert workload.bound().keys() == {"b", "high"}
 
 
-def test_preemption_makes_room_for_a_whole_group(here: Workload) -> None:
-    """Two full nodes: kube-scheduler would evict pods of one NUMA node for one member."""
-    here.hosts.add(SHAPE)
-    here.hosts.add(SHAPE)
+def test_preemption_makes_room_for_a_whole_group(workload: Workload) -> None:
+    """Two nodes are full. kube-scheduler alone would make room for one member."""
+    workload.nodes.add(SHAPE)
+    workload.nodes.add(SHAPE)
     names = [f"p{number}" for number in range(8)]
     for name in names:
-        here.ask(name, {"cpu": "4"}, "LSR", ONE_NODE, **LOW)
-    homes = {name: pod["spec"]["nodeName"] for name, pod in here.wait_bound(*names).items()}
+        workload.create_pod(name, {"cpu": "4"}, "LSR", ONE_NODE, **LOW)
+    placed = {name: pod["spec"]["nodeName"] for name, pod in workload.wait_bound(*names).items()}
     members = ("m0", "m1")
     for name in members:
-        here.ask(name, {"cpu": "8"}, "LSR", {**ONE_NODE, GROUP_ANNOTATION: "g/2"}, **HIGH)
-    here.wait("victims are ending", lambda: len(here.ending()) >= 4)
-    here.stays("no other pod is evicted", lambda: len(here.ending()) == 4)
-    assert len({homes[name] for name in here.ending()}) == 1
-    here.end_terminating()
-    bound = here.wait_bound(*members)
+        workload.create_pod(
+            name, {"cpu": "8"}, "LSR", {**ONE_NODE, GROUP_ANNOTATION: "g/2"}, **HIGH
+        )
+    workload.wait("victims are ending", lambda: len(workload.terminating()) >= 4)
+    workload.assert_stays("no other pod is evicted", lambda: len(workload.terminating()) == 4)
+    assert len({placed[name] for name in workload.terminating()}) == 1
+    workload.remove_terminating()
+    bound = workload.wait_bound(*members)
     assert len({bound[name]["spec"]["nodeName"] for name in members}) == 1
     assert [len(cpus(bound[name])) for name in members] == [8, 8]
-    assert len(here.pods()) == 6
+    assert len(workload.pods()) == 6
 
 
-def test_evicts_once_for_a_whole_group(here: Workload) -> None:
-    """A member fits in sum: kube-scheduler finds no reason for victims."""
-    halves(here)
+def test_one_eviction_makes_room_for_a_whole_group(workload: Workload) -> None:
+    """A member fits by the sum of free CPUs, so kube-scheduler does not preempt."""
+    halves(workload)
     members = ("m0", "m1")
     for name in members:
-        here.ask(name, {"cpu": "4"}, "LS", {**ONE_NODE, GROUP_ANNOTATION: "g/2"}, **HIGH)
-    here.wait("a victim is ending", here.ending)
-    here.stays("no other pod is evicted", lambda: here.ending() == {"a"})
-    here.end_terminating()
-    here.wait_bound(*members)
-    assert here.bound().keys() == {"b", *members}
+        workload.create_pod(name, {"cpu": "4"}, "LS", {**ONE_NODE, GROUP_ANNOTATION: "g/2"}, **HIGH)
+    workload.wait("a victim is ending", workload.terminating)
+    workload.assert_stays("no other pod is evicted", lambda: workload.terminating() == {"a"})
+    workload.remove_terminating()
+    workload.wait_bound(*members)
+    assert workload.bound().keys() == {"b", *members}
 
 
-def test_evicts_a_pod_that_shares_a_card(here: Workload) -> None:
-    """40 percent of each card are free, 80 in sum."""
-    here.hosts.add(SHAPE, (gpu(0), gpu(1)))
-    here.ask("low", {CORE: "60", RATIO: "60"}, **LOW)
-    here.ask("middle", {CORE: "60", RATIO: "60"}, **MIDDLE)
-    here.wait_bound("low", "middle")
-    here.ask("high", {CORE: "80", RATIO: "80"}, **HIGH)
-    here.wait("a victim is ending", here.ending)
-    assert here.ending() == {"low"}
-    here.end_terminating()
-    here.wait_bound("high")
-    assert here.bound().keys() == {"middle", "high"}
+def test_a_pod_that_shares_a_card_is_evicted(workload: Workload) -> None:
+    """40 percent of each card are free, 80 percent in sum."""
+    workload.nodes.add(SHAPE, (gpu(0), gpu(1)))
+    workload.create_pod("low", {CORE: "60", RATIO: "60"}, **LOW)
+    workload.create_pod("middle", {CORE: "60", RATIO: "60"}, **MIDDLE)
+    workload.wait_bound("low", "middle")
+    workload.create_pod("high", {CORE: "80", RATIO: "80"}, **HIGH)
+    workload.wait("a victim is ending", workload.terminating)
+    assert workload.terminating() == {"low"}
+    workload.remove_terminating()
+    workload.wait_bound("high")
+    assert workload.bound().keys() == {"middle", "high"}
 
 
-def test_freed_resources_are_reserved_against_lower_priorities(here: Workload) -> None:
-    halves(here)
-    here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
-    here.wait("a victim is ending", here.ending)
-    here.ask("lesser", {"cpu": "3"}, "LS", ONE_NODE, **LOW)
-    here.wait_refused("lesser")
-    here.end_terminating()
-    here.wait_bound("high")
-    assert numa_nodes(here.wait_bound("lesser")["lesser"]) == numa_nodes(here.bound()["b"])
+def test_freed_resources_are_reserved_against_lower_priorities(workload: Workload) -> None:
+    halves(workload)
+    workload.create_pod("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
+    workload.wait("a victim is ending", workload.terminating)
+    workload.create_pod("lower", {"cpu": "3"}, "LS", ONE_NODE, **LOW)
+    workload.wait_unschedulable("lower")
+    workload.remove_terminating()
+    workload.wait_bound("high")
+    assert numa_nodes(workload.wait_bound("lower")["lower"]) == numa_nodes(workload.bound()["b"])
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
-def test_budget_protects_a_pod(here: Workload, apiserver: ApiServer, allowed: int) -> None:
-    guard(apiserver, here, allowed)
-    here.hosts.add(SHAPE)
-    here.ask("a", {"cpu": "5"}, "LS", ONE_NODE, labels=GUARDED, **LOW)
-    here.ask("b", {"cpu": "5"}, "LS", ONE_NODE, **MIDDLE)
-    here.wait_bound("a", "b")
-    here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
-    here.wait("a victim is ending", here.ending)
-    assert here.ending() == ({"a"} if allowed else {"b"})
-    here.end_terminating()
-    here.wait_bound("high")
+def test_a_budget_protects_a_pod(workload: Workload, apiserver: ApiServer, allowed: int) -> None:
+    create_budget(apiserver, workload, allowed)
+    workload.nodes.add(SHAPE)
+    workload.create_pod("a", {"cpu": "5"}, "LS", ONE_NODE, labels=GUARDED, **LOW)
+    workload.create_pod("b", {"cpu": "5"}, "LS", ONE_NODE, **MIDDLE)
+    workload.wait_bound("a", "b")
+    workload.create_pod("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
+    workload.wait("a victim is ending", workload.terminating)
+    assert workload.terminating() == ({"a"} if allowed else {"b"})
+    workload.remove_terminating()
+    workload.wait_bound("high")
 
 
-def test_no_pod_is_evicted_that_a_budget_protects_or_has_the_same_priority(
-    here: Workload, apiserver: ApiServer
+def test_protected_pods_and_pods_of_the_same_priority_are_not_evicted(
+    workload: Workload, apiserver: ApiServer
 ) -> None:
-    guard(apiserver, here, 0)
-    here.hosts.add(SHAPE)
-    here.ask("a", {"cpu": "5"}, "LS", ONE_NODE, labels=GUARDED, **LOW)
-    here.ask("b", {"cpu": "5"}, "LS", ONE_NODE, **HIGH)
-    here.wait_bound("a", "b")
-    here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
-    here.wait_refused("high")
-    here.stays("no pod is evicted", lambda: not here.ending())
-    assert nominated(here, "high") == ""
+    create_budget(apiserver, workload, 0)
+    workload.nodes.add(SHAPE)
+    workload.create_pod("a", {"cpu": "5"}, "LS", ONE_NODE, labels=GUARDED, **LOW)
+    workload.create_pod("b", {"cpu": "5"}, "LS", ONE_NODE, **HIGH)
+    workload.wait_bound("a", "b")
+    workload.create_pod("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
+    workload.wait_unschedulable("high")
+    workload.assert_stays("no pod is evicted", lambda: not workload.terminating())
+    assert nominated(workload, "high") == ""
 
 
-def test_pod_that_never_preempts_waits(here: Workload) -> None:
-    halves(here)
-    here.ask("polite", {"cpu": "6"}, "LS", ONE_NODE, **POLITE)
-    here.wait_refused("polite")
-    here.stays("no pod is evicted", lambda: not here.ending())
+def test_no_pod_is_evicted_for_a_pod_that_never_preempts(workload: Workload) -> None:
+    halves(workload)
+    workload.create_pod("waiting", {"cpu": "6"}, "LS", ONE_NODE, **NON_PREEMPTING)
+    workload.wait_unschedulable("waiting")
+    workload.assert_stays("no pod is evicted", lambda: not workload.terminating())
 
 
-def guard(api: ApiServer, here: Workload, allowed: int) -> None:
-    """A budget for GUARDED pods, with the status that its controller would write."""
-    path = f"/apis/policy/v1/namespaces/{here.name}/poddisruptionbudgets"
+def create_budget(api: ApiServer, workload: Workload, allowed: int) -> None:
+    """Creates a budget for GUARDED pods, with the status that its controller would write."""
+    path = f"/apis/policy/v1/namespaces/{workload.name}/poddisruptionbudgets"
     spec = {"minAvailable": 1, "selector": {"matchLabels": GUARDED}}
     api.create(path, {"metadata": {"name": "guard"}, "spec": spec})
     status = {

@@ -1,4 +1,4 @@
-"""Plans of evictions and a real API server, without a kube-scheduler."""
+"""Eviction plans with a real API server and without a kube-scheduler."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class World:
         for pod, cpus in CPUS.items():
             self.add_pod(pod, cpus)
         body = objects.create(
-            api, objects.pending(name, "high", {"cpu": "4"}, scheduler="none", labels=QOS)
+            api, objects.pod_manifest(name, "high", {"cpu": "4"}, scheduler="none", labels=QOS)
         )
         body["spec"]["priority"] = 10
         pod = from_object(body)
@@ -88,7 +88,7 @@ class World:
 
     def add_pod(self, pod: str, cpus: str, node: str = "", *, reported: bool = True) -> None:
         note = {"scheduling.koordinator.sh/resource-status": f'{{"cpuset":"{cpus}"}}'}
-        wanted = objects.pending(
+        wanted = objects.pod_manifest(
             self.name, pod, {"cpu": "4"}, scheduler="", labels={**QOS, "app": pod}, annotations=note
         )
         wanted["spec"]["nodeName"] = node or self.name
@@ -107,9 +107,9 @@ class World:
     def end(self, pod: str) -> None:
         """Ends the pod as the kubelet does, and reports it as a watch does."""
         self.report(pod, ChangeKind.DELETED)
-        objects.end(self.api, self.name, pod)
+        objects.force_delete(self.api, self.name, pod)
 
-    def ending(self) -> set[str]:
+    def terminating(self) -> set[str]:
         pods = objects.pods(self.api, self.name)
         return {each for each, pod in pods.items() if "deletionTimestamp" in pod["metadata"]}
 
@@ -119,25 +119,25 @@ def world(apiserver: ApiServer) -> Iterator[World]:
     it = World(apiserver, f"evictor-{next(_numbers)}")
     yield it
     for pod in objects.pods(apiserver, it.name):
-        objects.end(apiserver, it.name, pod)
+        objects.force_delete(apiserver, it.name, pod)
     for node in it.nodes:
         apiserver.admin.delete(f"/api/v1/nodes/{node}")
 
 
-def test_one_plan_per_pod_until_it_is_bound(world: World) -> None:
-    """Although another node would be suitable too."""
+def test_a_pod_has_one_plan_until_it_is_bound(world: World) -> None:
+    """Also if another node would be suitable."""
     for pod, cpus in CPUS.items():
         world.add_pod(f"other-{pod}", cpus, world.nodes[1])
     both = msgspec.structs.replace(world.queued, candidates=tuple(world.nodes))
     world.queue.add(msgspec.structs.replace(both, rejected_at=0.0))
     world.evictor.step()
     (plan,) = world.evictor.plans
-    assert world.ending() == {each.name for each in plan.victims}
+    assert world.terminating() == {each.name for each in plan.victims}
     assert len(plan.victims) == world.evictor.evicted == 1
     world.now += 10 * RETRY_INTERVAL_SECONDS
     world.evictor.step()
     assert world.evictor.plans == (plan,)
-    assert len(world.ending()) == 1
+    assert len(world.terminating()) == 1
     assert world.queue.nominated_for_others("another", 10, world.now) == {plan.node}
     assert world.queue.nominated_for_others("another", 11, world.now) == set()
     assert world.queue.nominated_for_others(world.queued.uid, 10, world.now) == set()
@@ -147,29 +147,29 @@ def test_one_plan_per_pod_until_it_is_bound(world: World) -> None:
     assert world.evictor.plans == ()
 
 
-def test_plan_ends_soon_after_its_victims(world: World) -> None:
-    """The pod was not bound: something else blocks it."""
+def test_a_plan_ends_soon_after_its_victims(world: World) -> None:
+    """The pod was not bound, for another reason."""
     world.evictor.step()
-    (victim,) = world.ending()
+    (victim,) = world.terminating()
     world.end(victim)
     world.evictor.step()
     world.now += BIND_SECONDS
     world.evictor.step()
     assert world.evictor.plans == ()
-    assert world.ending() == set()
+    assert world.terminating() == set()
 
 
-def test_plan_ends_though_its_victims_do_not(world: World) -> None:
+def test_a_plan_ends_if_its_victims_do_not_end_in_time(world: World) -> None:
     world.evictor.step()
-    (victim,) = world.ending()
+    (victim,) = world.terminating()
     world.report(victim)
     world.now += EVICTION_SECONDS
     world.evictor.step()
     assert world.evictor.plans == ()
 
 
-def test_budget_that_is_tighter_than_the_known_one(world: World) -> None:
-    """The API server refuses before any pod ends, and is not called again at once."""
+def test_a_plan_is_dropped_if_the_api_server_refuses_an_eviction(world: World) -> None:
+    """A budget that was not reported yet refuses the evictions before any pod is evicted."""
     for pod in CPUS:
         world.api.create(
             f"/apis/policy/v1/namespaces/{world.name}/poddisruptionbudgets",
@@ -180,13 +180,13 @@ def test_budget_that_is_tighter_than_the_known_one(world: World) -> None:
         )
     world.evictor.step()
     assert world.evictor.plans == ()
-    assert world.ending() == set()
+    assert world.terminating() == set()
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "change",
     [
-        lambda world: objects.end(world.api, world.name, "high"),
+        lambda world: objects.force_delete(world.api, world.name, "high"),
         lambda world: world.queue.remove(world.queued.uid),
         lambda world: world.evictor.pause(world.queued.uid),
         lambda world: setattr(world, "now", world.now - 0.5),
@@ -206,42 +206,44 @@ def test_budget_that_is_tighter_than_the_known_one(world: World) -> None:
     ],
     ids=[
         "the pod is deleted",
-        "it is offered a node",
-        "kube-scheduler does it",
+        "the pod is offered a node",
+        "kube-scheduler preempts",
         "too early",
-        "nominated",
-        "room",
+        "a node is nominated",
+        "a node has room",
     ],
 )
-def test_no_pod_is_evicted_in_vain(world: World, spoil: Callable[[World], object]) -> None:
-    spoil(world)
+def test_no_pod_is_evicted_if_the_eviction_is_not_needed(
+    world: World, change: Callable[[World], object]
+) -> None:
+    change(world)
     world.evictor.step()
     assert world.evictor.plans == ()
-    assert world.ending() == set()
+    assert world.terminating() == set()
 
 
-def test_victim_with_another_uid_is_not_evicted(world: World) -> None:
-    """Both were deleted and created again with the same names, which no watch has reported yet."""
+def test_a_victim_with_another_uid_is_not_evicted(world: World) -> None:
+    """Both were created again with the same names, which the watch has not reported yet."""
     for pod, cpus in CPUS.items():
-        objects.end(world.api, world.name, pod)
+        objects.force_delete(world.api, world.name, pod)
         world.add_pod(pod, cpus, reported=False)
     world.evictor.step()
     assert world.evictor.plans == ()
-    assert world.ending() == set()
+    assert world.terminating() == set()
 
 
-def test_a_pod_that_is_already_ending_is_waited_for(world: World) -> None:
+def test_no_pod_is_evicted_while_a_terminating_pod_frees_the_room(world: World) -> None:
     world.api.admin.delete(f"/api/v1/namespaces/{world.name}/pods/b")
     world.report("b")
     world.evictor.step()
     assert world.evictor.plans == ()
-    assert world.ending() == {"b"}
+    assert world.terminating() == {"b"}
 
 
 def test_a_replica_that_is_not_the_leader_evicts_no_pod(world: World) -> None:
     world.leading = False
     world.evictor.step()
-    assert world.ending() == set()
+    assert world.terminating() == set()
     world.leading = True
     world.evictor.step()
     assert world.evictor.plans
@@ -263,4 +265,4 @@ def test_a_leader_that_loses_the_lease_during_an_api_call_evicts_no_pod(world: W
     )
     slow.step()
     assert slow.plans == ()
-    assert world.ending() == set()
+    assert world.terminating() == set()

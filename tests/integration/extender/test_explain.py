@@ -1,4 +1,4 @@
-"""`topolet explain` through the proxy of a real API server, with the caller's own rights."""
+"""`topolet explain` through the proxy of a real API server, with the permissions of the caller."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ LISTING = {
 
 
 def _address() -> str:
-    """An address of this machine that is not the loopback's, which the API server does not
-    proxy to."""
+    """An address of this machine other than loopback: the API server does not proxy to loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -47,9 +46,9 @@ def _address() -> str:
         return str(probe.getsockname()[0])
 
 
-class Place:
-    """A namespace with the scheduler's Service and a pod, and the accounts of callers in it.
-    `scene`: what the scheduler knows."""
+class Environment:
+    """A namespace with the Service of the scheduler, a pod, and the accounts of callers. `scene`:
+    the state of the scheduler."""
 
     def __init__(self, api: ApiServer, folder: Path, port: int, scene: Scene) -> None:
         self.api, self.folder, self.scene = api, folder, scene
@@ -72,10 +71,10 @@ class Place:
         leases = f"/apis/coordination.k8s.io/v1/namespaces/{self.name}/leases"
         spec = {"holderIdentity": HOLDER}
         api.create(leases, {"metadata": {"name": "topolet-scheduler"}, "spec": spec})
-        self.create_waiting("p", 40)
+        self.create_pending("p", 40)
 
-    def create_waiting(self, name: str, cpus: int) -> None:
-        """A pod without a node that wants so many CPUs of its own."""
+    def create_pending(self, name: str, cpus: int) -> None:
+        """Creates a pod without a node that requests exclusive CPUs."""
         body = owner(cpus, 8).pod(name)
         body["metadata"] = {
             key: value
@@ -87,7 +86,7 @@ class Place:
         self.api.create(f"/api/v1/namespaces/{self.name}/pods", body)
 
     def create_victim(self, namespace: str, name: str, cpus: str) -> None:
-        """A pod of node c with these CPUs that a budget with its name protects."""
+        """Creates a pod with these CPUs of node c, and a budget that protects it."""
         path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
         spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": name}}}
         made = self.api.create(path, {"metadata": {"name": name}, "spec": spec})
@@ -102,7 +101,7 @@ class Place:
         self.scene.report_pod(body)
 
     def may_list(self, account: str) -> None:
-        """Lets an account list the pods and budgets of the namespace."""
+        """Allows an account to list pods and budgets of the namespace."""
         rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{self.name}"
         self.api.create(f"{rbac}/roles", {"metadata": {"name": account}, "rules": [LISTING]})
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account}
@@ -111,7 +110,8 @@ class Place:
         self.api.create(f"{rbac}/rolebindings", bound)
 
     def caller(self, name: str, *, pods: bool, proxy: bool, lists: bool = False) -> str:
-        """The option with the kubeconfig of an account with these rights everywhere."""
+        """Creates an account with these permissions in all namespaces. Returns its kubeconfig
+        option."""
         rules = []
         if pods:
             rules.append({"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]})
@@ -140,7 +140,7 @@ class Place:
 
 
 def _role() -> dict[str, Any]:
-    """The role of callers in the overlay."""
+    """The role of callers in the scheduler overlay."""
     found = (each for each in manifests("overlays/scheduler") if each["kind"] == "Role")
     return next(each for each in found if each["metadata"]["name"] == "topolet-scheduler-explain")
 
@@ -149,7 +149,7 @@ ROLE = _role()
 
 
 @pytest.fixture
-def place(apiserver: ApiServer, tmp_path: Path) -> Iterator[Place]:
+def env(apiserver: ApiServer, tmp_path: Path) -> Iterator[Environment]:
     scene = Scene(a=SMALL, c=CARDS)
     explainer = Explainer(scene.cluster, SCHEDULER, budgets=scene.budgets)
     explain = endpoint.route(explainer, lambda: None, HOLDER)
@@ -157,7 +157,7 @@ def place(apiserver: ApiServer, tmp_path: Path) -> Iterator[Place]:
         "0.0.0.0:0", {endpoint.PATH: explain}, process.PAGE_LIMITS, NodeAddresses(frozenset())
     )
     server.start()
-    it = Place(apiserver, tmp_path, server.port, scene)
+    it = Environment(apiserver, tmp_path, server.port, scene)
     path = f"/api/v1/namespaces/{it.name}/services/topolet-scheduler:http/proxy/"
 
     def proxied() -> bool:
@@ -172,86 +172,84 @@ def place(apiserver: ApiServer, tmp_path: Path) -> Iterator[Place]:
     server.close()
 
 
-def test_a_caller_with_the_rights_gets_the_explanation(
-    place: Place, capsys: pytest.CaptureFixture[str]
+def test_a_caller_with_the_permissions_gets_the_explanation(
+    env: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    allowed = place.caller("allowed", pods=True, proxy=True)
-    assert place.explain("p", allowed) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(f"Pod {place.name}/p: only node c has room, of 2.\n")
-    assert place.explain("p", allowed, "--what-if-drained=c", "-o", "json") == 1
+    allowed = env.caller("allowed", pods=True, proxy=True)
+    assert env.explain("p", allowed) == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f"Pod {env.name}/p: only node c has room, of 2.\n")
+    assert env.explain("p", allowed, "--what-if-drained=c", "-o", "json") == 1
     (found,) = json.loads(capsys.readouterr().out)["explanations"]
     assert (found["drained"], found["winner"]) == (["c"], "")
 
 
-def test_a_caller_who_may_not_read_the_pod_gets_none(
-    place: Place, capsys: pytest.CaptureFixture[str]
+def test_a_caller_who_may_not_read_the_pod_gets_no_explanation(
+    env: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert place.explain("p", place.caller("blind", pods=False, proxy=True)) == 2
+    assert env.explain("p", env.caller("blind", pods=False, proxy=True)) == 2
     error = capsys.readouterr().err
     assert "get pods" in error
-    assert place.explain("q", place.caller("mistaken", pods=True, proxy=True)) == 2
+    assert env.explain("q", env.caller("mistaken", pods=True, proxy=True)) == 2
     assert '"q" not found' in capsys.readouterr().err
 
 
 def test_a_caller_without_the_role_does_not_reach_the_scheduler(
-    place: Place, capsys: pytest.CaptureFixture[str]
+    env: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert place.explain("p", place.caller("stranger", pods=True, proxy=False)) == 2
+    assert env.explain("p", env.caller("stranger", pods=True, proxy=False)) == 2
     assert "get leases" in capsys.readouterr().err
-    assert place.explain("p", "--lease-name=", place.caller("other", pods=True, proxy=False)) == 2
+    assert env.explain("p", "--lease-name=", env.caller("other", pods=True, proxy=False)) == 2
     assert "create services/proxy" in capsys.readouterr().err
 
 
-def test_a_caller_who_does_not_read_the_lease_gets_none(
-    place: Place, capsys: pytest.CaptureFixture[str]
+def test_a_caller_who_does_not_read_the_lease_gets_no_explanation(
+    env: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a pod that reaches the port itself."""
-    allowed = place.caller("allowed", pods=True, proxy=True)
-    assert place.explain("p", "--lease-name=", allowed) == 2
+    """As a pod that calls the port of the scheduler directly."""
+    allowed = env.caller("allowed", pods=True, proxy=True)
+    assert env.explain("p", "--lease-name=", allowed) == 2
     assert "holder of the leader's Lease" in capsys.readouterr().err
 
 
 def test_victims_and_budgets_are_named_for_callers_who_may_read_them(
-    place: Place, capsys: pytest.CaptureFixture[str]
+    env: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One may list the namespace of the pod, another none, and the third all."""
-    other = f"{place.name}-other"
-    place.api.namespace(other)
-    place.api.create(
-        f"/api/v1/namespaces/{other}/serviceaccounts", {"metadata": {"name": "default"}}
-    )
-    place.create_victim(place.name, "near", "0-59")
-    place.create_victim(other, "far", "60-95")
-    place.create_waiting("q", 70)
-    reader = place.caller("reader", pods=True, proxy=True)
-    place.may_list("reader")
-    blind = place.caller("blind", pods=True, proxy=True)
+    """One caller may list the namespace of the pod, another no namespace, and the third all."""
+    other = f"{env.name}-other"
+    env.api.namespace(other)
+    env.api.create(f"/api/v1/namespaces/{other}/serviceaccounts", {"metadata": {"name": "default"}})
+    env.create_victim(env.name, "near", "0-59")
+    env.create_victim(other, "far", "60-95")
+    env.create_pending("q", 70)
+    reader = env.caller("reader", pods=True, proxy=True)
+    env.may_list("reader")
+    blind = env.caller("blind", pods=True, proxy=True)
 
-    assert place.explain("q", reader) == 1
-    told = " ".join(capsys.readouterr().out.split())
-    said = "The eviction of 2 pods of lower priority would make room"
-    assert f"{said}: {place.name}/near, 1 other." in told
-    assert "2 PodDisruptionBudgets protect 2 of the 2 pods whose eviction would make room" in told
-    assert f"PodDisruptionBudget {place.name}/near: spec" in told
-    assert "PodDisruptionBudget: spec" in told
-    assert "far" not in told
+    assert env.explain("q", reader) == 1
+    output = " ".join(capsys.readouterr().out.split())
+    eviction_text = "The eviction of 2 pods of lower priority would make room"
+    assert f"{eviction_text}: {env.name}/near, 1 other." in output
+    assert "2 PodDisruptionBudgets protect 2 of the 2 pods whose eviction would make room" in output
+    assert f"PodDisruptionBudget {env.name}/near: spec" in output
+    assert "PodDisruptionBudget: spec" in output
+    assert "far" not in output
 
-    assert place.explain("q", blind) == 1
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"{said}. " in told
-    assert "2 PodDisruptionBudgets protect 2 of the 2 pods" in told
-    assert "near" not in told
-    assert "far" not in told
+    assert env.explain("q", blind) == 1
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"{eviction_text}. " in output
+    assert "2 PodDisruptionBudgets protect 2 of the 2 pods" in output
+    assert "near" not in output
+    assert "far" not in output
 
-    assert place.explain("q", blind, "-o", "json") == 1
+    assert env.explain("q", blind, "-o", "json") == 1
     text = capsys.readouterr().out
     assert "#" not in text
     assert "far" not in text
-    everywhere = place.caller("everywhere", pods=True, proxy=True, lists=True)
-    assert place.explain("q", everywhere, "-o", "json") == 1
+    everywhere = env.caller("everywhere", pods=True, proxy=True, lists=True)
+    assert env.explain("q", everywhere, "-o", "json") == 1
     (found,) = json.loads(capsys.readouterr().out)["explanations"]
     (eviction,) = (each["eviction"] for each in found["nodes"] if each["eviction"])
     assert (eviction["pods"], eviction["protecting"]) == (2, 2)
-    both = {f"{place.name}/near", f"{other}/far"}
+    both = {f"{env.name}/near", f"{other}/far"}
     assert set(eviction["victims"]) == set(eviction["budgets"]) == both

@@ -22,7 +22,9 @@ GROUPS = {
 }
 
 
-def test_the_nodes_of_a_cluster(apiserver: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_reports_the_fragmentation_of_a_cluster(
+    apiserver: ApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     for each in objects("crds"):
         apiserver.apply(each)
     apiserver.namespace("fragmented")

@@ -1,4 +1,4 @@
-"""From the driver's links to a pod's cards: an agent reports them, and the scheduler chooses."""
+"""An agent reports the GPU links of the driver, and the scheduler allocates cards by them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def api(apiserver: ApiServer) -> ApiServer:
 
 @pytest.fixture
 def scheduler(api: ApiServer, tmp_path: Path) -> Iterator[Scheduler]:
-    """A node that needs no agent's pod."""
+    """A scheduler that requires no agent pod on the node."""
     config = tmp_path / "kubeconfig"
     config.write_text(json.dumps(api.kubeconfig(api.token(NAME, "scheduler"))))
     with Scheduler(tmp_path, config) as it:
@@ -55,7 +55,7 @@ def scheduler(api: ApiServer, tmp_path: Path) -> Iterator[Scheduler]:
 
 
 def device(api: ApiServer) -> Object:
-    """The Device object, once it has links."""
+    """Waits until the Device object has links. Returns it."""
     found: Object = {}
 
     def published() -> bool:
@@ -70,8 +70,8 @@ def device(api: ApiServer) -> Object:
     return found
 
 
-def held(api: ApiServer, minors: tuple[int, ...]) -> None:
-    """Creates a running pod that holds them."""
+def create_holder(api: ApiServer, minors: tuple[int, ...]) -> None:
+    """Creates a bound pod that holds cards with these minors."""
     amounts = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"}
     entries = [{"minor": minor, "resources": amounts} for minor in minors]
     api.pod(NAME, "before", NAME, annotations={DEVICE_ALLOCATED: json.dumps({"gpu": entries})})
@@ -87,8 +87,8 @@ def pending(api: ApiServer, name: str, cards: int) -> Object:
     return api.create(PODS, {"metadata": {"name": name}, "spec": spec})
 
 
-def given(api: ApiServer, pod: Object) -> list[int]:
-    """The minors of its cards, once the pod is bound."""
+def allocated_minors(api: ApiServer, pod: Object) -> list[int]:
+    """The minors of the cards of a bound pod."""
     found = json.loads(api.admin.get(f"{PODS}/{pod['metadata']['name']}"))
     assert found["spec"]["nodeName"] == NAME
     allocated = json.loads(found["metadata"]["annotations"][DEVICE_ALLOCATED])
@@ -98,35 +98,37 @@ def given(api: ApiServer, pod: Object) -> list[int]:
 def test_a_pod_gets_the_pair_with_the_best_links(
     api: ApiServer, node: TestNode, scheduler: Scheduler
 ) -> None:
-    """On DGX-1, with every other card in use: no pair of the partition table is free. 1 and 5 have
-    two links, other neighbours one."""
+    """On a DGX-1 whose cards 0, 2, 4 and 6 are in use: no pair of the partition table is free.
+    Cards 1 and 5 have two links, other pairs have one."""
     gpus = GpuNode(node, gpumachines.dgx1())
     account = Account(api, node)
     account.write_token(api.token(NAME, "agent"))
     account.start_agent(node, f"--node-name={NAME}", *gpus.path_flags, variables=gpus.environ)
     published = device(api)["metadata"]["annotations"][interconnect.GPU_LINKS]
-    held(api, (0, 2, 4, 6))
+    create_holder(api, (0, 2, 4, 6))
     pair, five = pending(api, "pair", 2), pending(api, "five", 5)
 
     def known() -> bool:
-        """Returns when the scheduler has the cards and their holders."""
+        """Whether the scheduler knows the cards and their holders."""
         offers = (
             scheduler.call("filter", extender_args(pod, [NAME]))["NodeNames"]
             for pod in (pair, five)
         )
         return list(offers) == [[NAME], []]
 
-    eventually("the node as it is", known, PATIENCE_SECONDS)
+    eventually("the scheduler knows the node", known, PATIENCE_SECONDS)
     assert scheduler.call("bind", binding_args(pair, NAME)) == {"Error": ""}
-    assert given(api, pair) == [1, 5]
+    assert allocated_minors(api, pair) == [1, 5]
     others = {"example.com/other": "kept"}
     api.admin.merge(DEVICE, {"metadata": {"annotations": others}})
-    ill = gpus.machine.cards[3].uuid
-    cordon = {"metadata": {"annotations": {"topolet.io/cordoned-gpus": ill}}}
+    unhealthy = gpus.machine.cards[3].uuid
+    cordon = {"metadata": {"annotations": {"topolet.io/cordoned-gpus": unhealthy}}}
     api.admin.merge(f"/api/v1/nodes/{NAME}", cordon)
 
     def cordoned() -> bool:
-        return ill in {each["id"] for each in device(api)["spec"]["devices"] if not each["health"]}
+        return unhealthy in {
+            each["id"] for each in device(api)["spec"]["devices"] if not each["health"]
+        }
 
     eventually("the object is written again", cordoned, PATIENCE_SECONDS)
     annotations = device(api)["metadata"]["annotations"]

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
 from tests.integration.kubescheduler.process import configuration, credentials, scheduling
-from tests.integration.kubescheduler.stub import Stub, listening
+from tests.integration.kubescheduler.stub import Stub, serving_stub
 from tests.waiting import eventually
 
 NAMESPACE, PROFILE = "stub", "stub-scheduler"
@@ -19,21 +19,21 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def stub(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
-    """An extender that a real kube-scheduler calls about one node, `only`."""
+    """An extender of a real kube-scheduler that accepts one node, `only`."""
     objects.namespace(apiserver, NAMESPACE)
     it = Stub(apiserver, only)
     folder = tmp_path_factory.mktemp("kube-scheduler")
-    access = str(credentials(apiserver))
+    kubeconfig = str(credentials(apiserver))
     with (
-        listening(it) as url,
-        scheduling(apiserver, signed(configuration(PROFILE, url, access)), folder),
+        serving_stub(it) as url,
+        scheduling(apiserver, with_signatures(configuration(PROFILE, url, kubeconfig)), folder),
     ):
         objects.ready_node(apiserver, "only", {"cpu": "8", "memory": "8Gi"})
         yield it
 
 
-def signed(settings: dict[str, Any]) -> dict[str, Any]:
-    """With plugins that all can sign pods: the default constraints of PodTopologySpread can't."""
+def with_signatures(settings: dict[str, Any]) -> dict[str, Any]:
+    """Configures PodTopologySpread without default constraints, which prevent pod signatures."""
     none = {"defaultConstraints": [], "defaultingType": "List"}
     for profile in settings["profiles"]:
         profile["pluginConfig"] = [{"name": "PodTopologySpread", "args": none}]
@@ -41,13 +41,13 @@ def signed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def only(pod: str, node: str) -> str | None:
-    """Other tests have nodes too."""
+    """Rejects the nodes of other tests."""
     return None if node == "only" else "not of this test"
 
 
-def test_pod_is_bound_to_the_node_of_the_extender(apiserver: ApiServer, stub: Stub) -> None:
+def test_a_pod_is_bound_to_the_node_of_the_extender(apiserver: ApiServer, stub: Stub) -> None:
     stub.refusal = only
-    objects.create(apiserver, objects.pending(NAMESPACE, "a", {"cpu": "1"}, scheduler=PROFILE))
+    objects.create(apiserver, objects.pod_manifest(NAMESPACE, "a", {"cpu": "1"}, scheduler=PROFILE))
     eventually(
         "bound", lambda: objects.node_of(apiserver, NAMESPACE, "a") == "only", PATIENCE_SECONDS
     )
@@ -68,7 +68,7 @@ def annotation(api: ApiServer, path: str) -> None:
     api.admin.merge(path, {"metadata": {"annotations": {"topolet.io/test": "1"}}})
 
 
-TOUCHES: dict[str, Callable[[ApiServer, str], None]] = {
+CHANGES: dict[str, Callable[[ApiServer, str], None]] = {
     "a condition of the pod": condition,
     "an annotation of the pod": lambda api, pod: annotation(
         api, f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
@@ -77,16 +77,20 @@ TOUCHES: dict[str, Callable[[ApiServer, str], None]] = {
 }
 
 
-@pytest.mark.parametrize("touch", TOUCHES)
-def test_refused_pod_is_filtered_again_after(touch: str, apiserver: ApiServer, stub: Stub) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_rejected_pod_is_filtered_again_after(
+    change: str, apiserver: ApiServer, stub: Stub
+) -> None:
     stub.refusal = lambda pod, node: "no"
-    name = touch.replace(" ", "-")
-    objects.create(apiserver, objects.pending(NAMESPACE, name, {"cpu": "1"}, scheduler=PROFILE))
-    eventually("refused", lambda: name in stub.asked, PATIENCE_SECONDS)
-    before = stub.quiet()
+    name = change.replace(" ", "-")
+    objects.create(
+        apiserver, objects.pod_manifest(NAMESPACE, name, {"cpu": "1"}, scheduler=PROFILE)
+    )
+    eventually("refused", lambda: name in stub.filter_calls, PATIENCE_SECONDS)
+    before = stub.wait_until_idle()
     stub.refusal = only
-    TOUCHES[touch](apiserver, name)
-    eventually("filtered again", lambda: len(stub.asked) > before, PATIENCE_SECONDS)
+    CHANGES[change](apiserver, name)
+    eventually("filtered again", lambda: len(stub.filter_calls) > before, PATIENCE_SECONDS)
     eventually(
         "bound", lambda: objects.node_of(apiserver, NAMESPACE, name) == "only", PATIENCE_SECONDS
     )
@@ -95,21 +99,25 @@ def test_refused_pod_is_filtered_again_after(touch: str, apiserver: ApiServer, s
 def test_equal_pods_in_a_row_are_each_filtered_on_all_nodes(
     apiserver: ApiServer, stub: Stub
 ) -> None:
-    """kube-scheduler's opportunistic batching would ask about one node for the second pod, and
-    skip prioritize; it is off for profiles with extenders."""
+    """kube-scheduler's opportunistic batching is off for profiles with extenders: it would filter
+    one node for the second pod, and skip prioritize."""
     nodes = {f"batch-{number}" for number in range(4)}
     pods = [f"batch-{number}" for number in range(3)]
     for node in nodes:
         objects.ready_node(apiserver, node, {"cpu": "1", "memory": "8Gi"})
     stub.refusal = lambda pod, node: None if pod in pods and node in nodes else "no"
-    objects.create(apiserver, objects.pending(NAMESPACE, "probe", {"cpu": "1"}, scheduler=PROFILE))
+    objects.create(
+        apiserver, objects.pod_manifest(NAMESPACE, "probe", {"cpu": "1"}, scheduler=PROFILE)
+    )
     eventually(
         "kube-scheduler knows the nodes",
         lambda: nodes <= stub.filtered.get("probe", [set()])[-1],
         PATIENCE_SECONDS,
     )
     for pod in pods:
-        objects.create(apiserver, objects.pending(NAMESPACE, pod, {"cpu": "1"}, scheduler=PROFILE))
+        objects.create(
+            apiserver, objects.pod_manifest(NAMESPACE, pod, {"cpu": "1"}, scheduler=PROFILE)
+        )
     for pod in pods:
         eventually(
             f"{pod} is bound",

@@ -1,5 +1,5 @@
-"""The API server is away, or hangs, and returns with other objects: answers of the scheduler's
-process meanwhile, and its allocations afterwards."""
+"""The API server is killed or hangs, and its objects change before the scheduler reads them: the
+scheduler's responses during the outage, and its allocations afterwards."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.waiting import eventually
 Object = dict[str, Any]
 
 STALE_SECONDS = 15
-BACK_SECONDS = 20.0
-"""Ten are documented; the rest is for a busy machine."""
+RECOVERY_SECONDS = 20.0
+"""Ten seconds are documented. A busy machine needs more."""
 RESOURCES = (
     "pods",
     "nodes",
@@ -46,12 +46,12 @@ TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 STALE = re.compile(r"the watch of \w+ has been out of touch for \d+ s")
 CPUS_OF_A_POD = 2
 RESERVED = CpuSet.parse("0-23")
-"""Of 32 CPUs: four more pods fit."""
+"""24 of 32 CPUs: four more pods fit."""
 ROOM = 4
 
 
-class Place:
-    """A node of 32 CPUs with its agent, in a namespace of the same name."""
+class Environment:
+    """A node of 32 CPUs with its agent, and a namespace of the same name."""
 
     def __init__(self, server: ApiServer, name: str, config: Path) -> None:
         self.server = server
@@ -91,7 +91,7 @@ class Place:
         return found
 
     def reserve(self) -> int:
-        """Reserves CPUs as a client that waits for the server; returns the object's version."""
+        """Reserves CPUs as soon as the server answers. Returns the version of the object."""
         note = {"node.koordinator.sh/reservation": json.dumps({"reservedCPUs": str(RESERVED)})}
         patch = {"metadata": {"annotations": note}}
         deadline = time.monotonic() + 300
@@ -106,7 +106,9 @@ class Place:
 
 
 @pytest.fixture
-def place(apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+def env(
+    apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Environment]:
     api = deployed.administrator(apiserver, f"outage-{abs(hash(request.node.name))}")
     found = objects("overlays/scheduler")
     kinds = ("Namespace", "ServiceAccount", "ClusterRole", "Role", "CustomResourceDefinition")
@@ -116,18 +118,18 @@ def place(apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest) 
     token = apiserver.token("topolet-system", "topolet-scheduler")
     config.write_text(json.dumps(apiserver.kubeconfig(token)))
     name = f"outage-{re.sub('[^a-z0-9]+', '-', request.node.name.lower()).strip('-')[-40:]}"
-    it = Place(apiserver, name, config)
+    it = Environment(apiserver, name, config)
     yield it
     # Another test's kube-scheduler would bind them to its nodes.
     for pod in kubescheduler.pods(apiserver, name):
-        kubescheduler.end(apiserver, name, pod)
+        kubescheduler.force_delete(apiserver, name, pod)
     apiserver.admin.delete(f"/api/v1/nodes/{name}")
     apiserver.admin.delete(f"{TOPOLOGIES}/{name}")
 
 
 @contextlib.contextmanager
 def scheduling(scheduler: Scheduler, pods: list[Object], node: str) -> Iterator[None]:
-    """Filters continuously, as kube-scheduler retries pods; answers may be errors."""
+    """Filters and binds the pods repeatedly, as kube-scheduler does. Responses may be errors."""
     ended = threading.Event()
 
     def scheduled(pod: Object) -> bool:
@@ -137,21 +139,21 @@ def scheduling(scheduler: Scheduler, pods: list[Object], node: str) -> Iterator[
         status, text = scheduler.reply("bind", binding_args(pod, node))
         return status == 200 and not json.loads(text)["Error"]
 
-    def go_on(pod: Object) -> None:
+    def retry(pod: Object) -> None:
         while not ended.wait(0.02) and not scheduled(pod):
             pass
 
     with ThreadPoolExecutor(len(pods)) as callers:
-        going = [callers.submit(go_on, pod) for pod in pods]
+        retries = [callers.submit(retry, pod) for pod in pods]
         try:
             yield
         finally:
             ended.set()
-        assert all(each.result() is None for each in going)
+        assert all(each.result() is None for each in retries)
 
 
 def ages(scheduler: Scheduler) -> dict[str, float]:
-    """The ages in seconds, by resource."""
+    """The ages of the watches in seconds, by resource."""
     series = r'^topolet_scheduler_watch_age_seconds\{resource="(\w+)"\} (\S+)$'
     page = scheduler.page("metrics")
     return {name: float(age) for name, age in re.findall(series, page, re.MULTILINE)}
@@ -167,43 +169,45 @@ def ages(scheduler: Scheduler) -> dict[str, float]:
     ],
 )
 @pytest.mark.timeout(400)
-def test_after_an_outage_no_cpu_reserved_meanwhile_is_allocated(
-    place: Place, tmp_path: Path, flags: list[str], seconds: float
+def test_cpus_reserved_during_an_outage_are_not_allocated_afterwards(
+    env: Environment, tmp_path: Path, flags: list[str], seconds: float
 ) -> None:
-    server = place.server
+    server = env.server
     with (
-        Scheduler(tmp_path, place.config) as scheduler,
+        Scheduler(tmp_path, env.config) as scheduler,
         ThreadPoolExecutor(1) as other,
         contextlib.ExitStack() as calls,
     ):
         scheduler.start(f"--watch-stale-seconds={STALE_SECONDS}", *flags)
         scheduler.until_ready()
-        pods = [place.pod(number) for number in range(8)]
-        filtered = extender_args(pods[0], [place.name])
+        pods = [env.pod(number) for number in range(8)]
+        filtered = extender_args(pods[0], [env.name])
         eventually("offered", lambda: scheduler.call("filter", filtered)["NodeNames"])
         with server.outage(seconds):
-            calls.enter_context(scheduling(scheduler, pods, place.name))
-            reserving = other.submit(place.reserve)
+            calls.enter_context(scheduling(scheduler, pods, env.name))
+            reserving = other.submit(env.reserve)
             if seconds > STALE_SECONDS:
-                eventually("out of touch", lambda: STALE.search(scheduler.ready()[1]))
+                eventually("a watch is stale", lambda: STALE.search(scheduler.ready()[1]))
                 assert scheduler.ready()[0] == 503
                 assert scheduler.reply("filter", filtered)[0] == 503
         reserved_at = reserving.result()
-        eventually("every watch is current again", lambda: in_touch(scheduler), BACK_SECONDS)
-        eventually("room is taken", lambda: len(place.bound()) == ROOM, 60)
-        bound = place.bound()
+        eventually(
+            "every watch is current again", lambda: watches_current(scheduler), RECOVERY_SECONDS
+        )
+        eventually("the free CPUs are allocated", lambda: len(env.bound()) == ROOM, 60)
+        bound = env.bound()
         calls.close()
         assert scheduler.end() == 0
     for name, (cpus, version) in bound.items():
-        assert version > reserved_at, f"{name} was bound before the other client connected"
-        assert not cpus & RESERVED, f"{name} has {cpus}, of which {RESERVED} are reserved"
+        assert version > reserved_at, f"{name} was bound before the other client wrote"
+        assert not cpus & RESERVED, f"{name} has {cpus}, and {RESERVED} are reserved"
     assert len({cpu for cpus, _ in bound.values() for cpu in cpus}) == ROOM * CPUS_OF_A_POD
 
 
-def test_silent_watches_are_current_and_those_of_a_hanging_server_are_stale(
-    place: Place, tmp_path: Path
+def test_idle_watches_are_current_and_watches_of_a_hanging_server_are_stale(
+    env: Environment, tmp_path: Path
 ) -> None:
-    with Scheduler(tmp_path, place.config) as scheduler:
+    with Scheduler(tmp_path, env.config) as scheduler:
         scheduler.start(f"--watch-stale-seconds={STALE_SECONDS}", "--lease-name=")
         scheduler.until_ready()
         assert ages(scheduler).keys() == set(RESOURCES)
@@ -211,27 +215,27 @@ def test_silent_watches_are_current_and_those_of_a_hanging_server_are_stale(
         while time.monotonic() < idle_until:
             assert scheduler.ready() == (200, "ok\n")
             time.sleep(0.1)
-        pod = place.pod(0)
-        filtered = extender_args(pod, [place.name])
+        pod = env.pod(0)
+        filtered = extender_args(pod, [env.name])
         eventually("offered", lambda: scheduler.call("filter", filtered)["NodeNames"])
-        place.server.suspend_server()
+        env.server.suspend_server()
         try:
-            eventually("out of touch", lambda: STALE.search(scheduler.ready()[1]), 60)
-            for verb, body in (("filter", filtered), ("bind", binding_args(pod, place.name))):
+            eventually("a watch is stale", lambda: STALE.search(scheduler.ready()[1]), 60)
+            for verb, body in (("filter", filtered), ("bind", binding_args(pod, env.name))):
                 status, text = scheduler.reply(verb, body)
                 assert status == 503
                 assert STALE.search(text)
             oldest = max(ages(scheduler).values())
             assert oldest > STALE_SECONDS
         finally:
-            place.server.resume_server()
-        eventually("every watch is current again", lambda: in_touch(scheduler), BACK_SECONDS)
+            env.server.resume_server()
         eventually(
-            "bound", lambda: scheduler.reply("bind", binding_args(pod, place.name))[0] == 200
+            "every watch is current again", lambda: watches_current(scheduler), RECOVERY_SECONDS
         )
+        eventually("bound", lambda: scheduler.reply("bind", binding_args(pod, env.name))[0] == 200)
         assert scheduler.end() == 0
 
 
-def in_touch(scheduler: Scheduler) -> bool:
-    """For watches that are renewed three times in STALE_SECONDS."""
+def watches_current(scheduler: Scheduler) -> bool:
+    """Whether all watches are current. A watch is renewed three times in STALE_SECONDS."""
     return scheduler.ready()[0] == 200 and max(ages(scheduler).values()) < STALE_SECONDS / 2

@@ -1,5 +1,5 @@
-"""A part of the openb trace through a real kube-scheduler, whose extender places pods by the value
-of what is left of GPUs, ends as its simulation."""
+"""A part of the openb trace: with the placement policy Residual, a real kube-scheduler allocates as
+many GPUs as the simulation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ from agent.scheduler.state import pods_seen
 from agent.scheduler.traces import TraceNode, arrivals, shuffled
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects, process
-from tests.integration.kubescheduler.hosts import DEVICES, SYSTEM
-from tests.integration.kubescheduler.schedulers import PROFILE, Topolet, furnish, shipped
+from tests.integration.kubescheduler.nodes import DEVICES, SYSTEM
+from tests.integration.kubescheduler.schedulers import (
+    PROFILE,
+    Topolet,
+    install,
+    shipped_configuration,
+)
 from tests.scheduler import openb
 from tests.waiting import eventually
 
@@ -31,7 +36,7 @@ NAMESPACE = "placement"
 LABEL = {"topolet.io/test": NAMESPACE}
 SEED, LOAD = 42, 1.2
 PART = 24
-"""Each node and pod of this number is taken from the trace."""
+"""One of this many nodes and pods of the trace is used."""
 PATIENCE_SECONDS = 400.0
 
 
@@ -40,8 +45,8 @@ def trace() -> tuple[list[TraceNode], list[PodKind]]:
 
 
 @contextlib.contextmanager
-def hosts(api: ApiServer, nodes: Sequence[TraceNode]) -> Iterator[None]:
-    """Named as in the simulation, since the names give the nodes their rank."""
+def created_nodes(api: ApiServer, nodes: Sequence[TraceNode]) -> Iterator[None]:
+    """Creates the nodes, with the names of the simulation: the ranks of nodes depend on names."""
     names = [f"n{number:05d}" for number in range(len(nodes))]
     for name, node in zip(names, nodes, strict=True):
         percent = str(node.gpus * 100)
@@ -65,11 +70,11 @@ def create(api: ApiServer, name: str, kind: PodKind) -> None:
     if kind.gpus:
         percent = str(kind.gpus * kind.gpu_milli * 100 // FULL)
         amounts |= {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}
-    pod = objects.pending(NAMESPACE, name, amounts, scheduler=PROFILE, nodeSelector=LABEL)
+    pod = objects.pod_manifest(NAMESPACE, name, amounts, scheduler=PROFILE, nodeSelector=LABEL)
     objects.create(api, pod)
 
 
-def tried(api: ApiServer) -> tuple[set[str], int]:
+def decided_pods(api: ApiServer) -> tuple[set[str], int]:
     """The names of the bound pods, and how many pods kube-scheduler has decided about."""
     pods = objects.pods(api, NAMESPACE)
     bound = {name for name, pod in pods.items() if pod["spec"].get("nodeName")}
@@ -93,32 +98,32 @@ def test_a_real_kube_scheduler_allocates_as_the_simulation(
     arriving = arrivals(pods, gpus, LOAD, SEED)
     settings = tmp_path / "args.json"
     settings.write_text(json.dumps({"kind": "NodeNUMAResourceArgs", "placement": "Residual"}))
-    furnish(apiserver)
+    install(apiserver)
     objects.namespace(apiserver, NAMESPACE)
     flags = ("--tls-certificate-file=", "--client-ca-file=", "--agent-selector=")
     topolet = Topolet(apiserver, tmp_path, *flags, f"--scheduler-args-file={settings}")
-    found = shipped(apiserver, topolet.port)
+    found = shipped_configuration(apiserver, topolet.port)
     (extender,) = found["extenders"]
     extender["urlPrefix"] = f"http://127.0.0.1:{topolet.port}"
     del extender["enableHTTPS"], extender["tlsConfig"]
 
     def decided() -> bool:
         time.sleep(1)
-        return tried(apiserver)[1] == len(arriving)
+        return decided_pods(apiserver)[1] == len(arriving)
 
-    with hosts(apiserver, shuffled(nodes, SEED)):
+    with created_nodes(apiserver, shuffled(nodes, SEED)):
         try:
             topolet.start()
             with process.scheduling(apiserver, found, tmp_path):
                 for number, kind in enumerate(arriving):
                     create(apiserver, f"p{number}", kind)
                 eventually("kube-scheduler has tried all pods", decided, PATIENCE_SECONDS)
-                bound, _ = tried(apiserver)
+                bound, _ = decided_pods(apiserver)
         finally:
             topolet.kill()
-    got = sum(kind.gpu for number, kind in enumerate(arriving) if f"p{number}" in bound)
+    allocated = sum(kind.gpu for number, kind in enumerate(arriving) if f"p{number}" in bound)
     simulated = simulation.run(nodes, pods, PlacementPolicy.RESIDUAL, LOAD, SEED)
-    assert 100 * got / gpus == pytest.approx(simulated.curve[-1].allocated, abs=0.5)
+    assert 100 * allocated / gpus == pytest.approx(simulated.curve[-1].allocated, abs=0.5)
     stored = f"/api/v1/namespaces/{SYSTEM}/configmaps/{pods_seen.NAME}"
     counts = pods_seen.content(apiserver.admin.get(stored))
     assert {each for each in counts if each.gpus} <= {each for each in pods if each.gpus}

@@ -18,18 +18,18 @@ from agent.scheduler.unschedulable.retry import ROOM_FOUND, Retry
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
 from tests.integration.kubescheduler.process import configuration, credentials, scheduling
-from tests.integration.kubescheduler.stub import Stub, listening
+from tests.integration.kubescheduler.stub import Stub, serving_stub
 from tests.waiting import eventually
 
 NAMESPACE, PROFILE, NODE = "retry", "retry-scheduler", "retry-node"
-PROMISED_SECONDS = 60.0
+RETRY_LIMIT_SECONDS = 60.0
 """By default kube-scheduler retries an unschedulable pod after five minutes."""
 PATIENCE_SECONDS = 60.0
 
 
 class Room:
-    """One node; its room is the only requirement of pods. It is both the requirements and their
-    results."""
+    """One node, which has room for all pods or for none. Acts as the requirements of the pods,
+    as the cluster state, and as the results."""
 
     equivalence_class = "any"
     stub: Stub
@@ -57,8 +57,7 @@ class Room:
 
 @pytest.fixture
 def room(apiserver: ApiServer, tmp_path: Path) -> Iterator[Room]:
-    """The room of a node about which a real kube-scheduler calls an extender; rejected pods wait
-    until it changes."""
+    """The room of a node. A real kube-scheduler calls an extender, which queues rejected pods."""
     room, queue = Room(), UnschedulableQueue()
 
     def refusal(pod: str, node: str) -> str | None:
@@ -73,11 +72,11 @@ def room(apiserver: ApiServer, tmp_path: Path) -> Iterator[Room]:
     objects.namespace(apiserver, NAMESPACE)
     objects.ready_node(apiserver, NODE, {"cpu": "8", "memory": "8Gi"})
     retry = Retry(apiserver.admin, queue, room, lambda: True)
-    access = str(credentials(apiserver))
+    kubeconfig = str(credentials(apiserver))
     room.stub = Stub(apiserver, refusal)
     with (
-        listening(room.stub) as url,
-        scheduling(apiserver, configuration(PROFILE, url, access), tmp_path),
+        serving_stub(room.stub) as url,
+        scheduling(apiserver, configuration(PROFILE, url, kubeconfig), tmp_path),
     ):
         periodic = Periodic("retry", RETRY_SECONDS, retry.step)
         periodic.start()
@@ -88,18 +87,20 @@ def room(apiserver: ApiServer, tmp_path: Path) -> Iterator[Room]:
             apiserver.admin.delete(f"/api/v1/nodes/{NODE}")
 
 
-def test_bound_soon_after_the_change(apiserver: ApiServer, room: Room) -> None:
-    objects.create(apiserver, objects.pending(NAMESPACE, "p", {"cpu": "1"}, scheduler=PROFILE))
+def test_a_rejected_pod_is_bound_soon_after_a_change_of_the_node(
+    apiserver: ApiServer, room: Room
+) -> None:
+    objects.create(apiserver, objects.pod_manifest(NAMESPACE, "p", {"cpu": "1"}, scheduler=PROFILE))
 
     def refused() -> bool:
         conditions = objects.pods(apiserver, NAMESPACE)["p"]["status"].get("conditions", [])
         return any("full" in each.get("message", "") for each in conditions)
 
     eventually("refused", refused, PATIENCE_SECONDS)
-    room.stub.quiet()
+    room.stub.wait_until_idle()
     room.change()
     eventually(
-        "bound", lambda: objects.node_of(apiserver, NAMESPACE, "p") == NODE, PROMISED_SECONDS
+        "bound", lambda: objects.node_of(apiserver, NAMESPACE, "p") == NODE, RETRY_LIMIT_SECONDS
     )
     conditions = objects.pods(apiserver, NAMESPACE)["p"]["status"]["conditions"]
     (condition,) = [each for each in conditions if each["type"] == ROOM_FOUND]
@@ -107,22 +108,22 @@ def test_bound_soon_after_the_change(apiserver: ApiServer, room: Room) -> None:
     assert "PodScheduled" in {each["type"] for each in conditions}
 
 
-def test_pod_that_waits_since_before_this_leader(apiserver: ApiServer) -> None:
+def test_a_pod_that_was_rejected_before_this_leader_is_retried(apiserver: ApiServer) -> None:
     objects.namespace(apiserver, "before")
     uid = objects.create(
-        apiserver, objects.pending("before", "p", {"cpu": "1"}, scheduler="before-us")
+        apiserver, objects.pod_manifest("before", "p", {"cpu": "1"}, scheduler="before-us")
     )["metadata"]["uid"]
-    objects.create(apiserver, objects.pending("before", "other", {}, scheduler="another"))
+    objects.create(apiserver, objects.pod_manifest("before", "other", {}, scheduler="another"))
     leading, room, queue = False, Room(), UnschedulableQueue()
 
-    def before() -> list[QueuedPod]:
+    def rejected_before() -> list[QueuedPod]:
         now = time.monotonic()
         return [
             QueuedPod(each.uid, each.namespace, each.name, room, now, now)
             for each in unscheduled_pods(apiserver.admin, "before-us")
         ]
 
-    retry = Retry(apiserver.admin, queue, room, lambda: leading, before)
+    retry = Retry(apiserver.admin, queue, room, lambda: leading, rejected_before)
     room.free = True
     retry.step()
     assert queue.pods() == []
@@ -133,9 +134,11 @@ def test_pod_that_waits_since_before_this_leader(apiserver: ApiServer) -> None:
     assert [each["type"] for each in status["conditions"]] == [ROOM_FOUND]
 
 
-def test_pod_with_another_uid_is_not_changed(apiserver: ApiServer) -> None:
+def test_a_pod_with_another_uid_is_not_changed(apiserver: ApiServer) -> None:
     objects.namespace(apiserver, "replaced")
-    objects.create(apiserver, objects.pending("replaced", "p", {"cpu": "1"}, scheduler="nobody"))
+    objects.create(
+        apiserver, objects.pod_manifest("replaced", "p", {"cpu": "1"}, scheduler="nobody")
+    )
     queue, room = UnschedulableQueue(), Room()
     room.change()
     now = time.monotonic()

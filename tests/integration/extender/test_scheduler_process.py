@@ -1,4 +1,4 @@
-"""The scheduler's process with a real API server and only the role of its overlay."""
+"""The scheduler process with a real API server and the roles of its overlay."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Cluster:
         self.config = config
 
     def pod(self, kind: Kind, name: str) -> Object:
-        """A pod that was created and is not bound."""
+        """Creates a pod, which is not bound."""
         body = kind.pod(name)
         metadata = {key: body["metadata"][key] for key in ("name", "labels", "annotations")}
         spec = {**body["spec"], "schedulerName": "topolet-scheduler"}
@@ -55,13 +55,13 @@ class Cluster:
         made = {"metadata": metadata, "spec": spec}
         return self.api.request("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", made)
 
-    def seen(self, pod: Object) -> Object:
+    def read(self, pod: Object) -> Object:
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
         return self.api.request("GET", path)
 
     def cpus(self, pod: Object) -> CpuSet:
         """The CPUs of the pod's annotation."""
-        status = json.loads(self.seen(pod)["metadata"]["annotations"][RESOURCE_STATUS])
+        status = json.loads(self.read(pod)["metadata"]["annotations"][RESOURCE_STATUS])
         return CpuSet.parse(status["cpuset"])
 
     def delete(self, pod: Object) -> None:
@@ -96,7 +96,7 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> C
 
 
 def add_agent(api: Api, node: str) -> None:
-    """A pod of the DaemonSet that is Ready."""
+    """Creates a Ready agent pod on a node."""
     body = fleet.agent(node)
     metadata = {"name": f"agent-{node}", "labels": body["metadata"]["labels"]}
     spec = {"nodeName": node, "containers": [{"name": "agent", "image": "i"}]}
@@ -110,7 +110,7 @@ def add_agent(api: Api, node: str) -> None:
 
 @pytest.fixture
 def scheduler(cluster: Cluster, tmp_path: Path) -> Iterator[Scheduler]:
-    """In plain HTTP; it leads."""
+    """A leader without TLS."""
     with Scheduler(tmp_path, cluster.config) as it:
         it.start()
         it.until_ready()
@@ -124,8 +124,8 @@ def owner(cpus: int) -> Kind:
 
 
 def scheduled(scheduler: Scheduler, pod: Object) -> str:
-    """Filters, scores and binds the pod as kube-scheduler does, again where a bind was refused
-    because a watch was interrupted; returns the node with the best score."""
+    """Filters, scores and binds the pod as kube-scheduler does. Repeats it if the bind was refused
+    because a watch was interrupted. Returns the node with the best score."""
     node = ""
 
     def bound() -> bool:
@@ -149,16 +149,16 @@ def test_a_pod_is_bound_with_the_cpus_of_its_annotation(
     pods = [cluster.pod(owner(12), f"a-{number}") for number in range(4)]
     nodes = [scheduled(scheduler, pod) for pod in pods]
     for pod, node in zip(pods, nodes, strict=True):
-        assert cluster.seen(pod)["spec"]["nodeName"] == node
+        assert cluster.read(pod)["spec"]["nodeName"] == node
         assert len(cluster.cpus(pod)) == 12
     for name in NODES:
         mine = [cluster.cpus(pod) for pod, node in zip(pods, nodes, strict=True) if node == name]
         assert len({cpu for cpus in mine for cpu in cpus}) == 12 * len(mine) <= CPUS
     more = cluster.pod(owner(12), "a-more")
-    answer = scheduler.call("filter", extender_args(more, [*NODES, "none-such"]))
+    answer = scheduler.call("filter", extender_args(more, [*NODES, "missing"]))
     assert answer["NodeNames"] == []
     failed = answer["FailedNodes"] | answer["FailedAndUnresolvableNodes"]
-    assert set(failed) == {*NODES, "none-such"}
+    assert set(failed) == {*NODES, "missing"}
     assert "12" in failed[NODES[0]]
     cluster.delete(pods[0])
     eventually(
@@ -169,10 +169,10 @@ def test_a_pod_is_bound_with_the_cpus_of_its_annotation(
         cluster.delete(pod)
 
 
-def test_the_next_leader_has_the_same_ledger(
+def test_the_next_leader_has_the_same_allocations(
     cluster: Cluster, scheduler: Scheduler, tmp_path: Path
 ) -> None:
-    """The follower is not Ready and answers 503. When the leader ends, it has the same ledger."""
+    """The follower is not ready and answers 503. It leads when the leader ends."""
     with Scheduler(tmp_path, cluster.config, "follower") as follower:
         follower.start()
         pod = cluster.pod(owner(20), "b-first")
@@ -200,26 +200,26 @@ def test_the_next_leader_has_the_same_ledger(
 def test_no_replica_leads_while_a_request_of_the_last_leader_is_in_progress(
     cluster: Cluster, scheduler: Scheduler, tmp_path: Path
 ) -> None:
-    """It may be a bind, which the next leader would not know."""
+    """It may be a bind, which the next leader would not see."""
     with (
         Scheduler(tmp_path, cluster.config, "follower") as follower,
-        socket.create_connection(("127.0.0.1", scheduler.port), timeout=30) as half,
+        socket.create_connection(("127.0.0.1", scheduler.port), timeout=30) as unfinished,
     ):
         follower.start()
         eventually("the leader is known", lambda: "the leader is" in follower.ready()[1])
-        half.sendall(b"POST /bind HTTP/1.1\r\nHost: x\r\n")
-        eventually("is under way", lambda: scheduler.ready()[0] == 200)
-        with ThreadPoolExecutor(1) as beside:
-            ending = beside.submit(scheduler.end)
+        unfinished.sendall(b"POST /bind HTTP/1.1\r\nHost: x\r\n")
+        eventually("the request is in progress", lambda: scheduler.ready()[0] == 200)
+        with ThreadPoolExecutor(1) as executor:
+            end = executor.submit(scheduler.end)
             follower.until_ready()
-            half.setblocking(False)
+            unfinished.setblocking(False)
             with contextlib.suppress(ConnectionResetError):
-                assert half.recv(1 << 16) is not None  # BlockingIOError: it is still open
-            assert ending.result() == 0
+                assert unfinished.recv(1 << 16) is not None  # BlockingIOError: it is still open
+            assert end.result() == 0
         assert follower.end() == 0
 
 
-def test_a_leader_that_is_killed_is_replaced(
+def test_a_killed_leader_is_replaced(
     cluster: Cluster, scheduler: Scheduler, tmp_path: Path
 ) -> None:
     with Scheduler(tmp_path, cluster.config, "follower") as follower:
@@ -230,11 +230,11 @@ def test_a_leader_that_is_killed_is_replaced(
         assert follower.end() == 0
 
 
-def test_a_leader_that_is_killed_leads_again_as_soon_as_it_runs(
+def test_a_killed_leader_leads_again_as_soon_as_it_is_ready(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Its own Lease would expire after a minute. The standby does not lead in between, and sees
-    the same leader."""
+    """Its Lease would expire after a minute. The standby does not lead, and reports the same
+    leader."""
     flags = ("--lease-seconds=60", f"--lease-dir={tmp_path / 'lease'}")
     with (
         Scheduler(tmp_path, cluster.config) as scheduler,
@@ -267,7 +267,7 @@ def test_a_standby_is_ready_and_the_leaders_pod_has_the_label(
     flags = [f"--leader-pod={NAMESPACE}/{pod['metadata']['name']}" for pod in pods]
 
     def leaders() -> list[bool]:
-        return [LABEL in cluster.seen(pod)["metadata"].get("labels", {}) for pod in pods]
+        return [LABEL in cluster.read(pod)["metadata"].get("labels", {}) for pod in pods]
 
     with (
         Scheduler(tmp_path, cluster.config) as first,
@@ -282,12 +282,12 @@ def test_a_standby_is_ready_and_the_leaders_pod_has_the_label(
         status, text = second.reply("filter", extender_args(pods[0], NODES))
         assert (status, "the leader is" in text) == (503, True)
         first.end(signal.SIGKILL)
-        eventually("the other one leads", lambda: leaders() == [True, True])
+        eventually("the second one leads", lambda: leaders() == [True, True])
         first.start(flags[0])
         first.until_ready()
-        assert leaders() == [False, True], "a standby removes what it had written before"
+        assert leaders() == [False, True], "a standby removes its former label"
         assert second.end() == 0
-        eventually("it leads again", lambda: leaders() == [True, False])
+        eventually("the first one leads again", lambda: leaders() == [True, False])
         assert first.end() == 0
         assert leaders() == [False, False]
     for pod in pods:
@@ -312,19 +312,19 @@ def test_concurrent_binds_share_no_cpu(cluster: Cluster, scheduler: Scheduler) -
 
 
 def test_a_deleted_pod_is_not_bound(cluster: Cluster, scheduler: Scheduler) -> None:
-    pod = cluster.pod(owner(4), "d-gone")
+    pod = cluster.pod(owner(4), "d-deleted")
     scheduler.call("filter", extender_args(pod, NODES))
     cluster.delete(pod)
-    again = cluster.pod(owner(4), "d-gone")
+    again = cluster.pod(owner(4), "d-deleted")
     assert scheduler.call("bind", binding_args(pod, NODES[0]))["Error"]
-    assert "nodeName" not in cluster.seen(again)["spec"]
+    assert "nodeName" not in cluster.read(again)["spec"]
     cluster.delete(again)
 
 
 @pytest.mark.parametrize(
     ("strategy", "together"), [("MostAllocated", True), ("LeastAllocated", False)]
 )
-def test_the_file_determines_which_node_is_better(
+def test_the_arguments_file_determines_which_node_is_better(
     cluster: Cluster, tmp_path: Path, strategy: str, together: bool
 ) -> None:
     wanted = {"kind": "CPUOrchestrationPluginArgs", "scoringStrategy": {"type": strategy}}
@@ -340,7 +340,7 @@ def test_the_file_determines_which_node_is_better(
         cluster.delete(pod)
 
 
-def test_its_account_has_no_other_permissions(cluster: Cluster) -> None:
+def test_the_service_account_has_no_other_permissions(cluster: Cluster) -> None:
     who = Who(SCHEDULER, "system:serviceaccounts")
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
     leases = "/apis/coordination.k8s.io/v1/namespaces/topolet-system/leases"
@@ -359,8 +359,8 @@ def test_its_account_has_no_other_permissions(cluster: Cluster) -> None:
         assert refused.value.code == 403
 
 
-def hostile(port: int, ended: threading.Event) -> int:
-    """Sends a broken caller's data repeatedly until the event; returns the number of attempts."""
+def send_invalid_requests(port: int, ended: threading.Event) -> int:
+    """Sends invalid requests until the event. Returns how often all of them were sent."""
     body = json.dumps({"Pod": {}, "NodeNames": [1]}).encode()
     head = b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     sent = (
@@ -373,7 +373,7 @@ def hostile(port: int, ended: threading.Event) -> int:
         b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
         b"",
     )
-    tries = 0
+    rounds = 0
     while not ended.is_set():
         for each in sent:
             with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
@@ -383,9 +383,9 @@ def hostile(port: int, ended: threading.Event) -> int:
                     while sock.recv(1 << 16):
                         pass
                 except OSError:
-                    pass  # it need not be read to its end
-            tries += 1
-    return tries
+                    pass  # the server may close the connection early
+            rounds += 1
+    return rounds
 
 
 def test_invalid_callers_do_not_affect_a_valid_one(cluster: Cluster, scheduler: Scheduler) -> None:
@@ -393,13 +393,15 @@ def test_invalid_callers_do_not_affect_a_valid_one(cluster: Cluster, scheduler: 
     expected = scheduler.call("filter", extender_args(pod, NODES))
     ended = threading.Event()
     with ThreadPoolExecutor(3) as callers:
-        tries = [callers.submit(hostile, scheduler.port, ended) for _ in range(3)]
+        callers_rounds = [
+            callers.submit(send_invalid_requests, scheduler.port, ended) for _ in range(3)
+        ]
         try:
             for _ in range(100):
                 assert scheduler.call("filter", extender_args(pod, NODES)) == expected
         finally:
             ended.set()
-        assert all(each.result() for each in tries)
+        assert all(each.result() for each in callers_rounds)
     assert scheduler.call("bind", binding_args(pod, expected["NodeNames"][0])) == {"Error": ""}
     assert "Traceback" not in scheduler.log()
     cluster.delete(pod)
@@ -422,7 +424,7 @@ def test_the_error_of_an_invalid_body_is_returned(
     assert (status, message in text) == (400, True), text
 
 
-def test_metrics_count_verbs(cluster: Cluster, scheduler: Scheduler) -> None:
+def test_metrics_count_the_requests_of_each_verb(cluster: Cluster, scheduler: Scheduler) -> None:
     pod = cluster.pod(owner(4), "f-counted")
     scheduled(scheduler, pod)
     page = scheduler.page("metrics")
@@ -435,8 +437,10 @@ def test_metrics_count_verbs(cluster: Cluster, scheduler: Scheduler) -> None:
     cluster.delete(pod)
 
 
-def test_the_documented_certificate_serves_both(cluster: Cluster, tmp_path: Path) -> None:
-    """For another name than the Service's, which does not resolve here."""
+def test_the_documented_certificate_is_valid_for_server_and_client(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """With the name localhost: the name of the Service does not resolve in the test."""
     page = (ROOT / "docs" / "scheduler.md").read_text()
     found = re.search(r"^name=(\S+)\n(openssl (?:.*\\\n)*.*)$", page, re.MULTILINE)
     assert found is not None
@@ -462,5 +466,5 @@ def test_the_documented_certificate_serves_both(cluster: Cluster, tmp_path: Path
         node = json.loads(text)["NodeNames"][0]
         assert scheduler.reply_tls(trust, "bind", binding_args(pod, node))[1] == '{"Error":""}'
         assert scheduler.end() == 0
-    assert cluster.seen(pod)["spec"]["nodeName"] == node
+    assert cluster.read(pod)["spec"]["nodeName"] == node
     cluster.delete(pod)

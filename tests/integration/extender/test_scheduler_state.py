@@ -1,4 +1,4 @@
-"""The state of schedulers, and the leadership among several, with a real API server."""
+"""The cluster state of schedulers, and their leader election, with a real API server."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture
-def place(apiserver: ApiServer) -> str:
-    """The name of a namespace, and of a node with all its objects."""
+def node_name(apiserver: ApiServer) -> str:
+    """Creates a namespace, and a node with all its objects. Returns their common name."""
     name = f"state-{next(_numbers)}"
     for each in manifests("crds"):
         apiserver.apply(each)
@@ -52,15 +52,15 @@ def place(apiserver: ApiServer) -> str:
         f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}}
     )
     apiserver.node(name)
-    ready(apiserver, name)
+    set_allocatable(apiserver, name)
     eventually("kinds are served", lambda: served(apiserver, DEVICES, TOPOLOGIES))
     apiserver.create(TOPOLOGIES, objects.topology(name))
     apiserver.create(DEVICES, objects.devices(name))
     return name
 
 
-def ready(apiserver: ApiServer, name: str) -> None:
-    """The pod's status as its kubelet would write it."""
+def set_allocatable(apiserver: ApiServer, name: str) -> None:
+    """Writes the status of the node as its kubelet would."""
     allocatable = {"cpu": "8", "memory": "32Gi", "pods": "110"}
     status = {"status": {"capacity": allocatable, "allocatable": allocatable}}
     apiserver.admin.merge(f"/api/v1/nodes/{name}/status", status)
@@ -76,7 +76,7 @@ def served(apiserver: ApiServer, *paths: str) -> bool:
 
 
 def make_pod(apiserver: ApiServer, namespace: str, name: str, qos: str = "LSR") -> dict[str, Any]:
-    """A pod with two exclusive CPUs that is not bound."""
+    """Creates a pod with two exclusive CPUs, which is not bound."""
     amounts = {"cpu": "2", "memory": "1Gi"}
     return apiserver.create(
         f"/api/v1/namespaces/{namespace}/pods",
@@ -113,7 +113,7 @@ def delete(apiserver: ApiServer, pod: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def watching(apiserver: ApiServer) -> Iterator[tuple[SchedulerCache, Watches]]:
-    """Watches that have reported all objects."""
+    """Runs watches. Waits until they have reported all objects."""
     cluster = SchedulerCache(agents=False)
     it = Watches(apiserver.admin, cluster, stale_seconds=30, check_seconds=0.2)
     it.start()
@@ -143,36 +143,39 @@ def grant(cluster: SchedulerCache, name: str, pod: dict[str, Any]) -> Granted:
         return found
 
 
-def test_a_bound_pod_has_its_reservation_also_after_a_restart(
-    apiserver: ApiServer, place: str
+def test_a_bound_pod_keeps_its_allocation_after_a_restart(
+    apiserver: ApiServer, node_name: str
 ) -> None:
     with watching(apiserver) as (cluster, _):
-        pods = [make_pod(apiserver, place, f"p{number}") for number in range(4)]
+        pods = [make_pod(apiserver, node_name, f"p{number}") for number in range(4)]
         for each in pods[:3]:
-            granted = grant(cluster, place, each)
-            bind(apiserver, each, place, granted.annotations())
+            granted = grant(cluster, node_name, each)
+            bind(apiserver, each, node_name, granted.annotations())
             cluster.confirm(granted.uid)
             serial = cluster.changed_since(0).serial
             eventually("the watch reports it", lambda uid=granted.uid: cluster.bound(uid))
-            # No answer in the meantime is invalidated by it.
-            assert place not in (cluster.changed_since(serial).names or ())
+            # It invalidates no cached result.
+            assert node_name not in (cluster.changed_since(serial).names or ())
             with cluster.lock:
-                state = cluster.node(place)
+                state = cluster.node(node_name)
                 assert state is not None
                 assert state.allocator.holdings[granted.uid] == granted.holding()
         delete(apiserver, pods[0])
-        eventually("freed", lambda: set(holders(cluster, place)) == {"p1", "p2"})
-        promised = grant(cluster, place, pods[3])
-        held = holders(cluster, place)
+        eventually(
+            "the deleted pod has no allocation",
+            lambda: set(holders(cluster, node_name)) == {"p1", "p2"},
+        )
+        reserved = grant(cluster, node_name, pods[3])
+        held = holders(cluster, node_name)
         assert sum(len(cpus) for cpus in held.values()) == 6
         with watching(apiserver) as (restarted, _):
             del held["p3"]
-            assert holders(restarted, place) == held
-        cluster.release(promised.uid)
-        assert holders(cluster, place) == held
+            assert holders(restarted, node_name) == held
+        cluster.release(reserved.uid)
+        assert holders(cluster, node_name) == held
 
 
-def test_a_kind_that_is_installed_later_is_followed(apiserver: ApiServer, place: str) -> None:
+def test_a_kind_that_is_installed_later_is_watched(apiserver: ApiServer, node_name: str) -> None:
     (definition,) = [
         each for each in manifests("crds") if each["metadata"]["name"].startswith("devices.")
     ]
@@ -184,40 +187,40 @@ def test_a_kind_that_is_installed_later_is_followed(apiserver: ApiServer, place:
     gpu = objects.pod_request({"cpu": "1", "nvidia.com/gpu": "1"})
     try:
         with watching(apiserver) as (cluster, it):
-            assert cluster.eligible(place, gpu) == "it has no Device"
+            assert cluster.eligible(node_name, gpu) == "it has no Device"
             apiserver.apply(definition)
             eventually("served", lambda: served(apiserver, DEVICES), PATIENCE_SECONDS)
-            apiserver.create(DEVICES, objects.devices(place))
+            apiserver.create(DEVICES, objects.devices(node_name))
             eventually(
                 "the watch reports it",
-                lambda: cluster.eligible(place, gpu) is None,
+                lambda: cluster.eligible(node_name, gpu) is None,
                 PATIENCE_SECONDS,
             )
             assert not it.problems
             apiserver.admin.delete(path)
             eventually(
-                "missed",
-                lambda: cluster.eligible(place, gpu) == "it has no Device",
+                "the watch reports the removal",
+                lambda: cluster.eligible(node_name, gpu) == "it has no Device",
                 PATIENCE_SECONDS,
             )
     finally:
         apiserver.apply(definition)
 
 
-def test_a_new_leader_has_the_earlier_bindings(apiserver: ApiServer, place: str) -> None:
-    pod = make_pod(apiserver, place, "last")
+def test_a_new_leader_knows_the_earlier_bindings(apiserver: ApiServer, node_name: str) -> None:
+    pod = make_pod(apiserver, node_name, "last")
     with watching(apiserver) as (cluster, it):
         gate = LeaderGate(AlwaysLeader(), it)
-        bind(apiserver, pod, place, {})
+        bind(apiserver, pod, node_name, {})
         gate.start()
-        eventually("on duty", lambda: gate.reason() is None, PATIENCE_SECONDS)
-        assert cluster.bound(pod["metadata"]["uid"]) == place
+        eventually("the leader answers", lambda: gate.reason() is None, PATIENCE_SECONDS)
+        assert cluster.bound(pod["metadata"]["uid"]) == node_name
         gate.stop()
 
 
 # Leaders
 @pytest.fixture
-def candidates(apiserver: ApiServer, place: str) -> Iterator[Any]:
+def candidates(apiserver: ApiServer, node_name: str) -> Iterator[Any]:
     """Starts processes with these identities and lease times; all end with the test."""
     pki = apiserver.folder
     files = [str(pki / name) for name in ("ca.crt", "admin.crt", "admin.key")]
@@ -225,7 +228,7 @@ def candidates(apiserver: ApiServer, place: str) -> Iterator[Any]:
     with contextlib.ExitStack() as started:
 
         def start(identity: str) -> subprocess.Popen[str]:
-            who = [place, "topolet-scheduler", identity]
+            who = [node_name, "topolet-scheduler", identity]
             words = [sys.executable, "-m", "tests.scheduler.candidate", apiserver.url, *files]
             process = started.enter_context(
                 subprocess.Popen([*words, *who, *times], cwd=ROOT, stdout=PIPE, text=True)
@@ -236,47 +239,47 @@ def candidates(apiserver: ApiServer, place: str) -> Iterator[Any]:
         yield start
 
 
-def lease_of(apiserver: ApiServer, place: str) -> dict[str, Any]:
-    path = f"/apis/coordination.k8s.io/v1/namespaces/{place}/leases/topolet-scheduler"
+def lease_of(apiserver: ApiServer, node_name: str) -> dict[str, Any]:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{node_name}/leases/topolet-scheduler"
     spec: dict[str, Any] = json.loads(apiserver.admin.get(path))["spec"]
     return spec
 
 
 def test_after_a_kill_of_the_leader_the_other_leads_when_the_lease_expires(
-    apiserver: ApiServer, place: str, candidates: Any
+    apiserver: ApiServer, node_name: str, candidates: Any
 ) -> None:
     first = candidates("first")
     assert first.stdout.readline() == "leads\n"
     transport = Transport(apiserver.access(), limits=election.limits(TIMES))
-    second = Leader(transport, place, "topolet-scheduler", "second", times=TIMES)
+    second = Leader(transport, node_name, "topolet-scheduler", "second", times=TIMES)
     second.start()
     eventually("the second one tries", lambda: second.holder == "first", PATIENCE_SECONDS)
     assert not second.leading
     first.kill()
     first.wait()
-    renewed = lease_of(apiserver, place)
+    renewed = lease_of(apiserver, node_name)
     assert renewed["holderIdentity"] == "first"
     eventually("the second leads", lambda: second.leading, PATIENCE_SECONDS)
-    taken = lease_of(apiserver, place)
+    taken = lease_of(apiserver, node_name)
     assert (taken["holderIdentity"], taken["leaseTransitions"]) == ("second", 1)
     second.stop()
-    assert lease_of(apiserver, place)["holderIdentity"] == ""
+    assert lease_of(apiserver, node_name)["holderIdentity"] == ""
     third = candidates("third")
     assert third.stdout.readline() == "leads\n"
     transport.close()
 
 
 def test_the_next_leader_answers_when_it_has_the_bindings_of_the_last_one(
-    apiserver: ApiServer, place: str, candidates: Any
+    apiserver: ApiServer, node_name: str, candidates: Any
 ) -> None:
     first = candidates("first")
     assert first.stdout.readline() == "leads\n"
-    pods = [make_pod(apiserver, place, f"p{number}") for number in range(3)]
+    pods = [make_pod(apiserver, node_name, f"p{number}") for number in range(3)]
     transport = Transport(apiserver.access(), limits=election.limits(TIMES))
     with watching(apiserver) as (cluster, it):
         second = Leader(
             transport,
-            place,
+            node_name,
             "topolet-scheduler",
             "second",
             times=TIMES,
@@ -288,10 +291,10 @@ def test_the_next_leader_answers_when_it_has_the_bindings_of_the_last_one(
         eventually("it follows", lambda: gate.reason() == "the leader is first", PATIENCE_SECONDS)
         for number, each in enumerate(pods):
             notes = {RESOURCE_STATUS: json.dumps({"cpuset": f"{2 * number}-{2 * number + 1}"})}
-            bind(apiserver, each, place, notes)
+            bind(apiserver, each, node_name, notes)
         first.kill()
         eventually("it answers", lambda: gate.reason() is None, PATIENCE_SECONDS)
-        assert {name: str(cpus) for name, cpus in holders(cluster, place).items()} == {
+        assert {name: str(cpus) for name, cpus in holders(cluster, node_name).items()} == {
             "p0": "0-1",
             "p1": "2-3",
             "p2": "4-5",
@@ -302,14 +305,14 @@ def test_the_next_leader_answers_when_it_has_the_bindings_of_the_last_one(
     transport.close()
 
 
-def test_leadership_ends_while_the_api_server_is_away(apiserver: ApiServer, place: str) -> None:
+def test_leadership_ends_while_the_api_server_is_down(apiserver: ApiServer, node_name: str) -> None:
     transport = Transport(apiserver.access(), limits=election.limits(TIMES))
-    it = Leader(transport, place, "topolet-scheduler", "only", times=TIMES)
+    it = Leader(transport, node_name, "topolet-scheduler", "only", times=TIMES)
     it.start()
     eventually("leads", lambda: it.leading, PATIENCE_SECONDS)
     apiserver.kill_server()
     try:
-        eventually("leads no more", lambda: not it.leading, PATIENCE_SECONDS)
+        eventually("does not lead", lambda: not it.leading, PATIENCE_SECONDS)
         assert it.problem.text
     finally:
         apiserver.start_server()
@@ -351,10 +354,10 @@ RESERVATION_CRD = {
 }
 
 
-def test_a_reservation_of_koordinators_is_counted_until_it_ends(
-    apiserver: ApiServer, place: str
+def test_a_koordinator_reservation_is_counted_until_it_ends(
+    apiserver: ApiServer, node_name: str
 ) -> None:
-    """Its definition is installed by Koordinator, before or after our scheduler starts."""
+    """Koordinator installs its CRD, before or after Topolet's scheduler starts."""
     with watching(apiserver) as (cluster, it):
         apiserver.apply(RESERVATION_CRD)
         try:
@@ -363,27 +366,31 @@ def test_a_reservation_of_koordinators_is_counted_until_it_ends(
             made = {
                 "apiVersion": "scheduling.koordinator.sh/v1alpha1",
                 "kind": "Reservation",
-                "metadata": {"name": place, "annotations": notes},
+                "metadata": {"name": node_name, "annotations": notes},
                 "spec": {"template": {"spec": {"containers": []}}, "owners": []},
             }
             uid = apiserver.create(RESERVATIONS, made)["metadata"]["uid"]
-            path = f"{RESERVATIONS}/{place}/status"
-            status = {"phase": "Available", "nodeName": place}
+            path = f"{RESERVATIONS}/{node_name}/status"
+            status = {"phase": "Available", "nodeName": node_name}
             apiserver.admin.merge(path, {"status": status})
-            title = f"Reservation {place}"
+            title = f"Reservation {node_name}"
             held = {title: CpuSet(range(4))}
-            eventually("held", lambda: holders(cluster, place) == held, PATIENCE_SECONDS)
-            pod = make_pod(apiserver, place, "p")
-            named = json.dumps({"name": place, "uid": uid})
+            eventually("held", lambda: holders(cluster, node_name) == held, PATIENCE_SECONDS)
+            pod = make_pod(apiserver, node_name, "p")
+            named = json.dumps({"name": node_name, "uid": uid})
             part = {RESOURCE_STATUS: '{"cpuset":"0-1"}', RESERVATION_ALLOCATED: named}
-            bind(apiserver, pod, place, part)
+            bind(apiserver, pod, node_name, part)
             held = {title: CpuSet((2, 3)), "p": CpuSet((0, 1))}
-            eventually("its part", lambda: holders(cluster, place) == held, PATIENCE_SECONDS)
+            eventually(
+                "the pod has its part",
+                lambda: holders(cluster, node_name) == held,
+                PATIENCE_SECONDS,
+            )
             with watching(apiserver) as (restarted, _):
-                assert holders(restarted, place) == held
+                assert holders(restarted, node_name) == held
             apiserver.admin.merge(path, {"status": {"phase": "Succeeded"}})
             del held[title]
-            eventually("ended", lambda: holders(cluster, place) == held, PATIENCE_SECONDS)
+            eventually("ended", lambda: holders(cluster, node_name) == held, PATIENCE_SECONDS)
             assert not it.problems
         finally:
             apiserver.admin.delete(f"{CRDS}/reservations.scheduling.koordinator.sh")

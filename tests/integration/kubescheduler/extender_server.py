@@ -1,4 +1,4 @@
-"""An HTTP server that acts as kube-scheduler's extender."""
+"""An HTTP server that kube-scheduler calls as its extender."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-Answer = Callable[[str, bytes], tuple[int, bytes]]
-"""From a path and a body: status and JSON."""
+Handle = Callable[[str, bytes], tuple[int, bytes]]
+"""Returns status and JSON body of the response to a path and a body."""
 
 
 @contextlib.contextmanager
-def answering(connected: Callable[[], AbstractContextManager[Answer]]) -> Iterator[str]:
-    """Its URL. `connected`: the handler of one connection, while that lasts."""
+def serving(connected: Callable[[], AbstractContextManager[Handle]]) -> Iterator[str]:
+    """Serves until the end of the block. Yields the URL. `connected`: opens the handler of a
+    connection."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
         def handle(self) -> None:
-            with connected() as self.answer:
+            with connected() as self.respond:
                 super().handle()
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            status, answer = self.answer(self.path, body)
+            status, answer = self.respond(self.path, body)
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(answer)))
@@ -34,7 +35,7 @@ def answering(connected: Callable[[], AbstractContextManager[Answer]]) -> Iterat
             self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
-            """Its output is discarded."""
+            """Discards the log."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

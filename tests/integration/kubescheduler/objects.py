@@ -1,4 +1,4 @@
-"""Nodes without a kubelet, and pods for them."""
+"""Objects of tests with kube-scheduler: nodes without a kubelet, and their pods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PODS_PER_NODE = "110"
 
 
 def namespace(api: ApiServer, name: str) -> None:
-    """With the service account that pods have."""
+    """Creates a namespace with the default service account, which pods need."""
     api.namespace(name)
     account = {"metadata": {"name": "default"}}
     api.create(f"/api/v1/namespaces/{name}/serviceaccounts", account)
@@ -27,7 +27,7 @@ def ready_node(
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> None:
-    """Creates it Ready and without taints, as a kubelet and a controller would."""
+    """Creates a node that is Ready and has no taints, as kubelet and node controller do."""
     metadata = {"name": name, "labels": dict(labels or {}), "annotations": dict(annotations or {})}
     api.create("/api/v1/nodes", {"metadata": metadata})
     amounts = {"pods": PODS_PER_NODE, **allocatable}
@@ -37,15 +37,17 @@ def ready_node(
     api.admin.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
 
 
-def priority(api: ApiServer, name: str, value: int, policy: str = "PreemptLowerPriority") -> None:
-    """A PriorityClass."""
+def priority_class(
+    api: ApiServer, name: str, value: int, policy: str = "PreemptLowerPriority"
+) -> None:
+    """Creates a PriorityClass."""
     api.create(
         "/apis/scheduling.k8s.io/v1/priorityclasses",
         {"metadata": {"name": name}, "value": value, "preemptionPolicy": policy},
     )
 
 
-def pending(
+def pod_manifest(
     namespace: str,
     name: str,
     requests: Mapping[str, str],
@@ -55,7 +57,7 @@ def pending(
     annotations: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """A pod of one container whose requests equal its limits."""
+    """A pod without a node, with one container whose limits equal its requests."""
     amounts = {"requests": dict(requests), "limits": dict(requests)}
     return {
         "metadata": {
@@ -79,29 +81,29 @@ def create(api: ApiServer, pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pods(api: ApiServer, namespace: str) -> dict[str, dict[str, Any]]:
-    """By name."""
+    """The pods of a namespace, by name."""
     listed = json.loads(api.admin.get(f"/api/v1/namespaces/{namespace}/pods"))
     return {each["metadata"]["name"]: each for each in listed["items"]}
 
 
 def node_of(api: ApiServer, namespace: str, name: str) -> str:
-    """Empty while it is pending."""
+    """The node of a pod; empty while the pod is not bound."""
     body = json.loads(api.admin.get(f"/api/v1/namespaces/{namespace}/pods/{name}"))
     return str(body["spec"].get("nodeName", ""))
 
 
-def end_terminating(api: ApiServer, namespace: str) -> list[str]:
-    """Acts as the kubelet: removes pods that are being deleted. Returns their names."""
-    gone = [
+def remove_terminating(api: ApiServer, namespace: str) -> list[str]:
+    """Removes terminating pods, as a kubelet does. Returns their names."""
+    names = [
         name for name, pod in pods(api, namespace).items() if "deletionTimestamp" in pod["metadata"]
     ]
-    for name in gone:
-        end(api, namespace, name)
-    return gone
+    for name in names:
+        force_delete(api, namespace, name)
+    return names
 
 
-def end(api: ApiServer, namespace: str, name: str) -> None:
-    """Removes it at once."""
+def force_delete(api: ApiServer, namespace: str, name: str) -> None:
+    """Deletes a pod without a grace period."""
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
     try:
         api.admin.request("DELETE", path, {"gracePeriodSeconds": 0})

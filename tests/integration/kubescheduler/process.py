@@ -1,4 +1,4 @@
-"""kube-scheduler as a process of the test."""
+"""A kube-scheduler process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.integration.apiserver.server import START_SECONDS, ApiServer
 from tests.waiting import eventually
 
 USER = "system:kube-scheduler"
-"""The user to whom the API server's own roles allow scheduling."""
+"""The user that the default roles of the API server allow to schedule."""
 
 _numbers = itertools.count(1)
 
 
 def configuration(profile: str, extender: str, kubeconfig: str) -> dict[str, Any]:
-    """A KubeSchedulerConfiguration with one profile, which calls the extender at that URL."""
+    """A KubeSchedulerConfiguration with one profile and the extender at this URL."""
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -52,7 +52,7 @@ def configuration(profile: str, extender: str, kubeconfig: str) -> dict[str, Any
 
 
 class KubeScheduler:
-    """One process, ready when created; `log` is its output until now."""
+    """A process, which is ready when it is created. `log`: its output so far."""
 
     def __init__(self, program: Path, configuration: Mapping[str, Any], folder: Path) -> None:
         number = next(_numbers)
@@ -79,7 +79,7 @@ class KubeScheduler:
             unless_ready.pop_all()
 
     def _ready(self) -> bool:
-        """Whether it has read the cluster's objects."""
+        """Whether it has read the objects of the cluster."""
         self.alive()
         unverified = ssl.create_default_context()
         unverified.check_hostname = False
@@ -99,7 +99,7 @@ class KubeScheduler:
         return self._log.read_text()
 
     def alive(self) -> bool:
-        """Fails with its log if it has ended."""
+        """Fails with the log if the process has ended."""
         assert self._process.poll() is None, self.log[-3000:]
         return True
 
@@ -116,7 +116,7 @@ def program_or_skip() -> Path:
 
 
 def credentials(api: ApiServer) -> Path:
-    """The kubeconfig of kube-scheduler's own user."""
+    """The path of a kubeconfig of USER."""
     path = api.folder / "kube-scheduler.kubeconfig"
     if not path.exists():
         api.authority.client(USER)
@@ -128,7 +128,7 @@ def credentials(api: ApiServer) -> Path:
 def scheduling(
     api: ApiServer, settings: Mapping[str, Any], folder: Path
 ) -> Iterator[KubeScheduler]:
-    """Runs it with these settings. Skips the test if the program is not available."""
+    """Runs kube-scheduler with this configuration. Skips the test if it is not available."""
     scheduler = KubeScheduler(program_or_skip(), settings, folder)
     try:
         yield scheduler

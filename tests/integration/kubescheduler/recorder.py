@@ -1,4 +1,4 @@
-"""Records the requests of kube-scheduler and the answers of an extender between them."""
+"""A proxy between kube-scheduler and an extender that records nodes of requests and responses."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.integration.kubescheduler.extender_server import Answer
+from tests.integration.kubescheduler.extender_server import Handle
 
 
 class Recorder:
-    """For the pods of one namespace. `choices`: by pod uid the node with the highest score of the
-    last answer, None if several were equal; `binds`: by pod uid the node that kube-scheduler
-    chose."""
+    """Records the pods of one namespace. By pod uid, `choices`: the node with the highest score in
+    the extender's last response, None if several nodes have it; `binds`: the node that
+    kube-scheduler chose; `candidates`: the number of nodes in the last filter request."""
 
     def __init__(self, port: int, namespace: str) -> None:
         self.choices: dict[str, str | None] = {}
@@ -25,12 +25,12 @@ class Recorder:
         self._namespace = namespace
 
     @contextlib.contextmanager
-    def connected(self) -> Iterator[Answer]:
-        """One per connection to the extender."""
+    def connected(self) -> Iterator[Handle]:
+        """Opens a connection to the extender."""
         with contextlib.closing(
             http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
-        ) as onward:
-            yield functools.partial(self._forward, onward)
+        ) as upstream:
+            yield functools.partial(self._forward, upstream)
 
     def _forward(
         self, connection: http.client.HTTPConnection, path: str, body: bytes
@@ -39,10 +39,10 @@ class Recorder:
         reply = connection.getresponse()
         answer = reply.read()
         if reply.status == 200:
-            self._note(path.strip("/"), json.loads(body), json.loads(answer))
+            self._record(path.strip("/"), json.loads(body), json.loads(answer))
         return reply.status, answer
 
-    def _note(self, verb: str, request: dict[str, Any], answer: Any) -> None:
+    def _record(self, verb: str, request: dict[str, Any], answer: Any) -> None:
         if _namespace(request) != self._namespace:
             return
         if verb == "filter":

@@ -1,5 +1,5 @@
-"""`topolet scheduler` and a kube-scheduler that calls it, as processes, with the shipped
-settings."""
+"""Processes of `topolet scheduler` and of a kube-scheduler that calls it, with the configuration of
+the manifests."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ import yaml
 from tests.deploy.manifests import objects as manifests
 from tests.fixtures.ports import free_port
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.kubescheduler import hosts, process
-from tests.integration.kubescheduler.hosts import SYSTEM
+from tests.integration.kubescheduler import nodes, process
+from tests.integration.kubescheduler.nodes import SYSTEM
 from tests.waiting import eventually
 
 START_SECONDS = 60.0
 ACCOUNT = "topolet-scheduler"
 PROFILE = "topolet-scheduler"
-"""The schedulerName of pods of Topolet's scheduler."""
+"""The schedulerName of pods that Topolet schedules."""
 
 _OVERLAY = "overlays/scheduler-evict"
-_RIGHTS = frozenset(
+_RBAC_KINDS = frozenset(
     ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 )
 _numbers = itertools.count(1)
 
 
 class Topolet:
-    """The scheduler's process, with the rights of its manifests."""
+    """A process of `topolet scheduler` with the roles of the manifests."""
 
     def __init__(self, api: ApiServer, folder: Path, *flags: str) -> None:
         self._log = folder / f"topolet-{next(_numbers)}.log"
-        self.port, self._pages = free_port(), free_port()
-        access = folder / "topolet.kubeconfig"
-        access.write_text(json.dumps(api.kubeconfig(api.token(SYSTEM, ACCOUNT))))
+        self.port, self._http_port = free_port(), free_port()
+        kubeconfig = folder / "topolet.kubeconfig"
+        kubeconfig.write_text(json.dumps(api.kubeconfig(api.token(SYSTEM, ACCOUNT))))
         pki = api.folder
-        self._words = [
+        self._command = [
             sys.executable,
             "-m",
             "agent",
             "scheduler",
-            f"--kubeconfig={access}",
+            f"--kubeconfig={kubeconfig}",
             f"--extender-address=127.0.0.1:{self.port}",
-            f"--scheduler-http=127.0.0.1:{self._pages}",
+            f"--scheduler-http=127.0.0.1:{self._http_port}",
             f"--tls-certificate-file={pki}/extender.crt",
             f"--tls-key-file={pki}/extender.key",
             f"--client-ca-file={pki}/ca.crt",
@@ -66,13 +66,13 @@ class Topolet:
         return self._log.read_text()
 
     def start(self) -> None:
-        """Returns when it leads and has read the cluster."""
+        """Returns when the process leads and has read the objects of the cluster."""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._words, stdout=log, stderr=log)
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
         eventually("topolet scheduler is ready", self._ready, START_SECONDS)
 
     def kill(self) -> None:
-        """SIGKILL: it cannot end its connections."""
+        """Sends SIGKILL, so that the process cannot close its connections."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
@@ -81,7 +81,7 @@ class Topolet:
     def _ready(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, self.log[-3000:]
-        connection = http.client.HTTPConnection("127.0.0.1", self._pages, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self._http_port, timeout=5)
         try:
             connection.request("GET", "/readyz")
             return connection.getresponse().status == 200
@@ -91,8 +91,8 @@ class Topolet:
             connection.close()
 
 
-def shipped(api: ApiServer, port: int) -> dict[str, Any]:
-    """The configuration of the manifests, with addresses and files of the test."""
+def shipped_configuration(api: ApiServer, port: int) -> dict[str, Any]:
+    """The kube-scheduler configuration of the manifests, with addresses and files of the test."""
     (found,) = (
         each
         for each in manifests(_OVERLAY)
@@ -113,25 +113,25 @@ def shipped(api: ApiServer, port: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def schedulers(api: ApiServer, folder: Path, *flags: str) -> Iterator[Topolet]:
-    """Both run. Skips the test if kube-scheduler is not available."""
+    """Runs both processes. Skips the test if kube-scheduler is not available."""
     process.program_or_skip()
-    furnish(api)
+    install(api)
     topolet = Topolet(api, folder, *flags)
     try:
         topolet.start()
-        with process.scheduling(api, shipped(api, topolet.port), folder):
+        with process.scheduling(api, shipped_configuration(api, topolet.port), folder):
             yield topolet
     finally:
         topolet.kill()
 
 
-def furnish(api: ApiServer) -> None:
-    """Done once: kinds, accounts with their roles, certificates."""
+def install(api: ApiServer) -> None:
+    """Applies CRDs, service accounts and roles, and creates certificates, once per server."""
     if (api.folder / "extender.crt").exists():
         return
-    hosts.furnish(api)
+    nodes.install(api)
     for each in manifests(_OVERLAY):
-        if each["kind"] in _RIGHTS:
+        if each["kind"] in _RBAC_KINDS:
             api.apply(each)
     api.authority.server("extender")
     api.authority.client("extender-client")

@@ -1,4 +1,4 @@
-"""An extender whose answers a test decides."""
+"""An extender whose responses a test determines."""
 
 from __future__ import annotations
 
@@ -9,46 +9,48 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.kubescheduler.extender_server import answering
+from tests.integration.kubescheduler.extender_server import serving
 from tests.waiting import eventually
 
 
 class Stub:
-    """`asked` has the name of the pod of every filter, in order. `filtered` has the nodes of each
-    filter of a pod, `prioritized` the pods of every prioritize. Binds as requested."""
+    """Binds each pod to the requested node. `filter_calls`: the pods of all filter requests, in
+    order. `filtered`: the nodes of the filter requests, by pod. `prioritized`: the pods of all
+    prioritize requests."""
 
     def __init__(self, api: ApiServer, refusal: Callable[[str, str], str | None]) -> None:
-        """`refusal` of a pod's name and a node's name: the reason of a refusal, None if it is
-        accepted."""
-        self.asked: list[str] = []
+        """`refusal`: returns why a node (the second name) is rejected for a pod, or None."""
+        self.filter_calls: list[str] = []
         self.filtered: dict[str, list[set[str]]] = {}
         self.prioritized: list[str] = []
         self.refusal = refusal
         self._api = api
 
-    def quiet(self, seconds: float = 3.0) -> int:
-        """The number of its calls, once nothing of the first refusal is retried any more."""
-        count, since = -1, time.monotonic()
+    def wait_until_idle(self, seconds: float = 3.0) -> int:
+        """Waits until kube-scheduler sends no more filter requests. Returns their number so far."""
+        count, changed_at = -1, time.monotonic()
 
-        def silent() -> bool:
-            nonlocal count, since
-            if len(self.asked) != count:
-                count, since = len(self.asked), time.monotonic()
-            return time.monotonic() - since > seconds
+        def idle() -> bool:
+            nonlocal count, changed_at
+            if len(self.filter_calls) != count:
+                count, changed_at = len(self.filter_calls), time.monotonic()
+            return time.monotonic() - changed_at > seconds
 
-        eventually("kube-scheduler leaves it alone", silent, 60.0)
+        eventually("kube-scheduler sends no more requests", idle, 60.0)
         return count
 
-    def answer(self, verb: str, body: dict[str, Any]) -> Any:
+    def handle(self, verb: str, body: dict[str, Any]) -> Any:
         match verb:
             case "filter":
                 name = body["Pod"]["metadata"]["name"]
-                self.asked.append(name)
+                self.filter_calls.append(name)
                 self.filtered.setdefault(name, []).append(set(body["NodeNames"]))
-                why = {each: self.refusal(name, each) for each in body["NodeNames"]}
+                reasons = {each: self.refusal(name, each) for each in body["NodeNames"]}
                 return {
-                    "NodeNames": [each for each, text in why.items() if text is None],
-                    "FailedNodes": {each: text for each, text in why.items() if text is not None},
+                    "NodeNames": [each for each, text in reasons.items() if text is None],
+                    "FailedNodes": {
+                        each: text for each, text in reasons.items() if text is not None
+                    },
                 }
             case "prioritize":
                 self.prioritized.append(body["Pod"]["metadata"]["name"])
@@ -69,10 +71,10 @@ class Stub:
                 return {"Error": ""}
 
 
-def listening(stub: Stub) -> AbstractContextManager[str]:
-    """Its URL."""
+def serving_stub(stub: Stub) -> AbstractContextManager[str]:
+    """Serves the stub. Its value is the URL."""
 
-    def answer(path: str, body: bytes) -> tuple[int, bytes]:
-        return 200, json.dumps(stub.answer(path.strip("/"), json.loads(body))).encode()
+    def handle(path: str, body: bytes) -> tuple[int, bytes]:
+        return 200, json.dumps(stub.handle(path.strip("/"), json.loads(body))).encode()
 
-    return answering(lambda: nullcontext(answer))
+    return serving(lambda: nullcontext(handle))

@@ -1,4 +1,4 @@
-"""Hosts and pods of one test."""
+"""Nodes and pods of one test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from agent.model.cpu.cpuset import CpuSet
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
-from tests.integration.kubescheduler.hosts import Hosts, hosts
+from tests.integration.kubescheduler.nodes import Nodes, nodes_for
 from tests.integration.kubescheduler.schedulers import PROFILE
 from tests.waiting import eventually
 
@@ -28,14 +28,14 @@ Pod = dict[str, Any]
 
 
 class Workload:
-    """Hosts and pods of one test."""
+    """Nodes and pods of one test."""
 
-    def __init__(self, api: ApiServer, name: str, hosts: Hosts) -> None:
+    def __init__(self, api: ApiServer, name: str, nodes: Nodes) -> None:
         self.api = api
         self.name = name
-        self.hosts = hosts
+        self.nodes = nodes
 
-    def ask(
+    def create_pod(
         self,
         name: str,
         requests: dict[str, str],
@@ -45,16 +45,16 @@ class Workload:
         labels: dict[str, str] | None = None,
         **spec: Any,
     ) -> None:
-        """A pod that selects the test's nodes."""
+        """Creates a pod that selects the nodes of the test. `notes`: its annotations."""
         labels = {**(labels or {}), **({"koordinator.sh/qosClass": qos} if qos else {})}
-        pod = objects.pending(
+        pod = objects.pod_manifest(
             self.name,
             name,
             {**MEMORY, **requests},
             scheduler=PROFILE,
             labels=labels,
             annotations=notes,
-            nodeSelector=self.hosts.selector,
+            nodeSelector=self.nodes.selector,
             **spec,
         )
         objects.create(self.api, pod)
@@ -73,62 +73,62 @@ class Workload:
         )
         return self.bound()
 
-    def wait_count(self, count: int, seconds: float) -> None:
-        """Waits until this number of pods is bound: too many to list without a pause."""
+    def wait_bound_count(self, count: int, seconds: float) -> None:
+        """Waits until this number of pods is bound, with pauses because the list is long."""
 
         def enough() -> bool:
             return len(self.bound()) >= count or time.sleep(0.5) is not None
 
         eventually(f"{count} are bound", enough, seconds)
 
-    def wait_refused(self, name: str, why: str = "") -> None:
-        """`why`: a part of the readable reason. kube-scheduler may have had another reason before,
-        until its watch reports the node."""
+    def wait_unschedulable(self, name: str, reason: str = "") -> None:
+        """Waits until kube-scheduler reports the pod as unschedulable. `reason`: a part of the
+        message. Earlier messages may be different, from before its watch reported the node."""
 
-        def refused() -> bool:
+        def reported() -> bool:
             return any(
                 each["type"] == "PodScheduled"
                 and each["status"] == "False"
-                and why in each.get("message", "")
+                and reason in each.get("message", "")
                 for each in self.pods()[name]["status"].get("conditions", [])
             )
 
-        eventually(f"{name} refused: {why}", refused, PATIENCE_SECONDS)
+        eventually(f"{name} is unschedulable: {reason}", reported, PATIENCE_SECONDS)
 
     def wait(
         self, what: str, check: Callable[[], object], seconds: float = PATIENCE_SECONDS
     ) -> None:
         eventually(what, check, seconds)
 
-    def stays(self, what: str, check: Callable[[], object], seconds: float = 4.0) -> None:
-        """Checks that it stays true: there is no event for something that must not happen."""
+    def assert_stays(self, what: str, check: Callable[[], object], seconds: float = 4.0) -> None:
+        """Checks that a condition stays true for some time."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             assert check(), what
             time.sleep(0.1)
 
-    def end_terminating(self) -> list[str]:
-        """Acts as the kubelet; returns the names of the pods that were ending."""
-        return objects.end_terminating(self.api, self.name)
+    def remove_terminating(self) -> list[str]:
+        """Removes terminating pods, as a kubelet does. Returns their names."""
+        return objects.remove_terminating(self.api, self.name)
 
-    def ending(self) -> set[str]:
+    def terminating(self) -> set[str]:
         return {name for name, pod in self.pods().items() if "deletionTimestamp" in pod["metadata"]}
 
 
 @contextlib.contextmanager
-def workload(api: ApiServer, test: str) -> Iterator[Workload]:
-    """A namespace and nodes of one test, emptied afterwards."""
+def workload_for(api: ApiServer, test: str) -> Iterator[Workload]:
+    """Creates a namespace for a test. Deletes its pods and nodes afterwards."""
     name = re.sub("[^a-z0-9]+", "-", test.lower().removeprefix("test_"))[:50].strip("-")
     objects.namespace(api, name)
-    with hosts(api, name) as its:
-        it = Workload(api, name, its)
+    with nodes_for(api, name) as nodes:
+        it = Workload(api, name, nodes)
         yield it
         for pod in it.pods():
-            objects.end(api, name, pod)
+            objects.force_delete(api, name, pod)
 
 
 def cpus(pod: Pod) -> CpuSet:
-    """Its own."""
+    """The exclusive CPUs of a pod."""
     return CpuSet.parse(_note(pod, STATUS).get("cpuset", ""))
 
 
@@ -137,7 +137,7 @@ def numa_nodes(pod: Pod) -> list[int]:
 
 
 def devices(pod: Pod) -> Any:
-    """By type."""
+    """The allocated devices of a pod, by type."""
     return _note(pod, ALLOCATED)
 
 

@@ -1,4 +1,4 @@
-"""Nodes as an agent would report them: Node, NodeResourceTopology, Device, and a Ready agent."""
+"""Nodes with the objects of an agent: NodeResourceTopology, Device, and the Ready agent pod."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 
 
-def furnish(api: ApiServer) -> None:
-    """Objects that all hosts need: kinds, and the agents' namespace."""
+def install(api: ApiServer) -> None:
+    """Applies what all nodes need: the CRDs and the namespace of the agents."""
     for each in manifests("crds"):
         api.apply(each)
     api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
@@ -38,8 +38,8 @@ def furnish(api: ApiServer) -> None:
     api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
 
 
-class Hosts:
-    """Nodes of one test, which only its pods select: `selector`."""
+class Nodes:
+    """The nodes of one test. Only pods with `selector` run on them."""
 
     def __init__(self, api: ApiServer, name: str) -> None:
         self._api = api
@@ -57,42 +57,42 @@ class Hosts:
         devices: Sequence[Device] = (),
         *,
         labels: Mapping[str, str] | None = None,
-        told: bool = True,
+        with_topology: bool = True,
         ready: bool = True,
     ) -> str:
-        """Returns its name. Without `told`, its NodeResourceTopology is created later (`tell`)."""
+        """Creates a node. Returns its name."""
         name = f"{self._name}-{next(self._numbers)}"
         cpus = machines.cpus(shape, "adjacent")
         nodes = len({each.node for each in cpus})
         amounts = {"cpu": str(len(cpus)), "memory": f"{16 * nodes}Gi", **_extended(devices)}
         objects.ready_node(self._api, name, amounts, labels={**self.selector, **(labels or {})})
         self.names.append(name)
-        if told:
-            self.tell(name, shape)
+        if with_topology:
+            self.report_topology(name, shape)
         if devices:
-            self.tell_devices(name, devices)
-        self.agent(name, ready=ready)
+            self.report_devices(name, devices)
+        self.add_agent(name, ready=ready)
         return name
 
-    def tell(self, name: str, shape: Shape = (2, 1, 4, 2)) -> None:
-        """Its NodeResourceTopology."""
+    def report_topology(self, name: str, shape: Shape = (2, 1, 4, 2)) -> None:
+        """Writes the NodeResourceTopology of the node."""
         cpus = machines.cpus(shape, "adjacent")
         body = resource_topology.encode(_topology(name, cpus), resource_topology.Version.V1ALPHA2)
         self._api.admin.apply(f"{TOPOLOGIES}/{name}", body)
 
-    def tell_devices(self, name: str, devices: Sequence[Device]) -> None:
-        """Its Device."""
+    def report_devices(self, name: str, devices: Sequence[Device]) -> None:
+        """Writes the Device object of the node."""
         self._api.admin.apply(f"{DEVICES}/{name}", device_object.encode(name, devices))
 
-    def offer(self, name: str, devices: Sequence[Device]) -> None:
-        """The sums in the Node's status."""
+    def set_allocatable(self, name: str, devices: Sequence[Device]) -> None:
+        """Writes the amounts of the devices to the status of the node."""
         amounts = _extended(devices)
         status = {"status": {"capacity": amounts, "allocatable": amounts}}
         self._api.admin.merge(f"/api/v1/nodes/{name}/status", status)
 
-    def agent(self, name: str, *, ready: bool = True) -> None:
-        """The agent's pod."""
-        pod = objects.pending(SYSTEM, f"agent-{name}", {}, scheduler="", labels=AGENT_LABELS)
+    def add_agent(self, name: str, *, ready: bool = True) -> None:
+        """Creates the agent pod of the node."""
+        pod = objects.pod_manifest(SYSTEM, f"agent-{name}", {}, scheduler="", labels=AGENT_LABELS)
         pod["spec"]["nodeName"] = name
         objects.create(self._api, pod)
         condition = {"type": "Ready", "status": "True" if ready else "False"}
@@ -101,21 +101,21 @@ class Hosts:
             {"status": {"phase": "Running", "conditions": [condition]}},
         )
 
-    def end(self) -> None:
+    def delete(self) -> None:
         for name in self.names:
-            objects.end(self._api, SYSTEM, f"agent-{name}")
+            objects.force_delete(self._api, SYSTEM, f"agent-{name}")
             for path in (f"{TOPOLOGIES}/{name}", f"{DEVICES}/{name}", f"/api/v1/nodes/{name}"):
                 with contextlib.suppress(NotFoundError):
                     self._api.admin.delete(path)
 
 
 @contextlib.contextmanager
-def hosts(api: ApiServer, name: str) -> Iterator[Hosts]:
-    it = Hosts(api, name)
+def nodes_for(api: ApiServer, name: str) -> Iterator[Nodes]:
+    it = Nodes(api, name)
     try:
         yield it
     finally:
-        it.end()
+        it.delete()
 
 
 def _topology(name: str, cpus: Sequence[Cpu]) -> NodeTopology:
@@ -137,7 +137,7 @@ def _topology(name: str, cpus: Sequence[Cpu]) -> NodeTopology:
 
 
 def _extended(devices: Sequence[Device]) -> dict[str, str]:
-    """The sums of the devices, as the node reports them."""
+    """The sums of the resources of the devices."""
     sums: dict[str, int] = {}
     for each in devices:
         for name, amount in each.resources.items():
