@@ -93,15 +93,21 @@ def test_cpus_of_a_call_in_progress_count_and_waiting_calls_are_dropped(
     assert runtime.updates == [("c1", POOL)]
 
 
-@pytest.mark.parametrize(("code", "repeated"), [(Code.UNKNOWN, False), (Code.NOT_FOUND, False)])
-def test_refusal_of_the_runtime_is_logged_once(
-    runtime: Runtime, updater: RuntimeUpdater, code: Code, repeated: bool
+@pytest.mark.parametrize(("code", "warnings"), [(Code.UNKNOWN, 1), (Code.NOT_FOUND, 0)])
+def test_a_refused_update_is_logged_once_and_not_repeated(
+    runtime: Runtime,
+    updater: RuntimeUpdater,
+    caplog: pytest.LogCaptureFixture,
+    code: Code,
+    warnings: int,
 ) -> None:
+    """A container that the runtime does not have has ended, which is not logged."""
     runtime.failing = {"c1": code}
     for _ in range(2):
         updater.update({"c1": POOL}, {}, {})
         eventually("the runtime is updated", updater.idle)
-    assert len(runtime.updates) == 1 + repeated
+    assert len(runtime.updates) == 1
+    assert [each.levelname for each in caplog.records] == ["WARNING"] * warnings
 
 
 def test_an_update_is_repeated_when_the_runtime_returns(

@@ -18,9 +18,14 @@ from agent.rpc.grpc import RpcError
 from tests.node.world import World, with_resources
 
 
+def runtime_view(world: World, *, requests: bool = False, grants: bool = False) -> RuntimeView:
+    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
+    return RuntimeView(world.runtime, locator, requests=requests, grants=grants)
+
+
 @pytest.fixture
 def observer(world: World) -> RuntimeView:
-    return RuntimeView(world.runtime, CgroupLocator(Hierarchy(str(world.cpuset.parent))))
+    return runtime_view(world)
 
 
 def pods(observer: RuntimeView) -> dict[str, Pod]:
@@ -153,9 +158,7 @@ def test_created_container_has_the_values_of_its_start(world: World, observer: R
 
 
 def test_ended_containers_are_listed_if_requests_matter(world: World) -> None:
-    observer = RuntimeView(
-        world.runtime, CgroupLocator(Hierarchy(str(world.cpuset.parent))), requests=True
-    )
+    observer = runtime_view(world, requests=True)
     pod = world.sandbox("p")
     for created_at, name in enumerate(["init", "main", "main", "again"], 1):
         container = world.container(pod, name, cpus=created_at, created_at=created_at)
@@ -170,19 +173,14 @@ def test_ended_containers_are_listed_if_requests_matter(world: World) -> None:
         ("init", 1, 1024, "0-3"),
         ("main", 3, 3072, "0-3"),
     ]
-    assert (
-        pods(RuntimeView(world.runtime, CgroupLocator(Hierarchy(str(world.cpuset.parent)))))[
-            "p"
-        ].ended
-        == ()
-    )
+    without_requests = runtime_view(world)
+    assert pods(without_requests)["p"].ended == ()
     world.runtime.listed_sandboxes[0] = msgspec.structs.replace(pod, ready=False)
     assert pods(observer)["p"].ended == ()
 
 
 def test_devices_of_a_container_are_requested_once(world: World) -> None:
-    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
-    observer = RuntimeView(world.runtime, locator, grants=True)
+    observer = runtime_view(world, grants=True)
     pod = world.sandbox("p")
     with_variable, plain = world.container(pod, "with-variable"), world.container(pod, "plain")
     created = world.container(pod, "created", state=ContainerState.CREATED)
@@ -199,8 +197,7 @@ def test_devices_of_a_container_are_requested_once(world: World) -> None:
 
 
 def test_devices_of_a_container_are_requested_again_without_an_answer(world: World) -> None:
-    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
-    observer = RuntimeView(world.runtime, locator, grants=True)
+    observer = runtime_view(world, grants=True)
     container = world.container(world.sandbox("p"))
     world.runtime.carriers[container.id] = Carriers(cdi_devices=("nvidia.com/gpu=GPU-1",))
     world.runtime.failing[container.id] = Code.UNKNOWN
@@ -213,8 +210,7 @@ def test_devices_of_a_container_are_requested_again_without_an_answer(world: Wor
 def test_a_status_that_is_too_large_is_requested_and_reported_once(
     world: World, caplog: pytest.LogCaptureFixture, state: ContainerState
 ) -> None:
-    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
-    observer = RuntimeView(world.runtime, locator, requests=True, grants=True)
+    observer = runtime_view(world, requests=True, grants=True)
     container = world.container(world.sandbox("p"), state=state)
     world.runtime.failing[container.id] = Code.RESOURCE_EXHAUSTED
     for _ in range(3):
@@ -226,8 +222,7 @@ def test_a_status_that_is_too_large_is_requested_and_reported_once(
 
 
 def test_a_status_that_was_too_large_is_requested_again_after_a_change(world: World) -> None:
-    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
-    observer = RuntimeView(world.runtime, locator, grants=True)
+    observer = runtime_view(world, grants=True)
     container = world.container(world.sandbox("p"), state=ContainerState.CREATED)
     variable = (("NVIDIA_VISIBLE_DEVICES", "GPU-1"),)
     world.runtime.carriers[container.id] = Carriers(environment=variable)
@@ -275,8 +270,7 @@ def test_texts_of_all_statuses_are_bounded(world: World, observer: RuntimeView) 
 def test_names_in_environments_of_many_containers_are_left_out_and_others_are_kept(
     world: World,
 ) -> None:
-    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
-    observer = RuntimeView(world.runtime, locator, grants=True)
+    observer = runtime_view(world, grants=True)
     pod = world.sandbox("p")
     names = ",".join(f"GPU-{number}" + "a" * 60 for number in range(900))
     for number in range(100):
@@ -292,8 +286,7 @@ def test_names_in_environments_of_many_containers_are_left_out_and_others_are_ke
 
 
 def test_names_of_devices_in_requests_are_bounded(world: World) -> None:
-    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
-    observer = RuntimeView(world.runtime, locator, grants=True)
+    observer = runtime_view(world, grants=True)
     pod = world.sandbox("p")
     names = tuple(f"nvidia.com/gpu=GPU-{number}" + "a" * 60 for number in range(700))
     for number in range(200):
