@@ -66,8 +66,8 @@ class ClusterTour(Tour):
                         f"topolet-scheduler chose {HOST} and CPUs {chosen} for {_NAMESPACE}/{name}"
                     )
                 return True
-            if refused := self._cluster.unschedulable_message(name):
-                self.add(f"{_NAMESPACE}/{name} waits: {refused}")
+            if message := self._cluster.unschedulable_message(name):
+                self.add(f"{_NAMESPACE}/{name} waits: {message}")
                 return True
             time.sleep(0.3)
         self.add(f"{_NAMESPACE}/{name} does not run within {_RUNS_SECONDS:g} s")

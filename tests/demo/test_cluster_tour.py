@@ -46,14 +46,14 @@ class FakeMachine:
 
 
 class FakeCluster:
-    """`phase`: of created pods. `why`: the scheduling failure. `error`: of each creation."""
+    """`phase`: of created pods. `message`: the scheduling failure. `error`: of each creation."""
 
     def __init__(self) -> None:
         self.machine = FakeMachine()
         files = SimpleNamespace(machine=self.machine, cpuset_files=lambda container: [CPUSET])
         self.nodes = {HOST: files}
         self.pods: dict[str, dict[str, Any]] = {}
-        self.phase, self.why, self.error = "Running", "", ""
+        self.phase, self.message, self.error = "Running", "", ""
 
     def create(self, manifest: dict[str, Any]) -> None:
         if self.error:
@@ -75,8 +75,8 @@ class FakeCluster:
     def allocated(self, name: str) -> CpuSet:
         return CpuSet([3]) if name in ("lse", "lsr") else CpuSet()
 
-    def refused(self, name: str) -> str:
-        return self.why
+    def unschedulable_message(self, name: str) -> str:
+        return self.message
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_the_scheduler_chooses_the_cpus(tour: ClusterTour, cluster: FakeCluster)
 def test_an_unschedulable_pod_has_the_reason_of_the_scheduler(
     tour: ClusterTour, cluster: FakeCluster
 ) -> None:
-    cluster.phase, cluster.why = "Pending", "not enough free CPUs"
+    cluster.phase, cluster.message = "Pending", "not enough free CPUs"
     assert tour.create_pod("LSR"), "the pod exists and can be deleted"
     assert texts(tour)[-1] == "default/lsr waits: not enough free CPUs"
 
