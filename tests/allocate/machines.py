@@ -82,8 +82,8 @@ def pods(draw: st.DrawFn, cpus: tuple[Cpu, ...]) -> list[tuple[int, ExclusivePol
     return [(mask, random.choice(list(ExclusivePolicy)), random.randint(1, 3)) for mask in found]
 
 
-def held(pods: list[tuple[int, ExclusivePolicy, int]]) -> CpuRefCounts:
-    """All of them."""
+def ref_counts(pods: list[tuple[int, ExclusivePolicy, int]]) -> CpuRefCounts:
+    """The reference counts with all of these pods."""
     holdings = NOTHING_HELD
     for cpus, exclusive, times in pods:
         holdings = holdings.adding(cpus, exclusive, times)

@@ -14,7 +14,8 @@ from agent.conformance import machines
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import NUMA_STRATEGIES, BindPolicy, ExclusivePolicy, Strategy
 from agent.model.cpu.topology import Cpu
-from tests.allocate.machines import MACHINES, even_machines, held, masks, pods
+from tests.allocate.kubelet.nodes import mask
+from tests.allocate.machines import MACHINES, even_machines, masks, pods, ref_counts
 
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
 MOST, LEAST = Strategy.MOST_ALLOCATED, Strategy.LEAST_ALLOCATED
@@ -24,10 +25,6 @@ CORE, NODE = ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL
 
 def machine(*shape: int, caches: int | None = None) -> Layout:
     return layouts.of(machines.cpus(shape, "adjacent", caches))
-
-
-def mask(text: str) -> int:
-    return CpuSet.parse(text).mask
 
 
 def cpus(answer: Taken | Shortage) -> str:
@@ -69,7 +66,7 @@ FOUR_NODES = machine(2, 2, 4, 2)
             CpuRequest(8, FULL, strategy=MOST),
             "16-23",
             (AllocationStep.CORES_IN_NODE,),
-            id="of nodes alike that in the fuller socket",
+            id="of equal nodes the one in the fuller socket",
         ),
         pytest.param(
             "0,2-31",
@@ -155,7 +152,7 @@ HELD = NOTHING_HELD.adding(mask("0"), CORE).adding(mask("8-9"), NODE)
         pytest.param(CpuRequest(3, exclusive=CORE), "2,4,6", id="other cores"),
         pytest.param(CpuRequest(4, exclusive=CORE), "1-2,4,6", id="too few other cores"),
         pytest.param(CpuRequest(2, FULL, NODE, MOST), "2-3", id="another node"),
-        pytest.param(CpuRequest(2, FULL, CORE, MOST), "2-3", id="whole cores are apart"),
+        pytest.param(CpuRequest(2, FULL, CORE, MOST), "2-3", id="whole cores are exclusive anyway"),
         pytest.param(CpuRequest(8, FULL, NODE), "2-7,10-11", id="more than another node"),
         pytest.param(CpuRequest(2, FULL, strategy=LEAST), "2-3", id="no policy"),
     ],
@@ -176,7 +173,9 @@ ONE_SOCKET, TWO_SOCKETS = (1, 2, 4, 2), (2, 1, 4, 2)
     [
         pytest.param(ONE_SOCKET, CpuRequest(3), "1,3-4", "10,12,14", id="other cores"),
         pytest.param(ONE_SOCKET, CpuRequest(4), "1,3-4,6", "1,3-4,6", id="too few of them"),
-        pytest.param(ONE_SOCKET, CpuRequest(4, FULL), "10-13", "10-13", id="whole cores are apart"),
+        pytest.param(
+            ONE_SOCKET, CpuRequest(4, FULL), "10-13", "10-13", id="whole cores are exclusive anyway"
+        ),
         pytest.param(
             ONE_SOCKET, CpuRequest(2, strategy=EVENLY), "1,3", "10,12", id="distributed evenly"
         ),
@@ -270,8 +269,8 @@ def test_shortage(request_: CpuRequest, shortage: Shortage) -> None:
     ("free", "request_", "expected"),
     [
         pytest.param("0-2,4", CpuRequest(3), "0-2", id="of a node"),
-        pytest.param("0-1,4-5", CpuRequest(2, FULL), "0-1", id="that are not whole cores"),
-        pytest.param("0-1,4-5", CpuRequest(2), "0,4", id="one thread per core all the same"),
+        pytest.param("0-1,4-5", CpuRequest(2, FULL), "0-1", id="of an incomplete core"),
+        pytest.param("0-1,4-5", CpuRequest(2), "0,4", id="still one thread per core"),
     ],
 )
 def test_a_request_that_fits_in_one_core_is_not_spread(
@@ -393,7 +392,7 @@ def requests(draw: st.DrawFn, layout: Layout) -> CpuRequest:
 def test_exactly_the_requested_number_of_free_cpus_or_a_shortage(data: st.DataObject) -> None:
     cpus = data.draw(MACHINES)
     layout = layouts.of(cpus)
-    holdings = held(data.draw(pods(cpus)))
+    holdings = ref_counts(data.draw(pods(cpus)))
     max_ref = data.draw(st.integers(1, 3))
     available, preferred = data.draw(masks(cpus)), data.draw(masks(cpus))
     request = data.draw(requests(layout))
@@ -407,11 +406,11 @@ def test_exactly_the_requested_number_of_free_cpus_or_a_shortage(data: st.DataOb
     whole = layout.expand(layout.whole(free))
     fits = {FULL: whole, SPREAD: layout.touched(free)}.get(request.bind, free)
     enough = request.count <= (fits if request.required else free).bit_count()
-    alike = len(layout.sizes) == 1 and request.count % layout.threads == 0
+    even = len(layout.sizes) == 1 and request.count % layout.threads == 0
     if isinstance(answer, Shortage):
         assert (answer.requested, answer.free) == (request.count, free.bit_count())
         assert (answer.reason is Reason.NOT_ENOUGH_CPUS) == (answer.requested > answer.free)
-        assert not enough or (request.required and request.bind is FULL and not alike)
+        assert not enough or (request.required and request.bind is FULL and not even)
         return
     assert enough
     assert answer.cpus.bit_count() == request.count
@@ -495,10 +494,10 @@ def test_prefer_l3(free: str, request_: CpuRequest, plain: str, packed: str) -> 
 
 @settings(max_examples=300)
 @given(st.data())
-def test_prefer_l3_costs_nothing_else(data: st.DataObject) -> None:
+def test_prefer_l3_uses_no_more_numa_nodes_and_splits_no_more_cores(data: st.DataObject) -> None:
     cpus = data.draw(MACHINES)
     layout = layouts.of(cpus)
-    holdings = held(data.draw(pods(cpus)))
+    holdings = ref_counts(data.draw(pods(cpus)))
     max_ref = data.draw(st.integers(1, 3))
     available = data.draw(masks(cpus))
     request = msgspec.structs.replace(data.draw(requests(layout)), prefer_l3=False)

@@ -12,7 +12,7 @@ from agent.allocate.packing import CpuRequest
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, Strategy
 from tests.allocate.koordinator_rule import Rule
-from tests.allocate.machines import even_machines, held, masks, pods
+from tests.allocate.machines import even_machines, masks, pods, ref_counts
 
 STRATEGIES = (Strategy.MOST_ALLOCATED, Strategy.LEAST_ALLOCATED)
 POLICIES = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS, BindPolicy.DEFAULT)
@@ -24,7 +24,7 @@ def test_the_cpus_equal_those_of_koordinators_rule(data: st.DataObject) -> None:
     cpus = data.draw(even_machines())
     max_ref = data.draw(st.integers(1, 3))
     others = data.draw(pods(cpus))
-    holdings = held(others)
+    holdings = ref_counts(others)
     refs = {cpu: times for mask, _, times in others for cpu in CpuSet.from_int(mask)}
     exclusive = {cpu: policy for mask, policy, _ in others for cpu in CpuSet.from_int(mask)}
     available = data.draw(masks(cpus))
@@ -41,5 +41,5 @@ def test_the_cpus_equal_those_of_koordinators_rule(data: st.DataObject) -> None:
 
     rule = Rule(cpus, free, refs, exclusive, max_ref)
     expected = rule.take(need, request.bind, request.exclusive, request.strategy)
-    ours = CpuSet.from_int(answer.cpus) if isinstance(answer, Taken) else None
-    assert ours == (None if expected is None else CpuSet(expected))
+    actual = CpuSet.from_int(answer.cpus) if isinstance(answer, Taken) else None
+    assert actual == (None if expected is None else CpuSet(expected))

@@ -8,8 +8,8 @@ from agent.allocate import accumulator
 from agent.allocate import layout as layouts
 from agent.allocate.layout import Layout
 from agent.conformance import machines
-from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Cpu
+from tests.allocate.kubelet.nodes import mask
 
 ROOMS = st.lists(st.integers(0, 20), min_size=1, max_size=6)
 
@@ -46,10 +46,6 @@ def machine(*shape: int) -> Layout:
     return layouts.of(machines.cpus(shape, "adjacent"))
 
 
-def mask(text: str) -> int:
-    return CpuSet.parse(text).mask
-
-
 @pytest.mark.parametrize(
     ("free", "need", "whole_cores", "all_nodes", "shares"),
     [
@@ -61,7 +57,7 @@ def mask(text: str) -> int:
         pytest.param("0-31", 6, False, True, {0: 2, 1: 2, 2: 1, 3: 1}, id="CPUs, not cores"),
         pytest.param("0-31", 9, True, True, {0: 3, 1: 2, 2: 2, 3: 2}, id="an odd CPU"),
         pytest.param("2-31", 12, True, False, {2: 6, 3: 6}, id="most room, evenly"),
-        pytest.param("0-5,8-13,16-23", 10, False, False, {0: 5, 1: 5}, id="rather one socket"),
+        pytest.param("0-5,8-13,16-23", 10, False, False, {0: 5, 1: 5}, id="one socket if possible"),
         pytest.param("0-3,8-9,16-23,24-29", 14, False, False, {2: 8, 3: 6}, id="fewest, uneven"),
         pytest.param("0-3,8,10,12,14", 6, True, False, {0: 3, 1: 3}, id="too few whole cores"),
         pytest.param("0-3,8-12", 6, True, True, {0: 4, 1: 2}, id="whole cores are enough"),
@@ -84,9 +80,9 @@ def test_shares_are_on_the_fewest_nodes_and_even_on_them(free: int, data: st.Dat
     largest = sorted(rooms.values(), reverse=True)
     assert len(shares) == next(n for n in range(5) if sum(largest[:n]) >= need)
     best = accumulator.even(largest[: len(shares)], need)
-    given = [shares[id_] for id_ in shares]
+    amounts = list(shares.values())
     if shares:
-        assert max(given) - min(given) == max(best) - min(best)
+        assert max(amounts) - min(amounts) == max(best) - min(best)
 
 
 def test_cores_that_differ() -> None:

@@ -14,41 +14,41 @@ from agent.model.cpu.topology import Cpu
 from tests.allocate.machines import MACHINES, masks
 
 
-def some(data: st.DataObject) -> tuple[tuple[Cpu, ...], int]:
+def draw_machine(data: st.DataObject) -> tuple[tuple[Cpu, ...], int]:
     cpus = data.draw(MACHINES)
     return cpus, data.draw(masks(cpus))
 
 
-def leads_where(cpus: tuple[Cpu, ...], wanted: dict[int, bool]) -> CpuSet:
+def cores_where(cpus: tuple[Cpu, ...], wanted: dict[int, bool]) -> CpuSet:
     return CpuSet(core for core in {cpu.core for cpu in cpus} if wanted[core])
 
 
 @given(st.data())
 def test_cores_by_number_of_cpus(data: st.DataObject) -> None:
-    cpus, mask = some(data)
+    cpus, mask = draw_machine(data)
     chosen = [cpu for cpu in cpus if mask >> cpu.id & 1]
     threads = Counter(cpu.core for cpu in cpus)
-    had = Counter(cpu.core for cpu in chosen)
+    counts = Counter(cpu.core for cpu in chosen)
     layout = layouts.of(cpus)
 
     assert layout.threads == max(threads.values())
-    assert CpuSet.from_int(layout.whole(mask)) == leads_where(
-        cpus, {core: had[core] == threads[core] for core in threads}
+    assert CpuSet.from_int(layout.whole(mask)) == cores_where(
+        cpus, {core: counts[core] == threads[core] for core in threads}
     )
-    assert CpuSet.from_int(layout.touched(mask)) == CpuSet(had)
+    assert CpuSet.from_int(layout.touched(mask)) == CpuSet(counts)
     assert [CpuSet.from_int(each) for each in layout.at_least(mask)] == [
-        leads_where(cpus, {core: had[core] >= count for core in threads})
+        cores_where(cpus, {core: counts[core] >= count for core in threads})
         for count in range(1, layout.threads + 1)
     ]
     assert {size: CpuSet.from_int(leads) for size, leads in layout.sizes} == {
-        size: leads_where(cpus, {core: threads[core] == size for core in threads})
+        size: cores_where(cpus, {core: threads[core] == size for core in threads})
         for size in set(threads.values())
     }
 
 
 @given(st.data())
 def test_threads_of_cores(data: st.DataObject) -> None:
-    cpus, mask = some(data)
+    cpus, mask = draw_machine(data)
     layout = layouts.of(cpus)
     cores = {cpu.core for cpu in cpus if mask >> cpu.id & 1}
 
@@ -62,7 +62,7 @@ def test_threads_of_cores(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_areas(data: st.DataObject) -> None:
-    cpus, mask = some(data)
+    cpus, mask = draw_machine(data)
     layout = layouts.of(cpus)
 
     for areas, name in ((layout.nodes, "node"), (layout.sockets, "socket")):
@@ -87,7 +87,7 @@ def test_areas(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_sections_are_the_larger_areas_with_the_smaller_ones(data: st.DataObject) -> None:
-    cpus, _ = some(data)
+    cpus, _ = draw_machine(data)
     layout = layouts.of(cpus)
     outer, inner = (layout.sockets, layout.nodes)
     if layout.nodes_first:

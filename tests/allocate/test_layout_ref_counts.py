@@ -6,25 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.layout import NOTHING_HELD, CpuRefCounts
+from agent.allocate.layout import NOTHING_HELD
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import ExclusivePolicy
+from tests.allocate.machines import ref_counts
 
 PODS = st.lists(
     st.tuples(st.integers(0, 255), st.sampled_from(ExclusivePolicy), st.integers(1, 3)), max_size=6
 )
 
 
-def account(pods: list[tuple[int, ExclusivePolicy, int]]) -> CpuRefCounts:
-    holdings = NOTHING_HELD
-    for pod in pods:
-        holdings = holdings.adding(*pod)
-    return holdings
-
-
 @given(PODS)
 def test_counts(pods: list[tuple[int, ExclusivePolicy, int]]) -> None:
-    holdings = account(pods)
+    holdings = ref_counts(pods)
     counts = Counter(
         cpu for mask, _, times in pods for cpu in CpuSet.from_int(mask) for _ in range(times)
     )
@@ -39,19 +33,19 @@ def test_the_order_of_pods_does_not_matter(
     pods: list[tuple[int, ExclusivePolicy, int]], random: object
 ) -> None:
     shuffled = sorted(pods, key=lambda _: random.random())  # type: ignore[attr-defined]
-    assert account(shuffled) == account(pods)
+    assert ref_counts(shuffled) == ref_counts(pods)
 
 
 @given(PODS, st.data())
 def test_a_removed_pod_leaves_no_counts(
     pods: list[tuple[int, ExclusivePolicy, int]], data: st.DataObject
 ) -> None:
-    gone = data.draw(st.lists(st.sampled_from(pods), unique_by=id) if pods else st.just([]))
-    holdings = account(pods)
-    for cpus, exclusive, times in gone:
+    removed = data.draw(st.lists(st.sampled_from(pods), unique_by=id) if pods else st.just([]))
+    holdings = ref_counts(pods)
+    for cpus, exclusive, times in removed:
         for _ in range(times):
             holdings = holdings.removing(cpus, exclusive)
-    assert holdings == account([pod for pod in pods if not any(pod is each for each in gone)])
+    assert holdings == ref_counts([pod for pod in pods if not any(pod is each for each in removed)])
 
 
 def test_cpus_are_exclusive_while_any_holder_is() -> None:

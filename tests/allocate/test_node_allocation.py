@@ -24,7 +24,7 @@ def test_owned_and_reserved_cpus_are_not_free() -> None:
     assert free(account(node, claim("a", "1-3"), claim("b", "8"))) == "4-7,9-14"
 
 
-def test_an_agent_may_give_the_kubelets_reserved_cpus_to_owners() -> None:
+def test_owners_may_get_the_kubelets_reserved_cpus_where_the_agent_allows_it() -> None:
     node = node_options(
         reserved=CpuSet.parse("0-1"), kubelet_reserved=CpuSet.parse("1"), owners_on_reserved=True
     )
@@ -94,7 +94,7 @@ def test_an_overcommitted_numa_node_does_not_reduce_the_others() -> None:
         assert left == {0: {"cpu": 0, "memory": 0}, 1: {"cpu": 8000, "memory": 16 * GIB}}
 
 
-def test_a_pod_is_charged_for_the_cpus_it_holds_whatever_it_requests() -> None:
+def test_a_pod_is_charged_for_the_cpus_it_holds_regardless_of_its_request() -> None:
     made = account(node_options(cpu_ratio=1.5))
     assert made.paid(replace(claim("b", "0-1"), cpu_milli=0)) == 3000
     assert made.paid(replace(claim("b", "0-1"), cpu_milli=2500)) == 3500

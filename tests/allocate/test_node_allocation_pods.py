@@ -59,7 +59,7 @@ def test_a_pod_on_the_pools_of_an_older_koordinator_holds_its_cpu_there() -> Non
         ),
     ],
 )
-def test_own_cpus_and_amounts_come_before_pools(more: str, amounts: object) -> None:
+def test_own_cpus_and_amounts_have_precedence_over_pools(more: str, amounts: object) -> None:
     notes = {RESOURCE_STATUS: f'{{"cpuSharedPools": [{{"socket": 0, "node": 1}}], {more}}}'}
     assert pod_allocation("u", "ns/p", notes, 4000).amounts == amounts
 
@@ -100,7 +100,9 @@ cpusets = st.frozensets(st.integers(0, 40)).map(CpuSet)
 
 
 @given(cpusets, amounts)
-def test_what_is_written_reads_back(cpus: CpuSet, given_amounts: dict[int, dict[str, int]]) -> None:
-    claim = PodAllocation("u", "ns/p", cpus, amounts=given_amounts)
+def test_annotations_of_an_allocation_are_decoded_to_the_same_allocation(
+    cpus: CpuSet, node_amounts: dict[int, dict[str, int]]
+) -> None:
+    claim = PodAllocation("u", "ns/p", cpus, amounts=node_amounts)
     assert pod_allocation("u", "ns/p", claim.annotations()) == claim
-    assert bool(claim.annotations()) == bool(cpus != EMPTY or given_amounts)
+    assert bool(claim.annotations()) == bool(cpus != EMPTY or node_amounts)

@@ -55,9 +55,9 @@ def test_packed(requested: int, available: dict[int, int], shares: dict[int, int
     st.sampled_from([node_allocation.split_evenly, node_allocation.split_packed]),
 )
 def test_amounts_are_split_completely_and_within_what_is_available(
-    requested, available, unit, way
+    requested, available, unit, split
 ) -> None:
-    shares = way(requested, available, unit)
+    shares = split(requested, available, unit)
     room = sum(amount // unit for amount in available.values())
     assert sum(shares.values()) == min(requested // unit, room) * unit
     assert all(0 < share <= available[node] and not share % unit for node, share in shares.items())

@@ -22,7 +22,7 @@ MOST = Strategy.MOST_ALLOCATED
 LEAST = Strategy.LEAST_ALLOCATED
 BALANCED = Strategy.BALANCED_ALLOCATION
 SINGLE = NodePolicies(numa_label=NumaPolicy.SINGLE_NUMA_NODE)
-LOOSE = NodePolicies(numa_label=NumaPolicy.BEST_EFFORT)
+BEST_EFFORT = NodePolicies(numa_label=NumaPolicy.BEST_EFFORT)
 
 
 def scored(
@@ -50,7 +50,7 @@ def by_resources(kind: Strategy) -> dict[str, Any]:
     return {"type": kind.value, "measures": ["Resources"]}
 
 
-def test_a_pod_that_runs_anywhere_is_scored_on_the_whole_node() -> None:
+def test_a_pod_bound_to_no_numa_node_is_scored_on_the_whole_node() -> None:
     requested = {"cpu": 4000, "memory": 8 * GIB}
     got = claim("a")
     request_ = ls_pod(4000, 8)
@@ -81,7 +81,7 @@ def test_the_worst_of_several_numa_nodes_counts() -> None:
     assert scored(ls_pod(4000, 8), got, held, **by_resources(LEAST)) == 25
 
 
-def test_owned_cpus_are_used_whatever_was_recorded() -> None:
+def test_owned_cpus_are_in_use_regardless_of_recorded_amounts() -> None:
     got = claim("a", "4-5", {0: {"cpu": 2000, "memory": 4 * GIB}})
     assert scored(owner(2, 4), got, claim("b", "0-3"), **by_resources(MOST)) == (75 + 25) // 2
 
@@ -125,7 +125,7 @@ def test_the_count_is_the_share_of_numa_nodes_in_use(
     assert counted(claim("a", cpus), *others, on=node_options(EIGHT), strategy=strategy) == points
 
 
-def test_the_proposals_example() -> None:
+def test_the_count_in_the_proposals_example() -> None:
     """One of four NUMA nodes is in use, and one more is needed."""
     taken = claim("b", "0-7")
     assert counted(claim("a", "8-9"), taken, on=node_options((1, 4, 4, 2)), strategy=MOST) == 50
@@ -138,9 +138,9 @@ def test_amounts_use_a_numa_node_too() -> None:
 
 @pytest.mark.parametrize("strategy", NODE_STRATEGIES)
 def test_a_missing_numa_node_is_not_in_use(strategy: Strategy) -> None:
-    gone = claim("b", amounts={7: {"cpu": 1000}})
+    missing = claim("b", amounts={7: {"cpu": 1000}})
     alone = counted(claim("a", "0-1"), strategy=strategy)
-    assert counted(claim("a", "0-1"), gone, strategy=strategy) == alone == 50
+    assert counted(claim("a", "0-1"), missing, strategy=strategy) == alone == 50
 
 
 def test_the_nodes_label_names_the_strategy_of_the_count() -> None:
@@ -163,9 +163,15 @@ def test_the_count_ignores_pods_without_a_known_numa_node() -> None:
 
 def test_koordinator_scores_the_whole_node_under_best_effort() -> None:
     got = claim("a", amounts={0: {"cpu": 8000, "memory": 8 * GIB}})
-    theirs = {"rules": Rules.KOORDINATOR}
-    assert scored(ls_pod(8000, 8), got, on=node_options(policies=LOOSE), **theirs) == (50 + 75) // 2
-    assert scored(ls_pod(8000, 8), got, on=node_options(policies=SINGLE), **theirs) == (0 + 50) // 2
+    koordinator = {"rules": Rules.KOORDINATOR}
+    assert (
+        scored(ls_pod(8000, 8), got, on=node_options(policies=BEST_EFFORT), **koordinator)
+        == (50 + 75) // 2
+    )
+    assert (
+        scored(ls_pod(8000, 8), got, on=node_options(policies=SINGLE), **koordinator)
+        == (0 + 50) // 2
+    )
 
 
 def test_koordinators_rules_count_the_machines_owners_on_each_numa_node() -> None:
@@ -177,9 +183,9 @@ def test_koordinators_rules_count_the_machines_owners_on_each_numa_node() -> Non
 
 
 def test_profiles() -> None:
-    theirs = profile(defaults(Rules.KOORDINATOR))
-    assert theirs.label_first
-    assert (theirs.strategy, theirs.numa_policy) == (
+    koordinator = profile(defaults(Rules.KOORDINATOR))
+    assert koordinator.label_first
+    assert (koordinator.strategy, koordinator.numa_policy) == (
         Strategy.LEAST_ALLOCATED,
         NumaPolicy.NONE,
     )
@@ -190,7 +196,7 @@ def test_profiles() -> None:
         Strategy.MOST_ALLOCATED,
         {"cpu": 1, "memory": 1},
     )
-    set_otherwise = decode(
+    configured = decode(
         {
             "kind": "CPUOrchestrationPluginArgs",
             "defaultCPUBindPolicy": "SpreadByPCPUs",
@@ -199,7 +205,7 @@ def test_profiles() -> None:
             "numaScoringStrategy": {"type": "MostAllocated"},
         }
     )
-    made = profile(set_otherwise)
+    made = profile(configured)
     assert (made.bind, made.numa_policy, made.strategy) == (
         BindPolicy.SPREAD_BY_PCPUS,
         NumaPolicy.NONE,

@@ -60,7 +60,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
 @pytest.mark.parametrize(
     ("node", "requested", "held", "cpus", "amounts"),
     [
-        pytest.param(node_options(), ls_pod(1500), [], "", {}, id="a sharer is held to nothing"),
+        pytest.param(node_options(), ls_pod(1500), [], "", {}, id="an LS pod is bound to nothing"),
         pytest.param(node_options(), owner(4), [], "0-3", {}, id="an owner gets whole cores"),
         pytest.param(
             node_options(),
@@ -116,7 +116,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
             [claim("b", amounts={0: {"cpu": 1000}})],
             "",
             {1: {"cpu": 2500}},
-            id="a sharer is held to one NUMA node",
+            id="an LS pod is bound to one NUMA node",
         ),
         pytest.param(
             node_options(
@@ -126,7 +126,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
             [],
             "",
             {0: {"cpu": 2000}},
-            id="a machine with one NUMA node has an account too",
+            id="amounts on a machine with one NUMA node",
         ),
         pytest.param(
             numa(NumaPolicy.BEST_EFFORT),
@@ -150,7 +150,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
             [],
             "",
             {},
-            id="but none to BE pods",
+            id="a node with a bind policy allocates no CPUs to BE pods",
         ),
         pytest.param(
             numa(NumaPolicy.RESTRICTED), ResourceRequest("a", "ns/a"), [], "", {}, id="no requests"
@@ -198,7 +198,7 @@ def test_offers(node, requested, held, cpus, amounts) -> None:
             owner(2),
             [],
             [(Reason.NO_CPU_TOPOLOGY, "", None, None)],
-            id="a node that does not know its CPUs",
+            id="a node without a CPU topology",
         ),
         pytest.param(
             node_options(cpu_ratio=2.0, cpu_milli=32_000),
@@ -212,7 +212,7 @@ def test_offers(node, requested, held, cpus, amounts) -> None:
             owner(9),
             [claim("b", "0-7")],
             [(Reason.AMPLIFIED_CPU, "cpu", 18_000, 16_000)],
-            id="amplified CPU is paid for in full",
+            id="owned CPUs count amplified",
         ),
         pytest.param(
             numa(NumaPolicy.SINGLE_NUMA_NODE),
@@ -229,14 +229,14 @@ def test_offers(node, requested, held, cpus, amounts) -> None:
                 (Reason.NUMA_UNSATISFIED, "cpu", 4000, 16_000),
                 (Reason.NUMA_UNSATISFIED, "memory", 33 * GIB, 32 * GIB),
             ],
-            id="too much for all of them",
+            id="too much for all NUMA nodes",
         ),
         pytest.param(
             numa(NumaPolicy.BEST_EFFORT),
             owner(4, 33),
             [],
             [(Reason.NUMA_INSUFFICIENT, "memory", 33 * GIB, 32 * GIB)],
-            id="BestEffort admits nothing that could not be reserved",
+            id="BestEffort without enough memory on all NUMA nodes",
         ),
         pytest.param(
             node_options(zones={}, policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED)),
@@ -257,7 +257,7 @@ def test_offers(node, requested, held, cpus, amounts) -> None:
             owner(2, spec=ResourceSpec(SPREAD)),
             [],
             [(Reason.ARCHITECTURE, "", None, None)],
-            id="a policy that ARM does not have",
+            id="a policy without support on ARM",
         ),
     ],
 )
@@ -322,9 +322,9 @@ def test_the_profile_determines_how_numa_nodes_are_compared(
     scoring: Strategy | None, weights: dict[str, int], node: int
 ) -> None:
     profile = replace(PROFILES["koordinator"], scoring=scoring, weights=weights)
-    there = numa(NumaPolicy.SINGLE_NUMA_NODE, profile=profile)
+    node_ = numa(NumaPolicy.SINGLE_NUMA_NODE, profile=profile)
     held = [claim("b", amounts={1: {"cpu": 4000}, 0: {"memory": 2 * GIB}})]
-    assert offered(there, ls_pod(2000, 1), *held).allocation.amounts.keys() == {node}
+    assert offered(node_, ls_pod(2000, 1), *held).allocation.amounts.keys() == {node}
 
 
 def test_arm_refuses_a_policy_of_the_nodes_label() -> None:
@@ -350,23 +350,23 @@ def test_a_refusal_lists_the_tried_nodes_and_their_shortages() -> None:
 
 def test_the_price_counts_numa_nodes_and_split_cores() -> None:
     whole = offered(node_options(), owner(4)).price
-    broken = offered(node_options(), owner(4, spec=ResourceSpec(SPREAD))).price
+    spread = offered(node_options(), owner(4, spec=ResourceSpec(SPREAD))).price
     both = offered(node_options(), owner(12)).price
     assert (whole.numa_nodes, whole.split_cores) == (1, 0)
-    assert (broken.numa_nodes, broken.split_cores) == (1, 4)
+    assert (spread.numa_nodes, spread.split_cores) == (1, 4)
     assert both.numa_nodes == 2
     assert both.score < whole.score
 
 
 def test_an_exclusive_pod_does_not_share_a_numa_node_with_pods_across_nodes() -> None:
-    alone = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE, NumaExclusive.REQUIRED)
-    beside = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE, NumaExclusive.PREFERRED)
+    required = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE, NumaExclusive.REQUIRED)
+    preferred = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE, NumaExclusive.PREFERRED)
     across = claim("b", "6-9", {0: {"cpu": 2000}, 1: {"cpu": 2000}})
-    got = declined(node_options(), owner(4, numa=alone), across)
+    got = declined(node_options(), owner(4, numa=required), across)
     assert got.rejections[0].reason is Reason.NUMA_UNALIGNED
     assert got.why.merged is not None
     assert got.why.merged.causes == (MergeCause.NODE_EXCLUSIVE,)
-    assert offered(node_options(), owner(4, numa=beside), across)
+    assert offered(node_options(), owner(4, numa=preferred), across)
 
 
 def test_a_pod_takes_more_numa_nodes_when_the_narrowest_exclude_it() -> None:
@@ -390,7 +390,7 @@ def test_an_exclusive_policy_is_recorded_in_the_claim_and_applies_to_the_next_po
     assert str(offered(most, owner(2, uid="b"), first).allocation.cpus) == "2-3"
 
 
-def test_reserved_cpus_are_offered_only_if_the_agent_allows_it() -> None:
+def test_reserved_cpus_are_offered_only_where_the_agent_allows_it() -> None:
     node = node_options(
         (1, 1, 2, 2), kubelet_reserved=node_options().layout and claim("", "0-1").cpus
     )
@@ -416,9 +416,9 @@ def test_an_owner_is_divided_by_online_cpus_and_not_by_zone_amounts() -> None:
 
 def test_an_owner_gets_only_cpus_whose_amplified_amount_is_available() -> None:
     node = numa(NumaPolicy.SINGLE_NUMA_NODE, cpu_ratio=1.5)
-    sharers = claim("b", amounts={0: {"cpu": 11_000}, 1: {"cpu": 9000}})
-    assert offered(node, owner(2), sharers).allocation.amounts == {1: {"cpu": 2000}}
-    assert reasons(declined(node, owner(3), sharers)) == [
+    ls_pods = claim("b", amounts={0: {"cpu": 11_000}, 1: {"cpu": 9000}})
+    assert offered(node, owner(2), ls_pods).allocation.amounts == {1: {"cpu": 2000}}
+    assert reasons(declined(node, owner(3), ls_pods)) == [
         (Reason.NUMA_UNSATISFIED, "cpu", 3000, 2666)
     ]
 
@@ -452,8 +452,8 @@ def test_a_bursting_pod_fits_its_limit_under_a_numa_policy_too(policy: NumaPolic
     assert offered(numa(policy), request, claim("b", "8-11")).allocation.amounts == {
         0: {"cpu": 1000}
     }
-    crowded = [claim("b", "8-11"), claim("c", "0-3")]
-    got = offering.offer(numa(policy), allocated(numa(policy), crowded), request)
+    both_used = [claim("b", "8-11"), claim("c", "0-3")]
+    got = offering.offer(numa(policy), allocated(numa(policy), both_used), request)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         assert isinstance(got, Declined)
     else:
@@ -489,13 +489,13 @@ def test_a_bursting_pod_without_a_cpu_request_is_bound_to_its_nodes_too(policy: 
 def test_a_bursting_pod_is_not_bound_to_a_numa_node_without_available_cpu(
     policy: NumaPolicy,
 ) -> None:
-    promised = claim("b", amounts={0: {"cpu": 8000}})
+    allocated_pod = claim("b", amounts={0: {"cpu": 8000}})
     request = ls_pod(1000, spec=BURST, cpu_limit_milli=9000)
     assert Reason.NO_POOL_FITS in {
-        each.reason for each in declined(numa(policy), request, promised).rejections
+        each.reason for each in declined(numa(policy), request, allocated_pod).rejections
     }
     assert offered(
-        numa(policy), replace(request, cpu_limit_milli=8000), promised
+        numa(policy), replace(request, cpu_limit_milli=8000), allocated_pod
     ).allocation.amounts == {1: {"cpu": 1000}}
 
 
@@ -539,8 +539,8 @@ def test_two_of_34_numa_nodes_have_cpus(policy: NumaPolicy) -> None:
     node = replace(numa(policy), layout=two.layout, zones=zones)
     got = offered(node, owner(30, 8), claim("b", "0-9", {0: {"cpu": 10_000}})).allocation
     assert (str(got.cpus), got.amounts) == ("36-65", {1: {"cpu": 30_000, "memory": 8 * GIB}})
-    much = ls_pod(60_000, 20)
+    large = ls_pod(60_000, 20)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
-        assert declined(node, much).rejections
+        assert declined(node, large).rejections
     else:
-        assert offered(node, much).allocation.amounts.keys() == {0, 1}
+        assert offered(node, large).allocation.amounts.keys() == {0, 1}

@@ -106,8 +106,8 @@ def test_the_chosen_numa_nodes_suit_the_exclusive_policy_best(
     node = node_options(shape, policies=NodePolicies(numa_label=policy, strategy_label=strategy))
     account = allocated(node)
     held: list[PodAllocation] = []
-    for number, (cpus, theirs) in enumerate(before):
-        got = offering.offer(node, account, owner(cpus, uid=f"p{number}", spec=theirs))
+    for number, (cpus, spec_before) in enumerate(before):
+        got = offering.offer(node, account, owner(cpus, uid=f"p{number}", spec=spec_before))
         if isinstance(got, Offer):
             account.add(got.allocation)
             held.append(got.allocation)
@@ -124,19 +124,19 @@ def test_the_chosen_numa_nodes_suit_the_exclusive_policy_best(
     assert judged[chosen] is max(judged.values())
     made = node.layout
     assert made is not None
-    mine = got.allocation.cpus.mask
-    theirs_of = {
+    actual = got.allocation.cpus.mask
+    cpus_of = {
         exclusive: sum(each.cpus.mask for each in held if each.exclusive is exclusive)
         for exclusive in (CORE, NODE)
     }
-    avoided = theirs_of[spec.exclusive]
-    on_cores = bool(made.touched(mine) & made.touched(avoided))
+    avoided = cpus_of[spec.exclusive]
+    on_cores = bool(made.touched(actual) & made.touched(avoided))
     if spec.exclusive is CORE:
         assert judged[chosen] is (
             CpuExclusivity.SAME_CORES if on_cores else CpuExclusivity.SATISFIED
         )
         return
-    on_nodes = bool(mine & made.of_nodes(made.node_ids(avoided)))
-    on_cores = bool(made.touched(mine) & made.touched(avoided | theirs_of[CORE]))
+    on_nodes = bool(actual & made.of_nodes(made.node_ids(avoided)))
+    on_cores = bool(made.touched(actual) & made.touched(avoided | cpus_of[CORE]))
     assert (judged[chosen] is CpuExclusivity.SATISFIED) == (not on_nodes)
     assert (judged[chosen] is CpuExclusivity.SAME_CORES) == (on_nodes and on_cores)

@@ -106,16 +106,16 @@ def test_an_owner_without_recorded_memory_counts_with_its_request() -> None:
     """Another scheduler placed it, or memory was not bound then."""
     notes = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "0-2,8"}'}
     options = node()
-    there = pod_allocation("b", "ns/b", notes, 4000, {"memory": 20 * GIB})
-    account = allocated(options, [there])
+    pod_ = pod_allocation("b", "ns/b", notes, 4000, {"memory": 20 * GIB})
+    account = allocated(options, [pod_])
     left = account.available()
     assert (left[0]["memory"], left[1]["memory"]) == (GIB, 11 * GIB)
     assert str(placed(options, account, owner(2, 2)).allocation.cpus) == "10-11"
-    account.remove(there)
+    account.remove(pod_)
     account.remove(placed(options, account, owner(2, uid="z")).allocation)
     assert account.available()[0]["memory"] == 16 * GIB
     unbound = replace(options, binds_memory=False)
-    assert allocated(unbound, [there]).available()[0]["memory"] == 16 * GIB
+    assert allocated(unbound, [pod_]).available()[0]["memory"] == 16 * GIB
 
 
 @pytest.mark.parametrize("policy", NumaPolicy)
@@ -190,7 +190,7 @@ def test_the_memory_of_no_numa_node_is_overcommitted(
     account = allocated(options)
     used = dict.fromkeys(options.zones, 0)
     for number, request in enumerate(requests):
-        asked = request.requests.get("memory", 0)
+        requested = request.requests.get("memory", 0)
         free, left = account.free_cpus(), account.available()
         request = replace(request, uid=f"p{number}")
         got = offering.offer(options, account, request)
@@ -205,17 +205,17 @@ def test_the_memory_of_no_numa_node_is_overcommitted(
                 have = sum(left[id_]["memory"] for id_ in ids(mask))
                 each = all(free & made.of_nodes((id_,)) for id_ in ids(mask))
                 wide = mask.bit_count() * made.threads > count and mask.bit_count() > 1
-                assert cpus < count or have < asked or not each or wide, ids(mask)
+                assert cpus < count or have < requested or not each or wide, ids(mask)
             continue
         assert not offering.unavailable(options, account, request, got.allocation)
         account.add(got.allocation)
-        given_ = {id_: of.get("memory", 0) for id_, of in got.allocation.amounts.items()}
-        assert sum(given_.values()) == asked
+        node_memory = {id_: of.get("memory", 0) for id_, of in got.allocation.amounts.items()}
+        assert sum(node_memory.values()) == requested
         if request.owner:
-            assert {id_ for id_, amount in given_.items() if amount} <= set(
+            assert {id_ for id_, amount in node_memory.items() if amount} <= set(
                 made.node_ids(got.allocation.cpus.mask)
             )
-        for id_, amount in given_.items():
+        for id_, amount in node_memory.items():
             used[id_] += amount
     assert all(amount <= options.zones[id_]["memory"] for id_, amount in used.items())
 

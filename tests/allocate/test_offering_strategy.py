@@ -27,8 +27,8 @@ def offered(node: TopologyOptions, request: ResourceRequest, *held: PodAllocatio
     return got
 
 
-def said(offer: Offer) -> tuple[Strategy, PolicySource]:
-    """The strategy that the offer names."""
+def strategy_of(offer: Offer) -> tuple[Strategy, PolicySource]:
+    """The strategy in the explanation of the offer."""
     for each in offer.why.policies:
         if each.policy == "numa strategy":
             return Strategy(each.value), each.source
@@ -53,9 +53,9 @@ def test_the_label_chooses_the_numa_node_before_the_configuration(
     got = offered(node, owner(2, 1), held)
     assert str(got.allocation.cpus) == cpus
     if strategy is not None:
-        assert said(got) == (strategy, PolicySource.NODE_LABEL)
+        assert strategy_of(got) == (strategy, PolicySource.NODE_LABEL)
     else:
-        assert said(got) == (configured or LEAST, PolicySource.DEFAULT)
+        assert strategy_of(got) == (configured or LEAST, PolicySource.DEFAULT)
 
 
 def test_the_kubelets_option_chooses_the_emptier_numa_node() -> None:
@@ -66,7 +66,7 @@ def test_the_kubelets_option_chooses_the_emptier_numa_node() -> None:
     evenly = NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED, distribute_across_numa=True)
     got = offered(replace(node, profile=profile, policies=evenly), owner(2), held)
     assert str(got.allocation.cpus) == "8-9"
-    assert said(got) == (EVENLY, PolicySource.KUBELET)
+    assert strategy_of(got) == (EVENLY, PolicySource.KUBELET)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def cases(draw: st.DrawFn) -> tuple[TopologyOptions, list[PodAllocation], Resour
             "memory": draw(st.integers(0, 16)) * GIB,
         }
         held.append(claim(f"p{id_}", amounts={id_: used}))
-    ask = draw(st.sampled_from([owner, ls_pod]))
+    builder = draw(st.sampled_from([owner, ls_pod]))
     count = draw(st.integers(1, 8))
-    return node, held, ask(count if ask is owner else 700 * count, draw(st.integers(1, 20)))
+    return node, held, builder(count if builder is owner else 700 * count, draw(st.integers(1, 20)))
 
 
 @given(cases())
@@ -141,7 +141,7 @@ def test_an_offer_follows_the_strategy_that_it_names(
     assert mask is not None
     chosen = ids(mask)
     assert got.allocation.amounts.keys() <= set(chosen)
-    strategy, _ = said(got)
+    strategy, _ = strategy_of(got)
 
     def has_left(id_: int) -> bool:
         """A NUMA node without memory or CPU can't give all resources."""

@@ -107,7 +107,7 @@ def test_bind_policy_in_force(spec, qos, owner, node, bind, source) -> None:
     assert policies_in_force.bind(spec, qos, node, KOORDINATOR, owner=owner) == (bind, source)
 
 
-def test_be_pod_owns_no_cpus_whatever_the_nodes_bind_policy() -> None:
+def test_be_pod_owns_no_cpus_under_any_bind_policy_of_the_node() -> None:
     got = policies_in_force.bind(ResourceSpec(), QoS.BE, FULL_ONLY, KOORDINATOR, owner=False)
     assert got == (None, PolicySource.DEFAULT)
 
@@ -135,7 +135,7 @@ def test_a_required_bind_policy_conflicts_with_the_nodes() -> None:
         (ResourceSpec(SPREAD, FULL), QoS.LSE, True, True, False),
     ],
 )
-def test_the_proposals_rules_for_nodes_of_whole_cores(
+def test_the_proposals_rules_for_nodes_with_full_pcpus_only(
     node: NodePolicies,
     spec: ResourceSpec,
     qos: QoS,
@@ -156,7 +156,7 @@ def test_the_proposals_rules_for_nodes_of_whole_cores(
 
 
 @pytest.mark.parametrize("node", [PLAIN, SPREAD_ONLY])
-def test_the_proposals_rules_for_whole_cores_concern_no_other_node(node: NodePolicies) -> None:
+def test_the_proposals_rules_for_whole_cores_apply_to_no_other_node(node: NodePolicies) -> None:
     for profile in (KOORDINATOR, PROPOSAL):
         got = policies_in_force.bind(ResourceSpec(), QoS.LS, node, profile, owner=False)
         assert not isinstance(got, Rejection)
@@ -242,7 +242,7 @@ def test_an_unknown_label_leaves_the_proposals_label_in_force() -> None:
     assert len(faults) == 1
 
 
-def test_the_proposals_label_is_read_but_the_current_one_wins() -> None:
+def test_the_current_label_has_precedence_over_the_proposals_label() -> None:
     proposal = {"node.koordinator.sh/numa-topology-alignment-policy": "Restricted"}
     both = {**proposal, "node.koordinator.sh/numa-topology-policy": "BestEffort"}
     assert policies_in_force.node_policies(proposal)[0].numa_label is RESTRICTED

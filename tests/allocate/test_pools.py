@@ -57,7 +57,7 @@ def wanted(decision: Decision) -> dict[str, str | None]:
             {"a": "1", "b": "0,2-3", "c": "0-3"},
             "0,2-3",
             "0-3",
-            id="LSR leaves the LS pool alone",
+            id="LSR leaves only the LS pool",
         ),
         pytest.param(
             [
@@ -71,7 +71,7 @@ def wanted(decision: Decision) -> dict[str, str | None]:
             id="classes of Kubernetes without a label",
         ),
         pytest.param(
-            [pod("a", "nonsense"), pod("b", "LSE")],
+            [pod("a", "unknown"), pod("b", "LSE")],
             {"a": "0-3", "b": "0-3"},
             "0-3",
             "0-3",
@@ -82,7 +82,7 @@ def wanted(decision: Decision) -> dict[str, str | None]:
             {"a": "2-3"},
             "0-1",
             "0-3",
-            id="resource-status gives CPUs to any class",
+            id="resource-status assigns CPUs to any class",
         ),
     ],
 )
@@ -189,21 +189,21 @@ def test_invalid_numa_nodes_are_refused_with_a_reason_and_the_pod_shares(
     assert decision.pods["lost"].each.cpuset
 
 
-@pytest.mark.parametrize(("sharer", "refused"), [("LS", True), ("BE", True), (None, False)])
-def test_claim_that_empties_a_pool_in_use_is_refused(sharer: str | None, refused: bool) -> None:
-    sharers = [pod("s", sharer)] if sharer else []
-    decision = decided(machine(), pod("a", "LSE", "0-3"), *sharers)
+@pytest.mark.parametrize(("qos", "refused"), [("LS", True), ("BE", True), (None, False)])
+def test_claim_that_empties_a_pool_in_use_is_refused(qos: str | None, refused: bool) -> None:
+    sharing = [pod("s", qos)] if qos else []
+    decision = decided(machine(), pod("a", "LSE", "0-3"), *sharing)
     assert bool(decision.refusals) == refused
     if refused:
         assert "all that pod ns/s and others share" in decision.refusals[0].reason
 
 
-def test_lsr_may_take_the_last_cpu_of_a_be_pod_because_they_share() -> None:
+def test_lsr_may_own_the_last_cpu_of_a_be_pod_because_they_share_it() -> None:
     decision = decided(machine(), pod("a", "LSR", "0-3"), pod("b", "BE"))
     assert wanted(decision) == {"a": "0-3", "b": "0-3"}
 
 
-def test_late_sharing_pod_without_a_cpu_is_blocked_and_the_owner_keeps_its_cpus() -> None:
+def test_a_later_sharing_pod_without_a_cpu_is_blocked_and_the_owner_keeps_its_cpus() -> None:
     decision = decided(machine(), pod("a", "LSE", "0-3"), pod("b", "LS"), owned_before=("a",))
     assert wanted(decision) == {"a": "0-3", "b": None}
     assert decision.pods["b"].each.blocked == "no CPU is left for it: 0-3 belong to pod ns/a"
@@ -274,7 +274,7 @@ def test_claim_of_nonexistent_cpus_stays_refused_when_its_pool_is_the_rest_of_th
 
 
 def test_static_kubelet_places_its_guaranteed_pods_only() -> None:
-    kubelet = KubeletCpus(True, {"g": CpuSet([0]), "l": CpuSet([1]), "gone": CpuSet([2])})
+    kubelet = KubeletCpus(True, {"g": CpuSet([0]), "l": CpuSet([1]), "deleted": CpuSet([2])})
     guaranteed = pod("g", kube_class="guaranteed")
     labelled = pod("l", "LS", kube_class="guaranteed")
     decision = decided(machine(), guaranteed, labelled, pod("x", "LSE", "0"), kubelet=kubelet)
@@ -299,10 +299,10 @@ def nodes(draw: st.DrawFn) -> tuple[Topology, list[Pod], KubeletCpus]:
         )
         for i in range(draw(st.integers(0, 7)))
     ]
-    given_away = draw(
+    assignments = draw(
         st.dictionaries(st.sampled_from([f"p{i}" for i in range(8)]), cpus, max_size=2)
     )
-    by_uid = {uid: CpuSet.parse(text) & topology.online for uid, text in given_away.items()}
+    by_uid = {uid: CpuSet.parse(text) & topology.online for uid, text in assignments.items()}
     return topology, pods, KubeletCpus(draw(st.booleans()), by_uid)
 
 
@@ -338,32 +338,32 @@ def test_a_restart_does_not_change_the_decision(
 ) -> None:
     """Pods start one by one, each on its decided CPUs. Then the agent loses its state."""
     topology, pods, _ = case
-    here: list[Pod] = []
+    present: list[Pod] = []
     owned: tuple[str, ...] = ()
     running: dict[str, str] = {}
     for moment, each in enumerate(pods):
-        here.append(each)
-        decision = decided(topology, *here, owned_before=owned, running_on=running)
-        check_invariants(topology, decision, here)
+        present.append(each)
+        decision = decided(topology, *present, owned_before=owned, running_on=running)
+        check_invariants(topology, decision, present)
         owned = tuple(owner.uid for owner in decision.owners)
         running = {uid: cpuset for uid, cpuset in wanted(decision).items() if cpuset}
         if moment and data.draw(st.booleans()):
-            gone = data.draw(st.sampled_from(here))
-            here.remove(gone)
-            running.pop(gone.uid, None)
-            owned = tuple(uid for uid in owned if uid != gone.uid)
-    steady = decided(topology, *here, owned_before=owned, running_on=running)
+            deleted = data.draw(st.sampled_from(present))
+            present.remove(deleted)
+            running.pop(deleted.uid, None)
+            owned = tuple(uid for uid in owned if uid != deleted.uid)
+    steady = decided(topology, *present, owned_before=owned, running_on=running)
     running = {uid: cpuset for uid, cpuset in wanted(steady).items() if cpuset}
     if any(each.each.blocked or each.refused for each in steady.pods.values()):
         return  # the winner of a conflict is in the last snapshot, not in the cgroups
-    assert decided(topology, *here, running_on=running) == steady
+    assert decided(topology, *present, running_on=running) == steady
 
 
 @given(nodes(), st.data())
 def test_no_present_owner_loses_all_its_cpus(
     case: tuple[Topology, list[Pod], KubeletCpus], data: st.DataObject
 ) -> None:
-    """Whatever it and other pods claim."""
+    """For any claims of that pod and of other pods."""
     topology, pods, kubelet = case
     claiming = [each for each in pods if claim_of(each)]
     by_kubelet = reserved_cpus.kubelet_assignments(topology, tuple(pods), kubelet)
@@ -444,7 +444,7 @@ def test_an_owner_of_cpus_that_are_reserved_later_keeps_them_after_a_restart() -
             [pod("b", "BE", cpu_milli=1500), pod("a", "LSE", "0")], "1-3", id="one CPU less"
         ),
         pytest.param(
-            [pod("b", "BE"), pod("a", "LSE", "0-1")], "2-3", id="nothing reserved is left"
+            [pod("b", "BE"), pod("a", "LSE", "0-1")], "2-3", id="all reserved CPUs are owned"
         ),
     ],
 )
@@ -461,7 +461,9 @@ def test_reserved_cpus_stay_in_the_ls_pool() -> None:
 
 
 @pytest.mark.parametrize(("static", "cpuset"), [(False, "0-3"), (True, None)])
-def test_guaranteed_without_a_class_is_ls_or_the_kubelets(static: bool, cpuset: str | None) -> None:
+def test_guaranteed_pod_without_a_class_is_ls_and_placed_by_a_static_kubelet(
+    static: bool, cpuset: str | None
+) -> None:
     kubelet = KubeletCpus(static, {"g": CpuSet.parse("2")})
     decision = decided(machine(), pod("g", kube_class="guaranteed"), kubelet=kubelet)
     assert decision.pods["g"].qos is QoS.LS
@@ -530,15 +532,15 @@ def test_system_pods_do_not_run_on_owned_cpus() -> None:
     rules = PoolRules(system=RESERVED, system_exclusive=False)
     pods = pod("s", "SYSTEM"), pod("a", "LSE", "0")
     assert wanted(decided(machine(), *pods, rules=rules)) == {"s": "1", "a": "0"}
-    kubelet = KubeletCpus(True, {"gone": CpuSet([1])})
+    kubelet = KubeletCpus(True, {"deleted": CpuSet([1])})
     assert wanted(decided(machine(), pods[0], kubelet=kubelet, rules=rules)) == {"s": "0"}
 
 
-def test_claim_that_takes_all_cpus_of_system_pods_is_refused_while_there_are_any() -> None:
+def test_claim_of_all_cpus_of_system_pods_is_refused_while_a_system_pod_runs() -> None:
     rules = PoolRules(system=RESERVED, system_exclusive=False)
-    taker = pod("a", "LSR", "0-1")
-    assert not decided(machine(), taker, rules=rules).refusals
-    (refusal,) = decided(machine(), taker, pod("s", "SYSTEM"), rules=rules).refusals
+    claimant = pod("a", "LSR", "0-1")
+    assert not decided(machine(), claimant, rules=rules).refusals
+    (refusal,) = decided(machine(), claimant, pod("s", "SYSTEM"), rules=rules).refusals
     assert refusal.reason == "CPUs 0-1 are all that pod ns/s and others share"
 
 
@@ -607,7 +609,7 @@ def test_quota_is_lifted_only_for_pods_that_own_cpus() -> None:
 
 
 @pytest.mark.parametrize("qos", ["", "LSE", "LSR", "SYSTEM", "LS", "BE"])
-def test_static_kubelet_keeps_guaranteed_pods_that_no_label_puts_on_a_pool(qos: str) -> None:
+def test_static_kubelet_places_guaranteed_pods_except_those_labelled_ls_or_be(qos: str) -> None:
     kubelet = KubeletCpus(True, {"g": CpuSet([2])})
     decision = decided(machine(), pod("g", qos, kube_class="guaranteed"), kubelet=kubelet)
     shares = qos in ("LS", "BE")
@@ -631,8 +633,8 @@ def test_invariants_hold_with_any_reservation(
     assert not rules.kept & pool_cpus((*decision.ls_pools, *decision.be_pools))
     assert decision.system <= rules.system
     assert not decision.system & union(owner.cpus for owner in decision.owners)
-    ours = [owner for owner in decision.owners if not owner.kubelet]
-    assert not rules.kept & union(owner.cpus for owner in ours)
+    by_agent = [owner for owner in decision.owners if not owner.kubelet]
+    assert not rules.kept & union(owner.cpus for owner in by_agent)
     assert decided(topology, *reversed(pods), kubelet=kubelet, rules=rules) == decision
     again = decided(
         topology,
@@ -686,11 +688,11 @@ def test_claim_that_leaves_no_cpu_to_the_pods_sidecar_is_refused() -> None:
 @pytest.mark.parametrize(
     ("each", "mems"),
     [
-        pytest.param(pod("a", "LSE", "1"), "0", id="own CPUs on one node"),
-        pytest.param(pod("a", "LSE", "1-2"), "0-1", id="own CPUs on two"),
-        pytest.param(pod("a", "LS", numa_nodes=(1,)), "1", id="held to a node"),
-        pytest.param(pod("a", "LS"), "", id="on every node's pool"),
-        pytest.param(pod("a", "LSE", "4"), "", id="on a node without memory"),
+        pytest.param(pod("a", "LSE", "1"), "0", id="own CPUs on one NUMA node"),
+        pytest.param(pod("a", "LSE", "1-2"), "0-1", id="own CPUs on two NUMA nodes"),
+        pytest.param(pod("a", "LS", numa_nodes=(1,)), "1", id="bound to a NUMA node"),
+        pytest.param(pod("a", "LS"), "", id="on the pools of all NUMA nodes"),
+        pytest.param(pod("a", "LSE", "4"), "", id="on a NUMA node without memory"),
     ],
 )
 def test_memory_nodes_follow_the_cpus(each: Pod, mems: str) -> None:
@@ -738,16 +740,16 @@ def test_owner_that_claims_more_gets_no_cpu_that_the_kubelet_assigned() -> None:
 def test_container_on_the_kubelets_pool_is_on_topolets_pool() -> None:
     """A Guaranteed pod may have a container of whole CPUs and one of a fraction. The kubelet's pool
     includes the CPUs of Topolet's owners."""
-    given = KubeletCpus(True, {"g": CpuSet([3])}, {"g": {"whole": CpuSet([3])}})
+    kubelet = KubeletCpus(True, {"g": CpuSet([3])}, {"g": {"whole": CpuSet([3])}})
     guaranteed = pod("g", kube_class="guaranteed", containers=(running("c"),))
-    decision = decided(machine(), guaranteed, pod("a", "LSE", "1"), kubelet=given)
+    decision = decided(machine(), guaranteed, pod("a", "LSE", "1"), kubelet=kubelet)
     assert decision.pods["g"].of("whole").cpuset == "3"
     assert decision.pods["g"].of("fraction").cpuset == "0,2"
-    (refusal,) = decided(machine(), guaranteed, pod("a", "LSE", "0-2"), kubelet=given).refusals
+    (refusal,) = decided(machine(), guaranteed, pod("a", "LSE", "0-2"), kubelet=kubelet).refusals
     assert refusal.reason == "CPUs 0-2 are all that pod ns/g and others share"
 
 
-def rounds(steps: list[Topology], *pods: Pod) -> list[dict[str, tuple[str, str]]]:
+def passes(steps: list[Topology], *pods: Pod) -> list[dict[str, tuple[str, str]]]:
     """For each pass, the online and offline CPUs of each owner; `a` owns its CPUs at the
     beginning."""
     owned = {each.uid: claim_of(each) for each in pods if each.uid == "a"}
@@ -764,10 +766,10 @@ RIVALS = ["3,5", "4-7", "5", "5-6"]
 
 
 @pytest.mark.parametrize("rival", RIVALS)
-def test_cpu_that_was_offline_returns_to_its_owner_whichever_pod_else_claims_it(rival: str) -> None:
+def test_cpu_that_was_offline_returns_to_its_owner_despite_other_claims(rival: str) -> None:
     pods = pod("a", "LSE", "4-7", created_at=5), pod("b", "LSE", rival, created_at=1), pod("c")
     steps = [machine(2, 4, offline=each) for each in ("", "5", "5-6", "")]
-    assert rounds(steps, *pods) == [
+    assert passes(steps, *pods) == [
         {"a": ("4-7", "")},
         {"a": ("4,6-7", "5")},
         {"a": ("4,7", "5-6")},
@@ -779,7 +781,7 @@ def test_cpu_that_was_offline_returns_to_its_owner_whichever_pod_else_claims_it(
 def test_owner_without_online_cpus_shares_and_regains_them_one_by_one(rival: str) -> None:
     owner, other = pod("a", "LSE", "4-7", created_at=5), pod("b", "LSE", rival, created_at=1)
     steps = [machine(2, 4, offline=each) for each in ("4-7", "4-7", "4-6", "")]
-    assert rounds(steps, owner, other, pod("c")) == [
+    assert passes(steps, owner, other, pod("c")) == [
         {"a": ("", "4-7")},
         {"a": ("", "4-7")},
         {"a": ("7", "4-6")},
@@ -792,7 +794,7 @@ def test_owner_without_online_cpus_shares_and_regains_them_one_by_one(rival: str
 
 
 @pytest.mark.parametrize("rival", ["4-7", "5", "0-5"])
-def test_owner_keeps_its_cpus_from_a_pod_that_a_set_clock_made_older(rival: str) -> None:
+def test_owner_keeps_its_cpus_from_a_new_pod_with_an_earlier_creation_time(rival: str) -> None:
     """A clock that was set back gives a new pod an earlier time."""
     owner, new = pod("a", "LSE", "4-7", created_at=5), pod("b", "LSE", rival, created_at=1)
     decision = decided(machine(2, 4), owner, new, pod("c"), owned_before=("a",))
@@ -803,7 +805,7 @@ def test_owner_keeps_its_cpus_from_a_pod_that_a_set_clock_made_older(rival: str)
 def test_claim_of_offline_cpus_reserves_nothing_for_a_pod_that_never_owned_them() -> None:
     steps = [machine(2, 4, offline=each) for each in ("4-7", "")]
     late = pod("late", "LSE", "4-7", created_at=5)
-    assert rounds(steps, late, pod("x", "LSE", "4", created_at=1)) == [{}, {"x": ("4", "")}]
+    assert passes(steps, late, pod("x", "LSE", "4", created_at=1)) == [{}, {"x": ("4", "")}]
 
 
 def test_claim_of_an_offline_reserved_cpu_is_refused() -> None:
@@ -814,7 +816,7 @@ def test_claim_of_an_offline_reserved_cpu_is_refused() -> None:
 
 def test_owner_of_an_unplugged_cpu_keeps_the_others() -> None:
     unplugged = msgspec.structs.replace(machine(2, 4, offline="5"), offline=CpuSet())
-    assert rounds([unplugged, machine(2, 4)], pod("a", "LSE", "4-7"), pod("c")) == [
+    assert passes([unplugged, machine(2, 4)], pod("a", "LSE", "4-7"), pod("c")) == [
         {"a": ("4,6-7", "")},
         {"a": ("4-7", "")},
     ]

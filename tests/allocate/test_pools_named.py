@@ -1,4 +1,4 @@
-"""Only present containers and those of the spec count, whatever the annotations name."""
+"""Only present containers and those of the spec count, regardless of the annotations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SPEC = tuple(reversed(NAMES))
 
 
 @pytest.mark.parametrize(
-    ("it", "wanted"),
+    ("pod_", "wanted"),
     [
         (pod({}, named=()), set()),
         (pod({}, "c000", "c001", "other", named=()), {"c000", "c001"}),
@@ -58,8 +58,10 @@ SPEC = tuple(reversed(NAMES))
         (pod({}, "c099"), {*NAMES[:MAX_COMING], "c099"}),
     ],
 )
-def test_present_containers_and_the_next_ones_of_the_spec_count(it: Pod, wanted: set[str]) -> None:
-    assert decided_names(it, NAMES) == wanted
+def test_present_containers_and_the_next_ones_of_the_spec_count(
+    pod_: Pod, wanted: set[str]
+) -> None:
+    assert decided_names(pod_, NAMES) == wanted
 
 
 @given(
@@ -70,8 +72,8 @@ def test_present_containers_and_the_next_ones_of_the_spec_count(it: Pod, wanted:
 def test_the_number_of_counted_containers_is_bounded(
     present: list[str], spec: list[str] | None, names: set[str]
 ) -> None:
-    it = pod({}, *present, named=None if spec is None else tuple(spec))
-    counted = decided_names(it, names)
+    pod_ = pod({}, *present, named=None if spec is None else tuple(spec))
+    counted = decided_names(pod_, names)
     assert counted <= names
     assert counted >= names & set(present)
     assert len(counted) <= len(present) + MAX_COMING
@@ -80,14 +82,14 @@ def test_the_number_of_counted_containers_is_bounded(
 
 
 def test_amounts_of_containers_that_are_not_in_the_spec_do_not_count() -> None:
-    it = pod({}, "debug", named=("main",))
-    assert of_spec(it, {"main": 1, "debug": 2, "none": 3}) == {"main": 1, "debug": 2}
-    assert of_spec(msgspec.structs.replace(it, named=None), {"none": 3}) == {"none": 3}
+    pod_ = pod({}, "debug", named=("main",))
+    assert of_spec(pod_, {"main": 1, "debug": 2, "none": 3}) == {"main": 1, "debug": 2}
+    assert of_spec(msgspec.structs.replace(pod_, named=None), {"none": 3}) == {"none": 3}
 
 
 def test_a_pod_is_limited_to_the_sum_of_its_own_containers() -> None:
-    it = pod(batch("main", "none"), named=("main",))
-    decided = decide(TOPOLOGY, (it,), KubeletCpus(), {}, {}).pods["p"]
+    pod_ = pod(batch("main", "none"), named=("main",))
+    decided = decide(TOPOLOGY, (pod_,), KubeletCpus(), {}, {}).pods["p"]
     assert decided.containers.keys() == {"main"}
     assert decided.group == decided.containers["main"].limits
 
@@ -96,10 +98,10 @@ def test_a_pod_is_limited_to_the_sum_of_its_own_containers() -> None:
 def test_label_and_annotation_lift_no_limit_of_a_pod_that_is_not_best_effort(
     kube_class: KubeClass | None,
 ) -> None:
-    """Nor does the pod run beside an LSR pod on its CPUs, with its own weight."""
-    it = msgspec.structs.replace(pod(batch("main"), "main"), kube_class=kube_class)
+    """Also, the pod shares no CPUs with an LSR pod and gets no weight of its own."""
+    pod_ = msgspec.structs.replace(pod(batch("main"), "main"), kube_class=kube_class)
     owner = builders.pod("own", "LSR", "1")
-    decision = decide(TOPOLOGY, (it, owner), KubeletCpus(), {}, {})
+    decision = decide(TOPOLOGY, (pod_, owner), KubeletCpus(), {}, {})
     assert decision.pods["p"].group == NO_LIMITS
     assert decision.pods["p"].of("main").limits == NO_LIMITS
     assert decision.pods["p"].of("main").cpuset == "0,2-3"
@@ -107,8 +109,8 @@ def test_label_and_annotation_lift_no_limit_of_a_pod_that_is_not_best_effort(
 
 
 def test_an_annotation_beyond_the_spec_is_refused_as_a_whole() -> None:
-    it = msgspec.structs.replace(pod(batch("main"), "main"), batch_excess="too much")
-    decision = decide(TOPOLOGY, (it,), KubeletCpus(), {}, {})
+    pod_ = msgspec.structs.replace(pod(batch("main"), "main"), batch_excess="too much")
+    decision = decide(TOPOLOGY, (pod_,), KubeletCpus(), {}, {})
     assert decision.pods["p"].of("main").limits == NO_LIMITS
     assert decision.pods["p"].group == NO_LIMITS
     (refusal,) = decision.refusals
@@ -118,7 +120,7 @@ def test_an_annotation_beyond_the_spec_is_refused_as_a_whole() -> None:
 @pytest.mark.parametrize("named", [None, ("main",), SPEC], ids=["unknown", "one", "many"])
 @pytest.mark.parametrize("kind", ["batch", "sidecars"])
 def test_a_snapshot_is_bounded_by_the_containers(named: tuple[str, ...] | None, kind: str) -> None:
-    """However many containers an annotation names."""
+    """For any number of containers in an annotation."""
     names = [f"c{number:03}" for number in range(bounds.MAX_CONTAINERS)]
     notes = batch(*names)
     if kind == "sidecars":

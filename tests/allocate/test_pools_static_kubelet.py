@@ -53,7 +53,7 @@ def guaranteed(name: str, qos: str = "", cpuset: str = "") -> Pod:
 
 
 @pytest.mark.parametrize(("qos", "be"), [("LSE", "0-3,6-7"), ("LSR", "0-7")])
-def test_claim_that_differs_from_the_checkpoint_is_not_honoured(qos: str, be: str) -> None:
+def test_claim_that_differs_from_the_checkpoint_is_refused(qos: str, be: str) -> None:
     decision = decided(checkpoint(a={"main": "4-5"}), guaranteed("a", qos, "2-3"), pod("b", "LS"))
     main = decision.pods["a"].of("main")
     assert (main.cpuset, main.exclusive, main.kubelet, main.blocked) == ("4-5", True, True, "")
@@ -66,8 +66,8 @@ def test_claim_that_differs_from_the_checkpoint_is_not_honoured(qos: str, be: st
 
 
 def test_claim_that_agrees_with_the_checkpoint_is_not_refused() -> None:
-    given_to = checkpoint(a={"main": "4", "other": "5"})
-    decision = decided(given_to, guaranteed("a", "LSE", "4-5"))
+    kubelet = checkpoint(a={"main": "4", "other": "5"})
+    decision = decided(kubelet, guaranteed("a", "LSE", "4-5"))
     assert decision.refusals == ()
     assert [decision.pods["a"].of(name).cpuset for name in ("main", "other")] == ["4", "5"]
     assert owned(decision) == {"a": "4-5"}
@@ -113,8 +113,8 @@ def test_claim_without_a_checkpoint_entry_gets_the_cpus_that_the_kubelet_did_not
     (refusal,) = part.refusals
     assert (refusal.uid, refusal.claimed, refusal.held) == ("a", "2-3", "2")
     assert refusal.reason == "CPUs 3 are assigned by the kubelet"
-    gone = checkpoint(b={"main": "3"}, c={"main": "2"})
-    none = decided(gone, pod("a", "LSE", "2-3"), guaranteed("b"), before=owned(part))
+    last = checkpoint(b={"main": "3"}, c={"main": "2"})
+    none = decided(last, pod("a", "LSE", "2-3"), guaranteed("b"), before=owned(part))
     assert owned(none) == {"b": "3"}
     assert none.pods["a"].each.cpuset == "0-1,4-7"
     assert none.refusals[0].held == ""
@@ -133,12 +133,12 @@ def test_no_owner_has_only_reserved_cpus(owners_on_reserved: bool) -> None:
 @pytest.mark.parametrize("rules", [RESERVED, PoolRules()])
 @pytest.mark.parametrize("qos", ["LSE", "LSR"])
 def test_owner_loses_its_cpus_when_sharing_pods_have_no_others(qos: str, rules: PoolRules) -> None:
-    claimant, sharer = pod("a", qos, "0-1", created_at=1), pod("b", "LS", created_at=2)
+    claimant, ls_pod = pod("a", qos, "0-1", created_at=1), pod("b", "LS", created_at=2)
     before = {"a": "0-1"}
     running = {"a": "0-1", "b": "2-7"}
     kubelet = checkpoint(c={"main": "2-7"})
     decision = decided(
-        kubelet, claimant, sharer, guaranteed("c"), before=before, running=running, rules=rules
+        kubelet, claimant, ls_pod, guaranteed("c"), before=before, running=running, rules=rules
     )
     assert owned(decision) == {"c": "2-7"}
     assert [decision.pods[uid].each.cpuset for uid in ("a", "b")] == ["0-1", "0-1"]
@@ -177,7 +177,7 @@ def test_label_of_a_sharing_class_counts_except_with_a_claim() -> None:
 
 
 def test_cpu_with_two_checkpoint_entries_belongs_to_the_older_pod() -> None:
-    kubelet = checkpoint(a={"main": "2-3"}, b={"main": "3-4"}, gone={"main": "2"})
+    kubelet = checkpoint(a={"main": "2-3"}, b={"main": "3-4"}, deleted={"main": "2"})
     young = pod("a", kube_class="guaranteed", created_at=2)
     old = pod("b", kube_class="guaranteed", created_at=1)
     decision = decided(kubelet, young, old)
@@ -240,7 +240,7 @@ def test_cpus_that_the_kubelet_assigned_belong_to_no_other_pod(
             assert (wanted.cpuset, wanted.exclusive) == (str(cpus_of), True)
             assert not cpus_of & pool_cpus(decision.ls_pools)
     for owner in decision.owners:
-        assert not owner.cpus <= rules.reserved, "an owner sits on reserved CPUs alone"
+        assert not owner.cpus <= rules.reserved, "all CPUs of an owner are reserved"
     for each in pods:
         of_pod = decision.pods[each.uid]
         held = CpuSet.parse(of_pod.each.cpuset or "")
@@ -248,8 +248,8 @@ def test_cpus_that_the_kubelet_assigned_belong_to_no_other_pod(
         if of_pod.each.exclusive:
             assert not held & (union(kubelet.by_uid.values()) or EMPTY)
         claim = CpuSet.parse((each.annotations and decision_claim(each)) or "")
-        mine = CpuSet.parse(owned(decision).get(each.uid, ""))
-        if claim and mine != claim:
+        of_owner = CpuSet.parse(owned(decision).get(each.uid, ""))
+        if claim and of_owner != claim:
             assert any(refusal.uid == each.uid for refusal in decision.refusals)
 
 

@@ -81,7 +81,7 @@ def test_two_pods_with_one_name_are_separate() -> None:
     old, new = running("old", "web-0"), api_pod("new", Phase.PENDING, name="web-0")
     pods = present([new], [old])
     assert [each.uid for each in pods] == ["new", "old"]
-    assert pods[1].annotations == {RESOURCE_STATUS: "runtime"}, "not those of its successor"
+    assert pods[1].annotations == {RESOURCE_STATUS: "runtime"}, "not those of the new pod"
 
 
 def test_a_static_pod_and_its_mirror_are_one_and_the_mirrors_annotations_are_ignored() -> None:
@@ -95,12 +95,12 @@ def test_a_static_pod_and_its_mirror_are_one_and_the_mirrors_annotations_are_ign
 
 def mirror_of(victim: str, uid: str, name: str = "", node: str = "n-uid") -> ApiPod:
     marks = {CONFIG_MIRROR: victim, CONFIG_HASH: victim}
-    sized = (ApiContainer("main", {"cpu": 2000}, {"cpu": 4000}),)
+    containers = (ApiContainer("main", {"cpu": 2000}, {"cpu": 4000}),)
     return msgspec.structs.replace(
         api_pod(uid, name=name),
         annotations=marks,
         labels={QOS_LABEL: "LSR"},
-        containers=sized,
+        containers=containers,
         controlling_node=node,
     )
 
@@ -109,8 +109,8 @@ def by_uid(*pods: ApiPod) -> dict[str, ApiPod]:
     return {each.uid: each for each in pods}
 
 
-def test_a_tenants_mirror_pod_changes_nothing_of_the_pod_whose_uid_it_names() -> None:
-    """Even one that the Node controls has another name than the runtime's pod with this uid."""
+def test_a_forged_mirror_pod_does_not_change_the_pod_whose_uid_it_names() -> None:
+    """Its name differs from that of the runtime's pod, even if the Node controls it."""
     victim, fake = running("victim"), mirror_of("victim", "fake")
     assert present([fake], [victim]) == (victim,)
     assert in_api([victim], [fake]) == {}
@@ -119,14 +119,14 @@ def test_a_tenants_mirror_pod_changes_nothing_of_the_pod_whose_uid_it_names() ->
     assert in_api([victim], [fake, real]) == in_api([victim], [real, fake]) == {"victim": real}
 
 
-def test_a_mirror_pod_that_its_node_does_not_control_does_not_exist() -> None:
+def test_a_mirror_pod_that_its_node_does_not_control_is_ignored() -> None:
     node = ApiNode("n-uid")
     real, other = mirror_of("a", "real"), mirror_of("b", "other", node="another-uid")
-    tenants = mirror_of("c", "tenants", node="")
+    forged = mirror_of("c", "forged", node="")
     plain = api_pod("plain")
-    assert vouched(by_uid(real, other, tenants, plain), node) == by_uid(real, plain)
+    assert vouched(by_uid(real, other, forged, plain), node) == by_uid(real, plain)
     for unknown in (None, ApiNode()):
-        assert vouched(by_uid(real, tenants, plain), unknown) == by_uid(real, plain)
+        assert vouched(by_uid(real, forged, plain), unknown) == by_uid(real, plain)
 
 
 def test_a_mirror_pod_does_not_count_if_another_pod_has_its_uid() -> None:
@@ -134,13 +134,13 @@ def test_a_mirror_pod_does_not_count_if_another_pod_has_its_uid() -> None:
     one, two = mirror_of("a", "one"), mirror_of("a", "two")
     plain, fake = api_pod("plain"), mirror_of("plain", "fake")
     assert vouched(by_uid(one, two, plain, fake), node) == by_uid(plain)
-    assert vouched(by_uid(one, mirror_of("a", "tenants", node="")), node) == by_uid(one)
+    assert vouched(by_uid(one, mirror_of("a", "forged", node="")), node) == by_uid(one)
 
 
 def test_only_metadata_that_decisions_read_is_merged() -> None:
-    it = running("a")
-    it = msgspec.structs.replace(it, labels={QOS_LABEL: "LS", "app": "x"})
-    (joined,) = rule.present([], [it], {"a": PodMetadata({QOS_LABEL: "LSR"}, {})})
+    pod = running("a")
+    pod = msgspec.structs.replace(pod, labels={QOS_LABEL: "LS", "app": "x"})
+    (joined,) = rule.present([], [pod], {"a": PodMetadata({QOS_LABEL: "LSR"}, {})})
     assert joined.labels == {QOS_LABEL: "LSR", "app": "x"}
     assert joined.annotations == {}
 
@@ -160,17 +160,17 @@ def test_every_running_pod_is_present_in_any_order_of_reports(
 
 def test_a_limit_that_differs_is_known_by_every_source() -> None:
     labels = {QOS_LABEL: "LSR"}
-    sized = (ApiContainer("main", {"cpu": 2000}, {"cpu": 4000}),)
-    unequal = msgspec.structs.replace(api_pod("a"), labels=labels, containers=sized)
+    containers = (ApiContainer("main", {"cpu": 2000}, {"cpu": 4000}),)
+    unequal = msgspec.structs.replace(api_pod("a"), labels=labels, containers=containers)
     text = "container main: requests.cpu is 2, limits.cpu is 4"
     assert [each.unequal for each in present([unequal], [])] == [text]
     assert [each.unequal for each in present([unequal], [running("a")])] == [text]
-    # The server has removed the pod, or does not answer.
+    # The pod is removed from the API, or the API server is unavailable.
     (kept,) = rule.present([], [running("a")], metadata_by_uid([unequal]))
     assert kept.unequal == text
     mirror = msgspec.structs.replace(unequal, annotations={CONFIG_MIRROR: "a", CONFIG_HASH: "a"})
     assert [each.unequal for each in present([mirror], [running("a")])] == [text]
-    # The API server knows better than the sums that a sandbox has.
+    # The API server has the amounts of each container, a sandbox only sums.
     summed = msgspec.structs.replace(running("a"), unequal="its sandbox: ...")
     assert [each.unequal for each in present([api_pod("a")], [summed])] == [""]
     assert [each.unequal for each in present([], [summed])] == ["its sandbox: ..."]
@@ -178,9 +178,9 @@ def test_a_limit_that_differs_is_known_by_every_source() -> None:
 
 def test_batch_amounts_beyond_the_spec_are_known_by_every_source() -> None:
     text = '{"containers": {"main": {"requests": {"kubernetes.io/batch-cpu": "2000"}}}}'
-    sized = (ApiContainer("main", {"kubernetes.io/batch-cpu": 1000}, {}),)
+    containers = (ApiContainer("main", {"kubernetes.io/batch-cpu": 1000}, {}),)
     notes = {EXTENDED_RESOURCE_SPEC: text}
-    beyond = msgspec.structs.replace(api_pod("a"), annotations=notes, containers=sized)
+    beyond = msgspec.structs.replace(api_pod("a"), annotations=notes, containers=containers)
     (kept,) = rule.present([], [running("a")], metadata_by_uid([beyond]))
     for each in (*present([beyond], []), *present([beyond], [running("a")]), kept):
         assert each.batch_excess.startswith("containers.main.requests.kubernetes.io/batch-cpu")

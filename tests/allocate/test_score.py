@@ -41,17 +41,19 @@ def test_points(
 
 
 amounts = st.dictionaries(st.sampled_from(["cpu", "memory", "disk"]), st.integers(0, 1 << 50))
-weighed = st.dictionaries(st.sampled_from(["cpu", "memory", "disk"]), st.integers(1, 100))
+weight_maps = st.dictionaries(st.sampled_from(["cpu", "memory", "disk"]), st.integers(1, 100))
 
 
-@given(st.sampled_from(NODE_STRATEGIES), weighed, amounts, amounts)
+@given(st.sampled_from(NODE_STRATEGIES), weight_maps, amounts, amounts)
 def test_points_are_0_to_100(
     strategy: Strategy, weights: dict[str, int], capacity: dict[str, int], used: dict[str, int]
 ) -> None:
     assert 0 <= utilization_score(strategy, weights, capacity, used) <= 100
 
 
-@given(weighed, amounts, amounts, st.sampled_from(["cpu", "memory", "disk"]), st.integers(0, 1000))
+@given(
+    weight_maps, amounts, amounts, st.sampled_from(["cpu", "memory", "disk"]), st.integers(0, 1000)
+)
 def test_more_use_never_lowers_most_allocated_and_never_raises_least_allocated(
     weights: dict[str, int], capacity: dict[str, int], used: dict[str, int], name: str, more: int
 ) -> None:

@@ -19,7 +19,7 @@ def test_host_application_of_another_class_is_refused_with_the_class(qos: str) -
 
 
 @pytest.mark.parametrize(
-    ("shares", "quota", "period", "where"),
+    ("shares", "quota", "period", "difference"),
     [
         (2048, 200_000, 100_000, ""),
         (2048, 100_000, 50_000, ""),
@@ -35,9 +35,9 @@ def test_host_application_of_another_class_is_refused_with_the_class(qos: str) -
     ],
 )
 def test_the_resources_of_a_sandbox_show_a_limit_that_differs(
-    shares: int, quota: int, period: int, where: str
+    shares: int, quota: int, period: int, difference: str
 ) -> None:
-    assert unequal_resources(shares, quota, period) == where
+    assert unequal_resources(shares, quota, period) == difference
 
 
 @given(st.integers(10, 250_000), st.integers(10, 250_000), st.sampled_from([50_000, 100_000]))
@@ -46,10 +46,10 @@ def test_equal_amounts_are_never_taken_for_different_ones(
 ) -> None:
     """As the kubelet computes both (pkg/kubelet/cm, MilliCPUToShares and MilliCPUToQuota)."""
 
-    def where(limit_milli: int) -> str:
+    def difference(limit_milli: int) -> str:
         shares, quota = requested_milli * 1024 // 1000, limit_milli * period // 1000
         return unequal_resources(shares, quota, period)
 
-    assert where(requested_milli) == ""
+    assert difference(requested_milli) == ""
     if requested_milli // 1000 != limit_milli // 1000:
-        assert where(limit_milli)
+        assert difference(limit_milli)

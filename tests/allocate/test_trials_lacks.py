@@ -55,8 +55,8 @@ def nodes(draw: st.DrawFn) -> TopologyOptions:
     """Some have cores of one thread, some have a zone that reports CPU but no CPUs, some are
     amplified. Up to ten CPUs are reserved."""
     offline = draw(st.frozensets(ids, max_size=3)) if draw(st.booleans()) else frozenset()
-    gone = frozenset(range(16, 24)) if draw(st.booleans()) else frozenset()
-    cpus: list[Cpu] = [cpu for cpu in MACHINE if cpu.id not in offline | gone]
+    missing = frozenset(range(16, 24)) if draw(st.booleans()) else frozenset()
+    cpus: list[Cpu] = [cpu for cpu in MACHINE if cpu.id not in offline | missing]
     zones = {node: {"cpu": 8000, "memory": 16 * GIB} for node in range(3)}
     profile = draw(st.sampled_from(list(PROFILES.values())))
     return TopologyOptions(
@@ -71,18 +71,18 @@ def nodes(draw: st.DrawFn) -> TopologyOptions:
 
 @given(nodes(), requests, st.lists(st.tuples(ids, ids), max_size=4), st.integers(0, 8000))
 def test_a_refusal_equals_the_trials_result(
-    facts: TopologyOptions,
+    options: TopologyOptions,
     request: ResourceRequest,
     owned: list[tuple[int, int]],
     shared_milli: int,
 ) -> None:
-    account = NodeAllocation(facts)
+    account = NodeAllocation(options)
     for number, cpus in enumerate(owned):
         account.add(claim(f"p{number}", ",".join(map(str, cpus))))
     account.add(claim("s", amounts={1: {"cpu": shared_milli, "memory": GIB}}))
-    policies = in_force(facts.policies, facts.profile, request)
+    policies = in_force(options.policies, options.profile, request)
     assert isinstance(policies, InForce)
-    trials = Trials(facts, account, request, policies)
+    trials = Trials(options, account, request, policies)
     for mask in chain.from_iterable(combinations(range(3), size) for size in (1, 2, 3)):
         tried = trials.on_nodes(mask)
         assert trials.lacks(mask) == (tried if isinstance(tried, Rejection) else None)
