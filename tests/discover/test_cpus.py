@@ -121,11 +121,11 @@ def test_no_cpu_has_topology(read: Read) -> None:
     assert cpus_by(topology, "node") == {"0-1": 0, "2-3": 1}
 
 
-def test_without_caches(read: Read) -> None:
+def test_a_machine_without_caches(read: Read) -> None:
     assert cpus_by(read(without(machine(), "/cache/")), "l3") == {"0-1": None}
 
 
-def test_index_is_not_the_level(read: Read) -> None:
+def test_cache_indices_are_not_cache_levels(read: Read) -> None:
     files = machine(2, 1, 1, 2)
     for cpu in range(4):
         folder = f"{CPU}/cpu{cpu}/cache"

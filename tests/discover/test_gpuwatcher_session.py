@@ -117,7 +117,7 @@ def test_a_card_in_mig_mode_has_its_instances(start: Start) -> None:
     assert instance.memory_bytes == 20096 << 20
 
 
-def test_readings_that_mig_mode_hides_return_after_it(start: Start) -> None:
+def test_readings_that_mig_mode_hides_are_reported_after_it(start: Start) -> None:
     undivided = gpumachines.a100_hgx()
     divided = dataclasses.replace(undivided.cards[0], mig=(1, 1))
     machine = Machine((divided,)).with_values(0, **{"return.nvmlDeviceGetUtilizationRates": 3})

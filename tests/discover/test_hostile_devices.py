@@ -95,7 +95,7 @@ def test_an_invalid_device_does_not_hide_a_valid_one(files: dict[str, str], targ
 
 @settings(max_examples=15)
 @given(st.randoms(use_true_random=False))
-def test_the_order_of_listings_changes_nothing(random: Random) -> None:
+def test_the_order_of_listings_does_not_matter(random: Random) -> None:
     """Some filesystems list the entries of a folder in the order of creation."""
     paths = [f"pci0000:{bus:02x}/0000:{bus:02x}:00.0" for bus in range(4)]
     paths += [f"pci0000:17/0000:17:00.0/0000:18:00.{n}" for n in range(4)]

@@ -233,7 +233,7 @@ def test_invalid_files_are_reported_and_do_not_hide_other_devices(tmp_path: Path
     ]
 
 
-def test_an_unreadable_listing_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_the_error_of_an_unreadable_listing_names_it(tmp_path: Path) -> None:
     listing = tmp_path / "sys/bus/pci/devices"
     write_files(listing.parent, {"devices@": "devices"})
     with pytest.raises(DiscoveryError, match=f"{listing}: Too many levels"):

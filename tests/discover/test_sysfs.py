@@ -10,7 +10,7 @@ cpu_sets = st.sets(st.integers(0, 40)).map(CpuSet)
 
 
 @given(cpu_sets, st.dictionaries(st.integers(0, 40), st.none() | cpu_sets))
-def test_partition_covers_every_cpu_once_whatever_the_files_contain(
+def test_partition_has_each_cpu_once_for_any_files(
     cpus: CpuSet, files: dict[int, CpuSet | None]
 ) -> None:
     groups = list(partition(cpus, files.get))

@@ -102,14 +102,14 @@ IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
             snapshot(),
             [CpuGrant("other", "pod ns/other", CpuSet([1, 2]), answered_at=99)],
             override(1, own=True),
-            id="owner, the other creation was seen",
+            id="owner, other creation before the pass",
         ),
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
             [CpuGrant("other", "pod ns/other", CpuSet([0, 2]))],
             override(1, own=True),
-            id="owner, the other creation is elsewhere",
+            id="owner, other creation on other CPUs",
         ),
         pytest.param(
             request("own", "LSE", "1"),
@@ -534,7 +534,7 @@ def test_unknown_system_pod(system: str, cpus: list[int]) -> None:
     ("qos", "claim", "waits"),
     [("LSR", "", True), ("SYSTEM", "", True), ("LS", "", False), ("BE", "", False)],
 )
-def test_guaranteed_pod_may_be_the_static_kubelets_unless_its_label_selects_a_pool(
+def test_guaranteed_pod_waits_for_the_static_kubelet_unless_its_label_selects_a_pool(
     qos: str, claim: str, waits: bool
 ) -> None:
     creation = request("new", qos, claim, parent="/kubepods/podnew")

@@ -25,7 +25,7 @@ def test_creations_of_an_earlier_proxy_are_unknown_until_the_next_pass() -> None
     assert grants.all(EMPTY) == ()
 
 
-def test_creation_in_progress_outlives_every_pass() -> None:
+def test_creation_in_progress_is_kept_over_passes() -> None:
     grants = Grants()
     number = grants.open(GRANT)
     finish_pass(grants)

@@ -76,7 +76,9 @@ UNDECIDED = Wait("the agent has not decided about this container")
         ),
     ],
 )
-def test_creation(create: CreateContainer, snap: Snapshot | None, answer: cpuset.Answer) -> None:
+def test_cpus_of_a_creation_under_a_node_local_policy(
+    create: CreateContainer, snap: Snapshot | None, answer: cpuset.Answer
+) -> None:
     assert cpuset.create(create, snap, []) == answer
 
 

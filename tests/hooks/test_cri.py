@@ -50,7 +50,7 @@ def test_all_changes_are_appended_to_the_request() -> None:
     assert [each.name for each in config.CDI_devices] == ["vendor.example/gpu=0"]
 
 
-def test_swap_of_the_kubelet_stays() -> None:
+def test_the_kubelets_swap_limit_is_kept() -> None:
     """LimitedSwap is a value of cgroup v2; on v1 the kubelet limits the sum of memory and swap."""
     linux = pb.LinuxContainerResources(
         memory_limit_in_bytes=1 << 30,

@@ -133,7 +133,9 @@ def test_environment(carried: Carried, chosen: list[VisibleGpu], changed: Change
         ),
     ],
 )
-def test_mounts(carried: Carried, chosen: list[VisibleGpu], changed: Changes) -> None:
+def test_the_mounts_name_the_allocated_gpus(
+    carried: Carried, chosen: list[VisibleGpu], changed: Changes
+) -> None:
     assert visibility.rewritten(carried, chosen) == changed
 
 
@@ -210,7 +212,9 @@ def test_mounts(carried: Carried, chosen: list[VisibleGpu], changed: Changes) ->
         ),
     ],
 )
-def test_cdi(carried: Carried, chosen: list[VisibleGpu], changed: Changes) -> None:
+def test_the_cdi_devices_are_those_of_the_allocated_gpus(
+    carried: Carried, chosen: list[VisibleGpu], changed: Changes
+) -> None:
     assert visibility.rewritten(carried, chosen) == changed
 
 
@@ -245,7 +249,7 @@ def test_a_cdi_kind_may_be_used_when_the_request_names_no_gpu() -> None:
         ),
     ],
 )
-def test_device_nodes(
+def test_the_device_nodes_are_those_of_the_allocated_gpus(
     requested: list[str], chosen: list[VisibleGpu], removed: list[str], added: list[str]
 ) -> None:
     carried = Carried(("GPU-x",), nodes=tuple(node_of(each, "mrw") for each in requested))
@@ -509,7 +513,7 @@ def test_a_decision_about_gpus_does_not_allow_another_pods_rdma_device() -> None
         ),
     ],
 )
-def test_pods_without_an_allocation(
+def test_the_setting_for_pods_without_an_allocation(
     carried: Carried, leave: Changes, hide: Changes, deny: Changes
 ) -> None:
     assert (

@@ -30,7 +30,7 @@ def tree(tmp_path: Path) -> Tree:
         ("none/none", None),
     ],
 )
-def test_text(tree: Tree, path: str, text: str | None) -> None:
+def test_text_of_a_file(tree: Tree, path: str, text: str | None) -> None:
     assert tree.text(path) == text
 
 

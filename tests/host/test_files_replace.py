@@ -7,7 +7,7 @@ from agent.host.files import replace
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_new_and_old_files_are_replaced_whole(tmp_path: Path, durable: bool) -> None:
+def test_files_are_replaced_atomically(tmp_path: Path, durable: bool) -> None:
     path = tmp_path / "f"
     replace(str(path), b"one, longer", durable=durable)
     with path.open("rb") as reader:

@@ -48,7 +48,7 @@ def test_lock_is_free_after_its_release_and_not_before(tmp_path: Path) -> None:
     second.release()
 
 
-def test_relays_overlap_while_one_drains(tmp_path: Path) -> None:
+def test_two_relays_run_while_one_drains(tmp_path: Path) -> None:
     draining, new = (locks.lock_for_relay(str(tmp_path / "state")) for _ in range(2))
     with pytest.raises(LockedError, match=rf"held by topolet proxy \(process {os.getpid()}\)"):
         locks.lock_for_plugin(str(tmp_path / "state"), 0)

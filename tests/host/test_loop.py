@@ -51,7 +51,7 @@ def test_a_callback_may_unregister_another_that_is_ready_too() -> None:
     loop.close()
 
 
-def test_modify_changes_what_is_waited_for() -> None:
+def test_modify_changes_the_awaited_events() -> None:
     loop = Loop()
     reading, writing = os.pipe()
     received_events: list[int] = []

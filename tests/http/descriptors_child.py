@@ -80,17 +80,17 @@ def _wait(notifications: NotificationSocket, attempts: Attempts) -> None:
 
 def main(kind: str, folder: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    attempts, taken = Attempts(), list[int]()
+    attempts, opened = Attempts(), list[int]()
     print(start(kind, folder, attempts), flush=True)
     for line in sys.stdin:
         command, *seconds = line.split()
         if command == "take":
             with contextlib.suppress(OSError):
                 while True:
-                    taken.append(os.open(os.devnull, os.O_RDONLY))
+                    opened.append(os.open(os.devnull, os.O_RDONLY))
         elif command == "free":
-            while taken:
-                os.close(taken.pop())
+            while opened:
+                os.close(opened.pop())
         elif command == "total":
             print(attempts.number, flush=True)
             continue

@@ -386,7 +386,9 @@ def test_a_neighbour_makes_the_server_build_few_pages(blocked: BlockedHandler) -
 
 
 @pytest.mark.parametrize("name", ["slow_loris", "endless_body", "no_reading"])
-def test_attacks_over_tls(blocked: BlockedHandler, authority: Authority, name: str) -> None:
+def test_a_probe_is_answered_under_attacks_over_tls(
+    blocked: BlockedHandler, authority: Authority, name: str
+) -> None:
     folder = authority.folder
     trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
     files = CertificateFiles(str(folder / "server.crt"), str(folder / "server.key"))

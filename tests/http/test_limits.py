@@ -245,8 +245,8 @@ def test_many_requests_of_one_peer_do_not_delay_the_first_of_another() -> None:
     for number in range(5):
         waiting.put("a", False, f"a{number}")
     waiting.put("b", False, "b0")
-    taken = [waiting.take(), waiting.take()]
-    assert taken == [("a0", False), ("b0", False)]
+    entries = [waiting.take(), waiting.take()]
+    assert entries == [("a0", False), ("b0", False)]
     assert waiting.take() is None, "the last thread is reserved"
     waiting.put("kubelet", True, "probe")
     assert waiting.take() == ("probe", True)

@@ -113,7 +113,7 @@ def test_other_requests_are_refused(
     assert listener.request(request_).startswith(b"HTTP/1.1 " + status)
 
 
-def test_request_in_pieces(listener: RunningListener) -> None:
+def test_a_request_in_pieces_is_answered(listener: RunningListener) -> None:
     with listener.connect() as client:
         for piece in (b"GET /met", b"rics HTTP/1.1\r\n\r", b"\n"):
             client.sendall(piece)

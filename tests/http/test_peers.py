@@ -66,7 +66,7 @@ def test_addresses_of_one_peer(address: str, name: str) -> None:
     assert peer_name(address) == name
 
 
-def test_gateways() -> None:
+def test_gateways_are_read_from_the_routing_tables() -> None:
     assert ipv4_gateways(ROUTE) == ["10.244.0.1"]
     assert ipv6_gateways(ROUTE6) == ["fd00::1"]
 

@@ -35,7 +35,7 @@ def test_a_request_of_kube_scheduler() -> None:
         (b"/%zz%", "/%zz%"),
     ],
 )
-def test_paths(target: bytes, path: str) -> None:
+def test_the_path_of_a_request_target(target: bytes, path: str) -> None:
     assert head(request_line=b"GET " + target + b" HTTP/1.1").path == path
 
 
@@ -74,9 +74,7 @@ def test_connections_that_stay_open(line: bytes, keep_alive: bool) -> None:
         (b"\r\n".join([b"X: 1"] * 65), "more than 64 headers", 431),
     ],
 )
-def test_what_two_readers_could_read_differently_is_refused(
-    line: bytes, message: str, status: int
-) -> None:
+def test_ambiguous_requests_are_refused(line: bytes, message: str, status: int) -> None:
     with pytest.raises(BadRequestError, match=message) as error:
         head(line)
     assert error.value.status == status

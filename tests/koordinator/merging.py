@@ -16,14 +16,14 @@ def merged(
         result.ClearField("container_envs")
         result.container_envs.update(response.container_envs)
     if response.HasField("container_resources"):
-        ours, theirs = result.container_resources, response.container_resources
+        merged_resources, changed = result.container_resources, response.container_resources
         for name in ("cpu_period", "cpu_shares", "memory_limit_in_bytes"):
-            if getattr(theirs, name) > 0:
-                setattr(ours, name, getattr(theirs, name))
-        if theirs.cpu_quota != 0:
-            ours.cpu_quota = theirs.cpu_quota
-        if -1000 <= theirs.oom_score_adj <= 1000:
-            ours.oom_score_adj = theirs.oom_score_adj
-        ours.cpuset_cpus = theirs.cpuset_cpus
-        ours.cpuset_mems = theirs.cpuset_mems
+            if getattr(changed, name) > 0:
+                setattr(merged_resources, name, getattr(changed, name))
+        if changed.cpu_quota != 0:
+            merged_resources.cpu_quota = changed.cpu_quota
+        if -1000 <= changed.oom_score_adj <= 1000:
+            merged_resources.oom_score_adj = changed.oom_score_adj
+        merged_resources.cpuset_cpus = changed.cpuset_cpus
+        merged_resources.cpuset_mems = changed.cpuset_mems
     return result

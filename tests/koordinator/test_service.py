@@ -123,17 +123,17 @@ def test_after_an_exception_of_the_policy_the_call_continues() -> None:
 def test_a_call_is_held_for_less_than_its_callers_timeout(
     remaining: float, least: float, most: float
 ) -> None:
-    seen: list[float | None] = []
+    budgets: list[float | None] = []
 
     def record(call: RuntimeHookCall) -> Verdict:
-        seen.append(call.budget_seconds)
+        budgets.append(call.budget_seconds)
         return Changes()
 
     HookService(Hooks(record)).answer("PreCreateContainer", b"", Caller(remaining))
     HookService(Hooks(record)).answer("PreCreateContainer", b"", Caller(None))
-    assert seen[0] is not None
-    assert least <= seen[0] <= most
-    assert seen[1] is None
+    assert budgets[0] is not None
+    assert least <= budgets[0] <= most
+    assert budgets[1] is None
 
 
 def test_a_held_call_does_not_delay_other_calls() -> None:

@@ -98,7 +98,7 @@ def test_flags_override_the_file() -> None:
     assert (found.reserved_memory_bytes, found.max_numa_nodes) == ({0: 1 << 30, 1: 5}, 9)
 
 
-def test_a_kubelet_of_flags_alone() -> None:
+def test_a_kubelet_without_a_configuration_file() -> None:
     arguments = [
         "kubelet",
         "--cpu-manager-policy=static",
@@ -136,7 +136,7 @@ def test_flags_of_a_command_line() -> None:
         ),
     ],
 )
-def test_a_fault_names_source_and_field(content: object, reason: str) -> None:
+def test_an_error_names_source_and_field(content: object, reason: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         of_object(content, "here")
     assert reason in str(raised.value)

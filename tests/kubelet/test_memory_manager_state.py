@@ -52,7 +52,7 @@ def test_versions_and_checksums_of_the_kubelet(name: str, tmp_path: Path) -> Non
         read(str(path))
 
 
-def test_values() -> None:
+def test_values_of_a_memory_manager_state() -> None:
     blocks = (Block((0,), "memory", 512),)
     assert decode(encoded(OF_PODS)) == MemoryManagerState(
         policy="static",

@@ -100,8 +100,8 @@ def test_all_fields_of_a_pod(client: PodResourcesClient, kubelet: FakeKubelet) -
             ),
         ),
     )
-    whole = (MemoryBlock("memory", 4 * GI, (0, 1)),)
-    assert pod == PodResources("ns", "p", (container,), CpuSet([2, 3, 5]), whole)
+    pod_memory = (MemoryBlock("memory", 4 * GI, (0, 1)),)
+    assert pod == PodResources("ns", "p", (container,), CpuSet([2, 3, 5]), pod_memory)
     assert idle == PodResources("ns", "idle")
 
 

@@ -175,9 +175,9 @@ class FakeRuntime:
 
     def send(self, connection: int, stream: int, kind: int, payload: bytes) -> None:
         """Sends frames of at most 4096 bytes, like Go's ttrpc."""
-        whole = struct.pack(">IIBB", len(payload), stream, kind, 0) + payload
-        for at in range(0, len(whole), BUFFER_BYTES):
-            piece = whole[at : at + BUFFER_BYTES]
+        message = struct.pack(">IIBB", len(payload), stream, kind, 0) + payload
+        for at in range(0, len(message), BUFFER_BYTES):
+            piece = message[at : at + BUFFER_BYTES]
             self.send_raw(struct.pack(">II", connection, len(piece)) + piece)
 
     def send_raw(self, data: bytes) -> None:

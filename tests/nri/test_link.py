@@ -38,7 +38,7 @@ ALL = Changes(
     512,
     20_000,
     1 << 20,
-    (Mount("/ours", "/free"), Mount("/ours", "/taken")),
+    (Mount("/host/added", "/free"), Mount("/host/added", "/in-use")),
     (("A", "1"),),
     ("vendor.example/gpu=0",),
 )
@@ -49,7 +49,7 @@ def container(cpus: str = "", **fields: object) -> pb.Container:
     it.linux.resources.cpu.cpus = cpus
     it.linux.resources.cpu.quota.value = 5_000
     it.linux.resources.cpu.period.value = 10_000
-    it.mounts.add(destination="/taken", source="/theirs")
+    it.mounts.add(destination="/in-use", source="/host/present")
     return it
 
 
@@ -184,7 +184,7 @@ def test_a_creation_is_passed_to_the_hook_and_adjusted(registered: LinkHarness) 
     (mount,) = adjust.mounts
     assert (mount.destination, mount.source, list(mount.options)) == (
         "/free",
-        "/ours",
+        "/host/added",
         ["rbind", "ro"],
     )
     assert registered.link.stats.adjusted == 1
@@ -401,7 +401,7 @@ def failed() -> ttrpc.Response:
         (ttrpc.Response(payload=b"\xff"), Code.INTERNAL),
     ],
 )
-def test_an_update_that_the_runtime_refuses(
+def test_an_update_that_the_runtime_refuses_fails(
     registered: LinkHarness, response: ttrpc.Response, code: Code
 ) -> None:
     registered.runtime.answers_updates = False

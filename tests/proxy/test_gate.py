@@ -266,7 +266,9 @@ def test_started_proxy_waits_for_one_pass_before_an_owner(tmp_path: Path) -> Non
         ("unknown", "", None),
     ],
 )
-def test_update(harness: GateHarness, container: str, cpuset_: str, cpus: str | None) -> None:
+def test_cpus_of_an_update(
+    harness: GateHarness, container: str, cpuset_: str, cpus: str | None
+) -> None:
     harness.publish(OWNED)
     _, verdict = harness.update(container, cpuset_)
     if cpus is None:

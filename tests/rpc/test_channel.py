@@ -95,7 +95,7 @@ def test_small_calls_and_error_statuses_alternate(channel: Channel) -> None:
 
 
 @pytest.mark.usefixtures("handlers")
-def test_tens_of_mebibytes_cross_both_windows(channel: Channel) -> None:
+def test_messages_larger_than_both_windows_are_sent(channel: Channel) -> None:
     size = 40 << 20
     assert channel.call("/t/Size", bytes(size), 60) == str(size).encode()
     assert len(channel.call("/t/Make", str(size).encode(), 60)) == size
@@ -162,7 +162,7 @@ def test_a_server_that_stops_during_a_call_is_unavailable(channel: Channel, path
     assert error.value.code in (Code.UNAVAILABLE, Code.CANCELLED)
 
 
-def test_a_silent_or_non_grpc_server_does_not_hang_the_caller(path: Path) -> None:
+def test_a_silent_or_non_grpc_server_does_not_block_the_caller(path: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()

@@ -108,7 +108,7 @@ def test_every_failure_has_a_status(raw: bytes, code: int, text: str) -> None:
     assert (outcome.code, text in outcome.message) == (code, True)
 
 
-def test_a_call_that_the_server_did_not_process_is_reported_as_such() -> None:
+def test_a_call_that_the_server_did_not_process_is_marked() -> None:
     for raw in (
         frames.rst_stream(1, frames.REFUSED_STREAM),
         frames.frame(frames.GOAWAY, 0, 0, bytes(8)),

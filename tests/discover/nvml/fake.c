@@ -1,17 +1,17 @@
-/* libnvidia-ml.so.1 for tests: answers from a text file, `key value` a line, that the environment
- * names in FAKE_NVML. The file is read again once it changed.
+/* libnvidia-ml.so.1 for tests. The answers are in a text file with one `key value` per line; the
+ * environment variable FAKE_NVML names the file, which is read again after each change.
  *
- *   init N, alive N          what nvmlInitWithFlags, every later call returns
- *   sleep.FUNCTION MS        how long a call takes; every value may be absent: NOT_SUPPORTED
- *   return.FUNCTION N        what it returns instead of an answer
+ *   init N, alive N          the return value of nvmlInitWithFlags, of every later call
+ *   sleep.FUNCTION MS        the duration of a call; an absent value is NOT_SUPPORTED
+ *   return.FUNCTION N        the return value of FUNCTION, which then has no answer
  *   enumerated I I I         the cards in the order of their indices
- *   gpu.I.KEY VALUE          of a card; gpu.I.return N: what each of its calls returns;
- *                            gpu.I.return.FUNCTION N: one of them
- *   gpu.I.mig.J.KEY VALUE    of an instance of it
+ *   gpu.I.KEY VALUE          of a card; gpu.I.return N: the return value of all calls;
+ *                            gpu.I.return.FUNCTION N: of one of them
+ *   gpu.I.mig.J.KEY VALUE    of a MIG instance of the card
  *   pair.I.J.KEY VALUE       of two cards, I < J
  *
- * FAKE_NVML with `.events` after it: `I TYPE DATA GI CI` a line, each delivered once, to a set that
- * was there before. With NVML_HEADER it compiles against NVIDIA's own header.
+ * The file $FAKE_NVML.events has one event `I TYPE DATA GI CI` per line, delivered once to an event
+ * set that existed before. With NVML_HEADER it compiles against NVIDIA's header.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -56,7 +56,7 @@ struct nvmlEventSet_st {
 
 static struct nvmlDevice_st cards[MAX_CARDS], instances[MAX_CARDS][MAX_INSTANCES];
 static char *facts;
-static struct stat seen;
+static struct stat last_stat;
 static int initialized;
 static pthread_mutex_t reading = PTHREAD_MUTEX_INITIALIZER;
 
@@ -67,8 +67,8 @@ static void read_again(void) {
         fprintf(stderr, "fake NVML: FAKE_NVML names no file\n");
         abort();
     }
-    if (facts && now.st_ino == seen.st_ino && now.st_mtim.tv_nsec == seen.st_mtim.tv_nsec &&
-        now.st_mtim.tv_sec == seen.st_mtim.tv_sec && now.st_size == seen.st_size)
+    if (facts && now.st_ino == last_stat.st_ino && now.st_mtim.tv_nsec == last_stat.st_mtim.tv_nsec &&
+        now.st_mtim.tv_sec == last_stat.st_mtim.tv_sec && now.st_size == last_stat.st_size)
         return;
     FILE *file = fopen(path, "r");
     free(facts);
@@ -76,10 +76,10 @@ static void read_again(void) {
     facts[0] = '\n';
     if (!file || fread(facts + 1, 1, now.st_size, file) != (size_t)now.st_size) abort();
     fclose(file);
-    seen = now;
+    last_stat = now;
 }
 
-/* The value's copy, or NULL; the caller has it until its next question. */
+/* A copy of the value, or NULL; valid until the next call. */
 static char *value(const char *key) {
     static _Thread_local char found[256];
     char wanted[128];
@@ -104,9 +104,9 @@ static long long number(const char *key, long long otherwise) {
 }
 
 static char *of(nvmlDevice_t device, const char *key) {
-    char whole[128];
-    snprintf(whole, sizeof whole, "%s.%s", device->name, key);
-    return value(whole);
+    char full_key[128];
+    snprintf(full_key, sizeof full_key, "%s.%s", device->name, key);
+    return value(full_key);
 }
 
 static nvmlReturn_t pause_and_return(const char *function) {
@@ -147,7 +147,7 @@ static nvmlReturn_t text_of(nvmlDevice_t device, const char *key, char *to, unsi
     return NVML_SUCCESS;
 }
 
-/* As many numbers as there are pointers before the NULL. */
+/* Reads one number for each pointer before the NULL. */
 static nvmlReturn_t numbers_of(nvmlDevice_t device, const char *key, unsigned int **to) {
     char *text = of(device, key);
     if (!text) return NVML_ERROR_NOT_SUPPORTED;
@@ -297,10 +297,10 @@ nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
 }
 
 static nvmlReturn_t pair(nvmlDevice_t one, nvmlDevice_t two, const char *key, unsigned int *to) {
-    char whole[128];
+    char full_key[128];
     nvmlDevice_t first = one->card < two->card ? one : two, second = first == one ? two : one;
-    snprintf(whole, sizeof whole, "pair.%d.%d.%s", first->card, second->card, key);
-    const char *text = value(whole);
+    snprintf(full_key, sizeof full_key, "pair.%d.%d.%s", first->card, second->card, key);
+    const char *text = value(full_key);
     if (!text) return NVML_ERROR_NOT_SUPPORTED;
     *to = atoi(text);
     return NVML_SUCCESS;
@@ -323,8 +323,8 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t two,
     return pair(one, two, key, (unsigned int *)status);
 }
 
-/* `link.L`: version, type of the far end, its address; a link that is down has no line, one whose
- * address is `-` can't be asked about. */
+/* `link.L`: version, type of the far end, its address; a link that is down has no line, a
+ * link with the address `-` can't be queried. */
 static const char *link_of(nvmlDevice_t device, unsigned int link, unsigned int numbers[2]) {
     char key[32];
     snprintf(key, sizeof key, "link.%u", link);
@@ -405,7 +405,7 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     return NUMBERS(device, "utilization", &to->gpu, &to->memory);
 }
 
-/* `pid MiB gi ci` after one another; -1 MiB: not available. */
+/* `pid MiB gi ci` repeated; -1 MiB: not available. */
 static nvmlReturn_t processes(nvmlDevice_t device, const char *key, unsigned int *count,
                               nvmlProcessInfo_t *to) {
     char *text = of(device, key);
@@ -436,7 +436,7 @@ nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsig
     return processes(device, "graphics", count, to);
 }
 
-/* `pid sm mem enc dec` after one another. */
+/* `pid sm mem enc dec` repeated. */
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
                                              nvmlProcessUtilizationSample_t *to,
                                              unsigned int *count, unsigned long long since) {
@@ -560,17 +560,17 @@ nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set) {
 
 nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *to, unsigned int timeout_ms) {
     for (unsigned int waited = 0;; waited += 5) {
-        int card, taken = 0;
+        int card, fields_read = 0;
         ENTER(NULL);
         FILE *file = events();
         if (file) {
             fseek(file, set->offset, SEEK_SET);
-            taken = fscanf(file, "%d %lli %llu %u %u\n", &card, (long long *)&to->eventType,
+            fields_read = fscanf(file, "%d %lli %llu %u %u\n", &card, (long long *)&to->eventType,
                            &to->eventData, &to->gpuInstanceId, &to->computeInstanceId);
-            if (taken == 5) set->offset = ftell(file);
+            if (fields_read == 5) set->offset = ftell(file);
             fclose(file);
         }
-        if (taken == 5) {
+        if (fields_read == 5) {
             to->device = &cards[card];
             return NVML_SUCCESS;
         }
