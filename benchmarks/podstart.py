@@ -120,12 +120,14 @@ def start_rows(ours: Cluster, base: Cluster, turns: int) -> list[Row]:
                 found[kind][0].append(one)
                 found[kind][1].append(other)
     rows = []
-    for kind, (mine, others) in found.items():
+    for kind, (topolet_samples, base_samples) in found.items():
         for name in (*STAGES, *PROCESSES):
             case, average = f"cpu_{kind}_{name}", statistics.mean
             if name in STAGES:
                 case, average = f"{kind}_{name}", statistics.median
-            value, base = (average([each[name] for each in some]) for some in (mine, others))
+            value, base = (
+                average([each[name] for each in some]) for some in (topolet_samples, base_samples)
+            )
             known = ratio_row(case, value, base, "without Topolet", "ms") if base else None
             rows.append(known or value_row(case, value, "ms"))
     return rows

@@ -125,8 +125,8 @@ def run_peer(stack: ExitStack, source: Source, *, build: bool) -> GoPeer | str:
 
 
 def program(source: Source, build: bool) -> Path:
-    """The program in the cache folder. If it is not there, it is built, or, without `build`, that
-    is a PeerError."""
+    """The program in the cache folder. Builds a missing program if `build` is true, otherwise
+    raises PeerError."""
     files = sorted(each for each in source.folder.rglob("*") if each.is_file())
     digest = hashlib.sha256(b"\0".join(each.read_bytes() for each in files)).hexdigest()
     home = Path(os.environ.get("TOPOLET_CACHE") or Path.home() / ".cache" / "topolet")

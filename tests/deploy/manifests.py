@@ -208,7 +208,7 @@ def schema_errors(value: object, schema: Object, at: str = "") -> list[str]:
     kind = schema["type"]
     python = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}[kind]
     if not isinstance(value, python) or (kind == "integer" and isinstance(value, bool)):
-        return [f"{at}: {value!r} is no {kind}"]
+        return [f"{at}: {value!r} is not a {kind}"]
     found = []
     if isinstance(value, dict):
         found += [f"{at}: no {each}" for each in schema.get("required", ()) if each not in value]

@@ -163,9 +163,9 @@ def test_an_alert_fires_only_with_its_fault(alert: str, tmp_path: Path) -> None:
 
 def test_a_scheduler_without_processes_has_no_leader(tmp_path: Path) -> None:
     """Prometheus has neither a target nor a series of the scheduler."""
-    gone = {'topolet_scheduler_leader{job="s", instance="a"}': "1x10 stale"}
+    ended = {'topolet_scheduler_leader{job="s", instance="a"}': "1x10 stale"}
     other = {'topolet_agent{job="s"}': "1x40"}
-    evaluate("TopoletNoLeader", ((gone, True), (other, False)), tmp_path)
+    evaluate("TopoletNoLeader", ((ended, True), (other, False)), tmp_path)
 
 
 def evaluate(alert: str, cases: Sequence[tuple[dict[str, str], bool]], folder: Path) -> None:

@@ -106,9 +106,9 @@ def test_the_manifests_for_kustomize_come_from_the_chart() -> None:
 
 @pytest.mark.parametrize("overlay", sorted(ALL_OVERLAYS))
 def test_an_overlay_is_the_chart_with_values(overlay: str, tmp_path: Path) -> None:
-    theirs = rendered(tmp_path, {**SECRET, **ALL_OVERLAYS[overlay]})
-    ours = without_cert_manager(kustomized(overlay, tmp_path))
-    assert by_name(ours) == by_name(theirs)
+    chart_objects = rendered(tmp_path, {**SECRET, **ALL_OVERLAYS[overlay]})
+    overlay_objects = without_cert_manager(kustomized(overlay, tmp_path))
+    assert by_name(overlay_objects) == by_name(chart_objects)
 
 
 def test_components_compose_as_values_do(tmp_path: Path) -> None:
@@ -136,15 +136,15 @@ def test_components_compose_as_values_do(tmp_path: Path) -> None:
         **ALL_OVERLAYS["scheduler-evict"],
         "webhook": {"enabled": True, "clientCA": True},
     }
-    ours = without_cert_manager(kustomized_folder(folder, tmp_path))
-    assert by_name(ours) == by_name(rendered(tmp_path, values, "1.35.0"))
+    overlay_objects = without_cert_manager(kustomized_folder(folder, tmp_path))
+    assert by_name(overlay_objects) == by_name(rendered(tmp_path, values, "1.35.0"))
 
 
 @pytest.mark.parametrize("component", ["k3s", "cri-o", "microk8s"])
 def test_a_runtime_has_a_component_and_a_value(component: str, tmp_path: Path) -> None:
     folder = kustomization(tmp_path, "overlays/reconcile", (component,))
-    theirs = rendered(tmp_path, {**SECRET, "pools": [{"runtime": component}]})
-    assert by_name(kustomized_folder(folder, tmp_path)) == by_name(theirs)
+    chart_objects = rendered(tmp_path, {**SECRET, "pools": [{"runtime": component}]})
+    assert by_name(kustomized_folder(folder, tmp_path)) == by_name(chart_objects)
 
 
 @pytest.mark.parametrize("values", [{}, *ALL_OVERLAYS.values()])
@@ -224,9 +224,9 @@ def test_an_existing_kube_scheduler_reaches_the_extender_by_its_address(tmp_path
     )
     cidrs = [{"ipBlock": {"cidr": each}} for each in values["networkPolicy"]["schedulerCallers"]]
     assert policy["spec"]["ingress"][0]["from"][1:] == cidrs
-    (ours,) = yaml.safe_load(_kube_scheduler(tmp_path))["extenders"]
+    (extender,) = yaml.safe_load(_kube_scheduler(tmp_path))["extenders"]
     different = {"urlPrefix", "tlsConfig"}
-    assert {key: ours[key] for key in set(ours) - different} == {
+    assert {key: extender[key] for key in set(extender) - different} == {
         key: extender[key] for key in set(extender) - different
     }
 
@@ -331,8 +331,8 @@ def test_a_pool_has_its_own_settings_image_and_runtime_class(tmp_path: Path) -> 
     assert pod(cards)["runtimeClassName"] == pod(canary)["runtimeClassName"] == "nvidia"
     assert "runtimeClassName" not in pod(others)
     names = [agent(each)["image"] for each in (canary, cards, others)]
-    ours = f"registry.example.com/team/topolet:0.1.0@{digest}"
-    assert names == ["registry.example.com/team/topolet:0.2.0", ours, ours]
+    pool_image = f"registry.example.com/team/topolet:0.1.0@{digest}"
+    assert names == ["registry.example.com/team/topolet:0.2.0", pool_image, pool_image]
     assert [each["name"] for each in pod(others)["imagePullSecrets"]] == ["mine"]
     for each, level in ((canary, "info"), (cards, "debug")):
         flags = arguments(agent(each))
@@ -411,13 +411,13 @@ def test_a_mode_of_the_policies_is_a_component(mode: str, overlay: str, tmp_path
     chosen = (f"policies-{mode}", *more) if mode == "warn" else (*more, f"policies-{mode}")
     folder = kustomization(tmp_path, "overlays/reconcile", chosen)
     values = {**SECRET, **ALL_OVERLAYS[overlay], "policies": {"mode": mode}}
-    theirs = by_name(rendered(tmp_path, values))
-    ours = by_name(without_cert_manager(kustomized_folder(folder, tmp_path)))
+    chart_objects = by_name(rendered(tmp_path, values))
+    overlay_objects = by_name(without_cert_manager(kustomized_folder(folder, tmp_path)))
     if mode == "off":
         account = "ServiceAccount", "topolet-scheduler"
-        assert (account in theirs) is (overlay == "scheduler")
-        theirs[account] = ours[account]
-    assert ours == theirs
+        assert (account in chart_objects) is (overlay == "scheduler")
+        chart_objects[account] = overlay_objects[account]
+    assert overlay_objects == chart_objects
 
 
 def test_without_policies_there_are_no_admission_objects(tmp_path: Path) -> None:

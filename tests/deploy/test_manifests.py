@@ -394,15 +394,20 @@ def test_only_the_component_kubelet_configz_allows_requests_to_kubelets(
 def test_the_component_cri_o_changes_only_the_socket(overlay: str, tmp_path: Path) -> None:
     """All other fields are unchanged."""
     made = kustomization(tmp_path, f"overlays/{overlay}", ("cri-o",))
-    theirs, ours = kustomized_folder(made, tmp_path), kustomized(overlay, tmp_path)
+    with_component, without_component = (
+        kustomized_folder(made, tmp_path),
+        kustomized(overlay, tmp_path),
+    )
     pods = [
         next(each for each in found if each["kind"] == "DaemonSet")["spec"]["template"]["spec"]
-        for found in (theirs, ours)
+        for found in (with_component, without_component)
     ]
     assert [assert_paths(each) for each in pods] == [CRIO, "/run/containerd/containerd.sock"]
-    text = yaml.safe_dump(theirs).replace("/run/crio/crio.sock", "/run/containerd/containerd.sock")
+    text = yaml.safe_dump(with_component).replace(
+        "/run/crio/crio.sock", "/run/containerd/containerd.sock"
+    )
     again = yaml.safe_load(text.replace("/run/crio", "/run/containerd"))
-    assert [_sorted(each) for each in again] == [_sorted(each) for each in ours]
+    assert [_sorted(each) for each in again] == [_sorted(each) for each in without_component]
 
 
 def containers() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -581,7 +586,7 @@ def test_the_schema_accepts_devices() -> None:
     schema = schema_of("devices.scheduling.koordinator.sh", "v1alpha1")
     assert schema_errors(body, schema) == []
     body["spec"]["devices"][0]["topology"]["pcieID"] = 3
-    assert schema_errors(body, schema) == [".spec.devices[0].topology.pcieID: 3 is no string"]
+    assert schema_errors(body, schema) == [".spec.devices[0].topology.pcieID: 3 is not a string"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -602,7 +607,7 @@ def test_kustomize_builds_the_overlay(overlay: str, tmp_path: Path) -> None:
 def test_the_manifest_reader_of_the_tests_equals_kustomize(overlay: str, tmp_path: Path) -> None:
     """For all objects except the patched ones."""
     patched = ("DaemonSet", "ValidatingAdmissionPolicyBinding", "Deployment")
-    theirs, ours = (
+    by_kustomize, by_reader = (
         {
             (each["kind"], each["metadata"]["name"]): each
             for each in found
@@ -610,7 +615,7 @@ def test_the_manifest_reader_of_the_tests_equals_kustomize(overlay: str, tmp_pat
         }
         for found in (kustomized(overlay, tmp_path), objects(f"overlays/{overlay}"))
     )
-    assert theirs == ours
+    assert by_kustomize == by_reader
 
 
 @pytest.mark.parametrize("overlay", ["webhook", "scheduler-evict"])

@@ -183,10 +183,10 @@ def test_the_extenders_score_outweighs_all_plugins() -> None:
 
 
 def test_the_two_leases_are_different() -> None:
-    ours, theirs = settings(), configuration()["leaderElection"]
+    ours, election = settings(), configuration()["leaderElection"]
     leases = {
         "topolet-scheduler-lease": (ours.lease_namespace, ours.lease_name),
-        "topolet-kube-scheduler-lease": (theirs["resourceNamespace"], theirs["resourceName"]),
+        "topolet-kube-scheduler-lease": (election["resourceNamespace"], election["resourceName"]),
     }
     assert len(set(leases.values())) == 2
     for name, lease in leases.items():

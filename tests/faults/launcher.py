@@ -25,12 +25,12 @@ class Launcher:
         self.steps_path = folder / "steps"
         self.log_path = folder / "log"
         self.steps = StepCounter(self.steps_path)
-        self._requests, theirs = socket.socketpair()
-        with theirs:
+        self._requests, child_socket = socket.socketpair()
+        with child_socket:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.child", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.faults.child", str(child_socket.fileno())],
                 cwd=REPOSITORY,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_socket.fileno()],
                 start_new_session=True,  # a signal to the group of the tests does not reach it
             )
         self._replies = self._requests.makefile("rb")

@@ -134,7 +134,7 @@ class SimulatedNode:
         """Sends a notification. Returns whether the agent received it."""
         try:
             self._notifier.sendto(
-                notifications.encode(notification), str(self.state / "doorbell.sock")
+                notifications.encode(notification), str(self.state / notifications.SOCKET)
             )
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
             return False
