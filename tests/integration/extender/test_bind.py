@@ -49,7 +49,7 @@ def create_pod(apiserver: ApiServer, namespace: str, kind: Kind, name: str) -> P
     metadata = {key: body["metadata"][key] for key in ("name", "labels", "annotations")}
     container = {key: body["spec"]["containers"][0][key] for key in ("name", "image", "resources")}
     spec = {"containers": [container], "automountServiceAccountToken": False}
-    wanted = {"metadata": metadata, "spec": {**spec, "schedulerName": "nobody"}}
+    wanted = {"metadata": metadata, "spec": {**spec, "schedulerName": "none"}}
     pod = apiserver.create(f"/api/v1/namespaces/{namespace}/pods", wanted)
     return PodName(namespace, name, pod["metadata"]["uid"])
 

@@ -197,7 +197,7 @@ def test_a_caller_who_may_not_read_the_pod_gets_no_explanation(
 def test_a_caller_without_the_role_does_not_reach_the_scheduler(
     env: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert env.explain("p", env.caller("stranger", pods=True, proxy=False)) == 2
+    assert env.explain("p", env.caller("without-proxy", pods=True, proxy=False)) == 2
     assert "get leases" in capsys.readouterr().err
     assert env.explain("p", "--lease-name=", env.caller("other", pods=True, proxy=False)) == 2
     assert "create services/proxy" in capsys.readouterr().err

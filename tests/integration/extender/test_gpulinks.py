@@ -80,7 +80,7 @@ def create_holder(api: ApiServer, minors: tuple[int, ...]) -> None:
 def pending(api: ApiServer, name: str, cards: int) -> Object:
     amounts = {"limits": {"nvidia.com/gpu": str(cards)}}
     spec = {
-        "schedulerName": "nobody",
+        "schedulerName": "none",
         "automountServiceAccountToken": False,
         "containers": [{"name": "main", "image": "none", "resources": amounts}],
     }

@@ -136,9 +136,7 @@ def test_a_pod_that_was_rejected_before_this_leader_is_retried(apiserver: ApiSer
 
 def test_a_pod_with_another_uid_is_not_changed(apiserver: ApiServer) -> None:
     objects.namespace(apiserver, "replaced")
-    objects.create(
-        apiserver, objects.pod_manifest("replaced", "p", {"cpu": "1"}, scheduler="nobody")
-    )
+    objects.create(apiserver, objects.pod_manifest("replaced", "p", {"cpu": "1"}, scheduler="none"))
     queue, room = UnschedulableQueue(), Room()
     room.change()
     now = time.monotonic()

@@ -83,7 +83,7 @@ def make_pod(apiserver: ApiServer, namespace: str, name: str, qos: str = "LSR") 
         {
             "metadata": {"name": name, "labels": {"koordinator.sh/qosClass": qos}},
             "spec": {
-                "schedulerName": "nobody",
+                "schedulerName": "none",
                 "automountServiceAccountToken": False,
                 "containers": [
                     {

@@ -196,16 +196,17 @@ def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
 
 
 def test_a_group_is_also_checked_on_nodes_that_are_not_the_best_for_one_member(
-    server: fake_api_server.Server, monkeypatch: pytest.MonkeyPatch
+    scene: Scene,
 ) -> None:
-    """Of three nodes, which are checked one at a time, only the last has room for all members."""
-    monkeypatch.setattr(handlers, "_GROUP_BATCH", 1)
-    scene = Scene(server)
-    for node in ("a", "b"):
-        assert scene.bind(scene.pod(owner(12, 8), f"before-{node}"), node) == ""
-    pod = scene.pod(owner(12, 8), "p", **{GROUP_ANNOTATION: "g/3"})
-    assert scene.fits(pod, ["b", "c", "a"]) == ["c"]
-    scene.transport.close()
+    """Nodes are checked for the group in batches. Only the last of many equal nodes has room for
+    all members, and each node has room for one."""
+    nodes = [f"n{number:03}" for number in range(150)]
+    for node in nodes:
+        clusters.add_node(scene.cluster, node, SMALL)
+    for node in nodes[:-1]:
+        assert clusters.reserve(scene.cluster, owner(12, 8), node, f"on-{node}")
+    pod = scene.pod(owner(8, 8), "p", **{GROUP_ANNOTATION: "g/3"})
+    assert scene.fits(pod, nodes) == nodes[-1:]
 
 
 def test_a_reserved_group_is_offered_only_its_node(scene: Scene) -> None:

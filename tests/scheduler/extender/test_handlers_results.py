@@ -46,13 +46,13 @@ def test_the_reasons_are_returned_if_no_node_is_feasible() -> None:
 
 
 def test_few_reasons_have_amounts_and_many_do_not() -> None:
-    few = [Infeasible(f"CPUs (asked 9, available {free})", summary="CPUs") for free in range(5)]
+    few = [Infeasible(f"CPUs (requested 9, available {free})", summary="CPUs") for free in range(5)]
     nodes = [f"n{place}" for place in range(7)]
     result = filter_result(nodes[:5], few, best_only=False)
     assert result.failed_nodes == {
-        f"n{free}": f"CPUs (asked 9, available {free})" for free in range(5)
+        f"n{free}": f"CPUs (requested 9, available {free})" for free in range(5)
     }
-    more = [*few, Infeasible("CPUs (asked 9, available 5)", summary="CPUs"), BROKEN]
+    more = [*few, Infeasible("CPUs (requested 9, available 5)", summary="CPUs"), BROKEN]
     result = filter_result(nodes, more, best_only=False)
     assert result.failed_nodes == dict.fromkeys(nodes[:6], "CPUs")
     assert result.failed_and_unresolvable_nodes == {"n6": "no agent"}

@@ -26,7 +26,7 @@ def test_dropped_changes_count_as_all_nodes(names: list[str], serial: int) -> No
         assert changes.names == set(names[serial:])
 
 
-def test_log_has_one_entry_for_each_name() -> None:
+def test_the_log_has_one_entry_for_each_name() -> None:
     log = ChangeLog()
     for number in range(1000):
         log.add(f"n{number % 5}")

@@ -109,7 +109,7 @@ def test_names_of_deleted_nodes_are_dropped(nodes: Nodes) -> None:
     queue.add(queued("p"), ["b"])
     queue.retryable(nodes, 0.0)
     queue.add(queued("q"), (f"deleted{number}" for number in range(MAX_NAMES + 1)))
-    queue.add(queued("q"), ["anew"])
+    queue.add(queued("q"), ["new"])
     assert [each.offered for each in queue.pods()] == [None, 1]
     nodes.change("b", "small")
     assert retried(queue, nodes, 1.0) == [("p", "b")]
