@@ -165,14 +165,15 @@ def exchange(
     return reply.status, reply.read().decode()
 
 
-def test_several_answers_on_one_connection(server: HttpServer, authority: Authority) -> None:
-    client = https_connection(server, authority)
-    assert exchange(client, "GET", "/healthz") == (200, "ok\n")
-    assert exchange(client, "POST", "/echo?timeout=5s", b"hello") == (200, '"hello"')
-    first = client.sock
-    assert exchange(client, "POST", "/echo", b"") == (200, '""')
-    assert client.sock is first
-    client.close()
+def test_several_answers_on_one_connection(plain_or_tls: http.client.HTTPConnection) -> None:
+    assert exchange(plain_or_tls, "GET", "/healthz") == (200, "ok\n")
+    assert exchange(plain_or_tls, "POST", "/echo?timeout=5s", b"hello") == (200, '"hello"')
+    first = plain_or_tls.sock
+    assert exchange(plain_or_tls, "POST", "/echo", b"") == (200, '""')
+    assert exchange(plain_or_tls, "POST", "/echo", b"refused")[0] == 400
+    assert exchange(plain_or_tls, "GET", "/healthz") == (200, "ok\n")
+    assert plain_or_tls.sock is first
+    plain_or_tls.close()
 
 
 @pytest.mark.parametrize(
@@ -254,10 +255,10 @@ def test_an_invalid_length_is_refused_before_the_body_is_read(
     client.close()
 
 
-def raw(either: http.client.HTTPConnection) -> socket.socket:
-    either.connect()
-    assert either.sock is not None
-    return either.sock
+def raw(plain_or_tls: http.client.HTTPConnection) -> socket.socket:
+    plain_or_tls.connect()
+    assert plain_or_tls.sock is not None
+    return plain_or_tls.sock
 
 
 def posted(body: bytes, length: int | None = None, path: str = "/echo") -> bytes:
@@ -267,10 +268,10 @@ def posted(body: bytes, length: int | None = None, path: str = "/echo") -> bytes
 
 
 def test_pipelined_requests_are_answered_in_order(
-    either: http.client.HTTPConnection,
+    plain_or_tls: http.client.HTTPConnection,
 ) -> None:
-    """The first read returns only a part of them: TLS buffers the rest."""
-    sock = raw(either)
+    """The first read returns only some of the requests; TLS buffers the others."""
+    sock = raw(plain_or_tls)
     bodies = [letter * 999 for letter in (b"a", b"b") for _ in range(10)]
     sock.sendall(b"".join(posted(each) for each in bodies))
     came = b""
@@ -279,7 +280,7 @@ def test_pipelined_requests_are_answered_in_order(
         assert some
         came += some
     assert re.findall(rb'"(.*?)"', came) == bodies
-    either.close()
+    plain_or_tls.close()
 
 
 def test_an_incomplete_request_is_a_bad_request(plain: HttpServer) -> None:
@@ -448,7 +449,7 @@ def plain(start_server: StartServer) -> HttpServer:
 
 
 @pytest.fixture(params=["plain", "tls"])
-def either(
+def plain_or_tls(
     request: pytest.FixtureRequest, server: HttpServer, plain: HttpServer, authority: Authority
 ) -> http.client.HTTPConnection:
     if request.param == "tls":
@@ -478,7 +479,7 @@ def test_a_slowly_sent_request_is_dropped_in_time(
     short_timeouts.putheader("Content-Length", "1000")
     short_timeouts.endheaders()
     ended = threading.Event()
-    sock = short_timeouts.sock  # client.sock is None after the reply
+    sock = short_timeouts.sock  # None after the reply
 
     def drip() -> None:
         while not ended.wait(0.1):
@@ -519,16 +520,6 @@ def test_a_slow_reader_is_dropped_in_time(
         time.sleep(0.01)
     assert received_bytes < LARGE_BYTES
     short_timeouts.close()
-
-
-def test_several_answers_on_one_plain_connection(plain: HttpServer) -> None:
-    client = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
-    assert exchange(client, "POST", "/echo", b"hello") == (200, '"hello"')
-    first = client.sock
-    assert exchange(client, "POST", "/echo", b"refused")[0] == 400
-    assert exchange(client, "GET", "/healthz") == (200, "ok\n")
-    assert client.sock is first
-    client.close()
 
 
 def connection_with_certificate(

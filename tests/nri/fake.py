@@ -231,7 +231,7 @@ class FakeRuntime:
 
     def _called(self, stream: int, request: ttrpc.Request) -> None:
         assert stream % 2
-        assert not self.requests or stream > self.requests[-1][0], "ids grow"
+        assert not self.requests or stream > self.requests[-1][0], "stream ids increase"
         self.requests.append((stream, request))
         if request.method != "UpdateContainers" or not self.answers_updates:
             return

@@ -45,7 +45,7 @@ def harness(tmp_path: Path) -> Iterator[PluginHarness]:
 
 @pytest.fixture
 def unregistered(tmp_path: Path) -> Iterator[PluginHarness]:
-    """Not registered yet."""
+    """A plugin that is not registered yet."""
     it = PluginHarness(tmp_path)
     yield it
     it.close()
@@ -89,7 +89,7 @@ def test_an_owner_waits_for_its_decision(harness: PluginHarness) -> None:
 
 
 def test_an_owner_without_a_decision_is_refused_in_time_and_others_continue(tmp_path: Path) -> None:
-    """At half of the runtime's timeout, even if the configured hold time is longer."""
+    """It is refused at half of the runtime's timeout, even if the hold time is longer."""
     harness = PluginHarness(tmp_path)
     harness.runtime.accept()
     harness.runtime.configure(request_timeout=200)

@@ -360,7 +360,7 @@ def test_an_answer_beyond_the_protocols_limit_is_an_error_within_the_session(
 
 
 class Results(list[RpcError | None]):
-    """Results of updates."""
+    """The results of updates."""
 
     def codes(self) -> list[int]:
         return [0 if each is None else each.code for each in self]
@@ -369,7 +369,7 @@ class Results(list[RpcError | None]):
 def test_the_plugins_update_does_not_wait_for_a_call_of_the_runtime(
     registered: LinkHarness,
 ) -> None:
-    """Both directions at once: the runtime holds its lock until the plugin has answered."""
+    """The runtime holds a lock during its call until the plugin has answered."""
     registered.runtime.answers_updates = False
     results = Results()
     registered.link.update("c", Changes(cpuset="1"), results.append)

@@ -53,7 +53,7 @@ def test_every_carrier_of_a_container_is_read() -> None:
 def test_device_nodes_of_a_privileged_container_are_not_requested_devices(
     rules: list[dict[str, Any]], privileged: bool
 ) -> None:
-    """As containerd and CRI-O create it: otherwise kube-proxy would request every pod's card."""
+    """containerd and CRI-O add all devices; otherwise kube-proxy would request all cards."""
     container = pb.Container()
     container.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
     for rule in rules:

@@ -1,4 +1,4 @@
-"""The metrics page of a proxy, read by the format's own parser."""
+"""Readiness and the metrics page of a proxy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def test_a_proxy_is_ready_while_it_accepts_and_the_runtime_listens(tmp_path: Pat
     assert "the runtime does not answer" in daemon.unready(runtime, accepting=True)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(runtime)
-        assert "Connection refused" in daemon.unready(runtime, accepting=True), "it has died"
+        assert "Connection refused" in daemon.unready(runtime, accepting=True), (
+            "the runtime has ended"
+        )
         listening.listen()
         assert daemon.unready(runtime, accepting=True) == ""
         assert daemon.unready(runtime, accepting=False) == "the proxy accepts no connections"
