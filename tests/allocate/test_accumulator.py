@@ -351,7 +351,7 @@ def test_a_part_of_the_smallest_core() -> None:
     assert cpus(take(layout, layout.cpus, NOTHING_HELD, CpuRequest(1, FULL))) == "4"
 
 
-def test_prefer_l3_leaves_the_larger_cache_alone() -> None:
+def test_prefer_l3_leaves_the_larger_cache_free() -> None:
     layout = machine(1, 1, 12, 2, caches=3)
     request = CpuRequest(4, FULL, prefer_l3=True)
     assert cpus(take(layout, mask("6-21"), NOTHING_HELD, request)) == "16-19"

@@ -1,4 +1,4 @@
-"""Memory that will be bound to the NUMA nodes of a pod counts there, whatever the NUMA policy."""
+"""Memory that will be bound to the NUMA nodes of a pod counts there under any NUMA policy."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_pod_gets_cpus_of_the_numa_nodes_that_have_the_memory_together() -> No
 
 
 @pytest.mark.parametrize("policy", [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED])
-def test_under_a_numa_policy_memory_comes_from_where_the_cpus_are(policy: NumaPolicy) -> None:
+def test_under_a_numa_policy_memory_is_on_the_numa_nodes_of_the_cpus(policy: NumaPolicy) -> None:
     """One CPU is on one NUMA node, and so is its memory."""
     options = node(policy)
     account = allocated(options, [claim("b", amounts={0: {"memory": 8 * GIB}})])

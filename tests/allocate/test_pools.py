@@ -153,7 +153,7 @@ def test_resource_status_without_cpus_is_not_a_claim(status: str) -> None:
     assert wanted(decision) == {"a": "0-3"}
 
 
-def test_the_older_pod_wins_and_an_owner_keeps_its_cpus() -> None:
+def test_the_older_pod_has_precedence_and_an_owner_keeps_its_cpus() -> None:
     old, young = pod("z", "LSE", "1", created_at=1), pod("a", "LSE", "1", created_at=2)
     assert [o.uid for o in decided(machine(), old, young).owners] == ["z"]
     assert [o.uid for o in decided(machine(), old, young, owned_before=("a",)).owners] == ["a"]
@@ -243,7 +243,7 @@ def test_isolated_cpus_are_never_shared_and_owned_on_request() -> None:
     assert wanted(decision) == {"a": "0-1", "b": "2"}
 
 
-def test_claim_gets_its_online_cpus_whichever_pod_is_older() -> None:
+def test_claim_gets_its_online_cpus_regardless_of_the_age_of_pods() -> None:
     topology = machine(1, 4, offline="2-3")
     partly, wholly = pod("a", "LSE", "1-2"), pod("b", "LSE", "3")
     decision = decided(topology, partly, wholly)

@@ -56,10 +56,10 @@ _SCRIPT_IN_NAMESPACE = """
 import os, subprocess, sys
 import types
 from agent.cgroup.names import absolute, own_root
-kind, path, mine, other = sys.argv[1:]
+kind, path, own, other = sys.argv[1:]
 options = ["-t", "cgroup2"] if kind == "2" else ["-t", "cgroup", "-o", "cpuset"]
-os.makedirs(mine, exist_ok=True)
-subprocess.run(["mount", *options, "none", mine], check=True)
+os.makedirs(own, exist_ok=True)
+subprocess.run(["mount", *options, "none", own], check=True)
 root = own_root(types.SimpleNamespace(version=int(kind), path=path))
 for pid in ("self", other):
     lines = open(f"/proc/{pid}/cgroup").read().splitlines()

@@ -163,7 +163,7 @@ def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> Non
         (values(a="0-1"), values(a="1-2"), ["/a=1-2"]),
         # ... otherwise twice.
         (values(a="0-1", b="3"), values(a="1-2", b="0,3"), ["/a=1", "/a=1-2", "/b=0,3"]),
-        # Disjoint: written at once, and before the group that needs its CPU, whatever their names.
+        # Disjoint: written at once, before the group that needs its CPU, regardless of their names.
         (values(b="0", a="2"), values(b="1", a="0,2"), ["/b=1", "/a=0,2"]),
         # Disjoint with children: both the old and the new CPUs until the children have moved.
         (

@@ -404,7 +404,7 @@ def test_v1_nodes_are_never_set_to_empty(v1: Machine) -> None:
     assert v1.handles.writes == []
 
 
-def test_a_value_that_reads_back_differently_is_reported(v2: Machine) -> None:
+def test_a_value_that_differs_when_read_again_is_reported(v2: Machine) -> None:
     v2.handles.ignored.add(f"{CONTAINER}/cpu.weight 39")
     outcome = values.apply(v2.controllers, v2.journal, {CONTAINER: CgroupLimits(shares=1024)})
     (failed,) = outcome.having(WriteState.FAILED)

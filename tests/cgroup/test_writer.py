@@ -192,7 +192,7 @@ def test_a_group_that_is_removed_during_the_writes_frees_its_cpus(journal: Journ
     }
 
 
-def test_a_value_that_reads_back_differently_is_reported(journal: Journal) -> None:
+def test_a_value_that_differs_when_read_again_is_reported(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1"})
     machine.files.ignores_writes = True
     outcome = apply(machine, journal, cpusets(a="0"))

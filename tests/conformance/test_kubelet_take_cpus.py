@@ -38,7 +38,7 @@ def test_agreement() -> None:
     assert judge_case(CASE, expect={"cpuset": "1-4"}) == CaseVerdict(False, {"cpuset": "1-2,9-10"})
 
 
-def test_errors_agree_whatever_their_text() -> None:
+def test_errors_agree_regardless_of_their_text() -> None:
     assert judge_case(CASE, need=16, expect={"error": "too few"}).agrees
     assert not judge_case(CASE, expect={"error": "too few"}).agrees
     assert not judge_case(CASE, need=16).agrees

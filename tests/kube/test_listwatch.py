@@ -576,7 +576,7 @@ def test_after_an_outage_and_410_all_is_listed_at_once(server: Server, clock: Cl
 
 
 @pytest.mark.parametrize(("retry_after", "least", "most"), [(None, 1, 2), (3, 3, 4)])
-def test_pause_after_429_is_short_however_long_the_outage_was(
+def test_pause_after_429_is_short_after_an_outage_of_any_length(
     server: Server, clock: Clock, retry_after: int | None, least: float, most: float
 ) -> None:
     details = {} if retry_after is None else {"retryAfterSeconds": retry_after}

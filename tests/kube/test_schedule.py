@@ -117,7 +117,7 @@ def test_at_most_five_requests_in_ten_seconds(
 
 
 @given(st.lists(st.tuples(errors, chances), max_size=30), chances)
-def test_the_next_pause_is_short_whatever_happened_before(
+def test_the_next_pause_is_short_regardless_of_earlier_errors(
     past: list[tuple[object, float]], random_value: float
 ) -> None:
     """At most a step and a half, unless the server requests more."""

@@ -18,7 +18,7 @@ def written(record: Record) -> Record:
 
 
 @given(st.builds(Record, pod=TEXTS, before=TEXTS, after=st.none() | TEXTS, message=TEXTS))
-def test_a_record_is_one_line_and_reads_back(record: Record) -> None:
+def test_a_record_is_one_line_and_is_decoded_to_the_same_record(record: Record) -> None:
     line = audit.encode(written(record))
     assert line.count(b"\n") == 1
     assert audit.decode(line) == written(record)

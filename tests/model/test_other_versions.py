@@ -41,7 +41,7 @@ def test_a_snapshot_of_another_version_is_read_or_refused(field: str) -> None:
             assert snapshot.decode(json.dumps(other).encode()).boot_id in ("boot", "later")
 
 
-def test_a_journal_of_another_version_loses_no_line_that_it_can_read(tmp_path: Path) -> None:
+def test_a_journal_of_another_version_keeps_every_line_that_it_can_read(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     lines = [
         {"group": "/kubepods/a", "cpus": "0-3"},

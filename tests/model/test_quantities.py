@@ -57,14 +57,14 @@ def test_an_infinite_number_is_refused() -> None:
 
 
 @given(st.integers(0, 10**7))
-def test_a_printed_amount_of_cpu_reads_back(cpu_milli: int) -> None:
+def test_a_printed_amount_of_cpu_is_parsed_to_the_same_amount(cpu_milli: int) -> None:
     assert quantities.milli(quantities.cpu(cpu_milli)) == cpu_milli
 
 
 @given(
     st.sampled_from(["cpu", "memory", "hugepages-2Mi", "nvidia.com/gpu"]), st.integers(0, 1 << 50)
 )
-def test_a_printed_amount_reads_back(resource: str, amount: int) -> None:
+def test_a_printed_amount_is_parsed_to_the_same_amount(resource: str, amount: int) -> None:
     text = quantities.amount(resource, amount)
     assert (quantities.milli if resource == "cpu" else quantities.whole)(text) == amount
 

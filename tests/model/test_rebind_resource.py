@@ -48,7 +48,7 @@ def test_fields_beyond_the_proposal() -> None:
     assert (read.deadline_seconds, read.dry_run, read.max_pods) == (5, True, 3)
 
 
-def test_a_status_reads_back() -> None:
+def test_an_encoded_status_is_decoded_to_the_same_status() -> None:
     plan = StatusPlan(
         "2026-01-01T00:00:00Z",
         True,

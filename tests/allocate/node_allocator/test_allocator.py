@@ -213,7 +213,7 @@ def test_devices_need_a_device_object() -> None:
     assert found.unresolvable
 
 
-def test_devices_alone_need_no_node_resource_topology() -> None:
+def test_devices_without_cpus_need_no_node_resource_topology() -> None:
     allocator = NodeAllocator(
         msgspec.structs.replace(make_properties(devices=CARDS_ON_BOTH), cpus=None)
     )
@@ -279,7 +279,7 @@ def test_a_pod_is_refused_when_no_numa_node_has_cpus_and_cards() -> None:
     assert not found.unresolvable
 
 
-def test_devices_alone_are_aligned_too() -> None:
+def test_devices_without_cpus_are_aligned_too() -> None:
     allocator = NodeAllocator(
         make_properties(policy=ONE, devices=[gpu(0, 0), *CARDS_ON_BOTH[2:], nic(0, 1)])
     )

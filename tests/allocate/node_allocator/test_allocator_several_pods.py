@@ -89,7 +89,7 @@ def test_without_a_large_enough_switch_the_pods_get_any_free_cards(before: int) 
         assert len(set.union(*map(cards, found))) == 4
 
 
-def test_shares_of_cards_are_placed_as_for_each_pod_alone() -> None:
+def test_shares_of_cards_are_placed_as_for_each_single_pod() -> None:
     found = offers(allocator_of(CARDS), gpu_share_pod(50), 3)
     assert [cards(each) for each in found] == [{0}, {0}, {1}]
 

@@ -48,7 +48,7 @@ def test_a_missing_or_default_policy_is_filled_in(
     assert (None if text is None else json.loads(text)) == expected
 
 
-def test_no_spec_at_all() -> None:
+def test_no_spec() -> None:
     for text in ("", "null"):
         assert spec_text(text, FULL, forced=False) == '{"preferredCPUBindPolicy":"FullPCPUs"}'
 

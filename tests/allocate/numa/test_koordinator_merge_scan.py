@@ -78,7 +78,7 @@ def test_a_mask_is_not_replaced_by_a_larger_one_with_a_lower_score() -> None:
     assert outcome(masks, [[0, 5, 3, 0], [0]], {1, 2, 4}, None) == Best(2, 5, (1, 0))
 
 
-def test_a_smaller_mask_wins_regardless_of_its_score() -> None:
+def test_a_smaller_mask_is_chosen_regardless_of_its_score() -> None:
     masks = [[2, 1, 7], [7, 7]]
     assert outcome(masks, [[9, 0, 0], [0, 0]], {1, 2}, None) == Best(1, 0, (1, 0))
 

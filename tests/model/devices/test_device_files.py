@@ -144,7 +144,7 @@ def test_a_virtual_function_in_its_pods_network_namespace_keeps_its_files() -> N
     assert now == before
 
 
-def test_a_hidden_device_loses_files_that_another_device_has_now() -> None:
+def test_a_hidden_device_gives_up_files_that_another_device_has_now() -> None:
     devices = [Device("rdma", PHYSICAL, 4, {}), Device("rdma", "0000:99:00.0", 5, {})]
     before = device_files(devices, [], RDMA, Fpgas())
     other = RdmaDevice(RdmaFunction(Function("0000:99:00.0"), (link(1),)))

@@ -97,7 +97,7 @@ def test_labels_of_gpu_feature_discovery_are_optional() -> None:
     assert "nvidia.com/gpu.memory" not in mixed
 
 
-def test_label_values_are_valid_whatever_the_driver_reports() -> None:
+def test_label_values_are_valid_for_any_text_of_the_driver() -> None:
     info = GpuInfo("nvidia", "NVIDIA (x)/name " + "x" * 90, " 1 ")
     for value in gpu_labels(info, [gpu(0)], gfd=True).values():
         assert 0 < len(value) <= 63

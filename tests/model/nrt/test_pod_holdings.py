@@ -88,7 +88,7 @@ def test_one_invalid_cpuset_does_not_affect_the_others() -> None:
     assert holdings(pods, node(), STATIC).pods == {("ns", "exclusive"): Allocated(CpuSet([2, 3]))}
 
 
-def test_under_policy_none_no_cpu_is_owned_whatever_is_listed() -> None:
+def test_under_policy_none_no_cpu_is_owned_regardless_of_the_list() -> None:
     """cpumanager/policy_none.go: no CPU is allocatable, because none can be exclusive."""
     pods = [pod("a", container("c", *range(8)))]
     assert holdings(pods, node(), Allocatable()).pods == {}
