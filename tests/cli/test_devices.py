@@ -25,13 +25,13 @@ NIC = {"class": "0x020000\n", "vendor": "0x15b3\n", "device": "0x1021\n"}
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A machine with eight cards and a network interface."""
-    it = tmp_path / "root"
-    write(str(it), machine())
+    root = tmp_path / "root"
+    write(str(root), machine())
     for card in gpumachines.a100_hgx().cards:
         address = pci_address(card.bus)
-        buses.add_function(it, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
-    buses.add_function(it, "pci0000:02/0000:02:00.0", NIC)
-    return it
+        buses.add_function(root, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
+    buses.add_function(root, "pci0000:02/0000:02:00.0", NIC)
+    return root
 
 
 def test_a_copy_of_a_machine_has_the_values_of_pci(

@@ -32,9 +32,9 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
-    it = Terminal()
-    yield it
-    it.close()
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
 
 
 def test_terminal_replaces_each_text_by_the_next(terminal: Terminal) -> None:

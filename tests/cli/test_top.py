@@ -68,9 +68,9 @@ def load(folder: Path, ticks: int) -> None:
 
 @pytest.fixture
 def terminal(command_line: list[str]) -> Iterator[EmulatedTerminal]:
-    with EmulatedTerminal(command_line) as it:
-        it.until("the first frame", lambda text: "ml/train" in text)
-        yield it
+    with EmulatedTerminal(command_line) as terminal:
+        terminal.until("the first frame", lambda text: "ml/train" in text)
+        yield terminal
 
 
 def test_the_whole_screen(terminal: EmulatedTerminal) -> None:

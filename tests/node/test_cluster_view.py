@@ -31,9 +31,9 @@ def notifications() -> Notifications:
 
 @pytest.fixture
 def watches(tmp_path: Path, notifications: Notifications) -> Iterator[ClusterWatches]:
-    it = ClusterWatches(EmbeddedStore(str(tmp_path), period_seconds=0.01), "n", notifications)
-    yield it
-    it.stop()
+    watches = ClusterWatches(EmbeddedStore(str(tmp_path), period_seconds=0.01), "n", notifications)
+    yield watches
+    watches.stop()
     assert not [each for each in threading.enumerate() if "watch" in each.name]
 
 

@@ -136,7 +136,7 @@ def test_a_machine_without_cards_starts_no_child(tmp_path: Path) -> None:
 
 
 def test_cards_are_devices_with_their_topology(mixed: Node) -> None:
-    report = mixed.until(lambda it: it.devices)
+    report = mixed.until(lambda report: report.devices)
     assert [each.type for each in report.devices] == ["gpu"] * len(report.devices)
     for device in report.devices:
         assert device.topology is not None
@@ -150,14 +150,14 @@ def test_a_card_that_only_pci_lists_is_reported(
     mixed: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     mixed.card("00000000:AF:00.0")
-    mixed.until(lambda it: it.devices)
+    mixed.until(lambda report: report.devices)
     assert mixed.seen.missing == ("0000:af:00.0",)
     text = "devices: GPU at 0000:af:00.0: PCI lists it, its driver does not list it"
     assert text in caplog.text
     cards = gpumachines.mixed().cards
     third = dataclasses.replace(cards[0], uuid=gpumachines.uuid(2), minor=2, bus="00000000:AF:00.0")
     mixed.driver.set_machine(Machine((*cards, third)))
-    mixed.until(lambda it: len(it.devices) == 3)
+    mixed.until(lambda report: len(report.devices) == 3)
     assert mixed.seen.missing == ()
 
 
@@ -175,7 +175,7 @@ def test_a_driver_that_cannot_be_queried_is_reported(
 
 
 def test_published_devices_are_kept_until_the_driver_answers(mixed: Node) -> None:
-    first = mixed.until(lambda it: it.devices)
+    first = mixed.until(lambda report: report.devices)
     mixed.view.close()
     mixed.driver.set_machine(gpumachines.mixed().with_values(init=9))
     mixed.view = mixed.new_view()
@@ -185,16 +185,16 @@ def test_published_devices_are_kept_until_the_driver_answers(mixed: Node) -> Non
     before = mixed.observe()
     assert before.devices == first.devices
     assert node_status.gpu_labels(before.gpus, before.devices) == labels != {}
-    unhealthy = mixed.until(lambda it: not any(health(it)))
+    unhealthy = mixed.until(lambda report: not any(health(report)))
     assert len(unhealthy.devices) == len(first.devices)
     (condition,) = (each for each in unhealthy.devices[0].conditions if each.type == HEALTHY)
     assert condition.reason == "DriverNotLoaded"
     mixed.driver.set_machine(gpumachines.mixed())
-    mixed.until(lambda it: all(health(it)))
+    mixed.until(lambda report: all(health(report)))
 
 
 def test_cards_removed_while_no_agent_ran_are_dropped(mixed: Node, tmp_path: Path) -> None:
-    first = mixed.until(lambda it: it.devices)
+    first = mixed.until(lambda report: report.devices)
     empty = view_of(tmp_path / "other")
     (tmp_path / "other").mkdir()
     seen = empty.observe(TOPOLOGY, Published(first.devices), ApiNode(), ())
@@ -203,7 +203,7 @@ def test_cards_removed_while_no_agent_ran_are_dropped(mixed: Node, tmp_path: Pat
 
 
 def test_a_card_is_cordoned_by_the_nodes_annotation(mixed: Node) -> None:
-    first = mixed.until(lambda it: it.devices)
+    first = mixed.until(lambda report: report.devices)
     uuid = first.devices[0].uuid
     mixed.api_node = ApiNode(annotations={"topolet.io/cordoned-gpus": uuid})
     assert health(mixed.observe()) == [False, *[True] * (len(first.devices) - 1)]
@@ -214,7 +214,7 @@ def test_a_card_is_cordoned_by_the_nodes_annotation(mixed: Node) -> None:
 def test_a_cordon_of_an_unknown_card_is_reported(
     mixed: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = mixed.until(lambda it: it.devices)
+    first = mixed.until(lambda report: report.devices)
     mixed.api_node = ApiNode(annotations={"topolet.io/cordoned-gpus": "GPU-typo, 1"})
     mixed.observe()
     for name in ("gpu-typo", "1"):
@@ -227,13 +227,13 @@ def test_the_driver_is_released_and_opened_by_the_nodes_annotation(
     mixed: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = "topolet.io/gpu-driver"
-    first = mixed.until(lambda it: it.devices)
+    first = mixed.until(lambda report: report.devices)
     mixed.api_node = ApiNode(annotations={key: "gone"})
-    mixed.until(lambda it: all(health(it)))
+    mixed.until(lambda report: all(health(report)))
     assert f"devices: Node: annotation {key}: 'gone' is not 'released'" in caplog.text
     assert mixed.driver.child()
     mixed.api_node = ApiNode(annotations={key: "released"})
-    report = mixed.until(lambda it: not any(health(it)))
+    report = mixed.until(lambda report: not any(health(report)))
     assert mixed.driver.child() is None
     for device in report.devices:
         reported = {each.type: each.message for each in device.conditions}
@@ -249,7 +249,7 @@ def test_the_driver_is_released_and_opened_by_the_nodes_annotation(
     mixed.driver.set_machine(gpumachines.mixed().with_values(driver="570.86.15"))
     assert mixed.driver.child() is None
     mixed.api_node = ApiNode()
-    mixed.until(lambda it: all(health(it)) and it.gpus.driver_version == "570.86.15")
+    mixed.until(lambda report: all(health(report)) and report.gpus.driver_version == "570.86.15")
     assert [each.uuid for each in mixed.observe().devices] == [each.uuid for each in first.devices]
 
 
@@ -266,13 +266,13 @@ def dgx1(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_linked_cards_are_published_as_partitions(dgx1: Node) -> None:
-    report = dgx1.until(lambda it: len(it.devices) == 8)
+    report = dgx1.until(lambda report: len(report.devices) == 8)
     sets = msgspec.json.decode(report.annotations[GPU_PARTITIONS])
     assert {size: len(found) for size, found in sets.items()}["8"] == 1
 
 
 def test_links_are_published_as_the_driver_reports_them(dgx1: Node) -> None:
-    report = dgx1.until(lambda it: len(it.devices) == 8)
+    report = dgx1.until(lambda report: len(report.devices) == 8)
     links = interconnect.decode_links(report.annotations)
     assert len(links) == 28
     linked = {pair: each.links for pair, each in links.items() if each.links}
@@ -282,7 +282,7 @@ def test_links_are_published_as_the_driver_reports_them(dgx1: Node) -> None:
 
 
 def test_published_links_are_kept_until_the_driver_answers(dgx1: Node) -> None:
-    first = dgx1.until(lambda it: len(it.devices) == 8)
+    first = dgx1.until(lambda report: len(report.devices) == 8)
     dgx1.view.close()
     dgx1.driver.set_machine(gpumachines.dgx1().with_values(init=9))
     dgx1.view = dgx1.new_view()
@@ -297,7 +297,7 @@ def test_published_links_are_kept_until_the_driver_answers(dgx1: Node) -> None:
 def test_allocations_are_counted_and_invalid_annotations_are_reported_once(
     mixed: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mixed.until(lambda it: it.devices)
+    mixed.until(lambda report: report.devices)
     allocation = {"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "50"}}]}
     holder = msgspec.structs.replace(
         pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(allocation).decode()}
@@ -311,7 +311,7 @@ def test_allocations_are_counted_and_invalid_annotations_are_reported_once(
 
 
 def test_a_card_that_the_kubelet_assigned_is_in_use_and_published(mixed: Node) -> None:
-    first = mixed.until(lambda it: it.devices)
+    first = mixed.until(lambda report: report.devices)
     uuid = first.devices[0].uuid
     grant = ReportedDevices("a", "main", "nvidia.com/gpu", (uuid,), HoldingSource.CHECKPOINT)
     seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (pod("a"),), [grant])
@@ -330,7 +330,7 @@ def test_allocated_cards_can_be_withheld_from_the_device_object(
 ) -> None:
     mixed.view.close()
     mixed.view = mixed.new_view(withhold=True)
-    first = mixed.until(lambda it: it.devices)
+    first = mixed.until(lambda report: report.devices)
     grant = ReportedDevices(
         "a", "main", "nvidia.com/gpu", (first.devices[1].uuid,), HoldingSource.CHECKPOINT
     )
@@ -362,7 +362,7 @@ def test_allocated_cards_can_be_withheld_from_the_device_object(
 
 
 def test_a_card_of_two_pods_is_reported(mixed: Node, caplog: pytest.LogCaptureFixture) -> None:
-    first = mixed.until(lambda it: it.devices)
+    first = mixed.until(lambda report: report.devices)
     allocation = {"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "50"}}]}
     holder = msgspec.structs.replace(
         pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(allocation).decode()}
@@ -385,7 +385,7 @@ def test_a_pod_that_only_names_every_card_marks_none_as_used(
 ) -> None:
     """Any pod can set the environment variable."""
     caplog.set_level("INFO")
-    first = mixed.until(lambda it: it.devices)
+    first = mixed.until(lambda report: report.devices)
     names = tuple(each.uuid for each in first.devices if each.type == "gpu")
     variable = ("NVIDIA_VISIBLE_DEVICES", ",".join(names))
     shown = of_carriers("a", "main", Carriers(environment=(variable,)))
@@ -405,7 +405,7 @@ def test_a_pod_that_only_names_every_card_marks_none_as_used(
 def test_a_running_pod_keeps_its_card_after_a_change_of_its_annotation(
     mixed: Node,
 ) -> None:
-    first = mixed.until(lambda it: len(it.devices) > 1)
+    first = mixed.until(lambda report: len(report.devices) > 1)
     one, other = first.devices[:2]
     amounts = {"koordinator.sh/gpu-core": "100"}
     # This minor now belongs to another card.
@@ -445,7 +445,7 @@ def test_devices_continue_from_the_published_object(tmp_path: Path) -> None:
 
 
 def test_cards_are_not_queried_before_their_published_conditions_are_known(mixed: Node) -> None:
-    first = mixed.until(lambda it: it.devices)
+    first = mixed.until(lambda report: report.devices)
     uuid, time = first.devices[0].uuid, "2026-01-01T00:00:00Z"
     reset_required = Condition("XID48", "True", "Reset", "XID 48: reset", time)
     unhealthy = msgspec.structs.replace(
@@ -455,8 +455,10 @@ def test_cards_are_not_queried_before_their_published_conditions_are_known(mixed
     mixed.view = mixed.new_view()
     assert mixed.view.observe(TOPOLOGY, None, ApiNode(), ()) is None
     mixed.published = Published((unhealthy,))
-    report = mixed.until(lambda it: len(it.devices) == len(first.devices))
-    conditions = {each.uuid: [it.type for it in each.conditions] for each in report.devices}
+    report = mixed.until(lambda report: len(report.devices) == len(first.devices))
+    conditions = {
+        each.uuid: [condition.type for condition in each.conditions] for each in report.devices
+    }
     assert "XID48" in conditions[uuid]
 
 
@@ -465,9 +467,9 @@ def test_setting_the_clock_does_not_count_as_a_boot(mixed: Node) -> None:
     stat = mixed.root / "proc" / "stat"
     stat.parent.mkdir()
     stat.write_text("cpu 1\nbtime 1000000000\n")
-    mixed.until(lambda it: it.devices)
+    mixed.until(lambda report: report.devices)
     mixed.driver.event(0, 79)
-    mixed.until(lambda it: False in health(it))
+    mixed.until(lambda report: False in health(report))
     stat.write_text("cpu 1\nbtime 9000000000\n")
     readings = {id(mixed.seen.readings): mixed.seen.readings}
 
@@ -483,7 +485,7 @@ def test_an_invalid_time_of_boot_is_ignored(mixed: Node, text: str) -> None:
     stat = mixed.root / "proc" / "stat"
     stat.parent.mkdir()
     stat.write_text(f"cpu 1\nbtime {text}\n")
-    mixed.until(lambda it: it.devices)
+    mixed.until(lambda report: report.devices)
 
 
 def test_a_restarted_agent_has_device_files_that_are_not_visible_yet(
@@ -491,7 +493,7 @@ def test_a_restarted_agent_has_device_files_that_are_not_visible_yet(
 ) -> None:
     """Minors and instances of cards are unknown until the driver reports them, and a network
     card is not visible while its pod runs."""
-    mixed.until(lambda it: it.devices)
+    mixed.until(lambda report: report.devices)
     nic = buses.add_function(mixed.root, "pci0000:17/0000:17:00.0")
     files = {
         "infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
@@ -499,7 +501,7 @@ def test_a_restarted_agent_has_device_files_that_are_not_visible_yet(
     }
     buses.write_files(nic, files)
     mixed.view.rescan()
-    mixed.until(lambda it: len(it.devices) == 3)
+    mixed.until(lambda report: len(report.devices) == 3)
     before = mixed.seen.files
     mixed.published = mixed.view.state
     mixed.view.close()
@@ -510,7 +512,7 @@ def test_a_restarted_agent_has_device_files_that_are_not_visible_yet(
     assert mixed.seen.files == before
     assert mixed.view.files == before
     mixed.api_node = ApiNode()
-    mixed.until(lambda it: it.gpus.driver_version and mixed.seen.readings)
+    mixed.until(lambda report: report.gpus.driver_version and mixed.seen.readings)
     assert mixed.seen.files == before
 
 

@@ -31,9 +31,9 @@ STATIC = KubeletConfiguration("kubelet 7", "static", {}, reserved_milli=1000)
 
 def read(settings: AgentSettings, sources: Sources | None = None) -> KubeletConfigurationView:
     """A view after one read."""
-    it = KubeletConfigurationView(settings, sources)
-    it.read()
-    return it
+    view = KubeletConfigurationView(settings, sources)
+    view.read()
+    return view
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,11 @@ def test_resources_that_the_kubelet_does_not_list_any_more_count_while_the_pod_r
     kubelet: Kubelet,
 ) -> None:
     view = PodResourcesStateView(kubelet)
-    it = pod("a", kube_class="guaranteed")
+    guaranteed = pod("a", kube_class="guaranteed")
     kubelet.answer = answer_of(resources("a", "2"))
-    before = view.now(machine(), (it,)).held
+    before = view.now(machine(), (guaranteed,)).held
     kubelet.answer = answer_of()
-    assert view.now(machine(), (it,)).held == before != {}
+    assert view.now(machine(), (guaranteed,)).held == before != {}
     assert view.now(machine(), ()).held == {}
 
 

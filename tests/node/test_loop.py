@@ -84,9 +84,9 @@ class LoopTest:
 
 @pytest.fixture
 def loop(tmp_path: Path) -> Iterator[LoopTest]:
-    it = LoopTest(tmp_path, 60.0)
-    yield it
-    it.close()
+    loop = LoopTest(tmp_path, 60.0)
+    yield loop
+    loop.close()
 
 
 def test_a_waiting_call_ends_the_cooldown_and_a_change_does_not(loop: LoopTest) -> None:

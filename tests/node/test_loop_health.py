@@ -14,9 +14,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    it = Clock()
-    monkeypatch.setattr("agent.node.loop.time.monotonic", it)
-    return it
+    clock = Clock()
+    monkeypatch.setattr("agent.node.loop.time.monotonic", clock)
+    return clock
 
 
 def test_ready_after_the_first_successful_pass_until_one_fails_or_is_missing(clock: Clock) -> None:

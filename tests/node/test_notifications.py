@@ -43,16 +43,16 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def notification_socket(path: str) -> Iterator[NotificationSocket]:
-    it = NotificationSocket(path)
-    yield it
-    it.close()
+    notification_socket = NotificationSocket(path)
+    yield notification_socket
+    notification_socket.close()
 
 
 @pytest.fixture
 def notifier(path: str) -> Iterator[Notifier]:
-    it = Notifier(path)
-    yield it
-    it.close()
+    notifier = Notifier(path)
+    yield notifier
+    notifier.close()
 
 
 def test_notifications_are_received_in_order(

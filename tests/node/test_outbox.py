@@ -90,10 +90,10 @@ def clock() -> Clock:
 
 @pytest.fixture
 def outbox(server: Server, clock: Clock) -> Iterator[Outbox]:
-    it = Outbox(server, AgentMetrics(), PACE, clock, changed=clock.changed)
-    it.start()
-    yield it
-    it.close()
+    outbox = Outbox(server, AgentMetrics(), PACE, clock, changed=clock.changed)
+    outbox.start()
+    yield outbox
+    outbox.close()
     assert not [each for each in threading.enumerate() if each.name == "reports"]
 
 
@@ -215,10 +215,10 @@ def test_retry_after_is_observed(outbox: Outbox, server: Server, clock: Clock) -
 
 
 def test_nothing_is_sent_after_the_end(server: Server, clock: Clock) -> None:
-    it = Outbox(server, AgentMetrics(), PACE, clock)
-    it.start()
-    it.put(report("a"))
-    it.close()
+    outbox = Outbox(server, AgentMetrics(), PACE, clock)
+    outbox.start()
+    outbox.put(report("a"))
+    outbox.close()
     clock.now += 100
     assert server.attempts == 0
 
@@ -233,14 +233,14 @@ def test_the_first_step_is_retried_until_it_succeeds_with_its_own_backoff(
         attempts += 1
         raise StoreError("not yet")
 
-    it = Outbox(server, AgentMetrics(), PACE, clock, first)
-    it.start()
-    it.start()
+    outbox = Outbox(server, AgentMetrics(), PACE, clock, first)
+    outbox.start()
+    outbox.start()
     eventually("tried once", lambda: attempts == 1)
     for number in range(20):
-        it.put(report(str(number)))
-        it.resync()
+        outbox.put(report(str(number)))
+        outbox.resync()
     clock.now += 100
     assert attempts <= 2
-    it.close()
-    assert (server.attempts, it.problem.text) == (0, "not yet")
+    outbox.close()
+    assert (server.attempts, outbox.problem.text) == (0, "not yet")

@@ -15,16 +15,16 @@ from tests.fixtures.page import LARGE, ServedNode, served
 
 @pytest.fixture
 def node(tmp_path: Path) -> ServedNode:
-    it = ServedNode(tmp_path)
-    it.pod("web", "LS")
-    it.pod("batch", "BE")
-    it.reconcile()
-    it.pod("db", "LSE", "0-3,32-35")
-    it.pod("train", "LSR", "16-17,48-49")
-    it.cards = {0: ("ns/db",)}
-    it.busy = {0: 0.5}
-    it.reconcile()
-    return it
+    node = ServedNode(tmp_path)
+    node.pod("web", "LS")
+    node.pod("batch", "BE")
+    node.reconcile()
+    node.pod("db", "LSE", "0-3,32-35")
+    node.pod("train", "LSR", "16-17,48-49")
+    node.cards = {0: ("ns/db",)}
+    node.busy = {0: 0.5}
+    node.reconcile()
+    return node
 
 
 @pytest.fixture
@@ -35,13 +35,13 @@ def server(node: ServedNode) -> Iterator[HttpServer]:
 
 @pytest.fixture
 def tab(browser: Browser, server: HttpServer) -> Iterator[Tab]:
-    it = browser.tab()
-    it.shape(1440, 900)
-    it.open(f"http://localhost:{server.port}/page")
-    it.until("document.querySelectorAll('.cpu[data-cpu]').length === 64", "the CPUs are drawn")
-    it.until("document.querySelectorAll('#pods tr').length === 4", "the pods are drawn")
-    yield it
-    it.close()
+    tab = browser.tab()
+    tab.shape(1440, 900)
+    tab.open(f"http://localhost:{server.port}/page")
+    tab.until("document.querySelectorAll('.cpu[data-cpu]').length === 64", "the CPUs are drawn")
+    tab.until("document.querySelectorAll('#pods tr').length === 4", "the pods are drawn")
+    yield tab
+    tab.close()
 
 
 def owned(tab: Tab) -> list[int]:
@@ -185,7 +185,7 @@ def test_the_policy_refuses_other_scripts_and_html(tab: Tab) -> None:
         "document.body.setAttribute('onclick', 'window.ran = 1')",
     ):
         name = tab.run(
-            f"(() => {{ try {{ {what}; return ''; }} catch (it) {{ return it.name; }} }})()"
+            f"(() => {{ try {{ {what}; return ''; }} catch (it) {{ return tab.name; }} }})()"
         )
         assert name == "TypeError", what
     elsewhere = "fetch('http://127.0.0.1:1/').then(() => 'sent', error => error.name)"
@@ -227,9 +227,9 @@ def test_512_cpus(browser: Browser, tmp_path: Path) -> None:
         node.pod(f"p{number}", "LSE", f"{number * 8}-{number * 8 + 3}")
     node.reconcile()
     with served(node) as server:
-        it = browser.tab()
-        it.open(f"http://localhost:{server.port}/page")
-        it.until("document.querySelectorAll('.cpu[data-cpu]').length === 512", "all CPUs")
-        assert len(owned(it)) == 96
-        assert it.violations() == []
-        it.close()
+        tab = browser.tab()
+        tab.open(f"http://localhost:{server.port}/page")
+        tab.until("document.querySelectorAll('.cpu[data-cpu]').length === 512", "all CPUs")
+        assert len(owned(tab)) == 96
+        assert tab.violations() == []
+        tab.close()

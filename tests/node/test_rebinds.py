@@ -80,9 +80,9 @@ class World:
 
 @pytest.fixture
 def world(server: Server) -> Iterator[World]:
-    it = World(server)
-    yield it
-    it.transport.close()
+    world = World(server)
+    yield world
+    world.transport.close()
 
 
 def test_an_object_that_no_scheduler_takes_fails_with_the_reason(world: World) -> None:

@@ -53,9 +53,9 @@ def decide(folder: Path, shared: int = 2) -> None:
 
 @pytest.fixture
 def notification_socket(folder: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as it:
-        it.bind(str(folder / "state" / "doorbell.sock"))
-        yield it
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notification_socket:
+        notification_socket.bind(str(folder / "state" / "doorbell.sock"))
+        yield notification_socket
 
 
 def test_loads_between_two_reads(folder: Path) -> None:
@@ -144,9 +144,9 @@ def test_samples_are_kept(folder: Path) -> None:
 
 @pytest.fixture(params=[1, 2])
 def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SimulatedNode]:
-    it = large_machine(tmp_path, request.param)
-    yield it
-    it.close()
+    node = large_machine(tmp_path, request.param)
+    yield node
+    node.close()
 
 
 @pytest.fixture

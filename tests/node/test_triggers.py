@@ -19,9 +19,9 @@ NOW = 1000.0
 def triggers(tmp_path: Path) -> Iterator[Triggers]:
     """The triggers without a runtime."""
     socket = NotificationSocket(str(tmp_path / "doorbell.sock"))
-    it = Triggers(socket, str(tmp_path), str(tmp_path), str(tmp_path / "runtime.sock"))
-    yield it
-    it.close()
+    triggers = Triggers(socket, str(tmp_path), str(tmp_path), str(tmp_path / "runtime.sock"))
+    yield triggers
+    triggers.close()
     socket.close()
 
 
@@ -32,10 +32,10 @@ def streaming(tmp_path: Path) -> Iterator[Triggers]:
     runtime.queue.put(b"")
     with serving(tmp_path / "runtime.sock", runtime):
         socket = NotificationSocket(str(tmp_path / "doorbell.sock"))
-        it = Triggers(socket, str(tmp_path), str(tmp_path), str(tmp_path / "runtime.sock"))
-        eventually("an event", lambda: it.cooldown(SETTINGS, 0.0) > FIRST_PAUSE_SECONDS)
-        yield it
-        it.close()
+        streaming = Triggers(socket, str(tmp_path), str(tmp_path), str(tmp_path / "runtime.sock"))
+        eventually("an event", lambda: streaming.cooldown(SETTINGS, 0.0) > FIRST_PAUSE_SECONDS)
+        yield streaming
+        streaming.close()
         socket.close()
 
 
@@ -53,8 +53,8 @@ def streaming(tmp_path: Path) -> Iterator[Triggers]:
 def test_cooldown_is_as_long_as_the_pass_within_bounds(
     request: pytest.FixtureRequest, runtime: str, pass_seconds: float, seconds: float
 ) -> None:
-    it: Triggers = request.getfixturevalue(runtime)
-    assert it.cooldown(SETTINGS, pass_seconds) == seconds
+    triggers: Triggers = request.getfixturevalue(runtime)
+    assert triggers.cooldown(SETTINGS, pass_seconds) == seconds
 
 
 def test_while_a_frontend_notifies_other_events_wait_longer(streaming: Triggers) -> None:

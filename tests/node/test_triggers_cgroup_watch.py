@@ -19,9 +19,9 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def watch(root: Path) -> Iterator[CgroupWatch]:
-    it = CgroupWatch(str(root))
-    yield it
-    it.close()
+    watch = CgroupWatch(str(root))
+    yield watch
+    watch.close()
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def found(each: Pod, kubelet: KubeletCpus, **effective: str) -> list[tuple[str, 
     decision = decide(machine(2, 4), (each,), kubelet, {}, {})
     held = {f"c-{name}": CpuSet.parse(cpus) for name, cpus in effective.items()}
     return [
-        (it.container, it.promised, it.held, it.reason)
-        for it in violations.find_shortfalls((each,), decision, kubelet, held)
+        (shortfall.container, shortfall.promised, shortfall.held, shortfall.reason)
+        for shortfall in violations.find_shortfalls((each,), decision, kubelet, held)
     ]
 
 
@@ -85,8 +85,8 @@ def test_pod_whose_containers_are_not_in_the_kubelets_file(assigned: str, shortf
 def test_shortfall_names_annotation_and_cpus() -> None:
     each = owner("2-9", "main")
     decision = decide(machine(2, 4), (each,), KubeletCpus(), {}, {})
-    (it,) = violations.find_shortfalls((each,), decision, KubeletCpus(), {})
-    assert it.text == (
+    (shortfall,) = violations.find_shortfalls((each,), decision, KubeletCpus(), {})
+    assert shortfall.text == (
         f"annotation {RESOURCE_STATUS} claims CPUs 2-9, container main has no CPUs of its own: "
         "CPUs 8-9 do not exist"
     )
@@ -95,7 +95,9 @@ def test_shortfall_names_annotation_and_cpus() -> None:
 def unallocated(each: Pod, kubelet: KubeletCpus | None = None) -> list[str]:
     kubelet = kubelet or KubeletCpus()
     decision = decide(machine(2, 4), (each,), kubelet, {}, {})
-    return [it.uid for it in violations.find_unallocated((each,), decision, kubelet)]
+    return [
+        unallocated.uid for unallocated in violations.find_unallocated((each,), decision, kubelet)
+    ]
 
 
 MAIN = named("main")

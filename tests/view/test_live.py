@@ -55,8 +55,8 @@ def pod(qos: QoS, cpus: str | None, **fields: object) -> PodWanted:
 
 
 def only_pod(found: LiveNode) -> LivePod:
-    (it,) = found.pods
-    return it
+    (pod,) = found.pods
+    return pod
 
 
 def test_an_owner_with_reason_and_nodes() -> None:
