@@ -69,10 +69,10 @@ class World:
             api, objects.pod_manifest(name, "high", {"cpu": "4"}, scheduler="none", labels=QOS)
         )
         body["spec"]["priority"] = 10
-        pod = from_object(body)
-        requirements = PodRequirements(request_of(pod))
+        high = from_object(body)
+        requirements = PodRequirements(request_of(high))
         self.queued = QueuedPod(
-            pod.uid,
+            high.uid,
             name,
             "high",
             RequirementsCheck(self.cluster, requirements),

@@ -136,7 +136,7 @@ def test_a_node_that_is_nominated_for_a_member_is_reserved_for_its_group(
 
 def test_a_late_member_is_queued_only_for_the_node_of_its_group(queue: UnschedulableQueue) -> None:
     """It does not need room for the whole group, and cannot run on other nodes."""
-    known, late = clusters.cluster({"a": SMALL, "b": SMALL}), owner(8, 8).pod("late")
+    cache, late = clusters.cluster({"a": SMALL, "b": SMALL}), owner(8, 8).pod("late")
     first = owner(24, 8).pod("first")
     for body in (first, late):
         body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
@@ -146,19 +146,19 @@ def test_a_late_member_is_queued_only_for_the_node_of_its_group(queue: Unschedul
     other_pod["spec"]["nodeName"] = "a"
     other_pod["metadata"]["annotations"][RESOURCE_STATUS] = '{"cpuset":"24-31"}'
     for body in (first, other_pod):
-        clusters.report_pod(known, body)
+        clusters.report_pod(cache, body)
     handlers = FixedResult(REJECTED)
-    QueueingExtender(handlers, PodInfoCache(), known, queue).filter(
+    QueueingExtender(handlers, PodInfoCache(), cache, queue).filter(
         ExtenderArgs(from_object(late), NODES)
     )
     assert [each.candidates for each in queue.pods()] == [("a",)]
-    results = EquivalenceCache(known)
+    results = EquivalenceCache(cache)
     assert queue.retryable(results, 0.0) == []
     clusters.report_pod(
-        known, owner(2, 2).pod("other") | {"spec": {"nodeName": "b", "containers": []}}
+        cache, owner(2, 2).pod("other") | {"spec": {"nodeName": "b", "containers": []}}
     )
     assert queue.retryable(results, 10.0) == [], "there is room for all on b"
-    clusters.report_pod(known, other_pod, ChangeKind.DELETED)
+    clusters.report_pod(cache, other_pod, ChangeKind.DELETED)
     assert [each.node for each in queue.retryable(results, 20.0)] == ["a"]
 
 

@@ -455,10 +455,10 @@ def unreadable_devices(node: str) -> Change[Any]:
 def test_the_device_resources_are_those_of_all_device_objects(
     changes: list[Change[Any]], listed: set[str]
 ) -> None:
-    known = SchedulerCache()
+    cache = SchedulerCache()
     for change in changes:
-        known.devices_changed([change])
-    assert known.device_resources() == listed
+        cache.devices_changed([change])
+    assert cache.device_resources() == listed
 
 
 def test_a_node_with_an_unreadable_device_object_has_no_listed_devices(

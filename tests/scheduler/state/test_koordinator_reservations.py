@@ -37,9 +37,9 @@ def cluster() -> SchedulerCache:
     return cache
 
 
-def held(known: SchedulerCache, node: str = "n") -> dict[str, tuple[str, dict[int, int]]]:
+def held(cache: SchedulerCache, node: str = "n") -> dict[str, tuple[str, dict[int, int]]]:
     """By uid, the CPUs and the percents of cards by minor."""
-    state = known.node(node)
+    state = cache.node(node)
     assert state is not None
     return {
         uid: (
@@ -52,11 +52,11 @@ def held(known: SchedulerCache, node: str = "n") -> dict[str, tuple[str, dict[in
 
 @pytest.mark.parametrize("phase", ["Available", "Waiting"])
 def test_an_active_reservation_holds_the_allocation_of_its_annotations(phase: str) -> None:
-    known = cluster()
-    known.koordinator_reservations_changed(
+    cache = cluster()
+    cache.koordinator_reservations_changed(
         [event(body("r", allocation("0-3", {0: 100, 1: 50}), phase=phase))]
     )
-    assert held(known) == {"uid-r": ("0-3", {0: 100, 1: 50})}
+    assert held(cache) == {"uid-r": ("0-3", {0: 100, 1: 50})}
 
 
 @pytest.mark.parametrize(("phase", "node"), [("Pending", ""), ("Available", "")])
@@ -66,46 +66,46 @@ def test_a_reservation_without_a_node_holds_nothing(phase: str, node: str) -> No
 
 @pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed", "", "Odd"])
 def test_a_reservation_that_has_ended_holds_nothing(phase: str) -> None:
-    known = cluster()
-    known.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
-    known.koordinator_reservations_changed([event(body("r", allocation("0-3"), phase=phase))])
-    assert held(known) == {}
+    cache = cluster()
+    cache.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
+    cache.koordinator_reservations_changed([event(body("r", allocation("0-3"), phase=phase))])
+    assert held(cache) == {}
 
 
 def test_a_reservation_is_replaced_by_another_of_the_same_name() -> None:
-    known = cluster()
-    known.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
-    known.koordinator_reservations_changed([event(body("r", allocation("4-5"), uid="other"))])
-    assert held(known) == {"other": ("4-5", {})}
-    known.koordinator_reservations_changed(
+    cache = cluster()
+    cache.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
+    cache.koordinator_reservations_changed([event(body("r", allocation("4-5"), uid="other"))])
+    assert held(cache) == {"other": ("4-5", {})}
+    cache.koordinator_reservations_changed(
         [event(body("r", allocation("4-5"), uid="other"), DELETED)]
     )
-    assert held(known) == {}
+    assert held(cache) == {}
 
 
 def test_pods_hold_their_parts_and_the_reservation_holds_the_rest() -> None:
-    known = cluster()
-    known.koordinator_reservations_changed([event(body("r", allocation("0-3", {0: 100, 1: 100})))])
+    cache = cluster()
+    cache.koordinator_reservations_changed([event(body("r", allocation("0-3", {0: 100, 1: 100})))])
     first = owner("p", "r", allocation("0-1", {0: 60}))
-    known.pods_changed([objects.pod_change(first)])
-    assert held(known) == {
+    cache.pods_changed([objects.pod_change(first)])
+    assert held(cache) == {
         "uid-p": ("0-1", {0: 60}),
         "uid-r": ("2-3", {0: 40, 1: 100}),
     }
     rest = owner("q", "r", allocation("2-3", {0: 40, 1: 100}))
-    known.pods_changed([objects.pod_change(rest)])
-    assert held(known).keys() == {"uid-p", "uid-q"}
-    known.pods_changed([objects.pod_change(first, DELETED)])
-    assert held(known)["uid-r"] == ("0-1", {0: 60})
+    cache.pods_changed([objects.pod_change(rest)])
+    assert held(cache).keys() == {"uid-p", "uid-q"}
+    cache.pods_changed([objects.pod_change(first, DELETED)])
+    assert held(cache)["uid-r"] == ("0-1", {0: 60})
 
 
 def test_a_pod_cannot_release_resources_that_it_does_not_hold() -> None:
     """Any user may write the annotation. The Reservation releases only what the pod holds."""
-    known = cluster()
-    known.koordinator_reservations_changed([event(body("r", allocation("0-3", {0: 100})))])
-    known.pods_changed([objects.pod_change(owner("p", "r", {}))])
-    known.pods_changed([objects.pod_change(owner("elsewhere", "r", allocation("0-3"), node="m"))])
-    assert held(known)["uid-r"] == ("0-3", {0: 100})
+    cache = cluster()
+    cache.koordinator_reservations_changed([event(body("r", allocation("0-3", {0: 100})))])
+    cache.pods_changed([objects.pod_change(owner("p", "r", {}))])
+    cache.pods_changed([objects.pod_change(owner("elsewhere", "r", allocation("0-3"), node="m"))])
+    assert held(cache)["uid-r"] == ("0-3", {0: 100})
 
 
 def test_annotations_of_the_reservation_replace_those_of_the_template() -> None:
@@ -133,11 +133,11 @@ def test_an_invalid_reservation_is_refused() -> None:
 
 
 def test_no_other_pod_gets_the_cpus_or_devices_of_a_reservation() -> None:
-    known = cluster()
-    known.koordinator_reservations_changed(
+    cache = cluster()
+    cache.koordinator_reservations_changed(
         [event(body("r", allocation("0-5", {0: 100, 1: 100, 2: 100})))]
     )
-    state = known.node("n")
+    state = cache.node("n")
     assert state is not None
     offers = {
         name: state.allocator.offer(objects.pod_request(requests, qos="LSR", name=name))
@@ -156,16 +156,16 @@ def test_no_other_pod_gets_the_cpus_or_devices_of_a_reservation() -> None:
 
 def test_a_reservation_is_not_a_pod_of_the_node() -> None:
     """It does not count against the maximum of pods, and cannot be evicted."""
-    known = cluster()
+    cache = cluster()
     node = objects.node("n")
     node["status"]["allocatable"]["pods"] = "1"
-    known.nodes_changed([objects.node_change(node)])
-    known.pods_changed([objects.pod_change(objects.pod("p", "n", phase="Running"))])
-    known.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
-    state = known.node("n")
+    cache.nodes_changed([objects.node_change(node)])
+    cache.pods_changed([objects.pod_change(objects.pod("p", "n", phase="Running"))])
+    cache.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
+    state = cache.node("n")
     assert state is not None
     assert state.overcommitted(()) == ""
-    snapshot = NodeSnapshots(known).take("n", objects.pod_request({"cpu": "1"}))
+    snapshot = NodeSnapshots(cache).take("n", objects.pod_request({"cpu": "1"}))
     assert snapshot is not None
     assert snapshot.resources.requested.keys() == {"uid-p"}
     assert [each.uid for each in snapshot.potential_victims] == ["uid-p"]
@@ -183,19 +183,19 @@ EVENTS = (
 @given(order=st.permutations(EVENTS), deleted=st.sampled_from((None, "p", "q", "t")))
 def test_the_state_does_not_depend_on_the_order(order: Any, deleted: str | None) -> None:
     """After a start, watches report pods and Reservations in any order."""
-    known = cluster()
+    cache = cluster()
     for kind, change in order:
-        getattr(known, f"{kind}_changed")([change])
+        getattr(cache, f"{kind}_changed")([change])
     expected = {
         "uid-p": ("0-1", {0: 60}),
         "uid-q": ("2", {1: 100}),
         "uid-r": ("3", {0: 40}),
         "uid-t": ("4-5", {}),
     }
-    assert held(known) == expected
+    assert held(cache) == expected
     if deleted is not None:
         (change,) = (each for _, each in EVENTS if each.key.name == deleted)
-        known.pods_changed([Change(DELETED, change.key, change.value)])
+        cache.pods_changed([Change(DELETED, change.key, change.value)])
         del expected[f"uid-{deleted}"]
         expected["uid-r"] = {
             "p": ("0-1,3", {0: 100}),
@@ -204,4 +204,4 @@ def test_the_state_does_not_depend_on_the_order(order: Any, deleted: str | None)
         }[deleted]
         if deleted == "t":
             expected["uid-s"] = ("4-5", {})
-        assert held(known) == expected
+        assert held(cache) == expected
