@@ -35,9 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     those with the guest last, as the guest uses much CPU time."""
     folder = Path(__file__).parent
     places = [place for place, each in enumerate(items) if each.path.is_relative_to(folder)]
-    ours = [items[place] for place in places]
-    ours.sort(key=_order)
-    for place, each in zip(places, ours, strict=True):
+    own = [items[place] for place in places]
+    own.sort(key=_order)
+    for place, each in zip(places, own, strict=True):
         items[place] = each
 
 

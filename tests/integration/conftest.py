@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.integration.harness import TestNode, built_or_skip, fresh_node, priva
 from tests.integration.image import Image, built
 from tests.integration.kubelet import standalone
 from tests.integration.kubelet.standalone import Kubelet
+from tests.integration.service_manager import ServiceManager
 
 _STARTED = pytest.StashKey[float]()
 _TEMPORARY = pytest.StashKey[Path]()
@@ -86,6 +88,13 @@ def kubelet() -> Iterator[Kubelet]:
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     """The image of deploy/image, built from this checkout."""
     with built(tmp_path_factory.mktemp("image")) as it:
+        yield it
+
+
+@pytest.fixture
+def service_manager(node: TestNode) -> Iterator[ServiceManager]:
+    """A service manager for the node's proxy."""
+    with contextlib.closing(ServiceManager(node)) as it:
         yield it
 
 

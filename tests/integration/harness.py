@@ -26,7 +26,14 @@ from tests.fixtures import containerd as private
 from tests.fixtures.cgroups import remove_cgroups
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.crio import Crio
-from tests.fixtures.pods import PodSpec, remove_pod
+from tests.fixtures.pods import (
+    PodSpec,
+    create_container,
+    create_request,
+    remove_pod,
+    run_sandbox,
+    start_container,
+)
 from tests.fixtures.ports import free_port
 from tests.integration import podnetwork
 from tests.waiting import DEADLINE_SECONDS, eventually
@@ -67,6 +74,13 @@ def page(port: int, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
     except OSError:
         return 0, ""
+
+
+def sum_of_series(text: str, name: str) -> float:
+    """The sum of the series with that name in a page of metrics; labels may follow the name."""
+    lines = text.splitlines()
+    series = [each for each in lines if each.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(each.rpartition(" ")[2]) for each in series)
 
 
 class TestNode:
@@ -176,14 +190,30 @@ class TestNode:
 
     def metric(self, name: str) -> float:
         """The sum of the series with that name; labels may follow the name."""
-        lines = [
-            line.rpartition(" ")
-            for line in self.get("/metrics")[1].splitlines()
-            if line.startswith((f"{name} ", f"{name}{{"))
-        ]
-        return sum(float(value) for _, _, value in lines)
+        return sum_of_series(self.get("/metrics")[1], name)
 
     # pods
+    def run_retrying(self, runtime: Cri, spec: PodSpec) -> tuple[str, str]:
+        """Runs a pod; the ids of its sandbox and its container. Like a kubelet, repeats all steps
+        after a failure."""
+        ids: list[tuple[str, str]] = []
+
+        def attempt() -> bool:
+            sandbox = ""
+            try:
+                sandbox = run_sandbox(runtime, spec)
+                container = create_container(runtime, create_request(spec, sandbox))
+                start_container(runtime, container)
+            except RpcError:
+                if sandbox:
+                    remove_pod(self.direct, sandbox)
+                return False
+            ids.append((sandbox, container))
+            return True
+
+        eventually(f"pod {spec.name} runs", attempt)
+        return ids[0]
+
     def spec(self, name: str, qos: str = "", cpuset: str = "", **more: object) -> PodSpec:
         """A pod below this test's own cgroup."""
         return PodSpec(name, qos, cpuset, cgroup_root=self.cgroup_root, **more)  # type: ignore[arg-type]

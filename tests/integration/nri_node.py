@@ -7,7 +7,6 @@ import signal
 import subprocess
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -25,7 +24,7 @@ from agent.nri.service import PluginCall
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.crio import Crio
 from tests.fixtures.ports import free_port
-from tests.integration.harness import HOLD, TestNode, fresh_node
+from tests.integration.harness import HOLD, TestNode, fresh_node, page, sum_of_series
 from tests.nri.recorder import Recorder
 from tests.waiting import DEADLINE_SECONDS, eventually
 
@@ -73,16 +72,8 @@ class NriNode:
 
     def metric(self, name: str) -> float:
         """The sum of the series of that name; -1 if the plugin does not respond."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=5) as it:
-                lines = it.read().decode().splitlines()
-        except OSError:
-            return -1
-        return sum(
-            float(line.rpartition(" ")[2])
-            for line in lines
-            if line.startswith((f"{name} ", f"{name}{{"))
-        )
+        status, text = page(self._port, "/metrics")
+        return sum_of_series(text, name) if status else -1
 
     def publish(self, **containers: str) -> None:
         """Writes a snapshot with these cpusets, by container id."""

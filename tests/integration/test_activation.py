@@ -6,21 +6,13 @@ import contextlib
 import os
 import pathlib
 import threading
-from collections.abc import Iterator
 
 import grpc
-import pytest
 
 from agent.proto import cri_pb2 as pb
 from tests.integration.harness import TestNode
 from tests.integration.service_manager import ServiceManager
 from tests.waiting import DEADLINE_SECONDS
-
-
-@pytest.fixture
-def manager(node: TestNode) -> Iterator[ServiceManager]:
-    with contextlib.closing(ServiceManager(node)) as manager:
-        yield manager
 
 
 class Caller:
@@ -66,23 +58,25 @@ class Caller:
                 self.failures.append(str(error))
 
 
-def test_no_call_fails_while_the_proxy_restarts(node: TestNode, manager: ServiceManager) -> None:
-    manager.start()
+def test_no_call_fails_while_the_proxy_restarts(
+    node: TestNode, service_manager: ServiceManager
+) -> None:
+    service_manager.start()
     with contextlib.closing(Caller(pathlib.Path(node.cri_socket))) as caller:
         for _ in range(3):
             caller.wait_for_responses()
-            manager.stop()
-            manager.start()
+            service_manager.stop()
+            service_manager.start()
         caller.wait_for_responses()
     assert caller.failures == []
     assert os.path.exists(node.cri_socket), "the service manager owns the socket"
 
 
 def test_the_service_manager_is_notified_of_the_watchdog_and_the_stop(
-    manager: ServiceManager,
+    service_manager: ServiceManager,
 ) -> None:
-    manager.start()
-    manager.wait_for_notification(b"WATCHDOG=1")
-    manager.wait_for_notification(b"WATCHDOG=1")
-    manager.stop()
-    manager.wait_for_notification(b"STOPPING=1")
+    service_manager.start()
+    service_manager.wait_for_notification(b"WATCHDOG=1")
+    service_manager.wait_for_notification(b"WATCHDOG=1")
+    service_manager.stop()
+    service_manager.wait_for_notification(b"STOPPING=1")

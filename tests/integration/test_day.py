@@ -227,26 +227,26 @@ def test_a_day(cluster: ApiServer, node: TestNode) -> None:
     wait_for_unchanged_reports(node, 3)
     assert day.reported()["metadata"]["resourceVersion"] == quiet, "an idle node writes nothing"
 
-    labels = {"topology.topolet.io/cpus": None, "topology.topolet.io/smt": "maybe", "theirs": "1"}
+    labels = {"topology.topolet.io/cpus": None, "topology.topolet.io/smt": "maybe", "other": "1"}
     cluster.admin.merge(f"/api/v1/nodes/{NODE}", {"metadata": {"labels": labels}})
 
     def relabelled() -> bool:
         found = json.loads(cluster.admin.get(f"/api/v1/nodes/{NODE}"))["metadata"]["labels"]
-        ours = found.get("topology.topolet.io/cpus"), found.get("topology.topolet.io/smt")
-        return (*ours, found.get("theirs")) == (str(CPUS), "true", "1")
+        own = found.get("topology.topolet.io/cpus"), found.get("topology.topolet.io/smt")
+        return (*own, found.get("other")) == (str(CPUS), "true", "1")
 
     eventually("the agent's labels are restored", relabelled, TIMEOUT_SECONDS)
 
     body = day.reported()
     zones = [{"name": "card-0", "type": "Card", "resources": []}, *body["zones"]]
     zones[1]["resources"][0]["available"] = "0"
-    notes = {"theirs.io/note": "1", "node.koordinator.sh/cpu-shared-pools": "[]"}
+    notes = {"other.io/note": "1", "node.koordinator.sh/cpu-shared-pools": "[]"}
     path = f"{TOPOLOGIES.format(day.version)}/{NODE}"
     cluster.admin.merge(path, {"zones": zones, "metadata": {"annotations": notes}})
     day.wait_for_report("another writer")
     after = day.reported()
     assert "card-0" in [zone["name"] for zone in after["zones"]]
-    assert after["metadata"]["annotations"]["theirs.io/note"] == "1"
+    assert after["metadata"]["annotations"]["other.io/note"] == "1"
 
     for each in objects("crds"):
         cluster.apply(each)

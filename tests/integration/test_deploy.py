@@ -523,12 +523,12 @@ def named(**metadata: Any) -> Object:
 def test_an_agent_leaves_what_others_write_to_its_objects(cluster: Cluster) -> None:
     """Namely zones, attributes, devices, labels, owners, finalizers and the status of a Device."""
     delete_topology(cluster, "node-1")
-    ours = topology()
-    cluster.api.apply(ours, AGENT_1, "topolet")
+    own = topology()
+    cluster.api.apply(own, AGENT_1, "topolet")
     balloon, attribute = {"name": "balloon", "type": "balloon"}, {"name": "a", "value": "b"}
-    theirs = {**ours, "zones": [balloon], "attributes": [attribute]}
-    theirs["metadata"] = {"name": "node-1", "labels": {"a": "b"}, "finalizers": ["a.b/c"]}
-    cluster.api.apply(theirs, manager="other")
+    foreign = {**own, "zones": [balloon], "attributes": [attribute]}
+    foreign["metadata"] = {"name": "node-1", "labels": {"a": "b"}, "finalizers": ["a.b/c"]}
+    cluster.api.apply(foreign, manager="other")
     device = device_object.encode("node-1", (GPU,))
     npu = {"type": "npu", "id": "n", "minor": 0, "health": True}
     both = [*device["spec"]["devices"], npu]
@@ -540,15 +540,15 @@ def test_an_agent_leaves_what_others_write_to_its_objects(cluster: Cluster) -> N
     owners = "owners other than its Node, finalizers or status"
     entries = "zones, attributes and devices of other writers"
     for body, message in (
-        ({**ours, "zones": [*ours["zones"], {**balloon, "parent": "x"}]}, entries),
-        ({**ours, "attributes": [{**attribute, "value": "c"}]}, entries),
-        ({**ours, "zones": [*ours["zones"], {"name": "mine", "type": "x"}]}, entries),
+        ({**own, "zones": [*own["zones"], {**balloon, "parent": "x"}]}, entries),
+        ({**own, "attributes": [{**attribute, "value": "c"}]}, entries),
+        ({**own, "zones": [*own["zones"], {"name": "mine", "type": "x"}]}, entries),
         (device, entries),
         ({**stored, "spec": {"devices": [both[0], {**npu, "health": False}]}}, entries),
         ({**stored, "status": taken}, owners),
         (with_metadata({"finalizers": ["x.y/z"]}, stored), owners),
         (with_metadata({"ownerReferences": [{**node_1, "controller": True}]}, stored), owners),
-        (with_metadata({"ownerReferences": [{**node_1, "name": "node-2"}]}, ours), owners),
+        (with_metadata({"ownerReferences": [{**node_1, "name": "node-2"}]}, own), owners),
         (with_metadata({"labels": {"x": "y"}}, stored), "labels and annotations of node-1: x$"),
         (
             with_metadata({"annotations": {"node.koordinator.sh/gpu-checkpoints": "[]"}}, stored),
@@ -558,13 +558,13 @@ def test_an_agent_leaves_what_others_write_to_its_objects(cluster: Cluster) -> N
         with pytest.raises(RefusedError, match=f"topolet-own-objects.* .*{message}"):
             cluster.api.apply(body, AGENT_1, "topolet")
     for body in (
-        with_metadata({"ownerReferences": [node_1]}, ours),
+        with_metadata({"ownerReferences": [node_1]}, own),
         with_metadata({"labels": dict(MANAGER)}, stored),
     ):
         assert cluster.api.apply(body, AGENT_1, "topolet")
-    seen = cluster.api.request("GET", path_of(ours))
+    seen = cluster.api.request("GET", path_of(own))
     assert [each["name"] for each in seen["zones"] if each["type"] == "balloon"] == ["balloon"]
-    path, media = path_of(ours), "application/merge-patch+json"
+    path, media = path_of(own), "application/merge-patch+json"
     cluster.api.request("PATCH", path, {"metadata": {"finalizers": None}}, None, media)
     cluster.api.request("DELETE", path_of(device))
 
@@ -1058,9 +1058,9 @@ def test_entries_of_others_survive_with_another_installation_of_the_api(cluster:
         return {**body, "apiVersion": "plain.example.com/v1alpha2"}
 
     balloon = {"name": "balloon-1", "type": "balloon"}
-    theirs = plain({**topology(), "zones": [balloon]})
-    eventually("served", partial(deployed.applied, cluster.api, theirs))
-    seen = cluster.api.apply(theirs, manager="other")
+    foreign = plain({**topology(), "zones": [balloon]})
+    eventually("the kind is served", partial(deployed.applied, cluster.api, foreign))
+    seen = cluster.api.apply(foreign, manager="other")
     wanted = plain(topology())
     written = patch(wanted, seen, "topolet", resource_topology.is_own_entry)
     assert written is not None
@@ -1068,7 +1068,7 @@ def test_entries_of_others_survive_with_another_installation_of_the_api(cluster:
     assert [each["name"] for each in seen["zones"]] == ["balloon-1", "node-0"]
     assert patch(wanted, seen, "topolet", resource_topology.is_own_entry) is None
     between = cluster.api.apply(
-        {**theirs, "zones": [*seen["zones"], {"name": "b2", "type": "balloon"}]}, manager="other"
+        {**foreign, "zones": [*seen["zones"], {"name": "b2", "type": "balloon"}]}, manager="other"
     )
     stale = patch(plain(topology(left=0)), seen, "topolet", resource_topology.is_own_entry)
     assert stale is not None

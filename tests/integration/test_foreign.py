@@ -63,7 +63,7 @@ def test_devices_that_a_container_has_are_reported_and_not_allocated_again(
 ) -> None:
     """A GPU that a container only names stays free: any pod can name any GPU."""
     node, card = gpus.node, next(each for each in gpus.machine.cards if each.minor == 5)
-    spec = node.spec("theirs", "LS")
+    spec = node.spec("other", "LS")
     run_with(gpus, spec, card_file)
     mounted = node.spec("mounted", "LS")
     request = create_request(mounted, run_sandbox(node.direct, mounted))
@@ -82,11 +82,11 @@ def test_devices_that_a_container_has_are_reported_and_not_allocated_again(
     node.start_proxy()
     late = node.spec("late", "LS", annotations=allocation(card.minor or 0))
     sandbox = run_sandbox(node.proxied, late)
-    with pytest.raises(RpcError, match=f"{card.uuid}.*default/theirs"):
+    with pytest.raises(RpcError, match=f"{card.uuid}.*default/other"):
         create_container(node.proxied, create_request(late, sandbox))
 
-    ours = node.spec("ours", "LS", annotations=allocation(other.minor or 0))
-    create_container(node.proxied, create_request(ours, run_sandbox(node.proxied, ours)))
+    allocated = node.spec("allocated", "LS", annotations=allocation(other.minor or 0))
+    create_container(node.proxied, create_request(allocated, run_sandbox(node.proxied, allocated)))
 
     for each in node.direct.sandboxes():
         if each.uid == spec.uid:
@@ -96,7 +96,7 @@ def test_devices_that_a_container_has_are_reported_and_not_allocated_again(
 
 def test_devices_of_excluded_pods_are_reported(gpus: GpuNode, card_file: str) -> None:
     card = next(each for each in gpus.machine.cards if each.minor == 5)
-    spec = gpus.node.spec("theirs", "LS", namespace="kube-system")
+    spec = gpus.node.spec("other", "LS", namespace="kube-system")
     run_with(gpus, spec, card_file)
     gpus.start_agent("--exclude=kube-*")
     eventually("the GPU is reported", lambda: reported_devices(gpus) == {spec.uid: [card.uuid]})

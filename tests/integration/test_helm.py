@@ -166,10 +166,10 @@ def check_take_over(cluster: Cluster, *flags: str) -> None:
     cluster.install(values, *flags)
     assert cluster.policies_refuse()
     found = cluster.objects()
-    ours = {name_of(each) for each in chart.rendered(cluster.server.folder, values)}
-    not_ours = {name_of(each) for each in earlier} - ours
-    assert not_ours == {f"Namespace//{NAMESPACE}"}
-    for name in ours & set(found):
+    chart_names = {name_of(each) for each in chart.rendered(cluster.server.folder, values)}
+    other_names = {name_of(each) for each in earlier} - chart_names
+    assert other_names == {f"Namespace//{NAMESPACE}"}
+    for name in chart_names & set(found):
         if not name.startswith("CustomResourceDefinition"):
             labels = found[name]["metadata"]["labels"]
             assert labels["app.kubernetes.io/managed-by"] == "Helm", name

@@ -5,11 +5,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-from collections.abc import Iterator
 from concurrent import futures
 
 import grpc
-import pytest
 
 from agent.proto import cri_pb2 as pb
 from tests.fixtures.pods import PodSpec, create_request, run_sandbox
@@ -83,17 +81,11 @@ class Kubelet:
         return list(self._list(request, timeout=CALL_SECONDS).containers)
 
 
-@pytest.fixture
-def manager(node: TestNode) -> Iterator[ServiceManager]:
-    with contextlib.closing(ServiceManager(node)) as manager:
-        yield manager
-
-
 def test_every_container_is_created_once_on_its_cpus(
-    node: TestNode, manager: ServiceManager
+    node: TestNode, service_manager: ServiceManager
 ) -> None:
     node.start_agent()
-    manager.start()
+    service_manager.start()
     requests: dict[tuple[str, str], pb.CreateContainerRequest] = {}
     wanted_cpus = {}
     for name, (qos, cpus) in PODS.items():
@@ -115,8 +107,8 @@ def test_every_container_is_created_once_on_its_cpus(
                 lambda it=count: kubelet.created >= it,
                 CALL_SECONDS,
             )
-            manager.kill()
-            manager.start()
+            service_manager.kill()
+            service_manager.start()
         ids = {name: each.result(2 * CALL_SECONDS) for name, each in created.items()}
         assert kubelet.failures[grpc.StatusCode.UNAVAILABLE], "no kill interrupted a call"
 

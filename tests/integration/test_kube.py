@@ -184,32 +184,32 @@ def test_apply_owns_its_fields_and_keeps_those_of_others(
     other = topology(
         node_name,
         {"name": "node-0", "cpus": 4},
-        {"name": "card", "type": "theirs"},
-        labels={"theirs": "1"},
+        {"name": "card", "type": "other"},
+        labels={"other": "1"},
     )
     query = {"fieldManager": "another"}
     assert cluster.get("NodeResourceTopology", node_name) is None
     apiserver.admin.request("PATCH", topologies, query, other, APPLY)
 
-    ours = topology(node_name, {"name": "node-0", "cpus": 8, "costs": 10}, labels={"ours": "1"})
+    own = topology(node_name, {"name": "node-0", "cpus": 8, "costs": 10}, labels={"own": "1"})
     with pytest.raises(ConflictError) as conflict:
-        apiserver.admin.apply(topologies, ours, force=False)
+        apiserver.admin.apply(topologies, own, force=False)
     assert conflict.value.fields == ('.zones[name="node-0"].cpus',)
     assert 'conflict with "another"' in str(conflict.value)
 
-    assert cluster.apply(ours) is True
-    assert stored()["metadata"]["labels"] == {"theirs": "1", "ours": "1"}
+    assert cluster.apply(own) is True
+    assert stored()["metadata"]["labels"] == {"other": "1", "own": "1"}
     by_name = {each["name"]: each for each in stored()["zones"]}
     assert by_name["node-0"] == {"name": "node-0", "cpus": 8, "costs": 10}
-    assert by_name["card"] == {"name": "card", "type": "theirs"}
+    assert by_name["card"] == {"name": "card", "type": "other"}
 
     # A field that is no longer applied is removed; those of others stay.
     assert cluster.apply(topology(node_name, {"name": "node-0", "cpus": 8})) is True
-    assert stored()["metadata"]["labels"] == {"theirs": "1"}
+    assert stored()["metadata"]["labels"] == {"other": "1"}
     by_name = {each["name"]: each for each in stored()["zones"]}
     assert by_name == {
         "node-0": {"name": "node-0", "cpus": 8},
-        "card": {"name": "card", "type": "theirs"},
+        "card": {"name": "card", "type": "other"},
     }
     assert cluster.delete("NodeResourceTopology", node_name) is True
     assert cluster.delete("NodeResourceTopology", node_name) is False
@@ -218,11 +218,11 @@ def test_apply_owns_its_fields_and_keeps_those_of_others(
 def test_an_unchanged_object_is_not_written(
     apiserver: ApiServer, cluster: Cluster, topologies: str, node_name: str
 ) -> None:
-    ours = topology(node_name, {"name": "node-0", "cpus": 8})
-    assert cluster.apply(ours) is True
+    own = topology(node_name, {"name": "node-0", "cpus": 8})
+    assert cluster.apply(own) is True
     before = apiserver.admin.get(topologies)
-    assert cluster.apply(ours) is False
-    assert Cluster(apiserver.admin, node_name).apply(ours) is False, (
+    assert cluster.apply(own) is False
+    assert Cluster(apiserver.admin, node_name).apply(own) is False, (
         "a restarted agent does not write it either"
     )
     assert apiserver.admin.get(topologies) == before
@@ -231,7 +231,7 @@ def test_an_unchanged_object_is_not_written(
     query = {"fieldManager": "thief", "force": "true"}
     apiserver.admin.request("PATCH", topologies, query, other_manager, APPLY)
     cluster.forget("NodeResourceTopology", node_name)
-    assert cluster.apply(ours) is True
+    assert cluster.apply(own) is True
     assert msgspec.json.decode(apiserver.admin.get(topologies))["zones"][0]["cpus"] == 8
 
 
@@ -284,8 +284,8 @@ def test_nodes_are_changed_but_never_created(
 
     with pytest.raises(NotFoundError, match="Node nobody does not exist"):
         cluster.apply(node("nobody", a="1"))
-    apiserver.admin.merge(f"/api/v1/nodes/{node_name}", {"metadata": {"labels": {"theirs": "1"}}})
-    assert cluster.apply(node(node_name, ours="1")) is True
+    apiserver.admin.merge(f"/api/v1/nodes/{node_name}", {"metadata": {"labels": {"other": "1"}}})
+    assert cluster.apply(node(node_name, own="1")) is True
     capacity = {"koordinator.sh/gpu-core": "100"}
     status = {**node(node_name), "status": {"capacity": capacity, "allocatable": capacity}}
     assert cluster.apply_status(status) is True
@@ -295,7 +295,7 @@ def test_nodes_are_changed_but_never_created(
     )
     stored = cluster.get("Node", node_name)
     assert stored is not None
-    assert stored["metadata"]["labels"].items() >= {"theirs": "1", "ours": "1"}.items()
+    assert stored["metadata"]["labels"].items() >= {"other": "1", "own": "1"}.items()
     assert stored["status"]["capacity"] == {**capacity, "other.io/x": "1"}
 
 

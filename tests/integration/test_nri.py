@@ -28,7 +28,6 @@ from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import (
-    PodSpec,
     create_container,
     create_request,
     remove_pod,
@@ -36,7 +35,7 @@ from tests.fixtures.pods import (
     run_sandbox,
     start_container,
 )
-from tests.integration.harness import NO_FULL_PASS, TestNode
+from tests.integration.harness import NO_FULL_PASS
 from tests.integration.nri_node import NriNode, nri_node, other_plugin
 from tests.waiting import DEADLINE_SECONDS, eventually
 
@@ -54,25 +53,6 @@ def both(nri: NriNode) -> NriNode:
     nri.node.start_agent(NO_FULL_PASS)
     nri.start_plugin()
     return nri
-
-
-def run_retrying(node: TestNode, spec: PodSpec) -> tuple[str, str]:
-    """Runs a pod. Like a kubelet, repeats all steps after a failure."""
-    done: list[tuple[str, str]] = []
-
-    def attempt() -> bool:
-        sandbox = run_sandbox(node.direct, spec)
-        try:
-            container = create_container(node.direct, create_request(spec, sandbox))
-            start_container(node.direct, container)
-        except RpcError:
-            remove_pod(node.direct, sandbox)
-            return False
-        done.append((sandbox, container))
-        return True
-
-    eventually(f"pod {spec.name} runs", attempt)
-    return done[0]
 
 
 def update(nri: NriNode, container_id: str, **fields: object) -> None:
@@ -160,7 +140,7 @@ def test_no_owner_starts_while_a_container_is_on_its_cpu(both: NriNode) -> None:
     seen: list[str] = []
     try:
         for turn in range(3):
-            sandbox, owner = run_retrying(node, node.spec(f"lse-{turn}", "LSE", "1"))
+            sandbox, owner = node.run_retrying(node.direct, node.spec(f"lse-{turn}", "LSE", "1"))
             seen.append(node.cpus(owner))
             remove_pod(node.direct, sandbox)
     finally:
@@ -177,7 +157,7 @@ def test_a_pod_that_was_removed_before_the_agent_saw_it_has_no_claim(both: NriNo
     os.kill(node.agent_pid, signal.SIGSTOP)
     remove_pod(node.direct, run_sandbox(node.direct, node.spec("removed", "LSE", "1")))
     os.kill(node.agent_pid, signal.SIGCONT)
-    _, next_owner = run_retrying(node, node.spec("next", "LSE", "1"))
+    _, next_owner = node.run_retrying(node.direct, node.spec("next", "LSE", "1"))
     assert node.cpus(next_owner) == "1"
 
 
@@ -347,7 +327,7 @@ def test_a_huge_environment_affects_only_its_own_container(both: NriNode, size_b
     with contextlib.suppress(RpcError):
         create_container(node.direct, request)
     assert node.cpus(owner) == "1"
-    _, later = run_retrying(node, node.spec("later", "LS"))
+    _, later = node.run_retrying(node.direct, node.spec("later", "LS"))
     eventually("a later container shares the pool", lambda: node.cpus(later) == "0")
     assert both.metric("topolet_nri_hook_errors_total") == 0
 

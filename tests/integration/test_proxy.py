@@ -14,7 +14,6 @@ from agent.model.verdict import Code
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from tests.fixtures.pods import (
-    PodSpec,
     create_container,
     create_request,
     large_environment,
@@ -33,27 +32,6 @@ def both(node: TestNode) -> TestNode:
     node.start_agent(NO_FULL_PASS)
     node.start_proxy()
     return node
-
-
-def run_retrying(node: TestNode, spec: PodSpec) -> tuple[str, str]:
-    """Runs a pod. Like a kubelet, repeats all steps after a failure."""
-    done: list[tuple[str, str]] = []
-
-    def attempt() -> bool:
-        sandbox = ""
-        try:
-            sandbox = run_sandbox(node.proxied, spec)
-            container = create_container(node.proxied, create_request(spec, sandbox))
-            start_container(node.proxied, container)
-        except RpcError:
-            if sandbox:
-                remove_pod(node.direct, sandbox)
-            return False
-        done.append((sandbox, container))
-        return True
-
-    eventually(f"pod {spec.name} runs", attempt)
-    return done[0]
 
 
 def test_containers_run_on_their_cpus_from_their_creation(both: TestNode) -> None:
@@ -268,7 +246,7 @@ def test_an_agent_killed_while_pods_start_and_end_leaves_no_wrong_cpuset(both: T
     thread.start()
     try:
         for turn in range(4):
-            sandbox, lse = run_retrying(both, both.spec(f"lse-{turn}", "LSE", "1"))
+            sandbox, lse = both.run_retrying(both.proxied, both.spec(f"lse-{turn}", "LSE", "1"))
             assert both.cpus(lse) == "1"
             remove_pod(both.proxied, sandbox)
     finally:
@@ -281,7 +259,7 @@ def test_a_pod_that_was_removed_before_the_agent_saw_it_has_no_claim(both: TestN
     os.kill(both.agent_pid, signal.SIGSTOP)
     remove_pod(both.direct, run_sandbox(both.proxied, both.spec("removed", "LSE", "1")))
     os.kill(both.agent_pid, signal.SIGCONT)
-    _, next_owner = run_retrying(both, both.spec("next", "LSE", "1"))
+    _, next_owner = both.run_retrying(both.proxied, both.spec("next", "LSE", "1"))
     assert both.cpus(next_owner) == "1"
 
 
@@ -311,7 +289,7 @@ def test_no_owner_starts_while_a_container_is_on_its_cpu(both: TestNode) -> None
     try:
         for turn in range(5):
             spec = both.spec(f"lse-{turn}", "LSE", "1")
-            sandbox, lse = run_retrying(both, spec)
+            sandbox, lse = both.run_retrying(both.proxied, spec)
             seen.append(both.cpus(lse))
             remove_pod(both.proxied, sandbox)
     finally:

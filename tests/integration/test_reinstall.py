@@ -33,7 +33,7 @@ Object = dict[str, Any]
 
 EARLIER = Path(__file__).parents[1] / "deploy" / "with_parameters.yaml"
 PLAIN, LABELLED = "plain", "labelled"
-OURS = "topolet-system"
+NAMESPACE = "topolet-system"
 CPUS = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"0-3"}'}
 ALICE = Who()
 KOORDINATOR = "system:serviceaccount:koordinator-system:koord-scheduler"
@@ -210,11 +210,11 @@ def test_a_reinstalled_overlay_does_not_affect_pods(
     for _ in range(3):
         cluster.apply(folder)
         running_pods.wait_for_rounds()
-        cluster.wait_for_policies(OURS)
+        cluster.wait_for_policies(NAMESPACE)
         cluster.delete("-k", str(folder))
         running_pods.wait_for_rounds()
     cluster.apply(folder)
-    cluster.wait_for_policies(OURS)
+    cluster.wait_for_policies(NAMESPACE)
     running_pods.wait_for_rounds()
 
 
@@ -285,19 +285,19 @@ def test_components_are_removed_in_any_order(cluster: Cluster, order: list[str])
     everything = [body for each in sorted(parts) for body in parts[each]]
     with cluster.with_other_pods(partial(cluster.remove_each, everything)) as running_pods:
         cluster.apply_each(everything)
-        cluster.wait_for_policies(OURS)
+        cluster.wait_for_policies(NAMESPACE)
         for each in order:
             cluster.delete_each(parts[each])
             running_pods.wait_for_rounds(1)
         cluster.apply_each(everything)
-        cluster.wait_for_policies(OURS)
+        cluster.wait_for_policies(NAMESPACE)
         running_pods.wait_for_rounds()
 
 
 def test_in_another_namespace_the_policies_use_its_accounts(
     cluster: Cluster, running_pods: OtherPods, tmp_path: Path
 ) -> None:
-    policy = {"name": "topolet-policy", "namespace": OURS}
+    policy = {"name": "topolet-policy", "namespace": NAMESPACE}
     data = {"allocators": f"{KOORDINATOR}\n"}
     patch = yaml.safe_dump(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": policy, "data": data}
@@ -312,7 +312,7 @@ def test_in_another_namespace_the_policies_use_its_accounts(
         )
         cluster.apply(mine)
         cluster.wait_for_policies("elsewhere")
-        there, here = (Who(account(each, "topolet-scheduler")) for each in ("elsewhere", OURS))
+        there, here = (Who(account(each, "topolet-scheduler")) for each in ("elsewhere", NAMESPACE))
         assert cluster.refuses(here)
         assert not cluster.refuses(Who(KOORDINATOR))
         assert not cluster.refuses_binding(there)
@@ -332,16 +332,16 @@ def test_an_upgrade_removes_parameters(
     cluster: Cluster, earlier: tuple[str, ...], then: tuple[str, ...], tmp_path: Path
 ) -> None:
     """With any flags of both versions, and although the earlier policies refuse all pods."""
-    cluster.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OURS}})
+    cluster.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     before = tmp_path / "earlier.yaml"
     before.write_text(yaml.safe_dump_all(earlier_policies(cluster.server)))
     cluster.kubectl("apply", *earlier, "-f", str(before))
-    cluster.delete("configmap", "topolet-policy", f"--namespace={OURS}")
+    cluster.delete("configmap", "topolet-policy", f"--namespace={NAMESPACE}")
     eventually("every pod is refused", lambda: not cluster.accepts_pods())
     policies = str(cluster.folder("policies"))
     cluster.kubectl("apply", *then, "-k", policies)
     eventually("pods are accepted", cluster.accepts_pods)
-    cluster.wait_for_policies(OURS)
+    cluster.wait_for_policies(NAMESPACE)
     kinds = ["validatingadmissionpolicy"]
     if deployed.serves_mutating_policies(cluster.server):
         kinds.append("mutatingadmissionpolicy")
@@ -355,15 +355,15 @@ def test_an_upgrade_removes_parameters(
 def test_before_1_36_kubectl_names_the_kinds_it_skips(cluster: Cluster) -> None:
     """Without the component for such servers, kubectl applies everything else."""
     if deployed.serves_mutating_policies(cluster.server):
-        pytest.skip("this kube-apiserver serves all kinds of ours")
+        pytest.skip("this kube-apiserver serves all kinds of the manifests")
     folder = DEPLOY / "overlays" / "scheduler"
     with cluster.with_other_pods(cluster.remove) as running_pods:
         ended = cluster.kubectl.attempt("apply", "--server-side", "-k", str(folder))
         assert ended.returncode == 1
         kinds = ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"]
         assert re.findall(r'no matches for kind "(\w+)"', ended.stderr) == kinds
-        cluster.wait_for_policies(OURS)
-        path = f"/apis/apps/v1/namespaces/{OURS}/daemonsets/topolet-agent"
+        cluster.wait_for_policies(NAMESPACE)
+        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/topolet-agent"
         assert deployed.exists(cluster.api, path)
         cluster.apply(cluster.folder("overlays/scheduler"))
         running_pods.wait_for_rounds()

@@ -32,8 +32,8 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 
 _RUNC = """#!/bin/sh
 case " $* " in *" create "*)
-    while [ -e {folder}/hold ]; do
-        touch {folder}/held
+    while [ -e {folder}/delay ]; do
+        touch {folder}/delayed
         sleep 0.05
     done
 esac
@@ -52,7 +52,7 @@ exit $code
 
 class RecordingRunc:
     """A folder with a `runc` that records the CPUs of each container between creation and start.
-    While the file `hold` exists it delays creations, and it reports that by the file `held`."""
+    While the file `delay` exists, it delays creations and creates the file `delayed`."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -151,17 +151,17 @@ def test_a_proxy_killed_while_it_creates_a_sandbox_leaves_no_claim(
         node.start_agent(NO_FULL_PASS)
         node.start_proxy()
         killed = node.spec("killed", "LSE", "1")
-        (runc.folder / "hold").touch()
+        (runc.folder / "delay").touch()
         client = Cri(node.cri_socket, DEADLINE_SECONDS)
         call = threading.Thread(target=lambda: try_sandbox(client, killed))
         call.start()
         try:
-            eventually("runc creates the sandbox", (runc.folder / "held").exists)
+            eventually("runc creates the sandbox", (runc.folder / "delayed").exists)
             eventually("the pod owns CPU 1", lambda: owners(node) == ["default/killed"])
             node.kill_proxy()
             call.join()
         finally:
-            (runc.folder / "hold").unlink()
+            (runc.folder / "delay").unlink()
         client.close()
         node.start_proxy()
         eventually("the pod without a sandbox owns nothing", lambda: owners(node) == [])

@@ -21,7 +21,7 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 
 _RUNC = """#!/bin/sh
 case " $* " in *" create "*)
-    if mv {folder}/hold {folder}/held 2>/dev/null; then
+    if mv {folder}/delay {folder}/delayed 2>/dev/null; then
         until [ -e {folder}/release ]; do sleep 0.02; done
     fi
 esac
@@ -30,18 +30,18 @@ exec {runc} "$@"
 
 
 class DelayedRunc:
-    """A folder with a `runc` that delays the next `runc create` after `hold()`."""
+    """A folder with a `runc` that delays the next `runc create` after `delay_next()`."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
         write_runc(folder, _RUNC)
 
-    def hold(self) -> None:
-        (self.folder / "hold").touch()
+    def delay_next(self) -> None:
+        (self.folder / "delay").touch()
 
     @property
-    def held(self) -> bool:
-        return (self.folder / "held").exists()
+    def delayed(self) -> bool:
+        return (self.folder / "delayed").exists()
 
     def release(self) -> None:
         (self.folder / "release").touch()
@@ -59,11 +59,11 @@ def test_an_owner_is_created_after_a_start_that_runc_delays(tmp_path: pathlib.Pa
         shared, owner = node.spec("ls", "LS"), node.spec("lse", "LSE", "1")
         request = create_request(shared, run_sandbox(node.proxied, shared))
         ls = create_container(node.proxied, request)
-        runc.hold()
+        runc.delay_next()
         starting = threading.Thread(target=start_container, args=(other, ls))
         starting.start()
         try:
-            eventually("runc create has begun", lambda: runc.held)
+            eventually("runc create has begun", lambda: runc.delayed)
             request = create_request(owner, run_sandbox(node.proxied, owner))
             with pytest.raises(RpcError) as refused:
                 create_container(node.proxied, request)

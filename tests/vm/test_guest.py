@@ -146,5 +146,5 @@ def check_passed(
     record_property("summary", "\n".join(lines))
     assert code == 0, (share / "output.txt").read_text()
     # pytest accepts tests that skip themselves; these must have run.
-    ours = {each.outcome for each in cases if each.name.startswith("tests.vm.")}
-    assert ours == {"passed"}
+    outcomes = {each.outcome for each in cases if each.name.startswith("tests.vm.")}
+    assert outcomes == {"passed"}
