@@ -26,7 +26,7 @@ Object = dict[str, Any]
 NAMESPACE = "topolet-system"
 HOST, GUEST = "n1", "g1"
 START_SECONDS = 300.0
-"""For actions that take seconds on an idle machine, on the emulated one too."""
+"""The timeout of actions that take seconds on an idle machine, also in the guest."""
 
 _POLL_SECONDS = 0.1
 _ROOT = Path(__file__).resolve().parents[2]

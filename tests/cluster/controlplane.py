@@ -16,7 +16,7 @@ from tests.waiting import eventually
 PKI = Path("/etc/kubernetes/pki")
 ADDRESS, PORT = world.ADDRESS, 6443
 SERVICE_ADDRESS = "10.96.0.1"
-"""Of the Service `kubernetes`, the first one of `server_flags`' range."""
+"""The address of the Service `kubernetes`, the first one in the range of `server_flags`."""
 
 _ETCD, _PEER = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
 _ADMIN = "admin"
@@ -114,7 +114,7 @@ class ControlPlane:
         return f"{PKI}/{user}.conf"
 
     def kubectl(self, *words: str, stdin: str = "") -> str:
-        """As the administrator. Raises ProgramError."""
+        """Runs kubectl as the administrator. Raises ProgramError."""
         return self.world.run(
             *("kubectl", "--kubeconfig", self.config(_ADMIN), *words),
             stdin=stdin,

@@ -55,7 +55,7 @@ def _names(services: list[dict[str, dict[str, str]]]) -> dict[str, str]:
 
 
 def question(packet: bytes) -> tuple[str, int, int]:
-    """Name, type, and where the question ends."""
+    """The name and the type of the question, and the offset of its end."""
     labels, at = [], 12
     while packet[at]:
         labels.append(packet[at + 1 : at + 1 + packet[at]].decode())

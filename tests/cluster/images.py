@@ -22,7 +22,7 @@ from tests.fixtures import image
 from tests.integration import image as topolet_image
 
 KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler:v1.36.3"
-"""What deploy/overlays/scheduler names."""
+"""The image in deploy/overlays/scheduler."""
 
 SUCCESSOR = "successor"
 """The tag of Topolet's image of the next version."""
@@ -34,7 +34,7 @@ _DATABASES = (
 _BLOBS = "io.containerd.content.v1.content/blobs"
 _LAYERS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
 _KEPT = 3
-"""Several checkouts may run tests in turn, each with its own images."""
+"""The number of folders to keep: several checkouts may run tests, each with its own images."""
 
 # Read-only, so that no containerd removes files that others use.
 _JOIN = f"""images=$1 root=/var/lib/containerd

@@ -26,7 +26,7 @@ BACK_SECONDS = 30.0
 
 @pytest.fixture
 def nothing_reserved(installed: Cluster) -> Iterator[None]:
-    """Removes a test's reservation afterwards."""
+    """Removes a test's reservation at the end."""
     yield
     installed.kubectl("annotate", "node", HOST, f"{RESERVATION}-")
 

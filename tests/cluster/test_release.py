@@ -33,7 +33,8 @@ def bare() -> Iterator[Cluster]:
     with host.running() as cluster:
         cluster.kubectl("create", "namespace", NAMESPACE)
         cluster.eventually(
-            "accounts are made", lambda: cluster.get("serviceaccount", "default", NAMESPACE)
+            "the default account exists",
+            lambda: cluster.get("serviceaccount", "default", NAMESPACE),
         )
         yield cluster
 

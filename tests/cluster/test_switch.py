@@ -44,7 +44,8 @@ def units_node() -> Iterator[tuple[Cluster, SystemdHost]]:
     chart.helm()
     with units.running() as (cluster, host):
         cluster.eventually(
-            "accounts are made", lambda: cluster.get("serviceaccount", "default", "default")
+            "the default account exists",
+            lambda: cluster.get("serviceaccount", "default", "default"),
         )
         yield cluster, host
 

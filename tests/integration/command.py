@@ -28,7 +28,10 @@ class Command:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "agent", self._name, *flags], stdout=log, stderr=log
             )
-        eventually("listens", lambda: self.alive() and self.log().count(self._listens) > before)
+        eventually(
+            f"topolet {self._name} listens",
+            lambda: self.alive() and self.log().count(self._listens) > before,
+        )
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Sends a signal and waits for the end; the exit code."""

@@ -65,7 +65,7 @@ class GpuNode(GpuHost):
         return f"--root={self.root}", f"--gpu-driver-root={self.driver.root}"
 
     def start_agent(self, *flags: str) -> None:
-        """Starts the agent without a cluster."""
+        """Starts the agent without a cluster, with the flags and variables of the GPUs."""
         self.node.start_agent(*self.path_flags, *flags, variables=self.environ)
 
     def device(self) -> dict[str, Any]:
@@ -82,8 +82,7 @@ class GpuNode(GpuHost):
         return found
 
     def run(self, spec: PodSpec, *visible: str) -> str:
-        """A running container of the pod with the devices of its request, as a device plugin sets
-        them."""
+        """Runs a container of the pod with these visible devices, as a device plugin sets them."""
         request = create_request(spec, run_sandbox(self.node.direct, spec))
         if visible:
             request.config.envs.add(key="NVIDIA_VISIBLE_DEVICES", value=",".join(visible).encode())

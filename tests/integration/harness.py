@@ -132,7 +132,9 @@ class TestNode:
             environ={**(environ or {}), **(variables or {})},
         )
         agent = self._agent
-        eventually("agent ready", lambda: agent.poll() is not None or self.get("/readyz")[0] == 200)
+        eventually(
+            "the agent is ready", lambda: agent.poll() is not None or self.get("/readyz")[0] == 200
+        )
         assert agent.poll() is None, self.log("agent")
 
     def start_proxy(self, *flags: str) -> None:
@@ -145,7 +147,7 @@ class TestNode:
             HOLD,
             *flags,
         )
-        eventually("proxy accepts", self._proxy_accepts)
+        eventually("the proxy accepts connections", self._proxy_accepts)
 
     def kill_agent(self) -> None:
         """Sends SIGKILL."""

@@ -57,7 +57,7 @@ class KoordinatorNode:
         eventually("koord-runtime-proxy accepts", self._accepts)
 
     def kill_proxy(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         if self._proxy is not None:
             self._proxy.kill()
             self._proxy.wait()

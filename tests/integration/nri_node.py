@@ -50,14 +50,14 @@ class NriNode:
             *flags,
         )
         if waits:
-            eventually("plugin ready", self._ready)
+            eventually("the plugin is ready", self._ready)
 
     def signal(self, number: signal.Signals) -> None:
         assert self._plugin is not None
         self._plugin.send_signal(number)
 
     def kill_plugin(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         if self._plugin is not None:
             self._plugin.kill()
             self._plugin.wait()
@@ -124,7 +124,7 @@ class OtherPlugin(Recorder):
 
 @contextlib.contextmanager
 def other_plugin(containerd: Containerd, name: str, changes: Changes) -> Iterator[None]:
-    """Registers it under the name during the block."""
+    """Runs another plugin, registered under this name, during the block."""
     loop, plugin = Loop(), OtherPlugin(changes)
     link = PluginLink(loop, containerd.nri_socket, name, "50", plugin)
     link.start()

@@ -61,7 +61,7 @@ class Scheduler(Command):
         return post(connection, name)
 
     def until_ready(self) -> None:
-        eventually("ready", lambda: self.alive() and self.ready()[0] == 200)
+        eventually("the scheduler is ready", lambda: self.alive() and self.ready()[0] == 200)
 
     def call(self, verb: str, body: object) -> Any:
         """The body of the response to a request without TLS, whose status must be 200."""

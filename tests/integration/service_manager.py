@@ -63,7 +63,7 @@ class ServiceManager:
         assert self._proxy.wait(DEADLINE_SECONDS) == 0
 
     def kill(self) -> None:
-        """SIGKILL; clients that connect meanwhile wait for the next proxy."""
+        """Sends SIGKILL. Clients that connect afterwards wait for the next proxy."""
         assert self._proxy is not None
         self._proxy.kill()
         self._proxy.wait()

@@ -33,7 +33,7 @@ def test_a_claim_that_changes_in_the_cluster_moves_a_running_container(
     _, own = run_pod(node.direct, node.spec("own", "LSR", "1", uid=uid))
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     cluster_node.start_agent(node)
-    eventually("pinned", lambda: (node.cpus(own), node.cpus(ls)) == ("1", "0"))
+    eventually("the pods are on their CPUs", lambda: (node.cpus(own), node.cpus(ls)) == ("1", "0"))
     changed = {"metadata": {"annotations": {STATUS: '{"cpuset": "0"}'}}}
     cluster_node.api.admin.merge("/api/v1/namespaces/moves/pods/own", changed)
     is_moved = lambda: (node.cpus(own), node.cpus(ls)) == ("0", "1")  # noqa: E731
@@ -68,7 +68,7 @@ def test_an_agent_without_a_permission_reports_it_and_writes_its_other_objects(
         TIMEOUT_SECONDS,
     )
     # The counter is incremented after the log line is written.
-    eventually("counted", lambda: node.metric("topolet_cluster_problems") == 1)
+    eventually("the metric counts it", lambda: node.metric("topolet_cluster_problems") == 1)
     labels = json.loads(cluster_node.api.admin.get("/api/v1/nodes/lacks"))["metadata"]["labels"]
     assert labels["topology.topolet.io/cpus"]
 
@@ -86,7 +86,7 @@ def test_the_agent_manages_the_node_without_a_server(node: TestNode) -> None:
             "KUBERNETES_SERVICE_PORT": str(free_port()),
         },
     )
-    eventually("pinned", lambda: (node.cpus(own), node.cpus(ls)) == ("1", "0"))
+    eventually("the pods are on their CPUs", lambda: (node.cpus(own), node.cpus(ls)) == ("1", "0"))
     eventually(
         "it is reported", lambda: node.metric("topolet_cluster_problems") >= 1, TIMEOUT_SECONDS
     )
@@ -110,7 +110,7 @@ def test_pod_that_loses_its_cpus_to_a_static_kubelet_gets_an_event(
     uid = cluster_node.pod("own", "LSE", "1")
     _, own = run_pod(node.direct, node.spec("own", "LSE", "1", uid=uid))
     cluster_node.start_agent(node)
-    eventually("pinned", lambda: node.cpus(own) == "1")
+    eventually("the pods are on their CPUs", lambda: node.cpus(own) == "1")
     assert node.metric("topolet_containers_short_of_cpus") == 0
     assign_cpus(other="1")
     eventually("the kubelet's container has the CPU", lambda: node.cpus(own) == "0")

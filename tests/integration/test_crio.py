@@ -147,7 +147,7 @@ def test_a_container_created_without_the_proxy_is_corrected(both: TestNode) -> N
     """The agent uses events of cgroups, because CRI-O sends it none."""
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     _, ls = run_pod(both.direct, both.spec("ls", "LS"))
-    eventually("corrected", lambda: both.cpus(ls) == "0")
+    eventually("the cpuset is corrected", lambda: both.cpus(ls) == "0")
     assert both.cpus(lse) == "1"
 
 
@@ -156,7 +156,7 @@ def test_a_workload_of_the_runtime_is_corrected(both: TestNode) -> None:
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     spec = both.spec("workload", "LS", annotations={WORKLOAD: ""})
     _, workload = run_pod(both.proxied, spec)
-    eventually("corrected", lambda: both.cpus(workload) == "0")
+    eventually("the cpuset is corrected", lambda: both.cpus(workload) == "0")
     assert both.cpus(lse) == "1"
 
 
@@ -166,7 +166,7 @@ def test_a_restarted_agent_finds_the_containers(both: TestNode) -> None:
     _, ls = run_pod(both.direct, both.spec("ls", "LS"))
     assert both.cpus(ls) == "0-1"
     both.start_agent(NO_FULL_PASS)
-    eventually("corrected", lambda: both.cpus(ls) == "0")
+    eventually("the cpuset is corrected", lambda: both.cpus(ls) == "0")
     assert both.cpus(lse) == "1"
     both.stop_agent()
     done = both.run_cli(

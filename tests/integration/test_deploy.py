@@ -171,7 +171,7 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
         account = {"name": "default", "namespace": namespace}
         api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
     api.apply(pod("free", "gpu"))
-    eventually("policies in force", partial(_in_force, made))
+    eventually("the policies are in force", partial(_in_force, made))
     namespace = "topolet-system"
     for each in (namespace, "kube-system"):
         account = {"name": "default", "namespace": each}
@@ -788,7 +788,7 @@ def test_every_gpu_resource_is_seen_in_a_pod_with_its_node(cluster: Cluster, res
 
 
 def workload(body: Object) -> Object:
-    """A Deployment of such pods."""
+    """A Deployment with this pod as its template."""
     metadata, spec = body["metadata"], body["spec"]
     labels = {**metadata["labels"], "app": "a"}
     return {

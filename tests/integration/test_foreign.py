@@ -52,7 +52,7 @@ def allocation(minor: int) -> dict[str, str]:
 
 
 def run_with(gpus: GpuNode, spec: PodSpec, path: str) -> None:
-    """A running container of the pod with a device node."""
+    """Runs a container of the pod with a device node."""
     request = create_request(spec, run_sandbox(gpus.node.direct, spec))
     request.config.devices.add(host_path=path, container_path=path, permissions="rw")
     start_container(gpus.node.direct, create_container(gpus.node.direct, request))

@@ -57,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         started.create("/api/v1/namespaces", {"metadata": {"name": PLAIN}})
         with controllers(started, "namespace-controller", "serviceaccount-controller"):
             path = f"/api/v1/namespaces/{PLAIN}/serviceaccounts/default"
-            eventually("accounts are made", partial(deployed.exists, api, path))
+            eventually("the default account exists", partial(deployed.exists, api, path))
             yield Cluster(started, api)
 
 
@@ -66,7 +66,7 @@ def cluster(server: Cluster) -> Iterator[Cluster]:
     """A cluster without a release and its CRDs. The namespace exists: Helm never removes it."""
     server.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"
-    eventually("accounts are made", partial(deployed.exists, server.api, path))
+    eventually("the default account exists", partial(deployed.exists, server.api, path))
     yield server
     if "topolet" in server.helm("list", "--short"):
         server.uninstall()

@@ -165,7 +165,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
                 body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
                 started.apply(body)
                 path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-                eventually("accounts are made", partial(deployed.exists, api, path))
+                eventually("the default account exists", partial(deployed.exists, api, path))
             yield Cluster(started, api)
 
 

@@ -78,7 +78,7 @@ def test_the_webhook_runs_as_nobody(image: Image, tmp_path: Path) -> None:
         ],
         host_network=True,
     ):
-        eventually("listens", lambda: "webhook listens" in log.read_text())
+        eventually("the webhook listens", lambda: "webhook listens" in log.read_text())
         trust = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
         page = container["livenessProbe"]["httpGet"]["path"]
         url = f"https://127.0.0.1:{port}{page}"

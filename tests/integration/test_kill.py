@@ -16,14 +16,14 @@ from tests.integration.service_manager import ServiceManager
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 PODS = {"lse": ("LSE", "1"), "ls": ("LS", "0"), "ls-2": ("LS", "0"), "be": ("BE", "0")}
-"""Name: QoS class, and the final CPUs of its containers."""
+"""The QoS class and the final CPUs of the containers, by pod name."""
 CONTAINERS = 125
 """Containers of each pod, all created at once."""
 KILLED_AFTER = (1, 100, 250, 400)
 """The proxy is killed when so many containers have been created."""
 CALL_SECONDS = 2 * DEADLINE_SECONDS
 RETRY_SECONDS = 0.05
-"""A kubelet waits longer."""
+"""The pause after a failure, shorter than a kubelet's."""
 
 
 class Kubelet:
@@ -53,7 +53,7 @@ class Kubelet:
         self._retry = threading.Event()
 
     def create(self, request: pb.CreateContainerRequest) -> str:
-        """The container's id."""
+        """Creates the container; its id."""
         while True:
             try:
                 created = self._create(request, timeout=CALL_SECONDS).container_id

@@ -96,20 +96,20 @@ def _name(pid: int) -> str:
 
 
 def _calls_itself_kubelet(pid: int) -> bool:
-    """A process does not have arguments for a moment during execve."""
+    """Whether the process has its arguments: during execve it has none for a moment."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"kubelet")
 
 
 def _only_child(pid: int) -> int:
-    def there() -> bool:
+    def child_is_kubelet() -> bool:
         return any(_name(each) == "kubelet" for each in _children(pid))
 
-    eventually("its child is named kubelet", there)
+    eventually("its child is named kubelet", child_is_kubelet)
     (child,) = _children(pid)
     return child
 
 
-STRANGERS = [
+IMPOSTORS = [
     Impostors.in_a_pid_namespace,
     Impostors.in_a_pod,
     Impostors.below_a_pod,
@@ -144,35 +144,35 @@ def _impostors(folder: Path) -> Iterator[Impostors]:
 
 
 def found() -> dict[int, KubeletProcess]:
-    """By pid. Other tests may run kubelets here at the same time."""
+    """All kubelets that are found, by pid: other tests may run some at the same time."""
     it = find("/proc")
     assert it.doubts == ()
     return {each.pid: each for each in it.kubelets}
 
 
-@pytest.mark.parametrize("stranger", STRANGERS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("impostor", IMPOSTORS, ids=lambda each: each.__name__)
 def test_other_processes_named_kubelet_are_not_the_kubelet(
-    impostors: Impostors, stranger: object
+    impostors: Impostors, impostor: object
 ) -> None:
-    pid = stranger(impostors)  # type: ignore[operator]
+    pid = impostor(impostors)  # type: ignore[operator]
     eventually("it calls itself kubelet", lambda: _calls_itself_kubelet(pid))
     assert pid not in found()
 
 
 def test_a_process_of_the_host_counts_as_the_kubelet(impostors: Impostors) -> None:
-    """It checks that the tests above fail only for their own reason."""
+    """A counter-check: without the differences above, the process is found."""
     pid = impostors.of_the_host()
     eventually("it is found", lambda: pid in found())
 
 
 def test_the_kubelet_is_found_among_all_of_them(impostors: Impostors, kubelet: Kubelet) -> None:
-    strangers = {stranger(impostors) for stranger in STRANGERS}
+    strangers = {impostor(impostors) for impostor in IMPOSTORS}
     for pid in strangers:
         eventually("it calls itself kubelet", lambda pid=pid: _calls_itself_kubelet(pid))
-    there = found()
-    assert kubelet.pid in there
-    assert not strangers & there.keys()
-    it = FoundKubelets(tuple(there.values())).of_folder("/", str(kubelet.root))
+    all_found = found()
+    assert kubelet.pid in all_found
+    assert not strangers & all_found.keys()
+    it = FoundKubelets(tuple(all_found.values())).of_folder("/", str(kubelet.root))
     assert it is not None
     assert it.pid == kubelet.pid
     settings = AgentSettings(kubelet_dir=str(kubelet.root))
@@ -186,8 +186,8 @@ def test_the_kubelet_is_found_among_all_of_them(impostors: Impostors, kubelet: K
 def test_an_agent_starts_with_them_and_assigns_no_cpus(
     impostors: Impostors, node: TestNode
 ) -> None:
-    for stranger in STRANGERS:
-        stranger(impostors)
+    for impostor in IMPOSTORS:
+        impostor(impostors)
     node.start_agent("--node-name=node-a")
     metrics = node.get("/metrics")[1]
     (pool,) = [

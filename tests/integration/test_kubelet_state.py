@@ -55,8 +55,8 @@ def test_cpus_of_a_scheduler_are_written_into_the_kubelets_file(node: TestNode) 
 
 
 def test_a_kubelet_starts_on_the_file_that_was_written(kubelet: Kubelet) -> None:
-    """With a pod to which the kubelet gave no CPUs, because it requests a fraction: from then on
-    the kubelet counts the pod's CPU as assigned."""
+    """The kubelet assigns no CPUs to a pod that requests a fraction of a CPU. With the written file
+    it counts the pod's CPU as assigned."""
     own = max(kubelet.topology.online - kubelet.reserved)
     rest = kubelet.topology.online - CpuSet([own])
     file = kubelet.root / cpu_manager_state.FILE_NAME
@@ -114,7 +114,7 @@ def test_a_kubelet_starts_on_the_file_that_was_written(kubelet: Kubelet) -> None
 
 
 def _start_on(kubelet: Kubelet, file: Path, content: bytes) -> str:
-    """The log of a kubelet that does not start on this state."""
+    """Starts the kubelet with an invalid state file; the log of its failure."""
     file.write_bytes(content)
     before = len(kubelet.log)
     with pytest.raises(AssertionError):

@@ -226,7 +226,7 @@ def test_a_plugin_that_was_stopped_recovers(
         create_container(node.direct, create_request(node.spec("p", "LS"), sandbox, name))
     nri.signal(signal.SIGCONT)
     eventually("a new session", lambda: nri.metric("topolet_nri_sessions_total") >= 2)
-    eventually("ready again", lambda: nri.metric("topolet_nri_ready") == 1)
+    eventually("it is ready again", lambda: nri.metric("topolet_nri_ready") == 1)
     calls = nri.metric("topolet_nri_adjusted_containers_total")
     create_container(node.direct, create_request(node.spec("p", "LS"), sandbox, "d"))
     assert nri.metric("topolet_nri_adjusted_containers_total") == calls + 1

@@ -131,7 +131,7 @@ def test_label_and_annotation_lift_no_limit_of_a_burstable_pod_next_to_an_lsr_po
 def test_update_without_a_cpuset_does_not_restore_the_old_one(both: TestNode) -> None:
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
     run_pod(both.proxied, both.spec("lse", "LSE", "1"))
-    eventually("LS on 0", lambda: both.cpus(ls) == "0")
+    eventually("LS is on CPU 0", lambda: both.cpus(ls) == "0")
     linux = pb.LinuxContainerResources(cpu_shares=512)
     request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
     both.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
@@ -142,7 +142,7 @@ def test_update_without_a_cpuset_does_not_restore_the_old_one(both: TestNode) ->
 def test_container_created_without_the_proxy_is_corrected(both: TestNode) -> None:
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     _, ls = run_pod(both.direct, both.spec("ls", "LS"))
-    eventually("corrected", lambda: both.cpus(ls) == "0")
+    eventually("the cpuset is corrected", lambda: both.cpus(ls) == "0")
     assert both.cpus(lse) == "1"
 
 
@@ -309,7 +309,7 @@ def test_restore_restores_every_value(both: TestNode) -> None:
     created = create_container(
         both.proxied, create_request(waiting, run_sandbox(both.proxied, waiting))
     )
-    eventually("settled", lambda: (both.cpus(ls), both.cpus(be)) == ("0", "0"))
+    eventually("all cpusets are correct", lambda: (both.cpus(ls), both.cpus(be)) == ("0", "0"))
     words = [
         "restore",
         f"--state-dir={both.state}",
@@ -342,7 +342,7 @@ def test_restore_handles_a_cpuset_that_the_proxy_set_without_the_agent(both: Tes
     remove_pod(both.proxied, first)
     eventually("LS has all CPUs", lambda: both.cpus(ls) == "0-1")
     run_pod(both.proxied, both.spec("again", "LSE", "1"))
-    eventually("LS on 0", lambda: both.cpus(ls) == "0")
+    eventually("LS is on CPU 0", lambda: both.cpus(ls) == "0")
     both.stop_agent()
     endpoint = f"--runtime-endpoint=unix://{both.containerd.socket}"
     done = both.run_cli("restore", f"--state-dir={both.state}", endpoint)

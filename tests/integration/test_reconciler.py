@@ -26,11 +26,13 @@ def test_owner_gets_its_cpu_and_the_others_the_rest(node: TestNode) -> None:
     sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     be_sandbox, be = run_pod(node.direct, node.spec("be", "BE", kube_class="besteffort"))
-    eventually("LSE on 1", lambda: node.cpus(lse) == "1")
-    eventually("LS on 0", lambda: node.cpus(ls) == "0")
-    eventually("BE on 0", lambda: node.cpus(be) == "0")
-    eventually("pause of LSE on 1", lambda: node.sandbox_cpus(sandbox) == "1")
-    eventually("pause of BE on 0", lambda: node.sandbox_cpus(be_sandbox) == "0")
+    eventually("LSE is on CPU 1", lambda: node.cpus(lse) == "1")
+    eventually("LS is on CPU 0", lambda: node.cpus(ls) == "0")
+    eventually("BE is on CPU 0", lambda: node.cpus(be) == "0")
+    eventually("the pause container of LSE is on CPU 1", lambda: node.sandbox_cpus(sandbox) == "1")
+    eventually(
+        "the pause container of BE is on CPU 0", lambda: node.sandbox_cpus(be_sandbox) == "0"
+    )
 
     remove_pod(node.direct, sandbox)
     eventually("LS has CPU 1 again", lambda: node.cpus(ls) == "0-1")
@@ -42,7 +44,7 @@ def test_container_created_before_the_agent_is_corrected_and_counted(node: TestN
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     assert node.cpus(lse) == node.cpus(ls) == "0-1"
     node.start_agent(NO_FULL_PASS)
-    eventually("no overlap", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
+    eventually("the CPUs do not overlap", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
     assert node.metric("topolet_cpu_overlaps_total") == 1
     assert "pod default/ls runs on CPUs 1 of pod default/lse" in node.log("agent")
 
@@ -68,7 +70,7 @@ def test_runtime_does_not_restore_its_old_cpuset_with_its_next_update(node: Test
     node.start_agent()
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     owner, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    eventually("LS on 0", lambda: node.cpus(ls) == "0")
+    eventually("LS is on CPU 0", lambda: node.cpus(ls) == "0")
     eventually(
         "the runtime has the cpuset",
         lambda: node.direct.container_status(ls).resources.cpuset == "0",
@@ -86,7 +88,7 @@ def test_runtime_does_not_restore_its_old_cpuset_with_its_next_update(node: Test
 
     node.start_agent()
     remove_pod(node.direct, owner)
-    eventually("LS on 0-1", lambda: node.cpus(ls) == "0-1")
+    eventually("LS is on CPUs 0-1", lambda: node.cpus(ls) == "0-1")
     eventually(
         "the runtime has the cpuset",
         lambda: node.direct.container_status(ls).resources.cpuset == "0-1",
@@ -106,14 +108,14 @@ def test_invalid_claim_keeps_the_pool_and_is_reported(
 ) -> None:
     node.start_agent()
     _, first = run_pod(node.direct, node.spec("first", "LSE", "1"))
-    eventually("first on 1", lambda: node.cpus(first) == "1")
+    eventually("the first pod is on CPU 1", lambda: node.cpus(first) == "1")
     _, bad = run_pod(node.direct, node.spec("bad", "LSE", annotations={RESOURCE_STATUS: status}))
-    eventually("bad on the pool", lambda: node.cpus(bad) == "0")
+    eventually("the refused pod is on the pool", lambda: node.cpus(bad) == "0")
     assert node.cpus(first) == "1"
     line = next(line for line in node.log("agent").splitlines() if "pod default/bad" in line)
     assert RESOURCE_STATUS in line
     assert reason in line
-    eventually("counted", lambda: node.metric("topolet_refused_claims") == 1)
+    eventually("the metric counts it", lambda: node.metric("topolet_refused_claims") == 1)
     metric = next(
         line
         for line in node.get("/metrics")[1].splitlines()
@@ -132,20 +134,20 @@ def test_containers_on_other_cpus_than_their_annotation_names_are_counted(node: 
         for source in ("annotation", "checkpoint", "decision")
     ]
     first_sandbox, first = run_pod(node.direct, node.spec("first", "LSE", "1"))
-    eventually("first on 1", lambda: node.cpus(first) == "1")
+    eventually("the first pod is on CPU 1", lambda: node.cpus(first) == "1")
     _, second = run_pod(node.direct, node.spec("second", "LSE", "1"))
-    eventually("second on the pool", lambda: node.cpus(second) == "0")
-    eventually("counted", lambda: numbers() == [1, 0, 0])
+    eventually("the second pod is on the pool", lambda: node.cpus(second) == "0")
+    eventually("the metric counts it", lambda: numbers() == [1, 0, 0])
     remove_pod(node.direct, first_sandbox)
-    eventually("second on 1", lambda: node.cpus(second) == "1")
-    eventually("none differs", lambda: numbers() == [0, 0, 0])
+    eventually("the second pod is on CPU 1", lambda: node.cpus(second) == "1")
+    eventually("no container differs", lambda: numbers() == [0, 0, 0])
 
 
 def test_kill_and_restart_of_the_agent_changes_nothing(node: TestNode) -> None:
     node.start_agent()
     sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     shared, ls = run_pod(node.direct, node.spec("ls", "LS"))
-    eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
+    eventually("all cpusets are correct", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
     pauses = lambda: (node.sandbox_cpus(sandbox), node.sandbox_cpus(shared))  # noqa: E731
     eventually("the pause containers are settled", lambda: pauses() == ("1", "0"))
     node.kill_agent()
@@ -175,7 +177,7 @@ def test_objects_are_yaml_files_that_a_person_can_read(node: TestNode) -> None:
         annotations = yaml.safe_load(file.read_text())["metadata"]["annotations"]
         return str(annotations["node.koordinator.sh/cpu-shared-pools"])
 
-    eventually("reported", lambda: pools() == '[{"socket":0,"node":0,"cpuset":"0"}]')
+    eventually("the pools are reported", lambda: pools() == '[{"socket":0,"node":0,"cpuset":"0"}]')
     topology = yaml.safe_load(file.read_text())
     assert topology["apiVersion"] == "topology.node.k8s.io/v1alpha2"
     cpu = next(each for each in topology["zones"][0]["resources"] if each["name"] == "cpu")
@@ -189,16 +191,16 @@ def test_runtime_that_stops_answering_makes_the_agent_unready_and_loses_nothing(
 ) -> None:
     node.start_agent()
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    eventually("LSE on 1", lambda: node.cpus(lse) == "1")
+    eventually("LSE is on CPU 1", lambda: node.cpus(lse) == "1")
     pid = node.direct.container_status(lse).pid
     node.containerd.kill()
     try:
-        eventually("not ready", lambda: node.get("/readyz")[0] == 503)
+        eventually("the agent is not ready", lambda: node.get("/readyz")[0] == 503)
         assert "the runtime does not answer" in node.get("/readyz")[1]
         assert node.get("/healthz")[0] == 200
     finally:
         node.containerd.start()
-    eventually("ready again", lambda: node.get("/readyz")[0] == 200)
+    eventually("it is ready again", lambda: node.get("/readyz")[0] == 200)
     assert node.direct.container_status(lse).pid == pid
     assert node.cpus(lse) == "1"
 
@@ -210,7 +212,7 @@ def test_runtime_update_of_another_field_does_not_restore_old_cpus(
     node.start_agent(NO_FULL_PASS)
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
+    eventually("all cpusets are correct", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
     # Otherwise the agent's update may follow the one below, and correct a change that the agent has
     # not detected.
     eventually(
@@ -220,8 +222,8 @@ def test_runtime_update_of_another_field_does_not_restore_old_cpus(
     linux = pb.LinuxContainerResources(cpuset_cpus="0-1", cpu_shares=512)
     request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
     node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
-    eventually("corrected", lambda: node.cpus(ls) == "0")
-    eventually("counted", lambda: node.metric("topolet_cpu_overlaps_total") == 1)
+    eventually("the cpuset is corrected", lambda: node.cpus(ls) == "0")
+    eventually("the metric counts it", lambda: node.metric("topolet_cpu_overlaps_total") == 1)
 
 
 def test_agent_whose_state_folder_is_removed_ends_with_an_error(node: TestNode) -> None:

@@ -185,7 +185,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         with controllers(server, "namespace-controller", "serviceaccount-controller"):
             for name in (PLAIN, LABELLED):
                 path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-                eventually("accounts are made", partial(deployed.exists, api, path))
+                eventually("the default account exists", partial(deployed.exists, api, path))
             api.apply(
                 {**other_pods.pod("free"), "metadata": {"name": "free", "namespace": LABELLED}}
             )

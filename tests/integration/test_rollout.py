@@ -182,7 +182,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
         with controllers(started, *CONTROLLERS):
             started.namespace(NAMESPACE)
             path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"
-            eventually("accounts are made", partial(deployed.exists, api, path))
+            eventually("the default account exists", partial(deployed.exists, api, path))
             thread.start()
             made = Pool(Cluster(started, api), kubelets, folder)
             for node in NODES:
