@@ -17,7 +17,7 @@ for folder in var/lib/kubelet var/lib/containerd var/lib/cni var/log etc/cni etc
 done
 mkdir -p "$root/var/log/pods" "$root/var/log/containers" "$root/run/containerd" "$root/run/topolet"
 
-# Pods are on the same link as the guest itself, where the emulator answers for the API server.
+# Pods are on the same link as the guest, on which the emulator responds for the API server.
 ip link set lo up
 until ip link set eth0 up 2>/dev/null; do sleep 0.1; done
 ip link add cni0 type bridge
@@ -27,6 +27,6 @@ ip link set cni0 up
 echo "+cpuset +cpu +io +memory +hugetlb +pids" >/sys/fs/cgroup/cgroup.subtree_control
 echo "ready, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
 
-# More threads than that in each Go program would stand in each other's way on an emulated machine.
+# On an emulated machine, more threads in each Go program would only slow each other down.
 exec chroot "$root" env PATH="$PATH" HOME=/run/tmp TMPDIR=/run/tmp GOMAXPROCS=4 \
     PYTHONDONTWRITEBYTECODE=1 "$python" "$here/inside.py" "$logs" port "$port"

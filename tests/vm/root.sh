@@ -1,5 +1,5 @@
 # Sourced by programs of a guest: $root is its machine's root, read-only, whose reads are cached.
-# The guest's own root asks the host again at every step of a path; started from there, a Python takes
+# The guest's own root queries the host at every step of a path; from there, Python needs
 # 6 s instead of 2. $share is the one folder that both write.
 root=/run/root
 mkdir "$root"
