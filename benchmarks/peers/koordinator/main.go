@@ -1,7 +1,6 @@
-// Answers questions with the choice of Koordinator's scheduler plugins and tells how long each took,
-// so that a benchmark can ask in turns: a JSON object a line on standard input, one on standard
-// output for each. A question with a topology is for the filter of NodeNUMAResource, any other one
-// for the allocator of DeviceShare.
+// Decides requests with Koordinator's scheduler plugins and reports the time of each call. A request
+// is a line of JSON on standard input, its answer a line of JSON on standard output. Requests with a
+// topology are for the filter of NodeNUMAResource, the others for the allocator of DeviceShare.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Answers cases with the decisions of a kubelet and tells how long each took, so that a benchmark
-// can ask in turns: a JSON object a line on standard input, one on standard output for each.
+// Decides requests with the code of a kubelet and reports the time of each call. A request is a line
+// of JSON on standard input, its answer a line of JSON on standard output.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// The static policy's choice of CPUs alone. The exported way to it, Allocate, also keeps the books.
+// The choice of CPUs by the static policy. The exported function, Allocate, also updates the state.
 //
 //go:linkname takePacked k8s.io/kubernetes/pkg/kubelet/cm/cpumanager.takeByTopologyNUMAPacked
 func takePacked(

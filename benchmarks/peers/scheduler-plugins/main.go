@@ -1,6 +1,6 @@
-// Answers questions with the filter of kube-scheduler's plugin NodeResourceTopologyMatch and tells
-// how long each took, so that a benchmark can ask in turns: a JSON object a line on standard input,
-// one on standard output for each.
+// Decides requests with the filter of kube-scheduler's plugin NodeResourceTopologyMatch and reports
+// the time of each call. A request is a line of JSON on standard input, its answer a line of JSON on
+// standard output.
 package main
 
 import (

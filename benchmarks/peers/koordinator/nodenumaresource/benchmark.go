@@ -23,8 +23,8 @@ import (
 	"github.com/koordinator-sh/koordinator/pkg/util/cpuset"
 )
 
-// A question is a node with what its pods hold, and a pod; Calls is how often to filter it.
-type question struct {
+// A benchmarkRequest is a node with what its pods hold, and a pod; Calls is how often to filter it.
+type benchmarkRequest struct {
 	Calls    int
 	Node     corev1.Node
 	Topology nrtv1alpha1.NodeResourceTopology
@@ -39,33 +39,33 @@ type Answer struct {
 	Error       string  `json:"error,omitempty"`
 }
 
-// Decide answers one question as JSON, as the Filter phase does for one node. What is known of the
+// Decide answers one request as JSON, as the Filter phase does for one node. What is known of the
 // node, and read of the pod once for all nodes, is not timed.
 func Decide(line []byte) (Answer, error) {
-	var asked question
-	if err := json.Unmarshal(line, &asked); err != nil {
+	var request benchmarkRequest
+	if err := json.Unmarshal(line, &request); err != nil {
 		return Answer{}, err
 	}
-	plugin, err := pluginFor(&asked)
+	plugin, err := pluginFor(&request)
 	if err != nil {
 		return Answer{}, err
 	}
 	info := framework.NewNodeInfo()
-	info.SetNode(&asked.Node)
+	info.SetNode(&request.Node)
 	ctx := context.Background()
 	answer := Answer{NUMANodes: []int{}}
-	for i := 0; i < asked.Calls; i++ {
+	for i := 0; i < request.Calls; i++ {
 		state := framework.NewCycleState()
-		if _, status := plugin.PreFilter(ctx, state, &asked.Pod, nil); !status.IsSuccess() {
+		if _, status := plugin.PreFilter(ctx, state, &request.Pod, nil); !status.IsSuccess() {
 			return Answer{}, status.AsError()
 		}
 		start := time.Now()
-		status := plugin.Filter(ctx, state, &asked.Pod, info)
+		status := plugin.Filter(ctx, state, &request.Pod, info)
 		answer.Nanoseconds = append(answer.Nanoseconds, time.Since(start).Nanoseconds())
 		if !status.IsSuccess() {
 			return Answer{}, status.AsError()
 		}
-		hint, _ := topologymanager.GetStore(state).GetAffinity(asked.Node.Name)
+		hint, _ := topologymanager.GetStore(state).GetAffinity(request.Node.Name)
 		if hint.NUMANodeAffinity != nil {
 			answer.NUMANodes = hint.NUMANodeAffinity.GetBits()
 		}
@@ -73,8 +73,8 @@ func Decide(line []byte) (Answer, error) {
 	return answer, nil
 }
 
-func pluginFor(asked *question) (*Plugin, error) {
-	name := asked.Node.Name
+func pluginFor(request *benchmarkRequest) (*Plugin, error) {
+	name := request.Node.Name
 	weighed := []schedconfig.ResourceSpec{{Name: "cpu", Weight: 1}, {Name: "memory", Weight: 1}}
 	least := &schedulingconfig.ScoringStrategy{Type: schedulingconfig.LeastAllocated, Resources: weighed}
 	args := &schedulingconfig.NodeNUMAResourceArgs{
@@ -83,14 +83,14 @@ func pluginFor(asked *question) (*Plugin, error) {
 		NUMAScoringStrategy:  least,
 	}
 	options := NewTopologyOptionsManager()
-	told := NewTopologyOptions(&asked.Topology)
-	options.UpdateTopologyOptions(name, func(known *TopologyOptions) { *known = told })
+	topologyOptions := NewTopologyOptions(&request.Topology)
+	options.UpdateTopologyOptions(name, func(known *TopologyOptions) { *known = topologyOptions })
 	resources := &resourceManager{
 		numaAllocateStrategy:   GetDefaultNUMAAllocateStrategy(args),
 		topologyOptionsManager: options,
 		nodeAllocations:        map[string]*NodeAllocation{},
 	}
-	for i, held := range asked.Held {
+	for i, held := range request.Held {
 		cpus, err := cpuset.Parse(held.CPUSet)
 		if err != nil {
 			return nil, err

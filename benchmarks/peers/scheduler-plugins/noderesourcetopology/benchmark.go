@@ -16,8 +16,8 @@ import (
 	nrtcache "sigs.k8s.io/scheduler-plugins/pkg/noderesourcetopology/cache"
 )
 
-// A question is a node and a pod; Calls is how often to decide it.
-type question struct {
+// A benchmarkRequest is a node and a pod; Calls is how often to decide it.
+type benchmarkRequest struct {
 	Calls    int
 	Topology topologyv1alpha2.NodeResourceTopology
 	Node     corev1.Node
@@ -31,31 +31,31 @@ type Answer struct {
 	Error       string  `json:"error,omitempty"`
 }
 
-// A held object is given out as copies, as the plugin's own caches give it.
-type held struct {
+// A fixedCache returns copies of one object, as the caches of the plugin do.
+type fixedCache struct {
 	nrtcache.Interface
 	object *topologyv1alpha2.NodeResourceTopology
 }
 
-func (here held) GetCachedNRTCopy(context.Context, string, *corev1.Pod) (*topologyv1alpha2.NodeResourceTopology, nrtcache.CachedNRTInfo) {
-	return here.object.DeepCopy(), nrtcache.CachedNRTInfo{Fresh: true}
+func (cache fixedCache) GetCachedNRTCopy(context.Context, string, *corev1.Pod) (*topologyv1alpha2.NodeResourceTopology, nrtcache.CachedNRTInfo) {
+	return cache.object.DeepCopy(), nrtcache.CachedNRTInfo{Fresh: true}
 }
 
-func (held) NodeMaybeOverReserved(string, *corev1.Pod) {}
+func (fixedCache) NodeMaybeOverReserved(string, *corev1.Pod) {}
 
-// Decide answers one question as JSON.
+// Decide answers one request as JSON.
 func Decide(line []byte) (Answer, error) {
-	var asked question
-	if err := json.Unmarshal(line, &asked); err != nil {
+	var request benchmarkRequest
+	if err := json.Unmarshal(line, &request); err != nil {
 		return Answer{}, err
 	}
-	plugin := &TopologyMatch{logger: klog.Background(), nrtCache: held{object: &asked.Topology}}
+	plugin := &TopologyMatch{logger: klog.Background(), nrtCache: fixedCache{object: &request.Topology}}
 	node := framework.NewNodeInfo()
-	node.SetNode(&asked.Node)
+	node.SetNode(&request.Node)
 	var answer Answer
-	for i := 0; i < asked.Calls; i++ {
+	for i := 0; i < request.Calls; i++ {
 		start := time.Now()
-		status := plugin.Filter(context.Background(), nil, &asked.Pod, node)
+		status := plugin.Filter(context.Background(), nil, &request.Pod, node)
 		answer.Nanoseconds = append(answer.Nanoseconds, time.Since(start).Nanoseconds())
 		answer.Reason = status.Message()
 	}

@@ -16,8 +16,8 @@ import (
 	schedulerconfig "github.com/koordinator-sh/koordinator/pkg/scheduler/apis/config"
 )
 
-// A question is a node with what its pods hold, and a pod; Calls is how often to decide it.
-type question struct {
+// A benchmarkRequest is a node with what its pods hold, and a pod; Calls is how often to decide it.
+type benchmarkRequest struct {
 	Calls     int
 	Device    schedulingv1alpha1.Device
 	Allocated []apiext.DeviceAllocations
@@ -32,37 +32,37 @@ type Answer struct {
 	Error       string                   `json:"error,omitempty"`
 }
 
-// Decide answers one question as JSON, as the Reserve phase would: what is known of node and pod
-// before is not timed.
+// Decide answers one request as JSON, as the Reserve phase does. Preparation of node and pod
+// is not timed.
 func Decide(line []byte) (Answer, error) {
-	var asked question
-	if err := json.Unmarshal(line, &asked); err != nil {
+	var request benchmarkRequest
+	if err := json.Unmarshal(line, &request); err != nil {
 		return Answer{}, err
 	}
 	cache := newNodeDeviceCache()
-	cache.updateNodeDevice("node", &asked.Device)
+	cache.updateNodeDevice("node", &request.Device)
 	held := cache.getNodeDevice("node", false)
-	for i, allocations := range asked.Allocated {
+	for i, allocations := range request.Allocated {
 		pod := &corev1.Pod{}
 		pod.Namespace, pod.Name = "default", fmt.Sprint("pod-", i)
 		held.updateCacheUsed(allocations, pod, true)
 	}
 	node := &corev1.Node{}
 	node.Name = "node"
-	state, status := preparePod(&asked.Pod, nil, nil)
+	state, status := preparePod(&request.Pod, nil, nil)
 	if !status.IsSuccess() {
 		return Answer{}, status.AsError()
 	}
 	var took []int64
 	var allocation apiext.DeviceAllocations
-	for i := 0; i < asked.Calls; i++ {
+	for i := 0; i < request.Calls; i++ {
 		start := time.Now()
 		allocator := &AutopilotAllocator{
 			state:      state,
 			nodeDevice: held,
 			node:       node,
-			pod:        &asked.Pod,
-			scorer:     scorerOf(asked.Strategy),
+			pod:        &request.Pod,
+			scorer:     scorerOf(request.Strategy),
 		}
 		preemptible := map[schedulingv1alpha1.DeviceType]deviceResources{}
 		allocation, status = allocator.Allocate(nil, nil, nil, preemptible)
