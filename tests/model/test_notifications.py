@@ -51,7 +51,7 @@ def test_notifications_are_encoded_and_decoded(notification: Notification) -> No
     ],
 )
 def test_invalid_datagram_is_refused(datagram: bytes) -> None:
-    with pytest.raises(NotificationError, match="doorbell: "):
+    with pytest.raises(NotificationError, match="notification: "):
         decode(datagram)
 
 
