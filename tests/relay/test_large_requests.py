@@ -15,9 +15,10 @@ from tests.waiting import eventually
 
 LARGEST = RelayLimits().body_bytes - len(TAIL)
 AT_ONCE = 12
-PEAK_MB = 112
-"""Memory of the relay's process while AT_ONCE of the largest requests arrive: Limits.held_bytes, a
-hook's copy of one of them, and bytes that the sockets have not accepted yet."""
+PEAK_MB = 120
+"""Memory of the relay's process while AT_ONCE of the largest requests arrive: itself,
+RelayLimits.held_bytes, a hook's copy of one of them, and bytes that the sockets have not accepted
+yet. The requests alone have 192 MiB."""
 KEPT_MB = 8
 """Memory that is not released after the last reply."""
 UNBOUNDED = [
