@@ -185,7 +185,7 @@ def test_the_policy_refuses_other_scripts_and_html(tab: Tab) -> None:
         "document.body.setAttribute('onclick', 'window.ran = 1')",
     ):
         name = tab.run(
-            f"(() => {{ try {{ {what}; return ''; }} catch (it) {{ return tab.name; }} }})()"
+            f"(() => {{ try {{ {what}; return ''; }} catch (it) {{ return it.name; }} }})()"
         )
         assert name == "TypeError", what
     elsewhere = "fetch('http://127.0.0.1:1/').then(() => 'sent', error => error.name)"

@@ -23,7 +23,7 @@ def emulator() -> None:
 
 def test_the_demonstration_in_a_guest() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "demo.numa", "--seconds=20"],
+        [sys.executable, "-m", "demo.numa", "--seconds=60"],
         capture_output=True,
         text=True,
         timeout=800,
