@@ -430,8 +430,8 @@ class Fuzz:
         assert not self.hooks.open, "a reply was not reported"
         whole = {s.answer for s in self.streams.values() if s.answer is not None}
         assert {m for _, m in self.hooks.replies if m is not None} <= whole
-        told = sum(message is not None for _, message in self.hooks.replies)
-        assert told + self.stats.replies_unread >= sum(
+        reported = sum(message is not None for _, message in self.hooks.replies)
+        assert reported + self.stats.replies_unread >= sum(
             stream.kind == "message" and stream.path == "/keep" and not stream.cut
             for stream in self.streams.values()
             if len(stream.body) < LIMITS.body_bytes
@@ -546,15 +546,15 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     bad = done = 0
     for seed, done, fault in run(arguments.streams, arguments.seed):
         now = time.monotonic()
         if fault is not None:
             bad += 1
             print(f"seed {seed}: {type(fault).__name__}: {str(fault)[:300]}", flush=True)
-        if now - told > _REPORT_SECONDS:
-            told = now
+        if now - reported > _REPORT_SECONDS:
+            reported = now
             speed = done / (now - began)
             print(f"{done} streams, at seed {seed}, {bad} bad, {speed:.0f}/s", flush=True)
     print(f"{done} streams, {bad} bad seeds, {time.monotonic() - began:.0f} s")
