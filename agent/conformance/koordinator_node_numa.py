@@ -81,7 +81,7 @@ _ANNOTATIONS: Final = {
     "numaTopologySpec": NUMA_TOPOLOGY_SPEC,
 }
 
-MORE_THAN_ASKED: Final = Difference(
+MORE_THAN_REQUESTED: Final = Difference(
     name="more-than-asked",
     reason=(
         "a FullPCPUs request that ends inside a core gets that whole core if it takes the last "
@@ -322,11 +322,11 @@ def judge_take_cpus(case: dict[str, Any]) -> CaseVerdict:
     actual = CpuSet.from_int(answer.cpus)
     if actual == CpuSet.parse(expected.get("cpuset", "")):
         return CaseVerdict("cpuset" in expected, {"cpuset": str(actual)})
-    declared = MORE_THAN_ASKED.name if _more_than_asked(case) else None
+    declared = MORE_THAN_REQUESTED.name if _more_than_requested(case) else None
     return CaseVerdict(False, {"cpuset": str(actual)}, declared)
 
 
-def _more_than_asked(case: dict[str, Any]) -> bool:
+def _more_than_requested(case: dict[str, Any]) -> bool:
     """Whether the answer exceeds the request by less than a core, and the request ends inside a
     core: by its number, or by the part that the preferred CPUs leave of it."""
     threads: int = case["shape"][3]
@@ -347,5 +347,5 @@ def _layout(shape: tuple[float, ...], numbering: str) -> Layout:
 
 JUDGES: Final = {
     "koordinator-node-numa": Judge(judge_node, DIFFERENCES),
-    "koordinator-take-cpus": Judge(judge_take_cpus, (MORE_THAN_ASKED,)),
+    "koordinator-take-cpus": Judge(judge_take_cpus, (MORE_THAN_REQUESTED,)),
 }

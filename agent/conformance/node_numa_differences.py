@@ -141,7 +141,7 @@ def _exclusive(case: Case) -> bool:
     return _EXCLUSIVE in _spec(case)
 
 
-def _beside_exclusive(case: Case) -> bool:
+def _several_exclusive(case: Case) -> bool:
     held = [each.get("resourceSpec") or {} for each in case["allocated"]]
     return _exclusive(case) and any(_EXCLUSIVE in each for each in held)
 
@@ -261,7 +261,7 @@ QUIRKS: Final = (
             "effect where no NUMA node satisfies it; Topolet takes the NUMA node that satisfies "
             "it, else other cores",
         ),
-        _beside_exclusive,
+        _several_exclusive,
         mixed=True,
     ),
     Quirk(

@@ -54,7 +54,7 @@ class GpuSession:
         self._poll.register(own_end, select.POLLIN)
         self._lines = Lines()
         self._decoder = msgspec.json.Decoder(Answer)
-        self._asked = 0
+        self._query_number = 0
         self.events: list[GpuEvent] = []
 
     @property
@@ -67,14 +67,14 @@ class GpuSession:
     def report(self, timeout_seconds: float) -> GpuReport:
         """Requests a report. Raises SessionError; its fault is `DriverHung` without an answer in
         time."""
-        self._asked += 1
+        self._query_number += 1
         # If the child has ended, the read below finds the reason.
         with contextlib.suppress(OSError):
-            self._socket.send(line(Query(self._asked)))
+            self._socket.send(line(Query(self._query_number)))
         deadline = time.monotonic() + timeout_seconds
         while (left := deadline - time.monotonic()) > 0:
             for answer in self._answers(left):
-                if isinstance(answer, Result) and answer.number == self._asked:
+                if isinstance(answer, Result) and answer.number == self._query_number:
                     return answer.report
         raise SessionError("DriverHung", f"NVML did not answer within {timeout_seconds:g} s")
 

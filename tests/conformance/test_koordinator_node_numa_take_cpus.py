@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.conformance.files import CaseVerdict
-from agent.conformance.koordinator_node_numa import MORE_THAN_ASKED, judge_take_cpus
+from agent.conformance.koordinator_node_numa import MORE_THAN_REQUESTED, judge_take_cpus
 from tests.conformance.vectors import count_verdicts
 
 CASE = {
@@ -47,14 +47,14 @@ def test_an_answer_and_an_error_disagree() -> None:
 @pytest.mark.parametrize(
     ("other", "declared"),
     [
-        pytest.param({"expect": {"cpuset": "2-5"}}, MORE_THAN_ASKED.name, id="a whole core"),
+        pytest.param({"expect": {"cpuset": "2-5"}}, MORE_THAN_REQUESTED.name, id="a whole core"),
         pytest.param({"expect": {"cpuset": "1-5"}}, None, id="more than a core"),
         pytest.param({"expect": {"cpuset": "4-6"}}, None, id="other CPUs"),
         pytest.param({"need": 2, "expect": {"cpuset": "2-4"}}, None, id="whole cores requested"),
         pytest.param({"bind": "Default", "expect": {"cpuset": "2-5"}}, None, id="another policy"),
         pytest.param(
             {"need": 2, "preferred": "1", "expect": {"cpuset": "1-3"}},
-            MORE_THAN_ASKED.name,
+            MORE_THAN_REQUESTED.name,
             id="the rest after the preferred CPUs ends inside a core",
         ),
     ],
@@ -73,7 +73,7 @@ def test_a_case_without_a_key_is_an_error(key: str) -> None:
 
 def test_koordinators_vectors() -> None:
     counted = count_verdicts("koordinator-take-cpus", judge_take_cpus)
-    declared = counted[MORE_THAN_ASKED.name]
+    declared = counted[MORE_THAN_REQUESTED.name]
     assert 0 < declared <= 0.02 * counted.total()
 
 

@@ -79,21 +79,21 @@ class Zones:
             return None
         if not any(part.hinted(report.reported.hinted) for part in pod.parts):
             return None
-        return _lack(preferred_misfit, report, self._beside(uid), pod)
+        return _lack(preferred_misfit, report, self._left_for(uid), pod)
 
     def score(self, uid: str, pod: ZonedPod, scoring: ZoneScoring) -> int | ZonesLack:
         """The score of the node for a pod without CPUs or devices from Topolet. A request for NUMA
         nodes may have no amount: then only the reported resources matter, not the free amounts."""
         left, report = None, self._report
         if report is not None:
-            left = self._beside(uid) if pod.whole.taken else report.reported
+            left = self._left_for(uid) if pod.whole.taken else report.reported
             if lack := _lack(by_zones, report, left, pod):
                 return lack
         return score(left, pod, scoring.type, scoring.weights)
 
     def state(self) -> tuple[ZonedNode, ...] | None:
         """What the answers to a pod that holds nothing here read; None without a report."""
-        report, left = self._report, self._beside("")
+        report, left = self._report, self._left_for("")
         if report is None:
             return None
         return (report.reported, report.empty) + ((left,) if left is not None else ())
@@ -117,7 +117,7 @@ class Zones:
         if self._since.pop(uid, None) is not None:
             self._left = None
 
-    def _beside(self, uid: str) -> ZonedNode | None:
+    def _left_for(self, uid: str) -> ZonedNode | None:
         """The amounts that all pods but this one leave free; None: unknown."""
         reported = self._reported
         if reported is None or not self._since:

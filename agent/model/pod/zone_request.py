@@ -171,10 +171,10 @@ def _own(resource: str, amount: int) -> bool:
 def _part(kind: PartKind, name: str, requests: dict[str, int], aligned: bool) -> PodPart:
     cpu_milli = requests.get("cpu", 0)
     own = cpu_milli if aligned and _own("cpu", cpu_milli) else 0
-    return PodPart(kind, name, requests, _asked(requests, aligned), own)
+    return PodPart(kind, name, requests, _requested_amounts(requests, aligned), own)
 
 
-def _asked(requests: Mapping[str, int], aligned: bool) -> tuple[RequestedAmount, ...]:
+def _requested_amounts(requests: Mapping[str, int], aligned: bool) -> tuple[RequestedAmount, ...]:
     return tuple(
         RequestedAmount(
             resource,

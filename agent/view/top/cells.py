@@ -263,7 +263,7 @@ class LoadCells:
         ]
         lines: Frame = []
         for start in range(0, len(drawn), across):
-            lines += _beside(drawn[start : start + across], share)
+            lines += _side_by_side(drawn[start : start + across], share)
         if height <= rows:
             return lines
         note = f"{count(height - rows + 1, 'more line')}: make the window larger"
@@ -361,7 +361,7 @@ def _blocks(cpus: Iterable[LiveCpu]) -> list[_Block]:
     ]
 
 
-def _beside(blocks: Sequence[Frame], share: int) -> Frame:
+def _side_by_side(blocks: Sequence[Frame], share: int) -> Frame:
     gap = Piece(" " * _GAP)
     lines: Frame = []
     for row in range(max(map(len, blocks))):
