@@ -19,7 +19,7 @@ class Query(msgspec.Struct, frozen=True, tag="query"):
     number: int
 
 
-class Result(msgspec.Struct, frozen=True, tag="seen"):
+class Result(msgspec.Struct, frozen=True, tag="result"):
     """The answer to the Query with this number."""
 
     number: int

@@ -384,6 +384,6 @@ def test_a_source_that_returns_is_reported_and_used(node: FaultyNode) -> None:
     node.config.write_text("cpuManagerPolicy: none\n")
     node.trigger_reads()
     eventually(
-        "the source is no longer reported", lambda: not node.is_reported(SourceName.KUBELET_CONFIG)
+        "the agent reads the file again", lambda: not node.is_reported(SourceName.KUBELET_CONFIG)
     )
     assert "kubelet-config: can be used again" in node.harness.launcher.log()

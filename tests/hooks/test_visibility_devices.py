@@ -373,7 +373,7 @@ def test_rdma_device_nodes(
     assert [each.host_path for each in changed.removed_nodes] == removed
     assert [each.host_path for each in changed.nodes] == added
     assert all(each.major > 0 for each in changed.nodes)
-    assert not changed.environment, "there is no decision about GPUs"
+    assert not changed.environment, "the decision does not change GPUs"
 
 
 def test_isolation_is_added_and_existing_preloads_are_kept() -> None:

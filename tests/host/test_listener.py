@@ -54,6 +54,21 @@ def test_the_socket_of_a_killed_owner_is_taken_over(tmp_path: Path) -> None:
     listener.close()
 
 
+def test_a_dead_socket_without_a_lock_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert not connects(path)
+    listener = Listener(str(path), 0o660)
+    assert connects(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    with pytest.raises(ListenError, match="another process serves it"):
+        Listener(str(path))
+    assert connects(path), "the refused listener leaves the socket"
+    listener.close()
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_socket_of_another_process_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     listener = Listener(str(path))

@@ -147,7 +147,7 @@ class Pool:
         self._cluster.server.admin.request("PATCH", path, None, body, MERGE)
 
     def set_findings(self, node: str, text: str) -> None:
-        """Sets the output of the node's doctor; "" is no findings."""
+        """Sets the output of the node's doctor; it is empty without findings."""
         file = self._folder / node
         file.write_text(text)
         if not text:

@@ -123,7 +123,7 @@ def test_devices_are_replaced_by_the_containers_own(
     )
     main, side = exporter.pods()[0].containers
     assert list(main.devices) == expected
-    assert list(side.devices) == listed_devices, "there is no correction for it"
+    assert list(side.devices) == listed_devices, "only main is corrected"
 
 
 def test_cpus_are_replaced_by_the_containers_own(exporter: Exporter, kubelet: FakeKubelet) -> None:

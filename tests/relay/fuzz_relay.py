@@ -458,7 +458,7 @@ class Fuzz:
         assert self.client.outbound_flow_control_window == granted
 
     def check_window(self) -> None:
-        """The relay knows the server's window: of a message that it rewrites, it sends as much as
+        """The relay knows the server's window: of a message that it took over, it sends as much as
         the server accepts, and the rest with the server's next credit."""
         room = 10
         self.budget.reserved_bytes -= self.hog

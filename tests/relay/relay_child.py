@@ -1,7 +1,8 @@
 """A relay in its own process, so that its memory and descriptors can be measured.
 
-`python -m tests.relay.relay_child FRONT BACK [DESCRIPTORS]` prints "up" and serves until it is
-killed. DESCRIPTORS: its RLIMIT_NOFILE.
+`python -m tests.relay.relay_child FRONT BACK [DESCRIPTORS|keep-blocks]` prints "up" and serves
+until it is killed. DESCRIPTORS: its RLIMIT_NOFILE. keep-blocks: it does not call
+`return_large_blocks`, which loads ctypes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, Replace
 from agent.relay.server import RelayServer
 
 TAIL = b"+" * 30
+KEEP_BLOCKS = "keep-blocks"
 LONGEST_REFUSAL = "%" * 1_000
 """Every character becomes three bytes on the wire."""
 
@@ -79,9 +81,11 @@ def peak_mb(pid: int) -> float:
 
 
 def main() -> None:
-    if len(sys.argv) > 3:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), int(sys.argv[3])))
-    daemon.return_large_blocks()
+    options = sys.argv[3:]
+    if options != [KEEP_BLOCKS]:
+        daemon.return_large_blocks()
+        for number in map(int, options):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
     loop = Loop()
     RelayServer(loop, Hooks(), sys.argv[1], sys.argv[2])
     print("up", flush=True)

@@ -24,7 +24,7 @@ from agent.relay.streams import RelayLimits
 from agent.rpc import frames
 from agent.rpc.channel import Channel
 from agent.rpc.grpc import RpcError
-from tests.relay.relay_child import relay_process
+from tests.relay.relay_child import KEEP_BLOCKS, relay_process
 from tests.waiting import eventually
 
 LIMITS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -502,7 +502,7 @@ def test_a_thousand_hooked_calls_leave_the_process_small(
     running: RunningRelay, tmp_path: Path
 ) -> None:
     front = tmp_path / "other.sock"
-    with relay_process(front, running.back) as process:
+    with relay_process(front, running.back, KEEP_BLOCKS) as process:
         client = Channel(str(front))
         for _ in range(1_000):
             client.call("/h/Keep", bytes(4_096), WAIT_SECONDS)
@@ -511,7 +511,7 @@ def test_a_thousand_hooked_calls_leave_the_process_small(
         client.close()
     rss_kb = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
     assert rss_kb < 17_000
-    for heavy in ("google", "_message.abi3", "msgspec"):
+    for heavy in ("google", "_message.abi3", "_ctypes", "msgspec"):
         assert heavy not in loaded
 
 

@@ -2,9 +2,9 @@
 
 For one device and container only the best source counts. A checkpoint has the replicas of a device,
 which the container's environment does not have; the environment has the MIG instances, which the
-device nodes do not have. A scheduler's allocation replaces the kubelet's report. Devices outside of
-the allocation still count if the container itself has them. The environment alone is no proof,
-because any pod can name any device there.
+device nodes do not have. A scheduler's allocation replaces the kubelet's report. A device that is
+not in the allocation also counts if the container has it. The environment alone does not prove
+that, because any pod can name any device there.
 
 CPUs that a DRA driver gave to a container are exclusive and in no pool. They need two sources: the
 driver's variable in the container has the CPUs and the uid of the claim (dra-driver-cpu), and the

@@ -38,7 +38,7 @@ from tests.allocate.nodes import GIB, node_options
 
 no_requests: dict[str, Any] = {}
 
-# Cards, mostly whole, and some of which an agent reports less or nothing.
+# The parts of each card that the agent reports: five whole cards, a half, and a lost one.
 LISTED = [part(100)] * 5 + [part(50), part(0)]
 TABLE = Partitions(
     {

@@ -105,7 +105,7 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         # Xids of an application, or that accompany another error.
         ([XID[43]], [[]]),
         ([XID[63], XID[154]], [[], []]),
-        # A successful report is no evidence (HAMi's issue 2200).
+        # A successful report does not end an XID (HAMi's issue 2200).
         ([XID[95], REPEATED, REPEATED], [["XID95"]] * 3),
         ([XID[9999], REPEATED], [["XID9999"]] * 2),
         # A reset: the card was missing, and is back.
@@ -118,7 +118,7 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         # Before Ampere: pages were retired.
         ([XID[48], PAGES_PENDING, PAGES_DONE],
          [["XID48"], ["PageRetirementPending", "XID48"], []]),
-        # A condition from before the XID is no evidence that the XID has ended.
+        # The end of a condition that began before the XID does not end the XID.
         ([PENDING, XID[95], REPEATED],
          [["RowRemapPending"], ["RowRemapPending", "XID95"], ["XID95"]]),
         ([XID[95], LOST, XID[95], REPEATED], [["XID95"], *[["GpuLost", "XID95"]] * 2, ["XID95"]]),
@@ -159,7 +159,7 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
          [["UncorrectableEcc"], []]),
         ([report(ecc_uncorrected=2)], [[]]),
         ([ADVISED, REPEATED], [["RecoveryAction"], []]),
-        # A missing reading ends no condition, and is no evidence for the end of an XID.
+        # A missing reading ends neither a condition nor an XID.
         ([PAGES_PENDING, NO_READINGS, PAGES_DONE], [*[["PageRetirementPending"]] * 2, []]),
         ([PENDING, NO_READINGS, REPEATED], [*[["RowRemapPending"]] * 2, []]),
         ([ADVISED, NO_READINGS, REPEATED], [*[["RecoveryAction"]] * 2, []]),
@@ -183,7 +183,7 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([PENDING, without_driver("DriverMismatch"), without_driver("DriverHung"), REPEATED],
          [["RowRemapPending"], ["DriverMismatch", "RowRemapPending"],
           ["DriverHung", "RowRemapPending"], []]),
-        # The end of the agent's child process is no evidence.
+        # The end of the agent's child process does not end an XID.
         ([without_driver("ChildEnded"), XID[95], without_driver("ChildEnded")],
          [[], ["XID95"], ["XID95"]]),
     ],
