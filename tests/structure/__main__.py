@@ -13,15 +13,12 @@ from tests.structure.figures import Figures, measure
 _PACKAGE = Path(__file__).resolve().parents[2] / "agent"
 _GENERATED = frozenset({"proto"})
 _LIMITS = {
-    "largest_module": 450,
     "longest_chain": 16,
     "duplicate_classes": 0,
     "constructor_arguments": 10,
     "citations": 0,
     "missing_names": 0,
 }
-_SHARES = {"short_modules": 0.08, "single_importer": 0.15}
-"""The largest shares of all modules."""
 _MEANINGS = {
     "modules": "modules",
     "short_modules": "modules of fewer than 60 lines",
@@ -48,9 +45,8 @@ def main(words: list[str]) -> int:
 def _report(figures: Figures) -> int:
     above = False
     print(f"{'':48}{'is':>8}{'limit':>8}")
-    limits = _LIMITS | {name: int(share * figures.modules) for name, share in _SHARES.items()}
     for name, meaning in _MEANINGS.items():
-        value, limit = getattr(figures, name), limits.get(name)
+        value, limit = getattr(figures, name), _LIMITS.get(name)
         if limit is None:
             print(f"{meaning:48}{value:8,}")
             continue
