@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agent import WHEEL
 from agent.__main__ import COMMANDS
 from agent.cli import options
 from agent.model.settings.agent import AgentSettings
@@ -183,6 +184,9 @@ NOT_RUN = {
     "skopeo copy": "it needs a registry of the reader",
     "openssl x509": "tests sign the same certificate by a library",
     "systemctl enable": "tests start the same units",
+    "python3 -m": "make does it too, before any test",
+    "~/.local/share/topolet/bin/pip install": "tests install no package from an index",
+    "ln": "it makes links",
     "cp": "it copies files",
     "mkdir": "it makes a folder",
 }
@@ -206,6 +210,21 @@ def test_every_command_is_run_by_a_test_or_has_a_reason() -> None:
     for command, test in RUN_BY_TESTS.items():
         words = command.replace("openssl req", "openssl").split()
         assert re.search(rf"\b{words[-1]}\b", (ROOT / "tests" / test).read_text()), command
+
+
+def test_topolet_is_installed_from_its_own_wheel_never_by_name_from_a_package_index() -> None:
+    """Whoever uploads a package of that name to PyPI would get the reader's kubeconfig. The rule is
+    for documents and for messages of the program."""
+    texts = [*PAGES, *ROOT.glob("*.md"), *(ROOT / "agent").rglob("*.py"), ROOT / "pyproject.toml"]
+    installed = [
+        (names(each), words)
+        for each in texts
+        for words in re.findall(r"\bpipx? install ([^`\n]+)", each.read_text())
+        if re.search("topolet|WHEEL", words)
+    ]
+    wheel = re.compile(rf"'?({re.escape(WHEEL)}|\{{WHEEL\}})")
+    assert [each for each in installed if not wheel.match(each[1])] == []
+    assert len(installed) > 3
 
 
 def test_folders_that_kubectl_applies_exist() -> None:

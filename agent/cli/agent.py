@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from agent import WHEEL
 from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options
 from agent.host.locks import LockedError
@@ -123,5 +124,5 @@ def _serve(settings: AgentSettings) -> Serve | None:
 def _needs_grpcio(option: str) -> None:
     if importlib.util.find_spec("grpc") is None:
         raise SettingsError(
-            f"{option}: needs grpcio, which is missing: pip install 'topolet[hookserver]'"
+            f"{option}: needs grpcio, which is missing: pip install '{WHEEL}[hookserver]'"
         )

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from agent import WHEEL
 from agent.host.files import Stamp, stamp
 from agent.kube import documents
 from agent.kube.errors import StoreError
@@ -187,7 +188,7 @@ class KubeconfigAccess:
         except ImportError as error:
             raise AccessError(
                 f"kubeconfig {self._path}: needs the package kubernetes, "
-                "pip install 'topolet[kubeconfig]'"
+                f"pip install '{WHEEL}[kubeconfig]'"
             ) from error
         from yaml import YAMLError
 

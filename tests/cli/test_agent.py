@@ -30,7 +30,7 @@ def test_a_hook_server_without_grpcio_is_an_error_that_names_the_extra(
     done = agent(tmp_path, f"--hook-server-socket={tmp_path}/s", first="sys.modules['grpc'] = None")
     assert done.returncode == 1
     assert "hook-server-socket: needs grpcio" in done.stderr
-    assert "topolet[hookserver]" in done.stderr
+    assert ".whl[hookserver]" in done.stderr
 
 
 def test_corrected_pod_resources_without_grpcio_are_an_error(tmp_path: Path) -> None:
