@@ -10,6 +10,7 @@ understood here.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -18,6 +19,7 @@ import msgspec
 
 from agent.hooks.requests import CarriedNode
 from agent.model.devices.visibility import (
+    KUBELET_DIR,
     MOUNT_ROOT,
     NOTHING_NAMED,
     DeviceNode,
@@ -38,9 +40,12 @@ _NODES_BY_TYPE: Final = {
     "rdma": re.compile(r"/dev/infiniband/(?:uverbs|umad|issm|ucm)\d+"),
     "fpga": re.compile(r"/dev/(?:dfl-(?:fme|port)\.|intel-fpga-(?:fme|port)\.|xclmgmt)\d+"),
 }
-_SERVING: Final = re.compile(
-    r"(?:/.*/kubelet/(?:device-plugins|pod-resources)|(?:/var)?/run/topolet/pod-resources"
-    r"|/etc/kubernetes/node-feature-discovery)(?:/.*)?"
+_SERVING: Final = ("device-plugins", "pod-resources")
+"""Folders in the kubelet's."""
+_SERVED: Final = (
+    "/run/topolet/pod-resources",
+    "/var/run/topolet/pod-resources",
+    "/etc/kubernetes/node-feature-discovery",
 )
 _ALL: Final = "all"
 _CLAIMED: Final = re.compile(
@@ -65,9 +70,9 @@ class Carried(msgspec.Struct, frozen=True):
     """All parts of a request that may name devices, in the request's order. `environment`: the
     values of NVIDIA_VISIBLE_DEVICES that are not the image's. `mounts`: paths in the container that
     name devices (`visibility.mounted`), with any source. `annotations`: those that CDI reads.
-    `serving`: the container mounts a folder through which the kubelet or others find the node's
-    devices. `of_pod`: the values of the pod's annotations that CDI may read (`visibility.of_pod`),
-    which no frontend can change."""
+    `serving`: the host's paths of mounts that may be folders through which the kubelet or others
+    find the node's devices. `of_pod`: the values of the pod's annotations that CDI may read
+    (`visibility.of_pod`), which no frontend can change."""
 
     environment: tuple[str, ...] = ()
     preload: str = ""
@@ -76,7 +81,7 @@ class Carried(msgspec.Struct, frozen=True):
     cdi_devices: tuple[str, ...] = ()
     nodes: tuple[CarriedNode, ...] = ()
     privileged: bool = False
-    serving: bool = False
+    serving: tuple[str, ...] = ()
     of_pod: tuple[str, ...] = ()
 
     def names(self) -> Iterator[str]:
@@ -137,10 +142,21 @@ def mounted_name(container_path: str) -> str | None:
     return name if name is not None and names_gpu(name) else None
 
 
-def serves(host_path: str) -> bool:
-    """Whether a container that mounts the path offers or reads the node's devices: device plugins,
-    exporters, feature discovery."""
-    return _SERVING.fullmatch(cleaned(host_path)) is not None
+def serving(host_paths: Iterable[str]) -> tuple[str, ...]:
+    """The mounted paths that `serves` may accept."""
+    names = (*_SERVING, *(os.path.basename(each) for each in _SERVED))
+    return tuple(cleaned(each) for each in host_paths if any(f"/{name}" in each for name in names))
+
+
+def serves(serving_paths: Iterable[str], kubelet_dir: str) -> bool:
+    """Whether a container that mounts one of the host's paths offers or reads the node's devices:
+    device plugins, exporters, feature discovery. `kubelet_dir`: the kubelet's folder on the host.
+    Its folder of device plugins is the default one whatever its --root-dir is."""
+    folders = (
+        *_SERVED,
+        *(f"{each}/{name}" for each in (kubelet_dir, KUBELET_DIR) for name in _SERVING),
+    )
+    return any(f"{path}/".startswith(f"{each}/") for path in serving_paths for each in folders)
 
 
 def mount_path(name: str) -> str:

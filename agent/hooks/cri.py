@@ -167,7 +167,7 @@ def carried(message: bytes) -> Carried:
         cdi_devices=tuple(text(each, 1) for each in found[_CDI_DEVICES]),
         nodes=tuple(_carried_node(each) for each in found[_NODES]),
         privileged=bool(number(merged(message, *_SECURITY_CONTEXT), _PRIVILEGED)),
-        serving=any(carriers.serves(text(each, _HOST_PATH)) for each in found[_MOUNTS]),
+        serving=carriers.serving(text(each, _HOST_PATH) for each in found[_MOUNTS]),
         of_pod=visibility.of_pod(pod_annotations),
     )
 

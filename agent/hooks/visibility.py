@@ -120,7 +120,8 @@ def _decided(
     if found.privileged and visible.gpus is not None:
         why = f"{creation.pod_title}: is privileged, and reaches every device"
         outcomes.continued(CREATE, DEVICES, FailureReason.PRIVILEGED, why, creation.fields)
-    changes = device_changes(creation.request.pod.uid, found, visible, node)
+    pod = creation.request.pod
+    changes = device_changes(pod.uid, found, visible, node, namespace=pod.namespace)
     if names := not_settable(changes, settable):
         raise _FrontendError(f"this frontend can't change {', '.join(names)}")
     return changes
@@ -136,20 +137,27 @@ def _as_requested(
     TakenError."""
     if node is None:
         return UNCHANGED
-    uid = creation.request.pod.uid
-    changes = unallocated(uid, carried(), node, allocated=creation.allocated)
+    pod = creation.request.pod
+    changes = unallocated(
+        pod.uid, carried(), node, allocated=creation.allocated, namespace=pod.namespace
+    )
     return UNCHANGED if not_settable(changes, settable) else changes
 
 
 def device_changes(
-    uid: str, carried: Carried, visible: Visibility, node: NodeVisibility
+    uid: str,
+    carried: Carried,
+    visible: Visibility,
+    node: NodeVisibility,
+    *,
+    namespace: str = "",
 ) -> Changes:
-    """The changes of the request after which the container sees the devices in `visible`. Raises
-    UnhonouredError, TakenError."""
+    """The changes of the request after which the container sees the devices in `visible`.
+    `namespace`: the pod's. Raises UnhonouredError, TakenError."""
     if visible.refused:
         raise UnhonouredError(visible.refused)
     if visible.gpus is None:
-        own = unallocated(uid, carried, node)
+        own = unallocated(uid, carried, node, namespace=namespace)
     else:
         _refuse_annotations_of_pod(uid, carried, visible.gpus, node)
         own = rewritten(carried, visible.gpus, node.cdi_kind)
@@ -186,23 +194,36 @@ def _refuse_annotations_of_pod(
 
 
 def unallocated(
-    uid: str, carried: Carried, node: NodeVisibility, *, allocated: bool = False
+    uid: str,
+    carried: Carried,
+    node: NodeVisibility,
+    *,
+    allocated: bool = False,
+    namespace: str = "",
 ) -> Changes:
     """The changes for a container that keeps the devices of its request. `allocated`: its pod has
-    an allocation, which the container can't have. Raises TakenError if the request names another
-    pod's device. A pod without an allocation may name `all`, unless the node's policy denies it:
-    such pods monitor the devices. A container whose request names no device must not get those that
-    its image names, unless it serves the node's devices or is privileged."""
+    an allocation, which the container can't have. `namespace`: the pod's. Raises TakenError if the
+    request names another pod's device. Beside such a device only a container that serves the node's
+    devices or is privileged may name `all`, and, if it has no allocation, one of a namespace for
+    monitoring, unless the node's policy denies or leaves it. A container whose request names no
+    device must not get those that its image names, unless it serves the node's devices or is
+    privileged."""
+    exempt = not allocated and (
+        node.unasked == "leave"
+        or (
+            node.unasked == "hide"
+            and (carried.privileged or carriers.serves(carried.serving, node.kubelet_dir))
+        )
+    )
     names = list(dict.fromkeys(carried.names()))
     if len(names) > _MAX_NAMES:
         raise TakenError(f"its request names {len(names)} GPUs")
     _refuse_names_of_others(uid, names, node, allocated=allocated)
     _refuse_nodes_of_others(uid, carried, node)
-    if not allocated and (
-        node.unasked == "leave"
-        or (node.unasked == "hide" and (carried.serving or carried.privileged))
-    ):
+    if exempt:
         return UNCHANGED
+    if node.unasked == "hide" and namespace not in node.monitors:
+        _refuse_all(uid, [*names, *carried.names_of_pod()], node)
     denied = node.unasked == "deny" and _ALL in map(str.lower, names)
     if denied and any(map(carriers.names_all, carried.names_of_pod())):
         raise TakenError("an annotation of its pod names all GPUs")
@@ -238,6 +259,16 @@ def _refuse_names_of_others(
             raise TakenError(
                 f"{title} may be {unnumbered[0].uuid}, another pod's, whose number is not known"
             )
+
+
+def _refuse_all(uid: str, names: Iterable[str], node: NodeVisibility) -> None:
+    """Raises TakenError for the name `all` while another pod has a GPU."""
+    taken = next((each.uuid for each in _others(node, uid) if each.is_gpu), None)
+    if taken is not None and _ALL in map(str.lower, names):
+        raise TakenError(
+            f"all GPUs of its request include {taken}, another pod's: only pods of the namespaces "
+            "of --gpu-monitor-namespaces may name all"
+        )
 
 
 def _named(name: str, held: Sequence[NodeDevice]) -> list[str]:

@@ -11,6 +11,12 @@ _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
 """The errors of a missing file; a sysfs file gives ENODEV when its CPU just went offline."""
 
 
+def host_path(root: str, path: str) -> str:
+    """The path as the host has it: without `root`, below which a pod sees the host's files."""
+    below = path.removeprefix(root.rstrip("/"))
+    return below if below.startswith("/") else path
+
+
 class Tree:
     """Reads of small, whole files below `root`, as in sysfs and procfs.
 

@@ -23,11 +23,12 @@ from agent.allocate.visibility.pod_devices import (
     held,
     pod_visibility,
 )
+from agent.host.files import host_path
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_files import DeviceFiles
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource, ReportedDevices
-from agent.model.devices.visibility import NodeVisibility, Unasked
+from agent.model.devices.visibility import KUBELET_DIR, NodeVisibility, Unasked, split
 from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.node.cluster_view import ClusterCache, ClusterState
@@ -43,13 +44,21 @@ class VisibilityPolicy(msgspec.Struct, frozen=True):
     unasked: Unasked = "hide"
     cdi_kind: str = ""
     isolation: Isolation = NO_ISOLATION
+    monitors: tuple[str, ...] = ()
+    kubelet_dir: str = KUBELET_DIR
 
 
 def policy(settings: AgentSettings) -> VisibilityPolicy:
     """The policy of the settings."""
     locks = os.path.join(settings.state_dir, "vgpulock")
     isolation = Isolation(settings.hami_core_library, locks)
-    return VisibilityPolicy(settings.unasked_gpus, settings.gpu_cdi_kind, isolation)
+    return VisibilityPolicy(
+        settings.unasked_gpus,
+        settings.gpu_cdi_kind,
+        isolation,
+        tuple(split(settings.gpu_monitor_namespaces)),
+        host_path(settings.root, settings.kubelet_dir),
+    )
 
 
 MAX_LOCK_BYTES: Final = 16 << 20
@@ -117,7 +126,8 @@ def visibility(
         {pod.uid for pod in ordered if pod.containers},
     )
     unasked = "leave" if files.cards == () else by.unasked
-    return DeviceVisibility(decided, NodeVisibility(held(files, decided), unasked, by.cdi_kind))
+    node = NodeVisibility(held(files, decided), unasked, by.cdi_kind, by.monitors, by.kubelet_dir)
+    return DeviceVisibility(decided, node)
 
 
 class DeviceVisibilityView:

@@ -149,7 +149,7 @@ def carried(container: pb.Container, sandbox: pb.PodSandbox) -> Carried:
             if each.type == _CHARACTER and not privileged
         ),
         privileged=privileged,
-        serving=any(carriers.serves(each.source) for each in container.mounts),
+        serving=carriers.serving(each.source for each in container.mounts),
         of_pod=visibility.of_pod(sandbox.annotations),
     )
 

@@ -71,12 +71,23 @@ def test_a_mount_names_a_card_whatever_its_source() -> None:
         ("/var/lib/kubelet", False),
         ("/var/lib/kubelet/plugins/csi", False),
         ("/srv/device-plugins", False),
+        ("/srv/kubelet/device-plugins", False),
+        ("/var/lib/kubelet/device-plugins-of-a-tenant", False),
+        # An emptyDir `kubelet`, mounted with a subPath in a container `device-plugins`.
+        ("/var/lib/kubelet/pods/u/volume-subpaths/kubelet/device-plugins/0", False),
+        (
+            "/var/lib/k0s/kubelet/pods/u/volumes/kubernetes.io~empty-dir/kubelet/pod-resources",
+            False,
+        ),
     ],
 )
-def test_mounts_of_containers_that_serve_device_plugins(host_path: str, serving: bool) -> None:
+def test_only_mounts_of_the_kubelets_own_folders_serve_device_plugins(
+    host_path: str, serving: bool
+) -> None:
     message = pb.CreateContainerRequest()
     message.config.mounts.add(container_path="/x", host_path=host_path)
-    assert carried(message.SerializeToString()).serving is serving
+    paths = carried(message.SerializeToString()).serving
+    assert carriers.serves(paths, "/var/lib/k0s/kubelet") is serving
 
 
 def test_a_request_without_devices_has_no_carriers() -> None:

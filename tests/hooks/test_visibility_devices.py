@@ -455,7 +455,11 @@ def test_a_pod_with_allocated_cards_may_not_request_all() -> None:
     for name in ("all", "All"):
         with pytest.raises(TakenError, match=f"{name} of its request"):
             visibility.unallocated("other", Carried((name,)), HELD, allocated=True)
-    for without_request in (Carried(), Carried(serving=True), Carried(privileged=True)):
+    for without_request in (
+        Carried(),
+        Carried(serving=("/var/lib/kubelet/device-plugins",)),
+        Carried(privileged=True),
+    ):
         assert visibility.unallocated("other", without_request, HELD, allocated=True) == env("void")
 
 
@@ -499,7 +503,7 @@ def test_a_decision_about_gpus_does_not_allow_another_pods_rdma_device() -> None
         (Carried(nodes=(node_of("/dev/nvidia0"),)), UNCHANGED, UNCHANGED, UNCHANGED),
         (Carried(nodes=(node_of("/dev/fuse"),)), UNCHANGED, env("void"), env("void")),
         # NVIDIA's device plugin gets its cards by the environment of its image.
-        (Carried(serving=True), UNCHANGED, UNCHANGED, env("void")),
+        (Carried(serving=("/var/lib/kubelet/device-plugins",)), UNCHANGED, UNCHANGED, env("void")),
         (Carried(privileged=True), UNCHANGED, UNCHANGED, env("void")),
         (Carried(("GPU-x,all",)), UNCHANGED, UNCHANGED, env("void")),
         (Carried(("ALL",)), UNCHANGED, UNCHANGED, env("void")),
@@ -528,6 +532,36 @@ def test_the_setting_for_pods_without_an_allocation(
         visibility.device_changes("p", carried, Visibility(), NodeVisibility(unasked="deny"))
         == deny
     )
+
+
+@pytest.mark.parametrize(
+    "carried",
+    [
+        Carried(("all",)),
+        Carried(("GPU-x,ALL",)),
+        Carried(mounts=(f"{MOUNT_ROOT}/all",)),
+        Carried(annotations=(("cdi.k8s.io/x", "nvidia.com/gpu=all"),)),
+        Carried(cdi_devices=("management.nvidia.com/gpu=all",)),
+        Carried(of_pod=("nvidia.com/gpu=all",)),
+    ],
+)
+def test_all_gpus_beside_another_pods_are_for_namespaces_that_monitor(carried: Carried) -> None:
+    held = NodeVisibility((NodeDevice("GPU-a", holders=("owner",)),), "hide", monitors=("metrics",))
+    with pytest.raises(TakenError, match=r"include GPU-a, another pod's: .*gpu-monitor-namespaces"):
+        visibility.device_changes("p", carried, Visibility(), held, namespace="tenant")
+    free = visibility.device_changes("p", carried, Visibility(), NodeVisibility(unasked="hide"))
+    for uid, namespace in (("p", "metrics"), ("owner", "tenant")):
+        changes = visibility.device_changes(uid, carried, Visibility(), held, namespace=namespace)
+        assert changes == free
+
+
+def test_a_device_plugin_may_name_all_gpus_beside_another_pods() -> None:
+    held = NodeVisibility((NodeDevice("GPU-a", holders=("owner",)),), "hide")
+    for plugin in (
+        Carried(("all",), serving=("/var/lib/kubelet/device-plugins",)),
+        Carried(("all",), privileged=True),
+    ):
+        assert visibility.device_changes("p", plugin, Visibility(), held) == UNCHANGED
 
 
 def test_the_agents_refusal_is_reported() -> None:

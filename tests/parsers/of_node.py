@@ -191,7 +191,7 @@ def _cri_requests() -> Iterator[Target]:
         "mount paths",
         lambda text: (
             carriers.mounted_name(text),
-            carriers.serves(text),
+            carriers.serves(carriers.serving((text,)), _NODE.kubelet_dir),
             carriers.is_card_node(text),
             carriers.is_instance_node(text),
             carriers.is_node_of("rdma", text),

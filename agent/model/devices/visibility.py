@@ -89,8 +89,10 @@ def split(value: str) -> list[str]:
 
 Unasked: TypeAlias = Literal["leave", "hide", "deny"]
 """For a container without an allocated GPU. `leave`: its request is not changed. `hide`: it sees no
-GPU unless its request names some, it serves the node's devices or is privileged. `deny`: it sees no
+GPU unless its request names some, it serves the node's devices or is privileged; `all` is refused
+beside another pod's GPU, except in the namespaces of NodeVisibility.monitors. `deny`: it sees no
 GPU unless its request names some other than by `all`."""
+KUBELET_DIR: Final = "/var/lib/kubelet"
 
 
 class Mount(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -158,11 +160,14 @@ class NodeDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 class NodeVisibility(msgspec.Struct, frozen=True, omit_defaults=True):
     """What hooks need to know about the node's devices. `cdi_kind` (`nvidia.com/gpu`): for a
     request that names no GPU yet, the kind of the CDI names to add; empty: UUIDs in the
-    environment."""
+    environment. `monitors`: namespaces of pods that may name all GPUs. `kubelet_dir`: the kubelet's
+    folder on the host."""
 
     held: tuple[NodeDevice, ...] = ()
     unasked: Unasked = "leave"
     cdi_kind: str = ""
+    monitors: tuple[str, ...] = ()
+    kubelet_dir: str = KUBELET_DIR
 
     @property
     def checks_all(self) -> bool:

@@ -269,6 +269,13 @@ class AgentSettings(DoctorSettings, frozen=True):
             "request: there hide treats `all` as a value of the image"
         ),
     ] = "hide"
+    gpu_monitor_namespaces: Annotated[
+        str,
+        msgspec.Meta(
+            description="namespaces, separated by commas, of monitoring pods: under unasked-gpus "
+            "hide, their requests may name `all` GPUs while other pods hold some"
+        ),
+    ] = "gpu-operator,kube-system"
     gpu_cdi_kind: Annotated[
         str,
         msgspec.Meta(
