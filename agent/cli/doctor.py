@@ -151,8 +151,11 @@ def described(examined: Examination, width: int) -> str:
 
 
 def _heading(problem: NodeFinding) -> str:
-    text = f"{problem.code}: {problem.text}"
-    return f"{text} (warning)" if problem.severity == "warning" else text
+    return _marked(f"{problem.code}: {problem.text}", problem)
+
+
+def _marked(text: str, finding: NodeFinding | Finding) -> str:
+    return f"{text} (warning)" if finding.severity == "warning" else text
 
 
 def _known_facts(examined: Examination) -> list[tuple[str, str]]:
@@ -176,4 +179,4 @@ def _sentence(finding: Finding) -> str:
         parts.append(f"is {finding.found}")
     if finding.detail:
         parts.append(finding.detail)
-    return ", ".join(parts)
+    return _marked(", ".join(parts), finding)

@@ -1,14 +1,15 @@
 """Replace the agents of a DaemonSet, one node after the other, and stop at the first node on which
-`topolet doctor` has findings.
+`topolet doctor` finds what it did not find before.
 
 The DaemonSet must have the update strategy OnDelete (updateStrategy of a pool of the chart), so
-that its controller replaces no pod by itself. On each node with an old agent the command deletes
-the agent's pod, waits until the new one is Ready, and runs `topolet doctor` in it. It also runs
+that its controller replaces no pod by itself. On each node with an old agent the command runs
+`topolet doctor` in the agent's pod, deletes that pod, waits until the new one is Ready, and runs
+`topolet doctor` in it: warnings, and what was found before, do not stop the command. It also runs
 `topolet doctor` on nodes that have the new agent already: after a stop, run it again. It skips
 nodes that are not Ready. It runs kubectl with the caller's rights: read nodes, DaemonSets,
 ControllerRevisions and pods, delete pods, and create pods/exec.
 
-Exit code 0: every node has the new agent, or --max-nodes nodes got it, and there were no findings;
+Exit code 0: every node has the new agent, or --max-nodes nodes got it, and nothing new was found;
 1: the command stopped at a node, or skipped one; 2: it can't run.
 """
 
@@ -17,14 +18,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from agent.cli import options, remote
 from agent.cli.remote import Agent, RemoteError
-from agent.view.format import count
+from agent.view.format import count, printable
 
 USAGE: Final = "topolet rollout [OPTIONS] DAEMONSET"
 REVISION: Final = "controller-revision-hash"
@@ -139,10 +140,13 @@ class Agents:
         words = ("delete", "pod", pod.agent.pod, "-n", self._namespace)
         remote.kubectl_output(self._kubectl, *words, "--wait=false", "--ignore-not-found")
 
-    def doctor(self, pod: AgentPod) -> tuple[int, str]:
-        """The exit code and the output of `topolet doctor` in the pod."""
-        code, output = remote.output_of(pod.agent, ["topolet", "doctor"])
-        return code, output.decode(errors="replace")
+    def doctor(self, pod: AgentPod) -> dict[str, str]:
+        """What `topolet doctor` finds in the pod (`errors_in`)."""
+        code, output = remote.output_of(pod.agent, ["topolet", "doctor", "--output=json"])
+        try:
+            return errors_in(json.loads(output))
+        except (ValueError, KeyError, TypeError):
+            return {"doctor": f"topolet doctor ends with {code}, without findings that can be read"}
 
     def _owned(self, kind: str) -> list[dict[str, Any]]:
         listed = self._get(kind, "-l", self._selector)["items"]
@@ -159,6 +163,22 @@ class Agents:
         return json.loads(
             remote.kubectl_output(self._kubectl, "get", *words, "-n", self._namespace, "-o", "json")
         )
+
+
+def errors_in(examination: Mapping[str, Any]) -> dict[str, str]:
+    """The findings of an examination (`doctor.body`) that are not warnings: by what identifies a
+    finding in a later examination, its text. Raises KeyError, TypeError."""
+    found = {
+        each["code"]: f"{each['code']}: {each['text']}"
+        for each in examination["node"]
+        if each["severity"] == "error"
+    }
+    for each in examination["findings"]:
+        # An agent of an earlier version has no severity here.
+        if each.get("severity", "error") == "error":
+            name = f"{each['container']}: {each['kind']}"
+            found[name] = ", ".join(filter(None, (name, each["detail"])))
+    return {name: printable(text) for name, text in found.items()}
 
 
 def newest(revisions: Sequence[Mapping[str, Any]], title: str) -> str:
@@ -199,7 +219,7 @@ def rolled_out(
     order = sorted(pods, key=lambda node: (pods[node].revision != revision, node))
     skipped, replaced = [], 0
     for node in order:
-        pod = pods[node]
+        pod, before = pods[node], frozenset[str]()
         if node not in ready:
             skipped.append(node)
             continue
@@ -207,11 +227,13 @@ def rolled_out(
             if replaced == max_nodes:
                 print(f"{count(replaced, 'agent')} replaced; the other nodes keep their old agent")
                 break
+            if not pod.problem:
+                before = frozenset(agents.doctor(pod))
             agents.delete(pod)
             replaced += 1
         pod = _await_ready(agents, node, revision, node_seconds, clock, pause)
-        _await_no_findings(agents, pod, clock, pause)
-        print(f"node {node}: the new agent is Ready, topolet doctor has no findings", flush=True)
+        _await_no_findings(agents, pod, before, clock, pause)
+        print(f"node {node}: the new agent is Ready, topolet doctor finds nothing new", flush=True)
     if skipped:
         raise StoppedError(f"skipped, because they are not Ready: {', '.join(skipped)}")
     return 0
@@ -241,14 +263,19 @@ def _await_ready(
 
 
 def _await_no_findings(
-    agents: Agents, pod: AgentPod, clock: Callable[[], float], pause: Callable[[float], None]
+    agents: Agents,
+    pod: AgentPod,
+    before: Collection[str],
+    clock: Callable[[], float],
+    pause: Callable[[float], None],
 ) -> None:
+    """Waits until the doctor finds nothing but what it found `before` (names of `errors_in`)."""
     until = clock() + SETTLE_SECONDS
     while True:
-        code, findings = agents.doctor(pod)
-        if code == 0:
+        found = [text for name, text in agents.doctor(pod).items() if name not in before]
+        if not found:
             return
         if clock() > until:
-            print(findings, end="", flush=True)
+            print("\n".join(found), flush=True)
             raise StoppedError(f"node {pod.agent.node}: topolet doctor has findings")
         pause(POLL_SECONDS)

@@ -81,14 +81,16 @@ class Examination(msgspec.Struct, frozen=True):
     @property
     def errors(self) -> int:
         """The number of findings that are not warnings."""
-        return len(self.findings) + sum(each.severity == "error" for each in self.node)
+        severities = [each.severity for each in self.node]
+        severities += [each.severity for each in self.findings]
+        return severities.count("error")
 
 
 def body(examined: Examination) -> dict[str, Any]:
     """The examination as JSON values: CPU sets as Linux lists, null for an unknown set."""
     built: dict[str, Any] = msgspec.to_builtins(examined, enc_hook=str)
     for each, finding in zip(built["findings"], examined.findings, strict=True):
-        each["remedy"] = finding.remedy
+        each |= {"severity": finding.severity, "remedy": finding.remedy}
     return {"schema_version": SCHEMA_VERSION, **built}
 
 

@@ -88,6 +88,10 @@ DRIFT_REMEDIES: Final = {
 }
 
 
+_WARNINGS: Final = frozenset({DriftKind.CLAIM, DriftKind.CLAIM_UNSEEN})
+"""What the author of a pod can cause by its annotations."""
+
+
 class Finding(msgspec.Struct, frozen=True):
     """`expected` and `found`: CPU lists, when there are two to compare; `detail`: an explanation,
     such as the owner of the CPUs that overlap."""
@@ -101,6 +105,11 @@ class Finding(msgspec.Struct, frozen=True):
     @property
     def remedy(self) -> str:
         return DRIFT_REMEDIES[self.kind]
+
+    @property
+    def severity(self) -> str:
+        """error or warning."""
+        return "warning" if self.kind in _WARNINGS else "error"
 
 
 def findings(seen: Sequence[ObservedContainer], owners: Sequence[Owner]) -> tuple[Finding, ...]:

@@ -101,12 +101,15 @@ REMEDIES: Final = {
 WARNINGS: Final = frozenset(
     {
         NodeCode.KUBELET_CONFIGURATION,
+        NodeCode.KOORDLET,
+        NodeCode.PINNING,
         NodeCode.NRI_CONFLICT,
         NodeCode.DRA_CPUS,
         NodeCode.DEVICE_PLUGIN,
     }
 )
-"""The codes of what works but may be unintended; they do not change the exit code."""
+"""The codes of what works but may be unintended, and of what any pod can cause, as a program's name
+is; they do not change the exit code."""
 
 
 class NodeFinding(msgspec.Struct, frozen=True):

@@ -10,7 +10,11 @@ import pytest
 from agent.__main__ import main
 from agent.cli import rollout
 from agent.cli.remote import Agent, RemoteError
-from agent.cli.rollout import AgentPod, StoppedError, newest, problem, rolled_out
+from agent.cli.rollout import AgentPod, StoppedError, errors_in, newest, problem, rolled_out
+from agent.model.pod.qos import QoS
+from agent.node import doctor, drift, node_findings
+from agent.node.doctor import Examination
+from agent.node.drift import ObservedContainer
 
 
 def revision(number: int, name: str) -> dict[str, Any]:
@@ -62,10 +66,10 @@ def test_why_a_pod_is_not_ready(status: dict[str, Any], text: str) -> None:
 
 
 class SimulatedAgents(rollout.Agents):
-    """A DaemonSet whose pods are replaced at once. `found`: the exit codes of the doctor by node,
-    in order; the last one stays."""
+    """A DaemonSet whose pods are replaced at once. `found`: what the doctor finds by node, in
+    order; the last answer stays."""
 
-    def __init__(self, revisions: dict[str, str], found: dict[str, list[int]]) -> None:
+    def __init__(self, revisions: dict[str, str], found: dict[str, list[list[str]]]) -> None:
         super().__init__(("kubectl",), "ns", "topolet-agent")
         self.revisions = revisions
         self.deleted: list[str] = []
@@ -87,9 +91,9 @@ class SimulatedAgents(rollout.Agents):
         self.deleted.append(pod.agent.node)
         self.revisions[pod.agent.node] = "new"
 
-    def doctor(self, pod: AgentPod) -> tuple[int, str]:
-        codes = self._found.get(pod.agent.node, [0])
-        return (codes.pop(0) if len(codes) > 1 else codes[0]), "found\n"
+    def doctor(self, pod: AgentPod) -> dict[str, str]:
+        answers = self._found.get(pod.agent.node, [[]])
+        return {each: each for each in (answers.pop(0) if len(answers) > 1 else answers[0])}
 
 
 class Clock:
@@ -107,7 +111,9 @@ class Clock:
 
 def test_findings_while_pods_start_do_not_stop_the_rollout() -> None:
     clock = Clock()
-    agents = SimulatedAgents({"a": "old", "b": "old"}, {"a": [1, 2, 1, 0]})
+    agents = SimulatedAgents(
+        {"a": "old", "b": "old"}, {"a": [[], ["drift"], ["runtime"], ["drift"], []]}
+    )
     assert rolled_out(agents, None, 60.0, clock, clock.pause) == 0
     assert agents.deleted == ["a", "b"]
     assert clock.seconds == 3 * rollout.POLL_SECONDS
@@ -115,11 +121,33 @@ def test_findings_while_pods_start_do_not_stop_the_rollout() -> None:
 
 def test_findings_of_an_updated_node_stop_the_rollout_before_a_pod_is_deleted() -> None:
     clock = Clock()
-    agents = SimulatedAgents({"a": "old", "b": "new"}, {"b": [1]})
+    agents = SimulatedAgents({"a": "old", "b": "new"}, {"b": [["drift"]]})
     with pytest.raises(StoppedError, match="node b: topolet doctor has findings"):
         rolled_out(agents, None, 60.0, clock, clock.pause)
     assert agents.deleted == []
     assert clock.seconds > rollout.SETTLE_SECONDS
+
+
+def test_a_rollout_stops_only_at_what_was_not_found_before(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = Clock()
+    found = {"a": [["gpu"], ["gpu"]], "b": [["gpu"], ["gpu", "drift"]]}
+    agents = SimulatedAgents({"a": "old", "b": "old", "c": "old"}, found)
+    with pytest.raises(StoppedError, match="node b: topolet doctor has findings"):
+        rolled_out(agents, None, 60.0, clock, clock.pause)
+    assert agents.deleted == ["a", "b"]
+    assert capsys.readouterr().out.endswith("\ndrift\n")
+
+
+def test_what_a_tenant_can_cause_does_not_stop_a_rollout() -> None:
+    node = node_findings.found(
+        node_findings.of_programs([["koordlet"], ["nri-resource-policy-balloons"]], proxy=True)
+    )
+    container = ObservedContainer("u", "ns/p c", QoS.LS, problem="an annotation is invalid")
+    examined = Examination(node, (container,), drift.findings((container,), ()))
+    assert examined.errors == 1  # no-cgroup
+    assert errors_in(doctor.body(examined)) == {"ns/p c: no-cgroup": "ns/p c: no-cgroup"}
 
 
 def test_the_rollout_needs_kubectl(

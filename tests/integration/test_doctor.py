@@ -31,9 +31,10 @@ def doctor(node: TestNode, *flags: str) -> subprocess.CompletedProcess[str]:
 def examined(node: TestNode) -> dict[str, Any]:
     done = doctor(node, "--output=json")
     found: dict[str, Any] = json.loads(done.stdout)
-    errors = [each for each in found["node"] if each["severity"] == "error"]
-    assert done.returncode == (1 if found["findings"] or errors else 0), done.stderr
-    assert all(each["remedy"] for each in found["node"] + found["findings"])
+    everything = found["node"] + found["findings"]
+    errors = [each for each in everything if each["severity"] == "error"]
+    assert done.returncode == (1 if errors else 0), done.stderr
+    assert all(each["remedy"] for each in everything)
     assert found["schema_version"] == 1
     assert found["facts"]["runtime"].startswith("containerd ")
     return found

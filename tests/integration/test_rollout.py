@@ -39,7 +39,10 @@ case " $* " in
 *" exec "*)
     node=$(KUBECTL get pod -n NAMESPACE "$4" -o 'jsonpath={.spec.nodeName}')
     echo "$node" >>FOLDER/examined
-    [ -e "FOLDER/$node" ] || exit 0
+    if [ ! -e "FOLDER/$node" ] || grep -qx "$4" "FOLDER/sound"; then
+        echo '{"node": [], "findings": []}'
+        exit 0
+    fi
     cat "FOLDER/$node"
     echo "command terminated with exit code 1" >&2
     exit 1
@@ -146,12 +149,14 @@ class Pool:
         path = f"/api/v1/nodes/{node}/status"
         self._cluster.server.admin.request("PATCH", path, None, body, MERGE)
 
-    def set_findings(self, node: str, text: str) -> None:
-        """Sets the output of the node's doctor; it is empty without findings."""
-        file = self._folder / node
-        file.write_text(text)
-        if not text:
-            file.unlink()
+    def set_finding(self, node: str, code: str, text: str) -> None:
+        """The doctor of later pods of the node finds this."""
+        (self._folder / "sound").write_text("".join(f"{each}\n" for each in self.agents().values()))
+        finding = {"code": code, "text": text, "severity": "error"}
+        (self._folder / node).write_text(json.dumps({"node": [finding], "findings": []}))
+
+    def repair(self, node: str) -> None:
+        (self._folder / node).unlink()
 
     def rollout(self, *words: str, name: str = NAME) -> int:
         self._examined.write_text("")
@@ -208,12 +213,12 @@ def test_agents_are_replaced_until_a_doctor_finds_something(
 
     assert pool.rollout("--max-nodes=1") == 0
     output = capfd.readouterr().out
-    assert "node n1: the new agent is Ready, topolet doctor has no findings\n" in output
+    assert "node n1: the new agent is Ready, topolet doctor finds nothing new\n" in output
     assert "1 agent replaced; the other nodes keep their old agent" in output
     first = pool.agents()
     assert {node for node in NODES if first[node] != before[node]} == {"n1"}
 
-    pool.set_findings("n2", "agent-does-not-answer: it hangs\n")
+    pool.set_finding("n2", "agent-does-not-answer", "it hangs")
     assert pool.rollout() == 1
     output, error = capfd.readouterr()
     assert "agent-does-not-answer: it hangs\n" in output
@@ -226,13 +231,13 @@ def test_agents_are_replaced_until_a_doctor_finds_something(
     assert pool.rollout() == 1
     assert pool.agents() == second
 
-    pool.set_findings("n2", "")
+    pool.repair("n2")
     pool.set_ready("n3", "False")
     assert pool.rollout() == 1
     assert "skipped, because they are not Ready: n3" in capfd.readouterr().err
     third = pool.agents()
     assert {node for node in NODES if third[node] != second[node]} == {"n4"}
-    assert pool.examined() == ["n1", "n2", "n4"]
+    assert pool.examined() == ["n1", "n2", "n4", "n4"]
 
     pool.set_ready("n3", "True")
     assert pool.rollout() == 0
