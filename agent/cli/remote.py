@@ -92,13 +92,12 @@ def find_agent(arguments: argparse.Namespace) -> Agent:
     kubectl = kubectl_of(arguments, "NODE")
     words = ("get", "pods", "-n", namespace, "-l", _SELECTOR, "-o", "json")
     listed = json.loads(kubectl_output(kubectl, *words, f"--field-selector=spec.nodeName={node}"))
-    pods = [each for each in listed["items"] if "deletionTimestamp" not in each["metadata"]]
-    if not pods:
+    if not listed["items"]:
         raise RemoteError(_why_no_pod(kubectl, node, namespace))
     reasons = []
-    for pod in pods:
+    for pod in listed["items"]:
         name = pod["metadata"]["name"]
-        if reason := why_not_running(pod):
+        if reason := why_ending(pod, namespace) or why_not_running(pod):
             reasons.append(f"pod {namespace}/{name}: {reason}")
         else:
             return agent_of(kubectl, namespace, pod)
@@ -139,6 +138,19 @@ def kubectl_of(arguments: argparse.Namespace, needed_by: str) -> tuple[str, ...]
     if program is None:
         raise RemoteError(f"{needed_by} needs kubectl, which is not in PATH")
     return (program, *([f"--context={arguments.context}"] if arguments.context else []))
+
+
+def why_ending(pod: dict[str, Any], namespace: str) -> str:
+    """That the pod is being deleted and what ends it sooner, "" if it is not. No other agent starts
+    on its node before it has ended."""
+    until = pod["metadata"].get("deletionTimestamp")
+    if until is None:
+        return ""
+    name = pod["metadata"]["name"]
+    return (
+        f"it is being deleted, and has until {until} to end (kubectl -n {namespace} delete pod "
+        f"{name} --grace-period=10 ends it sooner)"
+    )
 
 
 def why_not_running(pod: dict[str, Any]) -> str:

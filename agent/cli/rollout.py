@@ -5,9 +5,10 @@ The DaemonSet must have the update strategy OnDelete (updateStrategy of a pool o
 that its controller replaces no pod by itself. On each node with an old agent the command runs
 `topolet doctor` in the agent's pod, deletes that pod, waits until the new one is Ready, and runs
 `topolet doctor` in it: warnings, and what was found before, do not stop the command. It also runs
-`topolet doctor` on nodes that have the new agent already: after a stop, run it again. It skips
-nodes that are not Ready. It runs kubectl with the caller's rights: read nodes, DaemonSets,
-ControllerRevisions and pods, delete pods, and create pods/exec.
+`topolet doctor` on nodes that have the new agent already: after a stop, run it again. It waits for
+the agent of a node that has none, and skips nodes that are not Ready. It runs kubectl with the
+caller's rights: read nodes, DaemonSets, ControllerRevisions and pods, delete pods, and create
+pods/exec.
 
 Exit code 0: every node has the new agent, or --max-nodes nodes got it, and nothing new was found;
 1: the command stopped at a node, or skipped one; 2: it can't run.
@@ -43,11 +44,12 @@ _READY: Final = (
 
 class AgentPod(msgspec.Struct, frozen=True):
     """The pod of an agent. `revision`: of its pod template. `problem`: why it is not Ready, "" if
-    it is."""
+    it is. `ending`: it is being deleted."""
 
     agent: Agent
     revision: str
     problem: str
+    ending: bool = False
 
 
 class StoppedError(RuntimeError):
@@ -94,6 +96,9 @@ class Agents:
         self._name = name
         self._owner = ""
         self._selector = ""
+        self._nodes: list[str] = []
+        self.desired = 0
+        """The number of nodes that should have an agent, after a call of `revision`."""
 
     def revision(self) -> str:
         """The hash of the DaemonSet's pod template, after its controller has observed the
@@ -116,25 +121,34 @@ class Agents:
                 )
             time.sleep(POLL_SECONDS)
         self._owner = found["metadata"]["uid"]
+        self._nodes = node_selectors(found["spec"]["template"]["spec"])
+        self.desired = found["status"]["desiredNumberScheduled"]
         labels = found["spec"]["selector"]["matchLabels"]
         self._selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
         return newest(self._owned("controllerrevisions"), self.title)
 
     def pods(self) -> list[AgentPod]:
-        """The pods that are not being deleted. Call `revision` before."""
+        """Call `revision` before."""
         return [
             AgentPod(
                 remote.agent_of(self._kubectl, self._namespace, each),
                 each["metadata"].get("labels", {}).get(REVISION, ""),
-                problem(each),
+                ending or problem(each),
+                bool(ending),
             )
             for each in self._owned("pods")
-            if "deletionTimestamp" not in each["metadata"]
+            for ending in (remote.why_ending(each, self._namespace),)
         ]
 
-    def ready_nodes(self) -> set[str]:
-        lines = remote.kubectl_output(self._kubectl, "get", "nodes", "-o", _READY).splitlines()
-        return {line.split(" ")[0] for line in lines if line.endswith(" True")}
+    def nodes(self) -> dict[str, bool]:
+        """By name, whether a node that the DaemonSet selects is Ready. Call `revision` before."""
+        found = {}
+        for selector in self._nodes:
+            words = ("get", "nodes", "-l", selector, "-o", _READY)
+            for line in remote.kubectl_output(self._kubectl, *words).splitlines():
+                name, _, ready = line.partition(" ")
+                found[name] = ready == "True"
+        return found
 
     def delete(self, pod: AgentPod) -> None:
         words = ("delete", "pod", pod.agent.pod, "-n", self._namespace)
@@ -181,6 +195,30 @@ def errors_in(examination: Mapping[str, Any]) -> dict[str, str]:
     return {name: printable(text) for name, text in found.items()}
 
 
+def node_selectors(pod: Mapping[str, Any]) -> list[str]:
+    """Label selectors which together select the nodes that a pod's spec does. Operators that label
+    selectors lack (Gt, Lt) are left out."""
+    exactly = [f"{key}={value}" for key, value in sorted((pod.get("nodeSelector") or {}).items())]
+    affinity = (pod.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    found = []
+    for term in required.get("nodeSelectorTerms") or [{}]:
+        words = [*exactly]
+        for each in term.get("matchExpressions") or ():
+            key, values = each["key"], ",".join(each.get("values") or ())
+            match each["operator"]:
+                case "In":
+                    words.append(f"{key} in ({values})")
+                case "NotIn":
+                    words.append(f"{key} notin ({values})")
+                case "Exists":
+                    words.append(key)
+                case "DoesNotExist":
+                    words.append(f"!{key}")
+        found.append(",".join(words))
+    return found
+
+
 def newest(revisions: Sequence[Mapping[str, Any]], title: str) -> str:
     """The hash of the newest ControllerRevision. Raises RemoteError if there is none."""
     if not revisions:
@@ -214,22 +252,30 @@ def rolled_out(
 ) -> int:
     """Replaces the agents; returns the exit code. Raises RemoteError, StoppedError."""
     revision = agents.revision()
-    ready, pods = agents.ready_nodes(), {each.agent.node: each for each in agents.pods()}
-    # Nodes with the new agent first: a finding there stops the rollout before it replaces an agent.
-    order = sorted(pods, key=lambda node: (pods[node].revision != revision, node))
+    nodes = agents.nodes()
+    pods = {
+        each.agent.node: each
+        for each in agents.pods()
+        if each.agent.node in nodes and not each.ending
+    }
+    # A taint may keep agents off a node that the DaemonSet selects: the status has their number.
+    without_agent = nodes.keys() - pods.keys() if len(pods) < agents.desired else ()
+    old = {node for node, pod in pods.items() if pod.revision != revision}
+    # The other nodes first: a finding there stops the rollout before it replaces an agent.
+    order = sorted((*pods, *without_agent), key=lambda node: (node in old, node))
     skipped, replaced = [], 0
     for node in order:
-        pod, before = pods[node], frozenset[str]()
-        if node not in ready:
+        before = frozenset[str]()
+        if not nodes[node]:
             skipped.append(node)
             continue
-        if pod.revision != revision:
+        if node in old:
             if replaced == max_nodes:
                 print(f"{count(replaced, 'agent')} replaced; the other nodes keep their old agent")
                 break
-            if not pod.problem:
-                before = frozenset(agents.doctor(pod))
-            agents.delete(pod)
+            if not pods[node].problem:
+                before = frozenset(agents.doctor(pods[node]))
+            agents.delete(pods[node])
             replaced += 1
         pod = _await_ready(agents, node, revision, node_seconds, clock, pause)
         _await_no_findings(agents, pod, before, clock, pause)

@@ -14,7 +14,8 @@ CRASHED = {
 
 
 def pod(name: str, *statuses: dict[str, Any], deleting: bool = False) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"name": name} | ({"deletionTimestamp": "x"} if deleting else {})
+    ending = {"deletionTimestamp": "2026-01-02T03:04:05Z"} if deleting else {}
+    metadata: dict[str, Any] = {"name": name} | ending
     return {
         "metadata": metadata,
         "status": {"phase": "Running", "containerStatuses": list(statuses)},

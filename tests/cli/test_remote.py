@@ -88,6 +88,14 @@ def test_exit_codes_of_the_command_and_of_kubectl_differ(
             "",
             "the agent of node n1 does not run: pod topolet-system/a: CrashLoopBackOff back-off",
         ),
+        (
+            [pod("a", RUNNING, deleting=True)],
+            "node/n1",
+            "",
+            "the agent of node n1 does not run: pod topolet-system/a: it is being deleted, and has "
+            "until 2026-01-02T03:04:05Z to end (kubectl -n topolet-system delete pod a "
+            "--grace-period=10 ends it sooner)",
+        ),
         ([], "", "Forbidden: pods", "kubectl get pods: Forbidden: pods"),
     ],
 )

@@ -10,7 +10,15 @@ import pytest
 from agent.__main__ import main
 from agent.cli import rollout
 from agent.cli.remote import Agent, RemoteError
-from agent.cli.rollout import AgentPod, StoppedError, errors_in, newest, problem, rolled_out
+from agent.cli.rollout import (
+    AgentPod,
+    StoppedError,
+    errors_in,
+    newest,
+    node_selectors,
+    problem,
+    rolled_out,
+)
 from agent.model.pod.qos import QoS
 from agent.node import doctor, drift, node_findings
 from agent.node.doctor import Examination
@@ -72,6 +80,8 @@ class SimulatedAgents(rollout.Agents):
     def __init__(self, revisions: dict[str, str], found: dict[str, list[list[str]]]) -> None:
         super().__init__(("kubectl",), "ns", "topolet-agent")
         self.revisions = revisions
+        self.desired = len(revisions)
+        self.without_agent: dict[str, str] = {}
         self.deleted: list[str] = []
         self._found = found
 
@@ -82,10 +92,14 @@ class SimulatedAgents(rollout.Agents):
         return [
             AgentPod(Agent((), "ns", f"agent-{node}", node, 1), each, "")
             for node, each in self.revisions.items()
+        ] + [
+            AgentPod(Agent((), "ns", f"agent-{node}", node, 1), "old", each, ending=True)
+            for node, each in self.without_agent.items()
+            if each
         ]
 
-    def ready_nodes(self) -> set[str]:
-        return set(self.revisions)
+    def nodes(self) -> dict[str, bool]:
+        return dict.fromkeys((*self.revisions, *self.without_agent), True)
 
     def delete(self, pod: AgentPod) -> None:
         self.deleted.append(pod.agent.node)
@@ -148,6 +162,47 @@ def test_what_a_tenant_can_cause_does_not_stop_a_rollout() -> None:
     examined = Examination(node, (container,), drift.findings((container,), ()))
     assert examined.errors == 1  # no-cgroup
     assert errors_in(doctor.body(examined)) == {"ns/p c: no-cgroup": "ns/p c: no-cgroup"}
+
+
+@pytest.mark.parametrize(
+    ("ending", "reason"),
+    [("it is being deleted", "pod agent-a: it is being deleted"), ("", "it has no pod")],
+)
+def test_a_node_whose_agent_is_gone_stops_the_rollout(ending: str, reason: str) -> None:
+    clock = Clock()
+    agents = SimulatedAgents({"b": "old"}, {})
+    agents.without_agent, agents.desired = {"a": ending}, 2
+    with pytest.raises(StoppedError, match=f"node a: the agent is not Ready after 60 s: {reason}"):
+        rolled_out(agents, None, 60.0, clock, clock.pause)
+    assert agents.deleted == []
+
+
+def test_a_node_that_takes_no_agent_is_not_awaited() -> None:
+    """The DaemonSet selects it, and a taint keeps agents off."""
+    clock = Clock()
+    agents = SimulatedAgents({"b": "old"}, {})
+    agents.without_agent = {"a": ""}
+    assert rolled_out(agents, None, 60.0, clock, clock.pause) == 0
+    assert agents.deleted == ["b"]
+
+
+def test_the_nodes_are_selected_as_the_pods_are() -> None:
+    expressions = [
+        {"key": "pool", "operator": "NotIn", "values": ["a", "b"]},
+        {"key": "site", "operator": "In", "values": ["x"]},
+        {"key": "gpu", "operator": "Exists"},
+        {"key": "old", "operator": "DoesNotExist"},
+        {"key": "cores", "operator": "Gt", "values": ["1"]},
+    ]
+    terms = {"nodeSelectorTerms": [{"matchExpressions": expressions}, {}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    pod = {"nodeSelector": {"os": "linux", "arch": "a"}, "affinity": affinity}
+    exactly = "arch=a,os=linux"
+    assert node_selectors(pod) == [
+        f"{exactly},pool notin (a,b),site in (x),gpu,!old",
+        exactly,
+    ]
+    assert node_selectors({}) == [""]
 
 
 def test_the_rollout_needs_kubectl(

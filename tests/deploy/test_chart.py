@@ -593,6 +593,14 @@ def test_only_a_pool_with_the_setting_installs_the_proxy_with_rights_of_the_host
     assert init["volumeMounts"] == [{"name": "host", "mountPath": "/host"}]
 
 
+def test_a_hung_agent_does_not_get_the_time_of_the_installer(tmp_path: Path) -> None:
+    for name, each in daemonsets(rendered(tmp_path, {"pools": PROXY_POOLS})).items():
+        of_pod = pod(each)["terminationGracePeriodSeconds"]
+        for probe in ("startupProbe", "livenessProbe"):
+            seconds = agent(each)[probe].get("terminationGracePeriodSeconds", of_pod)
+            assert seconds <= 10, (name, probe)
+
+
 def removal(bodies: list[Object]) -> NodePools:
     """The file that the pre-delete hook reads."""
     (found,) = (

@@ -56,10 +56,11 @@ pytestmark = pytest.mark.timeout(600)
 
 class Kubelets:
     """Kubelets that bind the pods of the DaemonSet to their nodes, set them Ready, and delete them.
-    The pods of `failing` nodes do not become Ready."""
+    The pods of `failing` nodes do not become Ready, those of `hung` nodes do not end."""
 
     def __init__(self, server: ApiServer) -> None:
         self.failing: set[str] = set()
+        self.hung: set[str] = set()
         self.problem: Exception | None = None
         self._server = server
         self._stopped = threading.Event()
@@ -79,6 +80,8 @@ class Kubelets:
     def _serve(self, pod: dict[str, Any]) -> None:
         name = pod["metadata"]["name"]
         if "deletionTimestamp" in pod["metadata"]:
+            if pod["spec"]["nodeName"] in self.hung:
+                return
             query = {"gracePeriodSeconds": 0}
             self._server.admin.request("DELETE", f"{PODS}/{name}", query)
         elif "nodeName" not in pod["spec"]:
@@ -126,6 +129,9 @@ class Pool:
 
     def install(self, *pools: Any) -> None:
         self._cluster.install({"pools": pools})
+
+    def delete(self, pod: str) -> None:
+        self._cluster.kubectl("delete", "pod", "-n", NAMESPACE, pod, "--wait=false")
 
     def label(self, node: str, label: str) -> None:
         self._cluster.kubectl("label", "node", node, label)
@@ -262,6 +268,22 @@ def test_an_agent_that_does_not_become_ready_stops_the_rollout(
     assert pool.examined() == []
     assert pool.rollout("--node-seconds=3") == 1
     assert pool.agents() == after
+
+
+def test_a_node_whose_agent_does_not_end_stops_the_rollout(
+    pool: Pool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool.upgrade(settings={"full-pass-seconds": 30})
+    before = pool.agents()
+    pool.kubelets.hung = {"n3"}
+    pool.delete(before["n3"])
+    assert pool.rollout("--node-seconds=3") == 1
+    error = capfd.readouterr().err
+    assert f"node n3: the agent is not Ready after 3 s: pod {before['n3']}: it is being" in error
+    assert pool.agents() == before
+    pool.kubelets.hung = set()
+    assert pool.rollout() == 0
+    assert not set(pool.agents().values()) & set(before.values())
 
 
 def test_a_daemonset_with_rolling_updates_is_refused(
