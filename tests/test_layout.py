@@ -28,7 +28,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "cgroup/test_writer.py": ("cgroup.outcome",),
     "cli/test_audit_commands.py": ("cli.audit_trail", "cli.history"),
     "cli/test_explain.py": ("scheduler.explain.saved",),
-    "cli/test_main.py": ("__main__",),
+    "cli/test_main.py": ("__main__", "cli.commands"),
     "cli/test_secrets.py": ("cli.agent", "cli.topology"),
     "conformance/test_koordinator_cpuset_decisions.py": ("conformance.koordinator_pools",),
     "conformance/test_koordinator_devices_allocation.py": ("conformance.device_differences",),

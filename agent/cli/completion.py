@@ -10,6 +10,7 @@ import argparse
 import shlex
 
 from agent.cli import options
+from agent.cli.commands import COMMANDS
 from agent.cli.options import Argument
 
 USAGE = "topolet completion bash|zsh"
@@ -20,8 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from agent.__main__ import COMMANDS
-
     of_commands = {name: options.arguments_of(name) for name in COMMANDS}
     print(_BASH if arguments.shell == "bash" else _ZSH, end="")
     print(_words(of_commands), end="")

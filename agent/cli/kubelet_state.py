@@ -26,7 +26,7 @@ from agent.kubelet.device_checkpoint import DeviceCheckpoint
 from agent.kubelet.memory_manager_state import Blocks, MemoryManagerState
 from agent.kubelet.state_folder import StateFile
 from agent.kubelet.statefile import Checked, StateFileError
-from agent.model.settings.agent import DoctorSettings
+from agent.model.settings.agent import KubeletStateSettings
 from agent.model.settings.options import SettingsError
 from agent.node import takeover
 from agent.node.takeover import TakenOver, TakeoverError
@@ -34,7 +34,7 @@ from agent.rpc.grpc import RpcError
 from agent.view import format
 from agent.view.format import table
 
-SETTINGS = DoctorSettings
+SETTINGS = KubeletStateSettings
 
 SCHEMA_VERSION = 1
 """Of the JSON output."""

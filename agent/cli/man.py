@@ -7,6 +7,7 @@ import importlib
 from importlib import metadata
 
 from agent.cli import options
+from agent.cli.commands import COMMANDS
 from agent.cli.options import Argument
 
 USAGE = "topolet man"
@@ -17,8 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from agent.__main__ import COMMANDS
-
     lines = [
         f'.TH TOPOLET 1 "" "topolet {metadata.version("topolet")}" "Topolet"',
         ".ad l",

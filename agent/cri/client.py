@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from agent.allocate.device_holders.grants import Carriers
 from agent.allocate.shares import unequal_resources
-from agent.hooks.requests import hugepages
+from agent.hooks.requests import hugepages, scaled_quota
 from agent.model import bounds, wire
 from agent.model.devices import visibility
 from agent.model.notifications import RequestedResources
@@ -256,6 +256,7 @@ class _Cpu(msgspec.Struct):
     cpus: str = ""
     mems: str = ""
     quota: int | None = None
+    period: int | None = None
     shares: int | None = None
 
 
@@ -317,11 +318,12 @@ def status_of(info: str) -> VerboseStatus:
     texts = (config.cgroup_parent, spec.cgroups_path, cpu.cpus, cpu.mems)
     if any(len(each) > MAX_PATH_BYTES for each in texts):
         return VerboseStatus()
+    quota = scaled_quota(cpu.quota or 0, cpu.period or 0)
     return VerboseStatus(
         found.pid,
         config.cgroup_parent,
         spec.cgroups_path,
-        RequestedResources(cpu.cpus, cpu.mems, cpu.shares or 0, cpu.quota or 0, memory.limit or 0),
+        RequestedResources(cpu.cpus, cpu.mems, cpu.shares or 0, quota, memory.limit or 0),
         # Without the hugetlb controller the spec has no limits.
         hugepages=hugepages(
             (each.size_in_spec or each.page_size, each.limit)

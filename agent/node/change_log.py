@@ -282,10 +282,10 @@ class PodEvents:
         """Records a normal Event for each pod that gets CPUs of its own, gets other ones, or loses
         them. A change is recorded after it has lasted LASTING_SECONDS: while a pod moves it has
         both sets of CPUs, and a pod that is ending loses its CPUs. The owners at the agent's start
-        are not recorded. `known`: the API's pods."""
+        are not recorded. An owner whose CPUs are all offline has none. `known`: the API's pods."""
         if self._records is None:
             return
-        current = {each.uid: each.cpuset for each in owners}
+        current = {each.uid: each.cpuset for each in owners if each.cpuset}
         if self._owned is None:
             self._owned = current
             return

@@ -114,9 +114,12 @@ class ClusterView:
         """The current state."""
         return msgspec.structs.replace(self._watches.now(), devices=self._devices)
 
-    def deliver(self, report: Report) -> bool:
-        """Whether anything was written; an outbox writes later. Raises StoreError without one."""
-        return self._outbox.put(report) if self._outbox is not None else self._deliver(report)
+    def deliver(self, report: Report) -> None:
+        """Writes the report; an outbox writes it later. Raises StoreError without one."""
+        if self._outbox is None:
+            self._deliver(report)
+        else:
+            self._outbox.put(report)
 
     def problems(self) -> tuple[str, ...]:
         """Why watches and deliveries fail now."""

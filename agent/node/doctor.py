@@ -30,7 +30,7 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import SOCKET, SnapshotRequest
 from agent.model.pod.pods import ContainerState
 from agent.model.settings import options
-from agent.model.settings.agent import AgentSettings, DoctorSettings
+from agent.model.settings.agent import AgentSettings, DoctorSettings, KubeletStateSettings
 from agent.model.snapshot import Owner, Snapshot, SnapshotError
 from agent.node import (
     drift,
@@ -110,7 +110,7 @@ def examine(settings: DoctorSettings) -> Examination:
         pass
     except (OSError, SnapshotError) as error:
         wrong[NodeCode.SNAPSHOT] = f"the agent's decisions can't be read: {error}"
-    proxy, refused = _proxy(os.path.join(settings.state_dir, "cri.sock"))
+    proxy, refused = _proxy(options.socket_path(settings.listen))
     if refused:
         wrong[NodeCode.PROXY] = refused
     if limited := "; ".join(node_findings.not_permitted(_paths(settings))):
@@ -153,14 +153,15 @@ def examine(settings: DoctorSettings) -> Examination:
     return Examination(node_findings.found(wrong), seen, found, Facts(**facts))
 
 
-def observed_kubelet(settings: DoctorSettings) -> tuple[KubeletStatus, tuple[str, ...]]:
+def observed_kubelet(settings: KubeletStateSettings) -> tuple[KubeletStatus, tuple[str, ...]]:
     """The kubelet, and why its state files can't be read."""
     proc = os.path.join(settings.root, "proc")
     own_group: str | None = None
     with contextlib.suppress(CgroupError):  # a finding of its own
         own_group = own_group_of(settings, proc)
     process = kubelet_process.find(proc, own_group).of_folder(settings.root, settings.kubelet_dir)
-    reader = AgentSettings(**msgspec.structs.asdict(settings))
+    known = {name: getattr(settings, name) for name in KubeletStateSettings.__struct_fields__}
+    reader = AgentSettings(**known)
     reading = kubelet_configuration.read(reader, lambda: own_group)
     unread = [
         text

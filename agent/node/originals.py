@@ -165,6 +165,8 @@ class AnnouncedPodGroups:
     def narrow(self, others: Mapping[str, CpuSet]) -> tuple[dict[str, CpuSet], list[str]]:
         """Journals the cgroups that have CPUs of other pods. `others`: by group, the CPUs with
         which its sandbox must not begin. Returns, by group, the CPUs to write, and the failures."""
+        # The journal drops the entry of a removed group; one of its name is another group.
+        self._narrowed.intersection_update(self._journal.originals)
         new = []
         wanted = {}
         for group, taken in others.items():

@@ -89,13 +89,11 @@ class Outbox:
                 self._started = True
                 self._thread.start()
 
-    def put(self, report: Report) -> bool:
-        """Replaces the queued report. Returns False: it is not known yet whether anything is
-        written."""
+    def put(self, report: Report) -> None:
+        """Replaces the queued report."""
         with self._changed:
             self._report = report
             self._schedule()
-        return False
 
     def resync(self) -> None:
         """To be called when another client has changed the agent's objects: they are written again,

@@ -64,11 +64,10 @@ class ClusterReporter:
     """Builds the objects again only when their input has changed."""
 
     def __init__(
-        self, node_name: str, deliver: Callable[[Report], bool], *, waits: bool = False
+        self, node_name: str, deliver: Callable[[Report], object], *, waits: bool = False
     ) -> None:
-        """`deliver` returns whether it wrote anything. `waits`: no report before the Node, the pods
-        and the Device object are known, because readers can't distinguish a partial report from a
-        complete one."""
+        """`waits`: no report before the Node, the pods and the Device object are known, because
+        readers can't distinguish a partial report from a complete one."""
         self.node_name = node_name
         self._deliver = deliver
         self._waits = waits
@@ -76,16 +75,17 @@ class ClusterReporter:
         self._moment: ReportInput | None = None
 
     def report(self, moment: ReportInput) -> bool:
-        """Whether anything was written. Raises what `deliver` raises."""
+        """Whether there was a new report to deliver. Raises what `deliver` raises."""
         cluster = moment.cluster
         if self._waits and not (cluster.pods_listed and cluster.node and cluster.devices):
             return False
         if moment == self._moment:
             return False
         now = report_values(self.node_name, moment)
-        written = now != self._reported and self._deliver(report.build(now))
+        if new := now != self._reported:
+            self._deliver(report.build(now))
         self._reported, self._moment = now, moment
-        return written
+        return new
 
 
 class Reporter:

@@ -28,7 +28,7 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
-from agent.model.settings.agent import DoctorSettings, RestoreSettings
+from agent.model.settings.agent import KubeletStateSettings, RestoreSettings
 from agent.model.snapshot import NOTHING, Snapshot, SnapshotError
 from agent.node import kubelet_process, node_configuration
 from agent.node.runtime_view import CgroupLocator, RuntimeView
@@ -51,7 +51,7 @@ class TakenOver(msgspec.Struct, frozen=True):
     remarks: tuple[str, ...] = ()
 
 
-def take_over(settings: DoctorSettings) -> TakenOver:
+def take_over(settings: KubeletStateSettings) -> TakenOver:
     """Replaces the file atomically and keeps a backup. Raises StateFileError, TakeoverError,
     RpcError, CgroupError, DiscoveryError, ConfigurationError, SettingsError, OSError, before
     anything is written."""
@@ -212,7 +212,7 @@ def own_group_of(settings: RestoreSettings, proc: str) -> str | None:
         hierarchy.close()
 
 
-def _pods(settings: DoctorSettings, proc: str) -> tuple[Pod, ...]:
+def _pods(settings: KubeletStateSettings, proc: str) -> tuple[Pod, ...]:
     hierarchy = Hierarchy(settings.cgroup_root, proc)
     cri = Cri(options.socket_path(settings.runtime_endpoint))
     try:
@@ -227,7 +227,7 @@ def _wanted(snapshot: Snapshot, container_id: str) -> CpuSet | None:
     return None if cpuset is None else CpuSet.parse(cpuset)
 
 
-def reserved(settings: DoctorSettings) -> tuple[CpuSet, tuple[str, ...]]:
+def reserved(settings: KubeletStateSettings) -> tuple[CpuSet, tuple[str, ...]]:
     """The CPUs that the kubelet reserves according to the configuration file in its folder: a
     stopped kubelet has no command line."""
     path = f"{settings.kubelet_dir}/config.yaml"

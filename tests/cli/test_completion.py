@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.__main__ import COMMANDS, main
+from agent.__main__ import main
+from agent.cli.commands import COMMANDS
 
 
 def script(capsys: pytest.CaptureFixture[str], shell: str) -> str:

@@ -7,7 +7,8 @@ from importlib import metadata
 
 import pytest
 
-from agent.__main__ import COMMANDS, main
+from agent.__main__ import main
+from agent.cli.commands import COMMANDS
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

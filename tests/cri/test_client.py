@@ -14,6 +14,7 @@ from agent.cri.client import (
     MAX_NAMES_BYTES,
     Cri,
     device_carriers,
+    status_of,
 )
 from agent.model.verdict import Code
 from agent.proto import cri_pb2 as pb
@@ -193,3 +194,21 @@ def test_a_list_of_more_than_a_node_can_have_is_refused(count: int, text: str) -
     for call in (runtime.sandboxes, runtime.containers):
         with pytest.raises(RpcError, match="more than"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("cpu", "quota_microseconds"),
+    [
+        ({"quota": 50_000, "period": 20_000}, 250_000),
+        ({"quota": 50_000, "period": 100_000}, 50_000),
+        ({"quota": 50_000}, 50_000),
+        ({"quota": -1, "period": 20_000}, -1),
+        ({}, 0),
+    ],
+)
+def test_a_stored_quota_is_read_with_its_period(
+    cpu: dict[str, int], quota_microseconds: int
+) -> None:
+    """A kubelet with another cpuCFSQuotaPeriod than the kernel's default sets both."""
+    info = json.dumps({"runtimeSpec": {"linux": {"resources": {"cpu": cpu}}}})
+    assert status_of(info).resources.quota_microseconds == quota_microseconds

@@ -24,6 +24,7 @@ def doctor(node: TestNode, *flags: str) -> subprocess.CompletedProcess[str]:
         f"--runtime-endpoint=unix://{node.containerd.socket}",
         f"--state-dir={node.state}",
         f"--kubelet-dir={node.folder / 'kubelet'}",
+        f"--listen=unix://{node.cri_socket}",
         *flags,
     )
 
@@ -120,7 +121,7 @@ def test_files_and_sockets_that_cannot_be_used(node: TestNode) -> None:
     kubelet.mkdir(exist_ok=True)
     (kubelet / "cpu_manager_state").write_text("{")
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(node.state / "cri.sock"))
+        dead.bind(node.cri_socket)
     assert codes(node) == [
         "agent-absent",
         "snapshot-unreadable",
@@ -152,7 +153,6 @@ def test_cgroups_that_cannot_be_used(node: TestNode) -> None:
 def test_a_socket_of_a_proxy_that_the_kubelet_does_not_use(node: TestNode) -> None:
     """The kubelet is a shell whose command line is that of a kubelet."""
     node.start_agent()
-    node.cri_socket = str(node.state / "cri.sock")
     node.start_proxy()
     kubelet = node.folder / "kubelet"
     kubelet.mkdir(exist_ok=True)

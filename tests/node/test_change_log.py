@@ -292,6 +292,17 @@ def test_the_end_of_an_owner_makes_no_event() -> None:
     assert simulated.owners() == []
 
 
+def test_an_owner_whose_cpus_are_all_offline_owns_none_and_may_end() -> None:
+    simulated = SimulatedEvents()
+    assert simulated.owners(a="0-1", b="") == []
+    for _ in range(2):
+        assert simulated.owners(a="", b="", c="") == []
+        simulated.now += LASTING_SECONDS / 2
+    assert simulated.owners(a="", b="", c="") == [("a", CPUS_RELEASED, "owns no CPUs; it had 0-1")]
+    simulated.known = {}
+    assert simulated.owners() == []
+
+
 def test_an_owner_gets_its_event_once_the_api_server_reports_its_pod() -> None:
     simulated = SimulatedEvents()
     simulated.owners()

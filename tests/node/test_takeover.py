@@ -16,7 +16,7 @@ from agent.kubelet.statefile import Checked, StateFileError
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pods import Pod
-from agent.model.settings.agent import DoctorSettings
+from agent.model.settings.agent import KubeletStateSettings
 from agent.model.snapshot import NOTHING
 from agent.node import takeover
 from agent.node.runtime_view import CgroupLocator, RuntimeView
@@ -36,8 +36,8 @@ def file(world: World) -> Path:
     return path
 
 
-def settings(world: World) -> DoctorSettings:
-    return DoctorSettings(
+def settings(world: World) -> KubeletStateSettings:
+    return KubeletStateSettings(
         state_dir=str(world.state),
         kubelet_dir=str(world.kubelet),
         root=world.root,

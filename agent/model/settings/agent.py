@@ -13,6 +13,7 @@ from agent.model.settings.options import (
     HOOK_DEADLINES,
     HOOK_FAILURE_POLICY,
     KUBECONFIG,
+    LISTEN,
     LOG_FORMAT,
     LOG_LEVEL,
     NODE_ADDRESSES,
@@ -24,6 +25,7 @@ from agent.model.settings.options import (
     HookDeadlines,
     HookFailurePolicy,
     Kubeconfig,
+    Listen,
     LogFormatOption,
     LogLevel,
     NodeAddresses,
@@ -102,15 +104,21 @@ class UninstallSettings(InstallSettings, frozen=True):
     service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
 
 
-class DoctorSettings(RestoreSettings, frozen=True):
-    """`topolet doctor` and `topolet kubelet-state`."""
+class KubeletStateSettings(RestoreSettings, frozen=True):
+    """`topolet kubelet-state`."""
 
     kubelet_dir: Annotated[
         str, msgspec.Meta(description="the kubelet's folder, read for cpu_manager_state")
     ] = "/var/lib/kubelet"
 
 
-class AgentSettings(DoctorSettings, frozen=True):
+class DoctorSettings(KubeletStateSettings, frozen=True):
+    """`topolet doctor`."""
+
+    listen: Listen = LISTEN
+
+
+class AgentSettings(KubeletStateSettings, frozen=True):
     """`topolet agent`."""
 
     node_name: NodeName = ""

@@ -11,6 +11,7 @@ from agent.model.settings.options import (
     HOLD_SECONDS,
     HOOK_DEADLINES,
     HOOK_FAILURE_POLICY,
+    LISTEN,
     LOG_FORMAT,
     LOG_LEVEL,
     NODE_ADDRESSES,
@@ -20,6 +21,7 @@ from agent.model.settings.options import (
     HoldSeconds,
     HookDeadlines,
     HookFailurePolicy,
+    Listen,
     LogFormatOption,
     LogLevel,
     NodeAddresses,
@@ -34,9 +36,7 @@ class ProxySettings(Options, frozen=True):
 
     state_dir: StateDir = STATE_DIR
     runtime_endpoint: RuntimeEndpoint = RUNTIME_ENDPOINT
-    listen: Annotated[
-        str, msgspec.Meta(description="the proxy's socket, to which the kubelet connects")
-    ] = "unix:///run/topolet/cri.sock"
+    listen: Listen = LISTEN
     proxy_http: Annotated[
         str,
         msgspec.Meta(description="proxy: ADDRESS:PORT of /metrics, /healthz, /readyz; empty: none"),

@@ -27,6 +27,10 @@ StateDir = Annotated[
 STATE_DIR: Final = "/run/topolet"
 RuntimeEndpoint = Annotated[str, msgspec.Meta(description="the container runtime's CRI socket")]
 RUNTIME_ENDPOINT: Final = "unix:///run/containerd/containerd.sock"
+Listen = Annotated[
+    str, msgspec.Meta(description="the proxy's socket, to which the kubelet connects")
+]
+LISTEN: Final = "unix:///run/topolet/cri.sock"
 Kubeconfig = Annotated[
     str,
     msgspec.Meta(
