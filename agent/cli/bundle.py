@@ -16,8 +16,10 @@ import os
 import platform
 import re
 import tarfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from tarfile import TarError
 from typing import Any, Final
 
 import msgspec
@@ -31,7 +33,7 @@ from agent.host import files
 from agent.kubelet import state_folder
 from agent.model import snapshot as snapshots
 from agent.model.settings.agent import DoctorSettings
-from agent.model.settings.options import SettingsError
+from agent.model.settings.options import SERVICE_ACCOUNT_DIR, SettingsError
 from agent.model.snapshot import SnapshotError
 from agent.node import doctor, own_processes
 from agent.node.doctor import Examination
@@ -40,7 +42,11 @@ from agent.telemetry import audit
 MAX_FILE_BYTES: Final = 1 << 20
 """The largest size of a file; of a longer one only the end is kept."""
 LOG_LINES: Final = 2000
-_LOGS: Final = "var/log/pods/*_topolet-*/*/*.log"
+MAX_ARCHIVE_BYTES: Final = 32 << 20
+"""The largest size of an archive of a node, packed and unpacked."""
+_MAX_MEMBERS: Final = 64
+_MEMBER: Final = re.compile(r"(?:logs/)?[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+MAX_LOGS: Final = 8
 _METRICS: Final = ("topolet_", "process_")
 _MAX_RECORDS: Final = 3000
 """The number of records of the audit trail, the newest ones."""
@@ -59,10 +65,12 @@ _SECRETS: Final = (
 )
 
 
-def archive_of(settings: DoctorSettings, examined: Examination, text: str, config: str) -> bytes:
+def archive_of(
+    settings: DoctorSettings, examined: Examination, text: str, config: str, namespace: str
+) -> bytes:
     """The archive (tar.gz). `text`: the examination as the command prints it. `config`: the path of
-    the file of options, "" if there is none. The file `unread.json` says what could not be read,
-    and why."""
+    the file of options, "" if there is none. `namespace`: Topolet's; the service account of a pod
+    overrides it. The file `unread.json` says what could not be read, and why."""
     files: dict[str, bytes] = {
         "doctor.json": _json(doctor.body(examined)),
         "doctor.txt": text.encode(),
@@ -98,11 +106,10 @@ def archive_of(settings: DoctorSettings, examined: Examination, text: str, confi
             files[name] = _json(read())
         except (OSError, ValueError, DiscoveryError) as error:
             unread[name] = f"{type(error).__name__}: {redacted(str(error))}"
-    for path in sorted(glob.glob(os.path.join(settings.root, _LOGS)))[-4:]:
+    for path in _newest_logs(settings.root, _own_namespace(namespace)):
         try:
-            log = Path(path).read_bytes()[-MAX_FILE_BYTES:].decode(errors="replace")
-            name = "-".join(Path(path).parts[-2:])
-            files[f"logs/{name}"] = redacted(log).encode()
+            log = _end_of(path).decode(errors="replace")
+            files[f"logs/{'-'.join(Path(path).parts[-3:])}"] = redacted(log).encode()
         except OSError as error:
             unread[path] = str(error.strerror)
     if unread:
@@ -110,15 +117,48 @@ def archive_of(settings: DoctorSettings, examined: Examination, text: str, confi
     return _packed(files)
 
 
+def _own_namespace(namespace: str) -> str:
+    with contextlib.suppress(OSError, UnicodeError):
+        return Path(SERVICE_ACCOUNT_DIR, "namespace").read_text().strip()
+    return namespace
+
+
+def _newest_logs(root: str, namespace: str) -> list[str]:
+    """The logs of Topolet's pods. Only pods of its own namespace count: anybody may name a pod like
+    one of them."""
+    pods = os.path.join(glob.escape(root), "var/log/pods", f"{glob.escape(namespace)}_topolet-*")
+    found: list[tuple[float, str]] = []
+    for path in glob.iglob(os.path.join(pods, "*", "*.log")):
+        with contextlib.suppress(OSError):
+            found.append((os.stat(path).st_mtime, path))
+    return sorted(path for _, path in sorted(found)[-MAX_LOGS:])
+
+
+def _end_of(path: str) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_FILE_BYTES))
+        return file.read(MAX_FILE_BYTES)
+
+
 def with_logs(archive: bytes, logs: Mapping[str, str]) -> bytes:
-    """The archive with these logs, by file name. Raises OSError and, for an invalid archive,
+    """The archive of a node with these logs, by file name. The node may be hostile: every member
+    has to be a file with a name as `archive_of` gives it. Raises OSError and, for another archive,
     TarError."""
     files: dict[str, bytes] = {}
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as packed:
+    with gzip.GzipFile(fileobj=io.BytesIO(archive)) as compressed:
+        try:
+            unpacked = compressed.read(MAX_ARCHIVE_BYTES + 1)
+        except (EOFError, zlib.error) as error:
+            raise TarError(f"the node's archive is damaged: {error}") from None
+    if len(unpacked) > MAX_ARCHIVE_BYTES:
+        raise TarError(f"the node's archive has more than {MAX_ARCHIVE_BYTES} bytes")
+    with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as packed:
         for member in packed:
-            content = packed.extractfile(member)
-            if content is not None:
-                files[member.name.removeprefix(f"{_FOLDER}/")] = content.read(MAX_FILE_BYTES)
+            name = member.name.removeprefix(f"{_FOLDER}/")
+            content = packed.extractfile(member) if member.isreg() else None
+            if content is None or not _MEMBER.fullmatch(name) or len(files) == _MAX_MEMBERS:
+                raise TarError(f"the node's archive has an unexpected member: {name!r:.80}")
+            files[name] = content.read(MAX_FILE_BYTES)
     return _packed(files | {f"logs/{name}": redacted(text).encode() for name, text in logs.items()})
 
 

@@ -17,6 +17,7 @@ import shutil
 import sys
 import tarfile
 import textwrap
+from collections.abc import Iterable
 
 import msgspec
 
@@ -63,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
         from agent.cli import bundle
 
         config = options.config_path(arguments)
-        archive = bundle.archive_of(settings, examined, described(examined, 200), config)
+        text, namespace = described(examined, 200), arguments.namespace
+        archive = bundle.archive_of(settings, examined, text, config, namespace)
         if arguments.bundle != "-":
             try:
                 _write(arguments.bundle, archive)
@@ -106,7 +108,7 @@ def _on_node(arguments: argparse.Namespace) -> int:
     try:
         agent = remote.find_agent(arguments)
         command = remote.command_line("doctor", arguments, SETTINGS, "--bundle=-")
-        code, archive = remote.output_of(agent, command)
+        code, archive = remote.output_of(agent, command, bundle.MAX_ARCHIVE_BYTES)
         if archive:
             _write(
                 arguments.bundle, bundle.with_logs(archive, remote.logs(agent, bundle.LOG_LINES))
@@ -128,7 +130,7 @@ def described(examined: Examination, width: int) -> str:
         lines += [*_folded(", ".join(facts), width), ""]
     if examined.seen is None:
         lines.append(f"No container was examined, {count(len(examined.node), 'finding')}")
-        return "\n".join(lines) + "\n"
+        return _joined(lines)
     wrong = {finding.container for finding in examined.findings}
     rows = [
         (
@@ -147,7 +149,11 @@ def described(examined: Examination, width: int) -> str:
     containers = count(len(examined.seen), "container")
     found = len(examined.node) + len(examined.findings)
     lines.append(f"{containers}, {count(found, 'finding')}")
-    return "\n".join(lines) + "\n"
+    return _joined(lines)
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "".join(f"{format.printable(line)}\n" for line in lines)
 
 
 def _heading(problem: NodeFinding) -> str:

@@ -293,7 +293,9 @@ def positive(text: str) -> int:
 
 def fail(error: Exception, code: int = 1) -> int:
     """Writes the error to standard error; returns the exit code."""
-    print(f"topolet: {error}", file=sys.stderr)
+    from agent.view.format import printable_lines  # only for an error
+
+    print(f"topolet: {printable_lines(str(error))}", file=sys.stderr)
     return code
 
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from agent.cli import options
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import Options, host_port
 from agent.model.settings.scheduler import SchedulerSettings
+from agent.view.format import printable_lines
 
 _SELECTOR: Final = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
 _CONTAINER: Final = "agent"
@@ -30,6 +32,8 @@ SCHEDULER_PORT: Final = host_port(SchedulerSettings().scheduler_http)[1]
 _DNS_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _REMOTE_CODE: Final = re.compile(r"^command terminated with exit code \d+\n?", re.MULTILINE)
 """The line that kubectl exec writes to standard error after a command that failed."""
+_MAX_ERROR_BYTES: Final = 64 << 10
+_MAX_LOG_BYTES: Final = 8 << 20
 KUBECTL_SECONDS: Final = 120.0
 """For one call of kubectl that reads; commands in a pod have no deadline."""
 
@@ -217,11 +221,22 @@ def run(agent: Agent, command: Sequence[str], *, terminal: bool = False) -> int:
     return _exit_code(done.returncode, done.stderr)
 
 
-def output_of(agent: Agent, command: Sequence[str]) -> tuple[int, bytes]:
+def output_of(agent: Agent, command: Sequence[str], max_bytes: int) -> tuple[int, bytes]:
     """Runs a command in the agent's container. Returns the exit code, as `run` does, and the
-    standard output."""
-    done = subprocess.run([*_exec(agent), "--", *command], capture_output=True, check=False)
-    return _exit_code(done.returncode, done.stderr.decode(errors="replace")), done.stdout
+    standard output. Raises RemoteError for an output of more than `max_bytes`."""
+    with tempfile.TemporaryFile() as errors:
+        words = [*_exec(agent), "--", *command]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors) as running:
+            output = running.stdout.read(max_bytes + 1) if running.stdout else b""
+            if len(output) > max_bytes:
+                running.kill()
+                raise RemoteError(
+                    f"pod {agent.namespace}/{agent.pod}: {' '.join(command[:2])} writes more than "
+                    f"{max_bytes} bytes"
+                )
+        errors.seek(0)
+        error = errors.read(_MAX_ERROR_BYTES).decode(errors="replace")
+    return _exit_code(running.returncode, error), output
 
 
 def logs(agent: Agent, lines: int) -> dict[str, str]:
@@ -229,6 +244,7 @@ def logs(agent: Agent, lines: int) -> dict[str, str]:
     name; without a log that kubectl does not return."""
     found = {}
     command = ("logs", "-n", agent.namespace, agent.pod, "-c", _CONTAINER, f"--tail={lines}")
+    command += (f"--limit-bytes={_MAX_LOG_BYTES}",)
     for name, flags in (("agent.log", ()), ("agent.previous.log", ("--previous",))):
         with contextlib.suppress(RemoteError):
             found[name] = kubectl_output(agent.kubectl, *command, *flags)
@@ -243,7 +259,7 @@ def _exit_code(kubectl_code: int, error: str) -> int:
     """The exit code of the command that kubectl ran, 2 if kubectl itself failed. Writes `error`,
     which is kubectl's standard error, without the line that kubectl adds."""
     text, command_failed = _REMOTE_CODE.subn("", error)
-    sys.stderr.write(text)
+    sys.stderr.write(printable_lines(text))
     return kubectl_code if command_failed or kubectl_code == 0 else 2
 
 

@@ -36,6 +36,7 @@ SETTLE_SECONDS: Final = 30.0
 """Time for which findings do not count: until the first pass of the new agent has corrected
 cgroups, `topolet doctor` may report differences."""
 _OBSERVE_SECONDS: Final = 60.0
+_MAX_EXAMINATION_BYTES: Final = 32 << 20
 _READY: Final = (
     'jsonpath={range .items[*]}{.metadata.name}{" "}'
     '{.status.conditions[?(@.type=="Ready")].status}{"\\n"}{end}'
@@ -156,7 +157,9 @@ class Agents:
 
     def doctor(self, pod: AgentPod) -> dict[str, str]:
         """What `topolet doctor` finds in the pod (`errors_in`)."""
-        code, output = remote.output_of(pod.agent, ["topolet", "doctor", "--output=json"])
+        code, output = remote.output_of(
+            pod.agent, ["topolet", "doctor", "--output=json"], _MAX_EXAMINATION_BYTES
+        )
         try:
             return errors_in(json.loads(output))
         except (ValueError, KeyError, TypeError):

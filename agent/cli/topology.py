@@ -92,16 +92,15 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 picture = machine.draw(topology, _width(), hardware=known, colour=_coloured())
             lines = _device_lines(root, topology, settings)
-            print(format.encodable(picture + "".join(f"{line}\n" for line in lines)), end="")
+            text = picture + "".join(f"{line}\n" for line in lines)
+            print(format.encodable(text, coloured=True), end="")
         sys.stdout.flush()
     except OSError as error:
         return format.unwritten("topology", error)
     except SnapshotError as error:
-        print(f"topolet topology: no decisions to show: {error}", file=sys.stderr)
-        return 1
+        return options.fail(SnapshotError(f"no decisions to show: {error}"))
     except DiscoveryError as error:
-        print(f"topolet topology: {error}", file=sys.stderr)
-        return 1
+        return options.fail(error)
     return 0
 
 
@@ -128,7 +127,7 @@ def owned(
         snapshot = devices.read_snapshot(state_dir)
     except SnapshotError as error:
         picture = machine.draw(topology, width, hardware=known, colour=colour)
-        return f"{picture}\nNo decisions to show: {error}\n"
+        return f"{picture}\nNo decisions to show: {format.printable(str(error))}\n"
     return node.draw(topology, snapshot, width, hardware=known, colour=colour, height=height)
 
 
@@ -233,7 +232,7 @@ def _watch(root: str, topology: Topology, settings: DevicesSettings) -> None:
                 read_at = time.monotonic()
             lines = shutil.get_terminal_size((100, 24)).lines
             picture = watched(topology, settings.state_dir, device_lines, lines)
-            screen.show(format.encodable(picture), lines)
+            screen.show(format.encodable(picture, coloured=True), lines)
             time.sleep(_WATCH_SECONDS)
 
 

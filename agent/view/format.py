@@ -33,6 +33,7 @@ def count(number: int, noun: str) -> str:
 
 def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """A table whose first row is the head; lines are cut at the width."""
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()[:width]
@@ -109,13 +110,18 @@ def flow(cells: Sequence[str], width: int) -> Lines:
     return [" ".join(cells[start : start + columns]) for start in range(0, len(cells), columns)]
 
 
-_CONTROLS = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), "?")
-
-
 def printable(text: str) -> str:
-    """The text with its control characters replaced: names that pods' authors choose must not
-    control the terminal."""
-    return text.translate(_CONTROLS)
+    """The text in one line, without characters that act on a terminal or on the order of others
+    (control characters, separators of lines, bidirectional and other invisible marks): names that
+    pods' authors choose must not control the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def printable_lines(text: str) -> str:
+    """The text with each of its lines printable."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def unwritten(command: str, error: OSError) -> int:
@@ -129,9 +135,12 @@ def unwritten(command: str, error: OSError) -> int:
     return 1
 
 
-def encodable(text: str) -> str:
-    """The text, or, if the encoding of standard output does not have all of its characters, the
-    text with ASCII frames and question marks."""
+def encodable(text: str, *, coloured: bool = False) -> str:
+    """The text of printable lines; if the encoding of standard output does not have all of its
+    characters, with ASCII frames and question marks. `coloured`: the text has escape sequences of
+    its own, and its names are printable."""
+    if not coloured:
+        text = printable_lines(text)
     encoding = sys.stdout.encoding or "ascii"
     try:
         text.encode(encoding)

@@ -125,7 +125,7 @@ class Cells:
         """One line for each owner: letter, name, CPUs."""
         for name, mark in self.marks.items():
             held = CpuSet(cpu for cpu, owner in self._held.items() if owner == name)
-            yield f"  {mark}  {name}  {held}"
+            yield f"  {mark}  {printable(name)}  {held}"
 
     def coloured(self, line: str) -> str:
         """A drawn line with the numbers of owned CPUs in their owner's colour."""

@@ -23,6 +23,7 @@ from tests.faults.launcher import Launcher
 from tests.faults.node import SimulatedNode, large_machine
 from tests.waiting import eventually
 
+LOG_NAME = "logs/topolet-system_topolet-agent-x_uid-agent-0.log"
 NOTHING = Examination((), None, ())
 LOG = f"""time=2026-01-01T00:00:00Z level=info msg="starts" token={SECRET}
 time=2026-01-01T00:00:01Z level=info msg="Authorization: Bearer {SECRET}"
@@ -96,7 +97,7 @@ def test_the_archive_has_what_a_maintainer_needs_and_no_secret(
         "doctor.txt",
         "journal.json",
         "kubelet-state.json",
-        "logs/agent-0.log",
+        LOG_NAME,
         "snapshot.json",
         "topology.json",
     }
@@ -106,8 +107,8 @@ def test_the_archive_has_what_a_maintainer_needs_and_no_secret(
     assert any(each.get("group") for each in json.loads(found["journal.json"]))
     assert "PodDecided" in found["audit.json"]
     assert "example.com/card" in found["kubelet-state.json"]
-    assert "the pass has ended" in found["logs/agent-0.log"]
-    assert "useful" in found["logs/agent-0.log"]
+    assert "the pass has ended" in found[LOG_NAME]
+    assert "useful" in found[LOG_NAME]
     assert len(json.loads(found["topology.json"])["cpus"]) == 16
     # The command changes nothing, not even a journal that it can't read.
     assert before == {each: each.read_bytes() for each in before}
@@ -132,7 +133,7 @@ def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     settings = DoctorSettings(
         root=str(tmp_path), state_dir=str(tmp_path), kubelet_dir=str(tmp_path / "kubelet")
     )
-    found = unpacked(bundle.archive_of(settings, NOTHING, "", str(config)))
+    found = unpacked(bundle.archive_of(settings, NOTHING, "", str(config), "topolet-system"))
     unread = json.loads(found["unread.json"])
     assert {"snapshot.json", "journal.json", "audit.json", "topology.json"} <= set(unread)
     assert json.loads(found["config.json"]) == {"http": "127.0.0.1:1"}
@@ -141,10 +142,71 @@ def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 def test_files_are_bounded(tmp_path: Path) -> None:
     archive = bundle.archive_of(
-        DoctorSettings(root=str(tmp_path)), NOTHING, "x" * (3 * bundle.MAX_FILE_BYTES) + "end", ""
+        DoctorSettings(root=str(tmp_path)),
+        NOTHING,
+        "x" * (3 * bundle.MAX_FILE_BYTES) + "end",
+        "",
+        "ns",
     )
     found = unpacked(archive)
     assert len(found["doctor.txt"]) == bundle.MAX_FILE_BYTES
     assert found["doctor.txt"].endswith("end")
     with_logs = unpacked(bundle.with_logs(archive, {"agent.log": f"token={SECRET}"}))
     assert with_logs == {**found, "logs/agent.log": "<left out>"}
+
+
+def test_pods_of_other_namespaces_replace_no_log(tmp_path: Path) -> None:
+    pods = tmp_path / "var/log/pods"
+    for number in range(bundle.MAX_LOGS + 1):
+        folder = pods / f"tenant_topolet-agent-{number}_u/agent"
+        folder.mkdir(parents=True)
+        (folder / "0.log").write_text("of a tenant")
+    for name in ("a", "b"):
+        folder = pods / f"topolet-system_topolet-agent-{name}_u/agent"
+        folder.mkdir(parents=True)
+        (folder / "0.log").write_text("x" * (2 * bundle.MAX_FILE_BYTES) + f"of {name}")
+    settings = DoctorSettings(root=str(tmp_path), state_dir=str(tmp_path))
+    found = unpacked(bundle.archive_of(settings, NOTHING, "", "", "topolet-system"))
+    logs = {name: text[-4:] for name, text in found.items() if name.startswith("logs/")}
+    assert logs == {
+        f"logs/topolet-system_topolet-agent-{name}_u-agent-0.log": f"of {name}"
+        for name in ("a", "b")
+    }
+
+
+def archived(*members: tarfile.TarInfo) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for each in members:
+            archive.addfile(each, io.BytesIO(bytes(each.size)))
+    return packed.getvalue()
+
+
+def member(name: str, size_bytes: int = 1, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.size, found.type, found.linkname = size_bytes, kind, "/etc/passwd"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ([member("topolet-doctor/../../.bashrc")], r"unexpected member: '\.\./\.\./\.bashrc'"),
+        ([member("/etc/passwd")], "unexpected member: '/etc/passwd'"),
+        ([member("topolet-doctor/logs/a/b")], "unexpected member"),
+        ([member("topolet-doctor/\x1b[31m")], r"unexpected member: '\\x1b\[31m'"),
+        ([member("topolet-doctor/a", 0, tarfile.SYMTYPE)], "unexpected member: 'a'"),
+        ([member("topolet-doctor/a", 0, tarfile.LNKTYPE)], "unexpected member: 'a'"),
+        ([member("topolet-doctor/a", 0, tarfile.DIRTYPE)], "unexpected member: 'a'"),
+        ([member(f"topolet-doctor/{each}") for each in range(65)], "unexpected member"),
+        ([member("topolet-doctor/a", bundle.MAX_ARCHIVE_BYTES)], "has more than"),
+    ],
+)
+def test_an_archive_of_a_hostile_node_is_refused(members: list[tarfile.TarInfo], why: str) -> None:
+    with pytest.raises(tarfile.TarError, match=why):
+        bundle.with_logs(archived(*members), {})
+
+
+def test_a_damaged_archive_is_refused() -> None:
+    with pytest.raises(tarfile.TarError, match="is damaged"):
+        bundle.with_logs(archived(member("topolet-doctor/a", 9000))[:50], {})

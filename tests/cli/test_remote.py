@@ -10,7 +10,7 @@ import pytest
 
 from agent.__main__ import main
 from agent.cli import remote
-from agent.cli.remote import Agent, why_not_running
+from agent.cli.remote import Agent, RemoteError, why_not_running
 from tests.cli.kubectl import CRASHED, RUNNING, Kubectl, pod
 
 
@@ -35,6 +35,13 @@ def test_the_command_runs_in_the_running_pod_of_the_node(kubectl: Kubectl) -> No
     assert kubectl.read("executed") == (
         "exec -n topolet-system a -c agent -- topolet topology --owners --output=text"
     )
+
+
+def test_an_output_beyond_the_limit_is_refused(kubectl: Kubectl) -> None:
+    agent = Agent(("kubectl",), "ns", "a", "n1", 1)
+    assert remote.output_of(agent, ["topolet", "doctor"], len("output\n")) == (0, b"output\n")
+    with pytest.raises(RemoteError, match="pod ns/a: topolet doctor writes more than 6 bytes"):
+        remote.output_of(agent, ["topolet", "doctor"], len("output"))
 
 
 def test_a_screen_of_the_node_is_drawn_for_the_local_terminal(

@@ -180,20 +180,20 @@ def test_json_with_owners_without_a_snapshot(tmp_path: Path) -> None:
     root = write(str(tmp_path / "root"), machine())
     done = run("--root", root, "--state-dir", str(tmp_path), "--output", "json", "--owners")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("topolet topology: no decisions to show: ")
+    assert done.stderr.startswith("topolet: no decisions to show: ")
     assert "snapshot.json" in done.stderr
 
 
 def test_root_without_a_machine(tmp_path: Path) -> None:
     done = run("--root", str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"topolet topology: {tmp_path}/{CPU}: no online CPU\n"
+    assert done.stderr == f"topolet: {tmp_path}/{CPU}: no online CPU\n"
 
 
 def test_an_invalid_cpu_list_is_reported(tmp_path: Path) -> None:
     done = run("--root", write(str(tmp_path), machine() | {f"{CPU}/online": "0-"}))
     assert done.returncode == 1
-    assert done.stderr.startswith(f"topolet topology: {tmp_path}/{CPU}/online: CPU list '0-'")
+    assert done.stderr.startswith(f"topolet: {tmp_path}/{CPU}/online: CPU list '0-'")
     assert "Traceback" not in done.stderr
 
 

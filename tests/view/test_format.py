@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.view.format import count, size
+from agent.view.format import count, encodable, printable, size, table
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,13 @@ def test_size(size_bytes: int, text: str) -> None:
 
 def test_count() -> None:
     assert [count(number, "core") for number in (0, 1, 2)] == ["0 cores", "1 core", "2 cores"]
+
+
+@pytest.mark.parametrize(
+    "mark",
+    ["\x1b[31m", "\r", "\n", "\x9b31m", "\u202e", "\u2066", "\u061c", "\u2028", "\u200b", "\ud800"],
+)
+def test_no_character_of_a_name_acts_on_the_terminal(mark: str) -> None:
+    assert printable(f"é{mark}日").isprintable()
+    assert table([("POD",), (f"a{mark}",)], 80)[1].isprintable()
+    assert all(line.isprintable() for line in encodable(f"a{mark}\nb").split("\n"))

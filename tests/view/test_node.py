@@ -84,3 +84,12 @@ def test_the_machine_is_folded_on_a_low_screen() -> None:
     folded = draw(topology, snapshot(decision), height=24)
     assert len(whole.splitlines()) > 24 >= len(folded.splitlines())
     assert "ns/lse  LSE  5" in folded
+
+
+def test_names_of_a_runtime_do_not_act_on_the_terminal() -> None:
+    topology = machine(1, 2)
+    hostile = msgspec.structs.replace(pod("a", "LSE", "0"), name="a\x1b[2J\r\u202eb\nc\u2028")
+    found = snapshot(decide(topology, (hostile,), KubeletCpus(), {}, {}))
+    text = draw(topology, found)
+    assert "a?[2J??b?c?" in text
+    assert all(line.isprintable() for line in text.split("\n"))
