@@ -108,7 +108,7 @@ lint: $(VENV)/.lint
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint-types lint-others
 
 lint-types:
-	$(BIN)/mypy -p agent -p demo -p tests.fixtures -m deploy.release -m deploy.render
+	$(BIN)/mypy -p agent -p demo -p tests.fixtures -m deploy.release -m deploy.render -m deploy.schema
 
 lint-others:
 	$(BIN)/ruff check .
@@ -116,6 +116,7 @@ lint-others:
 	$(BIN)/lint-imports
 	$(BIN)/python protos/regenerate.py --check
 	$(BIN)/python docs/reference.py --check
+	$(BIN)/python deploy/schema.py --check
 	$(BIN)/python -m tests.structure
 
 # The manifests for kustomize, from deploy/chart, by Helm 4: make manifests HELM=PROGRAM

@@ -22,7 +22,8 @@ from agent.cli.options import plain
 from agent.install.nodes import NodePools
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings, InstallSettings, UninstallSettings
-from agent.model.settings.scheduler import SchedulerSettings
+from agent.model.settings.chart import OWN_OPTIONS
+from deploy import schema
 from tests.deploy.chart import CHART, NAMESPACE, attempt, helm, refused, rendered
 from tests.deploy.manifests import (
     DEPLOY,
@@ -173,6 +174,25 @@ def test_helm_finds_no_fault_in_the_chart(values: Object, tmp_path: Path) -> Non
         ({"uninstall": {"nodesAtOnce": 0}}, "/uninstall/nodesAtOnce"),
         ({"image": {"digest": "latest"}}, "/image/digest"),
         ({"image": {"registry": "registry.example/"}}, "/image/registry"),
+        ({"image": {"registry": "https://registry.example"}}, "/image/registry"),
+        ({"image": {"tag": "0.1:0"}}, "/image/tag"),
+        ({"pools": [{"maxUnavailable": "ten"}]}, "/pools/0/maxUnavailable"),
+        ({"pools": [{"maxUnavailable": "0%"}]}, "/pools/0/maxUnavailable"),
+        ({"pools": [{"maxUnavailable": 0}]}, "/pools/0/maxUnavailable"),
+        ({"pools": [{"settings": {"period-seconds": "abc"}}]}, "/pools/0/settings/period-seconds"),
+        ({"pools": [{"settings": {"period-seconds": 61}}]}, "/pools/0/settings/period-seconds"),
+        ({"pools": [{"settings": {"cpu-policy": "sttic"}}]}, "/pools/0/settings/cpu-policy"),
+        ({"pools": [{"settings": {"devices": "on"}}]}, "/pools/0/settings/devices"),
+        (
+            {"pools": [{"canary": {"settings": {"gpu-cdi-kind": "x"}}}]},
+            "/pools/0/canary/settings/gpu-cdi-kind",
+        ),
+        ({"scheduler": {"settings": {"lease-seconds": 2.5}}}, "/scheduler/settings/lease-seconds"),
+        ({"scheduler": {"settings": {"rebind-hours": "22-6"}}}, "/scheduler/settings/rebind-hours"),
+        ({"agent": {"resources": {"limits": {"memory": "1 GB"}}}}, "/agent/resources/limits/mem"),
+        ({"agent": {"tolerations": [{"operator": "exists"}]}}, "/agent/tolerations/0/operator"),
+        ({"networkPolicy": {"schedulerCallers": ["192.0.2.1"]}}, "/networkPolicy/schedulerCallers"),
+        ({"podMonitor": {"interval": "soon"}}, "/podMonitor/interval"),
         ({"imaje": {}}, "'imaje' not allowed"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -181,6 +201,22 @@ def test_invalid_values_are_refused_with_their_names(
     values: Object, message: str, tmp_path: Path
 ) -> None:
     assert message in refused(tmp_path, values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"image": {"registry": "registry.example:5000/team/a.b__c", "tag": "v1_2-rc.1"}},
+        {"pools": [{"nodeSelector": {"a": "b"}, "maxUnavailable": "100%"}, {"name": "c"}]},
+        {"pools": [{"maxUnavailable": 3, "settings": {"reserved-cpus": 3, "devices": "false"}}]},
+        {"pools": [{"settings": {"period-seconds": 1, "full-pass-seconds": "0.5"}}]},
+        {"agent": {"tolerations": [{"key": "a", "operator": "Equal", "value": "b"}]}},
+        {"agent": {"resources": {"requests": {"cpu": 0.5, "memory": "1.5Gi"}}}},
+    ],
+    ids=str,
+)
+def test_all_ways_to_write_a_valid_value_are_accepted(values: Object, tmp_path: Path) -> None:
+    assert rendered(tmp_path, values)
 
 
 def documented(first: str) -> Object:
@@ -239,31 +275,22 @@ def _kube_scheduler(home: Path) -> str:
     return text
 
 
-NOT_SETTINGS = {
-    *("node-name", "root", "cgroup-root", "kubelet-dir", "pod-resources-socket"),
-    *("runtime-endpoint", "kubelet-configz", "kubelet-token-file", "http", "node-addresses"),
-    *("state-dir", "store-dir", "kubeconfig", "service-account-dir"),
-    *("extender-address", "scheduler-http", "scheduler-name", "tls-certificate-file"),
-    *("tls-key-file", "client-ca-file", "client-names", "agent-namespace", "lease-namespace"),
-    *("lease-name", "lease-dir", "leader-pod", "evict"),
-}
-"""Options that the templates set, or that have no effect in a pod."""
-
-
-def test_the_schema_has_all_options() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    known = schema["$defs"]["settings"], schema["properties"]["scheduler"]["properties"]["settings"]
-    fields = options.options(AgentSettings), options.options(SchedulerSettings)
-    for given, found in zip(known, fields, strict=True):
-        names = {each.encode_name for each in found}
-        assert set(given["properties"]) == names - NOT_SETTINGS
+def test_the_schema_has_all_options_with_their_types_ranges_and_choices() -> None:
+    assert schema.text(schema.SCHEMA.read_text()) == schema.SCHEMA.read_text()
+    found = schema.definition(AgentSettings)["properties"]
+    names = {each.encode_name for each in options.options(AgentSettings)}
+    assert set(found) == names - OWN_OPTIONS
+    period, policy = found["period-seconds"], found["cpu-policy"]
+    assert (period["exclusiveMinimum"], period["maximum"]) == (0, 60)
+    assert policy["enum"] == ["dynamic", "none", "static"]
+    assert policy["description"].startswith("exclusive CPUs for containers")
 
 
 def test_every_value_is_explained_and_known() -> None:
     text = (CHART / "values.yaml").read_text()
-    schema = json.loads((CHART / "values.schema.json").read_text())
+    known = json.loads(schema.SCHEMA.read_text())
     values = yaml.safe_load(text)
-    assert set(schema["properties"]) == {*values, "global"}
+    assert set(known["properties"]) == {*values, "global"}
     for name in values:
         line = text[: text.index(f"\n{name}:")].splitlines()[-1]
         assert line.startswith("#") or name in ("networkPolicy",), name

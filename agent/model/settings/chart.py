@@ -1,0 +1,17 @@
+"""The options of agent and scheduler that are no settings in the values of the Helm chart."""
+
+from __future__ import annotations
+
+from typing import Final
+
+OWN_OPTIONS: Final = frozenset(
+    {
+        *("node-name", "root", "cgroup-root", "kubelet-dir", "pod-resources-socket"),
+        *("runtime-endpoint", "kubelet-configz", "kubelet-token-file", "http", "node-addresses"),
+        *("state-dir", "store-dir", "kubeconfig", "service-account-dir"),
+        *("extender-address", "scheduler-http", "scheduler-name", "tls-certificate-file"),
+        *("tls-key-file", "client-ca-file", "client-names", "agent-namespace", "lease-namespace"),
+        *("lease-name", "lease-dir", "leader-pod", "evict"),
+    }
+)
+"""The templates set them, or they have no effect in a pod."""
