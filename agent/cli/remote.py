@@ -243,11 +243,11 @@ def logs(agent: Agent, lines: int) -> dict[str, str]:
     """The last lines of the log of the agent's container and of its previous instance, by file
     name; without a log that kubectl does not return."""
     found = {}
-    command = ("logs", "-n", agent.namespace, agent.pod, "-c", _CONTAINER, f"--tail={lines}")
-    command += (f"--limit-bytes={_MAX_LOG_BYTES}",)
+    command = ("logs", "-n", agent.namespace, agent.pod, "-c", _CONTAINER)
+    limits = (f"--tail={lines}", f"--limit-bytes={_MAX_LOG_BYTES}")
     for name, flags in (("agent.log", ()), ("agent.previous.log", ("--previous",))):
         with contextlib.suppress(RemoteError):
-            found[name] = kubectl_output(agent.kubectl, *command, *flags)
+            found[name] = kubectl_output(agent.kubectl, *command, *limits, *flags)
     return found
 
 
