@@ -42,7 +42,7 @@ Amounts = dict[int, dict[str, int]]
 class TopologyOptions(msgspec.Struct, frozen=True):
     """The CPUs and NUMA nodes of a node. `layout` None: the CPU topology is unknown. `zones`: the
     allocatable amounts in the NodeResourceTopology. `reserved`: CPUs that no pod may own (those of
-    the kubelet, of the node reservation and of system QoS, and those that the kubelet assigned).
+    the node reservation and of system QoS, and those that the kubelet assigned).
     `kubelet_reserved`: CPUs that the kubelet reserves, see `owners_on_reserved`; `node_reserved`:
     CPUs of the node reservation.
 
@@ -77,9 +77,7 @@ class TopologyOptions(msgspec.Struct, frozen=True):
     @property
     def kept(self) -> CpuSet:
         """CPUs that no pod may own."""
-        if self.owners_on_reserved:
-            return self.reserved - self.kubelet_reserved
-        return self.reserved | self.kubelet_reserved
+        return self.reserved if self.owners_on_reserved else self.reserved | self.kubelet_reserved
 
     def amplified(self, cpu_milli: int) -> int:
         """The amplified cost of an amount of bound CPU (rounded up, as Koordinator does)."""
@@ -289,8 +287,7 @@ class NodeAllocation:
         """The milli-CPU of the CPUs without an owner, by NUMA node. CPUs that the kubelet reserves
         are in the pool, as on the node (fine-grained CPU orchestration proposal, Basic CPU
         orchestration principles)."""
-        kept = self._options.reserved - self._options.kubelet_reserved
-        shared = ~(self.holdings.full(1) | kept.mask)
+        shared = ~(self.holdings.full(1) | self._options.reserved.mask)
         return {area.id: 1000 * (area.cpus & shared).bit_count() for area in self._areas}
 
     def binds_memory_of(self, nodes: Collection[int]) -> bool:

@@ -27,6 +27,7 @@ from agent.allocate.kubelet.static_policy import (
     StartProblem,
     StaticOptions,
     check_options,
+    smt_refusal,
 )
 from agent.allocate.layout import Layout
 from agent.allocate.numa.hint import TopologyHint, of_nodes, subsets
@@ -212,17 +213,13 @@ def _smt_refusal(
     if not policy.options.full_pcpus_only:
         return None
     free = (state.default & ~policy.reserved_cores).bit_count()
-    if requested % policy.layout.threads:
-        return _refused(policy, RefusalReason.NO_WHOLE_CORES, requested, free, held)
-    if requested > free:
-        return _refused(policy, RefusalReason.NOT_ENOUGH_CORES, requested, free, held)
-    return None
+    return smt_refusal(requested, free, policy.layout.threads, held)
 
 
 def _refused(
-    policy: StaticPolicy, reason: RefusalReason, requested: int, available: int, held: int = 0
+    policy: StaticPolicy, reason: RefusalReason, requested: int, available: int
 ) -> AllocationRefused:
-    return AllocationRefused(reason, requested, available, policy.layout.threads, held)
+    return AllocationRefused(reason, requested, available, policy.layout.threads)
 
 
 def _chosen(

@@ -26,7 +26,7 @@ def test_owned_and_reserved_cpus_are_not_free() -> None:
 
 def test_owners_may_get_the_kubelets_reserved_cpus_where_the_agent_allows_it() -> None:
     node = node_options(
-        reserved=CpuSet.parse("0-1"), kubelet_reserved=CpuSet.parse("1"), owners_on_reserved=True
+        reserved=CpuSet.parse("0"), kubelet_reserved=CpuSet.parse("0-1"), owners_on_reserved=True
     )
     assert free(account(node)) == "1-15"
 

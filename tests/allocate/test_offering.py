@@ -510,7 +510,7 @@ def test_a_bursting_pod_is_bound_when_numa_nodes_report_no_cpu() -> None:
 
 def test_the_kubelets_reserved_cpus_are_in_the_pool_of_a_bursting_pod() -> None:
     node = node_options(
-        (1, 1, 4, 2), reserved=CpuSet.parse("0-3"), kubelet_reserved=CpuSet.parse("0-1")
+        (1, 1, 4, 2), reserved=CpuSet.parse("2-3"), kubelet_reserved=CpuSet.parse("0-1")
     )
     assert offered(node, ls_pod(1000, spec=BURST, cpu_limit_milli=6000))
     assert declined(node, ls_pod(1000, spec=BURST, cpu_limit_milli=6500))

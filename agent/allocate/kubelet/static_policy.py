@@ -98,3 +98,17 @@ class AllocationRefused(msgspec.Struct, frozen=True, tag="refused"):
     available: int
     threads: int
     held: int = 0
+
+
+def smt_refusal(
+    requested: int, available: int, threads: int, held: int = 0
+) -> AllocationRefused | None:
+    """Why full-pcpus-only refuses a container. `available`: the CPUs of free cores, without those
+    of the pod's ended init containers, although it may get these."""
+    if requested % threads:
+        reason = RefusalReason.NO_WHOLE_CORES
+    elif requested > available:
+        reason = RefusalReason.NOT_ENOUGH_CORES
+    else:
+        return None
+    return AllocationRefused(reason, requested, available, threads, held)

@@ -33,6 +33,7 @@ from agent.allocate.node_allocator.answer import (
     declined,
     misfit,
     refused,
+    split_cores,
 )
 from agent.allocate.node_allocator.assigned_pods import (
     AssignedPod,
@@ -70,6 +71,7 @@ class NodeAllocator:
         self._properties = properties
         self._holdings: dict[str, AssignedPod] = {}
         self._requested: Counter[str] = Counter()
+        self._kubelet_cpus = 0
         self._account = NodeAllocation(properties.cpus) if properties.cpus else None
         self._devices: NodeDevices | None = None
         self._free: FreeAmounts | None = None
@@ -94,12 +96,13 @@ class NodeAllocator:
     def state(self, reads: Reads) -> tuple[object, ...]:
         """What an offer reads besides the properties; equal for equal states."""
         zones = self._zones.state() if self._properties.zones else None
+        taken = self._kubelet_cpus if self._properties.whole_cores else None
         if reads is Reads.ZONES:
-            return (zones,)
+            return zones, taken
         account = self._account.state() if self._account else None
         requested = self._requested if self._properties.rules.scoring else None
         devices = self._node_devices("").state() if reads is Reads.DEVICES else None
-        return zones, account, requested, devices
+        return zones, taken, account, requested, devices
 
     def with_properties(self, new: NodeProperties, uncounted: Container[str] = ()) -> NodeAllocator:
         """The same pods on the node with new properties. `uncounted`: uids of pods that the node's
@@ -174,6 +177,8 @@ class NodeAllocator:
 
     def _offer(self, pod_request: PodRequest) -> Granted | Refused:
         properties = self._properties
+        if (rejected := self._split_cores(pod_request)) is not None:
+            return rejected
         if pod_request.reads(properties) is Reads.ZONES:
             return self._by_zones(pod_request)
         if pod_request.uid in self._holdings:
@@ -257,6 +262,7 @@ class NodeAllocator:
         self._free = None
         self._forget(holding.uid)
         self._requested.update(holding.requests)
+        self._kubelet_cpus += holding.kubelet_cpus
         self._holdings[holding.uid] = holding
         if self._account is not None:
             self._account.add(holding.allocation)
@@ -284,7 +290,20 @@ class NodeAllocator:
             return Granted(pod_request, score=found)
         return misfit(found.misfit, unresolvable=found.unresolvable)
 
+    def _split_cores(self, pod_request: PodRequest) -> Refused | None:
+        """Why the kubelet would reject the pod under full-pcpus-only; None if it would not."""
+        cores = self._properties.whole_cores
+        if cores is None:
+            return None
+        uid, parts = pod_request.uid, pod_request.zoned.parts
+        own = self._holdings[uid].kubelet_cpus if uid in self._holdings else 0
+        if (found := cores.refused(parts, self._kubelet_cpus - own)) is None:
+            return None
+        return split_cores(*found, unresolvable=cores.refused(parts) is not None)
+
     def _rejected_by_kubelet(self, pod_request: PodRequest) -> Refused | None:
+        if (rejected := self._split_cores(pod_request)) is not None:
+            return rejected
         if self._properties.zones is None:
             return None
         lack = self._zones.restricts(pod_request.uid, pod_request.zoned)
@@ -370,6 +389,7 @@ class NodeAllocator:
         holding = self._holdings.pop(uid, None)
         if holding is not None:
             self._requested.subtract(holding.requests)
+            self._kubelet_cpus -= holding.kubelet_cpus
             if self._account is not None:
                 self._account.remove(holding.allocation)
         return holding

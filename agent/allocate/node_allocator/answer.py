@@ -10,6 +10,7 @@ import msgspec
 
 from agent.allocate.devices.allocation import Allocation, DeviceHintProvider, device_allocated
 from agent.allocate.devices.need import DeviceCause, DeviceRefusal
+from agent.allocate.kubelet.static_policy import AllocationRefused, RefusalReason
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.nrt.filter import Misfit
@@ -22,6 +23,7 @@ from agent.model.bounds import JsonError
 from agent.model.cpu.policies import BindPolicy
 from agent.model.devices.device_allocation import DeviceAmounts, VirtualFunctions
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC
+from agent.model.pod.zone_request import PodPart
 from agent.model.quantities import amount
 
 
@@ -82,6 +84,7 @@ class Granted(msgspec.Struct, frozen=True):
             pod_request.requests,
             pod_request.priority,
             ids=ids,
+            kubelet_cpus=pod_request.zoned.whole.exclusive_milli // 1000,
         )
 
     def annotations(self) -> dict[str, str]:
@@ -169,6 +172,16 @@ _STALE: Final = Missing(
 def misfit(why: Misfit | None, *, unresolvable: bool) -> Refused:
     """`why` None: the report of the NUMA nodes is stale."""
     return Refused((why or _STALE,), unresolvable)
+
+
+def split_cores(part: PodPart, why: AllocationRefused, *, unresolvable: bool) -> Refused:
+    """A kubelet with full-pcpus-only would reject the pod for this container."""
+    lacking = why.reason is RefusalReason.NOT_ENOUGH_CORES
+    reason = Reason.BIND_POLICY_UNMET if lacking else Reason.SMT_ALIGNMENT
+    detail = f"{part.kind} {part.name}, kubelet: full-pcpus-only with {why.threads} threads a core"
+    available = 1000 * why.available if lacking else None
+    rejection = Rejection(reason, "cpu", part.exclusive_milli, available, detail=detail)
+    return Refused((rejection,), unresolvable)
 
 
 def declined(answer: Declined, devices: DeviceHintProvider | None) -> Refused:

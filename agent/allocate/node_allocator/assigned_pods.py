@@ -29,12 +29,14 @@ from agent.model.pod.annotations import (
     resource_status,
 )
 from agent.model.pod.resource_request import pod_requests
+from agent.model.pod.zone_request import zoned_pod
 
 
 class AssignedPod(msgspec.Struct, frozen=True, gc=False):
     """`devices` and `functions` by type and minor; `ids`: the permanent ids of devices that were
     allocated by id; `requests`: the pod's total. `faults`: errors for annotations that can't be
-    read. `reservation`: it is not a pod."""
+    read. `reservation`: it is not a pod. `kubelet_cpus`: the most CPUs that a static kubelet gives
+    to its containers at one time."""
 
     uid: str
     title: str
@@ -46,6 +48,7 @@ class AssignedPod(msgspec.Struct, frozen=True, gc=False):
     faults: tuple[str, ...] = ()
     ids: dict[tuple[str, int], str] = {}
     reservation: bool = False
+    kubelet_cpus: int = 0
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -62,7 +65,11 @@ def holding_of(pod: ApiPod) -> AssignedPod:
     """Reads a pod's allocation. Never fails: a part that can't be read is a fault, and the others
     count."""
     requests = pod_requests(pod)
-    return _holding(pod.uid, pod.title, pod.annotations, requests, pod.priority or 0)
+    found = _holding(pod.uid, pod.title, pod.annotations, requests, pod.priority or 0)
+    if pod.kube_class not in (None, "guaranteed"):
+        return found
+    cpus = zoned_pod(pod).whole.exclusive_milli // 1000
+    return msgspec.structs.replace(found, kubelet_cpus=cpus) if cpus else found
 
 
 def reserved_by(uid: str, title: str, annotations: Mapping[str, str]) -> AssignedPod:

@@ -34,7 +34,8 @@ class NodeStates:
         if rules.placement is not None:
             return None
         if reads is Reads.ZONES:
-            return self._number((_hashable(rules), properties.zones is None))
+            no_zones = properties.zones is None
+            return self._number((_hashable(rules), no_zones, properties.whole_cores))
         if cpus is None:
             return None
         whole: dict[str, int] = {}

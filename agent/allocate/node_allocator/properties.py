@@ -28,6 +28,7 @@ from agent.allocate.devices.inventory import (
     links_of,
 )
 from agent.allocate.devices.partitions import Partitions
+from agent.allocate.kubelet.whole_cores import WholeCores
 from agent.allocate.layout import Layout
 from agent.allocate.node_allocation import Amounts, TopologyOptions
 from agent.allocate.node_allocator.assigned_pods import Imported
@@ -118,6 +119,16 @@ class NodeProperties(msgspec.Struct, frozen=True):
         if cpus is None:
             return False
         return cpus.cpu_ratio > 1 or cpus.policies.bind_label is not None or self.aligns_all
+
+    @property
+    def whole_cores(self) -> WholeCores | None:
+        """The cores that the kubelet assigns to pods, None unless its option is full-pcpus-only."""
+        cpus = self.cpus
+        if cpus is None or cpus.layout is None or not cpus.policies.full_pcpus_only:
+            return None
+        layout = cpus.layout
+        reserved = layout.expand(layout.touched(cpus.kubelet_reserved.mask))
+        return WholeCores((layout.cpus & ~reserved).bit_count(), layout.threads)
 
     @property
     def aligns_all(self) -> bool:
@@ -311,11 +322,10 @@ def _cpus(topology: NodeTopology, claims: Mapping[str, CpuSet]) -> _Cpus:
     reserved = given | of_node
     if system.cpuset_exclusive:
         reserved |= system.cpus()
-    kubelets = manager.reserved()
     return _Cpus(
         _layout(node_annotations.reported_cpus(topology)),
-        reserved | kubelets,
-        kubelets - reserved,
+        reserved,
+        manager.reserved(),
         of_node,
         manager,
         reported_settings(notes),

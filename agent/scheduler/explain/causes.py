@@ -284,19 +284,19 @@ _NODE_PODS: Final = ("Node", "its pods")
 _POD_SPEC: Final = _annotation("Pod", RESOURCE_SPEC)
 _NUMA_SPEC: Final = _annotation("Pod", NUMA_TOPOLOGY_SPEC)
 _DEVICE: Final = ("Device", "spec.devices")
+_FULL_PCPUS_ONLY: Final = (KUBELET, "cpuManagerPolicyOptions[full-pcpus-only]")
 
 
 def _rejection_objects(why: Rejection, allocator: NodeAllocator) -> tuple[_Place, ...]:
     cpus = allocator.properties.cpus
     policies = cpus.policies if cpus is not None else None
+    kubelet = policies is not None and policies.full_pcpus_only
     match why.reason:
+        case Reason.SMT_ALIGNMENT | Reason.BIND_POLICY_UNMET if kubelet:
+            usual = _REJECTION_OBJECTS[why.reason]
+            return *(place for place in usual if place != _POD_SPEC), _FULL_PCPUS_ONLY
         case Reason.BIND_POLICY_CONFLICT | Reason.NOT_GUARANTEED:
-            kubelet = policies is not None and policies.full_pcpus_only
-            of_node = (
-                (KUBELET, "cpuManagerPolicyOptions[full-pcpus-only]")
-                if kubelet
-                else _label("Node", BIND_LABEL)
-            )
+            of_node = _FULL_PCPUS_ONLY if kubelet else _label("Node", BIND_LABEL)
             own = _POD_SPEC if why.reason is Reason.BIND_POLICY_CONFLICT else ("Pod", LIMITS)
             return own, of_node
         case Reason.NUMA_POLICY_CONFLICT:

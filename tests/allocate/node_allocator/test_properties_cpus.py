@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agent.allocate import layout
-from agent.allocate.node_allocator.properties import topology_options
+from agent.allocate.kubelet.whole_cores import WholeCores
+from agent.allocate.node_allocator.properties import node_properties, topology_options
 from agent.conformance import machines
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
@@ -62,7 +63,8 @@ def test_options_are_read_from_the_report_of_the_agent() -> None:
     assert options.layout == layout.of(MACHINE)
     assert options.zones == {0: {"cpu": 8000, "memory": 1 << 30}}
     assert options.kept == CpuSet.parse("0-2,6,8-9,14")
-    assert options.kubelet_reserved == CpuSet.parse("0")
+    assert options.kubelet_reserved == CpuSet.parse("0,8")
+    assert node_properties("n", {}, options).whole_cores == WholeCores(14, 2)
     assert (options.cpu_milli, options.cpu_ratio) == (16000, 1.0)
     assert options.policies.numa_kubelet is NumaPolicy.RESTRICTED
     assert options.policies.full_pcpus_only

@@ -182,6 +182,20 @@ def test_cpus_that_the_kubelet_reserves() -> None:
     assert cause.objects[0].kind == "KubeletConfiguration"
 
 
+def test_a_container_for_which_the_kubelet_would_split_a_core() -> None:
+    scene = Scene(a=SMALL)
+    body = scene.objects["a"].topology("a")
+    manager = {"policy": "static", "options": {"full-pcpus-only": "true"}, "reservedCPUs": "0"}
+    body["metadata"].setdefault("annotations", {})[CPU_MANAGER_POLICY] = json.dumps(manager)
+    scene.topology(body)
+    cause = causes(scene.explain_pod(guaranteed_pod("3", "4Gi").pod("p")))["smt-alignment"]
+    assert cause.message.startswith("cpu: CPUs are not a multiple of a core's threads (container ")
+    assert [(each.kind, each.field) for each in cause.objects] == [
+        ("Pod", "spec.containers[*].resources.requests"),
+        ("KubeletConfiguration", "cpuManagerPolicyOptions[full-pcpus-only]"),
+    ]
+
+
 def test_cpus_that_the_node_reserves() -> None:
     scene = Scene(a=SMALL)
     body = scene.objects["a"].topology("a")

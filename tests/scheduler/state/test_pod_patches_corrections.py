@@ -270,7 +270,7 @@ def test_the_cpus_of_report_and_annotation_count_until_they_are_equal(
     assert state is not None
     cpus = state.allocator.properties.cpus
     assert cpus is not None
-    assert str(cpus.reserved) == "0", "the pod's CPUs are counted once, as the pod's"
+    assert str(cpus.kept) == "0", "the pod's CPUs are counted once, as the pod's"
     report_pod(cluster, body, ChangeKind.DELETED)
     assert isinstance(offer_of(cluster, 4), Granted)
     assert isinstance(offer_of(cluster, 6), Refused), "the report still has its CPUs"

@@ -1,0 +1,91 @@
+"""Pods that a kubelet with full-pcpus-only rejects are not placed on its node."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
+from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.assigned_pods import holding_of
+from agent.allocate.node_allocator.pod_request import Reads, request_of
+from agent.allocate.node_allocator.properties import NodeProperties
+from agent.allocate.policies_in_force import PROFILES, NodePolicies
+from agent.model import apiobjects
+from agent.model.apiobjects import ApiPod
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.zone_request import kube_class_of
+from tests.allocate.kubelet.whole_core_pods import PODS, Container, Pod
+from tests.allocate.node_allocator.builders import make_properties
+
+
+def whole_cores(reserved: str = "0", **options: bool) -> NodeProperties:
+    """16 CPUs, two adjacent ones a core, with a static kubelet; `options`: of its policy."""
+    return make_properties(
+        policies=NodePolicies(**{"full_pcpus_only": True, **options}),
+        profile=PROFILES["proposal"],
+        kubelet_static=True,
+        kubelet_reserved=CpuSet.parse(reserved),
+    )
+
+
+def api_pod(pod: Pod) -> ApiPod:
+    metadata = {"uid": pod.name, "name": pod.name, "namespace": "ns", "labels": pod.labels}
+    found = apiobjects.from_object({"metadata": metadata, "spec": pod.spec()})
+    return msgspec.structs.replace(found, kube_class=kube_class_of(found))
+
+
+def plain(name: str, cpus: int) -> Pod:
+    return Pod(name, (Container(str(cpus)),))
+
+
+def answer(allocator: NodeAllocator, pod: Pod) -> Granted | Refused:
+    return allocator.offer(request_of(api_pod(pod)))
+
+
+@pytest.mark.parametrize("pod", PODS, ids=lambda pod: pod.name)
+def test_pods_are_placed_as_the_kubelet_admits_them(pod: Pod) -> None:
+    found = answer(NodeAllocator(whole_cores()), pod)
+    if not pod.refused:
+        assert isinstance(found, Granted), found
+    else:
+        assert isinstance(found, Refused)
+        assert f"({pod.refused}, kubelet: full-pcpus-only" in found.text()
+        assert found.unresolvable
+
+
+@pytest.mark.parametrize("pod", PODS, ids=lambda pod: pod.name)
+def test_other_options_of_the_static_policy_refuse_no_pod(pod: Pod) -> None:
+    node = whole_cores(full_pcpus_only=False, distribute_across_numa=True)
+    assert isinstance(answer(NodeAllocator(node), pod), Granted)
+
+
+def test_the_cpus_of_assigned_pods_are_not_available() -> None:
+    """CPUs 0 and 2 are reserved: kube-scheduler sees 14 CPUs, and the kubelet assigns 12."""
+    allocator = NodeAllocator(whole_cores("0,2"))
+    allocator.record(holding_of(api_pod(plain("a", 8))))
+    state = allocator.state(Reads.ZONES)
+    assert isinstance(answer(allocator, plain("b", 4)), Granted)
+    allocator.record(holding_of(api_pod(plain("b", 4))))
+    assert allocator.state(Reads.ZONES) != state
+    found = answer(allocator, plain("c", 2))
+    assert isinstance(found, Refused)
+    assert not found.unresolvable
+    assert found.text() == (
+        "cpu: not enough CPUs that suit the bind policy (container c0, kubelet: full-pcpus-only "
+        "with 2 threads a core, requested 2, available 0)"
+    )
+    assert isinstance(answer(allocator, plain("b", 4)), Granted), "it has its own CPUs"
+    assert isinstance(answer(allocator.without(["a"]), plain("c", 2)), Granted)
+    allocator.release("a")
+    assert isinstance(answer(allocator, plain("c", 8)), Granted)
+
+
+def test_an_offer_is_not_committed_when_another_pod_got_the_cores() -> None:
+    allocator = NodeAllocator(whole_cores("0,2"))
+    first, second = (answer(allocator, plain(name, 8)) for name in "ab")
+    assert isinstance(first, Granted)
+    assert isinstance(second, Granted)
+    assert allocator.commit(first) == holding_of(api_pod(plain("a", 8)))
+    with pytest.raises(StaleOfferError, match="requested 8, available 4"):
+        allocator.commit(second)
