@@ -317,6 +317,7 @@ class HttpConnection:
             self._certified,
             head.host,
             self._loopback,
+            not isinstance(self._stream, PlainStream),
         )
         self._owner.requested(self, request)
 

@@ -37,6 +37,8 @@ class ConnectionPhase(enum.IntEnum):
 
 PAGES_EACH_SECOND: Final = 5.0
 """New connections of one address, if each of them requests a page."""
+LOCAL_EACH_SECOND: Final = 50.0
+"""Requests for pages of all clients on the node: a browser with the node's page makes a few."""
 HANDSHAKES_EACH_SECOND: Final = 100.0
 """TLS handshakes of one address that shows no accepted certificate: a tenth of the loop's time with
 RSA keys."""
@@ -48,14 +50,16 @@ has this limit too: more than a kube-scheduler binds pods a second, with a conne
 class ConnectionLimits(msgspec.Struct, frozen=True):
     """`connections`: the largest number in total; `reserved` of them are for the node's own
     addresses. `each_peer`: the largest number of another peer, and `new_each_second`: how many it
-    may open in a second, 0 for any number. `idle_seconds`: between two requests, 0 for one request
-    on each connection. The other times are each for one phase. `bodies_bytes`: the size of the
-    bodies of all requests that have no reply yet."""
+    may open in a second, 0 for any number. `local_each_second`: requests of all clients on the node
+    in a second but probes, after `connections` at once, 0 for any number. `idle_seconds`: between
+    two requests, 0 for one request on each connection. The other times are each for one phase.
+    `bodies_bytes`: the size of the bodies of all requests that have no reply yet."""
 
     connections: int
     reserved: int
     each_peer: int
     new_each_second: float = 0.0
+    local_each_second: float = 0.0
     handshake_seconds: float = 5.0
     head_seconds: float = 5.0
     body_seconds: float = 5.0

@@ -15,10 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
+
 from agent.host.log_once import CountedWarnings
 from agent.host.loop import READ, Loop, Timer
 from agent.http.connection import ByteStream, HttpConnection, PlainStream
 from agent.http.limits import (
+    LOCAL_EACH_SECOND,
     PAGES_EACH_SECOND,
     ConnectionLimits,
     ConnectionPhase,
@@ -27,8 +30,9 @@ from agent.http.limits import (
     NewConnections,
 )
 from agent.http.peers import NodeAddresses, is_loopback, peer_name
-from agent.http.routes import HttpRequest, Route, dispatch
+from agent.http.routes import HttpRequest, Route, dispatch, text_reply
 
+_PROBES: Final = frozenset({"/healthz", "/readyz"})
 _CHECK_SECONDS: Final = 0.2
 """The shortest time between two checks for phases that have lasted too long."""
 _PAUSE_SECONDS: Final = 1.0
@@ -81,6 +85,11 @@ class HttpListener:
         self._clients = clients
         self._table: ConnectionTable[HttpConnection] = ConnectionTable(limits)
         self._new = NewConnections(limits)
+        self._local = NewConnections(
+            msgspec.structs.replace(
+                limits, each_peer=limits.connections, new_each_second=limits.local_each_second
+            )
+        )
         self._check: Timer | None = None
         self._resume: Timer | None = None
         host, _ = address
@@ -131,6 +140,13 @@ class HttpListener:
             self._close_for(victim)
 
     def requested(self, connection: HttpConnection, request: HttpRequest) -> None:
+        limited = connection.local and request.path not in _PROBES
+        if limited and not self._local.admit("", time.monotonic()):
+            connection.respond(text_reply(503, "this node's clients send too many requests"))
+            self._warn(
+                "local", "requests of %s, on this node, are refused: too many", connection.peer
+            )
+            return
         self._on_request(connection, request)
 
     def crowded(self) -> bool:
@@ -232,7 +248,11 @@ class HttpListener:
 
 
 PAGE_LIMITS: Final = ConnectionLimits(
-    connections=24, reserved=8, each_peer=8, new_each_second=PAGES_EACH_SECOND
+    connections=24,
+    reserved=8,
+    each_peer=8,
+    new_each_second=PAGES_EACH_SECOND,
+    local_each_second=LOCAL_EACH_SECOND,
 )
 
 

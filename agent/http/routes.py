@@ -15,6 +15,9 @@ JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _LOOPBACK_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+_UNNAMED_HOST: Final = re.compile(
+    r"((localhost|[0-9.]{7,15}|\[[0-9a-f:.%]+\])(:[0-9]{1,5})?)?", re.IGNORECASE
+)
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +27,7 @@ class Route(msgspec.Struct, frozen=True):
     takes the body of the request, which is empty unless the method is POST; it may raise
     BadRequestError, and a server with threads calls it in several at once. `certified`: the client
     must have shown a certificate that the server accepts. `loopback`: the client must have a
-    loopback address, and the header Host must name a loopback host. With DNS rebinding (the name of
-    another site resolves to a loopback address) the header names that site."""
+    loopback address, and the header Host must name a loopback host."""
 
     method: str
     handle: Callable[[bytes], Reply]
@@ -36,7 +38,7 @@ class Route(msgspec.Struct, frozen=True):
 class HttpRequest(msgspec.Struct, frozen=True):
     """`body` is None if the request has no Content-Length. `certified`: whether the client has
     shown an accepted certificate. `host`: the header Host. `loopback`: whether the client has a
-    loopback address."""
+    loopback address. `tls`: whether the connection has TLS."""
 
     method: str
     path: str
@@ -45,11 +47,17 @@ class HttpRequest(msgspec.Struct, frozen=True):
     certified: bool = False
     host: str = ""
     loopback: bool = False
+    tls: bool = False
 
 
 def dispatch(routes: Mapping[str, Route], request: HttpRequest) -> Reply:
     """Returns the reply of the request's route, or an error if there is none. A fault of the route
-    is logged, and its reply is 500: it does not affect other requests."""
+    is logged, and its reply is 500: it does not affect other requests. A client with a loopback
+    address must not name a host, unless by TLS, where a browser checks the name: with DNS rebinding
+    (the name of another site resolves to a loopback address) it is a browser that shows that
+    site."""
+    if request.loopback and not (request.tls or _UNNAMED_HOST.fullmatch(request.host)):
+        return text_reply(403, "clients on this machine name localhost or an address as the host")
     route = routes.get(request.path)
     if route is None:
         return text_reply(404, f"no such path; the paths are {', '.join(sorted(routes))}")

@@ -25,7 +25,7 @@ from agent.host.daemon import (
 )
 from agent.host.files import boot_id
 from agent.host.locks import AGENT_LOCK, Lock
-from agent.http.limits import PAGES_EACH_SECOND, ConnectionLimits
+from agent.http.limits import LOCAL_EACH_SECOND, PAGES_EACH_SECOND, ConnectionLimits
 from agent.http.page import page_routes
 from agent.http.peers import node_addresses
 from agent.http.requests import Reply
@@ -71,7 +71,13 @@ log = logging.getLogger(__name__)
 
 OPEN_FILES = 16_384
 HTTP_LIMITS: Final = ServerLimits(
-    ConnectionLimits(connections=96, reserved=16, each_peer=24, new_each_second=PAGES_EACH_SECOND),
+    ConnectionLimits(
+        connections=96,
+        reserved=16,
+        each_peer=24,
+        new_each_second=PAGES_EACH_SECOND,
+        local_each_second=LOCAL_EACH_SECOND,
+    ),
     threads=0,
 )
 PAGE_VALUES: Final = ("state", "history", "load")

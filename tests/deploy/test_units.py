@@ -152,5 +152,5 @@ def healthy(port: int) -> bool:
     with socket.socket() as client:
         if client.connect_ex(("127.0.0.1", port)) != 0:
             return False
-        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: it\r\nConnection: close\r\n\r\n")
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return client.recv(64).startswith(b"HTTP/1.1 200")

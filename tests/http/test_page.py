@@ -10,7 +10,7 @@ import pytest
 from agent.http.page import Viewed, page_routes
 from agent.http.peers import is_loopback
 from agent.http.requests import Reply, encode_reply, parse_head
-from agent.http.routes import HttpRequest, dispatch
+from agent.http.routes import HttpRequest, Route, dispatch, text_reply
 
 ROUTES = page_routes("node", {"load": lambda: b"{}"})
 
@@ -73,6 +73,18 @@ def test_a_client_of_another_machine_is_refused(path: str) -> None:
 )
 def test_a_page_of_another_site_reads_nothing_by_dns_rebinding(host: str) -> None:
     assert get("/page/load", host).status == 403
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/readyz", "/healthz", "/"])
+def test_no_path_is_read_by_dns_rebinding(path: str) -> None:
+    routes = {each: Route("GET", lambda _: text_reply(200, "ok")) for each in ("/metrics", "/")}
+    routes |= {each: Route("POST", lambda _: text_reply(200, "ok")) for each in ("/readyz",)}
+    for host in ("evil.example", "evil.example:9326", "localhost.evil.example", "127.0.0.1.nip.io"):
+        rebound = HttpRequest("GET", path, "", None, host=host, loopback=True)
+        assert dispatch(routes, rebound).status == 403
+        for other in ({"loopback": False}, {"tls": True}, {"host": "10.0.0.1:9326"}):
+            known = msgspec.structs.replace(rebound, **other)
+            assert dispatch(routes, known).status != 403
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:9326", "[::1]:9326"])

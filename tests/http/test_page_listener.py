@@ -19,6 +19,7 @@ from tests.waiting import DEADLINE_SECONDS
 
 ROUTES = {
     "/metrics": Route("GET", lambda _: Reply(200, b"up 1\n", "text/plain")),
+    "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", "text/plain")),
     "/big": Route("GET", lambda _: Reply(200, b"x" * 4_000_000, "text/plain")),
 }
 
@@ -65,6 +66,13 @@ def listener() -> Iterator[RunningListener]:
 
 
 @pytest.fixture
+def few_of_the_node() -> Iterator[RunningListener]:
+    it = RunningListener(msgspec.structs.replace(PAGE_LIMITS, local_each_second=0.001))
+    yield it
+    it.close()
+
+
+@pytest.fixture
 def short_timeout() -> Iterator[RunningListener]:
     it = RunningListener(msgspec.structs.replace(PAGE_LIMITS, head_seconds=0.05))
     yield it
@@ -72,18 +80,18 @@ def short_timeout() -> Iterator[RunningListener]:
 
 
 def test_a_page_has_its_length(listener: RunningListener) -> None:
-    head, _, body = listener.request(b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n").partition(
-        b"\r\n\r\n"
-    )
+    head, _, body = listener.request(
+        b"GET /metrics?x=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    ).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"Content-Length: 5" in head
     assert body == b"up 1\n"
 
 
 def test_head_is_a_get_without_the_body(listener: RunningListener) -> None:
-    head, _, body = listener.request(b"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n").partition(
-        b"\r\n\r\n"
-    )
+    head, _, body = listener.request(
+        b"HEAD /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    ).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"Content-Length: 5" in head
     assert body == b""
@@ -142,3 +150,16 @@ def test_a_slow_client_gets_an_error_and_is_disconnected(short_timeout: RunningL
 def test_a_silent_client_is_closed(short_timeout: RunningListener) -> None:
     with short_timeout.connect() as client:
         assert read_all(client) == b""
+
+
+def test_clients_of_the_node_get_few_pages_and_every_probe(
+    few_of_the_node: RunningListener,
+) -> None:
+    request = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    statuses = [
+        few_of_the_node.request(request % b"/metrics").split(b" ")[1]
+        for _ in range(PAGE_LIMITS.connections + 2)
+    ]
+    assert statuses == [b"200"] * PAGE_LIMITS.connections + [b"503"] * 2
+    for _ in range(3):
+        assert few_of_the_node.request(request % b"/healthz").startswith(b"HTTP/1.1 200 ")

@@ -263,7 +263,7 @@ def raw(plain_or_tls: http.client.HTTPConnection) -> socket.socket:
 
 def posted(body: bytes, length: int | None = None, path: str = "/echo") -> bytes:
     size = len(body) if length is None else length
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
 
 
@@ -295,14 +295,14 @@ def test_an_incomplete_request_is_a_bad_request(plain: HttpServer) -> None:
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
-        (b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 200),
-        (b"HEAD /echo HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"HEAD /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+        (b"HEAD /echo HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
         (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
-        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
-        (b"GET /h%65althz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 200),
+        (b"GET /h%65althz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 200),
         (b"\0\0\0\r\n\r\n", 400),
         (b"GET /healthz\r\n\r\n", 400),
-        (b"GET /\xff\0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 400),
+        (b"GET /\xff\0 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 400),
         (b"GET /healthz HTTP/9.9\r\n\r\n", 505),
     ],
 )
@@ -317,7 +317,7 @@ def test_unusual_requests(plain: HttpServer, request_bytes: bytes, status: int) 
 
 def test_plain_http_gets_an_error(server: HttpServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS) as plain:
-        plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"this port serves HTTPS only" in plain.recv(4096)
 
 

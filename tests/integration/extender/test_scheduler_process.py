@@ -207,7 +207,7 @@ def test_no_replica_leads_while_a_request_of_the_last_leader_is_in_progress(
     ):
         follower.start()
         eventually("the leader is known", lambda: "the leader is" in follower.ready()[1])
-        unfinished.sendall(b"POST /bind HTTP/1.1\r\nHost: x\r\n")
+        unfinished.sendall(b"POST /bind HTTP/1.1\r\nHost: localhost\r\n")
         eventually("the request is in progress", lambda: scheduler.ready()[0] == 200)
         with ThreadPoolExecutor(1) as executor:
             end = executor.submit(scheduler.end)
@@ -362,7 +362,7 @@ def test_the_service_account_has_no_other_permissions(cluster: Cluster) -> None:
 def send_invalid_requests(port: int, ended: threading.Event) -> int:
     """Sends invalid requests until the event. Returns how often all of them were sent."""
     body = json.dumps({"Pod": {}, "NodeNames": [1]}).encode()
-    head = b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     sent = (
         head + b"Content-Length: %d\r\n\r\n" % len(body) + body,
         head + b"Content-Length: 99999999999\r\n\r\n",
