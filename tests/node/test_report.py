@@ -121,7 +121,7 @@ def test_settings_of_the_node_are_reported() -> None:
     assert not {"system-qos-resource", "reservation"} & stored_annotations(store).keys()
 
 
-def test_the_kubelets_static_memory_manager_is_reported() -> None:
+def test_the_policy_of_the_kubelets_memory_manager_is_reported_where_pods_are_aligned() -> None:
     """It gives hints to the topology manager, so the scheduler needs its policy."""
     store = RecordingStore()
     reporter = ClusterReporter("n", store)
@@ -129,6 +129,8 @@ def test_the_kubelets_static_memory_manager_is_reported() -> None:
     assert stored_annotations(store)["agent-settings"] == {"memoryManagerPolicy": "Static"}
     assert report(reporter)
     assert "agent-settings" not in stored_annotations(store)
+    assert report(reporter, configured=NodeConfiguration(topology_policy="restricted"))
+    assert stored_annotations(store)["agent-settings"] == {"memoryManagerPolicy": "None"}
 
 
 def test_pods_that_share_are_not_reported_as_the_static_kubelets() -> None:

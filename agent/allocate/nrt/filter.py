@@ -1,6 +1,9 @@
 """Whether a pod fits on the NUMA nodes of a node, and if not, the reason as data
 (scheduler-plugins: pkg/noderesourcetopology/filter.go, Filter).
 
+Memory and huge pages are not compared where the report says that the kubelet takes them from any
+NUMA node: its memory manager policy is None.
+
 Under `restricted` the plugin passes every pod. But the kubelet admits a container, or a pod, only
 on a set of NUMA nodes that each of its resources prefers: a set of as few NUMA nodes as the
 resource would need on an empty machine (kubelet: pkg/kubelet/cm, topologymanager/policy.go,
@@ -177,6 +180,8 @@ def _zone(node: ZonedNode, available: _Available, part: PodPart) -> int | Misfit
         there = available.get(resource)
         if resource not in node.resources:
             return Misfit(MisfitCause.NOT_ON_NODE, part.kind, part.name, resource, each.amount)
+        if not node.aligns(resource):
+            continue
         if there is None:
             if each.of_machine:
                 continue
@@ -196,7 +201,8 @@ def _together(node: ZonedNode, whole: PodPart) -> Misfit | None:
     """Under `restricted` a pod may use several NUMA nodes, but not more than all nodes have."""
     for each in whole.requested:
         total = node.together.get(each.resource)
-        if each.held and total is not None and total < each.amount:
+        aligned = each.held and node.aligns(each.resource)
+        if aligned and total is not None and total < each.amount:
             return Misfit(
                 MisfitCause.ZONES_TOGETHER,
                 whole.kind,

@@ -15,7 +15,12 @@ import msgspec
 
 from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope, kubelet_numa_policy
 from agent.model.nrt import fingerprint
-from agent.model.nrt.node_annotations import STATIC_MEMORY, cpu_manager, reported_settings
+from agent.model.nrt.node_annotations import (
+    NO_MEMORY_MANAGER,
+    STATIC_MEMORY,
+    cpu_manager,
+    reported_settings,
+)
 from agent.model.nrt.node_status import DOMAIN
 from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, FingerprintMethod, NodeTopology
 from agent.model.pod.annotations import AnnotationError
@@ -39,7 +44,8 @@ class ZonedNode(msgspec.Struct, frozen=True):
     milli-CPU, the rest in units. `together`: the sums of `available`, by resource. `distances`:
     between all pairs, in the order of `zones`. `resources`: the names of the whole node's
     resources. `hinted`: the resources for which the kubelet's managers give hints, with the amount
-    of each empty NUMA node; these decide how many NUMA nodes the kubelet prefers."""
+    of each empty NUMA node; these decide how many NUMA nodes the kubelet prefers. `aligns_memory`
+    False: the kubelet is known to take memory and huge pages from any NUMA node."""
 
     policy: NumaPolicy
     scope: TopologyManagerScope
@@ -50,6 +56,11 @@ class ZonedNode(msgspec.Struct, frozen=True):
     distances: tuple[tuple[int, ...], ...]
     resources: frozenset[str]
     hinted: dict[str, dict[int, int]] = {}
+    aligns_memory: bool = True
+
+    def aligns(self, resource: str) -> bool:
+        """Whether NUMA nodes must have the amount of an aligned pod."""
+        return self.aligns_memory or not of_memory(resource)
 
 
 class ZoneReport(msgspec.Struct, frozen=True):
@@ -85,6 +96,7 @@ def zoned_node(
     """`allocatable`: the Node's; only the names matter. `empty`: the node without any pod; no
     eviction helps a pod that does not fit on it."""
     zones = sorted(topology.zones, key=lambda zone: zone.node)
+    memory_policy = _memory_manager_policy(topology)
     ids = tuple(zone.node for zone in zones)
     available: dict[str, dict[int, int]] = {}
     for zone in zones:
@@ -100,23 +112,26 @@ def zoned_node(
         {resource: sum(there.values()) for resource, there in available.items()},
         tuple(tuple(zone.costs.get(other, FAR) for other in ids) for zone in zones),
         _ON_EVERY_NODE.union(allocatable),
-        _hinted(topology),
+        _hinted(topology, memory=memory_policy == STATIC_MEMORY),
+        memory_policy != NO_MEMORY_MANAGER,
     )
 
 
-def _hinted(topology: NodeTopology) -> dict[str, dict[int, int]]:
+def _memory_manager_policy(topology: NodeTopology) -> str:
+    try:
+        return reported_settings(topology.annotations).memory_manager_policy
+    except AnnotationError:
+        return ""
+
+
+def _hinted(topology: NodeTopology, *, memory: bool) -> dict[str, dict[int, int]]:
     """All CPUs of the NUMA nodes under the CPU manager policy static, without align-by-socket,
     which prefers further sets; allocatable memory and huge pages under the memory manager policy
-    Static; and all devices of plugins."""
-    notes = topology.annotations
+    Static (`memory`); and all devices of plugins."""
     try:
-        options = cpu_manager(notes).static_options()
+        options = cpu_manager(topology.annotations).static_options()
     except AnnotationError:
         options = None
-    try:
-        memory = reported_settings(notes).memory_manager_policy == STATIC_MEMORY
-    except AnnotationError:
-        memory = False
     cpus = options is not None and options.get("align-by-socket") != "true"
     found: dict[str, dict[int, int]] = {}
     for zone in topology.zones:

@@ -214,13 +214,14 @@ class CpuManager(msgspec.Struct, frozen=True):
 
 STATIC_MEMORY: Final = "Static"
 """The memory manager policy under which the kubelet gives hints for memory and huge pages."""
+NO_MEMORY_MANAGER: Final = "None"
 
 
 class ReportedSettings(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The settings of a node's agent that a scheduler must know. `owners_on_reserved`: LSE and LSR
     pods may own CPUs that the kubelet reserves. `bind_memory`: pods that own CPUs or are bound to
     NUMA nodes get memory of their CPUs' NUMA nodes alone. `memory_manager_policy`: the kubelet's,
-    "" if it gives no hints for memory."""
+    "" if it is unknown or aligns no pod."""
 
     owners_on_reserved: bool = False
     bind_memory: bool = False
@@ -260,11 +261,10 @@ def koordinator_annotations(
 ) -> dict[str, str]:
     """Koordinator's annotations of a NodeResourceTopology, the settings of the agent, and the
     refused claims."""
-    settings = ReportedSettings(
-        configured.owners_on_reserved,
-        configured.bind_memory,
-        STATIC_MEMORY if configured.kubelet_memory else "",
-    )
+    memory = STATIC_MEMORY if configured.kubelet_memory else ""
+    if not memory and configured.topology_policy != "none":
+        memory = NO_MEMORY_MANAGER
+    settings = ReportedSettings(configured.owners_on_reserved, configured.bind_memory, memory)
     optional = {
         SYSTEM_QOS: configured.system_qos,
         RESERVATION: configured.reservation,

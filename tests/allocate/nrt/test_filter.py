@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.nrt.filter import PASSED, Misfit, MisfitCause, ZoneFit, filter, parts_of
-from agent.allocate.nrt.node import ZonedNode
+from agent.allocate.nrt.node import ZonedNode, zoned_node
+from agent.model.nrt.node_annotations import AGENT_SETTINGS
 from agent.model.pod.zone_request import PartKind, ZonedPod
-from tests.allocate.nrt.values import CPU, GPU, NIC, container, node, pod, sidecar
+from tests.allocate.nrt.values import CPU, GPU, NIC, container, node, pod, sidecar, topology
 
 GIB = 1 << 30
+SINGLE = "single-numa-node"
 TWO = {0: {"cpu": 4 * CPU, "memory": 8 * GIB}, 1: {"cpu": 8 * CPU, "memory": 8 * GIB}}
 
 
@@ -32,6 +34,21 @@ def test_a_pod_passes_a_node_without_reported_numa_nodes() -> None:
 @pytest.mark.parametrize("policy", ["none", "best-effort", "restricted"])
 def test_other_policies_do_not_require_a_single_numa_node(policy: str) -> None:
     assert filter(node(TWO, policy), pod(small(6), small(5))) == PASSED
+
+
+@pytest.mark.parametrize("policy", [SINGLE, "restricted"])
+@pytest.mark.parametrize("amounts", [{"memory": 20 * GIB}, {"memory": GIB, "hugepages-2Mi": GIB}])
+@pytest.mark.parametrize(("manager", "fits"), [("", False), ("Static", False), ("None", True)])
+def test_memory_is_compared_unless_the_kubelet_takes_it_from_any_numa_node(
+    policy: str, amounts: dict[str, int], manager: str, *, fits: bool
+) -> None:
+    """Reports of other agents do not name the policy of the kubelet's memory manager."""
+    notes = {AGENT_SETTINGS: f'{{"memoryManagerPolicy": "{manager}"}}'}
+    zones = {zone: {**there, "hugepages-2Mi": GIB // 4} for zone, there in TWO.items()}
+    reported = zoned_node(topology(zones, policy, annotations=notes), zones[0])
+    found = filter(reported, pod(container(cpu=CPU, **amounts)))
+    assert isinstance(found, ZoneFit) == fits
+    assert isinstance(filter(reported, pod(small(9))), Misfit) == (policy == SINGLE)
 
 
 def test_a_pod_without_requests_passes_any_node() -> None:

@@ -1,7 +1,7 @@
 """A kubelet process that runs static pods from files.
 
-It has its own mount namespace, where /var/lib/kubelet is a folder of the test. Device plugins
-always register in /var/lib/kubelet, whatever the kubelet's root directory is, and they must not
+It has its own mount namespace, where /var/lib/kubelet is a folder of the test, and /var/log is
+empty. Device plugins always register in /var/lib/kubelet, whatever the kubelet's root directory is, and they must not
 register with a kubelet of this machine.
 """
 
@@ -60,7 +60,8 @@ disks."""
 RESERVED_BYTES = 150 * MIB
 """The reserved memory of NUMA node 0: the kubelet requires the sum of its reservations."""
 
-_SCRIPT = """mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/kubelet &&
+_SCRIPT = """mount -t tmpfs tmpfs /var/log &&
+mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/kubelet &&
 mount --bind "$1" /var/lib/kubelet && shift && exec "$@"
 """
 _CONTROLLERS = frozenset({"cpuset", "cpu", "io", "memory", "hugetlb", "pids"})
