@@ -1,8 +1,8 @@
 """A kubelet process that runs static pods from files.
 
 It has its own mount namespace, where /var/lib/kubelet is a folder of the test, and /var/log is
-empty. Device plugins always register in /var/lib/kubelet, whatever the kubelet's root directory is, and they must not
-register with a kubelet of this machine.
+empty. Device plugins always register in /var/lib/kubelet, whatever the kubelet's root directory is,
+and they must not register with a kubelet of this machine.
 """
 
 from __future__ import annotations
