@@ -184,7 +184,7 @@ class Hierarchy:
             raise _error(f"write '{cpus}' to", path, self.exists(group), error) from error
 
     def _directory(self, group: str) -> str:
-        return self.path + _below(group)
+        return self.path + below(group)
 
 
 Controller = Literal["cpu", "cpuset", "memory"]
@@ -245,7 +245,7 @@ class Controllers:
         found = self._mounts.get(file.partition(".")[0])
         if found is None or "/" in file:
             raise CgroupError(f"this machine has no controller for {file!r}")
-        return found[1] + _below(group)
+        return found[1] + below(group)
 
 
 _READ_BYTES: Final = 65_536  # a CPU list of 8,192 lone ids is shorter
@@ -380,7 +380,7 @@ def _v1_mounts(root: str, controller: str) -> list[str]:
 
 # The same few groups and values occur in each pass.
 @lru_cache(maxsize=1_024)
-def _below(group: str) -> str:
+def below(group: str) -> str:
     """The group's folder, relative to that of `/`. Raises CgroupError for an invalid group."""
     if group == "/":
         return ""

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
+from agent.cgroup.hierarchy import CgroupError, below
 from agent.host import files
 from agent.model.cpu.cpuset import CpuSet, CpuSetError
+
+_FILE: Final = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 
 
 class Original(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -165,8 +169,12 @@ def _parse(line: bytes) -> Original | OriginalValue:
     other = isinstance(content, dict) and "file" in content
     kind: type[Original] | type[OriginalValue] = OriginalValue if other else Original
     entry: Original | OriginalValue = msgspec.convert(content, kind)
-    if not entry.group.startswith("/"):
-        raise ValueError(f"{entry.group!r} is not a group")
+    try:
+        below(entry.group)
+    except CgroupError as error:
+        raise ValueError(str(error)) from None
+    if isinstance(entry, OriginalValue) and not _FILE.fullmatch(entry.file):
+        raise ValueError(f"{entry.file!r} is not a file of a cgroup")
     if isinstance(entry, Original):
         try:
             CpuSet.parse(entry.cpus)

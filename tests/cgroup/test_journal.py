@@ -51,7 +51,7 @@ def test_an_unchanged_journal_is_not_written(tmp_path: Path) -> None:
 
 
 def test_names_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
-    odd = Original(os.fsdecode(b"/a/\xff\x00 \"'\x85"), "1")
+    odd = Original(os.fsdecode(b"/a/\xff\x01 \"'\x85"), "1")
     Journal(tmp_path / "j").update([odd])
     assert Journal(tmp_path / "j").originals == {odd.group: odd}
 
@@ -95,10 +95,15 @@ def test_unknown_fields_of_a_later_version_are_read(tmp_path: Path) -> None:
         (b"\xff\xfe\x00", "line 2"),
         pytest.param(b"[" * 100_000, "line 2", id="deeply nested"),
         (b'{"group":"/b","cpus":"x"}', "'/b': CPU list 'x'"),
-        (b'{"group":"b","cpus":"1"}', "'b' is not a group"),
+        (b'{"group":"b","cpus":"1"}', "'b' is not a cgroup path"),
         (b'{"group":"/b"}', "`cpus`"),
         (b'{"group":"/b","file":"cpu.max"}', "`value`"),
-        (b'{"group":"b","file":"cpu.max","value":"1"}', "'b' is not a group"),
+        (b'{"group":"b","file":"cpu.max","value":"1"}', "'b' is not a cgroup path"),
+        (b'{"group":"/../b","cpus":"1"}', "'/../b' is not a cgroup path"),
+        (b'{"group":"/b/..","cpus":"1"}', "'/b/..' is not a cgroup path"),
+        (b'{"group":"/b\\u0000","cpus":"1"}', "is not a cgroup path"),
+        (b'{"group":"/..","file":"cpu.max","value":"1"}', "'/..' is not a cgroup path"),
+        (b'{"group":"/b","file":"../x","value":"1"}', "'../x' is not a file of a cgroup"),
         (b'["/b"]', "line 2"),
         (b"null\n\n7", "2 lines unreadable, 1 groups kept"),
     ],
