@@ -4,9 +4,10 @@ the CPUs, memory nodes and devices that each container should have with those th
 
 The columns of the table are the CPUs in the pod's annotation, in the kubelet's checkpoint, in the
 agent's decision, in the cgroup, and of the processes in it. With NODE the command runs in the
-agent's pod on that node, by kubectl and with the caller's rights. --bundle also writes an archive
-of what a maintainer needs. The command changes nothing. Exit code 0: no finding, apart from
-warnings; 1: there are findings; 2: wrong usage, or the containers can't be examined.
+agent's pod on that node, by kubectl and with the caller's rights; with --all on every node, and
+prints a table of the findings. --bundle also writes an archive of what a maintainer needs. The
+command changes nothing. Exit code 0: no finding, apart from warnings; 1: there are findings, or
+with --all nodes that can't be examined; 2: wrong usage, or the containers can't be examined.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from agent.node.node_findings import NodeFinding
 from agent.view import format
 from agent.view.format import count
 
-USAGE = "topolet doctor [OPTIONS] [NODE]"
+USAGE = "topolet doctor [OPTIONS] [NODE | --all]"
 SETTINGS = DoctorSettings
 
 _HEAD = ("CONTAINER", "QOS", "ANNOTATION", "KUBELET", "AGENT", "CGROUP", "PROCESSES", "")
@@ -46,11 +47,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also write an archive of what a maintainer needs, without secrets (-: to standard "
         "output, without the findings)",
     )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="examine every node of the cluster, by kubectl, and print one table",
+    )
+    parser.add_argument(
+        "--at-once",
+        type=options.positive,
+        default=16,
+        metavar="N",
+        help="with --all: the number of nodes that are examined at the same time (default: 16)",
+    )
+    parser.add_argument(
+        "--node-seconds",
+        type=options.positive,
+        default=30,
+        metavar="SECONDS",
+        help="with --all: longest time until the doctor of a node answers (default: 30)",
+    )
     remote.add_arguments(parser)
     options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.all:
+        return _on_all_nodes(arguments)
     if arguments.node:
         return _on_node(arguments)
     try:
@@ -79,8 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
             json.dump(doctor.body(examined), sys.stdout, indent=1)
             print(flush=True)
         else:
-            width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 200
-            print(format.encodable(described(examined, width)), end="", flush=True)
+            print(format.encodable(described(examined, _width())), end="", flush=True)
     except OSError as error:
         return format.unwritten("doctor", error)
     return _exit_code(examined)
@@ -116,6 +137,36 @@ def _on_node(arguments: argparse.Namespace) -> int:
     except (remote.RemoteError, OSError, tarfile.TarError) as error:
         return options.fail(error, 2)
     return code
+
+
+def _on_all_nodes(arguments: argparse.Namespace) -> int:
+    from agent.cli import cluster_doctor
+
+    if arguments.node or arguments.bundle:
+        return options.fail(ValueError("--all: it takes neither NODE nor --bundle"), 2)
+    try:
+        nodes = cluster_doctor.examine(
+            remote.kubectl_of(arguments, "--all"),
+            arguments.namespace,
+            arguments.at_once,
+            arguments.node_seconds,
+        )
+    except remote.RemoteError as error:
+        return options.fail(error, 2)
+    try:
+        if arguments.output == "json":
+            json.dump(cluster_doctor.body(nodes), sys.stdout, indent=1)
+            print(flush=True)
+        else:
+            text = cluster_doctor.described(nodes, _width())
+            print(format.encodable(text), end="", flush=True)
+    except OSError as error:
+        return format.unwritten("doctor", error)
+    return 1 if any(each.errors for each in nodes) else 0
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 200
 
 
 def described(examined: Examination, width: int) -> str:

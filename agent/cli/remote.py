@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -23,19 +24,27 @@ from agent.model.settings.options import Options, host_port
 from agent.model.settings.scheduler import SchedulerSettings
 from agent.view.format import printable_lines
 
-_SELECTOR: Final = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
+SELECTOR: Final = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
 _CONTAINER: Final = "agent"
 _SCHEDULER_CONTAINER: Final = "scheduler"
 AGENT_PORT: Final = host_port(AgentSettings().http)[1]
 SCHEDULER_PORT: Final = host_port(SchedulerSettings().scheduler_http)[1]
 """The port of a process whose container names no port `http`."""
 _DNS_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_READY: Final = (
+    'jsonpath={range .items[*]}{.metadata.name}{" "}'
+    '{.status.conditions[?(@.type=="Ready")].status}{"\\n"}{end}'
+)
 _REMOTE_CODE: Final = re.compile(r"^command terminated with exit code \d+\n?", re.MULTILINE)
 """The line that kubectl exec writes to standard error after a command that failed."""
 _MAX_ERROR_BYTES: Final = 64 << 10
 _MAX_LOG_BYTES: Final = 8 << 20
 KUBECTL_SECONDS: Final = 120.0
 """For one call of kubectl that reads; commands in a pod have no deadline."""
+
+
+MAX_EXAMINATION_BYTES: Final = 32 << 20
+"""Of the output of one doctor."""
 
 
 class RemoteError(RuntimeError):
@@ -94,7 +103,7 @@ def find_agent(arguments: argparse.Namespace) -> Agent:
     if not _DNS_NAME.fullmatch(node):
         raise RemoteError(f"NODE: {node!r:.80} is not the name of a Node")
     kubectl = kubectl_of(arguments, "NODE")
-    words = ("get", "pods", "-n", namespace, "-l", _SELECTOR, "-o", "json")
+    words = ("get", "pods", "-n", namespace, "-l", SELECTOR, "-o", "json")
     listed = json.loads(kubectl_output(kubectl, *words, f"--field-selector=spec.nodeName={node}"))
     if not listed["items"]:
         raise RemoteError(_why_no_pod(kubectl, node, namespace))
@@ -109,6 +118,52 @@ def find_agent(arguments: argparse.Namespace) -> Agent:
         f"the agent of node {node} does not run: {'; '.join(reasons)}. kubectl -n {namespace} "
         "describe pod, and kubectl logs --previous, say more"
     )
+
+
+def list_agents(kubectl: tuple[str, ...], namespace: str) -> dict[str, Agent | str]:
+    """By node, its running agent, or why none runs though the node has a pod for it. Raises
+    RemoteError."""
+    words = ("get", "pods", "-n", namespace, "-l", SELECTOR, "-o", "json")
+    found: dict[str, Agent | str] = {}
+    for pod in json.loads(kubectl_output(kubectl, *words))["items"]:
+        name, node = pod["metadata"]["name"], pod.get("spec", {}).get("nodeName", "")
+        reason = why_ending(pod, namespace) or why_not_running(pod)
+        if not reason:
+            found[node] = agent_of(kubectl, namespace, pod)
+        elif node:
+            found.setdefault(node, f"pod {namespace}/{name}: {reason}")
+    return found
+
+
+def nodes_of(kubectl: Sequence[str], selector: str = "") -> dict[str, bool]:
+    """By name, whether a Node that the label selector selects is Ready. Raises RemoteError."""
+    where = ("-l", selector) if selector else ()
+    lines = kubectl_output(kubectl, "get", "nodes", *where, "-o", _READY).splitlines()
+    return {name: ready == "True" for name, _, ready in (each.partition(" ") for each in lines)}
+
+
+def node_selectors(pod: Mapping[str, Any]) -> list[str]:
+    """Label selectors which together select the nodes that a pod's spec does. Operators that label
+    selectors lack (Gt, Lt) are left out."""
+    exactly = [f"{key}={value}" for key, value in sorted((pod.get("nodeSelector") or {}).items())]
+    affinity = (pod.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    found = []
+    for term in required.get("nodeSelectorTerms") or [{}]:
+        words = [*exactly]
+        for each in term.get("matchExpressions") or ():
+            key, values = each["key"], ",".join(each.get("values") or ())
+            match each["operator"]:
+                case "In":
+                    words.append(f"{key} in ({values})")
+                case "NotIn":
+                    words.append(f"{key} notin ({values})")
+                case "Exists":
+                    words.append(key)
+                case "DoesNotExist":
+                    words.append(f"!{key}")
+        found.append(",".join(words))
+    return found
 
 
 def find_leader(arguments: argparse.Namespace, lease: str) -> LeadingScheduler:
@@ -194,7 +249,7 @@ def _why_no_pod(kubectl: Sequence[str], node: str, namespace: str) -> str:
         ).strip():
             return f"node {node} does not exist"
     return (
-        f"no agent runs on node {node}: no pod with {_SELECTOR} in namespace {namespace}. Is it "
+        f"no agent runs on node {node}: no pod with {SELECTOR} in namespace {namespace}. Is it "
         "installed in another one (-n), or does the DaemonSet select other nodes?"
     )
 
@@ -218,25 +273,53 @@ def run(agent: Agent, command: Sequence[str], *, terminal: bool = False) -> int:
     if terminal and sys.stdin.isatty() and sys.stdout.isatty():
         return subprocess.run([*exec_, "-it", "--", *command], check=False).returncode
     done = subprocess.run([*exec_, "--", *command], stderr=subprocess.PIPE, text=True, check=False)
-    return _exit_code(done.returncode, done.stderr)
+    error, code = _result(done.returncode, done.stderr)
+    sys.stderr.write(printable_lines(error))
+    return code
 
 
 def output_of(agent: Agent, command: Sequence[str], max_bytes: int) -> tuple[int, bytes]:
     """Runs a command in the agent's container. Returns the exit code, as `run` does, and the
     standard output. Raises RemoteError for an output of more than `max_bytes`."""
+    code, output, error = captured(agent, command, max_bytes)
+    sys.stderr.write(printable_lines(error))
+    return code, output
+
+
+def captured(
+    agent: Agent, command: Sequence[str], max_bytes: int, seconds: float | None = None
+) -> tuple[int, bytes, str]:
+    """As `output_of`, and the standard error. Raises RemoteError also after `seconds`."""
     with tempfile.TemporaryFile() as errors:
         words = [*_exec(agent), "--", *command]
+        late = threading.Event()
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors) as running:
-            output = running.stdout.read(max_bytes + 1) if running.stdout else b""
-            if len(output) > max_bytes:
+
+            def end() -> None:
+                late.set()
                 running.kill()
-                raise RemoteError(
-                    f"pod {agent.namespace}/{agent.pod}: {' '.join(command[:2])} writes more than "
-                    f"{max_bytes} bytes"
-                )
+
+            timer = threading.Timer(seconds, end) if seconds else None
+            if timer:
+                timer.start()
+            try:
+                output = running.stdout.read(max_bytes + 1) if running.stdout else b""
+                if len(output) > max_bytes:
+                    running.kill()
+                running.wait()
+            finally:
+                if timer:
+                    timer.cancel()
+        problem = f"writes more than {max_bytes} bytes" if len(output) > max_bytes else ""
+        if late.is_set():
+            problem = f"has not ended after {seconds:g} s"
+        if problem:
+            title = f"pod {agent.namespace}/{agent.pod}: {' '.join(command[:2])}"
+            raise RemoteError(f"{title} {problem}")
         errors.seek(0)
         error = errors.read(_MAX_ERROR_BYTES).decode(errors="replace")
-    return _exit_code(running.returncode, error), output
+    text, code = _result(running.returncode, error)
+    return code, output, text
 
 
 def logs(agent: Agent, lines: int) -> dict[str, str]:
@@ -255,12 +338,11 @@ def _exec(agent: Agent) -> list[str]:
     return [*agent.kubectl, "exec", "-n", agent.namespace, agent.pod, "-c", _CONTAINER]
 
 
-def _exit_code(kubectl_code: int, error: str) -> int:
-    """The exit code of the command that kubectl ran, 2 if kubectl itself failed. Writes `error`,
-    which is kubectl's standard error, without the line that kubectl adds."""
+def _result(kubectl_code: int, error: str) -> tuple[str, int]:
+    """kubectl's standard error without the line that kubectl adds, and the exit code of the command
+    that kubectl ran, 2 if kubectl itself failed."""
     text, command_failed = _REMOTE_CODE.subn("", error)
-    sys.stderr.write(printable_lines(text))
-    return kubectl_code if command_failed or kubectl_code == 0 else 2
+    return text, kubectl_code if command_failed or kubectl_code == 0 else 2
 
 
 def kubectl_output(kubectl: Sequence[str], *words: str) -> str:

@@ -36,11 +36,6 @@ SETTLE_SECONDS: Final = 30.0
 """Time for which findings do not count: until the first pass of the new agent has corrected
 cgroups, `topolet doctor` may report differences."""
 _OBSERVE_SECONDS: Final = 60.0
-_MAX_EXAMINATION_BYTES: Final = 32 << 20
-_READY: Final = (
-    'jsonpath={range .items[*]}{.metadata.name}{" "}'
-    '{.status.conditions[?(@.type=="Ready")].status}{"\\n"}{end}'
-)
 
 
 class AgentPod(msgspec.Struct, frozen=True):
@@ -122,7 +117,7 @@ class Agents:
                 )
             time.sleep(POLL_SECONDS)
         self._owner = found["metadata"]["uid"]
-        self._nodes = node_selectors(found["spec"]["template"]["spec"])
+        self._nodes = remote.node_selectors(found["spec"]["template"]["spec"])
         self.desired = found["status"]["desiredNumberScheduled"]
         labels = found["spec"]["selector"]["matchLabels"]
         self._selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
@@ -143,12 +138,9 @@ class Agents:
 
     def nodes(self) -> dict[str, bool]:
         """By name, whether a node that the DaemonSet selects is Ready. Call `revision` before."""
-        found = {}
+        found: dict[str, bool] = {}
         for selector in self._nodes:
-            words = ("get", "nodes", "-l", selector, "-o", _READY)
-            for line in remote.kubectl_output(self._kubectl, *words).splitlines():
-                name, _, ready = line.partition(" ")
-                found[name] = ready == "True"
+            found |= remote.nodes_of(self._kubectl, selector)
         return found
 
     def delete(self, pod: AgentPod) -> None:
@@ -158,7 +150,7 @@ class Agents:
     def doctor(self, pod: AgentPod) -> dict[str, str]:
         """What `topolet doctor` finds in the pod (`errors_in`)."""
         code, output = remote.output_of(
-            pod.agent, ["topolet", "doctor", "--output=json"], _MAX_EXAMINATION_BYTES
+            pod.agent, ["topolet", "doctor", "--output=json"], remote.MAX_EXAMINATION_BYTES
         )
         try:
             return errors_in(json.loads(output))
@@ -196,30 +188,6 @@ def errors_in(examination: Mapping[str, Any]) -> dict[str, str]:
             name = f"{each['container']}: {each['kind']}"
             found[name] = ", ".join(filter(None, (name, each["detail"])))
     return {name: printable(text) for name, text in found.items()}
-
-
-def node_selectors(pod: Mapping[str, Any]) -> list[str]:
-    """Label selectors which together select the nodes that a pod's spec does. Operators that label
-    selectors lack (Gt, Lt) are left out."""
-    exactly = [f"{key}={value}" for key, value in sorted((pod.get("nodeSelector") or {}).items())]
-    affinity = (pod.get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    found = []
-    for term in required.get("nodeSelectorTerms") or [{}]:
-        words = [*exactly]
-        for each in term.get("matchExpressions") or ():
-            key, values = each["key"], ",".join(each.get("values") or ())
-            match each["operator"]:
-                case "In":
-                    words.append(f"{key} in ({values})")
-                case "NotIn":
-                    words.append(f"{key} notin ({values})")
-                case "Exists":
-                    words.append(key)
-                case "DoesNotExist":
-                    words.append(f"!{key}")
-        found.append(",".join(words))
-    return found
 
 
 def newest(revisions: Sequence[Mapping[str, Any]], title: str) -> str:

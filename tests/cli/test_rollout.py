@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from agent.__main__ import main
-from agent.cli import rollout
+from agent.cli import remote, rollout
 from agent.cli.remote import Agent, RemoteError
 from agent.cli.rollout import (
     AgentPod,
     StoppedError,
     errors_in,
     newest,
-    node_selectors,
     problem,
     rolled_out,
 )
@@ -198,11 +197,11 @@ def test_the_nodes_are_selected_as_the_pods_are() -> None:
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     pod = {"nodeSelector": {"os": "linux", "arch": "a"}, "affinity": affinity}
     exactly = "arch=a,os=linux"
-    assert node_selectors(pod) == [
+    assert remote.node_selectors(pod) == [
         f"{exactly},pool notin (a,b),site in (x),gpu,!old",
         exactly,
     ]
-    assert node_selectors({}) == [""]
+    assert remote.node_selectors({}) == [""]
 
 
 def test_the_rollout_needs_kubectl(

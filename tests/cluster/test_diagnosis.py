@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.cli.cluster_doctor import ClusterCode
 from agent.kubelet import cpu_manager_state
 from agent.node.change_log import CLAIM_NOT_HONORED
 from agent.node.drift import DriftKind
@@ -150,6 +151,17 @@ def agent_pid(cluster: Cluster) -> str:
     raise AssertionError("no agent runs")
 
 
+def containerd_pid(cluster: Cluster) -> str:
+    """The runtime's process in the world's namespace."""
+    read = cluster.nodes[HOST].machine.read("/proc/[0-9]*/cmdline")
+    (pid,) = (
+        path.split("/")[2]
+        for path, text in read.items()
+        if text.split("\0")[0].rpartition("/")[2] == "containerd"
+    )
+    return pid
+
+
 def wait_for_doctor(cluster: Cluster) -> None:
     """Waits until doctor runs: a kubelet that starts does not know its pods yet."""
     cluster.eventually("the kubelet knows the agent", lambda: run(cluster, "doctor", HOST)[1])
@@ -207,6 +219,24 @@ def test_a_node_is_examined_and_drawn_from_outside(healthy: Cluster) -> None:
     code, _, error = run(cluster, "doctor", HOST, "--bundle", str(path))
     assert code == 0, error
     assert path.stat().st_size > 1000
+
+
+def test_the_doctor_of_the_cluster_names_a_node_whose_runtime_hangs(healthy: Cluster) -> None:
+    code, text, error = run(healthy, "doctor", "--all")
+    assert (code, error) == (0, ""), text
+    assert "1 without, 0 not examined" in text
+    machine = healthy.nodes[HOST].machine
+    pid = containerd_pid(healthy)
+    machine.run("kill", "-STOP", pid)
+    try:
+        code, text, error = run(healthy, "doctor", "--all", "--node-seconds=4", "-o", "json")
+    finally:
+        machine.run("kill", "-CONT", pid)
+    assert (code, error) == (1, ""), text
+    (node,) = json.loads(text)["nodes"]
+    assert node["node"] == HOST
+    assert [each["code"] for each in node["findings"]] == [ClusterCode.NO_ANSWER]
+    assert f"`{ClusterCode.NO_ANSWER}`" in (ROOT / "docs/troubleshooting.md").read_text()
 
 
 def test_an_agent_that_is_stopped(healthy: Cluster, alerts: PrometheusApi) -> None:
