@@ -56,6 +56,7 @@ from agent.model.snapshot import (
     PodWanted,
     Pool,
     Wanted,
+    pool_cpus,
 )
 
 
@@ -101,9 +102,13 @@ def decide(
     outcome = admission.give_local(local) if local else LocalOutcome({}, admission.ls)
     owners = _with_local_owners(admission.owners, pods, outcome)
     batches = {pod.uid: _batch_of(pod, refusals) for pod in pods}
-    requested_milli = sum(cpu_request_milli(batches[pod.uid]) for pod in pods if pod.qos is QoS.BE)
     ls_pools = _by_node(topology, admission.ls)
-    be_pools = _by_node(topology, _be_pool(admission.be, requested_milli, rules))
+    be_pools = _by_node(topology, admission.be)
+    if rules.be_on_reserved:
+        first = _by_node(topology, admission.be & rules.reserved)
+        users = [(pod, batches[pod.uid]) for pod in pods if pool_class(pod) is QoS.BE]
+        if _has_room(first, users):
+            be_pools = first
     values = _PodValues(
         ls_pools,
         be_pools,
@@ -236,10 +241,15 @@ def _batch_of(pod: Pod, refusals: _Refusals) -> dict[str, BatchResources]:
     return named
 
 
-def _be_pool(free: CpuSet, requested_milli: int, rules: PoolRules) -> CpuSet:
-    reserved = free & rules.reserved
-    fits = rules.be_on_reserved and 0 < len(reserved) * 1000 >= requested_milli
-    return reserved if fits else free
+def _has_room(
+    pools: tuple[Pool, ...], pods: Collection[tuple[Pod, Mapping[str, BatchResources]]]
+) -> bool:
+    """Whether the requests of the pods fit into the pools, and every pod that is bound to NUMA
+    nodes has a pool there."""
+    requested_milli = sum(cpu_request_milli(batch) for _, batch in pods)
+    bound = [nodes for pod, _ in pods if (nodes := numa_nodes(pod))]
+    fits = 0 < len(pool_cpus(pools)) * 1000 >= requested_milli
+    return fits and all(pool_cpus(pools, nodes) for nodes in bound)
 
 
 def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:

@@ -37,8 +37,9 @@ class PoolRules(msgspec.Struct, frozen=True):
     """The use of reserved CPUs.
 
     `reserved`: CPUs that the kubelet reserves; pods share them. `owners_on_reserved`: LSE and LSR
-    pods may own them. `be_on_reserved`: BE pods run only on them while the requests of BE pods fit
-    there (fine-grained CPU orchestration proposal). `node_reserved`: CPUs that no pod may use.
+    pods may own them. `be_on_reserved`: BE pods run on them alone if their requests fit there
+    (fine-grained CPU orchestration proposal: they use the reserved CPUs first); False while these
+    are full. `node_reserved`: CPUs that no pod may use.
     `system`: the CPUs of SYSTEM pods, for these alone if `system_exclusive`. `bind_memory`: pods
     that own CPUs or are bound to NUMA nodes get the memory of the nodes that they run on, except
     Guaranteed pods whose memory the kubelet binds (`kubelet_memory`). `cpu_normalization_ratio`:
@@ -62,6 +63,19 @@ class PoolRules(msgspec.Struct, frozen=True):
 
 
 DEFAULT_RULES: Final = PoolRules()
+
+_FULL: Final = 0.9
+_ROOM: Final = 0.5
+
+
+def reserved_are_full(reserved: int, busy_cpus: float, be_cpus: float, *, before: bool) -> bool:
+    """Whether BE pods need more than this number of reserved CPUs. `busy_cpus`: how many of these
+    were busy, on average; `be_cpus`: how many CPUs BE pods used, wherever they ran. They get the
+    rest of the BE pool when the reserved CPUs are nearly always busy, and lose it when what both
+    used fits into half of the reserved CPUs: between the two, the decision `before` stays."""
+    if before:
+        return busy_cpus + be_cpus > _ROOM * reserved
+    return busy_cpus >= _FULL * reserved
 
 
 def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:

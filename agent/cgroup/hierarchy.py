@@ -31,7 +31,12 @@ _EFFECTIVE: Final = {
     (2, CPUS): "cpuset.cpus.effective",
     (2, MEMS): "cpuset.mems.effective",
 }
-_OF_V1: Final = {"cpu": "cpu.shares", "cpuset": CPUS, "memory": "memory.limit_in_bytes"}
+_OF_V1: Final = {
+    "cpu": "cpu.shares",
+    "cpuacct": "cpuacct.usage",
+    "cpuset": CPUS,
+    "memory": "memory.limit_in_bytes",
+}
 """A file that distinguishes a mounted v1 controller from an empty folder of its name."""
 _LEAF_LINKS: Final = 2
 """A cgroup's directory has as many links as it has groups in it, and these."""
@@ -200,6 +205,9 @@ class Controllers:
         self._mounts: dict[str, tuple[Literal[1, 2], str]] = {
             each: found for each in _ALL if (found := mounted(root, each))
         }
+        # Most hosts with v1 mount both as one.
+        if found := mounted(root, "cpuacct") or self._mounts.get("cpu"):
+            self._mounts["cpuacct"] = found
         self._handles = handles or Handles()
 
     def close(self) -> None:
@@ -233,6 +241,16 @@ class Controllers:
                 return None
             raise _error("read", path, self.has(group, file), error) from error
 
+    def cpu_seconds(self, group: str) -> float | None:
+        """The CPU time that the group has used; None if it can't be read."""
+        try:
+            if self.version("cpu") == 2:
+                words = (self.read(group, "cpu.stat") or "").split()
+                return int(words[words.index("usage_usec") + 1]) / _MICROSECONDS
+            return int(self.read(group, "cpuacct.usage") or "") / _NANOSECONDS
+        except (CgroupError, ValueError, IndexError):
+            return None
+
     def write(self, group: str, file: str, text: str) -> None:
         """One write(2). Raises CgroupError, GroupGone."""
         path = f"{self._directory(group, file)}/{file}"
@@ -248,6 +266,8 @@ class Controllers:
         return found[1] + below(group)
 
 
+_MICROSECONDS: Final = 1_000_000
+_NANOSECONDS: Final = 1_000_000_000
 _READ_BYTES: Final = 65_536  # a CPU list of 8,192 lone ids is shorter
 _FEW: Final = 64
 _MAY_NOT: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})

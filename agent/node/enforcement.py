@@ -26,6 +26,7 @@ from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, Wanted, poo
 from agent.node.audit import Written
 from agent.node.node_local import CpuNotices
 from agent.node.originals import AnnouncedPodGroups, OriginalValues
+from agent.node.reserved_load import ReservedLoad
 from agent.node.runtime_updater import RuntimeUpdater, stores
 from agent.node.runtime_view import RuntimeState
 from agent.node.violations import RefusedLimit, find_overlaps, find_refused_limits
@@ -87,6 +88,7 @@ class Enforcement:
         self._notices = notices
         self._migrate_memory = migrate_memory
         self.originals = OriginalValues(hierarchy, controllers, journal)
+        self.reserved_load = ReservedLoad(hierarchy.proc, controllers)
         self._announced = AnnouncedPodGroups(hierarchy, journal)
         self._restored: dict[str, dict[str, str]] = {}
 

@@ -17,7 +17,7 @@ from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.reserved_cpus import PoolRules, cpus_for, reserved_cpus
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model.apiobjects import ApiNode
-from agent.model.cpu.cpuset import EMPTY
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.nrt.node_annotations import (
     NUMA_MEMORY_POLICY,
@@ -101,27 +101,34 @@ def from_annotations(
 def with_kubelet(
     configuration: NodeConfiguration, kubelet: KubeletConfiguration, topology: Topology
 ) -> NodeConfiguration:
-    """Adds the configuration of this node's kubelet, and the CPUs that it reserves under the static
-    policy. Raises ConfigurationError for a reservation that exceeds the machine's CPUs: no kubelet
-    starts with it."""
-    reserved = kubelet.reserved_cpus
-    if not reserved and kubelet.static:
-        try:
-            reserved = cpus_for(layouts.of(topology.cpus), kubelet.reserved_milli)
-        except NotEnoughCpusError as error:
-            reason = f"kubeReserved and systemReserved: {error}"
-            raise ConfigurationError(f"{kubelet.source}: {reason}") from None
+    """Adds the configuration of this node's kubelet, and the CPUs that it reserves: those of
+    reservedSystemCPUs under every policy, those for an amount under the static policy alone,
+    because no other kubelet chooses CPUs for it. Raises ConfigurationError for a reservation that
+    exceeds the machine's CPUs: no kubelet starts with it."""
+    reserved = kept_by_kubelet(kubelet, topology) if kubelet.static else kubelet.reserved_cpus
     return msgspec.structs.replace(
         configuration,
         kubelet_policy=kubelet.cpu_manager_policy,
         kubelet_options=kubelet.cpu_manager_options,
-        kubelet_reserved=reserved if kubelet.static else EMPTY,
+        kubelet_reserved=reserved,
         topology_policy=kubelet.topology_manager_policy,
         topology_scope=kubelet.topology_manager_scope,
         kubelet_memory=kubelet.memory_manager_policy == "Static",
         reserved_memory_bytes=kubelet.reserved_memory_bytes,
         max_numa_nodes=kubelet.max_numa_nodes,
     )
+
+
+def kept_by_kubelet(kubelet: KubeletConfiguration, topology: Topology) -> CpuSet:
+    """The CPUs that a kubelet with the static policy never assigns: reservedSystemCPUs, else those
+    that it takes for kubeReserved and systemReserved. Raises ConfigurationError."""
+    if kubelet.reserved_cpus:
+        return kubelet.reserved_cpus
+    try:
+        return cpus_for(layouts.of(topology.cpus), kubelet.reserved_milli)
+    except NotEnoughCpusError as error:
+        reason = f"kubeReserved and systemReserved: {error}"
+        raise ConfigurationError(f"{kubelet.source}: {reason}") from None
 
 
 def with_settings(node: NodeConfiguration, settings: AgentSettings) -> NodeConfiguration:
@@ -142,17 +149,6 @@ def check_combination(settings: AgentSettings, kubelet: KubeletConfiguration) ->
             f"kubelet-cpu-manager is {declared}, but the kubelet's cpuManagerPolicy is {policy} "
             f"({kubelet.source}): declare its policy, or reconfigure it (drain the node, stop it, "
             "remove its cpu_manager_state, start it)"
-        )
-    strict = kubelet.cpu_manager_options.get(STRICT_CPU_RESERVATION) == "true"
-    if settings.be_on_reserved and kubelet.static and strict:
-        raise CombinationError(
-            "be-on-reserved is on, but the kubelet lets no pod run on its reserved CPUs "
-            f"({STRICT_CPU_RESERVATION} in {kubelet.source}): switch one of them off"
-        )
-    if settings.be_on_reserved and not (kubelet.reserved_cpus or kubelet.reserved_milli):
-        raise CombinationError(
-            f"be-on-reserved is on, but the kubelet reserves no CPU ({kubelet.source}): set its "
-            "reservedSystemCPUs, or switch be-on-reserved off"
         )
     if settings.bind_memory and kubelet.memory_manager_policy == "Static":
         raise CombinationError(

@@ -19,6 +19,7 @@ from agent.host.files import Tree
 from agent.model import audit
 from agent.model.bounds import reason
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.times import cpu_times
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Device
 from agent.model.devices.gpus import GpuReading, GpuReport
@@ -28,7 +29,7 @@ from agent.telemetry import audit as trail
 from agent.view import devices as devices_view
 from agent.view import machine
 from agent.view.devices import DeviceSources, ShownDevice
-from agent.view.live import SCHEMA_VERSION, Attention, LiveNode, cpu_times, drift, live, loads
+from agent.view.live import SCHEMA_VERSION, Attention, LiveNode, drift, live, loads
 from agent.view.recent import PoolSize, RecentChange, RecentChanges
 
 _HISTORY_SECONDS: Final = 86_400.0

@@ -32,6 +32,7 @@ from agent.allocate.node_local.claim import LocalInput
 from agent.allocate.pools import Decision
 from agent.allocate.present import admitted, present
 from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
+from agent.allocate.shares import pool_class
 from agent.allocate.visibility.pod_devices import DeviceVisibility
 from agent.discover.cpus import TopologyView
 from agent.model.cpu.cpuset import CpuSet
@@ -50,6 +51,7 @@ from agent.model.notifications import (
 )
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.pod.pods import Container, ContainerState, Pod
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import CpuPolicy, Patterns, Snapshot, excludes, excludes_any
 from agent.node.cluster_view import ClusterCache, ClusterState
 from agent.node.device_visibility import DeviceVisibilityView
@@ -257,7 +259,7 @@ class Reconciler:
             cpus,
             self._publisher.owners,
             running_on(node.pods, node.holds),
-            rules(node.configuration),
+            self._rules(node, seen.topology),
             local,
         )
         # Most passes find nothing new, and equal inputs have equal decisions.
@@ -271,6 +273,22 @@ class Reconciler:
         self._reporter.changes.decided(node.pods, decision, owners, node.holds)
         self._reporter.changes.without_cgroup(_without_cgroup(seen.managed.pods), time.monotonic())
         return decision
+
+    def _rules(self, node: Resolved, topology: Topology) -> PoolRules:
+        """The rules of the pools, by the load of the reserved CPUs too."""
+        made = rules(node.configuration)
+        reserved = made.reserved & topology.online
+        if not made.be_on_reserved or not reserved:
+            return made
+        groups = {
+            each.group
+            for pod in node.pods
+            if pool_class(pod) is QoS.BE
+            for each in pod.containers
+            if each.group is not None
+        }
+        full = self._enforcement.reserved_load.full(reserved, groups)
+        return msgspec.structs.replace(made, be_on_reserved=not full)
 
     def _make_room(self, seen: Observation, node: Resolved, decision: Decision) -> Freed:
         freed = self._enforcement.make_room(

@@ -6,13 +6,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from agent.cgroup import names
-from agent.cgroup.hierarchy import Hierarchy, mounted
+from agent.cgroup.hierarchy import Controllers, Handles, Hierarchy, mounted
 from agent.cri.client import Cri
 from agent.discover.cpus import TopologyView
 from agent.hooks.agent_client import read_snapshot
@@ -21,6 +21,7 @@ from agent.host.files import Stamp, Tree
 from agent.host.listener import receives_datagrams
 from agent.model import audit
 from agent.model import snapshot as snapshots
+from agent.model.cpu.times import cpu_times
 from agent.model.cpu.topology import Topology
 from agent.model.notifications import SOCKET
 from agent.model.pod.pods import Pod
@@ -29,7 +30,7 @@ from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 from agent.telemetry import audit as trail
 from agent.view.devices import ShownDevice
-from agent.view.live import LiveNode, cpu_times, live, loads
+from agent.view.live import LiveNode, live, loads
 from agent.view.recent import RecentChanges
 from agent.view.top.values import Group, NodeObservation, Opened, Sample, Usage, sample
 
@@ -142,7 +143,6 @@ _POD_FILES: Final = {
     ),
 }
 """By cgroup version: the controllers, each with the files that are displayed."""
-_MICROSECONDS: Final = 1_000_000
 
 
 class PodReader:
@@ -152,7 +152,7 @@ class PodReader:
     def __init__(self, cri: Cri, cgroup_root: str, proc: str) -> None:
         """Raises CgroupError."""
         self._cri = cri
-        self._root = cgroup_root
+        self._controllers = Controllers(cgroup_root, Handles(0))
         self._mounts = {
             each: found
             for each in ("cpuset", "cpu", "memory")
@@ -173,7 +173,7 @@ class PodReader:
         now = time.monotonic()
         for uid, pod in self._pods.items():
             groups = _groups(pod)
-            used = _total(self._cpu_seconds(group) for group in groups)
+            used = _total(map(self._controllers.cpu_seconds, groups))
             before = self._used.pop(uid, None)
             rate = None
             if used is not None:
@@ -218,21 +218,6 @@ class PodReader:
                         found[name] = text
         return Group(container, group, found)
 
-    def _cpu_seconds(self, group: str) -> float | None:
-        version, _ = self._mounts.get("cpu", (0, ""))
-        try:
-            if version == 2:
-                words = (self._read("cpu", group, "cpu.stat") or "").split()
-                return int(words[words.index("usage_usec") + 1]) / _MICROSECONDS
-            # Most hosts mount both controllers as one.
-            text = self._read("cpu", group, "cpuacct.usage")
-            if text is None:
-                path = f"{self._root}/cpuacct{group}/cpuacct.usage"
-                text = (Tree("/").read(path[1:]) or b"").decode("ascii", "replace")
-            return int(text) / 1e9
-        except (ValueError, IndexError):
-            return None
-
     def _memory_bytes(self, group: str) -> float | None:
         version, _ = self._mounts.get("memory", (0, ""))
         name = "memory.current" if version == 2 else "memory.usage_in_bytes"
@@ -262,6 +247,6 @@ def _groups(pod: Pod) -> list[str]:
     return [own] if own else [each.group for each in pod.containers if each.group]
 
 
-def _total(values: Iterator[float | None]) -> float | None:
+def _total(values: Iterable[float | None]) -> float | None:
     known = [each for each in values if each is not None]
     return sum(known) if known else None

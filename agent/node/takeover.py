@@ -25,7 +25,6 @@ from agent.kubelet.cpu_manager_state import CpuManagerState, Entries
 from agent.kubelet.statefile import Checked
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
-from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.pod.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import KubeletStateSettings, RestoreSettings
@@ -237,8 +236,4 @@ def reserved(settings: KubeletStateSettings) -> tuple[CpuSet, tuple[str, ...]]:
         return EMPTY, (f"{path} does not exist: the CPUs that the kubelet reserves are not known",)
     except DocumentError as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    static = msgspec.structs.replace(kubelet, cpu_manager_policy="static")
-    topology = machine_cpus.read(settings.root)
-    return node_configuration.with_kubelet(
-        NodeConfiguration(), static, topology
-    ).kubelet_reserved, ()
+    return node_configuration.kept_by_kubelet(kubelet, machine_cpus.read(settings.root)), ()

@@ -448,11 +448,20 @@ def test_an_owner_of_cpus_that_are_reserved_later_keeps_them_after_a_restart() -
         ),
     ],
 )
-def test_be_pods_run_only_on_reserved_cpus_while_they_fit_there(pods: list[Pod], be: str) -> None:
+def test_be_pods_run_on_the_reserved_cpus_first(pods: list[Pod], be: str) -> None:
     rules = PoolRules(RESERVED, owners_on_reserved=True, be_on_reserved=True)
     decision = decided(machine(), *pods, rules=rules)
     assert decision.pods["b"].each.cpuset == be
     assert str(pool_cpus(decision.be_pools)) == be
+
+
+@pytest.mark.parametrize(("node", "pool"), [(0, "0-1"), (1, "0-7")])
+def test_a_be_pod_of_a_numa_node_without_reserved_cpus_keeps_its_node(node: int, pool: str) -> None:
+    bound = pod("bound", "BE", numa_nodes=(node,))
+    rules = PoolRules(RESERVED, be_on_reserved=True)
+    decision = decided(machine(2, 4), bound, pod("b", "BE"), rules=rules)
+    assert decision.pods["bound"].each.cpuset == ("0-1", "4-7")[node]
+    assert decision.pods["b"].each.cpuset == pool
 
 
 def test_reserved_cpus_stay_in_the_ls_pool() -> None:

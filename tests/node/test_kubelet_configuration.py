@@ -49,18 +49,6 @@ def read(settings: AgentSettings, sources: Sources | None = None) -> KubeletConf
             id="declared static",
         ),
         pytest.param(
-            AgentSettings(be_on_reserved=True),
-            msgspec.structs.replace(STATIC, cpu_manager_options={"strict-cpu-reservation": "true"}),
-            "switch one of them off",
-            id="strictly reserved CPUs and BE pods on them",
-        ),
-        pytest.param(
-            AgentSettings(be_on_reserved=True),
-            KubeletConfiguration("kubelet 7"),
-            "reservedSystemCPUs",
-            id="BE on nothing",
-        ),
-        pytest.param(
             AgentSettings(bind_memory=True),
             KubeletConfiguration("kubelet 7", memory_manager_policy="Static"),
             "switch one of them off",
@@ -80,7 +68,8 @@ def test_impossible_combination_names_the_remedy(
     ("settings", "kubelet"),
     [
         (AgentSettings(), STATIC),
-        (AgentSettings(kubelet_cpu_manager="static", be_on_reserved=True), STATIC),
+        (AgentSettings(kubelet_cpu_manager="static"), STATIC),
+        (AgentSettings(), KubeletConfiguration("kubelet 7")),
         (AgentSettings(bind_memory=True), STATIC),
     ],
 )
@@ -91,7 +80,7 @@ def test_valid_combination(settings: AgentSettings, kubelet: KubeletConfiguratio
 def test_configuration_is_merged_from_node_kubelet_and_settings(tmp_path: Path) -> None:
     command_line = ["kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1"]
     process(tmp_path, 9, *command_line)
-    settings = AgentSettings(root=str(tmp_path), be_on_reserved=True, bind_memory=True)
+    settings = AgentSettings(root=str(tmp_path), bind_memory=True)
     applied = rules(read(settings).applied(NodeConfiguration(), machine()))
     assert (str(applied.reserved), applied.be_on_reserved, applied.bind_memory) == ("1", True, True)
     assert not applied.owners_on_reserved
@@ -205,7 +194,7 @@ def test_a_start_with_an_uncertain_kubelet_uses_what_is_known(
 ) -> None:
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=none", "--config=/nonexistent")
     change(tmp_path)
-    view = read(AgentSettings(root=str(tmp_path), be_on_reserved=True))
+    view = read(AgentSettings(root=str(tmp_path)))
     state = CpuManagerState("static", CpuSet.parse("0-3"))
     status = CpuManagerStatus(state, CpuSet.parse("0"))
     applied = view.applied(NodeConfiguration(), machine(), status)

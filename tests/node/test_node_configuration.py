@@ -162,10 +162,12 @@ def test_a_node_annotation_reaches_containers_report_and_snapshot(tmp_path: Path
             "0-1",
         ),
         ({"cpuManagerPolicy": "static"}, ""),
-        ({"cpuManagerPolicy": "none", "reservedSystemCPUs": "2"}, ""),
+        ({"cpuManagerPolicy": "none", "reservedSystemCPUs": "2"}, "2"),
+        ({"reservedSystemCPUs": "2", "kubeReserved": {"cpu": "2"}}, "2"),
+        ({"cpuManagerPolicy": "none", "kubeReserved": {"cpu": "600m"}}, ""),
     ],
 )
-def test_static_kubelet_reserves_cpus_by_name_or_amount(
+def test_the_kubelets_reserved_cpus_count_under_every_policy_and_amounts_under_static_alone(
     content: dict[str, Any], reserved: str
 ) -> None:
     kubelet = of_object({**content, "topologyManagerPolicy": "restricted"}, "kubelet 1")

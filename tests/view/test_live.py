@@ -21,7 +21,6 @@ from agent.view.live import (
     LiveNode,
     LivePart,
     LivePod,
-    cpu_times,
     live,
     loads,
 )
@@ -148,22 +147,6 @@ def test_json_has_the_fields_that_the_page_reads() -> None:
     assert found["cpus"][4] == {"id": 4, "core": 4, "node": 1, "socket": 1} | (
         {"l3": found["cpus"][4]["l3"]} if "l3" in found["cpus"][4] else {}
     )
-
-
-STAT = """cpu  9 9 9 9 9 9 9 9 9 9
-cpu0 10 5 5 70 10 0 0 0 3 0
-cpu11 0 0 0 100 0 0 0 0 0 0
-intr 1 2 3
-"""
-
-
-def test_times_of_proc_stat() -> None:
-    assert cpu_times(STAT) == {0: (20, 100), 11: (0, 100)}
-
-
-@pytest.mark.parametrize("line", ["cpu1", "cpu1 a b c d", "cpux 1 2 3 4", "cpu1 1 2 3", ""])
-def test_lines_without_times_are_left_out(line: str) -> None:
-    assert cpu_times(line) == {}
 
 
 def test_loads() -> None:

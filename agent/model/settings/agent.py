@@ -249,10 +249,10 @@ class AgentSettings(KubeletStateSettings, frozen=True):
     be_on_reserved: Annotated[
         bool,
         msgspec.Meta(
-            description="BE pods run only on the CPUs that the kubelet reserves, while their "
-            "requests fit there"
+            description="BE pods use the CPUs that the kubelet reserves first, and the rest of "
+            "their pool too while these CPUs are busy or the requests of BE pods do not fit there"
         ),
-    ] = False
+    ] = True
     bind_memory: Annotated[
         bool,
         msgspec.Meta(

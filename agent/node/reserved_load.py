@@ -1,0 +1,68 @@
+"""The load of the CPUs that the kubelet reserves, by `/proc/stat` and the CPU time of BE pods."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Final
+
+from agent.allocate.reserved_cpus import reserved_are_full
+from agent.cgroup.hierarchy import Controllers
+from agent.host.files import Tree
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.times import cpu_times
+
+LEAST_SECONDS: Final = 5.0
+"""The least time between two measurements. Without events a pass, and so a measurement, takes place
+every `full-pass-seconds`."""
+
+
+class ReservedLoad:
+    """Measures, while BE pods run, whether the CPUs have room for them. Keeps the last values."""
+
+    def __init__(
+        self, proc: str, controllers: Controllers, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tree = Tree(proc)
+        self._controllers = controllers
+        self._clock = clock
+        self._full = False
+        self._measured: float | None = None
+        self._times: dict[int, tuple[int, int]] = {}
+        self._used_seconds: dict[str, float] = {}
+
+    def full(self, reserved: CpuSet, groups: Collection[str]) -> bool:
+        """Whether the load of the reserved CPUs leaves no room for BE pods. `groups`: of their
+        running containers."""
+        if not groups:
+            self._full, self._measured = False, None
+            return False
+        now, before = self._clock(), self._measured
+        if before is not None and now - before < LEAST_SECONDS:
+            return self._full
+        times = cpu_times(self._tree.text("stat") or "")
+        used_seconds = {
+            group: used
+            for group in groups
+            if (used := self._controllers.cpu_seconds(group)) is not None
+        }
+        if before is not None:
+            busy_cpus = sum(_share(self._times, times, cpu) for cpu in reserved)
+            spent = (
+                used - self._used_seconds.get(group, used) for group, used in used_seconds.items()
+            )
+            self._full = reserved_are_full(
+                len(reserved), busy_cpus, sum(spent) / (now - before), before=self._full
+            )
+        self._measured, self._times, self._used_seconds = now, times, used_seconds
+        return self._full
+
+
+def _share(
+    before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]], cpu: int
+) -> float:
+    """The part of the time in which a CPU was busy, 0 if it is unknown."""
+    if cpu not in before or cpu not in after:
+        return 0.0
+    busy, total = (after[cpu][each] - before[cpu][each] for each in (0, 1))
+    return busy / total if total > 0 else 0.0
