@@ -37,3 +37,63 @@ def test_a_file_with_an_error(
     assert printed.err.startswith("topolet: ")
     assert problem in printed.err
     assert len(printed.err.splitlines()) == 1
+
+
+VALUES = """
+pools:
+- name: a
+  settings: {period-seconds: 1, cpu-policy: static, reserved-cpus: 3, devices: no}
+  canary: {settings: {cpu-policy-options: full-pcpus-only}}
+- {}
+scheduler: {enabled: true, settings: {lease-seconds: 20}}
+"""
+
+
+def test_the_settings_in_values_of_the_chart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(VALUES)
+    assert main(["config", "check", "--chart", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}: 10 options, all valid\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "problems"),
+    [
+        (
+            "pools: [{settings: {period-seconds: x, cpu-policy: sttic, http: x, devicess: 1}}]",
+            [
+                "pools[0].settings.period-seconds is not a number greater than 0",
+                "pools[0].settings.cpu-policy is not one of",
+                "pools[0].settings.http: the chart sets this option itself",
+                "pools[0].settings.devicess: this option does not exist; did you mean devices?",
+            ],
+        ),
+        (
+            "pools: [{}, {canary: {settings: {cpu-policy-options: foo}}}]",
+            ["pools[1].canary.settings: cpu-policy-options: 'foo' is not one of"],
+        ),
+        (
+            "scheduler: {settings: {lease-seconds: 1}}",
+            ["scheduler.settings.lease-seconds is not a whole number of at least 3"],
+        ),
+        ("pools: {}", ["pools: it is not a list"]),
+        ("pools: [1]", ["pools[0]: it is not a mapping"]),
+        ("- a", ["the file: it is not a mapping"]),
+        ("a: [", ["while parsing a flow node"]),
+    ],
+)
+def test_values_of_the_chart_with_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, problems: list[str]
+) -> None:
+    """All of them are named."""
+    path = tmp_path / "values.yaml"
+    path.write_text(content)
+    assert main(["config", "check", "--chart", str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(problems)
+    for line, problem in zip(lines, problems, strict=True):
+        assert line.startswith(f"topolet: {path}: {problem}")
+    assert main(["config", "check", "--chart", "/none"]) == 2
+    assert "/none: No such file" in capsys.readouterr().err
