@@ -27,6 +27,7 @@ from deploy import schema
 from tests.deploy.chart import CHART, NAMESPACE, attempt, helm, refused, rendered
 from tests.deploy.manifests import (
     DEPLOY,
+    SCHEDULER,
     Object,
     arguments,
     kustomization,
@@ -424,7 +425,7 @@ def test_policies_enforce_or_warn(mode: str, actions: list[str], tmp_path: Path)
         for each in rendered(tmp_path, {"policies": {"mode": mode}})
         if each["kind"] == "ValidatingAdmissionPolicyBinding"
     }
-    own_accounts = ("topolet-own-", "topolet-scheduler-pods")
+    own_accounts = ("topolet-own-", "topolet-scheduler-")
     users = {name for name in found if not name.startswith(own_accounts)} - {"topolet-schedulers"}
     assert {tuple(found[name]) for name in users} == {tuple(actions)}
     assert {tuple(found[name]) for name in set(found) - users} == {("Deny",), ("Warn",)}
@@ -458,6 +459,31 @@ def test_accounts_of_values_are_in_the_policies(tmp_path: Path) -> None:
     texts = str(found)
     for name in ("a", "b", "c"):
         assert re.search(rf"\\n\s*{name}(\\n|''')", texts)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, ["system:kube-scheduler"]),
+        ({"webhook": {"enabled": True}}, ["system:kube-scheduler"]),
+        ({"webhook": {"enabled": True, "clientCA": True}}, []),
+        (
+            {"webhook": {"enabled": True, "clientCA": True}, "policies": {"binders": ["c"]}},
+            ["c"],
+        ),
+        ({"policies": {"binders": []}}, []),
+    ],
+)
+def test_a_webhook_that_reads_pods_trusts_no_other_scheduler_by_default(
+    values: Object, expected: list[str], tmp_path: Path
+) -> None:
+    accounts = {
+        tuple(lines.replace("\\n", " ").split())
+        for each in rendered(tmp_path, values)
+        if each["metadata"]["name"] in ("topolet-gpu-binders", "topolet-gpu-node-names")
+        for lines in re.findall(r"r'''(.*?)'''", json.dumps(each))
+    }
+    assert accounts == {(SCHEDULER, *expected)}
 
 
 @pytest.mark.parametrize("name", ["topolet-scheduler", "topolet-webhook"])

@@ -58,6 +58,7 @@ NOT_LISTED = (
     "components/nvidia/daemonset.yaml",
     "components/nvidia/others.yaml",
     "components/webhook/binders.yaml",
+    "components/webhook-client-ca/binders.yaml",
     "components/webhook-client-ca/webhook.yaml",
     "components/scheduler-evict/flag.yaml",
     "components/cri-o/agent.yaml",
@@ -290,7 +291,7 @@ def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
         re.findall("'(.+?)'", policy["matchConditions"][0]["expression"]) for policy in policies
     ]
     both = [AGENT, f"{AGENT.rpartition(':')[0]}:topolet-uninstall-node"]
-    assert accounts == [both, [AGENT], [AGENT]]
+    assert accounts == [both, [AGENT], [AGENT, SCHEDULER]]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

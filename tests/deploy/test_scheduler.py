@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,16 @@ import yaml
 
 from agent.cli import options
 from agent.cli import scheduler as scheduler_command
+from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings
+from agent.node.cluster_view import EVENT_CONTROLLER
 from agent.scheduler.extender import extender
 from agent.scheduler.leader import label
+from agent.scheduler.preemption.evictor import DISRUPTION_TARGET
+from agent.scheduler.process import CONTROLLER
 from agent.scheduler.rules import agent_selector
+from agent.scheduler.state.records import CLAIM_REFUSED
+from agent.scheduler.unschedulable.retry import ROOM_FOUND
 from tests.deploy.manifests import HARDENED, SCHEDULER, kustomized, objects, of_kind, variables
 
 Object = dict[str, Any]
@@ -122,6 +129,51 @@ def test_role_and_policy_allow_the_leader_to_label_its_pod() -> None:
     assert f"'{label.LABEL}' && variables.own" in policy["validations"][0]["expression"]
     own = next(each for each in policy["variables"] if each["name"] == "own")
     assert own["expression"].startswith(f"request.namespace == '{namespace}'")
+
+
+def test_policies_restrict_all_that_the_scheduler_writes() -> None:
+    """The status of a RebindResource is its own as a whole."""
+    changed = {
+        key
+        for role in ("topolet-scheduler", "topolet-scheduler-evict")
+        for key, verbs in rules(role).items()
+        if {"create", "patch", "update", "delete"} & set(verbs)
+    }
+    restricted = {
+        (group, resource)
+        for policy in of_kind("ValidatingAdmissionPolicy").values()
+        if SCHEDULER in policy["spec"].get("matchConditions", [{}])[0].get("expression", "")
+        for rule in policy["spec"]["matchConstraints"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    own = {("scheduling.koordinator.sh", "rebindresources/status")}
+    assert changed - restricted == own
+
+
+def test_policies_permit_what_the_scheduler_writes_to_pods() -> None:
+    policies = of_kind("ValidatingAdmissionPolicy")
+
+    def lists(policy: str) -> list[set[str]]:
+        texts = [
+            each["expression"]
+            for part in ("variables", "validations")
+            for each in policies[policy]["spec"].get(part, ())
+        ]
+        found = [each for text in texts for each in re.findall(r"in \[([^\]]*)\]", text)]
+        return [set(re.findall("'([^']*)'", each)) for each in found]
+
+    annotations = {RESOURCE_STATUS, DEVICE_ALLOCATED, RESOURCE_SPEC}
+    conditions = {ROOM_FOUND, CLAIM_REFUSED, DISRUPTION_TARGET}
+    assert lists("topolet-scheduler-pods") == [
+        {"conditions", "nominatedNodeName"},
+        conditions,
+        annotations,
+    ]
+    zones = {"topology.kubernetes.io/zone", "topology.kubernetes.io/region"}
+    assert lists("topolet-scheduler-bindings") == [zones, annotations]
+    events = str(policies["topolet-own-events"]["spec"])
+    assert f"'{EVENT_CONTROLLER}' : '{CONTROLLER}'" in events
 
 
 def test_the_lease_identity_is_in_an_empty_dir_of_the_pod() -> None:

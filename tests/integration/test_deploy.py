@@ -22,12 +22,13 @@ from agent.model.nrt import node_status, resource_topology
 from agent.model.nrt.node_status import GpuInfo
 from agent.model.nrt.report import MANAGER
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone
-from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC
-from agent.model.pod.qos import QOS_LABEL
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESERVATION_ALLOCATED
+from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL
 from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
 from agent.node.node_events import DEVICE_UNHEALTHY
 from agent.node.rebinds import UNTAKEN_SECONDS, NodeRebinds
 from agent.scheduler.leader.label import LABEL
+from agent.scheduler.process import CONTROLLER
 from tests.deploy.api import Api, RefusedError, Who, path_of
 from tests.deploy.manifests import AGENT, SCHEDULER, kustomized_folder, objects, of_kind
 from tests.integration import deployed
@@ -150,9 +151,26 @@ class Cluster:
     def try_event(self, body: Object, who: Who = AGENT_1) -> Object:
         return self.api.request("POST", f"{EVENTS}?dryRun=All", body, who)
 
-    def change_pod(self, body: Object, who: Who, subresource: str = "") -> Object:
-        path = f"/api/v1/namespaces/default/pods/allocated{subresource}?dryRun=All"
+    def change_pod(
+        self, body: Object, who: Who, subresource: str = "", name: str = "allocated"
+    ) -> Object:
+        path = f"/api/v1/namespaces/default/pods/{name}{subresource}?dryRun=All"
         return self.api.request("PATCH", path, body, who, "application/merge-patch+json")
+
+    def evict(self, who: Who = TOPOLET_SCHEDULER, **options: Any) -> Object:
+        """Evicts a pod in a dry run."""
+        body: Object = {"apiVersion": "policy/v1", "kind": "Eviction"}
+        body |= {"metadata": {"name": "free", "namespace": "default"}}
+        path = "/api/v1/namespaces/default/pods/free/eviction?dryRun=All"
+        return self.api.request("POST", path, {**body, "deleteOptions": options}, who)
+
+    def resize(self, cpu: str) -> Object:
+        """Resizes the pod with CPUs of its own in a dry run."""
+        amounts = {field: {"cpu": cpu} for field in ("requests", "limits")}
+        body = {"spec": {"containers": [{"name": "main", "resources": amounts}]}}
+        path = "/api/v1/namespaces/default/pods/owner-of-cpus/resize?dryRun=All"
+        media = "application/strategic-merge-patch+json"
+        return self.api.request("PATCH", path, body, ALICE, media)
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +178,9 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
     api = deployed.administrator(apiserver, "deployer")
     made = Cluster(apiserver, api)
     deployed.apply(api, deployed.served(apiserver, objects("crds", "base", "policies")))
-    rebinds = objects("components/scheduler")
-    deployed.apply(api, [each for each in rebinds if each["kind"] == "CustomResourceDefinition"])
+    scheduler = objects("components/scheduler", "components/scheduler-evict")
+    kinds = ("CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding")
+    deployed.apply(api, [each for each in scheduler if each["kind"] in kinds])
     for name in ("node-1", "node-2"):
         api.apply(node(name))
     gpu = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu"}}
@@ -182,6 +201,8 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
         api.apply(pod(name, namespace))
     api.apply(pod("allocated", annotations=CPUS), TOPOLET_SCHEDULER)
     api.apply(pod("free"))
+    owner = pod("owner-of-cpus", qos="LSE", cpu=("4", "4"), annotations=CPUS)
+    api.apply(owner, TOPOLET_SCHEDULER)
     yield made
     deployed.remove_policies(apiserver)
 
@@ -219,6 +240,7 @@ def _in_force(cluster: Cluster) -> bool:
         and _refuses(cluster, placed_gpu_pod(), ALICE)
         and _refuses(cluster, pod(qos="SYSTEM"), ALICE)
         and _refuses(cluster, binding("free", **{EXTENDED_RESOURCE_SPEC: "{}"}), ALICE)
+        and _refuses(cluster, binding("free", a="b"), TOPOLET_SCHEDULER)
         and (
             not cluster.serves_mutating_policies
             or cluster.try_pod(gpu_pod())["spec"]["schedulerName"] == "topolet-scheduler"
@@ -279,6 +301,18 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
     "topolet-scheduler-pods": (
         lambda it: it.change_pod(leader_label("allocated"), TOPOLET_SCHEDULER_POD),
         lambda it: it.change_scheduler(leader_label("leader"), TOPOLET_SCHEDULER_POD),
+    ),
+    "topolet-scheduler-bindings": (
+        lambda it: it.try_binding(binding("free", a="b"), TOPOLET_SCHEDULER),
+        lambda it: it.try_binding(binding("free", **CPUS), TOPOLET_SCHEDULER),
+    ),
+    "topolet-scheduler-evictions": (
+        lambda it: it.evict(gracePeriodSeconds=0),
+        lambda it: it.evict(),
+    ),
+    "topolet-owners": (
+        lambda it: it.resize("1"),
+        lambda it: it.resize("4"),
     ),
     "topolet-requests": (
         lambda it: it.try_pod(pod(qos="LSE", cpu=("1500m", "1500m"))),
@@ -358,7 +392,7 @@ def test_the_server_accepts_every_overlay(cluster: Cluster, overlay: str, tmp_pa
         assert taken["metadata"]["name"] == body["metadata"]["name"]
 
 
-@pytest.mark.parametrize("key", [RESOURCE_STATUS, DEVICE_ALLOCATED])
+@pytest.mark.parametrize("key", [RESOURCE_STATUS, DEVICE_ALLOCATED, RESERVATION_ALLOCATED])
 def test_only_configured_accounts_set_a_pods_allocation(cluster: Cluster, key: str) -> None:
     body = pod(annotations={key: "{}"})
     assert cluster.try_pod(body, TOPOLET_SCHEDULER)
@@ -374,7 +408,8 @@ def test_only_configured_accounts_change_a_pods_allocation(
         body = {"metadata": {"annotations": {RESOURCE_STATUS: value}}}
         with pytest.raises(RefusedError, match="alice may not set"):
             cluster.change_pod(body, ALICE, subresource)
-        assert cluster.change_pod(body, TOPOLET_SCHEDULER, subresource)
+        if not subresource:
+            assert cluster.change_pod(body, TOPOLET_SCHEDULER)
     other_change = {"metadata": {"labels": {"a": "b"}}}
     assert cluster.change_pod(other_change, ALICE, subresource)
 
@@ -441,6 +476,89 @@ def test_the_scheduler_changes_only_annotations_of_pods_and_the_label_of_its_own
     )
 
 
+def test_the_scheduler_writes_to_the_status_of_a_pod_only_its_conditions_and_a_nomination(
+    cluster: Cluster,
+) -> None:
+    def condition(type_: str) -> Object:
+        return {"status": {"conditions": [{"type": type_, "status": "True"}]}}
+
+    for body in (
+        condition("topolet.io/RoomFound"),
+        condition("topolet.io/CPUClaimRefused"),
+        condition("DisruptionTarget"),
+        {"status": {"nominatedNodeName": "node-1"}},
+    ):
+        assert cluster.change_pod(body, TOPOLET_SCHEDULER, "/status")
+    for body, message in (
+        ({"metadata": {"labels": {"app": "evil"}}}, "the labels app"),
+        ({"metadata": {"annotations": {"a": "b"}}}, "the annotations a"),
+        ({"metadata": {"annotations": {RESOURCE_STATUS: "{}"}}}, "the annotations scheduling"),
+        ({"metadata": {"finalizers": ["a.b/c"]}}, "owners or finalizers"),
+        ({"status": {"phase": "Failed"}}, "fields of the status: phase"),
+        ({"status": {"podIP": "10.0.0.9", "podIPs": [{"ip": "10.0.0.9"}]}}, "status: podIP"),
+        (condition("Ready"), "the conditions Ready"),
+        (condition("PodScheduled"), "the conditions PodScheduled"),
+    ):
+        with pytest.raises(RefusedError, match=message):
+            cluster.change_pod(body, TOPOLET_SCHEDULER, "/status")
+        if RESOURCE_STATUS not in str(body):
+            assert cluster.change_pod(body, ALICE, "/status")
+
+
+def test_the_scheduler_removes_no_condition_of_others(cluster: Cluster) -> None:
+    path = "/api/v1/namespaces/default/pods/ready"
+    cluster.api.apply(pod("ready"))
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    media = "application/merge-patch+json"
+    cluster.api.request("PATCH", f"{path}/status", ready, None, media)
+    for conditions in ([], [{"type": "Ready", "status": "False"}]):
+        body: Object = {"status": {"conditions": conditions}}
+        with pytest.raises(RefusedError, match="of pod default/ready the conditions Ready"):
+            cluster.change_pod(body, TOPOLET_SCHEDULER, "/status", "ready")
+    found = {"type": "topolet.io/RoomFound", "status": "True"}
+    path = f"{path}/status?dryRun=All"
+    media = "application/strategic-merge-patch+json"
+    body = {"status": {"conditions": [found]}}
+    seen = cluster.api.request("PATCH", path, body, TOPOLET_SCHEDULER, media)
+    types = {each["type"] for each in seen["status"]["conditions"]}
+    assert types >= {"Ready", "topolet.io/RoomFound"}
+
+
+def test_the_scheduler_binds_with_an_allocation_and_nothing_else(cluster: Cluster) -> None:
+    """The API server itself gives the Binding the zone of the Node."""
+    zone = {"labels": {"topology.kubernetes.io/zone": "a"}}
+    cluster.api.apply({**node("node-1"), "metadata": {"name": "node-1", **zone}}, manager="zone")
+    allocation = {**CPUS, DEVICE_ALLOCATED: "{}", RESOURCE_SPEC: "{}"}
+    assert cluster.try_binding(binding("free", **allocation), TOPOLET_SCHEDULER)
+    for metadata, message in (
+        ({"labels": {"app": "evil"}}, "may not bind a pod with app"),
+        ({"annotations": {"a": "b"}}, "may not bind a pod with a"),
+    ):
+        with pytest.raises(RefusedError, match=message):
+            cluster.try_binding(with_metadata(metadata, binding("free")), TOPOLET_SCHEDULER)
+
+
+def test_the_scheduler_takes_nothing_from_a_reservation(cluster: Cluster) -> None:
+    allocated = {RESERVATION_ALLOCATED: "{}"}
+    with pytest.raises(RefusedError, match=f"may not bind a pod with {RESERVATION_ALLOCATED}"):
+        cluster.try_binding(binding("free", **allocated), TOPOLET_SCHEDULER)
+    with pytest.raises(RefusedError, match=f"the annotations {RESERVATION_ALLOCATED}"):
+        cluster.change_pod({"metadata": {"annotations": allocated}}, TOPOLET_SCHEDULER)
+
+
+def test_the_scheduler_ends_no_pod_without_its_grace_period(cluster: Cluster) -> None:
+    assert cluster.evict(preconditions={"uid": uid_of(cluster, "free")})
+    for seconds in (0, 1):
+        with pytest.raises(RefusedError, match="may not change the grace period"):
+            cluster.evict(gracePeriodSeconds=seconds)
+        assert cluster.evict(ALICE, gracePeriodSeconds=seconds)
+
+
+def uid_of(cluster: Cluster, name: str) -> str:
+    found = cluster.api.request("GET", f"/api/v1/namespaces/default/pods/{name}")
+    return str(found["metadata"]["uid"])
+
+
 def test_a_token_that_is_not_bound_to_a_pod_labels_none(cluster: Cluster) -> None:
     with pytest.raises(RefusedError, match=f"the labels {LABEL}"):
         cluster.change_scheduler(leader_label("leader"), TOPOLET_SCHEDULER)
@@ -493,8 +611,45 @@ def test_an_agent_writes_events_of_its_node_and_of_pods(cluster: Cluster) -> Non
     others = {**event("Pod", "free"), "reportingController": "example.com/other"}
     cluster.api.request("POST", EVENTS, others)
     path, media = f"{EVENTS}/{others['metadata']['name']}", "application/merge-patch+json"
-    with pytest.raises(RefusedError, match="does not come from the agent of node node-1"):
-        cluster.api.request("PATCH", path, series, AGENT_1, media)
+    for who in (AGENT_1, TOPOLET_SCHEDULER):
+        with pytest.raises(RefusedError, match="this Event does not come from"):
+            cluster.api.request("PATCH", path, series, who, media)
+    cluster.api.request("DELETE", path)
+
+
+def test_the_scheduler_writes_events_of_its_own_about_pods(cluster: Cluster) -> None:
+    own = {**event("Pod", "free"), "reportingController": CONTROLLER}
+    assert cluster.try_event(own, TOPOLET_SCHEDULER)
+    with pytest.raises(RefusedError, match=f"does not come from {SCHEDULER}"):
+        cluster.try_event(event("Pod", "free"), TOPOLET_SCHEDULER)
+    with pytest.raises(RefusedError, match="only write Events about pods, not about Node node-1"):
+        cluster.try_event(
+            {**event("Node", "node-1"), "reportingController": CONTROLLER}, TOPOLET_SCHEDULER
+        )
+
+
+@pytest.mark.parametrize("who", [AGENT_1, TOPOLET_SCHEDULER])
+def test_an_event_of_a_stolen_token_is_small(cluster: Cluster, who: Who) -> None:
+    body = event("Pod", "free")
+    if who == TOPOLET_SCHEDULER:
+        body["reportingController"] = CONTROLLER
+    assert cluster.try_event(body, who)
+    regarding = body["regarding"]
+    for change, message in (
+        (with_metadata({"annotations": {"a.b/c": "x" * 250_000}}, body), r"metadata\.annotations"),
+        (with_metadata({"labels": {"a": "b"}}, body), r"metadata\.labels"),
+        (with_metadata({"finalizers": ["a.b/c"]}, body), r"metadata\.finalizers"),
+        ({**body, "related": regarding}, "related"),
+        ({**body, "regarding": {**regarding, "fieldPath": "x"}}, r"regarding\.fieldPath"),
+        ({**body, "regarding": {**regarding, "uid": "x" * 254}}, r"regarding\.uid"),
+    ):
+        with pytest.raises(RefusedError, match=f"fields of an Event, or not so long: {message}$"):
+            cluster.try_event(change, who)
+    created = cluster.api.request("POST", EVENTS, body)
+    path, media = f"{EVENTS}/{created['metadata']['name']}", "application/merge-patch+json"
+    annotated = {"metadata": {"annotations": {"a.b/c": "x"}}}
+    with pytest.raises(RefusedError, match=r"metadata\.annotations"):
+        cluster.api.request("PATCH", path, annotated, who, media)
     cluster.api.request("DELETE", path)
 
 
@@ -590,6 +745,10 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
         (named(finalizers=["a.b/c"]), "owners or finalizers"),
         (named(ownerReferences=[owner]), "owners or finalizers"),
         (named(labels={"a": "b"}), "labels of its Node: a$"),
+        (
+            named(labels={f"topology.topolet.io/a{place}": "b" for place in range(65)}),
+            "at most 64 labels of an agent",
+        ),
         (named(labels={"nvidia.com/mig.config": "all-1g"}), "Node: nvidia.com/mig.config"),
         (named(labels={"node.koordinator.sh/gpu-partition-policy": "Honor"}), "gpu-partition"),
     ):
@@ -720,8 +879,38 @@ def test_pod_authors_cannot_add_a_class_or_batch_resources_later(
 ) -> None:
     for metadata in ({"labels": {QOS_LABEL: "SYSTEM"}}, {"annotations": SPEC_OF_BATCH}):
         with pytest.raises(RefusedError, match="topolet-classes"):
-            cluster.change_pod({"metadata": metadata}, ALICE, subresource)
-    assert cluster.change_pod({"metadata": {"labels": {QOS_LABEL: "BE"}}}, ALICE, subresource)
+            cluster.change_pod({"metadata": metadata}, ALICE, subresource, "free")
+    body = {"metadata": {"labels": {QOS_LABEL: "BE"}}}
+    assert cluster.change_pod(body, ALICE, subresource, "free")
+
+
+def test_a_pod_with_cpus_keeps_its_cpu_request_and_its_class(cluster: Cluster) -> None:
+    """So its CPUs are those that a ResourceQuota counts."""
+    for cpu in ("1", "3", "5"):
+        with pytest.raises(RefusedError, match="keeps its CPU requests and limits: create it"):
+            cluster.resize(cpu)
+    assert cluster.resize("4000m")
+    for labels in ({QOS_LABEL: "LS"}, {QOS_LABEL: None}, {PRIORITY_CLASS_LABEL: "koord-batch"}):
+        for subresource in ("", "/status"):
+            body = {"metadata": {"labels": labels}}
+            with pytest.raises(RefusedError, match="a pod with CPUs of its own keeps koord"):
+                cluster.change_pod(body, ALICE, subresource, "owner-of-cpus")
+    other = {"metadata": {"labels": {"a": "b"}, "annotations": {"a": "b"}}}
+    assert cluster.change_pod(other, ALICE, name="owner-of-cpus")
+
+
+def test_a_pod_that_has_ended_owns_no_cpus(cluster: Cluster) -> None:
+    cluster.api.apply(pod("ended", qos="LSE", cpu=("4", "4"), annotations=CPUS), TOPOLET_SCHEDULER)
+    path = "/api/v1/namespaces/default/pods/ended/status"
+    media = "application/merge-patch+json"
+    cluster.api.request("PATCH", path, {"status": {"phase": "Succeeded"}}, None, media)
+    body = {"metadata": {"labels": {QOS_LABEL: None}}}
+    assert cluster.change_pod(body, ALICE, name="ended")
+
+
+def test_no_class_that_owns_cpus_is_added_by_the_status(cluster: Cluster) -> None:
+    with pytest.raises(RefusedError, match="must request whole CPUs, not 0m"):
+        cluster.change_pod({"metadata": {"labels": {QOS_LABEL: "LSE"}}}, ALICE, "/status", "free")
 
 
 def test_a_pod_that_is_older_than_the_policy_can_end(cluster: Cluster) -> None:
@@ -748,9 +937,10 @@ def test_the_mirror_of_a_static_pod_may_have_the_class_of_its_file(cluster: Clus
 def test_a_binding_brings_no_class_and_no_batch_resources(cluster: Cluster) -> None:
     for metadata in ({"labels": {QOS_LABEL: "SYSTEM"}}, {"annotations": SPEC_OF_BATCH}):
         body = with_metadata(metadata, binding("free"))
-        for who in (ALICE, TOPOLET_SCHEDULER):
-            with pytest.raises(RefusedError, match="topolet-binding-classes"):
-                cluster.try_binding(body, who)
+        with pytest.raises(RefusedError, match="topolet-binding-classes"):
+            cluster.try_binding(body, ALICE)
+        with pytest.raises(RefusedError, match=r"topolet-(binding-classes|scheduler-bindings)"):
+            cluster.try_binding(body, TOPOLET_SCHEDULER)
 
 
 @pytest.mark.parametrize(
@@ -846,6 +1036,7 @@ def test_pods_that_no_scheduler_gives_cpus_cause_a_warning(
         (RESOURCE_STATUS, '{"cpuset":"0-3,8"}', None),
         (RESOURCE_STATUS, '{"cpuset":"0-3;8"}', "cpuset is not a list of CPUs"),
         (DEVICE_ALLOCATED, "[]", "device-allocated: is not a JSON object"),
+        (DEVICE_ALLOCATED, "{" + " " * 32_768 + "}", "allocated: has more than 32768 characters"),
     ],
 )
 def test_annotations_can_be_read(
@@ -860,8 +1051,9 @@ def test_annotations_can_be_read(
 
 
 def test_a_binding_brings_annotations_that_can_be_read(cluster: Cluster) -> None:
-    with pytest.raises(RefusedError, match="is not a JSON object"):
-        cluster.try_binding(binding("free", **{RESOURCE_STATUS: "x"}), TOPOLET_SCHEDULER)
+    for text, message in (("x", "is not a JSON object"), ("{" * 40_000, "has more than 32768")):
+        with pytest.raises(RefusedError, match=message):
+            cluster.try_binding(binding("free", **{RESOURCE_STATUS: text}), TOPOLET_SCHEDULER)
 
 
 def test_pods_are_mutated_from_1_36_on(cluster: Cluster) -> None:

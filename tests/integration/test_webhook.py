@@ -23,7 +23,7 @@ import yaml
 from agent.host import files
 from agent.scheduler import webhook as webhook_
 from tests.deploy.api import Api, RefusedError, Who
-from tests.deploy.manifests import ROOT, SCHEDULER, objects, of_kind
+from tests.deploy.manifests import ROOT, SCHEDULER, kustomization, kustomized_folder, of_kind
 from tests.fixtures.ports import free_port
 from tests.integration import deployed, other_pods
 from tests.integration.apiserver.certificates import Authority
@@ -51,9 +51,11 @@ GPU: Object = {"cpu": "1", "koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-
 class Webhook(Command):
     """The webhook's process; its certificate is in `folder`."""
 
-    def __init__(self, folder: Path, kubeconfig: Path) -> None:
+    def __init__(self, folder: Path, kubeconfig: Path, registrations: dict[str, Object]) -> None:
+        """`registrations`: the manifests that name the webhook, by kind."""
         super().__init__("webhook", folder / "webhook.log", "webhook listens")
         self.folder = folder
+        self.registrations = registrations
         self.authority = Authority(folder)
         self.authority.server("tls")
         self.callers = Authority(folder / "callers")
@@ -125,8 +127,7 @@ def pod(name: str, namespace: str, limits: Object) -> Object:
 
 def configuration(webhook: Webhook, kind: str = KINDS[0]) -> Object:
     """The manifest, with a URL instead of the Service, which does not exist here."""
-    (manifest,) = of_kind(kind).values()
-    made = json.loads(json.dumps(manifest))
+    made = json.loads(json.dumps(webhook.registrations[kind]))
     (webhook_entry,) = made["webhooks"]
     webhook_entry["clientConfig"] = {
         "url": f"https://127.0.0.1:{webhook.port}{webhook_entry['clientConfig']['service']['path']}",
@@ -167,16 +168,13 @@ def with_client_certificate(apiserver: ApiServer, webhook: Webhook) -> Iterator[
 @pytest.fixture(scope="module")
 def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     api = deployed.administrator(apiserver, "webhook-deployer")
-    binding = of_kind("ValidatingAdmissionPolicyBinding")["topolet-gpu-binders"]
-    audited = {**binding, "spec": {**binding["spec"], "validationActions": ["Audit"]}}
-    deployed.apply(
-        api,
-        [
-            audited if each == binding else each
-            for each in deployed.served(apiserver, objects("overlays/webhook"))
-            if not each["kind"].endswith("WebhookConfiguration")
-        ],
+    folder = tmp_path_factory.mktemp("webhook")
+    installed = kustomized_folder(
+        kustomization(folder, "overlays/webhook", ("webhook-client-ca",)), folder
     )
+    registrations = {each["kind"]: each for each in installed if each["kind"] in KINDS}
+    others = [each for each in installed if each["kind"] not in KINDS]
+    deployed.apply(api, deployed.served(apiserver, others))
     if deployed.serves_mutating_policies(apiserver):
         api.request("DELETE", f"{REGISTRATION}/mutatingadmissionpolicybindings/{MUTATING}")
     api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}})
@@ -187,12 +185,14 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
         api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
         for title, limits in (("gpu", GPU), ("plain", PLAIN)):
             api.apply(pod(title, name, limits))
-    folder = tmp_path_factory.mktemp("webhook")
     config = folder / "kubeconfig"
     token = apiserver.token("topolet-system", "topolet-webhook")
     config.write_text(json.dumps(apiserver.kubeconfig(token)))
     (folder / "callers").mkdir()
-    with Webhook(folder, config) as webhook, with_client_certificate(apiserver, webhook):
+    with (
+        Webhook(folder, config, registrations) as webhook,
+        with_client_certificate(apiserver, webhook),
+    ):
         webhook.start()
         made = Cluster(api, webhook)
         for kind in KINDS:
@@ -217,6 +217,12 @@ def test_a_pod_with_gpus_is_bound_by_configured_accounts_only(cluster: Cluster, 
         cluster.bind("gpu", ALICE, old=old)
     assert refused.value.code == 403
     assert cluster.bind("gpu", TOPOLET_SCHEDULER, old=old)
+
+
+def test_the_kube_scheduler_of_the_cluster_binds_only_pods_without_gpus(cluster: Cluster) -> None:
+    with pytest.raises(RefusedError, match="system:kube-scheduler may not bind pod hooked/gpu"):
+        cluster.bind("gpu", KUBE_SCHEDULER)
+    assert cluster.bind("plain", KUBE_SCHEDULER)
 
 
 def test_other_pods_and_other_namespaces_are_not_affected(cluster: Cluster) -> None:
@@ -412,10 +418,10 @@ def test_a_failing_webhook_does_not_affect_requests_that_it_does_not_get(
     apiserver: ApiServer,
     fault: Callable[[Cluster], contextlib.AbstractContextManager[None]],
 ) -> None:
-    """The schedulers bind any pod, and other namespaces and requests are not affected."""
+    """Topolet's scheduler binds any pod, and other namespaces and requests are not affected."""
     api = deployed.administrator(apiserver, fault.__name__, other_pods.HANG_SECONDS)
     api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": other_pods.NODE}})
-    with fault(cluster), other_pods.OtherPods(api, "hooked", "unhooked") as others:
+    with fault(cluster), other_pods.OtherPods(api, "unhooked") as others:
         eventually(
             "the webhook fails",
             lambda: "failed calling webhook" in cluster.refusal("gpu", ALICE),
@@ -425,9 +431,8 @@ def test_a_failing_webhook_does_not_affect_requests_that_it_does_not_get(
         assert others.median_seconds() < webhook_entry["timeoutSeconds"], (
             "no request waited for the webhook"
         )
-        for who in (TOPOLET_SCHEDULER, KUBE_SCHEDULER):
-            for name in ("gpu", "plain"):
-                assert not cluster.refusal(name, who)
+        for name in ("gpu", "plain"):
+            assert not cluster.refusal(name, TOPOLET_SCHEDULER)
         assert "failed calling webhook" in cluster.refusal("plain", ALICE), (
             "the webhook still fails"
         )

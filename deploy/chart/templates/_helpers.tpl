@@ -11,6 +11,15 @@
 {{ if eq .Values.policies.mode "warn" }}[Warn, Audit]{{ else }}[Deny]{{ end }}
 {{- end }}
 
+{{/*
+The lines of the accounts that bind any pod in a labelled namespace. A webhook that reads pods decides by the
+pod, for the cluster's kube-scheduler too.
+*/}}
+{{- define "topolet.binders" -}}
+{{ $default := ternary list (list "system:kube-scheduler") (and .Values.webhook.enabled .Values.webhook.clientCA) -}}
+{{ join "\n      " (ternary $default .Values.policies.binders (kindIs "invalid" .Values.policies.binders)) }}
+{{- end }}
+
 {{/* An image, of a dict with registry, repository, tag and digest, any of them empty. */}}
 {{- define "topolet.reference" -}}
 {{ with .registry }}{{ . }}/{{ end }}{{ .repository }}{{ with .tag }}:{{ . }}{{ end }}{{ with .digest }}@{{ . }}{{ end }}
