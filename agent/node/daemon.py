@@ -169,7 +169,6 @@ class _Agent:
         node_name = self.node_name = settings.node_name or os.uname().nodename
         objects = cluster_objects(settings, node_name, standalone=standalone)
         topology = TopologyView(settings.root)
-        node_local_cpus = node_local.configured(settings, topology)
         os.makedirs(settings.state_dir, mode=0o755, exist_ok=True)
         state = Path(settings.state_dir)
         visibility_policy = device_visibility.prepare(device_visibility.policy(settings))
@@ -202,6 +201,8 @@ class _Agent:
         )
         self.kubelet_configuration.start()
         closing.callback(self.kubelet_configuration.close)
+        kubelet = self.kubelet_configuration.in_force()
+        node_local_cpus = node_local.configured(settings, topology, kubelet)
         self.pod_resources = PodResourcesView(
             settings.pod_resources_socket, wake, sources=self.sources
         )

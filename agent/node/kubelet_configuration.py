@@ -125,6 +125,17 @@ class KubeletConfigurationView:
         whole = self._reading.whole
         return whole is not None and not whole.static
 
+    def in_force(
+        self, status: CpuManagerStatus = UNKNOWN_CPU_MANAGER
+    ) -> KubeletConfiguration | None:
+        """The last known configuration, unless the state of the kubelet's CPU manager has another
+        policy: a kubelet starts a new state file when its policy changes."""
+        reading, known = self._reading, self._known
+        if reading.whole is not None or (known and status.policy in ("", known.cpu_manager_policy)):
+            return known
+        found = inferred(reading, status.policy, status.reserved, strict=status.strict)
+        return found or known
+
     def applied(
         self,
         node: NodeConfiguration,
@@ -133,7 +144,7 @@ class KubeletConfigurationView:
     ) -> NodeConfiguration:
         """Adds the settings and the kubelet's configuration to those of the Node object."""
         node = with_settings(node, self._settings)
-        kubelet = self._in_force(status)
+        kubelet = self.in_force(status)
         if kubelet is None:
             return node
         problem = ""
@@ -175,15 +186,6 @@ class KubeletConfigurationView:
         self._was_read.set()
         if news:
             self._changed()
-
-    def _in_force(self, status: CpuManagerStatus) -> KubeletConfiguration | None:
-        """The last known configuration, unless the state of the kubelet's CPU manager has another
-        policy: a kubelet starts a new state file when its policy changes."""
-        reading, known = self._reading, self._known
-        if reading.whole is not None or (known and status.policy in ("", known.cpu_manager_policy)):
-            return known
-        found = inferred(reading, status.policy, status.reserved, strict=status.strict)
-        return found or known
 
 
 _SOURCES = (

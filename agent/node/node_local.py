@@ -29,6 +29,7 @@ from agent.discover.numa import huge_pages
 from agent.discover.sysfs import DiscoveryError
 from agent.host import files
 from agent.kubelet import cpu_manager_state
+from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.kubelet.statefile import StateFileError
 from agent.model import notice
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
@@ -40,6 +41,7 @@ from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import CpuPolicy, LocalOwner
+from agent.node.node_configuration import kept_by_kubelet
 from agent.node.notifications import AnnouncedContainer
 
 log = logging.getLogger(__name__)
@@ -208,8 +210,11 @@ def _virtual(pod: Pod) -> bool:
     return not pod.sandboxes
 
 
-def configured(settings: AgentSettings, machine: TopologyView) -> NodeLocalCpus:
-    """Raises SettingsError that names the option."""
+def configured(
+    settings: AgentSettings, machine: TopologyView, kubelet: KubeletConfiguration | None
+) -> NodeLocalCpus:
+    """`kubelet`: its configuration, None if it is not known. Raises SettingsError that names the
+    option."""
     if settings.cpu_policy == "none":
         return NodeLocalCpus()
     try:
@@ -222,12 +227,14 @@ def configured(settings: AgentSettings, machine: TopologyView) -> NodeLocalCpus:
         check_options(options, layout, NumaPolicy.NONE)
     except PolicyStartError as error:
         raise SettingsError(f"cpu-policy-options: {error}") from None
-    reserved = _reserved(settings, topology, layout)
+    reserved = _reserved(settings, topology, layout) or _kubelets_reserved(
+        settings.cpu_policy, topology, kubelet
+    )
     return NodeLocalCpus(settings.cpu_policy, options, reserved, settings.root)
 
 
 def _reserved(settings: AgentSettings, topology: Topology, layout: Layout) -> CpuSet:
-    """Raises SettingsError."""
+    """The CPUs that the settings reserve. Raises SettingsError."""
     if settings.reserved_cpu_milli:
         if settings.reserved_cpus:
             raise SettingsError("reserved-cpu-milli: reserved-cpus is set too: remove one of them")
@@ -239,6 +246,29 @@ def _reserved(settings: AgentSettings, topology: Topology, layout: Layout) -> Cp
     if missing := reserved - topology.online - topology.offline:
         raise SettingsError(f"reserved-cpus: CPUs {missing} do not exist")
     return reserved
+
+
+def _kubelets_reserved(
+    policy: CpuPolicy, topology: Topology, kubelet: KubeletConfiguration | None
+) -> CpuSet:
+    """The CPUs that a kubelet with the static policy would reserve. Raises SettingsError if there
+    are none: without them the shared pool could become empty, so such a kubelet does not start
+    (pkg/kubelet/cm/cpumanager, NewManager)."""
+    try:
+        cpus = kept_by_kubelet(kubelet, topology) if kubelet else EMPTY
+    except ConfigurationError as error:
+        raise SettingsError(f"cpu-policy: {error}") from None
+    if not cpus:
+        why = (
+            f"the kubelet reserves no CPU ({kubelet.source})"
+            if kubelet
+            else ("the kubelet's configuration is not known")
+        )
+        raise SettingsError(
+            f"cpu-policy is {policy}, and {why}: set reserved-cpus or reserved-cpu-milli, or the "
+            "kubelet's reservedSystemCPUs, kubeReserved or systemReserved"
+        )
+    return cpus
 
 
 def named_reserved(settings: AgentSettings) -> CpuSet:

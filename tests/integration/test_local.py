@@ -22,9 +22,11 @@ from tests.fixtures.pods import (
 from tests.integration.harness import NO_FULL_PASS, TestNode
 from tests.waiting import eventually
 
+RESERVED = "--reserved-cpus=0"
+
 
 def start_with_policy(node: TestNode, policy: CpuPolicy) -> TestNode:
-    node.start_agent(f"--cpu-policy={policy}", NO_FULL_PASS)
+    node.start_agent(f"--cpu-policy={policy}", RESERVED, NO_FULL_PASS)
     node.start_proxy()
     return node
 
@@ -93,7 +95,7 @@ def test_killed_agent_finds_the_owners_again(node: TestNode, with_snapshot: bool
     node.kill_agent()
     if not with_snapshot:
         (node.state / "snapshot.json").unlink()
-    node.start_agent("--cpu-policy=static")
+    node.start_agent("--cpu-policy=static", RESERVED)
     assert (node.cpus(container), node.cpus(ls)) == (own, other_cpu(own))
     assert node.metric("topolet_cgroup_writes_total") == 0
 
@@ -107,7 +109,7 @@ def test_container_without_cpus_left_is_refused_with_the_reason(node: TestNode) 
         create_container(node.proxied, whole_cpus(spec, sandbox, 1))
     assert raised.value.code == Code.UNAVAILABLE
     assert "pod default/second: no CPUs after" in str(raised.value)
-    assert "no CPU would be left to share: 1 requested" in str(raised.value)
+    assert "not enough CPUs are free: 1 requested, 0 available" in str(raised.value)
     assert node.cpus(first) in ("0", "1")
 
 

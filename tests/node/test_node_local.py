@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from agent.allocate.device_holders.grants import Carriers
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.cri.client import Sandbox
 from agent.discover.cpus import TopologyView
+from agent.kubelet.configuration import of_object
 from agent.model import snapshot
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import (
@@ -129,8 +131,12 @@ def test_guaranteed_containers_of_owner_classes_get_exclusive_cpus(
     parent = {"guaranteed": "/kubepods/podp", "burstable": "/kubepods/burstable/podp"}[uid]
     container = world.container(world.sandbox("p", qos, parent=parent), cpus=2)
     world.agent(
-        node_local.configured(AgentSettings(cpu_policy=policy), TopologyView(world.root))
-    ).reconcile()  # type: ignore[arg-type]
+        node_local.configured(
+            AgentSettings(cpu_policy=policy, reserved_cpus="3"),  # type: ignore[arg-type]
+            TopologyView(world.root),
+            None,
+        )
+    ).reconcile()
     assert world.cpus(f"{parent[1:]}/{container.id}") == ("0-1" if exclusive else "0-3")
     assert bool(world.snapshot().owners) is exclusive
 
@@ -235,10 +241,48 @@ def test_a_reserved_amount_takes_whole_cores_from_the_lowest(tmp_path: Path) -> 
     first_core = CpuSet.parse(siblings.read_text())
     guaranteed(world, "g")
     settings = AgentSettings(cpu_policy="static", reserved_cpu_milli=1500)
-    agent = world.agent(node_local.configured(settings, TopologyView(world.root)))
+    agent = world.agent(node_local.configured(settings, TopologyView(world.root), None))
     # A container can own all other CPUs: the reserved ones stay shared.
     assert CpuSet.parse(announce(world, agent, "g", 6)) == CpuSet.parse("0-7") - first_core
     assert pool(world) == first_core
+
+
+@pytest.mark.parametrize(
+    ("settings", "kubelet", "shared"),
+    [
+        ({}, {"reservedSystemCPUs": "2", "kubeReserved": {"cpu": "3"}}, "2"),
+        ({}, {"kubeReserved": {"cpu": "600m"}, "systemReserved": {"cpu": "500m"}}, "0-1"),
+        ({"reserved_cpus": "3"}, {"reservedSystemCPUs": "2"}, "3"),
+        ({"reserved_cpu_milli": 100}, {"reservedSystemCPUs": "2"}, "0"),
+    ],
+)
+def test_the_kubelets_reservation_counts_unless_the_agent_has_its_own(
+    world: World, settings: dict[str, str | int], kubelet: dict[str, Any], shared: str
+) -> None:
+    of_agent = AgentSettings(cpu_policy="static", **settings)  # type: ignore[arg-type]
+    machine = TopologyView(world.root)
+    agent = world.agent(node_local.configured(of_agent, machine, of_object(kubelet, "kubelet 7")))
+    guaranteed(world, "g")
+    rest = CpuSet.parse("0-3") - CpuSet.parse(shared)
+    assert announce(world, agent, "g", len(rest)) == str(rest)
+    assert pool(world) == CpuSet.parse(shared)
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "why"),
+    [
+        (None, "the kubelet's configuration is not known"),
+        ({"kubeReserved": {"memory": "1Gi"}}, "the kubelet reserves no CPU (kubelet 7)"),
+    ],
+)
+def test_no_policy_without_a_reservation(
+    world: World, kubelet: dict[str, Any] | None, why: str
+) -> None:
+    settings = AgentSettings(cpu_policy="dynamic")
+    configuration = None if kubelet is None else of_object(kubelet, "kubelet 7")
+    with pytest.raises(SettingsError) as raised:
+        node_local.configured(settings, TopologyView(world.root), configuration)
+    assert str(raised.value).startswith(f"cpu-policy is dynamic, and {why}: set reserved-cpus or")
 
 
 def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -449,7 +493,7 @@ def test_invalid_settings_name_the_option(
         cpu_policy="static", cpu_policy_options=options, reserved_cpus=reserved
     )
     with pytest.raises(SettingsError) as raised:
-        node_local.configured(settings, TopologyView(world.root))
+        node_local.configured(settings, TopologyView(world.root), None)
     assert str(raised.value).startswith(reason)
 
 
@@ -465,7 +509,7 @@ def test_invalid_reservations_name_the_option(
 ) -> None:
     settings = AgentSettings(cpu_policy="static", reserved_cpus=reserved, reserved_cpu_milli=milli)
     with pytest.raises(SettingsError) as raised:
-        node_local.configured(settings, TopologyView(world.root))
+        node_local.configured(settings, TopologyView(world.root), None)
     assert str(raised.value).startswith(reason)
 
 

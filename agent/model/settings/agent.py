@@ -230,7 +230,11 @@ class AgentSettings(KubeletStateSettings, frozen=True):
     ] = ""
     reserved_cpus: Annotated[
         str,
-        msgspec.Meta(description="for cpu-policy: CPUs that no container owns, as a Linux list"),
+        msgspec.Meta(
+            description="for cpu-policy: CPUs that no container owns, as a Linux list; without it "
+            "and reserved-cpu-milli: the CPUs of the kubelet's reservedSystemCPUs, else those for "
+            "its kubeReserved and systemReserved. The agent does not start if there are none"
+        ),
     ] = ""
     reserved_cpu_milli: Annotated[
         int,
