@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -22,6 +23,9 @@ from agent.cli.commands import COMMANDS
 
 if TYPE_CHECKING:
     import argparse
+
+_WIDTH = 100
+_NARROWEST = 40
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +49,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(module: ModuleType, words: Sequence[str]) -> object:
-    return parser_of(words[0], module).parse_args(words[1:])
+    return _read(parser_of(words[0], module), words[1:])
+
+
+def _read(parser: argparse.ArgumentParser, words: Sequence[str]) -> object:
+    """The arguments. Exits after the help, and after a message about wrong ones."""
+    try:
+        return parser.parse_args(words)
+    except (SystemExit, BrokenPipeError):
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            from agent.view import format
+
+            sys.exit(format.unwritten("--help", error))
+        raise
 
 
 def parser_of(command: str, module: ModuleType) -> argparse.ArgumentParser:
@@ -58,8 +76,12 @@ def parser_of(command: str, module: ModuleType) -> argparse.ArgumentParser:
 
 def _usage(words: Sequence[str]) -> int:
     import argparse
+    import textwrap
 
-    lines = [f"  {name:<15} {text}" for name, text in COMMANDS.items()]
+    lines = [
+        textwrap.fill(f"  {name:<15} {text}", _columns(), subsequent_indent=" " * 18)
+        for name, text in COMMANDS.items()
+    ]
     parser = _parser(
         prog="topolet",
         usage="topolet COMMAND [OPTIONS]   (topolet COMMAND --help lists the options)",
@@ -68,7 +90,7 @@ def _usage(words: Sequence[str]) -> int:
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), help=argparse.SUPPRESS)
-    parser.parse_args(words[:1])
+    _read(parser, words[:1])
     parser.print_help(sys.stderr)
     return 2
 
@@ -78,11 +100,27 @@ def _parser(
 ) -> argparse.ArgumentParser:
     import argparse
 
+    width = _columns()
+    if description and width < _WIDTH:
+        import textwrap
+
+        paragraphs = (" ".join(each.split()) for each in description.split("\n\n"))
+        description = "\n\n".join(textwrap.fill(each, width) for each in paragraphs)
+
     def help_formatter(prog: str) -> argparse.HelpFormatter:
-        """Of fixed width: argparse imports shutil, with modules for archives, to find it out."""
-        return argparse.RawDescriptionHelpFormatter(prog, width=100)
+        return argparse.RawDescriptionHelpFormatter(prog, width=width)
 
     return argparse.ArgumentParser(prog, usage, description, epilog, formatter_class=help_formatter)
+
+
+def _columns() -> int:
+    """The width of the help: the variable COLUMNS, else the terminal's, at most _WIDTH. argparse
+    imports shutil, with modules for archives, to find it out."""
+    try:
+        found = int(os.environ.get("COLUMNS", "0")) or os.get_terminal_size(1).columns or _WIDTH
+    except (ValueError, OSError):
+        found = _WIDTH
+    return min(max(found, _NARROWEST), _WIDTH)
 
 
 if __name__ == "__main__":

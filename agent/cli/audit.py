@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 
 import msgspec
@@ -51,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             json.dump({"schema_version": SCHEMA_VERSION, "records": records}, sys.stdout, indent=1)
             print(flush=True)
         else:
-            width = shutil.get_terminal_size((200, 24)).columns if sys.stdout.isatty() else 1_000
+            width = format.columns(1_000)
             text = history.as_table(found.records, width)
             print(format.encodable(text), end="", flush=True)
     except OSError as error:

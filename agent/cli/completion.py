@@ -12,6 +12,7 @@ import shlex
 from agent.cli import options
 from agent.cli.commands import COMMANDS
 from agent.cli.options import Argument
+from agent.view import format
 
 USAGE = "topolet completion bash|zsh"
 
@@ -22,9 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     of_commands = {name: options.arguments_of(name) for name in COMMANDS}
-    print(_BASH if arguments.shell == "bash" else _ZSH, end="")
-    print(_words(of_commands), end="")
-    print(_BASH_END if arguments.shell == "bash" else _ZSH_END, end="")
+    head, end = (_BASH, _BASH_END) if arguments.shell == "bash" else (_ZSH, _ZSH_END)
+    try:
+        print(head + _words(of_commands) + end, end="", flush=True)
+    except OSError as error:
+        return format.unwritten("completion", error)
     return 0
 
 

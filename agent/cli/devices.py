@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             body = {"schema_version": SCHEMA_VERSION, "devices": found}
             print(msgspec.json.format(msgspec.json.encode(body)).decode(), flush=True)
         else:
-            width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 200
+            width = format.columns(200)
             draw = devices.as_tree if arguments.output == "tree" else devices.as_table
             text = "\n".join(draw(found, width)) + "\n"
             print(format.encodable(text), end="", flush=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import tarfile
 import textwrap
@@ -101,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
             json.dump(doctor.body(examined), sys.stdout, indent=1)
             print(flush=True)
         else:
-            print(format.encodable(described(examined, _width())), end="", flush=True)
+            print(format.encodable(described(examined, format.columns(200))), end="", flush=True)
     except OSError as error:
         return format.unwritten("doctor", error)
     return _exit_code(examined)
@@ -158,15 +157,11 @@ def _on_all_nodes(arguments: argparse.Namespace) -> int:
             json.dump(cluster_doctor.body(nodes), sys.stdout, indent=1)
             print(flush=True)
         else:
-            text = cluster_doctor.described(nodes, _width())
+            text = cluster_doctor.described(nodes, format.columns(200))
             print(format.encodable(text), end="", flush=True)
     except OSError as error:
         return format.unwritten("doctor", error)
     return 1 if any(each.errors for each in nodes) else 0
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 200
 
 
 def described(examined: Examination, width: int) -> str:
@@ -174,13 +169,17 @@ def described(examined: Examination, width: int) -> str:
     finding about a container."""
     lines = []
     for problem in examined.node:
-        lines += [_heading(problem), *_folded(f"  -> {problem.remedy}", width)]
+        lines += [
+            *_folded(_marked(f"{problem.code}: {problem.text}", problem), width),
+            *_folded(f"  -> {problem.remedy}", width),
+        ]
     if examined.node:
         lines.append("")
     if facts := [f"{name.replace('_', ' ')}: {value}" for name, value in _known_facts(examined)]:
         lines += [*_folded(", ".join(facts), width), ""]
     if examined.seen is None:
-        lines.append(f"No container was examined, {count(len(examined.node), 'finding')}")
+        text = f"No container was examined, {count(len(examined.node), 'finding')}"
+        lines += _folded(text, width)
         return _joined(lines)
     wrong = {finding.container for finding in examined.findings}
     rows = [
@@ -196,7 +195,10 @@ def described(examined: Examination, width: int) -> str:
     lines += format.table([_HEAD, *rows], width) if rows else ["No containers run."]
     lines.append("")
     for finding in examined.findings:
-        lines += [_sentence(finding), *_folded(f"  -> {finding.remedy}", width)]
+        lines += [
+            *_folded(_sentence(finding), width),
+            *_folded(f"  -> {finding.remedy}", width),
+        ]
     containers = count(len(examined.seen), "container")
     found = len(examined.node) + len(examined.findings)
     lines.append(f"{containers}, {count(found, 'finding')}")
@@ -205,10 +207,6 @@ def described(examined: Examination, width: int) -> str:
 
 def _joined(lines: Iterable[str]) -> str:
     return "".join(f"{format.printable(line)}\n" for line in lines)
-
-
-def _heading(problem: NodeFinding) -> str:
-    return _marked(f"{problem.code}: {problem.text}", problem)
 
 
 def _marked(text: str, finding: NodeFinding | Finding) -> str:
@@ -221,7 +219,13 @@ def _known_facts(examined: Examination) -> list[tuple[str, str]]:
 
 
 def _folded(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(width, 40), subsequent_indent="     ")
+    return textwrap.wrap(
+        format.printable(text),
+        max(width, 40),
+        subsequent_indent="     ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _cpus(cpus: CpuSet | None) -> str:

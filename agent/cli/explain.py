@@ -14,7 +14,6 @@ Exit code 0: the pod gets a node; 1: it gets none; 2: it can't be explained.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
@@ -93,7 +92,7 @@ def _write(found: Sequence[Explanation], output: str) -> None:
     if not found:
         print("No pod would have to move.", flush=True)
         return
-    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+    width = format.columns(100)
     if len(found) == 1:
         text = explanation_view.draw(found[0], width)
     else:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -85,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             json.dump(shape, sys.stdout, indent=1, default=lambda raw: f"{len(raw)} bytes")
             print(flush=True)
         else:
-            width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 200
+            width = format.columns(200)
             text = "\n".join(line[:width] for line in lines)
             print(format.encodable(text), flush=True)
     except OSError as error:

@@ -9,6 +9,7 @@ from importlib import metadata
 from agent.cli import options
 from agent.cli.commands import COMMANDS
 from agent.cli.options import Argument
+from agent.view import format
 
 USAGE = "topolet man"
 
@@ -43,7 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
         ".SH EXIT STATUS",
         "0: success; 1: failure; 2: wrong usage. Some commands define others, see their sections.",
     ]
-    print("\n".join(lines))
+    try:
+        print("\n".join(lines), flush=True)
+    except OSError as error:
+        return format.unwritten("man", error)
     return 0
 
 

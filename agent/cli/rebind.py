@@ -12,7 +12,6 @@ Exit code 0: a scheduler has taken the object, or, with --wait or --dry-run, the
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (SettingsError, ObjectError, StoreError, OSError) as error:
         return options.fail(error, 2)
     if arguments.output == "text":
-        width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+        width = format.columns(100)
         text = format.encodable(draw(found, width))
     try:
         print(text, end="", flush=True)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -197,7 +196,7 @@ def _objects_of_cluster(settings: ExplainSettings) -> Iterator[Object]:
 
 
 def _width() -> int:
-    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+    return format.columns(100)
 
 
 def _run_traces(arguments: argparse.Namespace) -> int:

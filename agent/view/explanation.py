@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from agent.model.explanation import (
@@ -38,7 +38,7 @@ def draw(found: Explanation, width: int = 100) -> str:
     for verdict in verdicts:
         lines += ["", *_verdict_lines(verdict, verdict.node == found.winner, width)]
     if found.nodes_left_out:
-        lines += ["", f"{count(found.nodes_left_out, 'node')} not checked."]
+        lines += ["", *_wrapped(f"{count(found.nodes_left_out, 'node')} not checked.", width)]
     lines += ["", *_wrapped(BEYOND, width)]
     return "\n".join(lines) + "\n"
 
@@ -105,7 +105,7 @@ def _bound(bound: BoundFacts) -> str:
 def _verdict_lines(verdict: NodeVerdict, wins: bool, width: int) -> list[str]:
     if verdict.offer is not None:
         return offer_lines(verdict.node, verdict.offer, wins, width)
-    lines = [f"{verdict.node}: no room"]
+    lines = _wrapped(f"{verdict.node}: no room", width)
     for cause in verdict.causes:
         lines += _cause_lines(cause, width)
     if verdict.eviction is not None:
@@ -130,7 +130,7 @@ def offer_lines(node: str, offer: OfferFacts, wins: bool, width: int) -> list[st
         lines += _wrapped(f"policies in force: {', '.join(policies)}", width, "  ")
     for trial in offer.tried:
         result = f"lacks {trial.rejected}" if trial.rejected else f"score {trial.score}"
-        lines.append(f"  tried NUMA nodes {_ids(trial.numa_nodes)}: {result}")
+        lines += _wrapped(f"tried NUMA nodes {_ids(trial.numa_nodes)}: {result}", width, "  ")
     if offer.merged is not None:
         causes = f" (not preferred: {', '.join(offer.merge_causes)})" if offer.merge_causes else ""
         lines += _wrapped(f"merged hints: NUMA nodes {_ids(offer.merged)}{causes}", width, "  ")
@@ -177,13 +177,9 @@ def _ids(numbers: Iterable[int]) -> str:
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    return list(_lines(text, max(width, 40), indent))
-
-
-def _lines(text: str, width: int, indent: str) -> Iterator[str]:
-    yield from textwrap.wrap(
+    return textwrap.wrap(
         text,
-        width,
+        max(width, 40),
         initial_indent=indent,
         subsequent_indent=f"{indent}  ",
         break_long_words=False,

@@ -124,6 +124,13 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def columns(default: int) -> int:
+    """The width for lines: the variable COLUMNS, else the terminal's, else the default."""
+    import shutil  # only for text
+
+    return shutil.get_terminal_size((default, 24)).columns
+
+
 def unwritten(command: str, error: OSError) -> int:
     """The exit code of a command that could not write its standard output: 0 for a reader that
     closes early (`head`), 1 for any other error, which is reported."""

@@ -24,3 +24,12 @@ def test_names_of_a_runtime_do_not_act_on_the_terminal() -> None:
         text = described(each, 200)
         assert "?[31m???x" in text
         assert all(line.isprintable() for line in text.split("\n"))
+
+
+def test_the_text_has_the_width_of_the_terminal() -> None:
+    findings = node_findings.found(
+        dict.fromkeys(NodeCode, "the reason is a long sentence, as an error of the system is")
+    )
+    text = described(Examination(findings, None, ()), 40)
+    wide = [line for line in text.splitlines() if len(line) > 40]
+    assert [line for line in wide if " " in line.strip()] == []

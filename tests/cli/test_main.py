@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,8 +44,9 @@ def test_unknown_command_is_named() -> None:
 def test_help_lists_every_command_and_each_has_its_own_help() -> None:
     done = topolet("--help")
     assert done.returncode == 0
+    listed = " ".join(done.stdout.split())
     for name, text in COMMANDS.items():
-        assert f"  {name:<15} {text}" in done.stdout
+        assert f" {name} {text}" in listed
         command_help = topolet(name, "--help")
         assert (command_help.returncode, command_help.stderr) == (0, "")
         assert command_help.stdout.startswith(f"usage: topolet {name}")
@@ -179,3 +181,33 @@ def test_the_usage_names_every_positional_argument(command: str) -> None:
     usage = parser_of(command, module).usage or ""
     positional = [each for each in options.arguments_of(command) if not each.flags]
     assert [each.metavar for each in positional if each.metavar not in usage] == []
+
+
+@pytest.mark.parametrize("command", [[], ["doctor"], ["explain"], ["agent"]])
+def test_help_has_the_width_of_the_variable_columns(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    text = topolet(*command, "--help").stdout
+    usage, _, rest = text.partition("\n\n")
+    wide = [line for line in rest.splitlines() if len(line) > 40 and "  " in line.strip()]
+    wide += [line for line in rest.splitlines() if len(line) > 40 and not line.startswith("  -")]
+    assert (usage[:6], wide) == ("usage:", [])
+
+
+@pytest.mark.parametrize(
+    "words", [["completion", "bash"], ["completion", "zsh"], ["man"], ["agent", "--help"]]
+)
+def test_a_reader_that_closes_early_is_no_error(words: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "agent", *words],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
