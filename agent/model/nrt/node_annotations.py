@@ -160,8 +160,20 @@ class PodCpuAlloc(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     namespace: str
     name: str
     uid: str
-    cpuset: str
+    cpuset: str = ""
     managed_by_kubelet: bool = False
+
+
+class _ReadAlloc(PodCpuAlloc, frozen=True, rename="camel", omit_defaults=True):
+    """Such an entry, of any writer. `cpu`: its CPUs in the example of the fine-grained CPU
+    orchestration proposal, which has `managedByKubelet` as a string too."""
+
+    cpu: str = ""
+
+    def cpus(self) -> CpuSet:
+        """Raises AnnotationError."""
+        field = f"cpuset of pod {self.uid[:60]!r}"
+        return cpu_list(POD_CPU_ALLOCS, field, self.cpuset or self.cpu)
 
 
 class RefusedClaim(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -312,7 +324,8 @@ _cpu_topology: Final = msgspec.json.Decoder(_CpuTopology | None)
 
 
 _allocs: Final = msgspec.json.Decoder(
-    Annotated[tuple[PodCpuAlloc, ...], msgspec.Meta(max_length=bounds.MAX_PODS)] | None
+    Annotated[tuple[_ReadAlloc, ...], msgspec.Meta(max_length=bounds.MAX_PODS)] | None,
+    strict=False,
 )
 
 
@@ -347,8 +360,7 @@ def kubelet_allocated(annotations: Mapping[str, str]) -> dict[str, CpuSet]:
     found: dict[str, CpuSet] = {}
     for each in decoded(annotations, POD_CPU_ALLOCS, _allocs, bounds.OBJECT_LIST_BYTES) or ():
         if each.managed_by_kubelet:
-            cpus = cpu_list(POD_CPU_ALLOCS, f"cpuset of pod {each.uid[:60]!r}", each.cpuset)
-            found[each.uid] = found.get(each.uid, EMPTY) | cpus
+            found[each.uid] = found.get(each.uid, EMPTY) | each.cpus()
     return found
 
 

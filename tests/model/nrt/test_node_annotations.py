@@ -170,6 +170,27 @@ def test_without_the_other_owners_the_kubelets_cpus_are_the_same(
     assert short.count("managedByKubelet") == short.count("uid")
 
 
+def test_the_proposals_example_of_pod_cpu_allocs_is_read() -> None:
+    """Its fields are not those of its definition."""
+    uid = "32b14702-2efe-4be9-a9da-f3b779175846"
+    text = f"""
+      [
+        {{
+          "namespace": "default",
+          "name": "static-guaranteed-pod",
+          "uid": "{uid}",
+          "cpu": "4-8",
+          "managedByKubelet": "true"
+        }}
+      ]"""
+    for each in (text, only_kubelet_allocated(text)):
+        assert kubelet_allocated({POD_CPU_ALLOCS: each}) == {uid: CpuSet.parse("4-8")}
+    other = text.replace("true", "false")
+    assert kubelet_allocated({POD_CPU_ALLOCS: other}) == {}
+    with pytest.raises(AnnotationError, match="managedByKubelet"):
+        kubelet_allocated({POD_CPU_ALLOCS: text.replace("true", "maybe")})
+
+
 @pytest.mark.parametrize("text", ["{", '[{"uid":1}]', "[" * 9999])
 def test_allocs_that_cannot_be_read_are_not_changed(text: str) -> None:
     assert only_kubelet_allocated(text) == text
