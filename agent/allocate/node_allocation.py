@@ -34,6 +34,7 @@ from agent.model.pod.annotations import (
 )
 
 _NO_MEMORY: Final[Mapping[str, int]] = MappingProxyType({})
+_NO_AMOUNTS: Final[Mapping[int, int]] = MappingProxyType({})
 
 Amounts = dict[int, dict[str, int]]
 """By NUMA node and resource; `cpu` in milli-CPU, the rest in units (bytes, devices)."""
@@ -382,12 +383,17 @@ def split_evenly(requested: int, available: Mapping[int, int], unit: int = 1) ->
     return shares
 
 
-def split_packed(requested: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
-    """The node with the most first, each gives all that it has: the fewest nodes that hold the
-    amount."""
+def split_packed(
+    requested: int,
+    available: Mapping[int, int],
+    unit: int = 1,
+    first: Mapping[int, int] = _NO_AMOUNTS,
+) -> dict[int, int]:
+    """One node after the other gives all that it has: those with the most in `first`, then those
+    with the most available. Without `first`, the fewest nodes hold the amount."""
     shares: dict[int, int] = {}
     missing = requested // unit
-    for node in sorted(available, key=lambda node: (-available[node], node)):
+    for node in sorted(available, key=lambda node: (-first.get(node, 0), -available[node], node)):
         share = min(available[node] // unit, missing)
         if share > 0:
             shares[node] = share * unit

@@ -51,7 +51,9 @@ def profile(args: SchedulerArgs) -> Profile:
         strategy=_of_numa_nodes(args.node.type),
         bind=args.bind,
         prefer_l3=args.prefer_l3,
-        packed=not args.distribute_across_numa,
+        packed=base.packed
+        if args.distribute_across_numa is None
+        else not args.distribute_across_numa,
         label_first=args.rules is Rules.KOORDINATOR,
         scoring=_of_numa_nodes(args.numa.type),
         weights=args.numa.weights,

@@ -11,7 +11,8 @@ NUMA nodes are chosen as by Koordinator's topology manager
 
 - A request that could not be reserved is not admitted, not even under BestEffort.
 - The amounts of a machine with one NUMA node are counted too.
-- Among NUMA nodes that are equal under the policy, the strategy in force decides, not their ids.
+- Among NUMA nodes that are equal under the policy, the exclusive policy decides, then the whole
+  cores that a preferred FullPCPUs gets, then the strategy in force, not their ids.
 
 A second hint provider, the allocator of devices, takes part in the merge."""
 
@@ -52,11 +53,13 @@ from agent.model.pod.resource_request import ResourceRequest
 
 
 class NumaCandidate(msgspec.Struct, frozen=True):
-    """NUMA nodes that were tried: what the pod's exclusive policy gets there and their score
-    (0-100, by the strategy), or what they lack."""
+    """NUMA nodes that were tried: what the pod's exclusive policy gets there, the number of whole
+    cores that a preferred FullPCPUs gets, and their score (0-100, by the strategy), or what they
+    lack."""
 
     nodes: tuple[int, ...]
     exclusivity: CpuExclusivity | None = None
+    whole_cores: int | None = None
     score: int | None = None
     rejection: Rejection | None = None
 
@@ -332,15 +335,17 @@ def _align(
     if not wanted and provider is None:
         return _Aligned(Allotment(0, {}))
     tried: dict[int, Rejection | None] = {}
-    judged: dict[int, tuple[CpuExclusivity, int]] = {}
+    judged: dict[int, tuple[CpuExclusivity, int, int]] = {}
+    cpus = wanted.get("cpu", 0) // 1000
 
     def fits(mask: int) -> bool:
         lacking = tried[mask] = trials.lacks(ids(mask))
         return lacking is None
 
     def total_score(mask: int) -> int:
-        exclusivity, score = judged[mask] = trials.exclusivity(mask), trials.score(mask)
-        return (HIGHEST + 1) * exclusivity + score
+        judged[mask] = trials.exclusivity(mask), trials.whole_cores(mask), trials.score(mask)
+        exclusivity, whole_cores, score = judged[mask]
+        return (HIGHEST + 1) * ((cpus + 1) * exclusivity + whole_cores) + score
 
     def merge(
         others: Provider | None, widest: int | None = None, *, narrowest: bool = False

@@ -60,17 +60,18 @@ class PolicySource(enum.StrEnum):
 class Profile(msgspec.Struct, frozen=True):
     """The defaults if neither pod nor node has a policy, and the order of the sources.
     `prefer_l3`: among equal CPUs, prefers those that share an L3. `packed`: amounts fill one NUMA
-    node after the other instead of being split evenly. `strategy` orders NUMA nodes; `scoring` does
-    so under a NUMA policy, by default `strategy`. `weights` (by resource): of the scores of NUMA
-    nodes; the default is equal weights of CPU and memory. `strict_full_pcpus_only`: the proposal's
-    rules for nodes that allocate only whole cores, otherwise Koordinator's."""
+    node after the other instead of being split evenly; None: under MostAllocated. `strategy` orders
+    NUMA nodes; `scoring` does so under a NUMA policy, by default `strategy`. `weights` (by
+    resource): of the scores of NUMA nodes; the default is equal weights of CPU and memory.
+    `strict_full_pcpus_only`: the proposal's rules for nodes that allocate only whole cores,
+    otherwise Koordinator's."""
 
     numa_policy: NumaPolicy
     strategy: Strategy
     bind: BindPolicy = BindPolicy.FULL_PCPUS
     label_first: bool = False
     prefer_l3: bool = False
-    packed: bool = False
+    packed: bool | None = False
     scoring: Strategy | None = None
     weights: dict[str, int] = {}
     strict_full_pcpus_only: bool = False
@@ -79,7 +80,7 @@ class Profile(msgspec.Struct, frozen=True):
 PROFILES: Final[Mapping[str, Profile]] = {
     "koordinator": Profile(NumaPolicy.NONE, Strategy.LEAST_ALLOCATED),
     "proposal": Profile(
-        NumaPolicy.BEST_EFFORT, Strategy.MOST_ALLOCATED, strict_full_pcpus_only=True
+        NumaPolicy.BEST_EFFORT, Strategy.MOST_ALLOCATED, packed=None, strict_full_pcpus_only=True
     ),
 }
 """The defaults of Koordinator's code, and those of the proposals."""

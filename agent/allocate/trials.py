@@ -1,7 +1,8 @@
 """A trial allocation of a pod on given NUMA nodes: its amounts split over them, and its CPUs.
 
 An amount is split evenly (`split_evenly`) or fills one NUMA node after the other (`split_packed`);
-both order the nodes by their available amounts. Koordinator's function
+both order the nodes by their available amounts. CPUs of a pod that prefers FullPCPUs are split by
+whole cores, as far as there are any, and the rest by single CPUs. Koordinator's function
 (pkg/scheduler/plugins/nodenumaresource/resource_manager.go, tryBestToDistributeEvenly) compares
 available amounts by position instead, so its order is wrong unless the nodes have the ids 0, 1, ...
 
@@ -41,10 +42,11 @@ from agent.allocate.packing import AllocationStep, CpuExclusivity, CpuRequest, T
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.score import MaskScores
-from agent.model.cpu.policies import BindPolicy, Strategy
+from agent.model.cpu.policies import BindPolicy, NumaExclusive, Strategy
 from agent.model.pod.resource_request import ResourceRequest
 
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+_NO_CPU: Final[Mapping[int, int]] = MappingProxyType({})
 _WEIGHTS: Final = {"cpu": 1, "memory": 1}
 
 
@@ -138,6 +140,14 @@ class Trials:
         shares = self._shares(amounts, nodes)
         return shares if isinstance(shares, Rejection) else self._bound(amounts, shares)
 
+    def whole_cores(self, mask: int) -> int:
+        """The number of whole cores that the pod gets on these NUMA nodes, if it prefers FullPCPUs;
+        0 for other pods."""
+        if not self._whole_milli:
+            return 0
+        whole_milli = sum(self._whole_milli.get(node, 0) for node in ids(mask))
+        return min(whole_milli, self._pod_request.requests["cpu"]) // self._core_milli
+
     def score(self, mask: int) -> int:
         """The score of these NUMA nodes, 0-100, by the strategy in force, with the pod on them."""
         return self._scores.of(mask)
@@ -181,11 +191,55 @@ class Trials:
         amounts = [held.get(name, 0) for held in self.available.values()]
         return sum(amounts) if together else max(amounts, default=0)
 
-    def split(self, name: str, requested: int, room: dict[int, int]) -> dict[int, int]:
-        """Splits an amount over NUMA nodes with this available amount each."""
-        evenly = self._policies.strategy is Strategy.DISTRIBUTE_EVENLY
-        way = split_packed if self._options.profile.packed and not evenly else split_evenly
-        return way(requested, room, self.unit(name))
+    def split(
+        self,
+        name: str,
+        requested: int,
+        room: dict[int, int],
+        cpu_shares: Mapping[int, int] = _NO_CPU,
+    ) -> dict[int, int]:
+        """Splits an amount over NUMA nodes with this available amount each. `cpu_shares`:
+        the CPU that the pod gets there."""
+        if name != "cpu":
+            return self._in_order(requested, room, 1, cpu_shares)
+        unit = self.unit(name)
+        shares: dict[int, int] = {}
+        if self._whole_milli:
+            whole = {node: min(left, self._whole_milli.get(node, 0)) for node, left in room.items()}
+            shares = self._in_order(requested, whole, self._core_milli)
+            requested -= sum(shares.values())
+        rest = {node: left - shares.get(node, 0) for node, left in room.items()}
+        for node, share in self._in_order(requested, rest, unit, shares).items():
+            shares[node] = shares.get(node, 0) + share
+        if self._on_all_nodes and len(shares) < len(room):
+            return split_evenly(sum(shares.values()), room, unit)
+        return shares
+
+    def _in_order(
+        self,
+        requested: int,
+        room: Mapping[int, int],
+        unit: int,
+        first: Mapping[int, int] = _NO_CPU,
+    ) -> dict[int, int]:
+        if self._packed:
+            return split_packed(requested, room, unit, first)
+        return split_evenly(requested, room, unit)
+
+    @cached_property
+    def _packed(self) -> bool:
+        """Whether amounts fill one NUMA node after the other."""
+        strategy, configured = self._policies.strategy, self._options.profile.packed
+        if configured is None:
+            return strategy is Strategy.MOST_ALLOCATED
+        return configured and strategy is not Strategy.DISTRIBUTE_EVENLY
+
+    @cached_property
+    def _on_all_nodes(self) -> bool:
+        """Whether the pod needs CPUs of all NUMA nodes that were chosen for it: for their memory,
+        or to be a pod of several NUMA nodes for the NUMA exclusive policy."""
+        required = self._policies.numa_exclusive is NumaExclusive.REQUIRED
+        return required or bool(self.bound_memory)
 
     @cached_property
     def bound_memory(self) -> dict[str, int]:
@@ -199,11 +253,14 @@ class Trials:
         """The available amounts of a resource on these NUMA nodes."""
         return {node: self.available.get(node, _NOTHING).get(name, 0) for node in nodes}
 
-    def with_memory(self, nodes: Collection[int]) -> Amounts | Rejection:
-        """The memory that will be bound to these NUMA nodes, on which the pod has CPUs."""
+    def with_memory(
+        self, nodes: Collection[int], cpu_shares: Mapping[int, int] = _NO_CPU
+    ) -> Amounts | Rejection:
+        """The memory that will be bound to these NUMA nodes, on which the pod has CPUs;
+        `cpu_shares`: see `split`."""
         amounts: Amounts = {}
         for name, requested in self.bound_memory.items():
-            shares = self.split(name, requested, self.left_of(name, nodes))
+            shares = self.split(name, requested, self.left_of(name, nodes), cpu_shares)
             if (given := sum(shares.values())) < requested:
                 return Rejection(Reason.NUMA_INSUFFICIENT, name, requested, given, tuple(nodes))
             for node, share in shares.items():
@@ -212,16 +269,20 @@ class Trials:
 
     def _on_cpus(self, layout: Layout, taken: Taken) -> Allotment | Rejection:
         nodes = layout.node_ids(taken.cpus)
-        amounts = self.with_memory(nodes) if self._account.binds_memory_of(nodes) else {}
+        cpu_shares = {node: (taken.cpus & self._areas[node]).bit_count() for node in nodes}
+        amounts = (
+            self.with_memory(nodes, cpu_shares) if self._account.binds_memory_of(nodes) else {}
+        )
         if isinstance(amounts, Rejection):
             return amounts
         return Allotment(taken.cpus, amounts, taken.steps)
 
     def _where_memory_is(self, layout: Layout, lacking: Rejection) -> Allotment | Rejection:
         """CPUs of the fewest NUMA nodes that have the CPUs and the memory. Among sets of equally
-        many NUMA nodes the exclusive policy decides, then the strategy by their free CPUs, then
-        their ids. `lacking`: the result if there are none: why the memory of the CPUs that were
-        chosen without regard to memory is not enough."""
+        many NUMA nodes the exclusive policy decides, then the whole cores that a preferred
+        FullPCPUs gets, then the strategy by their free CPUs, then their ids. `lacking`: the result
+        if there are none: why the memory of the CPUs that were chosen without regard to memory is
+        not enough."""
         request, terms = self._cpu_request, self._terms
         free = {area.id: (area.cpus & self._free).bit_count() for area in layout.nodes}
         holders = [node for node, count in free.items() if count]
@@ -230,7 +291,7 @@ class Trials:
             return everywhere if isinstance(everywhere, Rejection) else lacking
         sign = -1 if request.strategy is Strategy.MOST_ALLOCATED else 1
         for _, masks in groupby(subsets(holders), key=int.bit_count):
-            fitting: list[tuple[tuple[int, int, int], Allotment]] = []
+            fitting: list[tuple[tuple[int, int, int, int], Allotment]] = []
             for mask in masks:
                 count = sum(free[node] for node in ids(mask))
                 if count < request.count or isinstance(self.with_memory(ids(mask)), Rejection):
@@ -245,7 +306,9 @@ class Trials:
                     continue
                 found = self._on_cpus(layout, taken)
                 if isinstance(found, Allotment):
-                    fitting.append(((terms.exclusivity(found.cpus), sign * count, -mask), found))
+                    whole_cores = self.whole_cores(mask)
+                    rank = terms.exclusivity(found.cpus), whole_cores, sign * count, -mask
+                    fitting.append((rank, found))
             if fitting:
                 return max(fitting, key=lambda each: each[0])[1]
         return lacking
@@ -317,7 +380,8 @@ class Trials:
                     return Rejection(Reason.NO_POOL_FITS, name, limit, pool, tuple(sorted(nodes)))
                 shares = burst_amounts(requested, chosen, room)
             else:
-                shares = self.split(name, requested, room)
+                cpu_shares = {node: held.get("cpu", 0) for node, held in amounts.items()}
+                shares = self.split(name, requested, room, cpu_shares)
             if (given := sum(shares.values())) < requested:
                 return Rejection(
                     Reason.NUMA_INSUFFICIENT, name, requested, given, tuple(sorted(nodes))
@@ -383,13 +447,36 @@ class Trials:
         layout = self._options.layout
         return {area.id: area.cpus for area in layout.nodes} if layout else {}
 
+    @cached_property
+    def _whole_milli(self) -> dict[int, int]:
+        """The milli-CPU of the whole cores that each NUMA node has available, for a pod that
+        prefers FullPCPUs; empty for other pods, and if every core has one thread."""
+        bind, layout = self._policies.bind, self._options.layout
+        if bind is None or bind.required or bind.policy is not BindPolicy.FULL_PCPUS:
+            return {}
+        if layout is None or layout.threads == 1:
+            return {}
+        whole = layout.expand(layout.whole(self._free))
+        room = self.left_of("cpu", self._areas)
+        return {
+            node: min(room[node], 1000 * (whole & cpus).bit_count())
+            // self._core_milli
+            * self._core_milli
+            for node, cpus in self._areas.items()
+        }
+
+    @property
+    def _core_milli(self) -> int:
+        """The milli-CPU of a core."""
+        return 1000 * (self._options.layout.threads if self._options.layout else 1)
+
     def unit(self, name: str) -> int:
         """The unit of a resource: amounts are multiples of it."""
         bind = self._policies.bind
         if name != "cpu" or bind is None:
             return 1
         whole_cores = bind.required and bind.policy is BindPolicy.FULL_PCPUS
-        return 1000 * (self._options.layout.threads if whole_cores and self._options.layout else 1)
+        return self._core_milli if whole_cores else 1000
 
     def trim(self) -> None:
         """Limits the available CPU of each NUMA node for an owner to its free CPUs that suit a

@@ -161,10 +161,16 @@ def _new_trials(
     by_position = any(quirk.by_position for quirk in quirks)
     unbound = any(quirk.unbound for quirk in quirks)
     mixed = any(quirk.mixed for quirk in quirks)
-    if not (loose or by_position or unbound or mixed):
+    single_cpus = any(quirk.single_cpus for quirk in quirks)
+    if not (loose or by_position or unbound or mixed or single_cpus):
         return Trials
     return partial(
-        KoordinatorTrials, loose=loose, by_position=by_position, unbound=unbound, mixed=mixed
+        KoordinatorTrials,
+        loose=loose,
+        by_position=by_position,
+        unbound=unbound,
+        mixed=mixed,
+        single_cpus=single_cpus,
     )
 
 

@@ -8,7 +8,8 @@ only if Topolet gives exactly Koordinator's answer under that rule.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +30,8 @@ from agent.model.cpu.policies import (
 from agent.model.pod.resource_request import ResourceRequest
 
 Case = Mapping[str, Any]
+
+_NO_CPU: Final[Mapping[int, int]] = MappingProxyType({})
 
 _REQUIRED: Final = "requiredCPUBindPolicy"
 _EXCLUSIVE: Final = "preferredCPUExclusivePolicy"
@@ -170,10 +173,10 @@ def _amplified_without_request(case: Case) -> bool:
 
 class Quirk(msgspec.Struct, frozen=True):
     """A wrong rule. `applies`: whether it can affect the case. `case`: changes the case.
-    `recorded_only`: RecordedAllocation is used. `unpaid`, `by_position`, `unbound`, `mixed`:
-    KoordinatorTrials are used, `unpaid` as `loose`. `unaccounted`: no amounts of NUMA nodes are
-    written. `unamplified`: the score ignores the amplification ratio. `refused`: every pod is
-    refused with this code."""
+    `recorded_only`: RecordedAllocation is used. `unpaid`, `by_position`, `unbound`, `mixed`,
+    `single_cpus`: KoordinatorTrials are used, `unpaid` as `loose`. `unaccounted`: no amounts of
+    NUMA nodes are written. `unamplified`: the score ignores the amplification ratio. `refused`:
+    every pod is refused with this code."""
 
     difference: Difference
     applies: Callable[[Case], bool]
@@ -183,6 +186,7 @@ class Quirk(msgspec.Struct, frozen=True):
     by_position: bool = False
     unbound: bool = False
     mixed: bool = False
+    single_cpus: bool = False
     unaccounted: bool = False
     unamplified: bool = False
     refused: str = ""
@@ -225,6 +229,17 @@ QUIRKS: Final = (
         ),
         _ordered,
         case=_without_strategy,
+    ),
+    Quirk(
+        Difference(
+            "halved-cores",
+            "under a NUMA policy a preferred FullPCPUs does not choose between NUMA nodes, and the "
+            "CPUs of several are split by single CPUs, which halves cores; Topolet takes the NUMA "
+            "nodes with enough whole cores, and splits by whole cores",
+            listed=True,
+        ),
+        _split,
+        single_cpus=True,
     ),
     Quirk(
         Difference(
@@ -344,7 +359,8 @@ class KoordinatorTrials(Trials):
     of its free CPUs and of amplification. `by_position`: an amount is split in the order of the
     amounts of the NUMA nodes 0, 1, ..., whatever the ids of the nodes are. `unbound`: for a pod
     without CPU, a NUMA node has only the CPU that suits the node's bind policy. `mixed`: the
-    exclusive policy is not downgraded and does not choose between NUMA nodes."""
+    exclusive policy is not downgraded and does not choose between NUMA nodes. `single_cpus`: nor
+    does a preferred FullPCPUs, and CPUs are split one by one."""
 
     def __init__(
         self,
@@ -357,9 +373,11 @@ class KoordinatorTrials(Trials):
         by_position: bool,
         unbound: bool,
         mixed: bool,
+        single_cpus: bool,
     ) -> None:
         self._loose = loose
         self._by_position = by_position
+        self._single_cpus = single_cpus
         self.downgrade = not mixed
         super().__init__(options, account, request, policies)
         node_policies = options.policies
@@ -396,10 +414,20 @@ class KoordinatorTrials(Trials):
         found = self.on_nodes(nodes)
         return found if isinstance(found, Rejection) else None
 
-    def split(self, name: str, requested: int, room: dict[int, int]) -> dict[int, int]:
-        order = sorted(room, key=lambda node: (room[node], node))
-        if self._by_position:
-            order = _insertion_sorted(sorted(room), self.available, name)
+    @cached_property
+    def _whole_milli(self) -> dict[int, int]:
+        return {} if self._single_cpus else super()._whole_milli
+
+    def split(
+        self,
+        name: str,
+        requested: int,
+        room: dict[int, int],
+        cpu_shares: Mapping[int, int] = _NO_CPU,
+    ) -> dict[int, int]:
+        if not self._by_position:
+            return super().split(name, requested, room, cpu_shares)
+        order = _insertion_sorted(sorted(room), self.available, name)
         unit, shares = self.unit(name), {}
         for index, node in enumerate(order):
             share = min(room[node], requested // unit // (len(order) - index) * unit)

@@ -55,11 +55,13 @@ class PolicyFact(_Value, frozen=True):
 
 
 class NumaTrial(_Value, frozen=True):
-    """NUMA nodes that were tried: their score, or what they lack."""
+    """NUMA nodes that were tried: their score, or what they lack. `whole_cores`: those that a
+    preferred FullPCPUs gets there."""
 
     numa_nodes: tuple[int, ...]
     score: int | None = None
     rejected: str = ""
+    whole_cores: int = 0
 
 
 class OfferFacts(_Value, frozen=True):

@@ -130,7 +130,9 @@ def offer_lines(node: str, offer: OfferFacts, wins: bool, width: int) -> list[st
         lines += _wrapped(f"policies in force: {', '.join(policies)}", width, "  ")
     for trial in offer.tried:
         result = f"lacks {trial.rejected}" if trial.rejected else f"score {trial.score}"
-        lines += _wrapped(f"tried NUMA nodes {_ids(trial.numa_nodes)}: {result}", width, "  ")
+        cores = f", {count(trial.whole_cores, 'whole core')}" if trial.whole_cores else ""
+        tried = f"tried NUMA nodes {_ids(trial.numa_nodes)}: {result}{cores}"
+        lines += _wrapped(tried, width, "  ")
     if offer.merged is not None:
         causes = f" (not preferred: {', '.join(offer.merge_causes)})" if offer.merge_causes else ""
         lines += _wrapped(f"merged hints: NUMA nodes {_ids(offer.merged)}{causes}", width, "  ")

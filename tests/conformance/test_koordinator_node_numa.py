@@ -22,6 +22,7 @@ FAILS = {"stage": "Filter", "error": "Unsatisfied NUMA cpu", "code": "Unschedula
 UNRESOLVABLE = {"code": "UnschedulableAndUnresolvable"}
 NUMA_LEVEL = {"preferredCPUExclusivePolicy": "NUMANodeLevel"}
 PREFERS_FULL = {"preferredCPUBindPolicy": "FullPCPUs"}
+PREFERS_SPREAD = {"preferredCPUBindPolicy": "SpreadByPCPUs"}
 
 
 def case(pod: Json, allocated: list[Json], expect: Json, **more: Any) -> Json:
@@ -221,9 +222,9 @@ DECLARED = [
     ),
     pytest.param(
         case(
-            lsr(2, 20),
+            lsr(2, 20, resourceSpec=PREFERS_SPREAD),
             [allocated_pod(7, node=0)],
-            placement(56, "0,4", part(0, 1, 10) + part(1, 1, 10), **PREFERS_FULL),
+            placement(56, "0,4", part(0, 1, 10) + part(1, 1, 10), **PREFERS_SPREAD),
             amplification=2,
         )
         | RESTRICTED,
@@ -290,6 +291,26 @@ DECLARED = [
         ),
         "fitting-without-cpu",
         id="NUMA nodes are compared by whole cores for a pod without CPU",
+    ),
+    pytest.param(
+        case(
+            lsr(2),
+            [allocated_pod(2, "0,2", node=0), allocated_pod(2, node=1)],
+            placement(37, "1,3", part(0, 2, 4), **PREFERS_FULL),
+        )
+        | RESTRICTED,
+        "halved-cores",
+        id="the NUMA node with the lower id, which has only halves of cores",
+    ),
+    pytest.param(
+        case(
+            lsr(6),
+            [],
+            placement(56, "0-2,4-6", part(0, 3, 2) + part(1, 3, 2), **PREFERS_FULL),
+        )
+        | RESTRICTED,
+        "halved-cores",
+        id="equal parts of two NUMA nodes, each with half a core",
     ),
     pytest.param(
         case(

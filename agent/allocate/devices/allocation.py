@@ -291,7 +291,7 @@ def _gone(node: NodeDevices, request: DeviceRequest, kind: str, chosen: ChosenDe
     return ""
 
 
-SAME_CARDS: Final = 10_000
+SAME_CARDS: Final = 1 << 40
 """The score of NUMA nodes that give the GPUs which would be chosen from all of them: more than all
 other resources score together."""
 

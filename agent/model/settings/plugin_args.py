@@ -69,7 +69,8 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
 
     Choices on a node: `gpu_objective` between sets of GPUs, `devices` between whole devices.
     `prefer_l3`: of equal CPUs, those that share an L3 cache. `distribute_across_numa`: amounts on
-    several NUMA nodes are split evenly; otherwise they fill one NUMA node after the other.
+    several NUMA nodes are split evenly, whatever the strategy; if False, they fill one NUMA node
+    after the other; None: they do so under MostAllocated.
     `unshared_gpus`: by vendor, the GPU models that are never divided, both as in the labels of
     nodes. `strict_full_pcpus_only`: nodes that allocate only whole cores allocate them to
     Guaranteed, LSE and LSR pods, and come last for pods that prefer SpreadByPCPUs."""
@@ -83,7 +84,7 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
     zones: ZoneScoring = ZoneScoring()
     prefer_l3: bool = False
-    distribute_across_numa: bool = True
+    distribute_across_numa: bool | None = None
     devices: Strategy = Strategy.LEAST_ALLOCATED
     unshared_gpus: dict[str, frozenset[str]] = {}
     strict_full_pcpus_only: bool = False
@@ -139,7 +140,7 @@ class _Common(_Fields, frozen=True):
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
     zone_scoring_strategy: _Strategy = _Strategy()
     prefer_l3: bool = msgspec.field(default=False, name="preferL3")
-    distribute_across_numa: bool = msgspec.field(default=True, name="distributeAcrossNUMA")
+    distribute_across_numa: bool | None = msgspec.field(default=None, name="distributeAcrossNUMA")
     device_strategy: Literal["LeastAllocated", "MostAllocated"] = "LeastAllocated"
     unshared_gpus: tuple[_GpuModel, ...] = msgspec.field(
         default=(), name="gpuShareUnsupportedModels"

@@ -389,7 +389,12 @@ def offer_facts(granted: Granted) -> OfferFacts:
         devices,
         tuple(PolicyFact(each.policy, each.value, each.source) for each in why.policies),
         tuple(
-            NumaTrial(each.nodes, each.score, each.rejection.reason if each.rejection else "")
+            NumaTrial(
+                each.nodes,
+                each.score,
+                each.rejection.reason if each.rejection else "",
+                each.whole_cores or 0,
+            )
             for each in why.candidates
         ),
         None if merged is None or merged.mask is None else ids(merged.mask),

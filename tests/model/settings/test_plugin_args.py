@@ -59,7 +59,7 @@ def test_the_objective_for_gpus(kind: dict[str, str]) -> None:
 @pytest.mark.parametrize("kind", [PROPOSAL, KOORDINATOR])
 def test_the_order_of_cpus_and_devices(kind: dict[str, str]) -> None:
     args = decode(kind)
-    assert (args.prefer_l3, args.distribute_across_numa) == (False, True)
+    assert (args.prefer_l3, args.distribute_across_numa) == (False, None)
     assert (args.devices, args.unshared_gpus) == (Strategy.LEAST_ALLOCATED, {})
     models = [
         {"vendor": "nvidia", "model": "T4"},
