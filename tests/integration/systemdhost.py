@@ -137,10 +137,13 @@ class SystemdHost:
     def boot(self) -> None:
         self.world.run("sh", "-ec", _FURNISH)
         script = Path(__file__).with_name("systemd.sh")
+        folders = (ROOT, sys.prefix, sys.base_prefix, *self.world.path.split(":"))
+        programs = [folder for folder in dict.fromkeys(map(str, folders)) if os.path.isdir(folder)]
         self.world.start(
             "systemd",
             *("unshare", "--pid", "--mount", "--fork", "--kill-child=KILL", "--mount-proc"),
             *("--propagation=private", "sh", script, self.world.folder / "tunables"),
+            *programs,
         )
 
         def booted() -> bool:
