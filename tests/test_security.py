@@ -117,6 +117,13 @@ def test_the_folders_of_the_host_are_those_of_deploy() -> None:
     assert listed == found
 
 
+def test_the_capabilities_of_the_installer_are_those_of_the_chart() -> None:
+    helpers = (ROOT / "deploy/chart/templates/_helpers.tpl").read_text()
+    (added,) = re.findall(r"add: \[([^\]]*)\]", helpers)
+    (sentence,) = re.findall(r"`topolet install-proxy` has [^.]* the capabilities ([^.]*)\.", PAGE)
+    assert re.findall("`([A-Z_]+)`", sentence) == added.split(", ")
+
+
 def test_no_container_has_a_capability_or_a_writable_root() -> None:
     contexts = [
         (each["name"], each["securityContext"])

@@ -164,11 +164,11 @@ class Cluster:
         path = "/api/v1/namespaces/default/pods/free/eviction?dryRun=All"
         return self.api.request("POST", path, {**body, "deleteOptions": options}, who)
 
-    def resize(self, cpu: str) -> Object:
-        """Resizes the pod with CPUs of its own in a dry run."""
+    def resize(self, cpu: str, name: str = "owner-of-cpus") -> Object:
+        """Resizes a pod in a dry run."""
         amounts = {field: {"cpu": cpu} for field in ("requests", "limits")}
         body = {"spec": {"containers": [{"name": "main", "resources": amounts}]}}
-        path = "/api/v1/namespaces/default/pods/owner-of-cpus/resize?dryRun=All"
+        path = f"/api/v1/namespaces/default/pods/{name}/resize?dryRun=All"
         media = "application/strategic-merge-patch+json"
         return self.api.request("PATCH", path, body, ALICE, media)
 
@@ -183,6 +183,8 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
     deployed.apply(api, [each for each in scheduler if each["kind"] in kinds])
     for name in ("node-1", "node-2"):
         api.apply(node(name))
+        cpus = {field: {"cpu": "64"} for field in ("capacity", "allocatable")}
+        api.apply({**node(name), "status": cpus}, subresource="status")
     gpu = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu"}}
     gpu["metadata"] = {"name": "gpu", "labels": {"topolet.io/gpu-scheduling": "enabled"}}
     api.apply(gpu)
@@ -201,8 +203,10 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
         api.apply(pod(name, namespace))
     api.apply(pod("allocated", annotations=CPUS), TOPOLET_SCHEDULER)
     api.apply(pod("free"))
-    owner = pod("owner-of-cpus", qos="LSE", cpu=("4", "4"), annotations=CPUS)
+    spec: Object = {"qos": "LSE", "cpu": ("4", "4")}
+    owner = pod("owner-of-cpus", annotations=CPUS, nodeName="node-1", **spec)
     api.apply(owner, TOPOLET_SCHEDULER)
+    api.apply(pod("waiting", **spec))
     yield made
     deployed.remove_policies(apiserver)
 
@@ -884,19 +888,24 @@ def test_pod_authors_cannot_add_a_class_or_batch_resources_later(
     assert cluster.change_pod(body, ALICE, subresource, "free")
 
 
-def test_a_pod_with_cpus_keeps_its_cpu_request_and_its_class(cluster: Cluster) -> None:
+@pytest.mark.parametrize("name", ["owner-of-cpus", "waiting"])
+def test_a_pod_keeps_the_cpu_request_and_the_class_for_which_it_gets_cpus(
+    cluster: Cluster, name: str
+) -> None:
     """So its CPUs are those that a ResourceQuota counts."""
     for cpu in ("1", "3", "5"):
         with pytest.raises(RefusedError, match="keeps its CPU requests and limits: create it"):
-            cluster.resize(cpu)
-    assert cluster.resize("4000m")
+            cluster.resize(cpu, name)
+    assert cluster.resize("4000m", name)
     for labels in ({QOS_LABEL: "LS"}, {QOS_LABEL: None}, {PRIORITY_CLASS_LABEL: "koord-batch"}):
         for subresource in ("", "/status"):
             body = {"metadata": {"labels": labels}}
-            with pytest.raises(RefusedError, match="a pod with CPUs of its own keeps koord"):
-                cluster.change_pod(body, ALICE, subresource, "owner-of-cpus")
+            with pytest.raises(
+                RefusedError, match="has CPUs of its own, or waits for them, keeps koord"
+            ):
+                cluster.change_pod(body, ALICE, subresource, name)
     other = {"metadata": {"labels": {"a": "b"}, "annotations": {"a": "b"}}}
-    assert cluster.change_pod(other, ALICE, name="owner-of-cpus")
+    assert cluster.change_pod(other, ALICE, name=name)
 
 
 def test_a_pod_that_has_ended_owns_no_cpus(cluster: Cluster) -> None:
@@ -909,8 +918,14 @@ def test_a_pod_that_has_ended_owns_no_cpus(cluster: Cluster) -> None:
 
 
 def test_no_class_that_owns_cpus_is_added_by_the_status(cluster: Cluster) -> None:
+    """Nor to a pod that waits for a node."""
+    cluster.api.apply(pod("placed", nodeName="node-1"))
+    body = {"metadata": {"labels": {QOS_LABEL: "LSE"}}}
     with pytest.raises(RefusedError, match="must request whole CPUs, not 0m"):
-        cluster.change_pod({"metadata": {"labels": {QOS_LABEL: "LSE"}}}, ALICE, "/status", "free")
+        cluster.change_pod(body, ALICE, "/status", "placed")
+    for subresource in ("", "/status"):
+        with pytest.raises(RefusedError, match=r"must request whole CPUs|waits for them, keeps"):
+            cluster.change_pod(body, ALICE, subresource, "free")
 
 
 def test_a_pod_that_is_older_than_the_policy_can_end(cluster: Cluster) -> None:
@@ -1215,7 +1230,8 @@ def test_a_resized_sidecar_requests_whole_cpus_too(cluster: Cluster) -> None:
     def owner(sidecar: str) -> Object:
         amounts = {"requests": {"cpu": sidecar}, "limits": {"cpu": sidecar}}
         init = {"name": "side", "image": "i", "restartPolicy": "Always", "resources": amounts}
-        return pod("owner", qos="LSE", cpu=("2", "2"), initContainers=[init])
+        spec: Object = {"initContainers": [init], "nodeName": "node-1"}
+        return pod("owner", qos="LSE", cpu=("2", "2"), **spec)
 
     cluster.api.apply(owner("1"))
     resize = {"spec": {"initContainers": owner("500m")["spec"]["initContainers"]}}
