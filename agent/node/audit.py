@@ -60,8 +60,12 @@ class PassAudit:
     another process has set since, and the last failures: a failure that lasts is recorded once.
     """
 
-    def __init__(self, append: Append) -> None:
+    def __init__(
+        self, append: Append, foreign: Callable[[Record], None] = lambda record: None
+    ) -> None:
+        """`foreign` is called with the record of each write that undid another process's change."""
         self._append = append
+        self._foreign = foreign
         self._decisions: list[Record] = []
         self._cause = ""
         self._writes: list[_Change] = []
@@ -127,6 +131,7 @@ class PassAudit:
                 record = msgspec.structs.replace(
                     record, reason=WriteReason.CHANGED_BY_OTHER, message=message
                 )
+                self._foreign(record)
             self._set[change.group, field] = record.after or ""
         return record
 

@@ -26,6 +26,7 @@ from agent.kubelet.device_checkpoint import DeviceCheckpoint
 from agent.kubelet.memory_manager_state import MemoryManagerState
 from agent.kubelet.statefile import StateFileError
 from agent.model import snapshot as snapshots
+from agent.model.audit import Record, WriteReason, stamp
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import SOCKET, SnapshotRequest
 from agent.model.pod.pods import ContainerState
@@ -46,6 +47,7 @@ from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName
 from agent.node.takeover import own_group_of
 from agent.rpc.grpc import RpcError
+from agent.telemetry import audit
 
 ANSWER_SECONDS: Final = 3.0
 """A pass takes milliseconds; one that waits for a busy runtime takes longer."""
@@ -119,7 +121,8 @@ def examine(settings: DoctorSettings) -> Examination:
     kubelet, unreadable = observed_kubelet(settings)
     wrong |= node_findings.of_kubelet(kubelet, snapshot, proxy)
     running = (argv for _, argv in own_processes.command_lines(proc))
-    wrong |= node_findings.of_programs(running, proxy=bool(proxy))
+    programs = node_findings.of_programs(running, proxy=bool(proxy))
+    wrong |= programs | node_findings.of_changes(_foreign_changes(settings.state_dir), programs)
     if page := own_processes.page_of("agent", proc, settings.state_dir):
         if page.ready:
             wrong.pop(NodeCode.AGENT_HUNG, None)  # it says itself why it decides nothing
@@ -274,6 +277,17 @@ def _agent_answer(state_dir: str) -> tuple[NodeCode, str] | None:
             text = f"the agent has made no decision within {ANSWER_SECONDS:g} s"
             return NodeCode.AGENT_HUNG, text
         time.sleep(_PAUSE_SECONDS)
+
+
+def _foreign_changes(state_dir: str) -> list[Record]:
+    """The agent's recent writes that undid the change of another process; none without a trail."""
+    since = stamp(time.time() - node_findings.CHANGES_SECONDS)
+    try:
+        return audit.read(
+            state_dir, since, lambda record: record.reason == WriteReason.CHANGED_BY_OTHER
+        ).records
+    except OSError:
+        return []
 
 
 def _proxy(path: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ KUBELET_INCOMPATIBLE: Final = "KubeletIncompatible"
 SOURCE_UNREADABLE: Final = "SourceUnreadable"
 CPU_OVERLAP: Final = "CPUOverlap"
 DEVICE_UNHEALTHY: Final = "DeviceUnhealthy"
+COMPETING_WRITER: Final = "CompetingWriter"
 NODE_CPUS_CHANGED: Final = "NodeCPUsChanged"
 KUBELET_POLICY_CHANGED: Final = "KubeletPolicyChanged"
 
@@ -27,6 +28,7 @@ DELAY_SECONDS: Final[Mapping[str, float]] = {
     SOURCE_UNREADABLE: 60.0,
     CPU_OVERLAP: 60.0,
     DEVICE_UNHEALTHY: 10.0,
+    COMPETING_WRITER: 0.0,
 }
 """How long a fault lasts before an Event says so: a kubelet that restarts can't be read for
 moments, and without a frontend each start of a container overlaps for moments."""
@@ -57,9 +59,11 @@ def faults(
     sources: Mapping[SourceName, Iterable[str]],
     overlaps: Iterable[str],
     devices: DeviceFaults,
+    others: Iterable[str] = (),
 ) -> dict[str, str]:
     """Notes by reason. `of_object`: why annotations and labels of the Node have no effect;
-    `sources`: the problems of each; `overlaps`: sentences."""
+    `sources`: the problems of each; `overlaps`, `others`: sentences about containers on CPUs of
+    owners, and about other processes that keep changing values."""
     kubelet = sources.get(SourceName.KUBELET_COMBINATION, ())
     reported = (SourceName.KUBELET_COMBINATION, SourceName.NODE_OBJECT)
     unreadable = (
@@ -74,6 +78,7 @@ def faults(
         SOURCE_UNREADABLE: "; ".join(sorted(unreadable)),
         CPU_OVERLAP: _first(overlaps),
         DEVICE_UNHEALTHY: _first(_of_devices(devices)),
+        COMPETING_WRITER: _first(others),
     }
     return {reason: note for reason, note in notes.items() if note}
 

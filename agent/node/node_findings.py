@@ -13,10 +13,12 @@ from typing import Final
 import msgspec
 
 from agent.kubelet.configuration import KubeletConfiguration, flags
+from agent.model.audit import Record
 from agent.model.devices.visibility import NodeVisibility
 from agent.model.settings.options import RUNTIME_ENDPOINT
 from agent.model.snapshot import Snapshot
 from agent.node.kubelet_process import K3S, K3S_ENDPOINT
+from agent.node.other_writers import repeated
 from agent.node.own_processes import ProcessPage
 
 
@@ -42,6 +44,7 @@ class NodeCode(enum.StrEnum):
     KUBELET_POLICY = "kubelet-policy-differs"
     AGENT_POLICY = "cpu-policy-conflict"
     CGROUP_DRIVER = "cgroup-drivers-differ"
+    COMPETING = "competing-writer"
     KOORDLET = "koordlet-competes"
     PINNING = "other-program-sets-cpus"
     KUBELET_CONFIGURATION = "kubelet-configuration-unreadable"
@@ -86,6 +89,8 @@ REMEDIES: Final = {
     "cpuManagerPolicy to none; if one of them has just changed, restart the agent",
     NodeCode.CGROUP_DRIVER: "set the same driver in the kubelet (cgroupDriver) and the runtime "
     "(containerd: SystemdCgroup; CRI-O: cgroup_manager), and restart both",
+    NodeCode.COMPETING: "find the program (docs/troubleshooting.md), and remove it, or exclude "
+    "these pods from Topolet (--exclude): one program sets these values",
     NodeCode.KOORDLET: "switch these gates off in koordlet (docs/coexistence.md)",
     NodeCode.PINNING: "remove that program from the node, or Topolet: one program sets cpusets",
     NodeCode.KUBELET_CONFIGURATION: "let the agent read it: --kubelet-configz, or --kubelet-config "
@@ -271,6 +276,32 @@ def of_groups(groups: Iterable[str]) -> dict[NodeCode, str]:
             text = f"{group} has a name for systemd, and the runtime's cgroup driver is cgroupfs"
             return {NodeCode.CGROUP_DRIVER: text}
     return {}
+
+
+CHANGES_SECONDS: Final = 300.0
+"""How far back the audit trail is searched for changes by other processes."""
+
+
+def of_changes(changes: Sequence[Record], programs: Mapping[NodeCode, str]) -> dict[NodeCode, str]:
+    """Whether another process keeps changing what the agent has set. `changes`: the records of the
+    agent's writes that undid one, within CHANGES_SECONDS; `programs`: `of_programs`, since the
+    kernel does not say who wrote a file."""
+    files = repeated(changes)
+    if not files:
+        return {}
+    texts = [f"{file} {number} times" for file, number in list(files.items())[:_NAMED]]
+    more = [f"{len(files) - _NAMED} more files"] if len(files) > _NAMED else []
+    suspects = [
+        programs[code] for code in (NodeCode.KOORDLET, NodeCode.PINNING) if code in programs
+    ]
+    text = (
+        f"in the last {CHANGES_SECONDS / 60:.0f} minutes another process changed "
+        f"{', '.join(texts + more)}, the last time at {changes[-1].time}: {changes[-1].message}"
+    )
+    return {NodeCode.COMPETING: "; ".join((text, *suspects))}
+
+
+_NAMED: Final = 8
 
 
 def driver_of(groups: Sequence[str]) -> str:

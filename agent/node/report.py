@@ -33,6 +33,7 @@ from agent.node.devices import DeviceState
 from agent.node.kubelet_view import PodResourcesState
 from agent.node.node_configuration import rules
 from agent.node.node_events import DeviceFaults, NodeNotes
+from agent.node.other_writers import OtherWriters
 from agent.node.sources import Sources
 from agent.node.violations import RefusedLimit, Shortfall, find_unallocated, unmet
 from agent.telemetry.metrics import AgentMetrics
@@ -105,7 +106,8 @@ class Reporter:
         recorded. `group_of`: the cgroup of a process. `append`: to the audit trail. `sources`:
         whose problems are Events of the Node."""
         self.metrics = metrics
-        self.audit = PassAudit(append)
+        self._others = OtherWriters(metrics)
+        self.audit = PassAudit(append, self._others.changed)
         self.changes = ChangeRecorder(metrics)
         self._cluster = cluster
         self._pod_events = pod_events or PodEvents(None)
@@ -168,7 +170,11 @@ class Reporter:
         node = moment.cluster.node
         of_devices = DeviceFaults(moment.devices.devices, devices.missing, devices.fault)
         faults = node_events.faults(
-            moment.node_faults, self._sources.problems, self.changes.overlaps, of_devices
+            moment.node_faults,
+            self._sources.problems,
+            self.changes.overlaps,
+            of_devices,
+            self._others.lasting(),
         )
         state = node_events.state(moment.topology, moment.kubelet_configuration)
         return NodeNotes(self._cluster.node_name, node.uid if node else "", faults, state)

@@ -3,6 +3,7 @@ as the devices do."""
 
 from __future__ import annotations
 
+import enum
 from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -96,6 +97,12 @@ _REFUSED_LIMITS: Final = _AGENT.gauge(
     "container",
     "file",
 )
+_FOREIGN_CHANGES: Final = _AGENT.counter(
+    "foreign_changes",
+    "Changes by other programs of what the agent had set, which it undid, by kind: cpus, "
+    "memory-nodes and limit of a cgroup; NodeResourceTopology, Device and Node.",
+    "kind",
+)
 _WITHOUT_GROUP: Final = _AGENT.gauge(
     "containers_without_cgroup", "Running containers whose cgroup can't be found."
 )
@@ -187,6 +194,17 @@ _CONTAINER_GPU_BUSY: Final = _AGENT.gauge(
 )
 DECLARED: Final = (*_AGENT.all, BUILD_INFO)
 """All metrics of the agent."""
+
+
+class ForeignChange(enum.StrEnum):
+    """What another program changed."""
+
+    CPUS = "cpus"
+    MEMORY_NODES = "memory-nodes"
+    LIMIT = "limit"
+    TOPOLOGY = "NodeResourceTopology"
+    DEVICE = "Device"
+    NODE = "Node"
 
 
 def _counter(series: Series, registry: CollectorRegistry) -> Counter:
@@ -309,6 +327,8 @@ class AgentMetrics:
         self.without_cpus = _gauge(_WITHOUT_CPUS, registry)
         self.events = _counter(_EVENTS, registry)
         self.cgroup_writes = _counter(_CGROUP_WRITES, registry)
+        changes = _counter(_FOREIGN_CHANGES, registry)
+        self._foreign_changes = {kind: changes.labels(kind.value) for kind in ForeignChange}
         self.containers_without_group = _gauge(_WITHOUT_GROUP, registry)
         self.snapshot_generation = _gauge(_SNAPSHOT_GENERATION, registry)
         self.reports = _counter(_REPORTS, registry)
@@ -320,6 +340,10 @@ class AgentMetrics:
         registry.register(self._decision)
         self.devices = DeviceMetrics()
         registry.register(self.devices)
+
+    def foreign_changes(self, kind: ForeignChange) -> None:
+        """Counts one. Every kind has a series from the start: the first change is an increase."""
+        self._foreign_changes[kind].inc()
 
     def refused_limits(self, numbers: Mapping[tuple[str, str, str], int]) -> None:
         """Exports these refused limits until the next call. `numbers`: by the title of the pod, the

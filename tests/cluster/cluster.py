@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -326,6 +327,20 @@ class Cluster:
             {of_path[path]: CpuSet.parse(text.strip()) for path, text in each.items()}
             for each in recorded
         ]
+
+    @contextlib.contextmanager
+    def competing(self, name: str, cpus: str) -> Iterator[None]:
+        """Another program writes these CPUs to the container's cgroup during the block, five times
+        a second."""
+        node, patterns = self._cpuset_files(name, "main")
+        (path,) = node.machine.read(*patterns)
+        file = path.removesuffix(".effective")
+        loop = f"while :; do echo {cpus} >{file}; sleep 0.2; done"
+        node.machine.start("competing", "sh", "-c", loop)
+        try:
+            yield
+        finally:
+            node.machine.end("competing", signal.SIGKILL)
 
     def _topology_annotation(self, node: str, key: str) -> Object:
         topology = self.get("noderesourcetopologies.topology.node.k8s.io", node)

@@ -24,11 +24,12 @@ from agent.node.change_log import CLAIM_NOT_HONORED
 from agent.node.drift import DriftKind
 from agent.node.node_events import (
     AGENT_NOT_READY,
+    COMPETING_WRITER,
     DEVICE_UNHEALTHY,
     KUBELET_INCOMPATIBLE,
     KUBELET_POLICY_CHANGED,
 )
-from agent.node.node_findings import WATCH_SECONDS, NodeCode
+from agent.node.node_findings import CHANGES_SECONDS, WATCH_SECONDS, NodeCode
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 from tests.cluster.controlplane import ADDRESS as ADDRESS_OF_SERVER
 from tests.cluster.controlplane import SERVICE_ADDRESS
@@ -287,6 +288,61 @@ def test_a_program_that_pins_cpus(healthy: Cluster) -> None:
         healthy.pod("ls", qos="LS", cpu="100m")
     finally:
         machine.end("balloons", signal.SIGKILL)
+
+
+@pytest.mark.long
+def test_a_program_that_keeps_changing_cpus(installed: Cluster) -> None:
+    """The agent undoes each change at once, so that no look at the node shows it. Alert and finding
+    last five minutes after it."""
+    cluster = installed
+    cluster.pod("lse", qos="LSE", cpu=1)
+    cluster.pod("ls", qos="LS", cpu="100m")
+    with scraped(cluster) as alerts, cluster.competing("ls", "0-1"):
+        alerts.fires("TopoletOtherWriterOfCPUs")
+        alerts.fires("TopoletCPUOverlap")
+        check_finding(cluster, NodeCode.COMPETING)
+        event_of_node(cluster, COMPETING_WRITER, "cpuset.cpus of default/ls main")
+    cluster.eventually(
+        "doctor finds nothing", lambda: findings(cluster) == set(), CHANGES_SECONDS + 60
+    )
+
+
+def test_a_hung_agent_behind_an_installed_proxy_is_replaced(
+    healthy: Cluster, tmp_path: Path
+) -> None:
+    """The probes and the time to end are those of the chart."""
+    cluster, words = healthy, ("-n", NAMESPACE, "daemonset/topolet-agent")
+    found = rendered(tmp_path, {"pools": [{"mode": "proxy", "installProxy": True}]})
+    (chart,) = (each for each in found if each["kind"] == "DaemonSet")
+    spec = chart["spec"]["template"]["spec"]
+    (agent,) = spec["containers"]
+    probes = {name: agent[name] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    patch = {
+        "terminationGracePeriodSeconds": spec["terminationGracePeriodSeconds"],
+        "containers": [{"name": "agent", **probes}],
+    }
+    cluster.kubectl("patch", *words, "-p", json.dumps({"spec": {"template": {"spec": patch}}}))
+    try:
+        cluster.kubectl("rollout", "status", *words, "--timeout=200s")
+        machine, restarts = cluster.nodes[HOST].machine, cluster.agent_restarts(HOST)
+        machine.run("kill", "-STOP", agent_pid(cluster))
+        cluster.eventually(
+            "the agent is restarted", lambda: cluster.agent_restarts(HOST) > restarts, 120
+        )
+        cluster.wait_agent_ready(HOST)
+
+        # The documented way, which also ends a pod that is being deleted.
+        pod = cluster.agent_pod(HOST)
+        machine.run("kill", "-STOP", agent_pid(cluster))
+        cluster.kubectl("delete", "pod", "-n", NAMESPACE, pod, "--wait=false")
+        code, _, error = run(cluster, "doctor", HOST)
+        assert code == 2
+        assert f"pod {NAMESPACE}/{pod}: it is being deleted, and has until" in error
+        cluster.kubectl("delete", "pod", "-n", NAMESPACE, pod, "--grace-period=10", "--timeout=60s")
+    finally:
+        cluster.kubectl("rollout", "undo", *words)
+        cluster.kubectl("rollout", "status", *words, "--timeout=200s")
+        cluster.wait_agent_ready(HOST)
 
 
 @pytest.mark.long

@@ -62,8 +62,16 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'topolet_source_problems{source="journal"}': "0x40"},
     ),
     "TopoletCPUOverlap": (
-        {"topolet_overlapping_containers": "1x40"},
-        {"topolet_overlapping_containers": "0 1 0x40"},
+        {
+            "topolet_overlapping_containers": "0x40",
+            "topolet_cpu_overlaps_total": "0+5x40",
+            'topolet_foreign_changes_total{kind="cpus"}': "0+5x40",
+        },
+        {
+            "topolet_overlapping_containers": "0 1 0x40",
+            "topolet_cpu_overlaps_total": "0+5x40",
+            'topolet_foreign_changes_total{kind="cpus"}': "0x40",
+        },
     ),
     "TopoletContainerOnOtherCPUs": (
         {'topolet_containers_with_other_cpus{source="checkpoint"}': "1x40"},
@@ -91,7 +99,11 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "TopoletOtherWriterOfCPUs": (
         {'topolet_nri_conflicts_total{kind="changed", plugin="50-pin"}': f"{BEFORE_A_FAULT} 1x30"},
-        {'topolet_nri_conflicts_total{kind="changed", plugin="50-pin"}': "3x40"},
+        {
+            'topolet_nri_conflicts_total{kind="changed", plugin="50-pin"}': "3x40",
+            'topolet_foreign_changes_total{kind="cpus"}': "0+1x40",
+            'topolet_foreign_changes_total{kind="Device"}': "0+9x40",
+        },
     ),
     "TopoletDeviceUnhealthy": (
         {'topolet_device_healthy{type="gpu", id="GPU-1"}': "0x40"},
@@ -166,6 +178,15 @@ def test_a_scheduler_without_processes_has_no_leader(tmp_path: Path) -> None:
     ended = {'topolet_scheduler_leader{job="s", instance="a"}': "1x10 stale"}
     other = {'topolet_agent{job="s"}': "1x40"}
     evaluate("TopoletNoLeader", ((ended, True), (other, False)), tmp_path)
+
+
+def test_containers_on_cpus_of_others_are_an_overlap(tmp_path: Path) -> None:
+    evaluate("TopoletCPUOverlap", (({"topolet_overlapping_containers": "1x40"}, True),), tmp_path)
+
+
+def test_a_program_that_keeps_changing_cgroups_is_another_writer(tmp_path: Path) -> None:
+    changes = {'topolet_foreign_changes_total{kind="limit"}': "0+5x40"}
+    evaluate("TopoletOtherWriterOfCPUs", ((changes, True),), tmp_path)
 
 
 def evaluate(alert: str, cases: Sequence[tuple[dict[str, str], bool]], folder: Path) -> None:
