@@ -36,23 +36,19 @@ def run(arguments: argparse.Namespace) -> int:
     logs.start(settings.log_level, settings.log_format)
     logs.announce("proxy", settings)
     try:
-        listening = inherited(os.environ)
-        listener = None
-        if listening is None:
-            listener = _listen(settings)
-            listening = listener.socket
+        served = inherited(os.environ) or _listen(settings)
     except (ActivationError, ListenError, OSError) as error:
         return options.fail(error)
     # A kubelet that connects now waits for the imports instead of failing.
     from agent.proxy import daemon
 
     try:
-        daemon.run(settings, listening, listener.path if listener else listening.getsockname())
+        daemon.run(settings, served)
     except (LockedError, OSError) as error:
         return options.fail(error)
     finally:
-        if listener:
-            listener.close()
+        if isinstance(served, Listener):
+            served.close()
     return 0
 
 

@@ -110,7 +110,7 @@ def find_agent(arguments: argparse.Namespace) -> Agent:
     reasons = []
     for pod in listed["items"]:
         name = pod["metadata"]["name"]
-        if reason := why_ending(pod, namespace) or why_not_running(pod):
+        if reason := why_ending(pod) or why_not_running(pod):
             reasons.append(f"pod {namespace}/{name}: {reason}")
         else:
             return agent_of(kubectl, namespace, pod)
@@ -199,16 +199,16 @@ def kubectl_of(arguments: argparse.Namespace, needed_by: str) -> tuple[str, ...]
     return (program, *([f"--context={arguments.context}"] if arguments.context else []))
 
 
-def why_ending(pod: dict[str, Any], namespace: str) -> str:
+def why_ending(pod: dict[str, Any]) -> str:
     """That the pod is being deleted and what ends it sooner, "" if it is not. No other agent starts
-    on its node before it has ended."""
+    on its node before it has ended, and a kubelet that has begun to end it ignores a shorter
+    time."""
     until = pod["metadata"].get("deletionTimestamp")
     if until is None:
         return ""
-    name = pod["metadata"]["name"]
     return (
-        f"it is being deleted, and has until {until} to end (kubectl -n {namespace} delete pod "
-        f"{name} --grace-period=10 ends it sooner)"
+        f"it is being deleted, and has until {until} to end; on its node, crictl stop --timeout=0 "
+        f"with the id of its container {_CONTAINER} ends it at once"
     )
 
 

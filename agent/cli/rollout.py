@@ -133,7 +133,7 @@ class Agents:
                 bool(ending),
             )
             for each in self._owned("pods")
-            for ending in (remote.why_ending(each, self._namespace),)
+            for ending in (remote.why_ending(each),)
         ]
 
     def nodes(self) -> dict[str, bool]:

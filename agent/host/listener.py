@@ -30,8 +30,9 @@ class Listener:
     def __init__(self, path: str, mode: int = 0o600) -> None:
         """Raises ListenError."""
         self.path = path
-        temporary = os.path.join(os.path.dirname(path), f".{os.getpid()}.sock")
-        for each in (path, temporary):
+        self._mode = mode
+        self._temporary = os.path.join(os.path.dirname(path), f".{os.getpid()}.sock")
+        for each in (path, self._temporary):
             if len(os.fsencode(each)) > _MAX_PATH_BYTES:
                 raise ListenError(f"{path}: a socket's path has at most {_MAX_PATH_BYTES} bytes")
         try:
@@ -46,21 +47,36 @@ class Listener:
                 raise ListenError(f"{path}: exists and is not a socket")
         except FileNotFoundError:
             pass
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.socket, self._inode = self._bound()
+        except ListenError:
+            self._lock.release()
+            raise
+
+    def bind_again(self) -> socket.socket:
+        """Makes the socket again at its path, and returns the former one, which nobody can reach.
+        Raises ListenError."""
+        former = self.socket
+        self.socket, self._inode = self._bound()
+        return former
+
+    def _bound(self) -> tuple[socket.socket, int]:
+        """A new socket at the path, and its inode."""
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            os.fchmod(self.socket.fileno(), mode)  # before anybody can connect
-            self.socket.bind(temporary)
-            os.chmod(temporary, mode)
-            self.socket.listen(_BACKLOG)
-            self._inode = os.lstat(temporary).st_ino
-            os.rename(temporary, path)
+                os.unlink(self._temporary)
+            os.fchmod(made.fileno(), self._mode)  # before anybody can connect
+            made.bind(self._temporary)
+            os.chmod(self._temporary, self._mode)
+            made.listen(_BACKLOG)
+            inode = os.lstat(self._temporary).st_ino
+            os.rename(self._temporary, self.path)
         except OSError as error:
-            self.socket.close()
-            self._lock.release()
-            raise ListenError(f"{path}: {error.strerror}") from None
-        self.socket.setblocking(False)
+            made.close()
+            raise ListenError(f"{self.path}: {error.strerror}") from None
+        made.setblocking(False)
+        return made, inode
 
     def close(self) -> None:
         """Stops listening; removes the socket, unless another one replaced it, and the lock."""

@@ -140,13 +140,13 @@ def allowed_cpus(proc: str, pid: int) -> str | None:
 
 
 _FLOCK_LINE: Final = re.compile(
-    r"^\d+: FLOCK +ADVISORY +WRITE (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE
+    r"^\d+: FLOCK +ADVISORY +(?:READ|WRITE) (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE
 )
 """A line of /proc/locks (proc_locks(5)): pid, major and minor number of the device, inode."""
 
 
 def lock_holders(path: str, proc: str = "/proc") -> frozenset[int]:
-    """The processes that hold a `locks.Lock` of the file, by their numbers in the procfs; none
+    """The processes that hold a lock of `locks` on the file, by their numbers in the procfs; none
     without the file, and none that this process may not see."""
     try:
         found = os.stat(path)

@@ -127,6 +127,11 @@ def examine(settings: DoctorSettings) -> Examination:
         if page.ready:
             wrong.pop(NodeCode.AGENT_HUNG, None)  # it says itself why it decides nothing
         wrong |= node_findings.of_agent(page)
+    if not (proxy or refused) and own_processes.runs("proxy", proc, settings.state_dir):
+        text = f"a proxy runs, and {options.socket_path(settings.listen)} does not exist"
+        wrong[NodeCode.PROXY_SOCKET] = text
+    elif relay := own_processes.page_of("proxy", proc, settings.state_dir):
+        wrong |= node_findings.of_proxy(relay)
     plugin = own_processes.page_of("nri", proc, settings.state_dir)
     if plugin is not None:
         wrong |= node_findings.of_nri(plugin)

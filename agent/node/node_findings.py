@@ -33,6 +33,7 @@ class NodeCode(enum.StrEnum):
     DISK = "state-folder-full"
     SNAPSHOT = "snapshot-unreadable"
     PROXY = "proxy-unavailable"
+    PROXY_SOCKET = "proxy-socket-lost"
     BYPASSED = "kubelet-bypasses-proxy"
     NRI_UNAVAILABLE = "nri-unavailable"
     NRI_UNREGISTERED = "nri-plugin-not-registered"
@@ -67,6 +68,9 @@ REMEDIES: Final = {
     NodeCode.SNAPSHOT: "restart the agent: it writes the file again",
     NodeCode.PROXY: "start the proxy (systemctl status topolet-proxy): a kubelet that uses this "
     "socket can start no container",
+    NodeCode.PROXY_SOCKET: "systemctl restart topolet-proxy.socket, which makes the file again (a "
+    "restart of the service does not; without that unit the proxy makes it by itself). Until then "
+    "a kubelet that restarts can't connect",
     NodeCode.BYPASSED: "run topolet install-proxy on the node, or set the kubelet's "
     "containerRuntimeEndpoint to the proxy's socket and restart it",
     NodeCode.NRI_UNAVAILABLE: "switch NRI on in the runtime and restart it (docs/nri.md), or name "
@@ -233,6 +237,12 @@ def of_agent(page: ProcessPage) -> dict[NodeCode, str]:
     if lost:
         wrong[NodeCode.DEVICE] = f"not healthy: {', '.join(lost)}"
     return wrong
+
+
+def of_proxy(page: ProcessPage) -> dict[NodeCode, str]:
+    """What is wrong according to the proxy's own metrics."""
+    lost = any(each.name == "topolet_proxy_socket_lost" and each.value for each in page.series)
+    return {NodeCode.PROXY_SOCKET: f"/readyz of the proxy: {page.ready}"} if lost else {}
 
 
 _ABSENT: Final = tuple(map(os.strerror, (errno.ENOENT, errno.ECONNREFUSED)))

@@ -1,5 +1,4 @@
-"""Topolet's processes on a node, by the procfs, and the answers of the HTTP ports of agent and NRI
-plugin."""
+"""Topolet's processes on a node, by the procfs, and the answers of their HTTP ports."""
 
 from __future__ import annotations
 
@@ -25,6 +24,9 @@ COMMANDS: Final[Mapping[str, type[Options]]] = {
     "nri": NriSettings,
 }
 """The processes of a node, with their options."""
+_PROGRAMS: Final = ("topolet", "topolet.py")
+_WORDS: Final = 8
+"""Loader and interpreter come before the program, each with flags (`install.folder`)."""
 _SECONDS: Final = 3.0
 _MAX_BYTES: Final = 8 << 20
 
@@ -40,6 +42,7 @@ class _Port(NamedTuple):
 _PORTS: Final = {
     "agent": _Port("http", AgentSettings().http, AGENT_LOCK),
     "nri": _Port("nri-http", NriSettings().nri_http, FRONTEND_LOCK),
+    "proxy": _Port("proxy-http", ProxySettings().proxy_http, FRONTEND_LOCK),
 }
 _HOSTS: Final = ("0.0.0.0", "[::]", "", "127.0.0.1", "localhost")
 _SERIES: Final = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
@@ -100,17 +103,24 @@ def command_lines(proc: str) -> Iterator[tuple[int, list[str]]]:
 
 def command_of(argv: Sequence[str]) -> str:
     """The subcommand of a process of Topolet, "" for other processes."""
-    for place, word in enumerate(argv[:3]):
+    for place, word in enumerate(argv[:_WORDS]):
         after = argv[place + 1 : place + 3]
-        if os.path.basename(word) == "topolet" and after[:1]:
-            return after[0] if after[0] in COMMANDS else ""
-        if word == "-m" and after[:1] == ["agent"] and len(after) > 1:
-            return after[1] if after[1] in COMMANDS else ""
+        if word == "-m" and after[:1] == ["agent"]:
+            after = after[1:]
+        elif os.path.basename(word) not in _PROGRAMS:
+            continue
+        return after[0] if after and after[0] in COMMANDS else ""
     return ""
 
 
+def runs(command: str, proc: str, state_dir: str) -> bool:
+    """Whether a process of this command holds the lock of the state folder."""
+    locked_by = processes.lock_holders(os.path.join(state_dir, _PORTS[command].lock), proc)
+    return any(each.command == command and each.pid in locked_by for each in running(proc))
+
+
 def page_of(command: str, proc: str, state_dir: str) -> ProcessPage | None:
-    """What the agent or NRI plugin with this state folder answers; None without an answer."""
+    """What the process with this state folder answers; None without an answer."""
     address = address_of(command, tuple(running(proc)), proc, state_dir)
     return page(address) if address else None
 
@@ -118,7 +128,7 @@ def page_of(command: str, proc: str, state_dir: str) -> ProcessPage | None:
 def address_of(
     command: str, own: Sequence[OwnProcess], proc: str, state_dir: str
 ) -> tuple[str, int] | None:
-    """Where the agent or NRI plugin with this state folder serves HTTP; None if it does not run, or
+    """Where the process with this state folder serves HTTP; None if it does not run, or
     does not serve on this machine's addresses. `own`: Topolet's processes in the procfs. Only the
     process that holds the lock of the state folder counts, which takes root: any process may have
     such a command line, and may listen on the address of one that is in a pod."""

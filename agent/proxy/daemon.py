@@ -15,6 +15,7 @@ from agent.hooks.requests import DeviceFields, Outcomes
 from agent.host import locks
 from agent.host.daemon import Ending, ServiceManager, return_large_blocks
 from agent.host.files import boot_id
+from agent.host.listener import Listener
 from agent.host.log_once import CountedWarnings
 from agent.host.loop import Loop
 from agent.http.peers import node_addresses
@@ -22,6 +23,7 @@ from agent.model import notifications, snapshot
 from agent.model.settings import failure_policy, options
 from agent.model.settings.frontends import ProxySettings
 from agent.proxy.gate import CpusetGate
+from agent.proxy.own_socket import CHECK_SECONDS, OwnSocket
 from agent.relay.server import RelayServer
 from agent.telemetry.audit import Trail
 from agent.telemetry.frontend_metrics import (
@@ -45,6 +47,12 @@ _SHARE_SECONDS: Final = (
 _UNREACHABLE_SECONDS: Final = 60.0
 _PROXY: Final = Declarations("topolet_proxy")
 _READY: Final = _PROXY.gauge("ready", "1 while /readyz answers 200, else 0.")
+_SOCKET_LOST: Final = _PROXY.gauge(
+    "socket_lost", "1 while the file of the proxy's socket is removed or replaced, else 0."
+)
+_SOCKET_RECREATED: Final = _PROXY.counter(
+    "socket_recreated", "Times the proxy made the removed file of its socket again."
+)
 _CONNECTIONS: Final = _PROXY.gauge("connections", "Open connections of clients.")
 _UNREACHABLE: Final = _PROXY.counter(
     "runtime_unreachable", "Connections closed because the runtime did not answer."
@@ -78,11 +86,14 @@ DECLARED: Final = (*_PROXY.all, BUILD_INFO)
 """All metrics of the proxy."""
 
 
-def run(settings: ProxySettings, listening: socket.socket, served: str) -> None:
+def run(settings: ProxySettings, served: Listener | socket.socket) -> None:
     """Runs until SIGTERM or SIGINT, and then until the calls in progress have ended, another signal
-    comes, or `drain-seconds` are over. `served`: the path of `listening`, for the log. The caller
-    closes `listening`. Raises LockedError while an NRI plugin runs, OSError when the state folder
-    can't be written."""
+    comes, or `drain-seconds` are over. `served`: a listening socket, which the caller closes; one
+    without a Listener belongs to the service manager. Raises LockedError while an NRI plugin runs,
+    OSError when the state folder can't be written."""
+    listener = served if isinstance(served, Listener) else None
+    listening = served.socket if isinstance(served, Listener) else served
+    own = OwnSocket(listener.path if listener else listening.getsockname(), listener)
     lock = locks.lock_for_relay(settings.state_dir)
     runtime = options.socket_path(settings.runtime_endpoint)
     pages_at = options.host_port(settings.proxy_http) if settings.proxy_http else None
@@ -110,18 +121,23 @@ def run(settings: ProxySettings, listening: socket.socket, served: str) -> None:
     )
 
     def problem() -> str:
-        return unready(runtime, accepting=server.accepting)
+        return own.lost() or unready(runtime, accepting=server.accepting)
+
+    def check_socket() -> None:
+        own.check(server.listen_on)
+        loop.after(CHECK_SECONDS, check_socket)
 
     manager = ServiceManager(os.environ)
     with Ending(loop.stop):
-        log.info("proxy listens on %s for the runtime at %s", served, runtime)
+        log.info("proxy listens on %s for the runtime at %s", own.path, runtime)
         unreachable.check()
+        check_socket()
         pages = serve_pages(
             loop,
             pages_at,
             node,
             lambda: metrics_page(
-                server, admission.outcomes, notifier, snapshots, latencies, problem()
+                server, admission.outcomes, notifier, snapshots, latencies, own, problem()
             ),
             problem,
         )
@@ -189,6 +205,7 @@ def metrics_page(
     notifier: Notifier,
     snapshots: SnapshotFile,
     latencies: Latencies,
+    own: OwnSocket,
     problem: str = "",
 ) -> str:
     """The metrics page. `problem`: why the proxy is not ready; empty if it is."""
@@ -200,6 +217,8 @@ def metrics_page(
     return render(
         [
             single(_READY, int(not problem)),
+            single(_SOCKET_LOST, int(bool(own.lost()))),
+            single(_SOCKET_RECREATED, own.recreated),
             single(_CONNECTIONS, server.connections),
             single(_UNREACHABLE, server.unreachable),
             single(_FAULTS, server.faults),

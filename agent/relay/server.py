@@ -91,6 +91,14 @@ class RelayServer:
     def connections(self) -> int:
         return len(self._pairs)
 
+    def listen_on(self, listening: socket.socket) -> None:
+        """Accepts connections from this socket from now on. The caller closes the former one."""
+        self._pause()
+        self._socket = listening
+        self._socket.setblocking(False)
+        if self._resume is None:
+            self._listen_again()
+
     def drain(self) -> None:
         """Accepts no more connections, and asks every client to close its connection when its calls
         have ended. `connections` is 0 when all have closed theirs."""

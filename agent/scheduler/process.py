@@ -169,6 +169,7 @@ class _State:
                 *([self.seen.pods_changed] if self.seen is not None else ()),
             ],
             kinds_of_pods=self.seen is not None,
+            scheduler=settings.scheduler_name,
             rebinds_changed=self.rebind_requests.changed,
             stale_seconds=self._stale_seconds,
         )
@@ -366,6 +367,8 @@ class _Scheduler:
         return SchedulerValues(
             deciding=self._leading.leads(),
             nodes=len(state.cluster.nodes()),
+            without_agent=state.cluster.without_agent() if state.watches.synced else {},
+            untried=state.cluster.untried,
             lost_races=self._binder.lost_races,
             waiting=len(state.queue),
             retried=self._retry.retried,

@@ -47,6 +47,18 @@ _LEADER: Final = _SCHEDULER.gauge(
     "leader", "1 if this process is the leader and has listed the cluster, else 0."
 )
 _NODES: Final = _SCHEDULER.gauge("nodes", "Known nodes.")
+_WITHOUT_AGENT: Final = _SCHEDULER.gauge(
+    "node_without_agent",
+    "1 for each Linux node whose CPUs the scheduler can't give, by reason: no-agent, "
+    "agent-not-ready, no-report (it has no NodeResourceTopology, or an invalid one).",
+    "node",
+    "reason",
+)
+_UNTRIED: Final = _SCHEDULER.gauge(
+    "untried_pods",
+    "Pods that wait for this scheduler, and that kube-scheduler has not tried, or could not try "
+    "(condition PodScheduled with the reason SchedulerError).",
+)
 _BIND_CONFLICTS: Final = _SCHEDULER.counter(
     "bind_conflicts", "Binds whose CPUs or devices other pods took after the filter."
 )
@@ -108,15 +120,19 @@ class RebindValues(msgspec.Struct, frozen=True):
 
 
 class SchedulerValues(msgspec.Struct, frozen=True):
-    """The values of a scrape. `lost_races`: binds whose node was taken since the filter. `waiting`:
-    unschedulable pods. `retried`, `evicted`: the numbers of retries and of evictions. `corrected`:
-    annotations updated with the CPUs that a kubelet assigned, `uncorrected`: updates that failed,
-    `misreported`: annotations that are wrong now. `watch_ages_seconds`: by resource, the time since
-    its watch last received something from the API server."""
+    """The values of a scrape. `without_agent`: why a node has no usable agent, by its name.
+    `untried`: waiting pods that kube-scheduler has not tried. `lost_races`: binds whose node was
+    taken since the filter. `waiting`: unschedulable pods. `retried`, `evicted`: the numbers of
+    retries and of evictions. `corrected`: annotations updated with the CPUs that a kubelet
+    assigned, `uncorrected`: updates that failed, `misreported`: annotations that are wrong now.
+    `watch_ages_seconds`: by resource, the time since its watch last received something from the API
+    server."""
 
     deciding: bool
     nodes: int
     lost_races: int
+    without_agent: Mapping[str, str] = {}
+    untried: int = 0
     waiting: int = 0
     retried: int = 0
     evicted: int = 0
@@ -174,6 +190,8 @@ class _Read(Collector):
             _gauge(_WATCH_AGE, {(each,): age for each, age in values.watch_ages_seconds.items()}),
             _gauge(_LEADER, {(): int(values.deciding)}),
             _gauge(_NODES, {(): values.nodes}),
+            _gauge(_WITHOUT_AGENT, dict.fromkeys(sorted(values.without_agent.items()), 1)),
+            _gauge(_UNTRIED, {(): values.untried}),
             _counter(_BIND_CONFLICTS, {(): values.lost_races}),
             _gauge(_UNSCHEDULABLE, {(): values.waiting}),
             _counter(_RETRIES, {(): values.retried}),

@@ -100,8 +100,7 @@ def test_exit_codes_of_the_command_and_of_kubectl_differ(
             "node/n1",
             "",
             "the agent of node n1 does not run: pod topolet-system/a: it is being deleted, and has "
-            "until 2026-01-02T03:04:05Z to end (kubectl -n topolet-system delete pod a "
-            "--grace-period=10 ends it sooner)",
+            "until 2026-01-02T03:04:05Z to end; on its node, crictl stop --timeout=0",
         ),
         ([], "", "Forbidden: pods", "kubectl get pods: Forbidden: pods"),
     ],

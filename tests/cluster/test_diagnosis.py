@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -34,6 +36,7 @@ from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 from tests.cluster.controlplane import ADDRESS as ADDRESS_OF_SERVER
 from tests.cluster.controlplane import SERVICE_ADDRESS
 from tests.cluster.machine import ProgramError
+from tests.cluster.node import RUNTIME
 from tests.cluster.plugin import ROOT, run
 from tests.cluster.pods import manifest
 from tests.deploy.chart import CHART, rendered
@@ -47,8 +50,13 @@ RULES = CHART / "files/alerts.yaml"
 ADDRESS = "127.0.0.1:9390"
 """The address of Prometheus in the world."""
 SLOW_PORT = "16443"
+EXTENDER_PORT = "9444"
 FILLER = "/run/topolet/filler"
 CPU_STATE = "/var/lib/kubelet/cpu_manager_state"
+(END_AT_ONCE,) = re.findall(
+    "^crictl stop .*$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE
+)
+CRICTL = f"crictl --runtime-endpoint={RUNTIME}"
 _PAGE = """export PYTHONPATH="$1" KUBECONFIG="$2" HOME=/tmp
 folder=$3
 shift 3
@@ -323,7 +331,7 @@ def test_a_hung_agent_behind_an_installed_proxy_is_replaced(
     }
     cluster.kubectl("patch", *words, "-p", json.dumps({"spec": {"template": {"spec": patch}}}))
     try:
-        cluster.kubectl("rollout", "status", *words, "--timeout=200s")
+        cluster.kubectl("rollout", "status", *words, "--timeout=100s")
         machine, restarts = cluster.nodes[HOST].machine, cluster.agent_restarts(HOST)
         machine.run("kill", "-STOP", agent_pid(cluster))
         cluster.eventually(
@@ -331,18 +339,27 @@ def test_a_hung_agent_behind_an_installed_proxy_is_replaced(
         )
         cluster.wait_agent_ready(HOST)
 
-        # The documented way, which also ends a pod that is being deleted.
-        pod = cluster.agent_pod(HOST)
-        machine.run("kill", "-STOP", agent_pid(cluster))
-        cluster.kubectl("delete", "pod", "-n", NAMESPACE, pod, "--wait=false")
-        code, _, error = run(cluster, "doctor", HOST)
-        assert code == 2
-        assert f"pod {NAMESPACE}/{pod}: it is being deleted, and has until" in error
-        cluster.kubectl("delete", "pod", "-n", NAMESPACE, pod, "--grace-period=10", "--timeout=60s")
+        # As documented: with a time of its own, and on the node for a pod that is being deleted.
+        for ended_on_node in (False, True):
+            pod = cluster.agent_pod(HOST)
+            machine.run("kill", "-STOP", agent_pid(cluster))
+            delete = ("delete", "pod", "-n", NAMESPACE, pod, "--wait=false")
+            cluster.kubectl(*delete, *([] if ended_on_node else ["--grace-period=10"]))
+            if ended_on_node:
+                code, _, error = run(cluster, "doctor", HOST)
+                assert code == 2
+                assert f"pod {NAMESPACE}/{pod}: it is being deleted, and has until" in error
+                machine.run("sh", "-ec", END_AT_ONCE.replace("crictl", CRICTL))
+            cluster.eventually("it has ended", partial(absent, cluster, pod), 60)
+            cluster.wait_agent_ready(HOST)
     finally:
         cluster.kubectl("rollout", "undo", *words)
-        cluster.kubectl("rollout", "status", *words, "--timeout=200s")
+        cluster.kubectl("rollout", "status", *words, "--timeout=100s")
         cluster.wait_agent_ready(HOST)
+
+
+def absent(cluster: Cluster, pod: str) -> bool:
+    return cluster.get("pod", pod, NAMESPACE) is None
 
 
 @pytest.mark.long
@@ -457,6 +474,45 @@ def test_no_scheduler_leads(healthy: Cluster, alerts: PrometheusApi) -> None:
         cluster.kubectl(*words, "--replicas=1")
         cluster.wait_ready("scheduler")
     cluster.wait_running("lse")
+
+
+@pytest.mark.long
+def test_a_node_that_no_daemonset_selects(healthy: Cluster) -> None:
+    """A process that does not run has no metrics."""
+    cluster, words = healthy, ("-n", NAMESPACE, "daemonset/topolet-agent")
+    patch = {"spec": {"template": {"spec": {"nodeSelector": {"topolet.test/none": "x"}}}}}
+    with scraped(cluster) as alerts:
+        cluster.kubectl("patch", *words, "-p", json.dumps(patch))
+        try:
+            alerts.fires("TopoletNodeWithoutAgent")
+            (found,) = alerts.query(f'topolet_scheduler_node_without_agent{{node="{HOST}"}}')
+            assert found["metric"]["reason"] == "no-agent"
+        finally:
+            cluster.kubectl("rollout", "undo", *words)
+        cluster.wait_agent_ready(HOST)
+        alerts.ends("TopoletNodeWithoutAgent")
+
+
+@pytest.mark.long
+def test_an_extender_that_is_not_reached(healthy: Cluster, alerts: PrometheusApi) -> None:
+    machine = healthy.nodes[HOST].machine
+    (address,) = {each.rpartition(":")[0] for each in healthy.metrics_addresses("scheduler")}
+    to_extender = ("-d", address, "-p", "tcp", "--dport", EXTENDER_PORT)
+    rules = [
+        (chain, *to_extender, "-j", "REJECT", "--reject-with", "tcp-reset")
+        for chain in ("FORWARD", "OUTPUT")
+    ]
+    for each in rules:
+        machine.run("iptables", "-I", *each)
+    try:
+        healthy.create(manifest("lse", qos="LSE", cpu=1))
+        alerts.fires("TopoletExtenderNotCalled", 300)
+        message = healthy.unschedulable_message("lse")
+        assert "connection refused" in message or "reset" in message, message
+    finally:
+        for each in rules:
+            machine.run("iptables", "-D", *each)
+    healthy.wait_running("lse", seconds=120)
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -27,6 +27,7 @@ ALERTS: dict[str, dict[str, Any]] = {
 HOOK = 'hook="CreateContainer", qos_class="LS", reason="timeout", instance="n"'
 SANDBOX = 'hook="RunPodSandbox", qos_class="LS", reason="timeout", instance="n"'
 PRIVILEGED = 'hook="CreateContainer", qos_class="devices", reason="privileged", instance="n"'
+FILTERED = 'topolet_scheduler_requests_total{job="s", verb="filter"}'
 BEFORE_A_FAULT = "_x11"
 """A series that does not exist in the first minutes, as that of a counter without failures."""
 
@@ -48,6 +49,14 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             'topolet_scheduler_leader{job="s", instance="a"}': "0x40",
             'topolet_scheduler_leader{job="s", instance="b"}': "1x40",
         },
+    ),
+    "TopoletNodeWithoutAgent": (
+        {'topolet_scheduler_node_without_agent{node="a", reason="no-agent"}': "1x40"},
+        {'topolet_scheduler_node_without_agent{node="a", reason="no-report"}': "1x4 stale"},
+    ),
+    "TopoletExtenderNotCalled": (
+        {'topolet_scheduler_untried_pods{job="s"}': "1x40", FILTERED: "7x40"},
+        {'topolet_scheduler_untried_pods{job="s"}': "1x40", FILTERED: "0+1x40"},
     ),
     "TopoletWatchStale": (
         {'topolet_watch_age_seconds{resource="pods"}': "0+60x40"},
@@ -178,6 +187,32 @@ def test_a_scheduler_without_processes_has_no_leader(tmp_path: Path) -> None:
     ended = {'topolet_scheduler_leader{job="s", instance="a"}': "1x10 stale"}
     other = {'topolet_agent{job="s"}': "1x40"}
     evaluate("TopoletNoLeader", ((ended, True), (other, False)), tmp_path)
+
+
+KUBE_NODE: Final = 'kube_node_info{node="a", os_image="Debian"}'
+KUBE_AGENT: Final = {
+    KUBE_NODE: "1x40",
+    'kube_pod_info{namespace="n", pod="topolet-agent-x2x", node="a"}': "1x40",
+}
+KUBE_READY: Final = (
+    'kube_pod_status_ready{namespace="n", pod="topolet-agent-x2x", condition="true"}'
+)
+
+
+@pytest.mark.parametrize(
+    ("series", "fires"),
+    [
+        ({KUBE_NODE: "1x40"}, True),
+        ({'kube_node_info{node="a", os_image="Windows Server 2022"}': "1x40"}, False),
+        ({**KUBE_AGENT, KUBE_READY: "0x40"}, True),
+        ({**KUBE_AGENT, KUBE_READY: "1x40"}, False),
+        ({'kube_node_info{node="b"}': "1x40", **KUBE_AGENT, KUBE_READY: "1x40"}, True),
+    ],
+)
+def test_a_node_without_an_agent_by_kube_state_metrics(
+    series: dict[str, str], fires: bool, tmp_path: Path
+) -> None:
+    evaluate("TopoletNodeWithoutAgent", ((series, fires),), tmp_path)
 
 
 def test_containers_on_cpus_of_others_are_an_overlap(tmp_path: Path) -> None:

@@ -199,6 +199,30 @@ def test_ended_by_sigterm(node: SystemdHost) -> None:
     assert node.files(*FOLDERS) == files
 
 
+def test_a_deleted_socket_is_found_and_made_again_by_its_unit(node: SystemdHost) -> None:
+    node.topolet("install-proxy", *QUICK)
+
+    def lost() -> str:
+        page = node.run("busybox", "wget", "-q", "-O-", "http://127.0.0.1:9327/metrics")
+        (value,) = re.findall(r"^topolet_proxy_socket_lost (\d)", page, re.MULTILINE)
+        return str(value)
+
+    assert lost() == "0"
+    node.run("rm", "/run/topolet/cri.sock")
+    assert lost() == "1"
+    with pytest.raises(ProgramError) as failed:
+        node.topolet("doctor", f"--runtime-endpoint={RUNTIME}")
+    assert "proxy-socket-lost: a proxy runs, and /run/topolet/cri.sock does not exist" in str(
+        failed.value
+    )
+    node.systemctl("restart", "topolet-proxy.service")
+    eventually("the proxy runs", lambda: lost() == "1", systemdhost.START_SECONDS)
+    node.systemctl("restart", "topolet-proxy.socket")
+    eventually("the socket is there", lambda: lost() == "0", systemdhost.START_SECONDS)
+    node.systemctl("restart", "kubelet.service")
+    eventually("the kubelet uses it", node.connections, systemdhost.START_SECONDS)
+
+
 def test_the_units_are_valid_and_confined(node: SystemdHost) -> None:
     node.topolet("install-proxy", *QUICK)
     units = [f"{UNITS}/topolet-proxy.{each}" for each in ("socket", "service")]

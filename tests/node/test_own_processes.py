@@ -32,6 +32,14 @@ from tests.node.procfs import process
         (["/usr/bin/topolet", "agent", "--http="], "agent"),
         (["/usr/bin/python3", "/usr/bin/topolet", "proxy"], "proxy"),
         (["python3", "-m", "agent", "nri"], "nri"),
+        (
+            [
+                *("/opt/topolet/lib/ld-linux.so", "--library-path", "/opt/topolet/lib"),
+                *("/opt/topolet/bin/python3", "-I", "-S", "-B"),
+                *("/opt/topolet/bin/topolet.py", "proxy", "--http="),
+            ],
+            "proxy",
+        ),
         (["topolet", "doctor"], ""),
         (["topolet"], ""),
         (["vi", "agent"], ""),

@@ -13,6 +13,7 @@ from agent.host.loop import Loop
 from agent.model.settings.failure_policy import CREATE
 from agent.proxy import daemon
 from agent.proxy.daemon import Latencies
+from agent.proxy.own_socket import OwnSocket
 from agent.relay.server import RelayServer
 from tests.proxy.harness import BOOT, OWNED, GateHarness
 
@@ -31,7 +32,12 @@ def test_the_metrics_page_counts_calls_and_failures(tmp_path: Path) -> None:
     server.meter.in_flight[b"/r/Exec"] = 3
     snapshots = SnapshotFile(str(harness.path), BOOT)
     text = daemon.metrics_page(
-        server, harness.admission.outcomes, harness.notifier, snapshots, latencies
+        server,
+        harness.admission.outcomes,
+        harness.notifier,
+        snapshots,
+        latencies,
+        OwnSocket(str(tmp_path / "front"), None),
     )
     assert server.accepting
     server.close()
@@ -53,6 +59,7 @@ def test_the_metrics_page_counts_calls_and_failures(tmp_path: Path) -> None:
     assert found["topolet_proxy_snapshot_generation",] == 1
     assert found["topolet_proxy_snapshot_age_seconds",] >= 0
     assert found["topolet_proxy_ready",] == 1
+    assert found["topolet_proxy_socket_lost",] == 0
     assert found["topolet_build_info", VERSION, "proxy"] == 1
     assert found["process_resident_memory_bytes",] > 1 << 20
 

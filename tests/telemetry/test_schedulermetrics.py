@@ -43,11 +43,15 @@ def test_values_are_read_for_every_scrape() -> None:
         uncorrected=8,
         misreported=9,
         watch_ages_seconds={"pods": 1.5, "nodes": 0.5},
+        without_agent={"n1": "no-agent"},
+        untried=10,
         rebinds=RebindValues({"Succeed": 1}, 2, 3, 4, 5, 6.5, 7),
     )
     assert lines(metrics) >= {
         "topolet_scheduler_leader 1.0",
         "topolet_scheduler_nodes 7.0",
+        'topolet_scheduler_node_without_agent{node="n1",reason="no-agent"} 1.0',
+        "topolet_scheduler_untried_pods 10.0",
         "topolet_scheduler_bind_conflicts_total 3.0",
         "topolet_scheduler_unschedulable_pods 2.0",
         "topolet_scheduler_retries_total 4.0",

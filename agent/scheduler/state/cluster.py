@@ -14,10 +14,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.answer import Granted, MissingCause
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.node_states import NodeStates
-from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.node_allocator.pod_request import Needs, PodRequest
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import Change, ChangeKind
 from agent.model.apiobjects import PodGroup
@@ -45,6 +45,8 @@ from agent.scheduler.state.pod_info import (
 from agent.scheduler.state.records import NodeRecord, PodRecord, Unreadable
 
 T = TypeVar("T")
+OS_LABEL: Final = "kubernetes.io/os"
+LINUX: Final = "linux"
 EXPIRY_SECONDS: Final = 75.0
 """The outcome of a Binding without an answer is final by then: the API server cancels a request
 after 60 s (--request-timeout), and a write that it passed to etcd ends a few seconds later."""
@@ -104,6 +106,7 @@ class SchedulerCache:
         self._states: dict[str, NodeInfo] = {}
         self._pods: dict[str, PodRecord] = {}
         self._members = GroupMembers()
+        self._untried: set[str] = set()
         self._reservations: dict[str, Reservation] = {}
         self._koordinator_reservations = KoordinatorReservations(self._pods)
         self._device_resources = DeviceResources()
@@ -146,6 +149,23 @@ class SchedulerCache:
             for state in self._states.values():
                 state.use_rules(rules)
                 self._mark_changed(state)
+
+    def without_agent(self) -> dict[str, MissingCause]:
+        """Why the scheduler gives no CPUs of a node, by the name of each such node, whatever pods
+        it has. Omits nodes of other systems than Linux."""
+        with self.lock:
+            found = {
+                each.name: each.lack(Needs.CPUS, agents=self.agents)
+                for each in self.nodes()
+                if each.node is not None and each.node.labels.get(OS_LABEL, LINUX) == LINUX
+            }
+            return {name: lack.cause for name, lack in found.items() if lack is not None}
+
+    @property
+    def untried(self) -> int:
+        """The number of pods that wait for this scheduler, and that kube-scheduler has not tried or
+        could not try."""
+        return len(self._untried)
 
     def lacks_agent(self, name: str) -> bool:
         """Whether the node needs a Ready agent and has none."""
@@ -285,6 +305,10 @@ class SchedulerCache:
                     self._remove_pod(change.value, deleted=True)
                 else:
                     self._update_pod(change.value)
+                if change.value.untried and change.kind is not ChangeKind.DELETED:
+                    self._untried.add(change.value.uid)
+                else:
+                    self._untried.discard(change.value.uid)
 
     def nodes_changed(self, changes: Sequence[Change[NodeRecord]]) -> None:
         for change in changes:

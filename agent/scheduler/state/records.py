@@ -80,7 +80,8 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     that still exists, since a fingerprint may contain it too.
 
     `has_claim_condition`: it has the condition CLAIM_REFUSED, whatever its status. `kind`: the kind
-    for placements, NO_KIND unless the decoder reads kinds.
+    for placements, NO_KIND unless the decoder reads kinds. `untried`: it waits for this scheduler,
+    and kube-scheduler has not found out whether a node has room for it.
     """
 
     uid: str
@@ -98,6 +99,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     reservation: str = ""
     has_claim_condition: bool = False
     kind: PodKind = NO_KIND
+    untried: bool = False
 
     @property
     def report_fields(self) -> tuple[object, ...]:
@@ -163,9 +165,11 @@ def interned(texts: Mapping[str, str]) -> dict[str, str]:
     return {intern(key): intern(value) for key, value in texts.items()}
 
 
-def pods(agents: AgentSelector, *, kinds: bool = False) -> Callable[[bytes], PodRecord]:
+def pods(
+    agents: AgentSelector, *, kinds: bool = False, scheduler: str = ""
+) -> Callable[[bytes], PodRecord]:
     """Returns a decoder, which raises ObjectError. `kinds`: it reads the kinds of pods too, a third
-    of its time for a pod with GPUs."""
+    of its time for a pod with GPUs. `scheduler`: the name of this one in pods."""
 
     def read(text: bytes) -> PodRecord:
         raw = decoded(text, apiobjects.KIND, _pods)
@@ -175,8 +179,15 @@ def pods(agents: AgentSelector, *, kinds: bool = False) -> Callable[[bytes], Pod
             ready = pod.phase is apiobjects.Phase.RUNNING and not pod.deleted and _ready(text)
         if not pod.node:
             ends = pod.deleted or pod.terminal
+            waits = not ends and bool(scheduler) and pod.scheduler == scheduler
             return PodRecord(
-                pod.uid, "", None, ready, group=None if ends else _group(pod), kind=kind
+                pod.uid,
+                "",
+                None,
+                ready,
+                group=None if ends else _group(pod),
+                kind=kind,
+                untried=waits and _untried(text),
             )
         if pod.terminal:
             zoned, title = _zoned_of(pod), pod.title
@@ -273,6 +284,7 @@ def devices(text: bytes) -> DeviceObject | Unreadable:
 class _Condition(msgspec.Struct, frozen=True):
     type: str = ""
     status: str = ""
+    reason: str | None = None
 
 
 class _Conditions(msgspec.Struct, frozen=True):
@@ -292,6 +304,8 @@ class _Node(msgspec.Struct, frozen=True):
     status: _NodeStatus = _NodeStatus()
 
 
+_SCHEDULED: Final = "PodScheduled"
+_SCHEDULER_ERROR: Final = "SchedulerError"
 _pods: Final = msgspec.json.Decoder(PodObject)
 _conditions: Final = msgspec.json.Decoder(_WithConditions)
 _nodes: Final = msgspec.json.Decoder(_Node)
@@ -345,6 +359,13 @@ def _has_claim_condition(text: bytes) -> bool:
 
 def _ready(text: bytes) -> bool:
     return any(each.type == "Ready" and each.status == "True" for each in _conditions_of(text))
+
+
+def _untried(text: bytes) -> bool:
+    """Whether kube-scheduler has not tried the pod, or could not: an extender that does not answer
+    is such an error (pkg/scheduler/schedule_one.go, handleSchedulingFailure)."""
+    reasons = [each.reason for each in _conditions_of(text) if each.type == _SCHEDULED]
+    return reasons in ([], [_SCHEDULER_ERROR])
 
 
 def _conditions_of(text: bytes) -> tuple[_Condition, ...]:

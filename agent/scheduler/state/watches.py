@@ -138,18 +138,20 @@ class Watches:
         stale_seconds: float,
         pods_changed: Sequence[Changed[PodRecord]] = (),
         kinds_of_pods: bool = False,
+        scheduler: str = "",
         rebinds_changed: Changed[RebindRequest] | None = None,
         pace: WatchPace | None = None,
         check_seconds: float | None = None,
     ) -> None:
         """`stale_seconds` is the time that each watch may be out of touch with the API server.
         `pods_changed` are called after the cluster was updated; `kinds_of_pods`: the kinds of pods
-        are read for them. Without `rebinds_changed` RebindResources are not watched."""
+        are read for them. `scheduler`: the name of this one in pods. Without `rebinds_changed`
+        RebindResources are not watched."""
         pace = pace or watch_pace(stale_seconds)
         self._stale_seconds = stale_seconds
         discovery = Discovery(transport)
         pods, nodes = (kinds.path("", "v1", each.plural) for each in (kinds.POD, kinds.NODE))
-        read_pod = records.pods(agents or AgentSelector(), kinds=kinds_of_pods)
+        read_pod = records.pods(agents or AgentSelector(), kinds=kinds_of_pods, scheduler=scheduler)
         self._transport = transport
 
         def changed(changes: Sequence[Change[PodRecord]]) -> None:

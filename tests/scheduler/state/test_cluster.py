@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -8,12 +9,14 @@ import pytest
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules
-from agent.kube.objects import Change, ChangeKind
+from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import from_object
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device
 from agent.model.settings import plugin_args
+from agent.scheduler.state import records
 from agent.scheduler.state.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
+from agent.scheduler.state.records import AgentSelector
 from tests.kept import kept_bytes
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
@@ -47,6 +50,50 @@ def delete_pod(cluster: SchedulerCache, *args: Any, **more: Any) -> None:
 
 def granted(name: str) -> Granted:
     return Granted(objects.pod_request({"cpu": "1"}, name=name))
+
+
+def test_nodes_without_a_ready_agent_have_a_reason(cluster: SchedulerCache) -> None:
+    assert cluster.without_agent() == {}
+    agent = objects.agent("n1")
+    agent["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    cluster.pods_changed([objects.pod_change(agent)])
+    assert cluster.without_agent() == {"n1": "agent-not-ready"}
+    cluster.pods_changed([objects.pod_change(agent, DELETED)])
+    assert cluster.without_agent() == {"n1": "no-agent"}
+    cluster.topologies_changed([objects.topology_change(objects.topology("n1"), DELETED)])
+    assert cluster.without_agent() == {"n1": "no-report"}
+    other = objects.node("n3")
+    other["metadata"]["labels"] = {"kubernetes.io/os": "windows"}
+    cluster.nodes_changed([objects.node_change(other)])
+    assert cluster.without_agent() == {"n1": "no-report"}
+
+
+def test_pods_that_kube_scheduler_has_not_tried_are_counted(cluster: SchedulerCache) -> None:
+    read = records.pods(AgentSelector(), scheduler="ours")
+
+    def change(reason: str | None, kind: ChangeKind = ADDED, **more: Any) -> None:
+        body = objects.pod("a", **more)
+        body["spec"]["schedulerName"] = "ours"
+        if reason is not None:
+            condition = {"type": "PodScheduled", "status": "False", "reason": reason}
+            body["status"]["conditions"] = [condition]
+        key = ObjectKey("ns", "a")
+        cluster.pods_changed([Change(kind, key, read(json.dumps(body).encode()))])
+
+    for reason, untried in (
+        (None, 1),
+        ("Unschedulable", 0),
+        ("SchedulerError", 1),
+        ("SchedulingGated", 0),
+    ):
+        change(reason)
+        assert cluster.untried == untried, reason
+    change(None)
+    change(None, node="n1")
+    assert cluster.untried == 0
+    change(None)
+    change(None, DELETED)
+    assert cluster.untried == 0
 
 
 # Pods
