@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parsed(module, words)
         # The parser refers to itself; without this a daemon would keep its memory for long.
         gc.collect()
+    if hasattr(module, "SETTINGS"):
+        for each in options.unknown_variables(module.SETTINGS, os.environ):
+            print(f"topolet: {each}", file=sys.stderr)
     code: int = module.run(arguments)
     return code
 

@@ -40,14 +40,24 @@ def run(arguments: argparse.Namespace) -> int:
     path: str = arguments.file
     try:
         raw = options.read(path)
-        options.check(raw, path)
-        for name in _PROCESSES:
-            process = importlib.import_module(f"agent.cli.{name}")
-            process.check(options.load(argparse.Namespace(config=path), process.SETTINGS))
     except SettingsError as error:
         return options.fail(error, 2)
+    if problems := list(options.problems(raw, path)) or list(dict.fromkeys(_refusals(path))):
+        for each in problems:
+            options.fail(SettingsError(each))
+        return 2
     print(f"{path}: {count(len(raw), 'option')}, all valid")
     return 0
+
+
+def _refusals(path: str) -> Iterator[str]:
+    """Why processes refuse their options of a file in which none is wrong by itself."""
+    for name in _PROCESSES:
+        process = importlib.import_module(f"agent.cli.{name}")
+        try:
+            process.check(options.load(argparse.Namespace(config=path), process.SETTINGS))
+        except SettingsError as error:
+            yield str(error)
 
 
 def _check_chart(path: str) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -200,6 +200,31 @@ def load(arguments: argparse.Namespace | SimpleNamespace, kind: type[Kind]) -> K
     return options.parse(raw, kind, origins)
 
 
+_OF_SERVICE: Final = (
+    r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+"""The end of variables that a kubelet sets for each Service of a pod's namespace."""
+
+
+def unknown_variables(kind: type[Options], variables: Iterable[str]) -> Iterator[str]:
+    """A sentence for each of the variables `TOPOLET_...` that no process has as an option. `kind`:
+    the options of this process."""
+    own = {name.upper() for name, _ in _names(kind)} | {"CONFIG"}
+    rest = [
+        name
+        for each in sorted(variables)
+        if each.startswith(_VARIABLE) and (name := each.removeprefix(_VARIABLE)) not in own
+    ]
+    if not rest:
+        return
+    import re
+
+    known = {name.upper() for each in _kinds() for name, _ in _names(each)}
+    for name in rest:
+        if name not in known and not re.fullmatch(_OF_SERVICE, name):
+            yield options.unknown(f"{_VARIABLE}{name}", [f"{_VARIABLE}{each}" for each in known])
+
+
 def config_path(arguments: argparse.Namespace | SimpleNamespace) -> str:
     """The file of options, "" without one."""
     given = arguments.config or os.environ.get(f"{_VARIABLE}CONFIG", "")
@@ -221,10 +246,31 @@ def _of_process(raw: Mapping[str, Any], kind: type[Options], path: str) -> dict[
 
 def check(raw: Mapping[str, Any], path: str) -> None:
     """Checks the options of a file, each as those of the processes that have it. Raises
-    SettingsError."""
+    SettingsError for the first one that is wrong."""
+    for problem in problems(raw, path):
+        raise SettingsError(problem)
+
+
+def problems(raw: Mapping[str, Any], path: str) -> Iterator[str]:
+    """A sentence for each option of a file that does not exist or has a wrong value."""
+    kinds = _kinds()
+    names = {name for kind in kinds for name in kind.__struct_encode_fields__}
+    for name, value in raw.items():
+        if name not in names:
+            yield f"{path}: {options.unknown(name, names)}"
+        try:
+            for kind in kinds:
+                if name in kind.__struct_encode_fields__:
+                    options.parse({name: value}, kind, {name: f"{path}: {name}"})
+        except SettingsError as error:
+            yield str(error)
+
+
+def _kinds() -> tuple[type[Options], ...]:
+    """The options of all processes."""
     from agent.model.settings import agent, frontends, scheduler
 
-    kinds: tuple[type[Options], ...] = (
+    return (
         agent.AgentSettings,
         agent.UninstallSettings,
         frontends.ProxySettings,
@@ -233,14 +279,6 @@ def check(raw: Mapping[str, Any], path: str) -> None:
         scheduler.ExplainSettings,
         scheduler.WebhookSettings,
     )
-    names = {name for kind in kinds for name in kind.__struct_encode_fields__}
-    for name in raw:
-        if name not in names:
-            raise SettingsError(f"{path}: {options.unknown(name, names)}")
-    origins = {name: f"{path}: {name}" for name in raw}
-    for kind in kinds:
-        of_kind = {name: raw[name] for name in kind.__struct_encode_fields__ if name in raw}
-        options.parse(of_kind, kind, origins)
 
 
 def read(path: str) -> dict[str, Any]:

@@ -39,6 +39,23 @@ def test_a_file_with_an_error(
     assert len(printed.err.splitlines()) == 1
 
 
+def test_each_error_of_a_file_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("lease-second = 20\nlease-seconds = 1\nhttp = 3\nperiod-seconds = 'x'\n")
+    assert main(["config", "check", str(path)]) == 2
+    assert [line.split(": ")[2].split(" ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "lease-second",
+        "lease-seconds",
+        "http",
+        "period-seconds",
+    ]
+    path.write_text("cpu-policy-options = 'foo'\nlisten = 'cri.sock'\nnri-http = 'x'\n")
+    assert main(["config", "check", str(path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 3
+
+
 VALUES = """
 pools:
 - name: a

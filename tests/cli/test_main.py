@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from agent.__main__ import parser_of
 from agent.cli import options, proxy
 from agent.cli.commands import COMMANDS
+from agent.model.settings.agent import TopologySettings
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -181,6 +182,34 @@ def test_the_usage_names_every_positional_argument(command: str) -> None:
     usage = parser_of(command, module).usage or ""
     positional = [each for each in options.arguments_of(command) if not each.flags]
     assert [each.metavar for each in positional if each.metavar not in usage] == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "shown"),
+    [
+        (
+            "TOPOLET_STATE_DIRS",
+            "TOPOLET_STATE_DIRS: this option does not exist; did you mean TOPOLET_",
+        ),
+        ("TOPOLET_FOO", "TOPOLET_FOO: this option does not exist"),
+        ("TOPOLET_STATE_DIR", ""),
+        ("TOPOLET_LEASE_SECONDS", ""),  # of another process
+        ("TOPOLET_SCHEDULER_SERVICE_HOST", ""),  # of a Service in the pod's namespace
+        ("TOPOLET_SCHEDULER_PORT_9444_TCP_ADDR", ""),
+        ("TOPOLET_SCHEDULER_SERVICE_PORT_HTTPS", ""),
+    ],
+)
+def test_a_variable_that_is_no_option_is_named(variable: str, shown: str) -> None:
+    found = list(options.unknown_variables(TopologySettings, [variable, "HOME"]))
+    assert [each[: len(shown)] for each in found] == ([shown] if shown else [])
+
+
+def test_a_command_names_variables_that_are_no_options(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TOPOLET_PERIOD", "1")
+    error = topolet("audit", f"--state-dir={tmp_path}").stderr
+    assert error.startswith("topolet: TOPOLET_PERIOD: this option does not exist")
 
 
 @pytest.mark.parametrize("command", [[], ["doctor"], ["explain"], ["agent"]])

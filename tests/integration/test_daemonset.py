@@ -111,7 +111,7 @@ class DaemonSetPod:
         name = container["name"]
         self.ports[name] = free_port()
         flag = {"agent": "--http", "nri": "--nri-http"}[name]
-        words = [each.replace("$(NODE_NAME)", self.name) for each in arguments(container)]
+        words = arguments(container)
         mounts = [
             Mount(
                 each["mountPath"],
@@ -127,7 +127,7 @@ class DaemonSetPod:
                 *words,
                 f"{flag}=127.0.0.1:{self.ports[name]}",
             ],
-            env={**environment(container), **self._environ},
+            env={**environment(container), "TOPOLET_NODE_NAME": self.name, **self._environ},
             mounts=[*mounts, *self._mounts],
             host_network=True,
         )
