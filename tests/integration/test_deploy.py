@@ -436,9 +436,11 @@ def test_only_the_kubelet_creates_mirror_pods_that_the_agent_trusts(cluster: Clu
     for body, who in ((without, KUBELET), (mirror_pod(cluster), ALICE)):
         with pytest.raises(RefusedError):
             cluster.try_pod(body, who)
-    marks = {"metadata": {"annotations": {"kubernetes.io/config.mirror": "h"}}}
+    mark = {"kubernetes.io/config.mirror": "h"}
     with pytest.raises(RefusedError):
-        cluster.change_pod(marks, ALICE)
+        cluster.change_pod({"metadata": {"annotations": mark}}, ALICE)
+    with pytest.raises(RefusedError, match="alice is not a node, and may not create the mirror"):
+        cluster.try_binding(binding("free", **mark), ALICE)
 
 
 def test_a_binding_carries_allocations_of_configured_accounts_only(cluster: Cluster) -> None:
@@ -709,6 +711,10 @@ def test_an_agent_leaves_what_others_write_to_its_objects(cluster: Cluster) -> N
         (with_metadata({"ownerReferences": [{**node_1, "controller": True}]}, stored), owners),
         (with_metadata({"ownerReferences": [{**node_1, "name": "node-2"}]}, own), owners),
         (with_metadata({"labels": {"x": "y"}}, stored), "labels and annotations of node-1: x$"),
+        (
+            with_metadata({"labels": {f"topolet.io/a{place}": "" for place in range(65)}}, stored),
+            "node-1 has at most 64 labels of an agent, not 65",
+        ),
         (
             with_metadata({"annotations": {"node.koordinator.sh/gpu-checkpoints": "[]"}}, stored),
             "gpu-check",
