@@ -192,6 +192,9 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
         guaranteed=(pod.kube_class or kube_class_of(pod)) == "guaranteed"
         or (qos in CPU_OWNERS and not unequal),
     )
+    if resources.owner and resources.bind_policy is BindPolicy.CONSTRAINED_BURST:
+        reason = f"ConstrainedBurst is for pods that share CPUs, and {qos} pods own theirs"
+        raise AnnotationError(RESOURCE_SPEC, reason)
     of_koordinator = labels.get(QOS_LABEL) in _CLASSES or any(notes.get(key) for key in _SPECS)
     needs = _needs(resources, devices, of_koordinator=of_koordinator)
     if not needs & (Needs.NUMA | Needs.CPUS):
@@ -288,8 +291,7 @@ def _kind(
 
 def _binds(request: ResourceRequest) -> bool:
     """Whether the pod requests CPUs of its own."""
-    bursts = (request.spec.required or request.spec.preferred) is BindPolicy.CONSTRAINED_BURST
-    return request.owner and not bursts and "cpu" in request.requests
+    return request.owner and "cpu" in request.requests
 
 
 def _needs_cpus(request: ResourceRequest) -> bool:

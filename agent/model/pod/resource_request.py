@@ -52,12 +52,16 @@ class ResourceRequest(msgspec.Struct, frozen=True):
     guaranteed: bool = False
 
     @property
+    def bind_policy(self) -> BindPolicy:
+        """The bind policy that the pod requires or prefers."""
+        return self.spec.required or self.spec.preferred
+
+    @property
     def burst_milli(self) -> int:
         """The limit that the NUMA nodes of a pod with ConstrainedBurst must fit; 0 for other
         pods."""
-        policy = self.spec.required or self.spec.preferred
         shares = self.qos is QoS.LS and not self.owner
-        bursts = shares and policy is BindPolicy.CONSTRAINED_BURST
+        bursts = shares and self.bind_policy is BindPolicy.CONSTRAINED_BURST
         return max(0, self.cpu_limit_milli or 0) if bursts else 0
 
 

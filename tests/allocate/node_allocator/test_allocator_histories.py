@@ -105,6 +105,7 @@ of_devices = st.sampled_from(
         {CARDS: 1, RDMA: 1},
     ]
 )
+BURST = {"preferredCPUBindPolicy": "ConstrainedBurst"}
 notes = st.fixed_dictionaries(
     {},
     optional={
@@ -112,7 +113,7 @@ notes = st.fixed_dictionaries(
             [
                 {"requiredCPUBindPolicy": "FullPCPUs"},
                 {"preferredCPUBindPolicy": "SpreadByPCPUs"},
-                {"preferredCPUBindPolicy": "ConstrainedBurst"},
+                BURST,
                 {"preferredCPUExclusivePolicy": "NUMANodeLevel"},
             ]
         ),
@@ -132,7 +133,7 @@ pods = st.builds(
         "x",
         {**cpus, **cards},
         qos,
-        pod_notes,
+        {} if qos in ("LSR", "LSE") and pod_notes.get(SPEC) == BURST else pod_notes,
         None if qos in ("LSR", "LSE") else {"cpu": "4"},
     ),
     of_cpus | st.just(no_requests),

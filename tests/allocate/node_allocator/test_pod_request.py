@@ -115,6 +115,8 @@ def test_the_limit_of_containers_that_run_concurrently(
         ({"notes": {NUMA_SPEC: "["}}, NUMA_SPEC),
         ({"requests": {CARDS: 1}, "notes": {HINT: "3"}}, HINT),
         ({"requests": {CORE: 150, RATIO: 100}}, CORE),
+        ({"requests": {"cpu": 2}, "notes": BURST, "qos": "LSE"}, "and LSE pods own theirs"),
+        ({"notes": {SPEC: {"requiredCPUBindPolicy": "ConstrainedBurst"}}, "qos": "LSR"}, SPEC),
     ],
 )
 def test_an_invalid_request_is_reported_with_its_pod(fields: dict[str, Any], message: str) -> None:
