@@ -383,7 +383,7 @@ def _align(
         for mask, rejection in tried.items()
     )
     if not merged.admit:
-        return _Aligned(_rejections(wanted, merged, trials), candidates, merged)
+        return _Aligned(_rejections(request, wanted, merged, trials), candidates, merged)
     nodes = tuple(trials.totals) if merged.mask is None else ids(merged.mask)
     found = trials.on_nodes(nodes)
     if isinstance(found, Rejection):
@@ -415,16 +415,29 @@ def _size(hint: TopologyHint) -> int:
     return 0 if hint.mask is None else hint.mask.bit_count()
 
 
-def _rejections(wanted: dict[str, int], merged: Merged, trials: Trials) -> tuple[Rejection, ...]:
+def _pool_milli(trials: Trials, *, together: bool) -> int:
+    """The milli-CPU of the shared pools of NUMA nodes with available CPU: of all `together`, or of
+    the largest one."""
+    left = trials.left_of("cpu", trials.pools)
+    pools = [pool for node, pool in trials.pools.items() if left[node] > 0]
+    return sum(pools) if together else max(pools, default=0)
+
+
+def _rejections(
+    request: ResourceRequest, wanted: dict[str, int], merged: Merged, trials: Trials
+) -> tuple[Rejection, ...]:
     if MergeCause.RESOURCE_LACKING in merged.causes or MergeCause.NOT_ON_ONE_NODE in merged.causes:
         together = MergeCause.RESOURCE_LACKING in merged.causes
         reason = Reason.NUMA_UNSATISFIED if together else Reason.NUMA_UNALIGNED
-        return tuple(
-            Rejection(reason, name, wanted[name], trials.left(name, together=together))
-            if name in wanted
-            else Rejection(reason, name)
-            for pick in merged.lacking
-            if (name := pick.resource) is not None
-        )
+        limit = 0 if trials.policies.bind else request.burst_milli
+
+        def rejection(name: str) -> Rejection:
+            if name == "cpu" and limit > (pool := _pool_milli(trials, together=together)):
+                return Rejection(Reason.NO_POOL_FITS, name, limit, pool)
+            if name not in wanted:
+                return Rejection(reason, name)
+            return Rejection(reason, name, wanted[name], trials.left(name, together=together))
+
+        return tuple(rejection(pick.resource) for pick in merged.lacking if pick.resource)
     nodes = ids(merged.combined or 0)
     return (Rejection(Reason.NUMA_UNALIGNED, nodes=nodes, detail=", ".join(merged.causes)),)

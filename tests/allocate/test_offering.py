@@ -485,6 +485,22 @@ def test_a_bursting_pod_without_a_cpu_request_is_bound_to_its_nodes_too(policy: 
     assert held.allocation.cpu_milli == 0
 
 
+@pytest.mark.parametrize(
+    ("policy", "held", "available"),
+    [
+        (NumaPolicy.RESTRICTED, ["0-3"], 12_000),
+        (NumaPolicy.BEST_EFFORT, ["0-3"], 12_000),
+        (NumaPolicy.SINGLE_NUMA_NODE, [], 8_000),
+    ],
+)
+def test_a_limit_that_no_pools_of_a_numa_policy_fit_is_the_reason(
+    policy: NumaPolicy, held: list[str], available: int
+) -> None:
+    request = ls_pod(1000, spec=BURST, cpu_limit_milli=14_000)
+    found = declined(numa(policy), request, *(claim("b", cpus) for cpus in held))
+    assert reasons(found) == [(Reason.NO_POOL_FITS, "cpu", 14_000, available)]
+
+
 @pytest.mark.parametrize("policy", [NumaPolicy.NONE, NumaPolicy.BEST_EFFORT])
 def test_a_bursting_pod_is_not_bound_to_a_numa_node_without_available_cpu(
     policy: NumaPolicy,
