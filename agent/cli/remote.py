@@ -127,7 +127,7 @@ def list_agents(kubectl: tuple[str, ...], namespace: str) -> dict[str, Agent | s
     found: dict[str, Agent | str] = {}
     for pod in json.loads(kubectl_output(kubectl, *words))["items"]:
         name, node = pod["metadata"]["name"], pod.get("spec", {}).get("nodeName", "")
-        reason = why_ending(pod, namespace) or why_not_running(pod)
+        reason = why_ending(pod) or why_not_running(pod)
         if not reason:
             found[node] = agent_of(kubectl, namespace, pod)
         elif node:
