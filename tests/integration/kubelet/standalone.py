@@ -24,6 +24,7 @@ import pytest
 
 from agent.cri.client import Cri
 from agent.discover import cpus
+from agent.kubelet.memory_manager_state import FILE_NAME as MEMORY_STATE
 from agent.kubelet.podresources import KubeletDownError, PodResourcesClient, RateLimitError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
@@ -114,6 +115,9 @@ class Kubelet:
         """Returns when the pod resources API answers."""
         for each in (self.root, self.shared, self._manifests):
             each.mkdir(exist_ok=True)
+        # A virtual machine may get more memory at any moment: the kubelet exits if its file has
+        # another size of a NUMA node than the kernel.
+        (self.root / MEMORY_STATE).unlink(missing_ok=True)
         _make_cgroups(self._cgroup)
         (self.folder / "config.json").write_text(json.dumps(self._configuration()))
         with (self.folder / "kubelet.log").open("ab") as log:
@@ -217,11 +221,15 @@ class Kubelet:
     def listed(self, name: str) -> PodResources | None:
         """The pod in the response of List. Waits first: the kubelet limits the rate of calls."""
         time.sleep(0.05)
+        self._assert_running()
         return next((pod for pod in self.client.pods() if pod.name == name), None)
 
-    def _answers(self) -> bool:
+    def _assert_running(self) -> None:
         assert self._process is not None
         assert self._process.poll() is None, self.log[-3000:]
+
+    def _answers(self) -> bool:
+        self._assert_running()
         with contextlib.suppress(KubeletDownError, RateLimitError):
             self.client.pods()
             # The API answers before the CPU manager has read its state.
