@@ -51,9 +51,9 @@ class TopologyOptions(msgspec.Struct, frozen=True):
     allocatable CPU after amplification, None if unknown. `max_ref`: how many pods may share a CPU.
     `kubelet_static`: the kubelet assigns CPUs itself, which may differ from those that a scheduler
     chose. `owners_on_reserved`: the node's agent lets LSE and LSR pods own CPUs that the kubelet
-    reserves. `binds_memory`: pods that own CPUs or are bound to NUMA nodes get memory of these NUMA
-    nodes alone (NUMA topology scheduling proposal, NUMA memory policy). Raises ValueError for a
-    ratio that is not a number up to 1000, and for a `max_ref` below 1."""
+    reserves. `counts_memory`: the memory of pods that own CPUs or are bound to NUMA nodes counts on
+    these NUMA nodes (NUMA topology scheduling proposal, NUMA memory policy). Raises ValueError for
+    a ratio that is not a number up to 1000, and for a `max_ref` below 1."""
 
     layout: Layout | None
     zones: Amounts = {}
@@ -67,7 +67,7 @@ class TopologyOptions(msgspec.Struct, frozen=True):
     max_ref: int = 1
     kubelet_static: bool = False
     owners_on_reserved: bool = False
-    binds_memory: bool = False
+    counts_memory: bool = False
 
     def __post_init__(self) -> None:
         if not -math.inf < self.cpu_ratio <= MAX_AMPLIFICATION:
@@ -124,7 +124,7 @@ class PodAllocation(msgspec.Struct, frozen=True):
 
 
 def memory_of(requests: Mapping[str, int]) -> dict[str, int]:
-    """The requests for resources that are bound together with memory: memory and hugepages."""
+    """The requests for resources that count together with memory: memory and hugepages."""
     return {
         name: amount
         for name, amount in requests.items()
@@ -291,10 +291,10 @@ class NodeAllocation:
         shared = ~(self.holdings.full(1) | self._options.reserved.mask)
         return {area.id: 1000 * (area.cpus & shared).bit_count() for area in self._areas}
 
-    def binds_memory_of(self, nodes: Collection[int]) -> bool:
-        """Whether a pod that owns CPUs of these NUMA nodes gets memory of these nodes alone. It
-        does not if one of them has no memory (see `allocate.pools`)."""
-        return self._options.binds_memory and all(
+    def counts_memory_of(self, nodes: Collection[int]) -> bool:
+        """Whether the memory of a pod that owns CPUs of these NUMA nodes counts on them. It does
+        not if one of them has no memory (see `allocate.pools`)."""
+        return self._options.counts_memory and all(
             self._totals.get(node, {}).get("memory") for node in nodes
         )
 
@@ -339,10 +339,10 @@ class NodeAllocation:
     def _unrecorded_memory(
         self, allocation: PodAllocation, own: Mapping[int, int]
     ) -> Iterator[tuple[int, str, int]]:
-        """The memory that is bound to the NUMA nodes of an owner but not recorded in its amounts,
-        because another scheduler placed the pod, or memory was not bound then. It is divided in
+        """The memory that counts on the NUMA nodes of an owner but is not in its recorded amounts,
+        because another scheduler placed the pod, or memory did not count then. It is divided in
         proportion to the pod's CPUs on each node."""
-        if not own or not self.binds_memory_of(own):
+        if not own or not self.counts_memory_of(own):
             return
         recorded = {name for amounts in allocation.amounts.values() for name in amounts}
         for name, amount in allocation.memory.items():

@@ -236,7 +236,7 @@ def _unaligned(
     left = trials.pools
     if trials.numa_nodes_have("cpu"):
         left = {node: trials.available.get(node, {}).get("cpu", 0) for node in trials.pools}
-    cpu_milli, memory = request.requests["cpu"], trials.bound_memory
+    cpu_milli, memory = request.requests["cpu"], trials.counted_memory
     nodes = burst_nodes(
         request.burst_milli,
         cpu_milli,
@@ -270,7 +270,7 @@ def burst_nodes(
 ) -> tuple[int, ...] | Rejection:
     """The NUMA nodes to which a pod that bursts is bound. `pools`: the milli-CPU of the shared
     pools. `available`: the milli-CPU that no pod has; nodes without any are left out. `memory`: the
-    amounts that will be bound to the nodes, by resource; `free_memory`: the free amounts, by
+    amounts that count on the nodes, by resource; `free_memory`: the free amounts, by
     resource and node. Among single nodes MostAllocated takes the smallest pool that fits, every
     other strategy the node with the most available CPU; of equal nodes the one with the lower id.
     """

@@ -6,7 +6,7 @@ whole cores, as far as there are any, and the rest by single CPUs. Koordinator's
 (pkg/scheduler/plugins/nodenumaresource/resource_manager.go, tryBestToDistributeEvenly) compares
 available amounts by position instead, so its order is wrong unless the nodes have the ids 0, 1, ...
 
-Where memory is bound to the NUMA nodes of a pod's CPUs, the memory of an owner comes from the NUMA
+Where memory counts on the NUMA nodes of a pod's CPUs, the memory of an owner comes from the NUMA
 nodes that give its CPUs, also without a NUMA policy: if those have too little, its CPUs come from
 the fewest NUMA nodes that have the memory too (NUMA topology scheduling proposal, NUMA memory
 policy).
@@ -239,12 +239,12 @@ class Trials:
         """Whether the pod needs CPUs of all NUMA nodes that were chosen for it: for their memory,
         or to be a pod of several NUMA nodes for the NUMA exclusive policy."""
         required = self._policies.numa_exclusive is NumaExclusive.REQUIRED
-        return required or bool(self.bound_memory)
+        return required or bool(self.counted_memory)
 
     @cached_property
-    def bound_memory(self) -> dict[str, int]:
-        """The requested memory and hugepages that will be bound to NUMA nodes which report them."""
-        if not self._options.binds_memory:
+    def counted_memory(self) -> dict[str, int]:
+        """The requested memory and hugepages that count on the NUMA nodes which report them."""
+        if not self._options.counts_memory:
             return {}
         requested = memory_of(self._pod_request.requests)
         return {name: amount for name, amount in requested.items() if name in self._numa_resources}
@@ -256,10 +256,10 @@ class Trials:
     def with_memory(
         self, nodes: Collection[int], cpu_shares: Mapping[int, int] = _NO_CPU
     ) -> Amounts | Rejection:
-        """The memory that will be bound to these NUMA nodes, on which the pod has CPUs;
+        """The memory that counts on these NUMA nodes, on which the pod has CPUs;
         `cpu_shares`: see `split`."""
         amounts: Amounts = {}
-        for name, requested in self.bound_memory.items():
+        for name, requested in self.counted_memory.items():
             shares = self.split(name, requested, self.left_of(name, nodes), cpu_shares)
             if (given := sum(shares.values())) < requested:
                 return Rejection(Reason.NUMA_INSUFFICIENT, name, requested, given, tuple(nodes))
@@ -271,7 +271,7 @@ class Trials:
         nodes = layout.node_ids(taken.cpus)
         cpu_shares = {node: (taken.cpus & self._areas[node]).bit_count() for node in nodes}
         amounts = (
-            self.with_memory(nodes, cpu_shares) if self._account.binds_memory_of(nodes) else {}
+            self.with_memory(nodes, cpu_shares) if self._account.counts_memory_of(nodes) else {}
         )
         if isinstance(amounts, Rejection):
             return amounts
@@ -336,7 +336,7 @@ class Trials:
             layout is None
             or not self.totals.keys() <= self._areas.keys()
             or (bind.required and len(layout.sizes) > 1)
-            or self.bound_memory
+            or self.counted_memory
         ):
             return None
         known = [name for name in self._pod_request.requests if name in self._numa_resources]
@@ -362,16 +362,16 @@ class Trials:
         """The amounts of each node, for the resources that NUMA nodes have."""
         limit = 0 if self._policies.bind else self._pod_request.burst_milli
         amounts: Amounts = {}
-        # CPU comes first: memory that will be bound follows it.
+        # CPU comes first: memory that counts by NUMA node follows it.
         for name, requested in sorted(
             self._pod_request.requests.items(), key=lambda each: each[0] != "cpu"
         ):
             if name not in self._numa_resources:
                 continue
             room = self.left_of(name, nodes)
-            if name in self.bound_memory and self._cpu_request is not None:
+            if name in self.counted_memory and self._cpu_request is not None:
                 giving = [node for node, given in amounts.items() if "cpu" in given]
-                if self._account.binds_memory_of(giving):
+                if self._account.counts_memory_of(giving):
                     room = self.left_of(name, giving)
             if limit and name == "cpu":
                 chosen = tuple(node for node in nodes if room[node] > 0)

@@ -20,6 +20,7 @@ from agent.model.apiobjects import ApiNode
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.nrt.node_annotations import (
+    BIND_MEMORY,
     NUMA_MEMORY_POLICY,
     NodeConfiguration,
     NodeReservation,
@@ -60,7 +61,7 @@ class NodeObject:
             self._read = topology, node
             annotated, problems = from_annotations(self._last, node.annotations, topology)
             self._last = msgspec.structs.replace(
-                annotated, bind_memory=NUMA_MEMORY_POLICY in node.labels
+                annotated, bind_memory=node.labels.get(NUMA_MEMORY_POLICY) == BIND_MEMORY
             )
             self.faults = (*sorted(problems), *label_faults(node.labels))
             self._sources.report(

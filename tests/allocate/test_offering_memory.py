@@ -37,7 +37,7 @@ def node(
 ) -> TopologyOptions:
     """Each NUMA node has 16 GiB and eight CPUs (0-7, 8-15)."""
     policies = NodePolicies(numa_label=policy, strategy_label=strategy)
-    return node_options(shape, policies=policies, binds_memory=True)
+    return node_options(shape, policies=policies, counts_memory=True)
 
 
 def placed(options: TopologyOptions, account: NodeAllocation, request: ResourceRequest) -> Offer:
@@ -67,7 +67,7 @@ def test_two_large_pods_are_not_on_one_numa_node(policy: NumaPolicy) -> None:
 
 
 def test_memory_that_is_not_bound_does_not_count_without_a_numa_policy() -> None:
-    options = replace(node(), binds_memory=False)
+    options = replace(node(), counts_memory=False)
     account = allocated(options)
     for uid, cpus in (("a", "0-1"), ("b", "2-3")):
         got = placed(options, account, owner(2, 15, uid)).allocation
@@ -114,7 +114,7 @@ def test_an_owner_without_recorded_memory_counts_with_its_request() -> None:
     account.remove(pod_)
     account.remove(placed(options, account, owner(2, uid="z")).allocation)
     assert account.available()[0]["memory"] == 16 * GIB
-    unbound = replace(options, binds_memory=False)
+    unbound = replace(options, counts_memory=False)
     assert allocated(unbound, [pod_]).available()[0]["memory"] == 16 * GIB
 
 

@@ -141,7 +141,7 @@ def test_a_pod_of_several_numa_nodes_by_its_exclusive_policy_has_cpus_of_each() 
 
 @pytest.mark.parametrize("policy", [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED])
 def test_a_pod_has_cpus_of_each_numa_node_whose_memory_is_bound(policy: NumaPolicy) -> None:
-    node = replace(node_with(policy=policy), binds_memory=True)
+    node = replace(node_with(policy=policy), counts_memory=True)
     found = offered(node, owner(2, 20)).allocation
     assert {id_: each["cpu"] for id_, each in found.amounts.items()} == {0: 1000, 1: 1000}
     assert sum(each["memory"] for each in found.amounts.values()) == 20 * GIB
@@ -150,7 +150,7 @@ def test_a_pod_has_cpus_of_each_numa_node_whose_memory_is_bound(policy: NumaPoli
 def test_cpus_where_the_memory_is_are_whole_cores_first() -> None:
     """Without a NUMA policy: the CPUs of NUMA nodes 1 and 2 have the memory, those of node 0 have
     not."""
-    node = replace(node_with((3, 1, 4, 2), NumaPolicy.NONE), binds_memory=True)
+    node = replace(node_with((3, 1, 4, 2), NumaPolicy.NONE), counts_memory=True)
     assert node.layout is not None
     held = [
         claim("a", "0-3", {0: {"cpu": 4000, "memory": 16 * GIB}}),

@@ -9,6 +9,7 @@ from agent.kube.events import Regarding
 from agent.kubelet.configuration import ConfigurationError, of_object
 from agent.model.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.nrt.node_annotations import (
+    NUMA_MEMORY_POLICY,
     RESERVATION,
     SYSTEM_QOS,
     NodeConfiguration,
@@ -16,8 +17,9 @@ from agent.model.nrt.node_annotations import (
     SystemQos,
 )
 from agent.model.pod.qos import QOS_LABEL
+from agent.model.settings.agent import AgentSettings
 from agent.node.change_log import INVALID_LABEL, PodEvents
-from agent.node.node_configuration import NodeObject, rules, with_kubelet
+from agent.node.node_configuration import NodeObject, rules, with_kubelet, with_settings
 from agent.node.node_events import INVALID_NODE
 from tests.builders import machine
 from tests.node.world import Recorded, World
@@ -73,6 +75,25 @@ def test_invalid_annotations_are_logged_once_and_leave_the_last_valid_ones(
     new = node(**{SYSTEM_QOS: '{"cpuset": "2"}'})
     after = node_object.configuration(new, machine())
     assert (after.system_qos, after.reservation) == (SystemQos("2"), NodeReservation())
+
+
+@pytest.mark.parametrize(
+    ("labels", "option", "bound"),
+    [
+        ({}, False, False),
+        ({NUMA_MEMORY_POLICY: ""}, False, False),
+        ({NUMA_MEMORY_POLICY: "any"}, False, False),
+        ({NUMA_MEMORY_POLICY: "bind"}, False, True),
+        ({NUMA_MEMORY_POLICY: "any"}, True, True),
+    ],
+)
+def test_memory_is_bound_by_a_value_of_the_label_or_the_option(
+    labels: dict[str, str], option: bool, bound: bool
+) -> None:
+    """With any other value the label only makes the scheduler count, as the proposal says."""
+    configured = NodeObject("n").configuration(ApiNode(labels=labels), machine())
+    configured = with_settings(configured, AgentSettings(bind_memory=option))
+    assert rules(configured).bind_memory is bound
 
 
 def test_labels_with_unknown_values_are_faults(caplog: pytest.LogCaptureFixture) -> None:

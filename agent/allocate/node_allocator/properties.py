@@ -295,7 +295,7 @@ def topology_options(
         cpu_milli=cpu_milli,
         kubelet_static=cpus.manager.static_options() is not None,
         owners_on_reserved=cpus.settings.owners_on_reserved,
-        binds_memory=NUMA_MEMORY_POLICY in labels or cpus.settings.bind_memory,
+        counts_memory=NUMA_MEMORY_POLICY in labels or cpus.settings.bind_memory,
     )
     return options, (*faults, *complaints)
 

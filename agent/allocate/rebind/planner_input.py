@@ -146,7 +146,7 @@ def _stays(
         return True
     if any(name.startswith("hugepages-") for name in (*names, *assigned.allocation.memory)):
         return True
-    unrecorded = options.binds_memory and assigned.allocation.memory.keys() - names
+    unrecorded = options.counts_memory and assigned.allocation.memory.keys() - names
     return bool(unrecorded)
 
 

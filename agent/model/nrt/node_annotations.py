@@ -39,7 +39,9 @@ RESERVATION: Final = "node.koordinator.sh/reservation"
 CPU_NORMALIZATION_RATIO: Final = "node.koordinator.sh/cpu-normalization-ratio"
 AMPLIFICATION_RATIO: Final = "node.koordinator.sh/resource-amplification-ratio"
 NUMA_MEMORY_POLICY: Final = "node.koordinator.sh/numa-memory-policy"
-"""A label that takes effect with any value."""
+"""A label: with any value the scheduler counts the memory of pods by NUMA node."""
+BIND_MEMORY: Final = "bind"
+"""The value of this label with which the agent binds the memory too."""
 
 
 CPU_TOPOLOGY = "node.koordinator.sh/cpu-topology"

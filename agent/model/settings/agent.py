@@ -261,7 +261,7 @@ class AgentSettings(KubeletStateSettings, frozen=True):
         bool,
         msgspec.Meta(
             description="pods that own CPUs or are bound to NUMA nodes get memory of their CPUs' "
-            "NUMA nodes, also if the Node does not have the label numa-memory-policy"
+            "NUMA nodes, also if the Node does not have the label numa-memory-policy: bind"
         ),
     ] = False
     migrate_memory: Annotated[

@@ -87,7 +87,7 @@ def test_the_agent_reports_whether_pods_may_own_the_kubelets_reserved_cpus(
 
 
 @pytest.mark.parametrize(
-    ("labels", "configured", "binds"),
+    ("labels", "configured", "counts"),
     [
         ({}, False, False),
         ({}, True, True),
@@ -95,13 +95,13 @@ def test_the_agent_reports_whether_pods_may_own_the_kubelets_reserved_cpus(
         ({NUMA_MEMORY_POLICY: "any"}, True, True),
     ],
 )
-def test_memory_is_bound_by_the_nodes_label_or_the_agents_setting(
-    labels: dict[str, str], configured: bool, binds: bool
+def test_memory_counts_by_the_nodes_label_or_the_agents_setting(
+    labels: dict[str, str], configured: bool, counts: bool
 ) -> None:
     notes = reported(NodeConfiguration(bind_memory=configured))
     options, faults = topology_options(labels, {}, NodeTopology("n", annotations=notes))
     assert not faults
-    assert options.binds_memory is binds
+    assert options.counts_memory is counts
 
 
 def test_settings_of_the_agent_that_cannot_be_read_are_a_fault() -> None:

@@ -103,7 +103,7 @@ def test_other_memory_is_not_room() -> None:
     found = read(
         bound("a", "0,2", **{STATUS: {"cpuset": "0,2", "numaNodeResources": [part]}}),
         bound("b", "4-5"),
-        binds_memory=True,
+        counts_memory=True,
     )
     gib = 1 << 30
     assert found.rooms[0]["memory"] == 16 * gib

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.nrt.node_annotations import NUMA_MEMORY_POLICY
+from agent.model.nrt.node_annotations import BIND_MEMORY, NUMA_MEMORY_POLICY
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.proto import cri_pb2 as pb
 from tests.fixtures import image
@@ -81,7 +81,7 @@ def test_memory_and_limits_are_set_and_restored(containerd: Containerd) -> None:
     with fresh_node(containerd) as node:
         objects = pathlib.Path(node.state, "objects/node")
         objects.mkdir(parents=True)
-        label = {"name": "node-a", "labels": {NUMA_MEMORY_POLICY: ""}}
+        label = {"name": "node-a", "labels": {NUMA_MEMORY_POLICY: BIND_MEMORY}}
         about = {"apiVersion": "v1", "kind": "Node", "metadata": label}
         (objects / "node-a.yaml").write_text(yaml.safe_dump(about))
 
