@@ -35,6 +35,7 @@ from agent.allocate.packing import AllocationStep, CpuExclusivity
 from agent.allocate.policies_in_force import InForce, PolicyInForce, in_force
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.score import HIGHEST
+from agent.allocate.steps import UNCOUNTED, Steps
 from agent.allocate.trials import (
     Allotment,
     Price,
@@ -112,9 +113,11 @@ def offer(
     new_trials: Callable[
         [TopologyOptions, NodeAllocation, ResourceRequest, InForce], Trials
     ] = Trials,
+    steps: Steps = UNCOUNTED,
 ) -> Offer | Declined:
     """An offer for a pod that holds nothing on the node. `provider` takes part under a NUMA policy.
-    `new_trials` returns the object that tries NUMA nodes; conformance tests replace it."""
+    `new_trials` returns the object that tries NUMA nodes; conformance tests replace it. Raises
+    TooComplexError."""
     if not request.requests and not request.burst_milli and provider is None:
         return Offer(PodAllocation(request.uid, request.title), Price(0, 0, 0), Why())
     policies = in_force(options.policies, options.profile, request)
@@ -125,6 +128,7 @@ def offer(
         return Declined(request.uid, request.title, (rejection,), why)
     held = _with_cpu(request)
     trials = new_trials(options, account, held, policies)
+    trials.steps = steps
     if policies.numa is NumaPolicy.NONE:
         found = _unaligned(held, policies, trials)
         if isinstance(found, Rejection):
@@ -339,11 +343,14 @@ def _align(
     cpus = wanted.get("cpu", 0) // 1000
 
     def fits(mask: int) -> bool:
-        lacking = tried[mask] = trials.lacks(ids(mask))
-        return lacking is None
+        if mask not in tried:
+            tried[mask] = trials.lacks(ids(mask))
+        return tried[mask] is None
 
     def total_score(mask: int) -> int:
-        judged[mask] = trials.exclusivity(mask), trials.whole_cores(mask), trials.score(mask)
+        if mask not in judged:
+            whole_cores = trials.whole_cores(mask)
+            judged[mask] = trials.exclusivity(mask), whole_cores, trials.score(mask)
         exclusivity, whole_cores, score = judged[mask]
         return (HIGHEST + 1) * ((cpus + 1) * exclusivity + whole_cores) + score
 
@@ -359,6 +366,7 @@ def _align(
             fits,
             narrowest=narrowest,
             widest=widest,
+            steps=trials.steps,
         )
         return koordinator_merge.merge(
             [hints] if others is None else [hints, others],
@@ -367,6 +375,7 @@ def _align(
             policies.numa_exclusive,
             account.numa_status(),
             by_score=True,
+            steps=trials.steps,
         )
 
     if provider is None:

@@ -42,6 +42,7 @@ from agent.allocate.packing import AllocationStep, CpuExclusivity, CpuRequest, T
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.score import MaskScores
+from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.policies import BindPolicy, NumaExclusive, Strategy
 from agent.model.pod.resource_request import ResourceRequest
 
@@ -72,9 +73,11 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class Trials:
-    """Trials of one pod on one node in its current state. `downgrade`: see CpuRequest."""
+    """Trials of one pod on one node in its current state. `downgrade`: see CpuRequest. Trials
+    raise TooComplexError when the `steps` are used up."""
 
     downgrade = True
+    steps: Steps = UNCOUNTED
 
     def __init__(
         self,
@@ -105,6 +108,7 @@ class Trials:
         layout, request = self._options.layout, self._cpu_request
         if layout is None or request is None:
             return Allotment(0, {})
+        self.steps.take(self._steps_of_node * len(layout.nodes))
         taken = accumulator.take(
             layout, self._free, self._account.holdings, request, self._options.max_ref
         )
@@ -115,6 +119,7 @@ class Trials:
 
     def lacks(self, nodes: Collection[int]) -> Rejection | None:
         """Why the pod does not fit these NUMA nodes, None if `on_nodes` finds an allotment."""
+        self.steps.take(1 + len(nodes) * len(self._pod_request.requests) // 6)
         if self._have_enough(nodes):
             return None
         amounts = self._amounts(nodes)
@@ -150,6 +155,7 @@ class Trials:
 
     def score(self, mask: int) -> int:
         """The score of these NUMA nodes, 0-100, by the strategy in force, with the pod on them."""
+        self.steps.take(2 + mask.bit_count())
         return self._scores.of(mask)
 
     def exclusivity(self, mask: int) -> CpuExclusivity:
@@ -293,6 +299,7 @@ class Trials:
         for _, masks in groupby(subsets(holders), key=int.bit_count):
             fitting: list[tuple[tuple[int, int, int, int], Allotment]] = []
             for mask in masks:
+                self.steps.take(self._steps_of_node * mask.bit_count())
                 count = sum(free[node] for node in ids(mask))
                 if count < request.count or isinstance(self.with_memory(ids(mask)), Rejection):
                     continue
@@ -323,6 +330,20 @@ class Trials:
             if missing > 0:
                 return False
         return True
+
+    @cached_property
+    def _steps_of_node(self) -> int:
+        """The steps of a trial for each of its NUMA nodes."""
+        layout, request = self._options.layout, self._cpu_request
+        if layout is None or request is None:
+            return 1
+        forms = sum(len(each.offsets) for each in layout.strides)
+        caches = len(layout.caches) ** 2 // len(layout.nodes) if request.prefer_l3 else 0
+        return (
+            10
+            + 2 * forms
+            + (len(layout.nodes) + len(layout.sockets) + len(layout.cells) + caches) // 4
+        )
 
     @cached_property
     def _units(self) -> list[tuple[str, int, int]] | None:
@@ -360,6 +381,7 @@ class Trials:
 
     def _amounts(self, nodes: Collection[int]) -> Amounts | Rejection:
         """The amounts of each node, for the resources that NUMA nodes have."""
+        self.steps.take(5 + len(nodes) * len(self._pod_request.requests))
         limit = 0 if self._policies.bind else self._pod_request.burst_milli
         amounts: Amounts = {}
         # CPU comes first: memory that counts by NUMA node follows it.
@@ -411,6 +433,7 @@ class Trials:
         layout, request = self._options.layout, self._cpu_request
         if layout is None or request is None:
             return Allotment(0, amounts)
+        self.steps.take(self._steps_of_node * len(shares))
         taken = accumulator.take_on_nodes(
             layout, self._free, self._account.holdings, request, shares, self._options.max_ref
         )

@@ -27,14 +27,26 @@ OBJECT_LIST_BYTES: Final = 256 << 10
 
 MAX_CONTAINERS: Final = 256
 """Of a pod, in one of its annotations."""
-MAX_NODES: Final = 1_024
-"""NUMA nodes: the kernel's maximum (CONFIG_NODES_SHIFT)."""
+MAX_NODES: Final = 64
+"""NUMA nodes of a machine, with those of memory alone: GB200 has 34."""
+MAX_CPU_NODES: Final = 32
+"""NUMA nodes with CPUs: two sockets with 16 L3 caches each have so many, if each is a node."""
+MAX_NODE_ID: Final = 1_023
+"""The highest id of a NUMA node (CONFIG_NODES_SHIFT)."""
 MAX_CPUS: Final = 8_192
 """The kernel's maximum (CONFIG_NR_CPUS)."""
+MAX_SOCKETS: Final = 64
+MAX_CACHES: Final = 1_024
+"""L3 caches of a machine."""
+MAX_THREADS: Final = 16
+"""Of a core; POWER has 8."""
 MAX_RESOURCES: Final = 64
 """Resources in one list of amounts."""
 MAX_DEVICES: Final = 1_024
-"""Of one type on a node."""
+"""Of a node, of all types."""
+MAX_DEVICE_TYPES: Final = 32
+MAX_FUNCTIONS: Final = 4_096
+"""Virtual functions of a node."""
 MAX_PODS: Final = 4_096
 """Of a node, in a list of one of its objects, with one container or resource for each."""
 

@@ -29,9 +29,10 @@ def main() -> int:
         for each in targets(Path(folder)):
             if given.names and not any(part in each.name for part in given.names):
                 continue
-            began, result = time.process_time(), "ok"
+            began = time.process_time()
             try:
-                run(each, given.count, given.seed, given.first)
+                slowest = run(each, given.count, given.seed, given.first)
+                result = f"ok, the slowest took {slowest * 1000:.1f} ms"
             except SlipError as slip:
                 slips += 1
                 result = f"{slip}: {slip.__cause__!r}"

@@ -29,7 +29,8 @@ _APART: Final = 2**32
 class Target:
     """`read` takes an input that `mutation` made of `seeds`, and returns a value or raises one of
     `raises`, whose message has one of `names`. `parses`: the functions that it tries, as
-    `module:function` below `agent`."""
+    `module:function` below `agent`. `weight`: one input takes as long as so many of others; the
+    suite tries fewer."""
 
     name: str
     read: Callable[[Any], object]
@@ -38,6 +39,7 @@ class Target:
     parses: tuple[str, ...]
     raises: tuple[type[Exception], ...] = ()
     names: tuple[str, ...] = ()
+    weight: int = 1
 
 
 class SlipError(AssertionError):
@@ -52,23 +54,26 @@ def inputs(target: Target, seed: int, first: int, count: int) -> Iterator[tuple[
         yield number, target.mutation(rng, target.seeds)
 
 
-def run(target: Target, count: int, seed: int = 0, first: int = 0) -> None:
-    """Tries the examples, which must be valid, and then so many inputs. Raises SlipError."""
+def run(target: Target, count: int, seed: int = 0, first: int = 0) -> float:
+    """Tries the examples, which must be valid, and then so many inputs. Returns the most seconds of
+    CPU time that one took. Raises SlipError."""
     for each in target.seeds:
         target.read(each)
     before = _peak_bytes(reset=True)
+    slowest = 0.0
     for number, each in inputs(target, seed, first, count):
         try:
-            _tried(target, each, number % _VALUES_EVERY == 0)
+            slowest = max(slowest, _tried(target, each, number % _VALUES_EVERY == 0))
         except Exception as error:
             where = f"{target.name}: seed {seed}, number {number}: {each!r:.2000}"
             raise SlipError(where) from error
     grown = _peak_bytes() - before
     if grown > MAX_BYTES:
         raise SlipError(f"{target.name}: seed {seed}: the process grew by {grown} bytes")
+    return slowest
 
 
-def _tried(target: Target, given: Any, with_value: bool) -> None:
+def _tried(target: Target, given: Any, with_value: bool) -> float:
     began = time.thread_time()
     try:
         value = target.read(given)
@@ -81,6 +86,7 @@ def _tried(target: Target, given: Any, with_value: bool) -> None:
             _check(value, max(_MAX_BITS, _BITS_OF_CHARACTER * len(repr(given))))
     took = time.thread_time() - began
     assert took <= MAX_CPU_SECONDS, f"took {took:.1f} s of CPU time"
+    return took
 
 
 def _check(value: object, max_bits: int) -> None:

@@ -33,7 +33,7 @@ def _silent() -> Iterator[None]:
 def test_a_parser_returns_a_value_or_raises_its_declared_error(
     target: Target, pytestconfig: pytest.Config
 ) -> None:
-    run(target, round(COUNT * min(1, pytestconfig.getoption("fuzz"))))
+    run(target, round(COUNT * min(1, pytestconfig.getoption("fuzz")) / target.weight))
 
 
 def test_every_parser_has_a_target_or_a_reason_for_having_none() -> None:

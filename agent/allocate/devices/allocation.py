@@ -26,9 +26,11 @@ from agent.allocate.devices.need import (
     allowed_devices,
     candidates_of,
     need_of,
+    steps_of_need,
 )
-from agent.allocate.numa.hint import Provider, TopologyHint, of_nodes, subsets
+from agent.allocate.numa.hint import Provider, TopologyHint, fewest_nodes, of_nodes, subsets
 from agent.allocate.placement.demand import CardOrder
+from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import (
@@ -59,13 +61,15 @@ def allocate(
     *,
     numa: int | None = None,
     strategy: Strategy | CardOrder | None = None,
+    steps: Steps = UNCOUNTED,
 ) -> Allocation | DeviceRefusal:
     """`numa`: the NUMA nodes that devices may come from, as a mask; None for any. `strategy`: which
-    devices are preferred; None: the lowest minors."""
+    devices are preferred; None: the lowest minors. Raises TooComplexError."""
     wanted = request.preferences
     needs: dict[str, Need] = {}
     for kind, type_request in request.requests.items():
         hint = wanted.hints.get(kind)
+        steps.take(steps_of_need(node, kind, hint))
         found = need_of(node, kind, type_request, hint, wanted.partition, numa, strategy)
         if isinstance(found, DeviceCause):
             return DeviceRefusal(kind, found)
@@ -74,13 +78,13 @@ def allocate(
     if wanted.joint is not None and len(needs) > 1:
         kinds = partners(wanted.joint, wanted.hints, needs)
         if kinds:
-            joint = _choose_jointly([needs[kind] for kind in kinds], wanted.joint.scope)
+            joint = _choose_jointly([needs[kind] for kind in kinds], wanted.joint.scope, steps)
             if isinstance(joint, DeviceRefusal):
                 return joint
             chosen = joint
     for kind, of_kind in needs.items():
         if kind not in chosen:
-            alone = choose(of_kind)
+            alone = choose(of_kind, steps=steps)
             if isinstance(alone, DeviceCause):
                 return DeviceRefusal(kind, alone)
             chosen[kind] = alone
@@ -98,27 +102,32 @@ def partners(joint: Joint, hints: Mapping[str, DeviceHint], needs: Mapping[str, 
     ]
 
 
-def _choose_jointly(needs: Sequence[Need], scope: JointScope) -> _Found | DeviceRefusal:
+def _choose_jointly(
+    needs: Sequence[Need], scope: JointScope, steps: Steps
+) -> _Found | DeviceRefusal:
     """`needs`: the leading one first."""
-    chosen = choose(needs[0], joint_groups=_with_all(needs, scope))
+    steps.take(_steps_of_sites(needs, scope))
+    chosen = choose(needs[0], joint_groups=_with_all(needs, scope), steps=steps)
     if isinstance(chosen, DeviceCause):
         return DeviceRefusal(needs[0].kind, chosen)
     if scope is JointScope.PREFERRED:
-        return _near(needs, chosen)
-    same = _same_sites(needs, scope, chosen)
+        return _near(needs, chosen, steps)
+    same = _same_sites(needs, scope, chosen, steps)
     if not isinstance(same, DeviceRefusal):
         return same
-    for sites in _common(needs, scope):
+    for sites in _common(needs, scope, steps):
         at = _at(needs[0], scope, sites)
-        chosen = choose(needs[0].within(sum(at)), at, every=True)
+        chosen = choose(needs[0].within(sum(at)), at, every=True, steps=steps)
         if not isinstance(chosen, DeviceCause) and _sites_of(needs[0], scope, chosen) == sites:
-            elsewhere = _same_sites(needs, scope, chosen)
+            elsewhere = _same_sites(needs, scope, chosen, steps)
             if not isinstance(elsewhere, DeviceRefusal):
                 return elsewhere
     return same
 
 
-def _near(needs: Sequence[Need], chosen: list[ChosenDevice]) -> _Found | DeviceRefusal:
+def _near(
+    needs: Sequence[Need], chosen: list[ChosenDevice], steps: Steps
+) -> _Found | DeviceRefusal:
     """Chooses under the leading devices' switches if those have enough devices."""
     found: _Found = {needs[0].kind: chosen}
     switches = _sites_of(needs[0], JointScope.SAME_PCIE, chosen)
@@ -126,9 +135,9 @@ def _near(needs: Sequence[Need], chosen: list[ChosenDevice]) -> _Found | DeviceR
         at = _at(need, JointScope.SAME_PCIE, switches)
         others: list[ChosenDevice] | DeviceCause = DeviceCause.INSUFFICIENT
         if need.of_gpus:
-            others = choose(need.within(sum(at)))
+            others = choose(need.within(sum(at)), steps=steps)
         if isinstance(others, DeviceCause):
-            others = choose(need, at)
+            others = choose(need, at, steps=steps)
         if isinstance(others, DeviceCause):
             return DeviceRefusal(need.kind, others)
         found[need.kind] = others
@@ -136,14 +145,14 @@ def _near(needs: Sequence[Need], chosen: list[ChosenDevice]) -> _Found | DeviceR
 
 
 def _same_sites(
-    needs: Sequence[Need], scope: JointScope, chosen: list[ChosenDevice]
+    needs: Sequence[Need], scope: JointScope, chosen: list[ChosenDevice], steps: Steps
 ) -> _Found | DeviceRefusal:
     """Every other type has devices at each site of the leading ones, and at no other."""
     found: _Found = {needs[0].kind: chosen}
     sites = _sites_of(needs[0], scope, chosen)
     for need in needs[1:]:
         at = _at(need, scope, sites)
-        others = choose(need.within(sum(at)).at_least(len(sites)), at, every=True)
+        others = choose(need.within(sum(at)).at_least(len(sites)), at, every=True, steps=steps)
         if isinstance(others, DeviceCause):
             return DeviceRefusal(need.kind, others)
         if _sites_of(need, scope, others) != sites:
@@ -168,10 +177,12 @@ def _with_all(needs: Sequence[Need], scope: JointScope) -> tuple[int, ...]:
     )
 
 
-def _common(needs: Sequence[Need], scope: JointScope) -> Iterator[set[_Site]]:
+def _common(needs: Sequence[Need], scope: JointScope, steps: Steps) -> Iterator[set[_Site]]:
     """The sets of sites that together have enough devices of every type, smaller sets first; among
     equally large ones, sets of sites with devices in use first."""
     lead = needs[0]
+    of_sites = _steps_of_sites(needs, scope)
+    steps.take(of_sites * (1 + len(_masks(lead, scope))))
     having = [
         site
         for site, mask in _masks(lead, scope).items()
@@ -183,6 +194,7 @@ def _common(needs: Sequence[Need], scope: JointScope) -> Iterator[set[_Site]]:
     for chosen in subsets(range(len(having))):
         if chosen.bit_count() > most:
             return
+        steps.take(of_sites)
         sites = {having[number] for number in members(chosen)}
         if all(
             (sum(_at(each, scope, sites)) & each.candidates.fitting).bit_count()
@@ -190,6 +202,11 @@ def _common(needs: Sequence[Need], scope: JointScope) -> Iterator[set[_Site]]:
             for each in needs
         ):
             yield sites
+
+
+def _steps_of_sites(needs: Sequence[Need], scope: JointScope) -> int:
+    """Those of one look at the sites of each type."""
+    return sum(1 + len(_masks(each, scope)) // 8 for each in needs)
 
 
 def _at(need: Need, scope: JointScope, sites: set[_Site]) -> tuple[int, ...]:
@@ -301,11 +318,16 @@ class DeviceHintProvider:
     the reason why it failed."""
 
     def __init__(
-        self, node: NodeDevices, request: DeviceRequest, strategy: Strategy | CardOrder
+        self,
+        node: NodeDevices,
+        request: DeviceRequest,
+        strategy: Strategy | CardOrder,
+        steps: Steps = UNCOUNTED,
     ) -> None:
         self._node = node
         self._request = request
         self._strategy = strategy
+        self._steps = steps
         self._numa: int | None = None
         self.found: Allocation | DeviceRefusal | None = None
 
@@ -315,7 +337,9 @@ class DeviceHintProvider:
         return self._request.requests.keys()
 
     def hints(self, nodes: Collection[int], *, narrowest: bool = False) -> Provider:
-        hints = device_hints(self._node, self._request, nodes, self._strategy, narrowest=narrowest)
+        hints = device_hints(
+            self._node, self._request, nodes, self._strategy, self._steps, narrowest=narrowest
+        )
         if isinstance(hints, DeviceRefusal):
             self.found = hints
             return dict.fromkeys(self._request.requests, ())
@@ -327,7 +351,9 @@ class DeviceHintProvider:
     def find(self, mask: int | None) -> Allocation | DeviceRefusal:
         """Allocates devices on these NUMA nodes; None: on any."""
         self._numa = mask
-        found = allocate(self._node, self._request, numa=mask, strategy=self._strategy)
+        found = allocate(
+            self._node, self._request, numa=mask, strategy=self._strategy, steps=self._steps
+        )
         self.found = found
         return found
 
@@ -353,26 +379,31 @@ def device_hints(
     request: DeviceRequest,
     numa_nodes: Iterable[int],
     strategy: Strategy | CardOrder | None = None,
+    steps: Steps = UNCOUNTED,
     *,
     narrowest: bool = False,
 ) -> dict[str, tuple[TopologyHint, ...]] | DeviceRefusal:
     """By device type; all types have the same hints, as they are chosen together: the sets of these
     NUMA nodes (all of the machine's) that an allocation fits on; the smallest sets are preferred. A
     DeviceRefusal if the devices of all NUMA nodes together are not enough. `narrowest`: only the
-    preferred sets."""
+    preferred sets. Raises TooComplexError."""
     nodes = set(numa_nodes)
     everywhere = of_nodes(nodes)
-    widest = allocate(node, request, numa=everywhere, strategy=strategy)
+    widest = allocate(node, request, numa=everywhere, strategy=strategy, steps=steps)
     if isinstance(widest, DeviceRefusal):
         return widest
     cards = _cards(widest)
     found: list[tuple[int, bool]] = []
-    for mask in subsets(nodes):
+    rooms = [_room(node, kind, request, everywhere, strategy) for kind in request.requests]
+    for mask in subsets(nodes, max(map(fewest_nodes, rooms), default=1)):
         if narrowest and found and mask.bit_count() > found[0][0].bit_count():
             break
+        steps.take(1 + mask.bit_count() // 4 + len(rooms))
+        if not all(_has_room(mask, room) for room in rooms):
+            continue
         allocation: Allocation | DeviceRefusal = widest
         if mask != everywhere:
-            allocation = allocate(node, request, numa=mask, strategy=strategy)
+            allocation = allocate(node, request, numa=mask, strategy=strategy, steps=steps)
         if isinstance(allocation, Allocation):
             found.append((mask, _cards(allocation) == cards))
     fewest = min(mask.bit_count() for mask, _ in found)
@@ -381,6 +412,35 @@ def device_hints(
         for mask, same in found
     )
     return dict.fromkeys(request.requests, hints)
+
+
+_Room = tuple[int, list[tuple[int, int]]]
+"""The number of devices that NUMA nodes have to give, and how many each node, as a bit, could."""
+
+
+def _room(
+    node: NodeDevices,
+    kind: str,
+    request: DeviceRequest,
+    numa: int,
+    strategy: Strategy | CardOrder | None,
+) -> _Room:
+    wanted = request.preferences
+    need = need_of(
+        node, kind, request.requests[kind], wanted.hints.get(kind), wanted.partition, numa, strategy
+    )
+    if isinstance(need, DeviceCause):
+        return 0, []
+    fitting, numa_nodes = need.candidates.fitting, need.candidates.fleet.numa
+    anywhere = sum((mask & fitting).bit_count() for at, mask in numa_nodes.items() if at < 0)
+    return need.request.count - anywhere, [
+        (1 << at, (mask & fitting).bit_count()) for at, mask in numa_nodes.items() if at >= 0
+    ]
+
+
+def _has_room(mask: int, room: _Room) -> bool:
+    missing, by_node = room
+    return sum(count for at, count in by_node if mask & at) >= missing
 
 
 def _cards(allocation: Allocation) -> frozenset[int]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 from itertools import combinations
+from math import comb
 from typing import Final
 
 import msgspec
@@ -17,6 +18,7 @@ from agent.allocate.devices.gpu_sets import GpuTable
 from agent.allocate.devices.inventory import LEVELS, GpuGroup, LinkTable
 from agent.allocate.devices.need import Candidates, DeviceCause, Need, filled
 from agent.allocate.devices.partitions import feasible, packed
+from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.cpuset import members
 from agent.model.devices.device_allocation import DeviceTopologyScope
 from agent.model.devices.device_object import Device, VirtualFunction
@@ -39,17 +41,52 @@ class ChosenDevice(msgspec.Struct, frozen=True):
 
 
 def choose(
-    need: Need, near: tuple[int, ...] = (), every: bool = False, joint_groups: tuple[int, ...] = ()
+    need: Need,
+    near: tuple[int, ...] = (),
+    every: bool = False,
+    joint_groups: tuple[int, ...] = (),
+    steps: Steps = UNCOUNTED,
 ) -> list[ChosenDevice] | DeviceCause:
     """`near`: groups of devices; one device of each group in turn is taken before other devices.
     For GPUs this applies only if `every` group has to give one. `joint_groups`: groups of GPUs;
-    linked ones are taken from one of them if it has enough."""
+    linked ones are taken from one of them if it has enough. Raises TooComplexError."""
+    steps.take(_steps_of(need, near))
     if not need.of_gpus:
         return _instances(need, near)
-    minors = _choose_gpus(need, joint_groups)
+    minors = _choose_gpus(need, joint_groups, steps)
     if every and not isinstance(minors, DeviceCause) and not _touching(minors, near):
+        steps.take(_steps_of_each(need))
         minors = _choose_from_each(need, near)
     return minors if isinstance(minors, DeviceCause) else [_chosen(need, each) for each in minors]
+
+
+def _steps_of(need: Need, near: tuple[int, ...]) -> int:
+    """The steps of a choice, without those of the best linked GPUs."""
+    candidates = need.candidates
+    fitting = candidates.fitting.bit_count()
+    found = 5 + 3 * fitting + len(near) * fitting // 8
+    if need.hint is not None and need.hint.vf_selector is not None:
+        devices = candidates.fleet.devices
+        groups = (
+            group for minor in members(candidates.fitting) for group in devices[minor].vf_groups
+        )
+        found += sum(1 + 3 * len(each.vfs) for each in groups)
+    if not need.of_gpus:
+        return found
+    table = need.node.inventory.partitions.table
+    if not need.request.shared and table is not None:
+        sets = len(table.get(need.request.count, ()))
+        found += sets * (1 + sum(map(len, table.values())) // 8)
+    return found + len(candidates.fleet.groups or ()) // 2
+
+
+def _steps_of_each(need: Need) -> int:
+    """Those of `_choose_from_each`."""
+    links = need.node.inventory.links
+    if need.request.shared or links is None:
+        return 0
+    fitting = min(need.candidates.fitting.bit_count(), len(links.minors))
+    return 2 * comb(fitting, need.request.count)
 
 
 def _instances(need: Need, near: tuple[int, ...]) -> list[ChosenDevice] | DeviceCause:
@@ -110,7 +147,9 @@ def _bus_order(each: VirtualFunction) -> tuple[list[int], str]:
     return [int(part, 16) for part in re.findall(r"[0-9a-fA-F]+", each.bus)], each.bus
 
 
-def _choose_gpus(need: Need, joint_groups: tuple[int, ...] = ()) -> list[int] | DeviceCause:
+def _choose_gpus(
+    need: Need, joint_groups: tuple[int, ...], steps: Steps
+) -> list[int] | DeviceCause:
     """Minors, in the order of choice. `joint_groups`: groups with enough of everything that the
     pod wants close together.
 
@@ -131,7 +170,7 @@ def _choose_gpus(need: Need, joint_groups: tuple[int, ...] = ()) -> list[int] | 
         if isinstance(chosen, list) or inventory.partitions.honor or need.partition is not None:
             return chosen
         if inventory.links is not None:
-            best = _best_linked(inventory.links, need, joint_groups)
+            best = _best_linked(inventory.links, need, joint_groups, steps)
             if best is not None:
                 return best
     groups = candidates.fleet.groups
@@ -164,7 +203,9 @@ def _partition(need: Need) -> list[int] | DeviceCause:
     return list(packed(known.table, sets, ~candidates.used, count).minors)
 
 
-def _best_linked(links: LinkTable, need: Need, joint_groups: tuple[int, ...]) -> list[int] | None:
+def _best_linked(
+    links: LinkTable, need: Need, joint_groups: tuple[int, ...], steps: Steps
+) -> list[int] | None:
     """None when the links are unknown, or no scope has enough."""
     candidates, count, scope = need.candidates, need.request.count, need.scope
     groups: Sequence[int] = (candidates.fleet.all_minors,)
@@ -173,12 +214,12 @@ def _best_linked(links: LinkTable, need: Need, joint_groups: tuple[int, ...]) ->
             return None
         groups = [each.mask for each in candidates.fleet.groups if each.level == LEVELS[scope]]
     close = [group & each for group in groups for each in joint_groups]
-    best = _best_within(links, candidates, count, close) if close else None
-    return _best_within(links, candidates, count, groups) if best is None else best
+    best = _best_within(links, candidates, count, close, steps) if close else None
+    return _best_within(links, candidates, count, groups, steps) if best is None else best
 
 
 def _best_within(
-    links: LinkTable, candidates: Candidates, count: int, groups: Iterable[int]
+    links: LinkTable, candidates: Candidates, count: int, groups: Iterable[int], steps: Steps
 ) -> list[int] | None:
     """The best of the best sets of these groups; None if no group has enough."""
     best = None
@@ -190,6 +231,7 @@ def _best_within(
             if mask == candidates.fleet.all_minors
             else _places(links, candidates.fitting & mask)
         )
+        steps.take(3 + links.table.steps(free, count))
         chosen = links.table.best(free, count)
         if chosen is not None:
             of_chosen = links.table.score(chosen, everywhere)

@@ -63,6 +63,9 @@ class GpuTable(Protocol):
     def best(self, free: int, count: int) -> int | None:
         """The best `count` of `free`, None if there are fewer."""
 
+    def steps(self, free: int, count: int) -> int:
+        """The steps of a query that was never made, see `allocate.steps`."""
+
     def prepare(self, count: int) -> None:
         """Computes what the first query for this count needs."""
 
@@ -110,6 +113,9 @@ class BandwidthTable:
                 self._answers.clear()
             answer = self._answers[requested] = self._best(free, count)
         return answer
+
+    def steps(self, free: int, count: int) -> int:
+        return math.comb(free.bit_count(), count) // 4
 
     def prepare(self, count: int) -> None:
         """Computes what the first query for this number of GPUs needs."""
@@ -206,6 +212,10 @@ class BestEffortTable:
         if count == 1:
             return free & -free
         return self._of_size(count).best(free)
+
+    def steps(self, free: int, count: int) -> int:
+        width = free.bit_count()
+        return 0 if count == 1 else (width << width) // 64
 
     def prepare(self, count: int) -> None:
         """Computes what queries for this count need: this takes seconds for 16 GPUs."""

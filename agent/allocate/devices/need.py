@@ -208,6 +208,15 @@ def need_of(
     return Need(node, kind, request, hint, partition, candidates)
 
 
+def steps_of_need(node: NodeDevices, kind: str, hint: DeviceHint | None) -> int:
+    """The steps of `need_of`, by the number of devices."""
+    fleet = node.inventory.fleets.get(kind)
+    if fleet is None:
+        return 1
+    labels = 0 if hint is None or hint.selector is None else 2 * len(fleet.devices)
+    return 5 + len(fleet.devices) // 2 + len(fleet.numa) // 4 + labels
+
+
 class Candidates(msgspec.Struct, frozen=True):
     """The devices of one type that a pod may have. `allowed`: those that hint, NUMA nodes and
     exclusivity admit; `fitting`: those of them with `per` free. `used`: those that packing counts

@@ -51,11 +51,14 @@ from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.offering import Declined, Offer
 from agent.allocate.placement.demand import CardOrder, FreeAmounts, Verdict
 from agent.allocate.score import HIGHEST
+from agent.allocate.steps import GROUP_STEPS, OFFER_STEPS, Steps, TooComplexError
 from agent.allocate.trials import Price
 from agent.model.cpu.policies import Strategy
+from agent.model.devices import device_object
 from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import DeviceType
 from agent.model.nrt.node_status import DOMAIN
+from agent.model.nrt.resource_topology import KIND
 from agent.model.pod.device_request import DeviceRequest
 from agent.model.pod.resource_request import ResourceRequest
 
@@ -139,8 +142,22 @@ class NodeAllocator:
         return other
 
     def offer(self, pod_request: PodRequest) -> Granted | Refused:
-        """An offer in the current state. What the pod itself holds counts as free."""
-        found = self._offer(self.as_here(pod_request))
+        """An offer in the current state. What the pod itself holds counts as free. Refused after
+        OFFER_STEPS."""
+        try:
+            return self._offer(pod_request, Steps(OFFER_STEPS))
+        except TooComplexError:
+            return self._too_complex(OFFER_STEPS)
+
+    def _too_complex(self, steps: int) -> Refused:
+        properties = self._properties
+        kinds = [KIND] if properties.cpus or properties.zones else []
+        kinds += [device_object.KIND] if properties.inventory else []
+        text = f"{' and '.join(kinds)} {properties.name}: too complex for an offer in {steps} steps"
+        return refused(Missing(text, MissingCause.TOO_COMPLEX))
+
+    def _offer(self, pod_request: PodRequest, steps: Steps) -> Granted | Refused:
+        found = self._unplaced(self.as_here(pod_request), steps)
         if isinstance(found, Refused) or (verdict := self.verdict(pod_request)) is None:
             return found
         return found.placed(verdict)
@@ -175,14 +192,15 @@ class NodeAllocator:
             self._free = free_amounts(self._properties, self._requested, devices)
         return self._free
 
-    def _offer(self, pod_request: PodRequest) -> Granted | Refused:
+    def _unplaced(self, pod_request: PodRequest, steps: Steps) -> Granted | Refused:
+        """The offer without the verdict of a placement."""
         properties = self._properties
         if (rejected := self._split_cores(pod_request)) is not None:
             return rejected
         if pod_request.reads(properties) is Reads.ZONES:
-            return self._by_zones(pod_request)
+            return self._by_zones(pod_request, steps)
         if pod_request.uid in self._holdings:
-            return self.without((pod_request.uid,))._offer(pod_request)
+            return self.without((pod_request.uid,))._unplaced(pod_request, steps)
         if pod_request.unequal:
             text = f"{pod_request.unequal}: {pod_request.resources.qos} pods need equal amounts"
             return refused(Missing(text, MissingCause.CPU_LIMIT_DIFFERS))
@@ -194,22 +212,24 @@ class NodeAllocator:
             text = f"the kubelet's static CPU policy assigns it no CPUs: {reason}"
             return refused(Missing(text, MissingCause.STATIC_KUBELET))
         if not pod_request.needs and not properties.aligns_all:
-            by_zones = self._by_zones(pod_request)
+            by_zones = self._by_zones(pod_request, steps)
             if isinstance(by_zones, Refused):
                 return by_zones
         devices = None
         if pod_request.devices is not None:
-            found = self._provider(pod_request, pod_request.devices)
+            found = self._provider(pod_request, pod_request.devices, steps)
             if isinstance(found, Refused):
                 return found
             devices = found
         offer: Offer | None = None
         if properties.cpus is not None and self._account is not None:
-            got = offering.offer(properties.cpus, self._account, pod_request.resources, devices)
+            got = offering.offer(
+                properties.cpus, self._account, pod_request.resources, devices, steps=steps
+            )
             if isinstance(got, Declined):
                 return declined(got, devices)
             offer = got
-        if (rejected := self._rejected_by_kubelet(pod_request)) is not None:
+        if (rejected := self._rejected_by_kubelet(pod_request, steps)) is not None:
             return rejected
         return _granted(pod_request, offer, devices, self._score(pod_request, offer))
 
@@ -234,15 +254,24 @@ class NodeAllocator:
 
         Whole GPUs are first chosen for all pods as if they were one pod, so that the best links are
         between them; each pod then gets its part of these. If that is impossible (a NUMA policy or
-        a partition table admits no set so large), each pod in turn gets its own best offer."""
-        outside = self._outside(pod_requests)
+        a partition table admits no set so large), each pod in turn gets its own best offer. Refused
+        after GROUP_STEPS."""
+        try:
+            return self._offer_all(pod_requests, Steps(GROUP_STEPS))
+        except TooComplexError:
+            return self._too_complex(GROUP_STEPS)
+
+    def _offer_all(
+        self, pod_requests: Sequence[PodRequest], steps: Steps
+    ) -> tuple[Granted, ...] | Refused:
+        outside = self._outside(pod_requests, steps)
         if outside:
             trial = self.without(())
             trial.record(AssignedPod(_OTHERS, _OTHERS, PodAllocation(_OTHERS, _OTHERS), outside))
-            found = trial._in_turn(pod_requests)
+            found = trial._in_turn(pod_requests, steps)
             if not isinstance(found, Refused):
                 return found
-        return self.without(())._in_turn(pod_requests)
+        return self.without(())._in_turn(pod_requests, steps)
 
     def commit(self, granted: Granted) -> AssignedPod:
         """Raises StaleOfferError, without a change, if a part of the offer was allocated since."""
@@ -284,8 +313,10 @@ class NodeAllocator:
         of_devices = device_overlaps(self._properties.inventory, self._holdings.values())
         return (*cpu_overlaps(self._account, self._holdings), *of_devices)
 
-    def _by_zones(self, pod_request: PodRequest) -> Granted | Refused:
-        found = self._zones.score(pod_request.uid, pod_request.zoned, self._properties.rules.zones)
+    def _by_zones(self, pod_request: PodRequest, steps: Steps) -> Granted | Refused:
+        found = self._zones.score(
+            pod_request.uid, pod_request.zoned, self._properties.rules.zones, steps
+        )
         if isinstance(found, int):
             return Granted(pod_request, score=found)
         return misfit(found.misfit, unresolvable=found.unresolvable)
@@ -301,12 +332,12 @@ class NodeAllocator:
             return None
         return split_cores(*found, unresolvable=cores.refused(parts) is not None)
 
-    def _rejected_by_kubelet(self, pod_request: PodRequest) -> Refused | None:
+    def _rejected_by_kubelet(self, pod_request: PodRequest, steps: Steps) -> Refused | None:
         if (rejected := self._split_cores(pod_request)) is not None:
             return rejected
         if self._properties.zones is None:
             return None
-        lack = self._zones.restricts(pod_request.uid, pod_request.zoned)
+        lack = self._zones.restricts(pod_request.uid, pod_request.zoned, steps)
         return None if lack is None else misfit(lack.misfit, unresolvable=lack.unresolvable)
 
     def _missing(self, granted: Granted) -> str:
@@ -314,7 +345,11 @@ class NodeAllocator:
         pod_request = granted.pod_request
         if pod_request.placed_by_zones and isinstance(found := self.offer(pod_request), Refused):
             return found.text()
-        if (rejected := self._rejected_by_kubelet(pod_request)) is not None:
+        try:
+            rejected = self._rejected_by_kubelet(pod_request, Steps(OFFER_STEPS))
+        except TooComplexError:
+            rejected = self._too_complex(OFFER_STEPS)
+        if rejected is not None:
             return rejected.text()
         if granted.device_allocation is not None and pod_request.devices is not None:
             if self._properties.inventory is None:
@@ -360,7 +395,7 @@ class NodeAllocator:
         return None
 
     def _provider(
-        self, pod_request: PodRequest, request: DeviceRequest
+        self, pod_request: PodRequest, request: DeviceRequest, steps: Steps
     ) -> DeviceHintProvider | Refused:
         typed_request = typed(request, self._properties.inventory or _NO_INVENTORY)
         if isinstance(typed_request, DeviceRefusal):
@@ -372,7 +407,7 @@ class NodeAllocator:
         if verdict is not None:
             strategy = CardOrder(verdict.cards)
         node = self._node_devices(excluding=pod_request.uid)
-        return DeviceHintProvider(node, typed_request, strategy)
+        return DeviceHintProvider(node, typed_request, strategy, steps)
 
     def _node_devices(self, excluding: str) -> NodeDevices:
         """The current devices, without those of the pod of this uid."""
@@ -414,23 +449,25 @@ class NodeAllocator:
         held = self._holdings.get(uid)
         return frozenset() if held is None else held.kinds
 
-    def _in_turn(self, pod_requests: Sequence[PodRequest]) -> tuple[Granted, ...] | Refused:
+    def _in_turn(
+        self, pod_requests: Sequence[PodRequest], steps: Steps
+    ) -> tuple[Granted, ...] | Refused:
         granted = []
         for pod_request in pod_requests:
-            found = self.offer(pod_request)
+            found = self._offer(pod_request, steps)
             if isinstance(found, Refused):
                 return found
             self.commit(found)
             granted.append(found)
         return tuple(granted)
 
-    def _outside(self, pod_requests: Sequence[PodRequest]) -> DeviceAmounts:
+    def _outside(self, pod_requests: Sequence[PodRequest], steps: Steps) -> DeviceAmounts:
         """The GPUs outside the best set for all pods; empty without such a set."""
         inventory, request = self._properties.inventory, pod_requests[0].devices
         cards = request.requests.get(DeviceType.GPU) if request is not None else None
         if len(pod_requests) < 2 or inventory is None or cards is None or cards.shared:
             return {}
-        found = self.offer(as_one(pod_requests, cards))
+        found = self._offer(as_one(pod_requests, cards), steps)
         if not isinstance(found, Granted) or found.device_allocation is None:
             return {}
         chosen = {each.minor for each in found.device_allocation.devices[_GPU]}

@@ -129,6 +129,8 @@ class MissingCause(enum.StrEnum):
     """Parts of the node's GPUs are enforced by another library."""
     GPU_NOT_DIVIDED = "gpu-not-divided"
     """GPUs of the node's model are not divided."""
+    TOO_COMPLEX = "too-complex"
+    """The node's reports leave so many choices that an offer takes too long (`allocate.steps`)."""
 
 
 class Missing(msgspec.Struct, frozen=True):

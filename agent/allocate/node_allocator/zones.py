@@ -18,6 +18,7 @@ from agent.allocate.nrt.filter import Misfit, preferred_misfit
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneReport, with_freed, without
 from agent.allocate.nrt.score import score
+from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.pod.zone_request import ZonedPod
 from agent.model.settings.plugin_args import ZoneScoring
@@ -71,25 +72,29 @@ class Zones:
             other._reported = with_freed(reported, self._report.empty, counted)
         return other
 
-    def restricts(self, uid: str, pod: ZonedPod) -> ZonesLack | None:
+    def restricts(self, uid: str, pod: ZonedPod, steps: Steps = UNCOUNTED) -> ZonesLack | None:
         """Why the kubelet would reject the pod under its policy restricted; None if it would admit
-        the pod. It does not matter who chooses the pod's CPUs and devices."""
+        the pod. It does not matter who chooses the pod's CPUs and devices. Raises
+        TooComplexError."""
         report = self._report
         if report is None or report.reported.policy is not NumaPolicy.RESTRICTED:
             return None
         if not any(part.hinted(report.reported.hinted) for part in pod.parts):
             return None
-        return _lack(preferred_misfit, report, self._left_for(uid), pod)
+        return _lack(preferred_misfit, report, self._left_for(uid), pod, steps)
 
-    def score(self, uid: str, pod: ZonedPod, scoring: ZoneScoring) -> int | ZonesLack:
+    def score(
+        self, uid: str, pod: ZonedPod, scoring: ZoneScoring, steps: Steps = UNCOUNTED
+    ) -> int | ZonesLack:
         """The score of the node for a pod without CPUs or devices from Topolet. A request for NUMA
-        nodes may have no amount: then only the reported resources matter, not the free amounts."""
+        nodes may have no amount: then only the reported resources matter, not the free amounts.
+        Raises TooComplexError."""
         left, report = None, self._report
         if report is not None:
             left = self._left_for(uid) if pod.whole.taken else report.reported
-            if lack := _lack(by_zones, report, left, pod):
+            if lack := _lack(by_zones, report, left, pod, steps):
                 return lack
-        return score(left, pod, scoring.type, scoring.weights)
+        return score(left, pod, scoring.type, scoring.weights, steps)
 
     def state(self) -> tuple[ZonedNode, ...] | None:
         """What the answers to a pod that holds nothing here read; None without a report."""
@@ -130,15 +135,17 @@ class Zones:
 
 
 def _lack(
-    check: Callable[[ZonedNode, ZonedPod], object],
+    check: Callable[[ZonedNode, ZonedPod, Steps], object],
     report: ZoneReport,
     left: ZonedNode | None,
     pod: ZonedPod,
+    steps: Steps,
 ) -> ZonesLack | None:
     """`check` returns a Misfit if the amounts do not suffice; `left` None: they are unknown."""
-    found = check(left or report.empty, pod)
+    found = check(left or report.empty, pod, steps)
     if isinstance(found, Misfit):
-        return ZonesLack(found, left is None or isinstance(check(report.empty, pod), Misfit))
+        lasting = left is None or isinstance(check(report.empty, pod, steps), Misfit)
+        return ZonesLack(found, lasting)
     if left is None and report.declines:
         return ZonesLack(None, unresolvable=True)
     return None

@@ -24,6 +24,7 @@ import msgspec
 
 from agent.allocate.nrt.node import ZonedNode
 from agent.allocate.numa.hint import fewest_nodes, ids, of_nodes, subsets
+from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model import quantities
 from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope
 from agent.model.pod.zone_request import PartKind, PodPart, ZonedPod, of_memory
@@ -141,14 +142,16 @@ def parts_of(node: ZonedNode, pod: ZonedPod) -> tuple[PodPart, ...]:
     return (pod.whole,) if node.scope is TopologyManagerScope.POD else pod.parts
 
 
-def filter(node: ZonedNode | None, pod: ZonedPod) -> ZoneFit | Misfit:
-    """`node` None: there is no NodeResourceTopology, and every pod passes."""
+def filter(node: ZonedNode | None, pod: ZonedPod, steps: Steps = UNCOUNTED) -> ZoneFit | Misfit:
+    """`node` None: there is no NodeResourceTopology, and every pod passes. Raises
+    TooComplexError."""
     if node is None or pod.indifferent:
         return PASSED
+    steps.take(len(pod.parts) * (1 + len(node.zones)))
     if node.policy is NumaPolicy.SINGLE_NUMA_NODE:
         return _aligned(node, pod)
     if node.policy is NumaPolicy.RESTRICTED:
-        return _together(node, pod.whole) or preferred_misfit(node, pod) or PASSED
+        return _together(node, pod.whole) or preferred_misfit(node, pod, steps) or PASSED
     return PASSED
 
 
@@ -215,16 +218,16 @@ def _together(node: ZonedNode, whole: PodPart) -> Misfit | None:
     return None
 
 
-def preferred_misfit(node: ZonedNode, pod: ZonedPod) -> Misfit | None:
+def preferred_misfit(node: ZonedNode, pod: ZonedPod, steps: Steps = UNCOUNTED) -> Misfit | None:
     """Why no set of NUMA nodes that the kubelet prefers has enough; None if one has. Each part
     takes the set that the kubelet would choose, the one with the lowest ids. The kubelet reuses the
     CPUs and devices of an init container for the next containers: these have to use the same NUMA
-    nodes until they have as many."""
+    nodes until they have as many. Raises TooComplexError."""
     available = {name: dict(node.available.get(name, {})) for name in node.hinted}
     reusable: dict[str, tuple[int, int]] = {}
     for part in parts_of(node, pod):
         requested = part.hinted(node.hinted)
-        mask = _preferred_mask(node, available, part, requested, reusable)
+        mask = _preferred_mask(node, available, part, requested, reusable, steps)
         if isinstance(mask, Misfit):
             return mask
         for name, amount in requested.items():
@@ -248,6 +251,7 @@ def _preferred_mask(
     part: PodPart,
     requested: Mapping[str, int],
     reusable: Mapping[str, tuple[int, int]],
+    steps: Steps,
 ) -> int | Misfit:
     """0 for a part without hints, and if a machine with very many NUMA nodes has too many sets of
     that size to look at."""
@@ -259,6 +263,7 @@ def _preferred_mask(
         if size != count:
             cause = MisfitCause.SIZES_DIFFER
             return Misfit(cause, part.kind, part.name, name, requested[name], count=size)
+    steps.take(comb(len(node.zones), count) * (1 + len(requested)) * (1 + count // 4))
     masks = [of_nodes(some) for some in combinations(node.zones, count)]
     for name, amount in requested.items():
         there = available[name]

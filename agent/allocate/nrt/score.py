@@ -17,6 +17,7 @@ import msgspec
 
 from agent.allocate.nrt.filter import parts_of
 from agent.allocate.nrt.node import ZonedNode
+from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.policies import NumaPolicy, Strategy
 from agent.model.pod.zone_request import PartKind, ZonedPod
 
@@ -37,17 +38,19 @@ def score(
     pod: ZonedPod,
     strategy: Strategy,
     weights: Mapping[str, int] | None = None,
+    steps: Steps = UNCOUNTED,
 ) -> int:
     """`weights`: by resource, 1 by default. `node` None: there is no NodeResourceTopology, or it
-    does not count the known pods."""
+    does not count the known pods. Raises TooComplexError."""
     if not pod.aligned:
         return _BEST
     if node is None:
         return 0
     if strategy is Strategy.LEAST_NUMA_NODES:
-        return least_numa_nodes(node, pod)
+        return least_numa_nodes(node, pod, steps=steps)
     if node.policy is not NumaPolicy.SINGLE_NUMA_NODE:
         return 0
+    steps.take(len(pod.parts) * len(node.zones) * (2 + len(node.available)))
     return _by_zone(node, pod, strategy, weights or {})
 
 
@@ -70,7 +73,10 @@ def _left(node: ZonedNode, zone: int) -> dict[str, int]:
 
 
 def least_numa_nodes(
-    node: ZonedNode, pod: ZonedPod, charged: Callable[[int], int] = lambda zone: zone
+    node: ZonedNode,
+    pod: ZonedPod,
+    charged: Callable[[int], int] = lambda zone: zone,
+    steps: Steps = UNCOUNTED,
 ) -> int:
     """The score by the number of NUMA nodes that the pod needs. `charged`: the id of the NUMA node
     whose amounts shrink when a part uses the given NUMA node; only conformance tests set it, since
@@ -81,7 +87,7 @@ def least_numa_nodes(
         requested = {name: n for name, n in part.requests.items() if name in node.available}
         if not any(requested.values()):
             continue
-        found = spread(node, available, requested)
+        found = spread(node, available, requested, steps)
         if found is None:
             return 0
         count = max(count, len(found.zones))
@@ -120,7 +126,12 @@ class Spread(msgspec.Struct, frozen=True):
     closest: bool
 
 
-def spread(node: ZonedNode, available: _Available, requested: Mapping[str, int]) -> Spread | None:
+def spread(
+    node: ZonedNode,
+    available: _Available,
+    requested: Mapping[str, int],
+    steps: Steps = UNCOUNTED,
+) -> Spread | None:
     """The fewest NUMA nodes that hold the request together; among these the closest set, then the
     first. Only zones that report all requested resources count, also for a request of 0."""
     needed = {name: amount for name, amount in requested.items() if amount}
@@ -135,9 +146,12 @@ def spread(node: ZonedNode, available: _Available, requested: Mapping[str, int])
     search = _Search(rows, needs, node.distances, useful)
     for count in range(1, len(useful) + 1):
         found = search.best(count)
+        steps.take(_STEPS_OF_SEARCH * search.taken)
         if found is not None:
             span, places = found
-            closest = span <= _closest(node.distances, count)
+            nearest, taken = _closest(node.distances, count)
+            steps.take(_STEPS_OF_SEARCH * taken)
+            closest = span <= nearest
             return Spread(tuple(node.zones[place] for place in places), closest)
     return None
 
@@ -163,6 +177,11 @@ class _Search:
         self._nearest_pair = min(pairs, default=0)
         self._count = self._steps = 0
         self._best: tuple[int, tuple[int, ...]] | None = None
+
+    @property
+    def taken(self) -> int:
+        """The steps of the last search."""
+        return _MAX_STEPS - self._steps
 
     def best(self, count: int) -> tuple[int, tuple[int, ...]] | None:
         """The sum of distances over all ordered pairs (also of a place with itself), and the
@@ -195,11 +214,16 @@ class _Search:
             self._extend((*chosen, place), index + 1, span + added, left)
 
 
+_STEPS_OF_SEARCH: Final = 2
+
+
 @functools.lru_cache(maxsize=256)
-def _closest(distances: _Distances, count: int) -> int:
-    """The least span of `count` NUMA nodes; cached, because nodes of one model share it."""
-    found = _Search([], [], distances, list(range(len(distances)))).best(count)
-    return found[0] if found is not None else 0
+def _closest(distances: _Distances, count: int) -> tuple[int, int]:
+    """The least span of `count` NUMA nodes, and the steps that found it; cached, because nodes of
+    one model share it."""
+    search = _Search([], [], distances, list(range(len(distances))))
+    found = search.best(count)
+    return found[0] if found is not None else 0, search.taken
 
 
 def _least_allocated(requested: _Amounts, left: _Amounts, weights: _Amounts) -> int:

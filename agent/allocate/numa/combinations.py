@@ -15,16 +15,17 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
+from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.cpuset import members
 
 Place: TypeAlias = tuple[int, ...]
 """A combination: the index of its hint in each list."""
 
 
-def first_place(masks: Sequence[Sequence[int]], result: int) -> Place:
+def first_place(masks: Sequence[Sequence[int]], result: int, steps: Steps = UNCOUNTED) -> Place:
     """The first combination that gives this mask. Raises ValueError if there is none."""
     scores = [[0] * len(held) for held in masks]
-    place = Combinations(result, masks, scores, removable_nodes(masks)).first(None)
+    place = Combinations(result, masks, scores, removable_nodes(masks), steps).first(None)
     if place is None:
         raise ValueError(f"no combination gives the mask {result:#x}")
     return place
@@ -52,8 +53,13 @@ class Combinations:
         masks: Sequence[Sequence[int]],
         scores: Sequence[Sequence[int]],
         removable: Sequence[int],
+        steps: Steps = UNCOUNTED,
     ) -> None:
         self.mask = mask
+        self._steps = steps
+        self._walk = 1 + max(map(len, masks), default=0) // 16
+        """The steps of one walk down a list."""
+        steps.take(self._walk * len(masks))
         self._count = mask.bit_count()
         self._removable = removable
         self._masks = masks
@@ -65,6 +71,10 @@ class Combinations:
             self._rest[index] = self._rest[index + 1] + most
         self._reaches: dict[tuple[int, int], bool] = {}
         self._containing: dict[int, list[int]] = {}
+
+    def exists(self, full: int) -> bool:
+        """Whether there is a combination; `full`: the nodes of all masks."""
+        return all(map(self._supersets, range(len(self._masks)))) and self._reach(0, full)
 
     @functools.cached_property
     def last(self) -> Place:
@@ -146,6 +156,7 @@ class Combinations:
         self, index: int, beyond: int | None, above: int, *, backwards: bool
     ) -> tuple[int, int] | None:
         """The next option of a list with a score above `above`, and its score."""
+        self._steps.take(self._walk)
         named = self._named[index]
         if above >= 0:
             for at, score in reversed(named) if backwards else named:
@@ -179,6 +190,7 @@ class Combinations:
             place = [*(bound or ())[:index]]
             for later in range(index, len(self._masks)):
                 masks = self._masks[later]
+                self._steps.take(self._walk)
                 for at in _beyond(len(masks), beyond, backwards):
                     mask = masks[at]
                     if mask & self.mask == self.mask and self._reach(later + 1, common & mask):
@@ -202,6 +214,7 @@ class Combinations:
         key = index, common
         known = self._reaches.get(key)
         if known is None:
+            self._steps.take(self._walk)
             known = any(self._reach(index + 1, common & mask) for mask in self._supersets(index))
             self._reaches[key] = known
         return known
@@ -217,6 +230,7 @@ class Combinations:
 
 
 _ALL: Final = -1
+_PAIRS_OF_A_STEP: Final = 4
 
 
 def _places(mask: int, masks: Sequence[int], scores: Sequence[int]) -> list[tuple[int, int]]:
@@ -235,13 +249,38 @@ def _beyond(length: int, beyond: int | None, backwards: bool) -> range:
     return range(0 if beyond is None else beyond + 1, length)
 
 
+_COUNTED_STEPS: Final = 100
 _LANE_NODES: Final = 10
 _FOLD_PAIRS: Final = 1500
 _LANE_BITS: Final = 64
 _LANE_MAX: Final = 1 << 63
 
 
-def intersections(families: Sequence[Iterable[int]], full: int) -> set[int]:
+def smallest_intersections(
+    families: Sequence[Sequence[int]], full: int, steps: Steps = UNCOUNTED
+) -> set[int]:
+    """The results of `intersections` with the fewest nodes. Single nodes are searched for one by
+    one: most merges end there, and families of hundreds of masks have many results."""
+    if not families:
+        return {full}
+    if not all(families):
+        return set()
+    scores = [[0] * len(masks) for masks in families]
+    taken = removable_nodes(families)
+    nodes = (1 << node for node in members(full))
+    single = {
+        node for node in nodes if Combinations(node, families, scores, taken, steps).exists(full)
+    }
+    if single:
+        return single
+    found = intersections(families, full, steps)
+    fewest = min(map(int.bit_count, found), default=0)
+    return {mask for mask in found if mask.bit_count() == fewest}
+
+
+def intersections(
+    families: Sequence[Iterable[int]], full: int, steps: Steps = UNCOUNTED
+) -> set[int]:
     """Takes one mask of each family and intersects them, in every combination. Returns the results
     that are not empty, and only `full` without any family.
 
@@ -267,9 +306,11 @@ def intersections(families: Sequence[Iterable[int]], full: int) -> set[int]:
             while end < len(distinct) and combinations * len(distinct[end]) < _LANE_MAX:
                 combinations *= len(distinct[end])
                 end += 1
+            steps.take(_COUNTED_STEPS * (end - start + 1))
             reached = _counted([frozenset(reached), *distinct[start:end]], full)
             start = end
         else:
+            steps.take(1 + len(reached) * len(distinct[start]) // _PAIRS_OF_A_STEP)
             reached = {mine & other for mine in reached for other in distinct[start]}
             reached.discard(0)
             start += 1

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import NumaPolicy
 
@@ -99,6 +100,7 @@ def resource_hints(
     *,
     narrowest: bool = False,
     widest: int | None = None,
+    steps: Steps = UNCOUNTED,
 ) -> dict[str, tuple[TopologyHint, ...]]:
     """The hints of each requested resource that a node of `total` reports; none if nothing fits.
 
@@ -109,7 +111,7 @@ def resource_hints(
 
     `narrowest`: only masks with at most the fewest nodes that all resources prefer together. A
     merge of only these hints has the same result, except under exclusivity. `widest`: only masks
-    with at most this number of nodes."""
+    with at most this number of nodes. `steps`: without those of `fits` and `score`."""
     wanted = {
         resource: amount
         for resource, amount in request.items()
@@ -121,8 +123,11 @@ def resource_hints(
     fewest = dict.fromkeys(wanted, 0)
     requested = [(needed, free[resource]) for resource, needed in wanted.items()]
     agreed = 0
-    for mask in _candidates(holders.values(), max(map(fewest_nodes, requested), default=1)):
+    of_mask = 2 + sum(len(held) for held in free.values()) // 8
+    least = max(map(fewest_nodes, requested), default=1)
+    for mask in _candidates(holders.values(), least, steps):
         size = mask.bit_count()
+        steps.take(of_mask + size // 2)
         if (narrowest and agreed and size > agreed) or (widest and size > widest):
             break
         if not _enough(mask, requested) or not fits(mask):
@@ -169,12 +174,16 @@ def fewest_nodes(requested: tuple[int, Sequence[tuple[int, int]]]) -> int:
     return count
 
 
-def _candidates(holders: Iterable[int], least: int) -> Iterable[int]:
+def _candidates(holders: Iterable[int], least: int, steps: Steps) -> Iterable[int]:
     """The subsets of each set of nodes, in the order of `subsets`."""
     distinct = set(holders)
     if len(distinct) == 1:
         return subsets(members(distinct.pop()), least)
-    masks = {mask for holder in distinct for mask in subsets(members(holder), least)}
+    masks: set[int] = set()
+    for holder in distinct:
+        found = set(subsets(members(holder), least))
+        steps.take(12 * len(found))
+        masks |= found
     return sorted(masks, key=lambda mask: (mask.bit_count(), tuple(members(mask))))
 
 

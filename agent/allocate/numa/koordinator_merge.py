@@ -21,8 +21,8 @@ from agent.allocate.numa.combinations import (
     Combinations,
     Place,
     first_place,
-    intersections,
     removable_nodes,
+    smallest_intersections,
 )
 from agent.allocate.numa.hint import (
     MergeCause,
@@ -34,6 +34,7 @@ from agent.allocate.numa.hint import (
     highest,
     of_nodes,
 )
+from agent.allocate.steps import UNCOUNTED, Steps
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import NumaExclusive, NumaPolicy
 
@@ -46,6 +47,7 @@ def merge(
     statuses: Mapping[int, NodeStatus] | None = None,
     *,
     by_score: bool = False,
+    steps: Steps = UNCOUNTED,
 ) -> Merged:
     """The NUMA nodes for a pod. `nodes`: ids of the machine's NUMA nodes; `statuses`: by id, IDLE
     by default; they matter only if `exclusive` is REQUIRED.
@@ -73,7 +75,7 @@ def merge(
         table = [single_node_only(column, full) for column in table]
         missing = lacking(table)
     apart = _Exclusivity(statuses or {}) if exclusive is NumaExclusive.REQUIRED else None
-    table, best, place, preferred = _combine(table, full, apart, by_score=by_score)
+    table, best, place, preferred = _combine(table, full, apart, steps, by_score=by_score)
     why: tuple[MergeCause, ...] = ()
     if place is None:
         why = no_combination(table, single)
@@ -120,7 +122,7 @@ def _mask(statuses: Mapping[int, NodeStatus], wanted: NodeStatus) -> int:
 
 
 def _combine(
-    table: list[Column], full: int, apart: _Exclusivity | None, *, by_score: bool
+    table: list[Column], full: int, apart: _Exclusivity | None, steps: Steps, *, by_score: bool
 ) -> tuple[list[Column], Best, Place | None, bool]:
     """The hints that were tried, the result of the scan, a combination of that mask if there is
     one, and whether it is preferred. The scan starts with the full mask, not preferred and without
@@ -131,7 +133,7 @@ def _combine(
         masks = {mask for mask in masks if not apart.excludes(mask)}
     preferred = bool(masks)
     if not preferred:
-        masks = intersections([column.masks for column in table], full)
+        masks = smallest_intersections([column.masks for column in table], full, steps)
         if not masks:
             return table, before, None, False
     fewest = min(mask.bit_count() for mask in masks)
@@ -143,8 +145,8 @@ def _combine(
     lists = [column.masks for column in table]
     scores = [[0 if hint.mask is None else hint.score for hint in column.hints] for column in table]
     start = before if masks == {full} and not preferred else None
-    best = outcome(lists, scores, masks, start)
-    place = first_place(lists, full) if best.place is None else best.place
+    best = outcome(lists, scores, masks, start, steps)
+    place = first_place(lists, full, steps) if best.place is None else best.place
     return table, best, place, preferred
 
 
@@ -177,6 +179,7 @@ def outcome(
     scores: Sequence[Sequence[int]],
     results: Iterable[int],
     start: Best | None,
+    steps: Steps = UNCOUNTED,
 ) -> Best:
     """The best at the end. `masks` and `scores`: a list for each resource; `results`: the masks,
     all of the fewest nodes, that combinations give. Raises ValueError without any and no start.
@@ -206,7 +209,7 @@ def outcome(
     if all(len(held) == 1 or _names_each_once(held, distinct) for held in masks):
         return _of_singles(masks, scores, distinct, start)
     taken = removable_nodes(masks)
-    sources = [Combinations(mask, masks, scores, taken) for mask in sorted(distinct)]
+    sources = [Combinations(mask, masks, scores, taken, steps) for mask in sorted(distinct)]
     best = start
     after: Place | None = None
     while True:

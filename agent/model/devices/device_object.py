@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
+from agent.model import bounds
 from agent.model.objects import ObjectError, ObjectMetadata, converted
 from agent.model.quantities import Quantity, QuantityError, whole
 
@@ -168,12 +169,25 @@ class DeviceObject(msgspec.Struct, frozen=True):
 
 
 def read(body: object) -> DeviceObject:
-    """Decodes an object of any writer. Raises ObjectError."""
+    """Decodes an object of any writer. Raises ObjectError, also for more devices, types or virtual
+    functions than a machine has, and for more resources of one device."""
     raw = converted(body, KIND, _Raw)
-    metadata = raw.metadata
-    devices = tuple(
-        _value(metadata.name, place, each) for place, each in enumerate(raw.spec.devices or ())
-    )
+    metadata, listed = raw.metadata, raw.spec.devices or ()
+    groups = (each for device in listed for each in device.vf_groups or ())
+    for found, most, what in (
+        (len(listed), bounds.MAX_DEVICES, "devices"),
+        (len({each.type for each in listed}), bounds.MAX_DEVICE_TYPES, "types"),
+        (sum(1 + len(each.vfs) for each in groups), bounds.MAX_FUNCTIONS, "virtual functions"),
+        (
+            len({name for each in listed for name in each.resources or ()}),
+            bounds.MAX_RESOURCES,
+            "resources",
+        ),
+    ):
+        if found > most:
+            reason = f"spec.devices: {found} {what} are more than {most}"
+            raise ObjectError(KIND, metadata.name, reason)
+    devices = tuple(_value(metadata.name, place, each) for place, each in enumerate(listed))
     return DeviceObject(metadata.name, devices, metadata.labels or {}, metadata.annotations or {})
 
 
@@ -186,7 +200,9 @@ class _RawTopology(msgspec.Struct, frozen=True, rename="camel"):
     """The first three are required by the API."""
 
     socket: int = msgspec.field(default=-1, name="socketID")
-    node: int = msgspec.field(default=-1, name="nodeID")
+    node: Annotated[int, msgspec.Meta(le=bounds.MAX_NODE_ID)] = msgspec.field(
+        default=-1, name="nodeID"
+    )
     pcie: str | int = msgspec.field(default="", name="pcieID")
     bus: str = msgspec.field(default="", name="busID")
 

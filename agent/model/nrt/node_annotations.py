@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Final
@@ -312,10 +313,10 @@ _Id = Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)]
 
 
 class _Detail(msgspec.Struct, frozen=True):
-    id: _Id
+    id: Annotated[int, msgspec.Meta(ge=0, lt=bounds.MAX_CPUS)]
     core: _Id
     socket: _Id
-    node: _Id
+    node: Annotated[int, msgspec.Meta(ge=0, le=bounds.MAX_NODE_ID)]
 
 
 class _CpuTopology(msgspec.Struct, frozen=True):
@@ -407,6 +408,15 @@ def _cpus(text: str, caches_of_zones: tuple[str, ...]) -> tuple[Cpu, ...]:
     if len({each.id for each in detail.detail}) < len(detail.detail):
         raise AnnotationError(CPU_TOPOLOGY, "detail: a CPU is named twice")
     caches = _caches(caches_of_zones)
+    threads = Counter((each.socket, each.core) for each in detail.detail)
+    for found, most, what in (
+        (len({each.node for each in detail.detail}), bounds.MAX_CPU_NODES, "NUMA nodes"),
+        (len({each.socket for each in detail.detail}), bounds.MAX_SOCKETS, "sockets"),
+        (len(set(caches.values())), bounds.MAX_CACHES, "L3 caches"),
+        (max(threads.values(), default=0), bounds.MAX_THREADS, "threads of one core"),
+    ):
+        if found > most:
+            raise AnnotationError(CPU_TOPOLOGY, f"detail: {found} {what} are more than {most}")
     return tuple(
         Cpu(
             id=each.id,

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from agent.model import bounds
 from agent.model.bounds import unknown_value
 from agent.model.cpu.policies import (
     NumaPolicy,
@@ -194,13 +195,16 @@ def _owner(owner: OwnerReference) -> Object:
 
 
 MAX_NUMA_NODES_LIMIT: Final = 1024
+"""Of the kubelet's topology manager; a larger number counts as this one."""
 
 
 def decode(body: object) -> NodeTopology:
     """Decodes either version, of any writer. Omits zones that are not NUMA nodes, and costs to
     them. The first of `topologyPolicies` counts; known attributes override it (scheduler-plugins:
     pkg/noderesourcetopology/nodeconfig/topologymanager.go). A policy may have any spelling
-    (`kubelet_numa_policy`). An unknown value has no effect and is a fault. Raises ObjectError."""
+    (`kubelet_numa_policy`). An unknown value has no effect and is a fault. Raises ObjectError, also
+    for more NUMA nodes, or more resources of one, than a machine has: a reader compares sets of
+    them."""
     raw = converted(body, KIND, _Raw)
     metadata = raw.metadata
     attributes = {each.name: each.value for each in raw.attributes or ()}
@@ -304,7 +308,7 @@ def _zones(raw: _Raw) -> list[Zone]:
     zones = []
     for place, zone in enumerate(raw.zones):
         node = zone_node(zone.name)
-        if zone.type != "Node" or node is None:
+        if zone.type != "Node" or node is None or node > bounds.MAX_NODE_ID:
             continue
         costs = {zone_node(each.name): each.value for each in zone.costs or ()}
         zones.append(
@@ -318,6 +322,19 @@ def _zones(raw: _Raw) -> list[Zone]:
                 {each.name: each.value for each in zone.attributes or ()},
             )
         )
+    with_cpus = sum(1 for each in zones if "cpu" in each.resources)
+    for found, most, what in (
+        (len(zones), bounds.MAX_NODES, "NUMA nodes"),
+        (with_cpus, bounds.MAX_CPU_NODES, "NUMA nodes with CPUs"),
+        (
+            len({name for each in zones for name in each.resources}),
+            bounds.MAX_RESOURCES,
+            "resources",
+        ),
+    ):
+        if found > most:
+            reason = f"zones: {found} {what} are more than {most}"
+            raise ObjectError(KIND, raw.metadata.name, reason)
     return zones
 
 

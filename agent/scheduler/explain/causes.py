@@ -370,6 +370,7 @@ _MISSING_OBJECTS: Final[dict[MissingCause, tuple[_Place, ...]]] = {
     ),
     MissingCause.GPU_ISOLATION: (_label("Pod", GPU_ISOLATION_PROVIDER), ("Node", "its GPUs")),
     MissingCause.GPU_NOT_DIVIDED: (_POD_REQUESTS,),
+    MissingCause.TOO_COMPLEX: ((REPORT, "zones"), ("Device", "spec.devices"), _AGENT),
 }
 
 

@@ -1,0 +1,130 @@
+"""An offer ends, whatever the node reports. Reports of a stolen agent are tried in larger numbers,
+and timed, by `python -m tests.parsers --count 100000 reports`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Final
+
+import pytest
+
+from agent.allocate.node_allocator.answer import Missing, MissingCause, Refused
+from agent.allocate.node_allocator.pod_request import request_of
+from agent.allocate.node_allocator.properties import AllocatorRules
+from agent.allocate.steps import OFFER_STEPS, Steps, TooComplexError
+from agent.model import apiobjects
+from agent.model.nrt.resource_topology import NodeTopology
+from agent.scheduler.state import records
+from agent.scheduler.state.records import Unreadable
+from tests.fixtures import fleet
+from tests.parsers import of_reports
+
+MAX_LINES: Final = 2_000_000
+"""Of Python that one offer executes: some 50 ms."""
+REPORTS: Final = 25
+
+
+@pytest.fixture(autouse=True)
+def _silent() -> Iterator[None]:
+    """Readers log the faults of objects."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def _lines(call: Callable[[], object]) -> int:
+    """The number of lines that a call executes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def _zone(node: int, amounts: dict[str, str]) -> dict[str, Any]:
+    resources = [
+        {"name": name, "capacity": each, "allocatable": each, "available": each}
+        for name, each in amounts.items()
+    ]
+    return {"name": f"node-{node}", "type": "Node", "resources": resources}
+
+
+def _topology(zones: list[dict[str, Any]]) -> bytes:
+    body = {"metadata": {"name": "n"}, "topologyPolicies": ["best-effort"], "zones": zones}
+    return json.dumps(body).encode()
+
+
+def test_an_offer_for_any_accepted_report_executes_a_bounded_number_of_lines() -> None:
+    rng = random.Random()
+    for number in range(REPORTS):
+        rng.seed(number)
+        allocator = of_reports.read(of_reports.report(rng))
+        for request in of_reports.REQUESTS:
+            lines = _lines(lambda: allocator.offer(request))  # noqa: B023
+            assert lines <= MAX_LINES, f"report {number}, {request.title}: {lines} lines"
+
+
+def test_a_report_of_more_numa_nodes_than_machines_have_is_unreadable() -> None:
+    with_cpus = [_zone(node, {"cpu": "1", "memory": "1Gi"}) for node in range(64)]
+    of_memory = [_zone(node, {"memory": "1Gi"}) for node in range(64)]
+    for zones, reason in (
+        (with_cpus[:33], "zones: 33 NUMA nodes with CPUs are more than 32"),
+        ([*of_memory, _zone(64, {"memory": "1Gi"})], "zones: 65 NUMA nodes are more than 64"),
+    ):
+        found = records.topology(_topology(zones))
+        assert isinstance(found, Unreadable)
+        assert found.text == f"NodeResourceTopology n: {reason}"
+    assert isinstance(records.topology(_topology(with_cpus[:32] + of_memory[32:])), NodeTopology)
+
+
+def test_an_offer_that_takes_too_many_steps_names_the_reports_of_the_node() -> None:
+    zones = [
+        _zone(node, {"cpu": "1", "memory": "1Gi", "hugepages-2Mi": "1Gi"}) for node in range(64)
+    ]
+    for node, zone in enumerate(zones):
+        zone["resources"] = zone["resources"][node % 2 :: 1 + node % 3]
+    devices = {"metadata": {"name": "n"}, "spec": {"devices": []}}
+    devices["spec"]["devices"] = [
+        of_reports.device(random.Random(1), "gpu", minor, 64) for minor in range(1000)
+    ]
+    node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "64"}}}
+    allocator = of_reports.read(
+        (
+            json.dumps(node).encode(),
+            _topology(zones),
+            json.dumps(devices).encode(),
+            AllocatorRules(),
+        )
+    )
+    amounts = {"cpu": "2", "memory": "2Gi", "koordinator.sh/gpu": "1600"}
+    pod = fleet.pod("p", amounts, limits=amounts)
+    found = allocator.offer(request_of(apiobjects.from_object(pod)))
+    assert isinstance(found, Refused)
+    (why,) = found.reasons
+    assert isinstance(why, Missing)
+    assert why.cause is MissingCause.TOO_COMPLEX
+    assert found.unresolvable
+    assert why.text == (
+        f"NodeResourceTopology and Device n: too complex for an offer in {OFFER_STEPS} steps"
+    )
+
+
+def test_steps_beyond_the_limit_raise() -> None:
+    steps = Steps(3)
+    steps.take(3)
+    with pytest.raises(TooComplexError):
+        steps.take(1)
