@@ -18,7 +18,7 @@ from tests.scheduler.extender.scene import NODES, Scene
 from tests.structure.paths import entered
 
 CREATE_CONTAINER_MODULES = 8
-FIRST_FILTER_MODULES = 15
+FIRST_FILTER_MODULES = 17
 CACHED_FILTER_MODULES = 5
 
 
