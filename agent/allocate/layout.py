@@ -131,6 +131,11 @@ class Layout(msgspec.Struct, frozen=True):
         """Ids of the NUMA nodes that have any of these CPUs, ascending."""
         return tuple(node.id for node in self.nodes if node.cpus & cpus)
 
+    def socket_of(self, node_id: int) -> int:
+        """The socket with the lowest CPU of this NUMA node; 0 for an unknown node."""
+        first = self.of_nodes((node_id,)) & -self.of_nodes((node_id,))
+        return next((each.id for each in self.sockets if each.cpus & first), 0)
+
     def of_nodes(self, ids: Iterable[int]) -> int:
         """The CPUs of these NUMA nodes; unknown ids have none."""
         wanted = set(ids)

@@ -28,6 +28,7 @@ from agent.model.nrt.node_annotations import MAX_AMPLIFICATION
 from agent.model.pod.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
+    SharedPool,
     resource_spec,
     resource_status,
     status_text,
@@ -116,11 +117,12 @@ class PodAllocation(msgspec.Struct, frozen=True):
     cpu_milli: int = 0
     memory: dict[str, int] = {}
 
-    def annotations(self) -> dict[str, str]:
-        """The annotation that `pod_allocation` reads; empty for a pod without CPUs and amounts."""
+    def annotations(self, pools: Collection[SharedPool] = ()) -> dict[str, str]:
+        """The annotation that `pod_allocation` reads; empty for a pod without CPUs and amounts.
+        `pools`: on which a pod without CPUs of its own runs."""
         if not self.cpus and not self.amounts:
             return {}
-        return {RESOURCE_STATUS: status_text(self.cpus, self.amounts)}
+        return {RESOURCE_STATUS: status_text(self.cpus, self.amounts, pools)}
 
 
 def memory_of(requests: Mapping[str, int]) -> dict[str, int]:

@@ -50,6 +50,7 @@ from agent.model.cpu.policies import (
     NumaPolicy,
     Strategy,
 )
+from agent.model.pod.annotations import SharedPool
 from agent.model.pod.resource_request import ResourceRequest
 
 
@@ -78,11 +79,13 @@ class Why(msgspec.Struct, frozen=True):
 
 class Offer(msgspec.Struct, frozen=True):
     """`allocation`: the allocation to commit and to write. Without CPUs and amounts the pod is not
-    bound."""
+    bound. `pools`: the CPU shared pools on which a pod without CPUs of its own runs; none if it is
+    bound to no NUMA node."""
 
     allocation: PodAllocation
     price: Price
     why: Why
+    pools: tuple[SharedPool, ...] = ()
 
 
 class Declined(msgspec.Struct, frozen=True):
@@ -149,7 +152,15 @@ def offer(
         memory_of(request.requests) if found.cpus else {},
     )
     why = Why(policies.chosen, why.candidates, why.merged, found.steps)
-    return Offer(allocation, trials.price(found), why)
+    return Offer(allocation, trials.price(found), why, _pools(options, allocation))
+
+
+def _pools(options: TopologyOptions, allocation: PodAllocation) -> tuple[SharedPool, ...]:
+    amounts = allocation.amounts
+    if allocation.cpus or not any("cpu" in of_node for of_node in amounts.values()):
+        return ()
+    socket_of = options.layout.socket_of if options.layout else lambda _: 0
+    return tuple(SharedPool(each, socket_of(each)) for each in sorted(amounts))
 
 
 def unavailable(

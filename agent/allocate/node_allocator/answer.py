@@ -93,7 +93,7 @@ class Granted(msgspec.Struct, frozen=True):
         found = dict.fromkeys(self.pod_request.stale, "{}")
         if self.offer is not None:
             allocation = self.offer.allocation
-            found |= allocation.annotations()
+            found |= allocation.annotations(self.offer.pools)
             if allocation.cpus and (text := self._spec()) is not None:
                 found[RESOURCE_SPEC] = text
         if self.device_allocation is not None:

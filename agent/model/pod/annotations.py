@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -177,7 +177,8 @@ class NumaNodeResources(msgspec.Struct, frozen=True):
 
 
 class SharedPool(msgspec.Struct, frozen=True):
-    """A NUMA node on whose pool the pod runs; an older form of NumaNodeResources."""
+    """A NUMA node on whose pool the pod runs, as the fine-grained CPU orchestration proposal names
+    it."""
 
     node: int
     socket: int = 0
@@ -201,7 +202,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     def shared_numa_nodes(self) -> tuple[int, ...]:
         """The NUMA nodes on whose pools the pod runs, in the annotation's order: all nodes of
-        numaNodeResources if one of them has CPU, else those of the older cpuSharedPools. Raises
+        numaNodeResources if one of them has CPU, else those of cpuSharedPools. Raises
         AnnotationError."""
         if self._has_cpu():
             return tuple(each.node for each in self.numa_node_resources)
@@ -240,8 +241,13 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
         return amounts
 
 
-def status_text(cpus: CpuSet, amounts: Mapping[int, Mapping[str, int]]) -> str:
-    """The annotation resource-status with these CPUs and amounts (as `amounts()` returns them)."""
+def status_text(
+    cpus: CpuSet,
+    amounts: Mapping[int, Mapping[str, int]],
+    pools: Collection[SharedPool] = (),
+) -> str:
+    """The annotation resource-status with these CPUs, amounts (as `amounts()` returns them) and
+    pools."""
     parts = [
         {"node": node, _RESOURCES: {name: _text(name, of[name]) for name in sorted(of)}}
         for node, of in sorted(amounts.items())
@@ -251,6 +257,8 @@ def status_text(cpus: CpuSet, amounts: Mapping[int, Mapping[str, int]]) -> str:
         status["cpuset"] = str(cpus)
     if parts:
         status[_NODES] = parts
+    if pools:
+        status[_POOLS] = pools
     return msgspec.json.encode(status).decode()
 
 
@@ -275,7 +283,7 @@ def with_allocation(text: str, cpus: CpuSet, amounts: Mapping[int, Mapping[str, 
     Raises AnnotationError."""
     texts = {RESOURCE_STATUS: text}
     fields = decoded(texts, RESOURCE_STATUS, _object_decoder, bounds.POD_TEXT_BYTES) or {}
-    for name in ("cpuset", _NODES, "cpuSharedPools"):
+    for name in ("cpuset", _NODES, _POOLS):
         fields.pop(name, None)
     allocation = msgspec.json.decode(status_text(cpus, amounts), type=dict[str, Any])
     return msgspec.json.encode(fields | allocation).decode()
@@ -284,6 +292,7 @@ def with_allocation(text: str, cpus: CpuSet, amounts: Mapping[int, Mapping[str, 
 _CPU_RESOURCES = ("cpu", "kubernetes.io/batch-cpu")
 _NO_STATUS = ResourceStatus()
 _NODES = "numaNodeResources"
+_POOLS = "cpuSharedPools"
 _RESOURCES = "resources"
 _status_decoder = msgspec.json.Decoder(ResourceStatus | None)
 _object_decoder = msgspec.json.Decoder(dict[str, Any] | None)

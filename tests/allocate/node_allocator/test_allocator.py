@@ -95,6 +95,21 @@ def test_pods_that_an_older_koordinator_bound_to_pools_are_not_overcommitted() -
     assert granted(allocator, pod("more", {"cpu": 6}, "LS"))
 
 
+@pytest.mark.parametrize(("sockets", "nodes", "socket"), [(2, 1, 1), (1, 2, 0)])
+def test_a_pod_on_the_pool_of_a_numa_node_names_the_pool_by_socket_and_node(
+    sockets: int, nodes: int, socket: int
+) -> None:
+    """As the proposal's ResourceStatus has it, beside the amounts that Koordinator reads."""
+    allocator = NodeAllocator(make_properties((sockets, nodes, 4, 2), policy=ONE))
+    first = bind(allocator, pod("first", {"cpu": 8}, "LSR"))
+    assert "cpuSharedPools" not in first.annotations[STATUS]
+    status = json.loads(bind(allocator, pod("ls", {"cpu": 2}, "LS")).annotations[STATUS])
+    assert status == {
+        "numaNodeResources": [{"node": 1, "resources": {"cpu": "2"}}],
+        "cpuSharedPools": [{"node": 1, "socket": socket}],
+    }
+
+
 def test_a_pod_without_needs_gets_no_allocation() -> None:
     unlabelled = pod("a", {"cpu": 100, "memory": 1})
     for properties in (NodeProperties("n"), make_properties(), make_properties(devices=[])):
@@ -301,7 +316,8 @@ def test_devices_that_zones_count_too_are_not_counted_twice() -> None:
     allocator = NodeAllocator(make_properties(policy=ONE, devices=CARDS_ON_BOTH, zones=zones))
     bound = bind(allocator, pod("a", {"cpu": 1, "memory": 10, CARDS: 2}, "LS"))
     assert bound.annotations[STATUS] == (
-        '{"numaNodeResources":[{"node":0,"resources":{"cpu":"1","memory":"10"}}]}'
+        '{"numaNodeResources":[{"node":0,"resources":{"cpu":"1","memory":"10"}}],'
+        '"cpuSharedPools":[{"node":0,"socket":0}]}'
     )
     assert cards(granted(allocator, pod("b", {"cpu": 1, CORE: 200, RATIO: 200}, "LS"))) == [2, 3]
 
