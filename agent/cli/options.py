@@ -23,10 +23,10 @@ CONFIG: Final = "/etc/topolet/config.toml"
 _VARIABLE: Final = "TOPOLET_"
 
 _GROUPS: Final = {
-    "API server": ("kubeconfig", "service_account_", "recheck_", "store_"),
+    "API server": ("kubeconfig", "service_account_", "managed_by", "recheck_", "store_"),
     "kubelet": ("kubelet_", "pod_resources_", "corrected_"),
     "CPUs and memory": ("cpu_", "reserved_", "owners_", "be_on_", "bind_", "migrate_"),
-    "devices": ("devices", "gpu_", "gfd_", "withhold_", "unasked_", "hami_"),
+    "devices": ("devices", "gpu_", "withhold_", "unasked_", "hami_"),
     "hooks": ("hold_", "hook_"),
     "HTTP": (
         *("http", "proxy_http", "nri_http", "scheduler_http", "extender_", "webhook_https"),

@@ -20,6 +20,7 @@ from agent.cgroup.outcome import WriteState
 from agent.host.locks import AGENT_LOCK, FRONTEND_LOCK
 from agent.install.installer import CheckError
 from agent.install.proxy import ERRORS, ProxyInstallation, ReportLine
+from agent.kube.cluster import managers
 from agent.kube.errors import StoreError
 from agent.kube.objects import Objects
 from agent.kube.transport import FIELD_MANAGER
@@ -158,10 +159,10 @@ class NodeRemoval:
         """Deletes the object if only Topolet wrote in it, otherwise removes Topolet's part. Returns
         whether there was one. Raises StoreError, CheckError."""
         found = objects.get(kind, self._node_name)
-        managers = set() if found is None else _managers(found)
-        if found is None or FIELD_MANAGER not in managers:
+        writers = set() if found is None else managers(found)
+        if found is None or FIELD_MANAGER not in writers:
             return False
-        if managers == {FIELD_MANAGER}:
+        if writers == {FIELD_MANAGER}:
             return objects.delete(kind, self._node_name)
         if kind == resource_topology.KIND and not _zones_of_others(found):
             raise CheckError(
@@ -213,8 +214,3 @@ def _zones_of_others(found: dict[str, Any]) -> bool:
     """Whether the NodeResourceTopology has zones that Topolet did not write."""
     names = (each.get("name", "") for each in found.get("zones") or ())
     return any(not resource_topology.is_own_entry(("zones",), name) for name in names)
-
-
-def _managers(found: dict[str, Any]) -> set[str | None]:
-    """The field managers of an object."""
-    return {each.get("manager") for each in found["metadata"].get("managedFields") or ()}

@@ -168,6 +168,9 @@ class Cluster:
             wanted = node_status.with_stored_amounts(wanted, stored)
         elif kind is kinds.DEVICE:
             wanted = device_object.with_others(wanted, stored)
+        elif kind is kinds.NODE and stored is not None:
+            own = _own_labels(stored)
+            wanted = node_status.without_labels_of_others(wanted, stored, own)
         patch = self._patch(wanted, stored, subresource)
         if patch is None:
             return False
@@ -388,6 +391,22 @@ def _has_key(entry: object, key_text: str, key: str) -> bool:
         and bool(key)
         and entry.get(key) == wanted.get(key)
     )
+
+
+def managers(stored: Object) -> set[str]:
+    """The field managers of an object."""
+    return {str(each.get("manager")) for each in _managed(stored)}
+
+
+def _own_labels(stored: Object) -> set[str]:
+    found: set[str] = set()
+    for each in _managed(stored):
+        if each.get("manager") == FIELD_MANAGER and each.get("operation") == "Apply":
+            metadata = _fields(each).get("f:metadata")
+            labels = metadata.get("f:labels") if isinstance(metadata, dict) else None
+            if isinstance(labels, dict):
+                found.update(key.removeprefix("f:") for key in labels)
+    return found
 
 
 def _managed(stored: Object) -> list[Object]:

@@ -92,7 +92,6 @@ class DeviceView:
         actions: GpuActions,
         checkpoint: DeviceCheckpointView,
         *,
-        gfd_labels: bool = False,
         withhold: bool = False,
         files: DeviceFiles = NO_FILES,
         clock: Callable[[], float] = time.time,
@@ -103,7 +102,6 @@ class DeviceView:
         those that the last agent found."""
         self._checkpoint = checkpoint
         self._root = root
-        self._gfd_labels = gfd_labels
         self._withhold = withhold
         self._clock = clock
         self._plugged = SysfsDevices(root)
@@ -266,7 +264,6 @@ class DeviceView:
                 **holding.encode(holdings),
             },
             sum_amounts([*held.values(), taken(holdings, made.devices)]),
-            self._gfd_labels,
             without_taken(made.devices, holdings) if self._withhold else None,
         )
 
@@ -354,7 +351,6 @@ def device_view(
         watch,
         actions,
         checkpoint,
-        gfd_labels=settings.gfd_labels,
         withhold=settings.withhold_held_devices,
         files=files,
         sources=sources,

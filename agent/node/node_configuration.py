@@ -138,6 +138,7 @@ def with_settings(node: NodeConfiguration, settings: AgentSettings) -> NodeConfi
         node,
         owners_on_reserved=settings.owners_on_reserved,
         be_on_reserved=settings.be_on_reserved,
+        managed_by=settings.managed_by,
         bind_memory=node.bind_memory or settings.bind_memory,
     )
 

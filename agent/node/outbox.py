@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from agent.host.log_once import Problem
-from agent.kube.cluster import SPREAD_SECONDS
+from agent.kube.cluster import SPREAD_SECONDS, managers
 from agent.kube.errors import (
     KubeError,
     NotFoundError,
@@ -23,11 +23,12 @@ from agent.kube.errors import (
     UnauthorizedError,
     UnreachableError,
 )
-from agent.kube.objects import Objects
+from agent.kube.objects import Object, Objects
 from agent.kube.schedule import Backoff
+from agent.kube.transport import FIELD_MANAGER
 from agent.model.devices import device_object
 from agent.model.nrt import node_status, resource_topology
-from agent.model.nrt.report import MANAGED_BY, MANAGER, Report
+from agent.model.nrt.report import MANAGED_BY, Report
 from agent.model.nrt.resource_topology import Version
 from agent.telemetry.metrics import AgentMetrics
 
@@ -253,8 +254,15 @@ def _deliver_devices(objects: Objects, report: Report) -> bool:
     name, reported = report.topology.name, report.devices
     if not reported.devices:
         before = objects.get(device_object.KIND, name)
-        labels = (before or {}).get("metadata", {}).get("labels") or {}
-        if labels.get(MANAGED_BY) != MANAGER[MANAGED_BY]:
+        if before is None or not _is_own(before):
             return False
-    labels = {**MANAGER, **node_status.gpu_labels(reported.gpus, reported.devices)}
+    labels = {**report.topology.labels, **node_status.gpu_labels(reported.gpus, reported.devices)}
     return objects.apply(device_object.encode(name, reported.listed, labels, reported.annotations))
+
+
+def _is_own(found: Object) -> bool:
+    """Whether the agent wrote in the object. A folder has no field managers."""
+    metadata = found.get("metadata") or {}
+    if "managedFields" in metadata:
+        return FIELD_MANAGER in managers(found)
+    return MANAGED_BY in (metadata.get("labels") or {})

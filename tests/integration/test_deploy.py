@@ -674,7 +674,7 @@ NODE_INFO: Object = dict.fromkeys(
     ),
     "x",
 )
-NVIDIA_LABELS = node_status.gpu_labels(GpuInfo("nvidia", "H100", "570.1"), (GPU,), gfd=True)
+NVIDIA_LABELS = node_status.gpu_labels(GpuInfo("nvidia", "H100", "570.1"), (GPU,), discovery=True)
 
 
 def named(**metadata: Any) -> Object:

@@ -25,7 +25,7 @@ from agent.kube.errors import (
 )
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Change, ChangeKind
-from agent.kube.transport import APPLY, Transport
+from agent.kube.transport import APPLY, MERGE, Transport
 from agent.kube.wire import PAGE, Stream
 from agent.model.nrt import node_status
 from tests import tools
@@ -297,6 +297,34 @@ def test_nodes_are_changed_but_never_created(
     assert stored is not None
     assert stored["metadata"]["labels"].items() >= {"other": "1", "own": "1"}.items()
     assert stored["status"]["capacity"] == {**capacity, "other.io/x": "1"}
+
+
+def test_labels_of_a_feature_discovery_are_written_where_it_does_not_write_them(
+    apiserver: ApiServer, cluster: Cluster, node_name: str
+) -> None:
+    path = f"/api/v1/nodes/{node_name}"
+    count, product = "nvidia.com/gpu.count", "nvidia.com/gpu.product"
+    wanted = node_status.node(node_name, {count: "2", product: "ours"})
+
+    def discover(**values: str | None) -> dict[str, str]:
+        """Labels of these values by the discovery, and then the labels that the agent leaves."""
+        labels = {f"nvidia.com/gpu.{key}": value for key, value in values.items()}
+        body = {"metadata": {"labels": labels}}
+        apiserver.admin.request("PATCH", path, {"fieldManager": "nfd-master"}, body, MERGE)
+        cluster.forget("Node", node_name)
+        cluster.apply(wanted)
+        stored = cluster.get("Node", node_name)
+        assert stored is not None
+        found = stored["metadata"]["labels"].items()
+        return {key: value for key, value in found if key.startswith("nvidia.com/")}
+
+    family = "nvidia.com/gpu.family"
+    assert discover() == {count: "2", product: "ours"}
+    assert discover(family="hopper") == {count: "2", product: "ours", family: "hopper"}
+    theirs = {count: "2", product: "theirs", family: "hopper"}
+    assert discover(product="theirs") == theirs
+    assert discover() == theirs
+    assert discover(product=None, family=None) == {count: "2", product: "ours"}
 
 
 def test_watch_has_only_the_pods_of_its_node_and_survives_a_killed_server(

@@ -21,7 +21,7 @@ from agent.node.outbox import deliver
 
 GPU = Device("gpu", "GPU-1", 0, {"koordinator.sh/gpu-core": 100})
 REPORT = Report(
-    NodeTopology("n"),
+    NodeTopology("n", labels={"app.kubernetes.io/managed-by": "topolet"}),
     {"topology.topolet.io/cpus": "4"},
     {"koordinator.sh/gpu-core": 100},
     DeviceReport((GPU,)),
@@ -85,6 +85,23 @@ def test_without_devices_no_device_object_is_created_or_changed(store: EmbeddedS
     store.apply(of_others)
     deliver(store, EMPTY)
     assert store.get("Device", "n") == of_others
+
+
+@pytest.mark.parametrize(
+    ("managers", "changes"), [(["koordlet"], False), (["koordlet", "topolet"], True)]
+)
+def test_an_empty_device_object_is_the_agents_by_its_field_managers_and_not_by_its_label(
+    store: EmbeddedStore, managers: list[str], changes: bool
+) -> None:
+    metadata = {
+        "name": "n",
+        "labels": {"app.kubernetes.io/managed-by": "Koordinator"},
+        "managedFields": [{"manager": each} for each in managers],
+    }
+    found = {"kind": "Device", "metadata": metadata, "spec": {"devices": [{"id": "x"}]}}
+    store.apply(found)
+    deliver(store, EMPTY)
+    assert (store.get("Device", "n") != found) is changes
 
 
 @pytest.mark.parametrize("refused", ["NodeResourceTopology", "Node", "Device"])

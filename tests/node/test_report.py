@@ -18,6 +18,8 @@ from agent.model.nrt.node_annotations import (
 from agent.model.nrt.report import Report
 from agent.model.nrt.resource_topology import Version
 from agent.model.pod.pods import Pod
+from agent.model.settings.agent import AgentSettings
+from agent.node.node_configuration import with_settings
 from agent.node.report import ClusterReporter, ReportInput
 from tests.builders import machine, pod
 
@@ -131,6 +133,15 @@ def test_the_policy_of_the_kubelets_memory_manager_is_reported_where_pods_are_al
     assert "agent-settings" not in stored_annotations(store)
     assert report(reporter, configured=NodeConfiguration(topology_policy="restricted"))
     assert stored_annotations(store)["agent-settings"] == {"memoryManagerPolicy": "None"}
+
+
+def test_the_label_of_the_manager_is_koordlets_where_readers_select_by_it() -> None:
+    store = RecordingStore()
+    settings = AgentSettings(managed_by="Koordinator")
+    for configured in (NodeConfiguration(), with_settings(NodeConfiguration(), settings)):
+        report(ClusterReporter("n", store), configured=configured)
+    labels = [each["metadata"]["labels"] for each in store.applied]
+    assert labels == [{"app.kubernetes.io/managed-by": each} for each in ("topolet", "Koordinator")]
 
 
 def test_pods_that_share_are_not_reported_as_the_static_kubelets() -> None:

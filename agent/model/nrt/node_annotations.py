@@ -264,6 +264,7 @@ class NodeConfiguration(msgspec.Struct, frozen=True):
     max_numa_nodes: int | None = None
     owners_on_reserved: bool = False
     be_on_reserved: bool = False
+    managed_by: str = "topolet"
 
 
 def koordinator_annotations(

@@ -4,7 +4,7 @@ extended resources in its status."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -38,6 +38,8 @@ _BY_TYPE: Final = {
     DeviceType.FPGA.value: (FPGA,),
 }
 _NVIDIA: Final = "nvidia"
+_DISCOVERY: Final = "nvidia.com/"
+"""The domain of the labels of NVIDIA's GPU feature discovery."""
 
 
 class GpuInfo(msgspec.Struct, frozen=True):
@@ -120,9 +122,11 @@ def with_stored_amounts(wanted: Object, stored: object) -> Object:
     return {**wanted, "status": status}
 
 
-def gpu_labels(gpus: GpuInfo, devices: Iterable[Device], *, gfd: bool = False) -> dict[str, str]:
-    """Koordinator's labels of Device and Node; with `gfd` also those labels of NVIDIA's feature
-    discovery whose values are known. Empty without a GPU."""
+def gpu_labels(
+    gpus: GpuInfo, devices: Iterable[Device], *, discovery: bool = False
+) -> dict[str, str]:
+    """Koordinator's labels of Device and Node; with `discovery` also those labels of NVIDIA's GPU
+    feature discovery whose values are known, for the Node. Empty without a GPU."""
     cards = [each for each in devices if each.type == DeviceType.GPU]
     if not cards:
         return {}
@@ -134,9 +138,21 @@ def gpu_labels(gpus: GpuInfo, devices: Iterable[Device], *, gfd: bool = False) -
         GPU_MODEL: label_value(model),
         GPU_DRIVER: label_value(gpus.driver_version),
     }
-    if gfd and gpus.vendor == _NVIDIA:
+    if discovery and gpus.vendor == _NVIDIA:
         labels |= _discovered(gpus, cards)
     return {key: value for key, value in sorted(labels.items()) if value}
+
+
+def without_labels_of_others(wanted: Object, stored: Object, own: Collection[str]) -> Object:
+    """The wanted Node without the labels of NVIDIA's feature discovery that the stored one has from
+    another writer, such as the discovery itself. `own`: the stored labels that are Topolet's."""
+    before = stored["metadata"].get("labels") or {}
+    labels = {
+        key: value
+        for key, value in wanted["metadata"].get("labels", {}).items()
+        if not key.startswith(_DISCOVERY) or key not in before or key in own
+    }
+    return {**wanted, "metadata": {**wanted["metadata"], "labels": labels}}
 
 
 def from_labels(labels: Mapping[str, str]) -> GpuInfo:

@@ -8,7 +8,6 @@ and only CPUs that pods own are subtracted."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 import msgspec
 
@@ -36,7 +35,6 @@ from agent.model.nrt.resource_topology import (
 from agent.model.snapshot import Pool
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
-MANAGER: Final = {MANAGED_BY: "topolet"}
 
 
 class Allocated(msgspec.Struct, frozen=True):
@@ -153,15 +151,13 @@ def _binary(size_bytes: int) -> str:
 
 class DeviceReport(msgspec.Struct, frozen=True):
     """The devices of a node, and the amounts that pods hold of them. `annotations`: those of the
-    Device object. `gfd_labels`: the Node also gets the labels of NVIDIA's feature discovery.
-    `withheld`: the devices that the Device object and the Node list instead, for schedulers that do
-    not read holdings."""
+    Device object. `withheld`: the devices that the Device object and the Node list instead, for
+    schedulers that do not read holdings."""
 
     devices: tuple[Device, ...] = ()
     gpus: GpuInfo = GpuInfo()
     annotations: dict[str, str] = {}
     held: DeviceAmounts = {}
-    gfd_labels: bool = False
     withheld: tuple[Device, ...] | None = None
 
     @property
@@ -205,7 +201,7 @@ def build(values: ReportValues) -> Report:
     attributes = core_kinds(values.topology)
     if values.fingerprint is not None:
         attributes[FINGERPRINT_METHOD] = FingerprintMethod.ALL.value
-    gpu_labels = node_status.gpu_labels(values.devices.gpus, devices, gfd=values.devices.gfd_labels)
+    gpu_labels = node_status.gpu_labels(values.devices.gpus, devices, discovery=True)
     topology = NodeTopology(
         values.name,
         zones(
@@ -219,7 +215,7 @@ def build(values: ReportValues) -> Report:
         configured.max_numa_nodes,
         values.fingerprint,
         attributes,
-        dict(MANAGER),
+        {MANAGED_BY: configured.managed_by},
         koordinator_annotations(
             values.topology,
             values.ls_pools,

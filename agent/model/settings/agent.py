@@ -127,6 +127,13 @@ class AgentSettings(KubeletStateSettings, frozen=True):
     ] = ""
     kubeconfig: Kubeconfig = KUBECONFIG
     service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
+    managed_by: Annotated[
+        Literal["topolet", "Koordinator"],
+        msgspec.Meta(
+            description="value of the label app.kubernetes.io/managed-by of NodeResourceTopology "
+            "and Device: Koordinator for programs that select the objects of koordlet by it"
+        ),
+    ] = "topolet"
     recheck_seconds: Annotated[
         float,
         msgspec.Meta(
@@ -183,13 +190,6 @@ class AgentSettings(KubeletStateSettings, frozen=True):
             "catalogue: ignore, restart-app, reset, reboot or support; `*` for unknown XIDs"
         ),
     ] = ""
-    gfd_labels: Annotated[
-        bool,
-        msgspec.Meta(
-            description="the Node also gets the labels of NVIDIA's GPU feature discovery whose "
-            "values the agent has: for nodes where the discovery does not run"
-        ),
-    ] = False
     withhold_held_devices: Annotated[
         bool,
         msgspec.Meta(

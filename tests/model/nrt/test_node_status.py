@@ -81,8 +81,8 @@ def test_labels() -> None:
     assert gpu_labels(GpuInfo("huawei"), [gpu(0)]) == {"node.koordinator.sh/gpu-vendor": "huawei"}
 
 
-def test_labels_of_gpu_feature_discovery_are_optional() -> None:
-    found = gpu_labels(GPU_INFO, [gpu(0), gpu(1)], gfd=True)
+def test_labels_of_gpu_feature_discovery_are_for_the_node_alone() -> None:
+    found = gpu_labels(GPU_INFO, [gpu(0), gpu(1)], discovery=True)
     assert {key: value for key, value in found.items() if key.startswith("nvidia.com/")} == {
         "nvidia.com/cuda.driver-version.full": "570.86.15",
         "nvidia.com/cuda.driver-version.major": "570",
@@ -93,13 +93,13 @@ def test_labels_of_gpu_feature_discovery_are_optional() -> None:
         "nvidia.com/gpu.present": "true",
         "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB",
     }
-    mixed = gpu_labels(GPU_INFO, [gpu(0), gpu(1, memory=GI)], gfd=True)
+    mixed = gpu_labels(GPU_INFO, [gpu(0), gpu(1, memory=GI)], discovery=True)
     assert "nvidia.com/gpu.memory" not in mixed
 
 
 def test_label_values_are_valid_for_any_text_of_the_driver() -> None:
     info = GpuInfo("nvidia", "NVIDIA (x)/name " + "x" * 90, " 1 ")
-    for value in gpu_labels(info, [gpu(0)], gfd=True).values():
+    for value in gpu_labels(info, [gpu(0)], discovery=True).values():
         assert 0 < len(value) <= 63
         assert value[0].isalnum()
         assert value[-1].isalnum()

@@ -96,9 +96,7 @@ def test_devices_are_in_their_zone_and_add_up_on_the_node() -> None:
         "koordinator.sh/gpu.shared": 100,
     }
     assert report.labels["node.koordinator.sh/gpu-model"] == "H200"
-    assert "nvidia.com/gpu.count" not in report.labels
-    both = report_of(machine(2, 2), devices=msgspec.structs.replace(DEVICES, gfd_labels=True))
-    assert both.labels["nvidia.com/gpu.count"] == "2"
+    assert report.labels["nvidia.com/gpu.count"] == "2"
 
 
 def test_owner_and_fingerprint_are_reported_to_a_cluster_only() -> None:
