@@ -181,10 +181,11 @@ def bind(
 
     A node's policy binds every pod that requests CPU, except BE pods, which run on the rest. On ARM
     the default is FullPCPUs, even if another one is configured (fine-grained CPU orchestration
-    proposal)."""
+    proposal). So it is if ConstrainedBurst is configured, which binds no CPUs."""
     requested = spec.required or spec.preferred
     source = PolicySource.DEFAULT if requested is BindPolicy.DEFAULT else PolicySource.POD
-    configured = BindPolicy.FULL_PCPUS if node.arm else profile.bind
+    binds = profile.bind in _BINDING and not node.arm
+    configured = profile.bind if binds else BindPolicy.FULL_PCPUS
     policy = configured if requested is BindPolicy.DEFAULT else requested
     owns = owner and policy in _BINDING
     forced = BindPolicy.FULL_PCPUS if node.full_pcpus_only else node.bind_label

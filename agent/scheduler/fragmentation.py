@@ -52,7 +52,9 @@ def fragmentation(
     PodRequestError for a sample whose request can't be read."""
     with cluster.lock:
         nodes = sorted(cluster.nodes(), key=lambda each: each.name)
-        request = None if sample is None else request_of(sample, cluster.device_resources())
+        request = None
+        if sample is not None:
+            request = request_of(sample, cluster.device_resources(), cluster.default_bind)
         live = [each for each in pods if not each.terminal]
         demand = _demand(live, nodes, cluster)
         by_node: dict[str, list[ApiPod]] = {}
@@ -75,7 +77,7 @@ def _demand(
     kinds: Counter[PodKind] = Counter()
     for pod in pods:
         try:
-            request = request_of(pod, cluster.device_resources())
+            request = request_of(pod, cluster.device_resources(), cluster.default_bind)
         except PodRequestError:
             continue
         kinds[request.kind] += 1

@@ -152,7 +152,9 @@ class _State:
         self.rules = allocator_rules(args, Strategy(settings.gpu_shares))
         agents = agent_selector(settings)
         self.cluster = SchedulerCache(rules=self.rules, agents=bool(agents.labels))
-        self.pod_infos = PodInfoCache(device_resources=self.cluster.device_resources)
+        self.pod_infos = PodInfoCache(
+            device_resources=self.cluster.device_resources, default_bind=self.cluster.default_bind
+        )
         self.groups = GroupReservations(self.cluster, seconds=settings.group_seconds)
         self.cache = EquivalenceCache(self.cluster)
         self.numbering = StateNumbering(self.cluster)

@@ -107,6 +107,16 @@ def test_bind_policy_in_force(spec, qos, owner, node, bind, source) -> None:
     assert policies_in_force.bind(spec, qos, node, KOORDINATOR, owner=owner) == (bind, source)
 
 
+@pytest.mark.parametrize("policy", [FULL, SPREAD, BURST])
+def test_the_configured_bind_policy_binds_cpus_of_owners(policy: BindPolicy) -> None:
+    """ConstrainedBurst binds none."""
+    profile = msgspec.structs.replace(KOORDINATOR, bind=policy)
+    for node in (PLAIN, NodePolicies(arm=True)):
+        found = policies_in_force.bind(ResourceSpec(), QoS.LSR, node, profile, owner=True)
+        binds = FULL if policy is BURST or node.arm else policy
+        assert found == (Bind(binds, False), PolicySource.DEFAULT)
+
+
 def test_be_pod_owns_no_cpus_under_any_bind_policy_of_the_node() -> None:
     got = policies_in_force.bind(ResourceSpec(), QoS.BE, FULL_ONLY, KOORDINATOR, owner=False)
     assert got == (None, PolicySource.DEFAULT)

@@ -159,11 +159,15 @@ class PodRequest(msgspec.Struct, frozen=True):
         return PodAllocation(self.uid, self.title, cpu_milli=self.requests.get("cpu", 0))
 
 
-def request_of(pod: ApiPod, device_resources: Container[str] = ()) -> PodRequest:
-    """`device_resources`: the resources that Device objects of the cluster list. Raises
-    PodRequestError."""
+def request_of(
+    pod: ApiPod,
+    device_resources: Container[str] = (),
+    default_bind: BindPolicy = BindPolicy.FULL_PCPUS,
+) -> PodRequest:
+    """`device_resources`: the resources that Device objects of the cluster list. `default_bind`:
+    the configured bind policy, for Koordinator's pods without one. Raises PodRequestError."""
     try:
-        return _pod_request(pod, device_resources)
+        return _pod_request(pod, device_resources, default_bind)
     except (AnnotationError, RequestError) as error:
         raise PodRequestError(f"pod {pod.title}: {error}") from None
 
@@ -174,7 +178,9 @@ _WRITTEN: Final = (RESOURCE_STATUS, DEVICE_ALLOCATED)
 _CLASSES: Final = frozenset(QoS)
 
 
-def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
+def _pod_request(
+    pod: ApiPod, device_resources: Container[str], default_bind: BindPolicy
+) -> PodRequest:
     notes, labels = pod.annotations, pod.labels
     requests = pod_requests(pod)
     devices = device_request(requests, notes, device_resources)
@@ -196,6 +202,8 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
         reason = f"ConstrainedBurst is for pods that share CPUs, and {qos} pods own theirs"
         raise AnnotationError(RESOURCE_SPEC, reason)
     of_koordinator = labels.get(QOS_LABEL) in _CLASSES or any(notes.get(key) for key in _SPECS)
+    if of_koordinator:
+        resources = msgspec.structs.replace(resources, default_bind=default_bind)
     needs = _needs(resources, devices, of_koordinator=of_koordinator)
     if not needs & (Needs.NUMA | Needs.CPUS):
         followed = FollowedPolicies.NUMA if devices else FollowedPolicies.NONE

@@ -45,6 +45,8 @@ def placed_node(
     most_owned = {}
     for uid in sorted(allocator.holdings):
         request = requests.get(uid)
+        if request is not None:
+            request = msgspec.structs.replace(request, default_bind=options.profile.bind)
         pod = _placed_pod(options, account, allocator.holdings[uid], request, fixed.get(uid, ""))
         if pod is None:
             continue

@@ -38,7 +38,7 @@ class ResourceRequest(msgspec.Struct, frozen=True):
     """The request of a pod. `requests`: `cpu` in milli-CPU, the rest in units; zero amounts are
     left out. `owner`: the pod may own CPUs by its class and priority. `cpu_limit_milli` None or 0:
     no limit. `guaranteed`: the pod is Guaranteed, or LSE or LSR with a CPU limit that equals the
-    request."""
+    request. `default_bind`: the configured bind policy."""
 
     uid: str
     title: str
@@ -50,6 +50,7 @@ class ResourceRequest(msgspec.Struct, frozen=True):
     numa: NumaSpec = NumaSpec()
     kubelet: FollowedPolicies = FollowedPolicies.ALL
     guaranteed: bool = False
+    default_bind: BindPolicy = BindPolicy.FULL_PCPUS
 
     @property
     def bind_policy(self) -> BindPolicy:
@@ -60,8 +61,11 @@ class ResourceRequest(msgspec.Struct, frozen=True):
     def burst_milli(self) -> int:
         """The limit that the NUMA nodes of a pod with ConstrainedBurst must fit; 0 for other
         pods."""
+        policy = self.bind_policy
+        if policy is BindPolicy.DEFAULT:
+            policy = self.default_bind
         shares = self.qos is QoS.LS and not self.owner
-        bursts = shares and self.bind_policy is BindPolicy.CONSTRAINED_BURST
+        bursts = shares and policy is BindPolicy.CONSTRAINED_BURST
         return max(0, self.cpu_limit_milli or 0) if bursts else 0
 
 

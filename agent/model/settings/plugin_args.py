@@ -61,7 +61,8 @@ class ZoneScoring(msgspec.Struct, frozen=True):
 
 
 class SchedulerArgs(msgspec.Struct, frozen=True):
-    """The configuration.
+    """The configuration. `bind`: of pods without a bind policy; ConstrainedBurst concerns those
+    that share CPUs, and the others have FullPCPUs.
 
     Scores: `node` for nodes, `numa` for the sets of NUMA nodes of one node, `zones` for nodes of
     plain pods. `measures`: a node's score is the mean of these. `placement`: the policy that scores
@@ -107,7 +108,6 @@ def defaults(kind: Rules) -> SchedulerArgs:
 
 _CPU_AND_MEMORY: Final = {"cpu": 1, "memory": 1}
 _MAX_WEIGHT: Final = 100
-_Bind = Literal["FullPCPUs", "SpreadByPCPUs"]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -136,10 +136,10 @@ class _GpuModel(_Fields, frozen=True):
 
 class _Common(_Fields, frozen=True):
     api_version: str = ""
-    bind: _Bind = msgspec.field(default="FullPCPUs", name="defaultCPUBindPolicy")
+    bind: BindPolicy = msgspec.field(default=BindPolicy.DEFAULT, name="defaultCPUBindPolicy")
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
     zone_scoring_strategy: _Strategy = _Strategy()
-    prefer_l3: bool = msgspec.field(default=False, name="preferL3")
+    prefer_l3: bool | None = msgspec.field(default=None, name="preferL3")
     distribute_across_numa: bool | None = msgspec.field(default=None, name="distributeAcrossNUMA")
     device_strategy: Literal["LeastAllocated", "MostAllocated"] = "LeastAllocated"
     unshared_gpus: tuple[_GpuModel, ...] = msgspec.field(
@@ -170,7 +170,7 @@ def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
     node = _strategy(Rules.PROPOSAL, "scoringStrategy", scoring, default)
     return SchedulerArgs(
         Rules.PROPOSAL,
-        BindPolicy(raw.bind),
+        BindPolicy.FULL_PCPUS if raw.bind is BindPolicy.DEFAULT else raw.bind,
         raw.numa_policy,
         node,
         _strategy(Rules.PROPOSAL, "numaScoringStrategy", raw.numa_scoring_strategy, node),
@@ -184,7 +184,7 @@ def _koordinator(raw: _NodeNumaResource) -> SchedulerArgs:
     node = _strategy(Rules.KOORDINATOR, "scoringStrategy", raw.scoring_strategy, default)
     return SchedulerArgs(
         Rules.KOORDINATOR,
-        BindPolicy(raw.bind),
+        BindPolicy.FULL_PCPUS if raw.bind is BindPolicy.DEFAULT else raw.bind,
         NumaPolicy.NONE,
         node,
         _strategy(Rules.KOORDINATOR, "numaScoringStrategy", raw.numa_scoring_strategy, node),
@@ -200,7 +200,7 @@ def _common(kind: Rules, raw: _Common) -> dict[str, Any]:
     return {
         "gpu_objective": raw.gpu_objective,
         "zones": _zones(kind, raw.zone_scoring_strategy),
-        "prefer_l3": raw.prefer_l3,
+        "prefer_l3": kind is Rules.PROPOSAL if raw.prefer_l3 is None else raw.prefer_l3,
         "distribute_across_numa": raw.distribute_across_numa,
         "devices": Strategy(raw.device_strategy),
         "unshared_gpus": unshared,

@@ -126,7 +126,7 @@ class Explainer:
 
     def _explain(self, pod: ApiPod, scope: _Scope) -> Explanation:
         try:
-            info = pod_info(pod, self._cluster.device_resources())
+            info = pod_info(pod, self._cluster.device_resources(), self._cluster.default_bind)
         except (PodRequestError, GroupError) as error:
             objects = (ObjectField("Pod", pod.title, "metadata.annotations, or its requests"),)
             cause = Cause(INVALID, str(error), str(error), objects=objects)

@@ -22,6 +22,7 @@ from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import Change, ChangeKind
 from agent.model.apiobjects import PodGroup
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import BindPolicy
 from agent.model.devices.device_object import DeviceObject
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.scheduler.state.koordinator_reservations import (
@@ -177,6 +178,13 @@ class SchedulerCache:
         """Whether a pod has a reservation on the node that no watch has reported as bound."""
         with self.lock:
             return any(each.node == name for each in self._reservations.values())
+
+    @property
+    def default_bind(self) -> BindPolicy:
+        """The configured bind policy."""
+        with self.lock:
+            scoring = self._rules.scoring if self._rules is not None else None
+        return BindPolicy.FULL_PCPUS if scoring is None else scoring.bind
 
     def device_resources(self) -> frozenset[str]:
         """Those that the Device objects of all nodes list."""

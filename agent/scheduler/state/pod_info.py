@@ -21,6 +21,7 @@ from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.pod_request import PodRequest, Reads, request_of
 from agent.model.apiobjects import ApiPod, PodGroup, group_of
+from agent.model.cpu.policies import BindPolicy
 
 
 class PodName(msgspec.Struct, frozen=True):
@@ -62,11 +63,15 @@ class PodInfo(msgspec.Struct, frozen=True):
         return GroupRequirements(self.pod_request, max(1, self.group.size - bound_members))
 
 
-def pod_info(pod: ApiPod, device_resources: Container[str] = ()) -> PodInfo:
-    """`device_resources`: those of the cluster. Raises PodRequestError and GroupError, which name
-    the pod and the field."""
+def pod_info(
+    pod: ApiPod,
+    device_resources: Container[str] = (),
+    default_bind: BindPolicy = BindPolicy.FULL_PCPUS,
+) -> PodInfo:
+    """`device_resources`, `default_bind`: those of the cluster. Raises PodRequestError and
+    GroupError, which name the pod and the field."""
     name = PodName(pod.namespace, pod.name, pod.uid)
-    return PodInfo(name, request_of(pod, device_resources), group_of(pod))
+    return PodInfo(name, request_of(pod, device_resources, default_bind), group_of(pod))
 
 
 MAX_PODS: Final = 4096
@@ -89,11 +94,13 @@ class PodInfoCache:
         max_pods: int = MAX_PODS,
         *,
         device_resources: Callable[[], frozenset[str]] = frozenset,
+        default_bind: BindPolicy = BindPolicy.FULL_PCPUS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`device_resources` returns those of the cluster."""
+        """`device_resources` returns those of the cluster; `default_bind`: see `request_of`."""
         self._max_pods = max_pods
         self._device_resources = device_resources
+        self._default_bind = default_bind
         self._clock = clock
         self._lock = threading.Lock()
         self._by_uid: OrderedDict[str, _KeptPod] = OrderedDict()
@@ -108,7 +115,7 @@ class PodInfoCache:
         same = (pod.resource_version, device_resources)
         if kept is not None and kept.version and (kept.version, kept.device_resources) == same:
             return kept.info
-        info = pod_info(pod, device_resources)
+        info = pod_info(pod, device_resources, self._default_bind)
         with self._lock:
             self._by_uid[pod.uid] = _KeptPod(pod.resource_version, device_resources, info)
             self._by_uid.move_to_end(pod.uid)

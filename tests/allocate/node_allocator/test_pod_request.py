@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from agent.allocate.node_allocator.pod_request import Needs, PodRequestError, request_of
+from agent.model.cpu.policies import BindPolicy
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.pod.qos import QoS
 from tests.allocate.devices.builders import CARDS, CORE, HINT, RATIO, RDMA
@@ -36,6 +37,26 @@ CPUS = Needs.NUMA | Needs.CPUS
 )
 def test_pods_that_need_the_allocator(fields: dict[str, Any], needs: Needs) -> None:
     assert request_of(pod(**fields)).needs == needs
+
+
+@pytest.mark.parametrize(
+    ("fields", "burst_milli", "needs"),
+    [
+        ({"qos": "LS"}, 2000, CPUS),
+        ({"notes": {SPEC: {"preferredCPUBindPolicy": "Default"}}}, 2000, CPUS),
+        ({"notes": {SPEC: {"preferredCPUBindPolicy": "SpreadByPCPUs"}}}, 0, NUMA),
+        ({"qos": "LSR"}, 0, CPUS),
+        ({}, 0, Needs.NOTHING),
+    ],
+)
+def test_constrained_burst_is_the_default_of_koordinators_pods_that_share_cpus(
+    fields: dict[str, Any], burst_milli: int, needs: Needs
+) -> None:
+    found = request_of(
+        pod(requests={"cpu": 1}, limits={"cpu": 2}, **fields),
+        default_bind=BindPolicy.CONSTRAINED_BURST,
+    )
+    assert (found.resources.burst_milli, found.needs) == (burst_milli, needs)
 
 
 def test_device_requests_are_not_part_of_the_zone_request() -> None:

@@ -11,11 +11,13 @@ from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.pod_request import request_of
+from agent.allocate.policies_in_force import Profile
 from agent.allocate.rebind.placed_pods import PlacedNode
 from agent.allocate.rebind.planner import NoPlan, PodPlace
 from agent.allocate.rebind.planner_input import moved_allocation, placed_node
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
 from tests.allocate.node_allocator.builders import (
     ALLOCATED,
     NUMA_SPEC,
@@ -110,18 +112,23 @@ def test_other_memory_is_not_room() -> None:
     assert found.pods[0].memory == {0: {"memory": 3 * gib}}
 
 
-def test_the_pool_of_a_pod_that_bursts_does_not_shrink() -> None:
+@pytest.mark.parametrize("of_pod", [True, False])
+def test_the_pool_of_a_pod_that_bursts_does_not_shrink(of_pod: bool) -> None:
+    """ConstrainedBurst is the pod's policy, or the configured one."""
+    spec = {"preferredCPUBindPolicy": "ConstrainedBurst"} if of_pod else {}
     burst = pod(
         "burst",
         {"cpu": "1"},
         "LS",
         {
-            SPEC: {"preferredCPUBindPolicy": "ConstrainedBurst"},
+            SPEC: spec,
             STATUS: {"numaNodeResources": [{"node": 1, "resources": {"cpu": "1"}}]},
         },
         limits={"cpu": "6"},
     )
-    found = read(burst, bound("a", "8-9"), bound("b", "0-1"))
+    default = BindPolicy.FULL_PCPUS if of_pod else BindPolicy.CONSTRAINED_BURST
+    profile = Profile(NumaPolicy.NONE, Strategy.LEAST_ALLOCATED, default)
+    found = read(burst, bound("a", "8-9"), bound("b", "0-1"), profile=profile)
     assert found.most_owned == {1: 2}
 
 

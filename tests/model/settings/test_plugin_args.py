@@ -33,6 +33,7 @@ def test_the_proposals_defaults() -> None:
         MOST,
         MOST,
         frozenset({Measure.RESOURCES, Measure.NUMA_NODES}),
+        prefer_l3=True,
         strict_full_pcpus_only=True,
     )
 
@@ -59,7 +60,7 @@ def test_the_objective_for_gpus(kind: dict[str, str]) -> None:
 @pytest.mark.parametrize("kind", [PROPOSAL, KOORDINATOR])
 def test_the_order_of_cpus_and_devices(kind: dict[str, str]) -> None:
     args = decode(kind)
-    assert (args.prefer_l3, args.distribute_across_numa) == (False, None)
+    assert (args.prefer_l3, args.distribute_across_numa) == (kind is PROPOSAL, None)
     assert (args.devices, args.unshared_gpus) == (Strategy.LEAST_ALLOCATED, {})
     models = [
         {"vendor": "nvidia", "model": "T4"},
@@ -93,6 +94,15 @@ def test_the_rules_for_nodes_with_full_pcpus_only() -> None:
             assert args.strict_full_pcpus_only is value
 
 
+@pytest.mark.parametrize("kind", [PROPOSAL, KOORDINATOR])
+@pytest.mark.parametrize("policy", BindPolicy)
+def test_the_default_bind_policy_has_each_of_its_four_values(
+    kind: dict[str, str], policy: BindPolicy
+) -> None:
+    args = decode({**kind, "defaultCPUBindPolicy": policy.value})
+    assert args.bind is (BindPolicy.FULL_PCPUS if policy is BindPolicy.DEFAULT else policy)
+
+
 def test_a_complete_file() -> None:
     weighted = {"resources": [{"name": "cpu", "weight": 3}, {"name": "nvidia.com/gpu"}]}
     args = decode(
@@ -117,6 +127,7 @@ def test_a_complete_file() -> None:
         ScoringStrategy(Strategy.BALANCED_ALLOCATION, weights),
         ScoringStrategy(Strategy.LEAST_ALLOCATED, weights),
         frozenset({Measure.NUMA_NODES}),
+        prefer_l3=True,
         strict_full_pcpus_only=True,
     )
 
@@ -151,7 +162,7 @@ def test_the_zone_strategy_of_pods_without_koordinator_labels(kind: dict[str, st
         ({}, "kind"),
         ({"kind": "KubeSchedulerConfiguration"}, "kind"),
         ({**PROPOSAL, "defaultCPUBindPolicy": "Sideways"}, "defaultCPUBindPolicy: "),
-        ({**PROPOSAL, "defaultCPUBindPolicy": "ConstrainedBurst"}, "defaultCPUBindPolicy: "),
+        ({**PROPOSAL, "defaultCPUBindPolicy": "None"}, "defaultCPUBindPolicy: "),
         ({**PROPOSAL, "numaTopologyAlignmentPolicy": 1}, "numaTopologyAlignmentPolicy: "),
         ({**PROPOSAL, "scoringStrategy": {"type": "Best"}}, "scoringStrategy.type: "),
         ({**PROPOSAL, "scoringStrategy": {"measures": ["CPUs"]}}, "scoringStrategy.measures[0]: "),

@@ -16,7 +16,9 @@ from agent.model.devices.device_object import Device
 from agent.model.settings import plugin_args
 from agent.scheduler.state import records
 from agent.scheduler.state.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
+from agent.scheduler.state.pod_info import pod_info
 from agent.scheduler.state.records import AgentSelector
+from tests.allocate.node_allocator.builders import pod
 from tests.kept import kept_bytes
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
@@ -469,6 +471,24 @@ def test_every_node_uses_the_rules_of_the_cache() -> None:
     assert found.score == 50
     assert found.holding().allocation.amounts == {0: {"cpu": 2000}}
     assert state.allocator.properties.allocatable["cpu"] == 8000
+
+
+def test_the_rules_of_the_cache_have_the_default_bind_policy() -> None:
+    settings = {
+        "kind": "CPUOrchestrationPluginArgs",
+        "defaultCPUBindPolicy": "ConstrainedBurst",
+        "numaTopologyAlignmentPolicy": "None",
+    }
+    cache = SchedulerCache(rules=AllocatorRules(scoring=plugin_args.decode(settings)))
+    cache.nodes_changed([objects.node_change(objects.node("n1"))])
+    cache.topologies_changed([objects.topology_change(objects.topology("n1"))])
+    state = cache.node("n1")
+    assert state is not None
+    shares = pod("s", {"cpu": 1}, "LS", limits={"cpu": 2})
+    request = pod_info(shares, cache.device_resources(), cache.default_bind).pod_request
+    found = state.allocator.offer(request)
+    assert isinstance(found, Granted)
+    assert found.holding().allocation.amounts == {0: {"cpu": 1000}}
 
 
 XPU = "example.com/xpu"
