@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from agent.allocate.kubelet.static_policy import AllocationRefused
+from agent.allocate.kubelet.whole_cores import WholeCores
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.assigned_pods import holding_of
@@ -14,8 +18,10 @@ from agent.allocate.policies_in_force import PROFILES, NodePolicies
 from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.pod.zone_request import kube_class_of
-from tests.allocate.kubelet.whole_core_pods import PODS, Container, Pod
+from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
+from agent.model.pod.zone_request import PartKind, kube_class_of, zoned_pod
+from tests.allocate.kubelet.nodes import Node, machine, policy
+from tests.allocate.kubelet.whole_core_pods import FULL_PCPUS_ONLY, PODS, Container, Pod
 from tests.allocate.node_allocator.builders import make_properties
 
 
@@ -89,3 +95,39 @@ def test_an_offer_is_not_committed_when_another_pod_got_the_cores() -> None:
     assert allocator.commit(first) == holding_of(api_pod(plain("a", 8)))
     with pytest.raises(StaleOfferError, match="requested 8, available 4"):
         allocator.commit(second)
+
+
+sizes = st.sampled_from(["500m", "1", "2", "2", "4", "4", "6"])
+containers = st.lists(st.builds(Container, sizes), min_size=1, max_size=3).map(tuple)
+inits = st.lists(st.builds(Container, sizes, st.just(""), st.booleans()), max_size=2).map(tuple)
+
+
+def admitted(node: Node, pod: Pod) -> bool:
+    """Whether the simulated kubelet admits the pod, which stays."""
+    of_pod = zoned_pod(api_pod(pod)).parts
+    cpus = [
+        ContainerCpu(each.name, each.requests.get("cpu", 0), each.kind is PartKind.SIDECAR)
+        for each in of_pod
+    ]
+    number = len(pod.init)
+    pod_cpu = PodCpu(pod.name, "guaranteed", tuple(cpus[number:]), tuple(cpus[:number]))
+    placed = [node.place(pod_cpu, each.name) for each in cpus]
+    return not any(isinstance(each, AllocationRefused) for each in placed)
+
+
+@given(st.lists(containers, max_size=2), containers, inits)
+def test_every_refused_pod_is_refused_by_the_kubelet_too(
+    others: list[tuple[Container, ...]], wanted: tuple[Container, ...], init: tuple[Container, ...]
+) -> None:
+    """The converse may not hold with init containers: which CPUs the kubelet reuses depends on the
+    machine."""
+    node = Node(policy(machine(2, 1, 4, 2), FULL_PCPUS_ONLY))
+    for number, each in enumerate(others):
+        admitted(node, Pod(f"other-{number}", each))
+    taken = 16 - node.state.default.bit_count()
+    pod = Pod("wanted", wanted, init=init)
+    found = WholeCores(14, 2).refused(zoned_pod(api_pod(pod)).parts, taken)
+    admits = admitted(node, pod)
+    assert not (found and admits)
+    if all(each.sidecar for each in init):
+        assert admits == (found is None)
