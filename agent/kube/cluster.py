@@ -30,6 +30,26 @@ from agent.model.nrt import node_status, resource_topology
 
 T = TypeVar("T")
 
+
+class Applied(msgspec.Struct, frozen=True):
+    """What was applied last, as JSON; the version of the object that the server had then; and when
+    all its fields were compared."""
+
+    sent: bytes = b""
+    version: str = ""
+    compared_at: float = 0.0
+
+
+class Repair(msgspec.Struct, frozen=True):
+    """An object had other fields than those that were applied, and was written again. `manager`:
+    the field manager that wrote it last, "" if that is not known; `deleted`: it did not exist."""
+
+    kind: str
+    name: str
+    manager: str = ""
+    deleted: bool = False
+
+
 # The first watch of a node begins at a time within this window that depends on its name.
 SPREAD_SECONDS: Final = 10.0
 # An applied object is compared again after this time, since another writer may have changed it.
@@ -39,6 +59,12 @@ TRIES: Final = 4
 
 # Which entries Topolet wrote, in lists that have one owner as a whole.
 _OWN_ENTRIES: Final[dict[str, IsOwn]] = {kinds.TOPOLOGY.name: resource_topology.is_own_entry}
+# The kinds whose objects hardly anybody else writes: their version shows that somebody did. Every
+# apply of an unchanged object compares it, read from the server's cache.
+_OWN_KINDS: Final = (kinds.TOPOLOGY, kinds.DEVICE)
+_CACHED: Final[Query] = {"resourceVersion": "0"}
+_MAX_MANAGER: Final = 128
+"""Characters of a field manager (apimachinery, pkg/apis/meta/v1/validation)."""
 
 
 class Cluster:
@@ -61,7 +87,8 @@ class Cluster:
         self._first_seconds = spread(node_name, spread_seconds)
         self._recheck_seconds = recheck_seconds
         self._clock = clock
-        self._applied: dict[tuple[str, str, str], tuple[bytes, float]] = {}
+        self._applied: dict[tuple[str, str, str], Applied] = {}
+        self.repaired: Callable[[Repair], None] = _ignore
 
     def recorder(
         self, controller: str, action: str, results: Callable[[str], None]
@@ -74,13 +101,14 @@ class Cluster:
         not serve the kind."""
         return self.discovery.version(kind_named(kind))
 
-    def get(self, kind: str, name: str) -> Object | None:
+    def get(self, kind: str, name: str, *, cached: bool = False) -> Object | None:
         """Returns None also if the server does not serve the kind."""
         which = kind_named(kind)
         version = self.discovery.version(which)
         if version is None:
             return None
-        return self._found(which, kinds.path(which.group, version, which.plural, name))
+        path = kinds.path(which.group, version, which.plural, name)
+        return self._found(which, path, _CACHED if cached else None)
 
     def apply(self, wanted: Object) -> bool:
         """Takes over the fields of `wanted` from other managers, whose other fields stay. Raises
@@ -106,9 +134,10 @@ class Cluster:
 
     def forget(self, kind: str, name: str) -> None:
         """Another client changed the object: the next apply reads it."""
-        for key, (sent, _) in list(self._applied.items()):
+        for key, each in list(self._applied.items()):
             if key[:2] == (kind, name):
-                self._applied[key] = sent, -self._recheck_seconds
+                again = msgspec.structs.replace(each, compared_at=-self._recheck_seconds)
+                self._applied[key] = again
 
     def watch_pods(self, node_name: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
         """Watches the pods of the node."""
@@ -143,22 +172,39 @@ class Cluster:
         kind, name = kind_named(wanted["kind"]), wanted["metadata"]["name"]
         key = kind.name, name, subresource
         sent = msgspec.json.encode(wanted, order="deterministic")
-        last, checked = self._applied.get(key, (b"", 0.0))
-        if sent == last and self._clock() - checked < self._recheck_seconds:
+        last = self._applied.get(key, Applied())
+        compared = self._clock() - last.compared_at < self._recheck_seconds
+        if sent == last.sent and compared and not self._written_by_others(kind, wanted, last):
             return False
         for last_try in (*[False] * (TRIES - 1), True):
             try:
-                changed = self._apply_once(kind, wanted, subresource)
+                changed, version, stored = self._apply_once(kind, wanted, subresource)
             except ConflictError:
                 if last_try:
                     raise
             else:
                 break
-        self._applied[key] = sent, self._clock()
+        self._applied[key] = Applied(sent, version, self._clock())
+        if changed and sent == last.sent:
+            manager = "" if stored is None else last_manager(stored)
+            self.repaired(Repair(kind.name, name, manager, stored is None))
         return changed
 
-    def _apply_once(self, kind: Kind, wanted: Object, subresource: str) -> bool:
-        """Raises ConflictError after a concurrent write."""
+    def _written_by_others(self, kind: Kind, wanted: Object, last: Applied) -> bool:
+        """Whether the object has another version than after the last apply, or does not exist. The
+        server's cache may be older than that apply."""
+        if kind not in _OWN_KINDS:
+            return False
+        version = wanted["apiVersion"].rpartition("/")[2]
+        path = kinds.path(kind.group, version, kind.plural, wanted["metadata"]["name"])
+        found = self._found(kind, path, _CACHED)
+        return found is None or not wire.not_newer(_version_of(found), last.version)
+
+    def _apply_once(
+        self, kind: Kind, wanted: Object, subresource: str
+    ) -> tuple[bool, str, Object | None]:
+        """Returns whether anything changed, the version of the object after that, and the object
+        before it, None if it did not exist. Raises ConflictError after a concurrent write."""
         version = wanted["apiVersion"].rpartition("/")[2]
         path = kinds.path(kind.group, version, kind.plural, wanted["metadata"]["name"])
         stored = self._found(kind, path)
@@ -173,34 +219,52 @@ class Cluster:
             wanted = node_status.without_labels_of_others(wanted, stored, own)
         patch = self._patch(wanted, stored, subresource)
         if patch is None:
-            return False
+            return False, _version_of(stored or {}), stored
+        before = stored
         if stored is not None and (changes := same_version(stored, wanted["apiVersion"])):
             stored = decoded_object(path, self._transport.json_patch(path, changes))
             patch = self._patch(wanted, stored, subresource)
             if patch is None:
-                return True
+                return True, _version_of(stored), before
         try:
             answer = self._transport.apply(path + subresource, patch)
         except NotFoundError:
             self.discovery.forget(kind)
             raise
         written = decoded_object(path, answer.body)
-        return stored is None or _version_of(stored) != _version_of(written)
+        changed = stored is None or _version_of(stored) != _version_of(written)
+        return changed, _version_of(written), before
 
     def _patch(self, wanted: Object, stored: Object | None, subresource: str) -> Object | None:
         is_own = _OWN_ENTRIES.get(wanted["kind"])
         return patch(wanted, stored, FIELD_MANAGER, is_own, subresource.lstrip("/"))
 
-    def _found(self, kind: Kind, path: str) -> Object | None:
+    def _found(self, kind: Kind, path: str, query: Query | None = None) -> Object | None:
         try:
-            return decoded_object(path, self._transport.get(path))
+            return decoded_object(path, self._transport.get(path, query))
         except NotFoundError:
             self.discovery.forget(kind)
             return None
 
 
+def _ignore(repair: Repair) -> None:
+    pass
+
+
 def _version_of(found: Object) -> str:
-    return str(found["metadata"].get("resourceVersion"))
+    return str(found.get("metadata", {}).get("resourceVersion"))
+
+
+def last_manager(stored: Object) -> str:
+    """The field manager other than Topolet that wrote the object last and after it, "" if there is
+    none: whoever only removes fields owns none."""
+    times = {
+        str(each.get("manager", ""))[:_MAX_MANAGER]: str(each.get("time", ""))
+        for each in sorted(_managed(stored), key=lambda each: str(each.get("time", "")))
+    }
+    own = times.pop(FIELD_MANAGER, "")
+    name = max(times, key=lambda each: times[each], default="")
+    return name if times.get(name, "") >= own else ""
 
 
 def decoded_object(path: str, body: bytes) -> Object:

@@ -87,8 +87,9 @@ class Objects(Protocol):
         exist."""
         ...
 
-    def get(self, kind: str, name: str) -> Object | None:
-        """Returns None if the object does not exist."""
+    def get(self, kind: str, name: str, *, cached: bool = False) -> Object | None:
+        """Returns None if the object does not exist. `cached`: the answer may be some seconds
+        old."""
         ...
 
     def apply(self, wanted: Object) -> bool:

@@ -43,7 +43,7 @@ class EmbeddedStore:
         self._folder = folder
         self._period = period_seconds
 
-    def get(self, kind: str, name: str) -> Object | None:
+    def get(self, kind: str, name: str, *, cached: bool = False) -> Object | None:
         """The stored object, None if it does not exist. Raises StoreError."""
         return _read(f"{kind} {name}", self._path(kind, name))
 

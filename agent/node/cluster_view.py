@@ -20,9 +20,9 @@ from agent.host import files
 from agent.host.daemon import Periodic
 from agent.kube import auth
 from agent.kube.auth import AccessError
-from agent.kube.cluster import Cluster
+from agent.kube.cluster import Cluster, Repair
 from agent.kube.errors import ForbiddenError
-from agent.kube.events import Recorder
+from agent.kube.events import Recorder, Regarding
 from agent.kube.objects import Change, ChangeKind, Objects
 from agent.kube.transport import ResponseLimits, Transport
 from agent.kubelet import configuration
@@ -42,12 +42,13 @@ from agent.node.audit import Append
 from agent.node.outbox import Outbox, ReportPace, deliver
 from agent.node.rebinds import NodeRebinds
 from agent.node.sources import SourceName, Sources
-from agent.telemetry.metrics import AgentMetrics
+from agent.telemetry.metrics import AgentMetrics, ForeignChange
 
 log = logging.getLogger(__name__)
 
 EVENT_CONTROLLER: Final = "topolet.io/agent"
 EVENT_ACTION: Final = "AssignCPUs"
+REPORT_CHANGED: Final = "ReportChanged"
 
 LIMITS: Final = ResponseLimits(body_bytes=12 << 20, line_bytes=12 << 20)
 """A pod may take 1.5 MB in etcd, and several times that as JSON. If the list of the node's pods is
@@ -86,6 +87,7 @@ class ClusterView:
         `append` adds records to the audit trail."""
         self._objects = objects
         self._name = node_name
+        self._metrics = metrics
         self._wake = wake
         self._labels: dict[str, str] = {}
         self._devices: Published | None = None
@@ -99,6 +101,7 @@ class ClusterView:
             self._rebinds = Periodic("rebinds", rebinds.PERIOD_SECONDS, of_node.step)
             if self._outbox is not None:
                 objects.reachability.listen(self._outbox.server_available)
+            objects.repaired = self._repaired
             results = metrics.events
             self.events = objects.recorder(
                 EVENT_CONTROLLER,
@@ -163,6 +166,16 @@ class ClusterView:
         self._labels = report.labels
         return deliver(self._objects, report)
 
+    def _repaired(self, repair: Repair) -> None:
+        self._metrics.foreign_changes(ForeignChange(repair.kind))
+        who = repair.manager or "a client of the API server"
+        change = "was deleted" if repair.deleted else f"was changed by {who}"
+        note = f"{repair.kind} {repair.name} {change}; the agent has written it again"
+        log.warning("%s", note)
+        node = self._watches.now().node
+        if self.events is not None and node is not None and repair.kind != apiobjects.NODE_KIND:
+            self.events.record(Regarding("", self._name, node.uid, "Node"), REPORT_CHANGED, note)
+
     def _changed(self) -> None:
         if self._outbox is not None:
             # Watches start at a random moment of each node; reports start after them.
@@ -170,8 +183,6 @@ class ClusterView:
         node = self._watches.now().node
         if node is not None and not self._labels.items() <= node.labels.items():
             self._objects.forget(apiobjects.NODE_KIND, self._name)
-            if self._outbox is not None:
-                self._outbox.resync()
         self.news.set()
         self._wake()
 

@@ -52,7 +52,7 @@ from agent.node.loop import Health, PassLoop, excluded
 from agent.node.node_configuration import NodeObject
 from agent.node.node_local import CpuNotices
 from agent.node.notifications import NotificationSocket
-from agent.node.outbox import ReportPace
+from agent.node.outbox import RECHECK_SECONDS, ReportPace
 from agent.node.publisher import Publisher
 from agent.node.reconcile import Reconciler
 from agent.node.report import ClusterReporter, Reporter
@@ -186,7 +186,8 @@ class _Agent:
         self.notification_socket = NotificationSocket(str(state / notifications.SOCKET))
         closing.callback(self.notification_socket.close)
         wake = self.notification_socket.wake
-        pace = None if standalone else ReportPace(recheck_seconds=settings.recheck_seconds)
+        recheck_seconds = min(settings.recheck_seconds, RECHECK_SECONDS)
+        pace = None if standalone else ReportPace(recheck_seconds=recheck_seconds)
         trail = Trail(settings.state_dir, "agent", settings.audit_mebibytes << 20)
         closing.callback(trail.close)
         self.cluster = ClusterView(objects, node_name, self.metrics, wake, pace, trail.append)

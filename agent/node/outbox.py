@@ -35,18 +35,18 @@ from agent.telemetry.metrics import AgentMetrics
 log = logging.getLogger(__name__)
 
 
-RESYNC_SECONDS = 30.0
-"""The least time between the last delivery and the one that follows a write of another client."""
+RECHECK_SECONDS = 15.0
+"""After this time a change by others is undone; docs/api-server.md has what that costs."""
 
 
 class ReportPace(msgspec.Struct, frozen=True):
     """A report is delivered when there was no newer one for `settle_seconds`, at the latest after
-    `max_seconds`. After `recheck_seconds` it is delivered again, to compare it with the stored
-    object."""
+    `max_seconds`. After `recheck_seconds` it is delivered again, since others may have changed the
+    stored objects."""
 
     settle_seconds: float = 1.0
     max_seconds: float = 10.0
-    recheck_seconds: float = 300.0
+    recheck_seconds: float = RECHECK_SECONDS
 
 
 class Outbox:
@@ -76,7 +76,6 @@ class Outbox:
         self._pending_since: float | None = None
         self._last_put = 0.0
         self._not_before = 0.0
-        self._overwritten = False
         self._checked = 0.0
         self._closed = threading.Event()
         self._started = False
@@ -95,13 +94,6 @@ class Outbox:
         with self._changed:
             self._report = report
             self._schedule()
-
-    def resync(self) -> None:
-        """To be called when another client has changed the agent's objects: they are written again,
-        at most every RESYNC_SECONDS."""
-        with self._changed:
-            self._overwritten = True
-            self._changed.notify()
 
     def server_available(self) -> None:
         """To be called when the server is available again. All nodes notice this at about the same
@@ -131,8 +123,7 @@ class Outbox:
         """The time of the next delivery; None without a report."""
         if self._report is None:
             return None
-        after = self._pace.recheck_seconds
-        due = self._checked + (min(after, RESYNC_SECONDS) if self._overwritten else after)
+        due = self._checked + self._pace.recheck_seconds
         if self._pending_since is not None:
             settled = self._last_put + self._pace.settle_seconds
             due = min(settled, self._pending_since + self._pace.max_seconds)
@@ -173,7 +164,6 @@ class Outbox:
                 left = None if due is None else due - self._clock()
                 if left is not None and left <= 0:
                     self._pending_since = None
-                    self._overwritten = False
                     return self._report
                 self._changed.wait(left)
             return None
@@ -253,7 +243,7 @@ def _deliver_devices(objects: Objects, report: Report) -> bool:
     a node that never had devices does not get one."""
     name, reported = report.topology.name, report.devices
     if not reported.devices:
-        before = objects.get(device_object.KIND, name)
+        before = objects.get(device_object.KIND, name, cached=True)
         if before is None or not _is_own(before):
             return False
     labels = {**report.topology.labels, **node_status.gpu_labels(reported.gpus, reported.devices)}

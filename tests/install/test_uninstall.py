@@ -28,7 +28,7 @@ class Server(EmbeddedStore):
         self._object = found
         self.calls: list[Any] = []
 
-    def get(self, kind: str, name: str) -> Object | None:
+    def get(self, kind: str, name: str, *, cached: bool = False) -> Object | None:
         return self._object if kind == self._kind else None
 
     def apply(self, wanted: Object) -> bool:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from agent.node.cluster_view import REPORT_CHANGED
 from tests.deploy.manifests import objects
 from tests.fixtures.pods import run_pod
 from tests.fixtures.ports import free_port
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
-from tests.integration.incluster import READ_RULES, STATUS, WRITE_RULES, ClusterNode
+from tests.integration.incluster import READ_RULES, STATUS, TOPOLOGY, WRITE_RULES, ClusterNode
 from tests.waiting import eventually
 
 TIMEOUT_SECONDS = 60.0
@@ -91,6 +92,40 @@ def test_the_agent_manages_the_node_without_a_server(node: TestNode) -> None:
         "it is reported", lambda: node.metric("topolet_cluster_problems") >= 1, TIMEOUT_SECONDS
     )
     node.stop_agent()
+
+
+def test_an_edit_or_deletion_of_the_report_is_undone_and_an_event_names_the_client(
+    definitions: ApiServer, node: TestNode
+) -> None:
+    events = {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]}
+    cluster_node = ClusterNode(definitions, node, "edited", [*READ_RULES, *WRITE_RULES, events])
+    cluster_node.start_agent(node)
+    eventually("it is reported", cluster_node.reported, TIMEOUT_SECONDS)
+    before = cluster_node.reported()
+    assert before is not None
+    admin, path = definitions.admin, TOPOLOGY + "edited"
+    first, *others = before["zones"]
+    edited = {"zones": [{**first, "type": "Other"}, *others]}
+    query = {"fieldManager": "kubectl-edit"}
+    admin.request("PATCH", path, query, edited, "application/merge-patch+json")
+
+    def restored() -> bool:
+        found = cluster_node.reported()
+        return found is not None and found["zones"] == before["zones"]
+
+    eventually("the zones are as before", restored, TIMEOUT_SECONDS)
+    admin.delete(path)
+    eventually("the object is there again", restored, TIMEOUT_SECONDS)
+
+    def notes() -> set[str]:
+        found = json.loads(admin.get("/api/v1/namespaces/default/events"))["items"]
+        return {each["message"] for each in found if each["reason"] == REPORT_CHANGED}
+
+    ends = "; the agent has written it again"
+    text = "NodeResourceTopology edited was"
+    expected = {f"{text} changed by kubectl-edit{ends}", f"{text} deleted{ends}"}
+    eventually("the Events name it", lambda: notes() >= expected, TIMEOUT_SECONDS)
+    assert node.metric('topolet_foreign_changes_total{kind="NodeResourceTopology"}') == 2
 
 
 def test_pod_that_loses_its_cpus_to_a_static_kubelet_gets_an_event(

@@ -8,7 +8,7 @@ import pytest
 
 from agent.kube import kinds
 from agent.kube.auth import FileAccess
-from agent.kube.cluster import RECHECK_SECONDS, TRIES, Cluster
+from agent.kube.cluster import RECHECK_SECONDS, TRIES, Cluster, Repair
 from agent.kube.errors import ConflictError, NotFoundError, RejectedError, ServerError, StoreError
 from agent.kube.transport import Transport
 from agent.model.devices import device_object
@@ -29,6 +29,15 @@ class Api:
         self.served_devices = False
         self.writes: list[str] = []
         self.version = 1
+        self.cache: dict[str, dict[str, Any]] = {}
+
+    def change(self, path: str, fields: list[Any] | None = None, **values: Any) -> None:
+        """Another client changes the object. `fields`: its managedFields after that."""
+        self.version += 1
+        metadata = {"name": "n", "resourceVersion": str(self.version)}
+        if fields is not None:
+            metadata |= {"managedFields": fields}
+        self.objects[path] = {**self.objects[path], **values, "metadata": metadata}
 
     def __call__(self, server: Server, connection: socket.socket, request: Request) -> bool:
         group, _, version = request.path.rpartition("/")
@@ -49,6 +58,8 @@ class Api:
                 metadata = {**wanted["metadata"], "resourceVersion": str(self.version)}
                 self.objects[path] = {**(before or {}), **wanted, "metadata": metadata}
             return reply(connection, 200 if before else 201, self.objects[path])
+        if request.query.get("resourceVersion") == "0" and path in self.cache:
+            return reply(connection, 200, self.cache[path])
         if path not in self.objects:
             return reply(connection, 404, status(404, "NotFound", "no such thing"))
         if request.method == "DELETE":
@@ -92,7 +103,8 @@ def test_apply_returns_whether_the_object_changed_and_sends_no_unnecessary_reque
     assert cluster.apply(topology(8)) is True
     sent = len(server.requests)
     assert cluster.apply(topology(8)) is False
-    assert len(server.requests) == sent
+    (check,) = server.requests[sent:]
+    assert (check.method, check.query) == ("GET", {"resourceVersion": "0"})
     assert cluster.apply(topology(4)) is True
     assert len(api.writes) == 2
 
@@ -202,6 +214,48 @@ def test_entries_of_other_writers_are_included_and_a_conflict_is_retried(
     conflicts = -1
     with pytest.raises(ConflictError, match="written by another client"):
         cluster.apply(topology(2))
+
+
+MANAGED = [
+    {"manager": "topolet", "operation": "Apply", "time": "2026-01-01T00:00:01Z"},
+    {"manager": "kubectl-edit", "operation": "Update", "time": "2026-01-01T00:00:02Z"},
+    {"manager": "nfd", "operation": "Update", "time": "2026-01-01T00:00:00Z"},
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "manager"),
+    [(MANAGED, "kubectl-edit"), ([MANAGED[0], MANAGED[2]], ""), ([], ""), (["x"], "")],
+)
+def test_a_change_of_another_writer_is_undone_at_the_next_apply(
+    api: Api, cluster: Cluster, fields: list[Any], manager: str
+) -> None:
+    repairs: list[Repair] = []
+    cluster.repaired = repairs.append
+    assert cluster.apply(topology(8)) is True
+    assert cluster.apply(topology(4)) is True
+    assert repairs == []
+    (path,) = (path for path in api.objects if "topologies" in path)
+    api.change(path, zones=[{"name": "node-0", "cpus": 1}], fields=fields)
+    assert cluster.apply(topology(4)) is True
+    assert repairs == [Repair("NodeResourceTopology", "n", manager)]
+    del api.objects[path]
+    assert cluster.apply(topology(4)) is True
+    assert repairs[1:] == [Repair("NodeResourceTopology", "n", deleted=True)]
+    assert cluster.apply(topology(4)) is False
+    writes = len(api.writes)
+    api.change(path, cards=1)
+    assert cluster.apply(topology(4)) is False, "only fields of another writer differ"
+    assert (len(repairs), len(api.writes)) == (2, writes)
+
+
+def test_an_older_object_in_the_servers_cache_is_no_change(api: Api, cluster: Cluster) -> None:
+    assert cluster.apply(topology(8)) is True
+    (path,) = (path for path in api.objects if "topologies" in path)
+    api.cache = {path: {"metadata": {"resourceVersion": "1"}}}
+    api.version = 7
+    assert cluster.apply(topology(4)) is True
+    assert cluster.apply(topology(4)) is False
 
 
 def test_a_reported_change_of_another_writer_is_checked(api: Api, cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ from agent.kube.errors import (
 )
 from agent.model.nrt.report import DeviceReport, Report
 from agent.model.nrt.resource_topology import NodeTopology
-from agent.node.outbox import RESYNC_SECONDS, Outbox, ReportPace
+from agent.node.outbox import Outbox, ReportPace
 from agent.telemetry.metrics import AgentMetrics
 from tests.waiting import eventually
 
@@ -130,20 +130,6 @@ def test_stored_objects_are_checked_periodically(
     assert server.attempts == 2
 
 
-def test_another_writer_of_the_same_fields_causes_few_writes(
-    outbox: Outbox, server: Server, clock: Clock
-) -> None:
-    outbox.put(report("a"))
-    clock.advance(1)
-    assert server.attempts == 1
-    for _ in range(10):
-        outbox.resync()
-        clock.advance(1)
-    assert server.attempts == 1
-    clock.advance(RESYNC_SECONDS)
-    assert server.attempts == 2
-
-
 @pytest.mark.parametrize(
     "failure",
     [
@@ -239,7 +225,6 @@ def test_the_first_step_is_retried_until_it_succeeds_with_its_own_backoff(
     eventually("tried once", lambda: attempts == 1)
     for number in range(20):
         outbox.put(report(str(number)))
-        outbox.resync()
     clock.now += 100
     assert attempts <= 2
     outbox.close()

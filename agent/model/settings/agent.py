@@ -139,8 +139,8 @@ class AgentSettings(KubeletStateSettings, frozen=True):
         msgspec.Meta(
             gt=0,
             le=86_400,
-            description="time between two comparisons of the reported objects with the stored "
-            "objects of the cluster, seconds",
+            description="time between two comparisons of all fields of the reported objects with "
+            "the stored objects of the cluster, seconds; their versions are compared every 15 s",
         ),
     ] = 300.0
     kubelet_configz: Annotated[
