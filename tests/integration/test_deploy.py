@@ -20,7 +20,7 @@ from agent.model.devices import device_object
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.nrt import node_status, resource_topology
 from agent.model.nrt.node_status import GpuInfo
-from agent.model.nrt.report import MANAGER
+from agent.model.nrt.report import MANAGED_BY
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESERVATION_ALLOCATED
 from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL
@@ -572,7 +572,7 @@ def test_a_token_that_is_not_bound_to_a_pod_labels_none(cluster: Cluster) -> Non
 
 def topology(name: str = "node-1", version: Version = Version.V1ALPHA2, left: int = 1000) -> Object:
     zone = Zone(0, {"cpu": Amounts(2000, 2000, left)}, {0: 10}, {"l3_cpus": "0;1"})
-    value = NodeTopology(name, (zone,), "restricted", "pod", 8, "f", labels=dict(MANAGER))
+    value = NodeTopology(name, (zone,), "restricted", "pod", 8, "f", labels={MANAGED_BY: "topolet"})
     return resource_topology.encode(value, version)
 
 
@@ -724,7 +724,7 @@ def test_an_agent_leaves_what_others_write_to_its_objects(cluster: Cluster) -> N
             cluster.api.apply(body, AGENT_1, "topolet")
     for body in (
         with_metadata({"ownerReferences": [node_1]}, own),
-        with_metadata({"labels": dict(MANAGER)}, stored),
+        with_metadata({"labels": {MANAGED_BY: "Koordinator"}}, stored),
     ):
         assert cluster.api.apply(body, AGENT_1, "topolet")
     seen = cluster.api.request("GET", path_of(own))
