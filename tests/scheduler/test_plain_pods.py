@@ -18,6 +18,7 @@ from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.model import apiobjects
 from agent.model.cpu.policies import Strategy
+from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY
 from agent.model.settings.plugin_args import ZoneScoring
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import (
@@ -339,6 +340,28 @@ def test_pods_with_claims_use_resources_of_their_allocated_numa_nodes(scene: Sce
     assert scene.fits(pod("q", FOUR_CPUS)) == ["a"]
     assert scene.bind(pod("q", FOUR_CPUS), "a") == ""
     assert scene.fits(pod("r", {"cpu": "3", "memory": "1"})) == []
+
+
+def test_the_cores_of_a_kubelet_with_full_pcpus_only_are_counted(scene: Scene) -> None:
+    """Three of four cores are not reserved. Node b has another kubelet."""
+    manager = {"policy": "static", "options": {"full-pcpus-only": "true"}, "reservedCPUs": "0"}
+    for name, policy in (("a", manager), ("b", {"policy": "none"})):
+        report = with_koordinator_annotations(topology(name, TWO_ZONES, policy="none"))
+        annotations = {**report["metadata"]["annotations"], CPU_MANAGER_POLICY: json.dumps(policy)}
+        report["metadata"]["annotations"] = annotations
+        scene.add_node(name, TWO_ZONES, report)
+    first, second = pod("first", FOUR_CPUS), pod("second", FOUR_CPUS)
+    assert scene.fits(pod("three", {"cpu": "3", "memory": "1"})) == ["b"]
+    assert scene.fits(first) == ["a", "b"]
+    assert scene.bind(first, "a") == ""
+    assert scene.fits(second) == ["b"]
+    reason = scene.filter(second).failed_nodes["a"]
+    assert reason.startswith("cpu: not enough CPUs that suit the bind policy (container c0, ")
+    assert "available 2" in reason
+    scene.report_pod(first, "a")
+    assert scene.fits(second) == ["b"]
+    scene.delete_pod(first, "a")
+    assert scene.fits(second) == ["a", "b"]
 
 
 def test_pods_with_a_koordinator_qos_class_are_not_checked_by_zones(scene: Scene) -> None:
