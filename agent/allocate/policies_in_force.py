@@ -99,10 +99,20 @@ class NodePolicies(msgspec.Struct, frozen=True):
     arm: bool = False
 
 
-class PolicyInForce(msgspec.Struct, frozen=True):
-    """The name of a policy (`numa policy`, `cpu bind policy`, ...), its value and its source."""
+class PolicyKind(enum.StrEnum):
+    """The names of policies, for people."""
 
-    policy: str
+    NUMA = "numa policy"
+    NUMA_STRATEGY = "numa strategy"
+    NUMA_EXCLUSIVE = "numa exclusive policy"
+    CPU_BIND = "cpu bind policy"
+    CPU_EXCLUSIVE = "cpu exclusive policy"
+
+
+class PolicyInForce(msgspec.Struct, frozen=True):
+    """A policy with its value and the source of the value."""
+
+    policy: PolicyKind
     value: str
     source: PolicySource
 
@@ -276,15 +286,18 @@ def in_force(
         return rejection
     exclusive = numa_exclusive(request.numa)
     strategy = numa_strategy(policies, profile, numa[0])
-    chosen = [PolicyInForce("numa policy", *numa), PolicyInForce("numa strategy", *strategy)]
+    chosen = [
+        PolicyInForce(PolicyKind.NUMA, *numa),
+        PolicyInForce(PolicyKind.NUMA_STRATEGY, *strategy),
+    ]
     if exclusive and numa[0] is not NumaPolicy.NONE:
-        chosen.append(PolicyInForce("numa exclusive policy", exclusive, PolicySource.POD))
+        chosen.append(PolicyInForce(PolicyKind.NUMA_EXCLUSIVE, exclusive, PolicySource.POD))
     if bound:
-        chosen.append(PolicyInForce("cpu bind policy", bound.policy, of_bind[1]))
+        chosen.append(PolicyInForce(PolicyKind.CPU_BIND, bound.policy, of_bind[1]))
     elif request.burst_milli:
-        chosen.append(PolicyInForce("cpu bind policy", BindPolicy.CONSTRAINED_BURST, of_bind[1]))
+        chosen.append(PolicyInForce(PolicyKind.CPU_BIND, BindPolicy.CONSTRAINED_BURST, of_bind[1]))
     if bound and spec.exclusive is not ExclusivePolicy.NONE:
-        chosen.append(PolicyInForce("cpu exclusive policy", spec.exclusive, PolicySource.POD))
+        chosen.append(PolicyInForce(PolicyKind.CPU_EXCLUSIVE, spec.exclusive, PolicySource.POD))
     return InForce(
         bound,
         spec.exclusive,

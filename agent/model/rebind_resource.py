@@ -16,6 +16,8 @@ from agent.model.objects import ObjectIdentity, decoded
 KIND: Final = "RebindResource"
 GROUP: Final = "scheduling.koordinator.sh"
 DEADLINE_SECONDS: Final = 600
+MAX_DEADLINE_SECONDS: Final = 86_400
+"""The node takes no pods meanwhile; a longer deadline counts as this one."""
 """The proposal's DefaultDeadlineInSeconds."""
 
 
@@ -108,7 +110,7 @@ def decode(text: bytes) -> RebindRequest:
         spec.node_name,
         metadata.resource_version,
         metadata.creation_timestamp,
-        spec.deadline_in_seconds or DEADLINE_SECONDS,
+        min(spec.deadline_in_seconds or DEADLINE_SECONDS, MAX_DEADLINE_SECONDS),
         spec.dry_run,
         spec.max_pods,
         raw.status or RebindStatus(),

@@ -208,6 +208,7 @@ class _Leading:
             candidate.sent,
         )
         electing = transports.new(election.limits(times))
+        self.in_flight = extender.RequestsInFlight()
         self.leader: Leader | None = None
         if settings.lease_name:
             self.leader = Leader(
@@ -217,6 +218,7 @@ class _Leading:
                 self.identity,
                 times=times,
                 acquired=lambda: self.gate.begin(),
+                unhealthy=self.in_flight.overdue,
             )
         leadership = self.leader or AlwaysLeader()
         self.label: LeaderLabel | None = None
@@ -362,7 +364,9 @@ class _Scheduler:
         metrics = extender.metrics()
         metrics.follow(self._values)
         unavailable = {"preempt": state.preemption_unavailable}
-        return extender.routes(queueing, gate.reason, metrics, unavailable, gate.unready)
+        return extender.routes(
+            queueing, gate.reason, metrics, unavailable, gate.unready, self._leading.in_flight
+        )
 
     def _values(self) -> SchedulerValues:
         state = self._state

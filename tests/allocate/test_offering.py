@@ -12,6 +12,7 @@ from agent.allocate.policies_in_force import (
     PROFILES,
     NodePolicies,
     PolicyInForce,
+    PolicyKind,
     PolicySource,
     Profile,
 )
@@ -271,9 +272,9 @@ def test_an_explanation_lists_policies_candidates_and_the_deciding_step() -> Non
     held = claim("b", "0-1", {0: {"cpu": 2000}})
     why = offered(node, owner(8, spec=ResourceSpec(SPREAD)), held).why
     assert why.policies == (
-        PolicyInForce("numa policy", "Restricted", PolicySource.KUBELET),
-        PolicyInForce("numa strategy", "LeastAllocated", PolicySource.DEFAULT),
-        PolicyInForce("cpu bind policy", "FullPCPUs", PolicySource.NODE_LABEL),
+        PolicyInForce(PolicyKind.NUMA, "Restricted", PolicySource.KUBELET),
+        PolicyInForce(PolicyKind.NUMA_STRATEGY, "LeastAllocated", PolicySource.DEFAULT),
+        PolicyInForce(PolicyKind.CPU_BIND, "FullPCPUs", PolicySource.NODE_LABEL),
     )
     assert {each.nodes for each in why.candidates} <= {(0,), (1,), (0, 1)}
     assert (1,) in {each.nodes for each in why.candidates if each.rejection is None}

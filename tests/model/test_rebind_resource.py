@@ -48,6 +48,11 @@ def test_fields_beyond_the_proposal() -> None:
     assert (read.deadline_seconds, read.dry_run, read.max_pods) == (5, True, 3)
 
 
+def test_a_deadline_beyond_a_day_counts_as_a_day() -> None:
+    spec = {"nodeName": "n", "deadlineInSeconds": 2**63 - 1}
+    assert decode(body(spec=spec)).deadline_seconds == 86_400
+
+
 def test_an_encoded_status_is_decoded_to_the_same_status() -> None:
     plan = StatusPlan(
         "2026-01-01T00:00:00Z",

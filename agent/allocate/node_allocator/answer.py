@@ -16,7 +16,7 @@ from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.nrt.filter import Misfit
 from agent.allocate.offering import Declined, Offer
 from agent.allocate.placement.demand import Verdict
-from agent.allocate.policies_in_force import PolicySource
+from agent.allocate.policies_in_force import PolicyKind, PolicySource
 from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
 from agent.model import bounds
 from agent.model.bounds import JsonError
@@ -103,7 +103,7 @@ class Granted(msgspec.Struct, frozen=True):
     def _spec(self) -> str | None:
         """The resource-spec with the bind policy in force; None if it already has it."""
         for each in self.offer.why.policies if self.offer else ():
-            if each.policy == "cpu bind policy":
+            if each.policy is PolicyKind.CPU_BIND:
                 forced = each.source in (PolicySource.KUBELET, PolicySource.NODE_LABEL)
                 return spec_text(self.pod_request.spec_text, BindPolicy(each.value), forced=forced)
         return None

@@ -8,6 +8,7 @@ be owned can't be read, no CPU is bound: the owner of each CPU is unknown."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from functools import lru_cache
@@ -336,6 +337,18 @@ def _cpus(topology: NodeTopology, claims: Mapping[str, CpuSet]) -> _Cpus:
 def _layout(cpus: tuple[Cpu, ...]) -> Layout | None:
     """Cached: nodes of one model share a layout."""
     return layouts.of(cpus) if cpus else None
+
+
+def prepare_topology(topology: NodeTopology) -> None:
+    """Computes what a node with this report needs and caches, before a lock is taken."""
+    with contextlib.suppress(AnnotationError):
+        _layout(node_annotations.reported_cpus(topology))
+
+
+def prepare_devices(device: DeviceObject, objective: GpuObjective) -> None:
+    """The same for a Device object."""
+    with contextlib.suppress(AnnotationError):
+        _links(device.annotations.get(GPU_LINKS, ""), objective)
 
 
 def _zones(topology: NodeTopology, ratios: Mapping[str, float]) -> Amounts:

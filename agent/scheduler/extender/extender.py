@@ -7,10 +7,13 @@ and expects whole Nodes in place of names, and whole pods in place of the victim
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Final, Protocol, TypeVar
 
@@ -304,6 +307,38 @@ VERBS: Final = ("filter", "prioritize", "preempt", "bind")
 UnavailableReason = Callable[[], str | None]
 """Returns why this process can't decide now; None if it can."""
 
+OVERDUE_SECONDS: Final = 5.0
+"""kube-scheduler then gives up a request (`httpTimeout` of KubeSchedulerConfiguration)."""
+
+
+class RequestsInFlight:
+    """The requests that are being answered. A process that computes longer than kube-scheduler
+    waits is not healthy: another one has to lead. A bind is not counted, because it waits for the
+    API server. Safe for many threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began: dict[int, tuple[float, str]] = {}
+        self._numbers = itertools.count()
+
+    @contextmanager
+    def answering(self, verb: str) -> Iterator[None]:
+        number = next(self._numbers)
+        if verb != "bind":
+            self._began[number] = self._clock(), verb
+        try:
+            yield
+        finally:
+            self._began.pop(number, None)
+
+    def overdue(self) -> str | None:
+        """Names the request that has taken too long; None if there is none."""
+        began, verb = min(tuple(self._began.values()), default=(math.inf, ""))
+        seconds = self._clock() - began
+        if seconds < OVERDUE_SECONDS:
+            return None
+        return f"a request to {verb} has not been answered for {seconds:.0f} s"
+
 
 def metrics() -> SchedulerMetrics:
     return SchedulerMetrics(VERBS, [each.value for each in RequestResult])
@@ -315,18 +350,22 @@ def routes(
     metrics: SchedulerMetrics,
     by_verb: Mapping[str, UnavailableReason] | None = None,
     unready: UnavailableReason | None = None,
+    in_flight: RequestsInFlight | None = None,
 ) -> dict[str, Route]:
     """Returns the routes by path, for an empty `urlPrefix`. `by_verb` has further checks of whether
     this process can decide. `unready`: why this process is not Ready, if not whenever it is
     unavailable."""
 
-    def ready(_: bytes) -> Reply:
-        reason = (unready or unavailable)()
+    in_flight = in_flight or RequestsInFlight()
+
+    def status(reason: str | None) -> Reply:
         return text_reply(200, "ok") if reason is None else text_reply(503, reason)
 
     pages = {
-        "/healthz": Route("GET", lambda _: text_reply(200, "ok")),
-        "/readyz": Route("GET", ready),
+        "/healthz": Route("GET", lambda _: status(in_flight.overdue())),
+        "/readyz": Route(
+            "GET", lambda _: status(in_flight.overdue() or (unready or unavailable)())
+        ),
         "/metrics": Route("GET", lambda _: Reply(200, metrics.render(), TEXT)),
     }
     answers = _Endpoints(verbs)
@@ -340,7 +379,9 @@ def routes(
     for verb, condition in (by_verb or {}).items():
         conditions[verb] += (condition,)
     return pages | {
-        f"/{verb}": Route("POST", _guarded(verb, handlers[verb], conditions[verb], metrics))
+        f"/{verb}": Route(
+            "POST", _guarded(verb, handlers[verb], conditions[verb], metrics, in_flight)
+        )
         for verb in VERBS
     }
 
@@ -370,7 +411,11 @@ class _Endpoints:
 
 
 def _guarded(
-    verb: str, answer: _Answer, conditions: Sequence[UnavailableReason], metrics: SchedulerMetrics
+    verb: str,
+    answer: _Answer,
+    conditions: Sequence[UnavailableReason],
+    metrics: SchedulerMetrics,
+    in_flight: RequestsInFlight,
 ) -> Callable[[bytes], Reply]:
     """Returns a handler that turns an exception into the answer to that request."""
 
@@ -382,7 +427,8 @@ def _guarded(
             if reason is not None:
                 result = RequestResult.UNAVAILABLE
                 return text_reply(503, reason)
-            encoded, error = answer(body)
+            with in_flight.answering(verb):
+                encoded, error = answer(body)
             result = RequestResult.ERROR if error else RequestResult.ANSWERED
             return Reply(200, encoded)
         except BadRequestError:

@@ -131,10 +131,12 @@ class Leader:
         times: LeaseTimes | None = None,
         clocks: Clocks | None = None,
         acquired: Callable[[], None] | None = None,
+        unhealthy: Callable[[], str | None] = lambda: None,
     ) -> None:
         """`identity` must be unique, also across restarts, except that a process may reuse the
         identity of a dead one (`lease_dir`). `acquired` is called at each acquisition, on the
-        thread that made the attempt, and must not block."""
+        thread that made the attempt, and must not block. `unhealthy`: why this process must not
+        lead; while it has a reason, the Lease is neither renewed nor acquired."""
         self.identity = identity
         self.problem = Problem(log, f"lease {namespace}/{name}: ")
         self._transport = transport
@@ -144,6 +146,7 @@ class Leader:
         self._times = times or LeaseTimes()
         self._clocks = clocks or Clocks()
         self._acquired = acquired or (lambda: None)
+        self._unhealthy = unhealthy
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self.run, name=f"lease {name}", daemon=True)
         self._observed: _ObservedLease | None = None
@@ -211,6 +214,9 @@ class Leader:
         """One attempt to renew or to acquire. Never raises."""
         began = self._clocks.monotonic()
         self._check_end()
+        if (reason := self._unhealthy()) is not None:
+            self.problem.report(reason)
+            return
         try:
             leads = self._renew() or self._acquire()
             self.problem.clear()

@@ -184,6 +184,8 @@ class Rebinds:
             return
         busy: set[str] = set()
         requests = [each for each in self._requests.all() if not each.status.ended]
+        for name in self._versions.keys() - {each.name for each in requests}:
+            del self._versions[name]
         # A rebind in progress comes before older ones that wait.
         for request in sorted(requests, key=lambda each: not each.status.in_progress):
             try:

@@ -18,7 +18,11 @@ from agent.allocate.node_allocator.answer import Granted, MissingCause
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.node_states import NodeStates
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest
-from agent.allocate.node_allocator.properties import AllocatorRules
+from agent.allocate.node_allocator.properties import (
+    AllocatorRules,
+    prepare_devices,
+    prepare_topology,
+)
 from agent.kube.objects import Change, ChangeKind
 from agent.model.apiobjects import PodGroup
 from agent.model.cpu.cpuset import CpuSet
@@ -326,15 +330,21 @@ class SchedulerCache:
 
     def topologies_changed(self, changes: Sequence[Change[NodeTopology | Unreadable]]) -> None:
         for change in changes:
+            found = _value(change)
+            if isinstance(found, NodeTopology):
+                prepare_topology(found)
             with self.lock:
                 state = self._state(change.key.name)
                 self._report_log.add(state.name)
-                self._apply(state, state.update_topology(_value(change)))
+                self._apply(state, state.update_topology(found))
 
     def devices_changed(self, changes: Sequence[Change[DeviceObject | Unreadable]]) -> None:
         for change in changes:
+            found = _value(change)
+            if isinstance(found, DeviceObject):
+                prepare_devices(found, (self._rules or AllocatorRules()).gpu_objective)
             with self.lock:
-                state, found = self._state(change.key.name), _value(change)
+                state = self._state(change.key.name)
                 self._device_resources.update(state.name, found)
                 self._apply(state, state.update_devices(found))
 

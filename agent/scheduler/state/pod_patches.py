@@ -4,16 +4,19 @@ scheduler does this, because the agent that makes the report has no permission t
 - The annotation resource-status of a pod to which a static kubelet gave other CPUs. The kubelet
   does not know which CPUs a scheduler chose. The report lists the CPUs that the kubelet gave to
   each pod, by uid. Each mismatch is corrected once; if another client restores the old value, that
-  value stays.
+  value stays. Only the last mismatches of a pod are remembered.
 - The condition topolet.io/CPUClaimRefused of a pod whose CPU claim the agent refuses. The report
   names these pods; the agent's Events expire. The condition is True with the agent's reason when
   the refusal lasts, and False when the report no longer names the pod. A report changes only
   conditions of pods on its own node.
+
+A report that changes again and again causes ever fewer writes (`_Pace`).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from abc import ABC, abstractmethod
@@ -46,6 +49,12 @@ LASTING_SECONDS: Final = 10.0
 CPUs may still be terminating."""
 MAX_PER_STEP: Final = 50
 """The most pods that one step writes."""
+FREE_WRITES: Final = 4
+"""Writes to one pod without a pause; the remembered mismatches of a pod."""
+PAUSE_SECONDS: Final = 10.0
+"""Before the next write to the pod; doubled for each one after it."""
+LONGEST_PAUSE_SECONDS: Final = 3600.0
+"""After so long a time without a write, writes are free again."""
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +62,30 @@ OfNode = TypeVar("OfNode")
 """What the report of a node contains about its pods."""
 
 
-class _Patch:
-    """A write to a pod of `node`. `due` is when the next attempt may begin."""
+class _Pace:
+    """When the next write to one pod may begin."""
 
-    def __init__(self, node: str, due: float) -> None:
+    def __init__(self) -> None:
+        self._writes = 0
+        self._last = -math.inf
+        self._backoff = Backoff(random.random, PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        self.due = -math.inf
+
+    def wrote(self, now: float) -> None:
+        if now - self._last >= LONGEST_PAUSE_SECONDS:
+            self._writes = 0
+            self._backoff.reset()
+        self._writes, self._last = self._writes + 1, now
+        if self._writes >= FREE_WRITES:
+            self.due = now + self._backoff.next()
+
+
+class _Patch:
+    """A write to the pod `uid` of `node`. `due` is when the next attempt may begin."""
+
+    def __init__(self, node: str, uid: str, due: float) -> None:
         self.node = node
+        self.uid = uid
         self.due = due
         self.backoff = Backoff(random.random)
 
@@ -82,19 +110,33 @@ class ReportPatches(ABC, Generic[OfNode, Pending]):
         self._leading = leading
         self._clock = clock
         self._serial: int | None = None
+        self._paces: dict[str, _Pace] = {}
 
     def step(self) -> None:
         """Reads the reports of the nodes that changed, and tries the writes that are due. Never
         raises."""
         if not self._leading():
             self._serial = None
+            self._paces.clear()
             self._forget()
             return
-        self._update(self._changed_reports())
+        reports = self._changed_reports()
+        if reports:
+            gone = [uid for uid in self._paces if self._cluster.pod(uid) is None]
+            for uid in gone:
+                del self._paces[uid]
+        self._update(reports)
         now = self._clock()
-        for each in [each for each in self._pending() if each.due <= now][:MAX_PER_STEP]:
+        for each in [each for each in self._pending() if self._due(each) <= now][:MAX_PER_STEP]:
             if not self._try(each):
                 break
+
+    def _due(self, patch: Pending) -> float:
+        pace = self._paces.get(patch.uid)
+        return patch.due if pace is None else max(patch.due, pace.due)
+
+    def _wrote(self, patch: Pending) -> None:
+        self._paces.setdefault(patch.uid, _Pace()).wrote(self._clock())
 
     def _changed_reports(self) -> dict[str, OfNode]:
         """The reports of the nodes that changed since the last call, by node; of all nodes at the
@@ -137,7 +179,7 @@ class _Correction(_Patch):
     """The correction of one annotation, due at once."""
 
     def __init__(self, node: str, mismatch: CpuMismatch) -> None:
-        super().__init__(node, 0.0)
+        super().__init__(node, mismatch.uid, 0.0)
         self.mismatch = mismatch
 
 
@@ -154,7 +196,7 @@ class Corrections(ReportPatches[tuple[CpuMismatch, ...], _Correction]):
     ) -> None:
         super().__init__(transport, cluster, leading, clock=clock)
         self._open: dict[str, _Correction] = {}
-        self._sent: dict[str, frozenset[CpuMismatch]] = {}
+        self._sent: dict[str, tuple[CpuMismatch, ...]] = {}
         self.written = 0
         self.failed = 0
 
@@ -198,7 +240,8 @@ class Corrections(ReportPatches[tuple[CpuMismatch, ...], _Correction]):
             self.failed += 1
             log.warning("pod %s: %s is not corrected: %s", each.title, RESOURCE_STATUS, error)
             return self._retry(patch, error)
-        self._sent[each.uid] = self._sent.get(each.uid, frozenset()) | {each}
+        self._sent[each.uid] = (*self._sent.get(each.uid, ())[1 - FREE_WRITES :], each)
+        self._wrote(patch)
         del self._open[each.uid]
         return True
 
@@ -236,8 +279,7 @@ Refusals = dict[str, tuple[str, str]]
 
 class _Condition(_Patch):
     def __init__(self, node: str, due: float, uid: str, title: str) -> None:
-        super().__init__(node, due)
-        self.uid = uid
+        super().__init__(node, uid, due)
         self.title = title
         self.reason = ""
 
@@ -310,5 +352,6 @@ class ClaimConditions(ReportPatches[Refusals, _Condition]):
             log.warning("pod %s: condition %s is not set: %s", patch.title, CLAIM_REFUSED, error)
             return self._retry(patch, error)
         self._written.setdefault(patch.node, {})[patch.uid] = (patch.title, patch.reason)
+        self._wrote(patch)
         del self._wanted[patch.node][patch.uid]
         return True

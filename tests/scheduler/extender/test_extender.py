@@ -18,6 +18,7 @@ from agent.scheduler.extender.extender import (
     ExtenderPreemptionResult,
 )
 from agent.telemetry.schedulermetrics import SchedulerMetrics
+from tests.scheduler.clock import Clock
 from tests.scheduler.extender.requests import ARGS, BINDING, META, POD, encoded
 
 PREEMPTION = {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": META}
@@ -182,6 +183,40 @@ def test_encoded_scores_are_sent_unchanged() -> None:
 
     routes = extender.routes(Raw(), lambda: None, extender.metrics())
     assert routes["/prioritize"].handle(encoded(ARGS)).body == b'[{"Host":"n1","Score":3}]'
+
+
+def test_a_process_that_does_not_finish_a_request_is_not_healthy() -> None:
+    clock = Clock()
+    in_flight = extender.RequestsInFlight(clock)
+    seen: list[tuple[str, float, int, int, bytes]] = []
+
+    class Slow(FirstNode):
+        def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
+            self._probe("filter")
+            return super().filter(args)
+
+        def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
+            self._probe("bind")
+            return super().bind(args)
+
+        def _probe(self, verb: str) -> None:
+            began = clock.now
+            for seconds in (4.0, extender.OVERDUE_SECONDS):
+                clock.now = began + seconds
+                healthy, ready = (routes[path].handle(b"") for path in ("/healthz", "/readyz"))
+                seen.append((verb, seconds, healthy.status, ready.status, healthy.body))
+
+    routes = extender.routes(Slow(), lambda: None, extender.metrics(), in_flight=in_flight)
+    for verb in ("filter", "bind"):
+        routes[f"/{verb}"].handle(encoded(BODIES[verb]))
+    late = b"a request to filter has not been answered for 5 s\n"
+    assert seen == [
+        ("filter", 4.0, 200, 200, b"ok\n"),
+        ("filter", 5.0, 503, 503, late),
+        ("bind", 4.0, 200, 200, b"ok\n"),
+        ("bind", 5.0, 200, 200, b"ok\n"),
+    ]
+    assert routes["/healthz"].handle(b"").status == 200
 
 
 def test_a_standby_may_be_ready_while_its_verbs_are_unavailable() -> None:

@@ -27,6 +27,7 @@ class Machine:
     ) -> None:
         self.now = 0.0
         self.acquisitions = 0
+        self.unhealthy: str | None = None
         self.arguments = (server, name, wall_offset, offset, rate)
         self._offset, self._rate, self._wall_offset = offset, rate, wall_offset
         clocks = Clocks(self._monotonic, self._wall, lambda stopped, seconds: stopped.is_set())
@@ -39,6 +40,7 @@ class Machine:
             times=TIMES,
             clocks=clocks,
             acquired=self._count_acquisition,
+            unhealthy=lambda: self.unhealthy,
         )
 
     def step(self, now: float) -> bool:
@@ -175,6 +177,21 @@ def test_leadership_ends_when_the_lease_cannot_be_renewed(
     assert machine.step(12)
     assert machine.leader.problem.text is None
     assert (machine.acquisitions, machine.leader.term) == (2, 2)
+
+
+def test_an_unhealthy_leader_does_not_keep_the_lease(server: Server, leases: Leases) -> None:
+    first, second = Machine(server, "a"), Machine(server, "b")
+    assert first.step(0)
+    assert not second.step(1)
+    first.unhealthy = "a request to filter has not been answered for 5 s"
+    assert first.step(9)
+    assert first.leader.problem.text == first.unhealthy
+    assert not first.step(11)
+    assert second.step(17)
+    assert not first.step(18)
+    first.unhealthy = None
+    assert not first.step(19)
+    assert first.leader.problem.text is None
 
 
 def test_a_renewal_whose_answer_is_lost_is_detected(server: Server, leases: Leases) -> None:

@@ -86,6 +86,15 @@ def test_a_dry_run_writes_only_the_plan(world: World) -> None:
     assert (world.cpus(), world.patches) == (OLD, ["r"])
 
 
+def test_nothing_of_a_rebind_is_kept_after_its_end(world: World) -> None:
+    fragmented(world)
+    world.rebind(dryRun=True)
+    world.finish()
+    world.report()
+    world.step()
+    assert not world.controller._versions
+
+
 def test_the_node_is_locked_until_the_end(world: World) -> None:
     fragmented(world)
     world.rebind()

@@ -14,7 +14,7 @@ from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.model.nrt.node_annotations import REFUSED_CLAIMS
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.pod_patches import LASTING_SECONDS, ClaimConditions
+from agent.scheduler.state.pod_patches import FREE_WRITES, LASTING_SECONDS, ClaimConditions
 from agent.scheduler.state.records import CLAIM_REFUSED
 from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler import objects
@@ -182,3 +182,10 @@ def test_an_invalid_annotation_sets_no_condition(scene: Scene, text: str) -> Non
     scene.report(text)
     scene.step_after(0)
     assert scene.step_after(LASTING_SECONDS) == []
+
+
+def test_a_refusal_that_comes_and_goes_causes_few_writes(scene: Scene) -> None:
+    for number in range(300):
+        scene.report(**({"a": f"reason {number}"} if number % 4 < 2 else {}))
+        scene.step_after(LASTING_SECONDS)
+    assert FREE_WRITES < len(scene.api.patches) < 25

@@ -18,7 +18,7 @@ from agent.kube.transport import Transport
 from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.pod_patches import Corrections
+from agent.scheduler.state.pod_patches import FREE_WRITES, Corrections
 from tests.kube.fake_api_server import Request, Server, reply, status
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
@@ -359,3 +359,22 @@ def test_a_container_with_shared_cpus_may_request_parts_of_cpus(cluster: Schedul
         for amounts in body["spec"]["containers"][place]["resources"].values():
             amounts["cpu"] = cpu
     assert isinstance(state.allocator.offer(objects.request_of(objects.from_object(body))), Granted)
+
+
+def test_a_report_that_changes_again_and_again_causes_few_writes_and_is_not_remembered(
+    cluster: SchedulerCache, api: Api, corrections: Corrections, clock: Clock
+) -> None:
+    body = api.put("lse", "2-3")
+    report_pod(cluster, body)
+    for number in range(600):
+        report(cluster, lse=f"{1 + number % 3}-{4 + number // 3 % 4}")
+        corrections.step()
+        report_pod(cluster, body)
+        clock.now += 1
+    assert FREE_WRITES < len(api.patches) < 20
+    assert all(len(each) <= FREE_WRITES for each in corrections._sent.values())
+    report_pod(cluster, body, ChangeKind.DELETED)
+    report(cluster)
+    corrections.step()
+    assert not corrections._sent
+    assert not corrections._paces
