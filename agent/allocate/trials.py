@@ -150,8 +150,10 @@ class Trials:
         0 for other pods."""
         if not self._whole_milli:
             return 0
-        whole_milli = sum(self._whole_milli.get(node, 0) for node in ids(mask))
-        return min(whole_milli, self._pod_request.requests["cpu"]) // self._core_milli
+        missing = self._pod_request.requests["cpu"]
+        for node in ids(mask):
+            missing -= self._whole_milli.get(node, 0)
+        return (self._pod_request.requests["cpu"] - max(0, missing)) // self._core_milli
 
     def score(self, mask: int) -> int:
         """The score of these NUMA nodes, 0-100, by the strategy in force, with the pod on them."""
@@ -206,19 +208,25 @@ class Trials:
     ) -> dict[int, int]:
         """Splits an amount over NUMA nodes with this available amount each. `cpu_shares`:
         the CPU that the pod gets there."""
-        if name != "cpu":
-            return self._in_order(requested, room, 1, cpu_shares)
         unit = self.unit(name)
-        shares: dict[int, int] = {}
+        if name != "cpu":
+            return self._in_order(requested, room, unit, cpu_shares)
         if self._whole_milli:
-            whole = {node: min(left, self._whole_milli.get(node, 0)) for node, left in room.items()}
-            shares = self._in_order(requested, whole, self._core_milli)
-            requested -= sum(shares.values())
-        rest = {node: left - shares.get(node, 0) for node, left in room.items()}
-        for node, share in self._in_order(requested, rest, unit, shares).items():
-            shares[node] = shares.get(node, 0) + share
-        if self._on_all_nodes and len(shares) < len(room):
-            return split_evenly(sum(shares.values()), room, unit)
+            shares = self._by_cores(requested, room)
+        else:
+            shares = self._in_order(requested, room, unit)
+        if len(shares) < len(room) and self._on_all_nodes:
+            return split_evenly(requested, room, unit)
+        return shares
+
+    def _by_cores(self, requested: int, room: Mapping[int, int]) -> dict[int, int]:
+        whole = {node: min(left, self._whole_milli.get(node, 0)) for node, left in room.items()}
+        shares = self._in_order(requested, whole, self._core_milli)
+        missing = requested - sum(shares.values())
+        if missing:
+            rest = {node: left - shares.get(node, 0) for node, left in room.items()}
+            for node, share in self._in_order(missing, rest, self.unit("cpu"), shares).items():
+                shares[node] = shares.get(node, 0) + share
         return shares
 
     def _in_order(
@@ -479,16 +487,14 @@ class Trials:
             return {}
         if layout is None or layout.threads == 1:
             return {}
-        whole = layout.expand(layout.whole(self._free))
-        room = self.left_of("cpu", self._areas)
-        return {
-            node: min(room[node], 1000 * (whole & cpus).bit_count())
-            // self._core_milli
-            * self._core_milli
-            for node, cpus in self._areas.items()
-        }
+        whole, core_milli = layout.expand(layout.whole(self._free)), self._core_milli
+        found = {}
+        for node, cpus in self._areas.items():
+            left = self.available.get(node, _NOTHING).get("cpu", 0)
+            found[node] = min(left, 1000 * (whole & cpus).bit_count()) // core_milli * core_milli
+        return found
 
-    @property
+    @cached_property
     def _core_milli(self) -> int:
         """The milli-CPU of a core."""
         return 1000 * (self._options.layout.threads if self._options.layout else 1)
