@@ -329,7 +329,9 @@ class _Scheduler:
     def _periodic_steps(self, transports: Transports) -> Iterator[Periodic]:
         state, leads = self._state, self._leading.leads
         conditions = ClaimConditions(transports.new(), state.cluster, leads)
-        no_room = NoRoomEvents(state.queue, self._explainer, self._recorder, leads)
+        no_room = NoRoomEvents(
+            state.queue, self._explainer, self._recorder, leads, evicts=self._evictor is not None
+        )
         yield Periodic("retry", RETRY_SECONDS, self._retry.step)
         yield Periodic("states", NUMBERING_SECONDS, self._number_states)
         if self._evictor is not None:

@@ -2,9 +2,10 @@
 
 kube-scheduler's own Event counts the nodes of each reason; this one names what can be changed. A
 pod gets it after it has waited for LASTING_SECONDS, and again every AGAIN_SECONDS. Its text has no
-amounts, so the API server keeps one Event while the reasons stay the same. Each explanation is
-followed by a pause of PAUSES times its duration, so that they take a small part of the process's
-time.
+amounts, so the API server keeps one Event while the reasons stay the same. If evictions would make
+room and this process makes none, the Event begins with the option that switches them on. Each
+explanation is followed by a pause of PAUSES times its duration, so that they take a small part of
+the process's time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ AGAIN_SECONDS: Final = 600.0
 MAX_PER_STEP: Final = 20
 EXPLAIN_SECONDS: Final = 2.0
 PAUSES: Final = 20.0
+EVICT_HINT: Final = (
+    "The eviction of pods of lower priority would make room. kube-scheduler evicts none on a node "
+    "that has enough in sum; Topolet's scheduler does with --evict (scheduler.evict of the chart). "
+)
 
 
 class EventRecording(Protocol):
@@ -46,12 +51,15 @@ class NoRoomEvents:
         recorder: EventRecording,
         leading: Callable[[], bool],
         *,
+        evicts: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`evicts`: this process evicts pods of lower priority."""
         self._queue = queue
         self._explainer = explainer
         self._recorder = recorder
         self._leading = leading
+        self._evicts = evicts
         self._clock = clock
         self._due: dict[str, float] = {}
         self._not_before = 0.0
@@ -81,4 +89,6 @@ class NoRoomEvents:
         # If a node has room, kube-scheduler rejects it for other reasons, or the room is new.
         if not found.winner and not found.nodes_left_out:
             regarding = Regarding(queued.namespace, queued.name, queued.uid)
-            self._recorder.record(regarding, NO_NODE_HAS_ROOM, explanation.note(found))
+            evictable = any(each.eviction and not each.eviction.protected for each in found.nodes)
+            hint = EVICT_HINT if evictable and not self._evicts else ""
+            self._recorder.record(regarding, NO_NODE_HAS_ROOM, hint + explanation.note(found))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from agent.kube.events import Regarding
 from agent.model.apiobjects import from_object
 from agent.scheduler.explain.explainer import Explainer
@@ -9,21 +12,26 @@ from agent.scheduler.state.pod_info import pod_info
 from agent.scheduler.unschedulable import events
 from agent.scheduler.unschedulable.events import NO_NODE_HAS_ROOM, NoRoomEvents
 from agent.scheduler.unschedulable.queue import UnschedulableQueue, queued_pod
-from tests.fixtures.fleet import SMALL, Kind, owner
+from tests.fixtures.fleet import NUMA_SPEC, SMALL, Kind, owner
 from tests.scheduler.explain.scenes import SCHEDULER, Scene
 
 
 class RejectedPods:
     """A small node, rejected pods, and the recorded events."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, evicts: bool = False) -> None:
         self.scene = Scene(a=SMALL)
         self.now, self.leads = 100.0, True
         self.recorded: list[tuple[Regarding, str, str]] = []
         self.queue = UnschedulableQueue()
         explainer = Explainer(self.scene.cluster, SCHEDULER)
         self.events = NoRoomEvents(
-            self.queue, explainer, self, lambda: self.leads, clock=lambda: self.now
+            self.queue,
+            explainer,
+            self,
+            lambda: self.leads,
+            evicts=evicts,
+            clock=lambda: self.now,
         )
 
     def record(self, regarding: Regarding, reason: str, note: str) -> None:
@@ -102,3 +110,21 @@ def test_steps_pause_longer_than_explanations_take() -> None:
     assert len(pods.step(events.LASTING_SECONDS)) == 1
     assert pods.step(events.PAUSES - 1) == []
     assert len(pods.step(1)) == 1
+
+
+@pytest.mark.parametrize("evicts", [False, True])
+def test_the_event_names_the_option_if_evictions_would_make_room(evicts: bool) -> None:
+    """Six CPUs are free on each NUMA node, and the pod requires twelve of one."""
+    pods = RejectedPods(evicts=evicts)
+    low = msgspec.structs.replace(owner(10, 4), spec={"priority": 9000})
+    for numa_node in (0, 1):
+        pods.scene.run(low, f"low-{numa_node}", "a", pods.scene.cpus("a", numa_node, 10))
+    pods.reject(_on_one_numa_node(owner(12, 4)), "p")
+    ((_, _, note),) = pods.step(events.LASTING_SECONDS)
+    assert note.startswith(events.EVICT_HINT) is not evicts
+    assert "No room on 1 node. " in note
+
+
+def _on_one_numa_node(kind: Kind) -> Kind:
+    notes = {NUMA_SPEC: '{"numaTopologyPolicy":"SingleNUMANode"}'}
+    return msgspec.structs.replace(kind, annotations={**kind.annotations, **notes})
