@@ -204,8 +204,7 @@ class Builder:
         labels = {"version": version(), "revision": revision(), "base.name": used_base}
         self._call("manifest", "create", name)
         for platform in platforms:
-            self._call(
-                "bud",
+            words = (
                 *self._build_options,
                 f"--platform={platform}",
                 f"--build-arg=BASE={used_base}",
@@ -216,6 +215,13 @@ class Builder:
                 f"--file={IMAGE / 'Dockerfile'}",
                 str(ROOT),
             )
+            try:
+                self._call("bud", *words)
+            except ReleaseError as error:
+                raise ReleaseError(
+                    f"{error}\nIf the base {used_base} can't be pulled, make release "
+                    'RELEASE="--base IMAGE" uses another one, and RELEASE=--no-image none'
+                ) from None
             self._call("manifest", "add", name, f"containers-storage:{_tag(name, platform)}")
         self._call("manifest", "push", "--all", "--quiet", name, f"oci-archive:{archive}")
 

@@ -23,6 +23,7 @@ from agent.discover.gpuwatcher import GpuSession, SessionError
 from agent.discover.sysfs import DiscoveryError
 from agent.discover.sysfs_devices import SysfsDevices
 from agent.hooks import agent_client
+from agent.host.files import reason
 from agent.model import snapshot as snapshots
 from agent.model.cpu.topology import Topology
 from agent.model.devices.gpus import GpuReport
@@ -161,7 +162,7 @@ def read_snapshot(state_dir: str) -> Snapshot:
     try:
         return agent_client.read_snapshot(path)
     except OSError as error:
-        raise SnapshotError(str(error)) from error
+        raise SnapshotError(reason(error)) from error
 
 
 def _health(root: str, state_dir: str) -> Mapping[str, bool]:

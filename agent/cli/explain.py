@@ -14,8 +14,7 @@ Exit code 0: the pod gets a node; 1: it gets none; 2: it can't be explained.
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from agent.cli import options
 from agent.kube import documents
@@ -109,7 +108,7 @@ def _offline(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequen
     objects = documents.saved_objects(arguments.objects)
     saved = SavedCluster(objects, agent_selector(settings), rules_of(settings))
     for problem in saved.problems:
-        print(f"topolet: {problem}", file=sys.stderr)
+        options.fail(DocumentError(problem))
     drained = arguments.what_if_drained
 
     def pod_named(name: str) -> Object:
@@ -127,12 +126,11 @@ def _offline(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequen
 
 def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequence[Explanation]:
     """Raises ExplainError, DocumentError, ObjectError, OSError and StoreError."""
-    from agent.kube import auth, kinds
+    from agent.kube import kinds
     from agent.kube.transport import Transport
     from agent.scheduler.explain import endpoint
 
-    kubeconfig = settings.kubeconfig or options.usual_kubeconfig()
-    access = auth.access(kubeconfig, settings.service_account_dir)
+    access = options.caller_access(settings.kubeconfig, settings.service_account_dir)
     transport = Transport(access, user_agent="topolet-explain", limits=_LIMITS)
 
     def pod_named(name: str) -> Object:
@@ -161,6 +159,23 @@ def _online(arguments: argparse.Namespace, settings: ExplainSettings) -> Sequenc
         transport.close()
 
 
+def _pods_in(path: str, namespace: str, new: bool) -> Iterator[Object]:
+    """The pods of a file; names its other objects. Raises ExplainError for a file without pods."""
+    from agent.scheduler.explain.saved import pod_object
+
+    found = False
+    for each in documents.saved_objects(path):
+        try:
+            pod = pod_object(each, namespace, new=new)
+        except DocumentError as error:
+            options.fail(DocumentError(f"{path}: {error}"))
+            continue
+        found = True
+        yield pod
+    if not found:
+        raise ExplainError(f"{path}: has no pod and no workload")
+
+
 def _pods(
     arguments: argparse.Namespace,
     pod_named: Callable[[str], Object],
@@ -178,7 +193,6 @@ def _pods(
             for node in arguments.what_if_drained
             for each in drained_pods(pods_of(node), node)
         ]
-    if arguments.pod.endswith(_FILES):
-        found = documents.saved_objects(arguments.pod)
-        return [pod_object(each, namespace, new=new) for each in found]
+    if arguments.pod.endswith(_FILES) or "/" in arguments.pod:
+        return list(_pods_in(arguments.pod, namespace, new))
     return [pod_object(pod_named(arguments.pod), namespace, new=new)]

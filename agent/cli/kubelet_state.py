@@ -71,7 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
             return options.fail(error)
         name, lines, code = "written", written(taken), 0
     elif not os.path.isdir(settings.kubelet_dir):
-        return options.fail(SettingsError(f"kubelet-dir: {settings.kubelet_dir} does not exist"))
+        why = "is not a folder" if os.path.exists(settings.kubelet_dir) else "does not exist"
+        return options.fail(SettingsError(f"kubelet-dir: {settings.kubelet_dir} {why}"))
     else:
         shown = found = state_folder.read(settings.kubelet_dir)
         name, lines = "files", described(found)

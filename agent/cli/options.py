@@ -18,6 +18,8 @@ from agent.model.settings.options import Kind, Options, SettingsError
 if TYPE_CHECKING:
     import argparse
 
+    from agent.kube.auth import Access
+
 CONFIG: Final = "/etc/topolet/config.toml"
 """The file of options without `--config` and TOPOLET_CONFIG, if it exists."""
 _VARIABLE: Final = "TOPOLET_"
@@ -290,6 +292,8 @@ def read(path: str) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: is not UTF-8") from error
     except ValueError as error:
         raise SettingsError(f"{path}: {error}") from error
 
@@ -299,6 +303,23 @@ def usual_kubeconfig() -> str:
     named = os.environ.get("KUBECONFIG", "").partition(os.pathsep)[0]
     default_path = os.path.expanduser("~/.kube/config")
     return named or (default_path if os.path.exists(default_path) else "")
+
+
+def caller_access(kubeconfig: str, service_account_dir: str) -> Access:
+    """The access of a person: by the kubeconfig that is given or usual, else by the service account
+    of the pod. Raises AccessError."""
+    from agent.kube import auth
+
+    path = kubeconfig or usual_kubeconfig()
+    try:
+        return auth.access(path, service_account_dir)
+    except auth.AccessError as error:
+        if path:
+            raise
+        raise auth.AccessError(
+            "no kubeconfig: --kubeconfig or the variable KUBECONFIG names one, and ~/.kube/config "
+            f"does not exist ({error})"
+        ) from None
 
 
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -331,9 +352,11 @@ def positive(text: str) -> int:
 
 def fail(error: Exception, code: int = 1) -> int:
     """Writes the error to standard error; returns the exit code."""
-    from agent.view.format import printable_lines  # only for an error
+    from agent.host.files import reason  # only for an error
+    from agent.view.format import printable_lines
 
-    print(f"topolet: {printable_lines(str(error))}", file=sys.stderr)
+    text = reason(error) if isinstance(error, OSError) else str(error)
+    print(f"topolet: {printable_lines(text)}", file=sys.stderr)
     return code
 
 

@@ -2,8 +2,9 @@
 
 The leading scheduler makes the plan: which pods move to which CPUs, and what that improves. The
 command creates the object with the rights of the caller: --kubeconfig, else $KUBECONFIG,
-~/.kube/config, or the service account of the pod. It does not delete the object; when the rebind
-has ended, `kubectl delete rebindresource NAME` does.
+~/.kube/config, or the service account of the pod. The object stays when the rebind has ended:
+`kubectl delete rebindresource NAME` deletes it. An object that no scheduler takes within 30 s is
+deleted at once.
 
 Exit code 0: a scheduler has taken the object, or, with --wait or --dry-run, the rebind succeeded;
 1: it failed, or no scheduler has taken the object; 2: the object can't be created.
@@ -15,12 +16,12 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from agent.cli import options
-from agent.kube.errors import StoreError
+from agent.kube.errors import ConflictError, StoreError
 from agent.model import rebind_resource
 from agent.model.objects import ObjectError
 from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status
@@ -28,12 +29,19 @@ from agent.model.rebind_resource import RebindPhase, RebindRequest, StatusPlan
 from agent.model.settings.options import CallerSettings, SettingsError
 from agent.view import format
 
+if TYPE_CHECKING:
+    from agent.kube.transport import Transport
+
 USAGE = "topolet rebind [OPTIONS] NODE"
 SETTINGS = CallerSettings
 POLL_SECONDS: Final = 0.5
-UNTAKEN_SECONDS: Final = 300.0
-"""After this time the agent of the node has written that no scheduler took the object."""
+UNTAKEN_SECONDS: Final = 30.0
+"""A scheduler takes an object in a second; its successor leads after 15 s."""
 _MEASURES: Final = ("NUMA crossings", "broken cores", "cores in use", "NUMA nodes in use")
+
+
+class UntakenError(RuntimeError):
+    """No scheduler has taken the object; the message says whether it is deleted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         found, text = _requested(arguments, settings)
     except (SettingsError, ObjectError, StoreError, OSError) as error:
         return options.fail(error, 2)
+    except UntakenError as error:
+        return options.fail(error, 1)
     if arguments.output == "text":
         width = format.columns(100)
         text = format.encodable(draw(found, width))
@@ -73,13 +83,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _requested(
     arguments: argparse.Namespace, settings: CallerSettings
 ) -> tuple[RebindRequest, str]:
-    """The object and its JSON. Raises StoreError and ObjectError."""
-    from agent.kube import auth, kinds
+    """The object and its JSON. Raises StoreError, ObjectError and UntakenError."""
+    from agent.kube import kinds
     from agent.kube.transport import Transport
 
-    access = auth.access(
-        settings.kubeconfig or options.usual_kubeconfig(), settings.service_account_dir
-    )
+    access = options.caller_access(settings.kubeconfig, settings.service_account_dir)
     transport = Transport(access, user_agent="topolet-rebind")
     kind = kinds.REBIND
     path = kinds.path(kind.group, kind.versions[0], kind.plural)
@@ -93,10 +101,32 @@ def _requested(
         made = rebind_resource.decode(transport.create(path, body))
         path = kinds.path(kind.group, kind.versions[0], kind.plural, made.name)
         print(f"RebindResource {made.name} is created", file=sys.stderr, flush=True)
-        text = followed(lambda: transport.get(path), wait=arguments.wait or arguments.dry_run)
-        return rebind_resource.decode(text), text.decode() + "\n"
+        while True:
+            text = followed(lambda: transport.get(path), wait=arguments.wait or arguments.dry_run)
+            found = rebind_resource.decode(text)
+            if found.status.taken or found.status.ended or _withdrawn(transport, path, found):
+                return found, text.decode() + "\n"
     finally:
         transport.close()
+
+
+def _withdrawn(transport: Transport, path: str, untaken: RebindRequest) -> bool:
+    """Deletes the object unless it has changed, and raises UntakenError. Returns False if it has
+    changed: a scheduler has taken it."""
+    why = f"no scheduler has taken RebindResource {untaken.name} within {UNTAKEN_SECONDS:g} s"
+    preconditions = {"resourceVersion": untaken.resource_version, "uid": untaken.uid}
+    try:
+        transport.request("DELETE", path, body={"preconditions": preconditions})
+    except ConflictError:
+        return False
+    except StoreError as error:
+        raise UntakenError(
+            f"{why}, and it is not deleted ({error}): kubectl delete rebindresource {untaken.name}"
+        ) from None
+    raise UntakenError(
+        f"{why}, so it is deleted: topolet explain and the log of the scheduler say whether one "
+        "leads"
+    )
 
 
 def followed(

@@ -35,6 +35,9 @@ _READY: Final = (
     'jsonpath={range .items[*]}{.metadata.name}{" "}'
     '{.status.conditions[?(@.type=="Ready")].status}{"\\n"}{end}'
 )
+_KLOG: Final = re.compile(r"^[EWI]\d{4} [\d:.]+ +\d+ \S+\.go:\d+\].*\n?", re.MULTILINE)
+"""A line that a library of kubectl logs, such as for each attempt to find out what a server
+serves; kubectl's own error follows."""
 _REMOTE_CODE: Final = re.compile(r"^command terminated with exit code \d+\n?", re.MULTILINE)
 """The line that kubectl exec writes to standard error after a command that failed."""
 _MAX_ERROR_BYTES: Final = 64 << 10
@@ -342,6 +345,8 @@ def _result(kubectl_code: int, error: str) -> tuple[str, int]:
     """kubectl's standard error without the line that kubectl adds, and the exit code of the command
     that kubectl ran, 2 if kubectl itself failed."""
     text, command_failed = _REMOTE_CODE.subn("", error)
+    if not command_failed and kubectl_code:
+        text = _KLOG.sub("", text) or text
     return text, kubectl_code if command_failed or kubectl_code == 0 else 2
 
 
@@ -360,7 +365,8 @@ def kubectl_output(kubectl: Sequence[str], *words: str) -> str:
     except subprocess.TimeoutExpired:
         raise RemoteError(f"kubectl {words[0]} takes longer than {KUBECTL_SECONDS:g} s") from None
     if done.returncode:
-        raise RemoteError(f"kubectl {words[0]} {words[1]}: {done.stderr.strip()}")
+        error = _KLOG.sub("", done.stderr).strip() or done.stderr.strip()
+        raise RemoteError(f"kubectl {words[0]} {words[1]}: {error}")
     return done.stdout
 
 

@@ -25,9 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         settings = options.load(arguments, SETTINGS)
-        if not os.path.isdir(settings.state_dir):
+        if not os.path.exists(settings.state_dir):
             print(f"{settings.state_dir} does not exist: there is nothing to restore")
             return 0
+        if not os.path.isdir(settings.state_dir):
+            raise SettingsError(f"state-dir: {settings.state_dir} is not a folder")
         trail = Trail(settings.state_dir, "restore", settings.audit_mebibytes << 20)
         restored = restore(settings, trail.append)
     except SettingsError as error:

@@ -132,7 +132,7 @@ def _run_fragmentation(arguments: argparse.Namespace) -> int:
         )
         saved = SavedCluster(objects, agent_selector(settings), rules)
         for problem in saved.problems:
-            print(f"topolet: {problem}", file=sys.stderr)
+            options.fail(DocumentError(problem))
         progress = format.Progress(sys.stderr, 1)
         pods = _decodable(saved.pods.values())
         found = fragmentation.fragmentation(saved.cluster, pods, sample, progress.part)
@@ -176,11 +176,10 @@ def _decodable(pods: Iterable[Object]) -> Iterator[ApiPod]:
 def _objects_of_cluster(settings: ExplainSettings) -> Iterator[Object]:
     """The cluster's objects, without kinds that it does not serve. Raises DocumentError, OSError
     and StoreError."""
-    from agent.kube import auth, kinds, wire
+    from agent.kube import kinds, wire
     from agent.kube.transport import Transport
 
-    kubeconfig = settings.kubeconfig or options.usual_kubeconfig()
-    access = auth.access(kubeconfig, settings.service_account_dir)
+    access = options.caller_access(settings.kubeconfig, settings.service_account_dir)
     transport = Transport(access, user_agent="topolet-simulate")
     discovery = kinds.Discovery(transport)
     try:
@@ -209,7 +208,7 @@ def _run_traces(arguments: argparse.Namespace) -> int:
     try:
         nodes = traces.read_nodes(_lines(arguments.nodes), arguments.nodes)
         pods = traces.read_pods(_lines(arguments.pods), arguments.pods)
-    except (traces.TraceError, OSError, UnicodeDecodeError) as error:
+    except (traces.TraceError, OSError) as error:
         return options.fail(error, 2)
     found, curves = _simulate(nodes, pods, arguments)
     try:
@@ -284,7 +283,13 @@ def _cell(spread: SeedSpread | None) -> str:
 
 
 def _lines(path: str) -> Sequence[str]:
-    return Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    """Raises OSError and TraceError."""
+    from agent.scheduler.traces import TraceError
+
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    except UnicodeDecodeError:
+        raise TraceError(f"{path}: is not UTF-8") from None
 
 
 def _load(text: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 
 _CHUNK = 65_536
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
@@ -15,6 +16,20 @@ def host_path(root: str, path: str) -> str:
     """The path as the host has it: without `root`, below which a pod sees the host's files."""
     below = path.removeprefix(root.rstrip("/"))
     return below if below.startswith("/") else path
+
+
+def with_host_paths(root: str, text: str) -> str:
+    """The text with its paths as the host has them (`host_path`)."""
+    top = root.rstrip("/")
+    return re.sub(rf"(?<![\w./-]){re.escape(top)}/", "/", text) if top else text
+
+
+def reason(error: OSError) -> str:
+    """The path and the reason, without the number of the error."""
+    if error.strerror is None:
+        return str(error)
+    named = (error.filename, error.strerror)
+    return ": ".join(str(each) for each in named if each is not None)
 
 
 class Tree:

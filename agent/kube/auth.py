@@ -192,6 +192,8 @@ class KubeconfigAccess:
             ) from error
         from yaml import YAMLError
 
+        if not os.path.exists(self._path):
+            raise AccessError(f"kubeconfig {self._path}: no such file")
         configuration: Any = client.Configuration()
         try:
             config.load_kube_config(

@@ -64,11 +64,15 @@ def saved_objects(path: str) -> Iterator[dict[str, Any]]:
     if not os.path.isdir(path):
         yield from _of_file(path)
         return
+    found = False
     for folder, folders, names in os.walk(path):
         folders.sort()
         for name in sorted(names):
             if name.endswith((".yaml", ".yml", ".json")):
+                found = True
                 yield from _of_file(os.path.join(folder, name))
+    if not found:
+        raise DocumentError(f"{path}: has no file .yaml, .yml or .json")
 
 
 def _of_file(path: str) -> Iterator[dict[str, Any]]:

@@ -180,7 +180,7 @@ class _Agent:
         health = self.health = Health(settings.period_seconds)
         self.metrics.follow_passes(lambda: not health.problem(), health.snapshot_age_seconds)
         by_source = self.metrics.source_problems.labels
-        self.sources = Sources(lambda name, number: by_source(name).set(number))
+        self.sources = Sources(lambda name, number: by_source(name).set(number), settings.root)
         if lock_problem := visibility_policy.isolation.problem:
             self.sources.report(SourceName.LOCK_FOLDER, [lock_problem])
         self.notification_socket = NotificationSocket(str(state / notifications.SOCKET))

@@ -19,6 +19,7 @@ import msgspec
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri
 from agent.hooks.agent_client import Notifier, read_snapshot
+from agent.host import files
 from agent.host.listener import receives_datagrams
 from agent.kubelet import state_folder
 from agent.kubelet.cpu_manager_state import CpuManagerState
@@ -99,6 +100,7 @@ def body(examined: Examination) -> dict[str, Any]:
 def examine(settings: DoctorSettings) -> Examination:
     """Raises SettingsError."""
     wrong: dict[NodeCode, str] = {}
+    remedies: dict[NodeCode, str] = {}
     facts: dict[str, str] = {"kernel": os.uname().release}
     seen: tuple[ObservedContainer, ...] | None = None
     owners: tuple[Owner, ...] = ()
@@ -110,7 +112,11 @@ def examine(settings: DoctorSettings) -> Examination:
         owners = snapshot.owners
     except FileNotFoundError:
         pass
-    except (OSError, SnapshotError) as error:
+    except OSError as error:
+        wrong[NodeCode.SNAPSHOT] = f"the agent's decisions can't be read: {files.reason(error)}"
+        if isinstance(error, PermissionError):
+            remedies[NodeCode.SNAPSHOT] = node_findings.AS_ROOT
+    except SnapshotError as error:
         wrong[NodeCode.SNAPSHOT] = f"the agent's decisions can't be read: {error}"
     proxy, refused = _proxy(options.socket_path(settings.listen))
     if refused:
@@ -155,10 +161,14 @@ def examine(settings: DoctorSettings) -> Examination:
         facts["cgroup_driver"] = node_findings.driver_of(groups)
     except RpcError as error:
         wrong[NodeCode.RUNTIME] = f"the container runtime does not answer: {error}"
+        runtime = options.socket_path(settings.runtime_endpoint)
+        if os.path.exists(runtime) and not os.access(runtime, os.W_OK):
+            remedies[NodeCode.RUNTIME] = node_findings.AS_ROOT
     except CgroupError as error:
         wrong[NodeCode.CGROUPS] = str(error)
     found = drift.findings(seen or (), owners)
-    return Examination(node_findings.found(wrong), seen, found, Facts(**facts))
+    wrong = {code: files.with_host_paths(settings.root, text) for code, text in wrong.items()}
+    return Examination(node_findings.found(wrong, remedies), seen, found, Facts(**facts))
 
 
 def observed_kubelet(settings: KubeletStateSettings) -> tuple[KubeletStatus, tuple[str, ...]]:

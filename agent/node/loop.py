@@ -157,9 +157,8 @@ class PassLoop:
             next_pass = began + self._pass(triggers, began)
             ended = time.monotonic()
             cooled = ended + self._triggers.cooldown(self._settings, ended - began)
-            if socket.lost():
-                folder = self._settings.state_dir
-                raise OSError(f"{folder} was removed or given to another agent")
+            if lost := socket.lost():
+                raise OSError(f"the state folder can't be used any more: {lost}")
 
     def _prepare(self, triggers: Set[Trigger]) -> None:
         """Refreshes the sources that a trigger concerns, and reads the settings again."""

@@ -8,6 +8,7 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -65,7 +66,7 @@ REMEDIES: Final = {
     NodeCode.AGENT_NOT_READY: "look for the reason in docs/troubleshooting.md, and read "
     "the agent's log",
     NodeCode.DISK: "remove files from that file system: the agent decides again by itself",
-    NodeCode.SNAPSHOT: "restart the agent: it writes the file again",
+    NodeCode.SNAPSHOT: "remove what is at that path: the agent writes the file again",
     NodeCode.PROXY: "start the proxy (systemctl status topolet-proxy): a kubelet that uses this "
     "socket can start no container",
     NodeCode.PROXY_SOCKET: "systemctl restart topolet-proxy.socket, which makes the file again (a "
@@ -79,8 +80,10 @@ REMEDIES: Final = {
     "the same --nri-name and --nri-index (docs/nri.md)",
     NodeCode.PERMISSIONS: "run the agent as root with the mounts of its DaemonSet: cgroups and "
     "the state folder writable, the runtime's socket reachable",
-    NodeCode.WATCH: "start the API server, or repair the node's connection to it; until then the "
-    "agent decides by the last state that it received, and containers keep their CPUs",
+    NodeCode.WATCH: "read the error in the agent's log: if the API server refuses requests (403), "
+    "apply deploy/ again, whose roles allow them; if it does not answer, start it, or repair the "
+    "node's connection to it; until then the agent decides by the last state that it received, and "
+    "containers keep their CPUs",
     NodeCode.DEVICE: "read the condition of the node's Device object, which names the action "
     "(docs/gpus.md)",
     NodeCode.KUBELET_ABSENT: "start the kubelet (systemctl status kubelet), and read its log; if "
@@ -131,10 +134,22 @@ class NodeFinding(msgspec.Struct, frozen=True):
     severity: str
 
 
-def found(wrong: Mapping[NodeCode, str]) -> tuple[NodeFinding, ...]:
-    """The findings in the order of their codes: the most serious first."""
+AS_ROOT: Final = "run the command as root: this user may not use it"
+"""The remedy for what exists, and only the command can't use."""
+
+
+def found(
+    wrong: Mapping[NodeCode, str], remedies: Mapping[NodeCode, str] = MappingProxyType({})
+) -> tuple[NodeFinding, ...]:
+    """The findings in the order of their codes: the most serious first. `remedies`: those that
+    differ from REMEDIES, because the reason is known."""
     return tuple(
-        NodeFinding(each, wrong[each], REMEDIES[each], "warning" if each in WARNINGS else "error")
+        NodeFinding(
+            each,
+            wrong[each],
+            remedies.get(each, REMEDIES[each]),
+            "warning" if each in WARNINGS else "error",
+        )
         for each in NodeCode
         if each in wrong
     )

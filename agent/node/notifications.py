@@ -15,6 +15,7 @@ import msgspec
 
 from agent.hooks.requests import announced
 from agent.host import locks
+from agent.host.files import reason
 from agent.host.locks import FrontendSession
 from agent.model.apiobjects import ApiPod
 from agent.model.notifications import (
@@ -108,13 +109,16 @@ class NotificationSocket:
         """Makes a wait also end when this descriptor is readable. The caller reads it."""
         self._poll.register(descriptor, select.POLLIN)
 
-    def lost(self) -> bool:
-        """Whether the socket's path was removed or belongs to another socket: no notification
-        arrives any more."""
+    def lost(self) -> str:
+        """Why no notification arrives any more, "" while they do: the socket's path was removed,
+        belongs to another socket or can't be reached."""
         try:
-            return os.stat(self._path).st_ino != self._inode
-        except OSError:
-            return True
+            own = os.stat(self._path).st_ino == self._inode
+        except FileNotFoundError:
+            return f"{self._path} was removed"
+        except OSError as error:
+            return reason(error)
+        return "" if own else f"{self._path} is another agent's"
 
     def wake(self) -> None:
         """Ends a wait."""

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from agent.host.files import with_host_paths
+
 log = logging.getLogger(__name__)
 
 
@@ -53,9 +55,11 @@ class Sources:
     """Logs each problem once, and when a source has no problem any more. Safe to call from any
     thread."""
 
-    def __init__(self, count: Callable[[str, int], None] | None = None) -> None:
-        """`count` is called with a source's name and its number of problems when they change."""
+    def __init__(self, count: Callable[[str, int], None] | None = None, root: str = "/") -> None:
+        """`count` is called with a source's name and its number of problems when they change.
+        `root`: where the host's files are; problems have paths of the host."""
         self._count = count
+        self._root = root
         self._lock = threading.Lock()
         self._problems: dict[SourceName, frozenset[str]] = {}
 
@@ -68,7 +72,7 @@ class Sources:
     def report(self, source: SourceName, problems: Iterable[str] = (), level: int = 0) -> None:
         """`problems`: all problems of a source now, none when it works. `level`: the log level,
         instead of the one in LEVELS."""
-        now = frozenset(problems)
+        now = frozenset(with_host_paths(self._root, each) for each in problems)
         with self._lock:
             before = self._problems.get(source)
             self._problems[source] = now

@@ -121,7 +121,7 @@ def test_an_existing_file_is_not_replaced(
     path.write_text("existing")
     assert main(["doctor", f"--bundle={path}", *node.restore_words[1:]]) == 2
     printed = capfd.readouterr()
-    assert f"File exists: '{path}'" in printed.err
+    assert f"topolet: {path}: File exists\n" in printed.err
     assert "standard output" not in printed.err
     assert path.read_text() == "existing"
 

@@ -101,8 +101,9 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
 
 
 def test_the_findings_of_all_nodes_are_one_table(
-    nodes: Nodes, capfd: pytest.CaptureFixture[str]
+    nodes: Nodes, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     nodes.examined("n1")
     nodes.examined("n2", PLUGIN, findings=[DRIFT])
     nodes.with_pod("n3", CRASHED)

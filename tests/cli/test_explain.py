@@ -142,3 +142,43 @@ def test_a_placement_of_the_file_chooses_the_node(
     scores = {each["node"]: each["offer"]["score"] for each in found["nodes"]}
     assert found["winner"] == max(scores, key=lambda node: scores[node])
     assert scores["a"] != scores["b"], "the nodes are equal"
+
+
+SERVICE = {"kind": "Service", "metadata": {"name": "s", "namespace": "ns"}, "spec": {"ports": []}}
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        (SERVICE, "Service ns/s is neither a pod nor a workload"),
+        ({"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {}}, "ConfigMap c is neither"),
+        ({"kind": "Widget", "spec": {"template": {"a": 1}}}, "Widget "),
+        ({"kind": "Pod", "metadata": {"name": "p"}}, "Pod default/p: spec.containers is missing"),
+    ],
+)
+def test_what_is_no_pod_is_not_explained(
+    found: Object, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = saved(tmp_path)
+    file = tmp_path / "other.yaml"
+    file.write_text(yaml.safe_dump(found))
+    assert main(["explain", str(file), objects, NAME]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"topolet: {file}: {problem}" in printed.err
+    assert f"topolet: {file}: has no pod and no workload\n" in printed.err
+
+
+def test_other_objects_beside_a_workload_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = saved(tmp_path)
+    template = {"spec": owner(8, 8).pod("ignored")["spec"]}
+    job = {"kind": "CronJob", "metadata": {"name": "nightly"}}
+    job["spec"] = {"jobTemplate": {"spec": {"template": template}}}
+    file = tmp_path / "app.yaml"
+    file.write_text(yaml.safe_dump_all([SERVICE, job]))
+    assert main(["explain", str(file), objects, NAME]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Pod default/nightly: node ")
+    assert "Service ns/s is neither" in printed.err

@@ -53,6 +53,8 @@ class World:
         self.statuses: list[Object] = [UNTAKEN, PLANNED, MOVED]
         self.specs: list[Object] = []
         self.refuse = 0
+        self.deleted: list[Object] = []
+        self.delete_codes = [200]
         self.config = f"--kubeconfig={config}"
         server.answer = self._answer
         name = {"name": "test"}
@@ -70,6 +72,10 @@ class World:
     def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
         if self.refuse:
             return reply(connection, self.refuse, status(self.refuse, "Forbidden"))
+        if request.method == "DELETE":
+            self.deleted.append(json.loads(request.body)["preconditions"])
+            code = self.delete_codes.pop(0)
+            return reply(connection, code, status(code, "the reason"))
         if request.method == "POST":
             body = json.loads(request.body)
             assert body["metadata"] == {"generateName": "n-"}
@@ -178,3 +184,26 @@ def test_without_a_plan_the_reason_is_shown() -> None:
     text = rebind.draw(RebindRequest("r", "u", "n", status=status), 80)
     assert text == "RebindResource r of node n: Failed: node n does not exist\n"
     assert rebind.draw(RebindRequest("r", "u", "n"), 80) == "RebindResource r of node n: Unknown\n"
+
+
+@pytest.mark.parametrize(
+    ("codes", "text"),
+    [
+        ([200], "no scheduler has taken RebindResource n-x7k2p within 0 s, so it is deleted"),
+        ([403], "it is not deleted (DELETE "),
+        ([403], "): kubectl delete rebindresource n-x7k2p\n"),
+        ([409, 200], "so it is deleted"),
+    ],
+)
+def test_an_object_that_no_scheduler_takes_is_deleted(
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    codes: list[int],
+    text: str,
+) -> None:
+    monkeypatch.setattr(rebind, "UNTAKEN_SECONDS", 0.0)
+    world.statuses, world.delete_codes = [UNTAKEN], list(codes)
+    assert world.run() == 1
+    assert text in capsys.readouterr().err
+    assert world.deleted == [{"resourceVersion": "1", "uid": "u"}] * len(codes)

@@ -13,6 +13,10 @@ from agent.cli import remote
 from agent.cli.remote import Agent, RemoteError, why_not_running
 from tests.cli.kubectl import CRASHED, RUNNING, Kubectl, pod
 
+MEMCACHE = """E0102 03:04:05.678901   12345 memcache.go:265] "Unhandled Error" err="couldn't get"
+E0102 03:04:05.678912   12345 memcache.go:265] "Unhandled Error" err="couldn't get"
+"""
+
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
@@ -103,6 +107,13 @@ def test_exit_codes_of_the_command_and_of_kubectl_differ(
             "until 2026-01-02T03:04:05Z to end; on its node, crictl stop --timeout=0",
         ),
         ([], "", "Forbidden: pods", "kubectl get pods: Forbidden: pods"),
+        (
+            [],
+            "",
+            MEMCACHE + "The connection was refused",
+            "topolet: kubectl get pods: The connection",
+        ),
+        ([], "", MEMCACHE, 'kubectl get pods: E0102 03:04:05.678901   12345 memcache.go:265] "'),
     ],
 )
 def test_a_node_without_a_running_agent(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import tarfile
 import tomllib
@@ -142,3 +143,14 @@ def test_programs_of_pre_commit_are_those_of_the_linters() -> None:
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     lint = (ROOT / "Makefile").read_text().replace("$(BIN)", ".venv/bin")
     assert all(each["entry"] in lint for each in local["hooks"])
+
+
+def test_a_base_that_cannot_be_pulled_names_the_option_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buildah = tmp_path / "buildah"
+    buildah.write_text('#!/bin/sh\n[ "$1" != bud ] || { echo "no such image" >&2; exit 1; }\n')
+    buildah.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(release.ReleaseError, match=r'base debian:x can.* RELEASE="--base IMAGE"'):
+        release.Builder().build("name", ["linux/amd64"], "debian:x", tmp_path / "archive")

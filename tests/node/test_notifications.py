@@ -100,6 +100,19 @@ def test_notifications_of_one_wait_are_bounded_in_bytes(
     assert [len(notification_socket.wait(10)), len(notification_socket.wait(10))] == [1, 1]
 
 
+def test_a_socket_that_is_lost_has_the_reason(
+    notification_socket: NotificationSocket, path: str
+) -> None:
+    assert notification_socket.lost() == ""
+    os.rename(path, f"{path}.moved")
+    assert notification_socket.lost() == f"{path} was removed"
+    Path(path).touch()
+    assert notification_socket.lost() == f"{path} is another agent's"
+    os.unlink(path)
+    Path(path).symlink_to(path)  # as a folder that can't be searched: another error
+    assert notification_socket.lost() == f"{path}: Too many levels of symbolic links"
+
+
 def test_a_wake_before_a_wait_ends_the_wait(notification_socket: NotificationSocket) -> None:
     notification_socket.wake()
     assert notification_socket.wait(60) == []

@@ -31,3 +31,15 @@ def test_failures_of_two_sources_are_separate(caplog: pytest.LogCaptureFixture) 
     assert [each.levelname for each in caplog.records] == ["WARNING", "WARNING"]
     sources.report(SourceName.DEVICES, ("b",), logging.ERROR)
     assert [each.levelname for each in caplog.records][2:] == ["ERROR"]
+
+
+def test_problems_have_paths_of_the_host() -> None:
+    sources = Sources(root="/host/")
+    sources.report(
+        SourceName.DEVICE_CHECKPOINT,
+        ["/host/var/lib/kubelet/x: bad", "'/host/sys' and /hosts/a, /a/host/b are"],
+    )
+    assert sources.problems[SourceName.DEVICE_CHECKPOINT] == (
+        "'/sys' and /hosts/a, /a/host/b are",
+        "/var/lib/kubelet/x: bad",
+    )

@@ -171,11 +171,21 @@ def request_explanations(
 ) -> tuple[Explanation, ...]:
     """Requests the scheduler's explanations of these pods through the API server, and adds the
     names of the pods and budgets that the caller may list. `service`: NAME:PORT of the Service;
-    `lease`: the name of the leader's Lease; both are in `namespace`. Raises KubeError."""
+    `lease`: the name of the leader's Lease; both are in `namespace`. Raises KubeError, also a
+    NotFoundError that says how to name another Service."""
     proxy = f"/api/v1/namespaces/{segment(namespace)}/services/{service}/proxy{PATH}"
     holder = _lease_holder(transport, namespace, lease)
     body = {"pods": list(pods), "drained": list(drained), "leaseHolder": holder}
-    text = transport.create(proxy, body)
+    try:
+        text = transport.create(proxy, body)
+    except NotFoundError as error:
+        name = service.partition(":")[0]
+        if f'"{name}" not found' not in str(error):
+            raise  # of the scheduler's own port
+        raise NotFoundError(
+            f"Service {namespace}/{name} does not exist: either the scheduler is not installed, or "
+            "--scheduler-namespace and --scheduler-service name another Service"
+        ) from None
     try:
         answer = decode_answer(text)
     except JsonError as error:

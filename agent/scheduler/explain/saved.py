@@ -81,9 +81,15 @@ class SavedCluster:
 def pod_object(found: Object, namespace: str, *, new: bool) -> Object:
     """The object of a pod, or of the pod that a workload would create. `new`: without what the
     scheduler and the kubelet wrote. Requests that are not set become the limits, as in the API
-    server."""
-    template = _mapping(found.get("spec")).get("template")
-    if found.get("kind") != kinds.POD.name and isinstance(template, dict):
+    server. Raises DocumentError for an object that is neither, or whose pod has no containers."""
+    if found.get("kind") != kinds.POD.name:
+        spec = _mapping(found.get("spec"))
+        # A CronJob has the template of a Job, which has the template of a pod.
+        spec = _mapping(_mapping(spec.get("jobTemplate")).get("spec")) or spec
+        template = _mapping(spec.get("template"))
+        if not isinstance(template.get("spec"), dict):
+            title = f"{found.get('kind')} {objects.title(found)}"
+            raise DocumentError(f"{title} is neither a pod nor a workload with a template of one")
         workload = _mapping(found.get("metadata"))
         metadata = {**_mapping(template.get("metadata")), "name": workload.get("name", "")}
         metadata["namespace"] = workload.get("namespace", namespace)
@@ -92,6 +98,8 @@ def pod_object(found: Object, namespace: str, *, new: bool) -> Object:
     if new:
         body = _unscheduled(body)
     body["spec"] = _with_requests(_mapping(body.get("spec")))
+    if not _listed(body["spec"].get("containers")):
+        raise DocumentError(f"Pod {objects.title(body)}: spec.containers is missing or empty")
     return _with_uid(body)
 
 

@@ -14,7 +14,7 @@ from agent.http.peers import NodeAddresses
 from agent.http.requests import BadRequestError
 from agent.http.server import HttpServer
 from agent.kube.auth import FileAccess
-from agent.kube.errors import KubeError, RejectedError, ServerError
+from agent.kube.errors import KubeError, NotFoundError, RejectedError, ServerError
 from agent.kube.transport import Transport
 from agent.model.apiobjects import GROUP_ANNOTATION
 from agent.model.devices.holding import GPU_CHECKPOINTS
@@ -27,6 +27,8 @@ from agent.scheduler.explain.explainer import Explainer
 from agent.scheduler.preemption.disruption_budgets import Budget
 from agent.view import explanation as view
 from tests.fixtures.fleet import CARDS, SMALL, gpu_pod, guaranteed_pod, owner
+from tests.kube.fake_api_server import Server, reply, status
+from tests.kube.fake_api_server import server as server
 from tests.scheduler.explain.scenes import SCHEDULER, Scene
 
 SECRET = "hidden"
@@ -250,11 +252,33 @@ def test_the_path_is_served_only_on_the_port_for_pages(scene: Scene, on: bool) -
     routes = dict.fromkeys(("/healthz", "/readyz", "/metrics"), route)
     extender_port, pages_port = process.servers(settings, routes, {endpoint.PATH: route})
     statuses = []
-    for server in (extender_port, pages_port):
-        server.start()
-        connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    for port in (extender_port, pages_port):
+        port.start()
+        connection = http.client.HTTPConnection("127.0.0.1", port.port)
         connection.request("GET", endpoint.PATH)
         statuses.append(connection.getresponse().status)
         connection.close()
-        server.close()
+        port.close()
     assert statuses == [404, 405 if on else 404]
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (
+            'services "topolet-scheduler" not found',
+            "Service ns/topolet-scheduler does not exist: ei",
+        ),
+        ("no such path; the paths are /healthz", "404 no such path"),
+    ],
+)
+def test_a_missing_service_is_named_as_a_missing_scheduler(
+    server: Server, message: str, shown: str
+) -> None:
+    server.answer = lambda _, connection, request: reply(
+        connection, 404, status(404, message=message)
+    )
+    transport = Transport(FileAccess(server.url))
+    with pytest.raises(NotFoundError, match=shown):
+        endpoint.request_explanations(transport, "ns", "topolet-scheduler:http", "", [], [])
+    transport.close()
