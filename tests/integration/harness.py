@@ -235,9 +235,13 @@ class TestNode:
 
     def run_cli(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs `topolet WORDS` to its end."""
-        command = [sys.executable, "-m", "agent", *words]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=2 * DEADLINE_SECONDS, check=False
+            [sys.executable, "-m", "agent", *words],
+            capture_output=True,
+            text=True,
+            timeout=2 * DEADLINE_SECONDS,
+            check=False,
+            env=dict(os.environ),  # without the COLUMNS that readline adds below Python
         )
 
     def close(self) -> None:
