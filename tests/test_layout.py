@@ -65,7 +65,6 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "model/devices/test_gpu_devices.py": ("model.devices.gpus",),
     "model/pod/test_qos.py": ("model.pod.pods",),
     "model/settings/test_options.py": (
-        "cli.options",
         "model.settings.agent",
         "model.settings.frontends",
         "model.settings.scheduler",
