@@ -38,7 +38,7 @@ def _gpus(found: ClusterFragmentation) -> list[str]:
         return []
     return [
         f"{found.gpus} GPUs, {_amount(found.free_gpus)} free.",
-        f"  {_amount(found.gpus_lost_to_shares)} are lost to shares: the free part of a GPU is "
+        f"  {_amount(found.gpus_lost_to_shares)} are fragmented by shares: the free part of a GPU is "
         "worth less than its size.",
         f"  {_amount(found.gpus_without_cpu_or_memory)} will stay idle, because the CPU or memory "
         "of their node runs out first.",
@@ -62,7 +62,7 @@ def _nodes(nodes: list[NodeFragmentation], width: int, *, counted: bool) -> list
         "BROKEN CORES",
         "SMALL RESTS",
         "FREE GPUS",
-        "LOST",
+        "FRAGMENTED GPUS",
         "PODS TO MOVE",
     ]
     rows = [[*titles, *(["FITTING"] if counted else [])]]

@@ -9,7 +9,7 @@ import pytest
 from agent.http.server import HttpServer
 from tests.fixtures.browser import Browser, Tab
 from tests.fixtures.browser import browser as browser
-from tests.fixtures.fleet import gpu_pod, owner
+from tests.fixtures.fleet import Model, gpu_pod, owner
 from tests.scheduler import clusters
 from tests.scheduler.page_scene import HOLDER, TOO_LARGE, PageScene
 
@@ -73,6 +73,30 @@ def test_the_cluster_changes_while_the_page_is_open(scene: PageScene, tab: Tab) 
     assert "the API server does not answer" in tab.text("#decisions")
     assert tab.violations() == []
     assert tab.errors == []
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 375])
+def test_no_label_of_a_bar_overlaps_the_next(scene: PageScene, tab: Tab, width: int) -> None:
+    """Nodes with hundreds of cores give a chart of many bars with long labels."""
+    clusters.add_node(scene.cluster, "large", Model("large", (2, 1, 128, 2)))
+    tab.shape(width, 900)
+    tab.until("document.querySelector('[data-key=free_cores] [data-key=\"128\"]') !== null")
+    overlaps = tab.run(
+        """[...document.querySelectorAll('.bars')].flatMap(bars => {
+          const labels = [...bars.querySelectorAll('button > span:nth-child(4)')].map(each => {
+            const range = document.createRange();
+            range.selectNodeContents(each);
+            return [range.getBoundingClientRect(), each.textContent];
+          });
+          return labels.slice(1).map(([box, text], index) => [labels[index], box, text])
+            .filter(([[before], box]) => box.left < before.right + 2 && box.top < before.bottom)
+            .map(([[, one], , two]) => one + ' ' + two);
+        })"""
+    )
+    assert overlaps == []
+    assert not tab.run(
+        "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    )
 
 
 @pytest.mark.long

@@ -31,13 +31,13 @@ document.title = 'Cluster \u2013 Topolet';
 const nodesText = count => count === 1 ? 'node' : 'nodes';
 const amount = value => String(Math.round(value * 10) / 10);
 const NAMES = {free_cores: 'free whole cores', free_numa_nodes: 'NUMA nodes without an owner', free_gpus: 'free GPUs',
-  lost_cpus: 'lost CPUs', lost_gpus: 'lost GPUs'};
+  lost_cpus: 'fragmented CPUs', lost_gpus: 'fragmented GPUs'};
 const COLUMNS = [
   ['name', 'Node', 'The name of the node'], ['free_cores', 'Free cores', 'Cores all of whose CPUs a pod may still own'],
   ['free_numa_nodes', 'Free NUMA nodes', 'NUMA nodes none of whose CPUs has an owner'],
   ['free_gpus', 'Free GPUs', 'In sum, with parts of GPUs'],
-  ['lost_cpus', 'Lost CPUs', 'Free CPUs on broken cores, and on rests of NUMA nodes that are too small for the pods of this cluster'],
-  ['lost_gpus', 'Lost GPUs', 'What is left of shared GPUs and worth less than its size, and GPUs that stay idle because CPU or memory runs out first'],
+  ['lost_cpus', 'Fragmented CPUs', 'Free CPUs on broken cores, and on rests of NUMA nodes that are too small for the pods of this cluster'],
+  ['lost_gpus', 'Fragmented GPUs', 'What is left of shared GPUs and worth less than its size, and GPUs that stay idle because CPU or memory runs out first'],
   ['pods', 'Pods', 'Pods and reservations on the node'], ['state', 'State', 'Why the node takes no pods that need CPUs of their own']];
 /* A failure is reported by the next call of `repeat`. */
 const changeView = changes => { Object.assign(view, {offset: 0}, changes); askNow().catch(() => {}); };
@@ -47,8 +47,8 @@ const drawFigures = () => {
   const all = found.totals;
   const facts = [['nodes', all.nodes], ['take no pods', all.closed], ['free whole cores', `${all.free_cores} of ${all.cores}`],
     ['NUMA nodes without an owner', `${all.free_numa_nodes} of ${all.numa_nodes}`],
-    ...(all.gpus ? [['free GPUs', `${amount(all.free_gpus)} of ${all.gpus}`]] : []), ['lost CPUs', amount(all.lost_cpus)],
-    ...(all.gpus ? [['lost GPUs', amount(all.lost_gpus)]] : []), ['pods without a node', found.waiting]];
+    ...(all.gpus ? [['free GPUs', `${amount(all.free_gpus)} of ${all.gpus}`]] : []), ['fragmented CPUs', amount(all.lost_cpus)],
+    ...(all.gpus ? [['fragmented GPUs', amount(all.lost_gpus)]] : []), ['pods without a node', found.waiting]];
   keep(byId('figures'), facts, fact => fact[0], fact => element('div', {}, element('dt', {text: fact[0]}), element('dd')),
     (child, fact) => { child.lastElementChild.textContent = fact[1]; });
   byId('reading').hidden = !found.reading;
@@ -186,7 +186,7 @@ const showNode = answer => {
     ['Free GPUs', node.gpus ? `${amount(node.free_gpus)} of ${node.gpus}` : ''],
     ['Broken cores', node.cpus_on_broken_cores ? `${node.cpus_on_broken_cores} free CPUs are on cores that have an owner too` : ''],
     ['Small rests', node.cpus_on_small_rests ? `${amount(node.cpus_on_small_rests)} CPUs (mean) are on rests of NUMA nodes that are too small for pods of this cluster` : ''],
-    ['Lost GPUs', node.lost_gpus ? amount(node.lost_gpus) : ''], ['Pods', String(node.pods)]], more, {node: node.name});
+    ['Fragmented GPUs', node.lost_gpus ? amount(node.lost_gpus) : ''], ['Pods', String(node.pods)]], more, {node: node.name});
 };
 const showWaiting = answer => {
   const pod = answer.pod, explained = answer.explanation;
