@@ -16,9 +16,9 @@ from agent.model.objects import ObjectIdentity, decoded
 KIND: Final = "RebindResource"
 GROUP: Final = "scheduling.koordinator.sh"
 DEADLINE_SECONDS: Final = 600
+"""The proposal's DefaultDeadlineInSeconds."""
 MAX_DEADLINE_SECONDS: Final = 86_400
 """The node takes no pods meanwhile; a longer deadline counts as this one."""
-"""The proposal's DefaultDeadlineInSeconds."""
 
 
 class RebindPhase(enum.StrEnum):
