@@ -11,7 +11,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,8 +19,11 @@ import msgspec
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri
 from agent.hooks.agent_client import Notifier, read_snapshot
-from agent.host import files
+from agent.host import files, processes
+from agent.host.file_writers import first_writer
 from agent.host.listener import receives_datagrams
+from agent.host.locks import AGENT_LOCK
+from agent.host.processes import Process, ProcessGoneError, UnreadableError
 from agent.kubelet import state_folder
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.device_checkpoint import DeviceCheckpoint
@@ -52,6 +55,10 @@ from agent.telemetry import audit
 
 ANSWER_SECONDS: Final = 3.0
 """A pass takes milliseconds; one that waits for a busy runtime takes longer."""
+WRITER_SECONDS: Final = 3.0
+"""How long a finding about another writer makes the command watch the files."""
+_MAX_ARGUMENTS: Final = 200
+"""Characters of a command line that a finding names."""
 _PAUSE_SECONDS: Final = 0.02
 SCHEMA_VERSION: Final = 1
 """Of the JSON output: it changes when a field changes its meaning or goes."""
@@ -128,7 +135,8 @@ def examine(settings: DoctorSettings) -> Examination:
     wrong |= node_findings.of_kubelet(kubelet, snapshot, proxy)
     running = (argv for _, argv in own_processes.command_lines(proc))
     programs = node_findings.of_programs(running, proxy=bool(proxy))
-    wrong |= programs | node_findings.of_changes(_foreign_changes(settings.state_dir), programs)
+    changes = _foreign_changes(settings.state_dir)
+    wrong |= programs | node_findings.of_changes(changes, programs)
     if page := own_processes.page_of("agent", proc, settings.state_dir):
         if page.ready:
             wrong.pop(NodeCode.AGENT_HUNG, None)  # it says itself why it decides nothing
@@ -156,6 +164,9 @@ def examine(settings: DoctorSettings) -> Examination:
     try:
         hierarchy = Hierarchy(settings.cgroup_root, proc)
         facts["cgroup_version"] = str(hierarchy.version)
+        if NodeCode.COMPETING in wrong:
+            writer = _writer(settings.state_dir, changes, hierarchy)
+            wrong[NodeCode.COMPETING] += f"; {writer}"
         seen, groups, facts["runtime"] = _containers(settings, snapshot, given, hierarchy)
         wrong |= node_findings.of_groups(groups)
         facts["cgroup_driver"] = node_findings.driver_of(groups)
@@ -303,6 +314,29 @@ def _foreign_changes(state_dir: str) -> list[Record]:
         ).records
     except OSError:
         return []
+
+
+def _writer(state_dir: str, changes: Sequence[Record], hierarchy: Hierarchy) -> str:
+    """Who writes CPUs or NUMA nodes of the groups now, as a sentence."""
+    files = {
+        f"{hierarchy.path}{each.group}/{each.field}"
+        for each in changes
+        if each.field.startswith("cpuset.")
+    }
+    own = processes.lock_holders(os.path.join(state_dir, AGENT_LOCK), hierarchy.proc)
+    try:
+        if not drift.own_numbers(hierarchy.proc):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        pid = first_writer(sorted(files), WRITER_SECONDS, own)
+    except OSError:
+        return "run topolet doctor on the node itself, as root: it can name the process then"
+    if pid is None:
+        return f"no other process wrote there within {WRITER_SECONDS:g} s"
+    try:
+        with Process(hierarchy.proc, pid) as process:
+            return f"process {pid} writes there: {' '.join(process.argv())[:_MAX_ARGUMENTS]}"
+    except (ProcessGoneError, UnreadableError):
+        return f"process {pid}, which has ended, wrote there"
 
 
 def _proxy(path: str) -> tuple[str, str]:

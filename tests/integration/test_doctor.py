@@ -59,6 +59,26 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+def test_a_program_that_keeps_changing_cpus_is_found_and_named(node: TestNode) -> None:
+    """The agent undoes each change at once: only the audit trail shows them."""
+    node.start_agent()
+    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    eventually("all cpusets are correct", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
+    file = kernel_group(node.direct.container_status(ls).pid, "cpuset") / "cpuset.cpus"
+    loop = f"while :; do echo 0-1 >{file}; sleep 0.1; done"
+    kind = 'topolet_foreign_changes_total{kind="cpus"}'
+    with subprocess.Popen(["sh", "-c", loop]) as writer:
+        eventually("it is counted", lambda: node.metric(kind) > 10)
+        (text,) = (
+            each["text"] for each in examined(node)["node"] if each["code"] == "competing-writer"
+        )
+        writer.kill()
+    assert "another process changed cpuset.cpus of default/ls main " in text
+    assert "another process had set it to 0-1; " in text
+    assert f"process {writer.pid} writes there: sh -c while :; do echo 0-1" in text
+
+
 def test_a_changed_cgroup_is_found_and_sets_the_exit_code(node: TestNode) -> None:
     node.start_agent()
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
