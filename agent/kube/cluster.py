@@ -31,7 +31,7 @@ from agent.model.nrt import node_status, resource_topology
 T = TypeVar("T")
 
 
-class Applied(msgspec.Struct, frozen=True):
+class LastApply(msgspec.Struct, frozen=True):
     """What was applied last, as JSON; the version of the object that the server had then; and when
     all its fields were compared."""
 
@@ -87,7 +87,7 @@ class Cluster:
         self._first_seconds = spread(node_name, spread_seconds)
         self._recheck_seconds = recheck_seconds
         self._clock = clock
-        self._applied: dict[tuple[str, str, str], Applied] = {}
+        self._applied: dict[tuple[str, str, str], LastApply] = {}
         self.repaired: Callable[[Repair], None] = _ignore
 
     def recorder(
@@ -172,7 +172,7 @@ class Cluster:
         kind, name = kind_named(wanted["kind"]), wanted["metadata"]["name"]
         key = kind.name, name, subresource
         sent = msgspec.json.encode(wanted, order="deterministic")
-        last = self._applied.get(key, Applied())
+        last = self._applied.get(key, LastApply())
         compared = self._clock() - last.compared_at < self._recheck_seconds
         if sent == last.sent and compared and not self._written_by_others(kind, wanted, last):
             return False
@@ -184,13 +184,13 @@ class Cluster:
                     raise
             else:
                 break
-        self._applied[key] = Applied(sent, version, self._clock())
+        self._applied[key] = LastApply(sent, version, self._clock())
         if changed and sent == last.sent:
             manager = "" if stored is None else last_manager(stored)
             self.repaired(Repair(kind.name, name, manager, stored is None))
         return changed
 
-    def _written_by_others(self, kind: Kind, wanted: Object, last: Applied) -> bool:
+    def _written_by_others(self, kind: Kind, wanted: Object, last: LastApply) -> bool:
         """Whether the object has another version than after the last apply, or does not exist. The
         server's cache may be older than that apply."""
         if kind not in _OWN_KINDS:
