@@ -132,6 +132,7 @@ def offer(
     held = _with_cpu(request)
     trials = new_trials(options, account, held, policies)
     trials.steps = steps
+    trials.with_devices = provider is not None
     if policies.numa is NumaPolicy.NONE:
         found = _unaligned(held, policies, trials)
         if isinstance(found, Rejection):

@@ -73,10 +73,12 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class Trials:
-    """Trials of one pod on one node in its current state. `downgrade`: see CpuRequest. Trials
-    raise TooComplexError when the `steps` are used up."""
+    """Trials of one pod on one node in its current state. `downgrade`: see CpuRequest.
+    `with_devices`: the pod gets devices too, which may be on each of its NUMA nodes. Trials raise
+    TooComplexError when the `steps` are used up."""
 
     downgrade = True
+    with_devices = False
     steps: Steps = UNCOUNTED
 
     def __init__(
@@ -210,42 +212,34 @@ class Trials:
         the CPU that the pod gets there."""
         unit = self.unit(name)
         if name != "cpu":
-            return self._in_order(requested, room, unit, cpu_shares)
-        if self._whole_milli:
-            shares = self._by_cores(requested, room)
-        else:
-            shares = self._in_order(requested, room, unit)
-        if len(shares) < len(room) and self._on_all_nodes:
-            return split_evenly(requested, room, unit)
-        return shares
+            return _in_order(requested, room, unit, cpu_shares, packed=self._packed)
+        for packed in (True, False) if self._packed else (False,):
+            if self._whole_milli:
+                shares = self._by_cores(requested, room, packed=packed)
+            else:
+                shares = _in_order(requested, room, unit, packed=packed)
+            if len(shares) == len(room) or not self._on_all_nodes:
+                return shares
+        return split_evenly(requested, room, unit)
 
-    def _by_cores(self, requested: int, room: Mapping[int, int]) -> dict[int, int]:
+    def _by_cores(self, requested: int, room: Mapping[int, int], *, packed: bool) -> dict[int, int]:
         whole = {node: min(left, self._whole_milli.get(node, 0)) for node, left in room.items()}
-        shares = self._in_order(requested, whole, self._core_milli)
+        shares = _in_order(requested, whole, self._core_milli, packed=packed)
         missing = requested - sum(shares.values())
         if missing:
             rest = {node: left - shares.get(node, 0) for node, left in room.items()}
-            for node, share in self._in_order(missing, rest, self.unit("cpu"), shares).items():
+            more = _in_order(missing, rest, self.unit("cpu"), shares, packed=packed)
+            for node, share in more.items():
                 shares[node] = shares.get(node, 0) + share
         return shares
 
-    def _in_order(
-        self,
-        requested: int,
-        room: Mapping[int, int],
-        unit: int,
-        first: Mapping[int, int] = _NO_CPU,
-    ) -> dict[int, int]:
-        if self._packed:
-            return split_packed(requested, room, unit, first)
-        return split_evenly(requested, room, unit)
-
     @cached_property
     def _packed(self) -> bool:
-        """Whether amounts fill one NUMA node after the other."""
+        """Whether amounts fill one NUMA node after the other. A pod with devices gets even parts,
+        so that each device has CPUs nearby, unless the configuration says otherwise."""
         strategy, configured = self._policies.strategy, self._options.profile.packed
         if configured is None:
-            return strategy is Strategy.MOST_ALLOCATED
+            return strategy is Strategy.MOST_ALLOCATED and not self.with_devices
         return configured and strategy is not Strategy.DISTRIBUTE_EVENLY
 
     @cached_property
@@ -527,6 +521,20 @@ class Trials:
             recorded = self._recorded.get(area.id, {})
             if bind.required and "cpu" in recorded:
                 recorded["cpu"] = min(recorded["cpu"], most)
+
+
+def _in_order(
+    requested: int,
+    room: Mapping[int, int],
+    unit: int,
+    first: Mapping[int, int] = _NO_CPU,
+    *,
+    packed: bool,
+) -> dict[int, int]:
+    """`first`: see `split_packed`."""
+    if packed:
+        return split_packed(requested, room, unit, first)
+    return split_evenly(requested, room, unit)
 
 
 def _rejection(shortage: Shortage) -> Rejection:

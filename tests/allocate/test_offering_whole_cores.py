@@ -13,6 +13,9 @@ from msgspec.structs import replace
 from agent.allocate import node_score, offering
 from agent.allocate.layout import Layout
 from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu.cpuset import CpuSet
@@ -27,6 +30,8 @@ from agent.model.cpu.policies import (
 from agent.model.pod.annotations import NumaSpec, ResourceSpec
 from agent.model.pod.resource_request import ResourceRequest
 from agent.model.settings.plugin_args import decode
+from tests.allocate.devices.builders import CARDS, gpu
+from tests.allocate.node_allocator.builders import make_properties, pod
 from tests.allocate.nodes import GIB, allocated, claim, ls_pod, node_options, owner
 
 PROFILE = node_score.profile(decode({"kind": "CPUOrchestrationPluginArgs"}))
@@ -145,6 +150,36 @@ def test_a_pod_has_cpus_of_each_numa_node_whose_memory_is_bound(policy: NumaPoli
     found = offered(node, owner(2, 20)).allocation
     assert {id_: each["cpu"] for id_, each in found.amounts.items()} == {0: 1000, 1: 1000}
     assert sum(each["memory"] for each in found.amounts.values()) == 20 * GIB
+
+
+def test_a_pod_of_several_numa_nodes_by_its_memory_has_whole_cores_of_each() -> None:
+    """Packed, its 4 CPUs would be on one NUMA node."""
+    node = replace(node_with(), counts_memory=True)
+    found = offered(node, owner(4, 20)).allocation
+    assert {id_: each["cpu"] for id_, each in found.amounts.items()} == {0: 2000, 1: 2000}
+
+
+@pytest.mark.parametrize(
+    ("distribute", "amounts"),
+    [
+        (None, {0: {"cpu": 2000}, 1: {"cpu": 4000}}),
+        (False, {0: {"cpu": 6000}}),
+    ],
+)
+def test_a_pod_with_devices_of_several_numa_nodes_has_whole_cores_of_each(
+    distribute: bool | None, amounts: Amounts
+) -> None:
+    """Unless the configuration packs amounts."""
+    body: dict[str, object] = {"kind": "CPUOrchestrationPluginArgs"}
+    if distribute is not None:
+        body["distributeAcrossNUMA"] = distribute
+    properties = make_properties(
+        devices=[gpu(minor, minor // 2) for minor in range(4)],
+        profile=node_score.profile(decode(body)),
+    )
+    found = NodeAllocator(properties).offer(request_of(pod("a", {"cpu": 6, CARDS: 4}, "LSR")))
+    assert isinstance(found, Granted)
+    assert found.holding().allocation.amounts == amounts
 
 
 def test_cpus_where_the_memory_is_are_whole_cores_first() -> None:
