@@ -38,8 +38,8 @@ def _gpus(found: ClusterFragmentation) -> list[str]:
         return []
     return [
         f"{found.gpus} GPUs, {_amount(found.free_gpus)} free.",
-        f"  {_amount(found.gpus_lost_to_shares)} are fragmented by shares: the free part of a GPU is "
-        "worth less than its size.",
+        f"  {_amount(found.gpus_lost_to_shares)} are fragmented by shares: the free part of a GPU "
+        "is worth less than its size.",
         f"  {_amount(found.gpus_without_cpu_or_memory)} will stay idle, because the CPU or memory "
         "of their node runs out first.",
     ]

@@ -23,6 +23,8 @@ from agent.model.pod.annotations import AnnotationError, text_of
 from agent.model.quantities import Quantity, QuantityError, whole
 
 MAX_MINOR: Final = 1023
+MAX_PARTITIONS: Final = 1024
+"""Of a table; a machine with eight GPUs has 15."""
 
 
 class Partition(msgspec.Struct, frozen=True):
@@ -149,6 +151,9 @@ def _decoded(text: str) -> Table:
         by_size = bounds.decode(_decoder, text)
     except JsonError as error:
         raise AnnotationError(GPU_PARTITIONS, str(error)) from None
+    if (found := sum(len(raw or ()) for raw in by_size.values())) > MAX_PARTITIONS:
+        reason = f"{found} sets are more than {MAX_PARTITIONS}"
+        raise AnnotationError(GPU_PARTITIONS, reason)
     for size, raw in by_size.items():
         sets = (_partition(size, place, each) for place, each in enumerate(raw or ()))
         table[size] = tuple(sorted(sets, key=lambda each: -each.score))

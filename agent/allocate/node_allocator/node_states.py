@@ -17,13 +17,16 @@ from agent.allocate.node_allocator.properties import NodeProperties
 MAX_STATES: Final = 100_000
 """States kept, of about a kilobyte each. Beyond them all are dropped: a later state that is equal
 to a dropped one gets another number."""
+MAX_STATE_BYTES: Final = 128 << 20
+"""Of all kept states, roughly: a stolen agent reports a large state that is new each time."""
 
 
 class NodeStates:
     """One thread at a time."""
 
-    def __init__(self, max_states: int = MAX_STATES) -> None:
-        self._max_states = max_states
+    def __init__(self, max_states: int = MAX_STATES, max_bytes: int = MAX_STATE_BYTES) -> None:
+        self._max_states, self._max_bytes = max_states, max_bytes
+        self._bytes = 0
         self._numbers: dict[Hashable, int] = {}
         self._last = 0
 
@@ -60,11 +63,31 @@ class NodeStates:
     def _number(self, state: Hashable) -> int:
         found = self._numbers.get(state)
         if found is None:
-            if len(self._numbers) >= self._max_states:
+            if len(self._numbers) >= self._max_states or self._bytes >= self._max_bytes:
                 self._numbers.clear()
+                self._bytes = 0
+            self._bytes += _size_bytes(state)
             self._last += 1
             found = self._numbers[state] = self._last
         return found
+
+
+_VALUE_BYTES: Final = 40
+"""Of a small value, with its place in a container."""
+
+
+def _size_bytes(value: Any) -> int:
+    if isinstance(value, bytes | str):
+        return _VALUE_BYTES + len(value)
+    if isinstance(value, int):
+        return _VALUE_BYTES + value.bit_length() // 8
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.astuple(value)
+    if isinstance(value, Mapping):
+        value = (*value.keys(), *value.values())
+    if isinstance(value, tuple | frozenset | list):
+        return _VALUE_BYTES + sum(map(_size_bytes, value))
+    return _VALUE_BYTES
 
 
 def _model(inventory: Inventory) -> Hashable:

@@ -69,6 +69,9 @@ from agent.model.pod.device_request import DeviceRequest
 from agent.model.settings.plugin_args import SchedulerArgs, ZoneScoring
 
 _PERCENT: Final = 100
+_MODELS: Final = 32
+"""The models of nodes for which large values are cached: up to some megabytes each, if a stolen
+agent reports as much as is read."""
 
 
 class AllocatorRules(msgspec.Struct, frozen=True):
@@ -217,7 +220,7 @@ def _inventory(
     return inventory(device.devices, table, links)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_MODELS)
 def _partitions(text: str, of_device: str, of_node: str, model: str, vendor: str) -> Partitions:
     """Cached: nodes of one model share a table. Raises AnnotationError."""
     return partitions.partitions(
@@ -227,7 +230,7 @@ def _partitions(text: str, of_device: str, of_node: str, model: str, vendor: str
     )
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_MODELS)
 def _links(text: str, objective: GpuObjective) -> LinkTable | None:
     """Cached: nodes of one model share them. Raises AnnotationError."""
     return links_of(interconnect.decode_links({GPU_LINKS: text}), objective)
@@ -333,7 +336,7 @@ def _cpus(topology: NodeTopology, claims: Mapping[str, CpuSet]) -> _Cpus:
     )
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_MODELS)
 def _layout(cpus: tuple[Cpu, ...]) -> Layout | None:
     """Cached: nodes of one model share a layout."""
     return layouts.of(cpus) if cpus else None

@@ -396,7 +396,7 @@ def _text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _cpus(text: str, caches_of_zones: tuple[str, ...]) -> tuple[Cpu, ...]:
     """Cached: nodes of one model report the same value, and it is read again for every pod."""
     detail = decoded({CPU_TOPOLOGY: text}, CPU_TOPOLOGY, _cpu_topology, bounds.OBJECT_LIST_BYTES)

@@ -130,6 +130,8 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 MAX_VALUES: Final = 4096
+MAX_INTERNED_BYTES: Final = 16 << 20
+"""Of the JSON of all values of a pool: a stolen agent may report one large value after another."""
 MAX_LABELS: Final = 128
 """The most labels of a pod that are kept, since an object of 1.5 MB may have thousands. A selector
 of a PodDisruptionBudget by another label does not match here; the API server then refuses the
@@ -141,9 +143,10 @@ class InternPool(Generic[T]):
     full pool is cleared, since most of its values may be unused by then. Two threads may both keep
     equal values, which only costs memory."""
 
-    def __init__(self, max_values: int = MAX_VALUES) -> None:
-        self._max_values = max_values
+    def __init__(self, max_values: int = MAX_VALUES, max_bytes: int = MAX_INTERNED_BYTES) -> None:
+        self._max_values, self._max_bytes = max_values, max_bytes
         self._kept: dict[bytes, T] = {}
+        self._bytes = 0
 
     def of(self, value: T) -> T:
         return self.by_source(value, lambda: value)
@@ -154,9 +157,11 @@ class InternPool(Generic[T]):
         kept = self._kept.get(key)
         if kept is None:
             kept = make()
-            if len(self._kept) >= self._max_values:
+            if len(self._kept) >= self._max_values or self._bytes >= self._max_bytes:
                 self._kept.clear()
+                self._bytes = 0
             self._kept[key] = kept
+            self._bytes += len(key)
         return kept
 
 

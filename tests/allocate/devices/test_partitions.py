@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -154,6 +155,7 @@ def test_other_models_have_no_table(labels: dict[str, str]) -> None:
         ('{"2": [{"minors": [0, 0]}]}', "2[0].minors: not 2 different cards"),
         ('{"2": [{"minors": [0, 1, 2]}]}', "2[0].minors: not 2 different cards"),
         ('{"2": [{"minors": [0, 1], "ringBusBandwidth": "fast"}]}', "'fast' is not a quantity"),
+        (json.dumps({"1": [{"minors": [0]}] * 1025}), "1025 sets are more than 1024"),
     ],
 )
 def test_an_invalid_table(text: str, message: str) -> None:

@@ -77,6 +77,16 @@ def test_a_pod_changes_the_state_number_until_it_is_released(kind: Kind) -> None
     assert after_release["a"] == after_release["b"]
 
 
+def test_large_states_are_dropped_earlier() -> None:
+    states, number = NodeStates(max_bytes=10_000), 0
+    for amount in range(100):
+        state = ({"available": frozenset(range(amount, amount + 100))},)
+        number = states.of(1, state, Reads.ZONES)
+        assert states.of(1, state, Reads.ZONES) == number
+    assert number == 100
+    assert len(states._numbers) < 50
+
+
 def test_a_state_number_is_not_reused_for_another_state() -> None:
     cluster = clusters.cluster({"a": SMALL})
     node = cluster.node("a")

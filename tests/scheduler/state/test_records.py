@@ -34,6 +34,13 @@ def test_old_values_are_dropped() -> None:
     assert sum(pool.of({"old": old}) is each for old, each in newest_first) <= 8
 
 
+def test_large_values_are_dropped_earlier() -> None:
+    pool = InternPool[str](max_bytes=1000)
+    before = [pool.of(f"{number}".zfill(400)) for number in range(100)]
+    newest_first = reversed(list(enumerate(before)))
+    assert sum(pool.of(f"{number}".zfill(400)) is each for number, each in newest_first) <= 3
+
+
 def test_a_derived_value_is_made_once() -> None:
     pool, made = InternPool[list[int]](), []
 
