@@ -108,6 +108,8 @@ BIND_SECONDS: Final = 15.0
 _PODS: Final = 8
 _NODES: Final = 32
 _TRIALS: Final = 120
+# For the victims of one pod, on all nodes.
+_SEARCH_SECONDS: Final = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -202,6 +204,7 @@ class Evictor:
         assert requirements is not None
         busy = {plan.node for plan in self.plans}
         found: list[PreemptionCandidate] = []
+        until = self._clock() + _SEARCH_SECONDS
         for node in [each for each in queued.candidates if each not in busy][:_NODES]:
             snapshot = self._snapshots.take(node, requirements.pod_request, queued.group)
             if snapshot is None:
@@ -215,6 +218,7 @@ class Evictor:
                 requirements,
                 self._budgets,
                 trials=trials,
+                expired=lambda: self._clock() >= until,
             )
             if candidate is not None and not candidate.violations:
                 found.append(candidate)

@@ -3,10 +3,9 @@ CPUs, NUMA nodes and devices for the pod."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -82,7 +81,10 @@ class Preemption:
     def _for_pod(self, args: ExtenderPreemptionArgs, info: PodInfo) -> dict[str, MetaVictims]:
         pod_request, requirements = info.pod_request, self._cluster.requirements(info)
         candidates: dict[str, MetaVictims] = {}
-        for node, named in self._before_deadline(args):
+        expired = self._deadline()
+        for node, named in args.victims.items():
+            if expired():
+                break
             snapshot = self._snapshots.take(node, pod_request)
             if snapshot is None:
                 continue
@@ -90,7 +92,7 @@ class Preemption:
             needs = allocator.as_here(pod_request).needs
             if needs is Needs.NOTHING and not allocator.properties.binds_all:
                 candidates[node] = named
-            elif found := self._select(args, requirements, snapshot, named):
+            elif found := self._select(args, requirements, snapshot, named, expired):
                 candidates[node] = _victims(found)
         return candidates
 
@@ -108,11 +110,16 @@ class Preemption:
         if self._in_progress_for(group) or self._queue.has_nomination(group):
             return {}
         found: list[PreemptionCandidate] = []
-        for node, named in self._before_deadline(args):
+        expired = self._deadline()
+        for node, named in args.victims.items():
+            if expired():
+                break
             if group_node is not None and node != group_node:
                 continue
             snapshot = self._snapshots.take(node, info.pod_request, group)
-            if snapshot is not None and (one := self._select(args, requirements, snapshot, named)):
+            if snapshot is None:
+                continue
+            if one := self._select(args, requirements, snapshot, named, expired):
                 found.append(one)
         if not found:
             return {}
@@ -126,6 +133,7 @@ class Preemption:
         requirements: Requirements,
         snapshot: NodeSnapshot,
         named: MetaVictims,
+        expired: Callable[[], bool],
     ) -> PreemptionCandidate | None:
         uids = frozenset(each.uid for each in named.pods)
         replaceable = not args.constrained and snapshot.resources.explains(
@@ -139,11 +147,13 @@ class Preemption:
             required=() if replaceable else uids,
             resources=snapshot.resources if replaceable else None,
             trials=max(_MIN_TRIALS, _TRIALS // (len(args.victims) * requirements.pods)),
+            expired=expired,
         )
 
-    def _before_deadline(self, args: ExtenderPreemptionArgs) -> Iterator[tuple[str, MetaVictims]]:
+    def _deadline(self) -> Callable[[], bool]:
+        """Returns whether the time of a request has passed that begins now."""
         until = self._clock() + SEARCH_SECONDS
-        return itertools.takewhile(lambda _: self._clock() < until, args.victims.items())
+        return lambda: self._clock() >= until
 
     def _in_progress_for(self, group: PodGroup) -> bool:
         """Whether victims of the last result for the group are still terminating."""

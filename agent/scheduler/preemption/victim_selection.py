@@ -93,12 +93,14 @@ def select_victims(
     required: Collection[str] = (),
     resources: NodeResources | None = None,
     trials: int = TRIALS,
+    expired: Callable[[], bool] = lambda: False,
 ) -> PreemptionCandidate | None:
     """Returns the fewest and least important pods of lower priority whose eviction makes room on
     the node; None if there are none. Changes `allocator`, which must be a copy.
 
     The pods in `required` must be among the victims. The requests must fit into `resources` too.
-    Terminating pods are selected first, since they end anyway.
+    Terminating pods are selected first, since they end anyway. Once the time is `expired`, the best
+    set so far is the result.
     """
     lower = [each for each in pods if each.priority < requirements.pod_request.priority]
     by_uid = {each.uid: each for each in lower}
@@ -117,7 +119,7 @@ def select_victims(
             return False
         return trial.has_room(evicted)
 
-    found = best_set(candidates, allowed, makes_room, trials=trials)
+    found = best_set(candidates, allowed, makes_room, trials=trials, expired=expired)
     if found is None:
         return None
     victims = sorted((by_uid[uid] for uid in found.uids), key=importance)
@@ -280,6 +282,7 @@ def best_set(
     makes_room: MakesRoom,
     *,
     trials: int = TRIALS,
+    expired: Callable[[], bool] = lambda: False,
 ) -> Victims | None:
     """Returns the set that makes room with the fewest violations of budgets, then with the lowest
     priorities: they are compared from the highest one on, and fewer pods are better if these are
@@ -287,8 +290,9 @@ def best_set(
     room.
 
     `allowed`: disruptions that each budget still allows. After `trials` checks the best set so far
-    is the result, which is never worse than reprieving pods one by one."""
-    return _Search(candidates, allowed, makes_room, trials).run()
+    is the result, which is never worse than reprieving pods one by one, unless the time `expired`
+    before: one check may take 50 ms, if the node's reports are made for that."""
+    return _Search(candidates, allowed, makes_room, trials, expired).run()
 
 
 class _Search:
@@ -301,11 +305,13 @@ class _Search:
         allowed: Mapping[str, int],
         makes_room: MakesRoom,
         trials: int,
+        expired: Callable[[], bool],
     ) -> None:
         self._pods = sorted(candidates, key=importance)
         self._allowed = allowed
         self._check = makes_room
         self._left = trials
+        self._expired = expired
         self._results: dict[int, bool] = {}
         self._insufficient: list[int] = []
         self._best: tuple[_Key, int] | None = None
@@ -409,6 +415,9 @@ class _Search:
             return False
         result = self._results.get(chosen)
         if result is None:
+            if self._expired():
+                self._left = 0
+                return False
             self._left -= 1
             result = self._results[chosen] = self._check(
                 frozenset(each.uid for each in self._of(chosen))

@@ -236,3 +236,22 @@ def test_candidates_are_ordered_by_violations_priorities_and_start_times() -> No
     ]
     shuffled = [ordered[each] for each in (3, 0, 5, 1, 4, 2)]
     assert sorted(shuffled, key=lambda each: each.key) == ordered
+
+
+def test_the_best_set_so_far_is_the_result_when_the_time_is_over() -> None:
+    """Each check of a node may take long, whatever the number of pods is."""
+    allocator = NodeAllocator(make_properties(SHAPE, ONE))
+    bound_pods = [BoundPod(f"u{number}", "ns", f"u{number}", 0, number) for number in range(4)]
+    for each in bound_pods:
+        place_pod(allocator, pod(each.uid, {"cpu": 1}, "LSR"))
+    checks: list[int] = []
+
+    def expired() -> bool:
+        checks.append(len(checks))
+        return len(checks) > 1
+
+    found = victims(allocator, lsr_request(8, 1), bound_pods, expired=expired)
+    assert found is not None
+    assert set(found) == {"u0", "u1", "u2", "u3"}
+    assert len(checks) < 8
+    assert victims(allocator, lsr_request(8, 1), bound_pods, expired=lambda: True) is None
