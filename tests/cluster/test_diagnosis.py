@@ -510,7 +510,7 @@ def test_an_extender_that_is_not_reached(healthy: Cluster, alerts: PrometheusApi
         healthy.create(manifest("lse", qos="LSE", cpu=1))
         healthy.eventually(
             "the pod's condition has the error",
-            lambda: "connection refused" in healthy.unschedulable_message("lse"),
+            lambda: "/filter" in healthy.unschedulable_message("lse"),
         )
         alerts.fires("TopoletExtenderNotCalled", 300)
     finally:

@@ -49,6 +49,17 @@ def test_containers_run_on_their_cpus_from_their_creation(both: TestNode) -> Non
     eventually("BE has CPU 1 again", lambda: both.cpus(be) == "0-1")
 
 
+def test_a_deleted_socket_is_made_again_and_open_connections_stay(both: TestNode) -> None:
+    run_pod(both.proxied, both.spec("before", "LS"))
+    os.unlink(both.cri_socket)
+    eventually("the socket is there again", lambda: os.path.exists(both.cri_socket))
+    with contextlib.closing(Cri(both.cri_socket, DEADLINE_SECONDS)) as client:
+        _, lse = run_pod(client, both.spec("lse", "LSE", "1"))
+        assert both.cpus(lse) == "1"
+    run_pod(both.proxied, both.spec("after", "LS"))
+    assert f"{both.cri_socket} did not exist: the proxy made it again" in both.log("proxy")
+
+
 def test_a_large_environment_gets_no_cpu_of_an_owner(both: TestNode) -> None:
     """Two ConfigMaps in `envFrom` may have 1 MiB each."""
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
