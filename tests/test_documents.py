@@ -165,6 +165,8 @@ RUN_BY_TESTS = {
     "helm install": "integration/test_helm.py",
     "helm upgrade": "integration/test_helm.py",
     "helm uninstall": "integration/test_helm_removal.py",
+    "helm test": "cluster/test_release.py",
+    "helm lint": "deploy/test_chart.py",
     "systemctl daemon-reload": "integration/systemdhost.py",
     "crictl stop": "cluster/test_diagnosis.py",
     "ctr images": "integration/systemdhost.py",

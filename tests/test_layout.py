@@ -34,6 +34,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "conformance/test_koordinator_devices_allocation.py": ("conformance.device_differences",),
     "conformance/test_koordinator_node_numa.py": ("conformance.node_numa_differences",),
     "cri/test_hostile_runtime.py": ("cri.client", "cri.events"),
+    "cluster/test_release.py": ("cli.check_release",),
     "deploy/test_chart.py": ("model.settings.chart",),
     "discover/test_cpus.py": ("discover.numa", "model.cpu.topology"),
     "discover/test_device_objects.py": ("discover.fpga", "discover.network", "discover.pci"),

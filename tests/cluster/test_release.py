@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster import failures, host
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
+from tests.cluster.machine import ProgramError
 from tests.cluster.release import helm, names, node, reports
 from tests.deploy import chart
 from tests.waiting import eventually
@@ -55,6 +56,9 @@ def test_a_release_is_upgraded_under_running_pods_and_leaves_nothing(
         cluster.wait_agent_ready(HOST)
         cluster.wait_ready("scheduler")
         cluster.wait_ready("kube-scheduler")
+    tested = helm(cluster, tmp_path, "test", "topolet", "--timeout=200s")
+    assert "DaemonSet topolet-agent: 1 pod, all Ready" in tested
+    assert "Deployment topolet-scheduler: 2 pods, all Ready" in tested
     cluster.pod("ls", qos="LS", cpu="100m")
     cluster.pod("lse", qos="LSE", cpu=1)
     own = cluster.cpus_of("lse")
@@ -63,6 +67,12 @@ def test_a_release_is_upgraded_under_running_pods_and_leaves_nothing(
     assert not rest & own
 
     agent = cluster.agent_pod(HOST)
+    wrong = '--set-json=pools=[{"mode":"proxy","runtime":"/run/none/none.sock"}]'
+    with pytest.raises(ProgramError) as refused:
+        helm(cluster, tmp_path, *install, *VALUES, wrong)
+    reason = "runtime /run/none/none.sock: this socket does not exist; the node has /run/containerd"
+    assert reason in str(refused.value)
+    assert cluster.agent_pod(HOST) == agent
     with cluster.following("lse", "ls") as seen:
         more = '--set-json=pools=[{"mode":"proxy","settings":{"full-pass-seconds":30}}]'
         helm(cluster, tmp_path, *install, *VALUES, more)

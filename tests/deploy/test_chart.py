@@ -60,8 +60,12 @@ ALL_OVERLAYS: dict[str, Object] = {
 
 
 def by_name(bodies: list[Object]) -> dict[tuple[str, str], Any]:
-    """The value with sorted lists of objects."""
-    return {(each["kind"], each["metadata"]["name"]): _unordered(each) for each in bodies}
+    """The objects with sorted lists, without those of `helm test`."""
+    return {
+        (each["kind"], each["metadata"]["name"]): _unordered(each)
+        for each in bodies
+        if (each["metadata"].get("annotations") or {}).get("helm.sh/hook") != "test"
+    }
 
 
 def _unordered(value: Any) -> Any:

@@ -114,12 +114,15 @@ class Kubelets:
 
     def _command(self, pod: dict[str, Any], node: str) -> subprocess.CompletedProcess[str]:
         (container,) = pod["spec"]["containers"]
-        words = [each.replace("$(NODE_NAME)", node) for each in container["args"]]
+        root = self._folder / node
+        words = [
+            each.replace("$(NODE_NAME)", node).replace("=/host", f"={root}")
+            for each in container["args"]
+        ]
         environment = {}
         if node:
-            root = self._folder / node
             (root / "run").mkdir(parents=True, exist_ok=True)
-            for each in container["env"]:
+            for each in container.get("env", ()):
                 if "value" in each:
                     environment[each["name"]] = each["value"].replace("/host", str(root))
         else:
@@ -236,6 +239,34 @@ def test_nodes_are_cleaned_up_and_an_unreachable_node_is_reported_until_it_is_to
     after = cluster.objects()
     kept = {each for each in after if each.startswith("CustomResourceDefinition/")}
     assert {name: each for name, each in after.items() if name not in kept} == before
+
+
+def test_a_release_changes_nothing_where_the_agent_of_a_pool_can_not_run(
+    cluster: Cluster, kubelets: Kubelets
+) -> None:
+    for node in ("n1", "n2"):
+        cluster.server.node(node)
+        cluster.kubectl("label", "node", node, "kubernetes.io/os=linux", f"name={node}")
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    cluster.server.admin.request("PATCH", "/api/v1/nodes/n1/status", None, ready, MERGE)
+    before = cluster.objects()
+    pools = [
+        {"name": "other", "nodeSelector": {"name": "n2"}},
+        {"runtime": "cri-o", "settings": {"cpu-policy": "static"}},
+    ]
+    words = ("upgrade", "--install", "topolet", cluster.chart, "--timeout=60s")
+    ended = cluster.attempt(*words, values={"pools": pools})
+    assert ended.returncode
+    assert "pre-install" in ended.stderr
+    assert kubelets.problem is None
+    assert set(kubelets.outputs) == {"n1"}, "n2 is not Ready"
+    assert (
+        "node n1: runtime /run/crio/crio.sock: this socket does not exist"
+        in (kubelets.outputs["n1"])
+    )
+    new = {each for each in cluster.objects() if each not in before}
+    secrets = {each for each in new if each.startswith(f"Secret/{NAMESPACE}/sh.helm.release.")}
+    assert new - secrets == {f"Job/{NAMESPACE}/topolet-preflight-0"}
 
 
 def test_the_pod_of_a_node_cleans_up_its_own_node_only(cluster: Cluster) -> None:

@@ -91,6 +91,13 @@ helm.sh/hook-weight: {{ . | quote }}
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
 {{- end }}
 
+{{/* The annotations of what exists only while the release is tested. */}}
+{{- define "topolet.duringTest" -}}
+helm.sh/hook: test
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
+{{- end }}
+
 {{/*
 The pod that undoes the changes of a node of a pool, without the node's name; of a dict with root and pool.
 Only where the chart installed the proxy it has the host's root.
