@@ -11,8 +11,8 @@ from typing import Final
 
 OFFER_STEPS: Final = 100_000
 """Of one offer: 50 milliseconds. 8 NUMA nodes with 16 GPUs take some thousand."""
-GROUP_STEPS: Final = 1_000_000
-"""Of the offers to all pods of a group on one node."""
+MEMBER_STEPS: Final = 8_000
+"""Added for each pod of a group, for the offers to all of them on one node."""
 
 
 class TooComplexError(Exception):

@@ -51,7 +51,7 @@ from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.offering import Declined, Offer
 from agent.allocate.placement.demand import CardOrder, FreeAmounts, Verdict
 from agent.allocate.score import HIGHEST
-from agent.allocate.steps import GROUP_STEPS, OFFER_STEPS, Steps, TooComplexError
+from agent.allocate.steps import MEMBER_STEPS, OFFER_STEPS, Steps, TooComplexError
 from agent.allocate.trials import Price
 from agent.model.cpu.policies import Strategy
 from agent.model.devices import device_object
@@ -255,11 +255,12 @@ class NodeAllocator:
         Whole GPUs are first chosen for all pods as if they were one pod, so that the best links are
         between them; each pod then gets its part of these. If that is impossible (a NUMA policy or
         a partition table admits no set so large), each pod in turn gets its own best offer. Refused
-        after GROUP_STEPS."""
+        after OFFER_STEPS and MEMBER_STEPS for each request."""
+        steps = OFFER_STEPS + MEMBER_STEPS * len(pod_requests)
         try:
-            return self._offer_all(pod_requests, Steps(GROUP_STEPS))
+            return self._offer_all(pod_requests, Steps(steps))
         except TooComplexError:
-            return self._too_complex(GROUP_STEPS)
+            return self._too_complex(steps)
 
     def _offer_all(
         self, pod_requests: Sequence[PodRequest], steps: Steps
