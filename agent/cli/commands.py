@@ -29,7 +29,7 @@ COMMANDS: Final = {
     "uninstall-node": "undo everything that Topolet changed on this node",
     "uninstall-nodes": "undo what Topolet changed on all nodes, as helm uninstall does",
     "check-release": "check that the parts of a release are Ready, as helm test does",
-    "config": "check a file of options",
+    "config": "check a file of options, or the settings in values of the chart",
     "completion": "print the completion of all commands for bash or zsh",
     "man": "print the manual page topolet(1)",
 }

@@ -9,6 +9,7 @@ import re
 import ssl
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,21 @@ def test_the_documented_pools_are_values(tmp_path: Path) -> None:
         "topolet-agent-gpu",
         "topolet-agent-gpu-canary",
     }
+
+
+def test_the_values_in_the_document_about_migration_are_accepted(tmp_path: Path) -> None:
+    page = (DEPLOY.parent / "docs" / "migration.md").read_text()
+    blocks = re.findall(r"^( *)```yaml\n(.*?)^ *```$", page, re.DOTALL | re.MULTILINE)
+    found = [yaml.safe_load(textwrap.dedent(text)) for _, text in blocks]
+    values = [each for each in found if "kind" not in each]
+    assert len(values) == 3
+    for each in values:
+        assert rendered(tmp_path, each)
+    (name, daemonset) = next(iter(daemonsets(rendered(tmp_path, values[0])).items()))
+    assert name == "topolet-agent"
+    assert not _runs_on(pod(daemonset), {"kubernetes.io/os": "linux"})
+    migrated = {"kubernetes.io/os": "linux", "topolet.io/migrated": "true"}
+    assert _runs_on(pod(daemonset), migrated)
 
 
 def test_an_existing_kube_scheduler_reaches_the_extender_by_its_address(tmp_path: Path) -> None:
