@@ -315,6 +315,7 @@ def test_a_program_that_keeps_changing_cpus(installed: Cluster) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_hung_agent_behind_an_installed_proxy_is_replaced(
     healthy: Cluster, tmp_path: Path
 ) -> None:

@@ -112,7 +112,7 @@ def test_without_the_kubernetes_package_the_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes.config", None)
-    with pytest.raises(AccessError, match=r"topolet\[kubeconfig\]"):
+    with pytest.raises(AccessError, match=r"topolet-.*whl\[kubeconfig\]"):
         KubeconfigAccess(str(tmp_path / "config"))
 
 
