@@ -74,7 +74,9 @@ class Combinations:
 
     def exists(self, full: int) -> bool:
         """Whether there is a combination; `full`: the nodes of all masks."""
-        return all(map(self._supersets, range(len(self._masks)))) and self._reach(0, full)
+        mask = self.mask
+        having = (any(each & mask == mask for each in masks) for masks in self._masks)
+        return all(having) and self._reach(0, full)
 
     @functools.cached_property
     def last(self) -> Place:
