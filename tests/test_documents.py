@@ -19,9 +19,11 @@ import yaml
 from agent import WHEEL
 from agent.cli import options
 from agent.cli.commands import COMMANDS
+from agent.conformance.files import KINDS, find, read
 from agent.model.settings.agent import AgentSettings
 from agent.node.drift import DriftKind
 from agent.node.node_findings import NodeCode
+from tests import proposals
 from tests.view import decided
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,6 +53,13 @@ README_LINES = 60
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 TARGET = re.compile(r"^([\w-]+):", re.MULTILINE)
+ANNOTATED = re.compile(
+    r"(scheduling|node|kubelet|runtimeproxy)\.koordinator\.sh/(?!v1alpha1).+"
+    r"|koordinator\.sh/(qosClass|priority-class|gpu-isolation-provider)"
+    r"|topolet\.io/(?!agent$|scheduler$).+"
+)
+"""Keys of annotations, labels and conditions, without resources, versions of APIs and the names of
+the components in Events."""
 
 
 def names(page: Path) -> str:
@@ -340,3 +349,29 @@ def test_the_comparison_with_koordinator_equals_the_output_of_the_tool() -> None
     shown = done.stdout.splitlines()
     for line in lines:
         assert any(each.startswith(line.removesuffix(" (...)")) for each in shown), line
+
+
+def test_the_named_rows_of_the_differences_are_those_that_conformance_declares() -> None:
+    text = (ROOT / "docs/compatibility.md").read_text()
+    declared = {each.name for kind in KINDS for each in kind.load().differences}
+    assert set(re.findall(r"^\| `([a-z0-9-]+)` \|", text, re.MULTILINE)) == declared
+
+
+def test_the_number_of_compared_vectors_is_that_of_the_files() -> None:
+    count = 0
+    for file in (ROOT / "tests/data/vectors").glob("*.jsonl*"):
+        cases = read(str(file))
+        if find(next(cases)[1]) is not None:
+            count += 1 + sum(1 for _ in cases)
+    assert f"on {count:,} vectors" in (ROOT / "docs/compatibility.md").read_text()
+
+
+def test_every_annotation_and_label_of_the_code_is_on_its_page() -> None:
+    """Names that follow a key with the same prefix stand without it."""
+    text = (ROOT / "docs/annotations.md").read_text()
+    known = [key for key in proposals.keys_of_the_code() if ANNOTATED.fullmatch(key)]
+    assert known
+    missing = [
+        key for key in known if f"`{key}" not in text and f"`{key.partition('/')[2]}`" not in text
+    ]
+    assert missing == []
