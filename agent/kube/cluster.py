@@ -243,7 +243,8 @@ class Cluster:
         try:
             return decoded_object(path, self._transport.get(path, query))
         except NotFoundError:
-            self.discovery.forget(kind)
+            if query is None:  # otherwise many nodes without a Device would ask each time
+                self.discovery.forget(kind)
             return None
 
 

@@ -249,6 +249,16 @@ def test_a_change_of_another_writer_is_undone_at_the_next_apply(
     assert (len(repairs), len(api.writes)) == (2, writes)
 
 
+def test_a_missing_object_is_read_from_the_cache_in_one_request(
+    server: Server, api: Api, cluster: Cluster
+) -> None:
+    api.served_devices = True
+    assert cluster.get("Device", "n", cached=True) is None
+    sent = len(server.requests)
+    assert cluster.get("Device", "n", cached=True) is None
+    assert len(server.requests) == sent + 1
+
+
 def test_an_older_object_in_the_servers_cache_is_no_change(api: Api, cluster: Cluster) -> None:
     assert cluster.apply(topology(8)) is True
     (path,) = (path for path in api.objects if "topologies" in path)
