@@ -30,6 +30,7 @@ from agent.cli import options
 from agent.discover import cpus
 from agent.discover.sysfs import DiscoveryError
 from agent.host import files
+from agent.host.files import reason
 from agent.kubelet import state_folder
 from agent.model import snapshot as snapshots
 from agent.model.settings.agent import DoctorSettings
@@ -105,7 +106,8 @@ def archive_of(
         try:
             files[name] = _json(read())
         except (OSError, ValueError, DiscoveryError) as error:
-            unread[name] = f"{type(error).__name__}: {redacted(str(error))}"
+            why = reason(error) if isinstance(error, OSError) else str(error)
+            unread[name] = f"{type(error).__name__}: {redacted(why)}"
     for path in _newest_logs(settings.root, _own_namespace(namespace)):
         try:
             log = _end_of(path).decode(errors="replace")

@@ -18,6 +18,7 @@ from agent.install.installer import CheckError
 from agent.install.proxy import ERRORS, ProxyInstallation
 from agent.model.settings.agent import InstallSettings
 from agent.model.settings.options import SettingsError
+from agent.view.format import printable
 
 SETTINGS = InstallSettings
 
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_line(line: str) -> None:
-    print(line, flush=True)
+    print(printable(line), flush=True)
 
 
 def fail_on_signals() -> None:

@@ -22,7 +22,7 @@ from agent.cli import options
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import Options, host_port
 from agent.model.settings.scheduler import SchedulerSettings
-from agent.view.format import printable_lines
+from agent.view.format import columns, printable_lines
 
 SELECTOR: Final = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
 _CONTAINER: Final = "agent"
@@ -275,7 +275,10 @@ def run(agent: Agent, command: Sequence[str], *, terminal: bool = False) -> int:
     exec_ = _exec(agent)
     if terminal and sys.stdin.isatty() and sys.stdout.isatty():
         return subprocess.run([*exec_, "-it", "--", *command], check=False).returncode
-    done = subprocess.run([*exec_, "--", *command], stderr=subprocess.PIPE, text=True, check=False)
+    # The command in the pod does not know the caller's terminal.
+    width = columns(0)
+    words = [*exec_, "--", *(["env", f"COLUMNS={width}"] if width else []), *command]
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, check=False)
     error, code = _result(done.returncode, done.stderr)
     sys.stderr.write(printable_lines(error))
     return code

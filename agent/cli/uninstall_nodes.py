@@ -24,7 +24,7 @@ from agent.kube.auth import AccessError
 from agent.kube.errors import KubeError
 from agent.kube.transport import Transport
 from agent.model.settings.options import CallerSettings, SettingsError
-from agent.view.format import count
+from agent.view.format import count, printable
 
 USAGE = "topolet uninstall-nodes [OPTIONS] FILE"
 SETTINGS = CallerSettings
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_line("nothing of Topolet is left on any node")
         return 0
     for line in listed(removal.left):
-        print(line, file=sys.stderr)
+        print(printable(line), file=sys.stderr)
     return 1
 
 

@@ -269,9 +269,11 @@ def _containers(
                 if of_pod is not None and of_pod.of(container.name).visible is not None:
                     carriers = cri.container_status(container.id, carriers=True).carriers
                 kubelets = given.get(pod.uid)
-                seen.append(
-                    drift.observed(pod, container, of_pod, kubelets, hierarchy, pids_of, carriers)
+                observed = drift.observed(
+                    pod, container, of_pod, kubelets, hierarchy, pids_of, carriers
                 )
+                problem = files.with_host_paths(settings.root, observed.problem)
+                seen.append(msgspec.structs.replace(observed, problem=problem))
                 groups += [container.group] if container.group else []
         with contextlib.suppress(RpcError):  # it did answer
             runtime = cri.version()

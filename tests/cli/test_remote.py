@@ -20,6 +20,7 @@ E0102 03:04:05.678912   12345 memcache.go:265] "Unhandled Error" err="couldn't g
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     return Kubectl(tmp_path)
 
@@ -39,6 +40,15 @@ def test_the_command_runs_in_the_running_pod_of_the_node(kubectl: Kubectl) -> No
     assert kubectl.read("executed") == (
         "exec -n topolet-system a -c agent -- topolet topology --owners --output=text"
     )
+
+
+def test_the_command_has_the_width_of_the_callers_terminal(
+    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubectl.set_answers(pods=[pod("a", RUNNING)])
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["doctor", "n1"]) == 0
+    assert kubectl.read("executed").endswith("-- env COLUMNS=40 topolet doctor --output=text")
 
 
 def test_an_output_beyond_the_limit_is_refused(kubectl: Kubectl) -> None:
