@@ -185,7 +185,8 @@ def _pod_request(
     requests = pod_requests(pod)
     devices = device_request(requests, notes, device_resources)
     of_devices = names(requests, device_resources)
-    qos, zoned, unequal = qos_of(labels, pod.kube_class), zoned_pod(pod), unequal_cpu(pod)
+    kube_class = pod.kube_class or kube_class_of(pod)
+    qos, zoned, unequal = qos_of(labels, kube_class), zoned_pod(pod), unequal_cpu(pod)
     resources = resource_request(
         pod.uid,
         pod.title,
@@ -195,8 +196,7 @@ def _pod_request(
         priority=pod.priority,
         priority_class=labels.get(PRIORITY_CLASS_LABEL, ""),
         cpu_limit_milli=pod_cpu_limit_milli(pod),
-        guaranteed=(pod.kube_class or kube_class_of(pod)) == "guaranteed"
-        or (qos in CPU_OWNERS and not unequal),
+        guaranteed=kube_class == "guaranteed" or (qos in CPU_OWNERS and not unequal),
     )
     if resources.owner and resources.bind_policy is BindPolicy.CONSTRAINED_BURST:
         reason = f"ConstrainedBurst is for pods that share CPUs, and {qos} pods own theirs"

@@ -15,6 +15,7 @@ import msgspec
 from agent.model.apiobjects import ApiPod
 from agent.model.pod.annotations import shared_containers
 from agent.model.pod.qos import KubeClass
+from agent.model.pod.zone_request import kube_class_of
 from agent.model.quantities import cpu
 
 
@@ -92,7 +93,7 @@ def shared_reason(pod: ApiPod) -> str:
     """Why a static kubelet assigns no exclusive CPUs to one of the pod's containers that keep
     running, "" if it assigns some to each. A container that the pod's annotation leaves on the
     shared CPUs needs none."""
-    kube_class = pod.kube_class or "besteffort"
+    kube_class = pod.kube_class or kube_class_of(pod)
     sharing = shared_containers(pod.annotations)
     sidecars = [each for each in pod.init_containers if each.sidecar]
     for each in (*pod.containers, *sidecars):

@@ -90,7 +90,9 @@ def test_the_exclusive_cpus_that_a_static_kubelet_assigns(
     }
     api_pod = from_object({"metadata": {"uid": "u", "name": "p"}, "spec": spec})
     kube_class = kube_class_of(api_pod)
-    api_pod = msgspec.structs.replace(api_pod, kube_class=kube_class)
+    with_status = msgspec.structs.replace(api_pod, kube_class=kube_class)
+    assert shared_reason(with_status) == reason
+    # A pod in a file has no status.
     assert shared_reason(api_pod) == reason
     parts = tuple(
         ContainerCpu(each.name, each.requests.get("cpu", 0)) for each in api_pod.containers
