@@ -206,7 +206,7 @@ def test_a_pool_is_switched_to_the_proxy_upgraded_and_removed(
         code, output, error = plugin(cluster, *command[2:])
         assert code == 0, output + error
         cluster.kubectl("wait", "--for=condition=complete", "job/load", "--timeout=200s")
-    assert f"node {HOST}: the new agent is Ready, topolet doctor has no findings" in output
+    assert f"node {HOST}: the new agent is Ready, topolet doctor finds nothing new" in output
     assert cluster.agent_pod(HOST) != agent
     assert host.files(CURRENT) != version
     assert seen == {"lse": [str(own)], "ls": [str(rest)]}
