@@ -1,5 +1,5 @@
 """Pods on an empty machine of 16 CPUs with two threads a core, whose kubelet has full-pcpus-only
-and reserves CPU 0. `tests/vm/kubelet/test_full_pcpus_only.py` shows that a kubelet answers so."""
+and reserves CPU 0. `tests/integration/test_full_pcpus_only.py` shows that a kubelet answers so."""
 
 from __future__ import annotations
 

@@ -61,7 +61,12 @@ disks."""
 RESERVED_BYTES = 150 * MIB
 """The reserved memory of NUMA node 0: the kubelet requires the sum of its reservations."""
 
-_SCRIPT = """mount -t tmpfs tmpfs /var/log &&
+_SCRIPT = """if [ -n "$MACHINE" ]; then
+    for each in cpu node; do
+        mount --bind "$MACHINE/sys/devices/system/$each" "/sys/devices/system/$each" || exit
+    done
+fi
+mount -t tmpfs tmpfs /var/log &&
 mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/kubelet &&
 mount --bind "$1" /var/lib/kubelet && shift && exec "$@"
 """
@@ -91,9 +96,11 @@ class Kubelet:
         containerd: Containerd,
         endpoint: str = "",
         more: dict[str, Any] | None = None,
+        machine: str = "/",
     ) -> None:
         """`endpoint`: the CRI socket instead of containerd's. `more`: more fields of the
-        configuration."""
+        configuration. `machine`: the root of a tree that has other CPUs and NUMA nodes; then pods
+        with CPUs of their own are admitted, but their containers may not start."""
         self.folder = folder
         self.endpoint = endpoint or containerd.socket
         self.root = folder / "root"
@@ -101,12 +108,13 @@ class Kubelet:
         """The folder that replaces /var/lib/kubelet."""
         self.socket = str(self.root / "pod-resources" / "kubelet.sock")
         self.containerd = containerd
-        self.topology: Topology = cpus.read("/")
+        self.topology: Topology = cpus.read(machine)
         self.reserved = CpuSet(sorted(self.topology.online)[:1])
         self.client = PodResourcesClient(self.socket)
         self.cri = Cri(containerd.socket, START_SECONDS)
         self._program = program
         self._more = more or {}
+        self._machine = "" if machine == "/" else machine
         self._manifests = folder / "manifests"
         self._cgroup = f"topolet-test-{uuid.uuid4().hex[:8]}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -135,6 +143,7 @@ class Kubelet:
                 ],
                 stdout=log,
                 stderr=log,
+                env={**os.environ, "MACHINE": self._machine},
             )
         eventually("the pod resources API answers", self._answers, START_SECONDS)
 
@@ -283,15 +292,16 @@ def running(
     endpoint: str = "",
     folder: Path | None = None,
     more: dict[str, Any] | None = None,
+    machine: str = "/",
 ) -> Iterator[Kubelet]:
     """Runs a kubelet, which must be the only client of its containerd because it removes containers
     that it does not know. Skips the test if the kubelet is not available. `folder`: for its files,
-    removed at the end. `more`: more fields of the configuration."""
+    removed at the end. `more`, `machine`: see `Kubelet`."""
     program = tools.kubernetes("kubelet")
     if isinstance(program, str):
         pytest.skip(program)
     folder = folder or Path(tempfile.mkdtemp(prefix="topolet-"))
-    kubelet = Kubelet(folder, program, containerd, endpoint, more)
+    kubelet = Kubelet(folder, program, containerd, endpoint, more, machine)
     with machinewide.change("tunables", _tunables, _set_tunables):
         try:
             kubelet.start()
