@@ -15,7 +15,6 @@ _GENERATED = frozenset({"proto"})
 _LIMITS = {
     "longest_chain": 16,
     "duplicate_classes": 0,
-    "constructor_arguments": 10,
     "citations": 0,
     "missing_names": 0,
 }
