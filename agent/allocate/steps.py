@@ -1,7 +1,7 @@
 """A budget of steps: the time that one decision may take, whatever a node reports.
 
 The sets of NUMA nodes, devices and cores that a decision compares come from the report of a node.
-A step stands for about half a microsecond. Each search states its steps before it takes them. The
+A step stands for somewhat less than a microsecond. Each search states its steps before it takes them. The
 same input always takes the same number, also if a cache has the result.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-OFFER_STEPS: Final = 100_000
+OFFER_STEPS: Final = 64_000
 """Of one offer: 50 milliseconds. 8 NUMA nodes with 16 GPUs take some thousand."""
 MEMBER_STEPS: Final = 8_000
 """Added for each pod of a group, for the offers to all of them on one node."""

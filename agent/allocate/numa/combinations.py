@@ -209,6 +209,7 @@ class Combinations:
     def _reach(self, index: int, common: int) -> bool:
         """Whether the lists from `index` on can bring `common`, which contains it, down to the
         mask."""
+        self._steps.take(1)
         if common == self.mask or any(self._named[index:]):
             return True
         if common.bit_count() - self._count > self._removable[index] or index == len(self._masks):
@@ -216,7 +217,6 @@ class Combinations:
         key = index, common
         known = self._reaches.get(key)
         if known is None:
-            self._steps.take(self._walk)
             known = any(self._reach(index + 1, common & mask) for mask in self._supersets(index))
             self._reaches[key] = known
         return known
