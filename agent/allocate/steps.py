@@ -1,8 +1,8 @@
 """A budget of steps: the time that one decision may take, whatever a node reports.
 
 The sets of NUMA nodes, devices and cores that a decision compares come from the report of a node.
-A step stands for somewhat less than a microsecond. Each search states its steps before it takes them. The
-same input always takes the same number, also if a cache has the result.
+A step stands for somewhat less than a microsecond. Each search states its steps before it takes
+them. The same input always takes the same number, also if a cache has the result.
 """
 
 from __future__ import annotations
