@@ -72,20 +72,22 @@ echo $? >"$folder/code"
 """Reads the page that the command forwards, and ends the command."""
 
 
-def findings(cluster: Cluster) -> set[str]:
-    """The codes and kinds of doctor's findings that are errors."""
+def findings(cluster: Cluster, *, warnings: bool = False) -> set[str]:
+    """The codes and kinds of doctor's findings that are errors, and of its warnings on request."""
     code, text, error = run(cluster, "doctor", HOST, "-o", "json")
     assert text, error
     found = json.loads(text)
-    errors = [each["code"] for each in found["node"] if each["severity"] == "error"]
-    drift = [each["kind"] for each in found["findings"] if each["severity"] == "error"]
-    assert code == (2 if found["seen"] is None else bool(errors or drift)), error
-    return {*errors, *drift}
+    everything = found["node"] + found["findings"]
+    errors = [each for each in everything if each["severity"] == "error"]
+    assert code == (2 if found["seen"] is None else bool(errors)), error
+    return {each.get("code") or each["kind"] for each in (everything if warnings else errors)}
 
 
 def check_finding(cluster: Cluster, code: str, seconds: float = 60.0) -> None:
     """Waits until doctor reports the code, and checks that the document has it."""
-    cluster.eventually(f"doctor finds {code}", lambda: code in findings(cluster), seconds)
+    cluster.eventually(
+        f"doctor finds {code}", lambda: code in findings(cluster, warnings=True), seconds
+    )
     assert f"`{code}`" in (ROOT / "docs/troubleshooting.md").read_text()
 
 
