@@ -154,13 +154,16 @@ def with_logs(archive: bytes, logs: Mapping[str, str]) -> bytes:
             raise TarError(f"the node's archive is damaged: {error}") from None
     if len(unpacked) > MAX_ARCHIVE_BYTES:
         raise TarError(f"the node's archive has more than {MAX_ARCHIVE_BYTES} bytes")
-    with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as packed:
-        for member in packed:
-            name = member.name.removeprefix(f"{_FOLDER}/")
-            content = packed.extractfile(member) if member.isreg() else None
-            if content is None or not _MEMBER.fullmatch(name) or len(files) == _MAX_MEMBERS:
-                raise TarError(f"the node's archive has an unexpected member: {name!r:.80}")
-            files[name] = content.read(MAX_FILE_BYTES)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as packed:
+            for member in packed:
+                name = member.name.removeprefix(f"{_FOLDER}/")
+                content = packed.extractfile(member) if member.isreg() else None
+                if content is None or not _MEMBER.fullmatch(name) or len(files) == _MAX_MEMBERS:
+                    raise TarError(f"the node's archive has an unexpected member: {name!r:.80}")
+                files[name] = content.read(MAX_FILE_BYTES)
+    except (ValueError, OverflowError) as error:  # of the numbers in some headers
+        raise TarError(f"the node's archive is damaged: {error!s:.80}") from None
     return _packed(files | {f"logs/{name}": redacted(text).encode() for name, text in logs.items()})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import tarfile
@@ -210,3 +211,12 @@ def test_an_archive_of_a_hostile_node_is_refused(members: list[tarfile.TarInfo],
 def test_a_damaged_archive_is_refused() -> None:
     with pytest.raises(tarfile.TarError, match="is damaged"):
         bundle.with_logs(archived(member("topolet-doctor/a", 9000))[:50], {})
+
+
+def test_an_archive_with_invalid_numbers_is_refused() -> None:
+    sparse = member("topolet-doctor/a")
+    sparse.pax_headers = {"GNU.sparse.map": "0,x"}
+    huge = member("topolet-doctor/a", 1 << 70, tarfile.GNUTYPE_LONGNAME)
+    for archive in (archived(sparse), gzip.compress(huge.tobuf(tarfile.GNU_FORMAT))):
+        with pytest.raises(tarfile.TarError, match="is damaged"):
+            bundle.with_logs(archive, {})
