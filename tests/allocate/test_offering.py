@@ -181,6 +181,13 @@ def test_offers(node, requested, held, cpus, amounts) -> None:
             id="half a core",
         ),
         pytest.param(
+            node_options(policies=NodePolicies(bind_label=FULL)),
+            owner(3),
+            [],
+            [(Reason.SMT_ALIGNMENT, "cpu", 3000, None)],
+            id="half a core on a node that allocates only whole cores",
+        ),
+        pytest.param(
             node_options(),
             owner(15),
             [claim("b", "0-1")],

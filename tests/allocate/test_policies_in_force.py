@@ -242,6 +242,12 @@ def test_both_spellings_of_the_proposals_bind_policy_are_full_cores(value: str) 
     assert (got.bind_label, faults) == (FULL, ())
 
 
+@pytest.mark.parametrize("value", ["None", ""])
+def test_a_label_without_a_bind_policy_leaves_the_decision_to_the_pod(value: str) -> None:
+    got, faults = policies_in_force.node_policies({"node.koordinator.sh/cpu-bind-policy": value})
+    assert (got, faults) == (PLAIN, ())
+
+
 def test_an_unknown_label_leaves_the_proposals_label_in_force() -> None:
     labels = {
         "node.koordinator.sh/numa-topology-policy": "strict",

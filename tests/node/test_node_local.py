@@ -4,6 +4,7 @@ snapshot."""
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from agent.allocate.device_holders.grants import Carriers
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.cri.client import Sandbox
 from agent.discover.cpus import TopologyView
+from agent.host.kernel_events import MOVED_TO, Inotify
 from agent.kubelet.configuration import of_object
 from agent.model import snapshot
 from agent.model.cpu.cpuset import CpuSet
@@ -123,20 +125,19 @@ def test_failed_creation_releases_its_cpus(world: World) -> None:
         ("guaranteed", "SYSTEM", "static", False),
         ("burstable", "", "static", False),
         ("guaranteed", "", "none", False),
+        ("guaranteed", "", None, False),
     ],
 )
 def test_guaranteed_containers_of_owner_classes_get_exclusive_cpus(
-    world: World, uid: str, qos: str, policy: str, exclusive: bool
+    world: World, uid: str, qos: str, policy: CpuPolicy | None, exclusive: bool
 ) -> None:
+    """Without a policy in the settings too."""
     parent = {"guaranteed": "/kubepods/podp", "burstable": "/kubepods/burstable/podp"}[uid]
     container = world.container(world.sandbox("p", qos, parent=parent), cpus=2)
-    world.agent(
-        node_local.configured(
-            AgentSettings(cpu_policy=policy, reserved_cpus="3"),  # type: ignore[arg-type]
-            TopologyView(world.root),
-            None,
-        )
-    ).reconcile()
+    settings = AgentSettings(reserved_cpus="3")
+    if policy is not None:
+        settings = msgspec.structs.replace(settings, cpu_policy=policy)
+    world.agent(node_local.configured(settings, TopologyView(world.root), None)).reconcile()
     assert world.cpus(f"{parent[1:]}/{container.id}") == ("0-1" if exclusive else "0-3")
     assert bool(world.snapshot().owners) is exclusive
 
@@ -438,7 +439,10 @@ def test_dynamic_container_moves_to_better_cpus_and_its_file_is_written(two_node
         each for each in two_nodes.runtime.listed_containers if each.sandbox_id != deleted.id
     ]
     agent = two_nodes.agent(rules)
-    agent.reconcile()
+    with closing(Inotify()) as inotify:
+        inotify.watch(str(two_nodes.state / "containers" / "a" / "main"), MOVED_TO)
+        agent.reconcile()
+        assert [each.name for each in inotify.read()] == ["cpus"]
     assert agent.again
     moved = two_nodes.cpus("kubepods/poda/c-a-main")
     assert CpuSet.parse(moved) <= CpuSet.parse("5-9")

@@ -63,7 +63,7 @@ def test_annotations_of_koordinator() -> None:
     kubelet = KubeletCpus(True, {"g": CpuSet([3]), "removed": CpuSet([2])})
     guaranteed = pod("g", kube_class="guaranteed")
     assert report(ClusterReporter("n", store), pod("a", "LSR", "1"), guaranteed, kubelet=kubelet)
-    assert len(store.applied) == 1
+    assert [each["metadata"]["name"] for each in store.applied] == ["n"]
     assert "topology.topolet.io/cpus" in store.labels[0]
     found = stored_annotations(store)
     assert found["cpu-topology"]["detail"][3] == {"id": 3, "core": 3, "socket": 1, "node": 1}

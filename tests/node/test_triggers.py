@@ -11,7 +11,7 @@ from agent.node.triggers import FIRST_PAUSE_SECONDS, Trigger, Triggers
 from tests.cri.event_stream import Runtime, serving
 from tests.waiting import eventually
 
-SETTINGS = AgentSettings(period_seconds=0.5, full_pass_seconds=10.0)
+SETTINGS = AgentSettings(period_seconds=0.5)
 NOW = 1000.0
 
 

@@ -219,7 +219,8 @@ def test_cpus_need_a_node_resource_topology() -> None:
         found = refusal(without_cpus, api_pod)
         assert found.text() == "node n has no usable NodeResourceTopology"
         assert found.unresolvable
-    assert granted(without_cpus, pod("a", {"cpu": 1}, "LS")).annotations() == {}
+    found_without = granted(without_cpus, pod("a", {"cpu": 1}, "LS"))
+    assert (found_without.annotations(), found_without.score) == ({}, 0)
 
 
 def test_devices_need_a_device_object() -> None:
@@ -613,6 +614,20 @@ def test_an_allocator_with_new_properties_is_independent() -> None:
         assert allocator.holdings.keys() == {"a"}
         assert granted(allocator, pod("c", {"cpu": 14}, "LSR"))
         assert other.overlaps() == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "chosen"), [(NumaPolicy.BEST_EFFORT, [2, 3]), (NumaPolicy.NONE, [0, 1])]
+)
+def test_best_effort_prefers_cards_on_the_numa_node_that_has_the_cpus(
+    policy: NumaPolicy, chosen: list[int]
+) -> None:
+    allocator = NodeAllocator(make_properties(policy=policy, devices=CARDS_ON_BOTH))
+    bind(allocator, pod("cpus", {"cpu": 8}, "LSR"))
+    found = granted(allocator, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
+    assert cards(found) == chosen
+    assert found.offer is not None
+    assert found.offer.allocation.cpus == CpuSet.parse("8-11")
 
 
 def test_best_effort_allows_cpus_and_cards_on_different_numa_nodes() -> None:

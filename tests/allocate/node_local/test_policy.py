@@ -10,7 +10,7 @@ from agent.allocate.node_local.claim import LocalPolicy, LocalRequest
 from agent.allocate.node_local.policy import decide
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import HugePages
-from tests.allocate.kubelet.nodes import options
+from tests.allocate.kubelet.nodes import machine, options
 from tests.allocate.node_local.cases import (
     BIG,
     FULL,
@@ -23,6 +23,7 @@ from tests.allocate.node_local.cases import (
     sharing,
 )
 
+ONE_THREAD = machine(2, 1, 4, 1)
 OWNED: dict[str, tuple[Layout, list[LocalRequest], dict[str, str]]] = {
     "two siblings": (BIG, [claim("a", 2)], {"a": "0,16"}),
     "one container, one NUMA node": (BIG, [claim("a", 8)], {"a": "0-3,16-19"}),
@@ -30,6 +31,11 @@ OWNED: dict[str, tuple[Layout, list[LocalRequest], dict[str, str]]] = {
         BIG,
         [claim("a", 6), claim("b", 4)],
         {"a": "0-2,16-18", "b": "4-5,20-21"},
+    ),
+    "without hyper-threading, two cores of one socket": (
+        ONE_THREAD,
+        [claim("a", 3), claim("b", 2)],
+        {"a": "0-2", "b": "4-5"},
     ),
     "the rest of a split core before another core": (
         BIG,

@@ -7,7 +7,7 @@ import pytest
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import HugePages, Topology
-from agent.model.devices.device_object import Device, DeviceTopology
+from agent.model.devices.device_object import Device, DeviceTopology, Portion
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.nrt.node_status import GpuInfo
 from agent.model.nrt.report import (
@@ -86,8 +86,10 @@ def test_reserved_amounts_are_not_available() -> None:
 
 
 def test_devices_are_in_their_zone_and_add_up_on_the_node() -> None:
-    report = report_of(machine(2, 2), devices=DEVICES)
+    of_plugin = Portion("vendor.com/nic", 1, 3, 2, 1)
+    report = report_of(machine(2, 2), devices=DEVICES, plugged=(of_plugin,))
     assert amounts(report)["koordinator.sh/gpu-core"] == (200, 100, 60)
+    assert amounts(report, 1)["vendor.com/nic"] == (3, 2, 1)
     assert "koordinator.sh/gpu-core" not in report.topology.zones[1].resources
     assert report.resources == {
         "koordinator.sh/gpu": 100,
