@@ -20,6 +20,7 @@ REASONS = {
     "install.installer": "the age of a container, compared with the runtime's times",
     "discover.gpureport": "NVML's samples have the wall clock's time",
     "cli.audit_trail": "the beginning of a period that ends now",
+    "node.doctor": "the last minutes of the audit trail",
     "node.page": "the hour and the day up to now that a page shows, and its clock",
     "telemetry.audit": "the time of a record, and the age of a file",
     "kube.events": "the time of an Event",

@@ -11,14 +11,14 @@ import enum
 import functools
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import msgspec
 
 from agent.cli import remote
-from agent.cli.remote import Agent, RemoteError
+from agent.cli.remote import Agent, NodeExamination, RemoteError
 from agent.view import format
 from agent.view.format import count, printable
 
@@ -76,8 +76,8 @@ class ExaminedNode(msgspec.Struct, frozen=True):
         return sum(each.severity == "error" for each in self.findings)
 
 
-Ask = Callable[[Agent], Mapping[str, Any]]
-"""The examination by the doctor of an agent's node (`doctor.body`). It may raise RemoteError."""
+Ask = Callable[[Agent], NodeExamination]
+"""The examination by the doctor of an agent's node. It may raise RemoteError."""
 
 
 def examine(
@@ -111,15 +111,10 @@ def _selected(kubectl: tuple[str, ...], namespace: str) -> frozenset[str]:
     return frozenset(node for each in selectors for node in remote.nodes_of(kubectl, each))
 
 
-def _ask(seconds: float, agent: Agent) -> Mapping[str, Any]:
+def _ask(seconds: float, agent: Agent) -> NodeExamination:
     command = ("topolet", "doctor", "--output=json")
     code, output, error = remote.captured(agent, command, remote.MAX_EXAMINATION_BYTES, seconds)
-    try:
-        found: Mapping[str, Any] = json.loads(output)
-    except ValueError:
-        words = " ".join(error.split()) or "no findings that can be read"
-        raise RemoteError(f"topolet doctor ends with exit code {code}: {words}") from None
-    return found
+    return remote.examination(output, code, error)
 
 
 def _of_node(
@@ -135,8 +130,6 @@ def _of_node(
             return ExaminedNode(node, True, findings_in(ask(agent)))
         except RemoteError as error:
             problem = ClusterCode.NO_ANSWER, str(error)
-        except (KeyError, TypeError, AttributeError):
-            problem = ClusterCode.NO_ANSWER, "its doctor's findings can't be read"
     elif selected:
         problem = ClusterCode.NO_AGENT, "a DaemonSet of agents selects the node, which has no pod"
     else:
@@ -147,30 +140,23 @@ def _of_node(
     return ExaminedNode(node, False, (finding,))
 
 
-def findings_in(examination: Mapping[str, Any]) -> tuple[ClusterFinding, ...]:
-    """The findings of an examination, errors first. Raises KeyError, TypeError, AttributeError for
-    one that can't be read."""
-    found = [
-        ClusterFinding(
-            str(each["severity"]), str(each["code"]), "", str(each["text"]), str(each["remedy"])
-        )
-        for each in examination["node"]
+def findings_in(examination: NodeExamination) -> tuple[ClusterFinding, ...]:
+    """The findings of an examination, errors first."""
+    findings = [
+        ClusterFinding(each.severity, each.code, "", each.text, each.remedy)
+        for each in examination.node
     ]
-    for each in examination["findings"]:
-        parts = [
-            f"should be {each['expected']}" if each["expected"] else "",
-            f"is {each['found']}" if each["found"] else "",
-            each["detail"],
-        ]
-        # An agent of an earlier version has no severity here.
-        severity = str(each.get("severity", "error"))
-        text = ", ".join(filter(None, parts))
-        found.append(
-            ClusterFinding(severity, each["kind"], each["container"], text, each["remedy"])
+    for each in examination.findings:
+        parts = (
+            f"should be {each.expected}" if each.expected else "",
+            f"is {each.found}" if each.found else "",
+            each.detail,
         )
+        text = ", ".join(filter(None, parts))
+        findings.append(ClusterFinding(each.severity, each.kind, each.container, text, each.remedy))
     clean = [
         ClusterFinding(*(_bounded(text) for text in msgspec.structs.astuple(each)))
-        for each in found
+        for each in findings
     ]
     return tuple(sorted(clean, key=lambda each: each.severity != "error"))
 

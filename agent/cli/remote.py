@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.cli import options
+from agent.model import bounds
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import Options, host_port
 from agent.model.settings.scheduler import SchedulerSettings
@@ -52,6 +53,48 @@ MAX_EXAMINATION_BYTES: Final = 32 << 20
 
 class RemoteError(RuntimeError):
     """The command can't run on that node; the message says what to do."""
+
+
+class NodeFinding(msgspec.Struct, frozen=True):
+    """A finding about the node itself, as `topolet doctor --output=json` prints it."""
+
+    severity: str
+    code: str
+    text: str
+    remedy: str
+
+
+class ContainerFinding(msgspec.Struct, frozen=True):
+    """A finding about a container; `expected` and `found` are None for an unknown set of CPUs."""
+
+    severity: str
+    kind: str
+    container: str
+    expected: str | None
+    found: str | None
+    detail: str
+    remedy: str
+
+
+class NodeExamination(msgspec.Struct, frozen=True):
+    """What `topolet doctor` finds on a node."""
+
+    node: tuple[NodeFinding, ...]
+    findings: tuple[ContainerFinding, ...]
+
+
+_EXAMINATION: Final = msgspec.json.Decoder(NodeExamination)
+
+
+def examination(output: bytes | str, code: int, error: str = "") -> NodeExamination:
+    """Reads the output of `topolet doctor --output=json`, which ended with this exit code and this
+    standard error. Whoever controls the node chooses the output: raises RemoteError for one that
+    can't be read."""
+    try:
+        return bounds.decode(_EXAMINATION, output)
+    except bounds.JsonError as invalid:
+        words = " ".join(error.split()) or f"its output {invalid}"
+        raise RemoteError(f"topolet doctor ends with exit code {code}: {words}") from None
 
 
 class Agent(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.cli import options, remote
-from agent.cli.remote import Agent, RemoteError
+from agent.cli.remote import Agent, NodeExamination, RemoteError
 from agent.view.format import count, printable
 
 USAGE: Final = "topolet rollout [OPTIONS] DAEMONSET"
@@ -153,9 +153,9 @@ class Agents:
             pod.agent, ["topolet", "doctor", "--output=json"], remote.MAX_EXAMINATION_BYTES
         )
         try:
-            return errors_in(json.loads(output))
-        except (ValueError, KeyError, TypeError):
-            return {"doctor": f"topolet doctor ends with {code}, without findings that can be read"}
+            return errors_in(remote.examination(output, code))
+        except RemoteError as error:
+            return {"doctor": str(error)}
 
     def _owned(self, kind: str) -> list[dict[str, Any]]:
         listed = self._get(kind, "-l", self._selector)["items"]
@@ -174,20 +174,19 @@ class Agents:
         )
 
 
-def errors_in(examination: Mapping[str, Any]) -> dict[str, str]:
-    """The findings of an examination (`doctor.body`) that are not warnings: by what identifies a
-    finding in a later examination, its text. Raises KeyError, TypeError."""
-    found = {
-        each["code"]: f"{each['code']}: {each['text']}"
-        for each in examination["node"]
-        if each["severity"] == "error"
+def errors_in(examination: NodeExamination) -> dict[str, str]:
+    """The findings of an examination that are not warnings: by what identifies a finding in a
+    later examination, its text."""
+    errors = {
+        each.code: f"{each.code}: {each.text}"
+        for each in examination.node
+        if each.severity == "error"
     }
-    for each in examination["findings"]:
-        # An agent of an earlier version has no severity here.
-        if each.get("severity", "error") == "error":
-            name = f"{each['container']}: {each['kind']}"
-            found[name] = ", ".join(filter(None, (name, each["detail"])))
-    return {name: printable(text) for name, text in found.items()}
+    for each in examination.findings:
+        if each.severity == "error":
+            name = f"{each.container}: {each.kind}"
+            errors[name] = ", ".join(filter(None, (name, each.detail)))
+    return {name: printable(text) for name, text in errors.items()}
 
 
 def newest(revisions: Sequence[Mapping[str, Any]], title: str) -> str:

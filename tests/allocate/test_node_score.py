@@ -190,8 +190,9 @@ def test_profiles() -> None:
         NumaPolicy.NONE,
     )
     proposal = profile(defaults(Rules.PROPOSAL))
-    alike = replace(proposal, scoring=None, weights={})
+    alike = replace(proposal, scoring=None, weights={}, prefer_l3=False)
     assert alike == PROFILES["proposal"]
+    assert proposal.prefer_l3
     assert (proposal.scoring, proposal.weights) == (
         Strategy.MOST_ALLOCATED,
         {"cpu": 1, "memory": 1},

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from agent.__main__ import main
-from agent.cli.cluster_doctor import findings_in
 from tests.cli.kubectl import CRASHED, RUNNING, pod
 
 HANGS = "hangs"
@@ -165,7 +164,18 @@ def test_a_cluster_that_can_not_be_listed_is_an_error(
     assert "--all: it takes neither NODE nor --bundle" in capfd.readouterr().err
 
 
-def test_a_finding_of_an_earlier_version_has_no_severity_and_is_an_error() -> None:
-    earlier = {name: value for name, value in DRIFT.items() if name != "severity"}
-    (found,) = findings_in({"node": [], "findings": [earlier]})
-    assert found.severity == "error"
+@pytest.mark.parametrize(
+    "output", ["", "[" * 100_000, "null", '{"node": [1], "findings": []}', '{"node": []}']
+)
+def test_an_answer_that_can_not_be_read_is_that_nodes_finding(
+    nodes: Nodes, output: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nodes.examined("n1")
+    nodes.examined("n2")
+    nodes.answer("n1", output)
+    assert main(["doctor", "--all", "-o", "json"]) == 1
+    codes = {
+        each["node"]: [finding["code"] for finding in each["findings"]]
+        for each in json.loads(capfd.readouterr().out)["nodes"]
+    }
+    assert codes == {"n1": ["doctor-does-not-answer"], "n2": []}

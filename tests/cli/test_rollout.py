@@ -3,6 +3,7 @@ server and the DaemonSet controller."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -160,7 +161,8 @@ def test_what_a_tenant_can_cause_does_not_stop_a_rollout() -> None:
     container = ObservedContainer("u", "ns/p c", QoS.LS, problem="an annotation is invalid")
     examined = Examination(node, (container,), drift.findings((container,), ()))
     assert examined.errors == 1  # no-cgroup
-    assert errors_in(doctor.body(examined)) == {"ns/p c: no-cgroup": "ns/p c: no-cgroup"}
+    read = remote.examination(json.dumps(doctor.body(examined)), 1)
+    assert errors_in(read) == {"ns/p c: no-cgroup": "ns/p c: no-cgroup"}
 
 
 @pytest.mark.parametrize(

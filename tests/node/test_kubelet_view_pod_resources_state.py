@@ -87,7 +87,7 @@ def test_pod_resources_are_in_the_report(tmp_path: Path) -> None:
     world.agent().reconcile()
     (zone,) = (world.store.get("NodeResourceTopology", "n") or {})["zones"]
     amounts = {each["name"]: each for each in zone["resources"]}
-    assert amounts["cpu"]["available"] == "3"
+    assert amounts["cpu"]["available"] == "2"  # neither the pod's CPU 2 nor the reserved CPU 0
     memory = amounts["memory"]
     assert int(memory["allocatable"]) - int(memory["available"]) == 1 << 20
     assert amounts["nvidia.com/gpu"] == {

@@ -33,7 +33,7 @@ def test_every_carrier_of_a_container_is_read() -> None:
         annotations=(("nvidia.cdi.k8s.io/b", "nvidia.com/gpu=GPU-5"),),
         cdi_devices=("nvidia.com/gpu=GPU-3", "nvidia.com/gpu=GPU-4"),
         nodes=(CarriedNode("/dev/nvidia1", "/dev/nvidia1", "rwm", 195, 1),),
-        serving=True,
+        serving=("/var/lib/kubelet/device-plugins",),
     )
 
 

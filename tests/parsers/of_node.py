@@ -23,6 +23,7 @@ from agent.cgroup import limits
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.names import own_root
+from agent.cli import remote
 from agent.cri import client, events
 from agent.discover import cpus, fpga, hardware, network, numa, pci
 from agent.discover.sysfs import DiscoveryError
@@ -884,7 +885,15 @@ def _own_files(folder: Path) -> Iterator[Target]:
                     {
                         "kind": "Deployment",
                         "metadata": {"name": "d"},
-                        "spec": {"template": {"spec": {"nodeName": "n", "priority": 5}}},
+                        "spec": {
+                            "template": {
+                                "spec": {
+                                    "nodeName": "n",
+                                    "priority": 5,
+                                    "containers": [{"name": "c"}],
+                                }
+                            }
+                        },
                     },
                 ],
             },
@@ -918,6 +927,18 @@ def _own_files(folder: Path) -> Iterator[Target]:
         mutations.of_json_bytes,
         (audit.encode(audit.Record(version=1, time=audit.stamp(0), pod="web", numa_node=1)),),
         ("model.audit:decode",),
+    )
+    finding = {"severity": "error", "code": "c", "text": "t", "remedy": "r"}
+    drift = {"severity": "error", "kind": "k", "container": "c", "expected": "0", "found": None}
+    findings = {"node": [finding], "findings": [{**drift, "detail": "", "remedy": "r"}]}
+    yield Target(
+        "answer of a node's doctor",
+        lambda raw: remote.examination(raw, 1),
+        mutations.of_json_bytes,
+        (json.dumps(findings).encode(),),
+        ("cli.remote:examination",),
+        (remote.RemoteError,),
+        ("topolet doctor ends with exit code 1",),
     )
     lines = (
         b'{"group": "/kubepods/a", "cpus": "0-3"}\n'
