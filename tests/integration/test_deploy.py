@@ -530,6 +530,21 @@ def test_the_scheduler_removes_no_condition_of_others(cluster: Cluster) -> None:
     assert types >= {"Ready", "topolet.io/RoomFound"}
 
 
+def test_the_conditions_of_the_scheduler_are_few_and_small(cluster: Cluster) -> None:
+    """A stolen token must not make a pod so large that no client can write it."""
+    own = {"type": "topolet.io/RoomFound", "status": "True"}
+    longest = {**own, "reason": "r" * 1024, "message": "m" * 1024}
+    assert cluster.change_pod({"status": {"conditions": [longest]}}, TOPOLET_SCHEDULER, "/status")
+    for conditions in (
+        [{**own, "reason": "r" * 1025}],
+        [{**own, "message": "m" * 1025}],
+        [{**own, "message": str(number)} for number in range(4)],
+    ):
+        body: Object = {"status": {"conditions": conditions}}
+        with pytest.raises(RefusedError, match="more than three conditions, or reasons"):
+            cluster.change_pod(body, TOPOLET_SCHEDULER, "/status")
+
+
 def test_the_scheduler_binds_with_an_allocation_and_nothing_else(cluster: Cluster) -> None:
     """The API server itself gives the Binding the zone of the Node."""
     zone = {"labels": {"topology.kubernetes.io/zone": "a"}}

@@ -23,6 +23,7 @@ from agent.allocate.node_allocator.properties import (
 from agent.allocate.nrt.node import ZoneReport
 from agent.allocate.placement.demand import NodeCapacity, node_capacity
 from agent.allocate.policies_in_force import PROFILES
+from agent.model import bounds
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import DeviceObject, DeviceType
 from agent.model.nrt import node_annotations
@@ -405,7 +406,7 @@ def _refused_claims(topology: NodeTopology | Unreadable | None) -> dict[str, str
     except AnnotationError as error:
         log.warning("node %s: %s", topology.name, error)
         return {}
-    return {each.uid: each.reason or "no reason" for each in found}
+    return {each.uid: bounds.reason(each.reason) or "no reason" for each in found}
 
 
 def _missing(kind: str, found: Unreadable | object | None, cause: MissingCause) -> Missing:

@@ -12,6 +12,7 @@ import pytest
 from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
+from agent.model import bounds
 from agent.model.nrt.node_annotations import REFUSED_CLAIMS
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.pod_patches import FREE_WRITES, LASTING_SECONDS, ClaimConditions
@@ -182,6 +183,13 @@ def test_an_invalid_annotation_sets_no_condition(scene: Scene, text: str) -> Non
     scene.report(text)
     scene.step_after(0)
     assert scene.step_after(LASTING_SECONDS) == []
+
+
+def test_the_reason_in_a_condition_is_short_whatever_the_report_has(scene: Scene) -> None:
+    scene.report(a="x" * 100_000)
+    scene.step_after(0)
+    ((_, _, message),) = scene.step_after(LASTING_SECONDS)
+    assert message == bounds.reason("x" * 100_000)
 
 
 def test_a_refusal_that_comes_and_goes_causes_few_writes(scene: Scene) -> None:
