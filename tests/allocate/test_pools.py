@@ -114,6 +114,8 @@ def test_pod_bound_to_numa_nodes_gets_their_pools() -> None:
         "b": "2-3",
         "c": "4",
     }
+    grown = wanted(decided(topology, bound, best))
+    assert grown == {"a": "0-1,4-5", "b": "2-3"}, "within their NUMA nodes"
 
 
 def test_pod_bound_to_a_numa_node_without_shared_cpus_gets_the_whole_pool() -> None:

@@ -569,6 +569,12 @@ def test_cert_manager_creates_the_certificates_if_configured(tmp_path: Path) -> 
     } == {"mine"}
 
 
+def test_no_scheduler_filters_pods_unless_it_is_enabled(tmp_path: Path) -> None:
+    found = rendered(tmp_path, {})
+    assert [each for each in found if each["kind"] == "Deployment"] == []
+    assert "KubeSchedulerConfiguration" not in str(found)
+
+
 def test_crds_are_kept_on_removal_and_can_be_left_out(tmp_path: Path) -> None:
     kind = "CustomResourceDefinition"
     for enabled, count in ((False, 2), (True, 3)):

@@ -36,6 +36,18 @@ PREFERRED = {"deviceTypes": ["gpu", "rdma"]}
 SAME_PCIE = {**PREFERRED, "requiredScope": "SamePCIe"}
 
 
+def test_a_request_is_converted_by_the_memory_of_each_card() -> None:
+    """Half of both cards is in use: the larger one has more bytes left, and no higher share."""
+    larger = msgspec.structs.replace(gpu(1), resources={**gpu(1).resources, MEMORY: 2 * BYTES})
+    held = {("gpu", 0): {MEMORY: BYTES // 2, RATIO: 50}, ("gpu", 1): {MEMORY: BYTES, RATIO: 50}}
+    both = node_devices(inventory([gpu(0), larger]), held)
+    found = allocation(both, {MEMORY: 600})
+    assert isinstance(found, Allocation)
+    (card,) = found.devices["gpu"]
+    assert (card.minor, card.resources) == (1, {MEMORY: 600, RATIO: 30})
+    assert isinstance(allocation(both, {RATIO: 60}), DeviceRefusal)
+
+
 def test_an_allocation_has_the_requested_and_the_derived_amounts() -> None:
     found = allocation(node(EIGHT), {GPU: 50})
     assert isinstance(found, Allocation)

@@ -285,6 +285,30 @@ def test_cpus_are_on_the_numa_node_of_the_cards() -> None:
     assert found.offer.allocation.cpus == CpuSet.parse("8-11")
 
 
+@pytest.mark.parametrize("policy", [ONE, NumaPolicy.RESTRICTED])
+def test_cpus_a_card_and_a_nic_are_on_one_numa_node(policy: NumaPolicy) -> None:
+    """The first NUMA node has no free CPUs, the second no free card, the third no free NIC."""
+    devices = [each for zone in range(4) for each in (gpu(zone, zone, "p"), nic(zone, zone, "p"))]
+    allocator = NodeAllocator(make_properties((4, 1, 4, 2), policy, devices))
+    gpus = {"gpu": [{"minor": 1, "resources": {CORE: 100, RATIO: 100}}]}
+    nics = {"rdma": [{"minor": 2, "resources": {RDMA: 100}}]}
+    for uid, qos, notes in (
+        ("cpus", "LSR", {STATUS: {"cpuset": "0-7"}}),
+        ("gpu", None, {ALLOCATED: gpus}),
+        ("nic", None, {ALLOCATED: nics}),
+    ):
+        allocator.record(holding_of(pod(uid, qos=qos, notes=notes)))
+    found = granted(allocator, pod("a", {"cpu": 4, CARDS: 1, RDMA: 100}, "LSR"))
+    assert found.device_allocation is not None
+    allocated = found.device_allocation.devices
+    assert {kind: [each.minor for each in held] for kind, held in allocated.items()} == {
+        "gpu": [3],
+        "rdma": [3],
+    }
+    assert found.offer is not None
+    assert found.offer.allocation.cpus == CpuSet.parse("24-27")
+
+
 def test_a_pod_is_refused_when_no_numa_node_has_cpus_and_cards() -> None:
     allocator = NodeAllocator(make_properties(policy=ONE, devices=CARDS_ON_BOTH))
     bind(allocator, pod("cpus", {"cpu": 8}, "LSR"))

@@ -55,6 +55,11 @@ def test_a_pod_without_requests_passes_any_node() -> None:
     assert filter(node({0: {}}), pod(container())) == PASSED
 
 
+def test_a_request_of_zero_needs_no_numa_node() -> None:
+    assert filter(node(TWO), pod(small(gpu=0))) == ZoneFit((0,))
+    assert filter(node({0: {}}), pod(container(cpu=0, memory=0))) == PASSED
+
+
 def test_a_pod_that_requests_only_devices_needs_a_numa_node_of_them() -> None:
     node_ = node({0: {GPU: 1}, 1: {GPU: 2}})
     assert filter(node_, pod(container(gpu=2, limited=False))) == ZoneFit((1,))

@@ -212,7 +212,8 @@ def test_an_fpga_and_the_port_of_its_virtual_function() -> None:
         Fpga(card, FpgaDriver.DFL, interface_id="cd" * 16),
     )
     (device,) = device_list(DiscoveredDevices(fpgas=fpgas), Published(), NOW).devices
-    assert (device.uuid, device.minor, device.healthy) == ("0000:3b:00.0", 0, True)
+    assert (device.type, device.uuid, device.minor) == ("fpga", "0000:3b:00.0", 0)
+    assert device.healthy
     assert device.resources == {"koordinator.sh/fpga": 100}
     assert device.labels == {
         "topolet.io/function-id": "ab" * 16,

@@ -242,6 +242,19 @@ def test_zones_of_other_writers_are_ignored() -> None:
             },
             r"n: zones\[0\]\.resources\['cpu'\]\.available: 'x' is not a quantity",
         ),
+        (
+            {
+                "metadata": {"name": "n"},
+                "zones": [
+                    {
+                        "name": "node-0",
+                        "type": "Node",
+                        "resources": [{"name": "cpu", "capacity": 1, "allocatable": 1}],
+                    }
+                ],
+            },
+            "n: .*missing required field `available`",
+        ),
     ],
 )
 def test_invalid_fields_are_named(body: object, message: str) -> None:

@@ -25,8 +25,8 @@ from agent.scheduler.preemption.victim_selection import (
     select_victims,
 )
 from agent.scheduler.state.pod_info import PodRequirements
-from tests.allocate.devices.builders import CORE, RATIO, gpu
-from tests.allocate.node_allocator.builders import annotated, make_properties, pod
+from tests.allocate.devices.builders import CARDS, CORE, RATIO, gpu
+from tests.allocate.node_allocator.builders import ALLOCATED, annotated, make_properties, pod
 
 PROTECTED = {"app": "protected"}
 ONE = NumaPolicy.SINGLE_NUMA_NODE
@@ -170,6 +170,26 @@ def test_the_last_started_pod_on_enough_of_a_gpu_is_the_victim(
 
 
 FULL = [pod("u0", {"cpu": 8}, "LSR"), pod("u1", {"cpu": 8}, "LSR")]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [(NumaPolicy.NONE, ["d", "b"]), (ONE, ["c", "d"])],
+)
+def test_victims_release_devices_of_the_numa_nodes_that_the_policy_admits(
+    policy: NumaPolicy, expected: list[str]
+) -> None:
+    """Four pods have a GPU each, two of them on each NUMA node. The last started ones are on
+    different NUMA nodes."""
+    gpus = [gpu(minor, minor // 2, f"p{minor // 2}") for minor in range(4)]
+    allocator = NodeAllocator(make_properties(SHAPE, policy, gpus))
+    started = {"a": 1, "b": 4, "c": 2, "d": 3}
+    for minor, uid in enumerate(started):
+        allocated = {"gpu": [{"minor": minor, "resources": {CORE: 100, RATIO: 100}}]}
+        allocator.record(holding_of(pod(uid, {CARDS: 1}, notes={ALLOCATED: allocated})))
+    bound_pods = [BoundPod(uid, "ns", uid, started_at=at) for uid, at in started.items()]
+    pod_request = request_of(pod("new", {CARDS: 2}, "LS", priority=1))
+    assert victims(allocator, pod_request, bound_pods) == expected
 
 
 def test_no_victims_of_equal_priority() -> None:
