@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.nrt.filter import Misfit, MisfitCause, parts_of
+from agent.allocate.nrt.filter import PASSED, Misfit, MisfitCause, parts_of
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.score import least_numa_nodes, score
 from agent.conformance.files import CaseVerdict, Difference, Judge
 from agent.model import apiobjects
-from agent.model.cpu.policies import Strategy, TopologyManagerScope
+from agent.model.cpu.policies import NumaPolicy, Strategy, TopologyManagerScope
 from agent.model.nrt import resource_topology
 from agent.model.pod.zone_request import ZonedPod, zoned_pod
 
@@ -32,6 +32,12 @@ PREFERRED: Final = Difference(
     "restricted-prefers",
     "under the policy restricted every pod passes, also one for whose devices the NUMA nodes that "
     "the kubelet prefers do not have enough, and the kubelet refuses it; Topolet rejects it",
+    listed=True,
+)
+INIT_BINDS: Final = Difference(
+    "init-containers-bind",
+    "under single-numa-node a container passes on another NUMA node than an init container, whose "
+    "CPUs and devices the kubelet reuses for it, and the kubelet refuses it; Topolet rejects it",
     listed=True,
 )
 NOT_OF_ZONES: Final = Difference(
@@ -68,6 +74,7 @@ DIFFERENCES: Final = (
     SIDECARS,
     TOGETHER,
     PREFERRED,
+    INIT_BINDS,
     NOT_OF_ZONES,
     INIT_ENDS,
     BELOW_NOTHING,
@@ -150,8 +157,11 @@ class _Question:
         """The difference that explains another answer of the filter, None if there is none."""
         fits = expect["fit"]
         if fits and isinstance(found, Misfit) and found.cause in _OF_RESTRICTED:
-            return _OF_RESTRICTED[found.cause]
+            single = self.node is not None and self.node.policy is NumaPolicy.SINGLE_NUMA_NODE
+            return INIT_BINDS if single else _OF_RESTRICTED[found.cause]
         theirs = by_zones(self.node, self._ending)
+        if isinstance(theirs, Misfit) and theirs.cause in _OF_RESTRICTED:
+            theirs = PASSED
         if isinstance(theirs, Misfit):
             kinds = {part.name: part.kind for part in (*self.pod.parts, self.pod.whole)}
             theirs = msgspec.structs.replace(theirs, kind=kinds[theirs.name])

@@ -4,6 +4,9 @@
 Memory and huge pages are not compared where the report says that the kubelet takes them from any
 NUMA node: its memory manager policy is None.
 
+Under `single-numa-node` the kubelet rejects a container that does not fit on the NUMA node of an
+init container, whose CPUs and devices it has to reuse. The plugin passes it.
+
 Under `restricted` the plugin passes every pod. But the kubelet admits a container, or a pod, only
 on a set of NUMA nodes that each of its resources prefers: a set of as few NUMA nodes as the
 resource would need on an empty machine (kubelet: pkg/kubelet/cm, topologymanager/policy.go,
@@ -134,7 +137,7 @@ class Misfit(msgspec.Struct, frozen=True):
 
 
 _LASTING: Final = (MisfitCause.NOT_ON_NODE, MisfitCause.NOT_IN_ZONES, MisfitCause.SIZES_DIFFER)
-_PREFERRED: Final = "the kubelet's policy restricted prefers"
+_PREFERRED: Final = "the kubelet's topology manager prefers"
 
 
 def parts_of(node: ZonedNode, pod: ZonedPod) -> tuple[PodPart, ...]:
@@ -149,7 +152,10 @@ def filter(node: ZonedNode | None, pod: ZonedPod, steps: Steps = UNCOUNTED) -> Z
         return PASSED
     steps.take(len(pod.parts) * (1 + len(node.zones)))
     if node.policy is NumaPolicy.SINGLE_NUMA_NODE:
-        return _aligned(node, pod)
+        found = _aligned(node, pod)
+        if isinstance(found, Misfit) or all(part.kind is not PartKind.INIT for part in pod.parts):
+            return found
+        return preferred_misfit(node, pod, steps) or found
     if node.policy is NumaPolicy.RESTRICTED:
         return _together(node, pod.whole) or preferred_misfit(node, pod, steps) or PASSED
     return PASSED
@@ -269,9 +275,10 @@ def _preferred_mask(
         there = available[name]
         left = {mask: sum(there.get(zone, 0) for zone in ids(mask)) for mask in masks}
         needed, _ = reusable.get(name, _NONE)
-        masks = [mask for mask in masks if left[mask] >= amount and not needed & ~mask]
+        allowed = {mask: amounts for mask, amounts in left.items() if not needed & ~mask}
+        masks = [mask for mask, amounts in allowed.items() if amounts >= amount]
         if not masks:
-            cause, most = MisfitCause.NO_PREFERRED_HOLDS, max(left.values())
+            cause, most = MisfitCause.NO_PREFERRED_HOLDS, max(allowed.values(), default=0)
             return Misfit(cause, part.kind, part.name, name, amount, most, node.zones, count)
     return min(masks)
 

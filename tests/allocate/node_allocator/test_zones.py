@@ -270,7 +270,7 @@ def test_the_kubelets_restricted_policy_admits_only_the_fewest_numa_nodes_of_an_
     found = allocator.offer(request_of(guaranteed(4, qos)))
     assert isinstance(found, Refused)
     assert found.text() == (
-        "pod requests 4 cpu: the kubelet's policy restricted prefers 1 NUMA node: at most 3 left "
+        "pod requests 4 cpu: the kubelet's topology manager prefers 1 NUMA node: at most 3 left "
         "there"
     )
     assert not found.unresolvable
@@ -291,7 +291,7 @@ def test_resources_with_different_preferred_numbers_of_numa_nodes_are_unresolvab
     found = allocator.offer(request_of(guaranteed(8, qos, **{NIC: 1})))
     assert isinstance(found, Refused)
     assert found.text() == (
-        f"pod requests 1 {NIC}: the kubelet's policy restricted prefers 1 NUMA node for it, and "
+        f"pod requests 1 {NIC}: the kubelet's topology manager prefers 1 NUMA node for it, and "
         "more for the rest"
     )
     assert found.unresolvable

@@ -1,9 +1,9 @@
-"""The filter for the kubelet's policy restricted, compared with a simulation of the kubelet: its
-CPU manager, the merge of hints, and a device manager."""
+"""The filter for the kubelet's policies restricted and single-numa-node, compared with a simulation
+of the kubelet: its CPU manager, the merge of hints, and a device manager."""
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from agent.allocate import layout as layouts
@@ -16,22 +16,31 @@ from agent.conformance.merge_hints import kubelet_merge
 from agent.conformance.static_cpu_manager import StaticPolicy, StaticState
 from agent.model.apiobjects import ApiContainer, ApiPod
 from agent.model.cpu.policies import NumaPolicy
-from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY
+from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 from agent.model.pod.zone_request import kube_class_of, zoned_pod
 from tests.allocate.nrt.values import CPU, NIC, api_pod, container, sidecar
 
-STATIC = {CPU_MANAGER_POLICY: '{"policy": "static"}'}
+STATIC = {
+    CPU_MANAGER_POLICY: '{"policy": "static"}',
+    AGENT_SETTINGS: '{"memoryManagerPolicy": "None"}',
+}
 SHAPES = [(1, 2, 2, 2), (2, 1, 4, 2), (2, 2, 2, 2), (1, 4, 2, 1), (2, 2, 3, 2)]
 
 
 class Kubelet:
-    """Admits one pod under the policy restricted. `free`: the free NICs of each NUMA node."""
+    """Admits one pod. `free`: the free NICs of each NUMA node."""
 
     def __init__(
-        self, policy: StaticPolicy, state: StaticState, free: dict[int, int], total: dict[int, int]
+        self,
+        policy: StaticPolicy,
+        state: StaticState,
+        free: dict[int, int],
+        total: dict[int, int],
+        numa: NumaPolicy = NumaPolicy.RESTRICTED,
     ) -> None:
+        self._numa = numa
         self._policy = policy
         self._state = state
         self._free = dict(free)
@@ -61,7 +70,7 @@ class Kubelet:
     def _merged(self, cpus: tuple[TopologyHint, ...] | None, nics: int) -> Merged:
         nodes = [node.id for node in self._policy.layout.nodes]
         providers = [{"cpu": cpus}, {NIC: self._device_hints(nics)}]
-        return kubelet_merge(providers, nodes, NumaPolicy.RESTRICTED)
+        return kubelet_merge(providers, nodes, self._numa)
 
     def _device_hints(self, requested: int) -> tuple[TopologyHint, ...] | None:
         if not requested:
@@ -109,7 +118,9 @@ def _pod_cpu(pod: ApiPod) -> PodCpu:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Kubelet, ZonedNode, ApiPod, str]:
+def cases(
+    draw: st.DrawFn, numa: NumaPolicy = NumaPolicy.RESTRICTED
+) -> tuple[Kubelet, ZonedNode, ApiPod, str]:
     shape = draw(st.sampled_from(SHAPES))
     layout_ = layouts.of(machines.cpus(shape, "adjacent"))
     cpus = sorted(cpu for node in layout_.nodes for cpu in ids(node.cpus))
@@ -117,7 +128,7 @@ def cases(draw: st.DrawFn) -> tuple[Kubelet, ZonedNode, ApiPod, str]:
     held = draw(st.sets(st.sampled_from(cpus), max_size=len(cpus) // 2)) - reserved
     reserved_mask, held_mask = (sum(1 << cpu for cpu in some) for some in (reserved, held))
     options = StaticOptions()
-    policy = static_cpu_manager.make(layout_, options, NumaPolicy.RESTRICTED, reserved_mask)
+    policy = static_cpu_manager.make(layout_, options, numa, reserved_mask)
     state = StaticState(layout_.cpus & ~held_mask, {"other": {"c": held_mask}} if held else {})
     total = {node.id: draw(st.integers(0, 2)) for node in layout_.nodes}
     free = {node: draw(st.integers(0, count)) for node, count in total.items()}
@@ -168,8 +179,8 @@ def cases(draw: st.DrawFn) -> tuple[Kubelet, ZonedNode, ApiPod, str]:
         )
         for node in layout_.nodes
     )
-    topology = NodeTopology("n", zones, "restricted", scope, annotations=STATIC)
-    kubelet = Kubelet(policy, state, free, total)
+    topology = NodeTopology("n", zones, numa.value, scope, annotations=STATIC)
+    kubelet = Kubelet(policy, state, free, total, numa)
     return kubelet, zoned_node(topology, (NIC,)), api_pod(*containers, init=init), scope
 
 
@@ -180,6 +191,43 @@ def test_a_pod_passes_if_the_kubelet_admits_it(
     kubelet, node, pod, scope = case
     found = filter(node, zoned_pod(pod))
     assert kubelet.admits(pod, scope) is not isinstance(found, Misfit), found
+
+
+@given(cases(NumaPolicy.SINGLE_NUMA_NODE))
+def test_a_kubelet_with_single_numa_node_admits_the_pods_that_pass(
+    case: tuple[Kubelet, ZonedNode, ApiPod, str],
+) -> None:
+    """It also admits containers with parts of a CPU that do not pass: they share the CPUs."""
+    kubelet, node, pod, scope = case
+    passes = not isinstance(filter(node, zoned_pod(pod)), Misfit)
+    event("passes" if passes else "does not pass")
+    assert not passes or kubelet.admits(pod, scope)
+
+
+def test_under_single_numa_node_a_container_fits_on_the_numa_node_of_an_init_container() -> None:
+    """6 CPUs of the first NUMA node and 8 of the second one are free. The kubelet puts the init
+    container on the first one, and lets the next container reuse its CPUs."""
+    layout_ = layouts.of(machines.cpus((1, 2, 4, 2), "adjacent"))
+    single = NumaPolicy.SINGLE_NUMA_NODE
+    policy = static_cpu_manager.make(layout_, StaticOptions(), single, 0b11)
+    zones = tuple(
+        Zone(node.id, {"cpu": Amounts(8000, 8000, free)})
+        for node, free in zip(layout_.nodes, (6000, 8000), strict=True)
+    )
+    node = zoned_node(NodeTopology("n", zones, "single-numa-node", annotations=STATIC), (NIC,))
+    for cpus, admitted in ((6, True), (7, False)):
+        main = container("main", memory=1, cpu=cpus * CPU, nic=0)
+        pod = api_pod(main, init=(container("init", memory=1, cpu=2 * CPU, nic=0),))
+        state = StaticState(layout_.cpus, {})
+        kubelet = Kubelet(policy, state, {0: 0, 1: 0}, {0: 0, 1: 0}, single)
+        assert kubelet.admits(pod, "container") is admitted
+        found = filter(node, zoned_pod(pod))
+        assert isinstance(found, Misfit) is not admitted
+        if isinstance(found, Misfit):
+            assert found.text() == (
+                "container main requests 7 cpu: the kubelet's topology manager prefers 1 NUMA "
+                "node: at most 6 left there"
+            )
 
 
 def test_a_reusable_part_of_a_core_may_bind_the_pod_to_its_numa_node() -> None:
