@@ -65,12 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
     except DiscoveryError as error:
         return options.fail(error)
     for problem in sources.problems:
-        print(f"topolet: {problem}", file=sys.stderr)
+        print(f"topolet: {format.printable(problem)}", file=sys.stderr)
     found = devices.shown(sources, names(root))
     try:
         if arguments.output == "json":
             body = {"schema_version": SCHEMA_VERSION, "devices": found}
-            print(msgspec.json.format(msgspec.json.encode(body)).decode(), flush=True)
+            text = msgspec.json.format(msgspec.json.encode(body)).decode()
+            print(format.printable_json(text), flush=True)
         else:
             width = format.columns(200)
             draw = devices.as_tree if arguments.output == "tree" else devices.as_table

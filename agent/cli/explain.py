@@ -86,7 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _write(found: Sequence[Explanation], output: str) -> None:
     if output == "json":
-        print(explanation.encode(Explanations(tuple(found))).decode(), flush=True)
+        text = explanation.encode(Explanations(tuple(found))).decode()
+        print(format.printable_json(text), flush=True)
         return
     if not found:
         print("No pod would have to move.", flush=True)

@@ -72,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output == "text":
         width = format.columns(100)
         text = format.encodable(draw(found, width))
+    else:
+        text = format.printable_json(text)
     try:
         print(text, end="", flush=True)
     except OSError as error:

@@ -14,6 +14,7 @@ from agent.model.settings.agent import RestoreSettings
 from agent.model.settings.options import SettingsError
 from agent.node.originals import restore
 from agent.telemetry.audit import Trail
+from agent.view.format import printable
 
 SETTINGS = RestoreSettings
 
@@ -40,7 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     for change in changes + restored.values.changes:
         if change.state in (WriteState.GONE, WriteState.RIGHT):
             continue
-        print(_line(change), file=sys.stderr if change.state is WriteState.FAILED else sys.stdout)
+        print(
+            printable(_line(change)),
+            file=sys.stderr if change.state is WriteState.FAILED else sys.stdout,
+        )
     if restored.unchecked:
         print(f"topolet: not every container is restored: {restored.unchecked}", file=sys.stderr)
     cpusets, others = (

@@ -148,7 +148,7 @@ def _run_fragmentation(arguments: argparse.Namespace) -> int:
         return options.fail(error, 2)
     try:
         if arguments.output == "json":
-            print(msgspec.json.encode(found).decode(), flush=True)
+            print(format.printable_json(msgspec.json.encode(found).decode()), flush=True)
         else:
             print(format.encodable(fragmentation_view.draw(found, _width())), end="", flush=True)
     except OSError as error:
@@ -266,7 +266,8 @@ def _write(found: Mapping[str, PolicyResult | OccupancyResult], output: str) -> 
     from agent.scheduler.simulation import SimulationReport
 
     if output == "json":
-        print(msgspec.json.encode(SimulationReport(found)).decode(), flush=True)
+        text = msgspec.json.encode(SimulationReport(found)).decode()
+        print(format.printable_json(text), flush=True)
         return
     fields = list(dict.fromkeys(name for each in found.values() for name in each.__struct_fields__))
     rows = [["policy", *(_TITLES[field] for field in fields)]]

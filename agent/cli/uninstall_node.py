@@ -24,6 +24,7 @@ from agent.kube.objects import Objects
 from agent.kube.transport import Transport
 from agent.model.settings.agent import UninstallSettings
 from agent.model.settings.options import SettingsError
+from agent.view.format import printable
 
 SETTINGS = UninstallSettings
 
@@ -67,5 +68,5 @@ def run(arguments: argparse.Namespace) -> int:
         print_line(f"node {name}: nothing of Topolet is left")
         return 0
     for line in removal.left:
-        print(f"topolet: left on node {name}: {line}", file=sys.stderr)
+        print(printable(f"topolet: left on node {name}: {line}"), file=sys.stderr)
     return 1

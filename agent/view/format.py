@@ -4,6 +4,7 @@ disk."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -122,6 +123,15 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """The text with each of its lines printable."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def printable_json(text: str) -> str:
+    """The JSON, in which characters that act on a terminal are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text
+    )
 
 
 def columns(default: int) -> int:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from agent.view.format import count, encodable, printable, size, table
+from agent.view.format import count, encodable, printable, printable_json, size, table
 
 
 @pytest.mark.parametrize(
@@ -25,10 +26,21 @@ def test_count() -> None:
     assert [count(number, "core") for number in (0, 1, 2)] == ["0 cores", "1 core", "2 cores"]
 
 
-@pytest.mark.parametrize(
-    "mark",
-    ["\x1b[31m", "\r", "\n", "\x9b31m", "\u202e", "\u2066", "\u061c", "\u2028", "\u200b", "\ud800"],
+MARKS = (
+    *("\x1b[31m", "\r", "\n", "\x9b31m", "\x7f"),
+    *("\u202e", "\u2066", "\u061c", "\u2028", "\u200b", "\U000e0001"),
 )
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_no_character_in_json_acts_on_the_terminal(mark: str) -> None:
+    value = {f"é{mark}日": [mark]}
+    text = printable_json(msgspec.json.format(msgspec.json.encode(value)).decode())
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert msgspec.json.decode(text) == value
+
+
+@pytest.mark.parametrize("mark", [*MARKS, "\ud800"])
 def test_no_character_of_a_name_acts_on_the_terminal(mark: str) -> None:
     assert printable(f"é{mark}日").isprintable()
     assert table([("POD",), (f"a{mark}",)], 80)[1].isprintable()
