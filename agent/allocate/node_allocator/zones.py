@@ -1,10 +1,10 @@
 """NUMA nodes by the node's report, and the pods assigned since. Kubernetes' rules place pods
-without CPUs or devices from Topolet (see `allocate.nrt`), and the kubelet's policy restricted
-admits or rejects all pods. The node's agent reports the free amounts some time after a pod was
-assigned: until then its amounts are subtracted. A plain pod may take them from any NUMA node, so
-they are subtracted from each one; which one the kubelet chooses depends on ended pods and on the
-order of arrival. The allocation of any other pod names its NUMA nodes, except under the CPU manager
-policy static, where the kubelet chooses them too."""
+without CPUs or devices from Topolet (see `allocate.nrt`), and the kubelet's policies restricted and
+single-numa-node admit or reject all pods. The node's agent reports the free amounts some time after
+a pod was assigned: until then its amounts are subtracted. A plain pod may take them from any NUMA
+node, so they are subtracted from each one; which one the kubelet chooses depends on ended pods and
+on the order of arrival. The allocation of any other pod names its NUMA nodes, except under the CPU
+manager policy static, where the kubelet chooses them too."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 import msgspec
 
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
-from agent.allocate.nrt.filter import Misfit, preferred_misfit
+from agent.allocate.nrt.filter import Misfit, preferred_misfit, restricts
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneReport, with_freed, without
 from agent.allocate.nrt.score import score
 from agent.allocate.steps import UNCOUNTED, Steps
-from agent.model.cpu.policies import NumaPolicy
 from agent.model.pod.zone_request import ZonedPod
 from agent.model.settings.plugin_args import ZoneScoring
 
@@ -73,13 +72,11 @@ class Zones:
         return other
 
     def restricts(self, uid: str, pod: ZonedPod, steps: Steps = UNCOUNTED) -> ZonesLack | None:
-        """Why the kubelet would reject the pod under its policy restricted; None if it would admit
-        the pod. It does not matter who chooses the pod's CPUs and devices. Raises
-        TooComplexError."""
+        """Why the kubelet would reject the pod under its policy restricted, or because of an init
+        container under single-numa-node; None if it would admit the pod. It does not matter who
+        chooses the pod's CPUs and devices. Raises TooComplexError."""
         report = self._report
-        if report is None or report.reported.policy is not NumaPolicy.RESTRICTED:
-            return None
-        if not any(part.hinted(report.reported.hinted) for part in pod.parts):
+        if report is None or not restricts(report.reported, pod):
             return None
         return _lack(preferred_misfit, report, self._left_for(uid), pod, steps)
 

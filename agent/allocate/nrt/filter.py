@@ -153,7 +153,7 @@ def filter(node: ZonedNode | None, pod: ZonedPod, steps: Steps = UNCOUNTED) -> Z
     steps.take(len(pod.parts) * (1 + len(node.zones)))
     if node.policy is NumaPolicy.SINGLE_NUMA_NODE:
         found = _aligned(node, pod)
-        if isinstance(found, Misfit) or all(part.kind is not PartKind.INIT for part in pod.parts):
+        if isinstance(found, Misfit) or not restricts(node, pod):
             return found
         return preferred_misfit(node, pod, steps) or found
     if node.policy is NumaPolicy.RESTRICTED:
@@ -222,6 +222,16 @@ def _together(node: ZonedNode, whole: PodPart) -> Misfit | None:
                 node.zones,
             )
     return None
+
+
+def restricts(node: ZonedNode, pod: ZonedPod) -> bool:
+    """Whether the kubelet may reject the pod although NUMA nodes have enough: under `restricted`,
+    and under `single-numa-node` because of an init container."""
+    if not any(part.hinted(node.hinted) for part in pod.parts):
+        return False
+    if node.policy is NumaPolicy.SINGLE_NUMA_NODE:
+        return any(part.kind is PartKind.INIT and part.hinted(node.hinted) for part in pod.parts)
+    return node.policy is NumaPolicy.RESTRICTED
 
 
 def preferred_misfit(node: ZonedNode, pod: ZonedPod, steps: Steps = UNCOUNTED) -> Misfit | None:

@@ -299,6 +299,26 @@ def test_resources_with_different_preferred_numbers_of_numa_nodes_are_unresolvab
     assert full.offer(request_of(guaranteed(8, qos, **{NIC: 1}))) == found
 
 
+@pytest.mark.parametrize(("cpus", "admitted"), [(2, True), (3, False)])
+def test_an_owner_fits_on_the_numa_node_of_its_init_container(cpus: int, admitted: bool) -> None:
+    """Under single-numa-node a static kubelet lets a container reuse the CPUs of an init container,
+    which get the first NUMA node that has them."""
+    empty = node(FOUR, "single-numa-node", annotations=STATIC)
+    free = {0: 2000, **dict.fromkeys(range(1, 4), 4000)}
+    left = msgspec.structs.replace(empty, available={**empty.available, "cpu": free})
+    single = NodePolicies(numa_kubelet=NumaPolicy.SINGLE_NUMA_NODE)
+    properties = make_properties((1, 4, 2, 2), policies=single, kubelet_static=True)
+    allocator = NodeAllocator(NodeProperties("n", properties.cpus, zones=ZoneReport(left, empty)))
+    owner = guaranteed(cpus)
+    first = msgspec.structs.replace(guaranteed(2).containers[0], name="init")
+    with_init = msgspec.structs.replace(owner, init_containers=(first,))
+    found = allocator.offer(request_of(with_init))
+    assert isinstance(found, Granted) is admitted
+    if isinstance(found, Refused):
+        assert "prefers 1 NUMA node: at most 2 left there" in found.text()
+    assert fits(allocator, owner)
+
+
 def test_restricted_counts_memory_under_a_static_memory_manager_only() -> None:
     for notes, passes in ((STATIC, True), (STATIC_MEMORY, False)):
         allocator = restricted(dict.fromkeys(range(4), 4000), notes)
