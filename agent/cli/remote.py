@@ -55,7 +55,7 @@ class RemoteError(RuntimeError):
     """The command can't run on that node; the message says what to do."""
 
 
-class NodeFinding(msgspec.Struct, frozen=True):
+class DoctorFinding(msgspec.Struct, frozen=True):
     """A finding about the node itself, as `topolet doctor --output=json` prints it."""
 
     severity: str
@@ -79,7 +79,7 @@ class ContainerFinding(msgspec.Struct, frozen=True):
 class NodeExamination(msgspec.Struct, frozen=True):
     """What `topolet doctor` finds on a node."""
 
-    node: tuple[NodeFinding, ...]
+    node: tuple[DoctorFinding, ...]
     findings: tuple[ContainerFinding, ...]
 
 
