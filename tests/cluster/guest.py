@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import controlplane, failures, images
-from tests.cluster.cluster import GUEST, HOST, NAMESPACE, START_SECONDS, Cluster
+from tests.cluster.cluster import GUEST, HOST, NAMESPACE, Cluster
 from tests.cluster.machine import Machine
 from tests.cluster.node import Node
 from tests.fixtures import image
@@ -72,7 +72,7 @@ def join(cluster: Cluster) -> None:
         cluster.kubectl("patch", "-n", NAMESPACE, *_LONG_PROBES)
         _join(cluster, _boot(cluster))
         cluster.wait_agent_ready(HOST)
-        cluster.wait_agent_ready(GUEST, 2 * START_SECONDS)
+        cluster.wait_agent_ready(GUEST)
 
 
 def _join(cluster: Cluster, machine: Machine) -> None:
@@ -87,7 +87,7 @@ def _join(cluster: Cluster, machine: Machine) -> None:
     node.start_proxy("--hold-seconds=30")
     machine.run("sh", "-ec", "mkdir /run/bin; cp $(command -v kubelet) /run/bin/kubelet")
     node.start_kubelet(runtimeRequestTimeout="4m", registerWithTaints=[TAINT])
-    cluster.wait_node_ready(GUEST, 2 * START_SECONDS)
+    cluster.wait_node_ready(GUEST)
 
 
 def _boot(cluster: Cluster) -> Machine:

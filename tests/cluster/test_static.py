@@ -12,7 +12,7 @@ from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.pod.annotations import RESOURCE_SPEC
 from agent.node.change_log import CLAIM_NOT_HONORED
 from tests.cluster import failures
-from tests.cluster.cluster import GUEST, START_SECONDS, Cluster
+from tests.cluster.cluster import GUEST, Cluster
 from tests.cluster.pods import manifest
 
 pytestmark = [
@@ -38,7 +38,7 @@ def static(with_guest: Cluster) -> Iterator[Cluster]:
     yield cluster
     with failures.written(cluster, "static-kubelet"):
         cluster.kubectl("delete", "pods", "--all", "-n", "default", "--wait=false")
-        cluster.eventually("no pod is left", lambda: not cluster.objects("pods"), 2 * START_SECONDS)
+        cluster.eventually("no pod is left", lambda: not cluster.objects("pods"))
         _configure(cluster, "none", None)
 
 
@@ -68,7 +68,7 @@ def test_both_kinds_at_once_get_what_they_request(static: Cluster) -> None:
             manifest("lse-4", qos="LSE", cpu=4, **ON_GUEST),
             manifest("ls", qos="LS", cpu="100m", **ON_GUEST),
         )
-        cluster.wait_running("lse-2", "plain-3", "lse-4", "ls", seconds=2 * START_SECONDS)
+        cluster.wait_running("lse-2", "plain-3", "lse-4", "ls")
         for name in owners:
             cluster.eventually(
                 f"the annotation of {name} has the CPUs of the kubelet",

@@ -1,7 +1,9 @@
 """Agent, proxy, containerd and runc in an emulated machine with cgroup v2 and four NUMA nodes."""
 
+import os
 import pathlib
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +42,18 @@ def test_hanging_guest_is_ended_and_its_output_is_quoted(
     with pytest.raises(guest.GuestError, match=r"(?s)did not end in time.*booting.*first step"):
         guest.run(share, [], limit_seconds=0.5)
     assert not pathlib.Path("/proc", (share / "pid").read_text().strip()).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_guest_has_priority_over_other_sessions() -> None:
+    show = guest.prioritized("sh", "-c", "nice; cat /proc/self/autogroup")
+    shown = subprocess.run(
+        show, start_new_session=True, stdout=subprocess.PIPE, text=True, check=False
+    )
+    priority, _, group = shown.stdout.partition("\n")
+    assert int(priority) < os.nice(0)
+    if group:
+        assert int(group.split()[-1]) < 0
 
 
 @pytest.mark.parametrize(
