@@ -8,18 +8,21 @@ fault. The GPUs are those of a fake driver.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import re
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from agent.allocate.node_allocator.answer import MissingCause
 from agent.cli.cluster_doctor import ClusterCode
 from agent.kubelet import cpu_manager_state
 from agent.node.change_log import CLAIM_NOT_HONORED
@@ -53,6 +56,7 @@ SLOW_PORT = "16443"
 TO_EXTENDER = ("-p", "tcp", "--dport", "9444", "-j", "REJECT", "--reject-with", "tcp-reset")
 FILLER = "/run/topolet/filler"
 CPU_STATE = "/var/lib/kubelet/cpu_manager_state"
+NETWORK = "/etc/cni/net.d/10-pods.conflist"
 (END_AT_ONCE,) = re.findall(
     "^crictl stop .*$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE
 )
@@ -479,22 +483,80 @@ def test_no_scheduler_leads(healthy: Cluster, alerts: PrometheusApi) -> None:
     cluster.wait_running("lse")
 
 
+@contextlib.contextmanager
+def patched_agent(cluster: Cluster, spec: dict[str, object]) -> Iterator[None]:
+    """Merges this into the spec of the DaemonSet's pods during the block."""
+    words = ("-n", NAMESPACE, "daemonset/topolet-agent")
+    cluster.kubectl("patch", *words, "-p", json.dumps({"spec": {"template": {"spec": spec}}}))
+    try:
+        yield
+    finally:
+        cluster.kubectl("rollout", "undo", *words)
+
+
+def wrong_runtime_path(cluster: Cluster) -> AbstractContextManager[None]:
+    wrong = {"path": "/run/no-runtime", "type": "Directory"}
+    return patched_agent(cluster, {"volumes": [{"name": "runtime", "hostPath": wrong}]})
+
+
+def unselected_node(cluster: Cluster) -> AbstractContextManager[None]:
+    return patched_agent(cluster, {"nodeSelector": {"topolet.test/none": "x"}})
+
+
+@contextlib.contextmanager
+def no_free_address(cluster: Cluster) -> Iterator[None]:
+    """Pods end, and new ones get no IP: the only address is that of the gateway."""
+    configuration = json.loads(cluster.nodes[HOST].machine.read(NETWORK)[NETWORK])
+    ((addresses,),) = configuration["plugins"][0]["ipam"]["ranges"]
+    gateway = str(ipaddress.ip_network(addresses["subnet"])[1])
+    addresses |= {"rangeStart": gateway, "rangeEnd": gateway}
+    with written(cluster, NETWORK, json.dumps(configuration)):
+        cluster.delete_component("agent")
+        yield
+
+
 @pytest.mark.long
-def test_a_node_that_no_daemonset_selects(healthy: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("fault", "reason", "event", "told"),
+    [
+        (unselected_node, MissingCause.NO_AGENT, "", "does the DaemonSet select other nodes?"),
+        (wrong_runtime_path, MissingCause.AGENT_NOT_READY, "FailedMount", "ContainerCreating"),
+        (
+            no_free_address,
+            MissingCause.AGENT_NOT_READY,
+            "FailedCreatePodSandBox",
+            "ContainerCreating",
+        ),
+    ],
+)
+def test_an_agent_that_never_started(
+    healthy: Cluster,
+    fault: Callable[[Cluster], AbstractContextManager[None]],
+    reason: str,
+    event: str,
+    told: str,
+) -> None:
     """A process that does not run has no metrics."""
-    cluster, words = healthy, ("-n", NAMESPACE, "daemonset/topolet-agent")
-    patch = {"spec": {"template": {"spec": {"nodeSelector": {"topolet.test/none": "x"}}}}}
+    cluster, query = healthy, f'topolet_scheduler_node_without_agent{{node="{HOST}"}}'
     with scraped(cluster) as alerts:
-        cluster.kubectl("patch", *words, "-p", json.dumps(patch))
-        try:
-            alerts.fires("TopoletNodeWithoutAgent")
-            query = f'topolet_scheduler_node_without_agent{{node="{HOST}"}}'
+        with fault(cluster):
+            alerts.fires("TopoletNodeWithoutAgent", 120)
             cluster.eventually(
                 "the reason is known",
-                lambda: {each["metric"]["reason"] for each in alerts.query(query)} == {"no-agent"},
+                lambda: {each["metric"]["reason"] for each in alerts.query(query)} == {reason},
             )
-        finally:
-            cluster.kubectl("rollout", "undo", *words)
+            code, _, error = run(cluster, "doctor", HOST)
+            assert code == 2
+            assert told in error
+            if event:
+                about = f"reason={event},involvedObject.name={cluster.agent_pod(HOST)}"
+                cluster.eventually(
+                    f"an Event {event} of the pod",
+                    lambda: cluster.objects(
+                        "events", f"--field-selector={about}", namespace=NAMESPACE
+                    ),
+                )
+                assert f"`{event}`" in (ROOT / "docs/alerts.md").read_text()
         cluster.wait_agent_ready(HOST)
         alerts.ends("TopoletNodeWithoutAgent")
 
@@ -532,16 +594,18 @@ def test_an_api_server_that_is_down(healthy: Cluster, alerts: PrometheusApi) -> 
 def test_an_api_server_that_is_slow(healthy: Cluster, alerts: PrometheusApi) -> None:
     """A delay of a tenth of a second for each message delays everything. A delay above the timeout
     of a request is like an outage."""
+    consequences = {"TopoletClusterUnreachable", "TopoletNoLeader"}
     with slowed(healthy, "agent", "scheduler") as delay:
         healthy.pod("late", qos="LSE", cpu=1)
         assert healthy.allocated("late") == healthy.cpus_of("late")
         shared = healthy.agent_metric(HOST, "topolet_pool_cpus")
-        assert not alerts.firing() & {"TopoletClusterUnreachable", "TopoletNoLeader"}
+        # The rules have no `for` here, so that one missed scrape makes an alert fire.
+        healthy.eventually("neither fires", lambda: not alerts.firing() & consequences, 60)
         delay.write_text("20")
         healthy.delete_pod("late")  # the agent has something to report
         check_finding(healthy, NodeCode.WATCH)
-        alerts.fires("TopoletClusterUnreachable")
-        alerts.fires("TopoletNoLeader")
+        for alert in sorted(consequences):
+            alerts.fires(alert)
     healthy.eventually(
         "the agent releases the CPUs of the deleted pod",
         lambda: healthy.agent_metric(HOST, "topolet_pool_cpus") > shared,
