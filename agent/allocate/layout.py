@@ -75,6 +75,11 @@ class Layout(msgspec.Struct, frozen=True):
     sections: tuple[Section, ...]
     nodes_first: bool
 
+    @property
+    def forms(self) -> int:
+        """The number of threads of all forms of cores: few, unless cores are numbered at random."""
+        return sum(len(each.offsets) for each in self.strides)
+
     def at_least(self, cpus: int) -> list[int]:
         """By n from 1 to `threads`: the leads of the cores that have at least n of these CPUs."""
         counts = [0] * self.threads

@@ -133,6 +133,7 @@ def offer(
     trials = new_trials(options, account, held, policies)
     trials.steps = steps
     trials.with_devices = provider is not None
+    trials.trim()
     if policies.numa is NumaPolicy.NONE:
         found = _unaligned(held, policies, trials)
         if isinstance(found, Rejection):

@@ -97,8 +97,6 @@ class Trials:
         self._numa_resources = {name for amounts in self.totals.values() for name in amounts}
         self.available = account.available()
         self._recorded = account.recorded()
-        if policies.bind:
-            self.trim()
 
     @cached_property
     def pools(self) -> dict[int, int]:
@@ -159,7 +157,7 @@ class Trials:
 
     def score(self, mask: int) -> int:
         """The score of these NUMA nodes, 0-100, by the strategy in force, with the pod on them."""
-        self.steps.take(2 + mask.bit_count())
+        self.steps.take(4 + mask.bit_count())
         return self._scores.of(mask)
 
     def exclusivity(self, mask: int) -> CpuExclusivity:
@@ -339,11 +337,10 @@ class Trials:
         layout, request = self._options.layout, self._cpu_request
         if layout is None or request is None:
             return 1
-        forms = sum(len(each.offsets) for each in layout.strides)
         caches = len(layout.caches) ** 2 // len(layout.nodes) if request.prefer_l3 else 0
         return (
             10
-            + 2 * forms
+            + 2 * layout.forms
             + (len(layout.nodes) + len(layout.sockets) + len(layout.cells) + caches) // 4
         )
 
@@ -383,7 +380,7 @@ class Trials:
 
     def _amounts(self, nodes: Collection[int]) -> Amounts | Rejection:
         """The amounts of each node, for the resources that NUMA nodes have."""
-        self.steps.take(5 + len(nodes) * len(self._pod_request.requests))
+        self.steps.take(5 + 2 * len(nodes) * len(self._pod_request.requests))
         limit = 0 if self._policies.bind else self._pod_request.burst_milli
         amounts: Amounts = {}
         # CPU comes first: memory that counts by NUMA node follows it.
@@ -507,6 +504,8 @@ class Trials:
         layout, bind = self._options.layout, self._policies.bind
         if layout is None or bind is None:
             return
+        if bind.required:
+            self.steps.take(2 * layout.forms * len(layout.nodes))
         for area in layout.nodes:
             free = self._free & area.cpus
             if bind.required and bind.policy is BindPolicy.FULL_PCPUS:

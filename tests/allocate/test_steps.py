@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from agent.allocate.node_allocator.answer import Missing, MissingCause, Refused
+from agent.allocate.node_allocator.answer import Granted, Missing, MissingCause, Refused
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.steps import OFFER_STEPS, Steps, TooComplexError
@@ -22,6 +22,7 @@ from agent.model.nrt.resource_topology import NodeTopology
 from agent.scheduler.state import records
 from agent.scheduler.state.records import Unreadable
 from tests.fixtures import fleet
+from tests.fixtures.fleet import Model
 from tests.parsers import of_reports
 
 MAX_LINES: Final = 2_000_000
@@ -121,6 +122,46 @@ def test_an_offer_that_takes_too_many_steps_names_the_reports_of_the_node() -> N
     assert why.text == (
         f"NodeResourceTopology and Device n: too complex for an offer in {OFFER_STEPS} steps"
     )
+
+
+def test_eight_gpus_of_a_machine_with_32_numa_nodes_take_fewer_steps_than_an_offer_may() -> None:
+    model = Model("n", (2, 16, 8, 2), 1 << 40, 16, "best-effort", switch_gpus=2)
+    machine = fleet.Machine(model)
+    reports = machine.node("n"), machine.topology("n"), machine.devices("n")
+    node, topology, devices = (json.dumps(each).encode() for each in reports)
+    allocator = of_reports.read((node, topology, devices, AllocatorRules()))
+    amounts = {"cpu": "16", "memory": "8Gi", fleet.GPU: "800", fleet.RDMA: "1"}
+    notes = {
+        fleet.NUMA_SPEC: '{"numaTopologyPolicy":"BestEffort"}',
+        "scheduling.koordinator.sh/device-joint-allocate": (
+            '{"deviceTypes":["gpu","rdma"],"requiredScope":"SamePCIe"}'
+        ),
+    }
+    pod = fleet.pod("p", amounts, limits=amounts, labels={fleet.QOS: "LSR"}, annotations=notes)
+    assert isinstance(allocator.offer(request_of(apiobjects.from_object(pod))), Granted)
+
+
+def test_cores_of_thousands_of_forms_are_not_counted_on_each_numa_node() -> None:
+    detail = [
+        {"id": cpu, "core": cpu * cpu % 2039, "socket": 0, "node": cpu % 32} for cpu in range(4096)
+    ]
+    zones = [_zone(node, {"cpu": "128", "memory": "1Gi"}) for node in range(32)]
+    topology = json.loads(_topology(zones))
+    notes = {"node.koordinator.sh/cpu-topology": json.dumps({"detail": detail})}
+    topology["metadata"]["annotations"] = notes
+    labels = {"node.koordinator.sh/cpu-bind-policy": "SpreadByPCPUs"}
+    node = {"metadata": {"name": "n", "labels": labels}, "status": {"allocatable": {"cpu": "4096"}}}
+    bodies = [json.dumps(each).encode() for each in (node, topology)]
+    devices = b'{"metadata":{"name":"n"},"spec":{"devices":[]}}'
+    allocator = of_reports.read((*bodies, devices, AllocatorRules()))
+    pod = fleet.pod("p", {"cpu": "4"}, limits={"cpu": "4"}, labels={fleet.QOS: "LSR"})
+    request = request_of(apiobjects.from_object(pod))
+    assert _lines(lambda: allocator.offer(request)) <= MAX_LINES // 20
+    found = allocator.offer(request)
+    assert isinstance(found, Refused)
+    assert [each.cause for each in found.reasons if isinstance(each, Missing)] == [
+        MissingCause.TOO_COMPLEX
+    ]
 
 
 def test_steps_beyond_the_limit_raise() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
+
+import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Refused
@@ -71,6 +73,8 @@ def _requests() -> tuple[PodRequest, ...]:
 
 REQUESTS: Final = _requests()
 """Of pods that a report may make an offer to."""
+_PODS: Final = 3
+"""The number of offers for each report: more reports find more than more offers."""
 
 
 def _amount(rng: random.Random) -> str:
@@ -86,7 +90,7 @@ def _zones(rng: random.Random, count: int) -> list[Object]:
     numbers = rng.sample(range(1024), count) if rng.random() < 0.2 else range(count)
     cpu, memory = rng.choice(("1", "2", "4", "16", "500m")), rng.choice(("1Gi", "2Gi", "16Gi"))
     alike = rng.random() < 0.6
-    most_cpus, with_costs = rng.choice((count, 32, 33, 0)), rng.random() < 0.5
+    most_cpus, with_costs = rng.choice((count, 32, 33, 0)), rng.random() < 0.2
     zones = []
     for place, number in enumerate(numbers):
         held = [_triple(rng, "memory", memory if alike else _amount(rng))]
@@ -104,7 +108,7 @@ def _zones(rng: random.Random, count: int) -> list[Object]:
 
 
 def _detail(rng: random.Random, nodes: int) -> list[Object]:
-    count = rng.choice((0, 8, 64, 256, 1024, 4096))
+    count = rng.choice((0, 8, 8, 64, 64, 64, 256, 256, 256, 1024, 4096))
     sockets, threads = rng.choice((1, 2, 8, 64)), rng.choice((1, 2, 2, 8, 16, 17))
     ids = rng.sample(range(8192), count) if rng.random() < 0.2 else range(count)
     chaos = rng.random() < 0.2
@@ -163,23 +167,23 @@ def device(rng: random.Random, kind: str, minor: int, sites: int) -> Object:
 
 def _devices(rng: random.Random) -> Object:
     listed: list[Object] = []
-    most = rng.choice((4, 16, 16, 64, 300, 1100))
+    most = rng.choice((4, 16, 16, 16, 64, 64, 64, 300, 1100))
     for kind in ("gpu", "rdma", "nic"):
         count, sites = rng.randrange(most), rng.choice((1, 2, 8, 16, 32, 64, 1000))
         listed += [device(rng, kind, minor, sites) for minor in range(count)]
     notes = {}
-    if rng.random() < 0.6:
-        cards = rng.choice((4, 8, 16, 16, 17))
+    if rng.random() < 0.5:
+        cards = rng.choice((4, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 12, 16, 17))
         links = [
             {"pairs": [[one, two]], "mbPerSecond": rng.choice((100, 100, 200, 7))}
             for one in range(cards)
             for two in range(one)
         ]
         notes["topolet.io/gpu-links"] = json.dumps(links)
-    if rng.random() < 0.2:
+    if rng.random() < 0.1:
         sets = [
             {"minors": rng.sample(range(16), 8), "allocationScore": rng.choice((1, 1, 2))}
-            for _ in range(rng.choice((2, 100, 3000)))
+            for _ in range(rng.choice((2, 2, 100, 100, 100, 3000)))
         ]
         notes["scheduling.koordinator.sh/gpu-partitions"] = json.dumps({"8": sets})
     return {"metadata": {"name": "n", "annotations": notes}, "spec": {"devices": listed}}
@@ -207,9 +211,9 @@ def _node(rng: random.Random) -> Object:
 
 def report(rng: random.Random) -> Report:
     """A random report, most of them readable."""
-    count = rng.choice((1, 2, 4, 8, 16, 31, 32, 32, 33, 48, 64, 64, 65, 200))
+    count = rng.choice((1, 2, 4, 8, 16, 31, 32, 32, 33, 48, 64, 64, 65))
     bodies = _node(rng), _topology(rng, count), _devices(rng)
-    node, topology, devices = (json.dumps(each).encode() for each in bodies)
+    node, topology, devices = map(msgspec.json.encode, bodies)
     return node, topology, devices, rng.choice(_RULES)
 
 
@@ -224,17 +228,17 @@ def read(reported: Report) -> NodeAllocator:
     return found.allocator
 
 
-def offers(allocator: NodeAllocator) -> list[str]:
+def offers(allocator: NodeAllocator, requests: Iterable[PodRequest]) -> list[str]:
     """What each pod gets: "" for an offer, the reason of a refusal."""
-    made = (allocator.offer(each) for each in REQUESTS)
+    made = (allocator.offer(each) for each in requests)
     return [each.text() if isinstance(each, Refused) else "" for each in made]
 
 
 def targets() -> Iterator[Target]:
     yield Target(
         "reports of a stolen agent",
-        lambda reported: offers(read(reported)),
-        lambda rng, _: report(rng),
+        lambda given: offers(read(given[0]), given[1]),
+        lambda rng, _: (report(rng), rng.sample(REQUESTS, _PODS)),
         (),
         (),
         weight=100,

@@ -206,7 +206,7 @@ def _common(needs: Sequence[Need], scope: JointScope, steps: Steps) -> Iterator[
 
 def _steps_of_sites(needs: Sequence[Need], scope: JointScope) -> int:
     """Those of one look at the sites of each type."""
-    return sum(1 + len(_masks(each, scope)) // 8 for each in needs)
+    return sum(2 + len(_masks(each, scope)) // 4 for each in needs)
 
 
 def _at(need: Need, scope: JointScope, sites: set[_Site]) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ class Combinations:
         self._steps = steps
         self._walk = 1 + max(map(len, masks), default=0) // 16
         """The steps of one walk down a list."""
-        steps.take(self._walk * len(masks))
+        steps.take((1 + self._walk // 4) * len(masks))
         self._count = mask.bit_count()
         self._removable = removable
         self._masks = masks

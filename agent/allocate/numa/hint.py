@@ -123,14 +123,15 @@ def resource_hints(
     fewest = dict.fromkeys(wanted, 0)
     requested = [(needed, free[resource]) for resource, needed in wanted.items()]
     agreed = 0
-    of_mask = 2 + sum(len(held) for held in free.values()) // 8
+    amounts = [(needed, _by_node(available, resource)) for resource, needed in wanted.items()]
+    of_mask = 3 + len(wanted)
     least = max(map(fewest_nodes, requested), default=1)
     for mask in _candidates(holders.values(), least, steps):
         size = mask.bit_count()
-        steps.take(of_mask + size // 2)
+        steps.take(of_mask + size * len(wanted) // 6)
         if (narrowest and agreed and size > agreed) or (widest and size > widest):
             break
-        if not _enough(mask, requested) or not fits(mask):
+        if not _enough(mask, amounts) or not fits(mask):
             continue
         mask_score = score(mask)
         preferring = 0
@@ -150,11 +151,11 @@ def resource_hints(
     return {resource: tuple(held) for resource, held in found.items()}
 
 
-def _enough(mask: int, requested: Sequence[tuple[int, Sequence[tuple[int, int]]]]) -> bool:
+def _enough(mask: int, requested: Sequence[tuple[int, Mapping[int, int]]]) -> bool:
+    nodes = ids(mask)
     for needed, free in requested:
-        for node, amount in free:
-            if mask & node:
-                needed -= amount
+        for node in nodes:
+            needed -= free.get(node, 0)
         if needed > 0:
             return False
     return True
@@ -182,7 +183,7 @@ def _candidates(holders: Iterable[int], least: int, steps: Steps) -> Iterable[in
     masks: set[int] = set()
     for holder in distinct:
         found = set(subsets(members(holder), least))
-        steps.take(12 * len(found))
+        steps.take(15 * len(found))
         masks |= found
     return sorted(masks, key=lambda mask: (mask.bit_count(), tuple(members(mask))))
 
@@ -191,6 +192,11 @@ def _free(available: Amounts, resource: str) -> list[tuple[int, int]]:
     """The nodes with a free amount, as bits, and their free amounts."""
     amounts = ((1 << node, held.get(resource, 0)) for node, held in available.items())
     return [(node, amount) for node, amount in amounts if amount > 0]
+
+
+def _by_node(available: Amounts, resource: str) -> dict[int, int]:
+    """The free amounts of the nodes."""
+    return {node: max(0, held.get(resource, 0)) for node, held in available.items()}
 
 
 def highest(
