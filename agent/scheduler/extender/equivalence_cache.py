@@ -178,13 +178,20 @@ class EquivalenceCache:
     def uniform(self, check: NodeCheck) -> Feasibility | None:
         """Returns the result of all existing nodes; None if their results differ, or if some are
         not computed yet."""
+
+        def compute(row: _Row, node: str) -> None:
+            self._result(check, row, node)
+
         with self._log.lock:
             self._invalidate()
             row = self._row(check)
             if len(row.changed) > _FEW:
                 return None
-            for node in tuple(row.changed):
-                self._result(check, row, node)
+            missing = deque(row.changed)
+        self._in_slices(check, missing, compute)
+        with self._log.lock:
+            self._invalidate()
+            row = self._row(check)
             return row.uniform if len(row.results) == len(self._nodes) else None
 
     def _compute_missing(

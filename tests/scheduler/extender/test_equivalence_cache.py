@@ -199,6 +199,28 @@ def test_the_lock_is_released_while_many_results_are_computed(
     assert pauses.counts == list(range(results, 40, results))
 
 
+def test_the_lock_is_released_while_the_common_result_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = Nodes({f"n{place}": 8 for place in range(20)})
+    cache, pauses = EquivalenceCache(nodes), Pauses(nodes)
+    cache.results(CpuCheck(nodes, 1), list(nodes.free))
+    nodes.checked.clear()
+    for node in list(nodes.free):
+        nodes.set(node, 7)
+    monkeypatch.setattr(equivalence_cache, "time", pauses)
+
+    class Slow(CpuCheck, frozen=True):
+        def run(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility:
+            pauses.now += 0.01
+            return super().run(node, by_state)
+
+    found = cache.uniform(Slow(nodes, 1))
+    assert isinstance(found, Feasible)
+    assert found.score == 6
+    assert pauses.counts == list(range(1, 20))
+
+
 def test_results_by_state_are_bounded(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence_cache, "MAX_STATES", 3)
     sizes = []
