@@ -25,6 +25,7 @@ from agent.scheduler.state.pod_info import (
     ChangedNodes,
     Feasibility,
     Feasible,
+    LongCheck,
     NodeCheck,
     ScoredCheck,
     Undecided,
@@ -40,8 +41,7 @@ MAX_STATES: Final = 4096
 """Results by state of the node that a row keeps for further nodes: beyond them all are dropped."""
 _FEW: Final = 32
 """Results that may be missing when the common result of all nodes is asked for."""
-# While a row is filled, the lock is released for binds and watches after this time. The result of a
-# large group takes as long as those of hundreds of pods.
+# While a row is filled, the lock is released for binds and watches after this time.
 _LOCKED_SECONDS: Final = 0.003
 # Numbering pauses as long as it holds the lock.
 _NUMBERING_SECONDS: Final = 0.001
@@ -118,6 +118,30 @@ class EquivalenceCache:
         if None in set(found):
             self._compute_missing(check, nodes, found)
         return found  # type: ignore[return-value]
+
+    def results_apart(self, check: LongCheck, nodes: Sequence[str]) -> list[Feasibility]:
+        """As `results`, for a check that takes long: each result is computed on a copy of the node,
+        without the lock, and kept unless the node has changed since."""
+        found: list[Feasibility] = []
+        for node in nodes:
+            with self._log.lock:
+                self._invalidate()
+                row, serial = self._row(check), self._serial
+                self.lookups += 1
+                known = row.results.get(node) or check.apart(node, row.by_state)
+            if isinstance(known, Undecided):
+                self.misses += 1
+                number, known = known.number, check.decided(known)
+                with self._log.lock:
+                    self._invalidate()
+                    row, changed = self._row(check), self._log.changed_since(serial).names
+                    if number is not None:
+                        row.by_state[number] = known
+                    if changed is not None and node not in changed:
+                        row.put(node, known)
+                    self._evict()
+            found.append(known)
+        return found
 
     def best(self, check: ScoredCheck, nodes: Sequence[str]) -> str | None:
         """The best of `nodes` by score, order and name, which exclude ties; None if none is

@@ -274,7 +274,7 @@ class ExtenderHandlers:
         check = RequirementsCheck(self._cluster, GroupRequirements(pod_request, size))
         for first in range(0, len(ranked), _GROUP_BATCH):
             batch = ranked[first : first + _GROUP_BATCH]
-            results = self._cache.results(check, batch)
+            results = self._cache.results_apart(check, batch)
             found.update(zip(batch, results, strict=True))
             if any(isinstance(each, Feasible) for each in set(results)):
                 break

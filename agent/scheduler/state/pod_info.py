@@ -289,6 +289,19 @@ class ScoredCheck(NodeCheck, Protocol):
         ...
 
 
+class LongCheck(NodeCheck, Protocol):
+    """A check that takes too long for the cluster's lock."""
+
+    def apart(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility | Undecided:
+        """The result if it is known, else a copy of the node. The caller holds the cluster's
+        lock."""
+        ...
+
+    def decided(self, node: Undecided) -> Feasibility:
+        """The result for a copy. No lock is needed."""
+        ...
+
+
 class Feasible(msgspec.Struct, frozen=True, eq=False):
     """A node with room. `score` is 0 to 100. Of two nodes with equal scores the one with the
     smaller `order` is better, then the one with the smaller name."""
@@ -397,10 +410,19 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
         found = self.known(node, by_state)
         if not isinstance(found, Undecided):
             return found
-        result = self.requirements.check(found.allocator)
+        result = self.decided(found)
         if found.number is not None:
             by_state[found.number] = result
         return result
+
+    def apart(self, node: str, by_state: dict[int, Feasibility]) -> Feasibility | Undecided:
+        found = self.known(node, by_state)
+        if not isinstance(found, Undecided):
+            return found
+        return msgspec.structs.replace(found, allocator=found.allocator.without(()))
+
+    def decided(self, node: Undecided) -> Feasibility:
+        return self.requirements.check(node.allocator)
 
     def bound(self, node: Undecided) -> int:
         """Only for single pods."""

@@ -185,7 +185,7 @@ class Pauses:
 def test_the_lock_is_released_while_many_results_are_computed(
     monkeypatch: pytest.MonkeyPatch, seconds: float, results: int
 ) -> None:
-    """After several results, or after each slow one, such as that of a large group."""
+    """After several results, or after each slow one."""
     nodes = Nodes({f"n{place}": 8 for place in range(40)})
     pauses = Pauses(nodes)
     monkeypatch.setattr(equivalence_cache, "time", pauses)
