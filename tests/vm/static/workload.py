@@ -13,6 +13,7 @@ from agent.kubelet import cpu_manager_state
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
+from agent.rpc.grpc import Code, RpcError
 from tests.integration.harness import TestNode, kernel_cpus
 from tests.integration.kubelet.standalone import START_SECONDS, Kubelet, container
 from tests.waiting import eventually
@@ -73,15 +74,24 @@ class Workload:
         eventually(f"{name} runs", runs, START_SECONDS)
 
     def pids(self) -> dict[str, int]:
-        """The pids of the running containers, by pod name."""
+        """The pids of the running containers, by pod name. Omits a container that is removed during
+        the read."""
         names = {each.id: each.name for each in self.kubelet.cri.sandboxes()}
         short = {f"{name}-node-a": name for name in self.specs}
         found = {}
         for each in self.kubelet.cri.containers():
             name = short.get(names.get(each.sandbox_id, ""))
-            if name is not None and (pid := self.kubelet.cri.container_status(each.id).pid):
+            if name is not None and (pid := self._pid(each.id)):
                 found[name] = pid
         return found
+
+    def _pid(self, container_id: str) -> int:
+        try:
+            return self.kubelet.cri.container_status(container_id).pid
+        except RpcError as error:
+            if error.code != Code.NOT_FOUND:
+                raise
+            return 0
 
     def assigned(self) -> dict[str, CpuSet]:
         """The CPUs in the kubelet's checkpoint, by pod name; "?" is a pod that does not exist any
