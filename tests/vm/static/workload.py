@@ -13,7 +13,8 @@ from agent.kubelet import cpu_manager_state
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
-from agent.rpc.grpc import Code, RpcError
+from agent.model.verdict import Code
+from agent.rpc.grpc import RpcError
 from tests.integration.harness import TestNode, kernel_cpus
 from tests.integration.kubelet.standalone import START_SECONDS, Kubelet, container
 from tests.waiting import eventually
