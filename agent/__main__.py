@@ -120,10 +120,10 @@ def _columns() -> int:
     """The width of the help: the variable COLUMNS, else the terminal's, at most _WIDTH. argparse
     imports shutil, with modules for archives, to find it out."""
     try:
-        found = int(os.environ.get("COLUMNS", "0")) or os.get_terminal_size(1).columns or _WIDTH
+        width = int(os.environ.get("COLUMNS", "0")) or os.get_terminal_size(1).columns or _WIDTH
     except (ValueError, OSError):
-        found = _WIDTH
-    return min(max(found, _NARROWEST), _WIDTH)
+        width = _WIDTH
+    return min(max(width, _NARROWEST), _WIDTH)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 OFFER_STEPS: Final = 64_000
-"""Of one offer: 50 milliseconds. 8 NUMA nodes with 16 GPUs take some thousand."""
+"""The limit of one offer, which takes about 50 milliseconds then. An offer on 8 NUMA nodes with 16
+GPUs takes some thousand steps."""
 MEMBER_STEPS: Final = 8_000
 """Added for each pod of a group, for the offers to all of them on one node."""
 

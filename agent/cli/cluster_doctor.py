@@ -54,12 +54,13 @@ REMEDIES: Final = {
 
 
 class ClusterFinding(msgspec.Struct, frozen=True):
-    """One finding of one node. `subject`: the container, "" for the node itself. `severity`: error
-    or warning."""
+    """One finding about one node."""
 
     severity: str
+    """It is `error` or `warning`."""
     code: str
     subject: str
+    """The finding is about this container, or about the node itself if this is empty."""
     text: str
     remedy: str
 

@@ -172,24 +172,28 @@ def _amplified_without_request(case: Case) -> bool:
 
 
 class Quirk(msgspec.Struct, frozen=True):
-    """A wrong rule. `applies`: whether it can affect the case. `case`: changes the case.
-    `recorded_only`: RecordedAllocation is used. `unpaid`, `by_position`, `unbound`, `mixed`,
-    `single_cpus`: KoordinatorTrials are used, `unpaid` as `loose`. `unaccounted`: no amounts of
-    NUMA nodes are written. `unamplified`: the score ignores the amplification ratio. `refused`:
-    every pod is refused with this code."""
+    """A wrong rule of Koordinator. The fields say how an answer is computed with it.
+    KoordinatorTrials take `unpaid` (as `loose`), `by_position`, `unbound`, `mixed` and
+    `single_cpus`."""
 
     difference: Difference
     applies: Callable[[Case], bool]
+    """It tells whether the rule can affect a case."""
     case: Callable[[Case], Case] = _unchanged
+    """It changes the case."""
     recorded_only: bool = False
+    """RecordedAllocation is used."""
     unpaid: bool = False
     by_position: bool = False
     unbound: bool = False
     mixed: bool = False
     single_cpus: bool = False
     unaccounted: bool = False
+    """The answer has no amounts of NUMA nodes."""
     unamplified: bool = False
+    """The score ignores the amplification ratio."""
     refused: str = ""
+    """Every pod is refused with this code, unless it is empty."""
 
 
 QUIRKS: Final = (

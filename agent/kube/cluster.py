@@ -257,8 +257,8 @@ def _version_of(found: Object) -> str:
 
 
 def last_manager(stored: Object) -> str:
-    """The field manager other than Topolet that wrote the object last and after it, "" if there is
-    none: whoever only removes fields owns none."""
+    """The field manager that wrote the object last, if that is after Topolet's last write, else "".
+    A manager that only removes fields is not listed, because it owns no field afterwards."""
     times = {
         str(each.get("manager", ""))[:_MAX_MANAGER]: str(each.get("time", ""))
         for each in sorted(_managed(stored), key=lambda each: str(each.get("time", "")))

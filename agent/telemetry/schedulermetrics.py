@@ -120,26 +120,28 @@ class RebindValues(msgspec.Struct, frozen=True):
 
 
 class SchedulerValues(msgspec.Struct, frozen=True):
-    """The values of a scrape. `without_agent`: why a node has no usable agent, by its name.
-    `untried`: waiting pods that kube-scheduler has not tried. `lost_races`: binds whose node was
-    taken since the filter. `waiting`: unschedulable pods. `retried`, `evicted`: the numbers of
-    retries and of evictions. `corrected`: annotations updated with the CPUs that a kubelet
-    assigned, `uncorrected`: updates that failed, `misreported`: annotations that are wrong now.
-    `watch_ages_seconds`: by resource, the time since its watch last received something from the API
-    server."""
+    """The values of a scrape."""
 
     deciding: bool
     nodes: int
     lost_races: int
+    """So many binds failed because another pod had taken the node's room since the filter."""
     without_agent: Mapping[str, str] = {}
+    """By the name of a node without a usable agent, the reason."""
     untried: int = 0
+    """So many pods wait that kube-scheduler has not tried."""
     waiting: int = 0
+    """So many pods are unschedulable."""
     retried: int = 0
     evicted: int = 0
     corrected: int = 0
+    """So many annotations were updated with the CPUs that a kubelet assigned."""
     uncorrected: int = 0
+    """So many of these updates failed."""
     misreported: int = 0
+    """So many annotations differ from what the kubelet assigned at the moment."""
     watch_ages_seconds: Mapping[str, float] = {}
+    """By resource, the time since its watch last received something from the API server."""
     rebinds: RebindValues = RebindValues()
 
 

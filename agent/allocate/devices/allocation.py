@@ -205,7 +205,7 @@ def _common(needs: Sequence[Need], scope: JointScope, steps: Steps) -> Iterator[
 
 
 def _steps_of_sites(needs: Sequence[Need], scope: JointScope) -> int:
-    """Those of one look at the sites of each type."""
+    """The steps of one look at the sites of each device type."""
     return sum(2 + len(_masks(each, scope)) // 4 for each in needs)
 
 
@@ -351,11 +351,10 @@ class DeviceHintProvider:
     def find(self, mask: int | None) -> Allocation | DeviceRefusal:
         """Allocates devices on these NUMA nodes; None: on any."""
         self._numa = mask
-        found = allocate(
+        self.found = allocation = allocate(
             self._node, self._request, numa=mask, strategy=self._strategy, steps=self._steps
         )
-        self.found = found
-        return found
+        return allocation
 
     def score(self, allocation: Allocation) -> int:
         """0-100, the mean over the types; 0 under a placement, which has scores of its own."""

@@ -64,24 +64,24 @@ def _steps_of(need: Need, near: tuple[int, ...]) -> int:
     """The steps of a choice, without those of the best linked GPUs."""
     candidates = need.candidates
     fitting = candidates.fitting.bit_count()
-    found = 5 + 3 * fitting + len(near) * fitting // 8
+    steps = 5 + 3 * fitting + len(near) * fitting // 8
     if need.hint is not None and need.hint.vf_selector is not None:
         devices = candidates.fleet.devices
         groups = (
             group for minor in members(candidates.fitting) for group in devices[minor].vf_groups
         )
-        found += sum(1 + 3 * len(each.vfs) for each in groups)
+        steps += sum(1 + 3 * len(each.vfs) for each in groups)
     if not need.of_gpus:
-        return found
+        return steps
     table = need.node.inventory.partitions.table
     if not need.request.shared and table is not None:
         sets = len(table.get(need.request.count, ()))
-        found += sets * (1 + sum(map(len, table.values())) // 8)
-    return found + len(candidates.fleet.groups or ()) // 2
+        steps += sets * (1 + sum(map(len, table.values())) // 8)
+    return steps + len(candidates.fleet.groups or ()) // 2
 
 
 def _steps_of_each(need: Need) -> int:
-    """Those of `_choose_from_each`."""
+    """The steps of `_choose_from_each`."""
     links = need.node.inventory.links
     if need.request.shared or links is None:
         return 0

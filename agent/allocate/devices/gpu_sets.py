@@ -331,7 +331,7 @@ def _pair_sums(matrix: Matrix) -> Sequence[int]:
 
 
 def _packed(values: list[int]) -> Sequence[int]:
-    """The same in a fifth of the memory, if no value needs more than 64 bits."""
+    """Returns the values in a fifth of the memory, unless one of them needs more than 64 bits."""
     return array("q", values) if max(values) < 1 << 63 else values
 
 

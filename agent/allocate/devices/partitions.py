@@ -24,7 +24,7 @@ from agent.model.quantities import Quantity, QuantityError, whole
 
 MAX_MINOR: Final = 1023
 MAX_PARTITIONS: Final = 1024
-"""Of a table; a machine with eight GPUs has 15."""
+"""The limit of one table. The table of a machine with eight GPUs has 15 partitions."""
 
 
 class Partition(msgspec.Struct, frozen=True):

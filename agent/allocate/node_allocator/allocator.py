@@ -157,10 +157,10 @@ class NodeAllocator:
         return refused(Missing(text, MissingCause.TOO_COMPLEX))
 
     def _offer(self, pod_request: PodRequest, steps: Steps) -> Granted | Refused:
-        found = self._unplaced(self.as_here(pod_request), steps)
-        if isinstance(found, Refused) or (verdict := self.verdict(pod_request)) is None:
-            return found
-        return found.placed(verdict)
+        offered = self._unplaced(self.as_here(pod_request), steps)
+        if isinstance(offered, Refused) or (verdict := self.verdict(pod_request)) is None:
+            return offered
+        return offered.placed(verdict)
 
     def score_bound(self, pod_request: PodRequest) -> int:
         """No offer to the pod, which holds nothing here, has a higher score."""
@@ -217,18 +217,18 @@ class NodeAllocator:
                 return by_zones
         devices = None
         if pod_request.devices is not None:
-            found = self._provider(pod_request, pod_request.devices, steps)
-            if isinstance(found, Refused):
-                return found
-            devices = found
+            provider = self._provider(pod_request, pod_request.devices, steps)
+            if isinstance(provider, Refused):
+                return provider
+            devices = provider
         offer: Offer | None = None
         if properties.cpus is not None and self._account is not None:
-            got = offering.offer(
+            answer = offering.offer(
                 properties.cpus, self._account, pod_request.resources, devices, steps=steps
             )
-            if isinstance(got, Declined):
-                return declined(got, devices)
-            offer = got
+            if isinstance(answer, Declined):
+                return declined(answer, devices)
+            offer = answer
         if (rejected := self._rejected_by_kubelet(pod_request, steps)) is not None:
             return rejected
         return _granted(pod_request, offer, devices, self._score(pod_request, offer))
@@ -269,9 +269,9 @@ class NodeAllocator:
         if outside:
             trial = self.without(())
             trial.record(AssignedPod(_OTHERS, _OTHERS, PodAllocation(_OTHERS, _OTHERS), outside))
-            found = trial._in_turn(pod_requests, steps)
-            if not isinstance(found, Refused):
-                return found
+            granted = trial._in_turn(pod_requests, steps)
+            if not isinstance(granted, Refused):
+                return granted
         return self.without(())._in_turn(pod_requests, steps)
 
     def commit(self, granted: Granted) -> AssignedPod:

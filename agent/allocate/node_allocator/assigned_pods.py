@@ -33,22 +33,26 @@ from agent.model.pod.zone_request import zoned_pod
 
 
 class AssignedPod(msgspec.Struct, frozen=True, gc=False):
-    """`devices` and `functions` by type and minor; `ids`: the permanent ids of devices that were
-    allocated by id; `requests`: the pod's total. `faults`: errors for annotations that can't be
-    read. `reservation`: it is not a pod. `kubelet_cpus`: the most CPUs that a static kubelet gives
-    to its containers at one time."""
+    """What a pod, or a Reservation of Koordinator, holds on its node."""
 
     uid: str
     title: str
     allocation: PodAllocation
     devices: DeviceAmounts = {}
+    """The amounts of each device, by its type and minor."""
     functions: VirtualFunctions = {}
+    """The virtual functions of each device, by its type and minor."""
     requests: dict[str, int] = {}
+    """The sum of the pod's requests: CPU in milli-CPU, the rest in units."""
     priority: int = 0
     faults: tuple[str, ...] = ()
+    """Why annotations of the pod can't be read."""
     ids: dict[tuple[str, int], str] = {}
+    """The permanent ids of the devices that were allocated by id."""
     reservation: bool = False
+    """A Reservation holds this, not a pod."""
     kubelet_cpus: int = 0
+    """The largest number of CPUs that a static kubelet gives to its containers at one time."""
 
     @property
     def kinds(self) -> frozenset[str]:

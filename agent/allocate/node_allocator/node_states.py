@@ -18,7 +18,8 @@ MAX_STATES: Final = 100_000
 """States kept, of about a kilobyte each. Beyond them all are dropped: a later state that is equal
 to a dropped one gets another number."""
 MAX_STATE_BYTES: Final = 128 << 20
-"""Of all kept states, roughly: a stolen agent reports a large state that is new each time."""
+"""The approximate limit of all kept states together, since a stolen agent may report a large new
+state each time."""
 
 
 class NodeStates:
@@ -73,7 +74,7 @@ class NodeStates:
 
 
 _VALUE_BYTES: Final = 40
-"""Of a small value, with its place in a container."""
+"""A small value takes so much, with its place in a container."""
 
 
 def _size_bytes(value: Any) -> int:

@@ -164,8 +164,11 @@ def request_of(
     device_resources: Container[str] = (),
     default_bind: BindPolicy = BindPolicy.FULL_PCPUS,
 ) -> PodRequest:
-    """`device_resources`: the resources that Device objects of the cluster list. `default_bind`:
-    the configured bind policy, for Koordinator's pods without one. Raises PodRequestError."""
+    """Reads what a pod requests.
+
+    `device_resources` are the resources that Device objects of the cluster list.
+    `default_bind` is the configured bind policy, which Koordinator's pods without one get.
+    Raises PodRequestError."""
     try:
         return _pod_request(pod, device_resources, default_bind)
     except (AnnotationError, RequestError) as error:

@@ -349,7 +349,7 @@ def prepare_topology(topology: NodeTopology) -> None:
 
 
 def prepare_devices(device: DeviceObject, objective: GpuObjective) -> None:
-    """The same for a Device object."""
+    """Computes what a node with this Device object needs and caches, before a lock is taken."""
     with contextlib.suppress(AnnotationError):
         _links(device.annotations.get(GPU_LINKS, ""), objective)
 

@@ -158,16 +158,17 @@ class NodeDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeVisibility(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What hooks need to know about the node's devices. `cdi_kind` (`nvidia.com/gpu`): for a
-    request that names no GPU yet, the kind of the CDI names to add; empty: UUIDs in the
-    environment. `monitors`: namespaces of pods that may name all GPUs. `kubelet_dir`: the kubelet's
-    folder on the host."""
+    """What hooks need to know about the node's devices."""
 
     held: tuple[NodeDevice, ...] = ()
     unasked: Unasked = "leave"
     cdi_kind: str = ""
+    """A request that names no GPU yet gets CDI names of this kind (`nvidia.com/gpu`), or UUIDs in
+    its environment if this is empty."""
     monitors: tuple[str, ...] = ()
+    """Pods of these namespaces may name all GPUs."""
     kubelet_dir: str = KUBELET_DIR
+    """The kubelet has this folder on the host."""
 
     @property
     def checks_all(self) -> bool:

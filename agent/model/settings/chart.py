@@ -1,4 +1,4 @@
-"""The options of agent and scheduler that are no settings in the values of the Helm chart."""
+"""Which options of agent and scheduler a user can't set in the values of the Helm chart."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ OWN_OPTIONS: Final = frozenset(
         *("lease-name", "lease-dir", "leader-pod", "evict"),
     }
 )
-"""The templates set them, or they have no effect in a pod."""
+"""The templates set these options, or they have no effect in a pod."""
