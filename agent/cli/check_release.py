@@ -12,7 +12,6 @@ from typing import Final
 from agent.cli import options
 from agent.cli.install_proxy import print_line
 from agent.install import release
-from agent.kube import auth
 from agent.kube.auth import AccessError
 from agent.kube.errors import KubeError
 from agent.kube.transport import Transport
@@ -43,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         settings = options.load(arguments, SETTINGS)
-        access = auth.access(
-            settings.kubeconfig or options.usual_kubeconfig(), settings.service_account_dir
-        )
+        access = options.caller_access(settings.kubeconfig, settings.service_account_dir)
     except (SettingsError, AccessError, OSError) as error:
         return options.fail(error, 2)
     transport = Transport(access, user_agent="topolet-check-release")
@@ -53,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         while True:
             found = release.parts(transport, arguments.namespace)
-            ready = any(each.agents for each in found) and not any(map(_problem, found))
+            ready = any(each.agents for each in found) and not any(each.problem for each in found)
             if ready or time.monotonic() > until:
                 break
             time.sleep(_POLL_SECONDS)
@@ -70,7 +67,3 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _ready(part: release.ReleasePart) -> str:
     return f"{count(part.wanted, 'pod')}, all Ready"
-
-
-def _problem(part: release.ReleasePart) -> str:
-    return part.problem

@@ -91,7 +91,7 @@ def examine(
     selected = frozenset[str]()
     if ready.keys() - agents.keys():
         selected = _selected(kubectl, namespace)
-    ask = functools.partial(_ask, node_seconds)
+    ask = functools.partial(remote.examine, seconds=node_seconds)
     with ThreadPoolExecutor(at_once) as pool:
         return list(
             pool.map(
@@ -110,12 +110,6 @@ def _selected(kubectl: tuple[str, ...], namespace: str) -> frozenset[str]:
     pods = (each["spec"]["template"]["spec"] for each in found)
     selectors = {selector for pod in pods for selector in remote.node_selectors(pod)}
     return frozenset(node for each in selectors for node in remote.nodes_of(kubectl, each))
-
-
-def _ask(seconds: float, agent: Agent) -> NodeExamination:
-    command = ("topolet", "doctor", "--output=json")
-    code, output, error = remote.captured(agent, command, remote.MAX_EXAMINATION_BYTES, seconds)
-    return remote.examination(output, code, error)
 
 
 def _of_node(

@@ -47,8 +47,8 @@ KUBECTL_SECONDS: Final = 120.0
 """For one call of kubectl that reads; commands in a pod have no deadline."""
 
 
-MAX_EXAMINATION_BYTES: Final = 32 << 20
-"""Of the output of one doctor."""
+_MAX_EXAMINATION_BYTES: Final = 32 << 20
+"""The largest output of one doctor."""
 
 
 class RemoteError(RuntimeError):
@@ -369,6 +369,13 @@ def captured(
         error = errors.read(_MAX_ERROR_BYTES).decode(errors="replace")
     text, code = _result(running.returncode, error)
     return code, output, text
+
+
+def examine(agent: Agent, seconds: float) -> NodeExamination:
+    """Runs `topolet doctor` in the agent's container. Raises RemoteError, also after `seconds`."""
+    command = ("topolet", "doctor", "--output=json")
+    code, output, error = captured(agent, command, _MAX_EXAMINATION_BYTES, seconds)
+    return examination(output, code, error)
 
 
 def logs(agent: Agent, lines: int) -> dict[str, str]:

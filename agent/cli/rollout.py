@@ -35,6 +35,8 @@ POLL_SECONDS: Final = 1.0
 SETTLE_SECONDS: Final = 30.0
 """Time for which findings do not count: until the first pass of the new agent has corrected
 cgroups, `topolet doctor` may report differences."""
+NO_ANSWER: Final = "doctor"
+_EXAMINE_SECONDS: Final = 60.0
 _OBSERVE_SECONDS: Final = 60.0
 
 
@@ -148,14 +150,11 @@ class Agents:
         remote.kubectl_output(self._kubectl, *words, "--wait=false", "--ignore-not-found")
 
     def doctor(self, pod: AgentPod) -> dict[str, str]:
-        """What `topolet doctor` finds in the pod (`errors_in`)."""
-        code, output = remote.output_of(
-            pod.agent, ["topolet", "doctor", "--output=json"], remote.MAX_EXAMINATION_BYTES
-        )
+        """What `topolet doctor` finds in the pod (`errors_in`), or why it has no answer."""
         try:
-            return errors_in(remote.examination(output, code))
+            return errors_in(remote.examine(pod.agent, _EXAMINE_SECONDS))
         except RemoteError as error:
-            return {"doctor": str(error)}
+            return {NO_ANSWER: str(error)}
 
     def _owned(self, kind: str) -> list[dict[str, Any]]:
         listed = self._get(kind, "-l", self._selector)["items"]
@@ -235,7 +234,7 @@ def rolled_out(
     order = sorted((*pods, *without_agent), key=lambda node: (node in old, node))
     skipped, replaced = [], 0
     for node in order:
-        before = frozenset[str]()
+        before: Collection[str] = ()
         if not nodes[node]:
             skipped.append(node)
             continue
@@ -244,7 +243,8 @@ def rolled_out(
                 print(f"{count(replaced, 'agent')} replaced; the other nodes keep their old agent")
                 break
             if not pods[node].problem:
-                before = frozenset(agents.doctor(pods[node]))
+                # A new agent that does not answer stops the rollout, whatever the old one did.
+                before = agents.doctor(pods[node]).keys() - {NO_ANSWER}
             agents.delete(pods[node])
             replaced += 1
         pod = _await_ready(agents, node, revision, node_seconds, clock, pause)
@@ -288,10 +288,10 @@ def _await_no_findings(
     """Waits until the doctor finds nothing but what it found `before` (names of `errors_in`)."""
     until = clock() + SETTLE_SECONDS
     while True:
-        found = [text for name, text in agents.doctor(pod).items() if name not in before]
-        if not found:
+        new = [text for name, text in agents.doctor(pod).items() if name not in before]
+        if not new:
             return
         if clock() > until:
-            print("\n".join(found), flush=True)
+            print("\n".join(new), flush=True)
             raise StoppedError(f"node {pod.agent.node}: topolet doctor has findings")
         pause(POLL_SECONDS)

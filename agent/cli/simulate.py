@@ -150,7 +150,11 @@ def _run_fragmentation(arguments: argparse.Namespace) -> int:
         if arguments.output == "json":
             print(format.printable_json(msgspec.json.encode(found).decode()), flush=True)
         else:
-            print(format.encodable(fragmentation_view.draw(found, _width())), end="", flush=True)
+            print(
+                format.encodable(fragmentation_view.draw(found, format.columns(100))),
+                end="",
+                flush=True,
+            )
     except OSError as error:
         return format.unwritten("simulate", error)
     return 0
@@ -192,10 +196,6 @@ def _objects_of_cluster(settings: ExplainSettings) -> Iterator[Object]:
                     yield {"apiVersion": api, **documents.from_json(item), "kind": kind.name}
     finally:
         transport.close()
-
-
-def _width() -> int:
-    return format.columns(100)
 
 
 def _run_traces(arguments: argparse.Namespace) -> int:
@@ -275,7 +275,7 @@ def _write(found: Mapping[str, PolicyResult | OccupancyResult], output: str) -> 
         [policy, *(_cell(getattr(each, field)) for field in fields)]
         for policy, each in found.items()
     ]
-    lines = format.table(rows, _width())
+    lines = format.table(rows, format.columns(100))
     print(format.encodable("\n".join(lines) + "\n"), end="", flush=True)
 
 

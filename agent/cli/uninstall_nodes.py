@@ -19,7 +19,6 @@ import msgspec
 from agent.cli import options
 from agent.cli.install_proxy import print_line
 from agent.install.nodes import ClusterRemoval, NodePools, NodeProgress, RemovalLimits
-from agent.kube import auth
 from agent.kube.auth import AccessError
 from agent.kube.errors import KubeError
 from agent.kube.transport import Transport
@@ -47,9 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         settings = options.load(arguments, SETTINGS)
         pools = msgspec.json.decode(Path(arguments.pools).read_bytes(), type=NodePools)
-        access = auth.access(
-            settings.kubeconfig or options.usual_kubeconfig(), settings.service_account_dir
-        )
+        access = options.caller_access(settings.kubeconfig, settings.service_account_dir)
     except msgspec.DecodeError as error:
         return options.fail(SettingsError(f"{arguments.pools}: {error}"), 2)
     except (SettingsError, AccessError, OSError) as error:

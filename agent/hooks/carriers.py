@@ -41,11 +41,14 @@ _NODES_BY_TYPE: Final = {
     "fpga": re.compile(r"/dev/(?:dfl-(?:fme|port)\.|intel-fpga-(?:fme|port)\.|xclmgmt)\d+"),
 }
 _SERVING: Final = ("device-plugins", "pod-resources")
-"""Folders in the kubelet's."""
+"""The kubelet's folder has these folders."""
 _SERVED: Final = (
     "/run/topolet/pod-resources",
     "/var/run/topolet/pod-resources",
     "/etc/kubernetes/node-feature-discovery",
+)
+_SERVING_NAMES: Final = tuple(
+    f"/{name}" for name in (*_SERVING, *(os.path.basename(each) for each in _SERVED))
 )
 _ALL: Final = "all"
 _CLAIMED: Final = re.compile(
@@ -144,8 +147,9 @@ def mounted_name(container_path: str) -> str | None:
 
 def serving(host_paths: Iterable[str]) -> tuple[str, ...]:
     """The mounted paths that `serves` may accept."""
-    names = (*_SERVING, *(os.path.basename(each) for each in _SERVED))
-    return tuple(cleaned(each) for each in host_paths if any(f"/{name}" in each for name in names))
+    return tuple(
+        cleaned(path) for path in host_paths if any(name in path for name in _SERVING_NAMES)
+    )
 
 
 def serves(serving_paths: Iterable[str], kubelet_dir: str) -> bool:

@@ -154,6 +154,15 @@ def test_a_rollout_stops_only_at_what_was_not_found_before(
     assert capsys.readouterr().out.endswith("\ndrift\n")
 
 
+def test_a_new_agent_without_an_answer_stops_the_rollout_whatever_the_old_one_did() -> None:
+    clock = Clock()
+    silent = {"a": [[rollout.NO_ANSWER], [rollout.NO_ANSWER]]}
+    agents = SimulatedAgents({"a": "old", "b": "old"}, silent)
+    with pytest.raises(StoppedError, match="node a: topolet doctor has findings"):
+        rolled_out(agents, None, 60.0, clock, clock.pause)
+    assert agents.deleted == ["a"]
+
+
 def test_what_a_tenant_can_cause_does_not_stop_a_rollout() -> None:
     node = node_findings.found(
         node_findings.of_programs([["koordlet"], ["nri-resource-policy-balloons"]], proxy=True)

@@ -334,8 +334,6 @@ class NodeAllocator:
         return split_cores(*found, unresolvable=cores.refused(parts) is not None)
 
     def _rejected_by_kubelet(self, pod_request: PodRequest, steps: Steps) -> Refused | None:
-        if (rejected := self._split_cores(pod_request)) is not None:
-            return rejected
         if self._properties.zones is None:
             return None
         lack = self._zones.restricts(pod_request.uid, pod_request.zoned, steps)
@@ -346,8 +344,9 @@ class NodeAllocator:
         pod_request = granted.pod_request
         if pod_request.placed_by_zones and isinstance(found := self.offer(pod_request), Refused):
             return found.text()
+        rejected = self._split_cores(pod_request)
         try:
-            rejected = self._rejected_by_kubelet(pod_request, Steps(OFFER_STEPS))
+            rejected = rejected or self._rejected_by_kubelet(pod_request, Steps(OFFER_STEPS))
         except TooComplexError:
             rejected = self._too_complex(OFFER_STEPS)
         if rejected is not None:
