@@ -114,7 +114,7 @@ def offer(
     request: ResourceRequest,
     provider: HintProvider | None = None,
     new_trials: Callable[
-        [TopologyOptions, NodeAllocation, ResourceRequest, InForce], Trials
+        [TopologyOptions, NodeAllocation, ResourceRequest, InForce, Steps], Trials
     ] = Trials,
     steps: Steps = UNCOUNTED,
 ) -> Offer | Declined:
@@ -130,10 +130,8 @@ def offer(
     if rejection := _early_rejection(options, account, request, policies):
         return Declined(request.uid, request.title, (rejection,), why)
     held = _with_cpu(request)
-    trials = new_trials(options, account, held, policies)
-    trials.steps = steps
+    trials = new_trials(options, account, held, policies, steps)
     trials.with_devices = provider is not None
-    trials.trim()
     if policies.numa is NumaPolicy.NONE:
         found = _unaligned(held, policies, trials)
         if isinstance(found, Rejection):

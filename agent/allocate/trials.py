@@ -79,7 +79,6 @@ class Trials:
 
     downgrade = True
     with_devices = False
-    steps: Steps = UNCOUNTED
 
     def __init__(
         self,
@@ -87,16 +86,19 @@ class Trials:
         account: NodeAllocation,
         request: ResourceRequest,
         policies: InForce,
+        steps: Steps = UNCOUNTED,
     ) -> None:
         self._options = options
         self._account = account
         self._pod_request = request
         self._policies = policies
+        self.steps = steps
         self._free = account.free_cpus()
         self.totals = account.totals()
         self._numa_resources = {name for amounts in self.totals.values() for name in amounts}
         self.available = account.available()
         self._recorded = account.recorded()
+        self.trim()
 
     @cached_property
     def pools(self) -> dict[int, int]:

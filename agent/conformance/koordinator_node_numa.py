@@ -32,6 +32,7 @@ from agent.allocate.offering import Declined
 from agent.allocate.packing import CpuRequest
 from agent.allocate.policies_in_force import PROFILES, InForce, in_force
 from agent.allocate.reasons import UNRESOLVABLE, Rejection
+from agent.allocate.steps import Steps
 from agent.allocate.trials import Trials
 from agent.conformance import machines
 from agent.conformance.files import CaseVerdict, Difference, Judge
@@ -156,7 +157,7 @@ def _account(question: _NodeCase, quirks: Sequence[Quirk]) -> NodeAllocation:
 
 def _new_trials(
     quirks: Sequence[Quirk],
-) -> Callable[[TopologyOptions, NodeAllocation, ResourceRequest, InForce], Trials]:
+) -> Callable[[TopologyOptions, NodeAllocation, ResourceRequest, InForce, Steps], Trials]:
     loose = any(quirk.recorded_only or quirk.unpaid for quirk in quirks)
     by_position = any(quirk.by_position for quirk in quirks)
     unbound = any(quirk.unbound for quirk in quirks)

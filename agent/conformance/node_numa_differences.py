@@ -18,6 +18,7 @@ from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOpti
 from agent.allocate.packing import CpuExclusivity
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Rejection
+from agent.allocate.steps import Steps
 from agent.allocate.trials import Trials
 from agent.conformance.files import Difference
 from agent.model.cpu.policies import (
@@ -372,6 +373,7 @@ class KoordinatorTrials(Trials):
         account: NodeAllocation,
         request: ResourceRequest,
         policies: InForce,
+        steps: Steps,
         *,
         loose: bool,
         by_position: bool,
@@ -383,7 +385,7 @@ class KoordinatorTrials(Trials):
         self._by_position = by_position
         self._single_cpus = single_cpus
         self.downgrade = not mixed
-        super().__init__(options, account, request, policies)
+        super().__init__(options, account, request, policies, steps)
         node_policies = options.policies
         forced = (
             BindPolicy.FULL_PCPUS if node_policies.full_pcpus_only else node_policies.bind_label
