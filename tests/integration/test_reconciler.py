@@ -219,11 +219,15 @@ def test_runtime_update_of_another_field_does_not_restore_old_cpus(
         "the runtime has the cpuset",
         lambda: node.direct.container_status(ls).resources.cpuset == "0",
     )
+    # The agent may be slower than the start of the owner, which is an overlap too.
+    before = node.metric("topolet_cpu_overlaps_total")
     linux = pb.LinuxContainerResources(cpuset_cpus="0-1", cpu_shares=512)
     request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
     node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
     eventually("the cpuset is corrected", lambda: node.cpus(ls) == "0")
-    eventually("the metric counts it", lambda: node.metric("topolet_cpu_overlaps_total") == 1)
+    eventually(
+        "the metric counts it", lambda: node.metric("topolet_cpu_overlaps_total") == before + 1
+    )
 
 
 def test_agent_whose_state_folder_is_removed_ends_with_an_error(node: TestNode) -> None:

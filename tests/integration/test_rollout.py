@@ -158,7 +158,7 @@ class Pool:
     def set_finding(self, node: str, code: str, text: str) -> None:
         """The doctor of later pods of the node finds this."""
         (self._folder / "sound").write_text("".join(f"{each}\n" for each in self.agents().values()))
-        finding = {"code": code, "text": text, "severity": "error"}
+        finding = {"code": code, "text": text, "severity": "error", "remedy": "repair it"}
         (self._folder / node).write_text(json.dumps({"node": [finding], "findings": []}))
 
     def repair(self, node: str) -> None:
