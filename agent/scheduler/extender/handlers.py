@@ -251,15 +251,13 @@ class ExtenderHandlers:
             with self._cluster.lock:
                 self._groups.expire()
                 node = self._groups.node(group)
-                if node is not None:
-                    return self._filter_member(info.pod_request, group, node, nodes)
+            if node is not None:
+                return self._filter_member(info.pod_request, group, node, nodes)
             results = self._group_results(info.pod_request, group.size, nodes)
             best = best_node(list(results), list(results.values()))
             if best is None:
                 return filter_result(list(results), list(results.values()), best_only=True)
-            with self._cluster.lock:
-                if self._groups.node(group) is None:
-                    self._groups.reserve(group, info.pod_request, best)
+            self._groups.prepare(group, info.pod_request, best)
         return no_nodes(nodes, f"{group.title}: its nodes were taken before they were reserved")
 
     def _group_results(
@@ -283,8 +281,8 @@ class ExtenderHandlers:
     def _filter_member(
         self, pod_request: PodRequest, group: PodGroup, node: str, nodes: Sequence[str]
     ) -> ExtenderFilterResult:
-        """The caller holds the lock."""
-        ineligibility = self._cluster.eligible(node, pod_request)
+        with self._cluster.lock:
+            ineligibility = self._cluster.eligible(node, pod_request)
         if ineligibility is not None:
             return no_nodes(nodes, ineligibility)
         rejection = self._groups.rejection(group, pod_request)

@@ -90,6 +90,10 @@ class Binder:
             info = self._pod_info(pod, node)
             if info is None:
                 return False, None
+            if info.group is not None:
+                reason = self._groups.prepare(info.group, info.pod_request, node)
+                if reason:
+                    raise self._lost(reason)
             with self._cluster.lock:
                 annotations = earlier = self._unresolved_binding(pod, node)
                 if annotations is None:

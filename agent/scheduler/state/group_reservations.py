@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.allocator import StaleOfferError
-from agent.allocate.node_allocator.answer import Granted, Missing, MissingCause, Refused, refused
+from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.model.apiobjects import PodGroup
 from agent.scheduler.state.cluster import ReserveError, SchedulerCache
@@ -51,7 +51,9 @@ class _GroupReservation(msgspec.Struct):
 
 
 class GroupReservations:
-    """The reservations of all groups. The caller of a method holds the cluster's lock."""
+    """The reservations of all groups. The caller of a method holds the cluster's lock, except of
+    `prepare`, `reserve` and `rejection`: they take it themselves, and compute the offers to a whole
+    group without it."""
 
     def __init__(
         self,
@@ -123,66 +125,87 @@ class GroupReservations:
         reserved = self._reservations.get(group.title)
         return reserved.node if reserved is not None and reserved.parts else None
 
-    def reserve(self, group: PodGroup, pod_request: PodRequest, node: str) -> Refused | None:
+    def reserve(self, group: PodGroup, pod_request: PodRequest, node: str) -> Infeasible | None:
         """Reserves a part with that request for each member that does not have one, and for those
         that do not exist unless members of the namespace's groups did not come. Returns why that is
         not possible: the node may have changed since it was checked."""
-        reserved = self._find(group)
-        members = self._members(reserved) if reserved else {}
-        state = self._cluster.node(node)
-        if state is None:
-            text = f"node {node} does not exist"
-            return refused(Missing(text, MissingCause.NODE_UNKNOWN))
-        number = self._size(group, len(members))
-        found = state.allocator.offer_all(parts(group, pod_request, number))
-        if isinstance(found, Refused):
-            return found
-        for granted in found:
-            self._cluster.reserve(node, granted)
-        now = self._clock()
-        until, missing_until = now + self._seconds, now + min(MISSING_SECONDS, self._seconds)
-        unused = {each.uid: each for each in found}
-        self._reservations[group.title] = _GroupReservation(
-            group, node, pod_request.shape, until, unused, members, missing_until
-        )
-        self._due = min(self._due, missing_until)
+        with self._cluster.lock:
+            reserved = self._find(group)
+            members = self._members(reserved) if reserved else {}
+            state = self._cluster.node(node)
+            if state is None:
+                return Infeasible(f"node {node} does not exist", unresolvable=True)
+            number = self._size(group, len(members))
+            allocator = state.allocator.without(())
+        offers = allocator.offer_all(parts(group, pod_request, number))
+        if isinstance(offers, Refused):
+            return Infeasible(offers.text(), offers.unresolvable)
+        with self._cluster.lock:
+            if self._find(group) is not reserved:
+                return None  # another request has reserved parts meanwhile
+            unused: dict[str, Granted] = {}
+            try:
+                for granted in offers:
+                    self._cluster.reserve(node, granted)
+                    unused[granted.uid] = granted
+            except (StaleOfferError, ReserveError) as error:
+                for part in unused:
+                    self._cluster.release(part)
+                return Infeasible(str(error))
+            now = self._clock()
+            until, missing_until = now + self._seconds, now + min(MISSING_SECONDS, self._seconds)
+            self._reservations[group.title] = _GroupReservation(
+                group, node, pod_request.shape, until, unused, members, missing_until
+            )
+            self._due = min(self._due, missing_until)
         return None
 
     def rejection(self, group: PodGroup, pod_request: PodRequest) -> Infeasible | None:
         """Returns why the pod can't join a group that has a node; None if it can, or if the group
-        has no node."""
-        reserved = self._find(group)
-        if reserved is None:
-            return None
-        if reserved.group.size != group.size:
-            text = f"{group.title} has size {reserved.group.size}, not {group.size}"
-            return Infeasible(text, unresolvable=True)
-        members = self._members(reserved)
-        if pod_request.uid in members:
-            return None
-        if reserved.parts:
-            found = self._part(group, reserved, pod_request)
-            return Infeasible(found, unresolvable=True) if isinstance(found, str) else None
-        if len(members) >= group.size:
-            return Infeasible(f"{group.title} has all {group.size} members", unresolvable=True)
+        has no node. Reserves parts again if those of the missing members were released."""
+        with self._cluster.lock:
+            reserved = self._find(group)
+            if reserved is None:
+                return None
+            if reserved.group.size != group.size:
+                text = f"{group.title} has size {reserved.group.size}, not {group.size}"
+                return Infeasible(text, unresolvable=True)
+            members = self._members(reserved)
+            if pod_request.uid in members:
+                return None
+            if reserved.parts:
+                part = self._part(group, reserved, pod_request)
+                return Infeasible(part, unresolvable=True) if isinstance(part, str) else None
+            if len(members) >= group.size:
+                return Infeasible(f"{group.title} has all {group.size} members", unresolvable=True)
         full = self.reserve(group, pod_request, reserved.node)
         if full is None:
             return None
-        text = f"{group.title} is on node {reserved.node}: {full.text()}"
+        text = f"{group.title} is on node {reserved.node}: {full.reason}"
         return Infeasible(text, full.unresolvable)
 
-    def take(self, group: PodGroup, pod_request: PodRequest, node: str) -> Granted | str:
-        """Reserves a part for the pod itself; returns the reason if that fails."""
-        reserved = self._find(group)
+    def prepare(self, group: PodGroup, pod_request: PodRequest, node: str) -> str | None:
+        """Reserves the parts that `take` needs and that do not exist yet, on the group's node, or
+        on `node` for a group without one. Returns the reason if that fails."""
+        with self._cluster.lock:
+            self.expire()
+            reserved = self._find(group)
         if reserved is None:
-            if refused := self.reserve(group, pod_request, node):
-                return f"{group.title}: {refused.text()}"
-        elif reserved.node != node:
+            full = self.reserve(group, pod_request, node)
+            return f"{group.title}: {full.reason}" if full else None
+        rejection = self.rejection(group, pod_request)
+        return rejection.reason if rejection else None
+
+    def take(self, group: PodGroup, pod_request: PodRequest, node: str) -> Granted | str:
+        """Reserves a part for the pod itself; returns the reason if that fails. `prepare`, called
+        before, keeps the time with the lock short."""
+        reserved = self._find(group)
+        if reserved is not None and reserved.node != node:
             return f"{group.title} is assigned to node {reserved.node}"
-        elif pod_request.uid in self._members(reserved):
+        if reserved is not None and pod_request.uid in self._members(reserved):
             return f"pod {pod_request.title} has its part of {group.title} already"
-        elif rejection := self.rejection(group, pod_request):
-            return rejection.reason
+        if reason := self.prepare(group, pod_request, node):
+            return reason
         reserved = self._reservations[group.title]
         found = self._part(group, reserved, pod_request)
         if isinstance(found, str):

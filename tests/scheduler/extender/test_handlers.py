@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import GROUP_ANNOTATION
@@ -18,7 +20,6 @@ from agent.scheduler.extender.extender import (
     ExtenderPreemptionResult,
 )
 from agent.scheduler.state import records
-from agent.scheduler.state.pod_info import Feasibility, GroupRequirements
 from agent.scheduler.state.pods_seen import PodsSeen, apply_placement, capacities
 from agent.scheduler.state.records import AgentSelector
 from tests.fixtures.fleet import (
@@ -296,18 +297,21 @@ def test_a_placement_also_scores_plain_pods(server: fake_api_server.Server) -> N
 def test_another_pod_is_filtered_while_a_group_is_tried_on_a_node(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A group of 256 pods takes up to a second on a node with a hostile report."""
-    check, answered = GroupRequirements.check, []
+    """A group of 256 pods takes up to a second on a node with a hostile report: in the filter, and
+    when its parts are reserved."""
+    offer_all, answered = NodeAllocator.offer_all, []
 
-    def slow(group: GroupRequirements, allocator: NodeAllocator) -> Feasibility:
+    def slow(
+        allocator: NodeAllocator, pod_requests: Sequence[PodRequest]
+    ) -> tuple[Granted, ...] | Refused:
         pod = scene.pod(owner(2, 4), "other")
         other = threading.Thread(target=lambda: answered.append(scene.fits(pod, ["b"])))
         other.start()
         other.join(10)
         assert not other.is_alive()
-        return check(group, allocator)
+        return offer_all(allocator, pod_requests)
 
-    monkeypatch.setattr(GroupRequirements, "check", slow)
+    monkeypatch.setattr(NodeAllocator, "offer_all", slow)
     member = scene.pod(owner(4, 4), "p", **{"topolet.io/group": "g/2"})
     assert scene.fits(member, ["a"]) == ["a"]
-    assert answered == [["b"]]
+    assert answered == [["b"], ["b"]]

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.kube.objects import ChangeKind
@@ -261,10 +264,33 @@ def test_a_group_that_was_not_filtered_is_reserved_by_bind(
 def test_a_group_without_room_gets_the_reason(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
-    assert isinstance(groups.reserve(TRIO, pod_request("p0", 16), "a"), Refused)
+    assert groups.reserve(TRIO, pod_request("p0", 16), "a") is not None
     assert groups.node(TRIO) is None
     assert held_cpus(cluster, "a") == 0
-    assert isinstance(groups.reserve(PAIR, pod_request("p0"), "missing"), Refused)
+    assert groups.reserve(PAIR, pod_request("p0"), "missing") is not None
+
+
+def test_no_part_is_reserved_on_a_node_that_changes_while_the_offers_are_computed(
+    cluster: SchedulerCache, groups: GroupReservations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last part is the one that another pod takes."""
+    offer_all = NodeAllocator.offer_all
+
+    def late(
+        allocator: NodeAllocator, pod_requests: Sequence[PodRequest]
+    ) -> tuple[Granted, ...] | Refused:
+        offers = offer_all(allocator, pod_requests)
+        assert isinstance(offers, tuple)
+        last = offers[-1].to(pod_request("other"))
+        cluster.reserve("a", last)
+        return offers
+
+    monkeypatch.setattr(NodeAllocator, "offer_all", late)
+    full = groups.reserve(TRIO, pod_request("p0"), "a")
+    assert full is not None
+    assert not full.unresolvable
+    assert groups.node(TRIO) is None
+    assert held_cpus(cluster, "a") == 8
 
 
 def test_a_member_with_another_size_is_refused(groups: GroupReservations) -> None:
