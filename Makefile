@@ -108,7 +108,7 @@ lint: $(VENV)/.lint
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint-types lint-others
 
 lint-types:
-	$(BIN)/mypy -p agent -p demo -p tests.fixtures -m deploy.release -m deploy.render -m deploy.schema
+	$(BIN)/mypy -p agent -p conformance -p demo -p tests.fixtures -m deploy.release -m deploy.render -m deploy.schema
 
 lint-others:
 	$(BIN)/ruff check .

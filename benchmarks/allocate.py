@@ -37,11 +37,11 @@ from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import CpuRefCounts, Layout
 from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.packing import CpuRequest
-from agent.conformance.machines import cpus
-from agent.conformance.merge_hints import kubelet_merge
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.cpu.topology import Cpu
+from conformance.machines import cpus
+from conformance.merge_hints import kubelet_merge
 
 SHAPES = {64: (2, 1, 16, 2), 256: (2, 4, 16, 2), 512: (2, 8, 16, 2)}
 """Sockets, NUMA nodes per socket, cores per node, threads per core; numbered `interleaved`."""

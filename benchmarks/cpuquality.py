@@ -38,22 +38,23 @@ import msgspec
 from common import Row, arguments, ratio_row, report, value_row
 
 from agent.allocate import layout as layouts
-from agent.allocate import node_score, offering
+from agent.allocate import node_score
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import Layout
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.numa.hint import ids
 from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import NodePolicies
-from agent.conformance import machines, static_cpu_manager
-from agent.conformance.merge_hints import kubelet_merge
-from agent.conformance.node_numa_differences import KoordinatorTrials
-from agent.conformance.static_cpu_manager import EMPTY, Exclusive
+from agent.allocate.trials import Trials
 from agent.model.cpu.policies import NumaPolicy, Strategy
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 from agent.model.pod.qos import QoS
 from agent.model.pod.resource_request import ResourceRequest
 from agent.model.settings.plugin_args import Rules, defaults
+from conformance import machines, static_cpu_manager
+from conformance.merge_hints import kubelet_merge
+from conformance.node_numa_differences import KoordinatorTrials, offer_with
+from conformance.static_cpu_manager import EMPTY, Exclusive
 
 MACHINES = {"2x32": (2, 1, 16, 2), "8x16": (2, 4, 8, 2)}
 """Sockets, NUMA nodes per socket, cores per node, threads per core; siblings are adjacent."""
@@ -99,19 +100,16 @@ class SchedulerArm:
             profile=node_score.profile(defaults(rules)),
         )
         self._account = NodeAllocation(self._options)
-        self._offer: Callable[[ResourceRequest], object] = partial(
-            offering.offer, self._options, self._account
+        koordinator = partial(
+            KoordinatorTrials,
+            loose=True,
+            by_position=True,
+            unbound=False,
+            mixed=True,
+            single_cpus=True,
         )
-        if rules is Rules.KOORDINATOR:
-            trials = partial(
-                KoordinatorTrials,
-                loose=True,
-                by_position=True,
-                unbound=False,
-                mixed=True,
-                single_cpus=True,
-            )
-            self._offer = partial(self._offer, new_trials=trials)
+        trials = koordinator if rules is Rules.KOORDINATOR else Trials
+        self._offer = partial(offer_with, trials, self._options, self._account)
         self._allocations: dict[str, PodAllocation] = {}
 
     def place(self, uid: str, cpus: int) -> int:

@@ -33,8 +33,8 @@ from agent.allocate.rebind.arrangement import Arrangement
 from agent.allocate.rebind.exhaustive_search import lower_bound
 from agent.allocate.rebind.placed_pods import Measures, PlacedNode
 from agent.allocate.rebind.planner import RebindPlan, plan
-from agent.conformance.machines import cpus
 from agent.model.cpu.cpuset import CpuSet
+from conformance.machines import cpus
 from tests.allocate.rebind.nodes import fragmented
 
 SHAPE = (2, 4, 16, 2)

@@ -19,10 +19,10 @@ import yaml
 from agent import WHEEL
 from agent.cli import options
 from agent.cli.commands import COMMANDS
-from agent.conformance.files import KINDS, find, read
 from agent.model.settings.agent import AgentSettings
 from agent.node.drift import DriftKind
 from agent.node.node_findings import NodeCode
+from conformance.files import KINDS, find, read
 from tests import proposals
 from tests.view import decided
 
@@ -333,13 +333,15 @@ def test_the_picture_of_the_concepts_equals_the_output_of_the_tool() -> None:
 
 
 def test_the_comparison_with_koordinator_equals_the_output_of_the_tool() -> None:
-    """`topolet conformance FILE`, run as the page of differences shows it."""
+    """`python -m conformance FILE`, run as the page of differences shows it."""
     (block,) = (
-        text for text in blocks(ROOT / "docs/compatibility.md", "") if "$ topolet conf" in text
+        text
+        for text in blocks(ROOT / "docs/compatibility.md", "")
+        if "$ python -m conformance" in text
     )
     command, *lines = block.splitlines()
     done = subprocess.run(
-        [sys.executable, "-m", "agent", *shlex.split(command)[2:]],
+        [sys.executable, *shlex.split(command)[2:]],
         capture_output=True,
         text=True,
         check=False,

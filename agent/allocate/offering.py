@@ -113,14 +113,10 @@ def offer(
     account: NodeAllocation,
     request: ResourceRequest,
     provider: HintProvider | None = None,
-    new_trials: Callable[
-        [TopologyOptions, NodeAllocation, ResourceRequest, InForce, Steps], Trials
-    ] = Trials,
     steps: Steps = UNCOUNTED,
 ) -> Offer | Declined:
     """An offer for a pod that holds nothing on the node. `provider` takes part under a NUMA policy.
-    `new_trials` returns the object that tries NUMA nodes; conformance tests replace it. Raises
-    TooComplexError."""
+    Raises TooComplexError."""
     if not request.requests and not request.burst_milli and provider is None:
         return Offer(PodAllocation(request.uid, request.title), Price(0, 0, 0), Why())
     policies = in_force(options.policies, options.profile, request)
@@ -130,7 +126,7 @@ def offer(
     if rejection := _early_rejection(options, account, request, policies):
         return Declined(request.uid, request.title, (rejection,), why)
     held = _with_cpu(request)
-    trials = new_trials(options, account, held, policies, steps)
+    trials = Trials(options, account, held, policies, steps)
     trials.with_devices = provider is not None
     if policies.numa is NumaPolicy.NONE:
         found = _unaligned(held, policies, trials)

@@ -37,14 +37,6 @@ def shared_cpus(
     return bound or (system if of_class is QoS.SYSTEM else EMPTY) or pool_cpus(pools)
 
 
-def host_application_cpus(qos: str, ls_pools: tuple[Pool, ...]) -> CpuSet:
-    """The CPUs of a host application (processes outside of pods), by the name of its class. Raises
-    ValueError for every class except LS: the others exist only in pods."""
-    if qos != QoS.LS:
-        raise ValueError(f"host applications of class {qos[:60]!r} have no CPUs")
-    return pool_cpus(ls_pools)
-
-
 def kubelet_may_own(pod: Pod) -> bool:
     """Whether a static kubelet may have assigned CPUs to the pod: it is Guaranteed and does not
     share by its label."""

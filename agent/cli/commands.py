@@ -14,7 +14,6 @@ COMMANDS: Final = {
     "explain": "explain which nodes have room for a pod, and what to change if none has",
     "simulate": "place the pods of a trace with the scheduler, and show how much is allocated",
     "rebind": "move pods of a node to better CPUs, or show what that would improve",
-    "conformance": "compare Topolet's decisions with vector files of the systems it replaces",
     "devices": "list GPUs, network interfaces, FPGAs and accelerators, and the pods that have them",
     "page": "open the page of the node's agent, or of the scheduler, in a browser",
     "top": "show the node live: CPUs by owner and load, pools, devices, pods, and what happens",

@@ -7,11 +7,11 @@ from typing import Any
 
 from agent.allocate import layout
 from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
-from agent.conformance import machines
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import ExclusivePolicy
 from agent.model.pod.qos import QoS
 from agent.model.pod.resource_request import ResourceRequest
+from conformance import machines
 
 GIB = 1 << 30
 

@@ -10,10 +10,10 @@ from agent.allocate.accumulator import Shortage, Taken, take, take_on_nodes
 from agent.allocate.layout import NOTHING_HELD, Layout
 from agent.allocate.packing import AllocationStep, CpuRequest
 from agent.allocate.reasons import Reason
-from agent.conformance import machines
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import NUMA_STRATEGIES, BindPolicy, ExclusivePolicy, Strategy
 from agent.model.cpu.topology import Cpu
+from conformance import machines
 from tests.allocate.kubelet.nodes import mask
 from tests.allocate.machines import MACHINES, even_machines, masks, pods, ref_counts
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from agent.allocate import accumulator
 from agent.allocate import layout as layouts
 from agent.allocate.layout import Layout
-from agent.conformance import machines
 from agent.model.cpu.topology import Cpu
+from conformance import machines
 from tests.allocate.kubelet.nodes import mask
 
 ROOMS = st.lists(st.integers(0, 20), min_size=1, max_size=6)

@@ -17,7 +17,6 @@ from agent.allocate.policies_in_force import (
     Profile,
 )
 from agent.allocate.reasons import Reason
-from agent.conformance import machines
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
     BindPolicy,
@@ -32,6 +31,7 @@ from agent.model.pod.annotations import (
 )
 from agent.model.pod.qos import QoS
 from agent.model.pod.resource_request import ResourceRequest
+from conformance import machines
 from tests.allocate.nodes import GIB, allocated, claim, ls_pod, node_options, owner
 
 SPREAD = BindPolicy.SPREAD_BY_PCPUS

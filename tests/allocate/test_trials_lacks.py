@@ -12,7 +12,6 @@ from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
 from agent.allocate.policies_in_force import PROFILES, InForce, NodePolicies, in_force
 from agent.allocate.reasons import Rejection
 from agent.allocate.trials import Trials
-from agent.conformance import machines
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
     BindPolicy,
@@ -25,6 +24,7 @@ from agent.model.pod.annotations import (
 )
 from agent.model.pod.qos import QoS
 from agent.model.pod.resource_request import ResourceRequest
+from conformance import machines
 from tests.allocate.nodes import GIB, claim
 
 MACHINE = machines.cpus((1, 3, 4, 2), "interleaved")

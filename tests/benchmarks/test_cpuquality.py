@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from agent.allocate import layout
-from agent.conformance import machines
+from conformance import machines
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

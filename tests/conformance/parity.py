@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.conformance.files import CaseKind, CaseVerdict, Difference, Judge
+from conformance.files import CaseKind, CaseVerdict, Difference, Judge
 
 NEGATIVE_REASON = (
     "a negative number is as even as the same number above zero, "

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.conformance import files
-from agent.conformance.files import FileError
+from conformance import files
+from conformance.files import FileError
 
 TWO = b'{"a": 1}\n{"b": [null]}\n'
 READ = [(1, {"a": 1}), (2, {"b": [None]})]

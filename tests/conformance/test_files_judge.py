@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent.conformance import files
-from agent.conformance.files import KINDS, CaseKind, Disagreement, FileError, FileResult
+from conformance import files
+from conformance.files import KINDS, CaseKind, Disagreement, FileError, FileResult
 from tests.conformance import vectors
 from tests.conformance.parity import CORRECT, NEGATIVE, PARITY, WRONG, ZERO, case
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.conformance import files
-from agent.conformance.files import KINDS
+from conformance import files
+from conformance.files import KINDS
 from tests.conformance.parity import PARITY
 from tests.conformance.vectors import file, set_names
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.files import CaseVerdict
-from agent.conformance.koordinator_cpuset_decisions import DIFFERENCES, judge
+from conformance.files import CaseVerdict
+from conformance.koordinator_cpuset_decisions import DIFFERENCES, judge
 from tests.conformance.vectors import count_verdicts
 
 POOLS: dict[str, Any] = {

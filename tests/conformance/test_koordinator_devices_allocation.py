@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.device_differences import DIFFERENCES
-from agent.conformance.koordinator_devices import judge_allocation
+from conformance.device_differences import DIFFERENCES
+from conformance.koordinator_devices import judge_allocation
 from tests.conformance.vectors import count_verdicts
 
 CORE = "koordinator.sh/gpu-core"

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.device_differences import (
+from conformance.device_differences import (
     CORE_OF_SEVERAL,
     FRACTIONS_ADD_UP,
     HEALTHY_ALONE,
     UNEVEN_SHARES,
 )
-from agent.conformance.koordinator_devices import JUDGES, judge_request
+from conformance.koordinator_devices import JUDGES, judge_request
 from tests.conformance.vectors import count_verdicts
 
 CORE = "koordinator.sh/gpu-core"

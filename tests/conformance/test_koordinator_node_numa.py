@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.koordinator_node_numa import judge_node
-from agent.conformance.node_numa_differences import DIFFERENCES
+from conformance.koordinator_node_numa import judge_node
+from conformance.node_numa_differences import DIFFERENCES
 from tests.conformance.vectors import count_verdicts
 
 Json = dict[str, Any]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.files import CaseVerdict
-from agent.conformance.koordinator_node_numa import MORE_THAN_REQUESTED, judge_take_cpus
+from conformance.files import CaseVerdict
+from conformance.koordinator_node_numa import MORE_THAN_REQUESTED, judge_take_cpus
 from tests.conformance.vectors import count_verdicts
 
 CASE = {

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.conformance import files
-from agent.conformance.kubelet import judge_state_file
+from conformance import files
+from conformance.kubelet import judge_state_file
 from tests.conftest import DATA
 
 VECTORS = DATA / "vectors" / "kubelet-state-files.jsonl"

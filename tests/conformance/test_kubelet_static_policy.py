@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.kubelet import JUDGES, judge_static_policy
+from conformance.kubelet import JUDGES, judge_static_policy
 from tests.conformance.vectors import count_verdicts
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.conformance import machines
 from agent.model.cpu.cpuset import CpuSet
+from conformance import machines
 
 
 def cpus_of_node(shape: tuple[float, ...], numbering: str, node: int) -> str:

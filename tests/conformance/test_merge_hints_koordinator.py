@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.merge_hints import judge_koordinator
+from conformance.merge_hints import judge_koordinator
 from tests.conformance.vectors import vectors
 
 CASE: dict[str, Any] = {

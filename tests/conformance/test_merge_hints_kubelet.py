@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.merge_hints import judge_kubelet
+from conformance.merge_hints import judge_kubelet
 from tests.conformance.vectors import vectors
 
 CASE: dict[str, Any] = {

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.numa.hint import MergeCause, Pick, TopologyHint
-from agent.conformance.merge_hints import kubelet_merge
 from agent.model.cpu.policies import NumaPolicy
+from conformance.merge_hints import kubelet_merge
 from tests.allocate.numa import plain
 from tests.allocate.numa.strategies import DENSE, NODES, providers
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.conformance import files
-from agent.conformance.nrt_match import (
+from conformance import files
+from conformance.nrt_match import (
     BELOW_NOTHING,
     BY_POSITION,
     INIT_ENDS,

@@ -6,18 +6,20 @@ from hypothesis import strategies as st
 
 from agent.allocate.kubelet.static_policy import AllocationRefused, RefusalReason
 from agent.allocate.layout import of
-from agent.conformance.static_cpu_manager import (
+from agent.model.cpu.topology import Cpu
+from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu, SharedReason
+from conformance.static_cpu_manager import (
     EMPTY,
     Exclusive,
     Shared,
     StaticPolicy,
     StaticState,
     allocate,
+    ends_before_others,
+    pod_cpus,
     remove,
     start,
 )
-from agent.model.cpu.topology import Cpu
-from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu, SharedReason
 from tests.allocate.kubelet.nodes import Node, machine, mask, pod, policy, text
 from tests.allocate.machines import MACHINES, masks
 
@@ -244,7 +246,7 @@ def check(policy: StaticPolicy, state: StaticState) -> None:
         running = assigned = 0
         for name, cpus in state.assigned.get(each.uid, {}).items():
             assigned |= cpus
-            if not each.ends_before_others(name):
+            if not ends_before_others(each, name):
                 assert not running & cpus, "running containers of a pod have different CPUs"
                 running |= cpus
         assert not state.reusable_by(each.uid) & running
@@ -256,3 +258,22 @@ def check(policy: StaticPolicy, state: StaticState) -> None:
     assert state.default
     strict = policy.options.strict_cpu_reservation
     assert state.default & policy.reserved == (0 if strict else policy.reserved)
+
+
+@pytest.mark.parametrize(
+    ("containers", "init", "expected"),
+    [
+        ((), (), 0),
+        (("2", "3"), (), 5),
+        (("2", "1.5"), (), 2),
+        (("2",), ("4", "3"), 4),
+        (("2",), ("4", "3s"), 5),
+        (("2",), ("3s", "4"), 7),
+        (("2",), ("1s", "2s", "1"), 5),
+        (("2",), ("3.5s", "4"), 4),
+    ],
+)
+def test_cpus_of_a_pod_are_the_most_that_run_at_once(
+    containers: tuple[str, ...], init: tuple[str, ...], expected: int
+) -> None:
+    assert pod_cpus(pod("a", *containers, init=init)) == expected

@@ -4,10 +4,10 @@ import pytest
 
 from agent.allocate.layout import of
 from agent.allocate.numa.hint import TopologyHint
-from agent.conformance.static_cpu_manager import container_hints, pod_hints
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.topology import Cpu
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
+from conformance.static_cpu_manager import container_hints, pod_hints
 from tests.allocate.kubelet.nodes import Node, machine, pod, policy
 
 TWO = machine(2, 1, 4, 2)

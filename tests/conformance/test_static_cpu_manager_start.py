@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.kubelet.static_policy import PolicyStartError, StartProblem
-from agent.conformance.static_cpu_manager import (
+from agent.model.cpu.policies import NumaPolicy
+from conformance.static_cpu_manager import (
     StaticPolicy,
     StaticState,
     make,
     make_with_count,
     start,
 )
-from agent.model.cpu.policies import NumaPolicy
 from tests.allocate.kubelet.nodes import Node, machine, mask, options, policy, text
 
 STRICT = "strict-cpu-reservation"

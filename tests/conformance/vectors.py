@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from agent.conformance.files import CaseVerdict
+from conformance.files import CaseVerdict
 from tests.conftest import DATA
 
 _FOLDER = DATA / "vectors"

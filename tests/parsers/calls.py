@@ -16,7 +16,7 @@ _DECODING: Final = re.compile(
     r"|decoded|converted|int|float|read_prefix|grpc\.read_prefix"
 )
 """Names of called functions that read JSON, YAML, protobuf, packed numbers and texts of numbers."""
-_WITHOUT: Final = ("proto/", "conformance/", "view/")
+_WITHOUT: Final = ("proto/", "view/")
 """Generated code, a tool that reads its own files, and output."""
 
 

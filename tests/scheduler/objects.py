@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
-from agent.conformance import machines
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import from_object
 from agent.model.cpu.cpuset import EMPTY
@@ -26,6 +25,7 @@ from agent.scheduler.state.records import (
     PodRecord,
     Unreadable,
 )
+from conformance import machines
 
 Object = dict[str, Any]
 

@@ -3,5 +3,5 @@
 `static_policy` has its options, which of them exclude each other, and the reasons of refusals; how
 many exclusive CPUs a container gets follows from the pod alone (`model.pod.exclusive_cpus`).
 `cpu_assignment` chooses the CPUs, packed or distributed. The node-local policies use both, and so
-does the simulator of a whole kubelet (`conformance.static_cpu_manager`).
+does the simulator of a whole kubelet (`conformance/static_cpu_manager.py`).
 """

@@ -47,7 +47,7 @@ def score(
     if node is None:
         return 0
     if strategy is Strategy.LEAST_NUMA_NODES:
-        return least_numa_nodes(node, pod, steps=steps)
+        return least_numa_nodes(node, pod, steps)
     if node.policy is not NumaPolicy.SINGLE_NUMA_NODE:
         return 0
     steps.take(len(pod.parts) * len(node.zones) * (2 + len(node.available)))
@@ -72,15 +72,8 @@ def _left(node: ZonedNode, zone: int) -> dict[str, int]:
     return {name: there[zone] for name, there in node.available.items() if zone in there}
 
 
-def least_numa_nodes(
-    node: ZonedNode,
-    pod: ZonedPod,
-    charged: Callable[[int], int] = lambda zone: zone,
-    steps: Steps = UNCOUNTED,
-) -> int:
-    """The score by the number of NUMA nodes that the pod needs. `charged`: the id of the NUMA node
-    whose amounts shrink when a part uses the given NUMA node; only conformance tests set it, since
-    the plugin mixes up ids and positions."""
+def least_numa_nodes(node: ZonedNode, pod: ZonedPod, steps: Steps) -> int:
+    """The score by the number of NUMA nodes that the pod needs."""
     available: dict[str, dict[int, int]] = node.available
     count, closest = 0, True
     for part in parts_of(node, pod):
@@ -93,11 +86,11 @@ def least_numa_nodes(
         count = max(count, len(found.zones))
         closest = closest and found.closest
         if part.kind is not PartKind.INIT:
-            available = _without(available, tuple(map(charged, found.zones)), requested)
-    return _count_score(count, closest, node.max_numa_nodes) if count else _BEST
+            available = without(available, found.zones, requested)
+    return count_score(count, closest, node.max_numa_nodes) if count else _BEST
 
 
-def _without(
+def without(
     available: dict[str, dict[int, int]], zones: tuple[int, ...], requested: Mapping[str, int]
 ) -> dict[str, dict[int, int]]:
     """The available amounts without the request, which is taken from the zones in their order."""
@@ -113,7 +106,7 @@ def _without(
     return rest
 
 
-def _count_score(count: int, closest: bool, max_numa_nodes: int) -> int:
+def count_score(count: int, closest: bool, max_numa_nodes: int) -> int:
     """0 for more NUMA nodes than the topology manager supports."""
     unit = _BEST // max_numa_nodes
     return max(0, _BEST - count * unit + (unit // 2 if closest else 0))

@@ -37,17 +37,6 @@ class PodCpu(msgspec.Struct, frozen=True):
     init: tuple[ContainerCpu, ...] = ()
     pod_level: bool = False
 
-    def container(self, name: str) -> ContainerCpu:
-        """Raises KeyError if the pod has no such container."""
-        for each in (*self.init, *self.containers):
-            if each.name == name:
-                return each
-        raise KeyError(f"pod {self.uid} has no container {name}")
-
-    def ends_before_others(self, name: str) -> bool:
-        """Whether it is a plain init container, whose CPUs the next ones may have."""
-        return any(each.name == name and not each.sidecar for each in self.init)
-
 
 class SharedReason(enum.StrEnum):
     """Why a container runs on the shared CPUs."""
@@ -74,19 +63,6 @@ def cpus_of(pod: PodCpu, container: ContainerCpu) -> int:
     """The number of exclusive CPUs of a container, 0 if it has none."""
     requested = exclusive_cpus(pod, container)
     return requested if isinstance(requested, int) else 0
-
-
-def pod_cpus(pod: PodCpu) -> int:
-    """The most exclusive CPUs that the pod holds at one time: each plain init container runs
-    together with the sidecars before it, the containers together with all sidecars."""
-    sidecars = most = 0
-    for container in pod.init:
-        requested = cpus_of(pod, container)
-        if container.sidecar:
-            sidecars += requested
-        else:
-            most = max(most, sidecars + requested)
-    return max(most, sidecars + sum(cpus_of(pod, each) for each in pod.containers))
 
 
 def shared_reason(pod: ApiPod) -> str:

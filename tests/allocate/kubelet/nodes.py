@@ -6,8 +6,11 @@ import msgspec
 
 from agent.allocate.kubelet.static_policy import AllocationRefused, StaticOptions
 from agent.allocate.layout import Layout, of
-from agent.conformance.machines import cpus
-from agent.conformance.static_cpu_manager import (
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import NumaPolicy
+from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
+from conformance.machines import cpus
+from conformance.static_cpu_manager import (
     EMPTY,
     Exclusive,
     Placement,
@@ -18,9 +21,6 @@ from agent.conformance.static_cpu_manager import (
     remove,
     start,
 )
-from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.policies import NumaPolicy
-from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 
 
 def options(*names: str) -> StaticOptions:

@@ -12,8 +12,8 @@ from agent.allocate.kubelet.static_policy import (
     check_options,
 )
 from agent.allocate.layout import of
-from agent.conformance.machines import cpus
 from agent.model.cpu.policies import NumaPolicy
+from conformance.machines import cpus
 
 LAYOUT = of(cpus([2, 1, 2, 2], "adjacent", 2))
 

@@ -10,7 +10,6 @@ import pytest
 from agent.allocate import layout
 from agent.allocate.kubelet.whole_cores import WholeCores
 from agent.allocate.node_allocator.properties import node_properties, topology_options
-from agent.conformance import machines
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.cpu.topology import Topology
@@ -30,6 +29,7 @@ from agent.model.nrt.node_annotations import (
     koordinator_annotations,
 )
 from agent.model.nrt.resource_topology import L3_CPUS, Amounts, NodeTopology, Zone, decode
+from conformance import machines
 
 MACHINE = machines.cpus((2, 1, 4, 2), "interleaved")
 PLAIN = NodeConfiguration()

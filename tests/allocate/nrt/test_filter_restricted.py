@@ -11,15 +11,15 @@ from agent.allocate.kubelet.static_policy import AllocationRefused, StaticOption
 from agent.allocate.nrt.filter import Misfit, filter
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.numa.hint import Merged, TopologyHint, ids, subsets
-from agent.conformance import machines, static_cpu_manager
-from agent.conformance.merge_hints import kubelet_merge
-from agent.conformance.static_cpu_manager import StaticPolicy, StaticState
 from agent.model.apiobjects import ApiContainer, ApiPod
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu
 from agent.model.pod.zone_request import kube_class_of, zoned_pod
+from conformance import machines, static_cpu_manager
+from conformance.merge_hints import kubelet_merge
+from conformance.static_cpu_manager import StaticPolicy, StaticState
 from tests.allocate.nrt.values import CPU, NIC, api_pod, container, sidecar
 
 STATIC = {

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from agent.allocate import layout
 from agent.allocate.layout import Layout
 from agent.allocate.rebind.placed_pods import PlacedNode, PlacedPod
-from agent.conformance.machines import cpus
 from agent.model.cpu.cpuset import CpuSet, lowest, members
 from agent.model.cpu.policies import ExclusivePolicy
+from conformance.machines import cpus
 
 ONE = layout.of(cpus((1, 1, 4, 2), "adjacent"))
 """CPUs 0-7, core k has CPUs 2k and 2k+1."""

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from agent.conformance import machines
 from agent.kube.errors import NotFoundError
 from agent.model.cpu.cpuset import EMPTY
 from agent.model.cpu.topology import Cpu, Topology
@@ -16,6 +15,7 @@ from agent.model.nrt import resource_topology
 from agent.model.nrt.node_annotations import NodeConfiguration, koordinator_annotations
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
 from agent.scheduler.state.records import AGENT_LABELS
+from conformance import machines
 from tests.deploy.manifests import objects as manifests
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects

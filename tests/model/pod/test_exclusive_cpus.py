@@ -10,31 +10,10 @@ from agent.model.pod.exclusive_cpus import (
     ContainerCpu,
     PodCpu,
     cpus_of,
-    pod_cpus,
     shared_reason,
 )
 from agent.model.pod.resource_request import pod_requests
 from agent.model.pod.zone_request import kube_class_of
-from tests.allocate.kubelet.nodes import pod
-
-
-@pytest.mark.parametrize(
-    ("containers", "init", "expected"),
-    [
-        ((), (), 0),
-        (("2", "3"), (), 5),
-        (("2", "1.5"), (), 2),
-        (("2",), ("4", "3"), 4),
-        (("2",), ("4", "3s"), 5),
-        (("2",), ("3s", "4"), 7),
-        (("2",), ("1s", "2s", "1"), 5),
-        (("2",), ("3.5s", "4"), 4),
-    ],
-)
-def test_cpus_of_a_pod_are_the_most_that_run_at_once(
-    containers: tuple[str, ...], init: tuple[str, ...], expected: int
-) -> None:
-    assert pod_cpus(pod("a", *containers, init=init)) == expected
 
 
 def amounts(requests: str, limits: str = "") -> dict[str, Any]:

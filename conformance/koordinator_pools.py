@@ -13,8 +13,6 @@ import msgspec
 
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus
-from agent.conformance import machines
-from agent.conformance.files import CaseVerdict, Difference
 from agent.kubelet.configuration import ConfigurationError, of_object
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.cpu.policies import reported_numa_policy
@@ -40,6 +38,8 @@ from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.node.node_configuration import from_annotations, rules, with_kubelet
 from agent.node.report import ReportInput, report_values
+from conformance import machines
+from conformance.files import CaseVerdict, Difference
 
 CLAIMED_TWICE: Final = Difference(
     "claimed-twice",

@@ -22,14 +22,10 @@ import msgspec
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.shares import (
-    host_application_cpus,
     kubelet_may_own,
     pool_class,
     shared_cpus,
 )
-from agent.conformance import koordinator_pools
-from agent.conformance.files import CaseVerdict, Difference, Judge
-from agent.conformance.koordinator_pools import CLAIMED_TWICE, KUBELET_DECIDES
 from agent.hooks import cpuset
 from agent.hooks.cpuset import Answer, Override
 from agent.hooks.requests import CreateContainer, announced
@@ -48,6 +44,9 @@ from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import NOTHING, PodWanted, Pool, Snapshot, Wanted, pool_cpus
 from agent.model.verdict import Wait
+from conformance import koordinator_pools
+from conformance.files import CaseVerdict, Difference, Judge
+from conformance.koordinator_pools import CLAIMED_TWICE, KUBELET_DECIDES
 
 _STRAY_COMMA: Final = Difference(
     "stray-comma",
@@ -124,16 +123,19 @@ def _judge_container(case: dict[str, Any]) -> CaseVerdict:
 
 
 def _judge_host_application(case: dict[str, Any]) -> CaseVerdict:
-    expect = case["expect"]
+    """A host application, which is a process outside of pods, runs on the LS pools; the other
+    classes exist only in pods."""
+    expect, qos = case["expect"], case["qos"]
     actual: dict[str, Any] = {"cpuset": None}
     try:
         reported = _reported(case.get("nrt"))
-        if reported is not None:
-            actual["cpuset"] = str(host_application_cpus(case["qos"], reported.ls)) or None
     except AnnotationError as error:
         return CaseVerdict("ruleError" in expect, {"ruleError": str(error)})
-    except ValueError as error:
-        return CaseVerdict("error" in expect, {"error": str(error)})
+    if reported is not None:
+        if qos != QoS.LS:
+            text = f"host applications of class {qos!r} have no CPUs"
+            return CaseVerdict("error" in expect, {"error": text})
+        actual["cpuset"] = str(pool_cpus(reported.ls)) or None
     if "cpuset" not in expect:
         return CaseVerdict(False, actual)
     return _joined(actual, expect["cpuset"] or "") or CaseVerdict(False, actual)

@@ -11,16 +11,18 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Final
+from unittest.mock import patch
 
 import msgspec
 
+from agent.allocate import offering
 from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions
+from agent.allocate.offering import Declined, Offer
 from agent.allocate.packing import CpuExclusivity
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Rejection
 from agent.allocate.steps import Steps
 from agent.allocate.trials import Trials
-from agent.conformance.files import Difference
 from agent.model.cpu.policies import (
     BIND_LABEL,
     NUMA_LABEL,
@@ -29,6 +31,7 @@ from agent.model.cpu.policies import (
     NumaPolicy,
 )
 from agent.model.pod.resource_request import ResourceRequest
+from conformance.files import Difference
 
 Case = Mapping[str, Any]
 
@@ -357,6 +360,17 @@ class RecordedAllocation(NodeAllocation):
 
     def available(self) -> Amounts:
         return self.recorded()
+
+
+def offer_with(
+    trials: Callable[..., Trials],
+    options: TopologyOptions,
+    account: NodeAllocation,
+    request: ResourceRequest,
+) -> Offer | Declined:
+    """The offer that follows from these trials of NUMA nodes instead of Topolet's."""
+    with patch.object(offering, "Trials", trials):
+        return offering.offer(options, account, request)
 
 
 class KoordinatorTrials(Trials):

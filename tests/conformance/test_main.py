@@ -1,8 +1,7 @@
-"""The command `topolet conformance`."""
+"""The command `python -m conformance`."""
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import os
@@ -13,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from agent.cli import conformance
-from agent.conformance.files import Disagreement, FileResult
+from conformance import __main__ as conformance
+from conformance.files import Disagreement, FileResult
 from tests.conformance.parity import CORRECT, NEGATIVE, PARITY, WRONG, ZERO
 from tests.conftest import DATA
 
@@ -26,14 +25,12 @@ def write(folder: Path, name: str, *cases: dict[str, Any]) -> str:
 
 
 def run(*arguments: str, vectors: Path = Path("/nonexistent")) -> int:
-    parser = argparse.ArgumentParser()
-    conformance.add_arguments(parser)
-    return conformance.run(parser.parse_args(arguments), [PARITY], vectors)
+    return conformance.main(arguments, [PARITY], vectors)
 
 
-def topolet(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     options = {"stdout": subprocess.PIPE, "text": True, **options}
-    command = [sys.executable, "-m", "agent", "conformance", *arguments]
+    command = [sys.executable, "-m", "conformance", *arguments]
     return subprocess.run(command, stderr=subprocess.PIPE, check=False, timeout=60, **options)
 
 
@@ -137,7 +134,7 @@ def test_too_many_declared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     file = write(tmp_path, "cases", *[CORRECT] * 97, ZERO, ZERO)
     assert run(file) == 1
     assert capsys.readouterr().err == (
-        f"topolet conformance: {file}: 2 declared differences in 99 cases: more than 2 %\n"
+        f"conformance: {file}: 2 declared differences in 99 cases: more than 2 %\n"
     )
 
 
@@ -151,8 +148,8 @@ def test_unreadable_file_does_not_stop_the_others(
     assert run(missing, wrong, unknown, f"--output={output}") == 2
     captured = capsys.readouterr()
     assert captured.err.splitlines() == [
-        f"topolet conformance: {missing}: No such file or directory",
-        f"topolet conformance: {unknown}, line 1: a case of an unknown kind; its keys: what",
+        f"conformance: {missing}: No such file or directory",
+        f"conformance: {unknown}, line 1: a case of an unknown kind; its keys: what",
     ]
     if output == "json":
         assert [entry["file"] for entry in json.loads(captured.out)["files"]] == [wrong]
@@ -195,8 +192,7 @@ def test_without_files_and_without_checkout(
     assert run(vectors=tmp_path / "none") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("topolet conformance: no FILE given, and no vector files in ")
-    assert "tests/data/vectors in a checkout" in captured.err
+    assert captured.err.startswith("conformance: no FILE given, and no vector files in ")
 
 
 def test_the_vectors_are_those_of_this_checkout() -> None:
@@ -204,9 +200,9 @@ def test_the_vectors_are_those_of_this_checkout() -> None:
 
 
 def test_json_of_nothing_is_an_empty_list(tmp_path: Path) -> None:
-    done = topolet(str(tmp_path), "--output=json")
+    done = program(str(tmp_path), "--output=json")
     assert (done.returncode, json.loads(done.stdout)["files"]) == (2, [])
-    assert done.stderr == f"topolet conformance: {tmp_path}: Is a directory\n"
+    assert done.stderr == f"conformance: {tmp_path}: Is a directory\n"
 
 
 def test_file_name_that_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,6 +214,6 @@ def test_file_name_that_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_full_disk(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
-        done = topolet(str(tmp_path), "--output=json", stdout=full)
+        done = program(str(tmp_path), "--output=json", stdout=full)
     assert done.returncode == 1
     assert done.stderr.endswith("conformance: standard output: No space left on device\n")

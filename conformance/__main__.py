@@ -1,10 +1,10 @@
-"""Compare Topolet's decisions with vector files: the answers of other systems to cases, one JSON
-object in each line.
+"""`python -m conformance` compares Topolet's decisions with vector files: the answers of other
+systems to cases, one JSON object in each line.
 
 A file is plain text or gzip; the keys of its cases determine its kind. Without FILE: every file of
-tests/data/vectors in the checkout that this program runs from; files of an unknown kind there are
-listed. Exit code 0: no case disagrees; 1: one disagrees, or too many differ in declared ways; 2: a
-file can't be read, or the kind of a FILE is unknown.
+tests/data/vectors; files of an unknown kind there are listed. Exit code 0: no case disagrees; 1:
+one disagrees, or too many differ in declared ways; 2: a file can't be read, or the kind of a FILE
+is unknown.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.conformance import files as runs
-from agent.conformance.files import (
+from agent.view import format
+from agent.view.format import count
+from conformance import files as runs
+from conformance.files import (
     DECLARED_PERCENT,
     KINDS,
     CaseKind,
@@ -29,13 +31,8 @@ from agent.conformance.files import (
     FileResult,
     UnknownKindError,
 )
-from agent.view import format
-from agent.view.format import count
 
-VECTORS: Final = Path(__file__).resolve().parents[2] / "tests" / "data" / "vectors"
-"""The folder of the vector files in a checkout."""
-
-USAGE = "topolet conformance [OPTIONS] [FILE...]"
+VECTORS: Final = Path(__file__).resolve().parents[1] / "tests" / "data" / "vectors"
 
 _COLUMNS = 100
 _MAX_JSON_CHARACTERS = 600
@@ -47,27 +44,27 @@ SCHEMA_VERSION = 1
 """Of the JSON output."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def main(
+    words: Sequence[str] | None = None, known: Sequence[CaseKind] = KINDS, vectors: Path = VECTORS
+) -> int:
+    """Compares every file, or those of the folder `vectors`. A file that can't be read gets a line
+    on standard error and no result."""
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "files", nargs="*", metavar="FILE", help="vector file (default: those of the checkout)"
     )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
-
-
-def run(
-    arguments: argparse.Namespace, known: Sequence[CaseKind] = KINDS, vectors: Path = VECTORS
-) -> int:
-    """Compares every file, or those of the folder `vectors`. A file that can't be read gets a line
-    on standard error and no result."""
+    arguments = parser.parse_args(words)
     unread = False
     results: list[FileResult] = []
     uncompared: list[str] = []
     files = arguments.files or [str(path) for path in sorted(vectors.glob("*.jsonl*"))]
     if not files:
-        _print_error(
-            f"no FILE given, and no vector files in {vectors}: they are not installed with the "
-            "program; pass the files of tests/data/vectors in a checkout of its repository"
-        )
+        _print_error(f"no FILE given, and no vector files in {vectors}")
         return 2
     try:
         for path in files:
@@ -193,4 +190,8 @@ def _verb(verb: str, number: int) -> str:
 
 
 def _print_error(text: str) -> None:
-    print(f"topolet conformance: {text}", file=sys.stderr)
+    print(f"conformance: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

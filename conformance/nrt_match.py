@@ -9,12 +9,12 @@ import msgspec
 from agent.allocate.nrt.filter import PASSED, Misfit, MisfitCause, parts_of
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import ZonedNode, zoned_node
-from agent.allocate.nrt.score import least_numa_nodes, score
-from agent.conformance.files import CaseVerdict, Difference, Judge
+from agent.allocate.nrt.score import count_score, score, spread, without
 from agent.model import apiobjects
 from agent.model.cpu.policies import NumaPolicy, Strategy, TopologyManagerScope
 from agent.model.nrt import resource_topology
-from agent.model.pod.zone_request import ZonedPod, zoned_pod
+from agent.model.pod.zone_request import PartKind, ZonedPod, zoned_pod
+from conformance.files import CaseVerdict, Difference, Judge
 
 SIDECARS: Final = Difference(
     "sidecars-stay",
@@ -200,13 +200,23 @@ def _score_by_position(node: ZonedNode, pod: ZonedPod) -> int | None:
     if node.zones == tuple(range(len(node.zones))):
         return None
 
-    def position(zone: int) -> int:
-        return node.zones[zone]
-
-    try:
-        return least_numa_nodes(node, pod, position)
-    except IndexError:
-        return None
+    available = dict(node.available)
+    count, closest = 0, True
+    for part in parts_of(node, pod):
+        requested = {name: n for name, n in part.requests.items() if name in node.available}
+        if not any(requested.values()):
+            continue
+        chosen = spread(node, available, requested)
+        if chosen is None:
+            return 0
+        count = max(count, len(chosen.zones))
+        closest = closest and chosen.closest
+        if part.kind is not PartKind.INIT:
+            if max(chosen.zones) >= len(node.zones):
+                return None
+            charged = tuple(node.zones[zone] for zone in chosen.zones)
+            available = without(available, charged, requested)
+    return count_score(count, closest, node.max_numa_nodes) if count else 100
 
 
 def _fit(found: object) -> dict[str, Any]:

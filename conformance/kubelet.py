@@ -18,26 +18,28 @@ from agent.allocate.kubelet.static_policy import (
 )
 from agent.allocate.layout import Layout, of
 from agent.allocate.numa.hint import TopologyHint, ids
-from agent.conformance.files import CaseVerdict, Difference, Judge
-from agent.conformance.machines import cpus
-from agent.conformance.static_cpu_manager import (
-    EMPTY,
-    StaticPolicy,
-    StaticState,
-    allocate,
-    container_hints,
-    make,
-    make_with_count,
-    pod_hints,
-    remove,
-    start,
-)
 from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state
 from agent.kubelet.statefile import Checked
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import kubelet_numa_policy
 from agent.model.pod.exclusive_cpus import ContainerCpu, PodCpu, cpus_of
 from agent.model.quantities import milli
+from conformance.files import CaseVerdict, Difference, Judge
+from conformance.machines import cpus
+from conformance.static_cpu_manager import (
+    EMPTY,
+    StaticPolicy,
+    StaticState,
+    allocate,
+    container_hints,
+    container_of,
+    ends_before_others,
+    make,
+    make_with_count,
+    pod_hints,
+    remove,
+    start,
+)
 
 _SHARED_SLICE: Final = Difference(
     "shared-slice",
@@ -142,11 +144,11 @@ class _Run:
         before, self.state = self.state, after
         if step["op"] != "allocate" or "error" in answer:
             return
-        container = pod.container(step["container"])
+        container = container_of(pod, step["container"])
         if cpus_of(pod, container):
             held = after.held(pod.uid, container.name)
             kept = self._doubtful if before.reusable_of == pod.uid else 0
-            if pod.ends_before_others(container.name):
+            if ends_before_others(pod, container.name):
                 self._doubtful = (kept | held) & ~after.reusable
             else:
                 self._doubtful = kept & ~held

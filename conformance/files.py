@@ -117,7 +117,7 @@ class CaseKind(msgspec.Struct, frozen=True):
 
 
 def _kind(name: str, module: str, keys: str, ops: str = "") -> CaseKind:
-    path = f"agent.conformance.{module}"
+    path = f"conformance.{module}"
     return CaseKind(name, path, frozenset(keys.split()), tuple(ops.split()))
 
 

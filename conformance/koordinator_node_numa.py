@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate import layout as layouts
-from agent.allocate import node_score, offering
+from agent.allocate import node_score
 from agent.allocate.accumulator import Taken, take
 from agent.allocate.layout import NOTHING_HELD, Layout
 from agent.allocate.node_allocation import (
@@ -30,19 +30,9 @@ from agent.allocate.node_allocator.properties import topology_options
 from agent.allocate.node_score import ScoreInput, WholeNode
 from agent.allocate.offering import Declined
 from agent.allocate.packing import CpuRequest
-from agent.allocate.policies_in_force import PROFILES, InForce, in_force
+from agent.allocate.policies_in_force import PROFILES, in_force
 from agent.allocate.reasons import UNRESOLVABLE, Rejection
-from agent.allocate.steps import Steps
 from agent.allocate.trials import Trials
-from agent.conformance import machines
-from agent.conformance.files import CaseVerdict, Difference, Judge
-from agent.conformance.node_numa_differences import (
-    DIFFERENCES,
-    QUIRKS,
-    KoordinatorTrials,
-    Quirk,
-    RecordedAllocation,
-)
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import (
     BindPolicy,
@@ -70,6 +60,16 @@ from agent.model.pod.qos import QoS
 from agent.model.pod.resource_request import ResourceRequest, resource_request
 from agent.model.quantities import milli, whole
 from agent.model.settings.plugin_args import Rules, defaults
+from conformance import machines
+from conformance.files import CaseVerdict, Difference, Judge
+from conformance.node_numa_differences import (
+    DIFFERENCES,
+    QUIRKS,
+    KoordinatorTrials,
+    Quirk,
+    RecordedAllocation,
+    offer_with,
+)
 
 _MAX_QUIRKS: Final = 3
 
@@ -119,9 +119,7 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     account = _account(question, quirks)
     if refusal := next((quirk.refused for quirk in quirks if quirk.refused), ""):
         return {"error": "refused", "code": refusal}
-    found = offering.offer(
-        question.options, account, question.request, new_trials=_new_trials(quirks)
-    )
+    found = offer_with(_new_trials(quirks), question.options, account, question.request)
     if isinstance(found, Declined):
         return {
             "error": "; ".join(str(each.reason) for each in found.rejections),
@@ -155,9 +153,7 @@ def _account(question: _NodeCase, quirks: Sequence[Quirk]) -> NodeAllocation:
     return account
 
 
-def _new_trials(
-    quirks: Sequence[Quirk],
-) -> Callable[[TopologyOptions, NodeAllocation, ResourceRequest, InForce, Steps], Trials]:
+def _new_trials(quirks: Sequence[Quirk]) -> Callable[..., Trials]:
     loose = any(quirk.recorded_only or quirk.unpaid for quirk in quirks)
     by_position = any(quirk.by_position for quirk in quirks)
     unbound = any(quirk.unbound for quirk in quirks)

@@ -39,9 +39,9 @@ from agent.allocate.numa.koordinator_merge import (
     single_node_only,
 )
 from agent.allocate.numa.koordinator_merge import merge as koordinator_merge
-from agent.conformance.files import CaseVerdict, Judge
 from agent.model.cpu.cpuset import MAX_ID, members
 from agent.model.cpu.policies import NumaExclusive, NumaPolicy
+from conformance.files import CaseVerdict, Judge
 
 _CLOSEST: Final = "prefer-closest-numa-nodes"
 

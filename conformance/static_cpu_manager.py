@@ -33,7 +33,13 @@ from agent.allocate.layout import Layout
 from agent.allocate.numa.hint import TopologyHint, of_nodes, subsets
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import NumaPolicy
-from agent.model.pod.exclusive_cpus import PodCpu, SharedReason, cpus_of, exclusive_cpus, pod_cpus
+from agent.model.pod.exclusive_cpus import (
+    ContainerCpu,
+    PodCpu,
+    SharedReason,
+    cpus_of,
+    exclusive_cpus,
+)
 
 
 class Exclusive(msgspec.Struct, frozen=True, tag="exclusive"):
@@ -168,7 +174,7 @@ def allocate(
 ) -> tuple[StaticState, Placement]:
     """Places a container. `nodes`: ids of the NUMA nodes to take CPUs from first. Raises KeyError
     if the pod has no such container."""
-    requested = exclusive_cpus(pod, pod.container(container))
+    requested = exclusive_cpus(pod, container_of(pod, container))
     if not isinstance(requested, int):
         return state, Shared(requested)
     held = state.held(pod.uid, container)
@@ -255,14 +261,40 @@ def _aligned(policy: StaticPolicy, nodes: Iterable[int]) -> int:
 def _with_reusable(state: StaticState, pod: PodCpu, container: str, cpus: int) -> StaticState:
     """The state after a container of this pod was placed on these CPUs."""
     reusable = state.reusable_by(pod.uid)
-    if pod.ends_before_others(container):
+    if ends_before_others(pod, container):
         reusable |= cpus
         for name, held in state.assigned[pod.uid].items():
-            if not pod.ends_before_others(name):
+            if not ends_before_others(pod, name):
                 reusable &= ~held
     else:
         reusable &= ~cpus
     return StaticState(state.default, state.assigned, pod.uid, reusable)
+
+
+def container_of(pod: PodCpu, name: str) -> ContainerCpu:
+    """Raises KeyError if the pod has no such container."""
+    for container in (*pod.init, *pod.containers):
+        if container.name == name:
+            return container
+    raise KeyError(f"pod {pod.uid} has no container {name}")
+
+
+def ends_before_others(pod: PodCpu, name: str) -> bool:
+    """Whether it is a plain init container, whose CPUs the next ones may have."""
+    return any(each.name == name and not each.sidecar for each in pod.init)
+
+
+def pod_cpus(pod: PodCpu) -> int:
+    """The most exclusive CPUs that the pod holds at one time: each plain init container runs
+    together with the sidecars before it, the containers together with all sidecars."""
+    sidecars = most = 0
+    for container in pod.init:
+        requested = cpus_of(pod, container)
+        if container.sidecar:
+            sidecars += requested
+        else:
+            most = max(most, sidecars + requested)
+    return max(most, sidecars + sum(cpus_of(pod, each) for each in pod.containers))
 
 
 def container_hints(
@@ -274,7 +306,7 @@ def container_hints(
     For a container that has its CPUs, the masks that contain these. Raises KeyError if the pod has
     no such container.
     """
-    requested = cpus_of(pod, pod.container(container))
+    requested = cpus_of(pod, container_of(pod, container))
     if not requested:
         return None
     held = state.held(pod.uid, container)

@@ -17,17 +17,6 @@ from agent.allocate.devices.inventory import (
 from agent.allocate.devices.need import DeviceRefusal, filled, hinted
 from agent.allocate.devices.partitions import partitions
 from agent.allocate.numa.hint import of_nodes
-from agent.conformance.device_differences import (
-    CORE_OF_SEVERAL,
-    DIFFERENCES,
-    FRACTIONS_ADD_UP,
-    GPU,
-    HEALTHY_ALONE,
-    UNEVEN_SHARES,
-    DeviceCase,
-    declared,
-)
-from agent.conformance.files import CaseVerdict, Judge
 from agent.model.cpu.policies import Strategy
 from agent.model.devices import device_object
 from agent.model.devices.device_allocation import (
@@ -57,6 +46,17 @@ from agent.model.pod.device_request import (
 )
 from agent.model.pod.resource_request import InitRequests, pod_total
 from agent.model.quantities import Quantity, milli, whole
+from conformance.device_differences import (
+    CORE_OF_SEVERAL,
+    DIFFERENCES,
+    FRACTIONS_ADD_UP,
+    GPU,
+    HEALTHY_ALONE,
+    UNEVEN_SHARES,
+    DeviceCase,
+    declared,
+)
+from conformance.files import CaseVerdict, Judge
 
 
 def judge_request(case: dict[str, Any]) -> CaseVerdict:

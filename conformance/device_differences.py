@@ -11,7 +11,6 @@ import msgspec
 from agent.allocate.devices.allocation import partners
 from agent.allocate.devices.inventory import NodeDevices, device_score, summed
 from agent.allocate.devices.need import Need, allowed_devices, need_of, selected
-from agent.conformance.files import Difference
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import (
@@ -23,6 +22,7 @@ from agent.model.devices.device_allocation import (
 from agent.model.devices.device_object import DeviceType
 from agent.model.nrt.node_status import GPU_CORE
 from agent.model.pod.device_request import FULL, DeviceRequest, RequestFault
+from conformance.files import Difference
 
 UNEVEN_SHARES: Final = Difference(
     "uneven-shares",
