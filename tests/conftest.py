@@ -122,6 +122,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 _CPU: Final = "cpu seconds"
+_MODULES: Final = 20
 _cpu_seconds = 0.0
 
 
@@ -148,18 +149,21 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints the "summary" properties of tests, and the time and CPU time of each suite (a folder
-    below tests/)."""
+    below tests/) and of the modules that compute longest."""
     seconds: Counter[str] = Counter()
     cpu_seconds: Counter[str] = Counter()
+    of_module: Counter[str] = Counter()
     summaries: list[str] = []
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                suite = "/".join(report.nodeid.partition("::")[0].split("/")[:2])
+                module = report.nodeid.partition("::")[0]
+                suite = "/".join(module.split("/")[:2])
                 seconds[suite] += report.duration
                 for name, value in report.user_properties:
                     if name == _CPU:
                         cpu_seconds[suite] += float(str(value))
+                        of_module[module] += float(str(value))
                     elif name == "summary" and report.when == "call":
                         summaries.append(str(value))
     for summary in summaries:
@@ -168,3 +172,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("suites: time, and CPU time with that of ended children")
     for suite, each in sorted(seconds.items()):
         terminalreporter.write_line(f"{each:7.1f} s {cpu_seconds[suite]:7.1f} s  {suite}")
+    terminalreporter.section("modules with the most CPU time")
+    for module, each in of_module.most_common(_MODULES):
+        terminalreporter.write_line(f"{each:7.1f} s  {module}")
