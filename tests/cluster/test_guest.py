@@ -20,6 +20,7 @@ ON_GUEST: dict[str, Any] = {"node": GUEST, "hostNetwork": True}
 """Without a pod network, whose plugins take seconds each on the guest."""
 
 
+@pytest.mark.long
 def test_owner_gets_a_numa_node_and_releases_it(with_guest: Cluster) -> None:
     cluster = with_guest
     cluster.create(
