@@ -149,7 +149,12 @@ class Node:
     def containers(self) -> str:
         """The runtime's list of containers, in JSON."""
         return self.machine.run(
-            "crictl", f"--runtime-endpoint={RUNTIME}", "ps", "--all", "--output=json"
+            "crictl",
+            "--timeout=60s",
+            f"--runtime-endpoint={RUNTIME}",
+            "ps",
+            "--all",
+            "--output=json",
         )
 
     def _kubelet_configuration(self) -> dict[str, Any]:

@@ -59,7 +59,13 @@ def services(host: SystemdHost) -> list[str]:
 
 def container(host: SystemdHost, name: str) -> str:
     """The id of the container `main` of a pod."""
-    words = ("crictl", f"--runtime-endpoint={units.ENDPOINT}", "ps", "--output=json")
+    words = (
+        "crictl",
+        "--timeout=60s",
+        f"--runtime-endpoint={units.ENDPOINT}",
+        "ps",
+        "--output=json",
+    )
     found = json.loads(host.run(*words))["containers"]
     (only,) = (each["id"] for each in found if each["labels"]["io.kubernetes.pod.name"] == name)
     return str(only)

@@ -229,7 +229,9 @@ class SystemdHost:
 
     def running(self) -> dict[str, str]:
         """The ids of the running containers, by name."""
-        listed = self.run("crictl", f"--runtime-endpoint={RUNTIME}", "ps", "--output=json")
+        listed = self.run(
+            "crictl", "--timeout=60s", f"--runtime-endpoint={RUNTIME}", "ps", "--output=json"
+        )
         containers = json.loads(listed).get("containers") or ()
         return {each["metadata"]["name"]: each["id"] for each in containers}
 
