@@ -67,7 +67,6 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
         "model.settings.frontends",
         "model.settings.scheduler",
     ),
-    "model/test_other_versions.py": ("cgroup.journal", "model.snapshot"),
     "node/test_devices.py": ("discover.sysfs_devices", "node.gpus"),
     "node/test_kubelet_process.py": ("host.processes",),
     "node/test_modes.py": ("host.files", "host.listener", "host.locks"),

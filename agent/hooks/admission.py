@@ -105,7 +105,7 @@ class Admission:
         pod, snapshot = sandbox.pod, self._snapshots.current()
         if sandbox.notified is None:
             sandbox.notified = self.pod_announced(pod)
-        if not sandbox.notified or snapshot is None or snapshot.announced is None:
+        if not sandbox.notified or snapshot is None:
             return UNCHANGED
         if pod.uid in snapshot.announced or all(owner.uid == pod.uid for owner in snapshot.owners):
             return UNCHANGED

@@ -69,7 +69,7 @@ class Resized(msgspec.Struct, frozen=True, tag="resized"):
     """The runtime changed a container; `requested`: by its caller, before the frontend's change."""
 
     container_id: str
-    requested: RequestedResources = msgspec.field(name="asked")
+    requested: RequestedResources
 
 
 class Created(msgspec.Struct, frozen=True, tag="created"):
@@ -77,7 +77,7 @@ class Created(msgspec.Struct, frozen=True, tag="created"):
     fields of CgroupLimits that the frontend did not change."""
 
     container_id: str
-    requested: RequestedResources = msgspec.field(name="asked")
+    requested: RequestedResources
     kept: tuple[str, ...] = ()
 
 

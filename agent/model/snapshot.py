@@ -6,9 +6,10 @@ Topolet does not manage."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -123,6 +124,9 @@ CpuPolicy: TypeAlias = Literal["none", "static", "dynamic"]
 
 FILE: Final = "snapshot.json"
 """In the state folder."""
+VERSION: Final = 1
+"""The version of the file's format, which a change increases that an agent or a frontend of another
+version would misunderstand. It is the file's first field."""
 MAX_BYTES: Final = 16 << 20
 """A reader accepts no larger snapshot. 4,000 pods with 4,000 containers fit: the agent bounds what
 each adds (`model.bounds`)."""
@@ -178,7 +182,7 @@ class LocalOwner(msgspec.Struct, frozen=True, omit_defaults=True):
     original: str = ""
 
 
-class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="version", tag=VERSION):
     """The agent's decisions at one moment.
 
     `listed_at` (CLOCK_MONOTONIC, nanoseconds) is when the agent began to list the runtime's
@@ -186,7 +190,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     generation: int
-    listed_at: int = msgspec.field(name="looked_at")
+    listed_at: int
     boot_id: str
     kubelet_static: bool
     ls_pools: tuple[Pool, ...]
@@ -202,9 +206,9 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     cpu_policy: CpuPolicy = "none"
     local_owners: tuple[LocalOwner, ...] = ()
     """Their pods are in `owners` too."""
-    announced: tuple[str, ...] | None = None
+    announced: tuple[str, ...] = ()
     """The uids of announced pods whose cgroup has the right CPUs: the runtime may create their
-    sandbox. None: the agent's version does not set it."""
+    sandbox."""
     devices: NodeVisibility | None = None
     """None: the agent does not decide about device visibility."""
 
@@ -225,14 +229,25 @@ def _cpuset(kind: type, value: object) -> CpuSet:
     return CpuSet.parse(value)
 
 
+class _Versioned(msgspec.Struct):
+    version: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
 _decoder = msgspec.json.Decoder(Snapshot, dec_hook=_cpuset)
+_version_decoder = msgspec.json.Decoder(_Versioned)
 
 
 def decode(text: bytes) -> Snapshot:
-    """Raises SnapshotError."""
+    """Raises SnapshotError, also for a snapshot of another version."""
     try:
         return bounds.decode(_decoder, text)
     except JsonError as error:
+        with contextlib.suppress(JsonError):
+            version = bounds.decode(_version_decoder, text).version
+            if version != VERSION:
+                raise SnapshotError(
+                    f"snapshot: has the version {version}, and only version {VERSION} can be read"
+                ) from None
         raise SnapshotError(f"snapshot: {error}") from None
 
 

@@ -73,7 +73,7 @@ def test_values_of_other_files_are_stored_with_the_cpuset(tmp_path: Path) -> Non
     assert (last.originals, last.values) == ({}, {("/a", "memory.max"): MEMORY})
 
 
-def test_a_journal_without_values_of_other_files_is_read(tmp_path: Path) -> None:
+def test_a_journal_of_cpusets_alone_is_read(tmp_path: Path) -> None:
     (tmp_path / "j").write_text(
         '{"group":"/a","cpus":"0-3"}\n{"group":"/b","cpus":"","note":"inherited"}\n'
     )
@@ -82,10 +82,21 @@ def test_a_journal_without_values_of_other_files_is_read(tmp_path: Path) -> None
     assert journal.problems == ()
 
 
-def test_unknown_fields_of_a_later_version_are_read(tmp_path: Path) -> None:
-    (tmp_path / "j").write_text('{"group":"/a","cpus":"0-3","later":[1]}\n')
+def test_every_line_that_can_be_read_counts(tmp_path: Path) -> None:
+    """With fields that are unknown, lines of another form, and a torn one."""
+    lines = (
+        '{"group":"/a","cpus":"0-3","later":[1]}',
+        '{"group":"/a","file":"cpu.max","value":"max 100000","later":1}',
+        '{"later":{"group":"/c"}}',
+        '{"group":"/d","cpus":["0-3"]}',
+        '{"group":"/e","cp',
+    )
+    (tmp_path / "j").write_text("\n".join(lines[:2]) + "\n")
+    assert Journal(tmp_path / "j").problems == ()
+    (tmp_path / "j").write_text("\n".join(lines))
     journal = Journal(tmp_path / "j")
-    assert (journal.originals, journal.problems) == ({"/a": A}, ())
+    assert (journal.originals, list(journal.values.values())) == ({"/a": A}, [QUOTA])
+    assert "3 lines unreadable" in "; ".join(journal.problems)
 
 
 @pytest.mark.parametrize(

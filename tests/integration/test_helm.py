@@ -1,19 +1,18 @@
-"""The chart on a real API server: installed, upgraded from the manifests before it, rolled back and
+"""The chart on a real API server: installed, also over the manifests of kustomize, rolled back and
 removed. Controllers of Kubernetes run, but no pods."""
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from tests.deploy import chart
+from tests.deploy.manifests import kustomized
 from tests.integration import deployed
 from tests.integration.apiserver import server as apiservers
 from tests.integration.apiserver.commands import controllers
@@ -30,8 +29,6 @@ from tests.waiting import eventually
 
 Object = dict[str, Any]
 
-EARLIER = Path(__file__).parents[1] / "data" / "deploy" / "release-before.yaml.gz"
-"""`kubectl kustomize` of the overlays scheduler and webhook of the release before the chart."""
 EVERYTHING: Object = {
     "scheduler": {"enabled": True, "evict": True},
     "webhook": {"enabled": True},
@@ -147,16 +144,18 @@ def test_an_upgrade_keeps_the_certificates(cluster: Cluster) -> None:
     assert hooks[0]["clientConfig"]["caBundle"] == third[secrets[1]]["data"]["ca.crt"]
 
 
-def test_the_manifests_of_the_release_before_are_taken_over(cluster: Cluster) -> None:
+def test_the_manifests_of_kustomize_are_taken_over(cluster: Cluster) -> None:
     check_take_over(cluster, "--take-ownership", "--force-conflicts")
 
 
 def check_take_over(cluster: Cluster, *flags: str) -> None:
     """All objects of the manifests that the chart has become the release's; no others are left, and
     the CRDs do not change."""
-    text = gzip.decompress(EARLIER.read_bytes()).decode()
-    earlier = deployed.served(cluster.server, yaml.safe_load_all(text))
-    deployed.apply(cluster.api, earlier)
+    folder = cluster.server.folder
+    overlays = (kustomized(each, folder) for each in ("scheduler", "webhook"))
+    bodies = {name_of(body): body for overlay in overlays for body in overlay}
+    applied = deployed.served(cluster.server, bodies.values())
+    deployed.apply(cluster.api, applied)
     eventually("the policies are in force", cluster.policies_refuse)
     definitions = [cluster.definition(each) for each in (DEVICES, TOPOLOGIES, REBINDS)]
     values = {"scheduler": {"enabled": True}, "webhook": {"enabled": True}}
@@ -167,7 +166,7 @@ def check_take_over(cluster: Cluster, *flags: str) -> None:
     assert cluster.policies_refuse()
     found = cluster.objects()
     chart_names = {name_of(each) for each in chart.rendered(cluster.server.folder, values)}
-    other_names = {name_of(each) for each in earlier} - chart_names
+    other_names = {name_of(each) for each in applied} - chart_names
     assert other_names == {f"Namespace//{NAMESPACE}"}
     for name in chart_names & set(found):
         if not name.startswith("CustomResourceDefinition"):

@@ -31,7 +31,6 @@ from tests.waiting import eventually
 
 Object = dict[str, Any]
 
-EARLIER = Path(__file__).parents[1] / "deploy" / "with_parameters.yaml"
 PLAIN, LABELLED = "plain", "labelled"
 NAMESPACE = "topolet-system"
 CPUS = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"0-3"}'}
@@ -146,17 +145,6 @@ class Cluster:
         body["metadata"]["annotations"] = CPUS
         return self._refuses(f"{PLAIN}/pods", body, who, "may not set")
 
-    def accepts_pods(self) -> bool:
-        """Whether the API server accepts a pod without keys of Topolet."""
-        try:
-            path = f"/api/v1/namespaces/{PLAIN}/pods?dryRun=All"
-            self.api.request("POST", path, other_pods.pod("p"))
-        except RefusedError as refused:
-            if "parameterNotFoundAction" not in str(refused):
-                raise
-            return False
-        return True
-
     def refuses_binding(self, who: Who) -> bool:
         """Whether the policies refuse a Binding in the labelled namespace."""
         return self._refuses(
@@ -196,10 +184,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def running_pods(cluster: Cluster) -> Iterator[OtherPods]:
     with cluster.with_other_pods(cluster.remove) as made:
         yield made
-
-
-def earlier_policies(server: ApiServer) -> list[Object]:
-    return deployed.served(server, yaml.safe_load_all(EARLIER.read_text()))
 
 
 @pytest.mark.long
@@ -242,7 +226,6 @@ def part(body: Object) -> str:
 
 
 _PARTS_BY_WORD = {
-    "policy": "policy",
     "agent": "agent",
     "scheduler": "scheduler",
     "webhook": "webhook",
@@ -252,10 +235,8 @@ _PARTS_BY_WORD = {
 
 @functools.cache
 def all_parts(cluster: Cluster) -> dict[str, list[Object]]:
-    """All objects, and the ConfigMap of an earlier version."""
     folders = [cluster.folder(f"overlays/{each}") for each in OVERLAYS]
     bodies = [body for each in folders for body in kustomized_folder(each, cluster.home)]
-    bodies += [each for each in earlier_policies(cluster.server) if each["kind"] == "ConfigMap"]
     found: dict[str, list[Object]] = {}
     for each in {path_of(body): body for body in bodies}.values():
         found.setdefault(part(each), []).append(each)
@@ -270,7 +251,6 @@ PARTS = [
     "Namespace",
     "ValidatingWebhookConfiguration",
     "agent",
-    "policy",
     "scheduler",
     "webhook",
 ]
@@ -320,36 +300,6 @@ def test_in_another_namespace_the_policies_use_its_accounts(
     cluster.delete("namespace", "elsewhere")
     running_pods.wait_for_rounds()
     assert cluster.refuses(ALICE)
-
-
-APPLY_FLAGS = ((), ("--server-side", "--force-conflicts"))
-"""The flags of `kubectl apply`."""
-
-
-@pytest.mark.parametrize("then", APPLY_FLAGS)
-@pytest.mark.parametrize("earlier", APPLY_FLAGS)
-def test_an_upgrade_removes_parameters(
-    cluster: Cluster, earlier: tuple[str, ...], then: tuple[str, ...], tmp_path: Path
-) -> None:
-    """With any flags of both versions, and although the earlier policies refuse all pods."""
-    cluster.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    before = tmp_path / "earlier.yaml"
-    before.write_text(yaml.safe_dump_all(earlier_policies(cluster.server)))
-    cluster.kubectl("apply", *earlier, "-f", str(before))
-    cluster.delete("configmap", "topolet-policy", f"--namespace={NAMESPACE}")
-    eventually("every pod is refused", lambda: not cluster.accepts_pods())
-    policies = str(cluster.folder("policies"))
-    cluster.kubectl("apply", *then, "-k", policies)
-    eventually("pods are accepted", cluster.accepts_pods)
-    cluster.wait_for_policies(NAMESPACE)
-    kinds = ["validatingadmissionpolicy"]
-    if deployed.serves_mutating_policies(cluster.server):
-        kinds.append("mutatingadmissionpolicy")
-    for kind in kinds:
-        stored = yaml.safe_load(cluster.kubectl("get", kind, "-o", "yaml"))
-        assert stored["items"]
-        assert not [each for each in stored["items"] if "paramKind" in each["spec"]]
-    cluster.delete("-k", policies)
 
 
 def test_before_1_36_kubectl_names_the_kinds_it_skips(cluster: Cluster) -> None:

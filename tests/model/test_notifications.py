@@ -61,14 +61,8 @@ def test_any_bytes_are_a_notification_or_refused(datagram: bytes) -> None:
         assert decode(datagram) is not None
 
 
-def test_fields_of_a_later_version_are_ignored() -> None:
+def test_unknown_fields_are_ignored() -> None:
     assert decode(b'{"type":"look","since":1}') == SnapshotRequest()
-
-
-def test_names_on_the_wire_are_those_of_earlier_versions() -> None:
-    assert encode(Created("c", RequestedResources("0-1"))) == (
-        b'{"type":"created","container_id":"c","asked":{"cpuset":"0-1"},"kept":[]}'
-    )
 
 
 def test_an_error_does_not_quote_the_datagram() -> None:

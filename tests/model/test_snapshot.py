@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import json
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +24,8 @@ from agent.model.snapshot import (
     parse_patterns,
     pool_cpus,
 )
+
+LS_POD = PodWanted("ns/p", QoS.LS, Wanted("0-3"))
 
 text = st.text(st.characters(codec="utf-8"), max_size=12)
 cpusets = st.frozensets(st.integers(0, 200), min_size=1, max_size=9).map(lambda c: str(CpuSet(c)))
@@ -56,9 +62,35 @@ full = st.builds(
 )
 
 
-def test_names_in_the_file_are_those_of_earlier_versions() -> None:
-    snapshot = Snapshot(1, 2, "boot", False, (), (), (), {}, {})
-    assert snapshots.encode(snapshot).startswith(b'{"generation":1,"looked_at":2,"boot_id":"boot"')
+def encoded() -> dict[str, Any]:
+    snapshot = Snapshot(5, 7, "boot", False, (), (), (), {"u": LS_POD}, {"c": Wanted("1")})
+    fields: dict[str, Any] = json.loads(snapshots.encode(snapshot))
+    return fields
+
+
+def test_a_snapshot_of_an_unknown_version_is_refused() -> None:
+    """Also if its other fields have other types."""
+    later = {**encoded(), "version": 2}
+    assert next(iter(later)) == "version"
+    for text in (later, {"version": 2}, {**later, "pods": []}):
+        with pytest.raises(SnapshotError) as raised:
+            snapshots.decode(json.dumps(text).encode())
+        assert str(raised.value) == "snapshot: has the version 2, and only version 1 can be read"
+
+
+def test_unknown_fields_of_a_snapshot_are_ignored() -> None:
+    pods = {"u": {**encoded()["pods"]["u"], "later": {}}}
+    text = json.dumps({**encoded(), "later": [1], "pods": pods}).encode()
+    assert snapshots.decode(text).pods == {"u": LS_POD}
+
+
+@pytest.mark.parametrize("field", sorted(encoded()))
+def test_a_snapshot_with_a_foreign_value_is_read_or_refused(field: str) -> None:
+    """Without one of its fields, or with one of another type."""
+    without = {name: value for name, value in encoded().items() if name != field}
+    for other in (without, {**encoded(), field: {"later": 1}}, {**encoded(), field: "later"}):
+        with contextlib.suppress(SnapshotError):
+            assert snapshots.decode(json.dumps(other).encode()).boot_id in ("boot", "later")
 
 
 @given(full)
@@ -83,6 +115,7 @@ def test_a_truncated_snapshot_is_a_snapshot_error(snapshot: Snapshot, data: st.D
         (b'{"boot_id":"\xff"}', "is not JSON"),
         (b'{"more":' + b"[" * 100_000, "is not JSON"),
         (b'{"generation":"1"}', "generation"),
+        (b'{"version":99999999999999999999}', "version"),
         (b"{}", "missing required field `generation`"),
     ],
 )

@@ -41,7 +41,6 @@ OWNED = msgspec.structs.replace(
     owners=(Owner("own", "ns/own", QoS.LSE, "1"),),
     pods={"own": PodWanted("ns/own", QoS.LSE, Wanted("1", exclusive=True))},
     containers={"c-own": Wanted("1", exclusive=True), "c-kubelet": Wanted()},
-    announced=(),
 )
 """The LSE pod `own` owns CPU 1 of 4."""
 

@@ -73,11 +73,10 @@ def test_sandbox_waits_until_its_pod_has_no_cpu_of_an_owner(harness: GateHarness
     ("snapshot", "uid"),
     [
         (None, "p"),
-        (msgspec.structs.replace(EMPTY, announced=()), "p"),
+        (EMPTY, "p"),
         (OWNED, "own"),
-        (msgspec.structs.replace(OWNED, announced=None), "p"),
     ],
-    ids=["no-snapshot", "no-owner", "owner-itself", "agent-of-the-previous-version"],
+    ids=["no-snapshot", "no-owner", "owner-itself"],
 )
 def test_sandbox_waits_only_for_other_pods_that_own_cpus(
     harness: GateHarness, snapshot: Snapshot | None, uid: str
