@@ -30,5 +30,4 @@ COMMANDS: Final = {
     "check-release": "check that the parts of a release are Ready, as helm test does",
     "config": "check a file of options, or the settings in values of the chart",
     "completion": "print the completion of all commands for bash or zsh",
-    "man": "print the manual page topolet(1)",
 }

@@ -136,50 +136,6 @@ def description(field: msgspec.inspect.Field) -> str:
     return ""
 
 
-class Argument(msgspec.Struct, frozen=True):
-    """An argument of a subcommand. `flags`: none for a positional argument. `values`: the values
-    that it may have, none if any is possible. `metavar`: empty for a flag without a value. `text`:
-    its help."""
-
-    flags: tuple[str, ...]
-    values: tuple[str, ...] = ()
-    metavar: str = ""
-    text: str = ""
-
-
-class Arguments:
-    """Takes the place of the parser in a subcommand's `add_arguments`, to list its arguments."""
-
-    def __init__(self) -> None:
-        self.found: list[Argument] = []
-
-    def add_argument(self, *names: str, **keywords: Any) -> None:
-        import argparse
-
-        flags = tuple(each for each in names if each.startswith("-"))
-        choices, text = keywords.get("choices"), keywords.get("help") or ""
-        metavar = str(keywords.get("metavar") or (names[-1].strip("-").upper()))
-        if str(keywords.get("action", "store")).startswith("store_"):
-            metavar = ""
-        values = tuple(choices) if choices else ()
-        if not values and "|" in metavar:
-            values = tuple(metavar.split("|"))
-        text = "" if text == argparse.SUPPRESS else text
-        self.found.append(Argument(flags, values, metavar, text))
-
-    def add_argument_group(self, *_: object) -> Arguments:
-        return self
-
-
-def arguments_of(command: str) -> list[Argument]:
-    """The arguments of a subcommand."""
-    import importlib
-
-    found = Arguments()
-    importlib.import_module(f"agent.cli.{command.replace('-', '_')}").add_arguments(found)
-    return found.found
-
-
 def default(field: msgspec.inspect.Field) -> str:
     """The default as it is written in a file."""
     if field.default == "":

@@ -27,8 +27,8 @@ def completed(bash: Path, *command_line: str, folder: Path | None = None) -> lis
     """The completions of bash for the last word."""
     line = " ".join(map(shlex.quote, command_line))
     program = (
-        f". {bash}; COMP_WORDS=({line}); COMP_CWORD={len(command_line) - 1}; _topolet; "
-        'printf "%s\\n" "${COMPREPLY[@]}"'
+        f". {bash}; COMP_WORDS=({line}); COMP_CWORD={len(command_line) - 1}; "
+        '_shtab_topolet; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     done = subprocess.run(
         ["bash", "-c", program], capture_output=True, text=True, check=True, cwd=folder
@@ -53,14 +53,15 @@ def test_flags_of_a_command(bash: Path) -> None:
 
 def test_values_of_a_flag(bash: Path) -> None:
     assert completed(bash, "topolet", "agent", "--cpu-policy", "s") == ["static"]
-    assert completed(bash, "topolet", "agent", "--cpu-policy", "=", "dy") == ["dynamic"]
+    assert completed(bash, "topolet", "agent", "--devices", "") == ["true", "false"]
     assert completed(bash, "topolet", "doctor", "-o", "") == ["text", "json"]
     assert completed(bash, "topolet", "completion", "z") == ["zsh"]
 
 
 def test_files(bash: Path, tmp_path: Path) -> None:
     (tmp_path / "some.toml").touch()
-    assert completed(bash, "topolet", "agent", "--config", "so", folder=tmp_path) == ["some.toml"]
+    for words in (("agent", "--config"), ("config", "check")):
+        assert completed(bash, "topolet", *words, "so", folder=tmp_path) == ["some.toml"]
 
 
 def test_zsh(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -69,9 +70,8 @@ def test_zsh(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert path.read_text().startswith("#compdef topolet\n")
     if shutil.which("zsh") is None:
         pytest.skip("zsh is missing")
-    program = (
-        f"compdef() {{ :; }}; compadd() {{ shift; print -l -- $@; }}; source {path}; "
-        "words=(topolet agent --cpu-policy ''); CURRENT=4; _topolet"
+    program = 'compdef() { :; }; eval "$(< $1)"; print -l -- "${_shtab_topolet_agent_options[@]}"'
+    done = subprocess.run(
+        ["zsh", "-fc", program, "zsh", str(path)], capture_output=True, text=True, check=True
     )
-    done = subprocess.run(["zsh", "-fc", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["dynamic", "none", "static"]
+    assert ":dynamic|none|static:(dynamic none static)" in done.stdout

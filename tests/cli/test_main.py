@@ -7,6 +7,7 @@ import importlib
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -179,9 +180,10 @@ def test_the_usual_arguments_of_a_proxy_are_plain() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_usage_names_every_positional_argument(command: str) -> None:
     module = importlib.import_module(f"agent.cli.{command.replace('-', '_')}")
-    usage = parser_of(command, module).usage or ""
-    positional = [each for each in options.arguments_of(command) if not each.flags]
-    assert [each.metavar for each in positional if each.metavar not in usage] == []
+    parser = parser_of(command, module)
+    positional = [each for each in parser._actions if not each.option_strings]
+    shown = [str(each.metavar or each.dest.upper()) for each in positional]
+    assert [each for each in shown if each not in (parser.usage or "")] == []
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_help_has_the_width_of_the_variable_columns(
 
 
 @pytest.mark.parametrize(
-    "words", [["completion", "bash"], ["completion", "zsh"], ["man"], ["agent", "--help"]]
+    "words", [["completion", "bash"], ["completion", "zsh"], ["agent", "--help"]]
 )
 def test_a_reader_that_closes_early_is_no_error(words: list[str]) -> None:
     reading, writing = os.pipe()
@@ -240,3 +242,7 @@ def test_a_reader_that_closes_early_is_no_error(words: list[str]) -> None:
             timeout=60,
         )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_python_m_agent_is_the_command_and_has_a_version() -> None:
+    assert topolet("--version").stdout == f"topolet {metadata.version('topolet')}\n"
