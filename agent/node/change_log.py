@@ -158,7 +158,7 @@ class ChangeRecorder:
         """Exports, by source, the number of containers on other CPUs than it names. The log has the
         reasons, as refused claims, shortfalls and failed writes."""
         for source in CpuSource:
-            self._metrics.differing_cpus.labels(source.value).set(numbers.get(source, 0))
+            self._metrics.differing_cpus.set(numbers.get(source, 0), source.value)
 
     def unallocated(self, pods: tuple[Unallocated, ...]) -> None:
         """Logs LSE and LSR pods to which nobody allocated CPUs."""
@@ -185,7 +185,7 @@ class ChangeRecorder:
         """Logs what was written to cpusets (`outcomes`) and other files (`others`). `titles`: by
         group. Returns the failures as texts, without refused limits."""
         for change in (each for of in outcomes for each in of.having(WriteState.WRITTEN)):
-            self._metrics.cgroup_writes.labels("written").inc()
+            self._metrics.cgroup_writes.inc("written")
             title = titles[change.group]
             log.info("%s: cpuset %s -> %s", title, change.old, change.new, extra=of_title(title))
         failures = {
@@ -194,7 +194,7 @@ class ChangeRecorder:
             for change in outcome.having(WriteState.FAILED)
         }
         for value in others.having(WriteState.WRITTEN):
-            self._metrics.cgroup_writes.labels("written").inc()
+            self._metrics.cgroup_writes.inc("written")
             title, text = titles[value.group], f"{value.file} {value.old} -> {value.new}"
             log.info("%s: %s", title, text, extra=of_title(title))
         failures |= {
@@ -205,7 +205,7 @@ class ChangeRecorder:
         errors = {others.journal_error, *(outcome.journal_error for outcome in outcomes)}
         failures |= {f"journal {error}": error for error in errors if error is not None}
         for key in sorted(failures.keys() - self._failed):
-            self._metrics.cgroup_writes.labels("failed").inc()
+            self._metrics.cgroup_writes.inc("failed")
             log.error("not set: %s", failures[key])
         self._failed = frozenset(failures)
         return [failures[key] for key in sorted(failures)]

@@ -102,16 +102,10 @@ class ClusterView:
             if self._outbox is not None:
                 objects.reachability.listen(self._outbox.server_available)
             objects.repaired = self._repaired
-            results = metrics.events
-            self.events = objects.recorder(
-                EVENT_CONTROLLER,
-                EVENT_ACTION,
-                lambda result: results.labels(result).inc(),
-            )
+            self.events = objects.recorder(EVENT_CONTROLLER, EVENT_ACTION, metrics.events.inc)
         self.news = threading.Event()
         self._watches = ClusterWatches(objects, node_name, self._changed)
-        metrics.cluster_problems.set_function(lambda: len(self.problems()))
-        metrics.follow(self._watches.ages_seconds)
+        metrics.follow(self._watches.ages_seconds, lambda: len(self.problems()))
 
     def now(self) -> ClusterState:
         """The current state."""

@@ -179,8 +179,8 @@ class _Agent:
         self.metrics = AgentMetrics()
         health = self.health = Health(settings.period_seconds)
         self.metrics.follow_passes(lambda: not health.problem(), health.snapshot_age_seconds)
-        by_source = self.metrics.source_problems.labels
-        self.sources = Sources(lambda name, number: by_source(name).set(number), settings.root)
+        problems = self.metrics.source_problems
+        self.sources = Sources(lambda name, number: problems.set(number, name), settings.root)
         if lock_problem := visibility_policy.isolation.problem:
             self.sources.report(SourceName.LOCK_FOLDER, [lock_problem])
         self.notification_socket = NotificationSocket(str(state / notifications.SOCKET))

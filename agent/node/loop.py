@@ -163,7 +163,7 @@ class PassLoop:
     def _prepare(self, triggers: Set[Trigger]) -> None:
         """Refreshes the sources that a trigger concerns, and reads the settings again."""
         for each in triggers:
-            self._metrics.triggers.labels(each.value).inc()
+            self._metrics.triggers.inc(each.value)
         if self._devices is not None and Trigger.HOTPLUG in triggers:
             self._devices.rescan()
         if triggers & _PODS_CHANGED:
@@ -201,7 +201,7 @@ class PassLoop:
                 log.exception("the pass failed")
         else:
             self._metrics.pass_seconds.observe(time.monotonic() - start)
-        self._metrics.passes.labels("failed" if error else "succeeded").inc()
+        self._metrics.passes.inc("failed" if error else "succeeded")
         self._health.end(error)
         if error:
             self._reconciler.failed(error)

@@ -180,11 +180,11 @@ class Outbox:
         if self.problem.clear():
             log.info("reports are delivered again")
         self._succeeded()
-        self._metrics.reports.labels("written" if written else "unchanged").inc()
+        self._metrics.reports.inc("written" if written else "unchanged")
         self._checked = self._clock()
 
     def _failed(self, error: StoreError) -> None:
-        self._metrics.reports.labels("failed").inc()
+        self._metrics.reports.inc("failed")
         retry_after_seconds = error.retry_after_seconds if isinstance(error, KubeError) else None
         with self._changed:
             self.problem.report(str(error))

@@ -174,7 +174,7 @@ class Reconciler:
         for notification in notifications:
             self._notified = True
             kind = type(notification).__struct_config__.tag
-            self._reporter.metrics.notifications.labels(kind).inc()
+            self._reporter.metrics.notifications.inc(str(kind))
             if isinstance(notification, PodAnnounced):
                 self._announced.add(notification, time.monotonic(), time.time_ns())
             elif isinstance(notification, PodFailed):

@@ -26,15 +26,8 @@ from agent.proxy.gate import CpusetGate
 from agent.proxy.own_socket import CHECK_SECONDS, OwnSocket
 from agent.relay.server import RelayServer
 from agent.telemetry.audit import Trail
-from agent.telemetry.frontend_metrics import (
-    FrontendMetrics,
-    Histogram,
-    Histograms,
-    Metric,
-    render,
-    serve_pages,
-    single,
-)
+from agent.telemetry.exposition import Histogram, Histograms, Metric, render, single
+from agent.telemetry.frontend_metrics import FrontendMetrics, serve_pages
 from agent.telemetry.series import BUILD_INFO, Declarations
 
 log = logging.getLogger(__name__)

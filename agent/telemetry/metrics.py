@@ -4,22 +4,9 @@ as the devices do."""
 from __future__ import annotations
 
 import enum
-from collections import Counter as Counted
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
-
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import Device, DeviceType
@@ -27,7 +14,17 @@ from agent.model.devices.gpu_users import GpuUse
 from agent.model.devices.gpus import GpuReading
 from agent.model.nrt.node_status import GPU_MEMORY
 from agent.model.snapshot import Owner, Pool
-from agent.telemetry.series import BUILD_INFO, Declarations, Series, build_labels
+from agent.telemetry.exposition import (
+    Histogram,
+    Histograms,
+    Labels,
+    Metric,
+    Numbers,
+    process_metrics,
+    render,
+    single,
+)
+from agent.telemetry.series import BUILD_INFO, Declarations, build_labels
 
 _AGENT: Final = Declarations("topolet")
 _PASSES: Final = _AGENT.counter(
@@ -207,30 +204,14 @@ class ForeignChange(enum.StrEnum):
     NODE = "Node"
 
 
-def _counter(series: Series, registry: CollectorRegistry) -> Counter:
-    return Counter(series.name, series.text, series.labels, registry=registry)
-
-
-def _gauge(series: Series, registry: CollectorRegistry) -> Gauge:
-    return Gauge(series.name, series.text, series.labels, registry=registry)
-
-
-_Family = GaugeMetricFamily | CounterMetricFamily
-
-
-def _family(series: Series) -> _Family:
-    kind = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
-    return kind(series.name, series.text, labels=series.labels)
-
-
 def pod_labels(title: str) -> tuple[str, str]:
     """Namespace and name, as kube-state-metrics has them."""
     namespace, _, name = title.partition("/")
     return namespace, name
 
 
-class DeviceMetrics(Collector):
-    """Exports the last known devices and readings."""
+class DeviceMetrics:
+    """The last known devices and readings."""
 
     def __init__(self) -> None:
         self._devices: tuple[Device, ...] = ()
@@ -252,112 +233,117 @@ class DeviceMetrics(Collector):
         self._devices, self._readings, self._users = devices, readings, users
         self._missing, self._fault = missing, fault
 
-    def collect(self) -> Iterable[_Family]:
-        healthy = _family(_DEVICE_HEALTHY)
-        for device in self._devices:
-            labels = [device.type, device.uuid, str(device.minor)]
-            healthy.add_metric(labels, int(device.healthy))
-        families = [healthy, *self._faults()]
-        if any(each.type == DeviceType.GPU for each in self._devices):
-            families += [*self._cards(), *self._used()]
-        return families
-
-    def _faults(self) -> Iterable[_Family]:
+    def values(self) -> list[Metric]:
+        health: dict[Labels, float] = {
+            (device.type, device.uuid, str(device.minor)): int(device.healthy)
+            for device in self._devices
+        }
+        metrics = [Metric(_DEVICE_HEALTHY, health)]
         if self._missing:
-            missing = _family(_GPU_MISSING)
-            for bus in self._missing:
-                missing.add_metric([bus], 1)
-            yield missing
+            metrics.append(Metric(_GPU_MISSING, {(bus,): 1 for bus in self._missing}))
         if self._fault:
-            fault = _family(_GPU_DRIVER_FAULT)
-            fault.add_metric([self._fault], 1)
-            yield fault
+            metrics.append(Metric(_GPU_DRIVER_FAULT, {(self._fault,): 1}))
+        if any(device.type == DeviceType.GPU for device in self._devices):
+            metrics += [*self._cards(), *self._used()]
+        return metrics
 
-    def _cards(self) -> Iterable[_Family]:
-        total = _family(_GPU_MEMORY)
-        minors = {}
-        for device in self._devices:
-            if device.type == DeviceType.GPU:
-                minors[device.uuid] = str(device.minor)
-                if (memory := device.resources.get(GPU_MEMORY)) is not None:
-                    total.add_metric([device.uuid, str(device.minor)], memory)
-        yield total
+    def _cards(self) -> Iterable[Metric]:
+        gpus = [device for device in self._devices if device.type == DeviceType.GPU]
+        minors = {gpu.uuid: str(gpu.minor) for gpu in gpus}
+        yield Metric(
+            _GPU_MEMORY,
+            {
+                (gpu.uuid, str(gpu.minor)): memory
+                for gpu in gpus
+                if (memory := gpu.resources.get(GPU_MEMORY)) is not None
+            },
+        )
         for series, field, scale in _READINGS:
-            family = _family(series)
+            values: dict[Labels, float] = {}
             for reading in self._readings:
                 value = getattr(reading, field)
                 if value is not None and reading.uuid in minors:
-                    family.add_metric([reading.uuid, minors[reading.uuid]], value * scale)
-            yield family
+                    values[reading.uuid, minors[reading.uuid]] = value * scale
+            yield Metric(series, values)
 
-    def _used(self) -> Iterable[_Family]:
-        memory, busy = _family(_CONTAINER_GPU_MEMORY), _family(_CONTAINER_GPU_BUSY)
-        for each in self._users:
-            names = [*pod_labels(each.pod), each.container, each.uuid]
-            if each.memory_bytes is not None:
-                memory.add_metric(names, each.memory_bytes)
-            if each.sm_percent is not None:
-                busy.add_metric(names, each.sm_percent / 100)
-        return memory, busy
+    def _used(self) -> tuple[Metric, Metric]:
+        memory: dict[Labels, float] = {}
+        busy: dict[Labels, float] = {}
+        for use in self._users:
+            labels = (*pod_labels(use.pod), use.container, use.uuid)
+            if use.memory_bytes is not None:
+                memory[labels] = use.memory_bytes
+            if use.sm_percent is not None:
+                busy[labels] = use.sm_percent / 100
+        return Metric(_CONTAINER_GPU_MEMORY, memory), Metric(_CONTAINER_GPU_BUSY, busy)
+
+
+_SET: Final = (
+    _PASSES, _TRIGGERS, _PAUSE_SECONDS, _NOTIFICATIONS, _OVERLAPS, _OVERLAPPING, _REFUSALS,
+    _SHORT_OF_CPUS, _DIFFERING_CPUS, _WITHOUT_CPUS, _EVENTS, _CGROUP_WRITES, _FOREIGN_CHANGES,
+    _WITHOUT_GROUP, _SNAPSHOT_GENERATION, _REPORTS, _SOURCE_PROBLEMS, _REFUSED_LIMITS,
+)  # fmt: skip
+"""The metrics that parts of the agent count or set; the others are read for each scrape."""
 
 
 class AgentMetrics:
     """The metrics of the agent. `render` returns them in the text format."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-        self.passes = _counter(_PASSES, registry)
+        self._numbers = {series: Numbers(series) for series in _SET}
+        self.passes = self._numbers[_PASSES]
         self.pass_seconds = Histogram(
-            _PASS_SECONDS.name,
-            _PASS_SECONDS.text,
-            registry=registry,
-            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
+            (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
         )
-        self.triggers = _counter(_TRIGGERS, registry)
-        self.pause_seconds = _gauge(_PAUSE_SECONDS, registry)
-        self.notifications = _counter(_NOTIFICATIONS, registry)
-        self.overlaps = _counter(_OVERLAPS, registry)
-        self.overlapping = _gauge(_OVERLAPPING, registry)
-        self.refusals = _counter(_REFUSALS, registry)
-        self.short_of_cpus = _gauge(_SHORT_OF_CPUS, registry)
-        self.differing_cpus = _gauge(_DIFFERING_CPUS, registry)
-        self.without_cpus = _gauge(_WITHOUT_CPUS, registry)
-        self.events = _counter(_EVENTS, registry)
-        self.cgroup_writes = _counter(_CGROUP_WRITES, registry)
-        changes = _counter(_FOREIGN_CHANGES, registry)
-        self._foreign_changes = {kind: changes.labels(kind.value) for kind in ForeignChange}
-        self.containers_without_group = _gauge(_WITHOUT_GROUP, registry)
-        self.snapshot_generation = _gauge(_SNAPSHOT_GENERATION, registry)
-        self.reports = _counter(_REPORTS, registry)
-        self.cluster_problems = _gauge(_CLUSTER_PROBLEMS, registry)
-        self.source_problems = _gauge(_SOURCE_PROBLEMS, registry)
-        _gauge(BUILD_INFO, registry).labels(*build_labels("agent")).set(1)
-        self._refused_limits = _gauge(_REFUSED_LIMITS, registry)
-        self._decision = _DecisionMetrics()
-        registry.register(self._decision)
+        self.triggers = self._numbers[_TRIGGERS]
+        self.pause_seconds = self._numbers[_PAUSE_SECONDS]
+        self.notifications = self._numbers[_NOTIFICATIONS]
+        self.overlaps = self._numbers[_OVERLAPS]
+        self.overlapping = self._numbers[_OVERLAPPING]
+        self.refusals = self._numbers[_REFUSALS]
+        self.short_of_cpus = self._numbers[_SHORT_OF_CPUS]
+        self.differing_cpus = self._numbers[_DIFFERING_CPUS]
+        self.without_cpus = self._numbers[_WITHOUT_CPUS]
+        self.events = self._numbers[_EVENTS]
+        self.cgroup_writes = self._numbers[_CGROUP_WRITES]
+        self.containers_without_group = self._numbers[_WITHOUT_GROUP]
+        self.snapshot_generation = self._numbers[_SNAPSHOT_GENERATION]
+        self.reports = self._numbers[_REPORTS]
+        self.source_problems = self._numbers[_SOURCE_PROBLEMS]
+        for kind in ForeignChange:
+            self._numbers[_FOREIGN_CHANGES].set(0, kind.value)
         self.devices = DeviceMetrics()
-        registry.register(self.devices)
+        self._decision: _Decision = ({}, (), ())
+        self._read: list[Callable[[], Iterable[Metric]]] = []
 
     def foreign_changes(self, kind: ForeignChange) -> None:
         """Counts one. Every kind has a series from the start: the first change is an increase."""
-        self._foreign_changes[kind].inc()
+        self._numbers[_FOREIGN_CHANGES].inc(kind.value)
 
     def refused_limits(self, numbers: Mapping[tuple[str, str, str], int]) -> None:
         """Exports these refused limits until the next call. `numbers`: by the title of the pod, the
         container and the file."""
-        self._refused_limits.clear()
-        for (title, container, file), number in numbers.items():
-            self._refused_limits.labels(*pod_labels(title), container, file).set(number)
+        self._numbers[_REFUSED_LIMITS].replace(
+            {
+                (*pod_labels(title), container, file): number
+                for (title, container, file), number in numbers.items()
+            }
+        )
 
     def follow_passes(
         self, ready: Callable[[], bool], age_seconds: Callable[[], float | None]
     ) -> None:
         """Exports with each scrape whether the agent is ready, and the time since the last
         successful pass. To be called once."""
-        self._registry.register(_Passes(ready, age_seconds))
+
+        def read() -> Iterable[Metric]:
+            age = age_seconds()
+            return (
+                single(_READY, int(ready())),
+                Metric(_SNAPSHOT_AGE, {} if age is None else {(): age}),
+            )
+
+        self._read.append(read)
 
     def decided(
         self,
@@ -368,39 +354,32 @@ class AgentMetrics:
         """Exports a decision until the next one. `pools`: by name; `refusals`: pod, annotation and
         cause of each refused claim. There are only a few causes: the text of an annotation can't be
         a label, as each text would make a new series."""
-        self._decision.decision = pools, owners, refusals
+        self._decision = pools, owners, refusals
 
-    def follow(self, ages_seconds: Callable[[], Mapping[str, float]]) -> None:
+    def follow(
+        self, ages_seconds: Callable[[], Mapping[str, float]], problems: Callable[[], int]
+    ) -> None:
         """Exports with each scrape, by resource, the time since its watch last received something
-        from the API server. To be called once."""
-        self._registry.register(_Watches(ages_seconds))
+        from the API server, and the number of problems of the cluster. To be called once."""
+        self._read.append(
+            lambda: (
+                Metric(_WATCH_AGE, {(name,): age for name, age in ages_seconds().items()}),
+                single(_CLUSTER_PROBLEMS, problems()),
+            )
+        )
 
     def render(self) -> str:
-        return generate_latest(self._registry).decode()
-
-
-class _Watches(Collector):
-    def __init__(self, ages_seconds: Callable[[], Mapping[str, float]]) -> None:
-        self._ages_seconds = ages_seconds
-
-    def collect(self) -> Iterable[_Family]:
-        family = _family(_WATCH_AGE)
-        for resource, seconds in self._ages_seconds().items():
-            family.add_metric([resource], seconds)
-        return [family]
-
-
-class _Passes(Collector):
-    def __init__(self, ready: Callable[[], bool], age_seconds: Callable[[], float | None]) -> None:
-        self._ready = ready
-        self._age_seconds = age_seconds
-
-    def collect(self) -> Iterable[_Family]:
-        ready, age = _family(_READY), _family(_SNAPSHOT_AGE)
-        ready.add_metric((), int(self._ready()))
-        if (seconds := self._age_seconds()) is not None:
-            age.add_metric((), seconds)
-        return [ready, age]
+        return render(
+            [
+                *process_metrics(),
+                Metric(BUILD_INFO, {build_labels("agent"): 1}),
+                Histograms(_PASS_SECONDS, {(): self.pass_seconds}),
+                *(numbers.metric for numbers in self._numbers.values()),
+                *(metric for read in self._read for metric in read()),
+                *_decision_metrics(*self._decision),
+                *self.devices.values(),
+            ]
+        )
 
 
 _Decision = tuple[
@@ -408,30 +387,26 @@ _Decision = tuple[
 ]
 
 
-class _DecisionMetrics(Collector):
-    """Exports the last decision: a series exists as long as its pool, pod or claim."""
-
-    def __init__(self) -> None:
-        self.decision: _Decision = ({}, (), ())
-
-    def collect(self) -> Iterable[_Family]:
-        pools, owned = _family(_POOL_CPUS), _family(_EXCLUSIVE_CPUS)
-        vanished, refused = _family(_OFFLINE_CPUS), _family(_REFUSED_CLAIMS)
-        by_pool, owners, refusals = self.decision
-        for name, of_kind in by_pool.items():
-            for pool in of_kind:
-                pools.add_metric([name, str(pool.node)], len(pool.cpus))
-        # Two pods may have one name while one of them terminates; a series must not occur twice.
-        numbers: Counted[tuple[str, str]] = Counted()
-        offline: Counted[str] = Counted()
-        for owner in owners:
-            numbers[owner.title, owner.qos.value] += len(owner.cpus)
-            offline[owner.title] += len(CpuSet.parse(owner.offline))
-        for (title, qos_class), number in numbers.items():
-            owned.add_metric([*pod_labels(title), qos_class], number)
-        for title, number in offline.items():
-            if number:
-                vanished.add_metric(pod_labels(title), number)
-        for (title, annotation, cause), number in Counted(refusals).items():
-            refused.add_metric([*pod_labels(title), annotation, cause], number)
-        return [pools, owned, vanished, refused]
+def _decision_metrics(
+    pools: Mapping[str, tuple[Pool, ...]],
+    owners: tuple[Owner, ...],
+    refusals: tuple[tuple[str, str, str], ...],
+) -> list[Metric]:
+    """A series exists as long as its pool, pod or claim. Two pods may have one name while one of
+    them terminates, and a series must not occur twice, so their numbers are added."""
+    pool_cpus, owned, offline, refused = (Counter[Labels]() for _ in range(4))
+    for name, of_kind in pools.items():
+        for pool in of_kind:
+            pool_cpus[name, str(pool.node)] += len(pool.cpus)
+    for owner in owners:
+        owned[*pod_labels(owner.title), owner.qos.value] += len(owner.cpus)
+        if owner.offline:
+            offline[pod_labels(owner.title)] += len(CpuSet.parse(owner.offline))
+    for title, annotation, cause in refusals:
+        refused[*pod_labels(title), annotation, cause] += 1
+    return [
+        Metric(_POOL_CPUS, pool_cpus),
+        Metric(_EXCLUSIVE_CPUS, owned),
+        Metric(_OFFLINE_CPUS, offline),
+        Metric(_REFUSED_CLAIMS, refused),
+    ]

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    Metric,
-    SummaryMetricFamily,
-)
-from prometheus_client.registry import Collector
 
-from agent.telemetry.series import BUILD_INFO, Declarations, Series, build_labels
+from agent.telemetry.exposition import (
+    Histogram,
+    Histograms,
+    Labels,
+    Metric,
+    Numbers,
+    Summary,
+    process_metrics,
+    render,
+    single,
+)
+from agent.telemetry.series import BUILD_INFO, Declarations, build_labels
 
 _SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
@@ -150,88 +145,53 @@ class SchedulerMetrics:
 
     def __init__(self, verbs: Sequence[str], results: Sequence[str]) -> None:
         """Every series of `verbs` and `results` exists from the start."""
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-        seconds = Histogram(
-            _REQUEST_SECONDS.name,
-            _REQUEST_SECONDS.text,
-            _REQUEST_SECONDS.labels,
-            registry=registry,
-            buckets=_SECONDS,
-        )
-        answers = Counter(_REQUESTS.name, _REQUESTS.text, _REQUESTS.labels, registry=registry)
-        build = Gauge(BUILD_INFO.name, BUILD_INFO.text, BUILD_INFO.labels, registry=registry)
-        build.labels(*build_labels("scheduler")).set(1)
-        self._seconds = {verb: seconds.labels(verb) for verb in verbs}
-        self._answers = {
-            (verb, result): answers.labels(verb, result) for verb in verbs for result in results
-        }
+        self._lock = threading.Lock()
+        self._seconds: dict[Labels, Histogram] = {(verb,): Histogram(_SECONDS) for verb in verbs}
+        self._answers = Numbers(_REQUESTS)
+        for verb in verbs:
+            for result in results:
+                self._answers.set(0, verb, result)
+        self._read: Callable[[], SchedulerValues] | None = None
 
     def follow(self, read: Callable[[], SchedulerValues]) -> None:
         """Exports with each scrape the values that `read` returns."""
-        self._registry.register(_Read(read))
+        self._read = read
 
     def answered(self, verb: str, result: str, seconds: float) -> None:
         """Counts the answer to a call."""
-        self._seconds[verb].observe(seconds)
-        self._answers[verb, result].inc()
+        with self._lock:
+            self._seconds[verb,].observe(seconds)
+        self._answers.inc(verb, result)
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        return render(
+            [
+                *process_metrics(),
+                Metric(BUILD_INFO, {build_labels("scheduler"): 1}),
+                Histograms(_REQUEST_SECONDS, self._seconds),
+                self._answers.metric,
+                *(_metrics(self._read()) if self._read else ()),
+            ]
+        ).encode()
 
 
-class _Read(Collector):
-    def __init__(self, read: Callable[[], SchedulerValues]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterable[Metric]:
-        values = self._read()
-        return [
-            _gauge(_WATCH_AGE, {(each,): age for each, age in values.watch_ages_seconds.items()}),
-            _gauge(_LEADER, {(): int(values.deciding)}),
-            _gauge(_NODES, {(): values.nodes}),
-            _gauge(_WITHOUT_AGENT, dict.fromkeys(sorted(values.without_agent.items()), 1)),
-            _gauge(_UNTRIED, {(): values.untried}),
-            _counter(_BIND_CONFLICTS, {(): values.lost_races}),
-            _gauge(_UNSCHEDULABLE, {(): values.waiting}),
-            _counter(_RETRIES, {(): values.retried}),
-            _counter(_EVICTIONS, {(): values.evicted}),
-            _counter(
-                _STATUS_UPDATES,
-                {("written",): values.corrected, ("failed",): values.uncorrected},
-            ),
-            _gauge(_STATUS_MISMATCHES, {(): values.misreported}),
-            *_rebinds(values.rebinds),
-        ]
-
-
-def _rebinds(values: RebindValues) -> list[Metric]:
+def _metrics(values: SchedulerValues) -> list[Metric | Summary]:
+    rebinds = values.rebinds
     return [
-        _counter(_REBINDS, {(phase,): count for phase, count in values.ended.items()}),
-        _counter(_REBIND_PLANS, {(): values.plans}),
-        _counter(_REBIND_MOVES, {("made",): values.made, ("undone",): values.undone}),
-        SummaryMetricFamily(
-            _REBIND_SECONDS.name, _REBIND_SECONDS.text, values.finished, values.seconds
-        ),
-        _gauge(_LOCKED_NODES, {(): values.locked}),
+        Metric(_WATCH_AGE, {(name,): age for name, age in values.watch_ages_seconds.items()}),
+        single(_LEADER, int(values.deciding)),
+        single(_NODES, values.nodes),
+        Metric(_WITHOUT_AGENT, dict.fromkeys(values.without_agent.items(), 1)),
+        single(_UNTRIED, values.untried),
+        single(_BIND_CONFLICTS, values.lost_races),
+        single(_UNSCHEDULABLE, values.waiting),
+        single(_RETRIES, values.retried),
+        single(_EVICTIONS, values.evicted),
+        Metric(_STATUS_UPDATES, {("written",): values.corrected, ("failed",): values.uncorrected}),
+        single(_STATUS_MISMATCHES, values.misreported),
+        Metric(_REBINDS, {(phase,): count for phase, count in rebinds.ended.items()}),
+        single(_REBIND_PLANS, rebinds.plans),
+        Metric(_REBIND_MOVES, {("made",): rebinds.made, ("undone",): rebinds.undone}),
+        Summary(_REBIND_SECONDS, rebinds.finished, rebinds.seconds),
+        single(_LOCKED_NODES, rebinds.locked),
     ]
-
-
-_Values = Mapping[tuple[str, ...], float]
-"""By the values of the labels."""
-
-
-def _counter(series: Series, values: _Values) -> CounterMetricFamily:
-    family = CounterMetricFamily(series.name, series.text, labels=series.labels)
-    for labels, value in values.items():
-        family.add_metric(labels, value)
-    return family
-
-
-def _gauge(series: Series, values: _Values) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(series.name, series.text, labels=series.labels)
-    for labels, value in values.items():
-        family.add_metric(labels, value)
-    return family

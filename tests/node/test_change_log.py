@@ -46,7 +46,7 @@ def test_container_that_stays_without_a_cgroup_is_logged_once(
         caplog.clear()
         recorder.without_cgroup(titles, now)
         lines = [each for each in caplog.records if each.levelno == logging.ERROR]
-        return len(lines), "topolet_containers_without_cgroup 1.0" in metrics.render()
+        return len(lines), "topolet_containers_without_cgroup 1" in metrics.render()
 
     assert errors_and_metric({"a": "x main"}, 10.0) == (0, False)
     assert errors_and_metric({"a": "x main"}, 10.5) == (0, False)
@@ -67,7 +67,7 @@ def test_owner_of_an_offline_cpu_is_logged_once(caplog: pytest.LogCaptureFixture
         recorder.export(decision)
         recorder.decided((owner,), decision, decision.owners, {})
         assert (
-            'topolet_exclusive_cpus_offline{namespace="ns",pod="a"} 1.0' in metrics.render()
+            'topolet_exclusive_cpus_offline{namespace="ns",pod="a"} 1' in metrics.render()
         ) == bool(offline)
     errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert errors == ["pod ns/a: CPUs 2 of its own are offline"]
@@ -82,7 +82,7 @@ def test_owner_without_online_cpus_is_logged_with_the_consequence(
     recorder = ChangeRecorder(metrics)
     recorder.export(decision)
     recorder.decided(pods, decision, decision.owners, {})
-    assert 'topolet_exclusive_cpus_offline{namespace="ns",pod="a"} 2.0' in metrics.render()
+    assert 'topolet_exclusive_cpus_offline{namespace="ns",pod="a"} 2' in metrics.render()
     errors_and_metric = "\n".join(each.getMessage() for each in caplog.records)
     assert "pod ns/a: CPUs 1-2 of its own are offline" in errors_and_metric
     assert "pod ns/a keeps the pool" in errors_and_metric
@@ -124,7 +124,7 @@ def test_owner_class_without_cpus_is_logged_once(caplog: pytest.LogCaptureFixtur
     found = (Unallocated("a", "ns/a", QoS.LSR),)
     for unallocated, count in ((found, 1), (found, 1), ((), 0), (found, 1)):
         recorder.unallocated(unallocated)
-        assert f"topolet_pods_without_allocated_cpus {count}.0" in metrics.render()
+        assert f"topolet_pods_without_allocated_cpus {count}" in metrics.render()
     text = "pod ns/a: no scheduler allocated CPUs to this LSR pod, so it shares the pool"
     assert caplog.messages == [text] * 2
 

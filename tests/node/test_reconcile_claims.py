@@ -79,5 +79,5 @@ def test_without_an_api_server_log_and_metrics_name_the_pods(
     assert f"pod ns/a keeps the pool: annotation {RESOURCE_STATUS}: {unequal}" in logged
     assert "pod ns/b: no scheduler allocated CPUs to this LSE pod" in logged
     page = world.metrics.render()
-    assert "topolet_pods_without_allocated_cpus 1.0" in page
+    assert "topolet_pods_without_allocated_cpus 1" in page
     assert f'topolet_refused_claims{{annotation="{RESOURCE_STATUS}",namespace="ns",pod="a"' in page

@@ -24,7 +24,6 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "node.page:NodePage.__init__",
         "nri.daemon:metrics_page",
         "proxy.daemon:metrics_page",
-        "telemetry.metrics:_Passes.collect",
         "nri.ttrpc:Incoming._respond",
         "nri.ttrpc:Incoming.refuse",
         "nri.ttrpc:Session.call",
@@ -34,8 +33,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "scheduler.simulation:mean_curve",
         "telemetry.audit:Trail._open",
         "telemetry.logs:Logfmt.fields",
-        "telemetry.metrics:DeviceMetrics.collect",
-        "telemetry.schedulermetrics:_Read.collect",
+        "telemetry.metrics:DeviceMetrics.values",
     ),
     "it decodes what the same process has encoded": (
         "cli.bundle:_snapshot",
@@ -76,7 +74,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "node.sampler:PodReader._memory_bytes",
         "nri.conflicts:_holders",
         "nri.conflicts:_sockets",
-        "telemetry.frontend_metrics:_resident_bytes",
+        "telemetry.exposition:process_metrics",
     ),
     "the service manager or the runtime that starts the process sets the variable": (
         "host.daemon:ServiceManager.__init__",

@@ -78,11 +78,12 @@ def test_counters_exist_before_the_first_decision() -> None:
 def test_ages_of_watches_are_read_for_every_scrape() -> None:
     metrics = AgentMetrics()
     ages = {"pods": 1.5}
-    metrics.follow(lambda: ages)
+    metrics.follow(lambda: ages, lambda: 3)
     for age in (1.5, 2.5):
         ages["pods"] = age
         exported = samples(metrics)
         assert exported["topolet_watch_age_seconds", frozenset({("resource", "pods")})] == age
+        assert exported["topolet_cluster_problems", frozenset()] == 3
 
 
 def test_readiness_and_the_age_of_the_snapshot_are_read_for_every_scrape() -> None:
@@ -96,9 +97,3 @@ def test_readiness_and_the_age_of_the_snapshot_are_read_for_every_scrape() -> No
     exported = samples(metrics)
     assert exported["topolet_ready", frozenset()] == 1
     assert exported["topolet_snapshot_age_seconds", frozenset()] == 1.5
-
-
-def test_no_series_has_a_creation_time() -> None:
-    metrics = AgentMetrics()
-    metrics.passes.labels("succeeded").inc()
-    assert not [name for name, _ in samples(metrics) if name.endswith("_created")]

@@ -429,8 +429,8 @@ def test_metrics_count_the_requests_of_each_verb(cluster: Cluster, scheduler: Sc
     scheduled(scheduler, pod)
     page = scheduler.page("metrics")
     for verb in ("filter", "prioritize", "bind"):
-        assert f'topolet_scheduler_requests_total{{result="answered",verb="{verb}"}} 1.0' in page
-    assert "topolet_scheduler_leader 1.0" in page
+        assert f'topolet_scheduler_requests_total{{result="answered",verb="{verb}"}} 1' in page
+    assert "topolet_scheduler_leader 1" in page
     found = re.search(r"^topolet_scheduler_nodes (\S+)$", page, re.MULTILINE)
     assert found is not None
     assert float(found[1]) >= len(NODES)
