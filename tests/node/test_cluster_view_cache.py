@@ -245,7 +245,7 @@ def test_the_kubelets_configuration_survives_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_could_not_be_written_is_written_as_soon_as_it_can(tmp_path: Path) -> None:
-    """Also if no pod changes: an earlier version kept the problem of a full disk."""
+    """Also if no pod changes: the problem of a full disk must not stay."""
     path, sources = tmp_path / "later" / "cluster.json", Sources()
     first = ClusterCache(UnreadCluster(), str(path), sources)
     state = assigned(api_pod("a", "LS"))

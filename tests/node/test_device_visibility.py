@@ -63,8 +63,7 @@ def test_requests_divide_a_pods_cards() -> None:
 
 
 def test_a_mirror_pod_of_a_user_changes_no_devices_of_the_pod_whose_uid_it_names() -> None:
-    """An earlier version used the requests of the mirror pod: another container got the cards, or
-    none did."""
+    """With the requests of the mirror pod, another container would get the cards, or none."""
     mirror = msgspec.structs.replace(
         api_pod("p", c=2),
         uid="mirror",
