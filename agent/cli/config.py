@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agent.cli import options
+from agent.kube import documents
+from agent.kube.documents import DocumentError
 from agent.model.settings import chart
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import Options, SettingsError, parse, unknown
@@ -17,7 +19,6 @@ from agent.view.format import count, printable
 
 _PROCESSES: Final = ("agent", "proxy", "nri")
 """Subcommands that check more of their options than the types do."""
-_MAX_VALUES_BYTES: Final = 4 << 20
 
 USAGE = "topolet config check [FILE | --chart VALUES]"
 
@@ -76,18 +77,12 @@ def _check_chart(path: str) -> int:
 
 def _values(path: str) -> Mapping[str, Any]:
     """Raises SettingsError."""
-    import yaml
-
     try:
-        with open(path, "rb") as file:
-            text = file.read(_MAX_VALUES_BYTES + 1)
-        if len(text) > _MAX_VALUES_BYTES:
-            raise SettingsError(f"it has more than {_MAX_VALUES_BYTES} bytes")
-        return _mapping(yaml.safe_load(text), "the file")
+        return _mapping(documents.read(path), "the file")
     except OSError as error:
         raise SettingsError(error.strerror) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SettingsError(" ".join(str(error).split())) from error
+    except DocumentError as error:
+        raise SettingsError(str(error)) from error
 
 
 Settings = tuple[str, type[Options], Mapping[str, Any]]

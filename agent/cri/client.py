@@ -14,7 +14,6 @@ from sys import getsizeof
 from typing import Final, TypeVar
 
 import msgspec
-from google.protobuf.message import DecodeError, Message
 
 from agent.allocate.device_holders.grants import Carriers
 from agent.allocate.shares import unequal_resources
@@ -25,6 +24,7 @@ from agent.model.notifications import RequestedResources
 from agent.model.pod.pods import ContainerState, pod_metadata, pod_uid
 from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED, Wanted
 from agent.model.verdict import Code
+from agent.proto import DecodeError, Message
 from agent.proto import cri_pb2 as pb
 from agent.rpc.channel import Channel
 from agent.rpc.grpc import RpcError

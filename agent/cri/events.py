@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from google.protobuf.message import DecodeError
-
 from agent.host.log_once import Problem
 from agent.model.verdict import Code
+from agent.proto import DecodeError
 from agent.proto import cri_pb2 as pb
 from agent.rpc import unary
 from agent.rpc.channel import Connection

@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-import grpc
 import msgspec
 
 from agent.hooks.admission import Admission
@@ -34,7 +33,7 @@ from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.model.verdict import Refuse
 from agent.rpc.grpc import RpcError
-from agent.rpc.server import GrpcServer, Method
+from agent.rpc.server import GrpcServer, Method, ServicerContext
 from agent.telemetry.audit import Trail
 from agent.telemetry.exposition import Metric, render, single
 from agent.telemetry.frontend_metrics import HookFailures
@@ -146,7 +145,7 @@ def _grpc_server(path: str, service: HookService) -> GrpcServer:
 
 
 def _method(service: HookService, hook: str) -> Method:
-    def answer(message: bytes, context: grpc.ServicerContext) -> bytes:
+    def answer(message: bytes, context: ServicerContext) -> bytes:
         answer = service.answer(hook, message, context)
         if isinstance(answer, Refuse):
             raise RpcError(answer.code, answer.message)

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from google.protobuf.message import DecodeError
-
 from agent.hooks.admission import Admission
 from agent.hooks.carriers import Carried
 from agent.hooks.requests import (
@@ -35,6 +33,7 @@ from agent.model.notifications import PodAnnounced
 from agent.model.settings import failure_policy
 from agent.model.settings.failure_policy import Deadlines
 from agent.model.verdict import Code, FailureReason, Refuse, Wait
+from agent.proto import DecodeError
 from agent.proto import koordinator_hooks_pb2 as pb
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from google.protobuf.message import DecodeError, Message
-
 from agent.allocate.device_holders.names import Keys, meaning
 from agent.model.cpu.cpuset import MAX_ID, CpuSet
 from agent.model.devices.holding import HoldingSource, ReportedDevices
@@ -30,6 +28,7 @@ from agent.model.pod.pod_resources import (
     ResourceClaim,
 )
 from agent.model.verdict import Code
+from agent.proto import DecodeError, Message
 from agent.proto import podresources_pb2 as pb
 from agent.rpc.channel import Channel
 from agent.rpc.grpc import NO_ANSWER, RpcError

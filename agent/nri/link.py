@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from google.protobuf.message import DecodeError
-
 from agent.hooks.requests import Changes
 from agent.host.log_once import Problem
 from agent.host.loop import READ, WRITE, Loop, Timer
@@ -18,6 +16,7 @@ from agent.model.verdict import Code
 from agent.nri import messages
 from agent.nri.service import Plugin, PluginService, PluginStats
 from agent.nri.ttrpc import MuxError, Session
+from agent.proto import DecodeError
 from agent.proto import nri_pb2 as pb
 from agent.rpc.grpc import RpcError
 

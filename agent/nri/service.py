@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from google.protobuf.message import DecodeError, Message
-
 from agent.hooks.carriers import Carried
 from agent.hooks.requests import (
     UNCHANGED,
@@ -33,6 +31,7 @@ from agent.model.verdict import Code, FailureReason, Refuse, Wait
 from agent.nri import messages
 from agent.nri.messages import NriContainer
 from agent.nri.ttrpc import Incoming
+from agent.proto import DecodeError, Message
 from agent.proto import nri_pb2 as pb
 
 SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"

@@ -16,9 +16,8 @@ import struct
 from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple
 
-from google.protobuf.message import DecodeError
-
 from agent.model.verdict import Code
+from agent.proto import DecodeError
 from agent.proto import ttrpc_pb2 as pb
 from agent.rpc.grpc import RpcError
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, TypeAlias
 
 import grpc
 
@@ -15,7 +15,8 @@ from agent.rpc.grpc import RpcError
 
 _CODES: Final = {each.value[0]: each for each in grpc.StatusCode}
 
-Method = Callable[[bytes, grpc.ServicerContext], bytes]
+ServicerContext: TypeAlias = grpc.ServicerContext
+Method = Callable[[bytes, ServicerContext], bytes]
 """Raises RpcError for a status other than OK."""
 
 

@@ -98,7 +98,7 @@ def test_the_settings_in_values_of_the_chart(
         ("pools: {}", ["pools: it is not a list"]),
         ("pools: [1]", ["pools[0]: it is not a mapping"]),
         ("- a", ["the file: it is not a mapping"]),
-        ("a: [", ["while parsing a flow node"]),
+        ("a: [", ["is not YAML: line 2, column 1"]),
     ],
 )
 def test_values_of_the_chart_with_errors(
