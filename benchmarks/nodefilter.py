@@ -103,7 +103,7 @@ def build_case(case: Case) -> FilterCase:
         "node",
         tuple(_zone(node, sum(cpu.node == node for cpu in cpus)) for node in _nodes(case)),
         annotations=koordinator_annotations(
-            Topology(cpus, (), EMPTY, EMPTY, smt=True), (), (), (), NodeConfiguration()
+            Topology(cpus, (), EMPTY, EMPTY, smt=True), {}, (), NodeConfiguration()
         ),
     )
     labels = {NUMA_LABEL: case.policy.value}

@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.pools import Pool
 from agent.model.pod.qos import QoS
-from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from benchmarks import common
 from tests.fixtures import trees
 from tests.fixtures.screen import EmulatedTerminal, topolet
@@ -92,7 +93,7 @@ def snapshot() -> Snapshot:
         qos = QoS.LS if number % 3 else QoS.BE
         pods[f"u{number}"] = PodWanted(f"shop/web-{number}", qos, Wanted(cpuset=shared))
     pools = (Pool(0, 0, shared),)
-    return Snapshot(1, 1, "b", False, pools, pools, owners, pods, {})
+    return Snapshot(1, 1, "b", False, {"ls": pools, "be": pools}, owners, pods, {})
 
 
 class ChangingLoads:

@@ -21,28 +21,26 @@ import msgspec
 
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
-from agent.allocate.shares import (
-    kubelet_may_own,
-    pool_class,
-    shared_cpus,
-)
+from agent.allocate.shares import kubelet_may_own, pool_of, shared_cpus
 from agent.hooks import cpuset
 from agent.hooks.cpuset import Answer, Override
 from agent.hooks.requests import CreateContainer, announced
 from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.pools import Pool, Pools, pool_cpus
 from agent.model.cpu.topology import Cpu, Topology
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.nrt.node_annotations import (
     BE_CPU_SHARED_POOLS,
     CPU_SHARED_POOLS,
+    POOL_ANNOTATIONS,
     SYSTEM_QOS,
     shared_pools,
     system_qos,
 )
 from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import QOS_LABEL, QoS
-from agent.model.snapshot import NOTHING, PodWanted, Pool, Snapshot, Wanted, pool_cpus
+from agent.model.pod.qos import QOS_LABEL, QoS, pool_of_class, usable_pools
+from agent.model.snapshot import NOTHING, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
 from conformance import koordinator_pools
 from conformance.files import CaseVerdict, Difference, Judge
@@ -88,10 +86,12 @@ def judge(case: dict[str, Any]) -> CaseVerdict:
 class _Reported(msgspec.Struct, frozen=True):
     """The node as its NodeResourceTopology reports it."""
 
-    ls: tuple[Pool, ...] = ()
-    be: tuple[Pool, ...] = ()
+    pools: Pools = {}
     static: bool = False
-    system: CpuSet = EMPTY
+
+    def of(self, qos: QoS) -> tuple[Pool, ...]:
+        """The pool of the pods of a class."""
+        return self.pools.get(pool_of_class(qos).name, ())
 
 
 def _judge_container(case: dict[str, Any]) -> CaseVerdict:
@@ -135,7 +135,7 @@ def _judge_host_application(case: dict[str, Any]) -> CaseVerdict:
         if qos != QoS.LS:
             text = f"host applications of class {qos!r} have no CPUs"
             return CaseVerdict("error" in expect, {"error": text})
-        actual["cpuset"] = str(pool_cpus(reported.ls)) or None
+        actual["cpuset"] = str(pool_cpus(reported.of(QoS.LS))) or None
     if "cpuset" not in expect:
         return CaseVerdict(False, actual)
     return _joined(actual, expect["cpuset"] or "") or CaseVerdict(False, actual)
@@ -159,11 +159,11 @@ def _reported(nrt: dict[str, Any] | None) -> _Reported | None:
         return None
     keys = {"ls": CPU_SHARED_POOLS, "be": BE_CPU_SHARED_POOLS, "systemQOS": SYSTEM_QOS}
     notes = {key: _json(nrt[name]) for name, key in keys.items() if name in nrt}
+    pools = {name: shared_pools(notes, key) for key, name in POOL_ANNOTATIONS.items()}
+    system = Pool(0, 0, str(system_qos(notes).cpus()))
     return _Reported(
-        ls=shared_pools(notes, CPU_SHARED_POOLS),
-        be=shared_pools(notes, BE_CPU_SHARED_POOLS),
-        static=nrt.get("kubelet", {}).get("policy") == "static",
-        system=system_qos(notes).cpus(),
+        {**pools, pool_of_class(QoS.SYSTEM).name: (system,)},
+        nrt.get("kubelet", {}).get("policy") == "static",
     )
 
 
@@ -174,7 +174,7 @@ def _snapshot(pod: Pod, claimed: CpuSet, reported: _Reported) -> Snapshot:
     if decision.owners:
         pods = decision.pods
     elif reported.static and kubelet_may_own(pod):
-        cpus = shared_cpus(pod, reported.ls, reported.be, reported.system)
+        cpus = shared_cpus(pod, reported.pools)
         blocked = "" if cpus else "no CPU is left for it"
         wanted = Wanted(str(cpus) or None, blocked=blocked)
         pods = {pod.uid: PodWanted(pod.title, pod.qos, wanted)}
@@ -185,12 +185,10 @@ def _snapshot(pod: Pod, claimed: CpuSet, reported: _Reported) -> Snapshot:
         listed_at=1,
         boot_id="",
         kubelet_static=reported.static,
-        ls_pools=reported.ls,
-        be_pools=reported.be,
+        pools=reported.pools,
         owners=decision.owners,
         pods=pods,
         containers={},
-        system=str(reported.system),
     )
 
 
@@ -221,7 +219,8 @@ def _compared(
 ) -> CaseVerdict:
     theirs = case["expect"]["cpuset"] or ""
     place = CpuSet.parse(actual["cpuset"] or "")
-    pools = reported.be if pool_class(pod) is QoS.BE else reported.ls
+    usable = [reported.pools.get(kind.name, ()) for kind in usable_pools(pool_of(pod))]
+    pools = usable[-1]
     other_sets_it = not _hook_sets(case, pod, nodes, reported)
     if not theirs and not place and "wait" not in actual:
         return CaseVerdict(True, actual)
@@ -229,13 +228,14 @@ def _compared(
         return CaseVerdict(True, actual)
     if _cpus(theirs) and (same := _joined(actual, theirs)):
         return same
-    everywhere = (reported.system if pod.qos is QoS.SYSTEM else EMPTY) or pool_cpus(pools)
+    everywhere = next((cpus for each in usable if (cpus := pool_cpus(each))), EMPTY)
     if not _cpus(theirs) and not pool_cpus(_narrow(pools, nodes)) and place == everywhere:
         return CaseVerdict(False, actual, _EMPTY_POOL.name)
     by_label = case.get("qos") == QoS.BE and pod.kube_class != "besteffort"
-    pools_of_be = _narrow(reported.be, nodes) if case.get("beCPUManager") else reported.ls
+    of_ls = reported.of(QoS.LS)
+    pools_of_be = _narrow(reported.of(QoS.BE), nodes) if case.get("beCPUManager") else of_ls
     on_theirs = bool(nodes) and _cpus(theirs) == pool_cpus(pools_of_be)
-    on_ls = place == _pool(reported.ls, nodes)
+    on_ls = place == _pool(of_ls, nodes)
     return CaseVerdict(
         False, actual, _BE_BY_LABEL.name if by_label and on_theirs and on_ls else None
     )
@@ -244,7 +244,8 @@ def _compared(
 def _hook_sets(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _Reported) -> bool:
     """Whether Koordinator's hook, not another component, sets the cpuset of this container."""
     bound = bool(nodes) and (case.get("qos") != QoS.BE or case["beCPUManager"])
-    by_class = case.get("qos") == QoS.LS or (case.get("qos") == QoS.SYSTEM and reported.system)
+    of_system = case.get("qos") == QoS.SYSTEM and pool_cpus(reported.of(QoS.SYSTEM))
+    by_class = case.get("qos") == QoS.LS or of_system
     to_others = pod.kube_class == "besteffort" or reported.static
     return bool(bound or by_class or not to_others)
 

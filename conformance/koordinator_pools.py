@@ -19,10 +19,9 @@ from agent.model.cpu.policies import reported_numa_policy
 from agent.model.cpu.topology import Topology
 from agent.model.nrt import report
 from agent.model.nrt.node_annotations import (
-    BE_CPU_SHARED_POOLS,
     CPU_MANAGER_POLICY,
-    CPU_SHARED_POOLS,
     POD_CPU_ALLOCS,
+    POOL_ANNOTATIONS,
     RESERVATION,
     SYSTEM_QOS,
     NodeConfiguration,
@@ -164,10 +163,9 @@ def _reported(topology: NodeTopology) -> dict[str, Any]:
     """The report in the form of a case's `expect`. Koordinator lists only the CPUs that the kubelet
     assigned."""
     notes = topology.annotations
-    pools = {"ls": CPU_SHARED_POOLS, "be": BE_CPU_SHARED_POOLS}
     read = msgspec.json.decode
     return {
-        **{name: read(notes[key]) for name, key in pools.items()},
+        **{name: read(notes[key]) for key, name in POOL_ANNOTATIONS.items()},
         "podAllocs": [
             {key: value for key, value in each.items() if value != ""}
             for each in read(notes[POD_CPU_ALLOCS])

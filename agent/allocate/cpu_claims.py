@@ -13,14 +13,14 @@ running pod whose claim is refused uses a pool, which no claim may empty."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
 from agent.allocate.node_local.claim import LocalInput, LocalOutcome
 from agent.allocate.node_local.policy import outcome_by_pod
 from agent.allocate.reserved_cpus import KubeletAssignments, KubeletCpus, PoolRules, some_share
-from agent.allocate.shares import kubelet_may_own, pool_class, sidecars, whole_cpus
+from agent.allocate.shares import kubelet_may_own, pool_of, sidecars, whole_cpus
 from agent.model.bounds import reason as shortened
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.topology import Topology
@@ -32,7 +32,15 @@ from agent.model.pod.annotations import (
     shared_containers,
 )
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import CPU_OWNERS, QoS
+from agent.model.pod.qos import (
+    CPU_OWNERS,
+    DEFAULT_POOL,
+    POOLS,
+    PoolKind,
+    QoS,
+    pool_of_class,
+    usable_pools,
+)
 from agent.model.snapshot import Owner
 
 
@@ -104,9 +112,10 @@ def admit_claims(
                 shares = pod.uid not in kubelet_owners or some_share(pod, kubelet)
             if shares:
                 admission.joins_pool(pod, runs=bool(running_on.get(pod.uid)))
-        unowned = _UnownedPools(topology.online, admission.ls, admission.system)
         reasons = {}
-        for claim in _in_order(claims, unowned, pods, owned_before, running_on):
+        for claim in _in_order(
+            claims, topology.online, admission.shared_cpus, pods, owned_before, running_on
+        ):
             if reason := admission.claim(claim):
                 reasons[claim.pod.uid] = reason
                 admission.keep_offline(claim.pod, owned_before.get(claim.pod.uid, EMPTY))
@@ -129,7 +138,7 @@ def admit_claims(
             for pod, _ in claims
             if pod.uid in reasons.keys() - sharing
             and running_on.get(pod.uid)
-            and not admission.pool_of(pod)
+            and not admission.shared_cpus(pod)
         }
         sharing |= without_cpus
         if not falling_back and not without_cpus:
@@ -249,29 +258,16 @@ class _CpuClaim(msgspec.Struct, frozen=True):
     stays: bool
 
 
-class _UnownedPools(msgspec.Struct, frozen=True):
-    """The CPUs on which pods run while no CPU has an owner. `shared`: for all pods except SYSTEM
-    pods; `system`: for SYSTEM pods (empty: the same CPUs)."""
-
-    online: CpuSet
-    shared: CpuSet
-    system: CpuSet
-
-    def of(self, pod: Pod) -> CpuSet:
-        """The CPUs on which the pod runs."""
-        return (self.system if pod.qos is QoS.SYSTEM else EMPTY) or self.shared
-
-
 def _in_order(
     claims: Collection[tuple[Pod, CpuSet]],
-    unowned: _UnownedPools,
+    online: CpuSet,
+    unowned: Callable[[Pod], CpuSet],
     pods: Collection[Pod],
     owned_before: Mapping[str, CpuSet],
     running_on: Mapping[str, CpuSet],
 ) -> list[_CpuClaim]:
     """Pods that owned their CPUs or some of them before, or already run on them, come first, then
-    the older pods."""
-    online = unowned.online
+    the older pods. `unowned` returns the CPUs on which a pod runs while no CPU has an owner."""
 
     def ranked(
         pod: Pod, requested: CpuSet
@@ -281,7 +277,7 @@ def _in_order(
         alone = runs and not requested & union(
             running_on.get(other.uid, EMPTY)
             for other in pods
-            if other.uid != pod.uid and (other.qos is not QoS.BE or pod.qos is QoS.LSE)
+            if other.uid != pod.uid and pod.qos in pool_of_class(other.qos).excluded
         )
         keeps_reserved = owned or (alone and not shares(pod, requested & online))
         owned_some = bool(requested & owned_before.get(pod.uid, EMPTY))
@@ -295,9 +291,9 @@ def _in_order(
             requested
             for other, requested in claims
             if running_on.get(other.uid) == requested & online and not requested & cpus
-            if pod.qos is not QoS.BE or other.qos is QoS.LSE
+            if other.qos in pool_of_class(pod.qos).excluded
         )
-        return cpus == unowned.of(pod) - owned
+        return cpus == unowned(pod) - owned
 
     ordered = sorted((ranked(*claim) for claim in claims), key=lambda each: each[0])
     return [claim for _, claim in ordered]
@@ -305,7 +301,7 @@ def _in_order(
 
 class ClaimAdmission:
     """The owners, and the CPUs that are left in the pools, while claims are admitted one after the
-    other. `system` is the pool of SYSTEM pods, empty if they use the LS pool."""
+    other."""
 
     def __init__(
         self,
@@ -318,10 +314,14 @@ class ClaimAdmission:
         gave for ResourceClaims."""
         self._online = topology.online
         self._offline = topology.offline
-        unbound = topology.online - topology.isolated or topology.online
-        self.ls = unbound - assigned.all - of_dra - rules.kept
-        self.be = unbound - (assigned.all - assigned.with_be) - of_dra - rules.kept
-        self.system = rules.system & topology.online - assigned.all - of_dra
+        unbound = (topology.online - topology.isolated or topology.online) - rules.kept
+        dedicated = {name: each.cpus & topology.online for name, each in rules.dedicated.items()}
+        self.pools = {
+            name: (dedicated.get(name, EMPTY) if kind.dedicated else unbound)
+            - assigned.excluded_from(kind)
+            - of_dra
+            for name, kind in POOLS.items()
+        }
         self.owners = list(assigned.owners)
         self._kubelets = assigned.named
         self._of_dra = of_dra
@@ -331,25 +331,36 @@ class ClaimAdmission:
         self._reserved = (
             (kubelet_reserved, "are reserved by the kubelet"),
             (rules.node_reserved, "are reserved by the node"),
-            (rules.system if rules.system_exclusive else EMPTY, "belong to SYSTEM pods"),
+            *(
+                (each.cpus, f"belong to {POOLS[name].qos} pods")
+                for name, each in rules.dedicated.items()
+                if each.exclusive
+            ),
         )
-        self._users: dict[QoS, str] = {}
-        self._running: dict[QoS, str] = {}
+        self._users: dict[str, str] = {}
+        self._running: dict[str, str] = {}
 
     def joins_pool(self, pod: Pod, *, runs: bool) -> None:
         """The pod uses a pool, which no claim may empty from now on."""
-        self._users.setdefault(self._class_of(pod), pod.title)
+        name = self._used(pool_of(pod)).name
+        self._users.setdefault(name, pod.title)
         if runs:
-            self._running.setdefault(self._class_of(pod), pod.title)
+            self._running.setdefault(name, pod.title)
 
-    def pool_of(self, pod: Pod) -> CpuSet:
-        """The pool that the pod uses if it owns no CPUs."""
-        pools = {QoS.BE: self.be, QoS.SYSTEM: self.system}
-        return pools.get(self._class_of(pod), self.ls)
+    def shared_cpus(self, pod: Pod) -> CpuSet:
+        """The CPUs on which the pod runs if it owns none."""
+        return self.pools[self._used(pool_of(pod)).name]
 
-    def _class_of(self, pod: Pod) -> QoS:
-        of_class = pool_class(pod)
-        return QoS.LS if of_class is QoS.SYSTEM and not self.system else of_class
+    def _used(self, kind: PoolKind) -> PoolKind:
+        """The pool that pods of this one use: the first with CPUs, otherwise the last."""
+        usable = usable_pools(kind)
+        return next((each for each in usable if self.pools[each.name]), usable[-1])
+
+    def _take(self, cpus: CpuSet, qos: QoS) -> None:
+        """Removes the CPUs of an owner of this class from the pools that lack them."""
+        for name, kind in POOLS.items():
+            if qos in kind.excluded:
+                self.pools[name] -= cpus
 
     def claim(self, claim: _CpuClaim) -> ClaimProblem | None:
         """Admits the claim with its online CPUs, or returns the reason of its refusal."""
@@ -382,10 +393,7 @@ class ClaimAdmission:
         if user := self._emptied_for(pod, requested, kept_from if claim.keeps else self._users):
             text = f"CPUs {requested} are all that pod {user} and others share"
             return ClaimProblem(cause.POOL_EMPTIED, text)
-        self.ls -= requested
-        self.system -= requested
-        if pod.qos is QoS.LSE:
-            self.be -= requested
+        self._take(requested, pod.qos)
         self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(requested), str(offline)))
         return None
 
@@ -413,19 +421,18 @@ class ClaimAdmission:
             claims=tuple(each for each in local.claims if each.uid not in owners),
             sharing=frozenset(each for each in local.sharing if each[0] not in owners),
         )
-        outcome = outcome_by_pod(others, self.ls)
-        gone = self.ls - outcome.pool
-        self.ls -= gone
-        self.be -= gone
-        self.system -= gone
+        shared = self.pools[DEFAULT_POOL.name]
+        outcome = outcome_by_pod(others, shared)
+        self._take(shared - outcome.pool, QoS.LSE)
         return outcome
 
-    def _emptied_for(self, pod: Pod, requested: CpuSet, users: Mapping[QoS, str]) -> str | None:
-        """One of these users of pools whose pool the claim would empty, if any."""
-        on_system = users.get(QoS.SYSTEM)
-        pools = [
-            (self.ls, users.get(QoS.LS) or (None if self.system else on_system)),
-            (self.be, users.get(QoS.BE) if pod.qos is QoS.LSE else None),
-            (self.system, on_system),
-        ]
-        return next((user for pool, user in pools if user and pool and pool <= requested), None)
+    def _emptied_for(self, pod: Pod, requested: CpuSet, users: Mapping[str, str]) -> str | None:
+        """One of these users of pools, by the pool's name, whose pool the claim would empty, if
+        any."""
+        for name, kind in POOLS.items():
+            cpus = self.pools[name]
+            if pod.qos in kind.excluded and cpus and cpus <= requested:
+                for used_by in POOLS.values():
+                    if used_by.name in users and self._used(used_by) is kind:
+                        return users[used_by.name]
+        return None

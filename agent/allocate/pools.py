@@ -39,14 +39,15 @@ from agent.allocate.reserved_cpus import (
     PoolRules,
     kubelet_assignments,
 )
-from agent.allocate.shares import claims, numa_nodes, pool_class, shared_cpus, sidecars
+from agent.allocate.shares import claims, numa_nodes, pool_of, shared_cpus, sidecars
 from agent.model.bounds import reason as shortened
-from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.cpu.pools import Pool, Pools, pool_cpus
 from agent.model.cpu.topology import Topology
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
 from agent.model.pod.batch import BatchResources, batch_limits, batch_resources, cpu_request_milli
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import DEFAULT_POOL, QoS, pool_of_class
 from agent.model.snapshot import (
     NO_LIMITS,
     UNLIMITED,
@@ -54,24 +55,20 @@ from agent.model.snapshot import (
     LocalOwner,
     Owner,
     PodWanted,
-    Pool,
     Wanted,
-    pool_cpus,
 )
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The result of one pass; `owners` and `refusals` are sorted by pod uid. `system`: the CPUs of
-    SYSTEM pods, empty if they run on the LS pool. `local_owners`: the decisions of a node-local
-    policy. `moves`: the changes of CPUs that it made; `alignments`: its new owners with devices or
-    huge pages. `again`: another pass may improve the result once this one is in force."""
+    """The result of one pass; `owners` and `refusals` are sorted by pod uid, and `pools` has every
+    pool. `local_owners`: the decisions of a node-local policy. `moves`: the changes of CPUs that it
+    made; `alignments`: its new owners with devices or huge pages. `again`: another pass may improve
+    the result once this one is in force."""
 
     owners: tuple[Owner, ...]
-    ls_pools: tuple[Pool, ...]
-    be_pools: tuple[Pool, ...]
+    pools: Pools
     refusals: tuple[ClaimRefusal, ...]
     pods: dict[str, PodWanted]
-    system: CpuSet = EMPTY
     local_owners: tuple[LocalOwner, ...] = ()
     moves: tuple[Move, ...] = ()
     again: bool = False
@@ -99,20 +96,22 @@ def decide(
         topology, pods, kubelet, assigned, owned_before, running_on, rules
     )
     refusals = _Refusals(refused)
-    outcome = admission.give_local(local) if local else LocalOutcome({}, admission.ls)
+    outcome = (
+        admission.give_local(local)
+        if local
+        else LocalOutcome({}, admission.pools[DEFAULT_POOL.name])
+    )
     owners = _with_local_owners(admission.owners, pods, outcome)
     batches = {pod.uid: _batch_of(pod, refusals) for pod in pods}
-    ls_pools = _by_node(topology, admission.ls)
-    be_pools = _by_node(topology, admission.be)
+    pools = {name: _by_node(topology, cpus) for name, cpus in admission.pools.items()}
     if rules.be_on_reserved:
-        first = _by_node(topology, admission.be & rules.reserved)
-        users = [(pod, batches[pod.uid]) for pod in pods if pool_class(pod) is QoS.BE]
+        of_be = pool_of_class(QoS.BE)
+        first = _by_node(topology, admission.pools[of_be.name] & rules.reserved)
+        users = [(pod, batches[pod.uid]) for pod in pods if pool_of(pod) is of_be]
         if _has_room(first, users):
-            be_pools = first
+            pools[of_be.name] = first
     values = _PodValues(
-        ls_pools,
-        be_pools,
-        admission.system,
+        pools,
         _Memory(topology, bind=rules.bind_memory),
         rules.kubelet_memory,
         rules.cpu_normalization_ratio,
@@ -128,11 +127,9 @@ def decide(
         wanted[pod.uid] = values.of(pod, cpus, batches[pod.uid], refusals.reason(pod))
     return Decision(
         owners,
-        ls_pools,
-        be_pools,
+        pools,
         refusals.with_held(owners),
         wanted,
-        admission.system,
         outcome.owners,
         outcome.moves,
         outcome.again,
@@ -325,9 +322,7 @@ class _PodValues(msgspec.Struct, frozen=True):
     `why_empty`: why no CPU is left for a container, for messages. `cpu_normalization_ratio`: see
     batch_limits."""
 
-    ls_pools: tuple[Pool, ...]
-    be_pools: tuple[Pool, ...]
-    system: CpuSet
+    pools: Pools
     memory: _Memory
     kubelet_memory: bool
     cpu_normalization_ratio: float
@@ -339,9 +334,9 @@ class _PodValues(msgspec.Struct, frozen=True):
     def shared(self, pod: Pod) -> Wanted:
         """The values of a container that shares CPUs."""
         nodes = numa_nodes(pod)
-        key = pool_class(pod), nodes, pod.kube_class == "guaranteed"
+        key = pool_of(pod).name, nodes, pod.kube_class == "guaranteed"
         if (known := self._shared.get(key)) is None:
-            cpus = shared_cpus(pod, self.ls_pools, self.be_pools, self.system)
+            cpus = shared_cpus(pod, self.pools)
             mems = self._memory(pod, cpus) if nodes else None
             blocked = "" if cpus else f"no CPU is left for it: {self.why_empty}"
             known = Wanted(str(cpus) or None, limits=CgroupLimits(mems=mems), blocked=blocked)

@@ -17,7 +17,7 @@ from agent.model.cpu.topology import Topology
 from agent.model.nrt.node_annotations import RESERVATION, NodeReservation
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import PoolKind, QoS
 from agent.model.snapshot import Owner
 
 
@@ -33,33 +33,41 @@ class KubeletCpus(msgspec.Struct, frozen=True):
     claimed: Mapping[str, Mapping[str, CpuSet]] = {}
 
 
+class DedicatedCpus(msgspec.Struct, frozen=True):
+    """The CPUs that the node's configuration gives to the class of a dedicated pool."""
+
+    cpus: CpuSet
+    exclusive: bool = True
+    """Whether pods of other classes do not run on them."""
+
+
 class PoolRules(msgspec.Struct, frozen=True):
     """The use of reserved CPUs.
 
     `reserved`: CPUs that the kubelet reserves; pods share them. `owners_on_reserved`: LSE and LSR
     pods may own them. `be_on_reserved`: BE pods run on them alone if their requests fit there
     (fine-grained CPU orchestration proposal: they use the reserved CPUs first); False while these
-    are full. `node_reserved`: CPUs that no pod may use.
-    `system`: the CPUs of SYSTEM pods, for these alone if `system_exclusive`. `bind_memory`: pods
-    that own CPUs or are bound to NUMA nodes get the memory of the nodes that they run on, except
-    Guaranteed pods whose memory the kubelet binds (`kubelet_memory`). `cpu_normalization_ratio`:
-    see batch_limits.
+    are full. `node_reserved`: CPUs that no pod may use. `dedicated`: the CPUs of dedicated pools,
+    by the pool's name. `bind_memory`: pods that own CPUs or are bound to NUMA nodes get the memory
+    of the nodes that they run on, except Guaranteed pods whose memory the kubelet binds
+    (`kubelet_memory`). `cpu_normalization_ratio`: see batch_limits.
     """
 
     reserved: CpuSet = EMPTY
     owners_on_reserved: bool = False
     be_on_reserved: bool = False
     node_reserved: CpuSet = EMPTY
-    system: CpuSet = EMPTY
-    system_exclusive: bool = True
+    dedicated: Mapping[str, DedicatedCpus] = {}
     bind_memory: bool = False
     kubelet_memory: bool = False
     cpu_normalization_ratio: float = 1.0
 
     @property
     def kept(self) -> CpuSet:
-        """CPUs that are in no shared pool."""
-        return self.node_reserved | self.system if self.system_exclusive else self.node_reserved
+        """CPUs that are in no pool, or in a dedicated pool alone."""
+        return self.node_reserved | union(
+            each.cpus for each in self.dedicated.values() if each.exclusive
+        )
 
 
 DEFAULT_RULES: Final = PoolRules()
@@ -90,14 +98,19 @@ def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuS
 class KubeletAssignments(msgspec.Struct, frozen=True):
     """The CPUs that a kubelet assigned. `static`: whether it assigns CPUs. `owners`: pods that
     exist, sorted by uid. `all`: the CPUs of owners, and those of removed pods that are still in its
-    file. `with_be`: the CPUs of LSR pods, which BE pods share. `named`: `all`, and the CPUs of pods
-    that share by their label; these are in the pools and have no owner."""
+    file. `named`: `all`, and the CPUs of pods that share by their label; these are in the pools and
+    have no owner."""
 
     static: bool
     owners: tuple[Owner, ...]
     all: CpuSet
-    with_be: CpuSet
     named: CpuSet
+
+    def excluded_from(self, kind: PoolKind) -> CpuSet:
+        """The CPUs of `all` that are not in the pool."""
+        return self.all - union(
+            each.claimed for each in self.owners if each.qos not in kind.excluded
+        )
 
 
 def kubelet_assignments(
@@ -119,7 +132,6 @@ def kubelet_assignments(
         kubelet.static,
         tuple(owners),
         union(owned.values()),
-        union(owner.claimed for owner in owners if owner.qos is QoS.LSR),
         union(kubelet.by_uid.values()) if kubelet.static else EMPTY,
     )
 

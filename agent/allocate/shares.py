@@ -3,38 +3,44 @@ proxy uses this module too, so it imports few modules."""
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.pools import Pools, pool_cpus
 from agent.model.pod.annotations import AnnotationError, resource_status, shared_containers
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import QOS_LABEL, QoS
+from agent.model.pod.qos import (
+    DEFAULT_POOL,
+    POOLS,
+    QOS_LABEL,
+    PoolKind,
+    QoS,
+    pool_of_class,
+    usable_pools,
+)
 from agent.model.quantities import cpu
-from agent.model.snapshot import Pool, pool_cpus
 
 
-def pool_class(pod: Pod) -> Literal[QoS.LS, QoS.BE, QoS.SYSTEM]:
-    """The class whose pool the pod uses while it owns no CPUs. A BestEffort pod with allocated CPU
-    of NUMA nodes requests batch CPU: only its label makes it BE."""
-    if pod.qos is QoS.SYSTEM:
-        return QoS.SYSTEM
-    by_label = pod.labels.get(QOS_LABEL) == QoS.BE
-    return QoS.BE if pod.qos is QoS.BE and (by_label or not numa_nodes(pod)) else QoS.LS
+def pool_of(pod: Pod) -> PoolKind:
+    """The pool that the pod uses while it owns no CPUs. A BestEffort pod with allocated CPU of NUMA
+    nodes requests batch CPU: only its label makes it BE."""
+    batch = pod.qos is QoS.BE and pod.labels.get(QOS_LABEL) != QoS.BE and numa_nodes(pod)
+    return DEFAULT_POOL if batch else pool_of_class(pod.qos)
 
 
-def shared_cpus(
-    pod: Pod, ls_pools: tuple[Pool, ...], be_pools: tuple[Pool, ...], system: CpuSet
-) -> CpuSet:
-    """The pool of a pod that owns no CPUs; empty only if all pools for its class are empty. A pod
-    that is bound to NUMA nodes gets the pools of these nodes, a SYSTEM pod the CPUs of its class
-    (Koordinator: pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, getContainerCPUSet). If these are
-    empty, it gets all pools for its class.
-    """
-    of_class = pool_class(pod)
-    pools = be_pools if of_class is QoS.BE else ls_pools
-    nodes = numa_nodes(pod)
-    bound = pool_cpus(pools, nodes) if nodes else EMPTY
-    return bound or (system if of_class is QoS.SYSTEM else EMPTY) or pool_cpus(pools)
+def shared_cpus(pod: Pod, pools: Pools) -> CpuSet:
+    """The pool of a pod that owns no CPUs; empty only if all pools that it may use are empty. A pod
+    that is bound to NUMA nodes gets the part of its pool on these nodes, not of a dedicated pool
+    (Koordinator: pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, getContainerCPUSet). If this part
+    is empty, it gets the whole pool."""
+    usable, nodes = usable_pools(pool_of(pod)), numa_nodes(pod)
+    for kind in usable if nodes else ():
+        if not kind.dedicated and (cpus := pool_cpus(pools.get(kind.name, ()), nodes)):
+            return cpus
+    for kind in usable:
+        if cpus := pool_cpus(pools.get(kind.name, ())):
+            return cpus
+    return EMPTY
 
 
 def kubelet_may_own(pod: Pod) -> bool:
@@ -46,7 +52,10 @@ def kubelet_may_own(pod: Pod) -> bool:
 def shares_by_label(pod: Pod) -> bool:
     """Whether the pod's label, LS or BE, puts it on a pool, even if a static kubelet assigned CPUs
     to it. A pod with a readable CPU claim does not share."""
-    return pod.labels.get(QOS_LABEL) in (QoS.LS, QoS.BE) and not claims(pod)
+    return pod.labels.get(QOS_LABEL) in _SHARING_LABELS and not claims(pod)
+
+
+_SHARING_LABELS: Final = {kind.qos.value for kind in POOLS.values() if not kind.dedicated}
 
 
 def claims(pod: Pod) -> bool:
@@ -108,4 +117,4 @@ def unequal_resources(shares: int, quota_microseconds: int, period_microseconds:
 def may_own(pod: Pod) -> bool:
     """Whether containers of the pod may own CPUs under a node-local policy: the pod is Guaranteed,
     no scheduler chose its CPUs, and its label does not put it on a pool."""
-    return kubelet_may_own(pod) and not claims(pod) and pod.qos is not QoS.SYSTEM
+    return kubelet_may_own(pod) and not claims(pod) and not pool_of_class(pod.qos).dedicated

@@ -24,10 +24,11 @@ from agent.cli.screen import Screen
 from agent.discover import cpus, hardware
 from agent.discover.sysfs import DiscoveryError
 from agent.model.cpu.hardware import Hardware, MemoryTraits
+from agent.model.cpu.pools import Pool
 from agent.model.cpu.topology import Cpu, NumaNode, Topology
 from agent.model.settings.agent import DevicesSettings
 from agent.model.settings.options import SettingsError
-from agent.model.snapshot import Pool, Snapshot, SnapshotError
+from agent.model.snapshot import Snapshot, SnapshotError
 from agent.view import devices as devices_view
 from agent.view import format, machine, node
 from agent.view.devices import ShownDevice
@@ -159,9 +160,7 @@ def body(topology: Topology, known: Hardware) -> dict[str, Any]:
 def _decisions(snapshot: Snapshot) -> dict[str, Any]:
     """CPU sets as Linux lists, null for those that Topolet does not decide."""
     return {
-        "ls_pools": [_pool(pool) for pool in snapshot.ls_pools],
-        "be_pools": [_pool(pool) for pool in snapshot.be_pools],
-        "system": snapshot.system,
+        "pools": {name: [_pool(pool) for pool in pools] for name, pools in snapshot.pools.items()},
         "owners": [
             {
                 "uid": owner.uid,

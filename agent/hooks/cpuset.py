@@ -24,7 +24,7 @@ from agent.allocate.shares import (
     claims,
     kubelet_may_own,
     may_own,
-    pool_class,
+    pool_of,
     shared_cpus,
     whole_cpus,
 )
@@ -259,17 +259,14 @@ def _without_owned(requested: str, snapshot: Snapshot) -> Answer:
 def _share(
     pod: Pod, container_name: str, snapshot: Snapshot, grants: Collection[CpuGrant]
 ) -> Answer:
-    """The pod's pool without owned CPUs; a BE pod may share the CPUs of owners other than LSE."""
-    on_be = pool_class(pod) is QoS.BE
-    owned = union(
-        owner.cpus for owner in snapshot.owners if not on_be or owner.qos is QoS.LSE
-    ) | union(
+    """The pod's pool without the CPUs of owners that the pool excludes."""
+    excluded = pool_of(pod).excluded
+    owned = union(owner.cpus for owner in snapshot.owners if owner.qos in excluded) | union(
         grant.cpus or EMPTY
         for grant in grants
         if grant.exclusive and grant.uid != pod.uid and not grant.seen_by(snapshot)
     )
-    system = CpuSet.parse(snapshot.system)
-    cpus = shared_cpus(pod, snapshot.ls_pools, snapshot.be_pools, system) - owned
+    cpus = shared_cpus(pod, snapshot.pools) - owned
     if not cpus:
         return Wait("its pool has no CPU")
     return Override(Wanted(str(cpus), limits=_batch(pod, container_name)))

@@ -15,7 +15,8 @@ import msgspec
 
 from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.pools import Pools
 from agent.model.devices.visibility import NodeVisibility, Visibility
 from agent.model.pod.qos import QoS
 
@@ -136,19 +137,6 @@ class SnapshotError(ValueError):
     """A snapshot text that can't be read; the message names the place."""
 
 
-class Pool(msgspec.Struct, frozen=True):
-    """The shared CPUs of one NUMA node, in the shape of Koordinator's pool annotations (which leave
-    out an empty cpuset)."""
-
-    socket: int
-    node: int
-    cpuset: str = ""
-
-    @property
-    def cpus(self) -> CpuSet:
-        return CpuSet.parse(self.cpuset)
-
-
 class Owner(msgspec.Struct, frozen=True):
     """A pod and the CPUs that it owns, without offline ones; `offline`: the CPUs of its claim that
     are offline, which stay reserved for it. `kubelet`: the CPUs are those of a static kubelet's
@@ -193,14 +181,11 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="versi
     listed_at: int
     boot_id: str
     kubelet_static: bool
-    ls_pools: tuple[Pool, ...]
-    be_pools: tuple[Pool, ...]
+    pools: Pools
     owners: tuple[Owner, ...]
     pods: dict[str, PodWanted]
     containers: dict[str, Wanted]
     """By container id."""
-    system: str = ""
-    """The CPUs of SYSTEM pods; empty: they run on the LS pool."""
     excluded: tuple[str, ...] = ()
     """Patterns of the containers that are not managed (see `excludes`)."""
     cpu_policy: CpuPolicy = "none"
@@ -211,11 +196,6 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="versi
     sandbox."""
     devices: NodeVisibility | None = None
     """None: the agent does not decide about device visibility."""
-
-
-def pool_cpus(pools: tuple[Pool, ...], nodes: tuple[int, ...] = ()) -> CpuSet:
-    """All CPUs of the pools, or of the pools on the given NUMA nodes."""
-    return union(pool.cpus for pool in pools if not nodes or pool.node in nodes)
 
 
 def encode(snapshot: Snapshot) -> bytes:

@@ -14,9 +14,11 @@ from agent.cgroup.order import parent
 from agent.cgroup.outcome import GroupChange, ValueChange, ValueOutcome, WriteOutcome, WriteState
 from agent.model.audit import SANDBOX, AuditEvent, Record, WriteReason, of_pod
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.pools import Pool
 from agent.model.devices.visibility import Visibility
 from agent.model.pod.pods import Container, Pod
-from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.model.pod.qos import POOLS
+from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 
 CPUSET: Final = "cpuset.cpus"
 Append = Callable[[Sequence[Record]], None]
@@ -160,14 +162,14 @@ def decisions(before: Snapshot | None, after: Snapshot, moves: Iterable[Move]) -
 
 def _of_pools(before: Snapshot | None, after: Snapshot) -> Iterator[Record]:
     text = cause(before, after)
-    for kind in ("ls_pools", "be_pools"):
-        old = _by_node(getattr(before, kind) if before else ())
-        new = _by_node(getattr(after, kind))
+    for name in POOLS:
+        old = _by_node(before.pools.get(name, ()) if before else ())
+        new = _by_node(after.pools.get(name, ()))
         for node in sorted(old | new):
             if old.get(node) != new.get(node):
                 yield Record(
                     event=AuditEvent.POOL_CHANGED,
-                    field=kind.replace("_pools", "-pool"),
+                    field=f"{name}-pool",
                     numa_node=node,
                     before=old.get(node),
                     after=new.get(node),

@@ -125,7 +125,7 @@ class ChangeRecorder:
     def export(self, decision: Decision) -> None:
         """Exports the decision as metrics."""
         self._metrics.decided(
-            {"ls": decision.ls_pools, "be": decision.be_pools},
+            decision.pools,
             decision.owners,
             tuple((each.title, each.key, each.cause) for each in decision.refusals),
         )

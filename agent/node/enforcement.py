@@ -20,9 +20,11 @@ from agent.cri.client import Cri
 from agent.host.log_once import about
 from agent.model.audit import AuditEvent, Record, WriteReason
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.cpu.pools import pool_cpus
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, Wanted, pool_cpus
+from agent.model.pod.qos import DEFAULT_POOL
+from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, Wanted
 from agent.node.audit import Written
 from agent.node.node_local import CpuNotices
 from agent.node.originals import AnnouncedPodGroups, OriginalValues
@@ -362,7 +364,7 @@ def _without(
     cpus = (
         CpuSet.parse(wanted.cpuset or "") - occupied
         or (present or EMPTY) - owned
-        or pool_cpus(decision.ls_pools)
+        or pool_cpus(decision.pools.get(DEFAULT_POOL.name, ()))
         or present
         or EMPTY
     )
@@ -405,7 +407,7 @@ def cpus_of_others(groups: Mapping[str, str], decision: Decision) -> dict[str, C
     """By group of an announced pod: the CPUs that other pods own or have from a DRA driver, without
     the CPUs that the pod itself may use. Omits pods with a container whose cpuset the agent does
     not set."""
-    pools = pool_cpus(decision.ls_pools) | pool_cpus(decision.be_pools) | decision.system
+    pools = union(pool_cpus(of_name) for of_name in decision.pools.values())
     apart = {
         uid: union(_parsed(each.cpuset) or EMPTY for each in of_pod.containers.values()) - pools
         for uid, of_pod in (decision.pods.items() if groups else ())

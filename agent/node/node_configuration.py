@@ -14,7 +14,7 @@ import msgspec
 
 from agent.allocate import layout as layouts
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
-from agent.allocate.reserved_cpus import PoolRules, cpus_for, reserved_cpus
+from agent.allocate.reserved_cpus import DedicatedCpus, PoolRules, cpus_for, reserved_cpus
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model.apiobjects import ApiNode
 from agent.model.cpu.cpuset import EMPTY, CpuSet
@@ -31,6 +31,7 @@ from agent.model.nrt.node_annotations import (
     system_qos,
 )
 from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.qos import QoS, pool_of_class
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.node.sources import SourceName, Sources
@@ -163,13 +164,13 @@ def rules(configuration: NodeConfiguration) -> PoolRules:
     """The rules of the shared pools that follow from it."""
     strict = configuration.kubelet_options.get(STRICT_CPU_RESERVATION) == "true"
     kept = configuration.kubelet_reserved if strict else EMPTY
+    system, of_system = configuration.system_qos, pool_of_class(QoS.SYSTEM)
     return PoolRules(
         reserved=configuration.kubelet_reserved,
         owners_on_reserved=configuration.owners_on_reserved,
         be_on_reserved=configuration.be_on_reserved,
         node_reserved=configuration.reservation.cpus() | kept,
-        system=configuration.system_qos.cpus(),
-        system_exclusive=configuration.system_qos.cpuset_exclusive,
+        dedicated={of_system.name: DedicatedCpus(system.cpus(), system.cpuset_exclusive)},
         bind_memory=configuration.bind_memory,
         kubelet_memory=configuration.kubelet_memory,
         cpu_normalization_ratio=configuration.cpu_normalization_ratio,

@@ -116,8 +116,7 @@ class Publisher:
             listed_at=listed_at,
             boot_id=self._boot_id,
             kubelet_static=kubelet_static,
-            ls_pools=decision.ls_pools,
-            be_pools=decision.be_pools,
+            pools=decision.pools,
             owners=decision.owners,
             pods=wanted,
             containers={
@@ -125,7 +124,6 @@ class Publisher:
                 **dict.fromkeys(excluded_ids, NOTHING),
             },
             excluded=excluded,
-            system=str(decision.system),
             cpu_policy=cpu_policy,
             local_owners=decision.local_owners,
             announced=tuple(sorted(announced)),

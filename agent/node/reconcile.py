@@ -32,7 +32,7 @@ from agent.allocate.node_local.claim import LocalInput
 from agent.allocate.pools import Decision
 from agent.allocate.present import admitted, present
 from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
-from agent.allocate.shares import pool_class
+from agent.allocate.shares import pool_of
 from agent.allocate.visibility.pod_devices import DeviceVisibility
 from agent.discover.cpus import TopologyView
 from agent.model.cpu.cpuset import CpuSet
@@ -51,7 +51,7 @@ from agent.model.notifications import (
 )
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import QoS, pool_of_class
 from agent.model.snapshot import CpuPolicy, Patterns, Snapshot, excludes, excludes_any
 from agent.node.cluster_view import ClusterCache, ClusterState
 from agent.node.device_visibility import DeviceVisibilityView
@@ -280,10 +280,11 @@ class Reconciler:
         reserved = made.reserved & topology.online
         if not made.be_on_reserved or not reserved:
             return made
+        of_be = pool_of_class(QoS.BE)
         groups = {
             each.group
             for pod in node.pods
-            if pool_class(pod) is QoS.BE
+            if pool_of(pod) is of_be
             for each in pod.containers
             if each.group is not None
         }

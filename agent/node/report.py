@@ -210,8 +210,7 @@ def report_values(name: str, moment: ReportInput) -> ReportValues:
     return ReportValues(
         name,
         moment.topology,
-        decision.ls_pools,
-        decision.be_pools,
+        decision.pools,
         _allocs(decision, pods, kubelet),
         held(decision, pods, kubelet, resources.held),
         _reserved(moment.configuration, resources),

@@ -29,7 +29,7 @@ from agent.model.pod.annotations import (
     resource_status,
 )
 from agent.model.pod.pods import ContainerState, Pod
-from agent.model.pod.qos import CPU_OWNERS, QoS
+from agent.model.pod.qos import CPU_OWNERS, QoS, pool_of_class
 from agent.model.snapshot import Owner
 
 
@@ -73,7 +73,7 @@ def find_overlaps(
 
 def may_hold(uid: str, qos: QoS, owner: Owner) -> bool:
     """Whether a pod may run on an owner's CPUs."""
-    return owner.uid == uid or (qos is QoS.BE and owner.qos is not QoS.LSE)
+    return owner.uid == uid or owner.qos not in pool_of_class(qos).excluded
 
 
 def started(pods: tuple[Pod, ...]) -> frozenset[str]:

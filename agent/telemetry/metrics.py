@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.pools import Pools
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.gpu_users import GpuUse
 from agent.model.devices.gpus import GpuReading
 from agent.model.nrt.node_status import GPU_MEMORY
-from agent.model.snapshot import Owner, Pool
+from agent.model.pod.qos import POOLS
+from agent.model.snapshot import Owner
 from agent.telemetry.exposition import (
     Histogram,
     Histograms,
@@ -347,13 +349,13 @@ class AgentMetrics:
 
     def decided(
         self,
-        pools: Mapping[str, tuple[Pool, ...]],
+        pools: Pools,
         owners: tuple[Owner, ...],
         refusals: tuple[tuple[str, str, str], ...],
     ) -> None:
-        """Exports a decision until the next one. `pools`: by name; `refusals`: pod, annotation and
-        cause of each refused claim. There are only a few causes: the text of an annotation can't be
-        a label, as each text would make a new series."""
+        """Exports a decision until the next one, without dedicated pools. `refusals`: pod,
+        annotation and cause of each refused claim. There are only a few causes: the text of an
+        annotation can't be a label, as each text would make a new series."""
         self._decision = pools, owners, refusals
 
     def follow(
@@ -382,21 +384,19 @@ class AgentMetrics:
         )
 
 
-_Decision = tuple[
-    Mapping[str, tuple[Pool, ...]], tuple[Owner, ...], tuple[tuple[str, str, str], ...]
-]
+_Decision = tuple[Pools, tuple[Owner, ...], tuple[tuple[str, str, str], ...]]
 
 
 def _decision_metrics(
-    pools: Mapping[str, tuple[Pool, ...]],
+    pools: Pools,
     owners: tuple[Owner, ...],
     refusals: tuple[tuple[str, str, str], ...],
 ) -> list[Metric]:
     """A series exists as long as its pool, pod or claim. Two pods may have one name while one of
     them terminates, and a series must not occur twice, so their numbers are added."""
     pool_cpus, owned, offline, refused = (Counter[Labels]() for _ in range(4))
-    for name, of_kind in pools.items():
-        for pool in of_kind:
+    for name, of_name in pools.items():
+        for pool in () if POOLS[name].dedicated else of_name:
             pool_cpus[name, str(pool.node)] += len(pool.cpus)
     for owner in owners:
         owned[*pod_labels(owner.title), owner.qos.value] += len(owner.cpus)

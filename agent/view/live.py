@@ -14,7 +14,8 @@ import msgspec
 
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.topology import Topology
-from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.model.pod.qos import POOLS, QoS
+from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.view import nesting
 from agent.view.devices import ShownDevice
 from agent.view.nesting import Part
@@ -47,7 +48,7 @@ class LivePart(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LivePool(msgspec.Struct, frozen=True):
-    """The shared CPUs of one NUMA node. `kind`: LS or BE."""
+    """The shared CPUs of one NUMA node. `kind`: the title of their pool, for example LS."""
 
     kind: str
     node: int
@@ -95,7 +96,8 @@ class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class LiveNode(msgspec.Struct, frozen=True):
     """`hardware`: CPU models, caches and kinds of memory, as text. `generation`: of the agent's
-    decision, 0 before the first. CPU sets are lists in the kernel's form."""
+    decision, 0 before the first. `pool_kinds`: the titles of the pools that are not dedicated. CPU
+    sets are lists in the kernel's form."""
 
     schema_version: int
     node: str
@@ -106,7 +108,7 @@ class LiveNode(msgspec.Struct, frozen=True):
     memory_bytes: int
     offline: str
     isolated: str
-    system: str
+    pool_kinds: tuple[str, ...]
     pools: tuple[LivePool, ...]
     pods: tuple[LivePod, ...]
     devices: tuple[ShownDevice, ...]
@@ -137,7 +139,7 @@ def live(
         sum(each.memory_bytes for each in topology.numa_nodes),
         str(topology.offline),
         str(topology.isolated),
-        snapshot.system if snapshot else "",
+        tuple(kind.title for kind in POOLS.values() if not kind.dedicated),
         _pools(snapshot) if snapshot else (),
         pods,
         tuple(devices),
@@ -193,10 +195,11 @@ def _parts(topology: Topology) -> tuple[LivePart, ...]:
 
 
 def _pools(snapshot: Snapshot) -> tuple[LivePool, ...]:
-    def of(kind: str, pools: tuple[Pool, ...]) -> Iterable[LivePool]:
-        return (LivePool(kind, pool.node, pool.cpuset) for pool in pools)
-
-    return (*of("LS", snapshot.ls_pools), *of("BE", snapshot.be_pools))
+    return tuple(
+        LivePool(kind.title, pool.node, pool.cpuset)
+        for name, kind in POOLS.items()
+        for pool in snapshot.pools.get(name, ())
+    )
 
 
 def _pods(topology: Topology, snapshot: Snapshot) -> tuple[LivePod, ...]:
@@ -207,10 +210,8 @@ def _pods(topology: Topology, snapshot: Snapshot) -> tuple[LivePod, ...]:
     found = [
         _pod(uid, pod, owners.get(uid), uid in local, homes) for uid, pod in snapshot.pods.items()
     ]
-    order = {"LSE": 0, "LSR": 1, "LS": 2, "BE": 3}
-    return tuple(
-        sorted(found, key=lambda each: (order.get(each.qos, len(order)), each.title, each.uid))
-    )
+    order = list(QoS)
+    return tuple(sorted(found, key=lambda each: (order.index(QoS(each.qos)), each.title, each.uid)))
 
 
 def _pod(

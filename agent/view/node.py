@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.cpu.hardware import Hardware
+from agent.model.cpu.pools import pool_cpus
 from agent.model.cpu.topology import Topology
-from agent.model.pod.qos import QoS
-from agent.model.snapshot import PodWanted, Snapshot, pool_cpus
+from agent.model.pod.qos import POOLS, QoS
+from agent.model.snapshot import PodWanted, Snapshot
 from agent.view import machine
 from agent.view.format import table
 
@@ -43,15 +44,16 @@ def draw(
 def holders(topology: Topology, snapshot: Snapshot) -> dict[int, str]:
     """By CPU: the pod that owns it, or the pools that contain it. CPUs that have neither are left
     out."""
-    ls, be = pool_cpus(snapshot.ls_pools), pool_cpus(snapshot.be_pools)
-    named: dict[int, str] = {}
-    for pools, text in ((ls & be, "LS and BE pool"), (ls - be, "LS pool"), (be - ls, "BE pool")):
-        named |= dict.fromkeys(pools, text)
+    titles: dict[int, list[str]] = {}
+    for name, kind in POOLS.items():
+        for cpu in pool_cpus(snapshot.pools.get(name, ())):
+            titles.setdefault(cpu, []).append(kind.title)
+    named = {cpu: f"{' and '.join(of_cpu)} pool" for cpu, of_cpu in titles.items()}
     for owner in snapshot.owners:
-        shared = owner.cpus & be
         name = f"{'kubelet' if owner.kubelet else owner.qos} {owner.title}"
-        named |= dict.fromkeys(owner.cpus - shared, name)
-        named |= dict.fromkeys(shared, f"{name}, and the BE pool")
+        named |= {
+            cpu: f"{name}, and the {named[cpu]}" if cpu in titles else name for cpu in owner.cpus
+        }
     return {cpu: named[cpu] for cpu in topology.online if cpu in named}
 
 

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from agent.allocate import reserved_cpus
 from agent.allocate.pools import Decision, decide
-from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
-from agent.model.cpu.cpuset import CpuSet, union
+from agent.allocate.reserved_cpus import DedicatedCpus, KubeletCpus, PoolRules
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.pools import pool_cpus
 from agent.model.cpu.topology import Topology
 from agent.model.pod.annotations import SHARED_CONTAINERS, resource_status
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QoS
-from agent.model.snapshot import pool_cpus
 from tests.builders import machine, pod, running
 
 
@@ -31,6 +31,18 @@ def decided(
         each.uid: claim_of(each) & topology.online for each in pods if each.uid in owned_before
     }
     return decide(topology, pods, kubelet, owned, running, rules)
+
+
+def system_rules(
+    cpus: CpuSet,
+    node_reserved: CpuSet = EMPTY,
+    reserved: CpuSet = EMPTY,
+    *,
+    exclusive: bool = True,
+) -> PoolRules:
+    """Rules that give the CPUs to SYSTEM pods."""
+    dedicated = {"system": DedicatedCpus(cpus, exclusive)}
+    return PoolRules(reserved, node_reserved=node_reserved, dedicated=dedicated)
 
 
 def claim_of(pod: Pod) -> CpuSet:
@@ -90,20 +102,22 @@ def test_pools_and_owners(pods: list[Pod], expected: dict[str, str], ls: str, be
     for order in itertools.permutations(pods):
         decision = decided(machine(), *order)
         assert wanted(decision) == expected
-        assert str(pool_cpus(decision.ls_pools)) == ls
-        assert str(pool_cpus(decision.be_pools)) == be
+        assert str(pool_cpus(decision.pools["ls"])) == ls
+        assert str(pool_cpus(decision.pools["be"])) == be
         assert not decision.refusals
 
 
 def test_pools_are_listed_by_numa_node_without_empty_ones() -> None:
     decision = decided(machine(2, 2), pod("a", "LSE", "0-1"))
-    assert [(pool.socket, pool.node, pool.cpuset) for pool in decision.ls_pools] == [(1, 1, "2-3")]
+    assert [(pool.socket, pool.node, pool.cpuset) for pool in decision.pools["ls"]] == [
+        (1, 1, "2-3")
+    ]
 
 
 def test_cpus_of_an_unlisted_numa_node_are_shared_too() -> None:
     topology = machine(2, 2)
     listed = msgspec.structs.replace(topology, numa_nodes=topology.numa_nodes[1:])
-    assert str(pool_cpus(decided(listed).ls_pools)) == "0-3"
+    assert str(pool_cpus(decided(listed).pools["ls"])) == "0-3"
 
 
 def test_pod_bound_to_numa_nodes_gets_their_pools() -> None:
@@ -312,10 +326,10 @@ def check_invariants(topology: Topology, decision: Decision, pods: list[Pod]) ->
     """Invariants 1, 2 and 7 of the design, as far as a decision shows them."""
     owned = [owner.cpus for owner in decision.owners]
     assert sum(map(len, owned)) == len(union(owned)), "a CPU has two owners"
-    assert not union(owned) & pool_cpus(decision.ls_pools)
+    assert not union(owned) & pool_cpus(decision.pools["ls"])
     lse = union(owner.cpus for owner in decision.owners if owner.qos is QoS.LSE)
-    assert not lse & pool_cpus(decision.be_pools)
-    assert all(pool.cpus for pool in (*decision.ls_pools, *decision.be_pools))
+    assert not lse & pool_cpus(decision.pools["be"])
+    assert all(pool.cpus for pool in (*decision.pools["ls"], *decision.pools["be"]))
     for of_pod in decision.pods.values():
         each = of_pod.each
         assert each.cpuset != ""
@@ -454,7 +468,7 @@ def test_be_pods_run_on_the_reserved_cpus_first(pods: list[Pod], be: str) -> Non
     rules = PoolRules(RESERVED, owners_on_reserved=True, be_on_reserved=True)
     decision = decided(machine(), *pods, rules=rules)
     assert decision.pods["b"].each.cpuset == be
-    assert str(pool_cpus(decision.be_pools)) == be
+    assert str(pool_cpus(decision.pools["be"])) == be
 
 
 @pytest.mark.parametrize(("node", "pool"), [(0, "0-1"), (1, "0-7")])
@@ -483,9 +497,9 @@ def test_guaranteed_pod_without_a_class_is_ls_and_placed_by_a_static_kubelet(
 
 def names(decision: Decision) -> tuple[str, str, str]:
     return (
-        str(pool_cpus(decision.ls_pools)),
-        str(pool_cpus(decision.be_pools)),
-        str(decision.system),
+        str(pool_cpus(decision.pools["ls"])),
+        str(pool_cpus(decision.pools["be"])),
+        str(pool_cpus(decision.pools["system"])),
     )
 
 
@@ -493,14 +507,14 @@ def names(decision: Decision) -> tuple[str, str, str]:
     ("rules", "expected"),
     [
         pytest.param(PoolRules(node_reserved=RESERVED), ("2-3", "2-3", ""), id="node reservation"),
-        pytest.param(PoolRules(system=RESERVED), ("2-3", "2-3", "0-1"), id="exclusive system QoS"),
+        pytest.param(system_rules(RESERVED), ("2-3", "2-3", "0-1"), id="exclusive system QoS"),
         pytest.param(
-            PoolRules(system=RESERVED, system_exclusive=False),
+            system_rules(RESERVED, exclusive=False),
             ("0-3", "0-3", "0-1"),
             id="shared system QoS",
         ),
         pytest.param(
-            PoolRules(node_reserved=CpuSet([0]), system=CpuSet([1]), reserved=CpuSet([0, 3])),
+            system_rules(CpuSet([1]), node_reserved=CpuSet([0]), reserved=CpuSet([0, 3])),
             ("2-3", "2-3", "1"),
             id="all kinds of reservation",
         ),
@@ -510,7 +524,7 @@ def names(decision: Decision) -> tuple[str, str, str]:
             id="BE on what the kubelet reserves and the node does not",
         ),
         pytest.param(
-            PoolRules(system=CpuSet([3, 9])), ("0-2", "0-2", "3"), id="CPUs that do not exist"
+            system_rules(CpuSet([3, 9])), ("0-2", "0-2", "3"), id="CPUs that do not exist"
         ),
     ],
 )
@@ -523,10 +537,10 @@ def test_cpus_that_the_node_reserves_are_in_no_pool(
 @pytest.mark.parametrize(
     ("rules", "cpuset"),
     [
-        pytest.param(PoolRules(system=RESERVED), "0-1", id="known"),
-        pytest.param(PoolRules(system=RESERVED, system_exclusive=False), "0-1", id="shared"),
+        pytest.param(system_rules(RESERVED), "0-1", id="known"),
+        pytest.param(system_rules(RESERVED, exclusive=False), "0-1", id="shared"),
         pytest.param(PoolRules(), "0-3", id="unknown"),
-        pytest.param(PoolRules(system=CpuSet([9])), "0-3", id="not on this machine"),
+        pytest.param(system_rules(CpuSet([9])), "0-3", id="not on this machine"),
     ],
 )
 def test_system_pod_runs_on_the_cpus_of_its_class(rules: PoolRules, cpuset: str) -> None:
@@ -536,11 +550,11 @@ def test_system_pod_runs_on_the_cpus_of_its_class(rules: PoolRules, cpuset: str)
 
 def test_system_pod_that_is_bound_to_numa_nodes_gets_their_pools() -> None:
     bound = pod("s", "SYSTEM", numa_nodes=(1,))
-    assert wanted(decided(machine(2, 2), bound, rules=PoolRules(system=RESERVED))) == {"s": "2-3"}
+    assert wanted(decided(machine(2, 2), bound, rules=system_rules(RESERVED))) == {"s": "2-3"}
 
 
 def test_system_pods_do_not_run_on_owned_cpus() -> None:
-    rules = PoolRules(system=RESERVED, system_exclusive=False)
+    rules = system_rules(RESERVED, exclusive=False)
     pods = pod("s", "SYSTEM"), pod("a", "LSE", "0")
     assert wanted(decided(machine(), *pods, rules=rules)) == {"s": "1", "a": "0"}
     kubelet = KubeletCpus(True, {"deleted": CpuSet([1])})
@@ -548,7 +562,7 @@ def test_system_pods_do_not_run_on_owned_cpus() -> None:
 
 
 def test_claim_of_all_cpus_of_system_pods_is_refused_while_a_system_pod_runs() -> None:
-    rules = PoolRules(system=RESERVED, system_exclusive=False)
+    rules = system_rules(RESERVED, exclusive=False)
     claimant = pod("a", "LSR", "0-1")
     assert not decided(machine(), claimant, rules=rules).refusals
     (refusal,) = decided(machine(), claimant, pod("s", "SYSTEM"), rules=rules).refusals
@@ -556,7 +570,7 @@ def test_claim_of_all_cpus_of_system_pods_is_refused_while_a_system_pod_runs() -
 
 
 def test_system_pods_whose_cpus_are_owned_count_among_those_on_the_ls_pool() -> None:
-    rules = PoolRules(system=CpuSet([0]), system_exclusive=False)
+    rules = system_rules(CpuSet([0]), exclusive=False)
     pods = pod("s", "SYSTEM"), pod("a", "LSE", "0"), pod("b", "LSE", "1-3")
     decision = decided(machine(), *pods, owned_before=("a",), rules=rules)
     assert wanted(decision) == {"s": "1-3", "a": "0", "b": "1-3"}
@@ -568,7 +582,7 @@ def test_system_pods_whose_cpus_are_owned_count_among_those_on_the_ls_pool() -> 
     ("rules", "reason"),
     [
         (PoolRules(node_reserved=RESERVED), "CPUs 1 are reserved by the node"),
-        (PoolRules(system=RESERVED), "CPUs 1 belong to SYSTEM pods"),
+        (system_rules(RESERVED), "CPUs 1 belong to SYSTEM pods"),
     ],
 )
 def test_no_pod_owns_cpus_that_the_node_reserves_unless_it_already_does(
@@ -594,7 +608,7 @@ def test_when_the_node_reserves_every_cpu_all_pods_are_blocked() -> None:
 
 
 def test_isolated_cpus_are_used_for_system_pods_only_if_configured() -> None:
-    rules = PoolRules(system=CpuSet([3]), system_exclusive=False)
+    rules = system_rules(CpuSet([3]), exclusive=False)
     assert names(decided(machine(isolated="2-3"), rules=rules)) == ("0-1", "0-1", "3")
 
 
@@ -625,12 +639,17 @@ def test_static_kubelet_places_guaranteed_pods_except_those_labelled_ls_or_be(qo
     decision = decided(machine(), pod("g", qos, kube_class="guaranteed"), kubelet=kubelet)
     shares = qos in ("LS", "BE")
     assert wanted(decision) == {"g": "0-3" if shares else None}
-    assert str(pool_cpus(decision.be_pools)) == ("0-3" if shares or qos == "LSR" else "0-1,3")
+    assert str(pool_cpus(decision.pools["be"])) == ("0-3" if shares or qos == "LSR" else "0-1,3")
 
 
 some_cpus = st.frozensets(st.integers(0, 8), max_size=3).map(CpuSet)
 some_rules = st.builds(
-    PoolRules, some_cpus, st.booleans(), st.booleans(), some_cpus, some_cpus, st.booleans()
+    PoolRules,
+    some_cpus,
+    st.booleans(),
+    st.booleans(),
+    some_cpus,
+    st.builds(DedicatedCpus, some_cpus, st.booleans()).map(lambda system: {"system": system}),
 )
 
 
@@ -641,9 +660,10 @@ def test_invariants_hold_with_any_reservation(
     topology, pods, kubelet = case
     decision = decided(topology, *pods, kubelet=kubelet, rules=rules)
     check_invariants(topology, decision, pods)
-    assert not rules.kept & pool_cpus((*decision.ls_pools, *decision.be_pools))
-    assert decision.system <= rules.system
-    assert not decision.system & union(owner.cpus for owner in decision.owners)
+    assert not rules.kept & pool_cpus((*decision.pools["ls"], *decision.pools["be"]))
+    system = pool_cpus(decision.pools["system"])
+    assert system <= rules.dedicated["system"].cpus
+    assert not system & union(owner.cpus for owner in decision.owners)
     by_agent = [owner for owner in decision.owners if not owner.kubelet]
     assert not rules.kept & union(owner.cpus for owner in by_agent)
     assert decided(topology, *reversed(pods), kubelet=kubelet, rules=rules) == decision
@@ -658,7 +678,7 @@ def test_invariants_hold_with_any_reservation(
 
 
 def test_system_pod_on_its_class_cpus_does_not_own_them_after_a_restart() -> None:
-    rules = PoolRules(system=RESERVED)
+    rules = system_rules(RESERVED)
     claimant = pod("s", "SYSTEM", "0-1")
     first = decided(machine(), claimant, rules=rules)
     assert wanted(first) == {"s": "0-1"}

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.pools import pool_cpus
 from agent.model.cpu.topology import Topology
 from agent.model.pod.annotations import SHARED_CONTAINERS
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import QOS_LABEL, QoS
-from agent.model.snapshot import UNLIMITED, pool_cpus
+from agent.model.snapshot import UNLIMITED
 from tests.builders import machine, pod
 
 RESERVED = PoolRules(reserved=CpuSet([0]))
@@ -59,7 +60,7 @@ def test_claim_that_differs_from_the_checkpoint_is_refused(qos: str, be: str) ->
     assert (main.cpuset, main.exclusive, main.kubelet, main.blocked) == ("4-5", True, True, "")
     assert owned(decision) == {"a": "4-5"}
     assert decision.pods["b"].each.cpuset == "0-3,6-7"
-    assert str(pool_cpus(decision.be_pools)) == be
+    assert str(pool_cpus(decision.pools["be"])) == be
     (refusal,) = decision.refusals
     assert (refusal.claimed, refusal.held) == ("2-3", "4-5")
     assert refusal.reason == "the kubelet assigned it CPUs 4-5"
@@ -94,7 +95,7 @@ def test_plain_guaranteed_container_has_the_checkpoints_cpus_and_its_own_limits(
     main = decision.pods["a"].of("main")
     assert (main.cpuset, main.exclusive, main.lifts_quota) == ("4-5", True, False)
     assert decision.pods["a"].group.quota_microseconds is None
-    assert str(pool_cpus(decision.be_pools)) == "0-3,6-7"
+    assert str(pool_cpus(decision.pools["be"])) == "0-3,6-7"
 
 
 @pytest.mark.parametrize("qos", ["LSE", "LSR"])
@@ -226,9 +227,9 @@ def test_cpus_that_the_kubelet_assigned_belong_to_no_other_pod(
     assert decide(topology, tuple(reversed(pods)), kubelet, before, {}, rules) == decision
     own = [owner.cpus for owner in decision.owners]
     assert sum(map(len, own)) == len(union(own)), "a CPU has two owners"
-    assert not union(own) & pool_cpus(decision.ls_pools)
+    assert not union(own) & pool_cpus(decision.pools["ls"])
     with_be = union(owner.cpus for owner in decision.owners if owner.qos is not QoS.LSE)
-    assert not (union(own) - with_be) & pool_cpus(decision.be_pools)
+    assert not (union(own) - with_be) & pool_cpus(decision.pools["be"])
     labels = {each.uid: each.labels.get(QOS_LABEL) for each in pods}
     claiming = {each.uid for each in pods if each.annotations}
     for uid, of_pod in kubelet.containers.items():
@@ -238,7 +239,7 @@ def test_cpus_that_the_kubelet_assigned_belong_to_no_other_pod(
                 assert not wanted.exclusive
                 continue
             assert (wanted.cpuset, wanted.exclusive) == (str(cpus_of), True)
-            assert not cpus_of & pool_cpus(decision.ls_pools)
+            assert not cpus_of & pool_cpus(decision.pools["ls"])
     for owner in decision.owners:
         assert not owner.cpus <= rules.reserved, "all CPUs of an owner are reserved"
     for each in pods:

@@ -15,8 +15,9 @@ import pytest
 from agent.cli.topology import watched
 from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.pools import Pool
 from agent.model.pod.qos import QoS
-from agent.model.snapshot import NOTHING, Owner, PodWanted, Pool, Snapshot, Wanted, encode
+from agent.model.snapshot import NOTHING, Owner, PodWanted, Snapshot, Wanted, encode
 from tests.fixtures.trees import CPU, machine, offline, write
 
 MAIN = "import sys; from agent.__main__ import main; sys.exit(main())"
@@ -142,8 +143,7 @@ def test_json_with_owners(tmp_path: Path) -> None:
         listed_at=0,
         boot_id="boot",
         kubelet_static=False,
-        ls_pools=(Pool(0, 0, "1"),),
-        be_pools=(Pool(0, 0, "1"),),
+        pools={"ls": (Pool(0, 0, "1"),), "be": (Pool(0, 0, "1"),)},
         owners=(Owner("u1", "default/db", QoS.LSR, "0"),),
         pods={
             "u1": PodWanted("default/db", QoS.LSR, Wanted(cpuset="0", exclusive=True)),
@@ -159,7 +159,7 @@ def test_json_with_owners(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     decisions = found.pop("decisions")
     assert found == json.loads(run(*arguments).stdout)
-    assert decisions["ls_pools"] == [{"socket": 0, "node": 0, "cpus": "1"}]
+    assert decisions["pools"]["ls"] == [{"socket": 0, "node": 0, "cpus": "1"}]
     assert decisions["owners"] == [
         {
             "uid": "u1",

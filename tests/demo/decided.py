@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from agent.model.cpu.pools import Pool
 from agent.model.pod.qos import QoS
-from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 
 SNAPSHOT = Snapshot(
     generation=1,
     listed_at=0,
     boot_id="boot",
     kubelet_static=False,
-    ls_pools=(Pool(0, 0, "0"),),
-    be_pools=(Pool(0, 0, "0"),),
+    pools={"ls": (Pool(0, 0, "0"),), "be": (Pool(0, 0, "0"),)},
     owners=(Owner("u1", "demo/lse", QoS.LSE, "1"),),
     pods={
         "u1": PodWanted("demo/lse", QoS.LSE, Wanted(cpuset="1", exclusive=True)),

@@ -9,10 +9,11 @@ from agent.hooks.cpuset import CpuGrant, Keep, Override
 from agent.hooks.cri import create_container, update_container
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.pools import Pool, Pools
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL, QoS
-from agent.model.snapshot import CgroupLimits, Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.model.snapshot import CgroupLimits, Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
 from agent.proto import cri_pb2 as pb
 
@@ -35,14 +36,19 @@ def request(
     )
 
 
+def pools(ls: str = "0,2-3", be: str = "0,2-3", system: str = "") -> Pools:
+    """Pools with these CPUs, on one NUMA node."""
+    by_name = {"ls": ls, "be": be, "system": system}
+    return {name: (Pool(0, 0, cpus),) if cpus else () for name, cpus in by_name.items()}
+
+
 def snapshot(**changes: object) -> Snapshot:
     values: dict[str, object] = {
         "generation": 1,
         "listed_at": 100,
         "boot_id": "b",
         "kubelet_static": False,
-        "ls_pools": (Pool(0, 0, "0,2-3"),),
-        "be_pools": (Pool(0, 0, "0,2-3"),),
+        "pools": pools(),
         "owners": (Owner("own", "ns/own", QoS.LSE, "1"),),
         "pods": {
             "own": PodWanted("ns/own", QoS.LSE, OWN),
@@ -70,21 +76,21 @@ IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
         pytest.param(request("new", "LS"), snapshot(), [], override(0, 2, 3), id="unknown sharer"),
         pytest.param(
             request("new", "BE"),
-            snapshot(be_pools=(Pool(0, 0, "0-3"),)),
+            snapshot(pools=pools(be="0-3")),
             [],
             override(0, 2, 3),
             id="a stale pool is used without owned CPUs",
         ),
         pytest.param(
             request("new", "BE"),
-            snapshot(be_pools=(Pool(0, 0, "0-3"),), owners=(Owner("own", "ns/own", QoS.LSR, "1"),)),
+            snapshot(pools=pools(be="0-3"), owners=(Owner("own", "ns/own", QoS.LSR, "1"),)),
             [],
             override(0, 1, 2, 3),
             id="BE shares with LSR",
         ),
         pytest.param(
             request("new", "BE", parent="/kubepods/podp"),
-            snapshot(be_pools=(Pool(0, 0, "0-3"),), owners=(Owner("own", "ns/own", QoS.LSR, "1"),)),
+            snapshot(pools=pools(be="0-3"), owners=(Owner("own", "ns/own", QoS.LSR, "1"),)),
             [],
             override(0, 2, 3),
             id="a Guaranteed pod labelled BE does not",
@@ -362,7 +368,11 @@ def test_update_of_an_unknown_container_keeps_the_cpus_of_the_kubelet() -> None:
             id="the static kubelet chose nothing: not every CPU, but the pool",
         ),
         pytest.param(
-            request("x", "LS"), snapshot(ls_pools=()), [], Wait("its pool has no CPU"), id="empty"
+            request("x", "LS"),
+            snapshot(pools=pools(ls="")),
+            [],
+            Wait("its pool has no CPU"),
+            id="empty",
         ),
     ],
 )
@@ -526,7 +536,7 @@ def test_quota_is_lifted_for_owners_and_for_exclusive_grants() -> None:
     ],
 )
 def test_unknown_system_pod(system: str, cpus: list[int]) -> None:
-    answer = cpuset.create(request("new", "SYSTEM"), snapshot(system=system), [])
+    answer = cpuset.create(request("new", "SYSTEM"), snapshot(pools=pools(system=system)), [])
     assert answer == override(*cpus)
 
 

@@ -9,10 +9,11 @@ from agent.hooks import cpuset, cri
 from agent.hooks.cpuset import Keep, Override
 from agent.hooks.cri import create_container, mounted
 from agent.hooks.requests import CreateContainer
+from agent.model.cpu.pools import Pool
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL, QoS
-from agent.model.snapshot import CpuPolicy, Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.model.snapshot import CpuPolicy, Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
 from agent.proto import cri_pb2 as pb
 
@@ -41,8 +42,7 @@ def snapshot(policy: CpuPolicy = "static", **containers: Wanted) -> Snapshot:
         listed_at=100,
         boot_id="b",
         kubelet_static=False,
-        ls_pools=(Pool(0, 0, "0,3"),),
-        be_pools=(Pool(0, 0, "0,3"),),
+        pools={"ls": (Pool(0, 0, "0,3"),), "be": (Pool(0, 0, "0,3"),)},
         owners=(Owner("g", "ns/g", QoS.LSE, "1-2"),),
         pods={"g": PodWanted("ns/g", QoS.LS, POOL, containers)},
         containers={},

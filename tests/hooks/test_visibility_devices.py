@@ -599,7 +599,7 @@ def request(uid: str = "p", *, allocated: bool = False, name: str = "main") -> C
     return CreateContainer(PodAnnounced(uid, "ns", uid, {}, notes, "/kubepods"), name)
 
 
-BARE = Snapshot(1, 0, "b", False, (), (), (), {}, {})
+BARE = Snapshot(1, 0, "b", False, {}, (), {}, {})
 POD = PodWanted("ns/p", QoS.LS, Wanted("0")).with_visible(
     Visibility(()), {"main": Visibility((A,))}
 )

@@ -16,7 +16,8 @@ from agent.host import files
 from agent.host.files import boot_id
 from agent.host.loop import Loop
 from agent.model import snapshot as snapshots
-from agent.model.snapshot import Pool, Snapshot, Wanted
+from agent.model.cpu.pools import Pool
+from agent.model.snapshot import Snapshot, Wanted
 from agent.model.verdict import Refuse, Wait
 from agent.nri.link import PluginLink
 from agent.nri.messages import NriContainer
@@ -28,7 +29,8 @@ from tests.integration.harness import HOLD, TestNode, fresh_node, page, sum_of_s
 from tests.nri.recorder import Recorder
 from tests.waiting import DEADLINE_SECONDS, eventually
 
-EMPTY = Snapshot(1, 0, boot_id(), False, (Pool(0, 0, "0-1"),), (Pool(0, 0, "0-1"),), (), {}, {})
+POOLS = {"ls": (Pool(0, 0, "0-1"),), "be": (Pool(0, 0, "0-1"),)}
+EMPTY = Snapshot(1, 0, boot_id(), False, POOLS, (), {}, {})
 
 
 class NriNode:

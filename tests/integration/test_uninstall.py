@@ -84,8 +84,7 @@ def write_reports(reported_node: ReportedNode) -> None:
     values = ReportValues(
         reported_node.node,
         machine(1, 4),
-        (),
-        (),
+        {},
         (),
         (),
         Reserved(),

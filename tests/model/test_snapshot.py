@@ -10,19 +10,18 @@ from hypothesis import strategies as st
 
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.pools import Pool
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import (
     CgroupLimits,
     ExclusionError,
     Owner,
     PodWanted,
-    Pool,
     Snapshot,
     SnapshotError,
     Wanted,
     excludes,
     parse_patterns,
-    pool_cpus,
 )
 
 LS_POD = PodWanted("ns/p", QoS.LS, Wanted("0-3"))
@@ -52,8 +51,7 @@ full = st.builds(
     listed_at=st.integers(0, 2**62),
     boot_id=text,
     kubelet_static=st.booleans(),
-    ls_pools=pools,
-    be_pools=pools,
+    pools=st.dictionaries(text, pools, max_size=3),
     owners=st.lists(st.builds(Owner, text, text, qos, cpusets), max_size=3).map(tuple),
     pods=st.dictionaries(
         text, st.builds(PodWanted, text, qos, wanted, st.dictionaries(text, wanted), text)
@@ -63,7 +61,7 @@ full = st.builds(
 
 
 def encoded() -> dict[str, Any]:
-    snapshot = Snapshot(5, 7, "boot", False, (), (), (), {"u": LS_POD}, {"c": Wanted("1")})
+    snapshot = Snapshot(5, 7, "boot", False, {}, (), {"u": LS_POD}, {"c": Wanted("1")})
     fields: dict[str, Any] = json.loads(snapshots.encode(snapshot))
     return fields
 
@@ -122,13 +120,6 @@ def test_a_truncated_snapshot_is_a_snapshot_error(snapshot: Snapshot, data: st.D
 def test_invalid_snapshots(raw: bytes, reason: str) -> None:
     with pytest.raises(SnapshotError, match=reason):
         snapshots.decode(raw)
-
-
-def test_pool_cpus_of_all_or_of_some_nodes() -> None:
-    pools = (Pool(0, 0, "0-1"), Pool(0, 1, "2"), Pool(1, 2, "7"))
-    assert pool_cpus(pools) == CpuSet([0, 1, 2, 7])
-    assert pool_cpus(pools, (2, 0, 5)) == CpuSet([0, 1, 7])
-    assert pool_cpus(pools, (5,)) == CpuSet()
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from agent.allocate.reserved_cpus import KubeletCpus
 from agent.cgroup.outcome import GroupChange, ValueChange, ValueOutcome, WriteOutcome, WriteState
 from agent.model.audit import AuditEvent, Record, WriteReason
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.pools import Pool
 from agent.model.devices.visibility import DeviceNode, Visibility, VisibleGpu
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.qos import QoS
-from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.node.audit import PassAudit, Written, cause, decisions
 from tests.builders import machine, pod, running
 from tests.node.world import World
@@ -28,7 +29,7 @@ def lines(records: list[Record]) -> list[tuple[str, ...]]:
 
 def snapshot(**values: object) -> Snapshot:
     pools = (Pool(0, 0, "0-3"),)
-    defaults = {"ls_pools": pools, "be_pools": pools, "owners": (), "pods": {}, "containers": {}}
+    defaults = {"pools": {"ls": pools, "be": pools}, "owners": (), "pods": {}, "containers": {}}
     return Snapshot(1, 1, "boot", False, **{**defaults, **values})  # type: ignore[arg-type]
 
 

@@ -144,7 +144,7 @@ def test_gpus_are_hidden_if_there_are_any() -> None:
 
 
 def test_before_the_first_decision_only_pods_with_devices_wait() -> None:
-    snapshot = Snapshot(1, 0, "b", False, (), (), (), {}, {}, devices=UNDECIDED.node)
+    snapshot = Snapshot(1, 0, "b", False, {}, (), {}, {}, devices=UNDECIDED.node)
     announced = PodAnnounced("p", "ns", "p", {}, {DEVICE_ALLOCATED: FIRST}, "")
     assert isinstance(admission.decided_devices(CreateContainer(announced, "main"), snapshot), Wait)
     other = PodAnnounced("q", "ns", "q", {}, {}, "")

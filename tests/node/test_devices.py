@@ -340,7 +340,7 @@ def test_allocated_cards_can_be_withheld_from_the_device_object(
         seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.api_node, (pod("a"),), grants)
         assert seen is not None
         values = ReportValues(
-            "n", TOPOLOGY, (), (), (), (), Reserved(), NodeConfiguration(), seen.report
+            "n", TOPOLOGY, {}, (), (), Reserved(), NodeConfiguration(), seen.report
         )
         store = EmbeddedStore(str(tmp_path / "objects"))
         store.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}})

@@ -230,7 +230,7 @@ def test_the_runtime_gets_no_memory_nodes_if_pages_would_migrate(
     containers = (Container("c", "main", ContainerState.RUNNING, "/c"),)
     pod = Pod("u", "ns", "p", {}, {}, "burstable", 0, containers)
     wanted = Wanted("1", limits=CgroupLimits(mems=CpuSet([0])))
-    decision = Decision((), (), (), (), {"u": PodWanted(pod.title, pod.qos, wanted)})
+    decision = Decision((), {}, (), {"u": PodWanted(pod.title, pod.qos, wanted)})
     enforcement.apply(RuntimeState((pod,), {}), decision, Freed((), {}))
     eventually("the runtime is updated", updater.idle)
     updater.close()
@@ -256,7 +256,7 @@ def test_the_runtime_gets_the_restored_quota(world: World) -> None:
     observed = RuntimeState((pod,), {})
     quotas = []
     for wanted in (Wanted("1", exclusive=True), Wanted("0,2"), Wanted("1", exclusive=True)):
-        decision = Decision((), (), (), (), {"own": PodWanted(pod.title, pod.qos, wanted)})
+        decision = Decision((), {}, (), {"own": PodWanted(pod.title, pod.qos, wanted)})
         freed = enforcement.make_room(
             observed, (), decision, cpus.read(world.root), {}, pending=False, dynamic=False
         )

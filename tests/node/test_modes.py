@@ -86,7 +86,7 @@ def test_every_created_file_has_its_mode(tmp_path: Path) -> None:
     cache = ClusterCache(_Source(), str(state / "cluster.json"))
     cache.update(ClusterState(node=ApiNode("u")), ())
     pods = {"u": PodWanted("ns/p", QoS.LS, Wanted("0-3"))}
-    decision = Decision((), (), (), (), pods, local_owners=(LocalOwner("u", "c", "0-3"),))
+    decision = Decision((), {}, (), pods, local_owners=(LocalOwner("u", "c", "0-3"),))
     assert CpuNotices(str(state)).write(decision, dynamic=True) == []
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"a": "b"}}}
     EmbeddedStore(str(state / "objects")).apply(node)

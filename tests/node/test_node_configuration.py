@@ -8,6 +8,7 @@ import pytest
 from agent.kube.events import Regarding
 from agent.kubelet.configuration import ConfigurationError, of_object
 from agent.model.apiobjects import ApiNode, ApiPod, Phase
+from agent.model.cpu.pools import pool_cpus
 from agent.model.nrt.node_annotations import (
     NUMA_MEMORY_POLICY,
     RESERVATION,
@@ -45,7 +46,11 @@ def test_annotations_become_rules() -> None:
     configured = NodeObject("n").configuration(node(**annotations), machine())
     assert configured.reservation == NodeReservation({"cpu": "1100m"}, "0-1")
     found = rules(configured)
-    assert (str(found.node_reserved), str(found.system), found.system_exclusive) == (
+    assert (
+        str(found.node_reserved),
+        str(found.dedicated["system"].cpus),
+        found.dedicated["system"].exclusive,
+    ) == (
         "0-1",
         "3",
         False,
@@ -161,7 +166,7 @@ def test_a_node_annotation_reaches_containers_report_and_snapshot(tmp_path: Path
     assert world.cpus("kubepods/burstable/podsys/c-sys-main") == "3"
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "1-2"
     assert world.cpus("kubepods/burstable/podbe/c-be-main") == "1-2"
-    assert world.snapshot().system == "3"
+    assert str(pool_cpus(world.snapshot().pools["system"])) == "3"
     found = store.get("Node", "n")
     assert found is not None
     assert found["metadata"]["annotations"][SYSTEM_QOS] == '{"cpuset": "3"}'

@@ -42,7 +42,7 @@ def configured(policy: str = "none", memory: str = "None", endpoint: str = "") -
 
 
 def snapshot(*, static: bool = False, policy: CpuPolicy = "none") -> Snapshot:
-    return Snapshot(1, 1, "boot", static, (), (), (), {}, {}, cpu_policy=policy)
+    return Snapshot(1, 1, "boot", static, {}, (), {}, {}, cpu_policy=policy)
 
 
 def with_states(kubelet: KubeletStatus, cpu: str = "", memory: str = "") -> KubeletStatus:

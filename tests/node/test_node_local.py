@@ -81,8 +81,8 @@ def start(world: World, agent: Reconciler, sandbox: Sandbox, cpus: int, name: st
 
 def pool(world: World) -> CpuSet:
     snapshot = world.snapshot()
-    assert snapshot.ls_pools == snapshot.be_pools
-    return CpuSet.parse(",".join(each.cpuset for each in snapshot.ls_pools))
+    assert snapshot.pools["ls"] == snapshot.pools["be"]
+    return CpuSet.parse(",".join(each.cpuset for each in snapshot.pools["ls"]))
 
 
 def test_container_gets_cpus_before_its_creation_and_others_are_moved_away(world: World) -> None:

@@ -169,7 +169,7 @@ class Churn(RuleBasedStateMachine):
     @invariant()
     def only_the_owner_runs_on_its_cpus(self) -> None:
         snapshot = self.world.snapshot()
-        pool = union(each.cpus for each in snapshot.ls_pools)
+        pool = union(each.cpus for each in snapshot.pools["ls"])
         assert pool
         assert self.reserved <= pool
         owned = [owner.cpus for owner in snapshot.owners]

@@ -528,8 +528,8 @@ class Churn(RuleBasedStateMachine):
         snapshot = host.snapshot()
         assert snapshot is not None
         taken = EMPTY
-        ls = union(each.cpus for each in snapshot.ls_pools)
-        be = union(each.cpus for each in snapshot.be_pools)
+        ls = union(each.cpus for each in snapshot.pools["ls"])
+        be = union(each.cpus for each in snapshot.pools["be"])
         for owner in snapshot.owners:
             assert owner.cpus, f"{owner.title} owns no CPUs"
             assert not owner.cpus & taken, f"{owner.title} owns {owner.cpus & taken} of another"

@@ -50,6 +50,7 @@ from agent.kubelet.podresources import FieldError
 from agent.kubelet.statefile import StateFileError
 from agent.model import audit, notice, notifications, snapshot, wire
 from agent.model.apiobjects import from_object
+from agent.model.cpu.pools import Pool
 from agent.model.devices import device_files, visibility
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.devices.holding import HoldingSource, ReportedDevices
@@ -793,8 +794,7 @@ def _own_files(folder: Path) -> Iterator[Target]:
         7,
         "boot",
         False,
-        (snapshot.Pool(0, 0, "0-3"),),
-        (),
+        {"ls": (Pool(0, 0, "0-3"),)},
         (),
         pods,
         {"c": snapshot.Wanted("1")},

@@ -13,6 +13,7 @@ from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.hooks.requests import DeviceFields
 from agent.model.audit import Record
+from agent.model.cpu.pools import Pool, Pools
 from agent.model.devices.visibility import (
     DeviceNode,
     NodeDevice,
@@ -25,7 +26,7 @@ from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.settings import failure_policy
 from agent.model.settings.failure_policy import CREATE, RUN, UPDATE, Deadlines
 from agent.model.settings.frontends import ProxySettings
-from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import CpusetGate
 from agent.relay.gate import Call, GateVerdict
@@ -33,11 +34,17 @@ from tests.hooks.simulated_agent import SimulatedAgent
 
 BOOT = "this-boot"
 DEFAULTS = ProxySettings()
-EMPTY = Snapshot(1, 0, BOOT, False, (Pool(0, 0, "0-3"),), (Pool(0, 0, "0-3"),), (), {}, {})
+
+
+def pools(cpus: str) -> Pools:
+    """Pools of all classes with these CPUs, on one NUMA node."""
+    return {"ls": (Pool(0, 0, cpus),), "be": (Pool(0, 0, cpus),)}
+
+
+EMPTY = Snapshot(1, 0, BOOT, False, pools("0-3"), (), {}, {})
 OWNED = msgspec.structs.replace(
     EMPTY,
-    ls_pools=(Pool(0, 0, "0,2-3"),),
-    be_pools=(Pool(0, 0, "0,2-3"),),
+    pools=pools("0,2-3"),
     owners=(Owner("own", "ns/own", QoS.LSE, "1"),),
     pods={"own": PodWanted("ns/own", QoS.LSE, Wanted("1", exclusive=True))},
     containers={"c-own": Wanted("1", exclusive=True), "c-kubelet": Wanted()},

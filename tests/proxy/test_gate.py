@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from agent.hooks.cpuset import CpuGrant
+from agent.model.cpu.pools import Pool
 from agent.model.notifications import (
     Created,
     PodAnnounced,
@@ -19,7 +20,7 @@ from agent.model.notifications import (
 )
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.settings.failure_policy import CREATE, RUN, UPDATE
-from agent.model.snapshot import PodWanted, Pool, Snapshot, Wanted
+from agent.model.snapshot import PodWanted, Snapshot, Wanted
 from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import METHODS, CpusetGate
@@ -403,7 +404,7 @@ def test_policy_may_allow_an_lse_pod_without_its_cpus(tmp_path: Path) -> None:
     _, verdict = fail_open.create("new", "LSE", "2")
     assert cpus_of(verdict) == "0,2-3"
     assert fail_open.admission.outcomes.failed_open == {(CREATE, "LSE", "timeout"): 1}
-    fail_open.publish(msgspec.structs.replace(OWNED, ls_pools=(Pool(0, 0, "1"),)))
+    fail_open.publish(msgspec.structs.replace(OWNED, pools={"ls": (Pool(0, 0, "1"),)}))
     _, verdict = fail_open.create("new", "LSE", "2")
     assert isinstance(verdict, Refuse), "no policy gives it the CPU of another pod"
     assert verdict.message == "pod ns/new: no CPUs after 0 s: its pool has no CPU"

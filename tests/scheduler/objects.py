@@ -107,7 +107,7 @@ def topology(
             tuple(resource_topology.Zone(each, {"cpu": amounts}) for each in range(zones)),
             policy,
             fingerprint=None if pods is None else fingerprint.of(pods),
-            annotations=koordinator_annotations(machine, (), (), (), NodeConfiguration()),
+            annotations=koordinator_annotations(machine, {}, (), NodeConfiguration()),
         ),
         resource_topology.Version.V1ALPHA2,
     )

@@ -3,7 +3,8 @@ import pytest
 
 from agent.allocate.cpu_claims import RefusalCause
 from agent.allocate.pools import decide
-from agent.allocate.reserved_cpus import KubeletCpus
+from agent.allocate.reserved_cpus import DedicatedCpus, KubeletCpus, PoolRules
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.pods import Pod
 from agent.node.change_log import ChangeRecorder
@@ -29,6 +30,14 @@ def test_a_decision_is_exported_until_the_next() -> None:
     assert dict(refused)["reason"] == "absent"
     ChangeRecorder(metrics).export(decide(machine(), (), KubeletCpus(), {}, {}))
     assert not [name for name, _ in samples(metrics) if name == "topolet_exclusive_cpus"]
+
+
+def test_pools_are_exported_by_name_without_dedicated_ones() -> None:
+    metrics = AgentMetrics()
+    rules = PoolRules(dedicated={"system": DedicatedCpus(CpuSet([3]))})
+    ChangeRecorder(metrics).export(decide(machine(), (), KubeletCpus(), {}, {}, rules))
+    exported = {dict(labels)["pool"] for name, labels in samples(metrics) if "pool_cpus" in name}
+    assert exported == {"ls", "be"}
 
 
 @pytest.mark.parametrize(

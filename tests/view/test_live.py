@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.pools import Pool
 from agent.model.pod.qos import QoS
-from agent.model.snapshot import LocalOwner, Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.model.snapshot import LocalOwner, Owner, PodWanted, Snapshot, Wanted
 from agent.view.devices import ShownDevice
 from agent.view.live import (
     UNKNOWN,
@@ -37,7 +38,9 @@ def decided(
     local: tuple[LocalOwner, ...] = (),
 ) -> Snapshot:
     pools = (Pool(0, 0, "0-1"), Pool(1, 1, "4-7"))
-    return Snapshot(7, 0, "b", False, pools, pools[1:], owners, pods, {}, local_owners=local)
+    return Snapshot(
+        7, 0, "b", False, {"ls": pools, "be": pools[1:]}, owners, pods, {}, local_owners=local
+    )
 
 
 def live_node(

@@ -71,7 +71,7 @@ def test_holders_of_cpus_in_one_pool_or_in_no_pool() -> None:
     topology = machine(isolated="3")
     decision = decided(topology, pod("lsr", "LSR", "0"), pod("lse", "LSE", "1"))
     pools = snapshot(decision)
-    only_ls = msgspec.structs.replace(pools, be_pools=())
+    only_ls = msgspec.structs.replace(pools, pools={**pools.pools, "be": ()})
     assert holders(topology, only_ls) == {0: "LSR ns/lsr", 1: "LSE ns/lse", 2: "LS pool"}
     assert holders(topology, pools)[0] == "LSR ns/lsr, and the BE pool"
     assert 3 not in holders(topology, pools), "isolated"

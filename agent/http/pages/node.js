@@ -69,7 +69,7 @@ const paintCells = () => {
   for (const [id, made] of cells) {
     const pod = ownerOf.get(id), pools = poolsOf(id);
     const name = ['cpu', pod ? 'owned' : '', pod && pools.includes('BE') ? 'be' : '',
-      !pod && pools.length === 1 && pools[0] === 'BE' ? 'only-be' : '', !pod && !pools.length ? 'none' : ''].filter(Boolean).join(' ');
+      !pod && pools.length === 1 && pools[0] === 'BE' ? 'only-be' : '', !pod && !pools.some(kind => node.pool_kinds.includes(kind)) ? 'none' : ''].filter(Boolean).join(' ');
     const key = `${name} ${pod ? pod.uid : ''} ${pools}`;
     if (made.owner === key) continue;
     made.owner = key;
@@ -219,18 +219,16 @@ const drawPools = () => {
   byId('no-pools').hidden = ids.length > 0;
   keep(byId('pools'), ids, id => id, id => element('div', {class: 'pool'},
     element('p', {}, element('b', {text: `NUMA node ${id}`}), element('span')),
-    svg('svg', {viewBox: '0 0 300 44', preserveAspectRatio: 'none', role: 'img'}, svg('path', {class: 'ls'}), svg('path', {class: 'be'})),
+    svg('svg', {viewBox: '0 0 300 44', preserveAspectRatio: 'none', role: 'img'}, ...node.pool_kinds.map(kind => svg('path', {class: kind.toLowerCase()}))),
     element('p', {class: 'ends'}, element('span'), element('span', {text: 'now'}))),
   (made, id) => {
-    const ls = sizesOf('LS', id), be = sizesOf('BE', id);
-    const most = Math.max(...[...ls.steps, ...be.steps].map(step => step[1]), 1);
-    made.firstElementChild.lastElementChild.textContent = `LS ${ls.present} \u00b7 BE ${be.present} CPUs`;
-    const [one, other] = made.querySelectorAll('path');
-    one.setAttribute('d', pathOf(ls, most));
-    other.setAttribute('d', pathOf(be, most));
-    const changes = ls.steps.length + be.steps.length - 4;
-    made.querySelector('svg').setAttribute('aria-label', `NUMA node ${id}: LS pool ${ls.steps[0][1]}, now ${ls.present} CPUs; BE pool ${be.steps[0][1]}, now ${be.present}; ${Math.max(changes, 0)} changes`);
-    made.querySelector('.ends span').textContent = timed(new Date(ls.begin).toISOString());
+    const sizes = node.pool_kinds.map(kind => ({kind, ...sizesOf(kind, id)})), steps = sizes.flatMap(each => each.steps);
+    const most = Math.max(...steps.map(step => step[1]), 1);
+    made.firstElementChild.lastElementChild.textContent = `${sizes.map(each => `${each.kind} ${each.present}`).join(' \u00b7 ')} CPUs`;
+    made.querySelectorAll('path').forEach((path, index) => path.setAttribute('d', pathOf(sizes[index], most)));
+    const texts = sizes.map(each => `${each.kind} pool ${each.steps[0][1]}, now ${each.present} CPUs`);
+    made.querySelector('svg').setAttribute('aria-label', `NUMA node ${id}: ${texts.join('; ')}; ${Math.max(steps.length - 2 * sizes.length, 0)} changes`);
+    made.querySelector('.ends span').textContent = timed(new Date(sizes[0].begin).toISOString());
   });
 };
 
@@ -270,11 +268,11 @@ const showCpu = id => {
   const siblings = node.cpus.filter(each => each.core === cpu.core && each.id !== id).map(each => each.id);
   const cache = cpu.l3 === undefined || cpu.l3 === null ? [] : node.cpus.filter(each => each.l3 === cpu.l3).map(each => each.id);
   const pools = poolsOf(id);
-  const isolated = new Set(numbers(node.isolated)).has(id), system = new Set(numbers(node.system)).has(id);
+  const isolated = new Set(numbers(node.isolated)).has(id);
   return Detail.show(`cpu ${id}`, `CPU ${id}`, [
     ['Owner', pod ? linkTo({pod: pod.title}, pod.title) : 'none'], ['Class', pod && pod.qos],
     ['Reason', pod ? pod.reason : pools.length ? 'no pod owns it: pods of the pool share it' : isolated ? 'the kernel isolates it'
-      : system ? 'it is reserved for SYSTEM pods' : 'it is reserved, or belongs to a pod without a class'],
+      : 'it is reserved, or belongs to a pod without a class'],
     ['Since', pod ? sinceOf(pod) : ''], ['Pools', pools.join(', ') || 'none'],
     ['Load', element('span', {id: 'detail-load', text: percent(loadOf(id))})],
     ['Core', `${cpu.core}${siblings.length ? `, with CPU ${siblings.join(', ')}` : ''}${cpu.kind ? `, kind ${cpu.kind}` : ''}`],

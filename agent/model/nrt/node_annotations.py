@@ -29,11 +29,11 @@ from agent.model.cpu.policies import (
     STRATEGY_VALUES,
     GpuPartitionPolicy,
 )
+from agent.model.cpu.pools import Pool, Pools
 from agent.model.cpu.topology import Cpu, Topology
 from agent.model.nrt.resource_topology import L3_CPUS, NodeTopology
 from agent.model.pod.annotations import AnnotationError, cpu_list, decoded, text_of
 from agent.model.quantities import Quantity, QuantityError, milli
-from agent.model.snapshot import Pool
 
 SYSTEM_QOS: Final = "node.koordinator.sh/system-qos-resource"
 RESERVATION: Final = "node.koordinator.sh/reservation"
@@ -48,6 +48,9 @@ BIND_MEMORY: Final = "bind"
 CPU_TOPOLOGY = "node.koordinator.sh/cpu-topology"
 CPU_SHARED_POOLS = "node.koordinator.sh/cpu-shared-pools"
 BE_CPU_SHARED_POOLS = "node.koordinator.sh/be-cpu-shared-pools"
+POOL_ANNOTATIONS: Final = {CPU_SHARED_POOLS: "ls", BE_CPU_SHARED_POOLS: "be"}
+"""The pools that Koordinator's annotations have, by key. The CPUs of SYSTEM pods are in the
+configuration."""
 POD_CPU_ALLOCS = "node.koordinator.sh/pod-cpu-allocs"
 REFUSED_CLAIMS = "topolet.io/refused-claims"
 CPU_MANAGER_POLICY = "kubelet.koordinator.sh/cpu-manager-policy"
@@ -269,8 +272,7 @@ class NodeConfiguration(msgspec.Struct, frozen=True):
 
 def koordinator_annotations(
     topology: Topology,
-    ls_pools: tuple[Pool, ...],
-    be_pools: tuple[Pool, ...],
+    pools: Pools,
     allocs: tuple[PodCpuAlloc, ...],
     configured: NodeConfiguration,
     refused: tuple[RefusedClaim, ...] = (),
@@ -288,8 +290,7 @@ def koordinator_annotations(
     }
     return {
         CPU_TOPOLOGY: _text({"detail": [_cpu(each) for each in topology.cpus]}),
-        CPU_SHARED_POOLS: _text(ls_pools),
-        BE_CPU_SHARED_POOLS: _text(be_pools),
+        **{key: _text(pools.get(name, ())) for key, name in POOL_ANNOTATIONS.items()},
         POD_CPU_ALLOCS: _text(allocs),
         CPU_MANAGER_POLICY: _text(_cpu_manager_fields(configured)),
         **{key: text for key, value in optional.items() if (text := _text(value)) != "{}"},

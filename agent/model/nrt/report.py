@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.pools import Pools
 from agent.model.cpu.topology import NumaNode, Topology
 from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import Device, Portion, portions
@@ -32,7 +33,6 @@ from agent.model.nrt.resource_topology import (
     OwnerReference,
     Zone,
 )
-from agent.model.snapshot import Pool
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 
@@ -172,8 +172,7 @@ class ReportValues(msgspec.Struct, frozen=True):
 
     name: str
     topology: Topology
-    ls_pools: tuple[Pool, ...]
-    be_pools: tuple[Pool, ...]
+    pools: Pools
     allocs: tuple[PodCpuAlloc, ...]
     held: tuple[Allocated, ...]
     reserved: Reserved
@@ -218,8 +217,7 @@ def build(values: ReportValues) -> Report:
         {MANAGED_BY: configured.managed_by},
         koordinator_annotations(
             values.topology,
-            values.ls_pools,
-            values.be_pools,
+            values.pools,
             values.allocs,
             configured,
             values.refused,

@@ -1,4 +1,8 @@
-"""Koordinator's QoS and priority classes, and how the QoS class of a pod is determined."""
+"""Koordinator's QoS and priority classes, how the QoS class of a pod is determined, and which class
+uses which pool of CPUs.
+
+A decision, the snapshot and everything that shows them hold pools by name. `POOLS` is the only
+place that lists them."""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import enum
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Final, Literal
+
+import msgspec
 
 from agent.model.bounds import unknown_value
 
@@ -24,6 +30,55 @@ class QoS(enum.StrEnum):
     LS = "LS"
     BE = "BE"
     SYSTEM = "SYSTEM"
+
+
+class PoolKind(msgspec.Struct, frozen=True):
+    """A row of the table of pools."""
+
+    name: str
+    """Its name in the snapshot, in metrics and, with the suffix -pool, in the audit trail."""
+    qos: QoS
+    """The class of the pods that use it while they own no CPUs."""
+    excluded: frozenset[QoS]
+    """The classes of owners whose CPUs are not in the pool."""
+    fallback: str | None = None
+    """The pool that its pods use while it has no CPU; None if they use no other."""
+    dedicated: bool = False
+    """Whether it has only the CPUs that the node's configuration gives to its class. Any other pool
+    has all CPUs that are not reserved."""
+
+    @property
+    def title(self) -> str:
+        """Its name on screens."""
+        return self.name.upper()
+
+
+_EVERY_OWNER: Final = frozenset(QoS)
+
+POOLS: Final = {
+    kind.name: kind
+    for kind in (
+        PoolKind("ls", QoS.LS, _EVERY_OWNER),
+        PoolKind("be", QoS.BE, frozenset({QoS.LSE})),
+        PoolKind("system", QoS.SYSTEM, _EVERY_OWNER, fallback="ls", dedicated=True),
+    )
+}
+"""All pools, by name."""
+DEFAULT_POOL: Final = POOLS["ls"]
+"""The pool of pods whose class has no pool of its own, while they own no CPUs. Node-local policies
+take CPUs from it."""
+
+_BY_CLASS: Final = {kind.qos: kind for kind in POOLS.values()}
+
+
+def pool_of_class(qos: QoS) -> PoolKind:
+    """The pool that pods of a class use while they own no CPUs."""
+    return _BY_CLASS.get(qos, DEFAULT_POOL)
+
+
+def usable_pools(kind: PoolKind) -> tuple[PoolKind, ...]:
+    """The pool, and those that its pods use while it has no CPU, in this order."""
+    return (kind,) if kind.fallback is None else (kind, *usable_pools(POOLS[kind.fallback]))
 
 
 class PriorityClass(enum.StrEnum):

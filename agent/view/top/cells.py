@@ -18,20 +18,22 @@ from agent.view import terminal
 from agent.view.format import count
 from agent.view.live import LiveCpu, LiveNode
 from agent.view.terminal import FAINT, Ability, Frame, Piece, Style
-from agent.view.top.values import NodeObservation, cpus_by_kind, mean_load
+from agent.view.top.values import POOL_KINDS, NodeObservation, cpus_by_kind, mean_load
 
 _OWNERS: Final = (
     *((215, 94), (114, 22), (213, 90), (220, 58), (80, 23), (210, 88)),
     *((155, 64), (147, 60), (180, 101), (122, 29)),
 )
 """The colours of text and background of owners, numbers of the palette of 256 colours."""
-_BOTH, _LS, _BE, _NOBODY = "=", "-", "~", "."
+_NOBODY: Final = "."
 _POOLS: Final = {
-    _BOTH: ("LS and BE pool", Style(75, 24)),
-    _LS: ("LS pool", Style(111, 25)),
-    _BE: ("BE pool", Style(250, 240)),
-    _NOBODY: ("no pool", Style(244, 235)),
+    ("LS", "BE"): ("=", Style(75, 24)),
+    ("LS",): ("-", Style(111, 25)),
+    ("BE",): ("~", Style(250, 240)),
+    (): (_NOBODY, Style(244, 235)),
 }
+"""The letters and colours of CPUs that no pod owns, by the pools that have them."""
+_OTHER_POOLS: Final = ("+", Style(117, 60))
 _BRIGHT: Final = Style(231, 27, bold=True)
 """The style of the CPUs of the selected pod."""
 
@@ -64,12 +66,9 @@ def marks(node: LiveNode) -> Marks:
     """The marks of a node. Owners get letters in the order of their lowest CPUs, so that neighbours
     differ."""
     by_kind = cpus_by_kind(node)
-    pools = {letter: Mark(letter, *named) for letter, named in _POOLS.items()}
     by_cpu: dict[int, Mark] = {}
     for cpu in node.cpus:
-        is_ls, is_be = cpu.id in by_kind["LS"], cpu.id in by_kind["BE"]
-        letter = _BOTH if is_ls and is_be else _LS if is_ls else _BE if is_be else _NOBODY
-        by_cpu[cpu.id] = pools[letter]
+        by_cpu[cpu.id] = _of_pools(tuple(kind for kind in POOL_KINDS if cpu.id in by_kind[kind]))
     owners = [(own, each) for each in node.pods if (own := CpuSet.parse(each.own))]
     by_pod: dict[str, Mark] = {}
     for place, (own, pod) in enumerate(sorted(owners, key=lambda each: next(iter(each[0])))):
@@ -85,12 +84,15 @@ def marks(node: LiveNode) -> Marks:
                 found = CpuSet.parse(pod.cpus)
                 shared = by_cpus[pod.cpus] = {by_cpu[cpu] for cpu in found if cpu in by_cpu}
             only = next(iter(shared)) if len(shared) == 1 else None
-            by_pod[pod.uid] = only or pools[_pool_of(pod.qos)]
+            by_pod[pod.uid] = only or _of_pools(("BE",) if pod.qos == "BE" else POOL_KINDS)
     return Marks(by_cpu, by_pod)
 
 
-def _pool_of(qos: str) -> str:
-    return _BE if qos == "BE" else _BOTH
+@lru_cache
+def _of_pools(kinds: tuple[str, ...]) -> Mark:
+    """The mark of CPUs that these pools have; always the same object."""
+    letter, style = _POOLS.get(kinds, _OTHER_POOLS)
+    return Mark(letter, f"{' and '.join(kinds) or 'no'} pool", style)
 
 
 class _Cell(msgspec.Struct, frozen=True):

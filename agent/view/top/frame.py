@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Final
 
 import msgspec
@@ -19,6 +20,7 @@ from agent.view.top.lists import ListArea
 from agent.view.top.screen_state import ScreenState, selected
 from agent.view.top.values import (
     KINDS,
+    POOL_KINDS,
     NodeObservation,
     Opened,
     Points,
@@ -285,10 +287,13 @@ class _Body:
         return _sized([*shown, *lines[start : start + room]], columns, rows)
 
 
+_POOL_COLOURS: Final = (75, 250, 117)
 _SHOWN_KINDS: Final = (
     ("own", "owned", terminal.Style(215)),
-    ("LS", "LS pool", terminal.Style(75)),
-    ("BE", "BE pool", terminal.Style(250)),
+    *(
+        (kind, f"{kind} pool", terminal.Style(colour))
+        for kind, colour in zip(POOL_KINDS, cycle(_POOL_COLOURS), strict=False)
+    ),
 )
 
 

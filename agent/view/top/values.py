@@ -10,12 +10,14 @@ import msgspec
 
 from agent.model import audit
 from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.pod.qos import POOLS
 from agent.view.history import local
 from agent.view.live import UNKNOWN, Attention, LiveNode, drift
 from agent.view.recent import PoolSize, Recent
 
-KINDS: Final = ("own", "LS", "BE")
-"""Of CPUs: those that pods own, those of the LS pools, those of the BE pools."""
+POOL_KINDS: Final = tuple(kind.title for kind in POOLS.values() if not kind.dedicated)
+KINDS: Final = ("own", *POOL_KINDS)
+"""Of CPUs: those that pods own, then those of each pool that is not dedicated."""
 
 _DRIFT_SECONDS: Final = 3_600.0
 
@@ -90,7 +92,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 def cpus_by_kind(node: LiveNode) -> dict[str, CpuSet]:
     found = {"own": union(CpuSet.parse(pod.own) for pod in node.pods)}
-    for kind in KINDS[1:]:
+    for kind in POOL_KINDS:
         found[kind] = union(CpuSet.parse(each.cpus) for each in node.pools if each.kind == kind)
     return found
 

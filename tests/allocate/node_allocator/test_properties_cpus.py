@@ -39,7 +39,7 @@ ALLOC = PodCpuAlloc("ns", "kubelets", "u", "6,14", managed_by_kubelet=True)
 def reported(configured: NodeConfiguration = PLAIN, *allocs: PodCpuAlloc) -> Any:
     """The annotations that the agent writes."""
     topology = Topology(MACHINE, (), EMPTY, EMPTY, smt=True)
-    return koordinator_annotations(topology, (), (), allocs, configured)
+    return koordinator_annotations(topology, {}, allocs, configured)
 
 
 def zone(node: int, cpu_milli: int, **more: int) -> Zone:

@@ -132,7 +132,7 @@ def _topology(name: str, cpus: Sequence[Cpu]) -> NodeTopology:
             )
         )
     machine = Topology(tuple(cpus), (), EMPTY, EMPTY, smt=True)
-    notes = koordinator_annotations(machine, (), (), (), NodeConfiguration())
+    notes = koordinator_annotations(machine, {}, (), NodeConfiguration())
     return NodeTopology(name, tuple(zones), annotations=notes)
 
 

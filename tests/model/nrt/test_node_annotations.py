@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.pools import Pool
 from agent.model.nrt.node_annotations import (
     CPU_SHARED_POOLS,
     POD_CPU_ALLOCS,
@@ -25,7 +26,6 @@ from agent.model.nrt.node_annotations import (
 )
 from agent.model.nrt.node_status import node_labels
 from agent.model.pod.annotations import AnnotationError
-from agent.model.snapshot import Pool
 from tests.builders import machine
 
 
@@ -129,7 +129,7 @@ def test_absent_pools(text: str | None) -> None:
 
 def test_reported_pools_and_koordinators_empty_pools_are_read() -> None:
     pools = (Pool(0, 0, "1"), Pool(1, 1, "2-3"))
-    notes = koordinator_annotations(machine(), pools, (), (), NodeConfiguration())
+    notes = koordinator_annotations(machine(), {"ls": pools}, (), NodeConfiguration())
     assert shared_pools(notes, CPU_SHARED_POOLS) == pools
     text = '[{"socket": 0, "node": 0}]'
     assert shared_pools({CPU_SHARED_POOLS: text}, CPU_SHARED_POOLS) == (Pool(0, 0, ""),)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.pools import Pool
 from agent.model.cpu.topology import HugePages, Topology
 from agent.model.devices.device_object import Device, DeviceTopology, Portion
 from agent.model.nrt.node_annotations import NodeConfiguration
@@ -19,7 +20,6 @@ from agent.model.nrt.report import (
     build,
 )
 from agent.model.nrt.resource_topology import OwnerReference, Version, decode, encode
-from agent.model.snapshot import Pool
 from tests.builders import machine
 
 GPUS = tuple(
@@ -56,7 +56,7 @@ def big_machine() -> Topology:
 
 
 def report_of(topology: Topology, **changes: Any) -> Report:
-    values = ReportValues("n", topology, (), (), (), (), Reserved(), NodeConfiguration())
+    values = ReportValues("n", topology, {}, (), (), Reserved(), NodeConfiguration())
     return build(msgspec.structs.replace(values, **changes))
 
 
@@ -113,7 +113,7 @@ def test_owner_and_fingerprint_are_reported_to_a_cluster_only() -> None:
 def test_objects_are_plain_values_that_read_back(version: Version) -> None:
     report = report_of(
         big_machine(),
-        ls_pools=(Pool(0, 0, "1"),),
+        pools={"ls": (Pool(0, 0, "1"),)},
         configured=NodeConfiguration(topology_policy="restricted", max_numa_nodes=16),
     )
     body = encode(report.topology, version)

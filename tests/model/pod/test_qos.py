@@ -2,15 +2,20 @@ import pytest
 
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import (
+    CPU_OWNERS,
+    POOLS,
     PRIORITY_CLASS_LABEL,
     QOS_LABEL,
     KubeClass,
+    PoolKind,
     PriorityClass,
     QoS,
     is_qos_root,
     kube_class,
     label_faults,
+    pool_of_class,
     qos_of,
+    usable_pools,
 )
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
@@ -119,3 +124,16 @@ def test_the_label_be_counts_only_in_a_best_effort_pod(kube_class: KubeClass | N
     assert Pod("p", "ns", "p", labels, {}, "besteffort", 0).qos is QoS.BE
     (fault,) = label_faults(labels, kube_class)
     assert fault == f"label {QOS_LABEL}: BE counts only in BestEffort pods, the pod is LS"
+
+
+@pytest.mark.parametrize("kind", POOLS.values(), ids=POOLS)
+def test_the_pods_of_each_pool_have_cpus_while_pools_that_are_not_dedicated_have_some(
+    kind: PoolKind,
+) -> None:
+    assert pool_of_class(kind.qos) is kind
+    assert not usable_pools(kind)[-1].dedicated
+    assert QoS.LSE in kind.excluded, "no pod shares the CPUs of an LSE pod"
+
+
+def test_pods_that_may_own_cpus_share_the_ls_pool_while_they_own_none() -> None:
+    assert {pool_of_class(qos).name for qos in CPU_OWNERS} == {"ls"}

@@ -6,9 +6,10 @@ import msgspec
 
 from agent.model import audit
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.pools import Pool
 from agent.model.cpu.topology import Cpu, NumaNode, Topology
 from agent.model.pod.qos import QoS
-from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.model.snapshot import Owner, PodWanted, Snapshot, Wanted
 from agent.view.devices import ShownDevice
 from agent.view.live import live
 from agent.view.recent import PoolSize, Recent, RecentChange
@@ -63,8 +64,10 @@ def snapshot(topology: Topology, shared: int = 6) -> Snapshot:
         listed_at=1,
         boot_id="b",
         kubelet_static=False,
-        ls_pools=tuple(Pool(0, each.id, str(pool & each.cpus)) for each in nodes),
-        be_pools=tuple(Pool(0, each.id, str((pool | lsr_cpus) & each.cpus)) for each in nodes),
+        pools={
+            "ls": tuple(Pool(0, each.id, str(pool & each.cpus)) for each in nodes),
+            "be": tuple(Pool(0, each.id, str((pool | lsr_cpus) & each.cpus)) for each in nodes),
+        },
         owners=owners,
         pods=pods,
         containers={},
