@@ -19,7 +19,6 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     "allocate/node_local/test_policy_rules.py": ("allocate.node_local.claim",),
     "allocate/rebind/test_planner.py": (
         "allocate.rebind.arrangement",
-        "allocate.rebind.exhaustive_search",
         "allocate.rebind.local_search",
         "allocate.rebind.placed_pods",
     ),

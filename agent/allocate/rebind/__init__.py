@@ -5,8 +5,7 @@ to which they are bound. A plan never makes a measure of the node worse, and no 
 NUMA nodes or more broken cores than it had. `arrangement` holds the pods' places while a plan is
 searched, and checks what a moved pod may take. `local_search` improves step by step: one pod moves,
 two pods change their places, several pods make room for one that crosses NUMA nodes, and all pods
-of a NUMA node leave it; then every move that gains nothing is undone. `exhaustive_search` finds the
-best plan of a small node: it goes through the sets of moved pods, the smallest first, and through
-their places, with equal cores tried once. `planner` puts them together and orders the moves so that
-no CPU has two owners in between, and `planner_input` reads the input from a node allocator.
+of a NUMA node leave it; with few pods, up to four of them are placed again in any order. Then moves
+that gain nothing are undone. `planner` puts them together and orders the moves so that no CPU has
+two owners in between, and `planner_input` reads the input from a node allocator.
 """

@@ -4,7 +4,8 @@ take, and the measures of the node.
 A place is allowed if it has no more NUMA nodes and no more broken cores than the pod had before; if
 on each of its NUMA nodes the pods together have at most the room there, or what they had before;
 and if it has no core (PCPULevel) or NUMA node (NUMANodeLevel) of another pod with the same
-exclusive policy. A pod that shares CPUs moves to a single NUMA node."""
+exclusive policy. A pod that shares CPUs moves to a single NUMA node. `lower_bound` tells whether
+better places can exist."""
 
 from __future__ import annotations
 
@@ -233,6 +234,55 @@ class Arrangement:
         if policy is ExclusivePolicy.PCPU_LEVEL:
             return self.layout.expand(self.layout.touched(others))
         return sum(cpus for cpus in self.areas.values() if cpus & others)
+
+
+def lower_bound(arrangement: Arrangement) -> Measures:
+    """Measures that no places can improve. Each is a bound of its own; they may be impossible
+    together."""
+    layout = arrangement.layout
+    fixed = [index for index in range(len(arrangement.pods)) if not arrangement.movable(index)]
+    misfits = [arrangement.misfit(index, arrangement.pods[index].place) for index in fixed]
+    assignable, held = arrangement.node.assignable, 0
+    for index in fixed:
+        held |= arrangement.pods[index].place if arrangement.pods[index].owner else 0
+    owned = sum(arrangement.wanted(index) for index in range(len(arrangement.pods)))
+    free = assignable.bit_count() - owned
+    spots = layout.whole(assignable & ~held)
+    whole = 0
+    for threads, leads in reversed(layout.sizes):
+        here = min((leads & spots).bit_count(), max(0, free) // threads)
+        whole, free = whole + here, free - here * threads
+    return Measures(
+        sum(crossings for crossings, _ in misfits),
+        sum(broken for _, broken in misfits),
+        layout.leads.bit_count() - whole,
+        _fewest_numa_nodes(arrangement, fixed, owned),
+    )
+
+
+def _fewest_numa_nodes(arrangement: Arrangement, fixed: list[int], owned: int) -> int:
+    """The number of NUMA nodes of fixed pods, and of others that the CPUs of all pods need."""
+    busy = 0
+    for index in fixed:
+        place = arrangement.pods[index].place
+        if arrangement.pods[index].owner:
+            busy |= sum(1 << id_ for id_ in arrangement.layout.node_ids(place))
+        else:
+            busy |= place
+    sizes = {
+        id_: (cpus & arrangement.node.assignable).bit_count()
+        for id_, cpus in arrangement.areas.items()
+    }
+    left = owned - sum(sizes[id_] for id_ in members(busy) if id_ in sizes)
+    count = busy.bit_count()
+    for size in sorted((sizes[id_] for id_ in sizes if not busy >> id_ & 1), reverse=True):
+        if left <= 0:
+            break
+        left -= size
+        count += 1
+    if not count and arrangement.pods:
+        count = 1
+    return count
 
 
 def _fewest(sizes: list[int], need: int) -> int:

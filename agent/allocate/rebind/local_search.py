@@ -9,7 +9,8 @@ of each core, of broken cores first. So as many whole cores as possible stay fre
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, permutations
 from typing import Final
 
 from agent.allocate.layout import Layout
@@ -19,6 +20,9 @@ from agent.model.cpu.cpuset import lowest
 
 TRIALS: Final = 600
 """The most pods that one search removes, which bounds its time."""
+FEW_PODS: Final = 8
+"""So many pods are few: the movable ones are tried in all orders of two to four pods, and the moved
+ones are placed again."""
 PARTNERS: Final = 6
 """The most pods that are tried as partners of one pod."""
 
@@ -47,6 +51,10 @@ class _Search:
         for index in self._on_partly_free_cores():
             self._single(index)
         self._empty_numa_nodes()
+        pods = list(self._movable())
+        if len(pods) <= FEW_PODS and self._arrangement.measures() == before:
+            orders = chain.from_iterable(permutations(pods, count) for count in (2, 3, 4))
+            any(map(self._try, orders))
         return self._trials > 0 and self._arrangement.measures() < before
 
     def place_all_again(self) -> None:
@@ -59,38 +67,62 @@ class _Search:
             self._try(everything)
 
     def undo_idle_moves(self) -> None:
-        """Undoes the moves that do not improve the measures."""
+        """Moves each pod back if no measure gets worse. If few pods are moved, it also tries to
+        place the others again then, so that fewer are moved."""
         arrangement = self._arrangement
         for index in arrangement.moved():
-            now, at = arrangement.measures(), arrangement.places[index]
-            arrangement.remove(index)
-            if arrangement.allowed(index, arrangement.pods[index].place):
-                arrangement.put(index, arrangement.pods[index].place)
-                if arrangement.measures() <= now:
-                    continue
-                arrangement.remove(index)
-            arrangement.put(index, at)
+            moved = arrangement.moved()
+            if index in moved and not self._undo(index, ()) and len(moved) <= FEW_PODS:
+                moved.remove(index)
+                self._undo(index, sorted(moved, key=lambda other: -arrangement.wanted(other)))
+
+    def _undo(self, index: int, others: Sequence[int]) -> bool:
+        arrangement = self._arrangement
+        now, moved = arrangement.measures(), len(arrangement.moved())
+
+        def place(of: int) -> int:
+            if of != index:
+                return _best_place(arrangement, of)
+            own = arrangement.pods[index].place
+            return own if arrangement.allowed(index, own) else 0
+
+        return self._place_again(
+            (index, *others),
+            place,
+            lambda: arrangement.measures().no_worse_than(now) and len(arrangement.moved()) < moved,
+        )
 
     def _try(self, indices: Sequence[int], avoided: int | None = None) -> bool:
         """Removes these pods and places them in this order. `avoided`: see `_best_place`."""
-        arrangement = self._arrangement
         if self._trials <= 0:
             return False
         self._trials -= len(indices)
-        now = arrangement.measures()
+        now = self._arrangement.measures()
+        return self._place_again(
+            indices,
+            lambda index: _best_place(self._arrangement, index, avoided),
+            lambda: self._improves(now),
+        )
+
+    def _place_again(
+        self, indices: Sequence[int], place_of: Callable[[int], int], accept: Callable[[], bool]
+    ) -> bool:
+        """Removes these pods, and puts one after the other where `place_of` says, which returns 0
+        if there is no place. They get their places back unless `accept` then returns True."""
+        arrangement = self._arrangement
         before = [arrangement.places[index] for index in indices]
         for index in indices:
             arrangement.remove(index)
-        done: list[int] = []
+        placed: list[int] = []
         for index in indices:
-            place = _best_place(arrangement, index, avoided)
+            place = place_of(index)
             if not place:
                 break
             arrangement.put(index, place)
-            done.append(index)
-        if len(done) == len(indices) and self._improves(now):
+            placed.append(index)
+        if len(placed) == len(indices) and accept():
             return True
-        for index in done:
+        for index in placed:
             arrangement.remove(index)
         for index, place in zip(indices, before, strict=True):
             arrangement.put(index, place)
@@ -222,8 +254,19 @@ def _best_place(arrangement: Arrangement, index: int, avoided: int | None = None
     """The allowed place with the best measures, with the fewest changed CPUs among equal ones; 0 if
     there is none. `avoided`: the id of a NUMA node that it must not have."""
     own = arrangement.pods[index].place
+    place = _best(arrangement, index, _candidates(arrangement, index, avoided))
+    if place in (0, own) and arrangement.pods[index].owner:
+        # A NUMA node with enough free CPUs may not take the pod.
+        across = [own] if place else []
+        across += _across_nodes(arrangement, index, avoided)
+        place = _best(arrangement, index, across)
+    return place
+
+
+def _best(arrangement: Arrangement, index: int, candidates: Iterable[int]) -> int:
+    own = arrangement.pods[index].place
     by_misfit: dict[tuple[int, int], list[int]] = {}
-    for place in _candidates(arrangement, index, avoided):
+    for place in candidates:
         by_misfit.setdefault(arrangement.misfit(index, place), []).append(place)
     for _, places in sorted(by_misfit.items()):
         found = [
@@ -246,20 +289,33 @@ def _candidates(arrangement: Arrangement, index: int, avoided: int | None) -> It
             if id_ != avoided and 1 << id_ != own:
                 yield 1 << id_
         return
-    off = arrangement.held | (0 if avoided is None else arrangement.areas[avoided])
-    free = arrangement.reach(index) & ~off & ~arrangement.barred(index)
+    free, off = _free(arrangement, index, avoided)
     if not own & off:
         yield own
-    inside = [
-        (id_, here)
-        for id_, cpus in arrangement.areas.items()
-        if (here := free & cpus).bit_count() >= count
-    ]
-    for _, here in inside:
-        yield _pick(arrangement.layout, here, count, own, spread=pod.spread)
-    if inside or free.bit_count() < count:
-        return
-    yield _over_nodes(arrangement, free, count, own, spread=pod.spread)
+    for cpus in arrangement.areas.values():
+        if (free & cpus).bit_count() >= count:
+            yield _pick(arrangement.layout, free & cpus, count, own, spread=pod.spread)
+
+
+def _across_nodes(arrangement: Arrangement, index: int, avoided: int | None) -> Iterator[int]:
+    """CPUs of the fewest NUMA nodes, and as many on each NUMA node as the pod has now."""
+    pod, count, layout = arrangement.pods[index], arrangement.wanted(index), arrangement.layout
+    free, _ = _free(arrangement, index, avoided)
+    if free.bit_count() >= count:
+        yield _over_nodes(arrangement, free, count, pod.place, spread=pod.spread)
+    place = 0
+    for cpus in arrangement.areas.values():
+        here = (pod.place & cpus).bit_count()
+        if (free & cpus).bit_count() < here:
+            return
+        place |= _pick(layout, free & cpus, here, pod.place, spread=pod.spread)
+    yield place
+
+
+def _free(arrangement: Arrangement, index: int, avoided: int | None) -> tuple[int, int]:
+    """The CPUs that the pod may take, and those that it must not have."""
+    off = arrangement.held | (0 if avoided is None else arrangement.areas[avoided])
+    return arrangement.reach(index) & ~off & ~arrangement.barred(index), off
 
 
 def _over_nodes(arrangement: Arrangement, free: int, count: int, own: int, *, spread: bool) -> int:

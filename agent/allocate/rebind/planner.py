@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.allocate.rebind import exhaustive_search, local_search
-from agent.allocate.rebind.arrangement import Arrangement
+from agent.allocate.rebind import local_search
+from agent.allocate.rebind.arrangement import Arrangement, lower_bound
 from agent.allocate.rebind.placed_pods import Measures, PlacedNode
 from agent.model.cpu.cpuset import EMPTY, CpuSet, lowest, members
 
@@ -62,7 +62,6 @@ def plan(node: PlacedNode, max_moves: int | None = None) -> RebindPlan | NoPlan:
     if node.pods and limit < 1:
         return NoPlan(("no pod may move now",))
     local_search.improve(arrangement, limit)
-    exhaustive_search.best(arrangement, limit)
     if arrangement.measures() == arrangement.before:
         return NoPlan(_why_none(node, arrangement))
     moves = _moves(arrangement)
@@ -72,14 +71,13 @@ def plan(node: PlacedNode, max_moves: int | None = None) -> RebindPlan | NoPlan:
 
 
 def _why_none(node: PlacedNode, arrangement: Arrangement) -> tuple[str, ...]:
-    bound = exhaustive_search.lower_bound(arrangement)
     if not node.pods:
         return ("no pod owns CPUs or is bound to NUMA nodes",)
     fixed = [pod for pod in node.pods if pod.fixed]
     why = [f"pod {pod.title} is not moved: {pod.fixed}" for pod in fixed]
     if len(fixed) == len(node.pods):
         return tuple(why)
-    if arrangement.before == bound:
+    if arrangement.before == lower_bound(arrangement):
         return ("no pods could be placed better", *why)
     return ("no moves were found that improve the places of pods", *why)
 
