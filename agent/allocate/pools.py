@@ -60,19 +60,23 @@ from agent.model.snapshot import (
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The result of one pass; `owners` and `refusals` are sorted by pod uid, and `pools` has every
-    pool. `local_owners`: the decisions of a node-local policy. `moves`: the changes of CPUs that it
-    made; `alignments`: its new owners with devices or huge pages. `again`: another pass may improve
-    the result once this one is in force."""
+    """The result of one pass."""
 
     owners: tuple[Owner, ...]
+    """They are sorted by pod uid."""
     pools: Pools
     refusals: tuple[ClaimRefusal, ...]
+    """They are sorted by pod uid."""
     pods: dict[str, PodWanted]
+    """The wanted values of each pod, by its uid."""
     local_owners: tuple[LocalOwner, ...] = ()
+    """The containers that own CPUs by a node-local policy; their pods are in `owners` too."""
     moves: tuple[Move, ...] = ()
+    """The node-local policy gave these containers other CPUs."""
     again: bool = False
+    """Whether another pass may improve the result once this one is in force."""
     alignments: tuple[Alignment, ...] = ()
+    """The new owners of a node-local policy that have devices or huge pages."""
 
 
 def decide(
@@ -318,15 +322,16 @@ _OWNERS: Final = (QoS.LSE, QoS.LSR)
 
 
 class _PodValues(msgspec.Struct, frozen=True):
-    """Makes the wanted values of a pod and its containers from the pools and the pod's own CPUs.
-    `why_empty`: why no CPU is left for a container, for messages. `cpu_normalization_ratio`: see
-    batch_limits."""
+    """Makes the wanted values of a pod and its containers from the pools and the pod's own CPUs."""
 
     pools: Pools
     memory: _Memory
     kubelet_memory: bool
+    """Whether the kubelet binds the memory of Guaranteed pods."""
     cpu_normalization_ratio: float
+    """`batch_limits` divides quotas by it."""
     why_empty: str
+    """The reason why no CPU is left for a container, for messages."""
 
     _shared: dict[object, Wanted] = {}
     """A cache: many pods share the same CPUs."""

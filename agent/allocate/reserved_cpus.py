@@ -42,25 +42,28 @@ class DedicatedCpus(msgspec.Struct, frozen=True):
 
 
 class PoolRules(msgspec.Struct, frozen=True):
-    """The use of reserved CPUs.
-
-    `reserved`: CPUs that the kubelet reserves; pods share them. `owners_on_reserved`: LSE and LSR
-    pods may own them. `be_on_reserved`: BE pods run on them alone if their requests fit there
-    (fine-grained CPU orchestration proposal: they use the reserved CPUs first); False while these
-    are full. `node_reserved`: CPUs that no pod may use. `dedicated`: the CPUs of dedicated pools,
-    by the pool's name. `bind_memory`: pods that own CPUs or are bound to NUMA nodes get the memory
-    of the nodes that they run on, except Guaranteed pods whose memory the kubelet binds
-    (`kubelet_memory`). `cpu_normalization_ratio`: see batch_limits.
-    """
+    """The use of reserved and dedicated CPUs, and of memory."""
 
     reserved: CpuSet = EMPTY
+    """The kubelet reserves these CPUs, and pods share them."""
     owners_on_reserved: bool = False
+    """Whether LSE and LSR pods may own CPUs that the kubelet reserves."""
     be_on_reserved: bool = False
+    """Whether BE pods run on the kubelet's reserved CPUs alone if their requests fit there
+    (fine-grained CPU orchestration proposal: they use the reserved CPUs first). It is False while
+    these CPUs are full."""
     node_reserved: CpuSet = EMPTY
+    """No pod may use these CPUs."""
     dedicated: Mapping[str, DedicatedCpus] = {}
+    """The CPUs of dedicated pools, by the pool's name."""
     bind_memory: bool = False
+    """Whether pods that own CPUs or are bound to NUMA nodes get the memory of the nodes that they
+    run on."""
     kubelet_memory: bool = False
+    """Whether the kubelet binds the memory of Guaranteed pods, so that `bind_memory` does not apply
+    to them."""
     cpu_normalization_ratio: float = 1.0
+    """`batch_limits` divides quotas by it."""
 
     @property
     def kept(self) -> CpuSet:
@@ -96,15 +99,17 @@ def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuS
 
 
 class KubeletAssignments(msgspec.Struct, frozen=True):
-    """The CPUs that a kubelet assigned. `static`: whether it assigns CPUs. `owners`: pods that
-    exist, sorted by uid. `all`: the CPUs of owners, and those of removed pods that are still in its
-    file. `named`: `all`, and the CPUs of pods that share by their label; these are in the pools and
-    have no owner."""
+    """The CPUs that a kubelet assigned."""
 
     static: bool
+    """Whether the kubelet assigns CPUs."""
     owners: tuple[Owner, ...]
+    """The pods that exist, sorted by uid."""
     all: CpuSet
+    """The CPUs of owners, and of removed pods that are still in the kubelet's file."""
     named: CpuSet
+    """All CPUs in the kubelet's file. Pods that share by their label do not own theirs: these are
+    in the pools."""
 
     def excluded_from(self, kind: PoolKind) -> CpuSet:
         """The CPUs of `all` that are not in the pool."""

@@ -48,9 +48,10 @@ class LivePart(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LivePool(msgspec.Struct, frozen=True):
-    """The shared CPUs of one NUMA node. `kind`: the title of their pool, for example LS."""
+    """The shared CPUs of one NUMA node."""
 
     kind: str
+    """The title of the pool, for example LS."""
     node: int
     cpus: str
 
@@ -95,20 +96,21 @@ class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LiveNode(msgspec.Struct, frozen=True):
-    """`hardware`: CPU models, caches and kinds of memory, as text. `generation`: of the agent's
-    decision, 0 before the first. `pool_kinds`: the titles of the pools that are not dedicated. CPU
-    sets are lists in the kernel's form."""
+    """A node at one moment. CPU sets are lists in the kernel's form."""
 
     schema_version: int
     node: str
     hardware: tuple[str, ...]
+    """CPU models, caches and kinds of memory, as text."""
     generation: int
+    """The number of the agent's decision, 0 before the first."""
     cpus: tuple[LiveCpu, ...]
     parts: tuple[LivePart, ...]
     memory_bytes: int
     offline: str
     isolated: str
     pool_kinds: tuple[str, ...]
+    """The titles of the pools that are not dedicated."""
     pools: tuple[LivePool, ...]
     pods: tuple[LivePod, ...]
     devices: tuple[ShownDevice, ...]

@@ -53,10 +53,11 @@ class RecentChange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PoolSize(msgspec.Struct, frozen=True):
-    """The number of CPUs of a shared pool from `time` on. `kind`: LS or BE."""
+    """The number of CPUs of a shared pool on one NUMA node from `time` on."""
 
     time: str
     kind: str
+    """The title of the pool, for example LS."""
     node: int
     cpus: int
 
